@@ -1,0 +1,57 @@
+"""Packaging of vit_jax. Lower bounds are versions that the tests have run with."""
+
+import pathlib
+import re
+
+from setuptools import find_packages, setup
+
+here = pathlib.Path(__file__).parent
+version = re.search(r'__version__ = "(.+)"', (here / "vit_jax" / "__init__.py").read_text())[1]
+
+TENSORFLOW = ["tensorflow>=2.18"]
+TEST = [
+    "pytest>=8",
+    "pytest-xdist>=3.6",
+    "ruff>=0.9",
+    "scipy>=1.13",
+    "torch>=2.6,<=2.13.0",
+    "transformers>=5",
+]
+
+setup(
+    name="vit_jax",
+    version=version,
+    description="Vision Transformers in JAX and Flax, from a laptop to a TPU pod",
+    long_description=(here / "README.md").read_text(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=find_packages(include=["vit_jax", "vit_jax.*"]),
+    install_requires=[
+        "absl-py>=2.1",
+        "array_record>=0.8",
+        "clu>=0.0.12",
+        "etils[epath]>=1.12",
+        "flax>=0.12.8",
+        "grain>=0.2.18",
+        "jax>=0.10.2,<0.13",
+        "ml_collections>=1.1",
+        "numpy>=2",
+        "opencv-python-headless>=4.12",
+        "optax>=0.2.8",
+        "orbax-checkpoint>=0.12.8",
+        "pillow>=11",
+        "scikit-learn>=1.6",
+        "tensorboardX>=2.6.2",
+        "tensorflow-datasets>=4.9.9",
+        "tqdm>=4.66",
+    ],
+    extras_require={
+        "tpu": ["jax[tpu]"],
+        "cuda": ["jax[cuda13]"],
+        "prepare": TENSORFLOW,
+        "test": TEST,
+    },
+    entry_points={"console_scripts": ["vit_jax = vit_jax.main:run"]},
+    classifiers=[f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)],
+)

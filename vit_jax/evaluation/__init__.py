@@ -1,0 +1,1 @@
+"""Accuracy and other measures of a trained model."""

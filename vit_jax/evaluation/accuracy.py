@@ -1,0 +1,75 @@
+"""Accuracy and loss over a whole data set: every example counted once, whatever the batch size or the number of hosts."""
+
+from collections.abc import Callable, Iterable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from vit_jax import parallel
+from vit_jax.checkpoint import Run
+from vit_jax.data import loader, sources
+from vit_jax.data.augment import normalize
+from vit_jax.objectives.supervised import cross_entropy, to_targets
+from vit_jax.schema import ConfigError
+
+
+def make_eval_step(definition: nnx.GraphDef, model_config, config, mesh: jax.sharding.Mesh) -> Callable:
+    """The compiled `eval_step(params, batch) -> sums` over one batch with `image`, `label` and `mask`.
+
+    An example with several labels counts as right if the best class is one of them; one with no label at all is left out
+    (ImageNet-ReaL's rule, arXiv 2006.07159).
+
+    Args:
+      config: the run's; `data.mean`, `data.std` and the loss are used.
+    """
+    top = min(5, model_config.num_classes)
+    loss = config.objective.loss or "softmax"
+
+    def eval_step(params: dict, batch: dict) -> dict[str, jax.Array]:
+        images = normalize(batch["image"], config.data.mean, config.data.std, jnp.dtype(model_config.dtype))
+        logits = nnx.merge(definition, params)(images).logits
+        targets = to_targets(batch["label"], model_config.num_classes)
+        mask = batch["mask"] * (targets.sum(-1) > 0)
+        best = jax.lax.top_k(logits, top)[1]
+        right = jnp.take_along_axis(targets, best, axis=1) > 0
+        sums = {
+            "accuracy": right[:, 0],
+            f"top{top}_accuracy": right.any(axis=1),
+            "loss": cross_entropy(logits, targets, loss),
+            "examples": jnp.ones_like(mask),
+        }
+        return {name: jnp.sum(value * mask) for name, value in sums.items()}
+
+    return jax.jit(eval_step, out_shardings=parallel.replicated(mesh))
+
+
+def evaluate(eval_step: Callable, params: dict, batches: Iterable[dict]) -> dict[str, float]:
+    """Means over all examples: `accuracy`, `topK_accuracy` (K = 5, or the number of classes), `loss`; and their number `examples`."""
+    totals = None
+    for batch in batches:
+        sums = eval_step(params, batch)
+        totals = sums if totals is None else jax.tree.map(jnp.add, totals, sums)
+    totals = {name: float(value) for name, value in jax.device_get(totals).items()}
+    count = totals.pop("examples")
+    return {name: total / max(count, 1) for name, total in totals.items()} | {"examples": int(count)}
+
+
+def evaluate_run(run: Run, config) -> dict[str, float]:
+    """Evaluates a trained model on `config.data.eval_split`.
+
+    Args:
+      run: from `checkpoint.load_run`.
+      config: the run's, or one with other fields in its section `data`.
+    """
+    source = sources.open_source(config.data, config.data.eval_split)
+    if len(source.classes) != run.model_config.num_classes:
+        raise ConfigError(
+            f"the checkpoint has {run.model_config.num_classes} classes, {config.data.name} {config.data.eval_split!r} "
+            f"has {len(source.classes)}"
+        )
+    mesh = parallel.replica_mesh()
+    definition, params = nnx.split(run.model)
+    eval_step = make_eval_step(definition, run.model_config, config, mesh)
+    with jax.set_mesh(mesh), loader.eval_batches(source, config, parallel.batch_sharding(mesh)) as batches:
+        return evaluate(eval_step, nnx.to_pure_dict(params), batches)

@@ -1,0 +1,1 @@
+"""Parameters from elsewhere: other sizes, other heads, other people's files."""

@@ -1,0 +1,215 @@
+"""The command line: one subcommand, one function. Each imports what it needs when it runs, so that `--help` is instant.
+
+Exit codes: 0 done; 1 error; 2 the command line or the config is wrong; 42 stopped by a signal after saving, start me again.
+"""
+
+import inspect
+import json
+import logging as python_logging
+import os
+import sys
+from collections.abc import Callable
+
+from absl import flags, logging
+
+from vit_jax.errors import UserError
+
+EXIT_USAGE = 2
+FLAGS = flags.FLAGS
+
+
+def train() -> None:
+    """Train or fine-tune: --config=FILE[:ARGUMENT] --workdir=DIR [--config.FIELD=VALUE …] [--json]. Resumes by itself.
+
+    With --json, the last line of standard output is the final metrics as one JSON object.
+    """
+    _define_config()
+    flags.DEFINE_string("workdir", None, "where checkpoints and logs go; a run found there is resumed", required=True)
+    _define_json()
+    _parse()
+
+    from vit_jax.training.loop import train
+
+    result = train(FLAGS.config, FLAGS.workdir)
+    _print_result(result, f"trained {result['step']} steps, accuracy {result['accuracy']:.4f}: {FLAGS.workdir}")
+
+
+def evaluate() -> None:
+    """Accuracy and loss of a checkpoint: --checkpoint=DIR [--config.FIELD=VALUE …] [--json].
+
+    Data and preprocessing are those of the run, unless --config.data.FIELD says otherwise.
+    """
+    _define_checkpoint()
+    _define_json()
+    FLAGS(sys.argv, known_only=True)
+
+    from ml_collections import config_flags
+
+    from vit_jax.checkpoint import load_run
+    from vit_jax.evaluation.accuracy import evaluate_run
+
+    run = load_run(FLAGS.checkpoint)
+    config_flags.DEFINE_config_dict("config", run.config)
+    _check_overrides()
+    _parse()
+    result = evaluate_run(run, FLAGS.config)
+    _print_result(result, "  ".join(f"{name} {value:.4g}" for name, value in result.items()))
+
+
+def predict() -> None:
+    """Class names and probabilities of images: --checkpoint=DIR IMAGE… [--topk=5] [--json|--csv] [--picture=FILE.png].
+
+    An image that cannot be read is named, the others are still predicted, and the exit code is 1.
+    """
+    _define_checkpoint()
+    _define_json()
+    flags.DEFINE_bool("csv", False, "print comma-separated values: file, rank, class, probability")
+    flags.DEFINE_integer("topk", 5, "how many classes to name for each image", lower_bound=1)
+    flags.DEFINE_integer("batch_size", 32, "images classified at a time", lower_bound=1)
+    flags.DEFINE_string("picture", None, "also draw the images with their classes into this PNG file")
+    files = _parse("IMAGE…")
+
+    from vit_jax.evaluation.predict import predict_files
+
+    form = "json" if FLAGS.json else "csv" if FLAGS.csv else "text"
+    predict_files(
+        FLAGS.checkpoint, files, topk=FLAGS.topk, batch_size=FLAGS.batch_size, form=form, picture=FLAGS.picture
+    )
+
+
+def models() -> None:
+    """Every model name with its parameters, GFLOPs and tokens: [--image_size=224] [--json].
+
+    Patches that do not divide the image are counted at the next smaller size that they do.
+    """
+    flags.DEFINE_integer("image_size", 224, "side of the square images in pixels", lower_bound=1)
+    _define_json()
+    _parse()
+
+    from vit_jax.models.listing import table, text
+
+    rows = table(FLAGS.image_size)
+    print(json.dumps(rows) if FLAGS.json else text(rows))
+
+
+def benchmark() -> None:
+    """Throughput with its context: {step|input} --config=FILE [--config.FIELD=VALUE …] [--steps=20] [--json]."""
+    _define_config()
+    flags.DEFINE_integer("steps", 20, "timed steps or batches", lower_bound=1)
+    _define_json()
+    what = _parse("step or input")[0]
+
+    from vit_jax import benchmark
+
+    kinds = {"step": benchmark.step, "input": benchmark.input_pipeline}
+    if what not in kinds:
+        raise flags.Error(f"benchmark {what!r}: known are {', '.join(kinds)}")
+    result = kinds[what](FLAGS.config, steps=FLAGS.steps)
+    _print_result(result, "\n".join(f"{name:<28} {value}" for name, value in result.items()))
+
+
+COMMANDS: dict[str, Callable[[], None]] = {
+    command.__name__: command for command in (train, evaluate, predict, models, benchmark)
+}
+
+
+def run() -> None:
+    """The entry point: runs a command, and turns what a user can cause into a message and an exit code."""
+    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help", "help"):
+        print(_usage())
+        sys.exit(0 if len(sys.argv) > 1 else EXIT_USAGE)
+    name = sys.argv.pop(1)
+    if name not in COMMANDS:
+        _fail(f"unknown command {name!r}\n\n{_usage()}", EXIT_USAGE)
+    sys.argv[0] = f"vit_jax {name}"
+    try:
+        COMMANDS[name]()
+    except flags.Error as error:
+        _fail(str(error), EXIT_USAGE)
+    except UserError as error:
+        _fail(str(error), error.exit_code)
+
+
+def _usage() -> str:
+    lines = [f"  {name:<10} {command.__doc__.splitlines()[0]}" for name, command in COMMANDS.items()]
+    text = "vit_jax: Vision Transformers in JAX, from a laptop to a TPU pod.\n\n"
+    return text + "\n".join(lines) + "\n\n'vit_jax COMMAND --help' says more."
+
+
+def _help(name: str) -> str:
+    """What a command does, its flags, and the fields of the config where it takes one."""
+    text = inspect.getdoc(COMMANDS[name]) + "\n\n" + "\n".join(
+        f"  --{flag.name}: {flag.help}" for flag in FLAGS.get_key_flags_for_module(sys.modules[__name__])
+    )
+    if "config" not in FLAGS:
+        return text
+    from vit_jax.config import Config
+    from vit_jax.schema import describe
+
+    return f"{text}\n\nFields of the config, with their defaults:\n\n{describe(Config)}"
+
+
+def _define_config() -> None:
+    """Flags --config=FILE[:ARGUMENT] and --config.FIELD=VALUE."""
+    from ml_collections import config_flags
+
+    config_flags.DEFINE_config_file("config", None, "FILE[:ARGUMENT], e.g. configs/vit_i21k.py:B/16,light2")
+    flags.mark_flag_as_required("config")
+    _check_overrides()
+    for argument in sys.argv[1:]:
+        name, _, value = argument.partition("=")
+        if name == "--config" and not os.path.exists(value.split(":")[0]):
+            raise flags.Error(f"--config={value}: there is no file {value.split(':')[0]}")
+
+
+def _check_overrides() -> None:
+    """Says the nearest name for a --config.FIELD that does not exist."""
+    from vit_jax.config import Config
+    from vit_jax.schema import nearest, walk
+
+    known = [name for name, _ in walk(Config)]
+    for argument in sys.argv[1:]:
+        name = argument.partition("=")[0].removeprefix("--config.")
+        if argument.startswith("--config.") and name not in known:
+            last = [field for field in known if field.endswith("." + name.split(".")[-1])]
+            raise flags.Error(f"config has no field {name}{nearest(name, last or known)}")
+
+
+def _define_checkpoint() -> None:
+    flags.DEFINE_string("checkpoint", None, "a run's workdir, its checkpoints folder, or one checkpoint", required=True)
+
+
+def _define_json() -> None:
+    flags.DEFINE_bool("json", False, "print one JSON object on the last line of standard output")
+
+
+def _parse(positional: str = "") -> list[str]:
+    """Parses the flags that were defined and returns the other arguments, which `positional` names; or prints help and leaves."""
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(_help(sys.argv[0].split()[-1]))
+        sys.exit(0)
+    arguments = FLAGS(sys.argv)[1:]
+    if positional and not arguments:
+        raise flags.Error(f"what is missing: {positional}")
+    if arguments and not positional:
+        raise flags.Error(f"cannot make anything of {' '.join(arguments)}")
+    _log_to_stderr()
+    return arguments
+
+
+def _log_to_stderr() -> None:
+    """Says what happens in lines a person can read; of libraries only their warnings."""
+    logging.use_absl_handler()
+    logging.set_verbosity(logging.INFO)
+    handler = logging.get_absl_handler()
+    handler.setFormatter(python_logging.Formatter("%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S"))
+    handler.addFilter(lambda record: record.levelno >= python_logging.WARNING or f"{os.sep}vit_jax{os.sep}" in record.pathname)
+
+
+def _print_result(result: dict, text: str) -> None:
+    print(json.dumps(result) if FLAGS.json else text)
+
+
+def _fail(message: str, code: int) -> None:
+    print(f"vit_jax: {message}", file=sys.stderr)
+    sys.exit(code)

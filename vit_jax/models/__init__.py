@@ -1,0 +1,1 @@
+"""Model families and their building blocks; they know nothing of data, optimizers or meshes."""

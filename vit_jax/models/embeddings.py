@@ -1,0 +1,82 @@
+"""From images to tokens: patch embedding, position embeddings, and their interpolation to another resolution."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+
+class PatchEmbedding(nnx.Module):
+    """Non-overlapping patches, each mapped linearly to a token (ViT Eq. 1).
+
+    `kernel` (P, P, C, D) is laid out as the convolution of the published checkpoints, but used as one matrix product.
+    """
+
+    def __init__(self, patch: int, channels: int, width: int, *, dtype, rngs: nnx.Rngs):
+        # Flax's convolution default, as the official code has it.
+        init = nnx.initializers.lecun_normal(in_axis=(0, 1, 2), out_axis=3)
+        self.kernel = nnx.Param(init(rngs.params(), (patch, patch, channels, width)))
+        self.bias = nnx.Param(jnp.zeros((width,)))
+        self.dtype = dtype
+
+    def __call__(self, images: jax.Array) -> jax.Array:
+        """images (B, H, W, C) -> tokens (B, H/P · W/P, D), row by row."""
+        patch, _, channels, width = self.kernel.shape
+        b, h, w, _ = images.shape
+        if h % patch or w % patch:
+            raise ValueError(f"images of {h}x{w} cannot be cut into patches of {patch}x{patch}")
+        x = images.astype(self.dtype).reshape(b, h // patch, patch, w // patch, patch, channels)
+        x = x.transpose(0, 1, 3, 2, 4, 5).reshape(b, -1, patch * patch * channels)
+        return x @ self.kernel[...].astype(self.dtype).reshape(-1, width) + self.bias[...].astype(self.dtype)
+
+
+def sincos_2d(grid: tuple[int, int], width: int, temperature: float = 10_000.0) -> np.ndarray:
+    """Fixed 2-D sine-cosine position embedding (1, h·w, D) float32 of MoCo v3 (facts: "Better plain ViT baselines" and big_vision).
+
+    A quarter of the channels each: sin x·ω, cos x·ω, sin y·ω, cos y·ω with ω_k = temperature^(−k / (D/4 − 1)).
+    """
+    if width % 4 or width < 8:
+        raise ValueError(f"2-D sine-cosine position embeddings need a width of 8 or more that 4 divides, not {width}")
+    y, x = np.mgrid[: grid[0], : grid[1]]
+    omega = temperature ** (-np.arange(width // 4) / (width // 4 - 1))
+    x, y = (np.outer(axis.ravel(), omega) for axis in (x, y))
+    return np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1)[None].astype(np.float32)
+
+
+def interpolate(table: np.ndarray, new_grid: tuple[int, int], *, method: str = "scipy", prefix: int = 0,
+                old_grid: tuple[int, int] | None = None) -> np.ndarray:
+    """Position embeddings for another resolution (ViT §3.2, "Fine-tuning and higher resolution").
+
+    Args:
+      table: (1, prefix + h·w, D) position embeddings, rows for class or register tokens first.
+      new_grid: (h, w) in patches.
+      method: `scipy`: linear between corner-aligned grid points, what the official code's scipy.ndimage.zoom(order=1) does;
+        `bilinear`, `bicubic`: half-pixel centres with antialiasing, what timm and big_vision's NaFlex do.
+      prefix: rows kept as they are.
+      old_grid: (h, w) of the table; by default square.
+
+    Returns:
+      (1, prefix + new h · new w, D) in the dtype of `table`.
+    """
+    rows = table.shape[1] - prefix
+    side = round(rows**0.5)
+    old_grid = old_grid or (side, side)
+    if old_grid[0] * old_grid[1] != rows:
+        raise ValueError(f"position embedding {table.shape} with {prefix} extra rows is no {old_grid[0]}x{old_grid[1]} grid")
+    if old_grid == tuple(new_grid):
+        return table
+    width = table.shape[-1]
+    kept, grid = table[:, :prefix], table[0, prefix:].reshape(*old_grid, width)
+    if method == "scipy":
+        grid = np.einsum("yh,xw,hwd->yxd", *map(_corner_aligned, new_grid, old_grid), grid.astype(np.float64))
+    else:
+        shape = (*new_grid, width)
+        grid = jax.image.resize(grid, shape, {"bilinear": "linear", "bicubic": "cubic"}[method], antialias=True)
+    grid = np.asarray(grid, table.dtype).reshape(1, -1, width)
+    return np.concatenate([kept, grid], axis=1)
+
+
+def _corner_aligned(new: int, old: int) -> np.ndarray:
+    """(new, old) weights of linear interpolation at `new` points spread evenly from the first of `old` points to the last."""
+    at = np.linspace(0, old - 1, new) if new > 1 else np.zeros(1)
+    return np.maximum(0, 1 - np.abs(at[:, None] - np.arange(old)))

@@ -1,0 +1,79 @@
+"""Model names to models. A new family is one module with `Config`, `Model`, `VARIANTS` and `options_from_name`, added to `FAMILIES`."""
+
+import dataclasses
+import math
+
+import jax
+from flax import nnx
+
+from vit_jax.models import vit
+from vit_jax.schema import ConfigError, check_value, nearest, option
+
+FAMILIES = (vit,)
+
+
+@dataclasses.dataclass
+class Name:
+    """What model; its other options default to what the name says."""
+
+    name: str = option("ViT-B/16", "model: see 'vit_jax models'")
+
+
+def config_classes() -> list[type]:
+    """The option dataclass of every family."""
+    return [family.Config for family in FAMILIES]
+
+
+def variants() -> list[str]:
+    """Every listed model name."""
+    return [name for family in FAMILIES for name in family.VARIANTS]
+
+
+def model_config(name: str, *, image_size: int = 224, **options):
+    """The config of a model: what its name says, then `options`.
+
+    Raises:
+      ConfigError: unknown name or option, or sizes that do not fit together.
+    """
+    for family in FAMILIES:
+        named = family.options_from_name(name)
+        if named is not None:
+            break
+    else:
+        raise ConfigError(f"unknown model {name!r}{nearest(name, variants())}")
+    fields = {field.name: field for field in dataclasses.fields(family.Config)}
+    for option_name, value in options.items():
+        if option_name not in fields:
+            raise ConfigError(f"model {name} has no option {option_name!r}{nearest(option_name, fields)}")
+        check_value(f"model.{option_name}", value, fields[option_name])
+    return family.Config(image_size=image_size, **(named | options))
+
+
+def build(config, *, rngs: nnx.Rngs) -> nnx.Module:
+    """The model of a family's config, its parameters drawn from `rngs`."""
+    for family in FAMILIES:
+        if isinstance(config, family.Config):
+            return family.Model(config, rngs=rngs)
+    raise TypeError(f"{type(config)} is the config of no model family")
+
+
+def create_model(name: str, *, image_size: int = 224, seed: int = 0, **options) -> nnx.Module:
+    """A new model by name, e.g. `create_model("ViT-B/16", num_classes=10, image_size=384, pool="mean", dtype="bfloat16")`."""
+    return build(model_config(name, image_size=image_size, **options), rngs=nnx.Rngs(seed))
+
+
+def abstract(config) -> tuple[nnx.GraphDef, dict]:
+    """Definition and parameter shapes of a model, without memory: (graphdef, nested dict of `ShapeDtypeStruct`)."""
+    definition, state = nnx.split(nnx.eval_shape(lambda: build(config, rngs=nnx.Rngs(0))))
+    return definition, nnx.to_pure_dict(state)
+
+
+def initialize(config, key: jax.Array) -> dict:
+    """New parameters as a nested dict of float32 arrays; pure, to be jitted with shardings so that they are born where they live."""
+    return nnx.to_pure_dict(nnx.state(build(config, rngs=nnx.Rngs(key))))
+
+
+def count_parameters(config) -> int:
+    """Exact number of parameters, without building the model."""
+    _, parameters = abstract(config)
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(parameters))

@@ -1,0 +1,128 @@
+"""From gradients to updates: the whole of `config.optim` as one optax transformation.
+
+Here is what all optimizers share: clipping, learning rates, weight decay, freezing; and Polyak averaging, which is
+no part of the update. The optimizers are in `optimizers.py`, the learning rate over time in `schedules.py`, over
+parameters in `multipliers.py`.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from vit_jax import patterns
+from vit_jax.optim import multipliers
+from vit_jax.optim.optimizers import OPTIMIZERS
+from vit_jax.optim.schedules import Schedule, schedule
+from vit_jax.schema import ConfigError, nearest
+
+__all__ = ["OPTIMIZERS", "ema_update", "make", "schedule"]
+
+
+def make(
+    config, params: Any, *, total_steps: int, to_steps: Callable[[str], int]
+) -> tuple[optax.GradientTransformation, Schedule]:
+    """The optimizer of a run.
+
+    Updates are made in this order:
+    1. clip the gradients of all parameters that are not frozen, together, to the norm `clip`;
+    2. the named optimizer turns them into a direction u;
+    3. update = -s (lr m u + d p), with s the relative schedule, m the parameter's multiplier of the learning rate
+       and d its decay: d = lr m wd for decay by 'lr' (AdamW: wherever the learning rate goes, the decay goes), d =
+       wd by 'schedule' (big_vision: m does not touch the decay), where wd is `weight_decay` times the multiplier of
+       `weight_decay_rules`;
+    4. frozen parameters get an update of exactly 0. Nothing is stored for them.
+
+    Args:
+      config: `config.optim`.
+      params: parameters, or their shapes as from `jax.eval_shape`; a tree of float32 arrays whose names (see
+        `patterns`) the rules match.
+      total_steps: length of the run.
+      to_steps: a duration such as '5%' in steps.
+
+    Returns:
+      The transformation, whose `update` needs the parameters, and the learning rate as a function of the number of
+      updates made.
+
+    Raises:
+      ConfigError: some field of `config` is wrong, or a pattern matches no parameter.
+    """
+    if config.name not in OPTIMIZERS:
+        raise ConfigError(f"config.optim.name = {config.name!r} is not an optimizer{nearest(config.name, OPTIMIZERS)}")
+    for field in ("b1", "b2"):
+        if not config[field] < 1:
+            raise ConfigError(f"config.optim.{field} = {config[field]} must be below 1")
+    relative = schedule(config, total_steps=total_steps, to_steps=to_steps)
+    names = patterns.names(params)
+    shapes = dict(zip(names, [p.shape for p in jax.tree.leaves(params)], strict=True))
+    patterns.check_patterns(config.freeze, names, "config.optim.freeze")
+    frozen = set(patterns.matching(config.freeze, names))
+    if len(frozen) == len(names):
+        raise ConfigError("config.optim.freeze leaves no parameter to train")
+
+    trained = optax.chain(
+        optax.clip_by_global_norm(config.clip) if config.clip else optax.identity(),
+        OPTIMIZERS[config.name](config),
+        _step(relative, *_rates_and_decays(config, shapes)),
+    )
+    is_frozen = patterns.map_named(lambda name, _: name in frozen, params)
+    optimizer = optax.chain(
+        optax.masked(trained, jax.tree.map(lambda f: not f, is_frozen)),
+        optax.masked(optax.set_to_zero(), is_frozen),
+    )
+    return optimizer, lambda count: config.lr * relative(count)
+
+
+def ema_update(ema: Any, params: Any, decay: float, count: jax.typing.ArrayLike) -> Any:
+    """Polyak averaging: ema + (1 - d) (params - ema), with d = min(decay, (1 + count) / (10 + count)).
+
+    The second term lets the average forget the initialisation in short runs, as TensorFlow's
+    ExponentialMovingAverage does when told the step; for ViT's 0.9999 (ViT §4.1) it holds for the first 90,000
+    updates. An average that equals its parameter stays so exactly.
+
+    Args:
+      ema: the average so far, at first the parameters themselves; float32.
+      params: after the update.
+      decay: in [0, 1).
+      count: updates made before this one, 0 at first.
+    """
+    count = jnp.asarray(count, jnp.float32)
+    rate = 1 - jnp.minimum(decay, (1 + count) / (10 + count))
+    return jax.tree.map(lambda e, p: e + rate * (p - e), ema, params)
+
+
+class _StepState(NamedTuple):
+    count: jax.Array
+
+
+def _step(relative: Schedule, rates: dict, decays: dict) -> optax.GradientTransformation:
+    """Directions u to updates -s (rate u + decay p), s being the relative schedule."""
+
+    def update(directions, state, params):
+        s = relative(state.count)
+
+        def step(name, u, p):
+            change = rates[name] * u
+            if np.any(decays[name]):
+                change += decays[name] * p
+            return -s * change
+
+        return patterns.map_named(step, directions, params), _StepState(state.count + 1)
+
+    return optax.GradientTransformation(lambda params: _StepState(jnp.zeros([], jnp.int32)), update)
+
+
+def _rates_and_decays(config, shapes: dict[str, tuple[int, ...]]) -> tuple[dict, dict]:
+    """By parameter name, what multiplies the direction and the parameter, at the peak of the schedule."""
+    rates = {name: config.lr * m for name, m in multipliers.learning_rates(config, shapes).items()}
+    decays = multipliers.weight_decays(config, shapes)
+    if config.weight_decay_by == "lr":
+        decays = {name: rates[name] * decay for name, decay in decays.items()}
+    return _float32(rates), _float32(decays)
+
+
+def _float32(values: dict) -> dict:
+    return {name: np.float32(value) for name, value in values.items()}

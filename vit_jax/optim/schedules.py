@@ -1,0 +1,92 @@
+"""The learning rate over time, relative to its peak: warm-up, a shape, cool-down. Optimizers are not here."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.schema import ConfigError, nearest
+
+Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
+
+
+def schedule(config, *, total_steps: int, to_steps: Callable[[str], int]) -> Schedule:
+    """The learning rate relative to its peak, as a function of the number of updates already made.
+
+    With t updates made, W the warm-up, T the total and p = clip((t - W) / (T - W), 0, 1), the shape is (ViT Table
+    3, B.1.1; Scaling ViT §3.5; e is `lr_end` relative to `lr`)
+
+        cosine    e + (1 - e) (1 + cos(pi p)) / 2
+        linear    e + (1 - e) (1 - p)
+        rsqrt     1 / sqrt(1 + max(t - W, 0) / timescale)
+        constant  1
+
+    times min(1, t / W) during warm-up, times (T - t) / cooldown at the end. So with warm-up the first update, for
+    which t = 0, changes no parameter: big_vision's convention, kept so that its recipes give the same numbers step
+    by step.
+
+    Args:
+      config: `config.optim`.
+      total_steps: T, at least 1.
+      to_steps: a duration such as '5%' in steps.
+
+    Returns:
+      A function of a scalar (or array) of integers, to float32 in [0, 1].
+
+    Raises:
+      ConfigError: a field has no effect with this shape, or the parts do not fit into the run.
+    """
+    warmup = _steps(config, "warmup", to_steps)
+    cooldown = _steps(config, "cooldown", to_steps)
+    timescale = _steps(config, "timescale", to_steps)
+    end = config.lr_end / config.lr if config.lr else 0.0
+    span = max(total_steps - warmup, 1)
+    shapes = {  # of k, the steps since warm-up
+        "cosine": lambda k: end + (1 - end) * 0.5 * (1 + jnp.cos(jnp.pi * jnp.minimum(k / span, 1))),
+        "linear": lambda k: end + (1 - end) * (1 - jnp.minimum(k / span, 1)),
+        "rsqrt": lambda k: 1 / jnp.sqrt(1 + k / timescale),
+        "constant": jnp.ones_like,
+    }
+    if config.schedule not in shapes:
+        hint = nearest(config.schedule, shapes)
+        raise ConfigError(f"config.optim.schedule = {config.schedule!r} is not a schedule{hint}")
+    if config.schedule in ("cosine", "linear") and cooldown:
+        raise ConfigError(
+            f"config.optim.cooldown has no use with the {config.schedule} schedule, which ends at lr_end; "
+            "set it to '0 steps'"
+        )
+    if config.schedule in ("rsqrt", "constant") and config.lr_end:
+        raise ConfigError(
+            f"config.optim.lr_end has no use with the {config.schedule} schedule; "
+            "set it to 0 and use cooldown, which ends at 0"
+        )
+    if config.lr_end > config.lr:
+        raise ConfigError(
+            f"config.optim.lr_end = {config.lr_end} is above the peak, lr = {config.lr}; "
+            "it is a learning rate, not a share of one"
+        )
+    if config.schedule == "rsqrt" and timescale < 1:
+        raise ConfigError(f"config.optim.timescale = {config.timescale!r} must be at least one step")
+    if warmup + cooldown > total_steps:
+        raise ConfigError(
+            f"config.optim.warmup and cooldown take {warmup} + {cooldown} steps, more than the {total_steps} "
+            "of the whole run; shorten them or train for longer"
+        )
+
+    def relative(count: jax.typing.ArrayLike) -> jax.Array:
+        t = jnp.asarray(count, jnp.float32)
+        value = shapes[config.schedule](jnp.maximum(t - warmup, 0))
+        if warmup:
+            value *= jnp.minimum(t / warmup, 1)
+        if cooldown:
+            value *= jnp.clip((total_steps - t) / cooldown, 0, 1)
+        return value
+
+    return relative
+
+
+def _steps(config, field: str, to_steps: Callable[[str], int]) -> int:
+    try:
+        return to_steps(config[field])
+    except ConfigError as error:
+        raise ConfigError(f"config.optim.{field}: {error}") from error

@@ -1,0 +1,98 @@
+"""Parameter names and the patterns that select them: one idea for weight decay, rates, freezing, loading and sharding.
+
+The name of a parameter is its path joined by '/': `encoder/layers/mlp/up/kernel`. A pattern is a regular expression
+that must match a whole name. Rules are (pattern, value) pairs of which the first that matches wins. What the values
+mean is not said here.
+"""
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import jax
+
+from vit_jax.schema import ConfigError
+
+Value = TypeVar("Value")
+
+
+def names(tree: Any) -> list[str]:
+    """The names of all leaves of `tree`, in the order of `jax.tree.leaves`."""
+    return [_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+
+
+def map_named(fn: Callable, tree: Any, *rest: Any) -> Any:
+    """`jax.tree.map` whose function is also told the name: `fn(name, leaf, *leaves_or_subtrees_of_rest)`.
+
+    >>> map_named(lambda name, x: f"{name} {x}", {"head": {"bias": 7}})
+    {'head': {'bias': 'head/bias 7'}}
+    """
+    return jax.tree_util.tree_map_with_path(lambda path, *leaves: fn(_name(path), *leaves), tree, *rest)
+
+
+def is_stacked(name: str) -> bool:
+    """Whether the parameter holds all layers along its leading axis: a component of its path is `layers`."""
+    return "layers" in name.split("/")
+
+
+def first_match(rules: Iterable[tuple[str, Value]], name: str, default: Value) -> Value:
+    """The value of the first rule whose pattern matches the whole of `name`, else `default`."""
+    for pattern, value in rules:
+        if _compile(pattern).fullmatch(name):
+            return value
+    return default
+
+
+def matching(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
+    """Those of `names` that at least one pattern matches, in their order."""
+    compiled = [_compile(pattern) for pattern in patterns]
+    return [name for name in names if any(pattern.fullmatch(name) for pattern in compiled)]
+
+
+def check_patterns(patterns: Iterable[str], names: Sequence[str], where: str) -> None:
+    """Raises `ConfigError` for a pattern that is no regular expression or matches none of `names`.
+
+    Args:
+      patterns: regular expressions.
+      names: of all parameters.
+      where: what gave the patterns, for the message, e.g. 'config.optim.freeze'.
+    """
+    for pattern in patterns:
+        if not matching([pattern], names):
+            raise ConfigError(
+                f"{where}: the pattern {pattern!r} matches no parameter (it must match a whole name); "
+                f"nearest: {', '.join(_nearest(pattern, names)) or 'there are no parameters'}"
+            )
+
+
+def check_rules(rules: Iterable[tuple[str, Any]], names: Sequence[str], where: str) -> None:
+    """As `check_patterns`, for (pattern, value) rules; also raises `ConfigError` for a rule that is no such pair."""
+    rules = tuple(rules)
+    for rule in rules:
+        if not isinstance(rule, (tuple, list)) or len(rule) != 2:
+            raise ConfigError(f"{where}: {rule!r} is not a (pattern, value) pair; one rule alone is (('.*kernel', 1),)")
+    check_patterns([pattern for pattern, _ in rules], names, where)
+
+
+def _name(path: tuple) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def _compile(pattern: str) -> re.Pattern:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(f"the pattern {pattern!r} is not a regular expression: {error}") from error
+
+
+def _nearest(pattern: str, names: Sequence[str], count: int = 3) -> list[str]:
+    """The names of which the beginning, the end or the whole looks most like the words of the pattern."""
+    words = re.sub(r"[^\w/]+", "", pattern).strip("/")
+
+    def likeness(name: str) -> float:
+        parts = name.split("/")
+        pieces = ["/".join(parts[i:]) for i in range(len(parts))] + ["/".join(parts[:i]) for i in range(1, len(parts))]
+        return max(difflib.SequenceMatcher(None, words, piece).ratio() for piece in pieces)
+
+    return sorted(names, key=likeness, reverse=True)[:count]

@@ -1,0 +1,1 @@
+"""What is trained, one step, and the loop around it."""

@@ -1,0 +1,173 @@
+"""What a run tells while it trains: metrics, throughput, progress bar, trace; and how it hears that it should stop."""
+
+import contextlib
+import pathlib
+import signal
+import sys
+import time
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+import tqdm
+from absl import logging
+from ml_collections import ConfigDict
+
+from vit_jax import patterns, topologies
+from vit_jax.errors import UserError
+from vit_jax.training import writers as metric_writers
+from vit_jax.training.assembly import Assembly
+from vit_jax.training.state import TrainState
+
+_SHOWN = ("loss", "accuracy", "learning_rate", "images_per_second", "input_wait", "mfu", "eta_minutes", "eval/accuracy", "eval/loss")
+
+
+class NonFiniteError(UserError):
+    """Loss or gradients stopped being numbers."""
+
+
+class Meter:
+    """Collects the metrics of each step on the devices, and reads, completes and writes them when asked to."""
+
+    def __init__(self, assembly: Assembly, source, writers: metric_writers.MetricWriter, seconds: float, start_step: int):
+        """seconds: of training before this process started."""
+        self._assembly, self._writers, self._examples = assembly, writers, len(source)
+        self._pending: list[dict] = []
+        self._began = self._since = time.monotonic()
+        self._seconds_before, self._wait_before, self._logged_at = seconds, 0.0, start_step
+        # A training step costs three forward passes: one forward, two backward.
+        self._step_flops = 3 * assembly.model_config.flops() * assembly.config.batch_size
+        peak = topologies.peak_flops(jax.devices()[0].device_kind)
+        self._peak = peak and peak * jax.device_count()
+        self._bar = tqdm.tqdm(
+            total=assembly.total_steps, initial=start_step, unit="step", dynamic_ncols=True, disable=not sys.stderr.isatty()
+        )
+
+    @property
+    def seconds(self) -> float:
+        """Of training, with all that belongs to it, over all restarts."""
+        return self._seconds_before + time.monotonic() - self._began
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is done in here does not count as time of steps."""
+        began = time.monotonic()
+        yield
+        self._since += time.monotonic() - began
+
+    def add(self, step: int, metrics: dict[str, jax.Array]) -> None:
+        """Keeps a step's metrics; they are not read yet."""
+        self._pending.append(metrics)
+        self._bar.update(step - self._bar.n)
+
+    def log(self, step: int, state: TrainState, batches) -> None:
+        """Waits for the devices and writes the means since the last time. Raises `NonFiniteError`, see `check_health`."""
+        read = jax.device_get(self._pending)
+        self._pending.clear()
+        self.check_health(state)
+        scalars = {name: float(np.mean([metrics[name] for metrics in read])) for name in read[0]}
+        config, now = self._assembly.config, time.monotonic()
+        steps, elapsed = step - self._logged_at, now - self._since
+        speed = steps / elapsed
+        scalars |= {
+            "images_per_second": speed * config.batch_size,
+            "step_seconds": elapsed / steps,
+            "input_wait": (batches.wait_seconds - self._wait_before) / elapsed,
+            "model_flops_per_second": speed * self._step_flops,
+            "examples": step * config.batch_size,
+            "epochs": step * config.batch_size / self._examples,
+            "core_hours": self.seconds * jax.device_count() / 3600,
+            "eta_minutes": (self._assembly.total_steps - step) / speed / 60,
+        }
+        if self._peak:
+            scalars["mfu"] = scalars["model_flops_per_second"] / self._peak
+        self._bar.set_postfix_str(f"loss {scalars['loss']:.3g}, {scalars['images_per_second']:.0f} images/s")
+        self.write(step, scalars)
+        self._since, self._wait_before, self._logged_at = time.monotonic(), batches.wait_seconds, step
+
+    def write(self, step: int, scalars: dict[str, float]) -> None:
+        """Writes scalars wherever metrics go."""
+        with self._bar.external_write_mode(file=sys.stderr):
+            self._writers.write_scalars(step, scalars)
+            self._writers.flush()
+
+    def check_health(self, state: TrainState) -> None:
+        """Raises `NonFiniteError` if the config says that what happened since the last look is too much to go on."""
+        config = self._assembly.config
+        health = jax.device_get(state.health)
+        if health.first_bad_step < 0:
+            return
+        bad = [name for name, is_bad in zip(patterns.names(state.params), health.bad_tensors, strict=True) if is_bad]
+        where = f"the gradients of {', '.join(bad[:5])}{' and others' if len(bad) > 5 else ''}" if bad else "the loss alone"
+        if config.nonfinite == "stop":
+            raise NonFiniteError(
+                f"step {health.first_bad_step}: loss or gradients are not finite, in {where}. The update was not made and the last "
+                "checkpoint is good. Try a lower config.optim.lr, a longer warm-up, or config.nonfinite=skip"
+            )
+        if health.in_a_row >= config.max_skips:
+            raise NonFiniteError(
+                f"{health.in_a_row} updates in a row were skipped, as config.nonfinite=skip says: loss or gradients were not finite, "
+                f"lastly in {where}. config.max_skips = {config.max_skips}"
+            )
+        if health.skipped:
+            logging.warning("%d updates skipped so far, the first at step %d, lastly for %s", health.skipped, health.first_bad_step, where)
+
+    def close(self) -> None:
+        """Ends the progress bar."""
+        self._bar.close()
+
+
+class Profiler:
+    """Records a trace of the steps `first` to `last`, for TensorBoard or Perfetto."""
+
+    def __init__(self, steps: tuple[int, int] | tuple[()], folder: pathlib.Path):
+        self._first, self._last = steps or (0, 0)
+        self._folder = folder
+
+    def before(self, step: int) -> None:
+        """Starts the trace if this is its first step."""
+        if step == self._first:
+            jax.profiler.start_trace(str(self._folder))
+
+    def after(self, step: int, metrics: dict[str, jax.Array]) -> None:
+        """Ends the trace if this was its last step, when the devices have done it."""
+        if step == self._last:
+            jax.block_until_ready(metrics)
+            jax.profiler.stop_trace()
+            logging.info("trace of steps %d to %d: %s", self._first, self._last, self._folder)
+
+
+class StopRequest:
+    """Hears SIGTERM and SIGINT: the first asks the loop to stop after its step, the second works as it always did."""
+
+    def __init__(self):
+        self.requested, self.name = False, ""
+
+    def __enter__(self) -> "StopRequest":
+        self._before = {s: signal.signal(s, self._hear) for s in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._restore()
+
+    def _hear(self, number: int, _) -> None:
+        self.requested, self.name = True, signal.Signals(number).name
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+def make_writers(workdir: pathlib.Path, config: ConfigDict) -> metric_writers.Writers:
+    """Console, JSON lines and TensorBoard of the first process; the others write nothing.
+
+    Args:
+      config: the section `log`.
+    """
+    if jax.process_index():
+        return metric_writers.Writers()
+    writers = [metric_writers.ConsoleWriter(_SHOWN), metric_writers.JsonLinesWriter(workdir / "metrics.jsonl")]
+    if config.tensorboard:
+        writers.append(metric_writers.TensorBoardWriter(workdir / "tensorboard"))
+    return metric_writers.Writers(*writers)

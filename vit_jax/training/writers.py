@@ -1,0 +1,91 @@
+"""Where metrics go: console, TensorBoard, JSON lines. The interface is that of CLU's `MetricWriter`, whose module needs TensorFlow."""
+
+import json
+import math
+import pathlib
+import sys
+from collections.abc import Mapping
+from typing import Protocol
+
+from absl import logging
+
+
+class MetricWriter(Protocol):
+    """The part of CLU's interface that training uses."""
+
+    def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class ConsoleWriter:
+    """One line of the scalars a person follows; all the others are in the files."""
+
+    def __init__(self, shown: tuple[str, ...]):
+        self._shown = shown
+
+    def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+        told = "  ".join(f"{name} {scalars[name]:.4g}" for name in self._shown if name in scalars)
+        logging.info("step %d  %s", step, told)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+    close = flush
+
+
+class JsonLinesWriter:
+    """A JSON object per step, appended: {"step": …, name: number, …}. Numbers that are not finite become null, as JSON has none."""
+
+    def __init__(self, path: pathlib.Path):
+        self._file = path.open("a")
+
+    def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+        numbers = {name: value if math.isfinite(value) else None for name, value in scalars.items()}
+        self._file.write(json.dumps({"step": step, **numbers}) + "\n")
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TensorBoardWriter:
+    """TensorBoard event files, without TensorFlow."""
+
+    def __init__(self, folder: pathlib.Path):
+        import tensorboardX
+
+        self._writer = tensorboardX.SummaryWriter(str(folder))
+
+    def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+        for name, value in scalars.items():
+            self._writer.add_scalar(name, value, step)
+
+    def flush(self) -> None:
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Writers:
+    """Several writers as one."""
+
+    def __init__(self, *writers: MetricWriter):
+        self._writers = writers
+
+    def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+        for writer in self._writers:
+            writer.write_scalars(step, scalars)
+
+    def flush(self) -> None:
+        for writer in self._writers:
+            writer.flush()
+
+    def close(self) -> None:
+        for writer in self._writers:
+            writer.close()
