@@ -1,0 +1,248 @@
+"""RandAugment on the device: sixteen operations on batches of uint8 images, and the random choice among them.
+
+Lives here: the operations, what a magnitude means for each, `randaugment`. The rest of augmentation is in `augment.py`.
+
+The operations are those of the TensorFlow implementation with which AugReg and big_vision trained their models
+(RandAugment, arXiv:1909.13719; Cutout, arXiv:1708.04552), oddities included, as published numbers depend on them:
+
+- Magnitude 0 is not nothing: Solarize inverts; Posterize to 0 bits, which was left to the device, is black here (a
+  shift by 8); Color, Contrast, Brightness and Sharpness leave a tenth of the image.
+- Magnitudes above 10 extrapolate: Solarize does nothing from 10 on, Posterize from 20 on.
+- Contrast blends with the grey level (number of pixels) / 256, at most 255, which is 196 at 224 px, and not with the
+  image's mean (to which big_vision has changed since).
+
+Where we differ, knowingly:
+
+- An operation is drawn for a group of images, not for each (see `randaugment`); signs and places are drawn for each.
+- Lengths of Translate and Cutout, fixed in pixels there, grow with the side of the image; at 224 px they agree.
+- AutoContrast and the blur of Sharpness round exact quotients down; in float32, whole numbers may fall one short.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+FILL = 128  # what geometric operations and Cutout leave where there is no image
+GREY = (0.2989, 0.587, 0.114)  # luma of RGB (ITU-R BT.601)
+MAX_GROUPS = 16
+
+
+def randaugment(images: jax.Array, key: jax.Array, layers: int, magnitude: float) -> jax.Array:
+    """Applies `layers` random operations of strength `magnitude`, one after the other, to every image.
+
+    To run only what was drawn, the batch is cut into groups that share their operations: image i is in group i mod G,
+    with G the largest divisor of B up to 16. Each layer deals a random permutation of the operations to the groups, so
+    each image's operation is uniform over the sixteen and, with 16 groups, a batch holds each of them equally often.
+    The groups are worked through in sequence, which bounds memory. As each group spans the whole batch, a batch that is
+    sharded over devices stays where it is if the number of devices divides B / G, as it does when every device has a
+    multiple of 16 images. Otherwise the result is the same, but devices exchange their images to compute it.
+
+    Args:
+      images: (B, H, W, 3) uint8.
+      key: random key.
+      layers: operations per image, N in the paper.
+      magnitude: strength of all operations, M in the paper, of 10; may exceed 10.
+
+    Returns:
+      (B, H, W, 3) uint8.
+    """
+    batch = images.shape[0]
+    groups = max(g for g in range(1, MAX_GROUPS + 1) if batch % g == 0)
+    branches = list(operations(magnitude).values())
+    deal_key, op_key = jax.random.split(key)
+    deal = jax.vmap(lambda k: jax.random.permutation(k, len(branches))[:groups])
+    drawn = deal(jax.random.split(deal_key, layers)).T  # (G, layers)
+    keys = jax.random.split(op_key, (groups, layers))
+
+    def one_layer(group, drawn_and_key):
+        index, key = drawn_and_key
+        return lax.switch(index, branches, group, key), None
+
+    def all_layers(args):
+        group, *drawn_and_keys = args
+        return lax.scan(one_layer, group, tuple(drawn_and_keys))[0]
+
+    grouped = images.reshape(batch // groups, groups, *images.shape[1:]).swapaxes(0, 1)
+    return lax.map(all_layers, (grouped, drawn, keys)).swapaxes(0, 1).reshape(images.shape)
+
+
+def operations(magnitude: float) -> dict[str, Callable[[jax.Array, jax.Array], jax.Array]]:
+    """The sixteen operations at a magnitude, by name: functions of images (B, H, W, 3) uint8 and a key for draws."""
+    level = magnitude / 10
+    factor = 1.8 * level + 0.1
+
+    def fixed(function, *args):
+        return lambda images, key: function(images, *args)
+
+    def signed(function, amount):
+        def apply(images, key):
+            return function(images, amount * jax.random.rademacher(key, images.shape[:1], dtype=jnp.float32))
+
+        return apply
+
+    def random_cutout(images, key):
+        batch, height, width, _ = images.shape
+        y_key, x_key = jax.random.split(key)
+        y, x = jax.random.randint(y_key, (batch,), 0, height), jax.random.randint(x_key, (batch,), 0, width)
+        pad = int(40 * level)
+        return cutout(images, y, x, (pad * height // 224, pad * width // 224))
+
+    return {
+        "AutoContrast": fixed(autocontrast),
+        "Equalize": fixed(equalize),
+        "Invert": fixed(invert),
+        "Rotate": signed(rotate, 30 * level),
+        "Posterize": fixed(posterize, min(int(4 * level), 8)),
+        "Solarize": fixed(solarize, int(256 * level)),
+        "Color": fixed(color, factor),
+        "Contrast": fixed(contrast, factor),
+        "Brightness": fixed(brightness, factor),
+        "Sharpness": fixed(sharpness, factor),
+        "ShearX": signed(shear_x, 0.3 * level),
+        "ShearY": signed(shear_y, 0.3 * level),
+        "TranslateX": signed(translate_x, 100 * level / 224),
+        "TranslateY": signed(translate_y, 100 * level / 224),
+        "Cutout": random_cutout,
+        "SolarizeAdd": fixed(solarize_add, int(110 * level)),
+    }
+
+
+def autocontrast(images: jax.Array) -> jax.Array:
+    """Stretches every channel of every image to [0, 255]; a constant channel stays as it is."""
+    values = images.astype(jnp.int32)
+    low, high = values.min((1, 2), keepdims=True), values.max((1, 2), keepdims=True)
+    stretched = 255 * (values - low) // jnp.maximum(high - low, 1)
+    return jnp.where(high > low, stretched, values).astype(jnp.uint8)
+
+
+def equalize(images: jax.Array) -> jax.Array:
+    """Makes the histogram of every channel of every image as flat as a table of 256 values can.
+
+    Histogram and lookup are matrix products of one-hot halves (the high and the low four bits of a value): exact, and
+    fast on devices that scatter and gather slowly.
+    """
+    values = jnp.moveaxis(images, -1, 1).reshape(images.shape[0], 3, -1)  # (B, 3, pixels)
+    high, low = (jax.nn.one_hot(half, 16, dtype=jnp.bfloat16) for half in (values >> 4, values & 15))
+    product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+    count = product("bcnh,bcnl->bchl", high, low).astype(jnp.int32).reshape(*values.shape[:2], 256)
+    brightest = jnp.sum(values == values.max(-1, keepdims=True), -1, keepdims=True)
+    step = (values.shape[-1] - brightest) // 255
+    darker = jnp.cumsum(count, -1) - count
+    table = jnp.minimum((darker + step // 2) // jnp.maximum(step, 1), 255)
+    rows = product("bcnl,bchl->bcnh", low, table.reshape(*table.shape[:2], 16, 16).astype(jnp.bfloat16))
+    flat = jnp.where(step > 0, jnp.sum(rows * high, -1).astype(jnp.uint8), values)
+    return jnp.moveaxis(flat.reshape(-1, 3, *images.shape[1:3]), 1, -1)
+
+
+def invert(images: jax.Array) -> jax.Array:
+    """The negative."""
+    return 255 - images
+
+
+def posterize(images: jax.Array, bits: int) -> jax.Array:
+    """Keeps the highest `bits` bits, 0 to 8, of every value; 0 leaves black."""
+    return images & jnp.uint8(256 - 2 ** (8 - bits))
+
+
+def solarize(images: jax.Array, threshold: int) -> jax.Array:
+    """Inverts the values that are not below `threshold`."""
+    return jnp.where(images.astype(jnp.int32) < threshold, images, 255 - images)
+
+
+def solarize_add(images: jax.Array, addition: int) -> jax.Array:
+    """Adds `addition` to the values below 128, up to 255."""
+    brighter = jnp.clip(images.astype(jnp.int32) + addition, 0, 255).astype(jnp.uint8)
+    return jnp.where(images < 128, brighter, images)
+
+
+def color(images: jax.Array, factor: float) -> jax.Array:
+    """Blends from grey: 0 is grey, 1 the image, above 1 more colourful."""
+    # TensorFlow's rounding: grey in [0, 1] times 255.5, cut to an integer.
+    grey = jnp.floor(jnp.sum(images * jnp.array(GREY, jnp.float32), -1, keepdims=True) * (255.5 / 255))
+    return _blend(grey, images, factor)
+
+
+def contrast(images: jax.Array, factor: float) -> jax.Array:
+    """Blends from a constant grey level: pixels / 256, see the top of this file."""
+    return _blend(float(min(images.shape[1] * images.shape[2] // 256, 255)), images, factor)
+
+
+def brightness(images: jax.Array, factor: float) -> jax.Array:
+    """Blends from black."""
+    return _blend(0.0, images, factor)
+
+
+def sharpness(images: jax.Array, factor: float) -> jax.Array:
+    """Blends from a 3×3 blur (weights 1, centre 5); the border keeps the image's values."""
+    values = images.astype(jnp.int32)
+    across = values[:, :, :-2] + values[:, :, 1:-1] + values[:, :, 2:]
+    inner = across[:, :-2] + across[:, 1:-1] + across[:, 2:] + 4 * values[:, 1:-1, 1:-1]
+    return _blend(values.at[:, 1:-1, 1:-1].set(inner // 13), images, factor)
+
+
+def rotate(images: jax.Array, degrees: jax.Array) -> jax.Array:
+    """Rotates each image about its centre, counter-clockwise, by its `degrees` (B,); nearest neighbour."""
+    batch, height, width, _ = images.shape
+    sin, cos = (f(jnp.radians(degrees))[:, None, None] for f in (jnp.sin, jnp.cos))
+    middle_x, middle_y = (width - 1) / 2, (height - 1) / 2
+    x, y = jnp.arange(width) - middle_x, jnp.arange(height)[:, None] - middle_y
+    source_x = _nearest(cos * x - sin * y + middle_x)
+    source_y = _nearest(sin * x + cos * y + middle_y)
+    inside = (source_x >= 0) & (source_x < width) & (source_y >= 0) & (source_y < height)
+    take = jax.vmap(lambda image, y, x: image.at[y, x].get(mode="clip"))
+    return jnp.where(inside[..., None], take(images, source_y, source_x), jnp.uint8(FILL))
+
+
+def shear_x(images: jax.Array, level: jax.Array) -> jax.Array:
+    """Moves row y of each image left by its `level` (B,) · y; nearest neighbour."""
+    return _move_rows(images, _nearest(level[:, None] * jnp.arange(images.shape[1])))
+
+
+def shear_y(images: jax.Array, level: jax.Array) -> jax.Array:
+    """Moves column x of each image up by its `level` (B,) · x; nearest neighbour."""
+    return shear_x(images.swapaxes(1, 2), level).swapaxes(1, 2)
+
+
+def translate_x(images: jax.Array, share: jax.Array) -> jax.Array:
+    """Moves each image left by its `share` (B,) of the width, to the nearest pixel."""
+    return _move_rows(images, _nearest(share * images.shape[2])[:, None])
+
+
+def translate_y(images: jax.Array, share: jax.Array) -> jax.Array:
+    """Moves each image up by its `share` (B,) of the height, to the nearest pixel."""
+    return translate_x(images.swapaxes(1, 2), share).swapaxes(1, 2)
+
+
+def cutout(images: jax.Array, y: jax.Array, x: jax.Array, pad: tuple[int, int]) -> jax.Array:
+    """Fills the box that reaches `pad` (rows, columns) each way from each image's centre `y`, `x`: (B,) int32."""
+    rows = jnp.arange(images.shape[1]) - y[:, None]
+    columns = jnp.arange(images.shape[2]) - x[:, None]
+    in_rows, in_columns = (rows >= -pad[0]) & (rows < pad[0]), (columns >= -pad[1]) & (columns < pad[1])
+    return jnp.where((in_rows[:, :, None] & in_columns[:, None, :])[..., None], jnp.uint8(FILL), images)
+
+
+def _blend(start: jax.Array | float, images: jax.Array, factor: float) -> jax.Array:
+    """`start` + `factor` · (`images` - `start`), cut to integers in [0, 255]."""
+    return jnp.clip(start + factor * (images.astype(jnp.float32) - start), 0, 255).astype(jnp.uint8)
+
+
+def _nearest(position: jax.Array) -> jax.Array:
+    """The nearest integer, halves up."""
+    return jnp.floor(position + 0.5).astype(jnp.int32)
+
+
+def _move_rows(images: jax.Array, offset: jax.Array) -> jax.Array:
+    """Pixel (y, x) of the result is pixel (y, x + offset[y]) of the image, or `FILL`; `offset`: (B, H) or (B, 1) int32.
+
+    Each row is rotated by the powers of two that make up its offset: log2(W) selections instead of a gather, which is
+    slow on TPUs.
+    """
+    width = images.shape[2]
+    source = jnp.arange(width) + offset[..., None]
+    for bit in range((width - 1).bit_length()):
+        turn = (offset % width >> bit) & 1 == 1
+        images = jnp.where(turn[..., None, None], jnp.roll(images, -(1 << bit), axis=2), images)
+    return jnp.where(((source >= 0) & (source < width))[..., None], images, jnp.uint8(FILL))
