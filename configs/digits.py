@@ -15,6 +15,7 @@ def get_config():
     config.data.eval_crop = "resize"
     config.augment.flip = False  # A mirrored digit is another digit, or none.
     config.model.name = "ViT-S/4"
+    config.model.pool = "mean"
     config.model.width = 64
     config.model.depth = 4
     config.model.heads = 4
@@ -22,7 +23,7 @@ def get_config():
     config.model.unroll = 0
     config.duration = "30 epochs"
     config.batch_size = 64
-    config.optim.lr = 2e-3
+    config.optim.lr = 3e-3
     config.optim.warmup = "5%"
     config.optim.weight_decay = 0.05
     config.checkpoint.every = "200 steps"

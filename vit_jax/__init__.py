@@ -12,6 +12,7 @@ _PUBLIC = {
     "train": "vit_jax.training.loop",
     "load_run": "vit_jax.checkpoint",
     "default_config": "vit_jax.config",
+    "load_config": "vit_jax.config",
 }
 
 

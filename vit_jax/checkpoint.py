@@ -275,7 +275,7 @@ def _read(folder: epath.Path, like: dict) -> dict:
         if changed.any():
             bad = [n for n, c in zip(patterns.names(restored[name]), changed, strict=True) if c]
             raise CheckpointError(f"{folder} is damaged: the bits of {name}/{bad[0]} are not those that were saved")
-    return restored
+    return {name: restored[name] for name in like}
 
 
 def _restore_args(like) -> ocp.RestoreArgs:

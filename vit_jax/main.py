@@ -25,7 +25,6 @@ def train() -> None:
     """
     _define_config()
     flags.DEFINE_string("workdir", None, "where checkpoints and logs go; a run found there is resumed", required=True)
-    _define_json()
     _parse()
 
     from vit_jax.training.loop import train
@@ -41,6 +40,8 @@ def evaluate() -> None:
     """
     _define_checkpoint()
     _define_json()
+    if _wants_help():
+        _parse()
     FLAGS(sys.argv, known_only=True)
 
     from ml_collections import config_flags
@@ -49,8 +50,8 @@ def evaluate() -> None:
     from vit_jax.evaluation.accuracy import evaluate_run
 
     run = load_run(FLAGS.checkpoint)
-    config_flags.DEFINE_config_dict("config", run.config)
     _check_overrides()
+    config_flags.DEFINE_config_dict("config", run.config)
     _parse()
     result = evaluate_run(run, FLAGS.config)
     _print_result(result, "  ".join(f"{name} {value:.4g}" for name, value in result.items()))
@@ -96,7 +97,6 @@ def benchmark() -> None:
     """Throughput with its context: {step|input} --config=FILE [--config.FIELD=VALUE …] [--steps=20] [--json]."""
     _define_config()
     flags.DEFINE_integer("steps", 20, "timed steps or batches", lower_bound=1)
-    _define_json()
     what = _parse("step or input")[0]
 
     from vit_jax import benchmark
@@ -138,10 +138,9 @@ def _usage() -> str:
 
 def _help(name: str) -> str:
     """What a command does, its flags, and the fields of the config where it takes one."""
-    text = inspect.getdoc(COMMANDS[name]) + "\n\n" + "\n".join(
-        f"  --{flag.name}: {flag.help}" for flag in FLAGS.get_key_flags_for_module(sys.modules[__name__])
-    )
-    if "config" not in FLAGS:
+    own = FLAGS.get_key_flags_for_module(sys.modules[__name__])
+    text = inspect.getdoc(COMMANDS[name]) + "\n\n" + "\n".join(f"  --{flag.name}: {flag.help}" for flag in own)
+    if "--config" not in text:
         return text
     from vit_jax.config import Config
     from vit_jax.schema import describe
@@ -150,16 +149,21 @@ def _help(name: str) -> str:
 
 
 def _define_config() -> None:
-    """Flags --config=FILE[:ARGUMENT] and --config.FIELD=VALUE."""
+    """Flags --config=FILE[:ARGUMENT], whose file is read now, and --config.FIELD=VALUE."""
+    _define_json()
+    if _wants_help():
+        return
+    given = [argument.removeprefix("--config=") for argument in sys.argv if argument.startswith("--config=")]
+    if not given:
+        raise flags.Error("which config? --config=FILE[:ARGUMENT], e.g. --config=configs/digits.py")
+    sys.argv = [argument for argument in sys.argv if not argument.startswith("--config=")]
+
     from ml_collections import config_flags
 
-    config_flags.DEFINE_config_file("config", None, "FILE[:ARGUMENT], e.g. configs/vit_i21k.py:B/16,light2")
-    flags.mark_flag_as_required("config")
+    from vit_jax.config import load_config
+
     _check_overrides()
-    for argument in sys.argv[1:]:
-        name, _, value = argument.partition("=")
-        if name == "--config" and not os.path.exists(value.split(":")[0]):
-            raise flags.Error(f"--config={value}: there is no file {value.split(':')[0]}")
+    config_flags.DEFINE_config_dict("config", load_config(given[-1]))
 
 
 def _check_overrides() -> None:
@@ -175,6 +179,10 @@ def _check_overrides() -> None:
             raise flags.Error(f"config has no field {name}{nearest(name, last or known)}")
 
 
+def _wants_help() -> bool:
+    return bool({"-h", "--help"} & set(sys.argv[1:]))
+
+
 def _define_checkpoint() -> None:
     flags.DEFINE_string("checkpoint", None, "a run's workdir, its checkpoints folder, or one checkpoint", required=True)
 
@@ -185,7 +193,7 @@ def _define_json() -> None:
 
 def _parse(positional: str = "") -> list[str]:
     """Parses the flags that were defined and returns the other arguments, which `positional` names; or prints help and leaves."""
-    if {"-h", "--help"} & set(sys.argv[1:]):
+    if _wants_help():
         print(_help(sys.argv[0].split()[-1]))
         sys.exit(0)
     arguments = FLAGS(sys.argv)[1:]
@@ -193,12 +201,13 @@ def _parse(positional: str = "") -> list[str]:
         raise flags.Error(f"what is missing: {positional}")
     if arguments and not positional:
         raise flags.Error(f"cannot make anything of {' '.join(arguments)}")
-    _log_to_stderr()
+    log_to_stderr()
     return arguments
 
 
-def _log_to_stderr() -> None:
+def log_to_stderr() -> None:
     """Says what happens in lines a person can read; of libraries only their warnings."""
+    FLAGS.mark_as_parsed()  # From Python there are no flags; absl waits for them before it logs.
     logging.use_absl_handler()
     logging.set_verbosity(logging.INFO)
     handler = logging.get_absl_handler()

@@ -62,7 +62,7 @@ def evaluate_run(run: Run, config) -> dict[str, float]:
       run: from `checkpoint.load_run`.
       config: the run's, or one with other fields in its section `data`.
     """
-    source = sources.open_source(config.data, config.data.eval_split)
+    source = sources.open_eval(config.data)
     if len(source.classes) != run.model_config.num_classes:
         raise ConfigError(
             f"the checkpoint has {run.model_config.num_classes} classes, {config.data.name} {config.data.eval_split!r} "

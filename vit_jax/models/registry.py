@@ -65,7 +65,8 @@ def create_model(name: str, *, image_size: int = 224, seed: int = 0, **options) 
 def abstract(config) -> tuple[nnx.GraphDef, dict]:
     """Definition and parameter shapes of a model, without memory: (graphdef, nested dict of `ShapeDtypeStruct`)."""
     definition, state = nnx.split(nnx.eval_shape(lambda: build(config, rngs=nnx.Rngs(0))))
-    return definition, nnx.to_pure_dict(state)
+    # Without the sharding that a mesh in the context would give them.
+    return definition, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), nnx.to_pure_dict(state))
 
 
 def initialize(config, key: jax.Array) -> dict:

@@ -56,8 +56,8 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, float]:
     """
     check(config)
     workdir = pathlib.Path(workdir).expanduser()
-    train_source = sources.open_source(config.data, config.data.train_split)
-    eval_source = sources.open_source(config.data, config.data.eval_split)
+    train_source = sources.open_train(config.data)
+    eval_source = sources.open_eval(config.data)
     assembly = assemble(config, num_classes=len(train_source.classes), examples_per_epoch=len(train_source))
     if train_source.classes != eval_source.classes:
         raise ConfigError(f"config.data: the classes of {config.data.train_split!r} and {config.data.eval_split!r} differ")

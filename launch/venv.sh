@@ -1,0 +1,26 @@
+# Sourced by the other scripts: makes .venv in the project's root once, with Python 3.11 or newer, and installs the project.
+# Usage: use_venv [EXTRA]. $PYTHON chooses the interpreter.
+
+use_venv() {
+  local target=".${1:+[$1]}" python stamp
+  stamp=".venv/installed-${1:-base}"
+  if [ ! -x .venv/bin/python ]; then
+    python=$(find_python) || { echo "Python 3.11 or newer is needed; set PYTHON to one" >&2; return 1; }
+    "$python" -m venv .venv
+  fi
+  # Installed once, and again when the list of dependencies changes.
+  if [ ! -f "$stamp" ] || [ setup.py -nt "$stamp" ]; then
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable "$target" && touch "$stamp"
+  fi
+}
+
+find_python() {
+  local candidate
+  for candidate in "${PYTHON:-}" python3.11 python3.12 python3.13 python3; do
+    if [ -n "$candidate" ] && "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+      echo "$candidate"
+      return
+    fi
+  done
+  return 1
+}

@@ -1,0 +1,337 @@
+import functools
+import itertools
+import sys
+import threading
+import time
+
+import cv2
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from vit_jax.config import default_config
+from vit_jax.data.batches import EvalBatches, TrainBatches
+from vit_jax.data.decode import BadImage
+from vit_jax.data.loader import batch_indices, eval_batches, local_rows, train_batches
+from vit_jax.data.record import Record
+from vit_jax.data.sources import open_eval, open_source, open_train
+from vit_jax.schema import ConfigError
+
+
+def make_config(batch_size=16, **data):
+    config = default_config()
+    config.batch_size = batch_size
+    config.data.update({"image_size": 8, "eval_crop": "resize", "threads": 2, **data})
+    return config
+
+
+def make_sharding(devices=8, fsdp=1, tensor=1):
+    shape = (devices // fsdp // tensor, fsdp, tensor)
+    mesh = jax.make_mesh(shape, ("data", "fsdp", "tensor"), (AxisType.Auto,) * 3, devices=jax.devices()[:devices])
+    return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+
+
+def steps(source, config, start, stop, sharding=None):
+    with train_batches(source, config, sharding or make_sharding(), start_step=start, stop_step=stop) as batches:
+        return [jax.tree.map(np.asarray, batch) for batch in batches]
+
+
+def assert_same(found, expected):
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert one.keys() == other.keys()
+        for name in one:
+            assert one[name].dtype == other[name].dtype and np.array_equal(one[name], other[name]), name
+
+
+digits = functools.cache(lambda: open_train(make_config().data))
+
+
+class Numbers:
+    """Example i is an image of grey i with label i, or with the classes of the bits of i."""
+
+    def __init__(self, size, multi_label=False, labels=None):
+        self.size, self.multi_label = size, multi_label
+        self.classes = tuple(map(str, range(8 if multi_label else labels or size)))
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        label = tuple(bit for bit in range(8) if index >> bit & 1) if self.multi_label else index
+        return Record(np.full((8, 8, 3), index, np.uint8), label, f"number {index}")
+
+
+# order
+
+
+@pytest.mark.parametrize("num_examples, batch_size", [(1, 3), (2, 2), (97, 10), (1000, 64)])
+def test_every_epoch_is_another_permutation_of_all_examples(num_examples, batch_size):
+    epochs = 4
+    count = -(-epochs * num_examples // batch_size)
+    line = np.concatenate([batch_indices(7, step, batch_size, num_examples) for step in range(count)])
+    runs = [line[i * num_examples : (i + 1) * num_examples] for i in range(epochs)]
+    for run in runs:
+        assert np.array_equal(np.sort(run), np.arange(num_examples))
+    if num_examples > 50:
+        assert all((a != b).mean() > 0.9 for a, b in itertools.combinations(runs, 2))
+        assert (runs[0] != np.concatenate([batch_indices(8, s, num_examples, num_examples) for s in [0]])).mean() > 0.9
+
+
+def test_seeds_do_not_share_epochs():
+    second_of_zero = batch_indices(0, 1, 100, 100)
+    assert not np.array_equal(second_of_zero, batch_indices(1, 0, 100, 100))
+
+
+def test_the_order_looks_random():
+    first = batch_indices(3, 0, 20_000, 20_000)
+    assert abs(np.corrcoef(np.arange(20_000), first)[0, 1]) < 4 / np.sqrt(20_000)
+    assert abs(np.corrcoef(first[1:], first[:-1])[0, 1]) < 4 / np.sqrt(20_000)
+
+
+def test_three_billion_examples_cost_no_memory_and_any_step_no_more_than_the_first():
+    start = time.perf_counter()
+    late = batch_indices(0, 10**7, 1024, 3 * 10**9)
+    assert time.perf_counter() - start < 0.5
+    assert len(set(late.tolist())) == 1024 and late.max() > 2**31
+
+
+# training batches
+
+
+def test_batches_are_the_same_for_any_number_of_processes():
+    config = make_config(24, image_size=16)
+    whole = TrainBatches(digits(), config, range(24), stop_step=100)
+    for processes in (2, 4):
+        rows = np.split(np.arange(24), processes)
+        parts = [TrainBatches(digits(), config, mine, stop_step=100) for mine in rows]
+        for step in (0, 59, 60, 99):  # the 60th holds the end of the first epoch
+            expected = whole[step]
+            for name in ("image", "label"):
+                assert np.array_equal(np.concatenate([part[step][name] for part in parts]), expected[name])
+
+
+def test_batches_are_the_same_for_any_mesh_thread_count_and_start():
+    expected = steps(digits(), make_config(), 0, 6)
+    assert_same(steps(digits(), make_config(), 4, 6), expected[4:])
+    assert_same(steps(digits(), make_config(threads=5, prefetch=1), 0, 6), expected)
+    assert_same(steps(digits(), make_config(), 0, 6, make_sharding(4, fsdp=2)), expected)
+    assert_same(steps(digits(), make_config(), 0, 6, make_sharding(8, tensor=4)), expected)
+    assert_same(steps(digits(), make_config(), 0, 6, make_sharding(1)), expected)
+
+
+def test_labels_and_images_are_those_of_the_examples_in_order():
+    config = make_config(train_crop="resize")
+    for step, batch in enumerate(steps(Numbers(100), config, 0, 12)):
+        ids = batch_indices(config.seed, step, 16, 100)
+        assert batch["image"].dtype == np.uint8 and batch["image"].shape == (16, 8, 8, 3)
+        assert batch["label"].dtype == np.int32 and np.array_equal(batch["label"], ids)
+        assert np.array_equal(batch["image"], np.broadcast_to(ids[:, None, None, None], (16, 8, 8, 3)))
+
+
+def test_crops_differ_between_epochs_and_seeds():
+    class One(Numbers):
+        def __getitem__(self, index):
+            return Record(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8), 0, "one")
+
+    images = np.concatenate([batch["image"] for batch in steps(One(1), make_config(), 0, 4)])
+    assert len({image.tobytes() for image in images}) == 64
+    config = make_config()
+    config.seed = 1
+    assert not np.array_equal(steps(One(1), config, 0, 1)[0]["image"], images[:16])
+
+
+def test_a_multi_label_source_gives_rows_of_zeros_and_ones():
+    (batch,) = steps(Numbers(200, multi_label=True), make_config(train_crop="resize"), 3, 4)
+    expected = batch_indices(0, 3, 16, 200)[:, None] >> np.arange(8) & 1
+    assert batch["label"].dtype == np.float32 and np.array_equal(batch["label"], expected)
+
+
+def test_each_device_holds_its_rows_only():
+    sharding = make_sharding(8, fsdp=2, tensor=2)
+    with train_batches(digits(), make_config(), sharding, start_step=0, stop_step=1) as batches:
+        image = next(batches)["image"]
+    assert image.sharding == sharding and image.addressable_shards[0].data.shape == (4, 8, 8, 3)
+
+
+def test_rows_of_a_process_are_those_its_devices_hold():
+    assert local_rows(make_sharding(8, tensor=2), 16).tolist() == list(range(16))
+
+
+def test_a_batch_that_cannot_be_cut_evenly_is_refused():
+    with pytest.raises(ConfigError, match="config.batch_size = 12 is not divisible by 8"):
+        train_batches(digits(), make_config(12), make_sharding(), start_step=0, stop_step=1)
+
+
+def test_no_steps_are_no_batches():
+    assert steps(digits(), make_config(), 5, 5) == []
+
+
+def test_nothing_is_transferred_implicitly():
+    before = jax.config.jax_transfer_guard
+    jax.config.update("jax_transfer_guard", "disallow")  # for all threads; the context manager guards only its own
+    try:
+        with train_batches(digits(), make_config(), make_sharding(), start_step=0, stop_step=3) as batches:
+            assert len(list(batches)) == 3
+        with eval_batches(Numbers(20), make_config(), make_sharding()) as batches:
+            assert len(list(batches)) == 2
+    finally:
+        jax.config.update("jax_transfer_guard", before or "allow")
+
+
+def test_worker_processes_give_the_same_batches():
+    expected = steps(digits(), make_config(), 2, 5)
+    assert_same(steps(digits(), make_config(processes=2), 2, 5), expected)
+
+
+# waiting and closing
+
+
+class Slow(Numbers):
+    def __getitem__(self, index):
+        time.sleep(0.01)
+        return super().__getitem__(index)
+
+
+def test_waiting_for_the_host_is_counted_and_prefetching_hides_it():
+    config = make_config(8, train_crop="resize", threads=1)
+    with train_batches(Slow(50), config, make_sharding(), start_step=0, stop_step=6) as batches:
+        next(batches)
+        waited = batches.wait_seconds
+        assert waited > 0.04
+        time.sleep(1.0)
+        next(batches), next(batches)
+        assert batches.wait_seconds - waited < 0.04
+
+
+def test_closing_early_stops_the_threads():
+    before = set(threading.enumerate())
+    config = make_config(8, train_crop="resize")
+    batches = train_batches(Slow(50), config, make_sharding(), start_step=0, stop_step=10**6)
+    next(batches)
+    start = time.perf_counter()
+    batches.close()
+    assert time.perf_counter() - start < 2
+    deadline = time.perf_counter() + 5
+    while set(threading.enumerate()) - before and time.perf_counter() < deadline:
+        time.sleep(0.02)
+    assert not set(threading.enumerate()) - before
+    with pytest.raises(StopIteration):
+        next(batches)
+
+
+# evaluation
+
+
+@pytest.mark.parametrize("batch_size, devices", [(1, 1), (7, 1), (64, 8), (8, 8)])
+def test_evaluation_sees_every_example_once_and_masks_the_rest(batch_size, devices):
+    source = Numbers(150)
+    with eval_batches(source, make_config(), make_sharding(devices), batch_size) as batches:
+        seen = [jax.tree.map(np.asarray, batch) for batch in batches]
+    mask = np.concatenate([batch["mask"] for batch in seen])
+    labels = np.concatenate([batch["label"] for batch in seen])
+    images = np.concatenate([batch["image"] for batch in seen])
+    assert all(len(batch["mask"]) == batch_size for batch in seen) and mask.dtype == np.float32
+    assert mask.sum() == 150 and np.array_equal(labels[mask == 1], np.arange(150))
+    assert np.array_equal(images[:150, 0, 0, 0], np.arange(150)) and not images[150:].any()
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 64])
+def test_evaluation_rows_of_eight_processes_cover_every_example_once(batch_size):
+    blocks = EvalBatches(Numbers(150), make_config(), range(batch_size), batch_size=batch_size)
+    for rows in np.array_split(np.arange(batch_size), min(8, batch_size)):
+        part = EvalBatches(Numbers(150), make_config(), rows, batch_size=batch_size)
+        assert len(part) == len(blocks) == -(-150 // batch_size)
+        for step in (0, len(blocks) - 1):
+            for name in ("image", "label", "mask"):
+                assert np.array_equal(part[step][name], blocks[step][name][rows])
+
+
+def test_evaluation_batch_size_comes_from_the_config():
+    config = make_config(16)
+    with eval_batches(open_eval(config.data), config, make_sharding()) as batches:
+        assert next(batches)["mask"].shape == (16,)
+    config.eval.batch_size = 24
+    with eval_batches(open_eval(config.data), config, make_sharding()) as batches:
+        assert next(batches)["mask"].shape == (24,)
+    with pytest.raises(ConfigError, match="the evaluation batch size = 12 is not divisible by 8"):
+        eval_batches(open_eval(config.data), config, make_sharding(), 12)
+
+
+# images that cannot be read
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """60 JPEG images in two classes, three of them truncated."""
+    random = np.random.default_rng(0)
+    for i in range(60):
+        path = tmp_path / "ab"[i % 2] / f"{i}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(cv2.imencode(".jpg", random.integers(0, 256, (24, 24, 3), dtype=np.uint8))[1].tobytes())
+    for i in (10, 11, 40):
+        path = tmp_path / "ab"[i % 2] / f"{i}.jpg"
+        path.write_bytes(path.read_bytes()[:-100])
+    return tmp_path
+
+
+def folder_config(folder, **data):
+    fields = {"train_crop": "resize", "name": "folder", "path": str(folder), "holdout": 0.0, **data}
+    return make_config(**fields)
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_truncated_image_ends_training_with_its_name(folder, processes):
+    config = folder_config(folder, processes=processes)
+    with pytest.raises(BadImage, match=r"(10|11|40)\.jpg cannot be read: its end is missing"):
+        steps(open_train(config.data), config, 0, 8)
+
+
+def test_skipped_images_are_replaced_by_the_next_of_the_epoch_counted_and_logged_once(folder, caplog):
+    config = folder_config(folder, on_bad_image="skip")
+    source = open_train(config.data)
+    with train_batches(source, config, make_sharding(), start_step=0, stop_step=15) as batches:
+        found = [jax.tree.map(np.asarray, batch) for batch in batches]
+        assert {name.rsplit("/", 1)[1] for name in batches.bad_images} == {"10.jpg", "11.jpg", "40.jpg"}
+    assert sum("cannot be read" in record.getMessage() for record in caplog.records) == 3
+    bad = {i for i, path in enumerate(source.paths) if path in ("a/10.jpg", "b/11.jpg", "a/40.jpg")}
+    line = np.concatenate([batch_indices(0, step, 16, 60) for step in range(15)]).reshape(4, 60)
+    for epoch in line:
+        for offset in reversed(range(-2, 60)):
+            if epoch[offset] in bad:
+                epoch[offset] = epoch[(offset + 1) % 60]
+    expected = source.labels[line.ravel()]
+    assert np.array_equal(np.concatenate([batch["label"] for batch in found]), expected)
+    assert_same(steps(source, config, 7, 15), found[7:])
+
+
+def test_too_many_unreadable_images_end_training_with_some_of_their_names(folder):
+    config = folder_config(folder, on_bad_image="skip", max_bad_images=2)
+    with pytest.raises(ValueError, match=r"3 training images cannot be read, .*max_bad_images = 2 .*\.jpg: its end"):
+        steps(open_train(config.data), config, 0, 8)
+
+
+def test_only_unreadable_images_are_an_error_and_no_endless_search(tmp_path):
+    for name in ("a/1.png", "b/2.png", "b/3.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    config = folder_config(tmp_path, on_bad_image="skip")
+    with pytest.raises(ValueError, match="none of the 3 training images can be read"):
+        steps(open_train(config.data), config, 0, 1)
+
+
+def test_evaluation_never_skips(folder):
+    config = folder_config(folder, on_bad_image="skip")
+    with pytest.raises(BadImage, match="its end is missing"):
+        with eval_batches(open_source(config.data, "train"), config, make_sharding()) as batches:
+            list(batches)
+
+
+def test_labels_out_of_range_are_named():
+    with pytest.raises(ValueError, match="the label 9[0-9] of number 9[0-9] is out of range: there are 90 classes"):
+        steps(Numbers(100, labels=90), make_config(), 0, 7)
+
+
+def test_nothing_here_imports_tensorflow():
+    assert "tensorflow" not in sys.modules

@@ -1,0 +1,52 @@
+"""The 1,797 hand-written digits (8 × 8 pixels, 10 classes) that come with scikit-learn: real, and no download."""
+
+import dataclasses
+
+import numpy as np
+
+from vit_jax.data import splits
+from vit_jax.data.record import Record
+
+_TEST_SHARE = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class Digits:
+    """Some of the digits: `images` (n, 8, 8, 3) uint8, `labels` (n,), `ids` (n,) their numbers in scikit-learn."""
+
+    images: np.ndarray
+    labels: np.ndarray
+    ids: np.ndarray
+    classes: tuple[str, ...] = tuple("0123456789")
+    multi_label: bool = False
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, index: int) -> Record:
+        return Record(self.images[index], int(self.labels[index]), f"digits/{self.ids[index]}")
+
+
+def open_digits(config_data, split: str) -> Digits:
+    """Opens 'train' (80 % of every class), 'test' (the rest), or slices of them."""
+    from sklearn.datasets import load_digits  # slow to import, and nothing else of it is used
+
+    images, labels = load_digits(return_X_y=True)
+    grey = np.round(images * (255 / 16)).astype(np.uint8)
+    images = np.repeat(grey.reshape(-1, 8, 8, 1), 3, axis=3)
+    members = _split(labels)
+    sizes = {name: len(ids) for name, ids in members.items()}
+    parts = splits.select(split, sizes, "the data set 'digits'")
+    ids = np.concatenate([members[name][start:stop] for name, start, stop in parts])
+    return Digits(images[ids], labels[ids], ids)
+
+
+def _split(labels: np.ndarray) -> dict[str, np.ndarray]:
+    """The examples of 'train' and 'test', the same share of every class."""
+    random = np.random.RandomState(0)  # unlike a Generator's, its stream is frozen for ever
+    test = []
+    for label in range(10):
+        ids = random.permutation(np.flatnonzero(labels == label))
+        test.append(ids[: round(len(ids) * _TEST_SHARE)])
+    test = np.sort(np.concatenate(test))
+    return {"train": np.setdiff1d(np.arange(len(labels)), test), "test": test}

@@ -1,0 +1,56 @@
+"""What a data source gives: one record for one index. How sources find their records is said in the file of each."""
+
+import dataclasses
+from typing import Protocol
+
+import numpy as np
+
+from vit_jax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+    """One example.
+
+    Attributes:
+      image: an encoded image, or (H, W, 3) uint8 RGB.
+      label: the class; of a multi-label source, a tuple of classes, which may be empty.
+      name: what error messages call it: a file, or a place in a data set.
+    """
+
+    image: bytes | np.ndarray
+    label: int | tuple[int, ...]
+    name: str
+
+
+class Source(Protocol):
+    """Examples by index, in an order that never changes. Sources can be pickled: worker processes read them too.
+
+    A source that reads many records faster together than one by one also has `read(indices) -> list[Record]`.
+
+    Attributes:
+      classes: the label names; the label is the index.
+      multi_label: whether labels are tuples.
+    """
+
+    classes: tuple[str, ...]
+    multi_label: bool
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Record: ...
+
+
+class DataError(UserError, ValueError):
+    """The data is not what it should be, seen while it is read."""
+
+
+class BadImage(DataError):
+    """An image cannot be read."""
+
+    def __init__(self, name: str, why: str):
+        super().__init__(name, why)  # both are arguments, so that it survives the way back from a worker process
+        self.name, self.why = name, why
+
+    def __str__(self) -> str:
+        return f"image {self.name} cannot be read: {self.why}"

@@ -1,0 +1,45 @@
+"""Split expressions in the notation of TFDS: 'train', 'train[:99%]', 'train[1000:]', 'train[:50]+test'."""
+
+import re
+from collections.abc import Mapping
+
+from vit_jax.schema import ConfigError
+
+_PART = re.compile(r"(?P<name>[\w.-]+)(\[(?P<start>-?\d+%?)?:(?P<stop>-?\d+%?)?\])?")
+
+
+def select(expression: str, sizes: Mapping[str, int], where: str) -> list[tuple[str, int, int]]:
+    """The parts (split, start, stop) that `expression` names, none of them empty.
+
+    Args:
+      expression: splits or slices of them, joined by '+'. Percentages are rounded to the nearest example; negative
+        bounds count from the end.
+      sizes: the number of examples of every split there is.
+      where: the data set, for errors.
+
+    Raises:
+      ConfigError: for an unknown or empty split, a slice beyond the end, or a malformed expression.
+    """
+    parts = []
+    for part in expression.replace(" ", "").split("+"):
+        match = _PART.fullmatch(part)
+        if not match:
+            raise ConfigError(f"split {expression!r} is not of the form 'train', 'train[:99%]' or 'train[10:]+test'")
+        name = match["name"]
+        if name not in sizes:
+            raise ConfigError(f"{where} has no split {name!r}; it has: {', '.join(sizes)}")
+        start = _bound(match["start"], 0, sizes[name])
+        stop = _bound(match["stop"], sizes[name], sizes[name])
+        if not 0 <= start <= sizes[name] or not 0 <= stop <= sizes[name]:
+            raise ConfigError(f"split {part!r} reaches beyond the {sizes[name]} examples of {name!r} in {where}")
+        if start >= stop:
+            raise ConfigError(f"split {part!r} of {where} is empty: {name!r} has {sizes[name]} examples")
+        parts.append((name, start, stop))
+    return parts
+
+
+def _bound(text: str | None, default: int, size: int) -> int:
+    if text is None:
+        return default
+    value = round(size * int(text[:-1]) / 100) if text.endswith("%") else int(text)
+    return size + value if text.startswith("-") else value

@@ -1,0 +1,64 @@
+"""Every model name with what it costs, as `vit_jax models` prints it. What a model is, is said in its family's file."""
+
+import dataclasses
+
+from vit_jax.models import registry
+from vit_jax.schema import ConfigError
+
+SIZES = ("depth", "width", "mlp_dim", "heads")
+COLUMNS = ("name", "image_size", "tokens", "parameters", "gflops", *SIZES)
+
+
+def table(image_size: int = 224) -> list[dict]:
+    """A row for every listed model, by counting alone: no memory, no devices.
+
+    Args:
+      image_size: side of the images in pixels. A model that it does not fit is counted at the largest smaller one that it does.
+
+    Returns:
+      Dicts of `COLUMNS`: parameters with a linear head of 1,000 classes; gflops of one image's forward pass, a multiply-add
+      counted as 2; tokens with the class token. `None` where a family knows no such size.
+
+    Raises:
+      ConfigError: the images are too small for some model.
+    """
+    return [_row(name, _fitting(name, image_size)) for name in registry.variants()]
+
+
+def text(rows: list[dict]) -> str:
+    """The rows as an aligned table, with a heading and what was counted."""
+    cells = [[_cell(row[column]) for column in COLUMNS] for row in rows]
+    cells.insert(0, [column.replace("_", " ") for column in COLUMNS])
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        "  ".join([line[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))])
+        for line in cells
+    ]
+    counted = "Parameters with a linear head of 1,000 classes; GFLOPs of one forward pass, a multiply-add counted as 2."
+    return "\n".join([*lines, "", counted])
+
+
+def _fitting(name: str, image_size: int):
+    """The model's config at the largest size up to `image_size` that it takes; only its family knows which these are."""
+    refusal = None
+    for size in range(image_size, 0, -1):
+        try:
+            return registry.model_config(name, image_size=size)
+        except ConfigError as error:
+            refusal = refusal or error
+    raise ConfigError(f"{name}: no size up to {image_size} fits: {refusal}")
+
+
+def _row(name: str, config) -> dict:
+    sizes = dataclasses.asdict(config)
+    return {
+        "name": name,
+        "image_size": config.image_size,
+        "tokens": config.tokens,
+        "parameters": registry.count_parameters(config),
+        "gflops": round(config.flops() / 1e9, 2),
+    } | {size: sizes.get(size) for size in SIZES}
+
+
+def _cell(value) -> str:
+    return "-" if value is None else value if isinstance(value, str) else f"{value:,}"

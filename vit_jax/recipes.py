@@ -1,0 +1,67 @@
+"""What several recipes in `configs/` share: how their argument is read, augmentation levels, what the largest models need.
+
+Here rather than beside them, so that a recipe still works when it is copied elsewhere. No recipe is complete in here.
+"""
+
+from collections.abc import Collection
+
+from ml_collections import ConfigDict
+
+from vit_jax.models import registry
+from vit_jax.schema import ConfigError, nearest
+
+# RandAugment layers, its magnitude, parameter of mixup (AugReg §3.2; big_vision). Its figures call strong heavy.
+# light1 is not none: most operations change an image even at magnitude 0.
+AUGMENTATION = {
+    "none": (0, 0, 0.0),
+    "light1": (2, 0, 0.0),
+    "light2": (2, 10, 0.2),
+    "medium1": (2, 15, 0.2),
+    "medium2": (2, 15, 0.5),
+    "strong1": (2, 20, 0.5),
+    "strong2": (2, 20, 0.8),
+}
+
+
+def arguments(text: str, **known: Collection[str]) -> list[str | None]:
+    """The comma-separated parts of a recipe's argument, in the order of `known`; `None` for those left out at the end.
+
+    >>> arguments("B/16", model=["B/16", "L/16"], level=AUGMENTATION)
+    ['B/16', None]
+
+    Args:
+      text: what follows the colon in --config=FILE:ARGUMENT.
+      known: what each part is, and its valid values.
+
+    Raises:
+      ConfigError: a part that is not known, or too many of them.
+    """
+    parts = text.split(",")
+    if len(parts) > len(known):
+        raise ConfigError(f"config argument {text!r} has {len(parts)} parts, but the recipe takes {','.join(known).upper()}")
+    for part, (what, values) in zip(parts, known.items(), strict=False):
+        if part not in values:
+            raise ConfigError(f"config argument {text!r}: there is no {what} {part!r}{nearest(part, values)}")
+    return parts + [None] * (len(known) - len(parts))
+
+
+def vit_names() -> list[str]:
+    """The listed ViTs as recipes take them: 'B/16' for 'ViT-B/16'."""
+    return [name.removeprefix("ViT-") for name in registry.variants() if name.startswith("ViT-")]
+
+
+def augment(config: ConfigDict, level: str) -> None:
+    """Sets RandAugment and mixup to a level of `AUGMENTATION`."""
+    layers, magnitude, mixup = AUGMENTATION[level]
+    config.augment.randaugment_layers = layers
+    config.augment.randaugment_magnitude = float(magnitude)
+    config.augment.mixup = mixup
+
+
+def spread(config: ConfigDict) -> None:
+    """Lets a model fit that is too large for one accelerator of 16 GB: the state is cut over 8, activations are recomputed.
+
+    Neither changes what is learnt; on devices with more memory, lower both.
+    """
+    config.mesh.fsdp = 8
+    config.model.remat = "full"
