@@ -14,8 +14,8 @@ TEST = [
     "pytest-xdist>=3.6",
     "ruff>=0.9",
     "scipy>=1.13",
-    "torch>=2.6,<=2.13.0",
-    "transformers>=5",
+    "torch==2.13.0; python_version < '3.12'",
+    "transformers>=5; python_version < '3.12'",
 ]
 
 setup(

@@ -1,10 +1,10 @@
-"""ViT on ImageNet alone, 300 epochs: the ViT paper's recipe, or AugReg's ("How to train your ViT?") at an augmentation level.
+"""ViT on ImageNet alone, 300 epochs: the ViT paper's recipe, or AugReg's ("How to train your ViT?") at a level.
 
 vit_jax train --config=configs/vit_i1k.py:B/16 --workdir=DIR
     ViT Table 3, last row: any ViT of `vit_jax models`. Strong decay (0.3) and dropout instead of augmentation.
 vit_jax train --config=configs/vit_i1k.py:B/16,medium2 --workdir=DIR
-    AugReg: none, light1, light2, medium1, medium2, strong1, strong2, or augreg for the level that big_vision takes for
-    Ti/16, S/32, S/16, B/32, B/16 or L/16. The paper also ran decay 0.03 (--config.optim.weight_decay=3e-5) and
+    AugReg, at level none, light1, light2, medium1, medium2, strong1, strong2, or augreg for the one big_vision takes
+    for Ti/16, S/32, S/16, B/32, B/16 or L/16. The paper also ran decay 0.03 (--config.optim.weight_decay=3e-5) and
     --config.model.dropout=0.1 --config.model.drop_path=0.1.
 
 The last 1 % of the training images is left out for choosing (--config.data.eval_split='train[99%:]'); what is evaluated
@@ -18,13 +18,13 @@ Expect, ImageNet top-1 %:
     and fine-tuned, 384 px                74.64  75.65  80.70  76.60  81.63   -     77.21
 big_vision's vit_i1k.py: about 79 for B/16. A better recipe for plain ViTs is vit_s16_i1k.py.
 
-Sources say nothing, and we decide: the loss of the ViT paper on ImageNet is taken to be AugReg's, sigmoid with -6.9.
+Where sources say nothing: the loss of the ViT paper on ImageNet is taken to be AugReg's, sigmoid with a bias of -6.9.
 """
 
 from vit_jax import recipes
 from vit_jax.config import ConfigError, default_config
 
-AUGREG = {"Ti/16": "light1", "S/32": "medium1", "S/16": "medium2", "B/32": "medium2", "B/16": "medium2", "L/16": "medium2"}
+AUGREG = {"Ti/16": "light1", "S/32": "medium1"} | dict.fromkeys(("S/16", "B/32", "B/16", "L/16"), "medium2")
 
 
 def get_config(arg="B/16"):
@@ -36,7 +36,7 @@ def get_config(arg="B/16"):
     config.data.threads = 16
     config.model.name = f"ViT-{model}"
     config.model.num_classes = 1000
-    config.model.representation = True
+    config.model.representation = recipes.width(model)
     config.model.head_bias = -6.9
     config.model.dtype = "bfloat16"
     config.objective.loss = "sigmoid"
@@ -58,7 +58,8 @@ def paper(config, *_):
 
 def augreg(config, model, level):
     if level == "augreg" and model not in AUGREG:
-        raise ConfigError(f"big_vision chose no level for {model} on ImageNet; say one: {', '.join(recipes.AUGMENTATION)}")
+        known = ", ".join(recipes.AUGMENTATION)
+        raise ConfigError(f"big_vision chose no level for {model} on ImageNet; say one: {known}")
     recipes.augment(config, AUGREG[model] if level == "augreg" else level)
     config.optim.lr = 1e-3
     config.optim.moment_dtype = "bfloat16"

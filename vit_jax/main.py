@@ -175,8 +175,9 @@ def _check_overrides() -> None:
     for argument in sys.argv[1:]:
         name = argument.partition("=")[0].removeprefix("--config.")
         if argument.startswith("--config.") and name not in known:
-            last = [field for field in known if field.endswith("." + name.split(".")[-1])]
-            raise flags.Error(f"config has no field {name}{nearest(name, last or known)}")
+            namesakes = [field for field in known if field.endswith("." + name.split(".")[-1])]
+            hint = f"; did you mean {namesakes[0]!r}?" if namesakes else nearest(name, known)
+            raise flags.Error(f"config has no field {name}{hint}")
 
 
 def _wants_help() -> bool:

@@ -1,4 +1,4 @@
-"""What several recipes in `configs/` share: how their argument is read, augmentation levels, what the largest models need.
+"""What several recipes in `configs/` share: reading their argument, augmentation levels, what the largest models need.
 
 Here rather than beside them, so that a recipe still works when it is copied elsewhere. No recipe is complete in here.
 """
@@ -38,7 +38,8 @@ def arguments(text: str, **known: Collection[str]) -> list[str | None]:
     """
     parts = text.split(",")
     if len(parts) > len(known):
-        raise ConfigError(f"config argument {text!r} has {len(parts)} parts, but the recipe takes {','.join(known).upper()}")
+        takes = ",".join(known).upper()
+        raise ConfigError(f"config argument {text!r} has {len(parts)} parts, but the recipe takes {takes}")
     for part, (what, values) in zip(parts, known.items(), strict=False):
         if part not in values:
             raise ConfigError(f"config argument {text!r}: there is no {what} {part!r}{nearest(part, values)}")
@@ -50,6 +51,11 @@ def vit_names() -> list[str]:
     return [name.removeprefix("ViT-") for name in registry.variants() if name.startswith("ViT-")]
 
 
+def width(model: str) -> int:
+    """Size of the tokens of a ViT: 768 for 'B/16'."""
+    return registry.model_config(f"ViT-{model}").width
+
+
 def augment(config: ConfigDict, level: str) -> None:
     """Sets RandAugment and mixup to a level of `AUGMENTATION`."""
     layers, magnitude, mixup = AUGMENTATION[level]
@@ -59,9 +65,9 @@ def augment(config: ConfigDict, level: str) -> None:
 
 
 def spread(config: ConfigDict) -> None:
-    """Lets a model fit that is too large for one accelerator of 16 GB: the state is cut over 8, activations are recomputed.
+    """For models too large for one accelerator of 16 GB: the state is cut over 8, activations are recomputed.
 
-    Neither changes what is learnt; on devices with more memory, lower both.
+    Neither changes what is learnt; where devices have more memory, say less of both.
     """
     config.mesh.fsdp = 8
     config.model.remat = "full"

@@ -1,5 +1,7 @@
 """Fits the parameters of one model to another: a new head, another resolution. Everything else must be the same, name by name."""
 
+import math
+
 import jax
 import numpy as np
 from absl import logging
@@ -39,9 +41,10 @@ def adapt(loaded: dict, fresh: dict, *, reset: tuple[str, ...], resize: str, pre
             return new
         old = np.asarray(source[name])
         if name == POSITION and old.shape[-1] == new.shape[-1] and old.shape != new.shape:
-            side = round((new.shape[1] - prefix) ** 0.5)
-            logging.info("%s: %s is resized to %s by %s", name, old.shape, new.shape, resize)
-            old = interpolate(old, (side, side), method=resize, prefix=prefix)
+            old_side, side = (math.isqrt(rows.shape[1] - prefix) for rows in (old, new))
+            if old_side**2 + prefix == old.shape[1]:
+                logging.info("%s: %s is resized to %s by %s", name, old.shape, new.shape, resize)
+                old = interpolate(old, (side, side), method=resize, prefix=prefix)
         if old.shape != new.shape:
             problems.append(f"{name} is {old.shape} in the checkpoint, {new.shape} in the model")
             return new

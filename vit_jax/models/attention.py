@@ -87,6 +87,6 @@ def _project(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
 
 
 def _xavier(width: int):
-    """Xavier-uniform of a (width, width) projection, whatever axes its array has and however many lie side by side in it."""
+    """Xavier-uniform of a (width, width) projection, whatever axes its array has and however many lie in it."""
     limit = (6 / (width + width)) ** 0.5
     return lambda key, shape: jax.random.uniform(key, shape, minval=-limit, maxval=limit)

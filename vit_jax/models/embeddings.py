@@ -5,6 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+# How `interpolate` resizes, and the name `jax.image.resize` has for it.
+METHODS = {"scipy": None, "bilinear": "linear", "bicubic": "cubic"}
+
 
 class PatchEmbedding(nnx.Module):
     """Non-overlapping patches, each mapped linearly to a token (ViT Eq. 1).
@@ -31,7 +34,7 @@ class PatchEmbedding(nnx.Module):
 
 
 def sincos_2d(grid: tuple[int, int], width: int, temperature: float = 10_000.0) -> np.ndarray:
-    """Fixed 2-D sine-cosine position embedding (1, h·w, D) float32 of MoCo v3 (facts: "Better plain ViT baselines" and big_vision).
+    """Fixed 2-D sine-cosine position embedding (1, h·w, D) float32 of MoCo v3, as in arXiv 2205.01580 and big_vision.
 
     A quarter of the channels each: sin x·ω, cos x·ω, sin y·ω, cos y·ω with ω_k = temperature^(−k / (D/4 − 1)).
     """
@@ -50,19 +53,27 @@ def interpolate(table: np.ndarray, new_grid: tuple[int, int], *, method: str = "
     Args:
       table: (1, prefix + h·w, D) position embeddings, rows for class or register tokens first.
       new_grid: (h, w) in patches.
-      method: `scipy`: linear between corner-aligned grid points, what the official code's scipy.ndimage.zoom(order=1) does;
+      method: `scipy`: linear between corner-aligned grid points, as the official code's scipy.ndimage.zoom(order=1).
+        For some sizes (28 to 14, 15 to 30) SciPy's rounding steps off the grid and zeroes the last row and column;
+        here it does not.
         `bilinear`, `bicubic`: half-pixel centres with antialiasing, what timm and big_vision's NaFlex do.
       prefix: rows kept as they are.
       old_grid: (h, w) of the table; by default square.
 
     Returns:
       (1, prefix + new h · new w, D) in the dtype of `table`.
+
+    Raises:
+      ValueError: unknown method, or `table` is not `prefix` rows and an old grid.
     """
+    if method not in METHODS:
+        raise ValueError(f"position embeddings cannot be resized by {method!r}; known: {', '.join(METHODS)}")
     rows = table.shape[1] - prefix
     side = round(rows**0.5)
-    old_grid = old_grid or (side, side)
-    if old_grid[0] * old_grid[1] != rows:
-        raise ValueError(f"position embedding {table.shape} with {prefix} extra rows is no {old_grid[0]}x{old_grid[1]} grid")
+    old_grid = tuple(old_grid or (side, side))
+    if table.shape[0] != 1 or old_grid[0] * old_grid[1] != rows:
+        grid = "x".join(map(str, old_grid))
+        raise ValueError(f"position embedding {table.shape} with {prefix} extra rows is no {grid} grid: give old_grid")
     if old_grid == tuple(new_grid):
         return table
     width = table.shape[-1]
@@ -71,12 +82,12 @@ def interpolate(table: np.ndarray, new_grid: tuple[int, int], *, method: str = "
         grid = np.einsum("yh,xw,hwd->yxd", *map(_corner_aligned, new_grid, old_grid), grid.astype(np.float64))
     else:
         shape = (*new_grid, width)
-        grid = jax.image.resize(grid, shape, {"bilinear": "linear", "bicubic": "cubic"}[method], antialias=True)
+        grid = jax.image.resize(grid, shape, METHODS[method], antialias=True)
     grid = np.asarray(grid, table.dtype).reshape(1, -1, width)
     return np.concatenate([kept, grid], axis=1)
 
 
 def _corner_aligned(new: int, old: int) -> np.ndarray:
-    """(new, old) weights of linear interpolation at `new` points spread evenly from the first of `old` points to the last."""
+    """(new, old) weights of linear interpolation at `new` points spread evenly from the first to the last of `old`."""
     at = np.linspace(0, old - 1, new) if new > 1 else np.zeros(1)
     return np.maximum(0, 1 - np.abs(at[:, None] - np.arange(old)))

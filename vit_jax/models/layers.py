@@ -31,7 +31,7 @@ class ModelOutput:
 
 
 class Mlp(nnx.Module):
-    """Dense, activation, dropout, dense, dropout (ViT Eq. 3). Kernels Xavier-uniform, biases normal(1e-6) as in the official code."""
+    """Dense, activation, dropout, dense, dropout (ViT Eq. 3); kernels Xavier-uniform, biases normal(1e-6)."""
 
     def __init__(self, width: int, hidden: int, *, activation: str, dropout: float, dtype, rngs: nnx.Rngs):
         self.up = _mlp_linear(width, hidden, dtype, rngs)
@@ -60,7 +60,7 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
 
 
 def drop_path(residual: jax.Array, rate: jax.Array | float, key: jax.Array | None) -> jax.Array:
-    """Stochastic depth (arXiv 1603.09382): drops an example's whole residual with probability `rate`, scales the others up.
+    """Stochastic depth (arXiv 1603.09382): drops an example's residual with probability `rate`, scales the others up.
 
     Args:
       residual: (B, ...) what a block adds to its input.

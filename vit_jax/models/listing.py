@@ -13,11 +13,11 @@ def table(image_size: int = 224) -> list[dict]:
     """A row for every listed model, by counting alone: no memory, no devices.
 
     Args:
-      image_size: side of the images in pixels. A model that it does not fit is counted at the largest smaller one that it does.
+      image_size: side of the images in pixels. A model that it does not fit is counted at the next that does.
 
     Returns:
-      Dicts of `COLUMNS`: parameters with a linear head of 1,000 classes; gflops of one image's forward pass, a multiply-add
-      counted as 2; tokens with the class token. `None` where a family knows no such size.
+      Dicts of `COLUMNS`: parameters with a linear head of 1,000 classes; gflops of one image's forward pass, a
+      multiply-add counted as 2; tokens with the class token. `None` where a family knows no such size.
 
     Raises:
       ConfigError: the images are too small for some model.
@@ -30,16 +30,16 @@ def text(rows: list[dict]) -> str:
     cells = [[_cell(row[column]) for column in COLUMNS] for row in rows]
     cells.insert(0, [column.replace("_", " ") for column in COLUMNS])
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [
-        "  ".join([line[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))])
-        for line in cells
-    ]
+    lines = []
+    for name, *numbers in cells:
+        numbers = [cell.rjust(width) for cell, width in zip(numbers, widths[1:], strict=True)]
+        lines.append("  ".join([name.ljust(widths[0]), *numbers]))
     counted = "Parameters with a linear head of 1,000 classes; GFLOPs of one forward pass, a multiply-add counted as 2."
     return "\n".join([*lines, "", counted])
 
 
 def _fitting(name: str, image_size: int):
-    """The model's config at the largest size up to `image_size` that it takes; only its family knows which these are."""
+    """The model's config at the largest size up to `image_size` that it takes; which these are, its family knows."""
     refusal = None
     for size in range(image_size, 0, -1):
         try:
@@ -61,4 +61,6 @@ def _row(name: str, config) -> dict:
 
 
 def _cell(value) -> str:
-    return "-" if value is None else value if isinstance(value, str) else f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.2f}"
+    return f"{value:,}" if isinstance(value, int) else value or "-"

@@ -6,10 +6,10 @@ import math
 import jax
 from flax import nnx
 
-from vit_jax.models import vit
+from vit_jax.models import hybrid, mixer, resnet, vit
 from vit_jax.schema import ConfigError, check_value, nearest, option
 
-FAMILIES = (vit,)
+FAMILIES = (vit, hybrid, mixer, resnet)
 
 
 @dataclasses.dataclass
@@ -52,7 +52,8 @@ def model_config(name: str, *, image_size: int = 224, **options):
 def build(config, *, rngs: nnx.Rngs) -> nnx.Module:
     """The model of a family's config, its parameters drawn from `rngs`."""
     for family in FAMILIES:
-        if isinstance(config, family.Config):
+        # Not isinstance: one family's config may extend another's.
+        if type(config) is family.Config:
             return family.Model(config, rngs=rngs)
     raise TypeError(f"{type(config)} is the config of no model family")
 

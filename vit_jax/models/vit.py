@@ -13,8 +13,9 @@ from vit_jax.models.encoder import REMAT, Encoder
 from vit_jax.models.layers import ACTIVATIONS, ModelOutput, dropout
 from vit_jax.schema import ConfigError, nearest, option
 
-# depth, width, MLP width, heads. Ti, S: AugReg Table 1; B, L, H: ViT Table 1; g, G: Scaling ViT Table 2; the others big_vision.
-# 22B: width, depth and heads from secondary listings, MLP width from the parameter count (unconfirmed in a primary source).
+# depth, width, MLP width, heads. Ti, S: AugReg Table 1; B, L, H: ViT Table 1; g, G: Scaling ViT Table 2; the others
+# big_vision. 22B: width, depth and heads from secondary listings, MLP width from the parameter count (unconfirmed in a
+# primary source); its blocks here are those of the others with normed queries and keys, not parallel and without biases.
 SIZES = {
     "mu": (1, 32, 128, 2),
     "s": (6, 256, 1024, 8),
@@ -34,9 +35,9 @@ SIZES = {
 }
 # Listed by `vit_jax models`; any other patch size works as well.
 VARIANTS = [
-    "ViT-mu/16", "ViT-s/28", "ViT-s/16", "ViT-Ti/16", "ViT-S/32", "ViT-S/16", "ViT-M/16", "ViT-B/32", "ViT-B/16", "ViT-B/8",
-    "ViT-L/32", "ViT-L/16", "ViT-So400m/14", "ViT-H/14", "ViT-g/14", "ViT-g-opt/16", "ViT-G/14", "ViT-G-opt/16", "ViT-e/14",
-    "ViT-22B/14",
+    "ViT-mu/16", "ViT-s/28", "ViT-s/16", "ViT-Ti/16", "ViT-S/32", "ViT-S/16", "ViT-M/16", "ViT-B/32", "ViT-B/16",
+    "ViT-B/8", "ViT-L/32", "ViT-L/16", "ViT-So400m/14", "ViT-H/14", "ViT-g/14", "ViT-g-opt/16", "ViT-G/14", "ViT-G-opt/16",
+    "ViT-e/14", "ViT-22B/14",
 ]  # fmt: skip
 
 
@@ -52,7 +53,7 @@ class Config:
     mlp_dim: int = option(3072, "hidden size of the MLPs", minimum=1)
     heads: int = option(12, "attention heads", minimum=1)
     pool: str = option("token", "how tokens become one vector", choices=("token", "mean", "map"))
-    representation: bool = option(False, "a tanh layer of the model's width before the head (pre-training, ViT §3.1)")
+    representation: int = option(0, "size of a tanh layer before the head, as a rule the width; 0: none", minimum=0)
     position: str = option("learned", "position embeddings", choices=("learned", "sincos2d", "none"))
     position_of_class: bool = option(True, "the class token has a learned position too (official code; not big_vision)")
     dropout: float = option(0.0, "after the position embedding, attention and MLP layers (ViT B.1)", minimum=0)
@@ -65,13 +66,22 @@ class Config:
     head_bias: float = option(0.0, "initial head bias; -10 for sigmoid loss on many classes")
     dtype: str = option("float32", "type of the computation; parameters are float32", choices=("float32", "bfloat16"))
     remat: str = option("none", "what the backward pass recomputes instead of storing", choices=REMAT)
-    unroll: int = option(1, "blocks compiled side by side; 0: all (fastest step on CPU and GPU, slowest compile)", minimum=0)
+    unroll: int = option(1, "blocks compiled side by side; 0: all (fastest on CPU and GPU, slowest compile)", minimum=0)
 
     def __post_init__(self):
         if self.image_size % self.patch:
-            raise ConfigError(f"image size {self.image_size} cannot be cut into patches of {self.patch}: choose a multiple of the patch")
+            raise ConfigError(
+                f"image size {self.image_size} cannot be cut into patches of {self.patch}: choose a multiple of the patch"
+            )
         if self.width % self.heads:
             raise ConfigError(f"model width {self.width} cannot be cut into {self.heads} heads")
+        if self.position == "sincos2d" and (self.width % 4 or self.width < 8):
+            raise ConfigError(f"position sincos2d needs a model width of 8 or more that 4 divides, not {self.width}")
+        if self.representation is True:
+            raise ConfigError(f"model.representation is a size: say {self.width}, the model's width, not True")
+        for name in ("dropout", "attention_dropout", "drop_path"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"model.{name} = {getattr(self, name)} is a probability: at least 0 and below 1")
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -89,19 +99,19 @@ class Config:
         return int(self.pool == "token" and self.position == "learned" and self.position_of_class)
 
     def flops(self) -> int:
-        """Operations of one image's forward pass: matrix products only, a multiply-add counted as 2, attention in full."""
+        """Operations of one image's forward pass: matrix products only, a multiply-add counted as 2, full attention."""
         n, d, m = self.tokens, self.width, self.mlp_dim
         patches = self.grid[0] * self.grid[1]
         block = 8 * n * d * d + 4 * n * n * d + 4 * n * d * m
         # The probe's own projections, the keys and values of all tokens, the MLP of one token.
         pool = 4 * n * d * d + 4 * n * d + 4 * d * d + 4 * d * m if self.pool == "map" else 0
-        head = 2 * d * self.num_classes + 2 * d * d * self.representation
+        head = 2 * d * self.representation + 2 * (self.representation or d) * self.num_classes
         return 2 * patches * self.patch**2 * 3 * d + self.depth * block + pool + head
 
 
 def options_from_name(name: str) -> dict | None:
     """`ViT-B/16` -> its size and patch; `None` for a name of another family."""
-    match = re.fullmatch(r"ViT-(.+)/(\d+)", name)
+    match = re.fullmatch(r"ViT-(.+)/([1-9]\d*)", name)
     if not match:
         return None
     size, patch = match.groups()
@@ -128,14 +138,20 @@ class Model(nnx.Module):
         self.encoder = Encoder(config, dtype=dtype, rngs=rngs)
         if config.pool == "map":
             self.pool = pooling.AttentionPooling(
-                width, config.heads, config.mlp_dim, epsilon=config.epsilon, activation=config.activation, dtype=dtype, rngs=rngs
+                width,
+                config.heads,
+                config.mlp_dim,
+                epsilon=config.epsilon,
+                activation=config.activation,
+                dtype=dtype,
+                rngs=rngs,
             )
         if config.representation:
-            self.representation = nnx.Linear(width, width, dtype=dtype, rngs=rngs)
+            self.representation = nnx.Linear(width, config.representation, dtype=dtype, rngs=rngs)
         if config.num_classes:
             # The head computes in float32: logits and loss must not be rounded.
             self.head = nnx.Linear(
-                width,
+                config.representation or width,
                 config.num_classes,
                 kernel_init=nnx.initializers.zeros if config.head_init == "zeros" else nnx.initializers.normal(0.02),
                 bias_init=nnx.initializers.constant(config.head_bias),
@@ -155,7 +171,8 @@ class Model(nnx.Module):
         """
         config = self.config
         if images.shape[1:3] != (config.image_size,) * 2:
-            raise ValueError(f"images of {images.shape[1:3]} given to a model for {config.image_size}x{config.image_size}")
+            size = config.image_size
+            raise ValueError(f"images of {images.shape[1:3]} given to a model for {size}x{size}")
         if not deterministic and rngs is None and (config.dropout or config.attention_dropout or config.drop_path):
             raise ValueError("a model with dropout or stochastic depth needs rngs unless deterministic=True")
         embed_key, encoder_key = (None, None) if deterministic or rngs is None else jax.random.split(rngs.dropout())

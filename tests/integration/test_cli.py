@@ -1,0 +1,210 @@
+"""The command line as a user meets it: help, exit codes, and a clear sentence for everything that can be wrong."""
+
+import json
+import subprocess
+import sys
+import time
+
+import cv2
+import numpy as np
+import pytest
+
+import vit_jax
+from tests.integration.conftest import TINY
+from vit_jax.main import run
+
+
+@pytest.fixture
+def command(monkeypatch, capfd):
+    """`command(*arguments)`: runs vit_jax in this process: (exit code, standard output, standard error)."""
+    from absl import flags
+
+    def call(*arguments):
+        before = set(flags.FLAGS)
+        monkeypatch.setattr(sys, "argv", ["vit_jax", *map(str, arguments)])
+        code = 0
+        try:
+            run()
+        except SystemExit as exit:
+            code = exit.code or 0
+        finally:
+            # What this command defined must not be there for the next one.
+            for name in set(flags.FLAGS) - before:
+                if name.split(".")[0] == "config" or flags.FLAGS.find_module_defining_flag(name) == "vit_jax.main":
+                    delattr(flags.FLAGS, name)
+        return code, *capfd.readouterr()
+
+    return call
+
+
+def test_help_answers_in_two_seconds_and_names_every_command():
+    began = time.monotonic()
+    out = subprocess.run([sys.executable, "-m", "vit_jax", "--help"], capture_output=True, text=True, check=True).stdout
+    assert time.monotonic() - began < 2
+    for name in ("train", "evaluate", "predict", "models", "benchmark"):
+        assert f"  {name} " in out
+
+
+def test_help_of_a_command_lists_the_fields_of_the_config(command):
+    code, out, _ = command("train", "--help")
+    assert code == 0 and "--workdir" in out and "--config.optim.lr=0.001\n      peak learning rate" in out
+
+
+WRONG = {
+    "no config": ((), "which config"),
+    "no such file": (("--config=configs/digit.py",), "there is no file configs/digit.py"),
+    "argument not taken": (("--config=configs/digits.py:B",), "takes no argument"),
+    "unknown field": (("--config.optim.lrr=1",), "config has no field optim.lrr; did you mean 'optim.lr'?"),
+    "field in the wrong section": (("--config.lr=1",), "did you mean 'optim.lr'"),
+    "wrong type": (("--config.optim.lr=fast",), "could not convert string to float: 'fast'"),
+    "unknown model": (("--config.model.name=Vit-B/16",), "unknown model 'Vit-B/16'; did you mean 'ViT-B/16'"),
+    "unknown size": (("--config.model.name=ViT-XL/16",), "there is no ViT of size 'XL'"),
+    "unknown pooling": (("--config.model.pool=avg",), "config.model.pool = 'avg' is not one of token, mean, map"),
+    "unknown optimizer": (("--config.optim.name=adam",), "is not an optimizer; did you mean 'adamw'"),
+    "unknown objective": (("--config.objective.name=super",), "config.objective.name"),
+    "unknown data set": (("--config.data.name=digit",), "digits"),
+    "image size not divisible by patch": (("--config.data.image_size=30",), "image size 30 cannot be cut into patches of 8"),
+    "no duration": (("--config.duration=soon",), "'soon' is not a duration"),
+    "classes contradict the data": (("--config.model.num_classes=7",), "config.model.num_classes is 7, but the data has 10 classes"),
+    "batch not divisible by devices": (("--config.batch_size=12",), "12 cannot be spread over 8 devices"),
+    "mesh that does not fit": (("--config.mesh.tensor=3",), "does not fit the 8 devices"),
+    "freezing nothing": (("--config.optim.freeze=('heads/.*',)",), "config.optim.freeze"),
+    "negative number": (("--config.optim.weight_decay=-1",), "config.optim.weight_decay = -1.0 must be at least 0"),
+    "missing checkpoint to start from": (("--config.init_from=/nowhere",), "/nowhere does not exist"),
+    "no folder": (("--config.data.name=folder", "--config.data.path=/nowhere"), "/nowhere"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments, message", WRONG.values(), ids=WRONG)
+def test_what_is_wrong_is_said_in_a_sentence_with_exit_code_2(command, tmp_path, arguments, message):
+    config = () if message == "which config" or any(a.startswith("--config=") for a in arguments) else ("--config=configs/digits.py",)
+    overrides = [f"--config.{k}={v}" for k, v in TINY.items()] if config else []
+    code, _, err = command("train", *config, *overrides, *arguments, f"--workdir={tmp_path}/run")
+    assert message in err and "Traceback" not in err
+    if message != "/nowhere does not exist":
+        assert code == 2 and not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_workdir_that_cannot_be_written_is_said_before_any_work(command, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, _, err = command("train", "--config=configs/digits.py", f"--workdir={tmp_path}/file/run")
+    assert code == 2 and f"cannot write to --workdir={tmp_path}/file/run" in err
+
+
+@pytest.mark.parametrize("path", ["nothing", "empty", "file"])
+def test_a_checkpoint_that_is_none_is_said(command, tmp_path, path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("x")
+    code, _, err = command("predict", f"--checkpoint={tmp_path}/{path}", "image.png")
+    assert code == 1 and str(tmp_path / path) in err and "Traceback" not in err
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    config = vit_jax.load_config("configs/digits.py")
+    config.update_from_flattened_dict(TINY | {"compilation_cache": "", "duration": "4 steps"})
+    workdir = tmp_path_factory.mktemp("cli_trained")
+    return workdir, vit_jax.train(config, workdir)
+
+
+def test_evaluate_needs_only_the_directory_and_repeats_the_accuracy_of_training(command, trained):
+    workdir, result = trained
+    code, out, _ = command("evaluate", f"--checkpoint={workdir}", "--json")
+    assert code == 0
+    evaluated = json.loads(out.splitlines()[-1])
+    assert evaluated["accuracy"] == pytest.approx(result["accuracy"]) and evaluated["loss"] == pytest.approx(result["loss"], rel=1e-5)
+
+
+def test_evaluating_on_data_with_other_classes_is_an_error(command, trained, tmp_path):
+    for name in "ab":
+        write_image(tmp_path / name / "0.png")
+    code, _, err = command("evaluate", f"--checkpoint={trained[0]}", "--config.data.name=folder", f"--config.data.path={tmp_path}",
+                           "--config.data.eval_split=train", "--config.data.holdout=0")  # fmt: skip
+    assert code == 2 and "the checkpoint has 10 classes" in err and "has 2" in err
+
+
+def write_image(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    assert cv2.imwrite(str(path), np.random.default_rng(len(str(path))).integers(0, 255, (20, 30, 3), np.uint8))
+
+
+def test_predict_names_unreadable_files_goes_on_and_exits_with_1(command, trained, tmp_path, caplog):
+    good = [tmp_path / f"{i}.png" for i in range(3)]
+    for path in good:
+        write_image(path)
+    (tmp_path / "text.png").write_text("no image")
+    files = [good[0], tmp_path / "text.png", good[1], tmp_path / "missing.png", good[2]]
+    code, out, err = command("predict", f"--checkpoint={trained[0]}", *files, "--json", "--batch_size=2", "--topk=3",
+                             f"--picture={tmp_path}/sheet.png")  # fmt: skip
+    assert code == 1 and "2 of 5 images cannot be read" in err
+    assert "text.png cannot be read" in caplog.text and "missing.png cannot be read" in caplog.text
+    rows = json.loads(out.splitlines()[-1])
+    assert [row["file"] for row in rows] == list(map(str, good))
+    for row in rows:
+        probabilities = [p["probability"] for p in row["predictions"]]
+        assert len(probabilities) == 3 and probabilities == sorted(probabilities, reverse=True) and sum(probabilities) <= 1
+    assert cv2.imread(str(tmp_path / "sheet.png")) is not None
+
+
+def test_predict_prints_comma_separated_values(command, trained, tmp_path):
+    write_image(tmp_path / "a.png")
+    code, out, _ = command("predict", f"--checkpoint={trained[0]}", tmp_path / "a.png", "--csv", "--topk=2")
+    lines = out.splitlines()[-3:]
+    assert code == 0 and lines[0] == "file,rank,class,probability" and lines[1].startswith(f"{tmp_path}/a.png,1,")
+
+
+def test_models_lists_every_name_with_the_exact_count(command):
+    code, out, _ = command("models", "--json")
+    rows = {row["name"]: row for row in json.loads(out.splitlines()[-1])}
+    assert code == 0 and rows["ViT-B/16"]["parameters"] == 86_567_656 and "ViT-22B/14" in rows
+
+
+@pytest.mark.parametrize("what", ["step", "input"])
+def test_benchmark_reports_throughput_with_its_context(command, what):
+    overrides = [f"--config.{k}={v}" for k, v in TINY.items()]
+    code, out, _ = command("benchmark", what, "--config=configs/digits.py", *overrides, "--steps=2", "--json")
+    result = json.loads(out.splitlines()[-1])
+    assert code == 0 and result["images_per_second"] > 0 and result["jax"] and result["devices"]
+
+
+def test_training_never_imports_tensorflow(run_cli, tmp_path):
+    script = (
+        "import sys; sys.argv[0] = 'vit_jax'; from vit_jax.main import run; run();"
+        "assert 'tensorflow' not in sys.modules"
+    )
+    arguments = [f"--config.{k}={v}" for k, v in (TINY | {"duration": "2 steps"}).items()]
+    process = subprocess.run(
+        [sys.executable, "-c", script, "train", "--config=configs/digits.py", *arguments, f"--workdir={tmp_path}"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert process.returncode == 0, process.stderr
+
+
+def test_a_folder_of_images_trains_with_nothing_else_edited(run_cli, tmp_path):
+    for label in ("cat", "dog"):
+        for i in range(12):
+            write_image(tmp_path / "data" / label / f"{i}.jpg")
+    code, _, err = run_cli(
+        "train", "--config=configs/folder.py", f"--config.data.path={tmp_path}/data", f"--workdir={tmp_path}/run",
+        "--config.duration=2 steps", "--config.batch_size=8", "--config.data.image_size=32", "--config.model.depth=1",
+        "--config.optim.warmup=1 steps", "--config.data.holdout=0.3", "--config.augment.randaugment_layers=0",
+    )  # fmt: skip
+    assert code == 0, err
+    assert vit_jax.load_run(tmp_path / "run").classes == ("cat", "dog")
+
+
+def test_an_unreadable_training_image_names_the_file(run_cli, tmp_path):
+    for label in ("cat", "dog"):
+        for i in range(12):
+            write_image(tmp_path / "data" / label / f"{i}.jpg")
+    broken = tmp_path / "data" / "cat" / "3.jpg"
+    broken.write_bytes(broken.read_bytes()[:200])
+    arguments = (
+        "train", "--config=configs/folder.py", f"--config.data.path={tmp_path}/data", "--config.duration=4 steps",
+        "--config.batch_size=8", "--config.data.image_size=32", "--config.model.depth=1", "--config.optim.warmup=1 steps",
+        "--config.data.holdout=0", "--config.data.eval_split=train[:1]", "--config.augment.randaugment_layers=0",
+    )  # fmt: skip
+    code, _, err = run_cli(*arguments, f"--workdir={tmp_path}/run")
+    assert code == 1 and str(broken) in err and "Traceback" not in err.split("vit_jax: ")[-1]
+    code, _, err = run_cli(*arguments, f"--workdir={tmp_path}/run2", "--config.data.on_bad_image=skip")
+    assert code == 0 and str(broken) in err, err

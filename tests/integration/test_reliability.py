@@ -1,0 +1,110 @@
+"""Real processes, really killed: what is left goes on to the very same bits."""
+
+import json
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from vit_jax import checkpoint
+from vit_jax.patterns import names
+
+STEPS = 60
+ARGUMENTS = ("--config=configs/digits.py", f"--config.duration={STEPS} steps", "--config.checkpoint.every=5 steps",
+             "--config.log.every=1 steps")  # fmt: skip
+
+
+def start(cli, workdir):
+    return cli("train", *ARGUMENTS, f"--workdir={workdir}", tiny=True)
+
+
+def wait_until(condition, process, seconds=120):
+    """Waits until `condition()` holds while `process` runs; whether it came to hold."""
+    deadline = time.monotonic() + seconds
+    while process.poll() is None:
+        if condition():
+            return True
+        assert time.monotonic() < deadline, "the process neither ended nor came so far"
+        time.sleep(0.002)
+    return False
+
+
+def steps_done(workdir) -> int:
+    path = workdir / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0)
+
+
+def saving(workdir) -> bool:
+    """Whether a checkpoint is half written."""
+    return any("tmp" in p.name for p in (workdir / "checkpoints").glob("*"))
+
+
+def bits(workdir) -> dict[str, np.ndarray]:
+    params, _ = checkpoint.load_params(workdir)
+    import jax
+
+    return dict(zip(names(params), jax.tree.leaves(params), strict=True))
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    return tmp_path_factory.mktemp("uninterrupted")
+
+
+def test_killed_and_started_again_equals_the_uninterrupted_run_bit_for_bit(cli, uninterrupted, tmp_path):
+    whole = start(cli, uninterrupted)
+    assert whole.wait() == 0, whole.stderr.read()
+
+    ways = [
+        ("SIGKILL between steps", lambda: steps_done(tmp_path) >= 8, signal.SIGKILL, -signal.SIGKILL),
+        ("SIGKILL during a save", lambda: steps_done(tmp_path) >= 18 and saving(tmp_path), signal.SIGKILL, -signal.SIGKILL),
+        ("SIGKILL before the first step", lambda: (tmp_path / "checkpoints").exists(), signal.SIGKILL, -signal.SIGKILL),
+        ("SIGTERM", lambda: steps_done(tmp_path) >= 33, signal.SIGTERM, 42),
+        ("SIGINT", lambda: steps_done(tmp_path) >= 43, signal.SIGINT, 42),
+    ]
+    for told, condition, number, code in ways:
+        process = start(cli, tmp_path)
+        assert wait_until(condition, process), f"{told}: ended too early: {process.stderr.read()}"
+        process.send_signal(number)
+        assert process.wait(timeout=60) == code, f"{told}: {process.stderr.read()}"
+    last = start(cli, tmp_path)
+    out, err = last.communicate(timeout=300)
+    assert last.returncode == 0, err
+    assert "resumed at step" in err
+
+    expected, got = bits(uninterrupted), bits(tmp_path)
+    assert expected.keys() == got.keys()
+    for name in expected:
+        np.testing.assert_array_equal(expected[name], got[name], err_msg=name)
+    # The metrics of a step that was repeated are the same as well.
+    first, second = (
+        {line["step"]: line["loss"] for line in map(json.loads, (w / "metrics.jsonl").read_text().splitlines()) if "loss" in line}
+        for w in (uninterrupted, tmp_path)
+    )  # fmt: skip
+    assert {s: first[s] for s in second} == second
+
+
+def test_a_full_disk_is_told_and_the_last_good_checkpoint_is_kept(cli, tmp_path):
+    import resource
+
+    first = cli("train", *ARGUMENTS, "--config.duration=10 steps", f"--workdir={tmp_path}", tiny=True)
+    assert first.wait() == 0, first.stderr.read()
+    kept = bits(tmp_path)
+
+    def small_files():
+        # Files may grow to 64 KiB: logs fit, the arrays of a checkpoint do not.
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+
+    second = cli(
+        "train", *ARGUMENTS, "--config.checkpoint.on_config_change=allow", f"--workdir={tmp_path}", tiny=True,
+        preexec_fn=small_files,
+    )  # fmt: skip
+    _, err = second.communicate(timeout=120)
+    assert second.returncode == 1, err
+    assert "cannot write a checkpoint to" in err and "the last good checkpoint is kept" in err
+    assert "Traceback" not in err.split("vit_jax: ")[-1]
+    for name, value in bits(tmp_path).items():
+        np.testing.assert_array_equal(kept[name], value)

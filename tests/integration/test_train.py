@@ -1,0 +1,171 @@
+"""Whole runs on real digits, in this process: eight simulated devices, data parallel."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import vit_jax
+from vit_jax import checkpoint
+from vit_jax.schema import ConfigError
+from vit_jax.training.loop import changed_fields
+from vit_jax.training.progress import NonFiniteError
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A finished tiny run: (workdir, result, config)."""
+    from tests.integration.conftest import TINY
+
+    config = vit_jax.load_config("configs/digits.py")
+    config.update_from_flattened_dict(TINY | {"compilation_cache": ""})
+    workdir = tmp_path_factory.mktemp("trained")
+    return workdir, vit_jax.train(config, workdir), config
+
+
+def params_of(workdir):
+    return checkpoint.load_params(workdir)[0]
+
+
+def assert_same_bits(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_training_returns_and_writes_its_metrics(trained):
+    workdir, result, _ = trained
+    assert result["step"] == 12 and result["examples"] == 359 and 0 <= result["accuracy"] <= 1
+    assert json.loads((workdir / "result.json").read_text()) == result
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 4, 8, 12, 12]
+    for name in ("loss", "accuracy", "learning_rate", "gradient_norm", "update_norm", "parameter_norm", "images_per_second",
+                 "step_seconds", "input_wait", "model_flops_per_second", "examples", "epochs", "core_hours"):  # fmt: skip
+        assert np.isfinite(lines[0][name]), name
+    assert lines[3]["examples"] == 12 * 32 and lines[-1]["eval/accuracy"] == result["accuracy"]
+    assert list((workdir / "tensorboard").glob("events*"))
+
+
+def test_a_checkpoint_directory_explains_itself(trained):
+    workdir, _, config = trained
+    for path in (workdir, workdir / "checkpoints", workdir / "checkpoints" / "12"):
+        run = vit_jax.load_run(path)
+        assert run.step == 12 and run.classes == tuple(map(str, range(10)))
+        assert run.config.to_dict() == config.to_dict()
+    description = checkpoint.read_description(run.directory)
+    assert description["model"]["width"] == 32 and description["versions"]["jax"] == jax.__version__
+    assert run.model(np.zeros((2, 32, 32, 3), np.float32)).logits.shape == (2, 10)
+
+
+def test_only_the_last_checkpoints_and_the_chosen_ones_are_kept(tiny_config, tmp_path):
+    vit_jax.train(tiny_config(checkpoint__every="2 steps", checkpoint__keep=2, checkpoint__keep_every=6), tmp_path)
+    assert sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir()) == [6, 10, 12]
+
+
+def test_a_finished_run_started_again_changes_nothing(trained):
+    workdir, result, config = trained
+    before = params_of(workdir)
+    again = vit_jax.train(config, workdir)
+    assert again["accuracy"] == pytest.approx(result["accuracy"]) and again["step"] == 12
+    assert_same_bits(before, params_of(workdir))
+
+
+def test_resuming_with_another_recipe_is_refused_by_field(trained, tiny_config):
+    workdir, _, config = trained
+    other = config.copy_and_resolve_references()
+    other.optim.lr, other.data.pad = 0.5, 1
+    with pytest.raises(ConfigError, match=r"config\.data\.pad: 4 -> 1; config\.optim\.lr: 0\.003 -> 0\.5"):
+        vit_jax.train(other, workdir)
+
+
+def test_what_does_not_change_the_result_may_change(trained):
+    _, _, config = trained
+    other = config.copy_and_resolve_references()
+    other.log.every, other.data.threads, other.mesh.fsdp, other.model.unroll = "7 steps", 1, 8, 1
+    parts = {"classes": [], "training_examples": 3}
+    assert changed_fields({"config": config.to_dict(), **parts}, {"config": other.to_dict(), **parts}) == []
+    assert changed_fields({"config": config.to_dict(), **parts}, {"config": config.to_dict(), "classes": ["a"],
+                          "training_examples": 3}) == ["classes: [] -> ['a']"]  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(tiny_config, tmp_path, damage, caplog):
+    config = tiny_config()
+    vit_jax.train(config, tmp_path)
+    expected = params_of(tmp_path)
+    spoil(tmp_path / "checkpoints" / "12", damage)
+    with caplog.at_level("WARNING", logger="absl"):
+        vit_jax.train(config, tmp_path)
+    assert "checkpoint of step 12 is damaged" in caplog.text and "going back to step 8" in caplog.text
+    assert_same_bits(expected, params_of(tmp_path))
+    assert len(list((tmp_path / "damaged_checkpoints").iterdir())) == 1
+
+
+def test_when_no_checkpoint_is_good_nothing_is_overwritten(tiny_config, tmp_path):
+    config = tiny_config()
+    vit_jax.train(config, tmp_path)
+    for step in ("4", "8", "12"):
+        spoil(tmp_path / "checkpoints" / step, "truncate")
+    before = sorted(str(p) for p in tmp_path.rglob("*"))
+    with pytest.raises(checkpoint.CheckpointError, match="no checkpoint .* can be read; nothing was changed"):
+        vit_jax.train(config, tmp_path)
+    assert [p for p in before if "checkpoints" in p] == [p for p in sorted(map(str, tmp_path.rglob("*"))) if "checkpoints" in p]
+
+
+def spoil(folder, how):
+    """Damages the largest file of a checkpoint: the arrays themselves."""
+    file = max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    content = bytearray(file.read_bytes())
+    if how == "truncate":
+        file.write_bytes(content[: len(content) // 2])
+    elif how == "flip":
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+    else:
+        file.unlink()
+
+
+def test_fine_tuning_takes_over_everything_but_the_head(trained, tiny_config, tmp_path):
+    workdir, _, _ = trained
+    config = tiny_config(init_from=str(workdir), duration="1 step", data__image_size=48, optim__lr=0.0)
+    vit_jax.train(config, tmp_path)
+    old, new = params_of(workdir), params_of(tmp_path)
+    assert not new["head"]["kernel"].any() and old["head"]["kernel"].any()
+    np.testing.assert_array_equal(new["encoder"]["layers"]["mlp"]["up"]["kernel"], old["encoder"]["layers"]["mlp"]["up"]["kernel"])
+    # Corner-aligned linear interpolation keeps the corners.
+    old_grid, new_grid = old["position"].reshape(4, 4, -1), new["position"].reshape(6, 6, -1)
+    np.testing.assert_allclose(new_grid[::5, ::5], old_grid[::3, ::3], rtol=1e-6)
+
+
+def test_fine_tuning_from_another_size_names_every_tensor_that_does_not_fit(trained, tiny_config, tmp_path):
+    workdir, _, _ = trained
+    with pytest.raises(ConfigError, match=r"class_token \(1, 1, 32\) is not in the checkpoint") as raised:
+        vit_jax.train(tiny_config(init_from=str(workdir), model__pool="token", model__mlp_dim=128), tmp_path)
+    assert "encoder/layers/mlp/up/kernel is (2, 32, 64) in the checkpoint, (2, 32, 128) in the model" in str(raised.value)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_step_and_tensors(tiny_config, tmp_path):
+    with pytest.raises(NonFiniteError, match=r"step \d+: loss or gradients are not finite, in the gradients of class|embedding"):
+        vit_jax.train(tiny_config(optim__lr=1e38, optim__clip=0.0, optim__warmup="0"), tmp_path)
+    assert not (tmp_path / "checkpoints" / "12").exists()
+
+
+def test_skipping_ends_after_as_many_bad_updates_in_a_row_as_allowed(tiny_config, tmp_path):
+    config = tiny_config(optim__lr=1e38, optim__clip=0.0, optim__warmup="0", nonfinite="skip", max_skips=3)
+    with pytest.raises(NonFiniteError, match="updates in a row were skipped"):
+        vit_jax.train(config, tmp_path)
+
+
+def test_an_averaged_model_is_what_is_evaluated_and_loaded(tiny_config, tmp_path):
+    vit_jax.train(tiny_config(optim__ema=0.9), tmp_path)
+    averaged = checkpoint.load_params(tmp_path)[0]
+    loaded = vit_jax.load_run(tmp_path)
+    np.testing.assert_array_equal(loaded.model.position[...], averaged["position"])
+    vit_jax.train(tiny_config(), tmp_path / "plain")
+    assert np.abs(params_of(tmp_path / "plain")["position"] - averaged["position"]).max() > 0
+
+
+def test_a_trace_is_recorded_on_request(tiny_config, tmp_path):
+    vit_jax.train(tiny_config(log__profile=(2, 3)), tmp_path)
+    assert list((tmp_path / "profile").rglob("*.xplane.pb"))

@@ -1,0 +1,106 @@
+"""Attention against its formula in NumPy float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from vit_jax import patterns
+from vit_jax.models.attention import Attention
+
+WIDTH, HEADS = 12, 3
+SIZE = WIDTH // HEADS
+
+
+def attention(**options) -> Attention:
+    """A layer whose parameters are all away from their initial values."""
+    layer = Attention(WIDTH, HEADS, **{"dtype": jnp.float32, "rngs": nnx.Rngs(0)} | options)
+    rng = np.random.default_rng(0)
+    definition, state = nnx.split(layer)
+    state = jax.tree.map(lambda p: jnp.asarray(rng.normal(0.1, 0.5, p.shape), jnp.float32), nnx.to_pure_dict(state))
+    return nnx.merge(definition, state)
+
+
+def reference(layer: Attention, queries: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """softmax(q kᵀ / sqrt(D/H)) v, head by head (ViT Eq. 5 to 8), float64."""
+    p = dict(zip(patterns.names(state := nnx.to_pure_dict(nnx.state(layer))), jax.tree.leaves(state), strict=True))
+    p = {name: np.asarray(value, np.float64) for name, value in p.items()}
+
+    def project(inputs, which, head):
+        return inputs @ p["qkv/kernel"][:, which, head] + p["qkv/bias"][which, head]
+
+    def norm(y, name):
+        if f"{name}/scale" not in p:
+            return y
+        y = (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + 1e-6)
+        return y * p[f"{name}/scale"] + p[f"{name}/bias"]
+
+    out, weights = p["out/bias"], []
+    for head in range(HEADS):
+        q, k = norm(project(queries, 0, head), "query_norm"), norm(project(x, 1, head), "key_norm")
+        logits = np.exp(q @ k.transpose(0, 2, 1) / np.sqrt(SIZE))
+        weights.append(logits / logits.sum(-1, keepdims=True))
+        out = out + weights[-1] @ project(x, 2, head) @ p["out/kernel"][head]
+    return out, np.stack(weights, axis=1)
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    return np.random.default_rng(1).standard_normal((2, 7, WIDTH)).astype(np.float32)
+
+
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_self_attention_is_its_formula(tokens, qk_norm):
+    layer = attention(qk_norm=qk_norm)
+    expected, expected_weights = reference(layer, tokens, tokens)
+    out, weights = layer(tokens)
+    np.testing.assert_allclose(out, expected, atol=3e-6)
+    np.testing.assert_allclose(weights, expected_weights, atol=1e-6)
+
+
+def test_queries_from_elsewhere_attend_to_the_tokens(tokens):
+    layer, queries = attention(), np.random.default_rng(2).standard_normal((2, 3, WIDTH)).astype(np.float32)
+    expected, expected_weights = reference(layer, queries, tokens)
+    out, weights = layer(tokens, queries=queries)
+    np.testing.assert_allclose(out, expected, atol=3e-6)
+    np.testing.assert_allclose(weights, expected_weights, atol=1e-6)
+
+
+def test_the_softmax_of_a_bfloat16_layer_is_taken_in_float32(tokens):
+    layer = attention(dtype=jnp.bfloat16)
+    text = str(jax.make_jaxpr(lambda x: layer(x))(jnp.asarray(tokens, jnp.bfloat16)))
+    assert "f32[2,3,7,7] = exp" in text and "bf16[2,3,7,7] = exp" not in text
+    out, weights = layer(jnp.asarray(tokens, jnp.bfloat16))
+    assert (out.dtype, weights.dtype) == (jnp.bfloat16, jnp.bfloat16)
+
+
+def test_huge_logits_do_not_overflow(tokens):
+    out, weights = attention()(tokens * 1e4)
+    assert np.isfinite(out).all()
+    np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-6)
+
+
+def test_attention_dropout_zeroes_weights_and_scales_the_others(tokens):
+    layer = attention(attention_dropout=0.5)
+    # With all values the same, the output tells the sum of the weights that were kept: on average 1.
+    layer.qkv.kernel[...] = layer.qkv.kernel[...].at[:, 2].set(0)
+    layer.qkv.bias[...] = layer.qkv.bias[...].at[2].set(1)
+    layer.out.kernel[...] = jnp.full((HEADS, SIZE, WIDTH), 1 / WIDTH)
+    layer.out.bias[...] = jnp.zeros(WIDTH)
+    kept = np.asarray(layer(np.repeat(tokens, 500, axis=0), key=jax.random.key(0))[0])
+    assert abs(kept.mean() - 1) < 0.02 and kept.std() > 0.1
+
+
+def test_the_joint_kernel_is_drawn_as_three_separate_ones_would_be():
+    layer = Attention(256, 4, dtype=jnp.float32, rngs=nnx.Rngs(0))
+    limit = np.sqrt(6 / (256 + 256))
+    for kernel in (*np.moveaxis(np.asarray(layer.qkv.kernel), 1, 0), np.asarray(layer.out.kernel)):
+        assert 0.99 * limit < np.abs(kernel).max() <= limit
+        assert abs(kernel.std() / np.sqrt(2 / (256 + 256)) - 1) < 0.01
+    assert not np.any(layer.qkv.bias) and not np.any(layer.out.bias)
+
+
+def test_heads_that_do_not_divide_the_width_are_an_error():
+    with pytest.raises(ValueError, match="width 12 cannot be cut into 5 heads"):
+        Attention(12, 5, dtype=jnp.float32, rngs=nnx.Rngs(0))

@@ -1,0 +1,72 @@
+"""The table of models: counts against the published dimensions, sizes that do not fit, and its text."""
+
+import json
+
+import pytest
+
+from vit_jax.models import listing, registry
+from vit_jax.schema import ConfigError
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return {row["name"]: row for row in listing.table()}
+
+
+def test_every_listed_model_has_a_row(rows):
+    assert list(rows) == registry.variants()
+    assert all(tuple(row) == listing.COLUMNS for row in rows.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    {
+        "ViT-Ti/16": 5_717_416, "ViT-S/32": 22_878_952, "ViT-S/16": 22_050_664, "ViT-B/32": 88_224_232,
+        "ViT-B/16": 86_567_656, "ViT-B/8": 86_576_872,
+        "ViT-L/32": 306_535_400, "ViT-L/16": 304_326_632, "ViT-H/14": 632_045_800,
+        "ViT-g/14": 1_012_611_432, "ViT-G/14": 1_844_440_680,
+    }.items(),
+)  # fmt: skip
+def test_parameters_are_the_exact_counts_of_the_published_dimensions(rows, name, parameters):
+    assert rows[name]["parameters"] == parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "gflops"),
+    {
+        "ViT-s/28": 0.7, "ViT-s/16": 2.2, "ViT-Ti/16": 2.5, "ViT-S/32": 2.3, "ViT-S/16": 9.2, "ViT-B/32": 8.7,
+        "ViT-B/16": 35.1,
+        "ViT-L/16": 122.9, "ViT-g/14": 533.1, "ViT-G/14": 965.3,
+    }.items(),
+)  # fmt: skip
+def test_flops_are_those_of_scaling_vit_table_2(rows, name, gflops):
+    """It counts attention pooling where we have a class token, so to 3 %."""
+    assert rows[name]["gflops"] == pytest.approx(gflops, rel=0.03)
+
+
+def test_tokens_include_the_class_token(rows):
+    assert [rows[f"ViT-{name}"]["tokens"] for name in ("B/32", "B/16", "B/8", "H/14")] == [50, 197, 785, 257]
+
+
+def test_a_model_that_the_images_do_not_fit_is_counted_at_the_next_smaller_size():
+    rows = {row["name"]: row for row in listing.table(384)}
+    assert (rows["ViT-B/16"]["image_size"], rows["ViT-B/16"]["tokens"]) == (384, 577)
+    assert (rows["ViT-H/14"]["image_size"], rows["ViT-H/14"]["tokens"]) == (378, 27 * 27 + 1)
+
+
+def test_images_smaller_than_a_patch_are_refused():
+    with pytest.raises(ConfigError, match="ViT-mu/16: no size up to 8 fits: image size 8 cannot be cut into patches"):
+        listing.table(8)
+
+
+def test_the_text_is_aligned_and_the_rows_are_json(rows):
+    lines = listing.text(list(rows.values())).splitlines()
+    heading, *body = lines[: len(rows) + 1]
+    assert heading.split()[0] == "name" and len({len(line) for line in lines[: len(rows) + 1]}) == 1
+    assert "ViT-B/16" in body[8] and "86,567,656" in body[8] and "35.13" in body[8]
+    assert json.loads(json.dumps(list(rows.values()))) == list(rows.values())
+
+
+def test_a_family_without_heads_has_a_gap_there(rows):
+    row = rows["ViT-B/16"] | {"name": "other", "heads": None}
+    assert listing.text([row]).splitlines()[1].endswith(" -")

@@ -1,0 +1,266 @@
+"""Every recipe with every argument that it documents: it builds, fits on a mesh, and says what its paper says."""
+
+import pathlib
+import re
+
+import jax
+import numpy as np
+import pytest
+
+from vit_jax import parallel, patterns, recipes
+from vit_jax.config import Config, load_config
+from vit_jax.models import registry
+from vit_jax.schema import ConfigError, walk
+from vit_jax.training.assembly import assemble, check
+
+FOLDER = pathlib.Path(__file__).resolve().parents[1] / "configs"
+RECIPES = {path.stem: path for path in sorted(FOLDER.glob("*.py"))}
+# Besides those in the commands of the docstrings.
+ARGUMENTS = {
+    "vit_i21k": ["B/32", "L/16", "L/32", "B/16,augreg", "Ti/16,augreg", "B/8,medium2", "L/16,strong1"],
+    "vit_i1k": ["B/32", "S/16", "L/16", "S/32,augreg", "B/16,none", "B/16,strong2"],
+    "vit_jft": ["B/16", "B/32", "L/32", "H/14"],
+    "vit_s16_i1k": ["150", "300"],
+    "scaling_vit": ["s/28", "s/16", "Ti/16", "S/32", "S/16", "B/32", "B/28", "B/16", "L/16", "G/14"],
+    "finetune": ["cifar100", "imagenet2012", "oxford_iiit_pet", "oxford_flowers102", "cifar10,B/32", "cifar100,H/14"],
+}
+# Images to train on, by data set and split; ImageNet-21k and JFT as the ViT paper rounds them.
+EXAMPLES = {
+    "imagenet2012": {"train": 1_281_167, "train[:99%]": 1_268_355},
+    "imagenet21k": {"full[51200:]": 14_000_000},
+    "jft300m": {"train": 303_000_000},
+}
+
+
+def recipe(name: str, *argument: str):
+    return load_config(":".join([str(RECIPES[name]), *argument]))
+
+
+def build(config):
+    examples = EXAMPLES.get(config.data.name, {}).get(config.data.train_split, 2000)
+    return assemble(config, num_classes=config.model.num_classes or 10, examples_per_epoch=examples)
+
+
+def documented(name: str) -> list[str]:
+    """The arguments in the commands of a recipe's docstring."""
+    return re.findall(rf"--config=configs/{name}\.py:(\S+)", RECIPES[name].read_text())
+
+
+def cases() -> list[tuple[str, ...]]:
+    found = [(name,) for name in RECIPES]
+    found += [(name, argument) for name in RECIPES for argument in documented(name)]
+    return found + [(name, argument) for name, arguments in ARGUMENTS.items() for argument in arguments]
+
+
+def lr(assembly, step: int) -> float:
+    return float(assembly.learning_rate(step))
+
+
+@pytest.mark.parametrize("case", cases(), ids=":".join)
+def test_a_recipe_builds_and_its_state_fits_on_eight_devices(case):
+    config = recipe(*case)
+    check(config)
+    config.mesh.update({"data": 2, "fsdp": 4} if config.mesh.fsdp == 1 else {"data": -1})
+    assembly = build(config)
+    mesh = parallel.make_mesh(config.mesh)
+    state = assembly.abstract_state(mesh)
+    assert sum(p.size for p in jax.tree.leaves(state.params)) == registry.count_parameters(assembly.model_config)
+    kernel = state.params["encoder"]["layers"]["mlp"]["up"]["kernel"]
+    parts = mesh.shape["fsdp"] if kernel.size >= config.mesh.fsdp_min_size else 1
+    assert np.prod(kernel.sharding.shard_shape(kernel.shape)) == kernel.size / parts
+    assert config.batch_size % (config.accumulate * mesh.shape["data"] * mesh.shape["fsdp"]) == 0
+    assert lr(assembly, assembly.total_steps - 1) <= config.optim.lr
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_headed_by_its_command_and_names_only_fields_there_are(name):
+    text = RECIPES[name].read_text()
+    head = text.split('"""')[1]
+    assert f"vit_jax train --config=configs/{name}.py" in head and "--workdir=" in head
+    assert set(re.findall(r"--config\.([\w.]+\w)", text)) <= {field for field, _ in walk(Config)}
+    assert "get_config" in text and len(text.splitlines()) < 100
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        (("vit_i21k", "B/61"), "there is no model 'B/61'; did you mean 'B/16'?"),
+        (("vit_i21k", "B/16,ligth2"), "there is no level 'ligth2'; did you mean 'light2'?"),
+        (("vit_i21k", "B/16,light2,3"), "3 parts, but the recipe takes MODEL,LEVEL"),
+        (("vit_i21k", "S/16"), "ViT Table 3 has B/16, B/32, L/16, L/32 on ImageNet-21k; for S/16 say a level"),
+        (("vit_i21k", "H/14,augreg"), "big_vision chose no level for H/14"),
+        (("vit_i1k", "B-16"), "did you mean 'B/16'?"),
+        (("vit_i1k", "B/8,augreg"), "big_vision chose no level for B/8"),
+        (("vit_jft", "H/16"), "there is no model 'H/16'; did you mean"),
+        (("vit_s16_i1k", "200"), "there is no epochs '200'; did you mean '300'?"),
+        (("scaling_vit", "g/16"), "there is no model 'g/16'; did you mean"),
+        (("finetune", "cifar"), "there is no task 'cifar'; did you mean 'cifar10'?"),
+        (("finetune", "cifar10,B/61"), "there is no model 'B/61'; did you mean 'B/16'?"),
+    ],
+    ids=str,
+)
+def test_an_unknown_argument_is_refused_with_the_nearest(case, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        recipe(*case)
+
+
+def test_vit_on_imagenet21k_is_table_3_of_its_paper():
+    config = recipe("vit_i21k", "B/16")
+    assembly = build(config)
+    assert assembly.total_steps == round(90 * 14_000_000 / 4096) == 307_617
+    # Linear from 1e-3 after 10,000 steps of warm-up, to 1e-5.
+    expected = {0: 0, 5000: 5e-4, 10_000: 1e-3, 10_000 + 297_617: 1e-5, 200_000: 1e-5 + 99e-5 * (1 - 190_000 / 297_617)}
+    for step, value in expected.items():
+        np.testing.assert_allclose(lr(assembly, step), value, rtol=1e-5, err_msg=str(step))
+    assert (config.optim.weight_decay, config.optim.weight_decay_by, config.optim.clip) == (0.03, "lr", 0.0)
+    assert (config.optim.b1, config.optim.b2, config.model.dropout) == (0.9, 0.999, 0.1)
+    # Body and tanh layer of 86,389,248 parameters, 21,843 classes (ViT §3.1).
+    body, tanh, head = 85_798_656, 768 * 768 + 768, 768 * 21_843 + 21_843
+    assert registry.count_parameters(assembly.model_config) == body + tanh + head
+
+
+def test_the_augreg_recipe_differs_only_by_its_level():
+    none, light2 = recipe("vit_i21k", "B/16,none"), recipe("vit_i21k", "B/16,light2")
+    augment = {"randaugment_layers": 2, "randaugment_magnitude": 10.0, "mixup": 0.2}
+    none.augment.update(augment)
+    assert none == light2 == recipe("vit_i21k", "B/16,augreg")
+    assembly = build(light2)
+    assert assembly.total_steps == round(300 * 14_000_000 / 4096)
+    # Cosine, half-way between warm-up and end; decay 0.1 of the peak rate, as big_vision counts it.
+    np.testing.assert_allclose(lr(assembly, (10_000 + assembly.total_steps) // 2), 5e-4, rtol=1e-3)
+    assert (light2.optim.weight_decay, light2.optim.weight_decay_by, light2.optim.lr) == (1e-4, "schedule", 1e-3)
+    assert light2.optim.moment_dtype == "bfloat16" and not light2.model.representation
+
+
+@pytest.mark.parametrize(
+    ("level", "values"),
+    {
+        "none": (0, 0, 0), "light1": (2, 0, 0), "light2": (2, 10, 0.2), "medium1": (2, 15, 0.2),
+        "medium2": (2, 15, 0.5), "strong1": (2, 20, 0.5), "strong2": (2, 20, 0.8),
+    }.items(),
+)  # fmt: skip
+def test_augmentation_levels_are_those_of_augreg(level, values):
+    augment = recipe("vit_i1k", f"B/16,{level}").augment
+    assert (augment.randaugment_layers, augment.randaugment_magnitude, augment.mixup) == values
+    assert len(recipes.AUGMENTATION) == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "levels"),
+    {
+        "vit_i1k": {"Ti/16": 0, "S/32": 15, "S/16": 15, "B/32": 15, "B/16": 15, "L/16": 15},
+        "vit_i21k": {"Ti/16": 10, "S/32": 10, "S/16": 0, "B/32": 10, "B/16": 10, "L/16": 15},
+    }.items(),
+)
+def test_augreg_takes_the_level_of_the_model(name, levels):
+    for model, magnitude in levels.items():
+        augment = recipe(name, f"{model},augreg").augment
+        if name == "vit_i21k" and model in ("Ti/16", "S/32"):
+            assert (augment.randaugment_layers, augment.mixup) == (0, 0.0)
+        else:
+            assert (augment.randaugment_layers, augment.randaugment_magnitude) == (2, magnitude)
+    assert recipe("vit_i1k", "S/32,augreg").augment.mixup == 0.2
+    assert recipe("vit_i1k", "S/16,augreg").augment.mixup == 0.5
+
+
+def test_vit_on_imagenet_is_the_last_row_of_table_3():
+    config = recipe("vit_i1k", "B/16")
+    config.data.train_split = "train"
+    assembly = build(config)
+    assert assembly.total_steps == 93_835  # "93.8k"
+    np.testing.assert_allclose(lr(assembly, 10_000), 3e-3, rtol=1e-6)
+    np.testing.assert_allclose(lr(assembly, 93_835), 0, atol=1e-9)
+    assert (config.optim.weight_decay, config.optim.clip, config.model.dropout) == (0.3, 1.0, 0.1)
+    assert registry.count_parameters(assembly.model_config) == 87_158_248
+
+
+@pytest.mark.parametrize(
+    ("model", "steps", "rate"),
+    [
+        ("B/16", 517_822, 8e-4),
+        ("B/32", 517_822, 8e-4),
+        ("L/32", 517_822, 6e-4),
+        ("L/16", 517_822, 4e-4),
+        ("H/14", 1_035_645, 3e-4),
+    ],
+)
+def test_vit_on_jft_is_table_3_of_its_paper(model, steps, rate):
+    config = recipe("vit_jft", model)
+    assembly = build(config)
+    assert abs(assembly.total_steps - steps) <= 1
+    np.testing.assert_allclose(lr(assembly, 10_000), rate, rtol=1e-6)
+    middle = 10_000 + (assembly.total_steps - 10_000) // 2
+    np.testing.assert_allclose(lr(assembly, middle), (rate + 1e-5) / 2, rtol=1e-4)
+    assert (config.optim.weight_decay, config.model.dropout or 0.0, config.model.num_classes) == (0.1, 0.0, 18_291)
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [("90", 111_477), ("150", 185_794), ("300", 371_588)])
+def test_the_better_plain_vit_is_that_of_its_paper(epochs, steps):
+    config = recipe("vit_s16_i1k", epochs)
+    assembly = build(config)
+    assert assembly.total_steps == round(int(epochs) * 1_268_355 / 1024) == steps
+    np.testing.assert_allclose(lr(assembly, 10_000), 1e-3, rtol=1e-6)
+    augment = config.augment
+    assert (augment.randaugment_layers, augment.randaugment_magnitude, augment.mixup) == (2, 10, 0.2)
+    # No class token and no learnt positions; a tanh layer and 1,000 classes on top of S/16's 21,665,664.
+    count = 21_665_664 - 384 - 197 * 384 + 384 * 384 + 384 + 384 * 1000 + 1000
+    assert registry.count_parameters(assembly.model_config) == count
+
+
+@pytest.mark.parametrize(
+    ("model", "headless", "batch"),
+    [("g/14", 1_036_448_384, 16_384), ("G/14", 1_881_132_416, 16_384), ("B/16", 92_884_224, 4096)],
+)
+def test_scaling_vit_is_that_of_its_paper(model, headless, batch):
+    config = recipe("scaling_vit", model)
+    assembly = build(config)
+    width = assembly.model_config.width
+    assert registry.count_parameters(assembly.model_config) == headless + 29_593 * (width + 1)
+    assert (config.batch_size, assembly.total_steps) == (batch, 1_000_000)
+    for step, value in {
+        10_000: 8e-4, 20_000: 8e-4 / 2**0.5, 950_000: 8e-4 / 95**0.5, 975_000: 8e-4 / 97.5**0.5 / 2, 1_000_000: 0,
+    }.items():  # fmt: skip
+        np.testing.assert_allclose(lr(assembly, step), value, rtol=1e-5, atol=1e-12, err_msg=str(step))
+    names = patterns.names(assembly.abstract_state(parallel.make_mesh({"data": -1, "fsdp": 1, "tensor": 1})).params)
+    rules = config.optim.weight_decay_rules
+    decay = {name: config.optim.weight_decay * patterns.first_match(rules, name, 0.0) for name in names}
+    assert decay["head/kernel"] == 3.0 and decay["encoder/layers/mlp/up/kernel"] == 0.03
+    assert decay["head/bias"] == decay["position"] == decay["pool/probe"] == 0.0
+
+
+def test_adafactor_keeps_the_state_of_scaling_vit_small():
+    assembly = build(recipe("scaling_vit", "g/14"))
+    state = assembly.abstract_state(parallel.make_mesh({"data": 1, "fsdp": 8, "tensor": 1}))
+    count = sum(p.size for p in jax.tree.leaves(state.params))
+    assert 2 < sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state.opt_state)) / count < 2.1
+    assert sum(p.size for p in jax.tree.leaves(state.params) if p.sharding.is_fully_replicated) < 0.01 * count
+
+
+@pytest.mark.parametrize(
+    ("task", "classes", "steps", "warmup", "rate"),
+    [
+        ("cifar10", 10, 10_000, 500, 0.01),
+        ("cifar10,B/32", 10, 10_000, 500, 0.03),
+        ("cifar100", 100, 10_000, 500, 0.03),
+        ("imagenet2012", 1000, 20_000, 500, 0.03),
+        ("oxford_iiit_pet", 37, 500, 100, 0.03),
+        ("oxford_flowers102", 102, 500, 100, 0.03),
+    ],
+)
+def test_fine_tuning_is_table_4_of_the_vit_paper(task, classes, steps, warmup, rate):
+    config = recipe("finetune", task)
+    assembly = build(config)
+    assert (config.model.num_classes, assembly.total_steps, config.batch_size) == (classes, steps, 512)
+    np.testing.assert_allclose([lr(assembly, warmup), lr(assembly, (warmup + steps) // 2)], [rate, rate / 2], rtol=1e-6)
+    assert (config.optim.name, config.optim.b1, config.optim.weight_decay, config.optim.clip) == ("sgd", 0.9, 0.0, 1.0)
+    assert config.data.image_size == 384
+    state = assembly.abstract_state(parallel.make_mesh(config.mesh))
+    momenta = [x for x in jax.tree.leaves(state.opt_state) if x.ndim]
+    assert {x.dtype.name for x in momenta} == {"bfloat16"} and len(momenta) == len(jax.tree.leaves(state.params))
+    assert "representation" not in state.params
+
+
+def test_a_folder_of_images_needs_nothing_but_its_path():
+    config = recipe("folder")
+    assert (config.data.name, config.data.path, config.model.num_classes) == ("folder", "", None)
+    assert build(config).total_steps == 100 * 2000 / 64

@@ -1,0 +1,194 @@
+"""Where arrays lie, on eight simulated devices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from vit_jax import optim, parallel, patterns, schema
+from vit_jax.config import Optim
+from vit_jax.models import registry
+from vit_jax.schema import ConfigError
+from vit_jax.training import state as training_state
+
+MINIMUM = 2048
+# Of `vit()` on 2 x 2 x 2 devices: the whole shape, and that of the part on a device. By hand: heads (4) and MLP width
+# (128) are cut over `tensor`; of arrays of at least 2048 elements, the longest axis left over `fsdp`, never the layers.
+PARTS = {
+    "class_token": ((1, 1, 64), (1, 1, 64)),
+    "embedding/bias": ((64,), (64,)),
+    "embedding/kernel": ((8, 8, 3, 64), (8, 8, 3, 32)),
+    "encoder/layers/attention/out/bias": ((2, 64), (2, 64)),
+    "encoder/layers/attention/out/kernel": ((2, 4, 16, 64), (2, 2, 16, 32)),
+    "encoder/layers/attention/qkv/bias": ((2, 3, 4, 16), (2, 3, 2, 16)),
+    "encoder/layers/attention/qkv/kernel": ((2, 64, 3, 4, 16), (2, 32, 3, 2, 16)),
+    "encoder/layers/attention_norm/bias": ((2, 64), (2, 64)),
+    "encoder/layers/attention_norm/scale": ((2, 64), (2, 64)),
+    "encoder/layers/mlp/down/bias": ((2, 64), (2, 64)),
+    "encoder/layers/mlp/down/kernel": ((2, 128, 64), (2, 64, 32)),
+    "encoder/layers/mlp/up/bias": ((2, 128), (2, 64)),
+    "encoder/layers/mlp/up/kernel": ((2, 64, 128), (2, 32, 64)),
+    "encoder/layers/mlp_norm/bias": ((2, 64), (2, 64)),
+    "encoder/layers/mlp_norm/scale": ((2, 64), (2, 64)),
+    "encoder/norm/bias": ((64,), (64,)),
+    "encoder/norm/scale": ((64,), (64,)),
+    "head/bias": ((10,), (10,)),
+    "head/kernel": ((64, 10), (64, 10)),
+    "position": ((1, 17, 64), (1, 17, 64)),
+}
+
+
+def vit(**options):
+    return registry.model_config(
+        "ViT-mu/8", image_size=32, **dict(width=64, depth=2, mlp_dim=128, heads=4, num_classes=10) | options
+    )
+
+
+def mesh(**sizes):
+    return parallel.make_mesh({"data": 1, "fsdp": 1, "tensor": 1} | sizes)
+
+
+def state_of(mesh, name, **options):
+    """A training state born on the mesh, of the optimizer `name`."""
+    config = schema.to_config(Optim)
+    config.name = name
+    shapes = registry.abstract(vit())[1]
+    optimizer, _ = optim.make(config, shapes, total_steps=10, to_steps=lambda duration: 0)
+    init = training_state.initializer(vit(), optimizer, **{"ema": True} | options)
+    like = training_state.abstract(init, mesh, fsdp_min_size=MINIMUM)
+    return training_state.create(init, 0, like)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        (dict(data=-1), (8, 1, 1)),
+        (dict(fsdp=4, data=-1), (2, 4, 1)),
+        (dict(data=2, fsdp=2, tensor=2), (2, 2, 2)),
+        (dict(tensor=-1), (1, 1, 8)),
+    ],
+)
+def test_minus_one_takes_the_devices_that_the_others_leave(sizes, expected):
+    made = mesh(**sizes)
+    assert made.axis_names == ("data", "fsdp", "tensor") and made.devices.shape == expected
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        (dict(data=3), "data 3 x fsdp 1 x tensor 1 does not fit the 8 devices"),
+        (dict(data=-1, fsdp=3), "data -1 x fsdp 3 x tensor 1 does not fit the 8 devices"),
+        (dict(data=-1, fsdp=16), "does not fit the 8 devices"),
+        (dict(data=-1, fsdp=-1), "at most one is -1"),
+        (dict(data=0), "sizes are positive"),
+        (dict(tensor=-2), "sizes are positive"),
+    ],
+)
+def test_a_mesh_that_does_not_fit_the_devices_is_an_error(sizes, words):
+    with pytest.raises(ConfigError, match=words):
+        mesh(**sizes)
+
+
+def test_a_mesh_can_be_made_of_some_devices():
+    made = parallel.make_mesh({"data": -1, "fsdp": 2, "tensor": 1}, jax.devices()[:4])
+    assert dict(made.shape) == {"data": 2, "fsdp": 2, "tensor": 1}
+
+
+def test_parameters_and_adamw_state_are_born_in_parts_of_the_right_size():
+    state = state_of(mesh(data=2, fsdp=2, tensor=2), "adamw")
+    for tree in (state.params, state.ema):
+        assert {
+            name: (leaf.shape, leaf.addressable_shards[0].data.shape)
+            for name, leaf in zip(patterns.names(tree), jax.tree.leaves(tree), strict=True)
+        } == PARTS
+    whole, part = (4 * sum(np.prod(sizes[i]) for sizes in PARTS.values()) for i in (0, 1))
+    assert (whole, part) == (324_904, 102_440)
+    for device in jax.devices():
+        on_device = [s.data.nbytes for x in jax.tree.leaves(state) for s in x.addressable_shards if s.device == device]
+        # Parameters, their average, two moments; the rest is counters and one flag a parameter.
+        assert 4 * part <= sum(on_device) < 4 * part + 100
+
+
+def test_with_data_parallelism_alone_every_device_holds_everything():
+    shardings = parallel.shardings(registry.abstract(vit())[1], mesh(data=-1), fsdp_min_size=0)
+    assert all(sharding.is_fully_replicated for sharding in jax.tree.leaves(shardings))
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "sgd", "lion"])
+def test_optimizer_state_lies_as_its_parameter(name):
+    state = state_of(mesh(data=2, fsdp=2, tensor=2), name, ema=False)
+    found = set()
+    for path, leaf in zip(patterns.names(state.opt_state), jax.tree.leaves(state.opt_state), strict=True):
+        for parameter, (whole, part) in PARTS.items():
+            if path.endswith("/" + parameter) and leaf.shape == whole:
+                assert leaf.addressable_shards[0].data.shape == part, path
+                found.add(parameter)
+    assert found == PARTS.keys()
+
+
+def test_of_large_models_every_large_array_is_cut_and_never_along_the_layers():
+    """All of G/14 and its factored second moment, by shape alone, at the default smallest size."""
+    config = schema.to_config(Optim)
+    config.name = "adafactor"
+    shapes = registry.abstract(registry.model_config("ViT-G/14", pool="map"))[1]
+    optimizer, _ = optim.make(config, shapes, total_steps=10, to_steps=lambda duration: 0)
+    tree = {"params": shapes, "opt_state": jax.eval_shape(optimizer.init, shapes)}
+    made = mesh(data=1, fsdp=4, tensor=2)
+    shardings = parallel.shardings(tree, made, fsdp_min_size=2**16)
+    cut = 0
+    for path, leaf, sharding in zip(patterns.names(tree), *map(jax.tree.leaves, (tree, shardings)), strict=True):
+        axes = [*sharding.spec, *[None] * (leaf.ndim - len(sharding.spec))]
+        if "layers" in path.split("/"):
+            assert axes[0] is None, path
+        if leaf.size < 2**16:
+            assert "fsdp" not in axes, path
+        elif path.endswith("mlp/up/bias"):
+            assert axes == [None, "tensor"]  # Its only axis beside the layers is taken.
+        else:
+            assert "fsdp" in axes, path
+            cut += 1
+        if path.endswith(("qkv/kernel", "mlp/up/kernel", "mlp/down/kernel", "attention/out/kernel")):
+            assert "tensor" in axes, path
+    assert cut > 20
+    total = sum(leaf.size for leaf in jax.tree.leaves(shapes))
+    pairs = zip(jax.tree.leaves(shapes), jax.tree.leaves(shardings["params"]), strict=True)
+    part = sum(np.prod(sharding.shard_shape(leaf.shape)) for leaf, sharding in pairs)
+    assert 1 / 8 < part / total < 1.01 / 8
+
+
+def test_heads_that_tensor_parallelism_does_not_divide_stay_whole():
+    shapes = registry.abstract(vit(width=48, heads=3))[1]
+    shardings = parallel.shardings(shapes, mesh(data=4, tensor=2), fsdp_min_size=0)
+    layers = shardings["encoder"]["layers"]
+    assert layers["attention"]["qkv"]["kernel"].is_fully_replicated
+    assert layers["mlp"]["up"]["kernel"].spec == P(None, None, "tensor")
+
+
+def test_without_a_mesh_nothing_is_constrained():
+    x = jnp.ones((3, 2))
+    assert parallel.constrain_batch(x) is x
+    assert "sharding_constraint" not in str(jax.make_jaxpr(parallel.constrain_batch)(x))
+
+
+def test_a_model_cut_over_the_mesh_gives_what_one_device_gives():
+    made = mesh(data=2, fsdp=2, tensor=2)
+    config = vit(head_init="normal")
+    definition, shapes = registry.abstract(config)
+    init = jax.jit(lambda key: registry.initialize(config, key))
+    parameters = init(jax.random.key(0))
+    images = np.random.default_rng(0).uniform(-1, 1, (8, 32, 32, 3)).astype(np.float32)
+
+    @jax.jit
+    def run(parameters, images):
+        return nnx.merge(definition, parameters)(images, capture=True)
+
+    expected = run(parameters, images)
+    cut = jax.device_put(parameters, parallel.shardings(shapes, made, fsdp_min_size=MINIMUM))
+    with jax.set_mesh(made):
+        output = run(cut, jax.device_put(images, parallel.batch_sharding(made)))
+    np.testing.assert_allclose(output.logits, expected.logits, atol=1e-5)
+    blocks = output.intermediates["blocks"]
+    assert blocks.sharding.is_equivalent_to(NamedSharding(made, P(None, ("data", "fsdp"))), blocks.ndim)

@@ -1,0 +1,146 @@
+"""The train step on eight simulated devices: every mesh computes the same, holds only its share, and compiles once."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax import parallel
+from vit_jax.config import default_config
+from vit_jax.training import state as states
+from vit_jax.training.assembly import assemble
+from vit_jax.training.step import compile_train_step
+
+MESHES = {
+    "data": dict(data=8, fsdp=1, tensor=1),
+    "fsdp": dict(data=1, fsdp=8, tensor=1),
+    "tensor": dict(data=4, fsdp=1, tensor=2),
+    "mixed": dict(data=2, fsdp=2, tensor=2),
+}
+
+
+def make_config(**overrides):
+    config = default_config()
+    config.model.update({"name": "ViT-mu/8", "width": 64, "depth": 2, "heads": 4, "mlp_dim": 128, "head_init": "normal"})
+    config.update_from_flattened_dict({
+        "data.image_size": 16, "batch_size": 16, "duration": "100 steps", "optim.weight_decay": 0.1, "augment.mixup": 0.2,
+        "mesh.fsdp_min_size": 256, "optim.ema": 0.9,
+        # The bias of the keys has no gradient but rounding (softmax does not see it): a small epsilon would let Adam blow it up.
+        "optim.eps": 1e-4,
+    })  # fmt: skip
+    config.update_from_flattened_dict(overrides)
+    return config
+
+
+def make_batches(count, size=16):
+    random = np.random.default_rng(0)
+    for _ in range(count):
+        image = random.integers(0, 256, (16, size, size, 3), np.uint8)
+        yield {"image": image, "label": random.integers(0, 10, 16).astype(np.int32)}
+
+
+def run(config, sizes, steps=5):
+    """(first state, state after `steps`, all metrics, compiled step) on a mesh of these sizes."""
+    count = int(np.prod(list(sizes.values())))
+    mesh = parallel.make_mesh(sizes, jax.devices()[:count])
+    assembly = assemble(config, num_classes=10, examples_per_epoch=160)
+    with jax.set_mesh(mesh):
+        like = assembly.abstract_state(mesh)
+        step = compile_train_step(assembly.train_step, states.shardings_of(like), mesh)
+        state = states.create(assembly.init, config.seed, like)
+        first = jax.device_get(state.params)
+        metrics = []
+        for batch in make_batches(steps):
+            batch = jax.device_put(batch, parallel.batch_sharding(mesh))
+            with jax.transfer_guard("disallow"):
+                state, measured = step(state, batch)
+            metrics.append(measured)
+    return first, state, jax.device_get(metrics), step
+
+
+@pytest.fixture(scope="module")
+def on_one_device():
+    return run(make_config(), dict(data=1, fsdp=1, tensor=1))
+
+
+def assert_close(a, b, tolerance):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("sizes", MESHES.values(), ids=MESHES)
+def test_every_mesh_trains_the_same_parameters_as_one_device(on_one_device, sizes):
+    first, state, metrics, step = run(make_config(), sizes)
+    expected_first, expected, expected_metrics, _ = on_one_device
+    assert_close(first, expected_first, 0)
+    assert_close(jax.device_get(state.params), jax.device_get(expected.params), 1e-5)
+    assert_close(jax.device_get(state.ema), jax.device_get(expected.ema), 1e-5)
+    np.testing.assert_allclose([m["loss"] for m in metrics], [m["loss"] for m in expected_metrics], rtol=1e-5)
+    assert step._cache_size() == 1
+
+
+@pytest.mark.parametrize("name, share", [("fsdp", 8), ("tensor", 2), ("mixed", 4)])
+def test_parameters_and_optimizer_state_are_cut(name, share):
+    config = make_config()
+    mesh = parallel.make_mesh(MESHES[name], jax.devices()[:8])
+    state = assemble(config, num_classes=10, examples_per_epoch=160).abstract_state(mesh)
+
+    def bytes_on_a_device(tree):
+        return sum(np.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+    def bytes_in_all(tree):
+        return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+    large = [p for p in jax.tree.leaves(state.params["encoder"]["layers"]) if p.ndim > 2 and p.size > 1024]
+    assert bytes_on_a_device(large) * share == bytes_in_all(large)
+    # Adam's two moments and the average lie as the parameters do; what is not cut is small.
+    per_copy = bytes_on_a_device(state.params)
+    assert bytes_on_a_device((state.params, state.opt_state, state.ema)) == pytest.approx(4 * per_copy, rel=0.01)
+    assert per_copy < 1.6 * bytes_in_all(state.params) / share
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch(on_one_device):
+    _, state, metrics, _ = run(make_config(accumulate=4), dict(data=2, fsdp=2, tensor=1))
+    assert_close(jax.device_get(state.params), jax.device_get(on_one_device[1].params), 1e-5)
+    np.testing.assert_allclose([m["loss"] for m in metrics], [m["loss"] for m in on_one_device[2]], rtol=1e-5)
+
+
+def test_the_first_update_is_zero_while_the_rate_warms_up():
+    first, state, metrics, _ = run(make_config(**{"optim.warmup": "10 steps"}), dict(data=1, fsdp=1, tensor=1), steps=1)
+    assert_close(first, jax.device_get(state.params), 0)
+    assert metrics[0]["learning_rate"] == 0 and metrics[0]["update_norm"] == 0 and metrics[0]["gradient_norm"] > 0
+
+
+@pytest.fixture(scope="module")
+def poisoned():
+    """`poisoned(policy)`: a compiled step, a good state, and the same with a NaN in the position embedding."""
+
+    def make(policy):
+        config = make_config(nonfinite=policy)
+        mesh = parallel.make_mesh(dict(data=1, fsdp=1, tensor=1), jax.devices()[:1])
+        assembly = assemble(config, num_classes=10, examples_per_epoch=160)
+        with jax.set_mesh(mesh):
+            like = assembly.abstract_state(mesh)
+            step = jax.jit(assembly.train_step)
+            return step, states.create(assembly.init, config.seed, like)
+
+    return make
+
+
+def with_nan(state):
+    params = state.params | {"position": state.params["position"].at[0, 0, 0].set(jnp.nan)}
+    return state.replace(params=params)
+
+
+@pytest.mark.parametrize("policy", ["stop", "skip"])
+def test_a_step_that_is_not_finite_changes_nothing_but_its_record(poisoned, policy):
+    step, good = poisoned(policy)
+    (batch,) = make_batches(1)
+    bad, _ = step(with_nan(good), batch)
+    assert int(bad.step) == 1 and int(bad.health.first_bad_step) == 0 and int(bad.health.skipped) == 1
+    assert bad.health.bad_tensors.all()
+    assert_close(jax.device_get(bad.opt_state), jax.device_get(good.opt_state), 0)
+    # The next step is good again: `skip` goes on, `stop` waits for the host to see what happened.
+    after, _ = step(bad.replace(params=good.params), batch)
+    moved = any((a != b).any() for a, b in zip(*map(jax.tree.leaves, (after.params, good.params)), strict=True))
+    assert moved == (policy == "skip") and int(after.health.in_a_row) == 0 and int(after.health.skipped) == 1

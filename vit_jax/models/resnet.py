@@ -1,0 +1,279 @@
+"""Bottleneck ResNets with group norm and standardised weights: BiT's (arXiv 1912.11370) and the one below the hybrid ViTs.
+
+`BiT-R50x1` normalises before each convolution (ResNet v2), as the published BiT weights want it and big_vision's `bit_paper` computes.
+`ResNet-R50x1` normalises after it (ResNet v1), as the hybrids of the ViT papers and big_vision's `bit` do. The two also standardise,
+pad and normalise with other details, which the published weights depend on.
+"""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from vit_jax.models import classifier, stack
+from vit_jax.models.layers import ModelOutput
+from vit_jax.schema import ConfigError, nearest, option
+
+# Units of each stage (BiT §4; 26 is AugReg's).
+UNITS = {"26": (2, 2, 2, 2), "50": (3, 4, 6, 3), "101": (3, 4, 23, 3), "152": (3, 8, 36, 3), "200": (3, 24, 36, 3)}
+# Listed by `vit_jax models`; any other depth and width work as well.
+VARIANTS = [
+    "BiT-R26x1", "BiT-R50x1", "BiT-R50x2", "BiT-R50x3", "BiT-R101x1", "BiT-R101x3", "BiT-R152x1", "BiT-R152x2", "BiT-R152x4",
+    "BiT-R200x3", "ResNet-R26x1", "ResNet-R50x1", "ResNet-R50x2", "ResNet-R101x1", "ResNet-R152x1", "ResNet-R152x2",
+]  # fmt: skip
+GROUPS = 32
+# A unit's outputs over its inner channels.
+EXPANSION = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(classifier.Options):
+    """A ResNet. Images may have any size; what is counted here is for `image_size`."""
+
+    units: tuple = option((3, 4, 6, 3), "residual units of each stage of the ResNet; each stage but the first halves the resolution")
+    width_factor: float = option(1.0, "the ResNet's channels, as a multiple of 64 in its root and first stage")
+    preactivation: bool = option(True, "normalise before each convolution (BiT, ResNet v2), not after it (hybrids, ResNet v1)")
+
+    def __post_init__(self):
+        # JSON has no tuples.
+        object.__setattr__(self, "units", tuple(self.units))
+        if any(count < 1 for count in self.units):
+            raise ConfigError(f"model.units = {self.units}: every stage has at least one unit")
+        if self.root_channels < GROUPS or self.root_channels % GROUPS:
+            raise ConfigError(
+                f"model.width_factor = {self.width_factor} gives {self.root_channels} channels, which are no {GROUPS} groups "
+                "to normalise: take a multiple of 0.5"
+            )
+
+    @property
+    def root_channels(self) -> int:
+        """Channels after the root."""
+        return int(64 * self.width_factor)
+
+    @property
+    def channels(self) -> int:
+        """Channels of the last feature map."""
+        return self.root_channels * EXPANSION * 2 ** (len(self.units) - 1) if self.units else self.root_channels
+
+    @property
+    def stride(self) -> int:
+        """Pixels from one place of the last feature map to the next."""
+        return 4 * 2 ** max(len(self.units) - 1, 0)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Height and width of the last feature map."""
+        return (-(-self.image_size // self.stride),) * 2
+
+    @property
+    def tokens(self) -> int:
+        """Places of the last feature map."""
+        return self.grid[0] * self.grid[1]
+
+    def flops(self) -> int:
+        """Operations of one image's forward pass: convolutions and head only, a multiply-add counted as 2."""
+        side, channels = -(-self.image_size // 2), self.root_channels
+        products = side**2 * 7 * 7 * 3 * channels
+        side = -(-side // 2)
+        for stage, count in enumerate(self.units):
+            inner = self.root_channels * 2**stage
+            outer = EXPANSION * inner
+            products += side**2 * channels * inner
+            side = side if stage == 0 else -(-side // 2)
+            products += side**2 * (channels * outer + 9 * inner**2 + inner * outer)
+            products += side**2 * (count - 1) * (outer * inner + 9 * inner**2 + inner * outer)
+            channels = outer
+        return 2 * (products + channels * self.num_classes)
+
+
+def options_from_name(name: str) -> dict | None:
+    """`BiT-R50x1` or `ResNet-R50x1` -> its style, depth and width; `None` for a name of another family."""
+    match = re.fullmatch(r"(BiT|ResNet)-R(\d+)x(\d+)", name)
+    if not match:
+        return None
+    style, depth, width_factor = match.groups()
+    if depth not in UNITS:
+        raise ConfigError(f"model {name!r}: there is no ResNet of depth {depth}{nearest(depth, UNITS)}")
+    return dict(units=UNITS[depth], width_factor=float(width_factor), preactivation=style == "BiT")
+
+
+class Model(nnx.Module):
+    """Images to logits; see `Config` for what varies. Parameters are float32 whatever the compute dtype."""
+
+    def __init__(self, config: Config, *, rngs: nnx.Rngs):
+        self.config = config
+        self.backbone = Backbone(config, rngs=rngs)
+        if config.preactivation:
+            self.norm = _group_norm(config.channels, config, rngs)
+        if config.num_classes:
+            self.head = classifier.head(config.channels, config, rngs)
+
+    def __call__(
+        self, images: jax.Array, *, deterministic: bool = True, rngs: nnx.Rngs | None = None, capture: bool = False
+    ) -> ModelOutput:
+        """Classifies images.
+
+        Args:
+          images: (B, H, W, 3) float, normalised; of any size.
+          deterministic, rngs: as in every family; nothing is random here.
+          capture: also return the feature maps (B, h, w, C): `root`, `stage1`, `stage2`, …
+
+        Returns:
+          `tokens` are the places of the last feature map, row by row, and `features` their mean.
+        """
+        x, captured = self.backbone(images)
+        if self.config.preactivation:
+            x = nnx.relu(self.norm(x))
+        features = x.mean(axis=(1, 2))
+        logits = self.head(features.astype(jnp.float32)) if self.config.num_classes else None
+        return ModelOutput(logits, features, x.reshape(x.shape[0], -1, x.shape[-1]), captured if capture else {})
+
+
+class Backbone(nnx.Module):
+    """Root and stages: images to the last feature map."""
+
+    def __init__(self, config: Config, *, rngs: nnx.Rngs):
+        self.root = Root(config, rngs=rngs)
+        channels = [config.root_channels, *(config.root_channels * EXPANSION * 2**stage for stage in range(len(config.units)))]
+        self.stages = nnx.Dict(
+            {str(stage + 1): Stage(channels[stage], stage, config, rngs=rngs) for stage in range(len(config.units))}
+        )
+
+    def __call__(self, images: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """images (B, H, W, 3) -> (B, h, w, C), and the maps after the root and each stage, which cost nothing unless used."""
+        x = self.root(images)
+        maps = {"root": x}
+        for name, stage in self.stages.items():
+            x = stage(x)
+            maps[f"stage{name}"] = x
+        return x, maps
+
+
+class Root(nnx.Module):
+    """7x7 convolution and 3x3 max pooling, each of stride 2; the norm and ReLU between them are for ResNet v1 alone."""
+
+    def __init__(self, config: Config, *, rngs: nnx.Rngs):
+        self.config = config
+        self.conv = Convolution(3, config.root_channels, 7, 2, config, rngs=rngs)
+        if not config.preactivation:
+            self.norm = _group_norm(config.root_channels, config, rngs)
+
+    def __call__(self, images: jax.Array) -> jax.Array:
+        """images (B, H, W, 3) -> (B, H/4, W/4, C)."""
+        x = self.conv(images.astype(self.config.dtype))
+        if not self.config.preactivation:
+            x = nnx.relu(self.norm(x))
+        return nnx.max_pool(x, (3, 3), strides=(2, 2), padding=_padding(3, self.config))
+
+
+class Stage(nnx.Module):
+    """Residual units at one resolution: `first` changes it and the number of channels; the others are equal and stacked."""
+
+    def __init__(self, inputs: int, stage: int, config: Config, *, rngs: nnx.Rngs):
+        Unit = PreactivationUnit if config.preactivation else PostactivationUnit
+        inner = config.root_channels * 2**stage
+        others = config.units[stage] - 1
+        self.first = Unit(inputs, inner, 1 if stage == 0 else 2, config, rngs=rngs)
+        self.layers = (
+            stack.stack(lambda rngs: Unit(EXPANSION * inner, inner, 1, config, rngs=rngs), others, rngs) if others else None
+        )
+        self.config = config
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(B, h, w, C) -> (B, h', w', C')."""
+        x = stack.call(self.first, x, remat=self.config.remat)
+        if self.layers is None:
+            return x
+        return stack.scan(self.layers, x, remat=self.config.remat, unroll=self.config.unroll)[0]
+
+
+class PreactivationUnit(nnx.Module):
+    """Norm, ReLU and convolution, thrice; the projected shortcut branches off after the first ReLU (ResNet v2, arXiv 1603.05027)."""
+
+    def __init__(self, inputs: int, inner: int, stride: int, config: Config, *, rngs: nnx.Rngs):
+        outputs = EXPANSION * inner
+        self.norm1 = _group_norm(inputs, config, rngs)
+        self.conv1 = Convolution(inputs, inner, 1, 1, config, rngs=rngs)
+        self.norm2 = _group_norm(inner, config, rngs)
+        self.conv2 = Convolution(inner, inner, 3, stride, config, rngs=rngs)
+        self.norm3 = _group_norm(inner, config, rngs)
+        self.conv3 = Convolution(inner, outputs, 1, 1, config, rngs=rngs)
+        self.projects = inputs != outputs or stride != 1
+        if self.projects:
+            self.shortcut = Convolution(inputs, outputs, 1, stride, config, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(B, h, w, C) -> (B, h', w', C')."""
+        y = nnx.relu(self.norm1(x))
+        shortcut = self.shortcut(y) if self.projects else x
+        y = self.conv1(y)
+        y = self.conv2(nnx.relu(self.norm2(y)))
+        return self.conv3(nnx.relu(self.norm3(y))) + shortcut
+
+
+class PostactivationUnit(nnx.Module):
+    """Convolution and norm, thrice, with ReLU between and after the sum (ResNet v1, arXiv 1512.03385)."""
+
+    def __init__(self, inputs: int, inner: int, stride: int, config: Config, *, rngs: nnx.Rngs):
+        outputs = EXPANSION * inner
+        self.conv1 = Convolution(inputs, inner, 1, 1, config, rngs=rngs)
+        self.norm1 = _group_norm(inner, config, rngs)
+        self.conv2 = Convolution(inner, inner, 3, stride, config, rngs=rngs)
+        self.norm2 = _group_norm(inner, config, rngs)
+        self.conv3 = Convolution(inner, outputs, 1, 1, config, rngs=rngs)
+        # From zero: every unit begins as the identity.
+        self.norm3 = _group_norm(outputs, config, rngs, nnx.initializers.zeros)
+        self.projects = inputs != outputs or stride != 1
+        if self.projects:
+            self.shortcut = Convolution(inputs, outputs, 1, stride, config, rngs=rngs)
+            self.shortcut_norm = _group_norm(outputs, config, rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(B, h, w, C) -> (B, h', w', C')."""
+        y = nnx.relu(self.norm1(self.conv1(x)))
+        y = nnx.relu(self.norm2(self.conv2(y)))
+        y = self.norm3(self.conv3(y))
+        return nnx.relu(y + (self.shortcut_norm(self.shortcut(x)) if self.projects else x))
+
+
+class Convolution(nnx.Module):
+    """Convolution without bias whose kernel (size, size, inputs, outputs) is standardised for each output (arXiv 1903.10520)."""
+
+    def __init__(self, inputs: int, outputs: int, size: int, stride: int, config: Config, *, rngs: nnx.Rngs):
+        init = nnx.initializers.lecun_normal(in_axis=(0, 1, 2), out_axis=3)
+        self.kernel = nnx.Param(init(rngs.params(), (size, size, inputs, outputs)))
+        self.stride, self.padding, self.preactivation = stride, _padding(size, config), config.preactivation
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(B, H, W, inputs) -> (B, H/stride, W/stride, outputs), rounded up."""
+        kernel = standardize(self.kernel[...], self.preactivation).astype(x.dtype)
+        return jax.lax.conv_general_dilated(
+            x, kernel, (self.stride,) * 2, self.padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+
+
+def standardize(kernel: jax.Array, preactivation: bool) -> jax.Array:
+    """kernel (h, w, inputs, outputs) with mean 0 and variance 1 for each output; 'almost 1' is not the same in both styles."""
+    centred = kernel - kernel.mean(axis=(0, 1, 2))
+    variance = jnp.square(centred).mean(axis=(0, 1, 2))
+    return centred / (jnp.sqrt(variance + 1e-10) if preactivation else jnp.sqrt(variance) + 1e-5)
+
+
+def _padding(size: int, config: Config) -> str | tuple:
+    """TensorFlow's SAME puts the odd row last; BiT pads both sides alike. They differ where the stride is 2."""
+    return ((size // 2,) * 2,) * 2 if config.preactivation else "SAME"
+
+
+def _group_norm(channels: int, config: Config, rngs: nnx.Rngs, scale_init=nnx.initializers.ones) -> nnx.GroupNorm:
+    return nnx.GroupNorm(
+        channels,
+        GROUPS,
+        epsilon=1e-5 if config.preactivation else 1e-6,
+        # BiT's weights notice how the variance is computed (comment in bit_paper).
+        use_fast_variance=not config.preactivation,
+        scale_init=scale_init,
+        dtype=jnp.dtype(config.dtype),
+        rngs=rngs,
+    )

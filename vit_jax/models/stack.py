@@ -1,0 +1,53 @@
+"""Equal layers, stacked along a leading `layers` axis and run by `jax.lax.scan`, and what the backward pass recomputes of them."""
+
+from collections.abc import Callable
+
+import jax
+from flax import nnx
+
+from vit_jax import parallel
+from vit_jax.models.encoder import REMAT
+
+
+def stack(make: Callable[[nnx.Rngs], nnx.Module], count: int, rngs: nnx.Rngs) -> nnx.Module:
+    """`count` modules as one, every parameter with a leading axis of that length. Call the attribute that holds it `layers`."""
+    return nnx.split_rngs(splits=count)(nnx.vmap(make, in_axes=0, out_axes=0))(rngs)
+
+
+def scan(layers: nnx.Module, x: jax.Array, arguments: tuple = (), *, remat: str, unroll: int, capture: bool = False):
+    """Runs stacked layers one after the other.
+
+    Args:
+      layers: from `stack`; each is called as `layer(x, *its_arguments) -> x`.
+      x: (B, ...).
+      arguments: arrays with a leading axis of the stack's length, a slice for each layer; `None` is handed on.
+      remat: one of `REMAT`.
+      unroll: layers compiled side by side; 0: all.
+      capture: also return every layer's output.
+
+    Returns:
+      x after the last layer, and what was captured, (L, B, ...) or `None`.
+    """
+    definition, parameters = nnx.split(layers)
+    count = len(jax.tree.leaves(parameters)[0])
+    unroll = min(unroll or count, count)
+
+    def layer(x, of_layer):
+        layer_parameters, layer_arguments = of_layer
+        x = parallel.constrain_batch(nnx.merge(definition, layer_parameters)(x, *layer_arguments))
+        return x, x if capture else None
+
+    # A loop keeps XLA from sharing what is recomputed with the forward pass; layers that unrolling leaves outside one are open to it.
+    layer = _recomputing(layer, remat, prevent_cse=unroll == count or count % unroll > 0)
+    return jax.lax.scan(layer, x, (parameters, arguments), unroll=unroll)
+
+
+def call(layer: nnx.Module, x: jax.Array, *, remat: str) -> jax.Array:
+    """`layer(x)` of a layer that is in no stack, recomputed as those of a stack are."""
+    definition, parameters = nnx.split(layer)
+    run = _recomputing(lambda parameters, x: nnx.merge(definition, parameters)(x), remat, prevent_cse=True)
+    return parallel.constrain_batch(run(parameters, x))
+
+
+def _recomputing(function: Callable, remat: str, *, prevent_cse: bool) -> Callable:
+    return function if remat == "none" else jax.checkpoint(function, policy=REMAT[remat], prevent_cse=prevent_cse)
