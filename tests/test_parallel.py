@@ -51,13 +51,19 @@ def mesh(**sizes):
     return parallel.make_mesh({"data": 1, "fsdp": 1, "tensor": 1} | sizes)
 
 
-def state_of(mesh, name, **options):
-    """A training state born on the mesh, of the optimizer `name`."""
+@pytest.fixture(scope="module")
+def states():
+    """By optimizer, training states of `vit()` born on 2 x 2 x 2 devices."""
+    return {name: born(mesh(data=2, fsdp=2, tensor=2), name) for name in ("adamw", "adafactor")}
+
+
+def born(mesh, name):
+    """A training state of `vit()` with the optimizer `name`, as a run creates it."""
     config = schema.to_config(Optim)
     config.name = name
     shapes = registry.abstract(vit())[1]
     optimizer, _ = optim.make(config, shapes, total_steps=10, to_steps=lambda duration: 0)
-    init = training_state.initializer(vit(), optimizer, **{"ema": True} | options)
+    init = training_state.initializer(vit(), optimizer, ema=True)
     like = training_state.abstract(init, mesh, fsdp_min_size=MINIMUM)
     return training_state.create(init, 0, like)
 
@@ -97,8 +103,8 @@ def test_a_mesh_can_be_made_of_some_devices():
     assert dict(made.shape) == {"data": 2, "fsdp": 2, "tensor": 1}
 
 
-def test_parameters_and_adamw_state_are_born_in_parts_of_the_right_size():
-    state = state_of(mesh(data=2, fsdp=2, tensor=2), "adamw")
+def test_parameters_and_adamw_state_are_born_in_parts_of_the_right_size(states):
+    state = states["adamw"]
     for tree in (state.params, state.ema):
         assert {
             name: (leaf.shape, leaf.addressable_shards[0].data.shape)
@@ -117,10 +123,9 @@ def test_with_data_parallelism_alone_every_device_holds_everything():
     assert all(sharding.is_fully_replicated for sharding in jax.tree.leaves(shardings))
 
 
-@pytest.mark.parametrize("name", ["adamw", "adafactor", "sgd", "lion"])
-def test_optimizer_state_lies_as_its_parameter(name):
-    state = state_of(mesh(data=2, fsdp=2, tensor=2), name, ema=False)
-    found = set()
+@pytest.mark.parametrize("name", ["adamw", "adafactor"])
+def test_optimizer_state_lies_as_its_parameter(states, name):
+    state, found = states[name], set()
     for path, leaf in zip(patterns.names(state.opt_state), jax.tree.leaves(state.opt_state), strict=True):
         for parameter, (whole, part) in PARTS.items():
             if path.endswith("/" + parameter) and leaf.shape == whole:

@@ -15,11 +15,20 @@ SIZE = WIDTH // HEADS
 
 def attention(**options) -> Attention:
     """A layer whose parameters are all away from their initial values."""
-    layer = Attention(WIDTH, HEADS, **{"dtype": jnp.float32, "rngs": nnx.Rngs(0)} | options)
+
+    def layer():
+        return Attention(WIDTH, HEADS, **{"dtype": jnp.float32, "rngs": nnx.Rngs(0)} | options)
+
     rng = np.random.default_rng(0)
-    definition, state = nnx.split(layer)
-    state = jax.tree.map(lambda p: jnp.asarray(rng.normal(0.1, 0.5, p.shape), jnp.float32), nnx.to_pure_dict(state))
+    definition, state = nnx.split(nnx.eval_shape(layer))
+    state = jax.tree.map(lambda p: rng.normal(0.1, 0.5, p.shape).astype(np.float32), nnx.to_pure_dict(state))
     return nnx.merge(definition, state)
+
+
+def run(layer: Attention, x, **options):
+    """The layer, compiled."""
+    definition, state = nnx.split(layer)
+    return jax.jit(lambda state, x, options: nnx.merge(definition, state)(x, **options))(state, x, options)
 
 
 def reference(layer: Attention, queries: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -54,7 +63,7 @@ def tokens():
 def test_self_attention_is_its_formula(tokens, qk_norm):
     layer = attention(qk_norm=qk_norm)
     expected, expected_weights = reference(layer, tokens, tokens)
-    out, weights = layer(tokens)
+    out, weights = run(layer, tokens)
     np.testing.assert_allclose(out, expected, atol=3e-6)
     np.testing.assert_allclose(weights, expected_weights, atol=1e-6)
 
@@ -62,21 +71,20 @@ def test_self_attention_is_its_formula(tokens, qk_norm):
 def test_queries_from_elsewhere_attend_to_the_tokens(tokens):
     layer, queries = attention(), np.random.default_rng(2).standard_normal((2, 3, WIDTH)).astype(np.float32)
     expected, expected_weights = reference(layer, queries, tokens)
-    out, weights = layer(tokens, queries=queries)
+    out, weights = run(layer, tokens, queries=queries)
     np.testing.assert_allclose(out, expected, atol=3e-6)
     np.testing.assert_allclose(weights, expected_weights, atol=1e-6)
 
 
 def test_the_softmax_of_a_bfloat16_layer_is_taken_in_float32(tokens):
     layer = attention(dtype=jnp.bfloat16)
-    text = str(jax.make_jaxpr(lambda x: layer(x))(jnp.asarray(tokens, jnp.bfloat16)))
-    assert "f32[2,3,7,7] = exp" in text and "bf16[2,3,7,7] = exp" not in text
-    out, weights = layer(jnp.asarray(tokens, jnp.bfloat16))
-    assert (out.dtype, weights.dtype) == (jnp.bfloat16, jnp.bfloat16)
+    program = jax.make_jaxpr(lambda x: layer(x))(jnp.asarray(tokens, jnp.bfloat16))
+    assert "f32[2,3,7,7] = exp" in str(program) and "bf16[2,3,7,7] = exp" not in str(program)
+    assert [result.dtype for result in program.out_avals] == [jnp.bfloat16, jnp.bfloat16]
 
 
 def test_huge_logits_do_not_overflow(tokens):
-    out, weights = attention()(tokens * 1e4)
+    out, weights = run(attention(), tokens * 1e4)
     assert np.isfinite(out).all()
     np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-6)
 
@@ -84,11 +92,9 @@ def test_huge_logits_do_not_overflow(tokens):
 def test_attention_dropout_zeroes_weights_and_scales_the_others(tokens):
     layer = attention(attention_dropout=0.5)
     # With all values the same, the output tells the sum of the weights that were kept: on average 1.
-    layer.qkv.kernel[...] = layer.qkv.kernel[...].at[:, 2].set(0)
-    layer.qkv.bias[...] = layer.qkv.bias[...].at[2].set(1)
-    layer.out.kernel[...] = jnp.full((HEADS, SIZE, WIDTH), 1 / WIDTH)
-    layer.out.bias[...] = jnp.zeros(WIDTH)
-    kept = np.asarray(layer(np.repeat(tokens, 500, axis=0), key=jax.random.key(0))[0])
+    layer.qkv.kernel[...][:, 2], layer.qkv.bias[...][2] = 0, 1
+    layer.out.kernel[...][:], layer.out.bias[...][:] = 1 / WIDTH, 0
+    kept = np.asarray(run(layer, np.repeat(tokens, 500, axis=0), key=jax.random.key(0))[0])
     assert abs(kept.mean() - 1) < 0.02 and kept.std() > 0.1
 
 

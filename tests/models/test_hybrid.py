@@ -127,7 +127,7 @@ def test_the_root_alone_is_cut_into_patches_of_eight(kit):
         ("R50+ViT-BB/16", {}, "no ViT of size 'BB'"),
         ("R50+ViT-B/32", {"image_size": 240}, "image size 240 does not fit a hybrid of total stride 32"),
         ("R50+ViT-B/32", {"preactivation": True}, "no option 'preactivation'"),
-        ("R50+ViT-B/32", {"width_factor": 0.3}, "no 32 groups"),
+        ("R50+ViT-B/32", {"width_factor": 0.3}, "gives 19 channels, which cannot be normalised in 32"),
     ],
 )
 def test_what_is_no_hybrid_is_an_error_that_says_so(name, options, words):

@@ -135,10 +135,11 @@ def test_a_token_mlp_that_is_over_no_square_cannot_be_enlarged():
 
 
 def test_stochastic_depth_drops_whole_residuals_and_scales_the_others_up(kit):
-    """The last of two blocks at rate 0.75, its channel MLP silenced: an example keeps its input, or gets 4 times the residual."""
+    """Last of two blocks, rate 0.75, channel MLP silenced: an example keeps its input or gets 4 times the residual."""
     config = tiny(depth=2, drop_path=0.75)
     parameters = kit.parameters(config)
-    parameters["layers"]["channel_mlp"]["down"] = jax.tree.map(np.zeros_like, parameters["layers"]["channel_mlp"]["down"])
+    channel_mlp = parameters["layers"]["channel_mlp"]
+    channel_mlp["down"] = jax.tree.map(np.zeros_like, channel_mlp["down"])
     images = np.repeat(kit.images[:1], 400, axis=0)
     exact = kit.run(config, parameters, images[:1], capture=True).intermediates["blocks"]
     drawn = kit.run(config, parameters, images, jax.random.key(3), capture=True).intermediates["blocks"]

@@ -26,12 +26,12 @@ def test_the_mean_of_bfloat16_tokens_is_summed_in_float32():
 
 def test_attention_pooling_is_its_formula():
     """x = attention(probe, tokens); x + mlp(norm(x)) (Scaling ViT §3.2; facts: big_vision's MAPHead)."""
-    layer = pooling.AttentionPooling(
-        8, 2, 16, epsilon=1e-6, activation="gelu_tanh", dtype=jnp.float32, rngs=nnx.Rngs(0)
+    options = dict(epsilon=1e-6, activation="gelu_tanh", dtype=jnp.float32)
+    definition, state = nnx.split(
+        nnx.eval_shape(lambda: pooling.AttentionPooling(8, 2, 16, **options, rngs=nnx.Rngs(0)))
     )
-    definition, state = nnx.split(layer)
     rng = np.random.default_rng(1)
-    state = jax.tree.map(lambda p: jnp.asarray(rng.normal(0.1, 0.5, p.shape), jnp.float32), nnx.to_pure_dict(state))
+    state = jax.tree.map(lambda p: rng.normal(0.1, 0.5, p.shape).astype(np.float32), nnx.to_pure_dict(state))
     p = jax.tree.map(lambda x: np.asarray(x, np.float64), state)
 
     qkv, bias = p["attention"]["qkv"]["kernel"], p["attention"]["qkv"]["bias"]
@@ -46,6 +46,6 @@ def test_attention_pooling_is_its_formula():
     y = y / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (y + 0.044715 * y**3)))
     expected = x + y @ p["mlp"]["down"]["kernel"] + p["mlp"]["down"]["bias"]
 
-    pooled = nnx.merge(definition, state)(TOKENS)
+    pooled = jax.jit(lambda state, tokens: nnx.merge(definition, state)(tokens))(state, TOKENS)
     assert pooled.shape == (3, 8)
     np.testing.assert_allclose(pooled, expected, atol=1e-5)

@@ -13,7 +13,7 @@ from vit_jax.models import registry, resnet
 from vit_jax.schema import ConfigError
 
 TINY = dict(image_size=32, units=(3, 1), width_factor=0.5, num_classes=5, head_init="normal")
-# ResNet-*: torchvision's ResNets, whose batch norms have as many parameters. BiT-*: timm's table of results, in millions.
+# ResNet-*: torchvision's ResNets, whose batch norms have as many. BiT-*: timm's table of results, in millions.
 PARAMETERS = {
     "ResNet-R50x1": 25_557_032,
     "ResNet-R101x1": 44_549_160,
@@ -118,6 +118,16 @@ def test_published_checkpoints_give_what_their_own_code_gives(shared_data, kit, 
         np.testing.assert_allclose(maps[what], value, atol=1e-5 * np.abs(value).max(), err_msg=what)
 
 
+def test_zeros_around_what_the_root_of_bit_pools_show_at_its_border_alone(kit, images):
+    config, zeros = (registry.model_config("BiT-R50x1", **TINY | dict(units=(), root_zeros=z)) for z in (False, True))
+    without, with_zeros = (kit.run(c, kit.parameters(config), images, capture=True) for c in (config, zeros))
+    expected = without.intermediates["root"].copy()
+    assert (expected[:, 0] < 0).any()
+    # At an even size the border below and to the right is not reached.
+    expected[:, 0], expected[:, :, 0] = np.maximum(expected[:, 0], 0), np.maximum(expected[:, :, 0], 0)
+    np.testing.assert_array_equal(with_zeros.intermediates["root"], expected)
+
+
 @pytest.mark.parametrize("preactivation", [True, False])
 def test_standardised_kernels_are_those_of_the_formula(preactivation):
     """So small that the epsilons (BiT: 1e-10 below the root; hybrids: 1e-5 beside it) show."""
@@ -174,7 +184,8 @@ def test_units_of_a_new_v1_resnet_begin_as_the_identity():
         ("BiT-R51x1", {}, "no ResNet of depth 51; did you mean '50'"),
         ("BiT-R50", {}, "unknown model 'BiT-R50'; did you mean 'BiT-R50x"),
         ("BiT-R50x1", {"units": (1, 0)}, "every stage has at least one unit"),
-        ("BiT-R50x1", {"width_factor": 0.25}, "gives 16 channels, which are no 32 groups"),
+        ("ResNet-R50x1", {"root_zeros": True}, "model.root_zeros is for BiT"),
+        ("BiT-R50x1", {"width_factor": 0.25}, "gives 16 channels, which cannot be normalised in 32"),
     ],
 )
 def test_what_is_no_resnet_is_an_error_that_says_so(name, options, words):

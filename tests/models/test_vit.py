@@ -294,7 +294,7 @@ def relative(value, expected):
     return np.linalg.norm(value - expected) / np.linalg.norm(expected)
 
 
-@pytest.mark.parametrize("pool", ["token", "mean", "map"])
+@pytest.mark.parametrize("pool", ["token", "map"])
 def test_bfloat16_computes_close_to_float32_and_keeps_parameters_and_logits_in_float32(kit, pool):
     """2 %: over 12 seeds it is 0.5 to 1.9 %, of which rounding the parameters alone makes 0.4 to 0.6 %."""
     exact, half = (kit.config(pool=pool, dtype=dtype, representation=16) for dtype in ("float32", "bfloat16"))

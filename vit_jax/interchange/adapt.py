@@ -1,61 +1,150 @@
-"""Fits the parameters of one model to another: a new head, another resolution. Everything else must be the same, name by name."""
+"""Fits parameters to another model: a new head, another resolution or patch size, another way to say the same.
 
-import math
+The one place where parameters are started anew or resized. Everything else must be the same, name by name.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
 
 import jax
 import numpy as np
 from absl import logging
 
 from vit_jax import patterns
-from vit_jax.models.embeddings import interpolate
+from vit_jax.interchange.formats import Foreign
+from vit_jax.interchange.rules import Lazy
+from vit_jax.models import mixer, vit
+from vit_jax.models.embeddings import interpolate, resize_patch_embedding, sincos_2d
 from vit_jax.schema import ConfigError
 
 POSITION = "position"
+PATCHES = "embedding/kernel"
+TOKEN_MLP = "layers/token_mlp/"
+# Options that change what the weights compute without changing a shape.
+CONVENTIONS = ("activation", "epsilon")
 
 
-def adapt(loaded: dict, fresh: dict, *, reset: tuple[str, ...], resize: str, prefix: int) -> dict:
-    """The parameters to start from.
+def adapt(
+    loaded: dict,
+    source,
+    fresh: dict,
+    target,
+    *,
+    reset: Iterable[str],
+    resize: str,
+    where: str = "config.init_from",
+    reset_option: str = "config.init_reset",
+) -> dict:
+    """The parameters to start from, each placed on its devices by itself: never a whole copy of the model on one.
 
     Args:
-      loaded: nested dict of arrays, from a checkpoint.
-      fresh: those of the new model, already placed on their devices.
+      loaded: nested dict of arrays, `Lazy` or not.
+      source: the config of the model they come from.
+      fresh: those of the new model, or their shapes, dtypes and shardings where `loaded` has them.
+      target: the new model's config.
       reset: patterns of parameters that keep their fresh values; what `loaded` has there is left out.
       resize: how position embeddings of another grid are interpolated, see `embeddings.interpolate`.
-      prefix: rows of the position embedding that stand for no patch.
+      where, reset_option: what to name in messages.
 
     Returns:
       A tree like `fresh`, in its shardings.
 
     Raises:
-      ConfigError: a parameter is missing, left over or of another shape, and nothing said so.
+      ConfigError: the models are of different families or conventions; or a parameter is missing, left over or of
+        another shape, and nothing said so. All of them are named.
     """
-    source = dict(zip(patterns.names(loaded), jax.tree.leaves(loaded), strict=True))
-    target = dict(zip(patterns.names(fresh), jax.tree.leaves(fresh), strict=True))
-    patterns.check_patterns(reset, [*target, *source], "config.init_reset")
-    anew = set(patterns.matching(reset, [*target, *source]))
-    problems = [f"{name} {target[name].shape} is not in the checkpoint" for name in target if name not in source and name not in anew]
-    problems += [f"{name} {source[name].shape} is in the checkpoint, but not in the model" for name in source if name not in target and name not in anew]
-
-    def fit(name: str, new: jax.Array) -> jax.Array:
-        if name in anew or name not in source:
-            return new
-        old = np.asarray(source[name])
-        if name == POSITION and old.shape[-1] == new.shape[-1] and old.shape != new.shape:
-            old_side, side = (math.isqrt(rows.shape[1] - prefix) for rows in (old, new))
-            if old_side**2 + prefix == old.shape[1]:
-                logging.info("%s: %s is resized to %s by %s", name, old.shape, new.shape, resize)
-                old = interpolate(old, (side, side), method=resize, prefix=prefix)
-        if old.shape != new.shape:
-            problems.append(f"{name} is {old.shape} in the checkpoint, {new.shape} in the model")
-            return new
-        return jax.device_put(old.astype(new.dtype), new.sharding)
-
-    fitted = patterns.map_named(fit, fresh)
+    _check_conventions(source, target, where)
+    old, new = _named(loaded), _named(fresh)
+    reset = tuple(reset)
+    patterns.check_patterns(reset, [*new, *old], reset_option)
+    anew = set(patterns.matching(reset, [*new, *old]))
+    for name in old.keys() & new.keys() - anew:
+        if old[name].shape != new[name].shape:
+            old[name] = _resized(name, old[name], source, target, resize)
+    old_shapes, new_shapes = ({n: tuple(x.shape) for n, x in tree.items() if n not in anew} for tree in (old, new))
+    problems = [f"{n} {new_shapes[n]} is not in the checkpoint" for n in new_shapes if n not in old_shapes]
+    problems += [f"{n} {old_shapes[n]} is in the checkpoint, but not in the model" for n in old_shapes if n not in new_shapes]
+    problems += [
+        f"{n} is {old_shapes[n]} in the checkpoint, {new_shapes[n]} in the model"
+        for n in new_shapes
+        if n in old_shapes and old_shapes[n] != new_shapes[n]
+    ]
     if problems:
         raise ConfigError(
-            "config.init_from: the checkpoint does not fit the model (name in config.init_reset what is to start anew):\n  "
+            f"{where}: the checkpoint does not fit the model (name in {reset_option} what is to start anew):\n  "
             + "\n  ".join(problems)
         )
     if anew:
-        logging.info("start anew: %s", ", ".join(name for name in target if name in anew))
-    return fitted
+        logging.info("start anew: %s", ", ".join(name for name in new if name in anew))
+
+    def place(name: str, leaf) -> jax.Array:
+        return leaf if name in anew else jax.device_put(np.asarray(old[name], leaf.dtype), leaf.sharding)
+
+    return patterns.map_named(place, fresh)
+
+
+def with_learned_position(foreign: Foreign) -> Foreign:
+    """The same model with a learned position embedding that holds its fixed one, or zeros for none."""
+    config = foreign.model_config
+    if getattr(config, "position", "learned") == "learned":
+        return foreign
+    sincos = config.position == "sincos2d"
+    table = sincos_2d(config.grid, config.width) if sincos else np.zeros((1, config.grid[0] * config.grid[1], config.width), np.float32)
+    config = dataclasses.replace(config, position="learned", position_of_class=False)
+    return dataclasses.replace(foreign, model_config=config, params=foreign.params | {POSITION: table})
+
+
+def with_class_row(foreign: Foreign) -> Foreign:
+    """The same model with a position of the class token, zero if it had none."""
+    config = foreign.model_config
+    if not isinstance(config, vit.Config) or config.pool != "token" or config.position != "learned" or config.prefix:
+        return foreign
+    table = np.asarray(foreign.params[POSITION])
+    table = np.concatenate([np.zeros_like(table[:, :1]), table], axis=1)
+    config = dataclasses.replace(config, position_of_class=True)
+    return dataclasses.replace(foreign, model_config=config, params=foreign.params | {POSITION: table})
+
+
+def without_class_row(foreign: Foreign) -> Foreign:
+    """The same model without a position of the class token: what it had is added to the token."""
+    config = foreign.model_config
+    if not isinstance(config, vit.Config) or config.prefix != 1:
+        return foreign
+    table, token = (np.asarray(foreign.params[name]) for name in (POSITION, "class_token"))
+    params = foreign.params | {POSITION: table[:, 1:], "class_token": token + table[:, :1]}
+    return dataclasses.replace(foreign, model_config=dataclasses.replace(config, position_of_class=False), params=params)
+
+
+def _check_conventions(source, target, where: str) -> None:
+    families = [config.__class__.__module__.split(".")[-1] for config in (source, target)]
+    if families[0] != families[1]:
+        raise ConfigError(f"{where}: the checkpoint holds a model of the family {families[0]}, the model is of the family {families[1]}")
+    differ = [
+        f"{name} is {getattr(source, name)!r} in the checkpoint, {getattr(target, name)!r} in the model"
+        for name in CONVENTIONS
+        if hasattr(source, name) and getattr(source, name) != getattr(target, name)
+    ]
+    if differ:
+        raise ConfigError(f"{where}: the model would compute other numbers with these weights: {'; '.join(differ)}")
+
+
+def _resized(name: str, old: Any, source, target, method: str):
+    """`old` in the target's shape, where there is a rule for that."""
+    if name == POSITION and source.prefix == target.prefix and source.width == target.width:
+        shape = (1, target.prefix + target.grid[0] * target.grid[1], target.width)
+        logging.info("%s: %s is resized to %s by %s", name, old.shape, shape, method)
+        resize = lambda x: interpolate(x, target.grid, method=method, prefix=source.prefix, old_grid=source.grid)  # noqa: E731
+    elif name == PATCHES and old.shape[-1] == target.width and type(target) in (vit.Config, mixer.Config):
+        shape = (target.patch, target.patch, *old.shape[2:])
+        logging.info("%s: %s is resized to %s by the pseudo-inverse", name, old.shape, shape)
+        resize = lambda x: resize_patch_embedding(x, target.patch)  # noqa: E731
+    elif name.startswith(TOKEN_MLP) and (factor := _enlargement(source, target)) > 1:
+        pass
+    else:
+        return old
+    return Lazy(shape, np.dtype(old.dtype), lambda: resize(np.asarray(old)))
+
+
+def _named(tree: dict) -> dict[str, Any]:
+    return dict(zip(patterns.names(tree), jax.tree.leaves(tree), strict=True))

@@ -81,9 +81,10 @@ class _Affine(nnx.Module):
         return self.kernel[...].astype(self.dtype), self.bias[...].astype(self.dtype)
 
 
-def _project(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> jax.Array:
-    """x (B, N, D), kernel (D, T, H, C) -> (T, B, N, H, C): one matrix product for the T projections."""
-    return jnp.einsum("bnd,dthc->tbnhc", x, kernel) + bias[:, None, None]
+def _project(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> tuple[jax.Array, ...]:
+    """x (B, N, D), kernel (D, T, H, C) -> T arrays (B, N, H, C): one matrix product for the T projections."""
+    # In the order of the matrix product, else XLA transposes the tokens and the kernel first.
+    return jnp.unstack(jnp.einsum("bnd,dthc->bnthc", x, kernel) + bias, axis=2)
 
 
 def _xavier(width: int):

@@ -1,4 +1,4 @@
-"""What the classifiers of all families have in common: some options and the linear head. Their bodies are in the families' files."""
+"""What the classifiers of all families have in common: some options and the linear head. Their bodies are not here."""
 
 import dataclasses
 
@@ -18,7 +18,9 @@ class Options:
     head_bias: float = option(0.0, "initial head bias; -10 for sigmoid loss on many classes")
     dtype: str = option("float32", "type of the computation; parameters are float32", choices=("float32", "bfloat16"))
     remat: str = option("none", "what the backward pass recomputes instead of storing", choices=REMAT)
-    unroll: int = option(1, "blocks compiled side by side; 0: all (fastest step on CPU and GPU, slowest compile)", minimum=0)
+    unroll: int = option(
+        1, "blocks compiled side by side; 0: all (fastest step on CPU and GPU, slowest compile)", minimum=0
+    )
 
 
 def head(width: int, config, rngs: nnx.Rngs) -> nnx.Linear:

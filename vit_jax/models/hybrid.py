@@ -21,7 +21,7 @@ VARIANTS = [
 class Config(vit.Config):
     """A ViT that sees the last feature map of a ResNet v1 in place of the image; `patch` counts places of that map."""
 
-    units: tuple = option((3, 4, 6, 3), "residual units of each stage of the ResNet; each stage but the first halves the resolution")
+    units: tuple = option((3, 4, 6, 3), "residual units of each stage of the ResNet; each but the first has stride 2")
     width_factor: float = option(1.0, "the ResNet's channels, as a multiple of 64 in its root and first stage")
 
     def __post_init__(self):
@@ -29,7 +29,9 @@ class Config(vit.Config):
         super().__post_init__()
         stride = self.backbone.stride * self.patch
         if self.image_size % stride:
-            raise ConfigError(f"image size {self.image_size} does not fit a hybrid of total stride {stride}: choose a multiple of {stride}")
+            raise ConfigError(
+                f"image size {self.image_size} does not fit a hybrid of total stride {stride}: take a multiple of that"
+            )
 
     @property
     def backbone(self) -> resnet.Config:
@@ -59,7 +61,7 @@ class Config(vit.Config):
 def options_from_name(name: str) -> dict | None:
     """`R50+ViT-B/16` -> its ResNet and its ViT; `None` for a name of another family.
 
-    The number after the slash is the total stride: 32 for all four stages, 16 with the units of the fourth moved to the third.
+    The number after the slash is the total stride: 32 with four stages, 16 with the fourth's units moved to the third.
     `R` is the ResNet's root alone under patches of 8; its name says 16, its published weights have stride 32.
     """
     match = re.fullmatch(r"R(\d*)\+(ViT-.+/)(\d+)", name)

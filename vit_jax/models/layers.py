@@ -22,12 +22,14 @@ class ModelOutput:
       features: (B, D) the input of the last linear layer; what few-shot and retrieval use.
       tokens: (B, N, D) after the last norm.
       intermediates: on request, by name; e.g. `attention` (L, B, H, N, N) and `blocks` (L, B, N, D). Empty otherwise.
+      head_logits: (B, 2, classes) float32, of a model with a class and a distillation head; `logits` is their mean.
     """
 
     logits: jax.Array | None
     features: jax.Array
     tokens: jax.Array
     intermediates: dict[str, jax.Array] = flax.struct.field(default_factory=dict)
+    head_logits: jax.Array | None = None
 
 
 class Mlp(nnx.Module):

@@ -32,14 +32,18 @@ class Config(classifier.Options):
     depth: int = option(12, "number of blocks", minimum=1)
     width: int = option(768, "size of a token", minimum=1)
     mlp_dim: int = option(3072, "hidden size of the MLPs", minimum=1)
-    token_mlp_dim: int = option(384, "Mixer: hidden size of the MLPs over tokens; K² as large for weights from images K times smaller", minimum=1)
+    token_mlp_dim: int = option(
+        384, "hidden size of a Mixer's token MLPs; K² times that of weights from images K times smaller", minimum=1
+    )
     drop_path: float = option(0.0, "stochastic depth of the last block, growing linearly from 0", minimum=0)
     activation: str = option("gelu_tanh", "of the MLPs", choices=ACTIVATIONS)
     epsilon: float = option(1e-6, "of the layer norms")
 
     def __post_init__(self):
         if self.image_size % self.patch:
-            raise ConfigError(f"image size {self.image_size} cannot be cut into patches of {self.patch}: choose a multiple of the patch")
+            raise ConfigError(
+                f"image size {self.image_size} cannot be cut into patches of {self.patch}: take a multiple of the patch"
+            )
         if not 0 <= self.drop_path < 1:
             raise ConfigError(f"model.drop_path = {self.drop_path} is a probability: at least 0 and below 1")
 
@@ -97,19 +101,25 @@ class Model(nnx.Module):
         """
         config = self.config
         if images.shape[1:3] != (config.image_size,) * 2:
-            raise ValueError(f"images of {images.shape[1:3]} given to a model for {config.image_size}x{config.image_size}")
+            size = f"{config.image_size}x{config.image_size}"
+            raise ValueError(f"images of {images.shape[1:3]} given to a model for {size}")
         stochastic = not deterministic and config.drop_path > 0
         if stochastic and rngs is None:
             raise ValueError("a model with stochastic depth needs rngs unless deterministic=True")
         # Stochastic depth grows linearly from 0 in the first block (arXiv 1603.09382 §3).
         rates = np.linspace(0, config.drop_path, config.depth, dtype=np.float32)
         keys = jax.random.split(rngs.dropout(), config.depth) if stochastic else None
+
+        def step(block, x, rate, key):
+            x = block(x, rate, key)
+            return x, {"blocks": x} if capture else {}
+
         x = self.embedding(images)
-        x, blocks = stack.scan(self.layers, x, (rates, keys), remat=config.remat, unroll=config.unroll, capture=capture)
+        x, captured = stack.scan(step, self.layers, x, (rates, keys), remat=config.remat, unroll=config.unroll)
         tokens = self.norm(x)
         features = tokens.mean(axis=1)
         logits = self.head(features.astype(jnp.float32)) if config.num_classes else None
-        return ModelOutput(logits, features, tokens, {"blocks": blocks} if capture else {})
+        return ModelOutput(logits, features, tokens, captured)
 
 
 class Block(nnx.Module):
@@ -145,12 +155,12 @@ class Mlp(nnx.Module):
 def enlarge_token_mlp(token_mlp: dict, factor: int) -> dict:
     """The token MLP for images `factor` = K times as large, which it treats as K·K images of the old size (Mixer §C).
 
-    The paper writes K² copies of each kernel along a diagonal. That is for tokens which come sub-image by sub-image; here the rows
-    of the first kernel and the columns of the second are put where a model reads its tokens, row by row of the whole image.
+    The paper writes K² copies of each kernel along a diagonal, for tokens which come sub-image by sub-image; here
+    the rows of the first kernel and the columns of the second go where a model has its tokens, row by row of the image.
 
     Args:
-      token_mlp: parameters of one layer or a stack: `up/kernel` (..., S, H), `up/bias` (..., H), `down/kernel` (..., H, S),
-        `down/bias` (..., S), S tokens being a square.
+      token_mlp: parameters of one layer or a stack: `up/kernel` (..., S, H), `up/bias` (..., H), `down/kernel`
+        (..., H, S), `down/bias` (..., S), S tokens being a square.
       factor: K, positive.
 
     Returns:
@@ -160,7 +170,9 @@ def enlarge_token_mlp(token_mlp: dict, factor: int) -> dict:
     tokens = up["kernel"].shape[-2]
     side = round(tokens**0.5)
     if side**2 != tokens or factor < 1:
-        raise ValueError(f"a token MLP over {tokens} tokens cannot be enlarged {factor} times: it takes a square and a factor of 1 or more")
+        raise ValueError(
+            f"a token MLP over {tokens} tokens cannot be enlarged {factor} times: it takes a square and a whole factor"
+        )
     y, x = np.divmod(np.arange(factor**2 * tokens), factor * side)
     # Of every new token: which sub-image it is in, and which token of that.
     image = y // side * factor + x // side

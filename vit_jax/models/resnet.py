@@ -1,8 +1,8 @@
-"""Bottleneck ResNets with group norm and standardised weights: BiT's (arXiv 1912.11370) and the one below the hybrid ViTs.
+"""Bottleneck ResNets with group norm and standardised weights: BiT's (arXiv 1912.11370) and the one below hybrid ViTs.
 
-`BiT-R50x1` normalises before each convolution (ResNet v2), as the published BiT weights want it and big_vision's `bit_paper` computes.
-`ResNet-R50x1` normalises after it (ResNet v1), as the hybrids of the ViT papers and big_vision's `bit` do. The two also standardise,
-pad and normalise with other details, which the published weights depend on.
+`BiT-R50x1` normalises before each convolution (ResNet v2), as published BiT weights want it; it is big_vision's
+`bit_paper`. `ResNet-R50x1` normalises after each (ResNet v1), as the hybrids of the ViT papers do; it is big_vision's
+`bit`. They also standardise, pad and normalise with other details, on which published weights depend.
 """
 
 import dataclasses
@@ -20,8 +20,9 @@ from vit_jax.schema import ConfigError, nearest, option
 UNITS = {"26": (2, 2, 2, 2), "50": (3, 4, 6, 3), "101": (3, 4, 23, 3), "152": (3, 8, 36, 3), "200": (3, 24, 36, 3)}
 # Listed by `vit_jax models`; any other depth and width work as well.
 VARIANTS = [
-    "BiT-R26x1", "BiT-R50x1", "BiT-R50x2", "BiT-R50x3", "BiT-R101x1", "BiT-R101x3", "BiT-R152x1", "BiT-R152x2", "BiT-R152x4",
-    "BiT-R200x3", "ResNet-R26x1", "ResNet-R50x1", "ResNet-R50x2", "ResNet-R101x1", "ResNet-R152x1", "ResNet-R152x2",
+    "BiT-R26x1", "BiT-R50x1", "BiT-R50x2", "BiT-R50x3", "BiT-R101x1", "BiT-R101x3", "BiT-R152x1", "BiT-R152x2",
+    "BiT-R152x4", "BiT-R200x3",
+    "ResNet-R26x1", "ResNet-R50x1", "ResNet-R50x2", "ResNet-R101x1", "ResNet-R152x1", "ResNet-R152x2",
 ]  # fmt: skip
 GROUPS = 32
 # A unit's outputs over its inner channels.
@@ -32,9 +33,10 @@ EXPANSION = 4
 class Config(classifier.Options):
     """A ResNet. Images may have any size; what is counted here is for `image_size`."""
 
-    units: tuple = option((3, 4, 6, 3), "residual units of each stage of the ResNet; each stage but the first halves the resolution")
+    units: tuple = option((3, 4, 6, 3), "residual units of each stage of the ResNet; each but the first has stride 2")
     width_factor: float = option(1.0, "the ResNet's channels, as a multiple of 64 in its root and first stage")
-    preactivation: bool = option(True, "normalise before each convolution (BiT, ResNet v2), not after it (hybrids, ResNet v1)")
+    preactivation: bool = option(True, "normalise before each convolution (BiT, ResNet v2), not after it (ResNet v1)")
+    root_zeros: bool = option(False, "zeros around what BiT's root pools (BiT's first code, timm; not big_vision)")
 
     def __post_init__(self):
         # JSON has no tuples.
@@ -43,9 +45,11 @@ class Config(classifier.Options):
             raise ConfigError(f"model.units = {self.units}: every stage has at least one unit")
         if self.root_channels < GROUPS or self.root_channels % GROUPS:
             raise ConfigError(
-                f"model.width_factor = {self.width_factor} gives {self.root_channels} channels, which are no {GROUPS} groups "
-                "to normalise: take a multiple of 0.5"
+                f"model.width_factor = {self.width_factor} gives {self.root_channels} channels, which cannot be "
+                f"normalised in {GROUPS} groups: take a multiple of 0.5"
             )
+        if self.root_zeros and not self.preactivation:
+            raise ConfigError("model.root_zeros is for BiT: in a ResNet v1 what is pooled is positive")
 
     @property
     def root_channels(self) -> int:
@@ -136,13 +140,11 @@ class Backbone(nnx.Module):
 
     def __init__(self, config: Config, *, rngs: nnx.Rngs):
         self.root = Root(config, rngs=rngs)
-        channels = [config.root_channels, *(config.root_channels * EXPANSION * 2**stage for stage in range(len(config.units)))]
-        self.stages = nnx.Dict(
-            {str(stage + 1): Stage(channels[stage], stage, config, rngs=rngs) for stage in range(len(config.units))}
-        )
+        # Strings: integers would come back as such from some checkpoint formats only.
+        self.stages = nnx.Dict({str(i + 1): Stage(i, config, rngs=rngs) for i in range(len(config.units))})
 
     def __call__(self, images: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """images (B, H, W, 3) -> (B, h, w, C), and the maps after the root and each stage, which cost nothing unless used."""
+        """images (B, H, W, 3) -> (B, h, w, C), and the maps after root and stages, which cost nothing unless used."""
         x = self.root(images)
         maps = {"root": x}
         for name, stage in self.stages.items():
@@ -165,20 +167,26 @@ class Root(nnx.Module):
         x = self.conv(images.astype(self.config.dtype))
         if not self.config.preactivation:
             x = nnx.relu(self.norm(x))
+        if self.config.root_zeros:
+            # Not the same as no border: without a ReLU before, all may be negative.
+            return nnx.max_pool(jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))), (3, 3), strides=(2, 2))
         return nnx.max_pool(x, (3, 3), strides=(2, 2), padding=_padding(3, self.config))
 
 
 class Stage(nnx.Module):
-    """Residual units at one resolution: `first` changes it and the number of channels; the others are equal and stacked."""
+    """Residual units at one resolution: `first` changes it and the channels; the others are equal and stacked."""
 
-    def __init__(self, inputs: int, stage: int, config: Config, *, rngs: nnx.Rngs):
-        Unit = PreactivationUnit if config.preactivation else PostactivationUnit
-        inner = config.root_channels * 2**stage
-        others = config.units[stage] - 1
-        self.first = Unit(inputs, inner, 1 if stage == 0 else 2, config, rngs=rngs)
-        self.layers = (
-            stack.stack(lambda rngs: Unit(EXPANSION * inner, inner, 1, config, rngs=rngs), others, rngs) if others else None
-        )
+    def __init__(self, index: int, config: Config, *, rngs: nnx.Rngs):
+        unit = PreactivationUnit if config.preactivation else PostactivationUnit
+        inner = config.root_channels * 2**index
+        outputs = EXPANSION * inner
+        others = config.units[index] - 1
+        if index == 0:
+            self.first = unit(config.root_channels, inner, 1, config, rngs=rngs)
+        else:
+            self.first = unit(outputs // 2, inner, 2, config, rngs=rngs)
+        make = lambda rngs: unit(outputs, inner, 1, config, rngs=rngs)  # noqa: E731
+        self.layers = stack.stack(make, others, rngs) if others else None
         self.config = config
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -186,11 +194,12 @@ class Stage(nnx.Module):
         x = stack.call(self.first, x, remat=self.config.remat)
         if self.layers is None:
             return x
-        return stack.scan(self.layers, x, remat=self.config.remat, unroll=self.config.unroll)[0]
+        step = lambda unit, x: (unit(x), None)  # noqa: E731
+        return stack.scan(step, self.layers, x, remat=self.config.remat, unroll=self.config.unroll)[0]
 
 
 class PreactivationUnit(nnx.Module):
-    """Norm, ReLU and convolution, thrice; the projected shortcut branches off after the first ReLU (ResNet v2, arXiv 1603.05027)."""
+    """Norm, ReLU, convolution, thrice (ResNet v2, arXiv 1603.05027); projected shortcuts leave after the first ReLU."""
 
     def __init__(self, inputs: int, inner: int, stride: int, config: Config, *, rngs: nnx.Rngs):
         outputs = EXPANSION * inner
@@ -214,7 +223,7 @@ class PreactivationUnit(nnx.Module):
 
 
 class PostactivationUnit(nnx.Module):
-    """Convolution and norm, thrice, with ReLU between and after the sum (ResNet v1, arXiv 1512.03385)."""
+    """Convolution and norm, thrice, with ReLU between them and after the sum (ResNet v1, arXiv 1512.03385)."""
 
     def __init__(self, inputs: int, inner: int, stride: int, config: Config, *, rngs: nnx.Rngs):
         outputs = EXPANSION * inner
@@ -239,7 +248,7 @@ class PostactivationUnit(nnx.Module):
 
 
 class Convolution(nnx.Module):
-    """Convolution without bias whose kernel (size, size, inputs, outputs) is standardised for each output (arXiv 1903.10520)."""
+    """Convolution without bias whose kernel (size, size, inputs, outputs) is standardised (arXiv 1903.10520)."""
 
     def __init__(self, inputs: int, outputs: int, size: int, stride: int, config: Config, *, rngs: nnx.Rngs):
         init = nnx.initializers.lecun_normal(in_axis=(0, 1, 2), out_axis=3)
@@ -255,7 +264,7 @@ class Convolution(nnx.Module):
 
 
 def standardize(kernel: jax.Array, preactivation: bool) -> jax.Array:
-    """kernel (h, w, inputs, outputs) with mean 0 and variance 1 for each output; 'almost 1' is not the same in both styles."""
+    """kernel (h, w, inputs, outputs) with mean 0 and variance 1 for each output, but for each style's own epsilon."""
     centred = kernel - kernel.mean(axis=(0, 1, 2))
     variance = jnp.square(centred).mean(axis=(0, 1, 2))
     return centred / (jnp.sqrt(variance + 1e-10) if preactivation else jnp.sqrt(variance) + 1e-5)

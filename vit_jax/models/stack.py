@@ -1,4 +1,4 @@
-"""Equal layers, stacked along a leading `layers` axis and run by `jax.lax.scan`, and what the backward pass recomputes of them."""
+"""Equal layers, stacked along a leading axis run by `jax.lax.scan`, and what the backward pass recomputes of them."""
 
 from collections.abc import Callable
 
@@ -10,36 +10,36 @@ from vit_jax.models.encoder import REMAT
 
 
 def stack(make: Callable[[nnx.Rngs], nnx.Module], count: int, rngs: nnx.Rngs) -> nnx.Module:
-    """`count` modules as one, every parameter with a leading axis of that length. Call the attribute that holds it `layers`."""
+    """`count` modules as one, every parameter with a leading axis of that length. Call its attribute `layers`."""
     return nnx.split_rngs(splits=count)(nnx.vmap(make, in_axes=0, out_axes=0))(rngs)
 
 
-def scan(layers: nnx.Module, x: jax.Array, arguments: tuple = (), *, remat: str, unroll: int, capture: bool = False):
+def scan(step: Callable, layers: nnx.Module, x: jax.Array, arguments: tuple = (), *, remat: str, unroll: int):
     """Runs stacked layers one after the other.
 
     Args:
-      layers: from `stack`; each is called as `layer(x, *its_arguments) -> x`.
+      step: `step(layer, x, *arguments_of_the_layer) -> x, captured`.
+      layers: from `stack`.
       x: (B, ...).
       arguments: arrays with a leading axis of the stack's length, a slice for each layer; `None` is handed on.
       remat: one of `REMAT`.
       unroll: layers compiled side by side; 0: all.
-      capture: also return every layer's output.
 
     Returns:
-      x after the last layer, and what was captured, (L, B, ...) or `None`.
+      x after the last layer, and what was captured with a leading axis of the stack's length.
     """
     definition, parameters = nnx.split(layers)
     count = len(jax.tree.leaves(parameters)[0])
     unroll = min(unroll or count, count)
 
-    def layer(x, of_layer):
+    def body(x, of_layer):
         layer_parameters, layer_arguments = of_layer
-        x = parallel.constrain_batch(nnx.merge(definition, layer_parameters)(x, *layer_arguments))
-        return x, x if capture else None
+        x, captured = step(nnx.merge(definition, layer_parameters), x, *layer_arguments)
+        return parallel.constrain_batch(x), captured
 
-    # A loop keeps XLA from sharing what is recomputed with the forward pass; layers that unrolling leaves outside one are open to it.
-    layer = _recomputing(layer, remat, prevent_cse=unroll == count or count % unroll > 0)
-    return jax.lax.scan(layer, x, (parameters, arguments), unroll=unroll)
+    # A loop keeps XLA from sharing what is recomputed with the forward pass; unrolling may leave layers outside a loop.
+    body = _recomputing(body, remat, prevent_cse=unroll == count or count % unroll > 0)
+    return jax.lax.scan(body, x, (parameters, arguments), unroll=unroll)
 
 
 def call(layer: nnx.Module, x: jax.Array, *, remat: str) -> jax.Array:

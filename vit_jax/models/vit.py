@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax.models import pooling
+from vit_jax.models import classifier, pooling
 from vit_jax.models.embeddings import PatchEmbedding, sincos_2d
 from vit_jax.models.encoder import REMAT, Encoder
 from vit_jax.models.layers import ACTIVATIONS, ModelOutput, dropout
@@ -15,7 +15,7 @@ from vit_jax.schema import ConfigError, nearest, option
 
 # depth, width, MLP width, heads. Ti, S: AugReg Table 1; B, L, H: ViT Table 1; g, G: Scaling ViT Table 2; the others
 # big_vision. 22B: width, depth and heads from secondary listings, MLP width from the parameter count (unconfirmed in a
-# primary source); its blocks here are those of the others with normed queries and keys, not parallel and without biases.
+# primary source); its blocks here are the others' with normed queries and keys, not parallel and without biases.
 SIZES = {
     "mu": (1, 32, 128, 2),
     "s": (6, 256, 1024, 8),
@@ -33,11 +33,12 @@ SIZES = {
     "e": (56, 1792, 15360, 16),
     "22B": (48, 6144, 24576, 48),
 }
+DEIT_SIZES = ("Ti", "S", "B")
 # Listed by `vit_jax models`; any other patch size works as well.
 VARIANTS = [
     "ViT-mu/16", "ViT-s/28", "ViT-s/16", "ViT-Ti/16", "ViT-S/32", "ViT-S/16", "ViT-M/16", "ViT-B/32", "ViT-B/16",
-    "ViT-B/8", "ViT-L/32", "ViT-L/16", "ViT-So400m/14", "ViT-H/14", "ViT-g/14", "ViT-g-opt/16", "ViT-G/14", "ViT-G-opt/16",
-    "ViT-e/14", "ViT-22B/14",
+    "ViT-B/8", "ViT-L/32", "ViT-L/16", "ViT-So400m/14", "ViT-H/14", "ViT-g/14", "ViT-g-opt/16", "ViT-G/14",
+    "ViT-G-opt/16", "ViT-e/14", "ViT-22B/14", "DeiT-Ti/16", "DeiT-S/16", "DeiT-B/16",
 ]  # fmt: skip
 
 
@@ -56,6 +57,9 @@ class Config:
     representation: int = option(0, "size of a tanh layer before the head, as a rule the width; 0: none", minimum=0)
     position: str = option("learned", "position embeddings", choices=("learned", "sincos2d", "none"))
     position_of_class: bool = option(True, "the class token has a learned position too (official code; not big_vision)")
+    distilled: bool = option(False, "a second learned token with a head of its own, to learn from a teacher (DeiT)")
+    distillation_head: bool = option(True, "distilled: the second token has its head; else no head reads it")
+    registers: int = option(0, "learned tokens of no place, dropped after the encoder (2309.16588)", minimum=0)
     dropout: float = option(0.0, "after the position embedding, attention and MLP layers (ViT B.1)", minimum=0)
     attention_dropout: float = option(0.0, "on the attention weights", minimum=0)
     drop_path: float = option(0.0, "stochastic depth of the last block, growing linearly from 0", minimum=0)
@@ -71,7 +75,7 @@ class Config:
     def __post_init__(self):
         if self.image_size % self.patch:
             raise ConfigError(
-                f"image size {self.image_size} cannot be cut into patches of {self.patch}: choose a multiple of the patch"
+                f"image size {self.image_size} cannot be cut into patches of {self.patch}: choose a multiple of it"
             )
         if self.width % self.heads:
             raise ConfigError(f"model width {self.width} cannot be cut into {self.heads} heads")
@@ -79,6 +83,11 @@ class Config:
             raise ConfigError(f"position sincos2d needs a model width of 8 or more that 4 divides, not {self.width}")
         if self.representation is True:
             raise ConfigError(f"model.representation is a size: say {self.width}, the model's width, not True")
+        if self.distilled and (self.pool != "token" or (self.representation and self.distillation_head)):
+            raise ConfigError(
+                "model.distilled reads class and distillation token with a linear head each: "
+                "it needs model.pool=token and model.representation=0"
+            )
         for name in ("dropout", "attention_dropout", "drop_path"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"model.{name} = {getattr(self, name)} is a probability: at least 0 and below 1")
@@ -91,12 +100,22 @@ class Config:
     @property
     def tokens(self) -> int:
         """Tokens in the encoder."""
-        return self.grid[0] * self.grid[1] + (self.pool == "token")
+        return self.placed_tokens + self.registers + self.grid[0] * self.grid[1]
+
+    @property
+    def placed_tokens(self) -> int:
+        """Learned tokens that may have a position: the class token and the distillation token."""
+        return (self.pool == "token") + self.distilled
+
+    @property
+    def two_heads(self) -> bool:
+        """Whether two tokens are read, with a head each."""
+        return self.distilled and self.distillation_head
 
     @property
     def prefix(self) -> int:
         """Rows of the position embedding that stand for no patch."""
-        return int(self.pool == "token" and self.position == "learned" and self.position_of_class)
+        return self.placed_tokens if self.position == "learned" and self.position_of_class else 0
 
     def flops(self) -> int:
         """Operations of one image's forward pass: matrix products only, a multiply-add counted as 2, full attention."""
@@ -105,20 +124,26 @@ class Config:
         block = 8 * n * d * d + 4 * n * n * d + 4 * n * d * m
         # The probe's own projections, the keys and values of all tokens, the MLP of one token.
         pool = 4 * n * d * d + 4 * n * d + 4 * d * d + 4 * d * m if self.pool == "map" else 0
-        head = 2 * d * self.representation + 2 * (self.representation or d) * self.num_classes
+        head = 2 * d * self.representation + 2 * (self.representation or d) * self.num_classes * (1 + self.two_heads)
         return 2 * patches * self.patch**2 * 3 * d + self.depth * block + pool + head
 
 
 def options_from_name(name: str) -> dict | None:
-    """`ViT-B/16` -> its size and patch; `None` for a name of another family."""
-    match = re.fullmatch(r"ViT-(.+)/([1-9]\d*)", name)
+    """`ViT-B/16` -> its size and patch; `None` for a name of another family.
+
+    A DeiT (arXiv 2012.12877) is a ViT with the exact GELU; with `distilled=True` it is the paper's distilled one.
+    """
+    match = re.fullmatch(r"(ViT|DeiT)-(.+)/([1-9]\d*)", name)
     if not match:
         return None
-    size, patch = match.groups()
-    if size not in SIZES:
-        raise ConfigError(f"model {name!r}: there is no ViT of size {size!r}{nearest(size, SIZES)}")
+    kind, size, patch = match.groups()
+    sizes = SIZES if kind == "ViT" else DEIT_SIZES
+    if size not in sizes:
+        raise ConfigError(f"model {name!r}: there is no {kind} of size {size!r}{nearest(size, sizes)}")
     depth, width, mlp_dim, heads = SIZES[size]
     options = dict(patch=int(patch), depth=depth, width=width, mlp_dim=mlp_dim, heads=heads)
+    if kind == "DeiT":
+        options["activation"] = "gelu"
     return options | (dict(qk_norm=True, pool="map") if size == "22B" else {})
 
 
@@ -132,9 +157,15 @@ class Model(nnx.Module):
         self.embedding = PatchEmbedding(config.patch, 3, width, dtype=dtype, rngs=rngs)
         if config.pool == "token":
             self.class_token = nnx.Param(jnp.zeros((1, 1, width)))
+        if config.distilled:
+            # Not zero as the class token: without positions the two would be one.
+            self.distillation_token = nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), (1, 1, width)))
         if config.position == "learned":
             rows = config.grid[0] * config.grid[1] + config.prefix
             self.position = nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), (1, rows, width)))
+        if config.registers:
+            draw = nnx.initializers.normal(1e-6)
+            self.registers = nnx.Param(draw(rngs.params(), (1, config.registers, width)))
         self.encoder = Encoder(config, dtype=dtype, rngs=rngs)
         if config.pool == "map":
             self.pool = pooling.AttentionPooling(
@@ -149,14 +180,9 @@ class Model(nnx.Module):
         if config.representation:
             self.representation = nnx.Linear(width, config.representation, dtype=dtype, rngs=rngs)
         if config.num_classes:
-            # The head computes in float32: logits and loss must not be rounded.
-            self.head = nnx.Linear(
-                config.representation or width,
-                config.num_classes,
-                kernel_init=nnx.initializers.zeros if config.head_init == "zeros" else nnx.initializers.normal(0.02),
-                bias_init=nnx.initializers.constant(config.head_bias),
-                rngs=rngs,
-            )
+            self.head = classifier.head(config.representation or width, config, rngs)
+            if config.two_heads:
+                self.head_distilled = classifier.head(width, config, rngs)
 
     def __call__(
         self, images: jax.Array, *, deterministic: bool = True, rngs: nnx.Rngs | None = None, capture: bool = False
@@ -168,6 +194,11 @@ class Model(nnx.Module):
           deterministic: no dropout, no stochastic depth.
           rngs: their randomness (the stream `dropout`) when not deterministic.
           capture: also return attention weights and every block's output.
+
+        Returns:
+          `tokens` are class and distillation token, as far as there are, then the patches; registers are dropped,
+          but stand between these in what is captured. With two heads, `logits` and `features` are the means of the two
+          tokens' and `head_logits` has the logits apart.
         """
         config = self.config
         if images.shape[1:3] != (config.image_size,) * 2:
@@ -179,14 +210,30 @@ class Model(nnx.Module):
         x = self._add_position(self.embedding(images))
         x = dropout(x, config.dropout, embed_key)
         tokens, intermediates = self.encoder(x, encoder_key, capture)
+        if config.registers:
+            placed = config.placed_tokens
+            tokens = jnp.concatenate([tokens[:, :placed], tokens[:, placed + config.registers :]], axis=1)
+        if config.two_heads:
+            features = tokens[:, :2].mean(axis=1)
+            head_logits = self._head_logits(tokens) if config.num_classes else None
+            logits = None if head_logits is None else head_logits.mean(axis=1)
+            return ModelOutput(logits, features, tokens, intermediates, head_logits)
         features = self._pool(tokens)
         if config.representation:
             features = jnp.tanh(self.representation(features))
         logits = self.head(features.astype(jnp.float32)) if config.num_classes else None
         return ModelOutput(logits, features, tokens, intermediates)
 
+    def _head_logits(self, tokens: jax.Array) -> jax.Array:
+        """(B, 2, classes) of the class token's head and the distillation token's."""
+        tokens = tokens.astype(jnp.float32)
+        return jnp.stack([self.head(tokens[:, 0]), self.head_distilled(tokens[:, 1])], axis=1)
+
     def _add_position(self, x: jax.Array) -> jax.Array:
-        """Position embeddings and the class token, in the order that the checkpoint's rows ask for."""
+        """Position embeddings and learned tokens, in the order that the checkpoint's rows ask for.
+
+        The result is [class, distillation, registers, patches]; registers have no position (2309.16588 §2.2).
+        """
         config = self.config
         position = None
         if config.position == "learned":
@@ -195,14 +242,23 @@ class Model(nnx.Module):
             position = jnp.asarray(sincos_2d(config.grid, config.width), x.dtype)
         if position is not None and not config.prefix:
             x = x + position
-        if config.pool == "token":
-            class_token = jnp.broadcast_to(self.class_token[...].astype(x.dtype), (x.shape[0], 1, config.width))
-            x = jnp.concatenate([class_token, x], axis=1)
+        learned = [self.class_token] if config.pool == "token" else []
+        learned += [self.distillation_token] if config.distilled else []
+        x = _prepend(learned, x)
         if position is not None and config.prefix:
             x = x + position
+        if config.registers:
+            placed = config.placed_tokens
+            x = jnp.concatenate([x[:, :placed], _prepend([self.registers], x[:, placed:])], axis=1)
         return x
 
     def _pool(self, tokens: jax.Array) -> jax.Array:
         if self.config.pool == "map":
             return self.pool(tokens)
         return {"token": pooling.token, "mean": pooling.mean}[self.config.pool](tokens)
+
+
+def _prepend(learned: list[nnx.Param], x: jax.Array) -> jax.Array:
+    """Learned tokens (1, n, D), the same for every example, before x (B, N, D)."""
+    tokens = [jnp.broadcast_to(t[...].astype(x.dtype), (x.shape[0], *t.shape[1:])) for t in learned]
+    return jnp.concatenate([*tokens, x], axis=1)

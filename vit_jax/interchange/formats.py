@@ -1,0 +1,143 @@
+"""The formats that checkpoints are read from and written to, and what a checkpoint is whatever its format.
+
+A format is a module with
+
+- `recognises(path) -> bool`: whether it can read what is there; looks at little and never runs code;
+- `read(path, **overrides) -> Foreign`: the file's own model; `overrides` are options of its config that the user states;
+- `write(foreign, path) -> None`: whole or not at all;
+- `CANNOT_TELL`: names of options that its files leave open, which are taken from the model they are loaded into.
+"""
+
+import dataclasses
+import importlib
+from types import ModuleType
+from typing import Any
+
+from etils import epath
+
+from vit_jax import schema
+from vit_jax.checkpoint import CheckpointError
+from vit_jax.schema import ConfigError, nearest
+
+# Asked in this order.
+FORMATS = {
+    "orbax": "vit_jax.interchange.orbax",
+    "official": "vit_jax.interchange.official",
+    "big_vision": "vit_jax.interchange.big_vision",
+}
+_MAGIC = {
+    b"\x89HDF": "an HDF5 file (Keras?)",
+    b"\x80": "a Python pickle, which could run code (an old PyTorch file?)",
+    b"PK\3\4": "a zip archive whose names no format here uses (a PyTorch file or an archive of other arrays?)",
+    b"\x93NUMPY": "a single NumPy array",
+    b"<": "a web page (was the download refused?)",
+    b"version https://git-lfs": "a Git LFS pointer: fetch the file itself",
+    b"\x1f\x8b": "a gzip archive: unpack it first",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Preprocessing:
+    """How images are prepared for the model; names and meanings as in `config.data`."""
+
+    image_size: int
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    eval_crop: str = "resize"
+    eval_resize: int = 256
+
+
+@dataclasses.dataclass
+class Foreign:
+    """A checkpoint of any format.
+
+    Attributes:
+      model_config: the family's config, with the activation, epsilon and other conventions of the code the weights come from.
+      params: nested dict like `registry.abstract(model_config)[1]`; leaves are arrays or `rules.Lazy` ones, so use `np.asarray`.
+      classes: label names in the order of the logits, where the source says them.
+      preprocessing: of images, where the source says it or its code has only one.
+      layout: `format`, and what else is needed to write the same names and bytes again; plain JSON.
+    """
+
+    model_config: Any
+    params: dict
+    classes: tuple[str, ...] | None = None
+    preprocessing: Preprocessing | None = None
+    layout: dict = dataclasses.field(default_factory=dict)
+
+
+def module(name: str) -> ModuleType:
+    """The module of a format by its name."""
+    if name not in FORMATS:
+        raise ConfigError(f"unknown checkpoint format {name!r}{nearest(name, FORMATS)}")
+    return importlib.import_module(FORMATS[name])
+
+
+def detect(path) -> str:
+    """The name of the format of what is at `path`.
+
+    Raises:
+      CheckpointError: nothing is there, it is damaged, or no format recognises it.
+    """
+    path = epath.Path(path).expanduser()
+    if not path.exists():
+        raise CheckpointError(f"{path} does not exist")
+    if path.is_file() and path.stat().length == 0:
+        raise CheckpointError(f"{path} is empty (an interrupted download?)")
+    for name in FORMATS:
+        if module(name).recognises(path):
+            return name
+    raise CheckpointError(f"{path} is no checkpoint of a known format ({', '.join(FORMATS)}): {_looks_like(path)}")
+
+
+def read(path, *, like=None, **overrides) -> Foreign:
+    """What is at `path`, in whatever format.
+
+    Args:
+      path: file or directory, local or `gs://`.
+      like: a family's config that says what the file cannot.
+      **overrides: options of the model's config, where what is recognised is to be another.
+
+    Raises:
+      CheckpointError: see `detect`; or the tensors are not those of a model of the family.
+      ConfigError: an override is no option of the family.
+    """
+    path = epath.Path(path).expanduser()
+    format = module(detect(path))
+    open_options = {name: getattr(like, name) for name in format.CANNOT_TELL if hasattr(like, name)}
+    return format.read(path, **open_options | overrides)
+
+
+def write(foreign: Foreign, path, to: str) -> None:
+    """Writes a checkpoint in the format `to`.
+
+    Raises:
+      CheckpointError: the format cannot express the model, or the file cannot be written; then nothing is left behind.
+    """
+    module(to).write(foreign, epath.Path(path).expanduser())
+
+
+def configure(config_class: type, recognised: dict, overrides: dict):
+    """The config of a checkpoint's model: what was recognised, unless the user says otherwise.
+
+    Raises:
+      ConfigError: an override is no option of the family, or sizes do not fit together.
+    """
+    fields = {field.name: field for field in dataclasses.fields(config_class)}
+    for name, value in overrides.items():
+        if name not in fields:
+            raise ConfigError(f"{config_class.__module__.split('.')[-1]} models have no option {name!r}{nearest(name, fields)}")
+        schema.check_value(name, value, fields[name])
+    return config_class(**recognised | overrides)
+
+
+def _looks_like(path: epath.Path) -> str:
+    if path.is_dir():
+        held = sorted(entry.name for entry in path.iterdir())[:5]
+        return f"a directory of {', '.join(held) or 'nothing'}"
+    with path.open("rb") as file:
+        head = file.read(32)
+    for magic, description in _MAGIC.items():
+        if head.startswith(magic):
+            return f"it is {description}"
+    return f"it begins with {head[:8]!r}"

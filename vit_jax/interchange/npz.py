@@ -1,0 +1,109 @@
+"""The container `.npz`: named arrays in a zip archive, read one at a time, and never by unpickling.
+
+What the names mean is said elsewhere.
+"""
+
+import os
+import struct
+import zipfile
+from collections.abc import Iterable
+
+import ml_dtypes
+import numpy as np
+from etils import epath
+
+from vit_jax.checkpoint import CheckpointError
+from vit_jax.interchange.rules import Lazy
+
+SUFFIX = ".npy"
+_ZIP = b"PK\3\4"
+# What zipfile and NumPy raise when bytes are missing or have changed.
+_DAMAGE = (zipfile.BadZipFile, EOFError, OSError, ValueError, SyntaxError, struct.error)
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
+
+def names(path) -> list[str]:
+    """The arrays in an `.npz` file; none if the file is something else.
+
+    Raises:
+      CheckpointError: it begins as a zip archive, but is cut short.
+    """
+    path = epath.Path(path)
+    if path.is_dir():
+        return []
+    with path.open("rb") as file:
+        if file.read(len(_ZIP)) != _ZIP:
+            return []
+        members = _archive(path, file).namelist()
+    is_npz = all(member.endswith(SUFFIX) for member in members)
+    return [member.removesuffix(SUFFIX) for member in members] if is_npz else []
+
+
+def read(path) -> dict[str, Lazy]:
+    """Every array of the file by its name, read when used; bfloat16, which NumPy writes as `|V2`, is recovered.
+
+    Raises:
+      CheckpointError: the file is damaged, or an array holds Python objects.
+    """
+    # Stays open as long as an array may be read.
+    archive = _archive(path, epath.Path(path).open("rb"))
+    return {member.removesuffix(SUFFIX): _lazy(path, archive, member) for member in archive.namelist()}
+
+
+def write(path, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
+    """Writes arrays one after the other; the file appears under its name when it is whole.
+
+    Raises:
+      CheckpointError: it cannot be written.
+    """
+    path = epath.Path(path)
+    partial = path.parent / f".{path.name}.partial-{os.getpid()}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file, zipfile.ZipFile(file, "w", allowZip64=True) as archive:
+            for name, array in arrays:
+                if array.dtype == ml_dtypes.bfloat16:
+                    array = array.view("V2")
+                with archive.open(name + SUFFIX, "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, array, allow_pickle=False)
+        partial.replace(path)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {path}: {error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _archive(path, file) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(file)
+    except _DAMAGE as error:
+        raise CheckpointError(
+            f"{path} begins as a zip archive (.npz or PyTorch), but is cut short or damaged: {error}"
+        ) from error
+
+
+def _lazy(path, archive: zipfile.ZipFile, member: str) -> Lazy:
+    try:
+        with archive.open(member) as file:
+            version = np.lib.format.read_magic(file)
+            shape, _, dtype = _HEADERS[version](file)
+            size = archive.getinfo(member).file_size - file.tell()
+    except (*_DAMAGE, KeyError) as error:
+        raise CheckpointError(f"{path} is damaged or no NumPy archive: {member}: {error}") from error
+    if dtype.hasobject:
+        raise CheckpointError(
+            f"{path} is not read: {member} holds pickled Python objects, which could run code, not numbers"
+        )
+    if size != dtype.itemsize * int(np.prod(shape, dtype=np.int64)):
+        raise CheckpointError(f"{path} is damaged: {member} has {size} bytes for shape {shape} of {dtype}")
+    is_bfloat16 = dtype == np.dtype("V2")
+
+    def load() -> np.ndarray:
+        try:
+            with archive.open(member) as file:
+                array = np.lib.format.read_array(file, allow_pickle=False)
+        except _DAMAGE as error:
+            raise CheckpointError(f"{path} is damaged: {member}: {error}") from error
+        return array.view(ml_dtypes.bfloat16) if is_bfloat16 else array
+
+    return Lazy(shape, np.dtype(ml_dtypes.bfloat16) if is_bfloat16 else dtype, load)
