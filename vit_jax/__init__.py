@@ -10,6 +10,8 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "create_model": "vit_jax.models.registry",
     "train": "vit_jax.training.loop",
+    "load": "vit_jax.interchange.loading",
+    "load_weights": "vit_jax.interchange.loading",
     "load_run": "vit_jax.checkpoint",
     "default_config": "vit_jax.config",
     "load_config": "vit_jax.config",

@@ -8,7 +8,8 @@ import scipy.special
 from flax import nnx
 
 from vit_jax.models import layers, registry
-from vit_jax.models.encoder import REMAT, Encoder
+from vit_jax.models.encoder import Encoder
+from vit_jax.models.stack import REMAT
 
 # Beside the plain scan. Of 3 blocks an unroll of 2 leaves one outside the loop, 0 all.
 SCHEDULES = [*((remat, 1) for remat in REMAT if remat != "none"), ("none", 2), ("none", 0), ("full", 2)]

@@ -15,12 +15,12 @@ from vit_jax import patterns
 from vit_jax.interchange.formats import Foreign
 from vit_jax.interchange.rules import Lazy
 from vit_jax.models import mixer, vit
+from vit_jax.models.mixer import enlarge_token_mlp
 from vit_jax.models.embeddings import interpolate, resize_patch_embedding, sincos_2d
 from vit_jax.schema import ConfigError
 
 POSITION = "position"
 PATCHES = "embedding/kernel"
-TOKEN_MLP = "layers/token_mlp/"
 # Options that change what the weights compute without changing a shape.
 CONVENTIONS = ("activation", "epsilon")
 
@@ -55,7 +55,7 @@ def adapt(
         another shape, and nothing said so. All of them are named.
     """
     _check_conventions(source, target, where)
-    old, new = _named(loaded), _named(fresh)
+    old, new = _named(_enlarged(loaded, source, target)), _named(fresh)
     reset = tuple(reset)
     patterns.check_patterns(reset, [*new, *old], reset_option)
     anew = set(patterns.matching(reset, [*new, *old]))
@@ -132,18 +132,33 @@ def _check_conventions(source, target, where: str) -> None:
 def _resized(name: str, old: Any, source, target, method: str):
     """`old` in the target's shape, where there is a rule for that."""
     if name == POSITION and source.prefix == target.prefix and source.width == target.width:
+
+        def resize(x):
+            return interpolate(x, target.grid, method=method, prefix=source.prefix, old_grid=source.grid)
+
         shape = (1, target.prefix + target.grid[0] * target.grid[1], target.width)
-        logging.info("%s: %s is resized to %s by %s", name, old.shape, shape, method)
-        resize = lambda x: interpolate(x, target.grid, method=method, prefix=source.prefix, old_grid=source.grid)  # noqa: E731
-    elif name == PATCHES and old.shape[-1] == target.width and type(target) in (vit.Config, mixer.Config):
-        shape = (target.patch, target.patch, *old.shape[2:])
-        logging.info("%s: %s is resized to %s by the pseudo-inverse", name, old.shape, shape)
-        resize = lambda x: resize_patch_embedding(x, target.patch)  # noqa: E731
-    elif name.startswith(TOKEN_MLP) and (factor := _enlargement(source, target)) > 1:
-        pass
+    elif name == PATCHES and type(target) in (vit.Config, mixer.Config):
+
+        def resize(x):
+            return resize_patch_embedding(x, target.patch)
+
+        method, shape = "pseudo-inverse", (target.patch, target.patch, *old.shape[2:])
     else:
         return old
+    logging.info("%s: %s is resized to %s by %s", name, old.shape, shape, method)
     return Lazy(shape, np.dtype(old.dtype), lambda: resize(np.asarray(old)))
+
+
+def _enlarged(loaded: dict, source, target) -> dict:
+    """A Mixer's parameters for images K times as large, if the target has the K² times larger token MLP of that rule."""
+    if not isinstance(source, mixer.Config):
+        return loaded
+    factor, rest = divmod(target.image_size, source.image_size)
+    if factor < 2 or rest or target.token_mlp_dim != factor**2 * source.token_mlp_dim:
+        return loaded
+    layers = loaded["layers"]
+    token_mlp = enlarge_token_mlp(jax.tree.map(np.asarray, layers["token_mlp"]), factor)
+    return loaded | {"layers": layers | {"token_mlp": token_mlp}}
 
 
 def _named(tree: dict) -> dict[str, Any]:

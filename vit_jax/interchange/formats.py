@@ -17,6 +17,7 @@ from etils import epath
 
 from vit_jax import schema
 from vit_jax.checkpoint import CheckpointError
+from vit_jax.models import registry
 from vit_jax.schema import ConfigError, nearest
 
 # Asked in this order.
@@ -129,6 +130,18 @@ def configure(config_class: type, recognised: dict, overrides: dict):
             raise ConfigError(f"{config_class.__module__.split('.')[-1]} models have no option {name!r}{nearest(name, fields)}")
         schema.check_value(name, value, fields[name])
     return config_class(**recognised | overrides)
+
+
+def model_name(config) -> str:
+    """The listed name that says most of a model; its options say the rest, for a size of one's own almost everything."""
+    family = next(family for family in registry.FAMILIES if family.Config is type(config))
+
+    def agreement(name: str) -> tuple[int, int]:
+        options = family.options_from_name(name)
+        agrees = [getattr(config, option) == value for option, value in options.items()]
+        return sum(agrees) - len(agrees), sum(agrees)
+
+    return max(family.VARIANTS, key=agreement)
 
 
 def _looks_like(path: epath.Path) -> str:

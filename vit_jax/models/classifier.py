@@ -4,7 +4,7 @@ import dataclasses
 
 from flax import nnx
 
-from vit_jax.models.encoder import REMAT
+from vit_jax.models.stack import REMAT
 from vit_jax.schema import option
 
 

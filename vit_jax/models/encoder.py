@@ -6,17 +6,9 @@ import jax
 import numpy as np
 from flax import nnx
 
-from vit_jax import parallel
+from vit_jax.models import stack
 from vit_jax.models.attention import Attention
 from vit_jax.models.layers import Mlp, drop_path, layer_norm, split
-
-_SAVEABLE = jax.checkpoint_policies
-REMAT = {
-    "none": None,
-    "full": _SAVEABLE.nothing_saveable,
-    "dots": _SAVEABLE.dots_saveable,
-    "weight_dots": _SAVEABLE.dots_with_no_batch_dims_saveable,
-}
 
 
 class Block(nnx.Module):
@@ -53,12 +45,7 @@ class Encoder(nnx.Module):
     """`depth` blocks and one last norm. Every parameter below `layers` has a leading axis of length `depth`."""
 
     def __init__(self, config, *, dtype, rngs: nnx.Rngs):
-        @nnx.split_rngs(splits=config.depth)
-        @nnx.vmap(in_axes=0, out_axes=0)
-        def stack(rngs):
-            return Block(config, dtype=dtype, rngs=rngs)
-
-        self.layers = stack(rngs)
+        self.layers = stack.stack(lambda rngs: Block(config, dtype=dtype, rngs=rngs), config.depth, rngs)
         self.norm = layer_norm(config.width, config.epsilon, dtype, rngs)
         self.config = config
 
@@ -76,23 +63,14 @@ class Encoder(nnx.Module):
           tokens (B, N, D) after the last norm, and what was captured.
         """
         config = self.config
-        definition, parameters = nnx.split(self.layers)
         # Stochastic depth grows linearly from 0 in the first block (arXiv 1603.09382 §3).
         rates = np.linspace(0, config.drop_path, config.depth, dtype=np.float32)
         stochastic = key is not None and (config.dropout or config.attention_dropout or config.drop_path)
         keys = jax.random.split(key, config.depth) if stochastic else None
 
-        def block(x, layer):
-            layer_parameters, rate, layer_key = layer
-            x, weights = nnx.merge(definition, layer_parameters)(x, rate, layer_key)
-            x = parallel.constrain_batch(x)
+        def step(block, x, rate, key):
+            x, weights = block(x, rate, key)
             return x, {"attention": weights, "blocks": x} if capture else {}
 
-        unroll = min(config.unroll or config.depth, config.depth)
-        if config.remat != "none":
-            # A loop keeps XLA from sharing what the backward pass recomputes with the forward pass. Blocks that
-            # unrolling leaves outside one are open to it: on TPU nothing is then recomputed, and no memory saved.
-            outside_loop = unroll == config.depth or config.depth % unroll > 0
-            block = jax.checkpoint(block, policy=REMAT[config.remat], prevent_cse=outside_loop)
-        x, captured = jax.lax.scan(block, x, (parameters, rates, keys), unroll=unroll)
+        x, captured = stack.scan(step, self.layers, x, (rates, keys), remat=config.remat, unroll=config.unroll)
         return self.norm(x), captured

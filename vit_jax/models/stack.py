@@ -6,7 +6,14 @@ import jax
 from flax import nnx
 
 from vit_jax import parallel
-from vit_jax.models.encoder import REMAT
+
+_SAVEABLE = jax.checkpoint_policies
+REMAT = {
+    "none": None,
+    "full": _SAVEABLE.nothing_saveable,
+    "dots": _SAVEABLE.dots_saveable,
+    "weight_dots": _SAVEABLE.dots_with_no_batch_dims_saveable,
+}
 
 
 def stack(make: Callable[[nnx.Rngs], nnx.Module], count: int, rngs: nnx.Rngs) -> nnx.Module:

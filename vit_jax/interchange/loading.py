@@ -1,0 +1,152 @@
+"""Models from files of any format: what `vit_jax.load`, `vit_jax.load_weights`, `vit_jax convert` and `init_from` do."""
+
+import dataclasses
+from collections.abc import Iterable
+
+import jax
+from absl import logging
+from flax import nnx
+from ml_collections import ConfigDict
+
+from vit_jax import checkpoint, patterns
+from vit_jax.interchange import adapt, formats
+from vit_jax.models import mixer, registry
+
+# Options of `load` that the weights are fitted to; all others say what the file holds.
+FITTED = ("image_size", "patch", "num_classes", "representation")
+# Options that a run takes from the checkpoint it starts from, where its config does not say them: how weights are used.
+USES = ("pool", "representation", "position", "position_of_class", "qk_norm", "distilled", "registers", "activation", "epsilon")
+SIZES = ("patch", "depth", "width", "mlp_dim", "token_mlp_dim", "heads", "units", "width_factor", "preactivation")
+
+
+def load(path, *, resize: str = "scipy", **overrides) -> nnx.Module:
+    """A model from a checkpoint of any format; its `config` says what was recognised.
+
+    >>> model = vit_jax.load("B_16.npz", image_size=384, num_classes=10)
+
+    Args:
+      path: file or directory, local or `gs://`.
+      resize: how position embeddings of another resolution are interpolated: `scipy` (official), `bilinear`, `bicubic`.
+      **overrides: options of the model's config. Another `image_size` or `patch` resizes what depends on it, another
+        `num_classes` or `representation` gives a new head (zero); any other states what the file holds.
+
+    Raises:
+      CheckpointError: there is no checkpoint, it is damaged, or a tensor does not fit; see `formats.read`.
+      ConfigError: an override is no option or value of the family, or the weights cannot be fitted to it.
+    """
+    fitted = {name: overrides.pop(name) for name in FITTED if name in overrides}
+    foreign = formats.read(path, **overrides)
+    source = foreign.model_config
+    if isinstance(source, mixer.Config):
+        # Images K times as large take K² copies of the MLP over tokens (Mixer §C).
+        factor = fitted.get("image_size", source.image_size) // source.image_size
+        fitted["token_mlp_dim"] = source.token_mlp_dim * max(factor, 1) ** 2
+    target = formats.configure(type(source), dataclasses.asdict(source), fitted)
+    definition, like = registry.abstract(target)
+    reset = []
+    if fitted.get("representation", 0) != getattr(source, "representation", 0) and "representation" in fitted:
+        reset = ["representation/.*", "head/.*"]
+    elif target.num_classes != source.num_classes:
+        reset = ["head(_distilled)?/.*"]
+    fresh = _fresh(target, like, reset)
+    where, option = f"load({str(path)!r})", "load_weights(..., reset=...)"
+    params = adapt.adapt(
+        foreign.params, source, fresh, target, reset=reset, resize=resize, where=where, reset_option=option
+    )
+    return nnx.merge(definition, params)
+
+
+def load_weights(model: nnx.Module, path, *, reset: Iterable[str] = (), resize: str = "scipy") -> None:
+    """Replaces the parameters of a model, from `vit_jax.create_model`, by those of a checkpoint of any format.
+
+    Args:
+      model: changed in place; its parameters stay where they are placed.
+      path: file or directory, local or `gs://`.
+      reset: patterns of parameters that stay as they are, e.g. `("head/.*",)`; what the checkpoint has there is left out.
+      resize: how position embeddings of another resolution are interpolated.
+
+    Raises:
+      CheckpointError, ConfigError: as `load`; unless every tensor and every parameter is accounted for, nothing is changed.
+    """
+    fresh = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    nnx.update(model, load_params(path, fresh, model.config, reset=reset, resize=resize, where="load_weights", option="reset"))
+
+
+def load_params(
+    path, fresh: dict, config, *, reset: Iterable[str], resize: str, where="config.init_from", option="config.init_reset"
+) -> dict:
+    """Parameters for a model from a checkpoint of any format.
+
+    Args:
+      path: see `formats.read`.
+      fresh: the model's new parameters, on their devices.
+      config: the model's.
+      reset, resize, where, option: see `adapt.adapt`.
+
+    Returns:
+      A tree like `fresh`, in its shardings.
+    """
+    foreign = formats.read(path, like=config)
+    logging.info("%s: %s holds %s", where, path, foreign.model_config)
+    return adapt.adapt(
+        foreign.params, foreign.model_config, fresh, config, reset=reset, resize=resize, where=where, reset_option=option
+    )
+
+
+def convert(source, destination, to: str, **overrides) -> formats.Foreign:
+    """Rewrites a checkpoint in another format; see `formats.read` for what `overrides` do.
+
+    Returns:
+      What was written; its `params` can be read as long as the source is there.
+
+    Raises:
+      CheckpointError: the source cannot be read, or the format cannot express its model; then nothing is written.
+    """
+    formats.module(to)
+    foreign = formats.read(source, **overrides)
+    formats.write(foreign, destination, to)
+    return foreign
+
+
+def take_over(config: ConfigDict, workdir) -> ConfigDict:
+    """A run's config in which options of the model that were not said are those of the checkpoint it starts from.
+
+    These are `USES`; with `config.model.name=''` also name and sizes. A run that was begun in `workdir` keeps what it took then.
+
+    Raises:
+      CheckpointError: the checkpoint to start from cannot be read.
+    """
+    if not config.init_from:
+        return config
+    begun = checkpoint.stored_config(workdir)
+    source = None if begun else formats.read(config.init_from).model_config
+    whole = not config.model.name
+    config = config.copy_and_resolve_references()
+    model = config.model
+    if whole:
+        model.name = begun["model"]["name"] if begun else formats.model_name(source)
+    known = {field.name for field in dataclasses.fields(registry.config_class(model.name))}
+    for name in (*USES, *SIZES) if whole else USES:
+        if name not in known or model[name] is not None:
+            continue
+        if name == "representation" and patterns.matching(config.init_reset, ["representation/kernel"]):
+            continue
+        value = begun["model"].get(name) if begun else getattr(source, name, None)
+        if value is not None:
+            model[name] = value
+    return config
+
+
+def _fresh(config, like: dict, reset: Iterable[str]) -> dict:
+    """`like` with new arrays for the parameters to reset; the others are never made."""
+    names = patterns.names(like)
+    anew = set(patterns.matching(reset, names))
+    if not anew:
+        return like
+
+    def init(key: jax.Array) -> dict:
+        leaves = jax.tree.leaves(registry.initialize(config, key))
+        return {name: leaf for name, leaf in zip(names, leaves, strict=True) if name in anew}
+
+    new = jax.jit(init)(jax.random.key(0))
+    return patterns.map_named(lambda name, leaf: new.get(name, leaf), like)

@@ -1,0 +1,117 @@
+"""The container `.safetensors`: named arrays behind a JSON header, read and written one at a time.
+
+What the names mean is said elsewhere. The format (its size, the header, the numbers) is specified in the README of
+huggingface/safetensors; the package of that name wants all tensors in memory to write them.
+"""
+
+import json
+import math
+import os
+import struct
+from collections.abc import Iterable, Mapping
+
+import ml_dtypes
+import numpy as np
+from etils import epath
+
+from vit_jax.checkpoint import CheckpointError
+from vit_jax.interchange.rules import Lazy
+
+DTYPES = {
+    "F64": np.dtype(np.float64),
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "I64": np.dtype(np.int64),
+    "I32": np.dtype(np.int32),
+    "I16": np.dtype(np.int16),
+    "I8": np.dtype(np.int8),
+    "U8": np.dtype(np.uint8),
+    "BOOL": np.dtype(np.bool_),
+}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+# As the specification has it; also keeps a file of another kind from being read whole.
+_MAX_HEADER = 100_000_000
+
+
+def begins_as_safetensors(path) -> bool:
+    """Whether the file's first bytes are the size of a header and the begin of one."""
+    with epath.Path(path).open("rb") as file:
+        head = file.read(9)
+    return len(head) == 9 and head[8:] == b"{" and struct.unpack("<Q", head[:8])[0] <= _MAX_HEADER
+
+
+def read(path) -> tuple[dict[str, Lazy], dict[str, str]]:
+    """Every array of the file by its name, read when used, and the file's metadata.
+
+    Raises:
+      CheckpointError: the file is damaged, or of a type that NumPy does not know.
+    """
+    path = epath.Path(path)
+    try:
+        with path.open("rb") as file:
+            (size,) = struct.unpack("<Q", file.read(8))
+            if size > _MAX_HEADER:
+                raise ValueError(f"a header of {size} bytes")
+            header = json.loads(file.read(size))
+        metadata = header.pop("__metadata__", {})
+        tensors = {name: _lazy(path, name, entry, 8 + size) for name, entry in header.items()}
+        end = 8 + size + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        raise CheckpointError(f"{path} is damaged or no safetensors file: {error}") from error
+    if path.stat().length != end:
+        raise CheckpointError(f"{path} is damaged: it has {path.stat().length} bytes, its header says {end}")
+    return tensors, metadata
+
+
+def write(path, tensors: Iterable[tuple[str, np.ndarray]], specs: Mapping, metadata: Mapping[str, str]) -> None:
+    """Writes arrays one after the other; the file appears under its name when it is whole.
+
+    Args:
+      path: of the file.
+      tensors: (name, array), in the order of `specs`.
+      specs: name -> (shape, dtype), needed before the first array is.
+      metadata: text to text.
+
+    Raises:
+      CheckpointError: it cannot be written.
+    """
+    path = epath.Path(path)
+    header, end = {"__metadata__": dict(metadata)}, 0
+    for name, (shape, dtype) in specs.items():
+        begin, end = end, end + math.prod(shape) * np.dtype(dtype).itemsize
+        header[name] = {"dtype": _NAMES[np.dtype(dtype)], "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    partial = path.parent / f".{path.name}.partial-{os.getpid()}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            file.write(struct.pack("<Q", len(text)) + text)
+            for (name, array), (said, (shape, dtype)) in zip(tensors, specs.items(), strict=True):
+                assert (name, array.shape, array.dtype) == (said, tuple(shape), dtype)
+                file.write(array.tobytes())
+        partial.replace(path)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {path}: {error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _lazy(path: epath.Path, name: str, entry: dict, start: int) -> Lazy:
+    if entry["dtype"] not in DTYPES:
+        raise ValueError(f"{name} is of type {entry['dtype']}, which is not supported")
+    dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
+    begin, end = entry["data_offsets"]
+    if begin < 0 or end - begin != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{name} has {end - begin} bytes for shape {shape} of {dtype}")
+
+    def load() -> np.ndarray:
+        with path.open("rb") as file:
+            file.seek(start + begin)
+            data = file.read(end - begin)
+        if len(data) != end - begin:
+            raise CheckpointError(f"{path} is damaged: {name} is cut short")
+        return np.frombuffer(data, dtype).reshape(shape)
+
+    return Lazy(shape, dtype, load)
