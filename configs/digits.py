@@ -1,4 +1,5 @@
-"""A small ViT on scikit-learn's handwritten digits, shown at 32x32: the smoke test, a minute on two CPU cores.
+"""A small ViT on scikit-learn's handwritten digits, shown at 32x32: the smoke test, a minute on two
+CPU cores.
 
 vit_jax train --config=configs/digits.py --workdir=/tmp/digits
 """

@@ -1,6 +1,8 @@
-"""Fine-tunes the digits model at 48x48: more tokens, interpolated position embeddings, a new zero head.
+"""Fine-tunes the digits model at 48x48: more tokens, interpolated position embeddings, a new zero
+head.
 
-vit_jax train --config=configs/digits_finetune.py --config.init_from=/tmp/digits --workdir=/tmp/digits_48
+vit_jax train --config=configs/digits_finetune.py --config.init_from=/tmp/digits
+--workdir=/tmp/digits_48
 """
 
 import digits

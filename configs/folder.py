@@ -1,12 +1,15 @@
 """A small ViT from scratch on your own images, on any machine.
 
 vit_jax train --config=configs/folder.py --workdir=DIR --config.data.path=IMAGES
-    IMAGES has a sub-folder for each class, or train/ and test/ with such sub-folders, or is a CSV file of path,label.
-    Without a test set, a tenth of the images is held out. The classes come from the images.
+    IMAGES has a sub-folder for each class, or train/ and test/ with such sub-folders, or is a CSV
+    file of path,label. Without a test set, a tenth of the images is held out. The classes come from
+    the images.
 
-The recipe of vit_s16_i1k.py made small: at 128 px ViT-Ti/16 needs 0.7 GFLOPs an image, and two busy CPU cores trained
-on 50 to 100 images a second: half an hour or less for 100 epochs of 1,000 images. If left and right matter in them,
---config.augment.flip=False. No accuracy can be promised for your images; with few of them, fine-tune (finetune.py).
+The recipe of vit_s16_i1k.py made small: at 128 px ViT-Ti/16 needs 0.7 GFLOPs an image, and two busy
+CPU cores trained
+on 50 to 100 images a second: half an hour or less for 100 epochs of 1,000 images. If left and right
+matter in them, --config.augment.flip=False. No accuracy can be promised for your images; with few
+of them, fine-tune (finetune.py).
 """
 
 from vit_jax import recipes

@@ -1,14 +1,16 @@
-"""ViT on ImageNet alone, 300 epochs: the ViT paper's recipe, or AugReg's ("How to train your ViT?") at a level.
+"""ViT on ImageNet alone, 300 epochs: the ViT paper's recipe, or AugReg's ("How to train your ViT?")
+at a level.
 
 vit_jax train --config=configs/vit_i1k.py:B/16 --workdir=DIR
-    ViT Table 3, last row: any ViT of `vit_jax models`. Strong decay (0.3) and dropout instead of augmentation.
+    ViT Table 3, last row: any ViT of `vit_jax models`. Strong decay (0.3) and dropout instead of
+    augmentation.
 vit_jax train --config=configs/vit_i1k.py:B/16,medium2 --workdir=DIR
-    AugReg, at level none, light1, light2, medium1, medium2, strong1, strong2, or augreg for the one big_vision takes
-    for Ti/16, S/32, S/16, B/32, B/16 or L/16. The paper also ran decay 0.03 (--config.optim.weight_decay=3e-5) and
-    --config.model.dropout=0.1 --config.model.drop_path=0.1.
+    AugReg, at level none, light1, light2, medium1, medium2, strong1, strong2, or augreg for the one
+    big_vision takes for Ti/16, S/32, S/16, B/32, B/16 or L/16. The paper also ran decay 0.03
+    (--config.optim.weight_decay=3e-5) and --config.model.dropout=0.1 --config.model.drop_path=0.1.
 
-The last 1 % of the training images is left out for choosing (--config.data.eval_split='train[99%:]'); what is evaluated
-is the validation set.
+The last 1 % of the training images is left out for choosing
+(--config.data.eval_split='train[99%:]'); what is evaluated is the validation set.
 
 Expect, ImageNet top-1 %:
                                           Ti/16  S/32   S/16   B/32   B/16   L/32   L/16
@@ -18,17 +20,22 @@ Expect, ImageNet top-1 %:
     and fine-tuned, 384 px                74.64  75.65  80.70  76.60  81.63   -     77.21
 big_vision's vit_i1k.py: about 79 for B/16. A better recipe for plain ViTs is vit_s16_i1k.py.
 
-Where sources say nothing: the loss of the ViT paper on ImageNet is taken to be AugReg's, sigmoid with a bias of -6.9.
+Where sources say nothing: the loss of the ViT paper on ImageNet is taken to be AugReg's, sigmoid
+with a bias of -6.9.
 """
 
 from vit_jax import recipes
 from vit_jax.config import ConfigError, default_config
 
-AUGREG = {"Ti/16": "light1", "S/32": "medium1"} | dict.fromkeys(("S/16", "B/32", "B/16", "L/16"), "medium2")
+AUGREG = {"Ti/16": "light1", "S/32": "medium1"} | dict.fromkeys(
+    ("S/16", "B/32", "B/16", "L/16"), "medium2"
+)
 
 
 def get_config(arg="B/16"):
-    model, level = recipes.arguments(arg, model=recipes.vit_names(), level=[*recipes.AUGMENTATION, "augreg"])
+    model, level = recipes.arguments(
+        arg, model=recipes.vit_names(), level=[*recipes.AUGMENTATION, "augreg"]
+    )
     config = default_config()
     config.data.name = "imagenet2012"
     config.data.train_split = "train[:99%]"

@@ -1,10 +1,11 @@
 """ViT on JFT-300M: the ViT paper's recipe (Table 3, §B.1).
 
 vit_jax train --config=configs/vit_jft.py:L/16 --workdir=DIR --config.data.name=YOUR_TFDS_NAME
-    B/16, B/32, L/32, L/16 (7 epochs; also printed: --config.duration="14 epochs") and H/14 (14 epochs).
+    B/16, B/32, L/32, L/16 (7 epochs; also printed: --config.duration="14 epochs") and H/14 (14
+    epochs).
 
-JFT is not public: `jft300m` and its splits stand for whatever you prepared. With other classes than its 18,291, say
---config.model.num_classes.
+JFT is not public: `jft300m` and its splits stand for whatever you prepared. With other classes than
+its 18,291, say --config.model.num_classes.
 
 Expect, top-1 % after fine-tuning at 384 px (ViT Table 6):
              epochs  ImageNet  ReaL   CIFAR-10  CIFAR-100  Pets   Flowers
@@ -14,19 +15,26 @@ Expect, top-1 % after fine-tuning at 384 px (ViT Table 6):
     L/16      7      86.30     89.43  99.38     93.46      96.81  99.66
     L/16     14      87.12     89.99  99.38     94.04      97.11  99.56
     H/14     14      88.08     90.36  99.50     94.71      97.11  99.71
-Table 5 prints H/14 a little differently: 88.04, 90.33, 99.50, 94.55, 97.56, 99.68. Table 2, for ImageNet at 512 px
-(H/14: 518) with averaged parameters: L/16 87.76, H/14 88.55. Cost: 680 and 2,500 TPUv3-core-days (Table 2; the Mixer
-paper prints 650 and 2,300).
+Table 5 prints H/14 a little differently: 88.04, 90.33, 99.50, 94.55, 97.56, 99.68. Table 2, for
+ImageNet at 512 px (H/14: 518) with averaged parameters: L/16 87.76, H/14 88.55. Cost: 680 and 2,500
+TPUv3-core-days (Table 2; the Mixer paper prints 650 and 2,300).
 
-Where sources say little: no clipping, which the paper states for ImageNet alone (--config.optim.clip=1); the rate ends
-at 1e-5, as in the authors' code; sigmoid loss with a bias of -10, as big_vision has it for JFT.
+Where sources say little: no clipping, which the paper states for ImageNet alone
+(--config.optim.clip=1); the rate ends at 1e-5, as in the authors' code; sigmoid loss with a bias of
+-10, as big_vision has it for JFT.
 """
 
 from vit_jax import recipes
 from vit_jax.config import default_config
 
 # Table 3: epochs, learning rate.
-TABLE_3 = {"B/16": (7, 8e-4), "B/32": (7, 8e-4), "L/32": (7, 6e-4), "L/16": (7, 4e-4), "H/14": (14, 3e-4)}
+TABLE_3 = {
+    "B/16": (7, 8e-4),
+    "B/32": (7, 8e-4),
+    "L/32": (7, 6e-4),
+    "L/16": (7, 4e-4),
+    "H/14": (14, 3e-4),
+}
 
 
 def get_config(arg="L/16"):

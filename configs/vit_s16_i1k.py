@@ -1,13 +1,15 @@
-"""ViT-S/16 on ImageNet, done plainly and well ("Better plain ViT baselines for ImageNet-1k", arXiv 2205.01580).
+"""ViT-S/16 on ImageNet, done plainly and well ("Better plain ViT baselines for ImageNet-1k", arXiv
+2205.01580).
 
 vit_jax train --config=configs/vit_s16_i1k.py:90 --workdir=DIR
     90, 150 or 300 epochs.
 
-Expect 76.5, 78.5 and 80.0 % top-1 on ImageNet's validation set; 90 epochs take 6 to 7 hours on 8 TPUv3 cores. And
-after 90 epochs 73.6 without RandAugment and mixup, 74.7 with batches of 4,096, 75.0 with learnt positions, 75.0 with a
-class token, 76.7 with a linear head.
+Expect 76.5, 78.5 and 80.0 % top-1 on ImageNet's validation set; 90 epochs take 6 to 7 hours on 8
+TPUv3 cores. And after 90 epochs 73.6 without RandAugment and mixup, 74.7 with batches of 4,096,
+75.0 with learnt positions, 75.0 with a class token, 76.7 with a linear head.
 
-The last 1 % of the training images is left out for choosing (--config.data.eval_split='train[99%:]').
+The last 1 % of the training images is left out for choosing
+(--config.data.eval_split='train[99%:]').
 """
 
 from vit_jax import recipes

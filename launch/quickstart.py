@@ -1,10 +1,12 @@
-"""Pre-trains a small ViT on handwritten digits, fine-tunes it at a higher resolution, evaluates and predicts.
+"""Pre-trains a small ViT on handwritten digits, fine-tunes it at a higher resolution, evaluates and
+predicts.
 
 The same as these commands, one after the other:
 
   vit_jax train --config=configs/digits.py --workdir=DIR/pretrain
-  vit_jax train --config=configs/digits_finetune.py --config.init_from=DIR/pretrain --workdir=DIR/finetune
-  vit_jax predict --checkpoint=DIR/finetune DIR/images/*.png --picture=DIR/predictions.png
+  vit_jax train --config=configs/digits_finetune.py --config.init_from=DIR/pretrain
+  --workdir=DIR/finetune vit_jax predict --checkpoint=DIR/finetune DIR/images/*.png
+  --picture=DIR/predictions.png
 
 The last line of standard output is one JSON object.
 """
@@ -23,7 +25,9 @@ from vit_jax.main import log_to_stderr
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workdir", type=pathlib.Path, help="by default a new folder in runs/")
     arguments = parser.parse_args()
@@ -32,11 +36,26 @@ def main() -> None:
 
     print("1. Pre-training on 32x32 digits", flush=True)
     pretrain = train("configs/digits.py", workdir / "pretrain", arguments.seed)
-    print("2. Fine-tuning at 48x48: more tokens, interpolated position embeddings, a new head", flush=True)
-    finetune = train("configs/digits_finetune.py", workdir / "finetune", arguments.seed, init_from=str(workdir / "pretrain"))
+    print(
+        "2. Fine-tuning at 48x48: more tokens, interpolated position embeddings, a new head",
+        flush=True,
+    )
+    finetune = train(
+        "configs/digits_finetune.py",
+        workdir / "finetune",
+        arguments.seed,
+        init_from=str(workdir / "pretrain"),
+    )
     print("3. Predicting test images", flush=True)
     files = save_test_images(workdir / "images", count=9)
-    predict_files(workdir / "finetune", files, topk=2, batch_size=9, form="text", picture=str(workdir / "predictions.png"))
+    predict_files(
+        workdir / "finetune",
+        files,
+        topk=2,
+        batch_size=9,
+        form="text",
+        picture=str(workdir / "predictions.png"),
+    )
 
     print(f"\ncheckpoints   {workdir}/pretrain/checkpoints  {workdir}/finetune/checkpoints")
     print(f"TensorBoard   tensorboard --logdir={workdir}")
@@ -59,7 +78,9 @@ def save_test_images(folder: pathlib.Path, count: int) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for record in (source[i * len(source) // count] for i in range(count)):
-        files.append(str(folder / f"{record.name.replace('/', '_')}_is_{source.classes[record.label]}.png"))
+        files.append(
+            str(folder / f"{record.name.replace('/', '_')}_is_{source.classes[record.label]}.png")
+        )
         Image.fromarray(record.image).save(files[-1])
     return files
 

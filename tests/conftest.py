@@ -12,7 +12,9 @@ import pytest  # noqa: E402
 
 @pytest.fixture(scope="session")
 def shared_data() -> pathlib.Path:
-    """The folder of real images and official checkpoints beside the project; skips where it is absent."""
+    """The folder of real images and official checkpoints beside the project; skips where it is
+    absent.
+    """
     path = pathlib.Path(__file__).resolve().parents[2] / "shared" / "data"
     if not path.is_dir():
         pytest.skip(f"no real data at {path}")

@@ -1,4 +1,6 @@
-"""Every recipe with every argument that it documents: it builds, fits on a mesh, and says what its paper says."""
+"""Every recipe with every argument that it documents: it builds, fits on a mesh, and says what its
+paper says.
+"""
 
 import pathlib
 import re
@@ -17,12 +19,38 @@ FOLDER = pathlib.Path(__file__).resolve().parents[1] / "configs"
 RECIPES = {path.stem: path for path in sorted(FOLDER.glob("*.py"))}
 # Besides those in the commands of the docstrings.
 ARGUMENTS = {
-    "vit_i21k": ["B/32", "L/16", "L/32", "B/16,augreg", "Ti/16,augreg", "B/8,medium2", "L/16,strong1"],
+    "vit_i21k": [
+        "B/32",
+        "L/16",
+        "L/32",
+        "B/16,augreg",
+        "Ti/16,augreg",
+        "B/8,medium2",
+        "L/16,strong1",
+    ],
     "vit_i1k": ["B/32", "S/16", "L/16", "S/32,augreg", "B/16,none", "B/16,strong2"],
     "vit_jft": ["B/16", "B/32", "L/32", "H/14"],
     "vit_s16_i1k": ["150", "300"],
-    "scaling_vit": ["s/28", "s/16", "Ti/16", "S/32", "S/16", "B/32", "B/28", "B/16", "L/16", "G/14"],
-    "finetune": ["cifar100", "imagenet2012", "oxford_iiit_pet", "oxford_flowers102", "cifar10,B/32", "cifar100,H/14"],
+    "scaling_vit": [
+        "s/28",
+        "s/16",
+        "Ti/16",
+        "S/32",
+        "S/16",
+        "B/32",
+        "B/28",
+        "B/16",
+        "L/16",
+        "G/14",
+    ],
+    "finetune": [
+        "cifar100",
+        "imagenet2012",
+        "oxford_iiit_pet",
+        "oxford_flowers102",
+        "cifar10,B/32",
+        "cifar100,H/14",
+    ],
 }
 # Images to train on, by data set and split; ImageNet-21k and JFT as the ViT paper rounds them.
 EXAMPLES = {
@@ -49,7 +77,9 @@ def documented(name: str) -> list[str]:
 def cases() -> list[tuple[str, ...]]:
     found = [(name,) for name in RECIPES]
     found += [(name, argument) for name in RECIPES for argument in documented(name)]
-    return found + [(name, argument) for name, arguments in ARGUMENTS.items() for argument in arguments]
+    return found + [
+        (name, argument) for name, arguments in ARGUMENTS.items() for argument in arguments
+    ]
 
 
 def lr(assembly, step: int) -> float:
@@ -64,7 +94,9 @@ def test_a_recipe_builds_and_its_state_fits_on_eight_devices(case):
     assembly = build(config)
     mesh = parallel.make_mesh(config.mesh)
     state = assembly.abstract_state(mesh)
-    assert sum(p.size for p in jax.tree.leaves(state.params)) == registry.count_parameters(assembly.model_config)
+    assert sum(p.size for p in jax.tree.leaves(state.params)) == registry.count_parameters(
+        assembly.model_config
+    )
     kernel = state.params["encoder"]["layers"]["mlp"]["up"]["kernel"]
     parts = mesh.shape["fsdp"] if kernel.size >= config.mesh.fsdp_min_size else 1
     assert np.prod(kernel.sharding.shard_shape(kernel.shape)) == kernel.size / parts
@@ -87,7 +119,10 @@ def test_a_recipe_is_headed_by_its_command_and_names_only_fields_there_are(name)
         (("vit_i21k", "B/61"), "there is no model 'B/61'; did you mean 'B/16'?"),
         (("vit_i21k", "B/16,ligth2"), "there is no level 'ligth2'; did you mean 'light2'?"),
         (("vit_i21k", "B/16,light2,3"), "3 parts, but the recipe takes MODEL,LEVEL"),
-        (("vit_i21k", "S/16"), "ViT Table 3 has B/16, B/32, L/16, L/32 on ImageNet-21k; for S/16 say a level"),
+        (
+            ("vit_i21k", "S/16"),
+            "ViT Table 3 has B/16, B/32, L/16, L/32 on ImageNet-21k; for S/16 say a level",
+        ),
         (("vit_i21k", "H/14,augreg"), "big_vision chose no level for H/14"),
         (("vit_i1k", "B-16"), "did you mean 'B/16'?"),
         (("vit_i1k", "B/8,augreg"), "big_vision chose no level for B/8"),
@@ -109,10 +144,20 @@ def test_vit_on_imagenet21k_is_table_3_of_its_paper():
     assembly = build(config)
     assert assembly.total_steps == round(90 * 14_000_000 / 4096) == 307_617
     # Linear from 1e-3 after 10,000 steps of warm-up, to 1e-5.
-    expected = {0: 0, 5000: 5e-4, 10_000: 1e-3, 10_000 + 297_617: 1e-5, 200_000: 1e-5 + 99e-5 * (1 - 190_000 / 297_617)}
+    expected = {
+        0: 0,
+        5000: 5e-4,
+        10_000: 1e-3,
+        10_000 + 297_617: 1e-5,
+        200_000: 1e-5 + 99e-5 * (1 - 190_000 / 297_617),
+    }
     for step, value in expected.items():
         np.testing.assert_allclose(lr(assembly, step), value, rtol=1e-5, err_msg=str(step))
-    assert (config.optim.weight_decay, config.optim.weight_decay_by, config.optim.clip) == (0.03, "lr", 0.0)
+    assert (config.optim.weight_decay, config.optim.weight_decay_by, config.optim.clip) == (
+        0.03,
+        "lr",
+        0.0,
+    )
     assert (config.optim.b1, config.optim.b2, config.model.dropout) == (0.9, 0.999, 0.1)
     # Body and tanh layer of 86,389,248 parameters, 21,843 classes (ViT §3.1).
     body, tanh, head = 85_798_656, 768 * 768 + 768, 768 * 21_843 + 21_843
@@ -128,7 +173,11 @@ def test_the_augreg_recipe_differs_only_by_its_level():
     assert assembly.total_steps == round(300 * 14_000_000 / 4096)
     # Cosine, half-way between warm-up and end; decay 0.1 of the peak rate, as big_vision counts it.
     np.testing.assert_allclose(lr(assembly, (10_000 + assembly.total_steps) // 2), 5e-4, rtol=1e-3)
-    assert (light2.optim.weight_decay, light2.optim.weight_decay_by, light2.optim.lr) == (1e-4, "schedule", 1e-3)
+    assert (light2.optim.weight_decay, light2.optim.weight_decay_by, light2.optim.lr) == (
+        1e-4,
+        "schedule",
+        1e-3,
+    )
     assert light2.optim.moment_dtype == "bfloat16" and not light2.model.representation
 
 
@@ -191,7 +240,11 @@ def test_vit_on_jft_is_table_3_of_its_paper(model, steps, rate):
     np.testing.assert_allclose(lr(assembly, 10_000), rate, rtol=1e-6)
     middle = 10_000 + (assembly.total_steps - 10_000) // 2
     np.testing.assert_allclose(lr(assembly, middle), (rate + 1e-5) / 2, rtol=1e-4)
-    assert (config.optim.weight_decay, config.model.dropout or 0.0, config.model.num_classes) == (0.1, 0.0, 18_291)
+    assert (config.optim.weight_decay, config.model.dropout or 0.0, config.model.num_classes) == (
+        0.1,
+        0.0,
+        18_291,
+    )
 
 
 @pytest.mark.parametrize(("epochs", "steps"), [("90", 111_477), ("150", 185_794), ("300", 371_588)])
@@ -201,8 +254,13 @@ def test_the_better_plain_vit_is_that_of_its_paper(epochs, steps):
     assert assembly.total_steps == round(int(epochs) * 1_268_355 / 1024) == steps
     np.testing.assert_allclose(lr(assembly, 10_000), 1e-3, rtol=1e-6)
     augment = config.augment
-    assert (augment.randaugment_layers, augment.randaugment_magnitude, augment.mixup) == (2, 10, 0.2)
-    # No class token and no learnt positions; a tanh layer and 1,000 classes on top of S/16's 21,665,664.
+    assert (augment.randaugment_layers, augment.randaugment_magnitude, augment.mixup) == (
+        2,
+        10,
+        0.2,
+    )
+    # No class token and no learnt positions; a tanh layer and 1,000 classes on top of S/16's
+    # 21,665,664.
     count = 21_665_664 - 384 - 197 * 384 + 384 * 384 + 384 + 384 * 1000 + 1000
     assert registry.count_parameters(assembly.model_config) == count
 
@@ -220,10 +278,16 @@ def test_scaling_vit_is_that_of_its_paper(model, headless, batch):
     for step, value in {
         10_000: 8e-4, 20_000: 8e-4 / 2**0.5, 950_000: 8e-4 / 95**0.5, 975_000: 8e-4 / 97.5**0.5 / 2, 1_000_000: 0,
     }.items():  # fmt: skip
-        np.testing.assert_allclose(lr(assembly, step), value, rtol=1e-5, atol=1e-12, err_msg=str(step))
-    names = patterns.names(assembly.abstract_state(parallel.make_mesh({"data": -1, "fsdp": 1, "tensor": 1})).params)
+        np.testing.assert_allclose(
+            lr(assembly, step), value, rtol=1e-5, atol=1e-12, err_msg=str(step)
+        )
+    names = patterns.names(
+        assembly.abstract_state(parallel.make_mesh({"data": -1, "fsdp": 1, "tensor": 1})).params
+    )
     rules = config.optim.weight_decay_rules
-    decay = {name: config.optim.weight_decay * patterns.first_match(rules, name, 0.0) for name in names}
+    decay = {
+        name: config.optim.weight_decay * patterns.first_match(rules, name, 0.0) for name in names
+    }
     assert decay["head/kernel"] == 3.0 and decay["encoder/layers/mlp/up/kernel"] == 0.03
     assert decay["head/bias"] == decay["position"] == decay["pool/probe"] == 0.0
 
@@ -232,8 +296,13 @@ def test_adafactor_keeps_the_state_of_scaling_vit_small():
     assembly = build(recipe("scaling_vit", "g/14"))
     state = assembly.abstract_state(parallel.make_mesh({"data": 1, "fsdp": 8, "tensor": 1}))
     count = sum(p.size for p in jax.tree.leaves(state.params))
-    assert 2 < sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state.opt_state)) / count < 2.1
-    assert sum(p.size for p in jax.tree.leaves(state.params) if p.sharding.is_fully_replicated) < 0.01 * count
+    assert (
+        2 < sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state.opt_state)) / count < 2.1
+    )
+    assert (
+        sum(p.size for p in jax.tree.leaves(state.params) if p.sharding.is_fully_replicated)
+        < 0.01 * count
+    )
 
 
 @pytest.mark.parametrize(
@@ -250,13 +319,26 @@ def test_adafactor_keeps_the_state_of_scaling_vit_small():
 def test_fine_tuning_is_table_4_of_the_vit_paper(task, classes, steps, warmup, rate):
     config = recipe("finetune", task)
     assembly = build(config)
-    assert (config.model.num_classes, assembly.total_steps, config.batch_size) == (classes, steps, 512)
-    np.testing.assert_allclose([lr(assembly, warmup), lr(assembly, (warmup + steps) // 2)], [rate, rate / 2], rtol=1e-6)
-    assert (config.optim.name, config.optim.b1, config.optim.weight_decay, config.optim.clip) == ("sgd", 0.9, 0.0, 1.0)
+    assert (config.model.num_classes, assembly.total_steps, config.batch_size) == (
+        classes,
+        steps,
+        512,
+    )
+    np.testing.assert_allclose(
+        [lr(assembly, warmup), lr(assembly, (warmup + steps) // 2)], [rate, rate / 2], rtol=1e-6
+    )
+    assert (config.optim.name, config.optim.b1, config.optim.weight_decay, config.optim.clip) == (
+        "sgd",
+        0.9,
+        0.0,
+        1.0,
+    )
     assert config.data.image_size == 384
     state = assembly.abstract_state(parallel.make_mesh(config.mesh))
     momenta = [x for x in jax.tree.leaves(state.opt_state) if x.ndim]
-    assert {x.dtype.name for x in momenta} == {"bfloat16"} and len(momenta) == len(jax.tree.leaves(state.params))
+    assert {x.dtype.name for x in momenta} == {"bfloat16"} and len(momenta) == len(
+        jax.tree.leaves(state.params)
+    )
     assert "representation" not in state.params
 
 

@@ -37,7 +37,8 @@ def test_any_unit_becomes_steps(duration, expected):
 
 
 @pytest.mark.parametrize(
-    ("duration", "expected"), [("5%", 500), ("5 %", 500), ("2.5 percent", 250), ("100%", 10_000), ("0%", 0)]
+    ("duration", "expected"),
+    [("5%", 500), ("5 %", 500), ("2.5 percent", 250), ("100%", 10_000), ("0%", 0)],
 )
 def test_percent_is_of_the_whole_run(duration, expected):
     assert imagenet(duration, total_steps=10_000) == expected
@@ -52,10 +53,24 @@ def test_halves_round_up_and_nothing_positive_becomes_zero():
 
 @pytest.mark.parametrize(
     "wrong",
-    ["", "soon", "-5 steps", "5 minutes", "steps", "1.5.2", "nan", "inf epochs", "1e999 steps", "5 steps 3", "_5"],
+    [
+        "",
+        "soon",
+        "-5 steps",
+        "5 minutes",
+        "steps",
+        "1.5.2",
+        "nan",
+        "inf epochs",
+        "1e999 steps",
+        "5 steps 3",
+        "_5",
+    ],
 )
 def test_anything_else_is_an_error_that_says_what_is_valid(wrong):
-    with pytest.raises(ConfigError, match="is not a duration; write for example '500 steps', '90 epochs'"):
+    with pytest.raises(
+        ConfigError, match="is not a duration; write for example '500 steps', '90 epochs'"
+    ):
         imagenet(wrong)
 
 

@@ -15,8 +15,9 @@ from vit_jax.schema import ConfigError
 from vit_jax.training import state as training_state
 
 MINIMUM = 2048
-# Of `vit()` on 2 x 2 x 2 devices: the whole shape, and that of the part on a device. By hand: heads (4) and MLP width
-# (128) are cut over `tensor`; of arrays of at least 2048 elements, the longest axis left over `fsdp`, never the layers.
+# Of `vit()` on 2 x 2 x 2 devices: the whole shape, and that of the part on a device. By hand: heads
+# (4) and MLP width (128) are cut over `tensor`; of arrays of at least 2048 elements, the longest
+# axis left over `fsdp`, never the layers.
 PARTS = {
     "class_token": ((1, 1, 64), (1, 1, 64)),
     "embedding/bias": ((64,), (64,)),
@@ -43,7 +44,9 @@ PARTS = {
 
 def vit(**options):
     return registry.model_config(
-        "ViT-mu/8", image_size=32, **dict(width=64, depth=2, mlp_dim=128, heads=4, num_classes=10) | options
+        "ViT-mu/8",
+        image_size=32,
+        **dict(width=64, depth=2, mlp_dim=128, heads=4, num_classes=10) | options,
     )
 
 
@@ -113,7 +116,12 @@ def test_parameters_and_adamw_state_are_born_in_parts_of_the_right_size(states):
     whole, part = (4 * sum(np.prod(sizes[i]) for sizes in PARTS.values()) for i in (0, 1))
     assert (whole, part) == (324_904, 102_440)
     for device in jax.devices():
-        on_device = [s.data.nbytes for x in jax.tree.leaves(state) for s in x.addressable_shards if s.device == device]
+        on_device = [
+            s.data.nbytes
+            for x in jax.tree.leaves(state)
+            for s in x.addressable_shards
+            if s.device == device
+        ]
         # Parameters, their average, two moments; the rest is counters and one flag a parameter.
         assert 4 * part <= sum(on_device) < 4 * part + 100
 
@@ -126,7 +134,9 @@ def test_with_data_parallelism_alone_every_device_holds_everything():
 @pytest.mark.parametrize("name", ["adamw", "adafactor"])
 def test_optimizer_state_lies_as_its_parameter(states, name):
     state, found = states[name], set()
-    for path, leaf in zip(patterns.names(state.opt_state), jax.tree.leaves(state.opt_state), strict=True):
+    for path, leaf in zip(
+        patterns.names(state.opt_state), jax.tree.leaves(state.opt_state), strict=True
+    ):
         for parameter, (whole, part) in PARTS.items():
             if path.endswith("/" + parameter) and leaf.shape == whole:
                 assert leaf.addressable_shards[0].data.shape == part, path
@@ -144,7 +154,9 @@ def test_of_large_models_every_large_array_is_cut_and_never_along_the_layers():
     made = mesh(data=1, fsdp=4, tensor=2)
     shardings = parallel.shardings(tree, made, fsdp_min_size=2**16)
     cut = 0
-    for path, leaf, sharding in zip(patterns.names(tree), *map(jax.tree.leaves, (tree, shardings)), strict=True):
+    for path, leaf, sharding in zip(
+        patterns.names(tree), *map(jax.tree.leaves, (tree, shardings)), strict=True
+    ):
         axes = [*sharding.spec, *[None] * (leaf.ndim - len(sharding.spec))]
         if "layers" in path.split("/"):
             assert axes[0] is None, path
@@ -155,7 +167,9 @@ def test_of_large_models_every_large_array_is_cut_and_never_along_the_layers():
         else:
             assert "fsdp" in axes, path
             cut += 1
-        if path.endswith(("qkv/kernel", "mlp/up/kernel", "mlp/down/kernel", "attention/out/kernel")):
+        if path.endswith(
+            ("qkv/kernel", "mlp/up/kernel", "mlp/down/kernel", "attention/out/kernel")
+        ):
             assert "tensor" in axes, path
     assert cut > 20
     total = sum(leaf.size for leaf in jax.tree.leaves(shapes))
@@ -196,4 +210,6 @@ def test_a_model_cut_over_the_mesh_gives_what_one_device_gives():
         output = run(cut, jax.device_put(images, parallel.batch_sharding(made)))
     np.testing.assert_allclose(output.logits, expected.logits, atol=1e-5)
     blocks = output.intermediates["blocks"]
-    assert blocks.sharding.is_equivalent_to(NamedSharding(made, P(None, ("data", "fsdp"))), blocks.ndim)
+    assert blocks.sharding.is_equivalent_to(
+        NamedSharding(made, P(None, ("data", "fsdp"))), blocks.ndim
+    )

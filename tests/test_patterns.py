@@ -52,16 +52,23 @@ def test_patterns_that_all_match_pass():
 
 
 @pytest.mark.parametrize(
-    ("pattern", "nearest"), [("head/kernl", "head/kernel"), ("head", "head/bias"), (".*/positon", "position")]
+    ("pattern", "nearest"),
+    [("head/kernl", "head/kernel"), ("head", "head/bias"), (".*/positon", "position")],
 )
 def test_a_pattern_that_matches_nothing_is_an_error_with_the_nearest_names(pattern, nearest):
     with pytest.raises(ConfigError) as error:
         patterns.check_patterns((".*kernel", pattern), NAMES, "config.optim.freeze")
     message = str(error.value)
-    assert message.startswith("config.optim.freeze") and repr(pattern) in message and nearest in message
+    assert (
+        message.startswith("config.optim.freeze")
+        and repr(pattern) in message
+        and nearest in message
+    )
 
 
-@pytest.mark.parametrize("use", [patterns.matching, lambda p, names: patterns.check_patterns(p, names, "here")])
+@pytest.mark.parametrize(
+    "use", [patterns.matching, lambda p, names: patterns.check_patterns(p, names, "here")]
+)
 def test_a_broken_regular_expression_is_a_config_error(use):
     with pytest.raises(ConfigError, match=r"'head\(' is not a regular expression"):
         use(("head(",), NAMES)

@@ -1,6 +1,7 @@
 """vit_jax: pre-train, fine-tune and inspect Vision Transformers in JAX and Flax.
 
-The public names are loaded when first used, so that importing the package, and `vit_jax --help`, cost nothing.
+The public names are loaded when first used, so that importing the package, and `vit_jax --help`,
+cost nothing.
 """
 
 import importlib

@@ -1,4 +1,6 @@
-"""Throughput of the step and of the input pipeline, each with the context that makes its figures mean something."""
+"""Throughput of the step and of the input pipeline, each with the context that makes its figures
+mean something.
+"""
 
 import importlib.metadata
 import os
@@ -22,8 +24,9 @@ def step(config: ConfigDict, *, steps: int) -> dict:
     """Times the train step of a config on images made up once: no input pipeline, no logging.
 
     Returns:
-      Compile time, median and spread of the step time, images/s, model FLOPs (counted analytically, matrix products only,
-      times 3 for forward and backward), XLA's own count of FLOPs (which counts the body of a scan once), peak memory.
+      Compile time, median and spread of the step time, images/s, model FLOPs (counted analytically,
+      matrix products only, times 3 for forward and backward), XLA's own count of FLOPs (which
+      counts the body of a scan once), peak memory.
     """
     check(config)
     classes = config.model.num_classes or 1000
@@ -34,7 +37,9 @@ def step(config: ConfigDict, *, steps: int) -> dict:
         like = assembly.abstract_state(mesh)
         batch = _made_up_batch(config, classes, parallel.batch_sharding(mesh))
         began = time.perf_counter()
-        lowered = compile_train_step(assembly.train_step, states.shardings_of(like), mesh).lower(like, batch)
+        lowered = compile_train_step(assembly.train_step, states.shardings_of(like), mesh).lower(
+            like, batch
+        )
         compiled = lowered.compile()
         compile_seconds = time.perf_counter() - began
         state = states.create(assembly.init, config.seed, like)
@@ -69,12 +74,16 @@ def step(config: ConfigDict, *, steps: int) -> dict:
 
 
 def input_pipeline(config: ConfigDict, *, steps: int) -> dict:
-    """Times the training batches of a config from file to device, with nothing else to do; the first one apart."""
+    """Times the training batches of a config from file to device, with nothing else to do; the
+    first one apart.
+    """
     check(config)
     source = sources.open_train(config.data)
     sharding = parallel.batch_sharding(parallel.make_mesh(config.mesh))
     began = time.perf_counter()
-    with loader.train_batches(source, config, sharding, start_step=0, stop_step=steps + 1) as batches:
+    with loader.train_batches(
+        source, config, sharding, start_step=0, stop_step=steps + 1
+    ) as batches:
         jax.block_until_ready(next(batches))
         first = time.perf_counter() - began
         began = time.perf_counter()
@@ -106,7 +115,9 @@ def context() -> dict:
     }
 
 
-def _made_up_batch(config: ConfigDict, classes: int, sharding: jax.sharding.Sharding) -> dict[str, jax.Array]:
+def _made_up_batch(
+    config: ConfigDict, classes: int, sharding: jax.sharding.Sharding
+) -> dict[str, jax.Array]:
     random = np.random.default_rng(0)
     size = config.data.image_size
     images = random.integers(0, 256, (config.batch_size, size, size, 3), np.uint8)

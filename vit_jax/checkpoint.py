@@ -231,6 +231,18 @@ def load_run(path, mesh: jax.sharding.Mesh | None = None) -> Run:
     )
 
 
+def begun(workdir) -> dict | None:
+    """The description of a run's newest checkpoint that has one to read; `None` where no run was begun."""
+    folder = epath.Path(workdir).expanduser() / FOLDER
+    steps = [int(p.name) for p in folder.iterdir() if p.name.isdigit()] if folder.is_dir() else []
+    for step in sorted(steps, reverse=True):
+        try:
+            return read_description(folder / str(step))
+        except CheckpointError as error:
+            logging.warning("%s", error)
+    return None
+
+
 def stored_model_config(description: dict):
     """The family's config of the model that a checkpoint holds."""
     fields = dict(description["model"])

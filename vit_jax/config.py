@@ -1,7 +1,9 @@
-"""The schema of a run: every field of the config, its default and what it does. Built by nobody, read by everybody.
+"""The schema of a run: every field of the config, its default and what it does. Built by nobody,
+read by everybody.
 
-Recipes live in `configs/`; each starts from `default_config()` and says what differs. The options of model families and objectives
-are declared beside their code and joined here, so that a new one needs no edit in this file.
+Recipes live in `configs/`; each starts from `default_config()` and says what differs. The options
+of model families and objectives are declared beside their code and joined here, so that a new one
+needs no edit in this file.
 """
 
 import dataclasses
@@ -25,26 +27,56 @@ Objective = schema.union("Objective", objectives.Name, *objectives.option_classe
 class Data:
     """What images are read and how the host cuts them; the device does the rest (`Augment`)."""
 
-    name: str = option("digits", "'digits', 'folder', or the name of a prepared TFDS data set such as 'imagenet2012'")
-    path: str = option("", "folder: class sub-folders or a CSV of path,label; TFDS: the data directory (default ~/tensorflow_datasets)")
-    train_split: str = option("train", "examples to train on; slices as in TFDS: 'train[:99%]', 'train[1000:]'")
+    name: str = option(
+        "digits",
+        "'digits', 'folder', or the name of a prepared TFDS data set such as 'imagenet2012'",
+    )
+    path: str = option(
+        "",
+        "folder: class sub-folders or a CSV of path,label; TFDS: the data directory (default ~/tensorflow_datasets)",
+    )
+    train_split: str = option(
+        "train", "examples to train on; slices as in TFDS: 'train[:99%]', 'train[1000:]'"
+    )
     eval_split: str = option("test", "examples to evaluate on")
-    holdout: float = option(0.1, "folder without train/ and test/ sub-folders: the share held out as 'test', chosen by file name", minimum=0)
+    holdout: float = option(
+        0.1,
+        "folder without train/ and test/ sub-folders: the share held out as 'test', chosen by file name",
+        minimum=0,
+    )
     image_size: int = option(224, "side of the square images the model sees, in pixels", minimum=1)
-    train_crop: str = option("inception", "how training images are cut", choices=("inception", "random", "pad", "resize"))
-    crop_area: tuple = option((0.05, 1.0), "inception crop: smallest and largest share of the image's area")
+    train_crop: str = option(
+        "inception", "how training images are cut", choices=("inception", "random", "pad", "resize")
+    )
+    crop_area: tuple = option(
+        (0.05, 1.0), "inception crop: smallest and largest share of the image's area"
+    )
     crop_aspect: tuple = option((3 / 4, 4 / 3), "inception crop: narrowest and widest aspect ratio")
     resize: int = option(256, "random crop: the smaller side is first resized to this", minimum=1)
     pad: int = option(4, "pad crop: zero border, in pixels, from which the crop is cut", minimum=0)
-    eval_crop: str = option("central", "how evaluation images are cut", choices=("central", "resize"))
-    eval_resize: int = option(256, "central crop: the smaller side is first resized to this", minimum=1)
-    mean: tuple = option((0.5, 0.5, 0.5), "subtracted from RGB in [0, 1]; 0.5 with std 0.5 maps to [-1, 1]")
-    std: tuple = option((0.5, 0.5, 0.5), "RGB in [0, 1] is divided by this after the mean is subtracted")
+    eval_crop: str = option(
+        "central", "how evaluation images are cut", choices=("central", "resize")
+    )
+    eval_resize: int = option(
+        256, "central crop: the smaller side is first resized to this", minimum=1
+    )
+    mean: tuple = option(
+        (0.5, 0.5, 0.5), "subtracted from RGB in [0, 1]; 0.5 with std 0.5 maps to [-1, 1]"
+    )
+    std: tuple = option(
+        (0.5, 0.5, 0.5), "RGB in [0, 1] is divided by this after the mean is subtracted"
+    )
     threads: int = option(4, "threads that decode batches", minimum=1)
-    processes: int = option(0, "worker processes that decode batches; 0: threads of this process", minimum=0)
+    processes: int = option(
+        0, "worker processes that decode batches; 0: threads of this process", minimum=0
+    )
     prefetch: int = option(2, "batches kept ready on the devices", minimum=1)
-    on_bad_image: str = option("error", "what an unreadable training image does", choices=("error", "skip"))
-    max_bad_images: int = option(100, "with skip: how many are borne before the run ends with an error", minimum=0)
+    on_bad_image: str = option(
+        "error", "what an unreadable training image does", choices=("error", "skip")
+    )
+    max_bad_images: int = option(
+        100, "with skip: how many are borne before the run ends with an error", minimum=0
+    )
 
 
 @dataclasses.dataclass
@@ -52,48 +84,86 @@ class Augment:
     """Random changes to training images, made on the devices inside the compiled step."""
 
     flip: bool = option(True, "mirror left-right with probability 1/2")
-    color_jitter: float = option(0.0, "strength of random brightness, contrast and saturation; 0: none", minimum=0)
+    color_jitter: float = option(
+        0.0, "strength of random brightness, contrast and saturation; 0: none", minimum=0
+    )
     randaugment_layers: int = option(0, "RandAugment operations per image; 0: none", minimum=0)
-    randaugment_magnitude: float = option(10.0, "RandAugment strength, of 10 (AugReg goes to 20)", minimum=0)
+    randaugment_magnitude: float = option(
+        10.0, "RandAugment strength, of 10 (AugReg goes to 20)", minimum=0
+    )
     mixup: float = option(0.0, "parameter of the Beta distribution of mixup; 0: none", minimum=0)
     cutmix: float = option(0.0, "parameter of the Beta distribution of cutmix; 0: none", minimum=0)
-    mix_switch: float = option(0.5, "with both mixup and cutmix: probability that a step uses cutmix", minimum=0)
-    erasing: float = option(0.0, "probability that a random rectangle is replaced by noise", minimum=0)
+    mix_switch: float = option(
+        0.5, "with both mixup and cutmix: probability that a step uses cutmix", minimum=0
+    )
+    erasing: float = option(
+        0.0, "probability that a random rectangle is replaced by noise", minimum=0
+    )
 
 
 @dataclasses.dataclass
 class Optim:
-    """How parameters are updated. Patterns are regular expressions that must match a whole parameter name; the first that does wins."""
+    """How parameters are updated. Patterns are regular expressions that must match a whole
+    parameter name; the first that does wins.
+    """
 
-    name: str = option("adamw", "adamw, sgd, adafactor, lion or another that vit_jax/optim.py registers")
+    name: str = option(
+        "adamw", "adamw, sgd, adafactor, lion or another that vit_jax/optim.py registers"
+    )
     lr: float = option(1e-3, "peak learning rate", minimum=0)
-    schedule: str = option("cosine", "shape of the learning rate after warm-up", choices=("cosine", "linear", "rsqrt", "constant"))
+    schedule: str = option(
+        "cosine",
+        "shape of the learning rate after warm-up",
+        choices=("cosine", "linear", "rsqrt", "constant"),
+    )
     warmup: str = option("0 steps", "linear rise from 0 to the peak: steps, epochs, examples or %")
     cooldown: str = option("0 steps", "linear fall to 0 at the end, for rsqrt and constant")
     timescale: str = option("10000 steps", "rsqrt: lr / sqrt(1 + (step - warmup) / timescale)")
     lr_end: float = option(0.0, "cosine and linear: the learning rate at the end", minimum=0)
-    b1: float = option(0.9, "adamw, lion, adafactor: decay of the first moment; sgd: momentum", minimum=0)
-    b2: float = option(0.999, "adamw, lion: decay of the second moment; adafactor: its cap", minimum=0)
+    b1: float = option(
+        0.9, "adamw, lion, adafactor: decay of the first moment; sgd: momentum", minimum=0
+    )
+    b2: float = option(
+        0.999, "adamw, lion: decay of the second moment; adafactor: its cap", minimum=0
+    )
     eps: float = option(1e-8, "adamw: added to the root of the second moment", minimum=0)
-    moment_dtype: str = option("float32", "type the first moment is kept in", choices=("float32", "bfloat16"))
+    moment_dtype: str = option(
+        "float32", "type the first moment is kept in", choices=("float32", "bfloat16")
+    )
     clip: float = option(1.0, "largest global norm of the gradient; 0: no clipping", minimum=0)
     weight_decay: float = option(0.0, "decoupled weight decay", minimum=0)
-    weight_decay_rules: tuple = option(((".*kernel", 1.0),), "(pattern, multiplier): what decays and how much; others do not")
-    weight_decay_by: str = option("lr", "decay is multiplied by the learning rate (papers, AdamW) or the schedule alone (big_vision)", choices=("lr", "schedule"))
+    weight_decay_rules: tuple = option(
+        ((".*kernel", 1.0),), "(pattern, multiplier): what decays and how much; others do not"
+    )
+    weight_decay_by: str = option(
+        "lr",
+        "decay is multiplied by the learning rate (papers, AdamW) or the schedule alone (big_vision)",
+        choices=("lr", "schedule"),
+    )
     lr_rules: tuple = option((), "(pattern, multiplier) of the learning rate; others 1")
     freeze: tuple = option((), "patterns of parameters that stay as they are")
-    layer_decay: float = option(1.0, "layer-wise decay of the learning rate, from the head down; 1: none", minimum=0)
-    ema: float = option(0.0, "Polyak averaging: decay of the averaged parameters, which are then evaluated; 0: none", minimum=0)
+    layer_decay: float = option(
+        1.0, "layer-wise decay of the learning rate, from the head down; 1: none", minimum=0
+    )
+    ema: float = option(
+        0.0,
+        "Polyak averaging: decay of the averaged parameters, which are then evaluated; 0: none",
+        minimum=0,
+    )
 
 
 @dataclasses.dataclass
 class Mesh:
-    """How the devices are arranged; -1 takes what the others leave. The batch is cut over data × fsdp."""
+    """How the devices are arranged; -1 takes what the others leave. The batch is cut over data ×
+    fsdp.
+    """
 
     data: int = option(-1, "replicas of the parameters")
     fsdp: int = option(1, "parts that parameters and optimizer state are cut into")
     tensor: int = option(1, "parts that heads and MLP width are cut into")
-    fsdp_min_size: int = option(2**16, "arrays with fewer elements are not cut over fsdp", minimum=0)
+    fsdp_min_size: int = option(
+        2**16, "arrays with fewer elements are not cut over fsdp", minimum=0
+    )
 
 
 @dataclasses.dataclass
@@ -108,11 +178,17 @@ class Eval:
 class Checkpoint:
     """What is kept of a run, in WORKDIR/checkpoints."""
 
-    every: str = option("1000 steps", "how often to save: steps, epochs, examples or %; 0: at the end only")
-    every_minutes: float = option(0.0, "also save when this much time has passed since the last; 0: never", minimum=0)
+    every: str = option(
+        "1000 steps", "how often to save: steps, epochs, examples or %; 0: at the end only"
+    )
+    every_minutes: float = option(
+        0.0, "also save when this much time has passed since the last; 0: never", minimum=0
+    )
     keep: int = option(3, "how many of the last are kept", minimum=1)
     keep_every: int = option(0, "steps divisible by this are kept for ever; 0: none", minimum=0)
-    on_config_change: str = option("error", "resuming with a config that would change the result", choices=("error", "allow"))
+    on_config_change: str = option(
+        "error", "resuming with a config that would change the result", choices=("error", "allow")
+    )
 
 
 @dataclasses.dataclass
@@ -128,16 +204,35 @@ class Log:
 class Config:
     """A run."""
 
-    seed: int = option(0, "of everything random: initialisation, order, crops, augmentation, dropout")
+    seed: int = option(
+        0, "of everything random: initialisation, order, crops, augmentation, dropout"
+    )
     duration: str = option("10 epochs", "how long to train: steps, epochs or examples")
     batch_size: int = option(128, "examples in a step, over all devices and hosts", minimum=1)
-    accumulate: int = option(1, "parts a step's batch is worked through in, one after the other, to save memory", minimum=1)
+    accumulate: int = option(
+        1,
+        "parts a step's batch is worked through in, one after the other, to save memory",
+        minimum=1,
+    )
     init_from: str = option("", "checkpoint to start from: a run, or a checkpoint directory")
     init_reset: tuple = option(("head/.*",), "init_from: patterns of parameters that start anew")
-    init_resize: str = option("scipy", "init_from: how position embeddings are resized", choices=("scipy", "bilinear", "bicubic"))
-    nonfinite: str = option("stop", "what a non-finite loss or gradient does", choices=("stop", "skip"))
-    max_skips: int = option(10, "nonfinite=skip: how many updates in a row are skipped before the run ends with an error", minimum=1)
-    compilation_cache: str = option("~/.cache/vit_jax/xla", "directory of compiled programs; only you should be able to write to it; '': none")
+    init_resize: str = option(
+        "scipy",
+        "init_from: how position embeddings are resized",
+        choices=("scipy", "bilinear", "bicubic"),
+    )
+    nonfinite: str = option(
+        "stop", "what a non-finite loss or gradient does", choices=("stop", "skip")
+    )
+    max_skips: int = option(
+        10,
+        "nonfinite=skip: how many updates in a row are skipped before the run ends with an error",
+        minimum=1,
+    )
+    compilation_cache: str = option(
+        "~/.cache/vit_jax/xla",
+        "directory of compiled programs; only you should be able to write to it; '': none",
+    )
     model: Model = section(Model)
     objective: Objective = section(Objective)
     data: Data = section(Data)
@@ -181,4 +276,6 @@ def load_config(spec: str) -> ConfigDict:
     except (AttributeError, KeyError, TypeError) as error:
         # What a locked config raises for a field it does not have, or a value of another type.
         line = traceback.extract_tb(error.__traceback__)[1]
-        raise ConfigError(f"--config={spec}: {line.filename}, line {line.lineno}, {line.line!r}: {error}") from error
+        raise ConfigError(
+            f"--config={spec}: {line.filename}, line {line.lineno}, {line.line!r}: {error}"
+        ) from error

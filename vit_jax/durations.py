@@ -1,4 +1,5 @@
-"""Durations in any unit, as numbers of training steps: '500 steps', '90 epochs', '1e6 examples', '5%'.
+"""Durations in any unit, as numbers of training steps: '500 steps', '90 epochs', '1e6 examples',
+'5%'.
 
 Nothing else converts between units; whoever needs a duration calls `steps`.
 """
@@ -8,7 +9,9 @@ import re
 
 from vit_jax.schema import ConfigError
 
-_DURATION = re.compile(r"\s*(?P<number>\d[\d_]*(?:\.\d+)?(?:e[+-]?\d+)?)\s*(?P<unit>[a-z]*|%)\s*", re.IGNORECASE)
+_DURATION = re.compile(
+    r"\s*(?P<number>\d[\d_]*(?:\.\d+)?(?:e[+-]?\d+)?)\s*(?P<unit>[a-z]*|%)\s*", re.IGNORECASE
+)
 _UNITS = {
     "": "steps", "step": "steps", "steps": "steps", "epoch": "epochs", "epochs": "epochs",
     "example": "examples", "examples": "examples", "%": "%", "percent": "%",
@@ -16,9 +19,14 @@ _UNITS = {
 
 
 def steps(
-    duration: str | int, *, batch_size: int, examples_per_epoch: int | None, total_steps: int | None = None
+    duration: str | int,
+    *,
+    batch_size: int,
+    examples_per_epoch: int | None,
+    total_steps: int | None = None,
 ) -> int:
-    """A duration in training steps, rounded to the nearest, and at least 1 unless the duration is 0.
+    """A duration in training steps, rounded to the nearest, and at least 1 unless the duration is
+    0.
 
     >>> steps("90 epochs", batch_size=4096, examples_per_epoch=1_281_167)
     28151
@@ -41,12 +49,16 @@ def steps(
         )
     if unit == "epochs":
         if examples_per_epoch is None:
-            raise ConfigError(f"{duration!r}: the size of the training set is not known; say steps or examples")
+            raise ConfigError(
+                f"{duration!r}: the size of the training set is not known; say steps or examples"
+            )
         number *= examples_per_epoch / batch_size
     elif unit == "examples":
         number /= batch_size
     elif unit == "%":
         if total_steps is None:
-            raise ConfigError(f"{duration!r}: there is no whole to take a share of here; say steps, epochs or examples")
+            raise ConfigError(
+                f"{duration!r}: there is no whole to take a share of here; say steps, epochs or examples"
+            )
         number *= total_steps / 100
     return max(math.floor(number + 0.5), 1) if number else 0

@@ -1,7 +1,11 @@
-"""Errors that a user can cause. Their message is a sentence for the user: what, where, what to do; no stack trace helps."""
+"""Errors that a user can cause. Their message is a sentence for the user: what, where, what to do;
+no stack trace helps.
+"""
 
 
 class UserError(Exception):
-    """Ends a command with its message and `exit_code`: 1 error, 2 wrong command line or config, 42 start me again."""
+    """Ends a command with its message and `exit_code`: 1 error, 2 wrong command line or config, 42
+    start me again.
+    """
 
     exit_code = 1

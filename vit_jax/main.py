@@ -3,6 +3,8 @@
 Exit codes: 0 done; 1 error; 2 the command line or the config is wrong; 42 stopped by a signal after saving, start me again.
 """
 
+import ast
+import dataclasses
 import inspect
 import json
 import logging as python_logging
@@ -108,8 +110,29 @@ def benchmark() -> None:
     _print_result(result, "\n".join(f"{name:<28} {value}" for name, value in result.items()))
 
 
+def convert() -> None:
+    """A checkpoint in another format: SOURCE DESTINATION --to=FORMAT [--model=OPTION=VALUE …] [--json].
+
+    The source's format and model are recognised; --model=OPTION=VALUE, once for each option, says otherwise.
+    """
+    from vit_jax.interchange.formats import FORMATS
+
+    flags.DEFINE_enum("to", None, list(FORMATS), "format of the destination", required=True)
+    flags.DEFINE_multi_string("model", [], "OPTION=VALUE of the source's model, e.g. activation=gelu_tanh")
+    _define_json()
+    paths = _parse("SOURCE DESTINATION")
+    if len(paths) != 2:
+        raise flags.Error(f"SOURCE and DESTINATION, not {' '.join(paths)}")
+
+    from vit_jax.interchange.loading import convert
+
+    foreign = convert(*paths, FLAGS.to, **_options(FLAGS.model))
+    result = {"format": foreign.layout.get("format", "orbax"), "model": dataclasses.asdict(foreign.model_config)}
+    _print_result(result, f"{paths[1]}: {FLAGS.to}, from {result['format']}; {foreign.model_config}")
+
+
 COMMANDS: dict[str, Callable[[], None]] = {
-    command.__name__: command for command in (train, evaluate, predict, models, benchmark)
+    command.__name__: command for command in (train, evaluate, predict, convert, models, benchmark)
 }
 
 
@@ -182,6 +205,20 @@ def _check_overrides() -> None:
 
 def _wants_help() -> bool:
     return bool({"-h", "--help"} & set(sys.argv[1:]))
+
+
+def _options(assignments: list[str]) -> dict:
+    """['heads=3', 'activation=gelu'] as a dict; what is no Python literal is a string."""
+    options = {}
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if not equals:
+            raise flags.Error(f"--model={assignment}: say --model=OPTION=VALUE")
+        try:
+            options[name] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            options[name] = value
+    return options
 
 
 def _define_checkpoint() -> None:

@@ -1,7 +1,8 @@
 """Where arrays live: the mesh, and one table that says how each of them is cut over it.
 
-Mesh axes, outermost first: `data` (replicas), `fsdp` (parameters and optimizer state cut, batch too), `tensor` (heads and MLP width).
-Models know none of this; they ask `constrain_batch` to keep the batch cut between blocks.
+Mesh axes, outermost first: `data` (replicas), `fsdp` (parameters and optimizer state cut, batch
+too), `tensor` (heads and MLP width). Models know none of this; they ask `constrain_batch` to keep
+the batch cut between blocks.
 """
 
 import math
@@ -17,8 +18,10 @@ from vit_jax.schema import ConfigError
 AXES = ("data", "fsdp", "tensor")
 BATCH = ("data", "fsdp")
 
-# (pattern, axis): which axis, counted from the end so that stacked and single layers read alike, tensor parallelism cuts.
-# Heads and MLP width: the products before and after need one all-reduce between them (Megatron-LM, arXiv 1909.08053 §3).
+# (pattern, axis): which axis, counted from the end so that stacked and single layers read alike,
+# tensor parallelism cuts.
+# Heads and MLP width: the products before and after need one all-reduce between them (Megatron-LM,
+# arXiv 1909.08053 §3).
 TENSOR_RULES = (
     (r".*attention/qkv/kernel", -2),
     (r".*attention/qkv/bias", -2),
@@ -40,11 +43,15 @@ def make_mesh(config, devices: list | None = None) -> Mesh:
     known = math.prod(size for size in sizes if size != -1)
     text = " x ".join(f"{axis} {size}" for axis, size in zip(AXES, sizes, strict=True))
     if sizes.count(-1) > 1 or any(size < 1 and size != -1 for size in sizes):
-        raise ConfigError(f"config.mesh: {text}: sizes are positive, and at most one is -1 (the rest)")
+        raise ConfigError(
+            f"config.mesh: {text}: sizes are positive, and at most one is -1 (the rest)"
+        )
     sizes = [len(devices) // known if size == -1 else size for size in sizes]
     if math.prod(sizes) != len(devices):
         raise ConfigError(f"config.mesh: {text} does not fit the {len(devices)} devices there are")
-    return jax.make_mesh(tuple(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+    return jax.make_mesh(
+        tuple(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices
+    )
 
 
 def replica_mesh() -> Mesh:
@@ -63,7 +70,9 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def constrain_batch(x: jax.Array) -> jax.Array:
-    """Keeps the first axis of an activation cut as the batch is, where a mesh is set; else XLA may prefer to move activations."""
+    """Keeps the first axis of an activation cut as the batch is, where a mesh is set; else XLA may
+    prefer to move activations.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     if not set(BATCH) <= set(mesh.axis_names):
         return x
@@ -74,8 +83,8 @@ def shardings(tree, mesh: Mesh, *, fsdp_min_size: int):
     """How a tree of parameters, or a whole training state around one, lies on the mesh.
 
     Args:
-      tree: arrays or `ShapeDtypeStruct`s. An array is laid out by the end of its path and its shape, so that optimizer state
-        lies as its parameter does.
+      tree: arrays or `ShapeDtypeStruct`s. An array is laid out by the end of its path and its
+        shape, so that optimizer state lies as its parameter does.
       fsdp_min_size: arrays with fewer elements stay whole on every replica.
 
     Returns:
@@ -92,13 +101,20 @@ def _spec(name: str, shape: tuple[int, ...], sizes: dict[str, int], fsdp_min_siz
     axes: list[str | None] = [None] * len(shape)
     if sizes["tensor"] > 1:
         for pattern, axis in TENSOR_RULES:
-            if re.fullmatch(pattern, name) and len(shape) >= -axis and shape[axis] % sizes["tensor"] == 0:
+            if (
+                re.fullmatch(pattern, name)
+                and len(shape) >= -axis
+                and shape[axis] % sizes["tensor"] == 0
+            ):
                 axes[axis] = "tensor"
                 break
     if sizes["fsdp"] > 1 and math.prod(shape) >= fsdp_min_size:
-        # Cutting the stack of layers itself would gather one layer from one device: never cut that axis.
+        # Cutting the stack of layers itself would gather one layer from one device: never cut that
+        # axis.
         first = int(patterns.is_stacked(name))
-        free = [i for i in range(first, len(shape)) if axes[i] is None and shape[i] % sizes["fsdp"] == 0]
+        free = [
+            i for i in range(first, len(shape)) if axes[i] is None and shape[i] % sizes["fsdp"] == 0
+        ]
         if free:
             axes[max(free, key=lambda i: shape[i])] = "fsdp"
     return P(*axes)

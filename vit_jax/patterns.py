@@ -1,8 +1,9 @@
-"""Parameter names and the patterns that select them: one idea for weight decay, rates, freezing, loading and sharding.
+"""Parameter names and the patterns that select them: one idea for weight decay, rates, freezing,
+loading and sharding.
 
-The name of a parameter is its path joined by '/': `encoder/layers/mlp/up/kernel`. A pattern is a regular expression
-that must match a whole name. Rules are (pattern, value) pairs of which the first that matches wins. What the values
-mean is not said here.
+The name of a parameter is its path joined by '/': `encoder/layers/mlp/up/kernel`. A pattern is a
+regular expression that must match a whole name. Rules are (pattern, value) pairs of which the first
+that matches wins. What the values mean is not said here.
 """
 
 import difflib
@@ -23,16 +24,21 @@ def names(tree: Any) -> list[str]:
 
 
 def map_named(fn: Callable, tree: Any, *rest: Any) -> Any:
-    """`jax.tree.map` whose function is also told the name: `fn(name, leaf, *leaves_or_subtrees_of_rest)`.
+    """`jax.tree.map` whose function is also told the name: `fn(name, leaf,
+    *leaves_or_subtrees_of_rest)`.
 
     >>> map_named(lambda name, x: f"{name} {x}", {"head": {"bias": 7}})
     {'head': {'bias': 'head/bias 7'}}
     """
-    return jax.tree_util.tree_map_with_path(lambda path, *leaves: fn(_name(path), *leaves), tree, *rest)
+    return jax.tree_util.tree_map_with_path(
+        lambda path, *leaves: fn(_name(path), *leaves), tree, *rest
+    )
 
 
 def is_stacked(name: str) -> bool:
-    """Whether the parameter holds all layers along its leading axis: a component of its path is `layers`."""
+    """Whether the parameter holds all layers along its leading axis: a component of its path is
+    `layers`.
+    """
     return "layers" in name.split("/")
 
 
@@ -67,11 +73,15 @@ def check_patterns(patterns: Iterable[str], names: Sequence[str], where: str) ->
 
 
 def check_rules(rules: Iterable[tuple[str, Any]], names: Sequence[str], where: str) -> None:
-    """As `check_patterns`, for (pattern, value) rules; also raises `ConfigError` for a rule that is no such pair."""
+    """As `check_patterns`, for (pattern, value) rules; also raises `ConfigError` for a rule that is
+    no such pair.
+    """
     rules = tuple(rules)
     for rule in rules:
         if not isinstance(rule, (tuple, list)) or len(rule) != 2:
-            raise ConfigError(f"{where}: {rule!r} is not a (pattern, value) pair; one rule alone is (('.*kernel', 1),)")
+            raise ConfigError(
+                f"{where}: {rule!r} is not a (pattern, value) pair; one rule alone is (('.*kernel', 1),)"
+            )
     check_patterns([pattern for pattern, _ in rules], names, where)
 
 
@@ -83,16 +93,22 @@ def _compile(pattern: str) -> re.Pattern:
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise ConfigError(f"the pattern {pattern!r} is not a regular expression: {error}") from error
+        raise ConfigError(
+            f"the pattern {pattern!r} is not a regular expression: {error}"
+        ) from error
 
 
 def _nearest(pattern: str, names: Sequence[str], count: int = 3) -> list[str]:
-    """The names of which the beginning, the end or the whole looks most like the words of the pattern."""
+    """The names of which the beginning, the end or the whole looks most like the words of the
+    pattern.
+    """
     words = re.sub(r"[^\w/]+", "", pattern).strip("/")
 
     def likeness(name: str) -> float:
         parts = name.split("/")
-        pieces = ["/".join(parts[i:]) for i in range(len(parts))] + ["/".join(parts[:i]) for i in range(1, len(parts))]
+        pieces = ["/".join(parts[i:]) for i in range(len(parts))] + [
+            "/".join(parts[:i]) for i in range(1, len(parts))
+        ]
         return max(difflib.SequenceMatcher(None, words, piece).ratio() for piece in pieces)
 
     return sorted(names, key=likeness, reverse=True)[:count]

@@ -1,6 +1,8 @@
-"""What several recipes in `configs/` share: reading their argument, augmentation levels, what the largest models need.
+"""What several recipes in `configs/` share: reading their argument, augmentation levels, what the
+largest models need.
 
-Here rather than beside them, so that a recipe still works when it is copied elsewhere. No recipe is complete in here.
+Here rather than beside them, so that a recipe still works when it is copied elsewhere. No recipe is
+complete in here.
 """
 
 from collections.abc import Collection
@@ -10,7 +12,8 @@ from ml_collections import ConfigDict
 from vit_jax.models import registry
 from vit_jax.schema import ConfigError, nearest
 
-# RandAugment layers, its magnitude, parameter of mixup (AugReg §3.2; big_vision). Its figures call strong heavy.
+# RandAugment layers, its magnitude, parameter of mixup (AugReg §3.2; big_vision). Its figures call
+# strong heavy.
 # light1 is not none: most operations change an image even at magnitude 0.
 AUGMENTATION = {
     "none": (0, 0, 0.0),
@@ -24,7 +27,8 @@ AUGMENTATION = {
 
 
 def arguments(text: str, **known: Collection[str]) -> list[str | None]:
-    """The comma-separated parts of a recipe's argument, in the order of `known`; `None` for those left out at the end.
+    """The comma-separated parts of a recipe's argument, in the order of `known`; `None` for those
+    left out at the end.
 
     >>> arguments("B/16", model=["B/16", "L/16"], level=AUGMENTATION)
     ['B/16', None]
@@ -39,10 +43,14 @@ def arguments(text: str, **known: Collection[str]) -> list[str | None]:
     parts = text.split(",")
     if len(parts) > len(known):
         takes = ",".join(known).upper()
-        raise ConfigError(f"config argument {text!r} has {len(parts)} parts, but the recipe takes {takes}")
+        raise ConfigError(
+            f"config argument {text!r} has {len(parts)} parts, but the recipe takes {takes}"
+        )
     for part, (what, values) in zip(parts, known.items(), strict=False):
         if part not in values:
-            raise ConfigError(f"config argument {text!r}: there is no {what} {part!r}{nearest(part, values)}")
+            raise ConfigError(
+                f"config argument {text!r}: there is no {what} {part!r}{nearest(part, values)}"
+            )
     return parts + [None] * (len(known) - len(parts))
 
 
@@ -65,7 +73,8 @@ def augment(config: ConfigDict, level: str) -> None:
 
 
 def spread(config: ConfigDict) -> None:
-    """For models too large for one accelerator of 16 GB: the state is cut over 8, activations are recomputed.
+    """For models too large for one accelerator of 16 GB: the state is cut over 8, activations are
+    recomputed.
 
     Neither changes what is learnt; where devices have more memory, say less of both.
     """

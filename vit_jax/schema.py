@@ -1,7 +1,8 @@
 """How options are declared, turned into an `ml_collections` config, listed and checked.
 
-An option is a dataclass field made with `option`. A dataclass of options becomes a section of the config; a dataclass that holds
-sections becomes the config. What the options are is said where they belong: `vit_jax/config.py`, the model families, the objectives.
+An option is a dataclass field made with `option`. A dataclass of options becomes a section of the
+config; a dataclass that holds sections becomes the config. What the options are is said where they
+belong: `vit_jax/config.py`, the model families, the objectives.
 """
 
 import dataclasses
@@ -16,7 +17,9 @@ from vit_jax.errors import UserError
 
 
 class ConfigError(UserError, ValueError):
-    """The command line or the config is wrong. Raised before a device is touched or a file is written."""
+    """The command line or the config is wrong. Raised before a device is touched or a file is
+    written.
+    """
 
     exit_code = 2
 
@@ -25,7 +28,8 @@ def option(default, doc: str, *, choices: Iterable[str] = (), minimum: float | N
     """A dataclass field that is a config option.
 
     Args:
-      default: its value when nothing is said; `None` with an annotation `T | None` means "not said".
+      default: its value when nothing is said; `None` with an annotation `T | None` means "not
+        said".
       doc: one line for the user.
       choices: the valid values, where they are few and named.
       minimum: the smallest valid number.
@@ -41,10 +45,12 @@ def section(cls):
 
 
 def union(name: str, base: type, *classes: type) -> type:
-    """A dataclass with the options of `base`, and those of all `classes`, none of the latter said (`None`).
+    """A dataclass with the options of `base`, and those of all `classes`, none of the latter said
+    (`None`).
 
-    So a section such as `config.model` takes the options of every family, and each family keeps its own defaults. Fields that
-    are not options (made without `option`) are left out: the code fills them.
+    So a section such as `config.model` takes the options of every family, and each family keeps its
+    own defaults. Fields that are not options (made without `option`) are left out: the code fills
+    them.
     """
     fields = {field.name: (field.name, field.type, field) for field in dataclasses.fields(base)}
     for cls in classes:
@@ -54,12 +60,18 @@ def union(name: str, base: type, *classes: type) -> type:
             if field.name in fields and fields[field.name][1] != kind:
                 raise TypeError(f"option {field.name!r} of {cls} has another type elsewhere")
             metadata = field.metadata | {"usual": field.default}
-            fields[field.name] = (field.name, kind, dataclasses.field(default=None, metadata=metadata))
+            fields[field.name] = (
+                field.name,
+                kind,
+                dataclasses.field(default=None, metadata=metadata),
+            )
     return dataclasses.make_dataclass(name, fields.values())
 
 
 def to_config(cls: type) -> ConfigDict:
-    """The config with every default of `cls`, its sections as nested configs; locked, so that unknown names are errors."""
+    """The config with every default of `cls`, its sections as nested configs; locked, so that
+    unknown names are errors.
+    """
     config = ConfigDict()
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
@@ -114,7 +126,9 @@ def check(config: ConfigDict, cls: type, prefix: str = "") -> None:
             raise ConfigError(f"config has no field {prefix}{name}{nearest(name, known)}")
     for name, field in known.items():
         if name not in config:
-            raise ConfigError(f"config lacks the field {prefix}{name}: start from vit_jax.config.default_config()")
+            raise ConfigError(
+                f"config lacks the field {prefix}{name}: start from vit_jax.config.default_config()"
+            )
         if "section" in field.metadata:
             check(config[name], field.metadata["section"], f"{prefix}{name}.")
         elif config[name] is not None:
@@ -132,7 +146,9 @@ def check_value(name: str, value, field: dataclasses.Field) -> None:
     """Raises `ConfigError` unless `value` is one that the option `field` takes."""
     choices, minimum = field.metadata.get("choices"), field.metadata.get("minimum")
     if choices and value not in choices:
-        raise ConfigError(f"config.{name} = {value!r} is not one of {', '.join(choices)}{nearest(str(value), choices)}")
+        raise ConfigError(
+            f"config.{name} = {value!r} is not one of {', '.join(choices)}{nearest(str(value), choices)}"
+        )
     if minimum is not None and value < minimum:
         raise ConfigError(f"config.{name} = {value!r} must be at least {minimum}")
 

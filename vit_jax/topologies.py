@@ -1,7 +1,8 @@
 """What accelerators can do, by the name that JAX gives them (`jax.Device.device_kind`)."""
 
-# Dense bfloat16 peak in FLOP/s of one JAX device, as the vendors publish it: cloud.google.com/tpu/docs (one TensorCore of v2 and v3
-# is a device, so half a chip) and NVIDIA's data sheets, without sparsity.
+# Dense bfloat16 peak in FLOP/s of one JAX device, as the vendors publish it:
+# cloud.google.com/tpu/docs (one TensorCore of v2 and v3 is a device, so half a chip) and NVIDIA's
+# data sheets, without sparsity.
 PEAK_BFLOAT16 = {
     "TPU v2": 22.5e12,
     "TPU v3": 61.5e12,
@@ -20,5 +21,7 @@ PEAK_BFLOAT16 = {
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """Dense bfloat16 peak of one device in FLOP/s; `None` for a device not known here, of which no MFU is told."""
+    """Dense bfloat16 peak of one device in FLOP/s; `None` for a device not known here, of which no
+    MFU is told.
+    """
     return PEAK_BFLOAT16.get(device_kind)

@@ -1,8 +1,11 @@
-"""Our train step beside a plain one written by hand in JAX: the same ViT, loss, AdamW and batch, in turn in one process.
+"""Our train step beside a plain one written by hand in JAX: the same ViT, loss, AdamW and batch, in
+turn in one process.
 
-    python tests/benchmarks/plain_step.py [--model=ViT-Ti/16] [--batch_size=8] [--dtype=float32] [--rounds=5]
+    python tests/benchmarks/plain_step.py [--model=ViT-Ti/16] [--batch_size=8] [--dtype=float32]
+    [--rounds=5]
 
-Prints a line for each and, last, one JSON object with the ratio of the median step times (above 1: ours is faster).
+Prints a line for each and, last, one JSON object with the ratio of the median step times (above 1:
+ours is faster).
 """
 
 import argparse
@@ -34,9 +37,15 @@ def plain_init(key, config):
     def layer(key):
         k = jax.random.split(key, 6)
         norm = {"scale": jnp.ones(d), "bias": jnp.zeros(d)}
-        projections = {n: {"w": kernel(k[i], d, h, d // h), "b": jnp.zeros((h, d // h))} for i, n in enumerate("qkv")}
+        projections = {
+            n: {"w": kernel(k[i], d, h, d // h), "b": jnp.zeros((h, d // h))}
+            for i, n in enumerate("qkv")
+        }
         out = {"w": kernel(k[3], h, d // h, d), "b": jnp.zeros(d)}
-        mlp = {"up": {"w": kernel(k[4], d, m), "b": jnp.zeros(m)}, "down": {"w": kernel(k[5], m, d), "b": jnp.zeros(d)}}
+        mlp = {
+            "up": {"w": kernel(k[4], d, m), "b": jnp.zeros(m)},
+            "down": {"w": kernel(k[5], m, d), "b": jnp.zeros(d)},
+        }
         return {"norm1": norm, "norm2": dict(norm), "out": out, **projections, **mlp}
 
     keys = jax.random.split(key, config.depth + 3)
@@ -57,14 +66,23 @@ def plain_forward(p, images, config, dtype):
     def norm(x, w):
         x32 = x.astype(jnp.float32)
         mean, var = x32.mean(-1, keepdims=True), x32.var(-1, keepdims=True)
-        return ((x32 - mean) * jax.lax.rsqrt(var + config.epsilon)).astype(dtype) * w["scale"] + w["bias"]
+        return ((x32 - mean) * jax.lax.rsqrt(var + config.epsilon)).astype(dtype) * w["scale"] + w[
+            "bias"
+        ]
 
     stride = (config.patch, config.patch)
     x = jax.lax.conv_general_dilated(
-        images.astype(dtype), p["patch"]["w"], stride, "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        images.astype(dtype),
+        p["patch"]["w"],
+        stride,
+        "VALID",
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
     )
     x = x.reshape(x.shape[0], -1, config.width) + p["patch"]["b"]
-    x = jnp.concatenate([jnp.broadcast_to(p["class"], (x.shape[0], 1, config.width)), x], 1) + p["position"]
+    x = (
+        jnp.concatenate([jnp.broadcast_to(p["class"], (x.shape[0], 1, config.width)), x], 1)
+        + p["position"]
+    )
     for w in p["layers"]:
         y = norm(x, w["norm1"])
         q, k, v = (jnp.einsum("bnd,dhc->bnhc", y, w[n]["w"]) + w[n]["b"] for n in "qkv")
@@ -92,12 +110,16 @@ def plain_step(config, optimizer, dtype):
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return (optax.apply_updates(params, updates), opt_state), {"loss": loss}
 
-    params = jax.tree.map(jnp.copy, plain_init(jax.random.key(0), config))  # no buffer twice: they are donated
+    params = jax.tree.map(
+        jnp.copy, plain_init(jax.random.key(0), config)
+    )  # no buffer twice: they are donated
     return (params, optimizer.init(params)), jax.jit(step, donate_argnums=0)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="ViT-Ti/16")
     parser.add_argument("--image_size", type=int, default=224)
     parser.add_argument("--batch_size", type=int, default=8)
@@ -115,14 +137,20 @@ def main() -> None:
     mesh = parallel.make_mesh({"data": 1, "fsdp": 1, "tensor": 1}, jax.devices()[:1])
     random = np.random.default_rng(0)
     size = (flags.batch_size, flags.image_size, flags.image_size, 3)
-    batch = {"image": random.integers(0, 256, size, np.uint8), "label": random.integers(0, 1000, size[0], np.int32)}
+    batch = {
+        "image": random.integers(0, 256, size, np.uint8),
+        "label": random.integers(0, 1000, size[0], np.int32),
+    }
     with jax.set_mesh(mesh):
         batch = jax.device_put(batch, parallel.batch_sharding(mesh))
         like = assembly.abstract_state(mesh)
         ours = compile_train_step(assembly.train_step, states.shardings_of(like), mesh)
         optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3, weight_decay=0.1))
         plain_state, plain = plain_step(assembly.model_config, optimizer, jnp.dtype(flags.dtype))
-        runs = {"ours": [ours, states.create(assembly.init, 0, like), []], "plain": [plain, plain_state, []]}
+        runs = {
+            "ours": [ours, states.create(assembly.init, 0, like), []],
+            "plain": [plain, plain_state, []],
+        }
         count = sum(x.size for x in jax.tree.leaves(plain_state[0]))
         assert count == registry.count_parameters(assembly.model_config), "not the same model"
         compile_seconds = {}
@@ -140,9 +168,15 @@ def main() -> None:
                     run[2].append(time.perf_counter() - began)
     medians = {name: statistics.median(run[2]) for name, run in runs.items()}
     for name, seconds in medians.items():
-        print(f"{name:<6} {seconds:.4f} s a step, {flags.batch_size / seconds:.1f} images/s, first {compile_seconds[name]:.1f} s")
+        print(
+            f"{name:<6} {seconds:.4f} s a step, {flags.batch_size / seconds:.1f} images/s, first {compile_seconds[name]:.1f} s"
+        )
     ratio = medians["plain"] / medians["ours"]
-    print(json.dumps(vars(flags) | {"seconds": medians, "first": compile_seconds, "ratio": ratio} | context()))
+    print(
+        json.dumps(
+            vars(flags) | {"seconds": medians, "first": compile_seconds, "ratio": ratio} | context()
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -51,12 +51,16 @@ def test_normalize_takes_floats_too_and_computes_in_float32(batch):
     assert out.dtype == jnp.bfloat16 and out.min() == -1 and out.max() == 1
     exact = jnp.asarray(images / 127.5 - 1, jnp.float32).astype(jnp.bfloat16)
     assert (np.asarray(out) == np.asarray(exact)).mean() > 0.999
-    np.testing.assert_array_equal(out, aug.normalize(images.astype(np.float32), half, half, jnp.bfloat16))
+    np.testing.assert_array_equal(
+        out, aug.normalize(images.astype(np.float32), half, half, jnp.bfloat16)
+    )
 
 
 def test_float_images_are_refused_by_augment(batch):
     with pytest.raises(ValueError, match="uint8 images, not float32"):
-        aug.augment(batch[0].astype(np.float32), batch[1], jax.random.key(0), NOTHING, mean=MEAN, std=STD)
+        aug.augment(
+            batch[0].astype(np.float32), batch[1], jax.random.key(0), NOTHING, mean=MEAN, std=STD
+        )
 
 
 def test_flip_mirrors_about_half_of_the_images_and_leaves_the_others(batch):
@@ -79,7 +83,9 @@ def test_color_jitter_equals_float64_formulas(batch, strength):
     expected = np.clip(grey * (1 - factors[1]) + expected * factors[1], 0, 255)
     grey = (expected @ luma)[..., None]
     expected = np.clip(grey * (1 - factors[2]) + expected * factors[2], 0, 255)
-    np.testing.assert_allclose(jax.jit(aug.color_jitter, static_argnums=2)(images, key, strength), expected, atol=1e-3)
+    np.testing.assert_allclose(
+        jax.jit(aug.color_jitter, static_argnums=2)(images, key, strength), expected, atol=1e-3
+    )
 
 
 def boxes(mask):
@@ -100,7 +106,9 @@ def test_erasing_puts_noise_into_boxes_of_the_published_sizes():
     # Sizes are whole pixels: half a pixel of each side is allowed for.
     assert ((height + 0.5) * (width + 0.5) >= 0.02 * 1600).all()
     assert ((height - 0.5) * (width - 0.5) <= 1600 / 3).all()
-    assert ((height + 0.5) / (width - 0.5) >= 0.3).all() and ((width + 0.5) / (height - 0.5) >= 0.3).all()
+    assert ((height + 0.5) / (width - 0.5) >= 0.3).all() and (
+        (width + 0.5) / (height - 0.5) >= 0.3
+    ).all()
     assert scipy.stats.kstest(out[mask].ravel()[:20000], "norm").pvalue > 0.001
 
 
@@ -118,14 +126,20 @@ def test_erased_area_and_place_are_distributed_as_in_numpy_loops():
                 top, left = rng.integers(0, 40 - height + 1), rng.integers(0, 40 - width + 1)
                 image[top : top + height, left : left + width] = True
                 break
-    for statistic in (lambda m: m.sum((1, 2)), lambda m: m.any(2).argmax(1), lambda m: m.any(1).argmax(1)):
+    for statistic in (
+        lambda m: m.sum((1, 2)),
+        lambda m: m.any(2).argmax(1),
+        lambda m: m.any(1).argmax(1),
+    ):
         assert scipy.stats.ks_2samp(statistic(mask), statistic(expected)).pvalue > 0.001
     np.testing.assert_allclose(mask.mean(0), expected.mean(0), atol=0.09)
 
 
 def shares(mixup, cutmix, switch, size=(24, 36), number=2000):
     keys = jax.random.split(jax.random.key(0), number)
-    return np.asarray(jax.jit(jax.vmap(lambda k: aug.own_share(k, size, mixup, cutmix, switch)))(keys))
+    return np.asarray(
+        jax.jit(jax.vmap(lambda k: aug.own_share(k, size, mixup, cutmix, switch)))(keys)
+    )
 
 
 @pytest.mark.parametrize("p", [0.2, 0.8])
@@ -162,20 +176,28 @@ def test_with_both_the_switch_is_the_probability_of_cutmix(switch):
 def test_mix_takes_the_previous_example_and_mixes_labels_as_pixels(batch):
     images, labels = batch
     own = np.random.default_rng(0).random((16, 20)).astype(np.float32)
-    out, out_labels = aug.mix(jnp.asarray(images, jnp.float32), jnp.asarray(labels), jnp.asarray(own))
+    out, out_labels = aug.mix(
+        jnp.asarray(images, jnp.float32), jnp.asarray(labels), jnp.asarray(own)
+    )
     partner = [(i - 1) % BATCH for i in range(BATCH)]
     weight = own.astype(np.float64)[..., None]
     np.testing.assert_allclose(out, weight * images + (1 - weight) * images[partner], atol=1e-3)
-    np.testing.assert_allclose(out_labels, own.mean() * labels + (1 - own.mean()) * labels[partner], atol=1e-6)
+    np.testing.assert_allclose(
+        out_labels, own.mean() * labels + (1 - own.mean()) * labels[partner], atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("config", [{"mixup": 0.5}, {"cutmix": 1.0}], ids=["mixup", "cutmix"])
 def test_label_mass_equals_pixel_mass(config):
-    """Images whose three channels hold the label: the mean colour of the result must be the resulting label."""
+    """Images whose three channels hold the label: the mean colour of the result must be the
+    resulting label.
+    """
     labels = np.eye(3, dtype=np.float32)[[0, 1, 2, 2, 1, 0, 0, 2]]
     images = np.broadcast_to(255 * labels[:, None, None], (8, 21, 18, 3)).astype(np.uint8)
     config = dataclasses.replace(NOTHING, **config)
-    out, out_labels = aug.augment(images, labels, jax.random.key(0), config, mean=(0, 0, 0), std=(1, 1, 1))
+    out, out_labels = aug.augment(
+        images, labels, jax.random.key(0), config, mean=(0, 0, 0), std=(1, 1, 1)
+    )
     np.testing.assert_allclose(out.mean((1, 2)), out_labels, atol=1e-5)
     np.testing.assert_allclose(out_labels.sum(1), 1, atol=1e-6)
     assert not np.allclose(out_labels, labels)
@@ -183,7 +205,9 @@ def test_label_mass_equals_pixel_mass(config):
 
 def test_images_are_in_the_normalised_range_and_of_the_dtype_asked_for(batch):
     config = dataclasses.replace(EVERYTHING, erasing=0.0)
-    function = jax.jit(lambda batch, key: aug.augment(*batch, key, config, mean=MEAN, std=STD, dtype=jnp.bfloat16))
+    function = jax.jit(
+        lambda batch, key: aug.augment(*batch, key, config, mean=MEAN, std=STD, dtype=jnp.bfloat16)
+    )
     out, labels = function(batch, jax.random.key(0))
     assert out.dtype == jnp.bfloat16 and labels.dtype == jnp.float32 and out.shape == batch[0].shape
     out = np.asarray(out, np.float64)
@@ -191,7 +215,9 @@ def test_images_are_in_the_normalised_range_and_of_the_dtype_asked_for(batch):
     assert (out >= low - 0.01).all() and (out <= high + 0.01).all()
 
 
-def test_equal_keys_give_equal_batches_other_keys_others_and_one_program_serves_all(batch, everything):
+def test_equal_keys_give_equal_batches_other_keys_others_and_one_program_serves_all(
+    batch, everything
+):
     first, first_labels = everything(*batch, jax.random.key(7))
     again, again_labels = everything(*batch, jax.random.key(7))
     other, other_labels = everything(*batch, jax.random.key(8))
@@ -205,7 +231,9 @@ def test_equal_keys_give_equal_batches_other_keys_others_and_one_program_serves_
 def test_switching_one_operation_off_leaves_the_draws_of_the_others(batch):
     images, labels = batch
     only_flip = aug.augment(images, labels, jax.random.key(0), Augment(), mean=MEAN, std=STD)[0]
-    erased = aug.augment(images, labels, jax.random.key(0), Augment(erasing=1.0), mean=MEAN, std=STD)[0]
+    erased = aug.augment(
+        images, labels, jax.random.key(0), Augment(erasing=1.0), mean=MEAN, std=STD
+    )[0]
     same = (np.asarray(erased) == np.asarray(only_flip)).all(-1).mean((1, 2))
     assert (same > 0.5).all() and (same < 1).all()
 

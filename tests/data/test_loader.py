@@ -28,12 +28,16 @@ def make_config(batch_size=16, **data):
 
 def make_sharding(devices=8, fsdp=1, tensor=1):
     shape = (devices // fsdp // tensor, fsdp, tensor)
-    mesh = jax.make_mesh(shape, ("data", "fsdp", "tensor"), (AxisType.Auto,) * 3, devices=jax.devices()[:devices])
+    mesh = jax.make_mesh(
+        shape, ("data", "fsdp", "tensor"), (AxisType.Auto,) * 3, devices=jax.devices()[:devices]
+    )
     return NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
 
 
 def steps(source, config, start, stop, sharding=None):
-    with train_batches(source, config, sharding or make_sharding(), start_step=start, stop_step=stop) as batches:
+    with train_batches(
+        source, config, sharding or make_sharding(), start_step=start, stop_step=stop
+    ) as batches:
         return [jax.tree.map(np.asarray, batch) for batch in batches]
 
 
@@ -42,7 +46,9 @@ def assert_same(found, expected):
     for one, other in zip(found, expected, strict=True):
         assert one.keys() == other.keys()
         for name in one:
-            assert one[name].dtype == other[name].dtype and np.array_equal(one[name], other[name]), name
+            assert one[name].dtype == other[name].dtype and np.array_equal(
+                one[name], other[name]
+            ), name
 
 
 digits = functools.cache(lambda: open_train(make_config().data))
@@ -70,13 +76,18 @@ class Numbers:
 def test_every_epoch_is_another_permutation_of_all_examples(num_examples, batch_size):
     epochs = 4
     count = -(-epochs * num_examples // batch_size)
-    line = np.concatenate([batch_indices(7, step, batch_size, num_examples) for step in range(count)])
+    line = np.concatenate(
+        [batch_indices(7, step, batch_size, num_examples) for step in range(count)]
+    )
     runs = [line[i * num_examples : (i + 1) * num_examples] for i in range(epochs)]
     for run in runs:
         assert np.array_equal(np.sort(run), np.arange(num_examples))
     if num_examples > 50:
         assert all((a != b).mean() > 0.9 for a, b in itertools.combinations(runs, 2))
-        assert (runs[0] != np.concatenate([batch_indices(8, s, num_examples, num_examples) for s in [0]])).mean() > 0.9
+        assert (
+            runs[0]
+            != np.concatenate([batch_indices(8, s, num_examples, num_examples) for s in [0]])
+        ).mean() > 0.9
 
 
 def test_seeds_do_not_share_epochs():
@@ -109,7 +120,9 @@ def test_batches_are_the_same_for_any_number_of_processes():
         for step in (0, 59, 60, 99):  # the 60th holds the end of the first epoch
             expected = whole[step]
             for name in ("image", "label"):
-                assert np.array_equal(np.concatenate([part[step][name] for part in parts]), expected[name])
+                assert np.array_equal(
+                    np.concatenate([part[step][name] for part in parts]), expected[name]
+                )
 
 
 def test_batches_are_the_same_for_any_mesh_thread_count_and_start():
@@ -127,13 +140,17 @@ def test_labels_and_images_are_those_of_the_examples_in_order():
         ids = batch_indices(config.seed, step, 16, 100)
         assert batch["image"].dtype == np.uint8 and batch["image"].shape == (16, 8, 8, 3)
         assert batch["label"].dtype == np.int32 and np.array_equal(batch["label"], ids)
-        assert np.array_equal(batch["image"], np.broadcast_to(ids[:, None, None, None], (16, 8, 8, 3)))
+        assert np.array_equal(
+            batch["image"], np.broadcast_to(ids[:, None, None, None], (16, 8, 8, 3))
+        )
 
 
 def test_crops_differ_between_epochs_and_seeds():
     class One(Numbers):
         def __getitem__(self, index):
-            return Record(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8), 0, "one")
+            return Record(
+                np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8), 0, "one"
+            )
 
     images = np.concatenate([batch["image"] for batch in steps(One(1), make_config(), 0, 4)])
     assert len({image.tobytes() for image in images}) == 64
@@ -170,9 +187,13 @@ def test_no_steps_are_no_batches():
 
 def test_nothing_is_transferred_implicitly():
     before = jax.config.jax_transfer_guard
-    jax.config.update("jax_transfer_guard", "disallow")  # for all threads; the context manager guards only its own
+    jax.config.update(
+        "jax_transfer_guard", "disallow"
+    )  # for all threads; the context manager guards only its own
     try:
-        with train_batches(digits(), make_config(), make_sharding(), start_step=0, stop_step=3) as batches:
+        with train_batches(
+            digits(), make_config(), make_sharding(), start_step=0, stop_step=3
+        ) as batches:
             assert len(list(batches)) == 3
         with eval_batches(Numbers(20), make_config(), make_sharding()) as batches:
             assert len(list(batches)) == 2
@@ -269,7 +290,9 @@ def folder(tmp_path):
     for i in range(60):
         path = tmp_path / "ab"[i % 2] / f"{i}.jpg"
         path.parent.mkdir(exist_ok=True)
-        path.write_bytes(cv2.imencode(".jpg", random.integers(0, 256, (24, 24, 3), dtype=np.uint8))[1].tobytes())
+        path.write_bytes(
+            cv2.imencode(".jpg", random.integers(0, 256, (24, 24, 3), dtype=np.uint8))[1].tobytes()
+        )
     for i in (10, 11, 40):
         path = tmp_path / "ab"[i % 2] / f"{i}.jpg"
         path.write_bytes(path.read_bytes()[:-100])
@@ -288,12 +311,18 @@ def test_a_truncated_image_ends_training_with_its_name(folder, processes):
         steps(open_train(config.data), config, 0, 8)
 
 
-def test_skipped_images_are_replaced_by_the_next_of_the_epoch_counted_and_logged_once(folder, caplog):
+def test_skipped_images_are_replaced_by_the_next_of_the_epoch_counted_and_logged_once(
+    folder, caplog
+):
     config = folder_config(folder, on_bad_image="skip")
     source = open_train(config.data)
     with train_batches(source, config, make_sharding(), start_step=0, stop_step=15) as batches:
         found = [jax.tree.map(np.asarray, batch) for batch in batches]
-        assert {name.rsplit("/", 1)[1] for name in batches.bad_images} == {"10.jpg", "11.jpg", "40.jpg"}
+        assert {name.rsplit("/", 1)[1] for name in batches.bad_images} == {
+            "10.jpg",
+            "11.jpg",
+            "40.jpg",
+        }
     assert sum("cannot be read" in record.getMessage() for record in caplog.records) == 3
     bad = {i for i, path in enumerate(source.paths) if path in ("a/10.jpg", "b/11.jpg", "a/40.jpg")}
     line = np.concatenate([batch_indices(0, step, 16, 60) for step in range(15)]).reshape(4, 60)
@@ -308,7 +337,9 @@ def test_skipped_images_are_replaced_by_the_next_of_the_epoch_counted_and_logged
 
 def test_too_many_unreadable_images_end_training_with_some_of_their_names(folder):
     config = folder_config(folder, on_bad_image="skip", max_bad_images=2)
-    with pytest.raises(ValueError, match=r"3 training images cannot be read, .*max_bad_images = 2 .*\.jpg: its end"):
+    with pytest.raises(
+        ValueError, match=r"3 training images cannot be read, .*max_bad_images = 2 .*\.jpg: its end"
+    ):
         steps(open_train(config.data), config, 0, 8)
 
 
@@ -329,7 +360,9 @@ def test_evaluation_never_skips(folder):
 
 
 def test_labels_out_of_range_are_named():
-    with pytest.raises(ValueError, match="the label 9[0-9] of number 9[0-9] is out of range: there are 90 classes"):
+    with pytest.raises(
+        ValueError, match="the label 9[0-9] of number 9[0-9] is out of range: there are 90 classes"
+    ):
         steps(Numbers(100, labels=90), make_config(), 0, 7)
 
 

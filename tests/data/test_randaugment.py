@@ -33,7 +33,9 @@ def pillow(function, images):
 
 
 def run(function, images, *args):
-    """Called under jit, with Python numbers as constants, as in the training step; arrays are arguments."""
+    """Called under jit, with Python numbers as constants, as in the training step; arrays are
+    arguments.
+    """
     out = jax.jit(lambda images: function(images, *args))(images)
     assert out.dtype == jnp.uint8 and out.shape == images.shape
     return np.asarray(out)
@@ -57,7 +59,9 @@ def test_invert_equalize_posterize_and_solarize_equal_pillow(images):
 def test_equalize_of_a_real_photograph_equals_pillow(shared_data):
     path = sorted(p for p in shared_data.rglob("*") if p.suffix.lower() in (".jpg", ".jpeg"))[0]
     photograph = np.asarray(PIL.Image.open(path).convert("RGB").resize((160, 120)))[None]
-    np.testing.assert_array_equal(run(ra.equalize, photograph), pillow(PIL.ImageOps.equalize, photograph))
+    np.testing.assert_array_equal(
+        run(ra.equalize, photograph), pillow(PIL.ImageOps.equalize, photograph)
+    )
 
 
 def test_autocontrast_is_the_exact_quotient_rounded_down_and_within_one_of_pillow(images):
@@ -92,13 +96,19 @@ def test_brightness_equals_pillow(images, factor):
 @pytest.mark.parametrize("factor", FACTORS)
 def test_color_and_sharpness_equal_numpy_and_are_near_pillow(images, factor):
     exact = images.astype(np.float64)
-    # Pillow rounds grey and blur to the nearest, TensorFlow down: one level, times |1 - factor| after the blend.
+    # Pillow rounds grey and blur to the nearest, TensorFlow down: one level, times |1 - factor|
+    # after the blend.
     tolerance = np.ceil(abs(1 - factor)) + 1
 
     grey = np.floor(exact @ np.array([0.2989, 0.587, 0.114]) / 255 * 255.5)[..., None]
     actual = run(ra.color, images, factor)
     assert_blend(actual, grey, exact, factor)
-    assert difference(actual, pillow(lambda image: PIL.ImageEnhance.Color(image).enhance(factor), images)) <= tolerance
+    assert (
+        difference(
+            actual, pillow(lambda image: PIL.ImageEnhance.Color(image).enhance(factor), images)
+        )
+        <= tolerance
+    )
 
     blur = exact.copy()
     for y in range(1, HEIGHT - 1):
@@ -113,7 +123,9 @@ def test_color_and_sharpness_equal_numpy_and_are_near_pillow(images, factor):
 
 @pytest.mark.parametrize("factor", FACTORS)
 def test_contrast_blends_from_the_number_of_pixels_over_256(images, factor):
-    assert_blend(run(ra.contrast, images, factor), HEIGHT * WIDTH // 256, images.astype(np.float64), factor)
+    assert_blend(
+        run(ra.contrast, images, factor), HEIGHT * WIDTH // 256, images.astype(np.float64), factor
+    )
 
 
 def test_contrast_blends_from_grey_196_at_224_pixels():
@@ -129,9 +141,11 @@ def assert_blend(actual, start, images, factor):
 
 
 def transformed(image, matrix):
-    """Nearest neighbour by loops in float64: `matrix` (2, 3) takes the result's (x, y, 1) to the image's (x, y).
+    """Nearest neighbour by loops in float64: `matrix` (2, 3) takes the result's (x, y, 1) to the
+    image's (x, y).
 
-    Returns the result and where it is beyond doubt: away from halves, where float32 may round to the other side.
+    Returns the result and where it is beyond doubt: away from halves, where float32 may round to
+    the other side.
     """
     height, width, _ = image.shape
     result, certain = np.full_like(image, 128), np.ones((height, width), bool)
@@ -202,19 +216,29 @@ def test_magnitude_0_is_not_nothing(images):
 @pytest.mark.parametrize(
     "magnitude, bits, threshold, addition", [(5, 2, 128, 55), (10, 4, 256, 110), (15, 6, 384, 165)]
 )
-def test_levels_grow_with_magnitude_as_in_the_tensorflow_implementation(images, magnitude, bits, threshold, addition):
+def test_levels_grow_with_magnitude_as_in_the_tensorflow_implementation(
+    images, magnitude, bits, threshold, addition
+):
     ops, key = ra.operations(magnitude), jax.random.key(0)
-    np.testing.assert_array_equal(run(ops["Posterize"], images, key), images & (256 - (1 << 8 - bits)))
-    np.testing.assert_array_equal(run(ops["Solarize"], images, key), np.where(images < threshold, images, 255 - images))
+    np.testing.assert_array_equal(
+        run(ops["Posterize"], images, key), images & (256 - (1 << 8 - bits))
+    )
+    np.testing.assert_array_equal(
+        run(ops["Solarize"], images, key), np.where(images < threshold, images, 255 - images)
+    )
     expected = np.where(images < 128, np.minimum(images.astype(int) + addition, 255), images)
     np.testing.assert_array_equal(run(ops["SolarizeAdd"], images, key), expected)
-    assert_blend(run(ops["Brightness"], images, key), 0.0, images.astype(np.float64), 0.18 * magnitude + 0.1)
+    assert_blend(
+        run(ops["Brightness"], images, key), 0.0, images.astype(np.float64), 0.18 * magnitude + 0.1
+    )
 
 
 def test_magnitude_20_and_beyond_leaves_posterize_and_solarize_without_effect(images):
     for magnitude in (20, 27):
         for name in ("Posterize", "Solarize"):
-            np.testing.assert_array_equal(run(ra.operations(magnitude)[name], images, jax.random.key(0)), images)
+            np.testing.assert_array_equal(
+                run(ra.operations(magnitude)[name], images, jax.random.key(0)), images
+            )
 
 
 def test_at_224_pixels_magnitude_10_translates_by_100_pixels_either_way_and_cuts_out_80():
@@ -234,7 +258,11 @@ def test_at_224_pixels_magnitude_10_translates_by_100_pixels_either_way_and_cuts
 
 def test_rotate_and_shear_turn_either_way_by_30_degrees_and_a_slope_of_3_tenths(images):
     same = np.repeat(images[:1], 16, axis=0)
-    for name, function, amount in (("Rotate", ra.rotate, 30), ("ShearX", ra.shear_x, 0.3), ("ShearY", ra.shear_y, 0.3)):
+    for name, function, amount in (
+        ("Rotate", ra.rotate, 30),
+        ("ShearX", ra.shear_x, 0.3),
+        ("ShearY", ra.shear_y, 0.3),
+    ):
         actual = run(ra.operations(10)[name], same, jax.random.key(1))
         one, other = (run(function, images[:1], np.float32([sign * amount])) for sign in (1, -1))
         is_one, is_other = (actual == one).all((1, 2, 3)), (actual == other).all((1, 2, 3))
@@ -255,15 +283,21 @@ def test_every_layer_deals_each_operation_to_one_of_sixteen_interleaved_groups(i
 
 
 def test_draws_are_uniform_for_an_image_and_independent_between_layers(monkeypatch):
-    """With operations that write down their index, two layers leave 16 · first + second in every pixel."""
+    """With operations that write down their index, two layers leave 16 · first + second in every
+    pixel.
+    """
     note = {str(i): (lambda images, key, i=i: images * 16 + jnp.uint8(i)) for i in range(16)}
     monkeypatch.setattr(ra, "operations", lambda magnitude: note)
     blank = jnp.zeros((32, 1, 1, 3), jnp.uint8)
     keys = jax.random.split(jax.random.key(0), 4096)
-    notes = np.asarray(jax.jit(jax.vmap(lambda k: ra.randaugment(blank, k, 2, 9.0)))(keys))[:, :, 0, 0, 0]
+    notes = np.asarray(jax.jit(jax.vmap(lambda k: ra.randaugment(blank, k, 2, 9.0)))(keys))[
+        :, :, 0, 0, 0
+    ]
     for operation in (notes // 16, notes % 16):
         np.testing.assert_array_equal(operation[:, :16], operation[:, 16:])
-        np.testing.assert_array_equal(np.sort(operation[:, :16]), np.broadcast_to(np.arange(16), (4096, 16)))
+        np.testing.assert_array_equal(
+            np.sort(operation[:, :16]), np.broadcast_to(np.arange(16), (4096, 16))
+        )
     assert scipy.stats.chisquare(np.bincount(notes[:, 5], minlength=256)).pvalue > 0.001
 
 

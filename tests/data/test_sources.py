@@ -148,7 +148,10 @@ def test_folders_of_splits_are_recognised_and_share_the_classes_of_train(tmp_pat
 def test_a_class_may_be_called_train(tmp_path):
     write_image(tmp_path / "train/1.png")
     write_image(tmp_path / "plane/1.png")
-    assert open_source(data_config("folder", tmp_path, holdout=0.0), "train").classes == ("plane", "train")
+    assert open_source(data_config("folder", tmp_path, holdout=0.0), "train").classes == (
+        "plane",
+        "train",
+    )
 
 
 def test_folder_errors_say_what_is_wrong_and_where(tmp_path):
@@ -165,7 +168,9 @@ def test_folder_errors_say_what_is_wrong_and_where(tmp_path):
     split = tmp_path / "split"
     for path in ("train/a/1.png", "train/b/1.png", "test/new/1.png"):
         write_image(split / path)
-    assert "class folder 'new', which the training images lack" in refusal(data_config("folder", split))
+    assert "class folder 'new', which the training images lack" in refusal(
+        data_config("folder", split)
+    )
 
 
 # CSV
@@ -178,19 +183,27 @@ def write_csv(path, text):
 
 def test_csv_labels_are_numbers_or_names_and_paths_relative_to_its_folder(tmp_path):
     write_image(tmp_path / "images/1.png")
-    config = write_csv(tmp_path / "labels.csv", "path,label,note\nimages/1.png,2,\"x, y\"\nimages/2.png,0,\n")
+    config = write_csv(
+        tmp_path / "labels.csv", 'path,label,note\nimages/1.png,2,"x, y"\nimages/2.png,0,\n'
+    )
     source = open_source(config, "train")
     assert source.classes == ("0", "1", "2") and source.labels.tolist() == [2, 0]
     assert source[0].image == (tmp_path / "images/1.png").read_bytes()
-    named = open_source(write_csv(tmp_path / "named.csv", "label,path\ndog,1.png\ncat,2.png\ndog,3.png\n"), "train")
+    named = open_source(
+        write_csv(tmp_path / "named.csv", "label,path\ndog,1.png\ncat,2.png\ndog,3.png\n"), "train"
+    )
     assert named.classes == ("cat", "dog") and named.labels.tolist() == [1, 0, 1]
     (tmp_path / "classes.txt").write_text("zebra\ncat\ndog\n")
     assert open_source(config, "train").classes == ("zebra", "cat", "dog")
-    assert open_source(data_config("folder", tmp_path / "named.csv", holdout=0.0), "train").labels.tolist() == [2, 1, 2]
+    assert open_source(
+        data_config("folder", tmp_path / "named.csv", holdout=0.0), "train"
+    ).labels.tolist() == [2, 1, 2]
 
 
 def test_csv_may_name_its_splits(tmp_path):
-    config = write_csv(tmp_path / "a.csv", "path,label,split\n1.png,a,train\n2.png,b,dev\n3.png,b,train\n")
+    config = write_csv(
+        tmp_path / "a.csv", "path,label,split\n1.png,a,train\n2.png,b,dev\n3.png,b,train\n"
+    )
     assert open_source(config, "train").paths == ("1.png", "3.png")
     assert open_source(config, "dev").labels.tolist() == [1]
     assert "it has: train, dev" in refusal(config, "test")
@@ -199,11 +212,17 @@ def test_csv_may_name_its_splits(tmp_path):
 @pytest.mark.parametrize(
     "text, words",
     [
-        ("file,class\n1.png,0\n", "must begin with the column names path and label, not 'file,class'"),
+        (
+            "file,class\n1.png,0\n",
+            "must begin with the column names path and label, not 'file,class'",
+        ),
         ("path,label\n1.png,0\n2.png\n", "line 3: 2 values are needed"),
         ("path,label\n1.png,0\n2.png,1,x\n", "line 3: 2 values are needed"),
         ("path,label\n1.png,0\n2.png,\n", "line 3: 2 values are needed"),
-        ("path,label\n1.png,-1\n2.png,1\n", "line 2: the label '-1' is out of range: there are 2 classes, 0 to 1"),
+        (
+            "path,label\n1.png,-1\n2.png,1\n",
+            "line 2: the label '-1' is out of range: there are 2 classes, 0 to 1",
+        ),
         ("path,label\n", "lists no images"),
         ("path,label\n1.png,cat\n2.png,cat\n", "only one class"),
     ],
@@ -214,16 +233,26 @@ def test_wrong_csv_lines_are_named(tmp_path, text, words):
 
 def test_labels_beyond_classes_txt_are_named(tmp_path):
     (tmp_path / "classes.txt").write_text("cat\ndog\n")
-    assert "line 3: the label '2' is out of range" in refusal(write_csv(tmp_path / "a.csv", "path,label\n1,1\n2,2\n"))
-    assert "line 2: the label 'cow' is out of range" in refusal(write_csv(tmp_path / "a.csv", "path,label\n1,cow\n"))
+    assert "line 3: the label '2' is out of range" in refusal(
+        write_csv(tmp_path / "a.csv", "path,label\n1,1\n2,2\n")
+    )
+    assert "line 2: the label 'cow' is out of range" in refusal(
+        write_csv(tmp_path / "a.csv", "path,label\n1,cow\n")
+    )
 
 
 def test_real_images_are_read_by_csv(shared_data, tmp_path):
     folder = shared_data / "imagenet_sample"
     lines = (folder / "labels.csv").read_text().splitlines()[1:]
-    text = "path,label\n" + "".join(f"{folder}/{line.split(',')[0]},{line.split(',')[2]}\n" for line in lines)
+    text = "path,label\n" + "".join(
+        f"{folder}/{line.split(',')[0]},{line.split(',')[2]}\n" for line in lines
+    )
     source = open_source(write_csv(tmp_path / "a.csv", text), "train")
-    assert len(source) == 200 and len(source.classes) == 996 and source.labels[:3].tolist() == [0, 5, 10]
+    assert (
+        len(source) == 200
+        and len(source.classes) == 996
+        and source.labels[:3].tolist() == [0, 5, 10]
+    )
     assert source[199].image == (folder / lines[199].split(",")[0]).read_bytes()
 
 
@@ -232,7 +261,9 @@ def test_real_images_are_read_by_csv(shared_data, tmp_path):
 
 def message(*fields):
     """A protocol buffer message of length-delimited fields, (number, bytes)."""
-    return b"".join(bytes([number << 3 | 2]) + varint(len(value)) + value for number, value in fields)
+    return b"".join(
+        bytes([number << 3 | 2]) + varint(len(value)) + value for number, value in fields
+    )
 
 
 def varint(value):
@@ -255,7 +286,9 @@ def example(**features):
 
 
 def write_tfds(root, features, examples, *, file_format="array_record"):
-    """A prepared data set of one 'train' shard; returns the encoded image that all its examples share."""
+    """A prepared data set of one 'train' shard; returns the encoded image that all its examples
+    share.
+    """
     import tensorflow_datasets as tfds
     from array_record.python.array_record_module import ArrayRecordWriter
 
@@ -289,7 +322,9 @@ def single_label(tfds):
 
 
 def test_tfds_array_records_are_read_in_blocks_with_labels_and_names(tfds, tmp_path):
-    examples = [{"label": [i % 3], "coarse": [0], "file_name": f"{i}.png".encode()} for i in range(10)]
+    examples = [
+        {"label": [i % 3], "coarse": [0], "file_name": f"{i}.png".encode()} for i in range(10)
+    ]
     image = write_tfds(tmp_path / "toy/1.0.0", single_label(tfds), examples)
     source = open_source(data_config("toy", tmp_path), "train[20%:]")
     assert source.classes == ("cat", "dog", "emu") and len(source) == 8 and not source.multi_label
@@ -316,7 +351,11 @@ def test_tfds_label_sequences_make_a_multi_label_source(tfds, tmp_path):
 
 def test_tfds_takes_the_newest_version_unless_told(tfds, tmp_path):
     for version in ("1.0.0", "1.10.0", "1.9.0"):
-        write_tfds(tmp_path / "toy" / version, single_label(tfds), [{"label": [0], "coarse": [0], "file_name": b"x"}])
+        write_tfds(
+            tmp_path / "toy" / version,
+            single_label(tfds),
+            [{"label": [0], "coarse": [0], "file_name": b"x"}],
+        )
     assert "toy/1.10.0 " in open_source(data_config("toy", tmp_path), "train")[0].name
     assert "toy/1.9.0 " in open_source(data_config("toy:1.9.0", tmp_path), "train")[0].name
     shutil.move(tmp_path / "toy", tmp_path / "base" / "big")
@@ -325,23 +364,45 @@ def test_tfds_takes_the_newest_version_unless_told(tfds, tmp_path):
 
 def test_data_sets_that_are_not_there_are_errors_with_the_nearest_name(tfds, tmp_path):
     said = refusal(data_config("digit", tmp_path))
-    assert f"'digit' is not prepared in {tmp_path}; did you mean 'digits'?" in said and "download_and_prepare" in said
-    write_tfds(tmp_path / "toy/1.0.0", single_label(tfds), [{"label": [0], "coarse": [0], "file_name": b"x"}])
+    assert (
+        f"'digit' is not prepared in {tmp_path}; did you mean 'digits'?" in said
+        and "download_and_prepare" in said
+    )
+    write_tfds(
+        tmp_path / "toy/1.0.0",
+        single_label(tfds),
+        [{"label": [0], "coarse": [0], "file_name": b"x"}],
+    )
     assert "did you mean 'toy'?" in refusal(data_config("toys", tmp_path))
     assert "no split 'test'; it has: train" in refusal(data_config("toy", tmp_path), "test")
 
 
 def test_tfds_data_sets_that_cannot_be_used_are_refused(tfds, tmp_path):
-    image, name = tfds.features.Image(shape=(None, None, 3)), tfds.features.ClassLabel(names=["a", "b"])
-    write_tfds(tmp_path / "two/1.0.0", {"image": image, "size": name, "hue": name}, [{"size": [0], "hue": [0]}])
-    assert "needs one class label, or one called label or labels" in refusal(data_config("two", tmp_path))
+    image, name = (
+        tfds.features.Image(shape=(None, None, 3)),
+        tfds.features.ClassLabel(names=["a", "b"]),
+    )
+    write_tfds(
+        tmp_path / "two/1.0.0",
+        {"image": image, "size": name, "hue": name},
+        [{"size": [0], "hue": [0]}],
+    )
+    assert "needs one class label, or one called label or labels" in refusal(
+        data_config("two", tmp_path)
+    )
     features = {"image": image, "label": name}
     write_tfds(tmp_path / "old/1.0.0", features, [{"label": [0]}], file_format="tfrecord")
-    assert "stored as tfrecord: prepare it with file_format='array_record'" in refusal(data_config("old", tmp_path))
+    assert "stored as tfrecord: prepare it with file_format='array_record'" in refusal(
+        data_config("old", tmp_path)
+    )
 
 
 def test_reading_tfds_imports_no_tensorflow(tfds, tmp_path):
-    write_tfds(tmp_path / "toy/1.0.0", single_label(tfds), [{"label": [0], "coarse": [0], "file_name": b"x"}])
+    write_tfds(
+        tmp_path / "toy/1.0.0",
+        single_label(tfds),
+        [{"label": [0], "coarse": [0], "file_name": b"x"}],
+    )
     program = f"""
 import sys
 from ml_collections import ConfigDict

@@ -30,12 +30,16 @@ def compilation_cache(tmp_path_factory) -> str:
 
 @pytest.fixture
 def tiny_config(compilation_cache):
-    """`tiny_config(**overrides)`: the config of a tiny run on digits; overrides by dotted name, dots as double underscores."""
+    """`tiny_config(**overrides)`: the config of a tiny run on digits; overrides by dotted name,
+    dots as double underscores.
+    """
 
     def make(**overrides):
         config = load_config("configs/digits.py")
         config.update_from_flattened_dict(TINY | {"compilation_cache": compilation_cache})
-        config.update_from_flattened_dict({name.replace("__", "."): value for name, value in overrides.items()})
+        config.update_from_flattened_dict(
+            {name.replace("__", "."): value for name, value in overrides.items()}
+        )
         return config
 
     return make
@@ -46,12 +50,23 @@ def cli(compilation_cache):
     """`cli(command, *arguments, **options of Popen)`: a real vit_jax process on one CPU device."""
 
     def start(*arguments, tiny: bool = False, **options) -> subprocess.Popen:
-        environment = os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"} | options.pop("env", {})
+        environment = (
+            os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"} | options.pop("env", {})
+        )
         overrides = [f"--config.{name}={value}" for name, value in TINY.items()] if tiny else []
         overrides += [f"--config.compilation_cache={compilation_cache}"] if tiny else []
-        command = [sys.executable, "-m", "vit_jax", *map(str, arguments[:1]), *overrides, *map(str, arguments[1:])]
+        command = [
+            sys.executable,
+            "-m",
+            "vit_jax",
+            *map(str, arguments[:1]),
+            *overrides,
+            *map(str, arguments[1:]),
+        ]
         pipe = subprocess.PIPE
-        return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment, **options)
+        return subprocess.Popen(
+            command, stdout=pipe, stderr=pipe, text=True, env=environment, **options
+        )
 
     return start
 

@@ -1,4 +1,6 @@
-"""The command line as a user meets it: help, exit codes, and a clear sentence for everything that can be wrong."""
+"""The command line as a user meets it: help, exit codes, and a clear sentence for everything that
+can be wrong.
+"""
 
 import json
 import subprocess
@@ -16,7 +18,9 @@ from vit_jax.main import run
 
 @pytest.fixture
 def command(monkeypatch, capfd):
-    """`command(*arguments)`: runs vit_jax in this process: (exit code, standard output, standard error)."""
+    """`command(*arguments)`: runs vit_jax in this process: (exit code, standard output, standard
+    error).
+    """
     from absl import flags
 
     def call(*arguments):
@@ -30,7 +34,10 @@ def command(monkeypatch, capfd):
         finally:
             # What this command defined must not be there for the next one.
             for name in set(flags.FLAGS) - before:
-                if name.split(".")[0] == "config" or flags.FLAGS.find_module_defining_flag(name) == "vit_jax.main":
+                if (
+                    name.split(".")[0] == "config"
+                    or flags.FLAGS.find_module_defining_flag(name) == "vit_jax.main"
+                ):
                     delattr(flags.FLAGS, name)
         return code, *capfd.readouterr()
 
@@ -39,7 +46,9 @@ def command(monkeypatch, capfd):
 
 def test_help_answers_in_two_seconds_and_names_every_command():
     began = time.monotonic()
-    out = subprocess.run([sys.executable, "-m", "vit_jax", "--help"], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-m", "vit_jax", "--help"], capture_output=True, text=True, check=True
+    ).stdout
     assert time.monotonic() - began < 2
     for name in ("train", "evaluate", "predict", "models", "benchmark"):
         assert f"  {name} " in out
@@ -47,7 +56,11 @@ def test_help_answers_in_two_seconds_and_names_every_command():
 
 def test_help_of_a_command_lists_the_fields_of_the_config(command):
     code, out, _ = command("train", "--help")
-    assert code == 0 and "--workdir" in out and "--config.optim.lr=0.001\n      peak learning rate" in out
+    assert (
+        code == 0
+        and "--workdir" in out
+        and "--config.optim.lr=0.001\n      peak learning rate" in out
+    )
 
 
 WRONG = {
@@ -76,8 +89,14 @@ WRONG = {
 
 
 @pytest.mark.parametrize("arguments, message", WRONG.values(), ids=WRONG)
-def test_what_is_wrong_is_said_in_a_sentence_with_exit_code_2(command, tmp_path, arguments, message):
-    config = () if message == "which config" or any(a.startswith("--config=") for a in arguments) else ("--config=configs/digits.py",)
+def test_what_is_wrong_is_said_in_a_sentence_with_exit_code_2(
+    command, tmp_path, arguments, message
+):
+    config = (
+        ()
+        if message == "which config" or any(a.startswith("--config=") for a in arguments)
+        else ("--config=configs/digits.py",)
+    )
     overrides = [f"--config.{k}={v}" for k, v in TINY.items()] if config else []
     code, _, err = command("train", *config, *overrides, *arguments, f"--workdir={tmp_path}/run")
     assert message in err and "Traceback" not in err
@@ -112,7 +131,9 @@ def test_evaluate_needs_only_the_directory_and_repeats_the_accuracy_of_training(
     code, out, _ = command("evaluate", f"--checkpoint={workdir}", "--json")
     assert code == 0
     evaluated = json.loads(out.splitlines()[-1])
-    assert evaluated["accuracy"] == pytest.approx(result["accuracy"]) and evaluated["loss"] == pytest.approx(result["loss"], rel=1e-5)
+    assert evaluated["accuracy"] == pytest.approx(result["accuracy"]) and evaluated[
+        "loss"
+    ] == pytest.approx(result["loss"], rel=1e-5)
 
 
 def test_evaluating_on_data_with_other_classes_is_an_error(command, trained, tmp_path):
@@ -125,10 +146,14 @@ def test_evaluating_on_data_with_other_classes_is_an_error(command, trained, tmp
 
 def write_image(path):
     path.parent.mkdir(parents=True, exist_ok=True)
-    assert cv2.imwrite(str(path), np.random.default_rng(len(str(path))).integers(0, 255, (20, 30, 3), np.uint8))
+    assert cv2.imwrite(
+        str(path), np.random.default_rng(len(str(path))).integers(0, 255, (20, 30, 3), np.uint8)
+    )
 
 
-def test_predict_names_unreadable_files_goes_on_and_exits_with_1(command, trained, tmp_path, caplog):
+def test_predict_names_unreadable_files_goes_on_and_exits_with_1(
+    command, trained, tmp_path, caplog
+):
     good = [tmp_path / f"{i}.png" for i in range(3)]
     for path in good:
         write_image(path)
@@ -142,15 +167,25 @@ def test_predict_names_unreadable_files_goes_on_and_exits_with_1(command, traine
     assert [row["file"] for row in rows] == list(map(str, good))
     for row in rows:
         probabilities = [p["probability"] for p in row["predictions"]]
-        assert len(probabilities) == 3 and probabilities == sorted(probabilities, reverse=True) and sum(probabilities) <= 1
+        assert (
+            len(probabilities) == 3
+            and probabilities == sorted(probabilities, reverse=True)
+            and sum(probabilities) <= 1
+        )
     assert cv2.imread(str(tmp_path / "sheet.png")) is not None
 
 
 def test_predict_prints_comma_separated_values(command, trained, tmp_path):
     write_image(tmp_path / "a.png")
-    code, out, _ = command("predict", f"--checkpoint={trained[0]}", tmp_path / "a.png", "--csv", "--topk=2")
+    code, out, _ = command(
+        "predict", f"--checkpoint={trained[0]}", tmp_path / "a.png", "--csv", "--topk=2"
+    )
     lines = out.splitlines()[-3:]
-    assert code == 0 and lines[0] == "file,rank,class,probability" and lines[1].startswith(f"{tmp_path}/a.png,1,")
+    assert (
+        code == 0
+        and lines[0] == "file,rank,class,probability"
+        and lines[1].startswith(f"{tmp_path}/a.png,1,")
+    )
 
 
 def test_models_lists_every_name_with_the_exact_count(command):
@@ -162,7 +197,9 @@ def test_models_lists_every_name_with_the_exact_count(command):
 @pytest.mark.parametrize("what", ["step", "input"])
 def test_benchmark_reports_throughput_with_its_context(command, what):
     overrides = [f"--config.{k}={v}" for k, v in TINY.items()]
-    code, out, _ = command("benchmark", what, "--config=configs/digits.py", *overrides, "--steps=2", "--json")
+    code, out, _ = command(
+        "benchmark", what, "--config=configs/digits.py", *overrides, "--steps=2", "--json"
+    )
     result = json.loads(out.splitlines()[-1])
     assert code == 0 and result["images_per_second"] > 0 and result["jax"] and result["devices"]
 
@@ -206,5 +243,7 @@ def test_an_unreadable_training_image_names_the_file(run_cli, tmp_path):
     )  # fmt: skip
     code, _, err = run_cli(*arguments, f"--workdir={tmp_path}/run")
     assert code == 1 and str(broken) in err and "Traceback" not in err.split("vit_jax: ")[-1]
-    code, _, err = run_cli(*arguments, f"--workdir={tmp_path}/run2", "--config.data.on_bad_image=skip")
+    code, _, err = run_cli(
+        *arguments, f"--workdir={tmp_path}/run2", "--config.data.on_bad_image=skip"
+    )
     assert code == 0 and str(broken) in err, err

@@ -53,14 +53,31 @@ def uninterrupted(tmp_path_factory):
     return tmp_path_factory.mktemp("uninterrupted")
 
 
-def test_killed_and_started_again_equals_the_uninterrupted_run_bit_for_bit(cli, uninterrupted, tmp_path):
+def test_killed_and_started_again_equals_the_uninterrupted_run_bit_for_bit(
+    cli, uninterrupted, tmp_path
+):
     whole = start(cli, uninterrupted)
     assert whole.wait() == 0, whole.stderr.read()
 
     ways = [
-        ("SIGKILL between steps", lambda: steps_done(tmp_path) >= 8, signal.SIGKILL, -signal.SIGKILL),
-        ("SIGKILL during a save", lambda: steps_done(tmp_path) >= 18 and saving(tmp_path), signal.SIGKILL, -signal.SIGKILL),
-        ("SIGKILL before the first step", lambda: (tmp_path / "checkpoints").exists(), signal.SIGKILL, -signal.SIGKILL),
+        (
+            "SIGKILL between steps",
+            lambda: steps_done(tmp_path) >= 8,
+            signal.SIGKILL,
+            -signal.SIGKILL,
+        ),
+        (
+            "SIGKILL during a save",
+            lambda: steps_done(tmp_path) >= 18 and saving(tmp_path),
+            signal.SIGKILL,
+            -signal.SIGKILL,
+        ),
+        (
+            "SIGKILL before the first step",
+            lambda: (tmp_path / "checkpoints").exists(),
+            signal.SIGKILL,
+            -signal.SIGKILL,
+        ),
         ("SIGTERM", lambda: steps_done(tmp_path) >= 33, signal.SIGTERM, 42),
         ("SIGINT", lambda: steps_done(tmp_path) >= 43, signal.SIGINT, 42),
     ]
@@ -89,7 +106,9 @@ def test_killed_and_started_again_equals_the_uninterrupted_run_bit_for_bit(cli, 
 def test_a_full_disk_is_told_and_the_last_good_checkpoint_is_kept(cli, tmp_path):
     import resource
 
-    first = cli("train", *ARGUMENTS, "--config.duration=10 steps", f"--workdir={tmp_path}", tiny=True)
+    first = cli(
+        "train", *ARGUMENTS, "--config.duration=10 steps", f"--workdir={tmp_path}", tiny=True
+    )
     assert first.wait() == 0, first.stderr.read()
     kept = bits(tmp_path)
 

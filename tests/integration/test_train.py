@@ -59,7 +59,10 @@ def test_a_checkpoint_directory_explains_itself(trained):
 
 
 def test_only_the_last_checkpoints_and_the_chosen_ones_are_kept(tiny_config, tmp_path):
-    vit_jax.train(tiny_config(checkpoint__every="2 steps", checkpoint__keep=2, checkpoint__keep_every=6), tmp_path)
+    vit_jax.train(
+        tiny_config(checkpoint__every="2 steps", checkpoint__keep=2, checkpoint__keep_every=6),
+        tmp_path,
+    )
     assert sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir()) == [6, 10, 12]
 
 
@@ -75,7 +78,9 @@ def test_resuming_with_another_recipe_is_refused_by_field(trained, tiny_config):
     workdir, _, config = trained
     other = config.copy_and_resolve_references()
     other.optim.lr, other.data.pad = 0.5, 1
-    with pytest.raises(ConfigError, match=r"config\.data\.pad: 4 -> 1; config\.optim\.lr: 0\.003 -> 0\.5"):
+    with pytest.raises(
+        ConfigError, match=r"config\.data\.pad: 4 -> 1; config\.optim\.lr: 0\.003 -> 0\.5"
+    ):
         vit_jax.train(other, workdir)
 
 
@@ -84,20 +89,27 @@ def test_what_does_not_change_the_result_may_change(trained):
     other = config.copy_and_resolve_references()
     other.log.every, other.data.threads, other.mesh.fsdp, other.model.unroll = "7 steps", 1, 8, 1
     parts = {"classes": [], "training_examples": 3}
-    assert changed_fields({"config": config.to_dict(), **parts}, {"config": other.to_dict(), **parts}) == []
+    assert (
+        changed_fields({"config": config.to_dict(), **parts}, {"config": other.to_dict(), **parts})
+        == []
+    )
     assert changed_fields({"config": config.to_dict(), **parts}, {"config": config.to_dict(), "classes": ["a"],
                           "training_examples": 3}) == ["classes: [] -> ['a']"]  # fmt: skip
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])
-def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(tiny_config, tmp_path, damage, caplog):
+def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
+    tiny_config, tmp_path, damage, caplog
+):
     config = tiny_config()
     vit_jax.train(config, tmp_path)
     expected = params_of(tmp_path)
     spoil(tmp_path / "checkpoints" / "12", damage)
     with caplog.at_level("WARNING", logger="absl"):
         vit_jax.train(config, tmp_path)
-    assert "checkpoint of step 12 is damaged" in caplog.text and "going back to step 8" in caplog.text
+    assert (
+        "checkpoint of step 12 is damaged" in caplog.text and "going back to step 8" in caplog.text
+    )
     assert_same_bits(expected, params_of(tmp_path))
     assert len(list((tmp_path / "damaged_checkpoints").iterdir())) == 1
 
@@ -108,13 +120,19 @@ def test_when_no_checkpoint_is_good_nothing_is_overwritten(tiny_config, tmp_path
     for step in ("4", "8", "12"):
         spoil(tmp_path / "checkpoints" / step, "truncate")
     before = sorted(str(p) for p in tmp_path.rglob("*"))
-    with pytest.raises(checkpoint.CheckpointError, match="no checkpoint .* can be read; nothing was changed"):
+    with pytest.raises(
+        checkpoint.CheckpointError, match="no checkpoint .* can be read; nothing was changed"
+    ):
         vit_jax.train(config, tmp_path)
-    assert [p for p in before if "checkpoints" in p] == [p for p in sorted(map(str, tmp_path.rglob("*"))) if "checkpoints" in p]
+    assert [p for p in before if "checkpoints" in p] == [
+        p for p in sorted(map(str, tmp_path.rglob("*"))) if "checkpoints" in p
+    ]
 
 
 def spoil(folder, how):
-    """Damages the files that hold the arrays of a checkpoint; all of them, since parts of some may be in no use."""
+    """Damages the files that hold the arrays of a checkpoint; all of them, since parts of some may
+    be in no use.
+    """
     files = [p for p in folder.glob("state/**/d/*") if p.is_file()]
     assert files
     for file in files:
@@ -131,31 +149,50 @@ def spoil(folder, how):
 
 def test_fine_tuning_takes_over_everything_but_the_head(trained, tiny_config, tmp_path):
     workdir, _, _ = trained
-    config = tiny_config(init_from=str(workdir), duration="1 step", data__image_size=48, optim__lr=0.0)
+    config = tiny_config(
+        init_from=str(workdir), duration="1 step", data__image_size=48, optim__lr=0.0
+    )
     vit_jax.train(config, tmp_path)
     old, new = params_of(workdir), params_of(tmp_path)
     assert not new["head"]["kernel"].any() and old["head"]["kernel"].any()
-    np.testing.assert_array_equal(new["encoder"]["layers"]["mlp"]["up"]["kernel"], old["encoder"]["layers"]["mlp"]["up"]["kernel"])
+    np.testing.assert_array_equal(
+        new["encoder"]["layers"]["mlp"]["up"]["kernel"],
+        old["encoder"]["layers"]["mlp"]["up"]["kernel"],
+    )
     # Corner-aligned linear interpolation keeps the corners.
     old_grid, new_grid = old["position"].reshape(4, 4, -1), new["position"].reshape(6, 6, -1)
     np.testing.assert_allclose(new_grid[::5, ::5], old_grid[::3, ::3], rtol=1e-6)
 
 
-def test_fine_tuning_from_another_size_names_every_tensor_that_does_not_fit(trained, tiny_config, tmp_path):
+def test_fine_tuning_from_another_size_names_every_tensor_that_does_not_fit(
+    trained, tiny_config, tmp_path
+):
     workdir, _, _ = trained
-    with pytest.raises(ConfigError, match=r"class_token \(1, 1, 32\) is not in the checkpoint") as raised:
-        vit_jax.train(tiny_config(init_from=str(workdir), model__pool="token", model__mlp_dim=128), tmp_path)
-    assert "encoder/layers/mlp/up/kernel is (2, 32, 64) in the checkpoint, (2, 32, 128) in the model" in str(raised.value)
+    with pytest.raises(
+        ConfigError, match=r"class_token \(1, 1, 32\) is not in the checkpoint"
+    ) as raised:
+        vit_jax.train(
+            tiny_config(init_from=str(workdir), model__pool="token", model__mlp_dim=128), tmp_path
+        )
+    assert (
+        "encoder/layers/mlp/up/kernel is (2, 32, 64) in the checkpoint, (2, 32, 128) in the model"
+        in str(raised.value)
+    )
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_step_and_tensors(tiny_config, tmp_path):
-    with pytest.raises(NonFiniteError, match=r"step \d+: loss or gradients are not finite, in the gradients of class|embedding"):
+    with pytest.raises(
+        NonFiniteError,
+        match=r"step \d+: loss or gradients are not finite, in the gradients of class|embedding",
+    ):
         vit_jax.train(tiny_config(optim__lr=1e38, optim__clip=0.0, optim__warmup="0"), tmp_path)
     assert not (tmp_path / "checkpoints" / "12").exists()
 
 
 def test_skipping_ends_after_as_many_bad_updates_in_a_row_as_allowed(tiny_config, tmp_path):
-    config = tiny_config(optim__lr=1e38, optim__clip=0.0, optim__warmup="0", nonfinite="skip", max_skips=3)
+    config = tiny_config(
+        optim__lr=1e38, optim__clip=0.0, optim__warmup="0", nonfinite="skip", max_skips=3
+    )
     with pytest.raises(NonFiniteError, match="updates in a row were skipped"):
         vit_jax.train(config, tmp_path)
 

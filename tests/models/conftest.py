@@ -1,4 +1,6 @@
-"""What the tests of the models share: a ViT of a few thousand parameters, and parameters that hide nothing."""
+"""What the tests of the models share: a ViT of a few thousand parameters, and parameters that hide
+nothing.
+"""
 
 from types import SimpleNamespace
 
@@ -10,7 +12,16 @@ from flax import nnx
 from vit_jax import patterns
 from vit_jax.models import registry
 
-TINY = dict(image_size=12, patch=4, depth=3, width=16, mlp_dim=32, heads=2, num_classes=5, head_init="normal")
+TINY = dict(
+    image_size=12,
+    patch=4,
+    depth=3,
+    width=16,
+    mlp_dim=32,
+    heads=2,
+    num_classes=5,
+    head_init="normal",
+)
 
 
 def config(**options):
@@ -19,7 +30,9 @@ def config(**options):
 
 
 def parameters(config, seed=0):
-    """Random float32 parameters, sized as in a trained model: kernels 1/sqrt(inputs), norms near 1, others near 0."""
+    """Random float32 parameters, sized as in a trained model: kernels 1/sqrt(inputs), norms near 1,
+    others near 0.
+    """
     rng = np.random.default_rng(seed)
 
     def draw(name, leaf):
@@ -42,11 +55,18 @@ def apply(config, parameters, images, key=None, **options):
 
 def run(config, parameters, images, key=None, **options):
     """`apply`, compiled; a NumPy tree."""
-    return jax.tree.map(np.asarray, jax.jit(lambda p, x, k: apply(config, p, x, k, **options))(parameters, images, key))
+    return jax.tree.map(
+        np.asarray,
+        jax.jit(lambda p, x, k: apply(config, p, x, k, **options))(parameters, images, key),
+    )
 
 
 @pytest.fixture(scope="session")
 def kit():
-    """`config(**options)`, `parameters(config)`, `apply` and `run(config, parameters, images, key)`, `images`."""
+    """`config(**options)`, `parameters(config)`, `apply` and `run(config, parameters, images,
+    key)`, `images`.
+    """
     images = np.random.default_rng(1).uniform(-1, 1, (4, 12, 12, 3)).astype(np.float32)
-    return SimpleNamespace(config=config, parameters=parameters, apply=apply, run=run, images=images)
+    return SimpleNamespace(
+        config=config, parameters=parameters, apply=apply, run=run, images=images
+    )

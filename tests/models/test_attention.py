@@ -21,19 +21,31 @@ def attention(**options) -> Attention:
 
     rng = np.random.default_rng(0)
     definition, state = nnx.split(nnx.eval_shape(layer))
-    state = jax.tree.map(lambda p: rng.normal(0.1, 0.5, p.shape).astype(np.float32), nnx.to_pure_dict(state))
+    state = jax.tree.map(
+        lambda p: rng.normal(0.1, 0.5, p.shape).astype(np.float32), nnx.to_pure_dict(state)
+    )
     return nnx.merge(definition, state)
 
 
 def run(layer: Attention, x, **options):
     """The layer, compiled."""
     definition, state = nnx.split(layer)
-    return jax.jit(lambda state, x, options: nnx.merge(definition, state)(x, **options))(state, x, options)
+    return jax.jit(lambda state, x, options: nnx.merge(definition, state)(x, **options))(
+        state, x, options
+    )
 
 
-def reference(layer: Attention, queries: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def reference(
+    layer: Attention, queries: np.ndarray, x: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """softmax(q kᵀ / sqrt(D/H)) v, head by head (ViT Eq. 5 to 8), float64."""
-    p = dict(zip(patterns.names(state := nnx.to_pure_dict(nnx.state(layer))), jax.tree.leaves(state), strict=True))
+    p = dict(
+        zip(
+            patterns.names(state := nnx.to_pure_dict(nnx.state(layer))),
+            jax.tree.leaves(state),
+            strict=True,
+        )
+    )
     p = {name: np.asarray(value, np.float64) for name, value in p.items()}
 
     def project(inputs, which, head):
@@ -69,7 +81,10 @@ def test_self_attention_is_its_formula(tokens, qk_norm):
 
 
 def test_queries_from_elsewhere_attend_to_the_tokens(tokens):
-    layer, queries = attention(), np.random.default_rng(2).standard_normal((2, 3, WIDTH)).astype(np.float32)
+    layer, queries = (
+        attention(),
+        np.random.default_rng(2).standard_normal((2, 3, WIDTH)).astype(np.float32),
+    )
     expected, expected_weights = reference(layer, queries, tokens)
     out, weights = run(layer, tokens, queries=queries)
     np.testing.assert_allclose(out, expected, atol=3e-6)
@@ -91,7 +106,8 @@ def test_huge_logits_do_not_overflow(tokens):
 
 def test_attention_dropout_zeroes_weights_and_scales_the_others(tokens):
     layer = attention(attention_dropout=0.5)
-    # With all values the same, the output tells the sum of the weights that were kept: on average 1.
+    # With all values the same, the output tells the sum of the weights that were kept: on average
+    # 1.
     layer.qkv.kernel[...][:, 2], layer.qkv.bias[...][2] = 0, 1
     layer.out.kernel[...][:], layer.out.bias[...][:] = 1 / WIDTH, 0
     kept = np.asarray(run(layer, np.repeat(tokens, 500, axis=0), key=jax.random.key(0))[0])

@@ -12,7 +12,12 @@ from vit_jax.models.encoder import Encoder
 from vit_jax.models.stack import REMAT
 
 # Beside the plain scan. Of 3 blocks an unroll of 2 leaves one outside the loop, 0 all.
-SCHEDULES = [*((remat, 1) for remat in REMAT if remat != "none"), ("none", 2), ("none", 0), ("full", 2)]
+SCHEDULES = [
+    *((remat, 1) for remat in REMAT if remat != "none"),
+    ("none", 2),
+    ("none", 0),
+    ("full", 2),
+]
 RANDOM = dict(dropout=0.2, attention_dropout=0.1, drop_path=0.3)
 
 
@@ -43,16 +48,29 @@ def test_how_blocks_are_compiled_changes_neither_outputs_nor_gradients(kit, plai
 
 
 def test_recomputed_and_unrolled_blocks_throw_the_same_dice(kit):
-    configs = (kit.config(drop_path=0.5, depth=2, **options) for options in ({}, dict(remat="full", unroll=0)))
-    assert_same(*(gradient_of(kit, config)(kit.parameters(config), jax.random.key(0)) for config in configs))
+    configs = (
+        kit.config(drop_path=0.5, depth=2, **options)
+        for options in ({}, dict(remat="full", unroll=0))
+    )
+    assert_same(
+        *(gradient_of(kit, config)(kit.parameters(config), jax.random.key(0)) for config in configs)
+    )
 
 
 @pytest.mark.parametrize(
     ("remat", "unroll", "barrier"),
-    [("full", 1, False), ("full", 2, True), ("full", 7, True), ("full", 0, True), ("none", 0, False)],
+    [
+        ("full", 1, False),
+        ("full", 2, True),
+        ("full", 7, True),
+        ("full", 0, True),
+        ("none", 0, False),
+    ],
 )
 def test_recomputation_is_kept_apart_where_no_loop_does_it(kit, remat, unroll, barrier):
-    """Without a barrier XLA merges recomputed blocks with those of the forward pass, and remat saves no memory."""
+    """Without a barrier XLA merges recomputed blocks with those of the forward pass, and remat
+    saves no memory.
+    """
     config = kit.config(remat=remat, unroll=unroll)
     lowered = gradient_of(kit, config).lower(kit.parameters(config), None)
     assert ("optimization_barrier" in lowered.as_text()) == barrier
@@ -85,7 +103,9 @@ def test_all_blocks_are_applied_in_order_and_then_the_norm(kit):
 def test_capture_changes_nothing_and_returns_attention_that_sums_to_one(kit):
     config = kit.config(remat="full")
     parameters = kit.parameters(config)
-    without, captured = (kit.run(config, parameters, kit.images, capture=capture) for capture in (False, True))
+    without, captured = (
+        kit.run(config, parameters, kit.images, capture=capture) for capture in (False, True)
+    )
     assert without.intermediates == {}
     np.testing.assert_array_equal(captured.logits, without.logits)
     attention, blocks = captured.intermediates["attention"], captured.intermediates["blocks"]
@@ -96,7 +116,9 @@ def test_capture_changes_nothing_and_returns_attention_that_sums_to_one(kit):
 
 def test_without_capture_the_scan_returns_only_tokens(kit):
     config = kit.config()
-    text = str(jax.make_jaxpr(lambda p: kit.apply(config, p, kit.images).logits)(kit.parameters(config)))
+    text = str(
+        jax.make_jaxpr(lambda p: kit.apply(config, p, kit.images).logits)(kit.parameters(config))
+    )
     scanned = [line for line in text.splitlines() if "= scan[" in line]
     assert len(scanned) == 1
     results = scanned[0].split("=")[0].split()
@@ -104,21 +126,29 @@ def test_without_capture_the_scan_returns_only_tokens(kit):
 
 
 def encoder_of(config, parameters) -> Encoder:
-    definition, _ = nnx.split(nnx.eval_shape(lambda: Encoder(config, dtype=jnp.float32, rngs=nnx.Rngs(0))))
+    definition, _ = nnx.split(
+        nnx.eval_shape(lambda: Encoder(config, dtype=jnp.float32, rngs=nnx.Rngs(0)))
+    )
     return nnx.merge(definition, parameters)
 
 
 def constant_blocks(kit, depth=3, width=8, **rates) -> Encoder:
-    """Blocks whose attention adds 1 to the first half of the channels, and whose MLP adds 1 to the second half."""
+    """Blocks whose attention adds 1 to the first half of the channels, and whose MLP adds 1 to the
+    second half.
+    """
     config = kit.config(depth=depth, width=width, **rates)
-    zeros = jax.tree.map(lambda p: np.zeros(p.shape, p.dtype), registry.abstract(config)[1]["encoder"])
+    zeros = jax.tree.map(
+        lambda p: np.zeros(p.shape, p.dtype), registry.abstract(config)[1]["encoder"]
+    )
     zeros["layers"]["attention"]["out"]["bias"][:, : width // 2] = 1
     zeros["layers"]["mlp"]["down"]["bias"][:, width // 2 :] = 1
     return encoder_of(config, zeros)
 
 
 def added(encoder, examples, tokens, key):
-    """What each block added: (layers, examples, tokens, half, D/2); half 0 by attention, 1 by the MLP."""
+    """What each block added: (layers, examples, tokens, half, D/2); half 0 by attention, 1 by the
+    MLP.
+    """
     x = jnp.zeros((examples, tokens, encoder.config.width))
     blocks = np.asarray(jax.jit(lambda key: encoder(x, key, capture=True)[1]["blocks"])(key))
     steps = np.diff(blocks, axis=0, prepend=0)
@@ -130,7 +160,9 @@ def correlations(masks):
     return np.corrcoef(masks)[np.triu_indices(len(masks), 1)]
 
 
-def test_stochastic_depth_drops_whole_examples_ever_more_often_and_each_residual_by_its_own_dice(kit):
+def test_stochastic_depth_drops_whole_examples_ever_more_often_and_each_residual_by_its_own_dice(
+    kit,
+):
     examples, rates = 4000, (0, 0.25, 0.5)
     steps = added(constant_blocks(kit, drop_path=0.5), examples, 3, jax.random.key(0))
     assert (steps == steps[:, :, :1, :, :1]).all()
@@ -159,7 +191,8 @@ def test_deterministic_ignores_rates_and_random_runs_follow_their_key(kit):
     random, certain = kit.config(**RANDOM, depth=1), kit.config(depth=1)
     parameters = kit.parameters(certain)
     np.testing.assert_array_equal(
-        kit.run(random, parameters, kit.images).logits, kit.run(certain, parameters, kit.images).logits
+        kit.run(random, parameters, kit.images).logits,
+        kit.run(certain, parameters, kit.images).logits,
     )
     run = jax.jit(lambda key: kit.apply(random, parameters, kit.images, key).logits)
     one, again, other = (np.asarray(run(jax.random.key(seed))) for seed in (0, 0, 1))
@@ -197,13 +230,17 @@ def test_activations_are_their_formulas():
     }
     assert formulas.keys() == layers.ACTIVATIONS.keys()
     for name, expected in formulas.items():
-        np.testing.assert_allclose(layers.ACTIVATIONS[name](jnp.asarray(x, jnp.float32)), expected, atol=2e-6)
+        np.testing.assert_allclose(
+            layers.ACTIVATIONS[name](jnp.asarray(x, jnp.float32)), expected, atol=2e-6
+        )
 
 
 def test_layer_norm_takes_its_statistics_in_float32_from_bfloat16_tokens():
     x = jnp.asarray(np.random.default_rng(0).normal(3, 1, (2, 512)), jnp.bfloat16)
     exact = np.asarray(x, np.float64)
-    expected = (exact - exact.mean(-1, keepdims=True)) / np.sqrt(exact.var(-1, keepdims=True) + 1e-6)
+    expected = (exact - exact.mean(-1, keepdims=True)) / np.sqrt(
+        exact.var(-1, keepdims=True) + 1e-6
+    )
     norm = layers.layer_norm(512, 1e-6, jnp.bfloat16, nnx.Rngs(0))
     # Only the result is rounded, to 8 bits.
     np.testing.assert_allclose(np.asarray(norm(x), np.float64), expected, rtol=2**-8, atol=1e-5)

@@ -38,12 +38,17 @@ def test_at_another_resolution_only_the_positions_are_more(name):
 
 @pytest.mark.parametrize("name", hybrid.VARIANTS)
 def test_operations_are_those_of_the_resnet_and_of_the_vit_above(name):
-    """The ViT's patches, whose cost is 2·places·channels·width, are all that is not counted in a part."""
+    """The ViT's patches, whose cost is 2·places·channels·width, are all that is not counted in a
+    part.
+    """
     config = registry.model_config(name)
     vit = registry.model_config(re.sub(r".*\+(.*)/.*", r"\1/", name) + str(224 // config.grid[0]))
     patches = 2 * config.grid[0] ** 2 * config.width
     body = vit.flops() - patches * vit.patch**2 * 3
-    assert config.flops() == config.backbone.flops() + body + patches * config.patch**2 * config.backbone.channels
+    assert (
+        config.flops()
+        == config.backbone.flops() + body + patches * config.patch**2 * config.backbone.channels
+    )
 
 
 def published(arrays, name, shape):
@@ -76,7 +81,9 @@ def published(arrays, name, shape):
         return np.stack([arrays[name] for name in names])
     axis = 1 if name.endswith("kernel") else 0
     parts = ("query", "key", "value")
-    return np.stack([np.stack([arrays[name.replace("qkv", part)] for part in parts], axis) for name in names])
+    return np.stack(
+        [np.stack([arrays[name.replace("qkv", part)] for part in parts], axis) for name in names]
+    )
 
 
 def test_the_published_checkpoint_gives_what_its_own_code_gives(shared_data, kit):
@@ -125,9 +132,17 @@ def test_the_root_alone_is_cut_into_patches_of_eight(kit):
         ("R+ViT-Ti/32", {}, "no such hybrid of total stride 32; did you mean 'R\\+ViT-Ti/16'"),
         ("R51+ViT-B/16", {}, "no ResNet of depth 51"),
         ("R50+ViT-BB/16", {}, "no ViT of size 'BB'"),
-        ("R50+ViT-B/32", {"image_size": 240}, "image size 240 does not fit a hybrid of total stride 32"),
+        (
+            "R50+ViT-B/32",
+            {"image_size": 240},
+            "image size 240 does not fit a hybrid of total stride 32",
+        ),
         ("R50+ViT-B/32", {"preactivation": True}, "no option 'preactivation'"),
-        ("R50+ViT-B/32", {"width_factor": 0.3}, "gives 19 channels, which cannot be normalised in 32"),
+        (
+            "R50+ViT-B/32",
+            {"width_factor": 0.3},
+            "gives 19 channels, which cannot be normalised in 32",
+        ),
     ],
 )
 def test_what_is_no_hybrid_is_an_error_that_says_so(name, options, words):

@@ -1,4 +1,6 @@
-"""The table of models: counts against the published dimensions, sizes that do not fit, and its text."""
+"""The table of models: counts against the published dimensions, sizes that do not fit, and its
+text.
+"""
 
 import json
 
@@ -45,7 +47,12 @@ def test_flops_are_those_of_scaling_vit_table_2(rows, name, gflops):
 
 
 def test_tokens_include_the_class_token(rows):
-    assert [rows[f"ViT-{name}"]["tokens"] for name in ("B/32", "B/16", "B/8", "H/14")] == [50, 197, 785, 257]
+    assert [rows[f"ViT-{name}"]["tokens"] for name in ("B/32", "B/16", "B/8", "H/14")] == [
+        50,
+        197,
+        785,
+        257,
+    ]
 
 
 def test_a_model_that_the_images_do_not_fit_is_counted_at_the_next_smaller_size():
@@ -55,7 +62,10 @@ def test_a_model_that_the_images_do_not_fit_is_counted_at_the_next_smaller_size(
 
 
 def test_images_smaller_than_a_patch_are_refused():
-    with pytest.raises(ConfigError, match="ViT-mu/16: no size up to 8 fits: image size 8 cannot be cut into patches"):
+    with pytest.raises(
+        ConfigError,
+        match="ViT-mu/16: no size up to 8 fits: image size 8 cannot be cut into patches",
+    ):
         listing.table(8)
 
 

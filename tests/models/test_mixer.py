@@ -25,8 +25,23 @@ PARAMETERS = {
     "Mixer-H/14": 431_069_952,
 }
 # timm's table of results: billions of multiply-adds at 224.
-GIGA_PRODUCTS = {"Mixer-S/32": 1.00, "Mixer-S/16": 3.79, "Mixer-B/32": 3.24, "Mixer-B/16": 12.61, "Mixer-L/16": 44.57}
-TINY = dict(image_size=12, patch=4, depth=3, width=16, mlp_dim=32, token_mlp_dim=8, num_classes=5, head_init="normal")
+GIGA_PRODUCTS = {
+    "Mixer-S/32": 1.00,
+    "Mixer-S/16": 3.79,
+    "Mixer-B/32": 3.24,
+    "Mixer-B/16": 12.61,
+    "Mixer-L/16": 44.57,
+}
+TINY = dict(
+    image_size=12,
+    patch=4,
+    depth=3,
+    width=16,
+    mlp_dim=32,
+    token_mlp_dim=8,
+    num_classes=5,
+    head_init="normal",
+)
 
 
 def tiny(**options):
@@ -46,7 +61,11 @@ def test_operations_are_those_of_published_models(name):
 def test_operations_are_those_of_the_compiled_program(kit):
     config = tiny(depth=1, width=256, mlp_dim=1024, token_mlp_dim=64)
     images = jax.ShapeDtypeStruct((2, 12, 12, 3), jnp.float32)
-    run = jax.jit(lambda p, x: kit.apply(config, p, x).logits).lower(registry.abstract(config)[1], images).compile()
+    run = (
+        jax.jit(lambda p, x: kit.apply(config, p, x).logits)
+        .lower(registry.abstract(config)[1], images)
+        .compile()
+    )
     assert 2 * config.flops() == pytest.approx(run.cost_analysis()["flops"], rel=0.03)
 
 
@@ -62,7 +81,11 @@ def published(arrays, name, shape):
         ("_mlp/down", "_mixing/Dense_1"),
     ):
         name = re.sub(ours, theirs, name)
-    return np.stack([arrays[name.replace("#", str(i))] for i in range(shape[0])]) if "#" in name else arrays[name]
+    return (
+        np.stack([arrays[name.replace("#", str(i))] for i in range(shape[0])])
+        if "#" in name
+        else arrays[name]
+    )
 
 
 def test_the_published_checkpoint_gives_what_its_own_code_gives(shared_data, kit):
@@ -98,8 +121,12 @@ def test_a_mixer_enlarged_for_larger_images_sees_each_sub_image_as_before(kit, f
     small = tiny()
     large = tiny(image_size=12 * factor, token_mlp_dim=8 * factor**2)
     parameters = kit.parameters(small)
-    layers = parameters["layers"] | {"token_mlp": mixer.enlarge_token_mlp(parameters["layers"]["token_mlp"], factor)}
-    images = np.random.default_rng(2).uniform(-1, 1, (2, 12 * factor, 12 * factor, 3)).astype(np.float32)
+    layers = parameters["layers"] | {
+        "token_mlp": mixer.enlarge_token_mlp(parameters["layers"]["token_mlp"], factor)
+    }
+    images = (
+        np.random.default_rng(2).uniform(-1, 1, (2, 12 * factor, 12 * factor, 3)).astype(np.float32)
+    )
 
     output = kit.run(large, parameters | {"layers": layers}, images)
 
@@ -121,10 +148,16 @@ def test_the_enlarged_token_mlp_is_block_diagonal_where_tokens_come_sub_image_by
     jax.tree.map(lambda one, all_: np.testing.assert_array_equal(one, all_[1]), enlarged, of_stack)
     order = np.arange(36).reshape(2, 3, 2, 3).transpose(0, 2, 1, 3).ravel()
     diagonal = np.eye(4, dtype=np.float32)
-    np.testing.assert_array_equal(enlarged["up"]["kernel"][order], np.kron(diagonal, single["up"]["kernel"]))
-    np.testing.assert_array_equal(enlarged["down"]["kernel"][:, order], np.kron(diagonal, single["down"]["kernel"]))
+    np.testing.assert_array_equal(
+        enlarged["up"]["kernel"][order], np.kron(diagonal, single["up"]["kernel"])
+    )
+    np.testing.assert_array_equal(
+        enlarged["down"]["kernel"][:, order], np.kron(diagonal, single["down"]["kernel"])
+    )
     np.testing.assert_array_equal(enlarged["up"]["bias"], np.tile(single["up"]["bias"], 4))
-    np.testing.assert_array_equal(enlarged["down"]["bias"][order], np.tile(single["down"]["bias"], 4))
+    np.testing.assert_array_equal(
+        enlarged["down"]["bias"][order], np.tile(single["down"]["bias"], 4)
+    )
     assert {leaf.dtype for leaf in jax.tree.leaves(enlarged)} == {np.dtype("float32")}
 
 
@@ -135,14 +168,18 @@ def test_a_token_mlp_that_is_over_no_square_cannot_be_enlarged():
 
 
 def test_stochastic_depth_drops_whole_residuals_and_scales_the_others_up(kit):
-    """Last of two blocks, rate 0.75, channel MLP silenced: an example keeps its input or gets 4 times the residual."""
+    """Last of two blocks, rate 0.75, channel MLP silenced: an example keeps its input or gets 4
+    times the residual.
+    """
     config = tiny(depth=2, drop_path=0.75)
     parameters = kit.parameters(config)
     channel_mlp = parameters["layers"]["channel_mlp"]
     channel_mlp["down"] = jax.tree.map(np.zeros_like, channel_mlp["down"])
     images = np.repeat(kit.images[:1], 400, axis=0)
     exact = kit.run(config, parameters, images[:1], capture=True).intermediates["blocks"]
-    drawn = kit.run(config, parameters, images, jax.random.key(3), capture=True).intermediates["blocks"]
+    drawn = kit.run(config, parameters, images, jax.random.key(3), capture=True).intermediates[
+        "blocks"
+    ]
 
     np.testing.assert_allclose(drawn[0], np.repeat(exact[0], 400, axis=0), atol=1e-5)
     residual = (drawn[1] - drawn[0]) / (exact[1] - exact[0])
@@ -154,25 +191,37 @@ def test_stochastic_depth_drops_whole_residuals_and_scales_the_others_up(kit):
 def test_stochastic_depth_without_randomness_is_an_error(kit):
     config = tiny(drop_path=0.5)
     with pytest.raises(ValueError, match="needs rngs unless deterministic=True"):
-        nnx.merge(registry.abstract(config)[0], kit.parameters(config))(kit.images, deterministic=False)
+        nnx.merge(registry.abstract(config)[0], kit.parameters(config))(
+            kit.images, deterministic=False
+        )
 
 
 def test_unrolling_and_recomputing_change_neither_output_nor_gradient(kit):
     def gradient(**options):
         config = tiny(drop_path=0.3, **options)
-        loss = lambda p: jnp.square(kit.apply(config, p, kit.images, jax.random.key(0)).logits - 1).sum()  # noqa: E731
+        loss = lambda p: jnp.square(
+            kit.apply(config, p, kit.images, jax.random.key(0)).logits - 1
+        ).sum()  # noqa: E731
         return jax.jit(jax.value_and_grad(loss))(kit.parameters(config))
 
-    for value, exact in zip(*map(jax.tree.leaves, (gradient(remat="full", unroll=2), gradient())), strict=True):
+    for value, exact in zip(
+        *map(jax.tree.leaves, (gradient(remat="full", unroll=2), gradient())), strict=True
+    ):
         np.testing.assert_allclose(value, exact, atol=1e-5 * np.abs(exact).max() + 1e-7)
 
 
 def test_bfloat16_computes_close_to_float32_and_keeps_parameters_and_logits_in_float32(kit):
     exact, half = tiny(), tiny(dtype="bfloat16")
-    expected, output = (kit.run(config, kit.parameters(exact), kit.images) for config in (exact, half))
-    assert {leaf.dtype for leaf in jax.tree.leaves(registry.abstract(half)[1])} == {jnp.dtype("float32")}
+    expected, output = (
+        kit.run(config, kit.parameters(exact), kit.images) for config in (exact, half)
+    )
+    assert {leaf.dtype for leaf in jax.tree.leaves(registry.abstract(half)[1])} == {
+        jnp.dtype("float32")
+    }
     assert output.logits.dtype == np.float32 and output.tokens.dtype == jnp.bfloat16
-    assert 0 < np.linalg.norm(output.logits - expected.logits) < 2e-2 * np.linalg.norm(expected.logits)
+    assert (
+        0 < np.linalg.norm(output.logits - expected.logits) < 2e-2 * np.linalg.norm(expected.logits)
+    )
 
 
 def test_tensor_parallelism_cuts_the_hidden_axis_of_both_mlps():

@@ -25,13 +25,17 @@ def test_the_mean_of_bfloat16_tokens_is_summed_in_float32():
 
 
 def test_attention_pooling_is_its_formula():
-    """x = attention(probe, tokens); x + mlp(norm(x)) (Scaling ViT §3.2; facts: big_vision's MAPHead)."""
+    """x = attention(probe, tokens); x + mlp(norm(x)) (Scaling ViT §3.2; facts: big_vision's
+    MAPHead).
+    """
     options = dict(epsilon=1e-6, activation="gelu_tanh", dtype=jnp.float32)
     definition, state = nnx.split(
         nnx.eval_shape(lambda: pooling.AttentionPooling(8, 2, 16, **options, rngs=nnx.Rngs(0)))
     )
     rng = np.random.default_rng(1)
-    state = jax.tree.map(lambda p: rng.normal(0.1, 0.5, p.shape).astype(np.float32), nnx.to_pure_dict(state))
+    state = jax.tree.map(
+        lambda p: rng.normal(0.1, 0.5, p.shape).astype(np.float32), nnx.to_pure_dict(state)
+    )
     p = jax.tree.map(lambda x: np.asarray(x, np.float64), state)
 
     qkv, bias = p["attention"]["qkv"]["kernel"], p["attention"]["qkv"]["bias"]
@@ -40,9 +44,14 @@ def test_attention_pooling_is_its_formula():
     weights = np.exp(np.einsum("hc,bnhc->bhn", q, k) / np.sqrt(4))
     weights /= weights.sum(-1, keepdims=True)
     heads = np.einsum("bhn,bnhc->bhc", weights, v)
-    x = np.einsum("bhc,hcd->bd", heads, p["attention"]["out"]["kernel"]) + p["attention"]["out"]["bias"]
+    x = (
+        np.einsum("bhc,hcd->bd", heads, p["attention"]["out"]["kernel"])
+        + p["attention"]["out"]["bias"]
+    )
     y = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
-    y = (y * p["norm"]["scale"] + p["norm"]["bias"]) @ p["mlp"]["up"]["kernel"] + p["mlp"]["up"]["bias"]
+    y = (y * p["norm"]["scale"] + p["norm"]["bias"]) @ p["mlp"]["up"]["kernel"] + p["mlp"]["up"][
+        "bias"
+    ]
     y = y / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (y + 0.044715 * y**3)))
     expected = x + y @ p["mlp"]["down"]["kernel"] + p["mlp"]["down"]["bias"]
 

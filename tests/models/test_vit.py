@@ -1,4 +1,6 @@
-"""The whole model: sizes from the papers, and outputs of the code that published checkpoints come from."""
+"""The whole model: sizes from the papers, and outputs of the code that published checkpoints come
+from.
+"""
 
 import json
 
@@ -11,7 +13,8 @@ from vit_jax import patterns
 from vit_jax.models import registry, vit
 from vit_jax.schema import ConfigError
 
-# facts §2.1, computed from the published dimensions: no head, 1000 classes, the same after a tanh layer of the width.
+# facts §2.1, computed from the published dimensions: no head, 1000 classes, the same after a tanh
+# layer of the width.
 PARAMETERS = {
     "ViT-Ti/16": (5_524_416, 5_717_416, 5_754_472),
     "ViT-S/32": (22_493_952, 22_878_952, 23_026_792),
@@ -32,7 +35,8 @@ MAP_PARAMETERS = {
     "ViT-g/14": 1_036_448_384,
     "ViT-G/14": 1_881_132_416,
 }
-# Scaling ViT Table 2 (facts §2.1): GFLOPs of an image of 224 and of 384 pixels, a multiply-add counted as 2.
+# Scaling ViT Table 2 (facts §2.1): GFLOPs of an image of 224 and of 384 pixels, a multiply-add
+# counted as 2.
 GFLOPS = {
     "ViT-s/28": (0.7, 2.0),
     "ViT-s/16": (2.2, 7.8),
@@ -81,12 +85,16 @@ def test_every_listed_name_is_a_model(name):
 
 @pytest.mark.parametrize("name", GFLOPS)
 def test_operations_are_those_of_scaling_vit(name):
-    """With attention pooling, as there. Within 1.0 %, but for s/28, which is printed with one digit (0.72: 0.7)."""
+    """With attention pooling, as there. Within 1.0 %, but for s/28, which is printed with one digit
+    (0.72: 0.7).
+    """
     for size, expected in zip((224, 384), GFLOPS[name], strict=True):
         patch = int(name.split("/")[1])
         # 384 is no multiple of 28 or 14: the published convolution leaves the border out.
         config = registry.model_config(name, image_size=size // patch * patch, pool="map")
-        assert config.flops() / 1e9 == pytest.approx(expected, rel=0.03, abs=0.05 if expected < 1 else 0)
+        assert config.flops() / 1e9 == pytest.approx(
+            expected, rel=0.03, abs=0.05 if expected < 1 else 0
+        )
 
 
 def test_operations_are_those_of_the_compiled_program(kit):
@@ -94,13 +102,23 @@ def test_operations_are_those_of_the_compiled_program(kit):
     config = kit.config(depth=1, width=256, mlp_dim=1024, heads=2, pool="map", representation=64)
     parameters = registry.abstract(config)[1]
     images = jax.ShapeDtypeStruct((2, 12, 12, 3), jnp.float32)
-    compiled = jax.jit(lambda p, x: kit.apply(config, p, x).logits).lower(parameters, images).compile()
+    compiled = (
+        jax.jit(lambda p, x: kit.apply(config, p, x).logits).lower(parameters, images).compile()
+    )
     assert 2 * config.flops() == pytest.approx(compiled.cost_analysis()["flops"], rel=0.03)
 
 
 @pytest.mark.parametrize(
     ("size", "patch", "tokens"),
-    [(224, 32, 49), (224, 16, 196), (224, 14, 256), (384, 32, 144), (384, 16, 576), (512, 16, 1024), (518, 14, 1369)],
+    [
+        (224, 32, 49),
+        (224, 16, 196),
+        (224, 14, 256),
+        (384, 32, 144),
+        (384, 16, 576),
+        (512, 16, 1024),
+        (518, 14, 1369),
+    ],
 )
 def test_tokens_are_patches_and_with_that_pooling_the_class_token(size, patch, tokens):
     for pool, more in (("mean", 0), ("map", 0), ("token", 1)):
@@ -201,7 +219,9 @@ def test_published_checkpoints_give_what_their_own_code_gives(shared_data, kit, 
     io = dict(np.load(shared_data / "oracle" / f"{name}.io.npz"))
     config = official_config(json.loads(str(io["config"])), arrays, io["image"].shape[1])
     parameters = official(arrays, config.depth)
-    shapes = jax.tree.map(lambda x: x.shape, registry.abstract(config)[1], is_leaf=lambda x: hasattr(x, "shape"))
+    shapes = jax.tree.map(
+        lambda x: x.shape, registry.abstract(config)[1], is_leaf=lambda x: hasattr(x, "shape")
+    )
     assert jax.tree.map(np.shape, parameters) == shapes
 
     output = kit.run(config, parameters, io["image"], capture=True)
@@ -211,14 +231,18 @@ def test_published_checkpoints_give_what_their_own_code_gives(shared_data, kit, 
     expected["tokens"] = io["tap/Transformer/encoder_norm" if of_vt else "tap/encoded"]
     ours = {"logits": output.logits, "features": output.features, "tokens": output.tokens}
     for i in range(config.depth):
-        expected[f"block {i}"] = io[f"tap/Transformer/encoderblock_{i}" if of_vt else f"tap/encoder/block{i:02}/+mlp"]
+        expected[f"block {i}"] = io[
+            f"tap/Transformer/encoderblock_{i}" if of_vt else f"tap/encoder/block{i:02}/+mlp"
+        ]
         ours[f"block {i}"] = output.intermediates["blocks"][i]
     for what, value in expected.items():
         np.testing.assert_allclose(ours[what], value, atol=1e-5, err_msg=what)
 
 
 def hugging_face(weights):
-    """The arrays of a Hugging Face ViT (2 heads of 8), by their old or new names, under those of a published file."""
+    """The arrays of a Hugging Face ViT (2 heads of 8), by their old or new names, under those of a
+    published file.
+    """
     old_names = {
         "encoder.layer.": "layers.",
         "attention.attention.query": "attention.q_proj",
@@ -236,7 +260,9 @@ def hugging_face(weights):
     result = {
         "cls": theirs["embeddings.cls_token"],
         "pos_embedding": theirs["embeddings.position_embeddings"],
-        "embedding/kernel": theirs["embeddings.patch_embeddings.projection.weight"].transpose(2, 3, 1, 0),
+        "embedding/kernel": theirs["embeddings.patch_embeddings.projection.weight"].transpose(
+            2, 3, 1, 0
+        ),
         "embedding/bias": theirs["embeddings.patch_embeddings.projection.bias"],
         "head/kernel": theirs["classifier.weight"].T,
         "head/bias": theirs["classifier.bias"],
@@ -253,9 +279,15 @@ def hugging_face(weights):
             result[f"{block}/MlpBlock_0/{ours}/bias"] = theirs[f"{source}.mlp.{name}.bias"]
         attention = f"{block}/MultiHeadDotProductAttention_0"
         for ours, name in (("query", "q_proj"), ("key", "k_proj"), ("value", "v_proj")):
-            result[f"{attention}/{ours}/kernel"] = theirs[f"{source}.attention.{name}.weight"].T.reshape(16, 2, 8)
-            result[f"{attention}/{ours}/bias"] = theirs[f"{source}.attention.{name}.bias"].reshape(2, 8)
-        result[f"{attention}/out/kernel"] = theirs[f"{source}.attention.o_proj.weight"].T.reshape(2, 8, 16)
+            result[f"{attention}/{ours}/kernel"] = theirs[
+                f"{source}.attention.{name}.weight"
+            ].T.reshape(16, 2, 8)
+            result[f"{attention}/{ours}/bias"] = theirs[f"{source}.attention.{name}.bias"].reshape(
+                2, 8
+            )
+        result[f"{attention}/out/kernel"] = theirs[f"{source}.attention.o_proj.weight"].T.reshape(
+            2, 8, 16
+        )
         result[f"{attention}/out/bias"] = theirs[f"{source}.attention.o_proj.bias"]
     return result
 
@@ -296,10 +328,18 @@ def relative(value, expected):
 
 @pytest.mark.parametrize("pool", ["token", "map"])
 def test_bfloat16_computes_close_to_float32_and_keeps_parameters_and_logits_in_float32(kit, pool):
-    """2 %: over 12 seeds it is 0.5 to 1.9 %, of which rounding the parameters alone makes 0.4 to 0.6 %."""
-    exact, half = (kit.config(pool=pool, dtype=dtype, representation=16) for dtype in ("float32", "bfloat16"))
-    assert {leaf.dtype for leaf in jax.tree.leaves(registry.abstract(half)[1])} == {jnp.dtype("float32")}
-    expected, output = (kit.run(config, kit.parameters(exact), kit.images) for config in (exact, half))
+    """2 %: over 12 seeds it is 0.5 to 1.9 %, of which rounding the parameters alone makes 0.4 to
+    0.6 %.
+    """
+    exact, half = (
+        kit.config(pool=pool, dtype=dtype, representation=16) for dtype in ("float32", "bfloat16")
+    )
+    assert {leaf.dtype for leaf in jax.tree.leaves(registry.abstract(half)[1])} == {
+        jnp.dtype("float32")
+    }
+    expected, output = (
+        kit.run(config, kit.parameters(exact), kit.images) for config in (exact, half)
+    )
     assert output.logits.dtype == np.float32 and output.tokens.dtype == jnp.bfloat16
     assert 0 < relative(output.logits, expected.logits) < 2e-2
 
@@ -312,7 +352,9 @@ def test_gradients_of_a_bfloat16_model_are_float32_and_close_to_those_of_a_float
 
     exact, half = gradient("float32"), gradient("bfloat16")
     assert {leaf.dtype for leaf in jax.tree.leaves(half)} == {jnp.dtype("float32")}
-    for name, value, expected in zip(patterns.names(half), *map(jax.tree.leaves, (half, exact)), strict=True):
+    for name, value, expected in zip(
+        patterns.names(half), *map(jax.tree.leaves, (half, exact)), strict=True
+    ):
         if name.endswith("qkv/bias"):
             # Softmax does not see the bias of the keys: its gradient is all rounding.
             value, expected = (np.delete(x, 1, axis=1) for x in (value, expected))
@@ -320,18 +362,26 @@ def test_gradients_of_a_bfloat16_model_are_float32_and_close_to_those_of_a_float
 
 
 def test_a_new_model_starts_as_the_official_code_does():
-    config = registry.model_config("ViT-Ti/16", depth=2, image_size=224, head_bias=-10.0, num_classes=7)
+    config = registry.model_config(
+        "ViT-Ti/16", depth=2, image_size=224, head_bias=-10.0, num_classes=7
+    )
     parameters = jax.jit(lambda key: registry.initialize(config, key))(jax.random.key(0))
-    p = dict(zip(patterns.names(parameters), map(np.asarray, jax.tree.leaves(parameters)), strict=True))
+    p = dict(
+        zip(patterns.names(parameters), map(np.asarray, jax.tree.leaves(parameters)), strict=True)
+    )
     assert {x.dtype for x in p.values()} == {np.dtype("float32")}
-    assert not p["class_token"].any() and not p["head/kernel"].any() and (p["head/bias"] == -10).all()
+    assert (
+        not p["class_token"].any() and not p["head/kernel"].any() and (p["head/bias"] == -10).all()
+    )
     assert p["position"].std() == pytest.approx(0.02, rel=0.02)
     assert p["embedding/kernel"].std() == pytest.approx((16 * 16 * 3) ** -0.5, rel=0.02)
     up = p["encoder/layers/mlp/up/kernel"]
     assert np.abs(up).max() <= (6 / (192 + 768)) ** 0.5
     assert up.std() == pytest.approx((2 / (192 + 768)) ** 0.5, rel=0.02)
     assert p["encoder/layers/mlp/up/bias"].std() == pytest.approx(1e-6, rel=0.05)
-    assert (p["encoder/layers/mlp_norm/scale"] == 1).all() and not p["encoder/layers/mlp_norm/bias"].any()
+    assert (p["encoder/layers/mlp_norm/scale"] == 1).all() and not p[
+        "encoder/layers/mlp_norm/bias"
+    ].any()
     assert not np.array_equal(up[0], up[1])
 
 
@@ -355,7 +405,11 @@ def test_without_a_head_there_are_features_and_no_logits(kit):
         ("ViT-B/16", {"dropout": 1.0}, "model.dropout = 1.0 is a probability"),
         ("ViT-B/16", {"drop_path": 1.5}, "model.drop_path = 1.5 is a probability"),
         ("ViT-B/16", {"representation": True}, "say 768, the model's width, not True"),
-        ("ViT-mu/16", {"width": 6, "position": "sincos2d"}, "sincos2d needs a model width of 8 or more"),
+        (
+            "ViT-mu/16",
+            {"width": 6, "position": "sincos2d"},
+            "sincos2d needs a model width of 8 or more",
+        ),
     ],
 )
 def test_what_is_no_model_is_an_error_that_says_so(name, options, words):

@@ -18,7 +18,9 @@ def to_steps(duration):
 
 
 def config(**fields):
-    """The default `config.optim`, but with a constant learning rate, no clipping, and what `fields` say."""
+    """The default `config.optim`, but with a constant learning rate, no clipping, and what `fields`
+    say.
+    """
     result = schema.to_config(Optim)
     result.update({"schedule": "constant", "clip": 0.0} | fields)
     return result
@@ -63,11 +65,17 @@ def vit(seed=0, depth=3, width=4):
     }
     rng = np.random.default_rng(seed)
     return jax.tree.map(
-        lambda shape: rng.standard_normal(shape).astype(np.float32), shapes, is_leaf=lambda s: isinstance(s, tuple)
+        lambda shape: rng.standard_normal(shape).astype(np.float32),
+        shapes,
+        is_leaf=lambda s: isinstance(s, tuple),
     )
 
 
 @pytest.fixture(scope="session")
 def kit():
-    """`kit.config(**fields)`, `kit.make(config, params)`, `kit.train(config, params, gradients)`, `kit.vit(seed)`, …"""
-    return SimpleNamespace(config=config, make=make, train=train, vit=vit, to_steps=to_steps, total=TOTAL)
+    """`kit.config(**fields)`, `kit.make(config, params)`, `kit.train(config, params, gradients)`,
+    `kit.vit(seed)`, …
+    """
+    return SimpleNamespace(
+        config=config, make=make, train=train, vit=vit, to_steps=to_steps, total=TOTAL
+    )

@@ -14,7 +14,9 @@ def gradients(shape, steps=4):
 
 
 def reference(start, grads, lr, b1, cap):
-    """A matrix: V = r c^T / mean(r), with r and c running means of g^2 along rows and columns, then momentum."""
+    """A matrix: V = r c^T / mean(r), with r and c running means of g^2 along rows and columns, then
+    momentum.
+    """
     p, m = start.astype(np.float64), np.zeros(start.shape)
     r, c = np.zeros(start.shape[0]), np.zeros(start.shape[1])
     for t, g in enumerate(grads, start=1):
@@ -43,9 +45,13 @@ def test_stacked_layers_are_updated_as_if_each_were_alone(kit, shape):
     config = kit.config(name="adafactor", lr=0.1)
     grads = gradients((depth, *shape), steps=3)
     start = np.zeros((depth, *shape), np.float32)
-    stacked = kit.train(config, {"layers": {"kernel": start}}, [{"layers": {"kernel": g}} for g in grads])[0][-1]
+    stacked = kit.train(
+        config, {"layers": {"kernel": start}}, [{"layers": {"kernel": g}} for g in grads]
+    )[0][-1]
     alone = {f"block{i}": {"kernel": start[i]} for i in (0, depth - 1)}
-    separate = kit.train(config, alone, [{f"block{i}": {"kernel": g[i]} for i in (0, depth - 1)} for g in grads])[0][-1]
+    separate = kit.train(
+        config, alone, [{f"block{i}": {"kernel": g[i]} for i in (0, depth - 1)} for g in grads]
+    )[0][-1]
     for i in (0, depth - 1):
         np.testing.assert_allclose(
             stacked["layers"]["kernel"][i], separate[f"block{i}"]["kernel"], rtol=1e-5, atol=1e-7
@@ -55,11 +61,15 @@ def test_stacked_layers_are_updated_as_if_each_were_alone(kit, shape):
 def test_joint_qkv_is_treated_as_three_separate_kernels(kit):
     config = kit.config(name="adafactor", lr=0.1)
     grads = gradients((48, 3, 2, 32), steps=3)
-    joint = kit.train(config, {"qkv": {"kernel": 0 * grads[0]}}, [{"qkv": {"kernel": g}} for g in grads])[0][-1]
+    joint = kit.train(
+        config, {"qkv": {"kernel": 0 * grads[0]}}, [{"qkv": {"kernel": g}} for g in grads]
+    )[0][-1]
     parts = lambda x: {name: {"kernel": x[:, i]} for i, name in enumerate("qkv")}  # noqa: E731
     separate = kit.train(config, parts(0 * grads[0]), [parts(g) for g in grads])[0][-1]
     for i, name in enumerate("qkv"):
-        np.testing.assert_allclose(joint["qkv"]["kernel"][:, i], separate[name]["kernel"], rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(
+            joint["qkv"]["kernel"][:, i], separate[name]["kernel"], rtol=1e-5, atol=1e-7
+        )
 
 
 @pytest.mark.parametrize(
@@ -84,11 +94,17 @@ def test_the_second_moment_of_a_stacked_kernel_is_two_arrays_per_layer(kit):
     params = {"layers": {"kernel": jax.ShapeDtypeStruct((12, 64, 256), np.float32)}}
     optimizer, _ = kit.make(kit.config(name="adafactor", moment_dtype="bfloat16"), params)
     state = jax.eval_shape(optimizer.init, params)
-    factored = [x for x in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, Factored)) if isinstance(x, Factored)]
+    factored = [
+        x
+        for x in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, Factored))
+        if isinstance(x, Factored)
+    ]
     assert [(x.rows.shape, x.columns.shape) for x in factored] == [((12, 64), (12, 256))]
 
 
 def test_a_gradient_of_zero_gives_a_finite_update(kit):
     params = {"kernel": np.ones((32, 32), np.float32)}
-    trajectory, _ = kit.train(kit.config(name="adafactor"), params, [{"kernel": np.zeros((32, 32), np.float32)}] * 2)
+    trajectory, _ = kit.train(
+        kit.config(name="adafactor"), params, [{"kernel": np.zeros((32, 32), np.float32)}] * 2
+    )
     np.testing.assert_array_equal(trajectory[-1]["kernel"], 1)

@@ -1,4 +1,6 @@
-"""What all optimizers share: clipping, learning rates by name and layer, weight decay, freezing; Polyak averaging."""
+"""What all optimizers share: clipping, learning rates by name and layer, weight decay, freezing;
+Polyak averaging.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +13,19 @@ from vit_jax.schema import ConfigError
 
 
 def flat(tree):
-    return dict(zip(patterns.names(tree), [np.asarray(x, np.float64) for x in jax.tree.leaves(tree)], strict=True))
+    return dict(
+        zip(
+            patterns.names(tree),
+            [np.asarray(x, np.float64) for x in jax.tree.leaves(tree)],
+            strict=True,
+        )
+    )
 
 
 def test_the_whole_chain_equals_the_formula_in_float64(kit):
-    """Plain SGD with everything on: clipping without the frozen, warm-up, rules, layer decay and weight decay."""
+    """Plain SGD with everything on: clipping without the frozen, warm-up, rules, layer decay and
+    weight decay.
+    """
     config = kit.config(
         name="sgd", b1=0.0, lr=0.1, schedule="linear", warmup="2", lr_end=0.01, clip=1.0, weight_decay=0.2,
         weight_decay_rules=(("head/kernel", 3.0), (".*kernel", 1.0)), lr_rules=(("head/.*", 5.0),),
@@ -39,10 +49,14 @@ def test_the_whole_chain_equals_the_formula_in_float64(kit):
                 rate *= 0.5**4
             elif "layers" in name:
                 rate *= layers.reshape(3, *[1] * (g.ndim - 1))
-            decay = 0.2 * (3.0 if name == "head/kernel" else 1.0 if name.endswith("kernel") else 0.0)
+            decay = 0.2 * (
+                3.0 if name == "head/kernel" else 1.0 if name.endswith("kernel") else 0.0
+            )
             p[name] = p[name] - rate * (g / max(norm, 1.0) + decay * p[name])
         for name, value in flat(ours).items():
-            np.testing.assert_allclose(value, p[name], rtol=0, atol=1e-6, err_msg=f"{name} after update {t}")
+            np.testing.assert_allclose(
+                value, p[name], rtol=0, atol=1e-6, err_msg=f"{name} after update {t}"
+            )
 
 
 def test_decay_by_schedule_ignores_the_learning_rate_and_its_rules(kit):
@@ -50,21 +64,31 @@ def test_decay_by_schedule_ignores_the_learning_rate_and_its_rules(kit):
     params, zero = kit.vit(), jax.tree.map(np.zeros_like, kit.vit())
     rules = (("head/.*", 7.0),)
     common = dict(name="sgd", lr=1e-3, schedule="linear", lr_rules=rules)
-    bv, _ = kit.train(kit.config(**common, weight_decay=0.04, weight_decay_by="schedule"), params, [zero, zero])
-    papers, _ = kit.train(kit.config(**common, weight_decay=40.0, weight_decay_by="lr"), params, [zero, zero])
+    bv, _ = kit.train(
+        kit.config(**common, weight_decay=0.04, weight_decay_by="schedule"), params, [zero, zero]
+    )
+    papers, _ = kit.train(
+        kit.config(**common, weight_decay=40.0, weight_decay_by="lr"), params, [zero, zero]
+    )
     shrunk = (1 - 0.04) * (1 - 0.04 * 0.9)
     for name in ("embedding/kernel", "encoder/layers/mlp/up/kernel"):
         np.testing.assert_allclose(flat(bv[-1])[name], shrunk * flat(params)[name], rtol=1e-6)
         np.testing.assert_allclose(flat(papers[-1])[name], shrunk * flat(params)[name], rtol=1e-6)
-    np.testing.assert_allclose(flat(bv[-1])["head/kernel"], shrunk * flat(params)["head/kernel"], rtol=1e-6)
+    np.testing.assert_allclose(
+        flat(bv[-1])["head/kernel"], shrunk * flat(params)["head/kernel"], rtol=1e-6
+    )
     faster = (1 - 7 * 0.04) * (1 - 7 * 0.04 * 0.9)
-    np.testing.assert_allclose(flat(papers[-1])["head/kernel"], faster * flat(params)["head/kernel"], rtol=1e-6)
+    np.testing.assert_allclose(
+        flat(papers[-1])["head/kernel"], faster * flat(params)["head/kernel"], rtol=1e-6
+    )
 
 
 def test_by_default_only_kernels_decay(kit):
     params, zero = kit.vit(), jax.tree.map(np.zeros_like, kit.vit())
     after = flat(kit.train(kit.config(weight_decay=0.5), params, [zero])[0][-1])
-    changed = [name for name, before in flat(params).items() if not np.array_equal(after[name], before)]
+    changed = [
+        name for name, before in flat(params).items() if not np.array_equal(after[name], before)
+    ]
     assert changed == [name for name in flat(params) if name.endswith("kernel")]
 
 
@@ -87,7 +111,9 @@ def test_stacked_layers_move_as_separate_ones_would(kit, name):
     grads = [kit.vit(1), kit.vit(2)]
     stacked, _ = kit.train(config, kit.vit(), grads)
     separate, _ = kit.train(config, apart(kit.vit()), [apart(g) for g in grads])
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), apart(stacked[-1]), separate[-1])
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), apart(stacked[-1]), separate[-1]
+    )
 
 
 @pytest.mark.parametrize("name", optim.OPTIMIZERS)
@@ -95,11 +121,15 @@ def test_frozen_parameters_stay_and_have_no_state(kit, name):
     everything_but_the_head = ("(?!head/).*",)
     config = kit.config(name=name, freeze=everything_but_the_head, weight_decay=0.1, clip=1.0)
     gradient = kit.vit(1)
-    gradient["position"] = np.full_like(gradient["position"], np.nan)  # must reach neither the norm nor the parameter
+    gradient["position"] = np.full_like(
+        gradient["position"], np.nan
+    )  # must reach neither the norm nor the parameter
     trajectory, state = kit.train(config, kit.vit(), [gradient, gradient])
     after = trajectory[-1]
     for parameter, before in flat(kit.vit()).items():
-        assert np.array_equal(flat(after)[parameter], before) != parameter.startswith("head/"), parameter
+        assert np.array_equal(flat(after)[parameter], before) != parameter.startswith("head/"), (
+            parameter
+        )
     assert np.isfinite(after["head"]["kernel"]).all()
     assert {x.shape for x in jax.tree.leaves(state)} <= {(), (4, 7), (7,)}
 
@@ -113,7 +143,9 @@ def test_clipping_leaves_small_gradients_and_zero_turns_it_off(kit):
 
 
 def test_mae_layer_decay_of_vit_l(kit):
-    """d = 0.75, 24 layers: 0.75^25 for the inputs, 0.75^(24 - i) for block i, 1 for the last norm and the head."""
+    """d = 0.75, 24 layers: 0.75^25 for the inputs, 0.75^(24 - i) for block i, 1 for the last norm
+    and the head.
+    """
     params = jax.tree.map(np.ones_like, kit.vit(depth=24))
     config = kit.config(name="sgd", lr=1.0, layer_decay=0.75)
     after = kit.train(config, jax.tree.map(np.zeros_like, params), [params])[0][-1]
@@ -123,7 +155,9 @@ def test_mae_layer_decay_of_vit_l(kit):
     for name in ("encoder/layers/attention/qkv/kernel", "encoder/layers/mlp/up/bias"):
         per_layer = moved[name].reshape(24, -1)
         np.testing.assert_allclose(
-            per_layer, np.repeat([[0.75 ** (24 - i)] for i in range(24)], per_layer.shape[1], 1), rtol=1e-6
+            per_layer,
+            np.repeat([[0.75 ** (24 - i)] for i in range(24)], per_layer.shape[1], 1),
+            rtol=1e-6,
         )
     for name in ("encoder/norm/scale", "pool/probe", "head/kernel", "head/bias"):
         np.testing.assert_allclose(moved[name], 1)
@@ -131,11 +165,17 @@ def test_mae_layer_decay_of_vit_l(kit):
 
 def test_abstract_parameters_are_enough_to_make_and_initialise(kit):
     abstract = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, kit.vit()))
-    optimizer, _ = kit.make(kit.config(layer_decay=0.9, freeze=("position",), moment_dtype="bfloat16"), abstract)
+    optimizer, _ = kit.make(
+        kit.config(layer_decay=0.9, freeze=("position",), moment_dtype="bfloat16"), abstract
+    )
     state = jax.eval_shape(optimizer.init, abstract)
     updates, after = jax.eval_shape(optimizer.update, abstract, state, abstract)
-    assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
-    assert jax.tree.map(lambda x: (x.shape, x.dtype), updates) == jax.tree.map(lambda x: (x.shape, x.dtype), abstract)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), state
+    )
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), updates) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), abstract
+    )
 
 
 def test_make_returns_the_learning_rate_over_time(kit):
@@ -150,7 +190,10 @@ def test_make_returns_the_learning_rate_over_time(kit):
     [
         (dict(name="adam"), "config.optim.name = 'adam' is not an optimizer; did you mean 'adamw'"),
         (dict(b1=1.0), "config.optim.b1 = 1.0 must be below 1"),
-        (dict(freeze=("haed/.*",)), "config.optim.freeze: the pattern 'haed/.[*]' matches no parameter.*head/"),
+        (
+            dict(freeze=("haed/.*",)),
+            "config.optim.freeze: the pattern 'haed/.[*]' matches no parameter.*head/",
+        ),
         (dict(freeze=(".*",)), "leaves no parameter to train"),
         (dict(lr_rules=(("encodr/.*", 0.1),)), "config.optim.lr_rules.*encoder/"),
         (dict(weight_decay_rules=((".*kernels", 1.0),)), "config.optim.weight_decay_rules.*kernel"),
@@ -162,14 +205,20 @@ def test_wrong_fields_are_errors_that_name_them(kit, fields, message):
 
 
 def test_layer_decay_without_layers_is_an_error(kit):
-    with pytest.raises(ConfigError, match="layer_decay needs a model with exactly one stack of layers .found: none."):
+    with pytest.raises(
+        ConfigError,
+        match="layer_decay needs a model with exactly one stack of layers .found: none.",
+    ):
         kit.make(kit.config(layer_decay=0.9), {"head": {"kernel": np.zeros((2, 2), np.float32)}})
 
 
 def test_no_option_of_the_schema_is_unread(kit):
     class Spy:
         def __init__(self, config):
-            self.config, self.read = config, {"ema"}  # `ema` is read by the train step, which calls `ema_update`
+            self.config, self.read = (
+                config,
+                {"ema"},
+            )  # `ema` is read by the train step, which calls `ema_update`
 
         def __getattr__(self, name):
             self.read.add(name)
@@ -197,4 +246,6 @@ def test_ema_follows_the_formula_and_forgets_the_start(kit):
 
 def test_ema_of_a_constant_is_that_constant_bit_for_bit(kit):
     params = kit.vit()
-    jax.tree.map(np.testing.assert_array_equal, optim.ema_update(params, params, 0.9999, 10**6), params)
+    jax.tree.map(
+        np.testing.assert_array_equal, optim.ema_update(params, params, 0.9999, 10**6), params
+    )

@@ -24,7 +24,9 @@ def adamw(p, grads, config, keep):
     for t, g in enumerate(grads, start=1):
         m = config.b1 * m + (1 - config.b1) * g
         v = config.b2 * v + (1 - config.b2) * g**2
-        p = p - config.lr * (m / (1 - config.b1**t)) / (np.sqrt(v / (1 - config.b2**t)) + config.eps)
+        p = p - config.lr * (m / (1 - config.b1**t)) / (
+            np.sqrt(v / (1 - config.b2**t)) + config.eps
+        )
         m = keep(m)
         yield p
 
@@ -72,7 +74,9 @@ def test_six_updates_equal_the_formula(kit, name, moment_dtype):
     start, grads = np.ones((3, 5), np.float32), gradients(6)
     trajectory, _ = kit.train(config, {"kernel": start}, [{"kernel": g} for g in grads])
     keep = bf16 if moment_dtype == "bfloat16" else np.asarray
-    expected = REFERENCES[name](start.astype(np.float64), [g.astype(np.float64) for g in grads], config, keep)
+    expected = REFERENCES[name](
+        start.astype(np.float64), [g.astype(np.float64) for g in grads], config, keep
+    )
     for ours, theirs in zip(trajectory, expected, strict=True):
         np.testing.assert_allclose(ours["kernel"], theirs, rtol=0, atol=5e-7)
 
@@ -103,7 +107,10 @@ def test_adamw_equals_torch(kit):
 
 def test_sgd_with_clipping_equals_torch(kit):
     config = kit.config(name="sgd", lr=0.03, b1=0.9, clip=1.0)
-    start, grads = gradients(1)[0], [g * scale for g, scale in zip(gradients(5), (1, 0.01, 5, 0.1, 1), strict=True)]
+    start, grads = (
+        gradients(1)[0],
+        [g * scale for g, scale in zip(gradients(5), (1, 0.01, 5, 0.1, 1), strict=True)],
+    )
     ours = kit.train(config, {"kernel": start}, [{"kernel": g} for g in grads])[0][-1]["kernel"]
     theirs = torch.nn.Parameter(torch.tensor(start))
     optimizer = torch.optim.SGD([theirs], lr=0.03, momentum=0.9)

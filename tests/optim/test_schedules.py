@@ -12,7 +12,9 @@ from vit_jax.schema import ConfigError
 
 def relative(kit, total_steps, **fields):
     def to_steps(duration):
-        return steps(duration, batch_size=4096, examples_per_epoch=1_281_167, total_steps=total_steps)
+        return steps(
+            duration, batch_size=4096, examples_per_epoch=1_281_167, total_steps=total_steps
+        )
 
     return optim.schedule(kit.config(**fields), total_steps=total_steps, to_steps=to_steps)
 
@@ -27,11 +29,15 @@ def test_fine_tuning_cosine_rises_for_500_steps_and_ends_at_zero(kit):
     last = 0.5 * (1 + math.cos(math.pi * 19_499 / 19_500))
     values = at(schedule, [0, 1, 250, 500, half_way, 500 + 19_500 // 4, 19_999, 20_000, 30_000])
     quarter = 0.5 * (1 + math.cos(math.pi / 4))
-    np.testing.assert_allclose(values, [0, 1 / 500, 0.5, 1, 0.5, quarter, last, 0, 0], rtol=1e-5, atol=2e-7)
+    np.testing.assert_allclose(
+        values, [0, 1 / 500, 0.5, 1, 0.5, quarter, last, 0, 0], rtol=1e-5, atol=2e-7
+    )
 
 
 def test_pre_training_linear_ends_at_an_absolute_learning_rate(kit):
-    schedule = relative(kit, 517_800, lr=8e-4, schedule="linear", warmup="10_000 steps", lr_end=1e-5)
+    schedule = relative(
+        kit, 517_800, lr=8e-4, schedule="linear", warmup="10_000 steps", lr_end=1e-5
+    )
     e = 1e-5 / 8e-4
     values = at(schedule, [0, 5_000, 10_000, 263_900, 517_800, 600_000])
     # Warm-up multiplies a shape that has not begun to fall.
@@ -45,7 +51,13 @@ def test_cosine_with_an_end_stays_above_it(kit):
 
 def test_rsqrt_of_scaling_vit_warms_up_decays_and_cools_down(kit):
     schedule = relative(
-        kit, 1_000_000, lr=8e-4, schedule="rsqrt", warmup="10_000", timescale="10_000", cooldown="50_000"
+        kit,
+        1_000_000,
+        lr=8e-4,
+        schedule="rsqrt",
+        warmup="10_000",
+        timescale="10_000",
+        cooldown="50_000",
     )
     counts = [0, 5_000, 10_000, 20_000, 40_000, 950_000, 975_000, 1_000_000]
     # 1/sqrt(1 + (t - 10k)/10k) = 1/sqrt(t/10k).
@@ -55,7 +67,9 @@ def test_rsqrt_of_scaling_vit_warms_up_decays_and_cools_down(kit):
 
 def test_constant_is_one_between_warmup_and_cooldown_in_any_unit(kit):
     schedule = relative(kit, 1000, schedule="constant", warmup="10%", cooldown="819_200 examples")
-    np.testing.assert_allclose(at(schedule, [0, 50, 100, 800, 900, 1000]), [0, 0.5, 1, 1, 0.5, 0], rtol=1e-6)
+    np.testing.assert_allclose(
+        at(schedule, [0, 50, 100, 800, 900, 1000]), [0, 0.5, 1, 1, 0.5, 0], rtol=1e-6
+    )
 
 
 def test_without_warmup_the_first_update_has_the_peak(kit):

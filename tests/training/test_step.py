@@ -1,4 +1,6 @@
-"""The train step on eight simulated devices: every mesh computes the same, holds only its share, and compiles once."""
+"""The train step on eight simulated devices: every mesh computes the same, holds only its share,
+and compiles once.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -21,11 +23,21 @@ MESHES = {
 
 def make_config(**overrides):
     config = default_config()
-    config.model.update({"name": "ViT-mu/8", "width": 64, "depth": 2, "heads": 4, "mlp_dim": 128, "head_init": "normal"})
+    config.model.update(
+        {
+            "name": "ViT-mu/8",
+            "width": 64,
+            "depth": 2,
+            "heads": 4,
+            "mlp_dim": 128,
+            "head_init": "normal",
+        }
+    )
     config.update_from_flattened_dict({
         "data.image_size": 16, "batch_size": 16, "duration": "100 steps", "optim.weight_decay": 0.1, "augment.mixup": 0.2,
         "mesh.fsdp_min_size": 256, "optim.ema": 0.9,
-        # The bias of the keys has no gradient but rounding (softmax does not see it): a small epsilon would let Adam blow it up.
+        # The bias of the keys has no gradient but rounding (softmax does not see it): a small
+        # epsilon would let Adam blow it up.
         "optim.eps": 1e-4,
     })  # fmt: skip
     config.update_from_flattened_dict(overrides)
@@ -75,7 +87,9 @@ def test_every_mesh_trains_the_same_parameters_as_one_device(on_one_device, size
     assert_close(first, expected_first, 0)
     assert_close(jax.device_get(state.params), jax.device_get(expected.params), 1e-5)
     assert_close(jax.device_get(state.ema), jax.device_get(expected.ema), 1e-5)
-    np.testing.assert_allclose([m["loss"] for m in metrics], [m["loss"] for m in expected_metrics], rtol=1e-5)
+    np.testing.assert_allclose(
+        [m["loss"] for m in metrics], [m["loss"] for m in expected_metrics], rtol=1e-5
+    )
     assert step._cache_size() == 1
 
 
@@ -86,34 +100,53 @@ def test_parameters_and_optimizer_state_are_cut(name, share):
     state = assemble(config, num_classes=10, examples_per_epoch=160).abstract_state(mesh)
 
     def bytes_on_a_device(tree):
-        return sum(np.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+        return sum(
+            np.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+            for x in jax.tree.leaves(tree)
+        )
 
     def bytes_in_all(tree):
         return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
-    large = [p for p in jax.tree.leaves(state.params["encoder"]["layers"]) if p.ndim > 2 and p.size > 1024]
+    large = [
+        p
+        for p in jax.tree.leaves(state.params["encoder"]["layers"])
+        if p.ndim > 2 and p.size > 1024
+    ]
     assert bytes_on_a_device(large) * share == bytes_in_all(large)
     # Adam's two moments and the average lie as the parameters do; what is not cut is small.
     per_copy = bytes_on_a_device(state.params)
-    assert bytes_on_a_device((state.params, state.opt_state, state.ema)) == pytest.approx(4 * per_copy, rel=0.01)
+    assert bytes_on_a_device((state.params, state.opt_state, state.ema)) == pytest.approx(
+        4 * per_copy, rel=0.01
+    )
     assert per_copy < 1.6 * bytes_in_all(state.params) / share
 
 
 def test_accumulated_gradients_are_those_of_the_whole_batch(on_one_device):
     _, state, metrics, _ = run(make_config(accumulate=4), dict(data=2, fsdp=2, tensor=1))
     assert_close(jax.device_get(state.params), jax.device_get(on_one_device[1].params), 1e-5)
-    np.testing.assert_allclose([m["loss"] for m in metrics], [m["loss"] for m in on_one_device[2]], rtol=1e-5)
+    np.testing.assert_allclose(
+        [m["loss"] for m in metrics], [m["loss"] for m in on_one_device[2]], rtol=1e-5
+    )
 
 
 def test_the_first_update_is_zero_while_the_rate_warms_up():
-    first, state, metrics, _ = run(make_config(**{"optim.warmup": "10 steps"}), dict(data=1, fsdp=1, tensor=1), steps=1)
+    first, state, metrics, _ = run(
+        make_config(**{"optim.warmup": "10 steps"}), dict(data=1, fsdp=1, tensor=1), steps=1
+    )
     assert_close(first, jax.device_get(state.params), 0)
-    assert metrics[0]["learning_rate"] == 0 and metrics[0]["update_norm"] == 0 and metrics[0]["gradient_norm"] > 0
+    assert (
+        metrics[0]["learning_rate"] == 0
+        and metrics[0]["update_norm"] == 0
+        and metrics[0]["gradient_norm"] > 0
+    )
 
 
 @pytest.fixture(scope="module")
 def poisoned():
-    """`poisoned(policy)`: a compiled step, a good state, and the same with a NaN in the position embedding."""
+    """`poisoned(policy)`: a compiled step, a good state, and the same with a NaN in the position
+    embedding.
+    """
 
     def make(policy):
         config = make_config(nonfinite=policy)
@@ -137,10 +170,19 @@ def test_a_step_that_is_not_finite_changes_nothing_but_its_record(poisoned, poli
     step, good = poisoned(policy)
     (batch,) = make_batches(1)
     bad, _ = step(with_nan(good), batch)
-    assert int(bad.step) == 1 and int(bad.health.first_bad_step) == 0 and int(bad.health.skipped) == 1
+    assert (
+        int(bad.step) == 1 and int(bad.health.first_bad_step) == 0 and int(bad.health.skipped) == 1
+    )
     assert bad.health.bad_tensors.all()
     assert_close(jax.device_get(bad.opt_state), jax.device_get(good.opt_state), 0)
     # The next step is good again: `skip` goes on, `stop` waits for the host to see what happened.
     after, _ = step(bad.replace(params=good.params), batch)
-    moved = any((a != b).any() for a, b in zip(*map(jax.tree.leaves, (after.params, good.params)), strict=True))
-    assert moved == (policy == "skip") and int(after.health.in_a_row) == 0 and int(after.health.skipped) == 1
+    moved = any(
+        (a != b).any()
+        for a, b in zip(*map(jax.tree.leaves, (after.params, good.params)), strict=True)
+    )
+    assert (
+        moved == (policy == "skip")
+        and int(after.health.in_a_row) == 0
+        and int(after.health.skipped) == 1
+    )

@@ -1,8 +1,9 @@
 """Random changes to a batch of training images, made on the devices inside the compiled step.
 
-Lives here: the order of augmentation, flip, colour jitter, normalisation, random erasing, mixup and cutmix. RandAugment
-is in `randaugment.py`; cutting images out of files is the host's work, in `decode.py`. Everything is a pure function of
-its arguments, works on the whole batch, and gives the same result however the batch is sharded.
+Lives here: the order of augmentation, flip, colour jitter, normalisation, random erasing, mixup and
+cutmix. RandAugment is in `randaugment.py`; cutting images out of files is the host's work, in
+`decode.py`. Everything is a pure function of its arguments, works on the whole batch, and gives the
+same result however the batch is sharded.
 """
 
 import math
@@ -31,7 +32,8 @@ def augment(
     Args:
       images: (B, H, W, 3) uint8.
       labels: (B, K) float32, one-hot or multi-hot.
-      key: random key; each operation has a sub-key, so switching one off leaves the draws of the others as they are.
+      key: random key; each operation has a sub-key, so switching one off leaves the draws of the
+        others as they are.
       config: the section `config.augment`; its fields are explained in `vit_jax.config.Augment`.
       mean, std: three numbers each, of RGB in [0, 1].
       dtype: of the images returned; all arithmetic is float32.
@@ -40,12 +42,16 @@ def augment(
       images (B, H, W, 3) of `dtype` and labels (B, K) float32.
     """
     if images.dtype != jnp.uint8:
-        raise ValueError(f"augment takes uint8 images, not {images.dtype}: pass them as the loader yields them")
+        raise ValueError(
+            f"augment takes uint8 images, not {images.dtype}: pass them as the loader yields them"
+        )
     flip_key, randaugment_key, jitter_key, erase_key, mix_key = jax.random.split(key, 5)
     if config.flip:
         images = flip(images, flip_key)
     if config.randaugment_layers:
-        images = randaugment(images, randaugment_key, config.randaugment_layers, config.randaugment_magnitude)
+        images = randaugment(
+            images, randaugment_key, config.randaugment_layers, config.randaugment_magnitude
+        )
     if config.color_jitter:
         images = color_jitter(images, jitter_key, config.color_jitter)
     images = normalize(images, mean, std, jnp.float32)
@@ -79,9 +85,9 @@ def flip(images: jax.Array, key: jax.Array) -> jax.Array:
 def color_jitter(images: jax.Array, key: jax.Array, strength: float) -> jax.Array:
     """Changes brightness, contrast and saturation of each image, in this order.
 
-    As torchvision's ColorJitter, which also shuffles the order: brightness blends with black, contrast with the mean
-    grey of the image, saturation with each pixel's grey, by factors uniform in [max(0, 1 - s), 1 + s]; values are
-    clipped after each.
+    As torchvision's ColorJitter, which also shuffles the order: brightness blends with black,
+    contrast with the mean grey of the image, saturation with each pixel's grey, by factors uniform
+    in [max(0, 1 - s), 1 + s]; values are clipped after each.
 
     Args:
       images: (B, H, W, 3) uint8, or float in [0, 255].
@@ -92,7 +98,9 @@ def color_jitter(images: jax.Array, key: jax.Array, strength: float) -> jax.Arra
       (B, H, W, 3) float32 in [0, 255], not rounded.
     """
     shape = (3, images.shape[0], 1, 1, 1)
-    light, contrast, saturation = jax.random.uniform(key, shape, minval=max(0.0, 1 - strength), maxval=1 + strength)
+    light, contrast, saturation = jax.random.uniform(
+        key, shape, minval=max(0.0, 1 - strength), maxval=1 + strength
+    )
 
     def blend(start, images, factor):
         return jnp.clip(start + factor * (images - start), 0, 255)
@@ -103,11 +111,12 @@ def color_jitter(images: jax.Array, key: jax.Array, strength: float) -> jax.Arra
 
 
 def erase(images: jax.Array, key: jax.Array, probability: float) -> jax.Array:
-    """Replaces a random box of each image by standard normal noise, each image with the given probability.
+    """Replaces a random box of each image by standard normal noise, each image with the given
+    probability.
 
-    Random Erasing (arXiv:1708.04896) as timm's mode 'pixel' does it: the box covers 2 to 33 % of the image, its aspect
-    ratio is log-uniform in [0.3, 1/0.3]; sizes are drawn again, up to 10 times, until the box fits; an image for which
-    none fits stays whole.
+    Random Erasing (arXiv:1708.04896) as timm's mode 'pixel' does it: the box covers 2 to 33 % of
+    the image, its aspect ratio is log-uniform in [0.3, 1/0.3]; sizes are drawn again, up to 10
+    times, until the box fits; an image for which none fits stays whole.
 
     Args:
       images: (B, H, W, C) float, normalised.
@@ -117,9 +126,15 @@ def erase(images: jax.Array, key: jax.Array, probability: float) -> jax.Array:
     batch, height, width, _ = images.shape
     chosen_key, area_key, aspect_key, top_key, left_key, noise_key = jax.random.split(key, 6)
     attempts = (batch, ERASING_ATTEMPTS)
-    area = height * width * jax.random.uniform(area_key, attempts, minval=ERASED_AREA[0], maxval=ERASED_AREA[1])
+    area = (
+        height
+        * width
+        * jax.random.uniform(area_key, attempts, minval=ERASED_AREA[0], maxval=ERASED_AREA[1])
+    )
     log_aspect = [math.log(a) for a in ERASED_ASPECT]
-    aspect = jnp.exp(jax.random.uniform(aspect_key, attempts, minval=log_aspect[0], maxval=log_aspect[1]))
+    aspect = jnp.exp(
+        jax.random.uniform(aspect_key, attempts, minval=log_aspect[0], maxval=log_aspect[1])
+    )
     tall = jnp.round(jnp.sqrt(area * aspect)).astype(jnp.int32)
     wide = jnp.round(jnp.sqrt(area / aspect)).astype(jnp.int32)
     fits = (tall < height) & (wide < width)
@@ -129,15 +144,21 @@ def erase(images: jax.Array, key: jax.Array, probability: float) -> jax.Array:
     left = jax.random.randint(left_key, (batch,), 0, width - wide + 1)
     chosen = jax.random.bernoulli(chosen_key, probability, (batch,)) & fits.any(axis=1)
     box = _box(images.shape[1:3], top, top + tall, left, left + wide) & chosen[:, None, None]
-    return jnp.where(box[..., None], jax.random.normal(noise_key, images.shape, images.dtype), images)
+    return jnp.where(
+        box[..., None], jax.random.normal(noise_key, images.shape, images.dtype), images
+    )
 
 
-def own_share(key: jax.Array, size: tuple[int, int], mixup: float, cutmix: float, switch: float) -> jax.Array:
-    """How much of its own value each pixel keeps when the images of a batch are mixed; drawn once for the batch.
+def own_share(
+    key: jax.Array, size: tuple[int, int], mixup: float, cutmix: float, switch: float
+) -> jax.Array:
+    """How much of its own value each pixel keeps when the images of a batch are mixed; drawn once
+    for the batch.
 
-    mixup (arXiv:1710.09412, as in big_vision): a everywhere, with a ~ Beta(p, p), then the larger of a and 1 - a.
-    cutmix (arXiv:1905.04899): 0 in a box, 1 outside. The box has the sides of the image times sqrt(1 - a), with
-    a ~ Beta(p, p), and a centre that is uniform over the pixels; it is cut off at the border.
+    mixup (arXiv:1710.09412, as in big_vision): a everywhere, with a ~ Beta(p, p), then the larger
+    of a and 1 - a. cutmix (arXiv:1905.04899): 0 in a box, 1 outside. The box has the sides of the
+    image times sqrt(1 - a), with a ~ Beta(p, p), and a centre that is uniform over the pixels; it
+    is cut off at the border.
 
     Args:
       key: random key.
@@ -165,7 +186,8 @@ def own_share(key: jax.Array, size: tuple[int, int], mixup: float, cutmix: float
 
 
 def mix(images: jax.Array, labels: jax.Array, own: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Mixes every example with the one before it (the first with the last), labels by as much as pixels.
+    """Mixes every example with the one before it (the first with the last), labels by as much as
+    pixels.
 
     Args:
       images: (B, H, W, C) float.
@@ -185,7 +207,9 @@ def _grey(images: jax.Array) -> jax.Array:
 
 
 def _box(size: tuple[int, int], top, bottom, left, right) -> jax.Array:
-    """(B, H, W) bool: true in the box of each of the B bounds; bounds outside the image are cut off."""
+    """(B, H, W) bool: true in the box of each of the B bounds; bounds outside the image are cut
+    off.
+    """
     y, x = jnp.arange(size[0]), jnp.arange(size[1])
     rows = (y >= top[:, None]) & (y < bottom[:, None])
     columns = (x >= left[:, None]) & (x < right[:, None])

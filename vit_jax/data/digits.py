@@ -1,4 +1,6 @@
-"""The 1,797 hand-written digits (8 × 8 pixels, 10 classes) that come with scikit-learn: real, and no download."""
+"""The 1,797 hand-written digits (8 × 8 pixels, 10 classes) that come with scikit-learn: real, and
+no download.
+"""
 
 import dataclasses
 
@@ -12,7 +14,9 @@ _TEST_SHARE = 0.2
 
 @dataclasses.dataclass(frozen=True)
 class Digits:
-    """Some of the digits: `images` (n, 8, 8, 3) uint8, `labels` (n,), `ids` (n,) their numbers in scikit-learn."""
+    """Some of the digits: `images` (n, 8, 8, 3) uint8, `labels` (n,), `ids` (n,) their numbers in
+    scikit-learn.
+    """
 
     images: np.ndarray
     labels: np.ndarray

@@ -1,9 +1,10 @@
-"""Your own images: a folder of class folders, or a CSV file. Nothing but names is read before an image is asked for.
+"""Your own images: a folder of class folders, or a CSV file. Nothing but names is read before an
+image is asked for.
 
-A folder holds either train/ and test/ (or val/, or validation/), each with one sub-folder per class, or the class
-sub-folders alone. A CSV file has the columns `path` (relative to its folder) and `label` (class numbers, or names), and
-if you like `split`. A file classes.txt beside it, one name a line, fixes the classes; otherwise they are those that
-occur.
+A folder holds either train/ and test/ (or val/, or validation/), each with one sub-folder per
+class, or the class sub-folders alone. A CSV file has the columns `path` (relative to its folder)
+and `label` (class numbers, or names), and if you like `split`. A file classes.txt beside it, one
+name a line, fixes the classes; otherwise they are those that occur.
 """
 
 import csv
@@ -20,7 +21,11 @@ from vit_jax.data.record import BadImage, Record
 from vit_jax.schema import ConfigError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
-_HELD_OUT = ("test", "val", "validation")  # what 'test' may be called in a folder, the first that is there
+_HELD_OUT = (
+    "test",
+    "val",
+    "validation",
+)  # what 'test' may be called in a folder, the first that is there
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,11 +68,13 @@ class _Table:
 def open_folder(config_data, split: str) -> ImageFiles:
     """Opens a folder of class folders or a CSV file at `config_data.path`.
 
-    Without splits of its own, the share `config_data.holdout` becomes 'test', the rest 'train'. On which side an image
-    falls depends on its relative path alone, so new images move no old one.
+    Without splits of its own, the share `config_data.holdout` becomes 'test', the rest 'train'. On
+    which side an image falls depends on its relative path alone, so new images move no old one.
     """
     if not config_data.path:
-        raise ConfigError("config.data.path is empty: 'folder' needs a folder of class folders, or a CSV file")
+        raise ConfigError(
+            "config.data.path is empty: 'folder' needs a folder of class folders, or a CSV file"
+        )
     path = pathlib.Path(config_data.path).expanduser()
     if path.is_file():
         table = _read_csv(path, config_data.holdout)
@@ -76,7 +83,9 @@ def open_folder(config_data, split: str) -> ImageFiles:
     else:
         raise ConfigError(f"config.data.path = {str(path)!r} does not exist")
     if len(table.classes) < 2:
-        raise ConfigError(f"{path} has only one class, {table.classes[0]!r}: a classifier needs two or more")
+        raise ConfigError(
+            f"{path} has only one class, {table.classes[0]!r}: a classifier needs two or more"
+        )
     sizes = {name: len(images) for name, images in table.splits.items()}
     parts = splits.select(split, sizes, str(path))
     images = [image for name, start, stop in parts for image in table.splits[name][start:stop]]
@@ -85,7 +94,8 @@ def open_folder(config_data, split: str) -> ImageFiles:
 
 
 def _read_folder(root: pathlib.Path, holdout: float) -> _Table:
-    # A split's folder has class folders in it; a class that happens to be called 'train' has images.
+    # A split's folder has class folders in it; a class that happens to be called 'train' has
+    # images.
     found = [name for name in ("train", *_HELD_OUT) if _subfolders(root / name)]
     if not found:
         classes, images = _class_folders(root, root, ())
@@ -101,13 +111,19 @@ def _read_folder(root: pathlib.Path, holdout: float) -> _Table:
 
 
 def _class_folders(folder: pathlib.Path, root: pathlib.Path, classes: tuple[str, ...]):
-    """The classes (those given, or the sub-folders) and (path from the root, label) of all images in their folders."""
+    """The classes (those given, or the sub-folders) and (path from the root, label) of all images
+    in their folders.
+    """
     names = tuple(_subfolders(folder))
     if not names:
-        raise ConfigError(f"{folder} has no sub-folders: each class needs one, with its images in it")
+        raise ConfigError(
+            f"{folder} has no sub-folders: each class needs one, with its images in it"
+        )
     unknown = sorted(set(names) - set(classes)) if classes else []
     if unknown:
-        raise ConfigError(f"{folder} has the class folder {unknown[0]!r}, which the training images lack")
+        raise ConfigError(
+            f"{folder} has the class folder {unknown[0]!r}, which the training images lack"
+        )
     images = []
     for label, name in enumerate(classes or names):
         files = _image_files(folder / name)
@@ -121,7 +137,9 @@ def _subfolders(folder: pathlib.Path) -> list[str]:
     if not folder.is_dir():
         return []
     with os.scandir(folder) as entries:
-        names = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+        names = [
+            entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")
+        ]
     return sorted(names, key=_natural)
 
 
@@ -129,13 +147,19 @@ def _image_files(folder: pathlib.Path) -> list[pathlib.Path]:
     """The image files in `folder` and below."""
     found = []
     for where, _, names in os.walk(folder, followlinks=True):
-        found += [os.path.join(where, name) for name in names if name.lower().endswith(SUFFIXES) and name[0] != "."]
+        found += [
+            os.path.join(where, name)
+            for name in names
+            if name.lower().endswith(SUFFIXES) and name[0] != "."
+        ]
     return [pathlib.Path(path) for path in sorted(found, key=_natural)]
 
 
 def _natural(name: str) -> tuple:
     """A sorting key by which 'class2' comes before 'class10'."""
-    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)), name
+    return tuple(
+        (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
+    ), name
 
 
 def _hold_out(images: list[tuple[str, int]], share: float) -> dict[str, list[tuple[str, int]]]:
@@ -153,11 +177,15 @@ def _read_csv(path: pathlib.Path, holdout: float) -> _Table:
         reader = csv.DictReader(file)
         header = reader.fieldnames or []
         if not {"path", "label"} <= set(header):
-            raise ConfigError(f"{path} must begin with the column names path and label, not {','.join(header)!r}")
+            raise ConfigError(
+                f"{path} must begin with the column names path and label, not {','.join(header)!r}"
+            )
         for row in reader:
             if None in row or None in row.values() or not row["path"] or not row["label"]:
                 where = f"{path}, line {reader.line_num}"
-                raise ConfigError(f"{where}: {len(header)} values are needed, path and label not empty")
+                raise ConfigError(
+                    f"{where}: {len(header)} values are needed, path and label not empty"
+                )
             rows.append((reader.line_num, row))
     if not rows:
         raise ConfigError(f"{path} lists no images")
@@ -171,7 +199,9 @@ def _read_csv(path: pathlib.Path, holdout: float) -> _Table:
     return _Table(path.parent, classes, members)
 
 
-def _csv_labels(path: pathlib.Path, rows: list[tuple[int, dict]]) -> tuple[tuple[str, ...], list[int]]:
+def _csv_labels(
+    path: pathlib.Path, rows: list[tuple[int, dict]]
+) -> tuple[tuple[str, ...], list[int]]:
     """The classes, and the class of every row."""
     texts = [row["label"].strip() for _, row in rows]
     numbered = all(re.fullmatch(r"-?\d+", text) for text in texts)
@@ -188,7 +218,11 @@ def _csv_labels(path: pathlib.Path, rows: list[tuple[int, dict]]) -> tuple[tuple
     for (line, _), text in zip(rows, texts, strict=True):
         label = int(text) if numbered else index.get(text, -1)
         if not 0 <= label < len(classes):
-            known = f"there are {len(classes)} classes, 0 to {len(classes) - 1}" if numbered else f"see {given}"
+            known = (
+                f"there are {len(classes)} classes, 0 to {len(classes) - 1}"
+                if numbered
+                else f"see {given}"
+            )
             raise ConfigError(f"{path}, line {line}: the label {text!r} is out of range: {known}")
         labels.append(label)
     return classes, labels

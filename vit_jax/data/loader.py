@@ -1,4 +1,5 @@
-"""Batches on their way to the devices: who builds which rows, ahead of time, in threads or worker processes.
+"""Batches on their way to the devices: who builds which rows, ahead of time, in threads or worker
+processes.
 
 What a row holds is decided in `batches.py`.
 """
@@ -22,11 +23,14 @@ from vit_jax.schema import ConfigError
 __all__ = ["Batches", "batch_indices", "eval_batches", "local_rows", "train_batches"]
 
 
-def train_batches(source: Source, config, sharding: NamedSharding, *, start_step: int, stop_step: int) -> "Batches":
-    """The batches of steps `start_step` to `stop_step - 1`, B = `config.batch_size` examples each over all processes.
+def train_batches(
+    source: Source, config, sharding: NamedSharding, *, start_step: int, stop_step: int
+) -> "Batches":
+    """The batches of steps `start_step` to `stop_step - 1`, B = `config.batch_size` examples each
+    over all processes.
 
-    They depend on (`config.seed`, step) alone: not on the number of devices, processes or threads, nor on where a run
-    started.
+    They depend on (`config.seed`, step) alone: not on the number of devices, processes or threads,
+    nor on where a run started.
 
     Args:
       source: the examples.
@@ -34,10 +38,12 @@ def train_batches(source: Source, config, sharding: NamedSharding, *, start_step
       sharding: of the batch dimension, the first one of every array.
 
     Returns:
-      An iterator of {"image": (B, S, S, 3) uint8, "label": (B,) int32, or (B, classes) float32 if multi-label}.
+      An iterator of {"image": (B, S, S, 3) uint8, "label": (B,) int32, or (B, classes) float32 if
+      multi-label}.
 
     Raises:
-      ConfigError: the batch cannot be cut evenly, or the crop is larger than the image it is cut from.
+      ConfigError: the batch cannot be cut evenly, or the crop is larger than the image it is cut
+        from.
     """
     decode.check_crops(config.data)
     rows = local_rows(sharding, config.batch_size, "config.batch_size")
@@ -45,12 +51,15 @@ def train_batches(source: Source, config, sharding: NamedSharding, *, start_step
     return Batches(blocks, range(start_step, stop_step), config.data, sharding)
 
 
-def eval_batches(source: Source, config, sharding: NamedSharding, batch_size: int | None = None) -> "Batches":
+def eval_batches(
+    source: Source, config, sharding: NamedSharding, batch_size: int | None = None
+) -> "Batches":
     """Batches with every example once, in order, the last one padded.
 
     Args:
       source, config, sharding: as for `train_batches`.
-      batch_size: over all processes; by default `config.eval.batch_size`, or `config.batch_size` where that is 0.
+      batch_size: over all processes; by default `config.eval.batch_size`, or `config.batch_size`
+        where that is 0.
 
     Returns:
       An iterator of {"image", "label", "mask": (B,) float32, 0 for padding}.
@@ -63,28 +72,40 @@ def eval_batches(source: Source, config, sharding: NamedSharding, batch_size: in
 
 
 class Batches(Iterator[dict[str, jax.Array]]):
-    """An iterator of global batches that are prepared ahead. Close it, or use it in a `with` statement: it has threads.
+    """An iterator of global batches that are prepared ahead. Close it, or use it in a `with`
+    statement: it has threads.
 
     Attributes:
       wait_seconds: how long `next` has waited for the host, in total.
-      bad_images: name → reason of the unreadable training images that this process has met and replaced.
+      bad_images: name → reason of the unreadable training images that this process has met and
+        replaced.
     """
 
-    def __init__(self, blocks: TrainBatches | EvalBatches, steps: range, config_data, sharding: NamedSharding):
+    def __init__(
+        self, blocks: TrainBatches | EvalBatches, steps: range, config_data, sharding: NamedSharding
+    ):
         self.wait_seconds = 0.0
         self.bad_images: dict[str, str] = {}
         self._max_bad_images = config_data.max_bad_images
         self._iterator = iter(())
         if not steps:
             return
-        options = grain.ReadOptions(num_threads=config_data.threads, prefetch_buffer_size=config_data.threads)
+        options = grain.ReadOptions(
+            num_threads=config_data.threads, prefetch_buffer_size=config_data.threads
+        )
         dataset = grain.MapDataset.source(blocks)[steps.start : steps.stop].to_iter_dataset(options)
         if config_data.processes:
-            if not flags.FLAGS.is_parsed():  # Grain hands its flags to its workers, and a library call has parsed none
+            if (
+                not flags.FLAGS.is_parsed()
+            ):  # Grain hands its flags to its workers, and a library call has parsed none
                 flags.FLAGS.mark_as_parsed()
-            dataset = dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=config_data.processes))
+            dataset = dataset.mp_prefetch(
+                grain.MultiprocessingOptions(num_workers=config_data.processes)
+            )
         dataset = dataset.map(lambda block: _to_devices(block, blocks, sharding))
-        self._iterator = iter(ThreadPrefetchIterDataset(dataset, prefetch_buffer_size=config_data.prefetch))
+        self._iterator = iter(
+            ThreadPrefetchIterDataset(dataset, prefetch_buffer_size=config_data.prefetch)
+        )
         self._iterator.start_prefetch()  # the first batches are made while the caller compiles
 
     def __next__(self) -> dict[str, jax.Array]:
@@ -123,30 +144,45 @@ class Batches(Iterator[dict[str, jax.Array]]):
         self.close()
 
 
-def local_rows(sharding: NamedSharding, batch_size: int, what: str = "the batch size") -> np.ndarray:
+def local_rows(
+    sharding: NamedSharding, batch_size: int, what: str = "the batch size"
+) -> np.ndarray:
     """The rows of a global batch that this process's devices hold, (n,) int64, rising.
 
     Raises:
-      ConfigError: `batch_size`, called `what`, is not divisible by the number of parts the batch is cut into.
+      ConfigError: `batch_size`, called `what`, is not divisible by the number of parts the batch is
+        cut into.
     """
     axes = sharding.spec[0] if len(sharding.spec) else None
     axes = (axes,) if isinstance(axes, str) else axes or ()
     parts = math.prod(sharding.mesh.shape[axis] for axis in axes)
     if batch_size % parts:
-        raise ConfigError(f"{what} = {batch_size} is not divisible by {parts}, the number of parts a batch is cut into")
-    held = (np.arange(batch_size)[rows] for (rows,) in sharding.addressable_devices_indices_map((batch_size,)).values())
+        raise ConfigError(
+            f"{what} = {batch_size} is not divisible by {parts}, the number of parts a batch is cut into"
+        )
+    held = (
+        np.arange(batch_size)[rows]
+        for (rows,) in sharding.addressable_devices_indices_map((batch_size,)).values()
+    )
     return np.unique(np.concatenate(list(held)))
 
 
-def _to_devices(block: dict, blocks: TrainBatches | EvalBatches, sharding: NamedSharding) -> tuple[dict, tuple]:
+def _to_devices(
+    block: dict, blocks: TrainBatches | EvalBatches, sharding: NamedSharding
+) -> tuple[dict, tuple]:
     """Global arrays of this process's rows, and the bad images among them."""
     arrays = {name: _global_array(block[name], blocks, sharding) for name in block if name != "bad"}
     return arrays, block["bad"]
 
 
-def _global_array(local: np.ndarray, blocks: TrainBatches | EvalBatches, sharding: NamedSharding) -> jax.Array:
+def _global_array(
+    local: np.ndarray, blocks: TrainBatches | EvalBatches, sharding: NamedSharding
+) -> jax.Array:
     shape = (blocks.batch_size, *local.shape[1:])
     places = sharding.addressable_devices_indices_map(shape)
-    bounds = [np.searchsorted(blocks.rows, index[0].indices(blocks.batch_size)[:2]) for index in places.values()]
+    bounds = [
+        np.searchsorted(blocks.rows, index[0].indices(blocks.batch_size)[:2])
+        for index in places.values()
+    ]
     parts = jax.device_put([local[first:last] for first, last in bounds], list(places))
     return jax.make_array_from_single_device_arrays(shape, sharding, parts)

@@ -1,21 +1,28 @@
-"""RandAugment on the device: sixteen operations on batches of uint8 images, and the random choice among them.
+"""RandAugment on the device: sixteen operations on batches of uint8 images, and the random choice
+among them.
 
-Lives here: the operations, what a magnitude means for each, `randaugment`. The rest of augmentation is in `augment.py`.
+Lives here: the operations, what a magnitude means for each, `randaugment`. The rest of augmentation
+is in `augment.py`.
 
-The operations are those of the TensorFlow implementation with which AugReg and big_vision trained their models
-(RandAugment, arXiv:1909.13719; Cutout, arXiv:1708.04552), oddities included, as published numbers depend on them:
+The operations are those of the TensorFlow implementation with which AugReg and big_vision trained
+their models (RandAugment, arXiv:1909.13719; Cutout, arXiv:1708.04552), oddities included, as
+published numbers depend on them:
 
-- Magnitude 0 is not nothing: Solarize inverts; Posterize to 0 bits, which was left to the device, is black here (a
-  shift by 8); Color, Contrast, Brightness and Sharpness leave a tenth of the image.
+- Magnitude 0 is not nothing: Solarize inverts; Posterize to 0 bits, which was left to the device,
+  is black here (a shift by 8); Color, Contrast, Brightness and Sharpness leave a tenth of the
+  image.
 - Magnitudes above 10 extrapolate: Solarize does nothing from 10 on, Posterize from 20 on.
-- Contrast blends with the grey level (number of pixels) / 256, at most 255, which is 196 at 224 px, and not with the
-  image's mean (to which big_vision has changed since).
+- Contrast blends with the grey level (number of pixels) / 256, at most 255, which is 196 at 224 px,
+  and not with the image's mean (to which big_vision has changed since).
 
 Where we differ, knowingly:
 
-- An operation is drawn for a group of images, not for each (see `randaugment`); signs and places are drawn for each.
-- Lengths of Translate and Cutout, fixed in pixels there, grow with the side of the image; at 224 px they agree.
-- AutoContrast and the blur of Sharpness round exact quotients down; in float32, whole numbers may fall one short.
+- An operation is drawn for a group of images, not for each (see `randaugment`); signs and places
+  are drawn for each.
+- Lengths of Translate and Cutout, fixed in pixels there, grow with the side of the image; at 224 px
+  they agree.
+- AutoContrast and the blur of Sharpness round exact quotients down; in float32, whole numbers may
+  fall one short.
 """
 
 import functools
@@ -31,14 +38,17 @@ MAX_GROUPS = 16
 
 
 def randaugment(images: jax.Array, key: jax.Array, layers: int, magnitude: float) -> jax.Array:
-    """Applies `layers` random operations of strength `magnitude`, one after the other, to every image.
+    """Applies `layers` random operations of strength `magnitude`, one after the other, to every
+    image.
 
-    To run only what was drawn, the batch is cut into groups that share their operations: image i is in group i mod G,
-    with G the largest divisor of B up to 16. Each layer deals a random permutation of the operations to the groups, so
-    each image's operation is uniform over the sixteen and, with 16 groups, a batch holds each of them equally often.
-    The groups are worked through in sequence, which bounds memory. As each group spans the whole batch, a batch that is
-    sharded over devices stays where it is if the number of devices divides B / G, as it does when every device has a
-    multiple of 16 images. Otherwise the result is the same, but devices exchange their images to compute it.
+    To run only what was drawn, the batch is cut into groups that share their operations: image i is
+    in group i mod G, with G the largest divisor of B up to 16. Each layer deals a random
+    permutation of the operations to the groups, so each image's operation is uniform over the
+    sixteen and, with 16 groups, a batch holds each of them equally often. The groups are worked
+    through in sequence, which bounds memory. As each group spans the whole batch, a batch that is
+    sharded over devices stays where it is if the number of devices divides B / G, as it does when
+    every device has a multiple of 16 images. Otherwise the result is the same, but devices exchange
+    their images to compute it.
 
     Args:
       images: (B, H, W, 3) uint8.
@@ -70,7 +80,9 @@ def randaugment(images: jax.Array, key: jax.Array, layers: int, magnitude: float
 
 
 def operations(magnitude: float) -> dict[str, Callable[[jax.Array, jax.Array], jax.Array]]:
-    """The sixteen operations at a magnitude, by name: functions of images (B, H, W, 3) uint8 and a key for draws."""
+    """The sixteen operations at a magnitude, by name: functions of images (B, H, W, 3) uint8 and a
+    key for draws.
+    """
     level = magnitude / 10
     factor = 1.8 * level + 0.1
 
@@ -79,14 +91,19 @@ def operations(magnitude: float) -> dict[str, Callable[[jax.Array, jax.Array], j
 
     def signed(function, amount):
         def apply(images, key):
-            return function(images, amount * jax.random.rademacher(key, images.shape[:1], dtype=jnp.float32))
+            return function(
+                images, amount * jax.random.rademacher(key, images.shape[:1], dtype=jnp.float32)
+            )
 
         return apply
 
     def random_cutout(images, key):
         batch, height, width, _ = images.shape
         y_key, x_key = jax.random.split(key)
-        y, x = jax.random.randint(y_key, (batch,), 0, height), jax.random.randint(x_key, (batch,), 0, width)
+        y, x = (
+            jax.random.randint(y_key, (batch,), 0, height),
+            jax.random.randint(x_key, (batch,), 0, width),
+        )
         pad = int(40 * level)
         return cutout(images, y, x, (pad * height // 224, pad * width // 224))
 
@@ -121,18 +138,22 @@ def autocontrast(images: jax.Array) -> jax.Array:
 def equalize(images: jax.Array) -> jax.Array:
     """Makes the histogram of every channel of every image as flat as a table of 256 values can.
 
-    Histogram and lookup are matrix products of one-hot halves (the high and the low four bits of a value): exact, and
-    fast on devices that scatter and gather slowly.
+    Histogram and lookup are matrix products of one-hot halves (the high and the low four bits of a
+    value): exact, and fast on devices that scatter and gather slowly.
     """
     values = jnp.moveaxis(images, -1, 1).reshape(images.shape[0], 3, -1)  # (B, 3, pixels)
-    high, low = (jax.nn.one_hot(half, 16, dtype=jnp.bfloat16) for half in (values >> 4, values & 15))
+    high, low = (
+        jax.nn.one_hot(half, 16, dtype=jnp.bfloat16) for half in (values >> 4, values & 15)
+    )
     product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
     count = product("bcnh,bcnl->bchl", high, low).astype(jnp.int32).reshape(*values.shape[:2], 256)
     brightest = jnp.sum(values == values.max(-1, keepdims=True), -1, keepdims=True)
     step = (values.shape[-1] - brightest) // 255
     darker = jnp.cumsum(count, -1) - count
     table = jnp.minimum((darker + step // 2) // jnp.maximum(step, 1), 255)
-    rows = product("bcnl,bchl->bcnh", low, table.reshape(*table.shape[:2], 16, 16).astype(jnp.bfloat16))
+    rows = product(
+        "bcnl,bchl->bcnh", low, table.reshape(*table.shape[:2], 16, 16).astype(jnp.bfloat16)
+    )
     flat = jnp.where(step > 0, jnp.sum(rows * high, -1).astype(jnp.uint8), values)
     return jnp.moveaxis(flat.reshape(-1, 3, *images.shape[1:3]), 1, -1)
 
@@ -161,7 +182,9 @@ def solarize_add(images: jax.Array, addition: int) -> jax.Array:
 def color(images: jax.Array, factor: float) -> jax.Array:
     """Blends from grey: 0 is grey, 1 the image, above 1 more colourful."""
     # TensorFlow's rounding: grey in [0, 1] times 255.5, cut to an integer.
-    grey = jnp.floor(jnp.sum(images * jnp.array(GREY, jnp.float32), -1, keepdims=True) * (255.5 / 255))
+    grey = jnp.floor(
+        jnp.sum(images * jnp.array(GREY, jnp.float32), -1, keepdims=True) * (255.5 / 255)
+    )
     return _blend(grey, images, factor)
 
 
@@ -184,7 +207,9 @@ def sharpness(images: jax.Array, factor: float) -> jax.Array:
 
 
 def rotate(images: jax.Array, degrees: jax.Array) -> jax.Array:
-    """Rotates each image about its centre, counter-clockwise, by its `degrees` (B,); nearest neighbour."""
+    """Rotates each image about its centre, counter-clockwise, by its `degrees` (B,); nearest
+    neighbour.
+    """
     batch, height, width, _ = images.shape
     sin, cos = (f(jnp.radians(degrees))[:, None, None] for f in (jnp.sin, jnp.cos))
     middle_x, middle_y = (width - 1) / 2, (height - 1) / 2
@@ -217,11 +242,18 @@ def translate_y(images: jax.Array, share: jax.Array) -> jax.Array:
 
 
 def cutout(images: jax.Array, y: jax.Array, x: jax.Array, pad: tuple[int, int]) -> jax.Array:
-    """Fills the box that reaches `pad` (rows, columns) each way from each image's centre `y`, `x`: (B,) int32."""
+    """Fills the box that reaches `pad` (rows, columns) each way from each image's centre `y`, `x`:
+    (B,) int32.
+    """
     rows = jnp.arange(images.shape[1]) - y[:, None]
     columns = jnp.arange(images.shape[2]) - x[:, None]
-    in_rows, in_columns = (rows >= -pad[0]) & (rows < pad[0]), (columns >= -pad[1]) & (columns < pad[1])
-    return jnp.where((in_rows[:, :, None] & in_columns[:, None, :])[..., None], jnp.uint8(FILL), images)
+    in_rows, in_columns = (
+        (rows >= -pad[0]) & (rows < pad[0]),
+        (columns >= -pad[1]) & (columns < pad[1]),
+    )
+    return jnp.where(
+        (in_rows[:, :, None] & in_columns[:, None, :])[..., None], jnp.uint8(FILL), images
+    )
 
 
 def _blend(start: jax.Array | float, images: jax.Array, factor: float) -> jax.Array:
@@ -235,10 +267,11 @@ def _nearest(position: jax.Array) -> jax.Array:
 
 
 def _move_rows(images: jax.Array, offset: jax.Array) -> jax.Array:
-    """Pixel (y, x) of the result is pixel (y, x + offset[y]) of the image, or `FILL`; `offset`: (B, H) or (B, 1) int32.
+    """Pixel (y, x) of the result is pixel (y, x + offset[y]) of the image, or `FILL`; `offset`: (B,
+    H) or (B, 1) int32.
 
-    Each row is rotated by the powers of two that make up its offset: log2(W) selections instead of a gather, which is
-    slow on TPUs.
+    Each row is rotated by the powers of two that make up its offset: log2(W) selections instead of
+    a gather, which is slow on TPUs.
     """
     width = images.shape[2]
     source = jnp.arange(width) + offset[..., None]

@@ -1,4 +1,6 @@
-"""What a data source gives: one record for one index. How sources find their records is said in the file of each."""
+"""What a data source gives: one record for one index. How sources find their records is said in the
+file of each.
+"""
 
 import dataclasses
 from typing import Protocol
@@ -24,9 +26,11 @@ class Record:
 
 
 class Source(Protocol):
-    """Examples by index, in an order that never changes. Sources can be pickled: worker processes read them too.
+    """Examples by index, in an order that never changes. Sources can be pickled: worker processes
+    read them too.
 
-    A source that reads many records faster together than one by one also has `read(indices) -> list[Record]`.
+    A source that reads many records faster together than one by one also has `read(indices) ->
+    list[Record]`.
 
     Attributes:
       classes: the label names; the label is the index.
@@ -49,7 +53,9 @@ class BadImage(DataError):
     """An image cannot be read."""
 
     def __init__(self, name: str, why: str):
-        super().__init__(name, why)  # both are arguments, so that it survives the way back from a worker process
+        super().__init__(
+            name, why
+        )  # both are arguments, so that it survives the way back from a worker process
         self.name, self.why = name, why
 
     def __str__(self) -> str:

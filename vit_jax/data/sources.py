@@ -1,4 +1,6 @@
-"""Which data sets there are, by name. Each is found in a file of its own; what they give is in `record.py`."""
+"""Which data sets there are, by name. Each is found in a file of its own; what they give is in
+`record.py`.
+"""
 
 from collections.abc import Callable
 
@@ -13,11 +15,13 @@ OPENERS: dict[str, Callable[..., Source]] = {"digits": open_digits, "folder": op
 
 
 def open_source(config_data, split: str) -> Source:
-    """Opens a split of the data set that `config.data` names: one of `OPENERS`, or else a prepared TFDS data set.
+    """Opens a split of the data set that `config.data` names: one of `OPENERS`, or else a prepared
+    TFDS data set.
 
     Args:
       config_data: `config.data`.
-      split: 'train', 'test', slices of them in the notation of TFDS ('train[:99%]'), or a sum ('train+test').
+      split: 'train', 'test', slices of them in the notation of TFDS ('train[:99%]'), or a sum
+        ('train+test').
 
     Raises:
       ConfigError: there is no such data set, split, folder or class, or it is empty.

@@ -1,4 +1,6 @@
-"""Split expressions in the notation of TFDS: 'train', 'train[:99%]', 'train[1000:]', 'train[:50]+test'."""
+"""Split expressions in the notation of TFDS: 'train', 'train[:99%]', 'train[1000:]',
+'train[:50]+test'.
+"""
 
 import re
 from collections.abc import Mapping
@@ -12,8 +14,8 @@ def select(expression: str, sizes: Mapping[str, int], where: str) -> list[tuple[
     """The parts (split, start, stop) that `expression` names, none of them empty.
 
     Args:
-      expression: splits or slices of them, joined by '+'. Percentages are rounded to the nearest example; negative
-        bounds count from the end.
+      expression: splits or slices of them, joined by '+'. Percentages are rounded to the nearest
+        example; negative bounds count from the end.
       sizes: the number of examples of every split there is.
       where: the data set, for errors.
 
@@ -24,16 +26,22 @@ def select(expression: str, sizes: Mapping[str, int], where: str) -> list[tuple[
     for part in expression.replace(" ", "").split("+"):
         match = _PART.fullmatch(part)
         if not match:
-            raise ConfigError(f"split {expression!r} is not of the form 'train', 'train[:99%]' or 'train[10:]+test'")
+            raise ConfigError(
+                f"split {expression!r} is not of the form 'train', 'train[:99%]' or 'train[10:]+test'"
+            )
         name = match["name"]
         if name not in sizes:
             raise ConfigError(f"{where} has no split {name!r}; it has: {', '.join(sizes)}")
         start = _bound(match["start"], 0, sizes[name])
         stop = _bound(match["stop"], sizes[name], sizes[name])
         if not 0 <= start <= sizes[name] or not 0 <= stop <= sizes[name]:
-            raise ConfigError(f"split {part!r} reaches beyond the {sizes[name]} examples of {name!r} in {where}")
+            raise ConfigError(
+                f"split {part!r} reaches beyond the {sizes[name]} examples of {name!r} in {where}"
+            )
         if start >= stop:
-            raise ConfigError(f"split {part!r} of {where} is empty: {name!r} has {sizes[name]} examples")
+            raise ConfigError(
+                f"split {part!r} of {where} is empty: {name!r} has {sizes[name]} examples"
+            )
         parts.append((name, start, stop))
     return parts
 

@@ -1,4 +1,6 @@
-"""Prepared TFDS data sets, stored as ArrayRecord, read without TensorFlow. Preparing needs it, and is not done here."""
+"""Prepared TFDS data sets, stored as ArrayRecord, read without TensorFlow. Preparing needs it, and
+is not done here.
+"""
 
 import os
 from collections.abc import Sequence
@@ -13,7 +15,9 @@ _LABELS = ("label", "labels", "real_label")
 
 
 class Tfds:
-    """A split of a data set in the folder that TFDS prepared, `parts` as `splits.select` gives them."""
+    """A split of a data set in the folder that TFDS prepared, `parts` as `splits.select` gives
+    them.
+    """
 
     def __init__(self, folder: str, parts: list[tuple[str, int, int]]):
         import tensorflow_datasets as tfds
@@ -23,10 +27,15 @@ class Tfds:
         self._name = builder.info.full_name
         self._label, self.classes, self.multi_label = _label_feature(builder.info.features, folder)
         self._split = "+".join(f"{name}[{start}:{stop}]" for name, start, stop in parts)
-        self._records = builder.as_data_source(self._split, decoders={"image": tfds.decode.SkipDecoding()})
+        self._records = builder.as_data_source(
+            self._split, decoders={"image": tfds.decode.SkipDecoding()}
+        )
 
     def __reduce__(self):
-        return Tfds, (self._folder, self._parts)  # open files do not travel to another process: it opens its own
+        return Tfds, (
+            self._folder,
+            self._parts,
+        )  # open files do not travel to another process: it opens its own
 
     def __len__(self) -> int:
         return len(self._records)
@@ -49,7 +58,9 @@ class Tfds:
 
 
 def open_tfds(config_data, split: str) -> Tfds:
-    """Opens the data set `config_data.name` ('cifar10', 'name/config', 'name:1.0.0') under `config_data.path`."""
+    """Opens the data set `config_data.name` ('cifar10', 'name/config', 'name:1.0.0') under
+    `config_data.path`.
+    """
     import tensorflow_datasets as tfds
     from etils import epath
 
@@ -57,7 +68,9 @@ def open_tfds(config_data, split: str) -> Tfds:
     folder = _find(epath.Path(config_data.path or default).expanduser(), config_data.name)
     info = tfds.builder_from_directory(folder).info
     if info.file_format.value != "array_record":
-        raise ConfigError(f"{folder} is stored as {info.file_format.value}: prepare it with file_format='array_record'")
+        raise ConfigError(
+            f"{folder} is stored as {info.file_format.value}: prepare it with file_format='array_record'"
+        )
     sizes = {name: one.num_examples for name, one in info.splits.items()}
     return Tfds(str(folder), splits.select(split, sizes, str(folder)))
 
@@ -66,14 +79,22 @@ def _find(root, name: str):
     """The folder ROOT/NAME[/CONFIG]/VERSION; of the newest version, if the name does not say which."""
     path, _, version = name.partition(":")
     versions = {}
-    for info in (root / path).glob(f"{version or '*'}/dataset_info.json") if (root / path).exists() else ():
-        versions[tuple(int(part) if part.isdecimal() else -1 for part in info.parent.name.split("."))] = info.parent
+    for info in (
+        (root / path).glob(f"{version or '*'}/dataset_info.json") if (root / path).exists() else ()
+    ):
+        versions[
+            tuple(int(part) if part.isdecimal() else -1 for part in info.parent.name.split("."))
+        ] = info.parent
     if versions:
         return versions[max(versions)]
     variants = {info.parent.parent.name for info in (root / path).glob("*/*/dataset_info.json")}
     if variants and not version:
-        raise ConfigError(f"{path!r} has variants, {path}/VARIANT; there are: {', '.join(sorted(variants))}")
-    there = sorted(entry.name for entry in root.iterdir() if entry.is_dir()) if root.exists() else []
+        raise ConfigError(
+            f"{path!r} has variants, {path}/VARIANT; there are: {', '.join(sorted(variants))}"
+        )
+    there = (
+        sorted(entry.name for entry in root.iterdir() if entry.is_dir()) if root.exists() else []
+    )
     raise ConfigError(
         f"config.data.name = {name!r} is not prepared in {root}{nearest(name, ['digits', 'folder', *there])}. "
         "'digits' comes with the install, 'folder' reads your own images; others are prepared once, with TensorFlow, "
@@ -95,5 +116,7 @@ def _label_feature(features, folder: str) -> tuple[str, tuple[str, ...], bool]:
     usual = [name for name in _LABELS if name in found]
     if not usual and len(found) != 1:
         usual = " or ".join(_LABELS)
-        raise ConfigError(f"{folder} needs one class label, or one called {usual}; its features: {', '.join(features)}")
+        raise ConfigError(
+            f"{folder} needs one class label, or one called {usual}; its features: {', '.join(features)}"
+        )
     return found[usual[0] if usual else next(iter(found))]

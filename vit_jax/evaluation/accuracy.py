@@ -1,4 +1,6 @@
-"""Accuracy and loss over a whole data set: every example counted once, whatever the batch size or the number of hosts."""
+"""Accuracy and loss over a whole data set: every example counted once, whatever the batch size or
+the number of hosts.
+"""
 
 from collections.abc import Callable, Iterable
 
@@ -14,11 +16,14 @@ from vit_jax.objectives.supervised import cross_entropy, to_targets
 from vit_jax.schema import ConfigError
 
 
-def make_eval_step(definition: nnx.GraphDef, model_config, config, mesh: jax.sharding.Mesh) -> Callable:
-    """The compiled `eval_step(params, batch) -> sums` over one batch with `image`, `label` and `mask`.
+def make_eval_step(
+    definition: nnx.GraphDef, model_config, config, mesh: jax.sharding.Mesh
+) -> Callable:
+    """The compiled `eval_step(params, batch) -> sums` over one batch with `image`, `label` and
+    `mask`.
 
-    An example with several labels counts as right if the best class is one of them; one with no label at all is left out
-    (ImageNet-ReaL's rule, arXiv 2006.07159).
+    An example with several labels counts as right if the best class is one of them; one with no
+    label at all is left out (ImageNet-ReaL's rule, arXiv 2006.07159).
 
     Args:
       config: the run's; `data.mean`, `data.std` and the loss are used.
@@ -27,7 +32,9 @@ def make_eval_step(definition: nnx.GraphDef, model_config, config, mesh: jax.sha
     loss = config.objective.loss or "softmax"
 
     def eval_step(params: dict, batch: dict) -> dict[str, jax.Array]:
-        images = normalize(batch["image"], config.data.mean, config.data.std, jnp.dtype(model_config.dtype))
+        images = normalize(
+            batch["image"], config.data.mean, config.data.std, jnp.dtype(model_config.dtype)
+        )
         logits = nnx.merge(definition, params)(images).logits
         targets = to_targets(batch["label"], model_config.num_classes)
         mask = batch["mask"] * (targets.sum(-1) > 0)
@@ -45,14 +52,18 @@ def make_eval_step(definition: nnx.GraphDef, model_config, config, mesh: jax.sha
 
 
 def evaluate(eval_step: Callable, params: dict, batches: Iterable[dict]) -> dict[str, float]:
-    """Means over all examples: `accuracy`, `topK_accuracy` (K = 5, or the number of classes), `loss`; and their number `examples`."""
+    """Means over all examples: `accuracy`, `topK_accuracy` (K = 5, or the number of classes),
+    `loss`; and their number `examples`.
+    """
     totals = None
     for batch in batches:
         sums = eval_step(params, batch)
         totals = sums if totals is None else jax.tree.map(jnp.add, totals, sums)
     totals = {name: float(value) for name, value in jax.device_get(totals).items()}
     count = totals.pop("examples")
-    return {name: total / max(count, 1) for name, total in totals.items()} | {"examples": int(count)}
+    return {name: total / max(count, 1) for name, total in totals.items()} | {
+        "examples": int(count)
+    }
 
 
 def evaluate_run(run: Run, config) -> dict[str, float]:
@@ -71,5 +82,8 @@ def evaluate_run(run: Run, config) -> dict[str, float]:
     mesh = parallel.replica_mesh()
     definition, params = nnx.split(run.model)
     eval_step = make_eval_step(definition, run.model_config, config, mesh)
-    with jax.set_mesh(mesh), loader.eval_batches(source, config, parallel.batch_sharding(mesh)) as batches:
+    with (
+        jax.set_mesh(mesh),
+        loader.eval_batches(source, config, parallel.batch_sharding(mesh)) as batches,
+    ):
         return evaluate(eval_step, nnx.to_pure_dict(params), batches)

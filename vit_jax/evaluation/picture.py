@@ -14,7 +14,9 @@ def draw(tiles: Sequence[tuple[np.ndarray, str]], path: str) -> None:
     columns = math.ceil(math.sqrt(len(tiles)))
     rows = math.ceil(len(tiles) / columns)
     font = ImageFont.load_default(size=13)
-    sheet = Image.new("RGB", (columns * (_TILE + _GAP) + _GAP, rows * (_TILE + _TEXT + _GAP) + _GAP), "white")
+    sheet = Image.new(
+        "RGB", (columns * (_TILE + _GAP) + _GAP, rows * (_TILE + _TEXT + _GAP) + _GAP), "white"
+    )
     pen = ImageDraw.Draw(sheet)
     for i, (image, caption) in enumerate(tiles):
         x, y = _GAP + i % columns * (_TILE + _GAP), _GAP + i // columns * (_TILE + _TEXT + _GAP)

@@ -27,7 +27,8 @@ class Prediction:
     Attributes:
       file: as it was given.
       classes: label names.
-      probabilities: in [0, 1]; softmax, or independent sigmoids for a model trained with sigmoid loss.
+      probabilities: in [0, 1]; softmax, or independent sigmoids for a model trained with sigmoid
+        loss.
       image: (S, S, 3) uint8 as the model saw it.
     """
 
@@ -37,7 +38,9 @@ class Prediction:
     image: np.ndarray
 
 
-def predict(run: checkpoint.Run, files: Sequence[str], *, topk: int, batch_size: int) -> Iterator[Prediction | BadImage]:
+def predict(
+    run: checkpoint.Run, files: Sequence[str], *, topk: int, batch_size: int
+) -> Iterator[Prediction | BadImage]:
     """Classifies images in batches; what cannot be read comes back as its `BadImage`, in place.
 
     Args:
@@ -60,7 +63,9 @@ def predict(run: checkpoint.Run, files: Sequence[str], *, topk: int, batch_size:
         images = [_read(name, data) for name in names]
         good = [image for image in images if not isinstance(image, BadImage)]
         # One shape, one compilation: the rest of the last batch stays empty.
-        batch = np.zeros((min(batch_size, len(files)), data.image_size, data.image_size, 3), np.uint8)
+        batch = np.zeros(
+            (min(batch_size, len(files)), data.image_size, data.image_size, 3), np.uint8
+        )
         batch[: len(good)] = good or 0
         rows = zip(*jax.device_get(best(params, batch)), strict=True)
         for name, image in zip(names, images, strict=True):
@@ -68,10 +73,17 @@ def predict(run: checkpoint.Run, files: Sequence[str], *, topk: int, batch_size:
                 yield image
             else:
                 probabilities, classes = next(rows)
-                yield Prediction(name, tuple(run.classes[c] for c in classes), tuple(map(float, probabilities)), image)
+                yield Prediction(
+                    name,
+                    tuple(run.classes[c] for c in classes),
+                    tuple(map(float, probabilities)),
+                    image,
+                )
 
 
-def predict_files(path, files: Sequence[str], *, topk: int, batch_size: int, form: str, picture: str | None) -> None:
+def predict_files(
+    path, files: Sequence[str], *, topk: int, batch_size: int, form: str, picture: str | None
+) -> None:
     """Prints predictions as `text`, `csv` or `json` (one list, on the last line).
 
     Args:
@@ -94,7 +106,9 @@ def predict_files(path, files: Sequence[str], *, topk: int, batch_size: int, for
         draw([(p.image, f"{p.classes[0]} {p.probabilities[0]:.0%}") for p in good], picture)
         logging.info("picture: %s", picture)
     if len(good) < len(files):
-        raise UserError(f"{len(files) - len(good)} of {len(files)} images cannot be read, see above")
+        raise UserError(
+            f"{len(files) - len(good)} of {len(files)} images cannot be read, see above"
+        )
 
 
 def _read(name: str, data) -> np.ndarray | BadImage:
@@ -124,6 +138,8 @@ def _print_csv(predictions: list[Prediction]) -> None:
 def _print_json(predictions: list[Prediction]) -> None:
     rows = []
     for p in predictions:
-        classes = [{"class": c, "probability": q} for c, q in zip(p.classes, p.probabilities, strict=True)]
+        classes = [
+            {"class": c, "probability": q} for c, q in zip(p.classes, p.probabilities, strict=True)
+        ]
         rows.append({"file": p.file, "predictions": classes})
     print(json.dumps(rows))

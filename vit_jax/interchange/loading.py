@@ -44,10 +44,10 @@ def load(path, *, resize: str = "scipy", **overrides) -> nnx.Module:
     target = formats.configure(type(source), dataclasses.asdict(source), fitted)
     definition, like = registry.abstract(target)
     reset = []
-    if fitted.get("representation", 0) != getattr(source, "representation", 0) and "representation" in fitted:
-        reset = ["representation/.*", "head/.*"]
-    elif target.num_classes != source.num_classes:
-        reset = ["head(_distilled)?/.*"]
+    if target.num_classes != source.num_classes:
+        reset.append("head(_distilled)?/.*")
+    if getattr(target, "representation", 0) != getattr(source, "representation", 0):
+        reset += ["representation/.*", "head/.*"]
     fresh = _fresh(target, like, reset)
     where, option = f"load({str(path)!r})", "load_weights(..., reset=...)"
     params = adapt.adapt(
@@ -118,14 +118,15 @@ def take_over(config: ConfigDict, workdir) -> ConfigDict:
     """
     if not config.init_from:
         return config
-    begun = checkpoint.stored_config(workdir)
+    begun = checkpoint.begun(workdir)
     source = None if begun else formats.read(config.init_from).model_config
     whole = not config.model.name
     config = config.copy_and_resolve_references()
     model = config.model
     if whole:
         model.name = begun["model"]["name"] if begun else formats.model_name(source)
-    known = {field.name for field in dataclasses.fields(registry.config_class(model.name))}
+    family = next((f for f in registry.FAMILIES if f.options_from_name(model.name) is not None), None)
+    known = {field.name for field in dataclasses.fields(family.Config)} if family else ()
     for name in (*USES, *SIZES) if whole else USES:
         if name not in known or model[name] is not None:
             continue

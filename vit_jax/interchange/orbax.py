@@ -1,15 +1,17 @@
 """Our own checkpoint directories as one format among others: read as `checkpoint` reads them, written as step 0 of a run."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
 from etils import epath
 
-from vit_jax import checkpoint
+from vit_jax import checkpoint, patterns
 from vit_jax.checkpoint import CheckpointError
 from vit_jax.config import default_config
 from vit_jax.interchange.formats import Foreign, Preprocessing, configure, model_name
+from vit_jax.interchange.rules import Lazy
 from vit_jax.models import registry
 
 NAME = "orbax"
@@ -35,11 +37,20 @@ def recognises(path) -> bool:
 
 def read(path, **overrides) -> Foreign:
     """See `formats.read`; the averaged parameters, if the run kept an average."""
-    params, description = checkpoint.load_params(path)
+    description = checkpoint.read_description(checkpoint.find(path))
     stored = checkpoint.stored_model_config(description)
     config = configure(type(stored), dataclasses.asdict(stored), overrides)
-    if registry.abstract(config)[1] != registry.abstract(stored)[1]:
+    like = registry.abstract(config)[1]
+    if like != registry.abstract(stored)[1]:
         raise CheckpointError(f"{path} holds another model than one with {overrides}: it is {stored}")
+
+    @functools.cache
+    def whole() -> dict:
+        # At once, since that is what the fingerprints prove whole.
+        params, _ = checkpoint.load_params(path)
+        return dict(zip(patterns.names(params), jax.tree.leaves(params), strict=True))
+
+    params = patterns.map_named(lambda n, x: Lazy(x.shape, np.dtype(x.dtype), lambda: whole()[n]), like)
     data = description["config"]["data"]
     preprocessing = {field.name: data[field.name] for field in dataclasses.fields(Preprocessing)}
     return Foreign(

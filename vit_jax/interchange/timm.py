@@ -387,7 +387,7 @@ def _architecture(config) -> tuple[str, dict[str, Any]]:
         "class_token": config.pool == "token",
         "global_pool": {"token": "token", "mean": "avg", "map": "map"}[config.pool],
         "fc_norm": False,
-        "no_embed_class": not config.position_of_class,
+        "no_embed_class": not config.prefix,
         "reg_tokens": config.registers,
         "qk_norm": config.qk_norm,
         "act_layer": config.activation,

@@ -12,8 +12,8 @@ QUERY, KEY, VALUE = range(3)
 class Attention(nnx.Module):
     """Multi-head dot-product attention; queries may come from elsewhere (attention pooling).
 
-    Parameters: `qkv/kernel` (D, 3, H, D/H), `qkv/bias` (3, H, D/H), `out/kernel` (H, D/H, D), `out/bias` (D,);
-    with `qk_norm` a layer norm of D/H on queries and on keys (ViT-22B §2.1).
+    Parameters: `qkv/kernel` (D, 3, H, D/H), `qkv/bias` (3, H, D/H), `out/kernel` (H, D/H, D),
+    `out/bias` (D,); with `qk_norm` a layer norm of D/H on queries and on keys (ViT-22B §2.1).
     """
 
     def __init__(
@@ -66,7 +66,9 @@ class Attention(nnx.Module):
         weights = jax.nn.softmax(logits).astype(v.dtype)
         heads = jnp.einsum("bhqn,bnhc->bqhc", dropout(weights, self.attention_dropout, keys[0]), v)
         kernel, bias = self.out.parameters()
-        return dropout(jnp.einsum("bqhc,hcd->bqd", heads, kernel) + bias, self.dropout, keys[1]), weights
+        return dropout(
+            jnp.einsum("bqhc,hcd->bqd", heads, kernel) + bias, self.dropout, keys[1]
+        ), weights
 
 
 class _Affine(nnx.Module):
@@ -82,12 +84,16 @@ class _Affine(nnx.Module):
 
 
 def _project(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> tuple[jax.Array, ...]:
-    """x (B, N, D), kernel (D, T, H, C) -> T arrays (B, N, H, C): one matrix product for the T projections."""
+    """x (B, N, D), kernel (D, T, H, C) -> T arrays (B, N, H, C): one matrix product for the T
+    projections.
+    """
     # In the order of the matrix product, else XLA transposes the tokens and the kernel first.
     return jnp.unstack(jnp.einsum("bnd,dthc->bnthc", x, kernel) + bias, axis=2)
 
 
 def _xavier(width: int):
-    """Xavier-uniform of a (width, width) projection, whatever axes its array has and however many lie in it."""
+    """Xavier-uniform of a (width, width) projection, whatever axes its array has and however many
+    lie in it.
+    """
     limit = (6 / (width + width)) ** 0.5
     return lambda key, shape: jax.random.uniform(key, shape, minval=-limit, maxval=limit)

@@ -1,4 +1,6 @@
-"""What the classifiers of all families have in common: some options and the linear head. Their bodies are not here."""
+"""What the classifiers of all families have in common: some options and the linear head. Their
+bodies are not here.
+"""
 
 import dataclasses
 
@@ -14,21 +16,35 @@ class Options:
 
     image_size: int
     num_classes: int = option(1000, "outputs of the head; 0: no head", minimum=0)
-    head_init: str = option("zeros", "initial head kernel: zeros, or normal with std 0.02", choices=("zeros", "normal"))
+    head_init: str = option(
+        "zeros", "initial head kernel: zeros, or normal with std 0.02", choices=("zeros", "normal")
+    )
     head_bias: float = option(0.0, "initial head bias; -10 for sigmoid loss on many classes")
-    dtype: str = option("float32", "type of the computation; parameters are float32", choices=("float32", "bfloat16"))
-    remat: str = option("none", "what the backward pass recomputes instead of storing", choices=REMAT)
+    dtype: str = option(
+        "float32",
+        "type of the computation; parameters are float32",
+        choices=("float32", "bfloat16"),
+    )
+    remat: str = option(
+        "none", "what the backward pass recomputes instead of storing", choices=REMAT
+    )
     unroll: int = option(
-        1, "blocks compiled side by side; 0: all (fastest step on CPU and GPU, slowest compile)", minimum=0
+        1,
+        "blocks compiled side by side; 0: all (fastest step on CPU and GPU, slowest compile)",
+        minimum=0,
     )
 
 
 def head(width: int, config, rngs: nnx.Rngs) -> nnx.Linear:
-    """The last layer, (B, width) -> (B, num_classes). It computes in float32: logits and loss must not be rounded."""
+    """The last layer, (B, width) -> (B, num_classes). It computes in float32: logits and loss must
+    not be rounded.
+    """
     return nnx.Linear(
         width,
         config.num_classes,
-        kernel_init=nnx.initializers.zeros if config.head_init == "zeros" else nnx.initializers.normal(0.02),
+        kernel_init=nnx.initializers.zeros
+        if config.head_init == "zeros"
+        else nnx.initializers.normal(0.02),
         bias_init=nnx.initializers.constant(config.head_bias),
         rngs=rngs,
     )

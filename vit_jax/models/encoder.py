@@ -1,4 +1,6 @@
-"""Transformer encoder: pre-norm blocks, stacked along a leading `layers` axis and run by `jax.lax.scan`."""
+"""Transformer encoder: pre-norm blocks, stacked along a leading `layers` axis and run by
+`jax.lax.scan`.
+"""
 
 import functools
 
@@ -29,10 +31,17 @@ class Block(nnx.Module):
         )
         self.mlp_norm = norm()
         self.mlp = Mlp(
-            config.width, config.mlp_dim, activation=config.activation, dropout=config.dropout, dtype=dtype, rngs=rngs
+            config.width,
+            config.mlp_dim,
+            activation=config.activation,
+            dropout=config.dropout,
+            dtype=dtype,
+            rngs=rngs,
         )
 
-    def __call__(self, x: jax.Array, drop_path_rate: jax.Array, key: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    def __call__(
+        self, x: jax.Array, drop_path_rate: jax.Array, key: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
         """x (B, N, D) -> the same and the attention weights (B, H, N, N)."""
         keys = split(key, 4)
         y, weights = self.attention(self.attention_norm(x), key=keys[0])
@@ -42,10 +51,14 @@ class Block(nnx.Module):
 
 
 class Encoder(nnx.Module):
-    """`depth` blocks and one last norm. Every parameter below `layers` has a leading axis of length `depth`."""
+    """`depth` blocks and one last norm. Every parameter below `layers` has a leading axis of length
+    `depth`.
+    """
 
     def __init__(self, config, *, dtype, rngs: nnx.Rngs):
-        self.layers = stack.stack(lambda rngs: Block(config, dtype=dtype, rngs=rngs), config.depth, rngs)
+        self.layers = stack.stack(
+            lambda rngs: Block(config, dtype=dtype, rngs=rngs), config.depth, rngs
+        )
         self.norm = layer_norm(config.width, config.epsilon, dtype, rngs)
         self.config = config
 
@@ -65,12 +78,16 @@ class Encoder(nnx.Module):
         config = self.config
         # Stochastic depth grows linearly from 0 in the first block (arXiv 1603.09382 §3).
         rates = np.linspace(0, config.drop_path, config.depth, dtype=np.float32)
-        stochastic = key is not None and (config.dropout or config.attention_dropout or config.drop_path)
+        stochastic = key is not None and (
+            config.dropout or config.attention_dropout or config.drop_path
+        )
         keys = jax.random.split(key, config.depth) if stochastic else None
 
         def step(block, x, rate, key):
             x, weights = block(x, rate, key)
             return x, {"attention": weights, "blocks": x} if capture else {}
 
-        x, captured = stack.scan(step, self.layers, x, (rates, keys), remat=config.remat, unroll=config.unroll)
+        x, captured = stack.scan(
+            step, self.layers, x, (rates, keys), remat=config.remat, unroll=config.unroll
+        )
         return self.norm(x), captured

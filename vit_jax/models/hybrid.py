@@ -1,4 +1,6 @@
-"""ViT on the feature map of a ResNet (ViT §3.1 "Hybrid architecture"; R and R26 from AugReg, arXiv 2106.10270)."""
+"""ViT on the feature map of a ResNet (ViT §3.1 "Hybrid architecture"; R and R26 from AugReg, arXiv
+2106.10270).
+"""
 
 import dataclasses
 import re
@@ -19,10 +21,16 @@ VARIANTS = [
 
 @dataclasses.dataclass(frozen=True)
 class Config(vit.Config):
-    """A ViT that sees the last feature map of a ResNet v1 in place of the image; `patch` counts places of that map."""
+    """A ViT that sees the last feature map of a ResNet v1 in place of the image; `patch` counts
+    places of that map.
+    """
 
-    units: tuple = option((3, 4, 6, 3), "residual units of each stage of the ResNet; each but the first has stride 2")
-    width_factor: float = option(1.0, "the ResNet's channels, as a multiple of 64 in its root and first stage")
+    units: tuple = option(
+        (3, 4, 6, 3), "residual units of each stage of the ResNet; each but the first has stride 2"
+    )
+    width_factor: float = option(
+        1.0, "the ResNet's channels, as a multiple of 64 in its root and first stage"
+    )
 
     def __post_init__(self):
         object.__setattr__(self, "units", tuple(self.units))
@@ -54,15 +62,23 @@ class Config(vit.Config):
 
     def flops(self) -> int:
         """Operations of one image's forward pass, counted as in the two parts."""
-        deeper_patches = 2 * self.grid[0] * self.grid[1] * self.patch**2 * (self.backbone.channels - 3) * self.width
+        deeper_patches = (
+            2
+            * self.grid[0]
+            * self.grid[1]
+            * self.patch**2
+            * (self.backbone.channels - 3)
+            * self.width
+        )
         return self.backbone.flops() + super().flops() + deeper_patches
 
 
 def options_from_name(name: str) -> dict | None:
     """`R50+ViT-B/16` -> its ResNet and its ViT; `None` for a name of another family.
 
-    The number after the slash is the total stride: 32 with four stages, 16 with the fourth's units moved to the third.
-    `R` is the ResNet's root alone under patches of 8; its name says 16, its published weights have stride 32.
+    The number after the slash is the total stride: 32 with four stages, 16 with the fourth's units
+    moved to the third. `R` is the ResNet's root alone under patches of 8; its name says 16, its
+    published weights have stride 32.
     """
     match = re.fullmatch(r"R(\d*)\+(ViT-.+/)(\d+)", name)
     if not match:
@@ -70,13 +86,19 @@ def options_from_name(name: str) -> dict | None:
     depth, size, stride = match.groups()
     known = [variant for variant in VARIANTS if variant.startswith(f"R{depth}+")] or VARIANTS
     if depth and depth not in resnet.UNITS:
-        raise ConfigError(f"model {name!r}: there is no ResNet of depth {depth}{nearest(depth, resnet.UNITS)}")
+        raise ConfigError(
+            f"model {name!r}: there is no ResNet of depth {depth}{nearest(depth, resnet.UNITS)}"
+        )
     if stride not in (("16", "32") if depth else ("16",)):
-        raise ConfigError(f"model {name!r}: there is no such hybrid of total stride {stride}{nearest(name, known)}")
+        raise ConfigError(
+            f"model {name!r}: there is no such hybrid of total stride {stride}{nearest(name, known)}"
+        )
     if not depth:
         return vit.options_from_name(size + "8") | dict(units=())
     units = resnet.UNITS[depth]
-    return vit.options_from_name(size + "1") | dict(units=units if stride == "32" else (*units[:2], sum(units[2:])))
+    return vit.options_from_name(size + "1") | dict(
+        units=units if stride == "32" else (*units[:2], sum(units[2:]))
+    )
 
 
 class Model(vit.Model):
@@ -88,10 +110,18 @@ class Model(vit.Model):
 
 
 class Embedding(PatchEmbedding):
-    """Patches of a ResNet's last feature map; beside the patches' `kernel` and `bias` stand the ResNet's parameters."""
+    """Patches of a ResNet's last feature map; beside the patches' `kernel` and `bias` stand the
+    ResNet's parameters.
+    """
 
     def __init__(self, config: Config, *, rngs: nnx.Rngs):
-        super().__init__(config.patch, config.backbone.channels, config.width, dtype=jnp.dtype(config.dtype), rngs=rngs)
+        super().__init__(
+            config.patch,
+            config.backbone.channels,
+            config.width,
+            dtype=jnp.dtype(config.dtype),
+            rngs=rngs,
+        )
         self.backbone = resnet.Backbone(config.backbone, rngs=rngs)
 
     def __call__(self, images: jax.Array) -> jax.Array:

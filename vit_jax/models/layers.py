@@ -1,4 +1,6 @@
-"""What every family shares: the output contract, dtypes, MLP, dropout and stochastic depth. Attention is next door."""
+"""What every family shares: the output contract, dtypes, MLP, dropout and stochastic depth.
+Attention is next door.
+"""
 
 from collections.abc import Callable
 
@@ -21,8 +23,10 @@ class ModelOutput:
       logits: (B, classes) float32; `None` for a model without a head.
       features: (B, D) the input of the last linear layer; what few-shot and retrieval use.
       tokens: (B, N, D) after the last norm.
-      intermediates: on request, by name; e.g. `attention` (L, B, H, N, N) and `blocks` (L, B, N, D). Empty otherwise.
-      head_logits: (B, 2, classes) float32, of a model with a class and a distillation head; `logits` is their mean.
+      intermediates: on request, by name; e.g. `attention` (L, B, H, N, N) and `blocks` (L, B, N,
+        D). Empty otherwise.
+      head_logits: (B, 2, classes) float32, of a model with a class and a distillation head;
+        `logits` is their mean.
     """
 
     logits: jax.Array | None
@@ -33,9 +37,13 @@ class ModelOutput:
 
 
 class Mlp(nnx.Module):
-    """Dense, activation, dropout, dense, dropout (ViT Eq. 3); kernels Xavier-uniform, biases normal(1e-6)."""
+    """Dense, activation, dropout, dense, dropout (ViT Eq. 3); kernels Xavier-uniform, biases
+    normal(1e-6).
+    """
 
-    def __init__(self, width: int, hidden: int, *, activation: str, dropout: float, dtype, rngs: nnx.Rngs):
+    def __init__(
+        self, width: int, hidden: int, *, activation: str, dropout: float, dtype, rngs: nnx.Rngs
+    ):
         self.up = _mlp_linear(width, hidden, dtype, rngs)
         self.down = _mlp_linear(hidden, width, dtype, rngs)
         self.activation, self.dropout = activation, dropout
@@ -54,7 +62,9 @@ def layer_norm(width: int, epsilon: float, dtype, rngs: nnx.Rngs) -> nnx.LayerNo
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-    """Zeroes elements with probability `rate` and scales the rest by 1 / (1 - rate); `key=None` leaves x alone."""
+    """Zeroes elements with probability `rate` and scales the rest by 1 / (1 - rate); `key=None`
+    leaves x alone.
+    """
     if rate == 0 or key is None:
         return x
     keep = jax.random.bernoulli(key, 1 - rate, x.shape)
@@ -62,7 +72,8 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
 
 
 def drop_path(residual: jax.Array, rate: jax.Array | float, key: jax.Array | None) -> jax.Array:
-    """Stochastic depth (arXiv 1603.09382): drops an example's residual with probability `rate`, scales the others up.
+    """Stochastic depth (arXiv 1603.09382): drops an example's residual with probability `rate`,
+    scales the others up.
 
     Args:
       residual: (B, ...) what a block adds to its input.

@@ -1,4 +1,6 @@
-"""Every model name with what it costs, as `vit_jax models` prints it. What a model is, is said in its family's file."""
+"""Every model name with what it costs, as `vit_jax models` prints it. What a model is, is said in
+its family's file.
+"""
 
 import dataclasses
 
@@ -13,11 +15,13 @@ def table(image_size: int = 224) -> list[dict]:
     """A row for every listed model, by counting alone: no memory, no devices.
 
     Args:
-      image_size: side of the images in pixels. A model that it does not fit is counted at the next that does.
+      image_size: side of the images in pixels. A model that it does not fit is counted at the next
+        that does.
 
     Returns:
-      Dicts of `COLUMNS`: parameters with a linear head of 1,000 classes; gflops of one image's forward pass, a
-      multiply-add counted as 2; tokens with the class token. `None` where a family knows no such size.
+      Dicts of `COLUMNS`: parameters with a linear head of 1,000 classes; gflops of one image's
+      forward pass, a multiply-add counted as 2; tokens with the class token. `None` where a family
+      knows no such size.
 
     Raises:
       ConfigError: the images are too small for some model.
@@ -39,7 +43,9 @@ def text(rows: list[dict]) -> str:
 
 
 def _fitting(name: str, image_size: int):
-    """The model's config at the largest size up to `image_size` that it takes; which these are, its family knows."""
+    """The model's config at the largest size up to `image_size` that it takes; which these are, its
+    family knows.
+    """
     refusal = None
     for size in range(image_size, 0, -1):
         try:

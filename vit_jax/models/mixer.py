@@ -21,7 +21,15 @@ SIZES = {
     "H": (32, 1280, 5120, 640),
 }
 # Listed by `vit_jax models`; any other patch size works as well.
-VARIANTS = ["Mixer-S/32", "Mixer-S/16", "Mixer-B/32", "Mixer-B/16", "Mixer-L/32", "Mixer-L/16", "Mixer-H/14"]
+VARIANTS = [
+    "Mixer-S/32",
+    "Mixer-S/16",
+    "Mixer-B/32",
+    "Mixer-B/16",
+    "Mixer-L/32",
+    "Mixer-L/16",
+    "Mixer-H/14",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,9 +41,13 @@ class Config(classifier.Options):
     width: int = option(768, "size of a token", minimum=1)
     mlp_dim: int = option(3072, "hidden size of the MLPs", minimum=1)
     token_mlp_dim: int = option(
-        384, "hidden size of a Mixer's token MLPs; K² times that of weights from images K times smaller", minimum=1
+        384,
+        "hidden size of a Mixer's token MLPs; K² times that of weights from images K times smaller",
+        minimum=1,
     )
-    drop_path: float = option(0.0, "stochastic depth of the last block, growing linearly from 0", minimum=0)
+    drop_path: float = option(
+        0.0, "stochastic depth of the last block, growing linearly from 0", minimum=0
+    )
     activation: str = option("gelu_tanh", "of the MLPs", choices=ACTIVATIONS)
     epsilon: float = option(1e-6, "of the layer norms")
 
@@ -45,7 +57,9 @@ class Config(classifier.Options):
                 f"image size {self.image_size} cannot be cut into patches of {self.patch}: take a multiple of the patch"
             )
         if not 0 <= self.drop_path < 1:
-            raise ConfigError(f"model.drop_path = {self.drop_path} is a probability: at least 0 and below 1")
+            raise ConfigError(
+                f"model.drop_path = {self.drop_path} is a probability: at least 0 and below 1"
+            )
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -58,7 +72,9 @@ class Config(classifier.Options):
         return self.grid[0] * self.grid[1]
 
     def flops(self) -> int:
-        """Operations of one image's forward pass: matrix products only, a multiply-add counted as 2."""
+        """Operations of one image's forward pass: matrix products only, a multiply-add counted as
+        2.
+        """
         n, d = self.tokens, self.width
         block = 4 * n * d * (self.token_mlp_dim + self.mlp_dim)
         return 2 * n * self.patch**2 * 3 * d + self.depth * block + 2 * d * self.num_classes
@@ -71,25 +87,38 @@ def options_from_name(name: str) -> dict | None:
         return None
     size, patch = match.groups()
     if size not in SIZES:
-        raise ConfigError(f"model {name!r}: there is no Mixer of size {size!r}{nearest(size, SIZES)}")
+        raise ConfigError(
+            f"model {name!r}: there is no Mixer of size {size!r}{nearest(size, SIZES)}"
+        )
     depth, width, mlp_dim, token_mlp_dim = SIZES[size]
-    return dict(patch=int(patch), depth=depth, width=width, mlp_dim=mlp_dim, token_mlp_dim=token_mlp_dim)
+    return dict(
+        patch=int(patch), depth=depth, width=width, mlp_dim=mlp_dim, token_mlp_dim=token_mlp_dim
+    )
 
 
 class Model(nnx.Module):
-    """Images to logits; see `Config` for what varies. Parameters are float32 whatever the compute dtype."""
+    """Images to logits; see `Config` for what varies. Parameters are float32 whatever the compute
+    dtype.
+    """
 
     def __init__(self, config: Config, *, rngs: nnx.Rngs):
         dtype = jnp.dtype(config.dtype)
         self.config = config
         self.embedding = PatchEmbedding(config.patch, 3, config.width, dtype=dtype, rngs=rngs)
-        self.layers = stack.stack(lambda rngs: Block(config, dtype=dtype, rngs=rngs), config.depth, rngs)
+        self.layers = stack.stack(
+            lambda rngs: Block(config, dtype=dtype, rngs=rngs), config.depth, rngs
+        )
         self.norm = layer_norm(config.width, config.epsilon, dtype, rngs)
         if config.num_classes:
             self.head = classifier.head(config.width, config, rngs)
 
     def __call__(
-        self, images: jax.Array, *, deterministic: bool = True, rngs: nnx.Rngs | None = None, capture: bool = False
+        self,
+        images: jax.Array,
+        *,
+        deterministic: bool = True,
+        rngs: nnx.Rngs | None = None,
+        capture: bool = False,
     ) -> ModelOutput:
         """Classifies images.
 
@@ -115,7 +144,9 @@ class Model(nnx.Module):
             return x, {"blocks": x} if capture else {}
 
         x = self.embedding(images)
-        x, captured = stack.scan(step, self.layers, x, (rates, keys), remat=config.remat, unroll=config.unroll)
+        x, captured = stack.scan(
+            step, self.layers, x, (rates, keys), remat=config.remat, unroll=config.unroll
+        )
         tokens = self.norm(x)
         features = tokens.mean(axis=1)
         logits = self.head(features.astype(jnp.float32)) if config.num_classes else None
@@ -127,9 +158,13 @@ class Block(nnx.Module):
 
     def __init__(self, config: Config, *, dtype, rngs: nnx.Rngs):
         self.token_norm = layer_norm(config.width, config.epsilon, dtype, rngs)
-        self.token_mlp = Mlp(config.tokens, config.token_mlp_dim, config.activation, dtype=dtype, rngs=rngs)
+        self.token_mlp = Mlp(
+            config.tokens, config.token_mlp_dim, config.activation, dtype=dtype, rngs=rngs
+        )
         self.channel_norm = layer_norm(config.width, config.epsilon, dtype, rngs)
-        self.channel_mlp = Mlp(config.width, config.mlp_dim, config.activation, dtype=dtype, rngs=rngs)
+        self.channel_mlp = Mlp(
+            config.width, config.mlp_dim, config.activation, dtype=dtype, rngs=rngs
+        )
 
     def __call__(self, x: jax.Array, drop_path_rate: jax.Array, key: jax.Array | None) -> jax.Array:
         """(B, N, D) -> the same."""
@@ -140,7 +175,9 @@ class Block(nnx.Module):
 
 
 class Mlp(nnx.Module):
-    """Dense, activation, dense over the last axis; drawn as Flax does by default, unlike ViT's (official code)."""
+    """Dense, activation, dense over the last axis; drawn as Flax does by default, unlike ViT's
+    (official code).
+    """
 
     def __init__(self, width: int, hidden: int, activation: str, *, dtype, rngs: nnx.Rngs):
         self.up = nnx.Linear(width, hidden, dtype=dtype, rngs=rngs)
@@ -153,14 +190,16 @@ class Mlp(nnx.Module):
 
 
 def enlarge_token_mlp(token_mlp: dict, factor: int) -> dict:
-    """The token MLP for images `factor` = K times as large, which it treats as K·K images of the old size (Mixer §C).
+    """The token MLP for images `factor` = K times as large, which it treats as K·K images of the
+    old size (Mixer §C).
 
-    The paper writes K² copies of each kernel along a diagonal, for tokens which come sub-image by sub-image; here
-    the rows of the first kernel and the columns of the second go where a model has its tokens, row by row of the image.
+    The paper writes K² copies of each kernel along a diagonal, for tokens which come sub-image by
+    sub-image; here the rows of the first kernel and the columns of the second go where a model has
+    its tokens, row by row of the image.
 
     Args:
-      token_mlp: parameters of one layer or a stack: `up/kernel` (..., S, H), `up/bias` (..., H), `down/kernel`
-        (..., H, S), `down/bias` (..., S), S tokens being a square.
+      token_mlp: parameters of one layer or a stack: `up/kernel` (..., S, H), `up/bias` (..., H),
+        `down/kernel` (..., H, S), `down/bias` (..., S), S tokens being a square.
       factor: K, positive.
 
     Returns:
@@ -183,7 +222,10 @@ def enlarge_token_mlp(token_mlp: dict, factor: int) -> dict:
     down_kernel = np.take(down["kernel"], place, axis=-1)[..., None, :, :] * inside.T[:, None, :]
     repeats = (1,) * (up["bias"].ndim - 1) + (factor**2,)
     return {
-        "up": {"kernel": up_kernel.reshape(*up_kernel.shape[:-2], -1), "bias": np.tile(up["bias"], repeats)},
+        "up": {
+            "kernel": up_kernel.reshape(*up_kernel.shape[:-2], -1),
+            "bias": np.tile(up["bias"], repeats),
+        },
         "down": {
             "kernel": down_kernel.reshape(*down_kernel.shape[:-3], -1, len(place)),
             "bias": np.take(down["bias"], place, axis=-1),

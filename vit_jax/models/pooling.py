@@ -19,9 +19,21 @@ def mean(tokens: jax.Array) -> jax.Array:
 
 
 class AttentionPooling(nnx.Module):
-    """MAP head: a learnt probe attends to the tokens, then a residual MLP (Scaling ViT §3.2; big_vision's MAPHead)."""
+    """MAP head: a learnt probe attends to the tokens, then a residual MLP (Scaling ViT §3.2;
+    big_vision's MAPHead).
+    """
 
-    def __init__(self, width: int, heads: int, hidden: int, *, epsilon: float, activation: str, dtype, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        hidden: int,
+        *,
+        epsilon: float,
+        activation: str,
+        dtype,
+        rngs: nnx.Rngs,
+    ):
         self.probe = nnx.Param(nnx.initializers.xavier_uniform()(rngs.params(), (1, 1, width)))
         self.attention = Attention(width, heads, dtype=dtype, rngs=rngs)
         self.norm = layer_norm(width, epsilon, dtype, rngs)
@@ -29,6 +41,8 @@ class AttentionPooling(nnx.Module):
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """tokens (B, N, D) -> (B, D)."""
-        probe = jnp.broadcast_to(self.probe[...].astype(tokens.dtype), (tokens.shape[0], 1, tokens.shape[-1]))
+        probe = jnp.broadcast_to(
+            self.probe[...].astype(tokens.dtype), (tokens.shape[0], 1, tokens.shape[-1])
+        )
         x, _ = self.attention(tokens, queries=probe)
         return (x + self.mlp(self.norm(x)))[:, 0]

@@ -1,4 +1,6 @@
-"""Model names to models. A new family is one module with `Config`, `Model`, `VARIANTS` and `options_from_name`, added to `FAMILIES`."""
+"""Model names to models. A new family is one module with `Config`, `Model`, `VARIANTS` and
+`options_from_name`, added to `FAMILIES`.
+"""
 
 import dataclasses
 import math
@@ -44,7 +46,9 @@ def model_config(name: str, *, image_size: int = 224, **options):
     fields = {field.name: field for field in dataclasses.fields(family.Config)}
     for option_name, value in options.items():
         if option_name not in fields:
-            raise ConfigError(f"model {name} has no option {option_name!r}{nearest(option_name, fields)}")
+            raise ConfigError(
+                f"model {name} has no option {option_name!r}{nearest(option_name, fields)}"
+            )
         check_value(f"model.{option_name}", value, fields[option_name])
     return family.Config(image_size=image_size, **(named | options))
 
@@ -59,19 +63,27 @@ def build(config, *, rngs: nnx.Rngs) -> nnx.Module:
 
 
 def create_model(name: str, *, image_size: int = 224, seed: int = 0, **options) -> nnx.Module:
-    """A new model by name, e.g. `create_model("ViT-B/16", num_classes=10, image_size=384, pool="mean", dtype="bfloat16")`."""
+    """A new model by name, e.g. `create_model("ViT-B/16", num_classes=10, image_size=384,
+    pool="mean", dtype="bfloat16")`.
+    """
     return build(model_config(name, image_size=image_size, **options), rngs=nnx.Rngs(seed))
 
 
 def abstract(config) -> tuple[nnx.GraphDef, dict]:
-    """Definition and parameter shapes of a model, without memory: (graphdef, nested dict of `ShapeDtypeStruct`)."""
+    """Definition and parameter shapes of a model, without memory: (graphdef, nested dict of
+    `ShapeDtypeStruct`).
+    """
     definition, state = nnx.split(nnx.eval_shape(lambda: build(config, rngs=nnx.Rngs(0))))
     # Without the sharding that a mesh in the context would give them.
-    return definition, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), nnx.to_pure_dict(state))
+    return definition, jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), nnx.to_pure_dict(state)
+    )
 
 
 def initialize(config, key: jax.Array) -> dict:
-    """New parameters as a nested dict of float32 arrays; pure, to be jitted with shardings so that they are born where they live."""
+    """New parameters as a nested dict of float32 arrays; pure, to be jitted with shardings so that
+    they are born where they live.
+    """
     return nnx.to_pure_dict(nnx.state(build(config, rngs=nnx.Rngs(key))))
 
 

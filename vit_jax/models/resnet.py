@@ -1,8 +1,10 @@
-"""Bottleneck ResNets with group norm and standardised weights: BiT's (arXiv 1912.11370) and the one below hybrid ViTs.
+"""Bottleneck ResNets with group norm and standardised weights: BiT's (arXiv 1912.11370) and the one
+below hybrid ViTs.
 
-`BiT-R50x1` normalises before each convolution (ResNet v2), as published BiT weights want it; it is big_vision's
-`bit_paper`. `ResNet-R50x1` normalises after each (ResNet v1), as the hybrids of the ViT papers do; it is big_vision's
-`bit`. They also standardise, pad and normalise with other details, on which published weights depend.
+`BiT-R50x1` normalises before each convolution (ResNet v2), as published BiT weights want it; it is
+big_vision's `bit_paper`. `ResNet-R50x1` normalises after each (ResNet v1), as the hybrids of the
+ViT papers do; it is big_vision's `bit`. They also standardise, pad and normalise with other
+details, on which published weights depend.
 """
 
 import dataclasses
@@ -17,7 +19,13 @@ from vit_jax.models.layers import ModelOutput
 from vit_jax.schema import ConfigError, nearest, option
 
 # Units of each stage (BiT §4; 26 is AugReg's).
-UNITS = {"26": (2, 2, 2, 2), "50": (3, 4, 6, 3), "101": (3, 4, 23, 3), "152": (3, 8, 36, 3), "200": (3, 24, 36, 3)}
+UNITS = {
+    "26": (2, 2, 2, 2),
+    "50": (3, 4, 6, 3),
+    "101": (3, 4, 23, 3),
+    "152": (3, 8, 36, 3),
+    "200": (3, 24, 36, 3),
+}
 # Listed by `vit_jax models`; any other depth and width work as well.
 VARIANTS = [
     "BiT-R26x1", "BiT-R50x1", "BiT-R50x2", "BiT-R50x3", "BiT-R101x1", "BiT-R101x3", "BiT-R152x1", "BiT-R152x2",
@@ -33,10 +41,18 @@ EXPANSION = 4
 class Config(classifier.Options):
     """A ResNet. Images may have any size; what is counted here is for `image_size`."""
 
-    units: tuple = option((3, 4, 6, 3), "residual units of each stage of the ResNet; each but the first has stride 2")
-    width_factor: float = option(1.0, "the ResNet's channels, as a multiple of 64 in its root and first stage")
-    preactivation: bool = option(True, "normalise before each convolution (BiT, ResNet v2), not after it (ResNet v1)")
-    root_zeros: bool = option(False, "zeros around what BiT's root pools (BiT's first code, timm; not big_vision)")
+    units: tuple = option(
+        (3, 4, 6, 3), "residual units of each stage of the ResNet; each but the first has stride 2"
+    )
+    width_factor: float = option(
+        1.0, "the ResNet's channels, as a multiple of 64 in its root and first stage"
+    )
+    preactivation: bool = option(
+        True, "normalise before each convolution (BiT, ResNet v2), not after it (ResNet v1)"
+    )
+    root_zeros: bool = option(
+        False, "zeros around what BiT's root pools (BiT's first code, timm; not big_vision)"
+    )
 
     def __post_init__(self):
         # JSON has no tuples.
@@ -49,7 +65,9 @@ class Config(classifier.Options):
                 f"normalised in {GROUPS} groups: take a multiple of 0.5"
             )
         if self.root_zeros and not self.preactivation:
-            raise ConfigError("model.root_zeros is for BiT: in a ResNet v1 what is pooled is positive")
+            raise ConfigError(
+                "model.root_zeros is for BiT: in a ResNet v1 what is pooled is positive"
+            )
 
     @property
     def root_channels(self) -> int:
@@ -59,7 +77,11 @@ class Config(classifier.Options):
     @property
     def channels(self) -> int:
         """Channels of the last feature map."""
-        return self.root_channels * EXPANSION * 2 ** (len(self.units) - 1) if self.units else self.root_channels
+        return (
+            self.root_channels * EXPANSION * 2 ** (len(self.units) - 1)
+            if self.units
+            else self.root_channels
+        )
 
     @property
     def stride(self) -> int:
@@ -77,7 +99,9 @@ class Config(classifier.Options):
         return self.grid[0] * self.grid[1]
 
     def flops(self) -> int:
-        """Operations of one image's forward pass: convolutions and head only, a multiply-add counted as 2."""
+        """Operations of one image's forward pass: convolutions and head only, a multiply-add
+        counted as 2.
+        """
         side, channels = -(-self.image_size // 2), self.root_channels
         products = side**2 * 7 * 7 * 3 * channels
         side = -(-side // 2)
@@ -93,18 +117,24 @@ class Config(classifier.Options):
 
 
 def options_from_name(name: str) -> dict | None:
-    """`BiT-R50x1` or `ResNet-R50x1` -> its style, depth and width; `None` for a name of another family."""
+    """`BiT-R50x1` or `ResNet-R50x1` -> its style, depth and width; `None` for a name of another
+    family.
+    """
     match = re.fullmatch(r"(BiT|ResNet)-R(\d+)x(\d+)", name)
     if not match:
         return None
     style, depth, width_factor = match.groups()
     if depth not in UNITS:
-        raise ConfigError(f"model {name!r}: there is no ResNet of depth {depth}{nearest(depth, UNITS)}")
+        raise ConfigError(
+            f"model {name!r}: there is no ResNet of depth {depth}{nearest(depth, UNITS)}"
+        )
     return dict(units=UNITS[depth], width_factor=float(width_factor), preactivation=style == "BiT")
 
 
 class Model(nnx.Module):
-    """Images to logits; see `Config` for what varies. Parameters are float32 whatever the compute dtype."""
+    """Images to logits; see `Config` for what varies. Parameters are float32 whatever the compute
+    dtype.
+    """
 
     def __init__(self, config: Config, *, rngs: nnx.Rngs):
         self.config = config
@@ -115,7 +145,12 @@ class Model(nnx.Module):
             self.head = classifier.head(config.channels, config, rngs)
 
     def __call__(
-        self, images: jax.Array, *, deterministic: bool = True, rngs: nnx.Rngs | None = None, capture: bool = False
+        self,
+        images: jax.Array,
+        *,
+        deterministic: bool = True,
+        rngs: nnx.Rngs | None = None,
+        capture: bool = False,
     ) -> ModelOutput:
         """Classifies images.
 
@@ -132,7 +167,9 @@ class Model(nnx.Module):
             x = nnx.relu(self.norm(x))
         features = x.mean(axis=(1, 2))
         logits = self.head(features.astype(jnp.float32)) if self.config.num_classes else None
-        return ModelOutput(logits, features, x.reshape(x.shape[0], -1, x.shape[-1]), captured if capture else {})
+        return ModelOutput(
+            logits, features, x.reshape(x.shape[0], -1, x.shape[-1]), captured if capture else {}
+        )
 
 
 class Backbone(nnx.Module):
@@ -141,10 +178,14 @@ class Backbone(nnx.Module):
     def __init__(self, config: Config, *, rngs: nnx.Rngs):
         self.root = Root(config, rngs=rngs)
         # Strings: integers would come back as such from some checkpoint formats only.
-        self.stages = nnx.Dict({str(i + 1): Stage(i, config, rngs=rngs) for i in range(len(config.units))})
+        self.stages = nnx.Dict(
+            {str(i + 1): Stage(i, config, rngs=rngs) for i in range(len(config.units))}
+        )
 
     def __call__(self, images: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """images (B, H, W, 3) -> (B, h, w, C), and the maps after root and stages, which cost nothing unless used."""
+        """images (B, H, W, 3) -> (B, h, w, C), and the maps after root and stages, which cost
+        nothing unless used.
+        """
         x = self.root(images)
         maps = {"root": x}
         for name, stage in self.stages.items():
@@ -154,7 +195,9 @@ class Backbone(nnx.Module):
 
 
 class Root(nnx.Module):
-    """7x7 convolution and 3x3 max pooling, each of stride 2; the norm and ReLU between them are for ResNet v1 alone."""
+    """7x7 convolution and 3x3 max pooling, each of stride 2; the norm and ReLU between them are for
+    ResNet v1 alone.
+    """
 
     def __init__(self, config: Config, *, rngs: nnx.Rngs):
         self.config = config
@@ -169,12 +212,16 @@ class Root(nnx.Module):
             x = nnx.relu(self.norm(x))
         if self.config.root_zeros:
             # Not the same as no border: without a ReLU before, all may be negative.
-            return nnx.max_pool(jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))), (3, 3), strides=(2, 2))
+            return nnx.max_pool(
+                jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))), (3, 3), strides=(2, 2)
+            )
         return nnx.max_pool(x, (3, 3), strides=(2, 2), padding=_padding(3, self.config))
 
 
 class Stage(nnx.Module):
-    """Residual units at one resolution: `first` changes it and the channels; the others are equal and stacked."""
+    """Residual units at one resolution: `first` changes it and the channels; the others are equal
+    and stacked.
+    """
 
     def __init__(self, index: int, config: Config, *, rngs: nnx.Rngs):
         unit = PreactivationUnit if config.preactivation else PostactivationUnit
@@ -195,11 +242,15 @@ class Stage(nnx.Module):
         if self.layers is None:
             return x
         step = lambda unit, x: (unit(x), None)  # noqa: E731
-        return stack.scan(step, self.layers, x, remat=self.config.remat, unroll=self.config.unroll)[0]
+        return stack.scan(step, self.layers, x, remat=self.config.remat, unroll=self.config.unroll)[
+            0
+        ]
 
 
 class PreactivationUnit(nnx.Module):
-    """Norm, ReLU, convolution, thrice (ResNet v2, arXiv 1603.05027); projected shortcuts leave after the first ReLU."""
+    """Norm, ReLU, convolution, thrice (ResNet v2, arXiv 1603.05027); projected shortcuts leave
+    after the first ReLU.
+    """
 
     def __init__(self, inputs: int, inner: int, stride: int, config: Config, *, rngs: nnx.Rngs):
         outputs = EXPANSION * inner
@@ -223,7 +274,9 @@ class PreactivationUnit(nnx.Module):
 
 
 class PostactivationUnit(nnx.Module):
-    """Convolution and norm, thrice, with ReLU between them and after the sum (ResNet v1, arXiv 1512.03385)."""
+    """Convolution and norm, thrice, with ReLU between them and after the sum (ResNet v1, arXiv
+    1512.03385).
+    """
 
     def __init__(self, inputs: int, inner: int, stride: int, config: Config, *, rngs: nnx.Rngs):
         outputs = EXPANSION * inner
@@ -248,12 +301,20 @@ class PostactivationUnit(nnx.Module):
 
 
 class Convolution(nnx.Module):
-    """Convolution without bias whose kernel (size, size, inputs, outputs) is standardised (arXiv 1903.10520)."""
+    """Convolution without bias whose kernel (size, size, inputs, outputs) is standardised (arXiv
+    1903.10520).
+    """
 
-    def __init__(self, inputs: int, outputs: int, size: int, stride: int, config: Config, *, rngs: nnx.Rngs):
+    def __init__(
+        self, inputs: int, outputs: int, size: int, stride: int, config: Config, *, rngs: nnx.Rngs
+    ):
         init = nnx.initializers.lecun_normal(in_axis=(0, 1, 2), out_axis=3)
         self.kernel = nnx.Param(init(rngs.params(), (size, size, inputs, outputs)))
-        self.stride, self.padding, self.preactivation = stride, _padding(size, config), config.preactivation
+        self.stride, self.padding, self.preactivation = (
+            stride,
+            _padding(size, config),
+            config.preactivation,
+        )
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """(B, H, W, inputs) -> (B, H/stride, W/stride, outputs), rounded up."""
@@ -264,18 +325,24 @@ class Convolution(nnx.Module):
 
 
 def standardize(kernel: jax.Array, preactivation: bool) -> jax.Array:
-    """kernel (h, w, inputs, outputs) with mean 0 and variance 1 for each output, but for each style's own epsilon."""
+    """kernel (h, w, inputs, outputs) with mean 0 and variance 1 for each output, but for each
+    style's own epsilon.
+    """
     centred = kernel - kernel.mean(axis=(0, 1, 2))
     variance = jnp.square(centred).mean(axis=(0, 1, 2))
     return centred / (jnp.sqrt(variance + 1e-10) if preactivation else jnp.sqrt(variance) + 1e-5)
 
 
 def _padding(size: int, config: Config) -> str | tuple:
-    """TensorFlow's SAME puts the odd row last; BiT pads both sides alike. They differ where the stride is 2."""
+    """TensorFlow's SAME puts the odd row last; BiT pads both sides alike. They differ where the
+    stride is 2.
+    """
     return ((size // 2,) * 2,) * 2 if config.preactivation else "SAME"
 
 
-def _group_norm(channels: int, config: Config, rngs: nnx.Rngs, scale_init=nnx.initializers.ones) -> nnx.GroupNorm:
+def _group_norm(
+    channels: int, config: Config, rngs: nnx.Rngs, scale_init=nnx.initializers.ones
+) -> nnx.GroupNorm:
     return nnx.GroupNorm(
         channels,
         GROUPS,

@@ -1,4 +1,6 @@
-"""Equal layers, stacked along a leading axis run by `jax.lax.scan`, and what the backward pass recomputes of them."""
+"""Equal layers, stacked along a leading axis run by `jax.lax.scan`, and what the backward pass
+recomputes of them.
+"""
 
 from collections.abc import Callable
 
@@ -17,18 +19,29 @@ REMAT = {
 
 
 def stack(make: Callable[[nnx.Rngs], nnx.Module], count: int, rngs: nnx.Rngs) -> nnx.Module:
-    """`count` modules as one, every parameter with a leading axis of that length. Call its attribute `layers`."""
+    """`count` modules as one, every parameter with a leading axis of that length. Call its
+    attribute `layers`.
+    """
     return nnx.split_rngs(splits=count)(nnx.vmap(make, in_axes=0, out_axes=0))(rngs)
 
 
-def scan(step: Callable, layers: nnx.Module, x: jax.Array, arguments: tuple = (), *, remat: str, unroll: int):
+def scan(
+    step: Callable,
+    layers: nnx.Module,
+    x: jax.Array,
+    arguments: tuple = (),
+    *,
+    remat: str,
+    unroll: int,
+):
     """Runs stacked layers one after the other.
 
     Args:
       step: `step(layer, x, *arguments_of_the_layer) -> x, captured`.
       layers: from `stack`.
       x: (B, ...).
-      arguments: arrays with a leading axis of the stack's length, a slice for each layer; `None` is handed on.
+      arguments: arrays with a leading axis of the stack's length, a slice for each layer; `None` is
+        handed on.
       remat: one of `REMAT`.
       unroll: layers compiled side by side; 0: all.
 
@@ -44,7 +57,8 @@ def scan(step: Callable, layers: nnx.Module, x: jax.Array, arguments: tuple = ()
         x, captured = step(nnx.merge(definition, layer_parameters), x, *layer_arguments)
         return parallel.constrain_batch(x), captured
 
-    # A loop keeps XLA from sharing what is recomputed with the forward pass; unrolling may leave layers outside a loop.
+    # A loop keeps XLA from sharing what is recomputed with the forward pass; unrolling may leave
+    # layers outside a loop.
     body = _recomputing(body, remat, prevent_cse=unroll == count or count % unroll > 0)
     return jax.lax.scan(body, x, (parameters, arguments), unroll=unroll)
 
@@ -52,9 +66,15 @@ def scan(step: Callable, layers: nnx.Module, x: jax.Array, arguments: tuple = ()
 def call(layer: nnx.Module, x: jax.Array, *, remat: str) -> jax.Array:
     """`layer(x)` of a layer that is in no stack, recomputed as those of a stack are."""
     definition, parameters = nnx.split(layer)
-    run = _recomputing(lambda parameters, x: nnx.merge(definition, parameters)(x), remat, prevent_cse=True)
+    run = _recomputing(
+        lambda parameters, x: nnx.merge(definition, parameters)(x), remat, prevent_cse=True
+    )
     return parallel.constrain_batch(run(parameters, x))
 
 
 def _recomputing(function: Callable, remat: str, *, prevent_cse: bool) -> Callable:
-    return function if remat == "none" else jax.checkpoint(function, policy=REMAT[remat], prevent_cse=prevent_cse)
+    return (
+        function
+        if remat == "none"
+        else jax.checkpoint(function, policy=REMAT[remat], prevent_cse=prevent_cse)
+    )

@@ -1,4 +1,6 @@
-"""What is learnt. A new objective is one module with a class like `Supervised`, added to `OBJECTIVES`."""
+"""What is learnt. A new objective is one module with a class like `Supervised`, added to
+`OBJECTIVES`.
+"""
 
 import dataclasses
 from typing import Protocol
@@ -21,7 +23,9 @@ class Objective(Protocol):
     def __call__(
         self, model: nnx.Module, images: jax.Array, targets: jax.Array, rngs: nnx.Rngs
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """images (B, S, S, 3) augmented and normalised, targets (B, K) -> loss (B,) and metrics, each (B,)."""
+        """images (B, S, S, 3) augmented and normalised, targets (B, K) -> loss (B,) and metrics,
+        each (B,).
+        """
 
 
 @dataclasses.dataclass
@@ -47,5 +51,7 @@ def make(config) -> Objective:
     known = {field.name for field in dataclasses.fields(cls.Options)}
     for name in options:
         if name not in known:
-            raise ConfigError(f"objective {config.name} has no option {name!r}{nearest(name, known)}")
+            raise ConfigError(
+                f"objective {config.name} has no option {name!r}{nearest(name, known)}"
+            )
     return cls(cls.Options(**options))

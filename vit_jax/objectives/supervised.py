@@ -13,8 +13,14 @@ from vit_jax.schema import option
 class Options:
     """What `config.objective` says for supervised learning."""
 
-    loss: str = option("softmax", "cross-entropy: softmax, or sigmoid summed over classes", choices=("softmax", "sigmoid"))
-    label_smoothing: float = option(0.0, "share of the target spread evenly over all classes", minimum=0)
+    loss: str = option(
+        "softmax",
+        "cross-entropy: softmax, or sigmoid summed over classes",
+        choices=("softmax", "sigmoid"),
+    )
+    label_smoothing: float = option(
+        0.0, "share of the target spread evenly over all classes", minimum=0
+    )
 
 
 class Supervised:
@@ -37,16 +43,20 @@ class Supervised:
 def cross_entropy(logits: jax.Array, targets: jax.Array, kind: str) -> jax.Array:
     """logits, targets (B, K) float32 -> (B,).
 
-    `softmax`: −Σ t log softmax(z). `sigmoid`: Σ over classes of the binary cross-entropies, not their mean, as the JFT and
-    ImageNet-21k recipes have it (Scaling ViT, big_vision).
+    `softmax`: −Σ t log softmax(z). `sigmoid`: Σ over classes of the binary cross-entropies, not
+    their mean, as the JFT and ImageNet-21k recipes have it (Scaling ViT, big_vision).
     """
     if kind == "softmax":
         return -jnp.sum(targets * jax.nn.log_softmax(logits), axis=-1)
-    return -jnp.sum(targets * jax.nn.log_sigmoid(logits) + (1 - targets) * jax.nn.log_sigmoid(-logits), axis=-1)
+    return -jnp.sum(
+        targets * jax.nn.log_sigmoid(logits) + (1 - targets) * jax.nn.log_sigmoid(-logits), axis=-1
+    )
 
 
 def to_targets(labels: jax.Array, num_classes: int) -> jax.Array:
-    """int32 (B,) class indices, or float (B, K) already one row of targets an example -> float32 (B, K)."""
+    """int32 (B,) class indices, or float (B, K) already one row of targets an example -> float32
+    (B, K).
+    """
     if labels.ndim == 2:
         return labels.astype(jnp.float32)
     return jax.nn.one_hot(labels, num_classes, dtype=jnp.float32)

@@ -1,8 +1,8 @@
 """From gradients to updates: the whole of `config.optim` as one optax transformation.
 
-Here is what all optimizers share: clipping, learning rates, weight decay, freezing; and Polyak averaging, which is
-no part of the update. The optimizers are in `optimizers.py`, the learning rate over time in `schedules.py`, over
-parameters in `multipliers.py`.
+Here is what all optimizers share: clipping, learning rates, weight decay, freezing; and Polyak
+averaging, which is no part of the update. The optimizers are in `optimizers.py`, the learning rate
+over time in `schedules.py`, over parameters in `multipliers.py`.
 """
 
 from collections.abc import Callable
@@ -30,28 +30,31 @@ def make(
     Updates are made in this order:
     1. clip the gradients of all parameters that are not frozen, together, to the norm `clip`;
     2. the named optimizer turns them into a direction u;
-    3. update = -s (lr m u + d p), with s the relative schedule, m the parameter's multiplier of the learning rate
-       and d its decay: d = lr m wd for decay by 'lr' (AdamW: wherever the learning rate goes, the decay goes), d =
-       wd by 'schedule' (big_vision: m does not touch the decay), where wd is `weight_decay` times the multiplier of
-       `weight_decay_rules`;
+    3. update = -s (lr m u + d p), with s the relative schedule, m the parameter's multiplier of the
+       learning rate
+       and d its decay: d = lr m wd for decay by 'lr' (AdamW: wherever the learning rate goes, the
+       decay goes), d = wd by 'schedule' (big_vision: m does not touch the decay), where wd is
+       `weight_decay` times the multiplier of `weight_decay_rules`;
     4. frozen parameters get an update of exactly 0. Nothing is stored for them.
 
     Args:
       config: `config.optim`.
-      params: parameters, or their shapes as from `jax.eval_shape`; a tree of float32 arrays whose names (see
-        `patterns`) the rules match.
+      params: parameters, or their shapes as from `jax.eval_shape`; a tree of float32 arrays whose
+        names (see `patterns`) the rules match.
       total_steps: length of the run.
       to_steps: a duration such as '5%' in steps.
 
     Returns:
-      The transformation, whose `update` needs the parameters, and the learning rate as a function of the number of
-      updates made.
+      The transformation, whose `update` needs the parameters, and the learning rate as a function
+      of the number of updates made.
 
     Raises:
       ConfigError: some field of `config` is wrong, or a pattern matches no parameter.
     """
     if config.name not in OPTIMIZERS:
-        raise ConfigError(f"config.optim.name = {config.name!r} is not an optimizer{nearest(config.name, OPTIMIZERS)}")
+        raise ConfigError(
+            f"config.optim.name = {config.name!r} is not an optimizer{nearest(config.name, OPTIMIZERS)}"
+        )
     for field in ("b1", "b2"):
         if not config[field] < 1:
             raise ConfigError(f"config.optim.{field} = {config[field]} must be below 1")
@@ -77,11 +80,12 @@ def make(
 
 
 def ema_update(ema: Any, params: Any, decay: float, count: jax.typing.ArrayLike) -> Any:
-    """Polyak averaging: ema + (1 - d) (params - ema), with d = min(decay, (1 + count) / (10 + count)).
+    """Polyak averaging: ema + (1 - d) (params - ema), with d = min(decay, (1 + count) / (10 +
+    count)).
 
     The second term lets the average forget the initialisation in short runs, as TensorFlow's
-    ExponentialMovingAverage does when told the step; for ViT's 0.9999 (ViT §4.1) it holds for the first 90,000
-    updates. An average that equals its parameter stays so exactly.
+    ExponentialMovingAverage does when told the step; for ViT's 0.9999 (ViT §4.1) it holds for the
+    first 90,000 updates. An average that equals its parameter stays so exactly.
 
     Args:
       ema: the average so far, at first the parameters themselves; float32.
@@ -116,7 +120,9 @@ def _step(relative: Schedule, rates: dict, decays: dict) -> optax.GradientTransf
 
 
 def _rates_and_decays(config, shapes: dict[str, tuple[int, ...]]) -> tuple[dict, dict]:
-    """By parameter name, what multiplies the direction and the parameter, at the peak of the schedule."""
+    """By parameter name, what multiplies the direction and the parameter, at the peak of the
+    schedule.
+    """
     rates = {name: config.lr * m for name, m in multipliers.learning_rates(config, shapes).items()}
     decays = multipliers.weight_decays(config, shapes)
     if config.weight_decay_by == "lr":

@@ -1,4 +1,6 @@
-"""How the learning rate and the weight decay differ from parameter to parameter: rules by name and layer-wise decay."""
+"""How the learning rate and the weight decay differ from parameter to parameter: rules by name and
+layer-wise decay.
+"""
 
 import re
 from collections.abc import Mapping
@@ -20,8 +22,8 @@ def learning_rates(config, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, f
       shapes: of every parameter, by name.
 
     Returns:
-      A float, or for stacked parameters with layer-wise decay an array (layers, 1, …) that broadcasts against the
-      parameter.
+      A float, or for stacked parameters with layer-wise decay an array (layers, 1, …) that
+      broadcasts against the parameter.
     """
     patterns.check_rules(config.lr_rules, list(shapes), "config.optim.lr_rules")
     depth = _depth(shapes) if config.layer_decay != 1 else 0
@@ -33,15 +35,22 @@ def learning_rates(config, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, f
 
 
 def weight_decays(config, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, float]:
-    """By parameter name, `weight_decay` times the value of the first of `weight_decay_rules` that matches, else 0."""
+    """By parameter name, `weight_decay` times the value of the first of `weight_decay_rules` that
+    matches, else 0.
+    """
     patterns.check_rules(config.weight_decay_rules, list(shapes), "config.optim.weight_decay_rules")
-    return {name: config.weight_decay * patterns.first_match(config.weight_decay_rules, name, 0.0) for name in shapes}
+    return {
+        name: config.weight_decay * patterns.first_match(config.weight_decay_rules, name, 0.0)
+        for name in shapes
+    }
 
 
 def _layer_multiplier(name: str, rank: int, depth: int, decay: float) -> float | np.ndarray:
-    """decay^(depth + 1 - l), with l = 0 for the inputs, i + 1 for layer i, depth + 1 for all that follows the layers.
+    """decay^(depth + 1 - l), with l = 0 for the inputs, i + 1 for layer i, depth + 1 for all that
+    follows the layers.
 
-    As in MAE (util/lr_decay.py), the last norm, pooling and head all follow; so does a name that nobody foresaw.
+    As in MAE (util/lr_decay.py), the last norm, pooling and head all follow; so does a name that
+    nobody foresaw.
     """
     if decay == 1:
         return 1.0

@@ -1,7 +1,9 @@
-"""The optimizers by name: each maps gradients to the direction of an update, still without learning rate or decay.
+"""The optimizers by name: each maps gradients to the direction of an update, still without learning
+rate or decay.
 
 Gradient clipping, learning rates, weight decay and freezing are common to all and live in
-`vit_jax/optim/__init__.py`. All directions are computed in float32 whatever type the first moment is kept in.
+`vit_jax/optim/__init__.py`. All directions are computed in float32 whatever type the first moment
+is kept in.
 """
 
 import jax.numpy as jnp
@@ -11,17 +13,27 @@ from vit_jax.optim.adafactor import scale_by_adafactor
 
 
 def adamw(config) -> optax.GradientTransformation:
-    """Adam with bias correction (Kingma & Ba 2015, Algorithm 1); second moment in float32 (Scaling ViT §3.4)."""
+    """Adam with bias correction (Kingma & Ba 2015, Algorithm 1); second moment in float32 (Scaling
+    ViT §3.4).
+    """
     return _keep(optax.scale_by_adam(config.b1, config.b2, config.eps), "mu", config.moment_dtype)
 
 
 def sgd(config) -> optax.GradientTransformation:
-    """Momentum b1, not dampened: m = b1 m + g; direction m (ViT §4.1). With b1 = 0 there is no state."""
-    return _keep(optax.trace(config.b1), "trace", config.moment_dtype) if config.b1 else optax.identity()
+    """Momentum b1, not dampened: m = b1 m + g; direction m (ViT §4.1). With b1 = 0 there is no
+    state.
+    """
+    return (
+        _keep(optax.trace(config.b1), "trace", config.moment_dtype)
+        if config.b1
+        else optax.identity()
+    )
 
 
 def adafactor(config) -> optax.GradientTransformation:
-    """Factored second moment, its decay capped by b2; then m = b1 m + (1 - b1) u, not debiased (Scaling ViT §3.4)."""
+    """Factored second moment, its decay capped by b2; then m = b1 m + (1 - b1) u, not debiased
+    (Scaling ViT §3.4).
+    """
     if not config.b1:
         return scale_by_adafactor(config.b2)
     momentum = _keep(optax.ema(config.b1, debias=False), "ema", config.moment_dtype)
@@ -36,7 +48,9 @@ def lion(config) -> optax.GradientTransformation:
 OPTIMIZERS = {"adamw": adamw, "sgd": sgd, "adafactor": adafactor, "lion": lion}
 
 
-def _keep(inner: optax.GradientTransformation, field: str, dtype: str) -> optax.GradientTransformation:
+def _keep(
+    inner: optax.GradientTransformation, field: str, dtype: str
+) -> optax.GradientTransformation:
     """`inner` with one field of its state kept in `dtype` between updates.
 
     optax's own dtype arguments would also round products such as b1 m to that type.
@@ -49,4 +63,6 @@ def _keep(inner: optax.GradientTransformation, field: str, dtype: str) -> optax.
         updates, state = inner.update(updates, cast(state, jnp.float32), params)
         return updates, cast(state, jnp.dtype(dtype))
 
-    return optax.GradientTransformation(lambda params: cast(inner.init(params), jnp.dtype(dtype)), update)
+    return optax.GradientTransformation(
+        lambda params: cast(inner.init(params), jnp.dtype(dtype)), update
+    )

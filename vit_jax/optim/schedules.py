@@ -1,4 +1,6 @@
-"""The learning rate over time, relative to its peak: warm-up, a shape, cool-down. Optimizers are not here."""
+"""The learning rate over time, relative to its peak: warm-up, a shape, cool-down. Optimizers are
+not here.
+"""
 
 from collections.abc import Callable
 
@@ -13,17 +15,17 @@ Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
 def schedule(config, *, total_steps: int, to_steps: Callable[[str], int]) -> Schedule:
     """The learning rate relative to its peak, as a function of the number of updates already made.
 
-    With t updates made, W the warm-up, T the total and p = clip((t - W) / (T - W), 0, 1), the shape is (ViT Table
-    3, B.1.1; Scaling ViT §3.5; e is `lr_end` relative to `lr`)
+    With t updates made, W the warm-up, T the total and p = clip((t - W) / (T - W), 0, 1), the shape
+    is (ViT Table 3, B.1.1; Scaling ViT §3.5; e is `lr_end` relative to `lr`)
 
         cosine    e + (1 - e) (1 + cos(pi p)) / 2
         linear    e + (1 - e) (1 - p)
         rsqrt     1 / sqrt(1 + max(t - W, 0) / timescale)
         constant  1
 
-    times min(1, t / W) during warm-up, times (T - t) / cooldown at the end. So with warm-up the first update, for
-    which t = 0, changes no parameter: big_vision's convention, kept so that its recipes give the same numbers step
-    by step.
+    times min(1, t / W) during warm-up, times (T - t) / cooldown at the end. So with warm-up the
+    first update, for which t = 0, changes no parameter: big_vision's convention, kept so that its
+    recipes give the same numbers step by step.
 
     Args:
       config: `config.optim`.
@@ -42,7 +44,9 @@ def schedule(config, *, total_steps: int, to_steps: Callable[[str], int]) -> Sch
     end = config.lr_end / config.lr if config.lr else 0.0
     span = max(total_steps - warmup, 1)
     shapes = {  # of k, the steps since warm-up
-        "cosine": lambda k: end + (1 - end) * 0.5 * (1 + jnp.cos(jnp.pi * jnp.minimum(k / span, 1))),
+        "cosine": lambda k: (
+            end + (1 - end) * 0.5 * (1 + jnp.cos(jnp.pi * jnp.minimum(k / span, 1)))
+        ),
         "linear": lambda k: end + (1 - end) * (1 - jnp.minimum(k / span, 1)),
         "rsqrt": lambda k: 1 / jnp.sqrt(1 + k / timescale),
         "constant": jnp.ones_like,
@@ -66,7 +70,9 @@ def schedule(config, *, total_steps: int, to_steps: Callable[[str], int]) -> Sch
             "it is a learning rate, not a share of one"
         )
     if config.schedule == "rsqrt" and timescale < 1:
-        raise ConfigError(f"config.optim.timescale = {config.timescale!r} must be at least one step")
+        raise ConfigError(
+            f"config.optim.timescale = {config.timescale!r} must be at least one step"
+        )
     if warmup + cooldown > total_steps:
         raise ConfigError(
             f"config.optim.warmup and cooldown take {warmup} + {cooldown} steps, more than the {total_steps} "

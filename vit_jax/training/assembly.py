@@ -1,6 +1,8 @@
-"""From a config to the parts of a run: the one place where model, objective, optimizer and step are put together.
+"""From a config to the parts of a run: the one place where model, objective, optimizer and step are
+put together.
 
-Needs no devices and no data, only two numbers about the data; training, planning, benchmarks and tests all start here.
+Needs no devices and no data, only two numbers about the data; training, planning, benchmarks and
+tests all start here.
 """
 
 import dataclasses
@@ -50,12 +52,16 @@ class Assembly:
 
 
 def check(config: ConfigDict) -> None:
-    """Raises `ConfigError` for whatever is wrong with a config that can be told without data and devices."""
+    """Raises `ConfigError` for whatever is wrong with a config that can be told without data and
+    devices.
+    """
     schema.check(config, Config)
     model_config_of(config, config.model.num_classes or 1)
     objectives.make(config.objective)
     if config.batch_size % config.accumulate:
-        raise ConfigError(f"config.batch_size {config.batch_size} cannot be cut into config.accumulate = {config.accumulate} parts")
+        raise ConfigError(
+            f"config.batch_size {config.batch_size} cannot be cut into config.accumulate = {config.accumulate} parts"
+        )
 
 
 def model_config_of(config: ConfigDict, num_classes: int):
@@ -66,9 +72,13 @@ def model_config_of(config: ConfigDict, num_classes: int):
     """
     options = schema.options_said(config.model)
     if options.get("num_classes", num_classes) != num_classes:
-        raise ConfigError(f"config.model.num_classes is {options['num_classes']}, but the data has {num_classes} classes")
+        raise ConfigError(
+            f"config.model.num_classes is {options['num_classes']}, but the data has {num_classes} classes"
+        )
     name = options.pop("name")
-    return registry.model_config(name, image_size=config.data.image_size, **options | {"num_classes": num_classes})
+    return registry.model_config(
+        name, image_size=config.data.image_size, **options | {"num_classes": num_classes}
+    )
 
 
 def assemble(config: ConfigDict, *, num_classes: int, examples_per_epoch: int | None) -> Assembly:
@@ -77,7 +87,8 @@ def assemble(config: ConfigDict, *, num_classes: int, examples_per_epoch: int | 
     Args:
       config: a checked config.
       num_classes: classes of the data.
-      examples_per_epoch: examples in the training set; `None` if unknown, then no duration may be in epochs.
+      examples_per_epoch: examples in the training set; `None` if unknown, then no duration may be
+        in epochs.
     """
     model_config = model_config_of(config, num_classes)
     definition, params = registry.abstract(model_config)
@@ -87,10 +98,15 @@ def assemble(config: ConfigDict, *, num_classes: int, examples_per_epoch: int | 
 
     def to_steps(duration: str) -> int:
         return durations.steps(
-            duration, batch_size=config.batch_size, examples_per_epoch=examples_per_epoch, total_steps=total_steps
+            duration,
+            batch_size=config.batch_size,
+            examples_per_epoch=examples_per_epoch,
+            total_steps=total_steps,
         )
 
-    optimizer, learning_rate = optim.make(config.optim, params, total_steps=total_steps, to_steps=to_steps)
+    optimizer, learning_rate = optim.make(
+        config.optim, params, total_steps=total_steps, to_steps=to_steps
+    )
     objective = objectives.make(config.objective)
     return Assembly(
         config=config,
@@ -99,7 +115,9 @@ def assemble(config: ConfigDict, *, num_classes: int, examples_per_epoch: int | 
         optimizer=optimizer,
         learning_rate=learning_rate,
         init=states.initializer(model_config, optimizer, ema=config.optim.ema > 0),
-        train_step=make_train_step(definition, model_config, objective, optimizer, learning_rate, config),
+        train_step=make_train_step(
+            definition, model_config, objective, optimizer, learning_rate, config
+        ),
         total_steps=total_steps,
         to_steps=to_steps,
     )

@@ -14,7 +14,7 @@ from vit_jax import checkpoint, parallel, patterns
 from vit_jax.data import loader, sources
 from vit_jax.errors import UserError
 from vit_jax.evaluation import accuracy
-from vit_jax.interchange.adapt import adapt
+from vit_jax.interchange import loading
 from vit_jax.schema import ConfigError
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly, assemble, check
@@ -40,7 +40,8 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, float]:
     """Trains, or goes on training, in `workdir`.
 
     The order matters:
-    1. what is wrong with the config or the data is said before devices are used or files written;
+    1. options of the model that the config leaves open are those of the checkpoint to start from;
+       what is wrong with the config or the data is said before devices are used or files written;
     2. the parts of the run are put together, the state is described, not made;
     3. an earlier run in `workdir` is resumed: its step is all that is needed to go on with the same examples and the same
        randomness; otherwise the state is made in its shards, from `init_from` if that is given;
@@ -54,6 +55,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, float]:
       Interrupted: SIGTERM or SIGINT came; the state was saved.
       CheckpointError, NonFiniteError, BadImage: the run cannot go on; what was saved stays.
     """
+    config = loading.take_over(config, workdir)
     check(config)
     workdir = pathlib.Path(workdir).expanduser()
     train_source = sources.open_train(config.data)
@@ -168,10 +170,8 @@ def _start(assembly: Assembly, checkpoints: checkpoint.Checkpoints, description:
 def start_from(assembly: Assembly, state: states.TrainState) -> states.TrainState:
     """`state` with the parameters of `config.init_from` in place of the new ones, except those to reset."""
     config = assembly.config
-    loaded, description = checkpoint.load_params(config.init_from)
-    logging.info("starting from %s, a %s", config.init_from, description["model"]["name"])
-    params = adapt(
-        loaded, state.params, reset=config.init_reset, resize=config.init_resize, prefix=assembly.model_config.prefix
+    params = loading.load_params(
+        config.init_from, state.params, assembly.model_config, reset=config.init_reset, resize=config.init_resize
     )
     ema = None if state.ema is None else jax.tree.map(lambda p: p.copy(), params)
     return state.replace(params=params, ema=ema)

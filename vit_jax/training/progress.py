@@ -1,4 +1,6 @@
-"""What a run tells while it trains: metrics, throughput, progress bar, trace; and how it hears that it should stop."""
+"""What a run tells while it trains: metrics, throughput, progress bar, trace; and how it hears that
+it should stop.
+"""
 
 import contextlib
 import pathlib
@@ -19,7 +21,17 @@ from vit_jax.training import writers as metric_writers
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.state import TrainState
 
-_SHOWN = ("loss", "accuracy", "learning_rate", "images_per_second", "input_wait", "mfu", "eta_minutes", "eval/accuracy", "eval/loss")
+_SHOWN = (
+    "loss",
+    "accuracy",
+    "learning_rate",
+    "images_per_second",
+    "input_wait",
+    "mfu",
+    "eta_minutes",
+    "eval/accuracy",
+    "eval/loss",
+)
 
 
 class NonFiniteError(UserError):
@@ -27,9 +39,18 @@ class NonFiniteError(UserError):
 
 
 class Meter:
-    """Collects the metrics of each step on the devices, and reads, completes and writes them when asked to."""
+    """Collects the metrics of each step on the devices, and reads, completes and writes them when
+    asked to.
+    """
 
-    def __init__(self, assembly: Assembly, source, writers: metric_writers.MetricWriter, seconds: float, start_step: int):
+    def __init__(
+        self,
+        assembly: Assembly,
+        source,
+        writers: metric_writers.MetricWriter,
+        seconds: float,
+        start_step: int,
+    ):
         """seconds: of training before this process started."""
         self._assembly, self._writers, self._examples = assembly, writers, len(source)
         self._pending: list[dict] = []
@@ -40,7 +61,11 @@ class Meter:
         peak = topologies.peak_flops(jax.devices()[0].device_kind)
         self._peak = peak and peak * jax.device_count()
         self._bar = tqdm.tqdm(
-            total=assembly.total_steps, initial=start_step, unit="step", dynamic_ncols=True, disable=not sys.stderr.isatty()
+            total=assembly.total_steps,
+            initial=start_step,
+            unit="step",
+            dynamic_ncols=True,
+            disable=not sys.stderr.isatty(),
         )
 
     @property
@@ -61,7 +86,9 @@ class Meter:
         self._bar.update(step - self._bar.n)
 
     def log(self, step: int, state: TrainState, batches) -> None:
-        """Waits for the devices and writes the means since the last time. Raises `NonFiniteError`, see `check_health`."""
+        """Waits for the devices and writes the means since the last time. Raises `NonFiniteError`,
+        see `check_health`.
+        """
         read = jax.device_get(self._pending)
         self._pending.clear()
         self.check_health(state)
@@ -81,9 +108,15 @@ class Meter:
         }
         if self._peak:
             scalars["mfu"] = scalars["model_flops_per_second"] / self._peak
-        self._bar.set_postfix_str(f"loss {scalars['loss']:.3g}, {scalars['images_per_second']:.0f} images/s")
+        self._bar.set_postfix_str(
+            f"loss {scalars['loss']:.3g}, {scalars['images_per_second']:.0f} images/s"
+        )
         self.write(step, scalars)
-        self._since, self._wait_before, self._logged_at = time.monotonic(), batches.wait_seconds, step
+        self._since, self._wait_before, self._logged_at = (
+            time.monotonic(),
+            batches.wait_seconds,
+            step,
+        )
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
         """Writes scalars wherever metrics go."""
@@ -92,13 +125,23 @@ class Meter:
             self._writers.flush()
 
     def check_health(self, state: TrainState) -> None:
-        """Raises `NonFiniteError` if the config says that what happened since the last look is too much to go on."""
+        """Raises `NonFiniteError` if the config says that what happened since the last look is too
+        much to go on.
+        """
         config = self._assembly.config
         health = jax.device_get(state.health)
         if health.first_bad_step < 0:
             return
-        bad = [name for name, is_bad in zip(patterns.names(state.params), health.bad_tensors, strict=True) if is_bad]
-        where = f"the gradients of {', '.join(bad[:5])}{' and others' if len(bad) > 5 else ''}" if bad else "the loss alone"
+        bad = [
+            name
+            for name, is_bad in zip(patterns.names(state.params), health.bad_tensors, strict=True)
+            if is_bad
+        ]
+        where = (
+            f"the gradients of {', '.join(bad[:5])}{' and others' if len(bad) > 5 else ''}"
+            if bad
+            else "the loss alone"
+        )
         if config.nonfinite == "stop":
             raise NonFiniteError(
                 f"step {health.first_bad_step}: loss or gradients are not finite, in {where}. The update was not made and the last "
@@ -110,7 +153,12 @@ class Meter:
                 f"lastly in {where}. config.max_skips = {config.max_skips}"
             )
         if health.skipped:
-            logging.warning("%d updates skipped so far, the first at step %d, lastly for %s", health.skipped, health.first_bad_step, where)
+            logging.warning(
+                "%d updates skipped so far, the first at step %d, lastly for %s",
+                health.skipped,
+                health.first_bad_step,
+                where,
+            )
 
     def close(self) -> None:
         """Ends the progress bar."""
@@ -138,7 +186,9 @@ class Profiler:
 
 
 class StopRequest:
-    """Hears SIGTERM and SIGINT: the first asks the loop to stop after its step, the second works as it always did."""
+    """Hears SIGTERM and SIGINT: the first asks the loop to stop after its step, the second works as
+    it always did.
+    """
 
     def __init__(self):
         self.requested, self.name = False, ""
@@ -167,7 +217,10 @@ def make_writers(workdir: pathlib.Path, config: ConfigDict) -> metric_writers.Wr
     """
     if jax.process_index():
         return metric_writers.Writers()
-    writers = [metric_writers.ConsoleWriter(_SHOWN), metric_writers.JsonLinesWriter(workdir / "metrics.jsonl")]
+    writers = [
+        metric_writers.ConsoleWriter(_SHOWN),
+        metric_writers.JsonLinesWriter(workdir / "metrics.jsonl"),
+    ]
     if config.tensorboard:
         writers.append(metric_writers.TensorBoardWriter(workdir / "tensorboard"))
     return metric_writers.Writers(*writers)

@@ -14,11 +14,13 @@ from vit_jax.models import registry
 
 @flax.struct.dataclass
 class Health:
-    """What non-finite gradients did so far, kept on the devices so that watching costs no synchronisation.
+    """What non-finite gradients did so far, kept on the devices so that watching costs no
+    synchronisation.
 
     Attributes:
       first_bad_step: int32, the first step whose loss or gradient was not finite; −1 for none.
-      bad_tensors: bool (parameters,), whose gradients were not finite at the last such step, in the order of `patterns.names`.
+      bad_tensors: bool (parameters,), whose gradients were not finite at the last such step, in the
+        order of `patterns.names`.
       in_a_row, skipped: int32, updates left out lately and altogether.
     """
 
@@ -47,7 +49,9 @@ class TrainState:
     health: Health
 
 
-def initializer(model_config, optimizer: optax.GradientTransformation, *, ema: bool) -> Callable[[jax.Array], TrainState]:
+def initializer(
+    model_config, optimizer: optax.GradientTransformation, *, ema: bool
+) -> Callable[[jax.Array], TrainState]:
     """A pure function from a random key to the first state."""
 
     def init(key: jax.Array) -> TrainState:
@@ -73,7 +77,9 @@ def abstract(init: Callable, mesh: jax.sharding.Mesh, *, fsdp_min_size: int) -> 
     """Shapes, dtypes and shardings of the state, without memory."""
     shapes = jax.eval_shape(init, jax.random.key(0))
     shardings = parallel.shardings(shapes, mesh, fsdp_min_size=fsdp_min_size)
-    return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
+    )
 
 
 def create(init: Callable, seed: int, like: TrainState) -> TrainState:

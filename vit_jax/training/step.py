@@ -1,4 +1,6 @@
-"""One training step: a pure function of (state, batch), shared by training, planning, benchmarks and tests."""
+"""One training step: a pure function of (state, batch), shared by training, planning, benchmarks
+and tests.
+"""
 
 from collections.abc import Callable
 
@@ -36,19 +38,23 @@ def make_train_step(
       config: the run's.
 
     Returns:
-      `train_step(state, batch) -> (state, metrics)` with `batch` = {"image": uint8 (B, S, S, 3), "label": int32 (B,) or float32
-      (B, K)} and metrics as float32 scalars. Not compiled yet: see `compile_train_step`.
+      `train_step(state, batch) -> (state, metrics)` with `batch` = {"image": uint8 (B, S, S, 3),
+      "label": int32 (B,) or float32 (B, K)} and metrics as float32 scalars. Not compiled yet: see
+      `compile_train_step`.
     """
 
     def loss_of(params: dict, images: jax.Array, targets: jax.Array, key: jax.Array):
-        loss, metrics = objective(nnx.merge(definition, params), images, targets, nnx.Rngs(dropout=key))
+        loss, metrics = objective(
+            nnx.merge(definition, params), images, targets, nnx.Rngs(dropout=key)
+        )
         means = {name: jnp.mean(value) for name, value in metrics.items()}
         return jnp.mean(loss), means | {"loss": jnp.mean(loss)}
 
     gradient_of = jax.grad(loss_of, has_aux=True)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        # Every random choice of a step is a function of (seed, step): a resumed run repeats none and skips none.
+        # Every random choice of a step is a function of (seed, step): a resumed run repeats none
+        # and skips none.
         key = jax.random.fold_in(jax.random.key(config.seed), state.step)
         augment_key, model_key = jax.random.split(key)
         images, targets = augment(
@@ -61,7 +67,9 @@ def make_train_step(
             dtype=jnp.dtype(model_config.dtype),
         )
         images = parallel.constrain_batch(images)
-        grads, metrics = _accumulated(gradient_of, config.accumulate)(state.params, images, targets, model_key)
+        grads, metrics = _accumulated(gradient_of, config.accumulate)(
+            state.params, images, targets, model_key
+        )
 
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
@@ -87,7 +95,9 @@ def make_train_step(
     return train_step
 
 
-def compile_train_step(train_step: Callable, shardings: TrainState, mesh: jax.sharding.Mesh) -> Callable:
+def compile_train_step(
+    train_step: Callable, shardings: TrainState, mesh: jax.sharding.Mesh
+) -> Callable:
     """The jitted step: the state keeps its shardings and its memory, metrics are on every device."""
     return jax.jit(
         train_step,
@@ -98,13 +108,18 @@ def compile_train_step(train_step: Callable, shardings: TrainState, mesh: jax.sh
 
 
 def _accumulated(gradient_of: Callable, parts: int) -> Callable:
-    """`gradient_of` over `parts` equal parts of the batch, one after the other; the mean is that of the whole batch."""
+    """`gradient_of` over `parts` equal parts of the batch, one after the other; the mean is that of
+    the whole batch.
+    """
     if parts == 1:
         return gradient_of
 
     def accumulated(params, images, targets, key):
-        # Part i takes every parts-th example, so that each part is spread over all devices and nothing moves between them.
-        cut = jax.tree.map(lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), (images, targets))
+        # Part i takes every parts-th example, so that each part is spread over all devices and
+        # nothing moves between them.
+        cut = jax.tree.map(
+            lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), (images, targets)
+        )
 
         def add(total, part):
             (images, targets), key = part
@@ -122,7 +137,9 @@ def _accumulated(gradient_of: Callable, parts: int) -> Callable:
 def _examine(state: TrainState, loss: jax.Array, grads: dict) -> Health:
     """The health after a step with this loss and these gradients."""
     old = state.health
-    bad_tensors = jnp.stack([~jnp.isfinite(jnp.sum(g, dtype=jnp.float32)) for g in jax.tree.leaves(grads)])
+    bad_tensors = jnp.stack(
+        [~jnp.isfinite(jnp.sum(g, dtype=jnp.float32)) for g in jax.tree.leaves(grads)]
+    )
     bad = ~jnp.isfinite(loss) | bad_tensors.any()
     return Health(
         first_bad_step=jnp.where((old.first_bad_step < 0) & bad, state.step, old.first_bad_step),

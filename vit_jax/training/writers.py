@@ -1,4 +1,6 @@
-"""Where metrics go: console, TensorBoard, JSON lines. The interface is that of CLU's `MetricWriter`, whose module needs TensorFlow."""
+"""Where metrics go: console, TensorBoard, JSON lines. The interface is that of CLU's
+`MetricWriter`, whose module needs TensorFlow.
+"""
 
 import json
 import math
@@ -37,7 +39,9 @@ class ConsoleWriter:
 
 
 class JsonLinesWriter:
-    """A JSON object per step, appended: {"step": …, name: number, …}. Numbers that are not finite become null, as JSON has none."""
+    """A JSON object per step, appended: {"step": …, name: number, …}. Numbers that are not finite
+    become null, as JSON has none.
+    """
 
     def __init__(self, path: pathlib.Path):
         self._file = path.open("a")
