@@ -58,7 +58,8 @@ def test_a_checkpoint_directory_explains_itself(trained):
     assert run.model(np.zeros((2, 32, 32, 3), np.float32)).logits.shape == (2, 10)
 
 
-def test_only_the_last_checkpoints_and_the_chosen_ones_are_kept(tiny_config, tmp_path):
+def test_only_the_last_checkpoints_and_the_chosen_ones_are_kept(tiny_config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path.parent)  # and a relative workdir is as good as any
     vit_jax.train(
         tiny_config(checkpoint__every="2 steps", checkpoint__keep=2, checkpoint__keep_every=6),
         tmp_path,

@@ -57,7 +57,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, float]:
     """
     config = loading.take_over(config, workdir)
     check(config)
-    workdir = pathlib.Path(workdir).expanduser()
+    workdir = pathlib.Path(workdir).expanduser().absolute()
     train_source = sources.open_train(config.data)
     eval_source = sources.open_eval(config.data)
     assembly = assemble(config, num_classes=len(train_source.classes), examples_per_epoch=len(train_source))
