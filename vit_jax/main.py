@@ -115,9 +115,7 @@ def convert() -> None:
 
     The source's format and model are recognised; --model=OPTION=VALUE, once for each option, says otherwise.
     """
-    from vit_jax.interchange.formats import FORMATS
-
-    flags.DEFINE_enum("to", None, list(FORMATS), "format of the destination", required=True)
+    flags.DEFINE_string("to", None, "official, big_vision, timm, huggingface or orbax (our own)", required=True)
     flags.DEFINE_multi_string("model", [], "OPTION=VALUE of the source's model, e.g. activation=gelu_tanh")
     _define_json()
     paths = _parse("SOURCE DESTINATION")

@@ -131,7 +131,8 @@ def main() -> None:
     config = default_config()
     config.update_from_flattened_dict({
         "model.name": flags.model, "model.dtype": flags.dtype, "model.unroll": flags.unroll, "augment.flip": False,
-        "data.image_size": flags.image_size, "batch_size": flags.batch_size, "duration": "1000 steps", "optim.weight_decay": 0.1,
+        "data.image_size": flags.image_size, "batch_size": flags.batch_size, "duration": "1000 steps",
+        "optim.weight_decay": 0.1,
     })  # fmt: skip
     assembly = assemble(config, num_classes=1000, examples_per_epoch=1000)
     mesh = parallel.make_mesh({"data": 1, "fsdp": 1, "tensor": 1}, jax.devices()[:1])
@@ -169,7 +170,8 @@ def main() -> None:
     medians = {name: statistics.median(run[2]) for name, run in runs.items()}
     for name, seconds in medians.items():
         print(
-            f"{name:<6} {seconds:.4f} s a step, {flags.batch_size / seconds:.1f} images/s, first {compile_seconds[name]:.1f} s"
+            f"{name:<6} {seconds:.4f} s a step, {flags.batch_size / seconds:.1f} images/s, "
+            f"first {compile_seconds[name]:.1f} s"
         )
     ratio = medians["plain"] / medians["ours"]
     print(

@@ -354,9 +354,9 @@ def test_only_unreadable_images_are_an_error_and_no_endless_search(tmp_path):
 
 def test_evaluation_never_skips(folder):
     config = folder_config(folder, on_bad_image="skip")
-    with pytest.raises(BadImage, match="its end is missing"):
-        with eval_batches(open_source(config.data, "train"), config, make_sharding()) as batches:
-            list(batches)
+    batches = eval_batches(open_source(config.data, "train"), config, make_sharding())
+    with pytest.raises(BadImage, match="its end is missing"), batches:
+        list(batches)
 
 
 def test_labels_out_of_range_are_named():

@@ -76,9 +76,9 @@ WRONG = {
     "unknown optimizer": (("--config.optim.name=adam",), "is not an optimizer; did you mean 'adamw'"),
     "unknown objective": (("--config.objective.name=super",), "config.objective.name"),
     "unknown data set": (("--config.data.name=digit",), "digits"),
-    "image size not divisible by patch": (("--config.data.image_size=30",), "image size 30 cannot be cut into patches of 8"),
+    "image size not divisible by patch": (("--config.data.image_size=30",), "30 cannot be cut into patches of 8"),
     "no duration": (("--config.duration=soon",), "'soon' is not a duration"),
-    "classes contradict the data": (("--config.model.num_classes=7",), "config.model.num_classes is 7, but the data has 10 classes"),
+    "classes contradict the data": (("--config.model.num_classes=7",), "is 7, but the data has 10 classes"),
     "batch not divisible by devices": (("--config.batch_size=12",), "12 cannot be spread over 8 devices"),
     "mesh that does not fit": (("--config.mesh.tensor=3",), "does not fit the 8 devices"),
     "freezing nothing": (("--config.optim.freeze=('heads/.*',)",), "config.optim.freeze"),
@@ -139,7 +139,8 @@ def test_evaluate_needs_only_the_directory_and_repeats_the_accuracy_of_training(
 def test_evaluating_on_data_with_other_classes_is_an_error(command, trained, tmp_path):
     for name in "ab":
         write_image(tmp_path / name / "0.png")
-    code, _, err = command("evaluate", f"--checkpoint={trained[0]}", "--config.data.name=folder", f"--config.data.path={tmp_path}",
+    code, _, err = command("evaluate", f"--checkpoint={trained[0]}",
+                           "--config.data.name=folder", f"--config.data.path={tmp_path}",
                            "--config.data.eval_split=train", "--config.data.holdout=0")  # fmt: skip
     assert code == 2 and "the checkpoint has 10 classes" in err and "has 2" in err
 
@@ -238,7 +239,8 @@ def test_an_unreadable_training_image_names_the_file(run_cli, tmp_path):
     broken.write_bytes(broken.read_bytes()[:200])
     arguments = (
         "train", "--config=configs/folder.py", f"--config.data.path={tmp_path}/data", "--config.duration=4 steps",
-        "--config.batch_size=8", "--config.data.image_size=32", "--config.model.depth=1", "--config.optim.warmup=1 steps",
+        "--config.batch_size=8", "--config.data.image_size=32", "--config.model.depth=1",
+        "--config.optim.warmup=1 steps",
         "--config.data.holdout=0", "--config.data.eval_split=train[:1]", "--config.augment.randaugment_layers=0",
     )  # fmt: skip
     code, _, err = run_cli(*arguments, f"--workdir={tmp_path}/run")

@@ -36,6 +36,11 @@ def steps_done(workdir) -> int:
     return max((json.loads(line)["step"] for line in lines if line.endswith("}")), default=0)
 
 
+def losses(workdir) -> dict[int, float]:
+    lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    return {line["step"]: line["loss"] for line in lines if "loss" in line}
+
+
 def saving(workdir) -> bool:
     """Whether a checkpoint is half written."""
     return any("tmp" in p.name for p in (workdir / "checkpoints").glob("*"))
@@ -96,10 +101,7 @@ def test_killed_and_started_again_equals_the_uninterrupted_run_bit_for_bit(
     for name in expected:
         np.testing.assert_array_equal(expected[name], got[name], err_msg=name)
     # The metrics of a step that was repeated are the same as well.
-    first, second = (
-        {line["step"]: line["loss"] for line in map(json.loads, (w / "metrics.jsonl").read_text().splitlines()) if "loss" in line}
-        for w in (uninterrupted, tmp_path)
-    )  # fmt: skip
+    first, second = losses(uninterrupted), losses(tmp_path)
     assert {s: first[s] for s in second} == second
 
 

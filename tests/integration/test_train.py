@@ -40,8 +40,11 @@ def test_training_returns_and_writes_its_metrics(trained):
     assert json.loads((workdir / "result.json").read_text()) == result
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 4, 8, 12, 12]
-    for name in ("loss", "accuracy", "learning_rate", "gradient_norm", "update_norm", "parameter_norm", "images_per_second",
-                 "step_seconds", "input_wait", "model_flops_per_second", "examples", "epochs", "core_hours"):  # fmt: skip
+    for name in (
+        "loss", "accuracy", "learning_rate", "gradient_norm", "update_norm", "parameter_norm",
+        "images_per_second", "step_seconds", "input_wait", "model_flops_per_second", "examples",
+        "epochs", "core_hours",
+    ):  # fmt: skip
         assert np.isfinite(lines[0][name]), name
     assert lines[3]["examples"] == 12 * 32 and lines[-1]["eval/accuracy"] == result["accuracy"]
     assert list((workdir / "tensorboard").glob("events*"))

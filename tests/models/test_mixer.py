@@ -199,9 +199,10 @@ def test_stochastic_depth_without_randomness_is_an_error(kit):
 def test_unrolling_and_recomputing_change_neither_output_nor_gradient(kit):
     def gradient(**options):
         config = tiny(drop_path=0.3, **options)
-        loss = lambda p: jnp.square(
-            kit.apply(config, p, kit.images, jax.random.key(0)).logits - 1
-        ).sum()  # noqa: E731
+
+        def loss(p):
+            return jnp.square(kit.apply(config, p, kit.images, jax.random.key(0)).logits - 1).sum()
+
         return jax.jit(jax.value_and_grad(loss))(kit.parameters(config))
 
     for value, exact in zip(

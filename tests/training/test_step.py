@@ -34,7 +34,8 @@ def make_config(**overrides):
         }
     )
     config.update_from_flattened_dict({
-        "data.image_size": 16, "batch_size": 16, "duration": "100 steps", "optim.weight_decay": 0.1, "augment.mixup": 0.2,
+        "data.image_size": 16, "batch_size": 16, "duration": "100 steps", "augment.mixup": 0.2,
+        "optim.weight_decay": 0.1,
         "mesh.fsdp_min_size": 256, "optim.ema": 0.9,
         # The bias of the keys has no gradient but rounding (softmax does not see it): a small
         # epsilon would let Adam blow it up.

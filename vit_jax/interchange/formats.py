@@ -25,6 +25,8 @@ FORMATS = {
     "orbax": "vit_jax.interchange.orbax",
     "official": "vit_jax.interchange.official",
     "big_vision": "vit_jax.interchange.big_vision",
+    "huggingface": "vit_jax.interchange.huggingface",
+    "timm": "vit_jax.interchange.timm",
 }
 _MAGIC = {
     b"\x89HDF": "an HDF5 file (Keras?)",

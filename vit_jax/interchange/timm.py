@@ -38,6 +38,7 @@ _HYBRIDS = {
     (3, 4, 9): "vit_base_r50_s16_224",
     (3, 4, 6, 3): "vit_large_r50_s32_224",
 }
+_MIXERS = ("s32", "s16", "b32", "b16", "l32", "l16")
 _BITS = ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")
 
 
@@ -372,15 +373,19 @@ def _architecture(config) -> tuple[str, dict[str, Any]]:
         if name not in _BITS:
             raise CheckpointError(f"timm has no BiT-R{name}, only {', '.join(_BITS)}: write a .safetensors file")
         return f"resnetv2_{name}_bit", {}
-    args = {"img_size": config.image_size, "embed_dim": config.width}
     if isinstance(config, mixer.Config):
+        sizes = {(depth, width): size for size, (depth, width, *_) in mixer.SIZES.items()}
+        name = f"{sizes.get((config.depth, config.width), '?')}{config.patch}".lower()
+        if name not in _MIXERS:
+            raise CheckpointError(
+                f"timm has no Mixer of depth {config.depth}, width {config.width} and patch {config.patch}, only "
+                f"{', '.join(_MIXERS)}: write a .safetensors file"
+            )
         ratios = [_ratio(hidden, config.width) for hidden in (config.token_mlp_dim, config.mlp_dim)]
-        return "mixer_b16_224", args | {
-            "patch_size": config.patch,
-            "num_blocks": config.depth,
-            "mlp_ratio": ratios,
-        }
-    args |= {
+        return f"mixer_{name}_224", {"img_size": config.image_size, "mlp_ratio": ratios}
+    args = {
+        "img_size": config.image_size,
+        "embed_dim": config.width,
         "depth": config.depth,
         "num_heads": config.heads,
         "mlp_ratio": _ratio(config.mlp_dim, config.width),

@@ -137,20 +137,19 @@ class Meter:
             for name, is_bad in zip(patterns.names(state.params), health.bad_tensors, strict=True)
             if is_bad
         ]
-        where = (
-            f"the gradients of {', '.join(bad[:5])}{' and others' if len(bad) > 5 else ''}"
-            if bad
-            else "the loss alone"
-        )
+        others = " and others" if len(bad) > 5 else ""
+        where = f"the gradients of {', '.join(bad[:5])}{others}" if bad else "the loss alone"
         if config.nonfinite == "stop":
             raise NonFiniteError(
-                f"step {health.first_bad_step}: loss or gradients are not finite, in {where}. The update was not made and the last "
-                "checkpoint is good. Try a lower config.optim.lr, a longer warm-up, or config.nonfinite=skip"
+                f"step {health.first_bad_step}: loss or gradients are not finite, in {where}. "
+                "The update was not made and the last checkpoint is good. "
+                "Try a lower config.optim.lr, a longer warm-up, or config.nonfinite=skip"
             )
         if health.in_a_row >= config.max_skips:
             raise NonFiniteError(
-                f"{health.in_a_row} updates in a row were skipped, as config.nonfinite=skip says: loss or gradients were not finite, "
-                f"lastly in {where}. config.max_skips = {config.max_skips}"
+                f"{health.in_a_row} updates in a row were skipped, as config.nonfinite=skip says: "
+                f"loss or gradients were not finite, lastly in {where}. "
+                f"config.max_skips = {config.max_skips}"
             )
         if health.skipped:
             logging.warning(

@@ -1,0 +1,96 @@
+"""`vit_jax convert` and `init_from`: from one format to another and back, and into a run."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import vit_jax
+from vit_jax import checkpoint
+from vit_jax.checkpoint import CheckpointError
+from vit_jax.config import load_config
+from vit_jax.interchange import formats, loading
+from vit_jax.schema import ConfigError
+
+from .conftest import run
+from .test_load import ORACLE
+
+
+@pytest.mark.parametrize("name", [*ORACLE, "bv_flexi_tiny"])
+def test_an_official_file_comes_back_byte_by_byte(name, shared_data, tmp_path, same_arrays):
+    path = shared_data / "oracle" / f"{name}.ckpt.npz"
+    own = formats.detect(path)
+    loading.convert(path, tmp_path / "same.npz", own)
+    same_arrays(path, tmp_path / "same.npz")
+    loading.convert(path, tmp_path / "run", "orbax")
+    loading.convert(tmp_path / "run", tmp_path / "again.npz", own)
+    same_arrays(path, tmp_path / "again.npz")
+
+
+def test_the_other_code_base_gets_the_same_logits(file, images, expected, tmp_path):
+    loading.convert(file, tmp_path / "bv.npz", "big_vision")
+    loading.convert(tmp_path / "bv.npz", tmp_path / "vt.npz", "official")
+    assert np.load(tmp_path / "bv.npz")["params/pos_embedding"].shape == (1, 9, 8)
+    assert np.load(tmp_path / "vt.npz")["Transformer/posembed_input/pos_embedding"].shape == (1, 10, 8)
+    for path in ("bv.npz", "vt.npz"):
+        np.testing.assert_allclose(run(vit_jax.load(tmp_path / path), images).logits, expected, atol=1e-5)
+
+
+def test_a_hybrid_has_no_place_in_big_vision_nor_a_resnet_in_the_official_code(shared_data, tmp_path):
+    for name, to in (("vt_hybrid_tiny", "big_vision"), ("bv_bit_tiny", "official")):
+        with pytest.raises(CheckpointError, match="is not written"):
+            loading.convert(shared_data / "oracle" / f"{name}.ckpt.npz", tmp_path / "out.npz", to)
+    with pytest.raises(ConfigError, match="unknown checkpoint format 'offical'; did you mean 'official'"):
+        loading.convert("anything", tmp_path / "out.npz", "offical")
+    assert not list(tmp_path.iterdir())
+
+
+def convert(*arguments):
+    command = [sys.executable, "-m", "vit_jax", "convert", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_the_command_converts_and_says_what_is_wrong(file, images, tmp_path):
+    done = convert(file, tmp_path / "run", "--to=orbax", "--model=activation=gelu", "--json")
+    assert done.returncode == 0 and '"activation": "gelu"' in done.stdout.splitlines()[-1]
+    assert vit_jax.load_run(tmp_path / "run").model_config.activation == "gelu"
+    wrong = convert(tmp_path / "run", tmp_path / "out.npz", "--to=official")
+    assert wrong.returncode == 1 and "activation = 'gelu_tanh'" in wrong.stderr and "Traceback" not in wrong.stderr
+    assert convert(file, "--to=orbax").returncode == 2
+
+
+def digits(file, **options):
+    config = load_config("configs/digits.py")
+    told = {"model.name": "ViT-mu/2", "model.width": 8, "model.depth": 2, "model.heads": 2, "model.mlp_dim": 12}
+    told |= {"data.image_size": 8, "init_from": str(file), "duration": "1 step", "batch_size": 8, "optim.lr": 0.0}
+    config.update_from_flattened_dict({"compilation_cache": str(file.parent), "log.tensorboard": False} | told | options)
+    return config
+
+
+def test_a_run_takes_from_its_checkpoint_what_its_config_leaves_open(file, tmp_path):
+    config = digits(file, **{"model.name": "", "model.pool": "token"})
+    config.model.update({name: None for name in ("width", "depth", "heads", "mlp_dim", "patch")})
+    taken = loading.take_over(config, tmp_path)
+    assert (taken.model.width, taken.model.patch, taken.model.activation) == (8, 2, "gelu_tanh")
+    assert config.model.activation is None and taken.model.name.startswith("ViT-")
+    # What was said stays, to be refused if it does not fit.
+    said = loading.take_over(digits(file, **{"model.activation": "gelu", "model.pool": "map"}), tmp_path)
+    assert (said.model.activation, said.model.pool) == ("gelu", "map")
+
+
+def test_a_run_starts_from_a_published_file_and_goes_on_without_it(arrays, tmp_path):
+    path = tmp_path / "vit.npz"
+    np.savez(path, **arrays)
+    config = digits(path, **{"model.pool": "token"})
+    vit_jax.train(config, tmp_path / "run")
+    params, description = checkpoint.load_params(tmp_path / "run")
+    np.testing.assert_array_equal(params["embedding"]["kernel"], arrays["embedding/kernel"])
+    assert params["position"].shape == (1, 17, 8) and description["config"]["model"]["activation"] == "gelu_tanh"
+    path.unlink()
+    assert vit_jax.train(digits(path, **{"model.pool": "token"}), tmp_path / "run")["step"] == 1
+
+
+def test_conventions_that_were_said_and_contradict_the_checkpoint_end_the_run(file, tmp_path):
+    with pytest.raises(ConfigError, match="activation is 'gelu_tanh' in the checkpoint, 'gelu' in the model"):
+        vit_jax.train(digits(file, **{"model.pool": "token", "model.activation": "gelu"}), tmp_path)

@@ -1,0 +1,246 @@
+"""Folders of transformers against transformers itself: its models here, ours there, the same logits and bytes."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from vit_jax import patterns
+from vit_jax.checkpoint import CheckpointError
+from vit_jax.interchange import formats, safetensors
+from vit_jax.models import registry
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+TINY = dict(
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    intermediate_size=48,
+    image_size=12,
+    patch_size=4,
+    num_labels=5,
+)
+# Class, other fields of its config, and what must be recognised.
+MODELS = {
+    "classifier": ("ViTForImageClassification", {}, dict(num_classes=5, epsilon=1e-12, activation="gelu")),
+    "tanh": (
+        "ViTForImageClassification",
+        dict(hidden_act="gelu_pytorch_tanh", layer_norm_eps=1e-6),
+        dict(epsilon=1e-6, activation="gelu_tanh"),
+    ),
+    "larger": ("ViTForImageClassification", dict(image_size=32, patch_size=8), dict(image_size=32, patch=8)),
+    "body": ("ViTModel", {}, dict(num_classes=0, representation=32)),
+    "distilled": ("DeiTForImageClassificationWithTeacher", {}, dict(distilled=True, two_heads=True)),
+    "token unread": ("DeiTForImageClassification", {}, dict(distilled=True, two_heads=False)),
+    "distilled body": ("DeiTModel", {}, dict(distilled=True, representation=32)),
+}
+
+
+def build(name, **fields):
+    """A model of transformers with weights that hide nothing."""
+    config = getattr(transformers, f"{name[:4].rstrip('FM')}Config")(**TINY | fields)
+    model = getattr(transformers, name)(config)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            around = 1 if "norm" in parameter_name and parameter_name.endswith("weight") else 0
+            parameter.copy_(around + 0.3 * torch.randn(parameter.shape, generator=generator))
+    return model.eval()
+
+
+def images(size):
+    return np.random.default_rng(0).uniform(-1, 1, (2, size, size, 3)).astype(np.float32)
+
+
+def their_answer(model, x):
+    """Logits, or the pooler's output of a model without head."""
+    with torch.no_grad():
+        output = model(torch.from_numpy(x).permute(0, 3, 1, 2))
+    return (output.logits if "logits" in output else output.pooler_output).numpy()
+
+
+def our_answer(foreign, x):
+    definition, _ = registry.abstract(foreign.model_config)
+    params = jax.tree.map(np.asarray, foreign.params)
+    output = jax.jit(lambda p, x: nnx.merge(definition, p)(x))(params, x)
+    return output.features if output.logits is None else output.logits
+
+
+def tensors_of(folder):
+    tensors, _ = safetensors.read(folder / "model.safetensors")
+    return {name: np.asarray(tensor) for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_their_models_are_ours_and_theirs_again(tmp_path, kind):
+    name, fields, recognised = MODELS[kind]
+    model = build(name, **fields)
+    model.save_pretrained(tmp_path / "theirs")
+    foreign = formats.read(tmp_path / "theirs")
+    config = foreign.model_config
+    assert {name: getattr(config, name) for name in recognised} == recognised
+    x = images(config.image_size)
+    expected = their_answer(model, x)
+    assert expected.std() > 0.3
+    np.testing.assert_allclose(our_answer(foreign, x), expected, atol=1e-5)
+
+    formats.write(foreign, tmp_path / "ours", "huggingface")
+    before, after = tensors_of(tmp_path / "theirs"), tensors_of(tmp_path / "ours")
+    assert before.keys() == after.keys()
+    assert all(before[name].tobytes() == after[name].tobytes() for name in before)
+    again, info = getattr(transformers, name).from_pretrained(tmp_path / "ours", output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    np.testing.assert_array_equal(their_answer(again.eval(), x), expected)
+    assert again.config.to_dict() | {"_name_or_path": ""} == model.config.to_dict() | {"_name_or_path": ""}
+
+
+def ours(seed=0, classes=None, preprocessing=None, **options):
+    usual = dict(image_size=12, depth=2, width=32, heads=4, mlp_dim=48, num_classes=5)
+    config = registry.model_config("ViT-mu/4", **usual | options)
+    rng = np.random.default_rng(seed)
+    like = registry.abstract(config)[1]
+    params = patterns.map_named(
+        lambda name, x: (rng.normal(0, 0.3, x.shape) + name.endswith("scale")).astype(np.float32), like
+    )
+    return formats.Foreign(config, params, classes, preprocessing)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({}, "ViTForImageClassification"),
+        ({"position_of_class": False}, "ViTForImageClassification"),
+        ({"position": "sincos2d"}, "ViTForImageClassification"),
+        ({"activation": "gelu", "epsilon": 1e-5}, "ViTForImageClassification"),
+        ({"num_classes": 0, "representation": 32}, "ViTModel"),
+        ({"distilled": True}, "DeiTForImageClassificationWithTeacher"),
+        ({"distilled": True, "position_of_class": False}, "DeiTForImageClassificationWithTeacher"),
+    ],
+)
+def test_our_models_load_there_and_answer_alike(tmp_path, options, name):
+    foreign = ours(**options)
+    formats.write(foreign, tmp_path / "out", "huggingface")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == [name]
+    model, info = getattr(transformers, name).from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    x = images(12)
+    np.testing.assert_allclose(our_answer(foreign, x), their_answer(model.eval(), x), atol=1e-5)
+
+
+def test_names_of_classes_go_there_and_come_back(tmp_path):
+    names = ("cat", "dog", "emu", "fox", "gnu")
+    formats.write(ours(classes=names), tmp_path / "out", "huggingface")
+    model = transformers.ViTForImageClassification.from_pretrained(tmp_path / "out")
+    assert model.config.id2label[2] == "emu" and model.config.label2id["gnu"] == 4
+    assert formats.read(tmp_path / "out").classes == names
+
+
+def test_placeholders_are_no_names_of_classes(tmp_path):
+    formats.write(ours(), tmp_path / "out", "huggingface")
+    assert formats.read(tmp_path / "out").classes is None
+
+
+@pytest.mark.parametrize(
+    "prepared",
+    [
+        formats.Preprocessing(12, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)),
+        formats.Preprocessing(12, eval_crop="central", eval_resize=16),
+    ],
+)
+def test_preprocessing_goes_there_and_comes_back(tmp_path, prepared):
+    formats.write(ours(preprocessing=prepared), tmp_path / "out", "huggingface")
+    again = formats.read(tmp_path / "out").preprocessing
+    assert (again.mean, again.std, again.eval_crop) == (prepared.mean, prepared.std, prepared.eval_crop)
+    if prepared.eval_crop == "central":
+        assert again.eval_resize == prepared.eval_resize
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "out")
+    batch = np.asarray(processor(pixels, return_tensors="np")["pixel_values"])
+    assert batch.shape == (1, 3, 12, 12)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({"size": 224}, ("resize", 256)),
+        ({"size": {"height": 256, "width": 256}, "do_center_crop": True}, ("central", 256)),
+        ({"size": {"shortest_edge": 232}, "do_center_crop": True}, ("central", 232)),
+        ({"size": 248, "do_center_crop": True}, ("central", 248)),
+    ],
+)
+def test_older_preprocessing_is_understood(tmp_path, said, expected):
+    formats.write(ours(), tmp_path / "out", "huggingface")
+    (tmp_path / "out" / "preprocessor_config.json").write_text(json.dumps(said))
+    prepared = formats.read(tmp_path / "out").preprocessing
+    assert (prepared.eval_crop, prepared.eval_resize) == expected and prepared.mean == (0.5, 0.5, 0.5)
+
+
+def test_the_weights_alone_are_read_with_the_config_beside_them(tmp_path):
+    formats.write(ours(), tmp_path / "out", "huggingface")
+    assert formats.detect(tmp_path / "out" / "model.safetensors") == "huggingface"
+    shutil.copy(tmp_path / "out" / "model.safetensors", tmp_path / "alone.safetensors")
+    with pytest.raises(CheckpointError, match="Of a Hugging Face model give the folder"):
+        formats.read(tmp_path / "alone.safetensors")
+
+
+@pytest.mark.parametrize("kind", ["shards", "pickle"])
+def test_weights_may_be_in_shards_or_pickled(tmp_path, kind):
+    model = build("ViTForImageClassification")
+    model.save_pretrained(tmp_path / "whole")
+    expected = tensors_of(tmp_path / "whole")
+    folder = tmp_path / kind
+    folder.mkdir()
+    shutil.copy(tmp_path / "whole" / "config.json", folder)
+    if kind == "shards":
+        model.save_pretrained(folder, max_shard_size="20KB")
+        assert (folder / "model.safetensors.index.json").exists()
+    else:
+        torch.save({name: torch.from_numpy(value) for name, value in expected.items()}, folder / "pytorch_model.bin")
+    whole, other = (formats.read(path).params for path in (tmp_path / "whole", folder))
+    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(other), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (dict(hidden_act="quick_gelu"), "hidden_act 'quick_gelu' is not supported; gelu"),
+        (dict(qkv_bias=False), "qkv_bias = False is not supported"),
+        (dict(num_channels=1), "num_channels = 1 is not supported"),
+        (dict(hidden_size=64), r"classifier.weight: \(5, 32\) in the file, \(5, 64\) in the model"),
+        (dict(num_hidden_layers=3), "encoder.layer.2.layernorm_before.weight .*: missing in the file"),
+    ],
+)
+def test_what_the_config_says_must_be_what_the_file_holds(tmp_path, fields, words):
+    formats.write(ours(), tmp_path / "out", "huggingface")
+    said = json.loads((tmp_path / "out" / "config.json").read_text())
+    (tmp_path / "out" / "config.json").write_text(json.dumps(said | fields))
+    with pytest.raises(CheckpointError, match=words):
+        formats.read(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"pool": "mean"}, "have no pool='mean'"),
+        ({"registers": 2}, "have no registers"),
+        ({"qk_norm": True}, "have no qk_norm"),
+        ({"representation": 32}, "have no a tanh layer before a head"),
+    ],
+)
+def test_what_transformers_lacks_is_not_written(tmp_path, options, words):
+    with pytest.raises(CheckpointError, match=words):
+        formats.write(ours(**options), tmp_path / "out", "huggingface")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_with_something_in_it_is_not_overwritten(tmp_path):
+    (tmp_path / "mine.txt").write_text("dear")
+    with pytest.raises(CheckpointError, match="exists already: name a new folder"):
+        formats.write(ours(), tmp_path, "huggingface")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["mine.txt"]
