@@ -62,12 +62,11 @@ def test_a_checkpoint_directory_explains_itself(trained):
 
 
 def test_only_the_last_checkpoints_and_the_chosen_ones_are_kept(tiny_config, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path.parent)  # and a relative workdir is as good as any
-    vit_jax.train(
-        tiny_config(checkpoint__every="2 steps", checkpoint__keep=2, checkpoint__keep_every=6),
-        tmp_path,
-    )
-    assert sorted(int(p.name) for p in (tmp_path / "checkpoints").iterdir()) == [6, 10, 12]
+    config = tiny_config(checkpoint__every="2 steps", checkpoint__keep=2, checkpoint__keep_every=6)
+    monkeypatch.chdir(tmp_path)  # and a relative workdir is as good as any
+    vit_jax.train(config, "run")
+    kept = sorted(int(p.name) for p in (tmp_path / "run" / "checkpoints").iterdir())
+    assert kept == [6, 10, 12]
 
 
 def test_a_finished_run_started_again_changes_nothing(trained):

@@ -1,4 +1,4 @@
-"""Checkpoints made here, in float64 NumPy and with names written out, so that the tests mean something without real files."""
+"""Checkpoints with names written out, and what they compute in float64 NumPy."""
 
 import math
 
@@ -11,7 +11,7 @@ IMAGE = PATCH * SIDE
 
 
 def official_vit(numbers=(2, 1, 3), seed=0) -> dict[str, np.ndarray]:
-    """A file of google-research/vision_transformer: class token, 3x3 patches; by default with the names from before Linen."""
+    """A file of google-research/vision_transformer; by default with names from before Linen."""
     rng = np.random.default_rng(seed)
     norm, attention, mlp = numbers
 
@@ -31,12 +31,17 @@ def official_vit(numbers=(2, 1, 3), seed=0) -> dict[str, np.ndarray]:
     for layer in range(DEPTH):
         block = f"Transformer/encoderblock_{layer}"
         for number in (0, norm):
-            arrays |= {f"{block}/LayerNorm_{number}/{part}": draw(WIDTH) for part in ("scale", "bias")}
+            arrays |= {
+                f"{block}/LayerNorm_{number}/{part}": draw(WIDTH) for part in ("scale", "bias")
+            }
         at = f"{block}/MultiHeadDotProductAttention_{attention}"
         for name in ("query", "key", "value"):
             arrays[f"{at}/{name}/kernel"] = draw(WIDTH, HEADS, WIDTH // HEADS)
             arrays[f"{at}/{name}/bias"] = draw(HEADS, WIDTH // HEADS)
-        arrays |= {f"{at}/out/kernel": draw(HEADS, WIDTH // HEADS, WIDTH), f"{at}/out/bias": draw(WIDTH)}
+        arrays |= {
+            f"{at}/out/kernel": draw(HEADS, WIDTH // HEADS, WIDTH),
+            f"{at}/out/bias": draw(WIDTH),
+        }
         for n, (rows, columns) in enumerate([(WIDTH, MLP), (MLP, WIDTH)]):
             arrays[f"{block}/MlpBlock_{mlp}/Dense_{n}/kernel"] = draw(rows, columns)
             arrays[f"{block}/MlpBlock_{mlp}/Dense_{n}/bias"] = draw(columns)
@@ -49,20 +54,34 @@ def forward(arrays: dict[str, np.ndarray], images: np.ndarray) -> np.ndarray:
 
     def norm(x, name):
         x = x - x.mean(-1, keepdims=True)
-        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * a[f"{name}/scale"] + a[f"{name}/bias"]
+        return (
+            x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * a[f"{name}/scale"]
+            + a[f"{name}/bias"]
+        )
 
     def gelu(x):
         return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
     n = len(images)
-    patches = images.astype(np.float64).reshape(n, SIDE, PATCH, SIDE, PATCH, 3).transpose(0, 1, 3, 2, 4, 5)
-    x = patches.reshape(n, SIDE**2, -1) @ a["embedding/kernel"].reshape(-1, WIDTH) + a["embedding/bias"]
-    x = np.concatenate([np.repeat(a["cls"], n, 0), x], 1) + a["Transformer/posembed_input/pos_embedding"]
+    patches = (
+        images.astype(np.float64)
+        .reshape(n, SIDE, PATCH, SIDE, PATCH, 3)
+        .transpose(0, 1, 3, 2, 4, 5)
+    )
+    x = (
+        patches.reshape(n, SIDE**2, -1) @ a["embedding/kernel"].reshape(-1, WIDTH)
+        + a["embedding/bias"]
+    )
+    x = (
+        np.concatenate([np.repeat(a["cls"], n, 0), x], 1)
+        + a["Transformer/posembed_input/pos_embedding"]
+    )
     for layer in range(DEPTH):
         block = f"Transformer/encoderblock_{layer}"
         at, y = f"{block}/MultiHeadDotProductAttention_1", norm(x, f"{block}/LayerNorm_0")
         q, k, v = (
-            np.einsum("bnd,dhc->bhnc", y, a[f"{at}/{name}/kernel"]) + a[f"{at}/{name}/bias"][:, None]
+            np.einsum("bnd,dhc->bhnc", y, a[f"{at}/{name}/kernel"])
+            + a[f"{at}/{name}/bias"][:, None]
             for name in ("query", "key", "value")
         )
         weights = np.exp(q @ k.swapaxes(-1, -2) / math.sqrt(WIDTH // HEADS))
@@ -108,7 +127,7 @@ def file(arrays, tmp_path_factory):
 
 @pytest.fixture
 def same_arrays():
-    """`same_arrays(file, other)` asserts the same names, and of each the same dtype, shape and bytes."""
+    """`same_arrays(file, other)` asserts equal names and, of each, dtype, shape and bytes."""
 
     def check(one, other):
         one, other = np.load(one), np.load(other)

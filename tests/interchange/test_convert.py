@@ -11,6 +11,7 @@ from vit_jax import checkpoint
 from vit_jax.checkpoint import CheckpointError
 from vit_jax.config import load_config
 from vit_jax.interchange import formats, loading
+from vit_jax.models import registry
 from vit_jax.schema import ConfigError
 
 from .conftest import run
@@ -32,16 +33,26 @@ def test_the_other_code_base_gets_the_same_logits(file, images, expected, tmp_pa
     loading.convert(file, tmp_path / "bv.npz", "big_vision")
     loading.convert(tmp_path / "bv.npz", tmp_path / "vt.npz", "official")
     assert np.load(tmp_path / "bv.npz")["params/pos_embedding"].shape == (1, 9, 8)
-    assert np.load(tmp_path / "vt.npz")["Transformer/posembed_input/pos_embedding"].shape == (1, 10, 8)
+    assert np.load(tmp_path / "vt.npz")["Transformer/posembed_input/pos_embedding"].shape == (
+        1,
+        10,
+        8,
+    )
     for path in ("bv.npz", "vt.npz"):
-        np.testing.assert_allclose(run(vit_jax.load(tmp_path / path), images).logits, expected, atol=1e-5)
+        np.testing.assert_allclose(
+            run(vit_jax.load(tmp_path / path), images).logits, expected, atol=1e-5
+        )
 
 
-def test_a_hybrid_has_no_place_in_big_vision_nor_a_resnet_in_the_official_code(shared_data, tmp_path):
+def test_a_hybrid_has_no_place_in_big_vision_nor_a_resnet_in_the_official_code(
+    shared_data, tmp_path
+):
     for name, to in (("vt_hybrid_tiny", "big_vision"), ("bv_bit_tiny", "official")):
         with pytest.raises(CheckpointError, match="is not written"):
             loading.convert(shared_data / "oracle" / f"{name}.ckpt.npz", tmp_path / "out.npz", to)
-    with pytest.raises(ConfigError, match="unknown checkpoint format 'offical'; did you mean 'official'"):
+    with pytest.raises(
+        ConfigError, match="unknown checkpoint format 'offical'; did you mean 'official'"
+    ):
         loading.convert("anything", tmp_path / "out.npz", "offical")
     assert not list(tmp_path.iterdir())
 
@@ -56,15 +67,33 @@ def test_the_command_converts_and_says_what_is_wrong(file, images, tmp_path):
     assert done.returncode == 0 and '"activation": "gelu"' in done.stdout.splitlines()[-1]
     assert vit_jax.load_run(tmp_path / "run").model_config.activation == "gelu"
     wrong = convert(tmp_path / "run", tmp_path / "out.npz", "--to=official")
-    assert wrong.returncode == 1 and "activation = 'gelu_tanh'" in wrong.stderr and "Traceback" not in wrong.stderr
+    assert (
+        wrong.returncode == 1
+        and "activation = 'gelu_tanh'" in wrong.stderr
+        and "Traceback" not in wrong.stderr
+    )
     assert convert(file, "--to=orbax").returncode == 2
 
 
 def digits(file, **options):
     config = load_config("configs/digits.py")
-    told = {"model.name": "ViT-mu/2", "model.width": 8, "model.depth": 2, "model.heads": 2, "model.mlp_dim": 12}
-    told |= {"data.image_size": 8, "init_from": str(file), "duration": "1 step", "batch_size": 8, "optim.lr": 0.0}
-    config.update_from_flattened_dict({"compilation_cache": str(file.parent), "log.tensorboard": False} | told | options)
+    told = {
+        "model.name": "ViT-mu/2",
+        "model.width": 8,
+        "model.depth": 2,
+        "model.heads": 2,
+        "model.mlp_dim": 12,
+    }
+    told |= {
+        "data.image_size": 8,
+        "init_from": str(file),
+        "duration": "1 step",
+        "batch_size": 8,
+        "optim.lr": 0.0,
+    }
+    config.update_from_flattened_dict(
+        {"compilation_cache": str(file.parent), "log.tensorboard": False} | told | options
+    )
     return config
 
 
@@ -75,7 +104,9 @@ def test_a_run_takes_from_its_checkpoint_what_its_config_leaves_open(file, tmp_p
     assert (taken.model.width, taken.model.patch, taken.model.activation) == (8, 2, "gelu_tanh")
     assert config.model.activation is None and taken.model.name.startswith("ViT-")
     # What was said stays, to be refused if it does not fit.
-    said = loading.take_over(digits(file, **{"model.activation": "gelu", "model.pool": "map"}), tmp_path)
+    said = loading.take_over(
+        digits(file, **{"model.activation": "gelu", "model.pool": "map"}), tmp_path
+    )
     assert (said.model.activation, said.model.pool) == ("gelu", "map")
 
 
@@ -86,11 +117,19 @@ def test_a_run_starts_from_a_published_file_and_goes_on_without_it(arrays, tmp_p
     vit_jax.train(config, tmp_path / "run")
     params, description = checkpoint.load_params(tmp_path / "run")
     np.testing.assert_array_equal(params["embedding"]["kernel"], arrays["embedding/kernel"])
-    assert params["position"].shape == (1, 17, 8) and description["config"]["model"]["activation"] == "gelu_tanh"
+    assert (
+        params["position"].shape == (1, 17, 8)
+        and description["config"]["model"]["activation"] == "gelu_tanh"
+    )
     path.unlink()
-    assert vit_jax.train(digits(path, **{"model.pool": "token"}), tmp_path / "run")["step"] == 1
+    taken = loading.take_over(digits(path), tmp_path / "run").model
+    assert (taken.activation, taken.position_of_class) == ("gelu_tanh", True)
 
 
-def test_conventions_that_were_said_and_contradict_the_checkpoint_end_the_run(file, tmp_path):
-    with pytest.raises(ConfigError, match="activation is 'gelu_tanh' in the checkpoint, 'gelu' in the model"):
-        vit_jax.train(digits(file, **{"model.pool": "token", "model.activation": "gelu"}), tmp_path)
+def test_conventions_that_were_said_and_contradict_the_checkpoint_are_an_error(file):
+    config = registry.model_config(
+        "ViT-mu/2", image_size=6, width=8, depth=2, heads=2, mlp_dim=12, activation="gelu"
+    )
+    fresh = registry.abstract(config)[1]
+    with pytest.raises(ConfigError, match="config.init_from: .* 'gelu_tanh' in the checkpoint"):
+        loading.load_params(file, fresh, config, reset=("head/.*",), resize="scipy")

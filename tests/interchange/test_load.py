@@ -1,4 +1,4 @@
-"""`vit_jax.load` and `vit_jax.load_weights`: published files by themselves, at other resolutions, with other heads."""
+"""`vit_jax.load` and `load_weights`: published files, at other resolutions, with other heads."""
 
 import functools
 import json
@@ -19,16 +19,17 @@ from vit_jax.schema import ConfigError
 from .conftest import run
 
 ORACLE = [
-    "vt_vit_testing", "vt_vit_gap", "vt_vit_tok_rep", "vt_vit_tok_rep.prelinen", "vt_vit_tok_rep.as_bv",
-    "vt_hybrid_tiny", "vt_hybrid_tiny.prelinen", "vt_mixer_tiny", "bv_vit_gap_learn", "bv_vit_gap_learn.scan",
-    "bv_vit_tok_learn_rep", "bv_vit_tok_learn_rep.scan", "bv_vit_map_sincos2d", "bv_vit_map_sincos2d.scan",
+    "vt_vit_testing", "vt_vit_gap", "vt_vit_tok_rep", "vt_vit_tok_rep.prelinen",
+    "vt_vit_tok_rep.as_bv", "vt_hybrid_tiny", "vt_hybrid_tiny.prelinen", "vt_mixer_tiny",
+    "bv_vit_gap_learn", "bv_vit_gap_learn.scan", "bv_vit_tok_learn_rep",
+    "bv_vit_tok_learn_rep.scan", "bv_vit_map_sincos2d", "bv_vit_map_sincos2d.scan",
     "bv_bit_tiny", "bv_bit_paper_tiny", "bv_bit_paper_tiny.tfnames",
 ]  # fmt: skip
 # The file cannot tell the resolution.
 OPEN_SIZE = ("bv_vit_map_sincos2d", "bv_bit_tiny", "bv_bit_paper_tiny")
 # What the file says and a new model has to be told.
-TOLD = ("num_classes", "patch", "depth", "width", "mlp_dim", "heads", "pool", "representation", "position", "position_of_class",
-        "token_mlp_dim", "units", "width_factor")  # fmt: skip
+TOLD = ("num_classes", "patch", "depth", "width", "mlp_dim", "heads", "pool", "representation",
+        "position", "position_of_class", "token_mlp_dim", "units", "width_factor")  # fmt: skip
 
 
 def answers(shared_data, name):
@@ -57,7 +58,10 @@ def test_a_new_model_takes_the_weights_of_a_published_file(name, shared_data):
     path, io = shared_data / "oracle" / f"{name}.ckpt.npz", answers(shared_data, name)
     model = created(formats.read(path).model_config, io["image"].shape[1])
     vit_jax.load_weights(model, path)
-    state, expected = (nnx.to_pure_dict(nnx.state(m)) for m in (model, vit_jax.load(path, image_size=io["image"].shape[1])))
+    state, expected = (
+        nnx.to_pure_dict(nnx.state(m))
+        for m in (model, vit_jax.load(path, image_size=io["image"].shape[1]))
+    )
     jax.tree.map(np.testing.assert_array_equal, state, expected)
 
 
@@ -74,7 +78,9 @@ def test_flexivit_is_loaded_at_any_grid(side, shared_data):
     path, size = shared_data / "oracle" / "bv_flexi_tiny.ckpt.npz", io["image"].shape[1]
     model = vit_jax.load(path, image_size=size, patch=size // side, resize="bilinear")
     assert model.config.grid == (side, side)
-    np.testing.assert_allclose(run(model, io["image"]).logits, io[f"logits_seqhw{side}"], atol=1e-5, rtol=0)
+    np.testing.assert_allclose(
+        run(model, io["image"]).logits, io[f"logits_seqhw{side}"], atol=1e-5, rtol=0
+    )
 
 
 def test_the_config_of_what_was_loaded_is_with_the_model(file, images, expected):
@@ -99,9 +105,14 @@ def test_another_number_of_classes_gives_a_head_of_zeros_and_leaves_the_features
     assert run(vit_jax.load(file, num_classes=0), images).logits is None
 
 
-def test_the_layer_before_the_head_can_be_left_out_as_the_official_code_does(arrays, tmp_path, images):
+def test_the_layer_before_the_head_can_be_left_out_as_the_official_code_does(
+    arrays, tmp_path, images
+):
     rng = np.random.default_rng(0)
-    extra = {"pre_logits/kernel": rng.random((8, 8), np.float32), "pre_logits/bias": rng.random(8, np.float32)}
+    extra = {
+        "pre_logits/kernel": rng.random((8, 8), np.float32),
+        "pre_logits/bias": rng.random(8, np.float32),
+    }
     np.savez(tmp_path / "i21k.npz", **arrays | extra)
     assert vit_jax.load(tmp_path / "i21k.npz").config.representation == 8
     model = vit_jax.load(tmp_path / "i21k.npz", representation=0, num_classes=2)
@@ -113,25 +124,37 @@ def test_a_mixer_takes_images_twice_as_large_by_the_papers_rule(shared_data):
     small, large = vit_jax.load(path), vit_jax.load(path, image_size=64)
     images = np.random.default_rng(0).uniform(-1, 1, (2, 32, 32, 3)).astype(np.float32)
     # Four times the same image: each quarter is treated as the image was.
-    np.testing.assert_allclose(run(large, np.tile(images, (1, 2, 2, 1))).logits, run(small, images).logits, atol=1e-5)
+    np.testing.assert_allclose(
+        run(large, np.tile(images, (1, 2, 2, 1))).logits, run(small, images).logits, atol=1e-5
+    )
     with pytest.raises(ConfigError, match="layers/token_mlp/up/kernel"):
         vit_jax.load(path, image_size=48)
 
 
 def make(name="ViT-mu/2", **options):
     """A model whose parameters are 1, which takes no compilation to make."""
-    told = dict(image_size=6, width=8, depth=2, heads=2, mlp_dim=12, num_classes=5) if name == "ViT-mu/2" else {}
+    told = (
+        dict(image_size=6, width=8, depth=2, heads=2, mlp_dim=12, num_classes=5)
+        if name == "ViT-mu/2"
+        else {}
+    )
     definition, like = registry.abstract(registry.model_config(name, **told | options))
-    return nnx.merge(definition, jax.tree.map(lambda x: jnp.asarray(np.ones(x.shape, x.dtype)), like))
+    return nnx.merge(
+        definition, jax.tree.map(lambda x: jnp.asarray(np.ones(x.shape, x.dtype)), like)
+    )
 
 
 WRONG = {
-    "class count": (dict(num_classes=9), r"head/kernel is \(8, 5\) in the checkpoint, \(8, 9\) in the model"),
-    "width": (dict(width=16), r"class_token is \(1, 1, 8\) in the checkpoint, \(1, 1, 16\) in the model"),
+    "class count": (dict(num_classes=9),
+                    r"head/kernel is \(8, 5\) in the checkpoint, \(8, 9\) in the model"),
+    "width": (dict(width=16),
+              r"class_token is \(1, 1, 8\) in the checkpoint, \(1, 1, 16\) in the model"),
     "pooling": (dict(pool="map"), r"pool/probe \(1, 1, 8\) is not in the checkpoint"),
-    "activation": (dict(activation="gelu"), "activation is 'gelu_tanh' in the checkpoint, 'gelu' in the model"),
+    "activation": (dict(activation="gelu"),
+                   "activation is 'gelu_tanh' in the checkpoint, 'gelu' in the model"),
     "epsilon": (dict(epsilon=1e-12), "epsilon is 1e-06 in the checkpoint, 1e-12 in the model"),
-    "no position of the class": (dict(position_of_class=False), r"position is \(1, 10, 8\) in the checkpoint, \(1, 9, 8\)"),
+    "no position of the class": (dict(position_of_class=False),
+                                 r"position is \(1, 10, 8\) in the checkpoint, \(1, 9, 8\)"),
 }  # fmt: skip
 
 
@@ -146,7 +169,10 @@ def test_weights_that_do_not_fit_a_model_are_refused_and_it_stays_as_it_was(opti
 
 def test_another_family_is_said_before_its_tensors(file):
     model = make("Mixer-S/32", image_size=32, depth=1, width=8, mlp_dim=8, token_mlp_dim=4)
-    with pytest.raises(ConfigError, match="the checkpoint holds a model of the family vit, the model is of the family mixer"):
+    with pytest.raises(
+        ConfigError,
+        match="the checkpoint holds a model of the family vit, the model is of the family mixer",
+    ):
         vit_jax.load_weights(model, file)
 
 
@@ -167,7 +193,9 @@ def test_weights_go_to_their_shards_directly(file):
     up = fresh["encoder"]["layers"]["mlp"]["up"]
     up["kernel"] = jax.device_put(up["kernel"], sharding)
     foreign = formats.read(file)
-    loaded = adapt.adapt(foreign.params, foreign.model_config, fresh, model.config, reset=(), resize="scipy")
+    loaded = adapt.adapt(
+        foreign.params, foreign.model_config, fresh, model.config, reset=(), resize="scipy"
+    )
     assert loaded["encoder"]["layers"]["mlp"]["up"]["kernel"].sharding == sharding
 
 
@@ -183,6 +211,8 @@ def test_a_run_is_loaded_as_every_other_checkpoint(file, images, expected, tmp_p
 
 
 def test_the_oracle_is_complete(shared_data):
-    there = {path.name.removesuffix(".ckpt.npz") for path in (shared_data / "oracle").glob("*.ckpt.npz")}
+    there = {
+        path.name.removesuffix(".ckpt.npz") for path in (shared_data / "oracle").glob("*.ckpt.npz")
+    }
     assert there == {*ORACLE, "bv_flexi_tiny"}
     assert json.loads(str(answers(shared_data, "vt_vit_gap")["config"]))["classifier"] == "gap"

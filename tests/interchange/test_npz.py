@@ -1,4 +1,4 @@
-"""The `.npz` files of google-research/vision_transformer, big_vision and BiT: what is recognised, and what is refused."""
+"""The `.npz` files of vision_transformer, big_vision and BiT: recognised, or refused."""
 
 import os
 import pathlib
@@ -27,7 +27,7 @@ def test_the_model_is_recognised_from_the_file_alone(file):
 
 
 def big_vision(arrays):
-    """The same numbers with big_vision's names: the class token's position is added to the token."""
+    """The same with big_vision's names: the class token's position is added to the token."""
     linen = official_vit((1, 0, 0))
     position = linen.pop("Transformer/posembed_input/pos_embedding")
     return linen | {"pos_embedding": position[:, 1:], "cls": linen["cls"] + position[:, :1]}
@@ -71,16 +71,24 @@ def test_every_variant_of_the_names_gives_the_logits_of_the_equations_and_is_wri
 
 
 def test_optimizer_state_and_text_tower_are_left_out(arrays, images, expected, tmp_path):
-    other = {"params/txt/head/kernel": np.zeros((2, 2)), "params/t": np.zeros(1), "opt/0/count": np.int32(3)}
+    other = {
+        "params/txt/head/kernel": np.zeros((2, 2)),
+        "params/t": np.zeros(1),
+        "opt/0/count": np.int32(3),
+    }
     np.savez(tmp_path / "in.npz", **VARIANTS["params/img/"](arrays), **other)
-    np.testing.assert_allclose(run(loading.load(tmp_path / "in.npz"), images).logits, expected, atol=1e-5)
+    np.testing.assert_allclose(
+        run(loading.load(tmp_path / "in.npz"), images).logits, expected, atol=1e-5
+    )
 
 
 def test_bfloat16_is_recovered_and_written_back_as_it_was(arrays, tmp_path, same_arrays):
     np.savez(tmp_path / "in.npz", **{n: a.astype(ml_dtypes.bfloat16) for n, a in arrays.items()})
     assert np.load(tmp_path / "in.npz")["cls"].dtype == np.dtype("V2")
     foreign = formats.read(tmp_path / "in.npz")
-    np.testing.assert_array_equal(foreign.params["class_token"], arrays["cls"].astype(ml_dtypes.bfloat16).astype(np.float32))
+    np.testing.assert_array_equal(
+        foreign.params["class_token"], arrays["cls"].astype(ml_dtypes.bfloat16).astype(np.float32)
+    )
     formats.write(foreign, tmp_path / "out.npz", "official")
     same_arrays(tmp_path / "in.npz", tmp_path / "out.npz")
 
@@ -89,20 +97,31 @@ MODELS = {
     "gap without class row": ("ViT-mu/2", dict(depth=2, image_size=6, pool="mean"), "official"),
     "pre_logits": ("ViT-mu/2", dict(depth=2, image_size=6, representation=12), "official"),
     "headless": ("ViT-mu/2", dict(depth=1, image_size=6, num_classes=0), "official"),
-    "map and sincos": ("ViT-mu/2", dict(depth=2, image_size=224, pool="map", position="sincos2d", position_of_class=False), "big_vision"),
-    "hybrid": ("R26+ViT-S/32", dict(depth=2, width=16, heads=2, mlp_dim=24, units=(1, 2), width_factor=0.5, image_size=32), "official"),
-    "R+Ti/16, root alone": ("R+ViT-Ti/16", dict(depth=1, width=16, heads=2, mlp_dim=24, width_factor=0.5, image_size=64), "official"),
-    "mixer": ("Mixer-S/32", dict(depth=2, width=16, mlp_dim=24, token_mlp_dim=8, image_size=64), "official"),
+    "map and sincos": ("ViT-mu/2", dict(
+        depth=2, image_size=224, pool="map", position="sincos2d", position_of_class=False),
+        "big_vision"),
+    "hybrid": ("R26+ViT-S/32", dict(
+        depth=2, width=16, heads=2, mlp_dim=24, units=(1, 2), width_factor=0.5, image_size=32),
+        "official"),
+    "R+Ti/16, root alone": ("R+ViT-Ti/16", dict(
+        depth=1, width=16, heads=2, mlp_dim=24, width_factor=0.5, image_size=64), "official"),
+    "mixer": ("Mixer-S/32", dict(
+        depth=2, width=16, mlp_dim=24, token_mlp_dim=8, image_size=64), "official"),
     "BiT": ("BiT-R50x1", dict(units=(1, 3, 1, 12), width_factor=0.5, image_size=224), "big_vision"),
-    "ResNet v1": ("ResNet-R50x1", dict(units=(2, 1, 1, 1), width_factor=0.5, image_size=224), "big_vision"),
+    "ResNet v1": ("ResNet-R50x1", dict(
+        units=(2, 1, 1, 1), width_factor=0.5, image_size=224), "big_vision"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name, options, format", MODELS.values(), ids=MODELS)
-def test_every_family_is_recognised_from_what_was_written(name, options, format, tmp_path, same_arrays):
+def test_every_family_is_recognised_from_what_was_written(
+    name, options, format, tmp_path, same_arrays
+):
     config = registry.model_config(name, **{"num_classes": 3} | options)
     rng = np.random.default_rng(0)
-    params = patterns.map_named(lambda _, x: rng.standard_normal(x.shape, np.float32), registry.abstract(config)[1])
+    params = patterns.map_named(
+        lambda _, x: rng.standard_normal(x.shape, np.float32), registry.abstract(config)[1]
+    )
     formats.write(formats.Foreign(config, params), tmp_path / "file.npz", format)
     foreign = formats.read(tmp_path / "file.npz")
     if getattr(config, "pool", "token") == "token":
@@ -118,12 +137,17 @@ def flat(tree):
 
 
 def test_a_fixed_position_embedding_is_written_out_for_the_official_code(tmp_path):
-    config = registry.model_config("ViT-mu/2", image_size=6, depth=1, position="sincos2d", pool="mean", num_classes=3)
+    config = registry.model_config(
+        "ViT-mu/2", image_size=6, depth=1, position="sincos2d", pool="mean", num_classes=3
+    )
     rng = np.random.default_rng(0)
-    params = patterns.map_named(lambda _, x: rng.standard_normal(x.shape, np.float32), registry.abstract(config)[1])
+    params = patterns.map_named(
+        lambda _, x: rng.standard_normal(x.shape, np.float32), registry.abstract(config)[1]
+    )
     formats.write(formats.Foreign(config, params), tmp_path / "file.npz", "official")
     table = np.load(tmp_path / "file.npz")["Transformer/posembed_input/pos_embedding"]
-    # Quarters: sin x·ω, cos x·ω, sin y·ω, cos y·ω; the place after the first row's first is x = 1, y = 0 and ω starts at 1.
+    # Quarters: sin x·ω, cos x·ω, sin y·ω, cos y·ω; the place after the first row's first is x = 1,
+    # y = 0 and ω starts at 1.
     np.testing.assert_allclose(table[0, 1, ::8], [np.sin(1), np.cos(1), 0, 1], atol=1e-7)
 
 
@@ -140,7 +164,9 @@ class Code:
 def test_pickled_objects_are_refused_and_their_code_is_not_run(arrays, tmp_path):
     trace = tmp_path / "code_ran"
     np.savez(tmp_path / "bad.npz", **arrays | {"cls": np.array([Code(trace)], dtype=object)})
-    with pytest.raises(CheckpointError, match="cls.npy holds pickled Python objects, which could run code"):
+    with pytest.raises(
+        CheckpointError, match="cls.npy holds pickled Python objects, which could run code"
+    ):
         formats.read(tmp_path / "bad.npz")
     (tmp_path / "bad.pkl").write_bytes(pickle.dumps(Code(trace)))
     with pytest.raises(CheckpointError, match="pickle.*, which could run code"):
@@ -152,7 +178,9 @@ def test_pickled_objects_are_refused_and_their_code_is_not_run(arrays, tmp_path)
 def test_a_truncated_file_is_said_to_be_damaged(file, tmp_path, share):
     content = file.read_bytes()
     (tmp_path / "cut.npz").write_bytes(content[: int(share * len(content))])
-    with pytest.raises(CheckpointError, match=r"cut.npz begins as a zip archive .* cut short or damaged"):
+    with pytest.raises(
+        CheckpointError, match=r"cut.npz begins as a zip archive .* cut short or damaged"
+    ):
         formats.read(tmp_path / "cut.npz")
 
 
@@ -161,7 +189,7 @@ def test_a_changed_bit_is_noticed_when_the_tensor_is_read(file, tmp_path):
     at = content.index(b"cls.npy") + 170
     content[at] ^= 1
     (tmp_path / "bit.npz").write_bytes(content)
-    with pytest.raises(CheckpointError, match="bit.npz is damaged: cls.npy"):
+    with pytest.raises(CheckpointError, match="bit.npz is damaged.*cls.npy"):
         loading.load(tmp_path / "bit.npz")
 
 
@@ -200,13 +228,20 @@ def test_a_missing_and_a_strange_tensor_are_both_named(arrays, tmp_path):
     with pytest.raises(CheckpointError) as raised:
         formats.read(tmp_path / "wrong.npz")
     assert "Transformer/encoder_norm/bias (8,): missing in the file" in str(raised.value)
-    assert "Transformer/encoderblock_0/Adapter_0/kernel (8, 4): in the file, but not in the model" in str(raised.value)
+    assert (
+        "Transformer/encoderblock_0/Adapter_0/kernel (8, 4): in the file, but not in the model"
+        in str(raised.value)
+    )
 
 
 def test_an_override_that_is_no_option_or_does_not_fit_is_an_error(file):
-    with pytest.raises(ConfigError, match="vit models have no option 'activations'; did you mean 'activation'"):
+    with pytest.raises(
+        ConfigError, match="vit models have no option 'activations'; did you mean 'activation'"
+    ):
         formats.read(file, activations="gelu")
-    with pytest.raises(CheckpointError, match=r"query/kernel: \(8, 2, 4\) in the file, \(8, 4, 2\) in the model"):
+    with pytest.raises(
+        CheckpointError, match=r"query/kernel: \(8, 2, 4\) in the file, \(8, 4, 2\) in the model"
+    ):
         formats.read(file, heads=4)
 
 
@@ -218,23 +253,32 @@ def test_a_failed_write_leaves_nothing_behind(arrays, tmp_path):
     (tmp_path / "old.npz").write_bytes(b"old")
     with pytest.raises(CheckpointError, match="the source is damaged"):
         npz.write(tmp_path / "old.npz", broken())
-    assert [p.name for p in tmp_path.iterdir()] == ["old.npz"] and (tmp_path / "old.npz").read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["old.npz"] and (
+        tmp_path / "old.npz"
+    ).read_bytes() == b"old"
 
 
 def test_a_format_that_cannot_express_a_model_says_so(file, tmp_path):
     foreign = formats.read(file, activation="gelu")
-    with pytest.raises(CheckpointError, match="computes with activation = 'gelu_tanh', this model with 'gelu'"):
+    with pytest.raises(
+        CheckpointError, match="computes with activation = 'gelu_tanh', this model with 'gelu'"
+    ):
         formats.write(foreign, tmp_path / "out.npz", "big_vision")
     registers = registry.model_config("ViT-mu/2", image_size=6, depth=1, registers=4)
-    params = patterns.map_named(lambda _, x: np.zeros(x.shape, np.float32), registry.abstract(registers)[1])
-    with pytest.raises(CheckpointError, match=r"no place for these parameters:\n  registers \(1, 4, 32\)"):
+    params = patterns.map_named(
+        lambda _, x: np.zeros(x.shape, np.float32), registry.abstract(registers)[1]
+    )
+    with pytest.raises(
+        CheckpointError, match=r"no place for these parameters:\n  registers \(1, 4, 32\)"
+    ):
         formats.write(formats.Foreign(registers, params), tmp_path / "out.npz", "official")
     assert not list(tmp_path.iterdir())
 
 
 def test_models_of_the_same_class_family_are_not_confused(shared_data):
     families = {
-        "vt_hybrid_tiny": hybrid.Config, "vt_mixer_tiny": mixer.Config, "bv_bit_tiny": resnet.Config,
+        "vt_hybrid_tiny": hybrid.Config, "vt_mixer_tiny": mixer.Config,
+        "bv_bit_tiny": resnet.Config,
         "bv_bit_paper_tiny.tfnames": resnet.Config, "vt_vit_gap": vit.Config,
     }  # fmt: skip
     for name, family in families.items():

@@ -1,4 +1,4 @@
-"""Rules: every tensor goes to its parameter and back without a changed bit, and nothing is left unaccounted for."""
+"""Rules: every tensor goes to its parameter and back unchanged, and nothing is left over."""
 
 import tracemalloc
 
@@ -39,15 +39,33 @@ RULES = [
 def tree():
     """What `RULES` give for `tensors`."""
     f32 = lambda *shape: jax.ShapeDtypeStruct(shape, np.float32)  # noqa: E731
-    layers = {"up": {"kernel": f32(2, 3, 5)}, "qkv": {"kernel": f32(2, 4, 3, 2, 2)}, "norm": f32(2, 6)}
-    return {"encoder": {"layers": layers}, "stage": {"layers": {"conv": f32(2, 7)}}, "norm": f32(8), "both": f32(5)}
+    layers = {
+        "up": {"kernel": f32(2, 3, 5)},
+        "qkv": {"kernel": f32(2, 4, 3, 2, 2)},
+        "norm": f32(2, 6),
+    }
+    return {
+        "encoder": {"layers": layers},
+        "stage": {"layers": {"conv": f32(2, 7)}},
+        "norm": f32(8),
+        "both": f32(5),
+    }
 
 
 def tensors():
     rng = np.random.default_rng(0)
-    shapes = {"all.norms": (2, 6), "unit02.conv": (7,), "unit03.conv": (7,), "norm": (1, 1, 8), "one": (2,), "other": (3,)}
+    shapes = {
+        "all.norms": (2, 6),
+        "unit02.conv": (7,),
+        "unit03.conv": (7,),
+        "norm": (1, 1, 8),
+        "one": (2,),
+        "other": (3,),
+    }
     for layer in range(2):
-        shapes |= {f"blocks.{layer}.fc.weight": (5, 3)} | {f"blocks.{layer}.{name}": (4, 4) for name in "qkv"}
+        shapes |= {f"blocks.{layer}.fc.weight": (5, 3)} | {
+            f"blocks.{layer}.{name}": (4, 4) for name in "qkv"
+        }
     return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
 
@@ -83,7 +101,10 @@ def test_half_precision_becomes_float32_and_again_what_it_was():
 
 
 def test_whatever_does_not_fit_is_named_at_once_with_both_shapes():
-    wrong = tensors() | {"extra": np.zeros((9, 9), np.float32), "norm": np.zeros((1, 1, 4), np.float32)}
+    wrong = tensors() | {
+        "extra": np.zeros((9, 9), np.float32),
+        "norm": np.zeros((1, 1, 4), np.float32),
+    }
     wrong["one"] = np.zeros(2, np.int32)
     del wrong["blocks.1.k"]
     like = tree() | {"homeless": jax.ShapeDtypeStruct((3,), np.float32)}
@@ -100,12 +121,18 @@ def test_whatever_does_not_fit_is_named_at_once_with_both_shapes():
 
 
 def test_a_parameter_without_a_place_in_the_format_is_an_error_before_anything_is_written():
-    with pytest.raises(CheckpointError, match=r"no place for these parameters:\n  registers \(1, 4\)"):
+    with pytest.raises(
+        CheckpointError, match=r"no place for these parameters:\n  registers \(1, 4\)"
+    ):
         to_theirs(RULES, {"registers": np.zeros((1, 4)), "norm": np.zeros(8)})
 
 
 def test_shapes_of_a_large_model_take_no_memory():
-    like = {"encoder": {"layers": {"up": {"kernel": jax.ShapeDtypeStruct((48, 4096, 16384), np.float32)}}}}
+    like = {
+        "encoder": {
+            "layers": {"up": {"kernel": jax.ShapeDtypeStruct((48, 4096, 16384), np.float32)}}
+        }
+    }
     tracemalloc.start()
     wanted = shapes(RULES, like)
     assert wanted["blocks.47.fc.weight"] == (16384, 4096)
@@ -119,7 +146,9 @@ def test_nothing_is_read_before_it_is_used_and_then_one_parameter_at_a_time():
     def lazy(name, array):
         return Lazy(array.shape, array.dtype, lambda: read.append(name) or array)
 
-    ours = to_ours(RULES, {name: lazy(name, array) for name, array in tensors().items()}, tree(), source="file")
+    ours = to_ours(
+        RULES, {name: lazy(name, array) for name, array in tensors().items()}, tree(), source="file"
+    )
     assert read == []
     np.asarray(ours["both"])
     assert read == ["one", "other"]

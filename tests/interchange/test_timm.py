@@ -1,10 +1,12 @@
 """timm's files against timm itself: its weights here, ours there, the same logits and bytes.
 
-timm is no dependency, because torchvision, which it imports, must match torch: `pip install --no-deps timm`, and
-torchvision is stubbed below where it is not there. Without timm or torch these tests are skipped.
+timm is no dependency, because torchvision, which it imports, must match torch. To run these tests:
+`pip install --no-deps timm`; torchvision is stubbed below where it is not there. Without timm or
+torch they are skipped.
 """
 
 import csv
+import dataclasses
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -25,7 +27,9 @@ from vit_jax.models.embeddings import resize_patch_embedding
 
 torch = pytest.importorskip("torch")
 
-VIT = dict(patch_size=4, embed_dim=32, depth=2, num_heads=4, mlp_ratio=2.0, num_classes=5, img_size=12)
+VIT = dict(
+    patch_size=4, embed_dim=32, depth=2, num_heads=4, mlp_ratio=2.0, num_classes=5, img_size=12
+)
 # Arguments of timm's VisionTransformer, and what must be recognised beside the heads, which no tensor tells.
 VITS = {
     "token": ({}, dict(pool="token", position_of_class=True)),
@@ -34,14 +38,18 @@ VITS = {
     "map": (dict(class_token=False, global_pool="map"), dict(pool="map")),
     "registers": (dict(reg_tokens=3, no_embed_class=True), dict(registers=3)),
     "registers and mean": (
-        dict(reg_tokens=2, no_embed_class=True, class_token=False, global_pool="avg", fc_norm=False),
+        dict(
+            reg_tokens=2, no_embed_class=True, class_token=False, global_pool="avg", fc_norm=False
+        ),
         dict(registers=2, pool="mean"),
     ),
     "normed queries": (dict(qk_norm=True), dict(qk_norm=True)),
     "no head": (dict(num_classes=0), dict(num_classes=0)),
     "another patch and size": (dict(patch_size=8, img_size=32), dict(patch=8, image_size=32)),
 }
-MIXER = dict(patch_size=4, embed_dim=32, num_blocks=2, mlp_ratio=(0.5, 2.0), num_classes=5, img_size=12)
+MIXER = dict(
+    patch_size=4, embed_dim=32, num_blocks=2, mlp_ratio=(0.5, 2.0), num_classes=5, img_size=12
+)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +81,7 @@ class Anything(type):
 
 
 class StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds `torchvision` and all modules below, every name in which is there and does nothing; timm's models use none."""
+    """Finds `torchvision` and all modules below, every name in which does nothing."""
 
     def find_spec(self, name, path, target=None):
         if name.split(".")[0] == "torchvision":
@@ -130,7 +138,9 @@ def check_both_ways(model, tmp_path, tolerance=1e-5, **overrides):
     assert expected.std() > 0.05
     np.testing.assert_allclose(ours, expected, atol=tolerance * max(1, np.abs(expected).max()))
     formats.write(foreign, tmp_path / "ours.safetensors", "timm")
-    before, after = (safetensors.read(tmp_path / f"{name}.safetensors")[0] for name in ("theirs", "ours"))
+    before, after = (
+        safetensors.read(tmp_path / f"{name}.safetensors")[0] for name in ("theirs", "ours")
+    )
     assert before.keys() == after.keys()
     for name in before:
         assert np.asarray(before[name]).tobytes() == np.asarray(after[name]).tobytes(), name
@@ -186,7 +196,12 @@ def test_hybrids(theirs, tmp_path, layers, patch, size):
 
     backbone = hybrid._resnetv2(layers=layers)
     model = theirs.VisionTransformer(
-        **VIT | dict(img_size=size, patch_size=patch, embed_layer=lambda **k: hybrid.HybridEmbed(backbone, **k))
+        **VIT
+        | dict(
+            img_size=size,
+            patch_size=patch,
+            embed_layer=lambda **k: hybrid.HybridEmbed(backbone, **k),
+        )
     )
     foreign = check_both_ways(randomize(model, 1.0), tmp_path, heads=4)
     assert foreign.model_config.units == layers and foreign.model_config.patch == patch
@@ -221,7 +236,7 @@ def test_the_name_in_config_json_and_its_arguments_build_the_model_there(theirs,
         ("DeiT-Ti/4", dict(image_size=12, depth=1, distilled=True)),
         ("Mixer-S/16", dict(image_size=48, activation="gelu", token_mlp_dim=7, mlp_dim=333)),
         ("R+ViT-Ti/16", dict(image_size=64, depth=1)),
-        ("BiT-R50x1", dict(image_size=64, root_zeros=True)),
+        ("BiT-R50x1", dict(image_size=32, root_zeros=True)),
     ],
 )
 def test_folders_of_every_family_are_built_there_by_their_name(theirs, tmp_path, name, options):
@@ -231,15 +246,29 @@ def test_folders_of_every_family_are_built_there_by_their_name(theirs, tmp_path,
     rng = np.random.default_rng(0)
     like = registry.abstract(config)[1]
     params = patterns.map_named(
-        lambda name, x: (rng.normal(0, 0.3, x.shape) + name.endswith("scale")).astype(np.float32), like
+        lambda name, x: (rng.normal(0, 0.3, x.shape) + name.endswith("scale")).astype(np.float32),
+        like,
     )
     foreign = formats.Foreign(config, params)
     formats.write(foreign, tmp_path / "out", "timm")
     model = package.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
     x = images(config.image_size, 1)
     expected = their_logits(model, x)
-    # The norm of the logits is up to 30.
-    np.testing.assert_allclose(our_output(foreign, x).logits, expected, atol=2e-5 * max(1, np.abs(expected).max()))
+    # Logits of 7, which in BiT-R50 timm's own float32 misses by 1.4e-5 of that against its float64.
+    atol = 3e-5 * max(1, np.abs(expected).max())
+    np.testing.assert_allclose(our_output(foreign, x).logits, expected, atol=atol)
+
+
+@pytest.mark.parametrize("resize", [17, 231, 248, 255, 256, 448])
+@pytest.mark.parametrize("crop", ["central", "resize"])
+def test_preprocessing_comes_back_from_a_folder(tmp_path, crop, resize):
+    prepared = formats.Preprocessing(8, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), crop, resize)
+    foreign = dataclasses.replace(vit(), preprocessing=prepared)
+    formats.write(foreign, tmp_path / "out", "timm")
+    again = formats.read(tmp_path / "out").preprocessing
+    assert again == (
+        prepared if crop == "central" else dataclasses.replace(prepared, eval_resize=256)
+    )
 
 
 def vit(**options):
@@ -253,7 +282,11 @@ def vit(**options):
 @pytest.mark.parametrize(
     ("options", "to", "words"),
     [
-        ({"activation": "gelu_tanh"}, "x.safetensors", "a file cannot tell timm of the activation 'gelu_tanh'"),
+        (
+            {"activation": "gelu_tanh"},
+            "x.safetensors",
+            "a file cannot tell timm of the activation 'gelu_tanh'",
+        ),
         ({"epsilon": 1e-12}, "x", "timm computes with epsilon = 1e-06, this model with 1e-12"),
         ({"registers": 2}, "x", "registers have a position"),
         ({"representation": 7}, "x", "no layer before the head since version 0.8"),
@@ -276,11 +309,16 @@ def test_half_precision_is_read_exactly_and_written_as_it_was(tmp_path):
     specs = {name: (value.shape, value.dtype) for name, value in half.items()}
     safetensors.write(tmp_path / "half.safetensors", half.items(), specs, {})
     foreign = formats.read(tmp_path / "half.safetensors", heads=2)
-    assert {np.asarray(leaf).dtype for leaf in jax.tree.leaves(foreign.params)} == {np.dtype("float32")}
+    assert {np.asarray(leaf).dtype for leaf in jax.tree.leaves(foreign.params)} == {
+        np.dtype("float32")
+    }
     formats.write(foreign, tmp_path / "again.safetensors", "timm")
     again, _ = safetensors.read(tmp_path / "again.safetensors")
     for name, value in half.items():
-        assert again[name].dtype == value.dtype and np.asarray(again[name]).tobytes() == value.tobytes()
+        assert (
+            again[name].dtype == value.dtype
+            and np.asarray(again[name]).tobytes() == value.tobytes()
+        )
 
 
 @pytest.mark.parametrize("wrapper", ["state_dict", "model", None])
@@ -288,11 +326,16 @@ def test_pth_files_are_read_in_the_wrappings_of_training_scripts(tmp_path, wrapp
     foreign = vit()
     formats.write(foreign, tmp_path / "a.safetensors", "timm")
     tensors, _ = safetensors.read(tmp_path / "a.safetensors")
-    state = {f"module.{name}": torch.from_numpy(np.asarray(tensor).copy()) + 1 for name, tensor in tensors.items()}
+    state = {
+        f"module.{name}": torch.from_numpy(np.asarray(tensor).copy()) + 1
+        for name, tensor in tensors.items()
+    }
     torch.save({wrapper: state, "epoch": 3} if wrapper else state, tmp_path / "a.pth")
     loaded = formats.read(tmp_path / "a.pth", heads=2)
     assert loaded.model_config == foreign.model_config
-    assert {float(x) for leaf in jax.tree.leaves(loaded.params) for x in np.asarray(leaf).ravel()} == {1.0}
+    assert {
+        float(x) for leaf in jax.tree.leaves(loaded.params) for x in np.asarray(leaf).ravel()
+    } == {1.0}
 
 
 class Evil:
@@ -308,7 +351,9 @@ class Evil:
 @pytest.mark.parametrize("zipped", [True, False])
 def test_a_pickle_with_code_in_it_is_an_error_and_no_code_runs(tmp_path, zipped):
     witness = tmp_path / "ran"
-    torch.save({"model": Evil(witness)}, tmp_path / "bad.pth", _use_new_zipfile_serialization=zipped)
+    torch.save(
+        {"model": Evil(witness)}, tmp_path / "bad.pth", _use_new_zipfile_serialization=zipped
+    )
     with pytest.raises(CheckpointError, match="bad.pth is not read: .* which could run code"):
         formats.read(tmp_path / "bad.pth")
     assert not witness.exists()
@@ -317,7 +362,9 @@ def test_a_pickle_with_code_in_it_is_an_error_and_no_code_runs(tmp_path, zipped)
 def test_without_torch_a_pth_file_is_an_error_that_says_what_to_do(tmp_path, monkeypatch):
     torch.save({}, tmp_path / "a.pth")
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(CheckpointError, match="reading it needs torch.*or save the weights as .safetensors"):
+    with pytest.raises(
+        CheckpointError, match="reading it needs torch.*or save the weights as .safetensors"
+    ):
         formats.read(tmp_path / "a.pth")
 
 
@@ -325,10 +372,22 @@ def test_without_torch_a_pth_file_is_an_error_that_says_what_to_do(tmp_path, mon
     ("change", "words"),
     [
         (lambda t: t.pop("norm.bias"), r"norm.bias \(32,\): missing in the file"),
-        (lambda t: t.update({"blocks.0.ls1.gamma": np.ones(32)}), r"blocks.0.ls1.gamma \(32,\): in the file, but not"),
-        (lambda t: t.update({"head.weight": np.ones((2, 7))}), r"head.weight: \(2, 7\) in the file, \(2, 32\) in the"),
-        (lambda t: t.pop("patch_embed.proj.weight"), "holds no ViT, .* it lacks 'patch_embed.proj.weight'"),
-        (lambda t: t.update(pos_embed=np.ones((1, 8, 32))), "pos_embed of 8 rows is no square grid"),
+        (
+            lambda t: t.update({"blocks.0.ls1.gamma": np.ones(32)}),
+            r"blocks.0.ls1.gamma \(32,\): in the file, but not",
+        ),
+        (
+            lambda t: t.update({"head.weight": np.ones((2, 7))}),
+            r"head.weight: \(2, 7\) in the file, \(2, 32\) in the",
+        ),
+        (
+            lambda t: t.pop("patch_embed.proj.weight"),
+            "holds no ViT, .* it lacks 'patch_embed.proj.weight'",
+        ),
+        (
+            lambda t: t.update(pos_embed=np.ones((1, 8, 32))),
+            "pos_embed of 8 rows is no square grid",
+        ),
     ],
 )
 def test_every_tensor_is_accounted_for(tmp_path, change, words):
@@ -354,7 +413,11 @@ def test_a_file_cut_short_is_an_error(tmp_path, keep):
 def test_our_files_are_what_the_package_safetensors_reads_and_the_other_way_round(tmp_path):
     official = pytest.importorskip("safetensors.numpy")
     rng = np.random.default_rng(0)
-    tensors = {"a": rng.standard_normal((2, 3)).astype(np.float32), "b": np.arange(3, dtype=np.int64), "c": np.float16(1)}
+    tensors = {
+        "a": rng.standard_normal((2, 3)).astype(np.float32),
+        "b": np.arange(3, dtype=np.int64),
+        "c": np.float16(1),
+    }
     tensors = {name: np.asarray(value) for name, value in tensors.items()}
     specs = {name: (value.shape, value.dtype) for name, value in tensors.items()}
     safetensors.write(tmp_path / "ours", tensors.items(), specs, {"who": "me"})
@@ -364,7 +427,9 @@ def test_our_files_are_what_the_package_safetensors_reads_and_the_other_way_roun
         for name, value in tensors.items():
             np.testing.assert_array_equal(np.asarray(read[name]), value)
     assert safetensors.read(tmp_path / "theirs")[1] == {"who": "me"}
-    assert json.loads((tmp_path / "ours").read_bytes()[8:].split(b"}}")[0] + b"}}")["__metadata__"] == {"who": "me"}
+    assert json.loads((tmp_path / "ours").read_bytes()[8:].split(b"}}")[0] + b"}}")[
+        "__metadata__"
+    ] == {"who": "me"}
 
 
 @pytest.mark.parametrize("new", [(6, 6), (3, 5), (12, 12)])
@@ -372,8 +437,12 @@ def test_patches_are_resized_as_there_without_antialiasing(theirs, new):
     from timm.layers import resample_patch_embed
 
     kernel = np.random.default_rng(0).standard_normal((8, 8, 3, 4)).astype(np.float32)
-    expected = resample_patch_embed(torch.from_numpy(kernel).permute(3, 2, 0, 1), new, "bilinear", antialias=False)
-    np.testing.assert_allclose(resize_patch_embedding(kernel, new), expected.permute(2, 3, 1, 0), atol=2e-5)
+    expected = resample_patch_embed(
+        torch.from_numpy(kernel).permute(3, 2, 0, 1), new, "bilinear", antialias=False
+    )
+    np.testing.assert_allclose(
+        resize_patch_embedding(kernel, new), expected.permute(2, 3, 1, 0), atol=2e-5
+    )
 
 
 def test_the_real_deit_classifies_real_images(shared_data):
@@ -399,7 +468,9 @@ def test_the_real_deit_classifies_real_images(shared_data):
 def prepared(path):
     """(224, 224, 3) normalised, by Pillow; sides are rounded as in torchvision, which decides about three images."""
     image = Image.open(path).convert("RGB")
-    image = image.resize([248 * side // min(image.size) for side in image.size], Image.Resampling.BICUBIC)
+    image = image.resize(
+        [248 * side // min(image.size) for side in image.size], Image.Resampling.BICUBIC
+    )
     left, top = (round((side - 224) / 2) for side in image.size)
     pixels = np.asarray(image.crop((left, top, left + 224, top + 224)), np.float32) / 255
     return (pixels - np.float32(timm.IMAGENET_MEAN)) / np.float32(timm.IMAGENET_STD)

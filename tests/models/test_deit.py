@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from vit_jax import patterns
+from vit_jax.interchange.loading import load
 from vit_jax.models import registry
 from vit_jax.models.embeddings import resize_patch_embedding
 from vit_jax.objectives.supervised import Options, Supervised
@@ -49,7 +50,9 @@ def test_a_deit_is_a_vit_with_exact_gelu():
         ({"registers": 1, "pool": "map", "position": "sincos2d"}, 10, None, 0),
     ],
 )
-def test_rows_of_the_position_embedding_are_for_what_has_a_position(kit, options, tokens, rows, prefix):
+def test_rows_of_the_position_embedding_are_for_what_has_a_position(
+    kit, options, tokens, rows, prefix
+):
     config = kit.config(**options)
     assert (config.tokens, config.prefix) == (tokens, prefix)
     position = registry.abstract(config)[1].get("position")
@@ -59,7 +62,11 @@ def test_rows_of_the_position_embedding_are_for_what_has_a_position(kit, options
 def plain_encoder_input(config, p, images):
     """(B, N, D): patches and learned tokens by name, positions added one by one, then put in order."""
     patch, grid = config.patch, config.grid[0]
-    cut = images.reshape(len(images), grid, patch, grid, patch, 3).swapaxes(2, 3).reshape(len(images), grid**2, -1)
+    cut = (
+        images.reshape(len(images), grid, patch, grid, patch, 3)
+        .swapaxes(2, 3)
+        .reshape(len(images), grid**2, -1)
+    )
     patches = cut @ p["embedding"]["kernel"].reshape(-1, config.width) + p["embedding"]["bias"]
     position = p["position"][0]
     read = [p[name] for name in ("class_token", "distillation_token") if name in p]
@@ -79,7 +86,9 @@ def plain_encoder_input(config, p, images):
         {"pool": "mean"},
     ],
 )
-def test_tokens_enter_as_class_distillation_registers_patches_and_registers_do_not_leave(kit, options):
+def test_tokens_enter_as_class_distillation_registers_patches_and_registers_do_not_leave(
+    kit, options
+):
     config = kit.config(registers=3, **options)
     parameters = jax.tree.map(np.asarray, kit.parameters(config))
     # Blocks that add nothing show what they are given.
@@ -92,7 +101,10 @@ def test_tokens_enter_as_class_distillation_registers_patches_and_registers_do_n
     np.testing.assert_allclose(output.intermediates["blocks"][0], x, atol=1e-5)
     norm = parameters["encoder"]["norm"]
     centred = x - x.mean(-1, keepdims=True)
-    normed = centred / np.sqrt(centred.var(-1, keepdims=True) + config.epsilon) * norm["scale"] + norm["bias"]
+    normed = (
+        centred / np.sqrt(centred.var(-1, keepdims=True) + config.epsilon) * norm["scale"]
+        + norm["bias"]
+    )
     kept = np.delete(normed, np.s_[config.placed_tokens : config.placed_tokens + 3], axis=1)
     np.testing.assert_allclose(output.tokens, kept, atol=1e-5)
     if config.pool == "mean":
@@ -111,7 +123,10 @@ def test_registers_begin_small_and_the_distillation_token_does_not_begin_as_the_
     config = registry.model_config("DeiT-Ti/16", depth=1, distilled=True, registers=4)
     p = jax.jit(lambda key: registry.initialize(config, key))(jax.random.key(0))
     assert np.std(p["registers"]) == pytest.approx(1e-6, rel=0.1)
-    assert np.std(p["distillation_token"]) == pytest.approx(0.02, rel=0.2) and not p["class_token"].any()
+    assert (
+        np.std(p["distillation_token"]) == pytest.approx(0.02, rel=0.2)
+        and not p["class_token"].any()
+    )
 
 
 def test_logits_are_the_mean_of_two_heads_which_are_also_given_apart(kit):
@@ -176,20 +191,31 @@ def resize_matrix(old, new):
     matrix = np.zeros((*new, *old))
     for y in range(new[0]):
         for x in range(new[1]):
-            at = [min(max((i + 0.5) * o / n - 0.5, 0), o - 1) for i, o, n in zip((y, x), old, new, strict=True)]
+            at = [
+                min(max((i + 0.5) * o / n - 0.5, 0), o - 1)
+                for i, o, n in zip((y, x), old, new, strict=True)
+            ]
             for dy in (0, 1):
                 for dx in (0, 1):
-                    place = [min(int(a) + d, o - 1) for a, d, o in zip(at, (dy, dx), old, strict=True)]
-                    weight = np.prod([a % 1 if d else 1 - a % 1 for a, d in zip(at, (dy, dx), strict=True)])
+                    place = [
+                        min(int(a) + d, o - 1) for a, d, o in zip(at, (dy, dx), old, strict=True)
+                    ]
+                    weight = np.prod(
+                        [a % 1 if d else 1 - a % 1 for a, d in zip(at, (dy, dx), strict=True)]
+                    )
                     matrix[y, x, place[0], place[1]] += weight
     return matrix.reshape(new[0] * new[1], old[0] * old[1])
 
 
-@pytest.mark.parametrize(("old", "new"), [((4, 4), (6, 6)), ((6, 4), (3, 5)), ((4, 4), (7, 3)), ((3, 5), (2, 2))])
+@pytest.mark.parametrize(
+    ("old", "new"), [((4, 4), (6, 6)), ((6, 4), (3, 5)), ((4, 4), (7, 3)), ((3, 5), (2, 2))]
+)
 def test_a_resized_kernel_is_the_least_squares_one(old, new):
     """arXiv 2212.08013: w' = argmin E (<x, w> - <Bx, w'>)², that is pinv(Bᵀ) w."""
     kernel = np.random.default_rng(0).standard_normal((*old, 3, 2)).astype(np.float32)
-    expected = np.linalg.lstsq(resize_matrix(old, new).T, kernel.reshape(old[0] * old[1], 6).astype(float), rcond=None)
+    expected = np.linalg.lstsq(
+        resize_matrix(old, new).T, kernel.reshape(old[0] * old[1], 6).astype(float), rcond=None
+    )
     resized = resize_patch_embedding(kernel, new)
     assert resized.dtype == np.float32
     np.testing.assert_allclose(resized.reshape(-1, 6), expected[0], atol=1e-6)
@@ -197,7 +223,10 @@ def test_a_resized_kernel_is_the_least_squares_one(old, new):
 
 def test_the_kernel_for_larger_patches_answers_as_the_old_one_to_the_old_patches():
     rng = np.random.default_rng(0)
-    patch, kernel = rng.standard_normal((16, 3)), rng.standard_normal((4, 4, 3, 5)).astype(np.float32)
+    patch, kernel = (
+        rng.standard_normal((16, 3)),
+        rng.standard_normal((4, 4, 3, 5)).astype(np.float32),
+    )
     enlarged = resize_matrix((4, 4), (8, 8)) @ patch
     answers = enlarged.reshape(-1) @ resize_patch_embedding(kernel, 8).reshape(-1, 5)
     np.testing.assert_allclose(answers, patch.reshape(-1) @ kernel.reshape(-1, 5), atol=1e-5)
@@ -212,4 +241,16 @@ def test_the_same_patch_is_left_alone():
 def test_resized_kernels_are_those_of_flexivit(shared_data, name):
     oracle = np.load(shared_data / "oracle" / "bv_flexi_tiny.io.npz")
     new = tuple(int(side) for side in name.split("x"))
-    np.testing.assert_allclose(resize_patch_embedding(oracle["kernel_8"], new), oracle[f"kernel_{name}"], atol=1e-5)
+    np.testing.assert_allclose(
+        resize_patch_embedding(oracle["kernel_8"], new), oracle[f"kernel_{name}"], atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("side", [3, 4, 6, 8])
+def test_a_flexivit_answers_at_every_grid_as_its_own_code(shared_data, side):
+    """The kernel is stored for patches of 8, the table for 4x4; images are 48x48 whatever the grid."""
+    path = shared_data / "oracle" / "bv_flexi_tiny"
+    io = np.load(f"{path}.io.npz")
+    model = load(f"{path}.ckpt.npz", image_size=48, patch=48 // side, resize="bilinear")
+    assert model.config.grid == (side, side)
+    np.testing.assert_allclose(model(io["image"]).logits, io[f"logits_seqhw{side}"], atol=1e-5)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from vit_jax import parallel
@@ -16,11 +17,14 @@ from vit_jax.objectives.supervised import cross_entropy, to_targets
 from vit_jax.schema import ConfigError
 
 
+SUMMED = ("accuracy", "top5_accuracy", "loss", "examples")
+
+
 def make_eval_step(
     definition: nnx.GraphDef, model_config, config, mesh: jax.sharding.Mesh
 ) -> Callable:
-    """The compiled `eval_step(params, batch) -> sums` over one batch with `image`, `label` and
-    `mask`.
+    """The compiled `eval_step(params, sums, batch) -> sums` that adds one batch, with `image`,
+    `label` and `mask`, to the sums over a data set.
 
     An example with several labels counts as right if the best class is one of them; one with no
     label at all is left out (ImageNet-ReaL's rule, arXiv 2006.07159).
@@ -31,7 +35,7 @@ def make_eval_step(
     top = min(5, model_config.num_classes)
     loss = config.objective.loss or "softmax"
 
-    def eval_step(params: dict, batch: dict) -> dict[str, jax.Array]:
+    def eval_step(params: dict, sums: dict, batch: dict) -> dict[str, jax.Array]:
         images = normalize(
             batch["image"], config.data.mean, config.data.std, jnp.dtype(model_config.dtype)
         )
@@ -40,30 +44,26 @@ def make_eval_step(
         mask = batch["mask"] * (targets.sum(-1) > 0)
         best = jax.lax.top_k(logits, top)[1]
         right = jnp.take_along_axis(targets, best, axis=1) > 0
-        sums = {
-            "accuracy": right[:, 0],
-            f"top{top}_accuracy": right.any(axis=1),
-            "loss": cross_entropy(logits, targets, loss),
-            "examples": jnp.ones_like(mask),
-        }
-        return {name: jnp.sum(value * mask) for name, value in sums.items()}
+        new = (right[:, 0], right.any(axis=1), cross_entropy(logits, targets, loss), 1)
+        return {n: sums[n] + jnp.sum(v * mask) for n, v in zip(SUMMED, new, strict=True)}
 
     return jax.jit(eval_step, out_shardings=parallel.replicated(mesh))
 
 
-def evaluate(eval_step: Callable, params: dict, batches: Iterable[dict]) -> dict[str, float]:
-    """Means over all examples: `accuracy`, `topK_accuracy` (K = 5, or the number of classes),
-    `loss`; and their number `examples`.
-    """
-    totals = None
+def evaluate(
+    eval_step: Callable, params: dict, batches: Iterable[dict], mesh: jax.sharding.Mesh
+) -> dict[str, float]:
+    """Means over all examples, `accuracy`, `top5_accuracy`, `loss`; and their number `examples`."""
+    # Each step waits for the sums of the one before: programs with collectives must not overtake
+    # each other, and on simulated devices nothing else keeps them in line.
+    zero = dict.fromkeys(SUMMED, np.float32(0))
+    sums = jax.device_put(zero, parallel.replicated(mesh))
     for batch in batches:
-        sums = eval_step(params, batch)
-        totals = sums if totals is None else jax.tree.map(jnp.add, totals, sums)
-    totals = {name: float(value) for name, value in jax.device_get(totals).items()}
+        sums = eval_step(params, sums, batch)
+    totals = {name: float(value) for name, value in jax.device_get(sums).items()}
     count = totals.pop("examples")
-    return {name: total / max(count, 1) for name, total in totals.items()} | {
-        "examples": int(count)
-    }
+    means = {name: total / max(count, 1) for name, total in totals.items()}
+    return means | {"examples": int(count)}
 
 
 def evaluate_run(run: Run, config) -> dict[str, float]:
@@ -86,4 +86,4 @@ def evaluate_run(run: Run, config) -> dict[str, float]:
         jax.set_mesh(mesh),
         loader.eval_batches(source, config, parallel.batch_sharding(mesh)) as batches,
     ):
-        return evaluate(eval_step, nnx.to_pure_dict(params), batches)
+        return evaluate(eval_step, nnx.to_pure_dict(params), batches, mesh)

@@ -1,5 +1,7 @@
-"""Checkpoints of google-research/big_vision: `.npz` of ViT (blocks scanned or not) and Mixer; and of BiT's ResNets,
-with big_vision's names or the original TensorFlow ones."""
+"""Checkpoints of google-research/big_vision: `.npz` of ViT and Mixer, and of BiT's ResNets.
+
+ViT's blocks may be scanned; a ResNet may have big_vision's names or the original TensorFlow ones.
+"""
 
 from vit_jax.checkpoint import CheckpointError
 from vit_jax.interchange import adapt, flax_models, flax_names, npz
@@ -12,7 +14,7 @@ _CODE = "big_vision"
 
 
 def recognises(path) -> bool:
-    """Whether the file has this code's or BiT's names. A Mixer's, which are not only its own, count as official."""
+    """Whether the file has this code's or BiT's names; a Mixer's are also the official ones."""
     return flax_names.find_prefix(npz.names(path)) is not None
 
 
@@ -24,7 +26,8 @@ def read(path, **overrides) -> Foreign:
 def write(foreign: Foreign, path) -> None:
     """Writes the names the model was read with, or `params/...` with a tensor for each block's.
 
-    big_vision's class token has no position; a class row is added to the token, which gives the same numbers.
+    big_vision's class token has no position; a class row is added to the token, which gives the
+    same numbers.
     """
     config = foreign.model_config
     if type(config) is hybrid.Config:
@@ -34,7 +37,9 @@ def write(foreign: Foreign, path) -> None:
         flax_models.write(foreign, path, foreign.layout)
         return
     bit = isinstance(config, resnet.Config) and config.preactivation
-    layout = dict(prefix="params/", numbers="linen", scanned=False, position=flax_names.POSITION_BIG_VISION)
+    layout = dict(
+        prefix="params/", numbers="linen", scanned=False, position=flax_names.POSITION_BIG_VISION
+    )
     layout |= dict(pooling="MAPHead_0/", norm_axes=bit, resnet="flax", dtypes={}, renamed={})
     flax_models.write(adapt.without_class_row(foreign), path, layout)
 

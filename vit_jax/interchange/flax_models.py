@@ -1,11 +1,14 @@
-"""Which model a file of google-research/vision_transformer, big_vision or BiT holds: told from names and shapes.
+"""Which model a file of vision_transformer, big_vision or BiT holds: told from names and shapes.
 
 What such a file cannot tell, and what is then taken (an override says otherwise):
 
-- the image size of a ResNet or of a ViT with sine-cosine positions: 224, or the next smaller multiple of the patch;
-- activation and epsilon: all these code bases have the tanh GELU and layer norms with 1e-6; BiT's details follow its style.
+- the image size of a ResNet or of a ViT with sine-cosine positions: 224, or the next smaller
+  multiple of the patch;
+- activation and epsilon: all these code bases have the tanh GELU and layer norms with 1e-6; BiT's
+  details follow its style.
 
-Not told apart, because the tensors are the same: big_vision's `pool_type="gap"` and its models without pooling.
+Not told apart, because the tensors are the same: big_vision's `pool_type="gap"` and its models
+  without pooling.
 """
 
 import math
@@ -17,10 +20,11 @@ from absl import logging
 
 from vit_jax.checkpoint import CheckpointError
 from vit_jax.interchange import flax_names, npz, rules
-from vit_jax.interchange.formats import Foreign, Preprocessing, configure
+from vit_jax.interchange.formats import Foreign, configure
 from vit_jax.models import hybrid, mixer, registry, resnet, vit
 
 USUAL_IMAGE_SIZE = 224
+_CONVENTIONS = {"activation": "gelu_tanh", "epsilon": 1e-6, "root_zeros": False}
 _PREACTIVATION_NORMS = ("norm-pre-head/scale", "resnet/group_norm/gamma")
 
 
@@ -41,16 +45,33 @@ def read(path, format: str, preprocessing, overrides: dict) -> Foreign:
     mine = {name: name.removeprefix(prefix) for name in everything if name.startswith(prefix)}
     other = [name for name in everything if name not in mine]
     if other:
-        logging.info("%s: %d tensors beside '%s' (optimizer state, text tower) are left out", path, len(other), prefix)
-    renamed = {flax_names.canonical(name): name for name in mine.values() if flax_names.canonical(name) != name}
+        logging.info(
+            "%s: %d tensors beside '%s' (optimizer state, text tower) are left out",
+            path,
+            len(other),
+            prefix,
+        )
+    renamed = {
+        flax_names.canonical(name): name
+        for name in mine.values()
+        if flax_names.canonical(name) != name
+    }
     tensors = {flax_names.canonical(short): everything[name] for name, short in mine.items()}
-    layout = flax_names.layout_of(tensors) | {"format": format, "prefix": prefix, "renamed": renamed}
+    layout = flax_names.layout_of(tensors) | {
+        "format": format,
+        "prefix": prefix,
+        "renamed": renamed,
+    }
     try:
         config_class, recognised = _recognise(tensors, layout)
     except (KeyError, ValueError) as error:
-        raise CheckpointError(f"{path} looks like a model of {format}, but {error} is missing or has another shape") from error
+        raise CheckpointError(
+            f"{path} looks like a model of {format}, but {error} is missing or has another shape"
+        ) from error
     config = configure(config_class, recognised, overrides)
-    params = rules.to_ours(flax_names.rules(config, layout), tensors, registry.abstract(config)[1], source=path)
+    params = rules.to_ours(
+        flax_names.rules(config, layout), tensors, registry.abstract(config)[1], source=path
+    )
     return Foreign(config, params, preprocessing=preprocessing(config.image_size), layout=layout)
 
 
@@ -60,17 +81,23 @@ def write(foreign: Foreign, path, layout: Mapping[str, Any]) -> None:
     Raises:
       CheckpointError: the names have no place for a parameter; nothing is written.
     """
-    arrays = rules.to_theirs(flax_names.rules(foreign.model_config, layout), foreign.params, dtypes=layout["dtypes"])
-    npz.write(path, ((layout["prefix"] + layout["renamed"].get(name, name), array) for name, array in arrays))
+    arrays = rules.to_theirs(
+        flax_names.rules(foreign.model_config, layout), foreign.params, dtypes=layout["dtypes"]
+    )
+    npz.write(
+        path,
+        ((layout["prefix"] + layout["renamed"].get(name, name), array) for name, array in arrays),
+    )
 
 
 def refuse_other_conventions(foreign: Foreign, path, code: str) -> None:
     """Raises `CheckpointError` for a model that `code` would compute with other numbers."""
     config = foreign.model_config
-    for name, value in (("activation", "gelu_tanh"), ("epsilon", 1e-6)):
+    for name, value in _CONVENTIONS.items():
         if getattr(config, name, value) != value:
             raise CheckpointError(
-                f"{path} is not written: {code} computes with {name} = {value!r}, this model with {getattr(config, name)!r}. "
+                f"{path} is not written: {code} computes with {name} = {value!r}, this model "
+                f"with {getattr(config, name)!r}. "
                 f"To accept other numbers, say {name}={value!r} when you read the model"
             )
 
@@ -78,7 +105,9 @@ def refuse_other_conventions(foreign: Foreign, path, code: str) -> None:
 def _recognise(tensors: Mapping[str, Any], layout: dict) -> tuple[type, dict]:
     """A family's config class and its options."""
     shape = {name: tensor.shape for name, tensor in tensors.items()}
-    if layout["resnet"] == "tensorflow" or ("embedding/kernel" not in shape and "stem/kernel" not in shape):
+    if layout["resnet"] == "tensorflow" or (
+        "embedding/kernel" not in shape and "stem/kernel" not in shape
+    ):
         return resnet.Config, _resnet(shape) | {"image_size": USUAL_IMAGE_SIZE}
     if "stem/kernel" in shape:
         return mixer.Config, _mixer(shape)
@@ -94,7 +123,9 @@ def _vit(shape: Mapping[str, tuple], layout: dict, stride: int) -> dict:
     """Options of a ViT whose patches are counted in `stride` pixels."""
     _, attention, mlp = flax_names.NUMBERS[layout["numbers"]]
     block = "Transformer/encoderblock" + ("" if layout["scanned"] else "_0")
-    *layers, width, heads, _ = shape[f"{block}/MultiHeadDotProductAttention_{attention}/query/kernel"]
+    *layers, width, heads, _ = shape[
+        f"{block}/MultiHeadDotProductAttention_{attention}/query/kernel"
+    ]
     patch, across, _, _ = shape["embedding/kernel"]
     if patch != across:
         raise CheckpointError(f"patches of {patch}x{across} pixels: only square ones are supported")
@@ -117,7 +148,9 @@ def _vit(shape: Mapping[str, tuple], layout: dict, stride: int) -> dict:
     of_class = pool == "token" and _is_square(rows - 1) and rows > 1
     side = math.isqrt(rows - of_class)
     if side**2 != rows - of_class:
-        raise CheckpointError(f"a position embedding of {rows} rows is no square grid: only square ones are supported")
+        raise CheckpointError(
+            f"a position embedding of {rows} rows is no square grid: only square ones are supported"
+        )
     return options | {"position_of_class": of_class, "image_size": side * patch * stride}
 
 
@@ -136,7 +169,9 @@ def _mixer(shape: Mapping[str, tuple]) -> dict:
 
 
 def _resnet(shape: Mapping[str, tuple]) -> dict:
-    root = next(shape[name] for name in flax_names.ROOTS if name in shape and shape[name][:2] == (7, 7))
+    root = next(
+        shape[name] for name in flax_names.ROOTS if name in shape and shape[name][:2] == (7, 7)
+    )
     units = {}
     for name in shape:
         if match := re.search(r"block(\d+)/unit(\d+)/", name):

@@ -1,6 +1,7 @@
-"""The tensor names of google-research/vision_transformer, big_vision and BiT, which are variants of each other.
+"""The tensor names of google-research/vision_transformer, big_vision and BiT.
 
-A layout says which variant a file has; from it follow the rules. What model a file holds is found out in `flax_models`.
+They are variants of each other. A layout says which one a file has; from it follow the rules. What
+model a file holds is found out in `flax_models`.
 """
 
 import re
@@ -12,7 +13,8 @@ import numpy as np
 from vit_jax.interchange.rules import SAME, Rule, Transform, expanded, stacked
 from vit_jax.models import hybrid, mixer, resnet
 
-# Where a file may keep its parameters: the two-tower models under `img`, old checkpoints beside the optimizer's state.
+# Where a file may keep its parameters: the two-tower models under `img`, old checkpoints beside the
+# optimizer's state.
 PREFIXES = ("", "params/", "opt/target/", "params/img/", "opt/target/img/")
 # Each model has one of these.
 ROOTS = (
@@ -25,7 +27,8 @@ ROOTS = (
 POSITION_OFFICIAL = "Transformer/posembed_input/pos_embedding"
 POSITION_BIG_VISION = "pos_embedding"
 POSITIONS = (POSITION_OFFICIAL, POSITION_BIG_VISION, "Transformer/pos_embedding")
-# Numbers of a block's second norm, attention and MLP. Before Linen one counter ran over modules of all kinds.
+# Numbers of a block's second norm, attention and MLP. Before Linen one counter ran over modules of
+# all kinds.
 NUMBERS = {"linen": (1, 0, 0), "pre_linen": (2, 1, 3)}
 
 
@@ -35,9 +38,11 @@ def canonical(name: str) -> str:
 
 
 def find_prefix(names: Iterable[str]) -> str | None:
-    """What stands before the parameters' names; `None` for a file without a model of these code bases."""
+    """What stands before the parameters' names; `None` for a file without such a model."""
     names = {canonical(name) for name in names}
-    return next((prefix for prefix in PREFIXES if any(prefix + root in names for root in ROOTS)), None)
+    return next(
+        (prefix for prefix in PREFIXES if any(prefix + root in names for root in ROOTS)), None
+    )
 
 
 def layout_of(tensors: Mapping[str, Any]) -> dict:
@@ -56,20 +61,28 @@ def layout_of(tensors: Mapping[str, Any]) -> dict:
         resnet: 'flax' or 'tensorflow' names.
         dtypes: of tensors that are not float32.
     """
-    norms = [t for name, t in tensors.items() if re.search(r"(gn\w*|norm-pre-head|group_norm)/(scale|gamma)", name)]
+    norms = [
+        t
+        for name, t in tensors.items()
+        if re.search(r"(gn\w*|norm-pre-head|group_norm)/(scale|gamma)", name)
+    ]
     return {
-        "numbers": "pre_linen" if any("MultiHeadDotProductAttention_1/" in name for name in tensors) else "linen",
+        "numbers": "pre_linen"
+        if any("MultiHeadDotProductAttention_1/" in name for name in tensors)
+        else "linen",
         "scanned": any(name.startswith("Transformer/encoderblock/") for name in tensors),
         "position": next((name for name in POSITIONS if name in tensors), None),
         "pooling": "" if "probe" in tensors else "MAPHead_0/",
         "norm_axes": any(len(norm.shape) == 4 for norm in norms),
         "resnet": "tensorflow" if any(name.startswith("resnet/") for name in tensors) else "flax",
-        "dtypes": {n: np.dtype(t.dtype).name for n, t in tensors.items() if np.dtype(t.dtype) != np.float32},
+        "dtypes": {
+            n: np.dtype(t.dtype).name for n, t in tensors.items() if np.dtype(t.dtype) != np.float32
+        },
     }
 
 
 def rules(config, layout: Mapping[str, Any]) -> list[Rule]:
-    """The rules for a model of any family; parameters that the model does not have may be among them."""
+    """The rules for a model of any family; some may be for parameters it does not have."""
     if isinstance(config, mixer.Config):
         return [*_affine("embedding", "stem"), *_mixer_rules(), *_affine("head", "head")]
     if isinstance(config, resnet.Config):
@@ -88,7 +101,9 @@ def _vit_rules(layout: Mapping[str, Any]) -> list[Rule]:
         Rule("class_token", "cls"),
         Rule("position", layout["position"] or POSITION_BIG_VISION),
         *_norm("encoder/layers/attention_norm", f"{block}/LayerNorm_0"),
-        *_attention("encoder/layers/attention", f"{block}/MultiHeadDotProductAttention_{attention}"),
+        *_attention(
+            "encoder/layers/attention", f"{block}/MultiHeadDotProductAttention_{attention}"
+        ),
         *_norm("encoder/layers/mlp_norm", f"{block}/LayerNorm_{norm}"),
         *_mlp("encoder/layers/mlp", f"{block}/MlpBlock_{mlp}"),
         *_norm("encoder/norm", "Transformer/encoder_norm"),
@@ -160,18 +175,26 @@ def _affine(ours: str, theirs: str) -> list[Rule]:
     return [Rule(f"{ours}/{part}", f"{theirs}/{part}") for part in ("kernel", "bias")]
 
 
-def _norm(ours: str, theirs: str, axes: Transform = SAME, names=("scale", "bias"), first_layer: int = 0) -> list[Rule]:
+def _norm(
+    ours: str, theirs: str, axes: Transform = SAME, names=("scale", "bias"), first_layer: int = 0
+) -> list[Rule]:
     pairs = zip(("scale", "bias"), names, strict=True)
     return [Rule(f"{ours}/{our}", f"{theirs}/{their}", axes, first_layer) for our, their in pairs]
 
 
 def _mlp(ours: str, theirs: str) -> list[Rule]:
-    return [*_affine(f"{ours}/up", f"{theirs}/Dense_0"), *_affine(f"{ours}/down", f"{theirs}/Dense_1")]
+    return [
+        *_affine(f"{ours}/up", f"{theirs}/Dense_0"),
+        *_affine(f"{ours}/down", f"{theirs}/Dense_1"),
+    ]
 
 
 def _attention(ours: str, theirs: str) -> list[Rule]:
     """query, key and value (D, H, C) become one qkv (D, 3, H, C)."""
-    kernels, biases = ([f"{theirs}/{name}/{part}" for name in ("query", "key", "value")] for part in ("kernel", "bias"))
+    kernels, biases = (
+        [f"{theirs}/{name}/{part}" for name in ("query", "key", "value")]
+        for part in ("kernel", "bias")
+    )
     return [
         Rule(f"{ours}/qkv/kernel", tuple(kernels), stacked(1)),
         Rule(f"{ours}/qkv/bias", tuple(biases), stacked(0)),

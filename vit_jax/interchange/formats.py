@@ -1,11 +1,14 @@
-"""The formats that checkpoints are read from and written to, and what a checkpoint is whatever its format.
+"""The formats of checkpoints, and what a checkpoint is whatever its format.
 
 A format is a module with
 
-- `recognises(path) -> bool`: whether it can read what is there; looks at little and never runs code;
-- `read(path, **overrides) -> Foreign`: the file's own model; `overrides` are options of its config that the user states;
+- `recognises(path) -> bool`: whether it can read what is there; looks at little and never runs
+  code;
+- `read(path, **overrides) -> Foreign`: the file's own model; `overrides` are options of its config
+  that the user states;
 - `write(foreign, path) -> None`: whole or not at all;
-- `CANNOT_TELL`: names of options that its files leave open, which are taken from the model they are loaded into.
+- `CANNOT_TELL`: names of options that its files leave open, which are taken from the model they are
+  loaded into.
 """
 
 import dataclasses
@@ -31,7 +34,7 @@ FORMATS = {
 _MAGIC = {
     b"\x89HDF": "an HDF5 file (Keras?)",
     b"\x80": "a Python pickle, which could run code (an old PyTorch file?)",
-    b"PK\3\4": "a zip archive whose names no format here uses (a PyTorch file or an archive of other arrays?)",
+    b"PK\3\4": "a zip archive whose names no format here uses (other arrays?)",
     b"\x93NUMPY": "a single NumPy array",
     b"<": "a web page (was the download refused?)",
     b"version https://git-lfs": "a Git LFS pointer: fetch the file itself",
@@ -55,8 +58,10 @@ class Foreign:
     """A checkpoint of any format.
 
     Attributes:
-      model_config: the family's config, with the activation, epsilon and other conventions of the code the weights come from.
-      params: nested dict like `registry.abstract(model_config)[1]`; leaves are arrays or `rules.Lazy` ones, so use `np.asarray`.
+      model_config: the family's config, with the activation, epsilon and other conventions of the
+        code the weights come from.
+      params: nested dict like `registry.abstract(model_config)[1]`; leaves are arrays or
+        `rules.Lazy` ones, so use `np.asarray`.
       classes: label names in the order of the logits, where the source says them.
       preprocessing: of images, where the source says it or its code has only one.
       layout: `format`, and what else is needed to write the same names and bytes again; plain JSON.
@@ -90,7 +95,9 @@ def detect(path) -> str:
     for name in FORMATS:
         if module(name).recognises(path):
             return name
-    raise CheckpointError(f"{path} is no checkpoint of a known format ({', '.join(FORMATS)}): {_looks_like(path)}")
+    raise CheckpointError(
+        f"{path} is no checkpoint of a known format ({', '.join(FORMATS)}): {_looks_like(path)}"
+    )
 
 
 def read(path, *, like=None, **overrides) -> Foreign:
@@ -115,7 +122,8 @@ def write(foreign: Foreign, path, to: str) -> None:
     """Writes a checkpoint in the format `to`.
 
     Raises:
-      CheckpointError: the format cannot express the model, or the file cannot be written; then nothing is left behind.
+      CheckpointError: the format cannot express the model, or the file cannot be written; then
+        nothing is left behind.
     """
     module(to).write(foreign, epath.Path(path).expanduser())
 
@@ -129,13 +137,16 @@ def configure(config_class: type, recognised: dict, overrides: dict):
     fields = {field.name: field for field in dataclasses.fields(config_class)}
     for name, value in overrides.items():
         if name not in fields:
-            raise ConfigError(f"{config_class.__module__.split('.')[-1]} models have no option {name!r}{nearest(name, fields)}")
+            raise ConfigError(
+                f"{config_class.__module__.split('.')[-1]} models have no option "
+                f"{name!r}{nearest(name, fields)}"
+            )
         schema.check_value(name, value, fields[name])
     return config_class(**recognised | overrides)
 
 
 def model_name(config) -> str:
-    """The listed name that says most of a model; its options say the rest, for a size of one's own almost everything."""
+    """The listed name that says most of a model; its options say the rest."""
     family = next(family for family in registry.FAMILIES if family.Config is type(config))
 
     def agreement(name: str) -> tuple[int, int]:

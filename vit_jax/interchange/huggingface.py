@@ -228,10 +228,9 @@ def _refuse_what_transformers_lacks(config, path) -> None:
         f"pool={config.pool!r}": config.pool != "token",
         "registers": config.registers,
         "qk_norm": config.qk_norm,
-        "a tanh layer before a head": config.representation and config.num_classes,
-        "a tanh layer of another size than the width": config.representation
-        not in (0, config.width),
-        "distillation_head without head": config.two_heads and not config.num_classes,
+        "tanh layer before a head": config.representation and config.num_classes,
+        "tanh layer of another size than the width": config.representation not in (0, config.width),
+        "distillation_head without classes": config.two_heads and not config.num_classes,
     }
     found = [name for name, there in lacks.items() if there]
     if found:

@@ -1,4 +1,4 @@
-"""Models from files of any format: what `vit_jax.load`, `vit_jax.load_weights`, `vit_jax convert` and `init_from` do."""
+"""Models from files of any format: `load`, `load_weights`, `vit_jax convert` and `init_from`."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -14,9 +14,32 @@ from vit_jax.models import mixer, registry
 
 # Options of `load` that the weights are fitted to; all others say what the file holds.
 FITTED = ("image_size", "patch", "num_classes", "representation")
-# Options that a run takes from the checkpoint it starts from, where its config does not say them: how weights are used.
-USES = ("pool", "representation", "position", "position_of_class", "qk_norm", "distilled", "registers", "activation", "epsilon")
-SIZES = ("patch", "depth", "width", "mlp_dim", "token_mlp_dim", "heads", "units", "width_factor", "preactivation")
+# Options that a run takes from the checkpoint it starts from, where its config does not say them:
+# how weights are used.
+USES = (
+    "pool",
+    "representation",
+    "position",
+    "position_of_class",
+    "qk_norm",
+    "distilled",
+    "distillation_head",
+    "registers",
+    "activation",
+    "epsilon",
+    "root_zeros",
+)
+SIZES = (
+    "patch",
+    "depth",
+    "width",
+    "mlp_dim",
+    "token_mlp_dim",
+    "heads",
+    "units",
+    "width_factor",
+    "preactivation",
+)
 
 
 def load(path, *, resize: str = "scipy", **overrides) -> nnx.Module:
@@ -26,13 +49,17 @@ def load(path, *, resize: str = "scipy", **overrides) -> nnx.Module:
 
     Args:
       path: file or directory, local or `gs://`.
-      resize: how position embeddings of another resolution are interpolated: `scipy` (official), `bilinear`, `bicubic`.
-      **overrides: options of the model's config. Another `image_size` or `patch` resizes what depends on it, another
-        `num_classes` or `representation` gives a new head (zero); any other states what the file holds.
+      resize: how position embeddings of another resolution are interpolated: `scipy` (official),
+        `bilinear`, `bicubic`.
+      **overrides: options of the model's config. Another `image_size` or `patch` resizes what
+        depends on it, another `num_classes` or `representation` gives a new head (zero); any
+        other states what the file holds.
 
     Raises:
-      CheckpointError: there is no checkpoint, it is damaged, or a tensor does not fit; see `formats.read`.
-      ConfigError: an override is no option or value of the family, or the weights cannot be fitted to it.
+      CheckpointError: there is no checkpoint, it is damaged, or a tensor does not fit; see
+        `formats.read`.
+      ConfigError: an override is no option or value of the family, or the weights cannot be fitted
+        to it.
     """
     fitted = {name: overrides.pop(name) for name in FITTED if name in overrides}
     foreign = formats.read(path, **overrides)
@@ -51,29 +78,58 @@ def load(path, *, resize: str = "scipy", **overrides) -> nnx.Module:
     fresh = _fresh(target, like, reset)
     where, option = f"load({str(path)!r})", "load_weights(..., reset=...)"
     params = adapt.adapt(
-        foreign.params, source, fresh, target, reset=reset, resize=resize, where=where, reset_option=option
+        foreign.params,
+        source,
+        fresh,
+        target,
+        reset=reset,
+        resize=resize,
+        where=where,
+        reset_option=option,
     )
     return nnx.merge(definition, params)
 
 
-def load_weights(model: nnx.Module, path, *, reset: Iterable[str] = (), resize: str = "scipy") -> None:
-    """Replaces the parameters of a model, from `vit_jax.create_model`, by those of a checkpoint of any format.
+def load_weights(
+    model: nnx.Module, path, *, reset: Iterable[str] = (), resize: str = "scipy"
+) -> None:
+    """Replaces the parameters of a model by those of a checkpoint of any format.
 
     Args:
       model: changed in place; its parameters stay where they are placed.
       path: file or directory, local or `gs://`.
-      reset: patterns of parameters that stay as they are, e.g. `("head/.*",)`; what the checkpoint has there is left out.
+      reset: patterns of parameters that stay as they are, e.g. `("head/.*",)`; what the checkpoint
+        has there is left out.
       resize: how position embeddings of another resolution are interpolated.
 
     Raises:
-      CheckpointError, ConfigError: as `load`; unless every tensor and every parameter is accounted for, nothing is changed.
+      CheckpointError, ConfigError: as `load`; unless every tensor and every parameter is accounted
+        for, nothing is changed.
     """
     fresh = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    nnx.update(model, load_params(path, fresh, model.config, reset=reset, resize=resize, where="load_weights", option="reset"))
+    nnx.update(
+        model,
+        load_params(
+            path,
+            fresh,
+            model.config,
+            reset=reset,
+            resize=resize,
+            where="load_weights",
+            option="reset",
+        ),
+    )
 
 
 def load_params(
-    path, fresh: dict, config, *, reset: Iterable[str], resize: str, where="config.init_from", option="config.init_reset"
+    path,
+    fresh: dict,
+    config,
+    *,
+    reset: Iterable[str],
+    resize: str,
+    where="config.init_from",
+    option="config.init_reset",
 ) -> dict:
     """Parameters for a model from a checkpoint of any format.
 
@@ -89,7 +145,14 @@ def load_params(
     foreign = formats.read(path, like=config)
     logging.info("%s: %s holds %s", where, path, foreign.model_config)
     return adapt.adapt(
-        foreign.params, foreign.model_config, fresh, config, reset=reset, resize=resize, where=where, reset_option=option
+        foreign.params,
+        foreign.model_config,
+        fresh,
+        config,
+        reset=reset,
+        resize=resize,
+        where=where,
+        reset_option=option,
     )
 
 
@@ -100,7 +163,8 @@ def convert(source, destination, to: str, **overrides) -> formats.Foreign:
       What was written; its `params` can be read as long as the source is there.
 
     Raises:
-      CheckpointError: the source cannot be read, or the format cannot express its model; then nothing is written.
+      CheckpointError: the source cannot be read, or the format cannot express its model; then
+        nothing is written.
     """
     formats.module(to)
     foreign = formats.read(source, **overrides)
@@ -109,30 +173,35 @@ def convert(source, destination, to: str, **overrides) -> formats.Foreign:
 
 
 def take_over(config: ConfigDict, workdir) -> ConfigDict:
-    """A run's config in which options of the model that were not said are those of the checkpoint it starts from.
+    """A run's config whose open options of the model are those of the checkpoint it starts from.
 
-    These are `USES`; with `config.model.name=''` also name and sizes. A run that was begun in `workdir` keeps what it took then.
+    These are `USES`; with `config.model.name=''` also name and sizes. A run that was begun in
+    `workdir` keeps what it took then.
 
     Raises:
       CheckpointError: the checkpoint to start from cannot be read.
     """
     if not config.init_from:
         return config
-    begun = checkpoint.begun(workdir)
+    begun = (checkpoint.begun(workdir) or {}).get("config", {}).get("model")
     source = None if begun else formats.read(config.init_from).model_config
     whole = not config.model.name
     config = config.copy_and_resolve_references()
     model = config.model
     if whole:
-        model.name = begun["model"]["name"] if begun else formats.model_name(source)
-    family = next((f for f in registry.FAMILIES if f.options_from_name(model.name) is not None), None)
+        model.name = begun["name"] if begun else formats.model_name(source)
+    family = next(
+        (f for f in registry.FAMILIES if f.options_from_name(model.name) is not None), None
+    )
     known = {field.name for field in dataclasses.fields(family.Config)} if family else ()
     for name in (*USES, *SIZES) if whole else USES:
         if name not in known or model[name] is not None:
             continue
-        if name == "representation" and patterns.matching(config.init_reset, ["representation/kernel"]):
+        if name == "representation" and patterns.matching(
+            config.init_reset, ["representation/kernel"]
+        ):
             continue
-        value = begun["model"].get(name) if begun else getattr(source, name, None)
+        value = begun.get(name) if begun else getattr(source, name, None)
         if value is not None:
             model[name] = value
     return config

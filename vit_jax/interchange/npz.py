@@ -19,7 +19,10 @@ SUFFIX = ".npy"
 _ZIP = b"PK\3\4"
 # What zipfile and NumPy raise when bytes are missing or have changed.
 _DAMAGE = (zipfile.BadZipFile, EOFError, OSError, ValueError, SyntaxError, struct.error)
-_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 
 
 def names(path) -> list[str]:
@@ -40,14 +43,16 @@ def names(path) -> list[str]:
 
 
 def read(path) -> dict[str, Lazy]:
-    """Every array of the file by its name, read when used; bfloat16, which NumPy writes as `|V2`, is recovered.
+    """Every array of the file by its name, read when used; `|V2` is bfloat16.
 
     Raises:
       CheckpointError: the file is damaged, or an array holds Python objects.
     """
     # Stays open as long as an array may be read.
     archive = _archive(path, epath.Path(path).open("rb"))
-    return {member.removesuffix(SUFFIX): _lazy(path, archive, member) for member in archive.namelist()}
+    return {
+        member.removesuffix(SUFFIX): _lazy(path, archive, member) for member in archive.namelist()
+    }
 
 
 def write(path, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
@@ -78,7 +83,8 @@ def _archive(path, file) -> zipfile.ZipFile:
         return zipfile.ZipFile(file)
     except _DAMAGE as error:
         raise CheckpointError(
-            f"{path} begins as a zip archive (.npz or PyTorch), but is cut short or damaged: {error}"
+            f"{path} begins as a zip archive (.npz or PyTorch), but is cut short or damaged: "
+            f"{error}"
         ) from error
 
 
@@ -89,13 +95,18 @@ def _lazy(path, archive: zipfile.ZipFile, member: str) -> Lazy:
             shape, _, dtype = _HEADERS[version](file)
             size = archive.getinfo(member).file_size - file.tell()
     except (*_DAMAGE, KeyError) as error:
-        raise CheckpointError(f"{path} is damaged or no NumPy archive: {member}: {error}") from error
+        raise CheckpointError(
+            f"{path} is damaged or no NumPy archive: {member}: {error}"
+        ) from error
     if dtype.hasobject:
         raise CheckpointError(
-            f"{path} is not read: {member} holds pickled Python objects, which could run code, not numbers"
+            f"{path} is not read: {member} holds pickled Python objects, which could run "
+            "code, not numbers"
         )
     if size != dtype.itemsize * int(np.prod(shape, dtype=np.int64)):
-        raise CheckpointError(f"{path} is damaged: {member} has {size} bytes for shape {shape} of {dtype}")
+        raise CheckpointError(
+            f"{path} is damaged: {member} has {size} bytes for shape {shape} of {dtype}"
+        )
     is_bfloat16 = dtype == np.dtype("V2")
 
     def load() -> np.ndarray:

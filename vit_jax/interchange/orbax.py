@@ -1,4 +1,4 @@
-"""Our own checkpoint directories as one format among others: read as `checkpoint` reads them, written as step 0 of a run."""
+"""Our own checkpoint directories as one format among others, written as step 0 of a run."""
 
 import dataclasses
 import functools
@@ -42,7 +42,9 @@ def read(path, **overrides) -> Foreign:
     config = configure(type(stored), dataclasses.asdict(stored), overrides)
     like = registry.abstract(config)[1]
     if like != registry.abstract(stored)[1]:
-        raise CheckpointError(f"{path} holds another model than one with {overrides}: it is {stored}")
+        raise CheckpointError(
+            f"{path} holds another model than one with {overrides}: it is {stored}"
+        )
 
     @functools.cache
     def whole() -> dict:
@@ -50,16 +52,22 @@ def read(path, **overrides) -> Foreign:
         params, _ = checkpoint.load_params(path)
         return dict(zip(patterns.names(params), jax.tree.leaves(params), strict=True))
 
-    params = patterns.map_named(lambda n, x: Lazy(x.shape, np.dtype(x.dtype), lambda: whole()[n]), like)
+    params = patterns.map_named(
+        lambda n, x: Lazy(x.shape, np.dtype(x.dtype), lambda: whole()[n]), like
+    )
     data = description["config"]["data"]
     preprocessing = {field.name: data[field.name] for field in dataclasses.fields(Preprocessing)}
     return Foreign(
-        config, params, tuple(description["classes"]), Preprocessing(**preprocessing), description.get(LAYOUT, {})
+        config,
+        params,
+        tuple(description["classes"]),
+        Preprocessing(**preprocessing),
+        description.get(LAYOUT, {}),
     )
 
 
 def write(foreign: Foreign, path) -> None:
-    """Writes a directory that `predict`, `evaluate` and `init_from` take; classes without a name are called by their number.
+    """Writes a directory for `predict`, `evaluate` and `init_from`; unnamed classes are numbers.
 
     Raises:
       CheckpointError: the directory holds something already, or cannot be written.

@@ -58,7 +58,9 @@ def attention(ours: str, qkv: tuple[str, ...], out: str, width: int, heads: int)
     size = width // heads
     parts = {1: [3], 2: [1, 2], 3: [1, 1, 1]}[len(qkv)]
     together = joined(0, [part * width for part in parts])
-    kernel = chain(together, transposed(1, 0), reshaped((width, 3, heads, size), (width, 3 * width)))
+    kernel = chain(
+        together, transposed(1, 0), reshaped((width, 3, heads, size), (width, 3 * width))
+    )
     bias = chain(together, reshaped((3, heads, size), (3 * width,)))
     out_kernel = chain(transposed(1, 0), reshaped((heads, size, width), (width, width)))
     return [
@@ -105,7 +107,9 @@ def read_folder(folder: epath.Path) -> dict[str, Lazy]:
     for name in PICKLED:
         if (folder / name).exists():
             return read(folder / name)[0]
-    raise CheckpointError(f"{folder} has a config.json, but no {WEIGHTS} nor {' nor '.join(PICKLED)}")
+    raise CheckpointError(
+        f"{folder} has a config.json, but no {WEIGHTS} nor {' nor '.join(PICKLED)}"
+    )
 
 
 def read_json(path: epath.Path) -> dict:
@@ -128,7 +132,13 @@ def other_dtypes(tensors: Mapping[str, Any]) -> dict[str, str]:
     return {name: np.dtype(t.dtype).name for name, t in tensors.items() if t.dtype != np.float32}
 
 
-def write(path, table: Iterable[Rule], params: dict, dtypes: Mapping[str, str], metadata: Mapping[str, str]) -> None:
+def write(
+    path,
+    table: Iterable[Rule],
+    params: dict,
+    dtypes: Mapping[str, str],
+    metadata: Mapping[str, str],
+) -> None:
     """Writes parameters as a `.safetensors` file, a tensor at a time.
 
     Raises:
@@ -187,12 +197,16 @@ def _read_pickle(path: epath.Path) -> dict[str, Lazy]:
         if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
             content = content[wrapper]
             break
-    if not isinstance(content, dict) or not all(isinstance(t, torch.Tensor) for t in content.values()):
+    if not isinstance(content, dict) or not all(
+        isinstance(t, torch.Tensor) for t in content.values()
+    ):
         raise CheckpointError(f"{path} holds no state dict: a dictionary of tensors by name")
 
     def lazy(tensor) -> Lazy:
         bfloat16 = tensor.dtype == torch.bfloat16
-        dtype = np.dtype(safetensors.DTYPES["BF16"] if bfloat16 else str(tensor.dtype).removeprefix("torch."))
+        dtype = np.dtype(
+            safetensors.DTYPES["BF16"] if bfloat16 else str(tensor.dtype).removeprefix("torch.")
+        )
 
         def load() -> np.ndarray:
             tensor_ = tensor.contiguous()

@@ -1,6 +1,7 @@
-"""One table of rules says how a format's tensors and our parameters correspond; both directions are read from it.
+"""Rules say how a format's tensors and our parameters correspond, in both directions.
 
-Here is what all formats share: what a rule is, how one is applied, and the proof that every tensor of a file and every
+Here is what all formats share: what a rule is, how one is applied, and the proof that every tensor
+  of a file and every
 parameter of a model is accounted for. Which names a format uses is said in its own module.
 """
 
@@ -20,7 +21,7 @@ LAYER = "{layer"
 
 @dataclasses.dataclass(frozen=True)
 class Lazy:
-    """An array that is read when it is used: `np.asarray(lazy)`. JAX takes it for one leaf of a tree.
+    """An array that is read when used: `np.asarray(lazy)`. JAX takes it for one leaf of a tree.
 
     Attributes:
       shape, dtype: known without reading.
@@ -38,7 +39,7 @@ class Lazy:
 
 @dataclasses.dataclass(frozen=True)
 class Transform:
-    """A reversible rearrangement of arrays: the elements move, their bits stay. See the functions below for the usual ones.
+    """A reversible rearrangement of arrays: elements move, their bits stay. See those below.
 
     Attributes:
       to_ours: a format's arrays to ours.
@@ -53,7 +54,7 @@ SAME = Transform(lambda arrays: arrays, lambda arrays: arrays)
 
 
 def transposed(*axes: int) -> Transform:
-    """Ours is theirs with its axes in this order, e.g. `transposed(1, 0)` for a PyTorch weight (outputs, inputs)."""
+    """Ours is theirs with its axes in this order: (1, 0) for a PyTorch weight (outputs, inputs)."""
     back = tuple(int(axis) for axis in np.argsort(axes))
     return Transform(
         lambda xs: [x.transpose(axes) for x in xs], lambda xs: [x.transpose(back) for x in xs]
@@ -85,7 +86,7 @@ def stacked(axis: int) -> Transform:
 
 
 def joined(axis: int, sizes: Sequence[int]) -> Transform:
-    """Theirs are several arrays of these sizes along an axis, ours is all of them one after the other."""
+    """Theirs are several arrays of these sizes along an axis; ours is them, one after the other."""
     cuts = np.cumsum(sizes)[:-1]
     return Transform(lambda xs: [np.concatenate(xs, axis)], lambda xs: np.split(xs[0], cuts, axis))
 
@@ -110,8 +111,10 @@ def chain(*transforms: Transform) -> Transform:
 class Rule:
     """One of our parameters and the tensors of a format that hold the same numbers.
 
-    A rule for a parameter under `layers`, which is stacked over the depth, speaks of one layer: `transform` sees a layer's
-    arrays. Where their names hold `{layer}` (or `{layer:02d}`), every layer has its own tensors; where they do not, theirs are
+    A rule for a parameter under `layers`, which is stacked over the depth, speaks of one layer:
+      `transform` sees a layer's
+    arrays. Where their names hold `{layer}` (or `{layer:02d}`), every layer has its own tensors;
+    where they do not, theirs are
     stacked along a leading axis too.
 
     >>> Rule("encoder/layers/mlp/up/kernel", "blocks.{layer}.mlp.fc1.weight", transposed(1, 0))
@@ -145,7 +148,7 @@ class Rule:
 
 
 def shapes(rules: Iterable[Rule], like: dict) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor that the format has for the parameters `like`; nothing is read.
+    """Name and shape of every tensor that the format has for the parameters `like`.
 
     Args:
       rules: those for parameters that `like` does not have are passed over.
@@ -166,15 +169,18 @@ def to_ours(rules: Iterable[Rule], tensors: Mapping[str, Any], like: dict, *, so
 
     Args:
       rules: of the format. Those for parameters that `like` does not have are passed over.
-      tensors: name to an array or what `np.asarray` makes one, with `shape` and `dtype` known before: see `Lazy`.
+      tensors: name to an array or what `np.asarray` makes one, with `shape` and `dtype` known
+        before: see `Lazy`.
       like: shapes and dtypes of our parameters, from `registry.abstract`.
       source: the file, for messages.
 
     Returns:
-      A tree like `like` whose leaves are `Lazy`: what is used one at a time is held in memory one at a time.
+      A tree like `like` whose leaves are `Lazy`: what is used one at a time is held in memory one
+        at a time.
 
     Raises:
-      CheckpointError: a tensor is left over, missing or of another shape or no floating-point number, or the format has no
+      CheckpointError: a tensor is left over, missing or of another shape or no floating-point
+        number, or the format has no
         place for a parameter. All of them are named.
     """
     rules = {rule.ours: rule for rule in rules}
@@ -212,7 +218,7 @@ def to_ours(rules: Iterable[Rule], tensors: Mapping[str, Any], like: dict, *, so
 def to_theirs(
     rules: Iterable[Rule], params: dict, *, dtypes: Mapping[str, Any] | None = None
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """A format's tensors from our parameters, one after the other: only one parameter is in memory beside `params`.
+    """A format's tensors from our parameters: only one of these is in memory beside `params`.
 
     Args:
       rules: of the format. Those for parameters that `params` does not have are passed over.
@@ -220,7 +226,8 @@ def to_theirs(
       dtypes: of the tensors that are not to keep the type they have here, by their names.
 
     Raises:
-      CheckpointError: the format has no place for a parameter; all of them are named. Raised before the first tensor.
+      CheckpointError: the format has no place for a parameter; all of them are named. Raised before
+        the first tensor.
     """
     rules = {rule.ours: rule for rule in rules}
     leaves = _named(params)

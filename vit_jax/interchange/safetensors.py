@@ -60,11 +60,15 @@ def read(path) -> tuple[dict[str, Lazy], dict[str, str]]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise CheckpointError(f"{path} is damaged or no safetensors file: {error}") from error
     if path.stat().length != end:
-        raise CheckpointError(f"{path} is damaged: it has {path.stat().length} bytes, its header says {end}")
+        raise CheckpointError(
+            f"{path} is damaged: it has {path.stat().length} bytes, its header says {end}"
+        )
     return tensors, metadata
 
 
-def write(path, tensors: Iterable[tuple[str, np.ndarray]], specs: Mapping, metadata: Mapping[str, str]) -> None:
+def write(
+    path, tensors: Iterable[tuple[str, np.ndarray]], specs: Mapping, metadata: Mapping[str, str]
+) -> None:
     """Writes arrays one after the other; the file appears under its name when it is whole.
 
     Args:
@@ -80,7 +84,11 @@ def write(path, tensors: Iterable[tuple[str, np.ndarray]], specs: Mapping, metad
     header, end = {"__metadata__": dict(metadata)}, 0
     for name, (shape, dtype) in specs.items():
         begin, end = end, end + math.prod(shape) * np.dtype(dtype).itemsize
-        header[name] = {"dtype": _NAMES[np.dtype(dtype)], "shape": list(shape), "data_offsets": [begin, end]}
+        header[name] = {
+            "dtype": _NAMES[np.dtype(dtype)],
+            "shape": list(shape),
+            "data_offsets": [begin, end],
+        }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     partial = path.parent / f".{path.name}.partial-{os.getpid()}"

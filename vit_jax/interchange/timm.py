@@ -1,14 +1,17 @@
-"""Checkpoints of timm: state dicts of ViT, DeiT, hybrid, MLP-Mixer and BiT, as a file or as a folder with a config.json.
+"""Checkpoints of timm: state dicts of ViT, DeiT, hybrid, MLP-Mixer and BiT, as a file or a folder.
 
-What a file alone cannot tell, and what is then taken (an override or the folder's config.json says otherwise):
+What a file alone cannot tell, and what is then taken unless an override or config.json says it:
 
 - heads: those of the published size of that depth and width, else one per 64 channels;
-- activation: exact GELU, which timm computes ViT, DeiT and Mixer with, also where the weights come from code with the
-  tanh one (of its SigLIP models some have the tanh GELU: say `activation="gelu_tanh"`); layer norms have 1e-6;
+- activation: exact GELU, with which timm computes ViT, DeiT and Mixer, also where the weights come
+  from code with the tanh one (not so for some SigLIP models: say `activation="gelu_tanh"`); layer
+  norms have 1e-6;
 - the image size of a ResNet: 224.
 
-Files that we write say all this in their metadata. timm standardises the kernels of ResNets with other epsilons than
-the code that their weights come from: logits differ by its rounding, not by more.
+Files that we write say all this in their metadata. Where ResNets normalise, timm adds other epsilons
+than the code that the weights come from: 1e-8 to the variance of kernels, and in hybrids 1e-5 to that
+of groups. With kernels of standard deviation 0.01 that changes logits by 2e-5 (BiT) or 1e-4 (hybrids)
+of their size.
 """
 
 import json
@@ -20,9 +23,8 @@ from typing import Any
 from etils import epath
 
 from vit_jax.checkpoint import CheckpointError
-from vit_jax.interchange import adapt, pytorch, rules, safetensors
+from vit_jax.interchange import adapt, pytorch, rules, safetensors, timm_names
 from vit_jax.interchange.formats import Foreign, Preprocessing, configure
-from vit_jax.interchange.rules import Rule, expanded
 from vit_jax.models import hybrid, mixer, registry, resnet, vit
 
 NAME = "timm"
@@ -57,7 +59,8 @@ def read(path, **overrides) -> Foreign:
     if path.is_dir():
         said = pytorch.read_json(path / "config.json")
         tensors, stated = pytorch.read_folder(path), _stated(said)
-        classes, preprocessing = said.get("label_names"), _preprocessing(said.get("pretrained_cfg", said))
+        classes = said.get("label_names")
+        preprocessing = _preprocessing(said.get("pretrained_cfg", said))
     else:
         tensors, metadata = pytorch.read(path)
         stated = json.loads(metadata.get("vit_jax", "{}"))
@@ -66,11 +69,15 @@ def read(path, **overrides) -> Foreign:
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
     config_class, recognised = _recognise(shapes, path)
     if config_class in (mixer.Config, resnet.Config):
-        # From the ViT that the file is loaded into, see CANNOT_TELL; which that this is none, is said where it is loaded.
+        # Said by the ViT that the file is loaded into, see CANNOT_TELL; that this is none, is told there.
         overrides.pop("heads", None)
-    known = {name: value for name, value in stated.items() if name in config_class.__dataclass_fields__}
+    known = {
+        name: value for name, value in stated.items() if name in config_class.__dataclass_fields__
+    }
     config = configure(config_class, recognised | known, overrides)
-    params = rules.to_ours(table(config), tensors, registry.abstract(config)[1], source=path)
+    params = rules.to_ours(
+        timm_names.table(config), tensors, registry.abstract(config)[1], source=path
+    )
     layout = {"format": NAME, "dtypes": pytorch.other_dtypes(tensors)}
     preprocessing = preprocessing or _usual_preprocessing(config)
     return Foreign(config, params, tuple(classes) if classes else None, preprocessing, layout)
@@ -84,7 +91,9 @@ def write(foreign: Foreign, path) -> None:
     """
     path = epath.Path(path)
     if path.suffix in (".pth", ".pt", ".bin"):
-        raise CheckpointError(f"{path} is not written: pickles can run code. Name it .safetensors, which timm reads too")
+        raise CheckpointError(
+            f"{path} is not written: pickles can run code. Name it .safetensors, which timm reads too"
+        )
     foreign = adapt.with_learned_position(foreign)
     config = foreign.model_config
     _refuse_what_timm_lacks(config, path)
@@ -102,91 +111,14 @@ def write(foreign: Foreign, path) -> None:
                 "the exact GELU. Write a folder, whose config.json tells it; or, to accept other numbers, say "
                 "activation='gelu' when you read the model"
             )
-        pytorch.write(path, table(config), foreign.params, dtypes, metadata)
+        pytorch.write(path, timm_names.table(config), foreign.params, dtypes, metadata)
         return
     description = _description(foreign)
     with pytorch.NewFolder(path) as folder:
-        pytorch.write(folder / pytorch.WEIGHTS, table(config), foreign.params, dtypes, metadata)
+        pytorch.write(
+            folder / pytorch.WEIGHTS, timm_names.table(config), foreign.params, dtypes, metadata
+        )
         (folder / "config.json").write_text(json.dumps(description, indent=2))
-
-
-def table(config) -> list[Rule]:
-    """The rules for a model of any family; parameters that the model does not have may be among them."""
-    if isinstance(config, mixer.Config):
-        return _mixer_rules()
-    if isinstance(config, resnet.Config):
-        return [
-            *_resnet_rules("backbone", "", config),
-            *pytorch.norm("norm", "norm"),
-            Rule("head/kernel", "head.fc.weight", _chain_head()),
-            Rule("head/bias", "head.fc.bias"),
-        ]
-    embedding = [pytorch.convolution("embedding", "patch_embed.proj"), Rule("embedding/bias", "patch_embed.proj.bias")]
-    if isinstance(config, hybrid.Config):
-        embedding += _resnet_rules("embedding/backbone", "patch_embed.backbone.", config.backbone)
-    return [*embedding, *_vit_rules(config)]
-
-
-def _chain_head() -> rules.Transform:
-    """BiT's head is a convolution: (classes, channels, 1, 1)."""
-    return rules.chain(expanded(2, 3), rules.transposed(1, 0))
-
-
-def _vit_rules(config) -> list[Rule]:
-    ours, theirs = "encoder/layers", "blocks.{layer}"
-    attention = f"{theirs}.attn"
-    pool = "attn_pool"
-    return [
-        Rule("class_token", "cls_token"),
-        Rule("distillation_token", "dist_token"),
-        Rule("registers", "reg_token"),
-        Rule("position", "pos_embed"),
-        *pytorch.norm(f"{ours}/attention_norm", f"{theirs}.norm1"),
-        *pytorch.attention(
-            f"{ours}/attention", (f"{attention}.qkv",), f"{attention}.proj", config.width, config.heads
-        ),
-        *pytorch.norm(f"{ours}/attention/query_norm", f"{attention}.q_norm"),
-        *pytorch.norm(f"{ours}/attention/key_norm", f"{attention}.k_norm"),
-        *pytorch.norm(f"{ours}/mlp_norm", f"{theirs}.norm2"),
-        *pytorch.linear(f"{ours}/mlp/up", f"{theirs}.mlp.fc1"),
-        *pytorch.linear(f"{ours}/mlp/down", f"{theirs}.mlp.fc2"),
-        *pytorch.norm("encoder/norm", "norm"),
-        Rule("pool/probe", f"{pool}.latent"),
-        *pytorch.attention("pool/attention", (f"{pool}.q", f"{pool}.kv"), f"{pool}.proj", config.width, config.heads),
-        *pytorch.norm("pool/norm", f"{pool}.norm"),
-        *pytorch.linear("pool/mlp/up", f"{pool}.mlp.fc1"),
-        *pytorch.linear("pool/mlp/down", f"{pool}.mlp.fc2"),
-        # Before its version 0.8, for ImageNet-21k.
-        *pytorch.linear("representation", "pre_logits.fc"),
-        *pytorch.linear("head", "head"),
-        *pytorch.linear("head_distilled", "head_dist"),
-    ]
-
-
-def _mixer_rules() -> list[Rule]:
-    ours, theirs = "layers", "blocks.{layer}"
-    result = [pytorch.convolution("embedding", "stem.proj"), Rule("embedding/bias", "stem.proj.bias")]
-    for kind, number in (("token", 1), ("channel", 2)):
-        result += pytorch.norm(f"{ours}/{kind}_norm", f"{theirs}.norm{number}")
-        result += pytorch.linear(f"{ours}/{kind}_mlp/up", f"{theirs}.mlp_{kind}s.fc1")
-        result += pytorch.linear(f"{ours}/{kind}_mlp/down", f"{theirs}.mlp_{kind}s.fc2")
-    return [*result, *pytorch.norm("norm", "norm"), *pytorch.linear("head", "head")]
-
-
-def _resnet_rules(ours: str, theirs: str, config: resnet.Config) -> list[Rule]:
-    root = f"{theirs}stem" if config.units else theirs.removesuffix(".")
-    result = [pytorch.convolution(f"{ours}/root/conv", f"{root}.conv")]
-    result += pytorch.norm(f"{ours}/root/norm", f"{root}.norm")
-    for stage in range(len(config.units)):
-        blocks = f"{theirs}stages.{stage}.blocks"
-        for part, block in (("first", f"{blocks}.0"), ("layers", f"{blocks}.{{layer}}")):
-            unit = f"{ours}/stages/{stage + 1}/{part}"
-            for n in (1, 2, 3):
-                result.append(pytorch.convolution(f"{unit}/conv{n}", f"{block}.conv{n}", first_layer=1))
-                result += pytorch.norm(f"{unit}/norm{n}", f"{block}.norm{n}", first_layer=1)
-            result.append(pytorch.convolution(f"{unit}/shortcut", f"{block}.downsample.conv"))
-            result += pytorch.norm(f"{unit}/shortcut_norm", f"{block}.downsample.norm")
-    return result
 
 
 def _recognise(shapes: Mapping[str, tuple], path) -> tuple[type, dict]:
@@ -199,7 +131,7 @@ def _recognise(shapes: Mapping[str, tuple], path) -> tuple[type, dict]:
         if any(name.startswith("patch_embed.backbone.") for name in shapes):
             return hybrid.Config, _hybrid(shapes)
         return vit.Config, _vit(shapes, 1)
-    except KeyError as error:
+    except (KeyError, ValueError) as error:
         first = ", ".join(sorted(shapes)[:3]) or "nothing"
         raise CheckpointError(
             f"{path} holds no ViT, DeiT, hybrid, Mixer or BiT with timm's names: it lacks {error} (it has {first}, …). "
@@ -218,7 +150,9 @@ def _vit(shapes: Mapping[str, tuple], stride: int) -> dict:
     of_class = has_class and _is_square(rows - placed)
     side = math.isqrt(rows - (placed if of_class else 0))
     if side**2 != rows - (placed if of_class else 0):
-        raise CheckpointError(f"pos_embed of {rows} rows is no square grid: only square images are supported")
+        raise CheckpointError(
+            f"pos_embed of {rows} rows is no square grid: only square images are supported"
+        )
     sizes = {(d, w): heads for d, w, _, heads in vit.SIZES.values()}
     return {
         "image_size": side * patch * stride,
@@ -240,7 +174,11 @@ def _vit(shapes: Mapping[str, tuple], stride: int) -> dict:
 
 def _hybrid(shapes: Mapping[str, tuple]) -> dict:
     prefix = "patch_embed.backbone."
-    inner = {name.removeprefix(prefix): shape for name, shape in shapes.items() if name.startswith(prefix)}
+    inner = {
+        name.removeprefix(prefix): shape
+        for name, shape in shapes.items()
+        if name.startswith(prefix)
+    }
     options = {"units": _units(inner), "width_factor": _root(inner)[0] / 64}
     stride = resnet.Config(USUAL_IMAGE_SIZE, **options, preactivation=False).stride
     return _vit(shapes, stride) | options
@@ -282,7 +220,9 @@ def _units(shapes: Mapping[str, tuple]) -> tuple[int, ...]:
 
 
 def _count(names, pattern: str) -> int:
-    return 1 + max((int(match[1]) for match in map(re.compile(pattern).match, names) if match), default=-1)
+    return 1 + max(
+        (int(match[1]) for match in map(re.compile(pattern).match, names) if match), default=-1
+    )
 
 
 def _is_square(number: int) -> bool:
@@ -297,18 +237,23 @@ def _stated(said: dict) -> dict:
         stated["heads"] = args["num_heads"]
     if "act_layer" in args:
         if args["act_layer"] not in _ACTIVATIONS:
-            raise CheckpointError(f"the activation {args['act_layer']!r} is not supported; {', '.join(_ACTIVATIONS)} are")
+            raise CheckpointError(
+                f"the activation {args['act_layer']!r} is not supported; {', '.join(_ACTIVATIONS)} are"
+            )
         stated["activation"] = _ACTIVATIONS[args["act_layer"]]
     return stated
 
 
 def _preprocessing(said: dict) -> Preprocessing | None:
     """What a config.json's `pretrained_cfg` says of images."""
-    if "mean" not in said or "input_size" not in said:
+    if not {"mean", "std", "input_size"} <= said.keys():
         return None
-    size, share = said["input_size"][-1], said.get("crop_pct", 0.875)
-    crop = dict(eval_crop="resize") if share == 1 else dict(eval_crop="central", eval_resize=math.floor(size / share))
-    return Preprocessing(size, tuple(said["mean"]), tuple(said["std"]), **crop)
+    size, mean, std = said["input_size"][-1], tuple(said["mean"]), tuple(said["std"])
+    if said.get("crop_mode") == "squash":
+        return Preprocessing(size, mean, std, "resize")
+    # As timm rounds, but for what is lost between our division and this one.
+    resized = math.floor(size / said.get("crop_pct", 0.875) + 1e-6)
+    return Preprocessing(size, mean, std, "central", resized)
 
 
 def _usual_preprocessing(config) -> Preprocessing | None:
@@ -325,10 +270,15 @@ def _usual_preprocessing(config) -> Preprocessing | None:
 
 def _refuse_what_timm_lacks(config, path) -> None:
     """Raises `CheckpointError` for a model that timm would compute with other numbers, or not at all."""
-    for name, value in (("epsilon", 1e-6), ("root_zeros", True), ("preactivation", True)):
+    if isinstance(config, resnet.Config) and not config.preactivation:
+        raise CheckpointError(
+            f"{path} is not written: of ResNets v1 timm has those in hybrids only"
+        )
+    for name, value in (("epsilon", 1e-6), ("root_zeros", True)):
         if getattr(config, name, value) != value:
             raise CheckpointError(
-                f"{path} is not written: timm computes with {name} = {value!r}, this model with {getattr(config, name)!r}. "
+                f"{path} is not written: timm computes with {name} = {value!r}, "
+                f"this model with {getattr(config, name)!r}. "
                 f"To accept other numbers, say {name}={value!r} when you read the model"
             )
     if isinstance(config, mixer.Config) and config.activation != "gelu":
@@ -337,7 +287,9 @@ def _refuse_what_timm_lacks(config, path) -> None:
             "To accept other numbers, say activation='gelu' when you read the model"
         )
     if getattr(config, "distilled", False) and (not config.distillation_head or config.registers):
-        raise CheckpointError(f"{path} is not written: timm's distilled models read both tokens and have no registers")
+        raise CheckpointError(
+            f"{path} is not written: timm's distilled models read both tokens and have no registers"
+        )
     if getattr(config, "registers", 0) and config.prefix:
         raise CheckpointError(
             f"{path} is not written: in timm registers have a position when the class token has one; "
@@ -360,7 +312,11 @@ def _description(foreign: Foreign) -> dict:
         "interpolation": "bilinear",
         "num_classes": config.num_classes,
     }
-    description = {"architecture": architecture, "num_classes": config.num_classes, "model_args": args}
+    description = {
+        "architecture": architecture,
+        "num_classes": config.num_classes,
+        "model_args": args,
+    }
     if foreign.classes:
         description["label_names"] = list(foreign.classes)
     return description | {"pretrained_cfg": pretrained}
@@ -369,9 +325,14 @@ def _description(foreign: Foreign) -> dict:
 def _architecture(config) -> tuple[str, dict[str, Any]]:
     """A model's name in timm, and its arguments where they are not those of that name."""
     if isinstance(config, resnet.Config):
-        name = next((d for d, units in resnet.UNITS.items() if units == config.units), "?") + f"x{config.width_factor:g}"
+        name = (
+            next((d for d, units in resnet.UNITS.items() if units == config.units), "?")
+            + f"x{config.width_factor:g}"
+        )
         if name not in _BITS:
-            raise CheckpointError(f"timm has no BiT-R{name}, only {', '.join(_BITS)}: write a .safetensors file")
+            raise CheckpointError(
+                f"timm has no BiT-R{name}, only {', '.join(_BITS)}: write a .safetensors file"
+            )
         return f"resnetv2_{name}_bit", {}
     if isinstance(config, mixer.Config):
         sizes = {(depth, width): size for size, (depth, width, *_) in mixer.SIZES.items()}
@@ -398,10 +359,14 @@ def _architecture(config) -> tuple[str, dict[str, Any]]:
         "act_layer": config.activation,
     }
     if config.representation:
-        raise CheckpointError("timm has had no layer before the head since version 0.8: write a .safetensors file")
+        raise CheckpointError(
+            "timm has had no layer before the head since version 0.8: write a .safetensors file"
+        )
     if isinstance(config, hybrid.Config):
         if config.units not in _HYBRIDS or config.width_factor != 1:
-            raise CheckpointError(f"timm has no hybrid with units {config.units}: write a .safetensors file")
+            raise CheckpointError(
+                f"timm has no hybrid with units {config.units}: write a .safetensors file"
+            )
         return _HYBRIDS[config.units], args | ({} if config.units else {"patch_size": config.patch})
     name = "deit_base_distilled_patch16_224" if config.distilled else "vit_base_patch16_224"
     return name, args | {"patch_size": config.patch}
@@ -414,4 +379,6 @@ def _ratio(hidden: int, width: int) -> float:
 
 
 def _tuples(fields: dict) -> dict:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+    return {
+        name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
+    }

@@ -30,7 +30,9 @@ class PatchEmbedding(nnx.Module):
             raise ValueError(f"images of {h}x{w} cannot be cut into patches of {patch}x{patch}")
         x = images.astype(self.dtype).reshape(b, h // patch, patch, w // patch, patch, channels)
         x = x.transpose(0, 1, 3, 2, 4, 5).reshape(b, -1, patch * patch * channels)
-        return x @ self.kernel[...].astype(self.dtype).reshape(-1, width) + self.bias[...].astype(self.dtype)
+        return x @ self.kernel[...].astype(self.dtype).reshape(-1, width) + self.bias[...].astype(
+            self.dtype
+        )
 
 
 def sincos_2d(grid: tuple[int, int], width: int, temperature: float = 10_000.0) -> np.ndarray:
@@ -39,15 +41,25 @@ def sincos_2d(grid: tuple[int, int], width: int, temperature: float = 10_000.0) 
     A quarter of the channels each: sin x·ω, cos x·ω, sin y·ω, cos y·ω with ω_k = temperature^(−k / (D/4 − 1)).
     """
     if width % 4 or width < 8:
-        raise ValueError(f"2-D sine-cosine position embeddings need a width of 8 or more that 4 divides, not {width}")
+        raise ValueError(
+            f"2-D sine-cosine position embeddings need a width of 8 or more that 4 divides, not {width}"
+        )
     y, x = np.mgrid[: grid[0], : grid[1]]
     omega = temperature ** (-np.arange(width // 4) / (width // 4 - 1))
     x, y = (np.outer(axis.ravel(), omega) for axis in (x, y))
-    return np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1)[None].astype(np.float32)
+    return np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1)[None].astype(
+        np.float32
+    )
 
 
-def interpolate(table: np.ndarray, new_grid: tuple[int, int], *, method: str = "scipy", prefix: int = 0,
-                old_grid: tuple[int, int] | None = None) -> np.ndarray:
+def interpolate(
+    table: np.ndarray,
+    new_grid: tuple[int, int],
+    *,
+    method: str = "scipy",
+    prefix: int = 0,
+    old_grid: tuple[int, int] | None = None,
+) -> np.ndarray:
     """Position embeddings for another resolution (ViT §3.2, "Fine-tuning and higher resolution").
 
     Args:
@@ -67,19 +79,25 @@ def interpolate(table: np.ndarray, new_grid: tuple[int, int], *, method: str = "
       ValueError: unknown method, or `table` is not `prefix` rows and an old grid.
     """
     if method not in METHODS:
-        raise ValueError(f"position embeddings cannot be resized by {method!r}; known: {', '.join(METHODS)}")
+        raise ValueError(
+            f"position embeddings cannot be resized by {method!r}; known: {', '.join(METHODS)}"
+        )
     rows = table.shape[1] - prefix
     side = round(rows**0.5)
     old_grid = tuple(old_grid or (side, side))
     if table.shape[0] != 1 or old_grid[0] * old_grid[1] != rows:
         grid = "x".join(map(str, old_grid))
-        raise ValueError(f"position embedding {table.shape} with {prefix} extra rows is no {grid} grid: give old_grid")
+        raise ValueError(
+            f"position embedding {table.shape} with {prefix} extra rows is no {grid} grid: give old_grid"
+        )
     if old_grid == tuple(new_grid):
         return table
     width = table.shape[-1]
     kept, grid = table[:, :prefix], table[0, prefix:].reshape(*old_grid, width)
     if method == "scipy":
-        grid = np.einsum("yh,xw,hwd->yxd", *map(_corner_aligned, new_grid, old_grid), grid.astype(np.float64))
+        grid = np.einsum(
+            "yh,xw,hwd->yxd", *map(_corner_aligned, new_grid, old_grid), grid.astype(np.float64)
+        )
     else:
         shape = (*new_grid, width)
         grid = jax.image.resize(grid, shape, METHODS[method], antialias=True)
@@ -105,8 +123,12 @@ def resize_patch_embedding(kernel: np.ndarray, new_patch: int | tuple[int, int])
     if new == kernel.shape[:2]:
         return kernel
     # The resize acts on rows and columns apart, and so does its pseudo-inverse.
-    rows, columns = (np.linalg.pinv(_half_pixel(n, old).T) for n, old in zip(new, kernel.shape[:2], strict=True))
-    return np.einsum("pP,qQ,PQcd->pqcd", rows, columns, kernel.astype(np.float64), optimize=True).astype(kernel.dtype)
+    rows, columns = (
+        np.linalg.pinv(_half_pixel(n, old).T) for n, old in zip(new, kernel.shape[:2], strict=True)
+    )
+    return np.einsum(
+        "pP,qQ,PQcd->pqcd", rows, columns, kernel.astype(np.float64), optimize=True
+    ).astype(kernel.dtype)
 
 
 def _half_pixel(new: int, old: int) -> np.ndarray:

@@ -55,23 +55,51 @@ class Config:
     mlp_dim: int = option(3072, "hidden size of the MLPs", minimum=1)
     heads: int = option(12, "attention heads", minimum=1)
     pool: str = option("token", "how tokens become one vector", choices=("token", "mean", "map"))
-    representation: int = option(0, "size of a tanh layer before the head, as a rule the width; 0: none", minimum=0)
-    position: str = option("learned", "position embeddings", choices=("learned", "sincos2d", "none"))
-    position_of_class: bool = option(True, "the class token has a learned position too (official code; not big_vision)")
-    distilled: bool = option(False, "a second learned token with a head of its own, to learn from a teacher (DeiT)")
-    distillation_head: bool = option(True, "distilled: the second token has its head; else no head reads it")
-    registers: int = option(0, "learned tokens of no place, dropped after the encoder (2309.16588)", minimum=0)
-    dropout: float = option(0.0, "after the position embedding, attention and MLP layers (ViT B.1)", minimum=0)
+    representation: int = option(
+        0, "size of a tanh layer before the head, as a rule the width; 0: none", minimum=0
+    )
+    position: str = option(
+        "learned", "position embeddings", choices=("learned", "sincos2d", "none")
+    )
+    position_of_class: bool = option(
+        True, "the class token has a learned position too (official code; not big_vision)"
+    )
+    distilled: bool = option(
+        False, "a second learned token with a head of its own, to learn from a teacher (DeiT)"
+    )
+    distillation_head: bool = option(
+        True, "distilled: the second token has its head; else no head reads it"
+    )
+    registers: int = option(
+        0, "learned tokens of no place, dropped after the encoder (2309.16588)", minimum=0
+    )
+    dropout: float = option(
+        0.0, "after the position embedding, attention and MLP layers (ViT B.1)", minimum=0
+    )
     attention_dropout: float = option(0.0, "on the attention weights", minimum=0)
-    drop_path: float = option(0.0, "stochastic depth of the last block, growing linearly from 0", minimum=0)
+    drop_path: float = option(
+        0.0, "stochastic depth of the last block, growing linearly from 0", minimum=0
+    )
     qk_norm: bool = option(False, "layer norm on queries and keys (ViT-22B)")
     activation: str = option("gelu_tanh", "of the MLPs", choices=ACTIVATIONS)
     epsilon: float = option(1e-6, "of the layer norms")
-    head_init: str = option("zeros", "initial head kernel: zeros, or normal with std 0.02", choices=("zeros", "normal"))
+    head_init: str = option(
+        "zeros", "initial head kernel: zeros, or normal with std 0.02", choices=("zeros", "normal")
+    )
     head_bias: float = option(0.0, "initial head bias; -10 for sigmoid loss on many classes")
-    dtype: str = option("float32", "type of the computation; parameters are float32", choices=("float32", "bfloat16"))
-    remat: str = option("none", "what the backward pass recomputes instead of storing", choices=REMAT)
-    unroll: int = option(1, "blocks compiled side by side; 0: all (fastest on CPU and GPU, slowest compile)", minimum=0)
+    dtype: str = option(
+        "float32",
+        "type of the computation; parameters are float32",
+        choices=("float32", "bfloat16"),
+    )
+    remat: str = option(
+        "none", "what the backward pass recomputes instead of storing", choices=REMAT
+    )
+    unroll: int = option(
+        1,
+        "blocks compiled side by side; 0: all (fastest on CPU and GPU, slowest compile)",
+        minimum=0,
+    )
 
     def __post_init__(self):
         if self.image_size % self.patch:
@@ -81,17 +109,25 @@ class Config:
         if self.width % self.heads:
             raise ConfigError(f"model width {self.width} cannot be cut into {self.heads} heads")
         if self.position == "sincos2d" and (self.width % 4 or self.width < 8):
-            raise ConfigError(f"position sincos2d needs a model width of 8 or more that 4 divides, not {self.width}")
+            raise ConfigError(
+                f"position sincos2d needs a model width of 8 or more that 4 divides, not {self.width}"
+            )
         if self.representation is True:
-            raise ConfigError(f"model.representation is a size: say {self.width}, the model's width, not True")
-        if self.distilled and (self.pool != "token" or (self.representation and self.distillation_head)):
+            raise ConfigError(
+                f"model.representation is a size: say {self.width}, the model's width, not True"
+            )
+        if self.distilled and (
+            self.pool != "token" or (self.representation and self.distillation_head)
+        ):
             raise ConfigError(
                 "model.distilled reads class and distillation token with a linear head each: "
                 "it needs model.pool=token and model.representation=0"
             )
         for name in ("dropout", "attention_dropout", "drop_path"):
             if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"model.{name} = {getattr(self, name)} is a probability: at least 0 and below 1")
+                raise ConfigError(
+                    f"model.{name} = {getattr(self, name)} is a probability: at least 0 and below 1"
+                )
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -125,7 +161,9 @@ class Config:
         block = 8 * n * d * d + 4 * n * n * d + 4 * n * d * m
         # The probe's own projections, the keys and values of all tokens, the MLP of one token.
         pool = 4 * n * d * d + 4 * n * d + 4 * d * d + 4 * d * m if self.pool == "map" else 0
-        head = 2 * d * self.representation + 2 * (self.representation or d) * self.num_classes * (1 + self.two_heads)
+        head = 2 * d * self.representation + 2 * (self.representation or d) * self.num_classes * (
+            1 + self.two_heads
+        )
         return 2 * patches * self.patch**2 * 3 * d + self.depth * block + pool + head
 
 
@@ -140,7 +178,9 @@ def options_from_name(name: str) -> dict | None:
     kind, size, patch = match.groups()
     sizes = SIZES if kind == "ViT" else DEIT_SIZES
     if size not in sizes:
-        raise ConfigError(f"model {name!r}: there is no {kind} of size {size!r}{nearest(size, sizes)}")
+        raise ConfigError(
+            f"model {name!r}: there is no {kind} of size {size!r}{nearest(size, sizes)}"
+        )
     depth, width, mlp_dim, heads = SIZES[size]
     options = dict(patch=int(patch), depth=depth, width=width, mlp_dim=mlp_dim, heads=heads)
     if kind == "DeiT":
@@ -160,10 +200,14 @@ class Model(nnx.Module):
             self.class_token = nnx.Param(jnp.zeros((1, 1, width)))
         if config.distilled:
             # Not zero as the class token: without positions the two would be one.
-            self.distillation_token = nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), (1, 1, width)))
+            self.distillation_token = nnx.Param(
+                nnx.initializers.normal(0.02)(rngs.params(), (1, 1, width))
+            )
         if config.position == "learned":
             rows = config.grid[0] * config.grid[1] + config.prefix
-            self.position = nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), (1, rows, width)))
+            self.position = nnx.Param(
+                nnx.initializers.normal(0.02)(rngs.params(), (1, rows, width))
+            )
         if config.registers:
             draw = nnx.initializers.normal(1e-6)
             self.registers = nnx.Param(draw(rngs.params(), (1, config.registers, width)))
@@ -186,7 +230,12 @@ class Model(nnx.Module):
                 self.head_distilled = classifier.head(width, config, rngs)
 
     def __call__(
-        self, images: jax.Array, *, deterministic: bool = True, rngs: nnx.Rngs | None = None, capture: bool = False
+        self,
+        images: jax.Array,
+        *,
+        deterministic: bool = True,
+        rngs: nnx.Rngs | None = None,
+        capture: bool = False,
     ) -> ModelOutput:
         """Classifies images.
 
@@ -205,15 +254,25 @@ class Model(nnx.Module):
         if images.shape[1:3] != (config.image_size,) * 2:
             size = config.image_size
             raise ValueError(f"images of {images.shape[1:3]} given to a model for {size}x{size}")
-        if not deterministic and rngs is None and (config.dropout or config.attention_dropout or config.drop_path):
-            raise ValueError("a model with dropout or stochastic depth needs rngs unless deterministic=True")
-        embed_key, encoder_key = (None, None) if deterministic or rngs is None else jax.random.split(rngs.dropout())
+        if (
+            not deterministic
+            and rngs is None
+            and (config.dropout or config.attention_dropout or config.drop_path)
+        ):
+            raise ValueError(
+                "a model with dropout or stochastic depth needs rngs unless deterministic=True"
+            )
+        embed_key, encoder_key = (
+            (None, None) if deterministic or rngs is None else jax.random.split(rngs.dropout())
+        )
         x = self._add_position(self.embedding(images))
         x = dropout(x, config.dropout, embed_key)
         tokens, intermediates = self.encoder(x, encoder_key, capture)
         if config.registers:
             placed = config.placed_tokens
-            tokens = jnp.concatenate([tokens[:, :placed], tokens[:, placed + config.registers :]], axis=1)
+            tokens = jnp.concatenate(
+                [tokens[:, :placed], tokens[:, placed + config.registers :]], axis=1
+            )
         if config.two_heads:
             features = tokens[:, :2].mean(axis=1)
             head_logits = self._head_logits(tokens) if config.num_classes else None

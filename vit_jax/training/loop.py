@@ -100,7 +100,7 @@ def _loop(assembly: Assembly, mesh, state, train_source, eval_source, checkpoint
     def evaluate(step: int) -> None:
         with loader.eval_batches(eval_source, config, batch_sharding) as batches:
             params = state.params if state.ema is None else state.ema
-            results.update(accuracy.evaluate(eval_step, params, batches))
+            results.update(accuracy.evaluate(eval_step, params, batches, mesh))
         meter.write(step, {f"eval/{name}": value for name, value in results.items()})
 
     profiler = Profiler(config.log.profile, workdir / "profile")
