@@ -16,7 +16,7 @@ from vit_jax import parallel, topologies
 from vit_jax.data import loader, sources
 from vit_jax.training import state as states
 from vit_jax.training.assembly import assemble, check
-from vit_jax.training.loop import check_batch
+from vit_jax.training.guards import check_batch
 from vit_jax.training.step import compile_train_step
 
 

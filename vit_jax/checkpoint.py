@@ -1,7 +1,8 @@
 """Checkpoints of a run: Orbax directories that explain themselves.
 
-WORKDIR/checkpoints/STEP holds `state` (the whole training state) and `description` (JSON: config, model, label names, preprocessing,
-versions), so that evaluating, predicting and fine-tuning need nothing but the directory. Other people's formats are in `interchange`.
+WORKDIR/checkpoints/STEP holds `state` (the whole training state) and `description` (JSON: config,
+model, label names, preprocessing, versions), so that evaluating, predicting and fine-tuning need
+nothing but the directory. Other people's formats are in `interchange`.
 """
 
 import dataclasses
@@ -63,23 +64,31 @@ class Checkpoints:
 
     def _open(self) -> ocp.CheckpointManager:
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=self._config.keep, keep_period=self._config.keep_every or None, enable_async_checkpointing=True
+            max_to_keep=self._config.keep,
+            keep_period=self._config.keep_every or None,
+            enable_async_checkpointing=True,
         )
-        return ocp.CheckpointManager(self._folder, options=options, item_names=("state", "description"))
+        return ocp.CheckpointManager(
+            self._folder, options=options, item_names=("state", "description")
+        )
 
     def steps(self) -> list[int]:
         """The steps that have a committed checkpoint, oldest first."""
         return sorted(self._manager.all_steps())
 
     def save(self, step: int, state, description: dict) -> None:
-        """Starts to save; the write goes on beside training. Raises `CheckpointError` if an earlier write failed."""
+        """Starts to save; the write goes on beside training. Raises `CheckpointError` if an earlier
+        write failed.
+        """
         if step in self.steps():
             return
         try:
             self._manager.check_for_errors()
             tree = _fields(state)
             tree |= {"fingerprint": fingerprint(tree)}
-            items = ocp.args.Composite(state=ocp.args.PyTreeSave(tree), description=ocp.args.JsonSave(description))
+            items = ocp.args.Composite(
+                state=ocp.args.PyTreeSave(tree), description=ocp.args.JsonSave(description)
+            )
             self._manager.save(step, args=items, force=True)
         except (OSError, ValueError) as error:
             raise self._write_error(error) from error
@@ -103,11 +112,13 @@ class Checkpoints:
     def restore_latest(self, like, before_restore=lambda description: None):
         """The newest state that can be read whole.
 
-        A damaged checkpoint is reported, moved to WORKDIR/checkpoints/damaged-STEP, and the one before is tried.
+        A damaged checkpoint is reported, moved to WORKDIR/checkpoints/damaged-STEP, and the one
+        before is tried.
 
         Args:
           like: shapes, dtypes and shardings of the state.
-          before_restore: called with the description of each candidate; what it raises goes through.
+          before_restore: called with the description of each candidate; what it raises goes
+            through.
 
         Returns:
           (step, state), or `None` where there is no checkpoint at all.
@@ -133,13 +144,21 @@ class Checkpoints:
             return step, state
         if reasons:
             told = "\n".join(f"  step {step}: {reason}" for step, reason in reasons.items())
-            raise CheckpointError(f"no checkpoint in {self._folder} can be read; nothing was changed there:\n{told}")
+            raise CheckpointError(
+                f"no checkpoint in {self._folder} can be read; nothing was changed there:\n{told}"
+            )
         return None
 
     def _set_aside(self, reasons: dict[int, Exception], good: int) -> None:
         for step, reason in reasons.items():
             aside = self._folder.parent / f"{DAMAGED}_{FOLDER}" / f"{step}-{int(time.time())}"
-            logging.warning("checkpoint of step %d is damaged (%s); going back to step %d, moved it to %s", step, reason, good, aside)
+            logging.warning(
+                "checkpoint of step %d is damaged (%s); going back to step %d, moved it to %s",
+                step,
+                reason,
+                good,
+                aside,
+            )
             if jax.process_index() == 0:
                 aside.parent.mkdir(exist_ok=True)
                 (self._folder / str(step)).rename(aside)
@@ -148,7 +167,10 @@ class Checkpoints:
             self._manager = self._open()
 
     def _write_error(self, error: Exception) -> CheckpointError:
-        return CheckpointError(f"cannot write a checkpoint to {self._folder}: {error}. Free or enlarge the disk and start again: the last good checkpoint is kept")
+        return CheckpointError(
+            f"cannot write a checkpoint to {self._folder}: {error}. "
+            "Free or enlarge the disk and start again: the last good checkpoint is kept"
+        )
 
 
 def describe(config: ConfigDict, model_config, classes: tuple[str, ...], examples: int) -> dict:
@@ -165,7 +187,8 @@ def describe(config: ConfigDict, model_config, classes: tuple[str, ...], example
 
 
 def find(path) -> epath.Path:
-    """The directory of one checkpoint: `path` itself, or the newest below a run's workdir or its `checkpoints`.
+    """The directory of one checkpoint: `path` itself, or the newest below a run's workdir or its
+    `checkpoints`.
 
     Raises:
       CheckpointError: there is none.
@@ -176,10 +199,14 @@ def find(path) -> epath.Path:
     for folder in (path, path / FOLDER):
         if (folder / "description").exists():
             return folder
-        steps = [int(p.name) for p in folder.iterdir() if p.name.isdigit()] if folder.is_dir() else []
+        steps = (
+            [int(p.name) for p in folder.iterdir() if p.name.isdigit()] if folder.is_dir() else []
+        )
         if steps:
             return folder / str(max(steps))
-    raise CheckpointError(f"{path} holds no checkpoint: give a run's workdir, its '{FOLDER}' folder, or one step below it")
+    raise CheckpointError(
+        f"{path} holds no checkpoint: give a run's workdir, its '{FOLDER}' folder, or one step below it"
+    )
 
 
 def read_description(folder: epath.Path) -> dict:
@@ -188,11 +215,14 @@ def read_description(folder: epath.Path) -> dict:
         with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer:
             return checkpointer.restore(epath.Path(folder) / "description")
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{folder} is damaged or no checkpoint: its description cannot be read ({error})") from error
+        raise CheckpointError(
+            f"{folder} is damaged or no checkpoint: its description cannot be read ({error})"
+        ) from error
 
 
 def load_params(path, like: dict | None = None) -> tuple[dict, dict]:
-    """Parameters of a run (the averaged ones, if it kept an average) and the checkpoint's description.
+    """Parameters of a run (the averaged ones, if it kept an average) and the checkpoint's
+    description.
 
     Args:
       path: see `find`.
@@ -232,7 +262,9 @@ def load_run(path, mesh: jax.sharding.Mesh | None = None) -> Run:
 
 
 def begun(workdir) -> dict | None:
-    """The description of a run's newest checkpoint that has one to read; `None` where no run was begun."""
+    """The description of a run's newest checkpoint that has one to read; `None` where no run was
+    begun.
+    """
     folder = epath.Path(workdir).expanduser() / FOLDER
     steps = [int(p.name) for p in folder.iterdir() if p.name.isdigit()] if folder.is_dir() else []
     for step in sorted(steps, reverse=True):
@@ -273,13 +305,19 @@ def _read(folder: epath.Path, like: dict) -> dict:
     """Some parts of a saved state, proven equal to what was saved.
 
     Raises:
-      CheckpointError: a file is missing or cut short, an array has another shape, or its bits have changed.
+      CheckpointError: a file is missing or cut short, an array has another shape, or its bits have
+        changed.
     """
-    marks = {name: jax.ShapeDtypeStruct((len(jax.tree.leaves(part)),), jnp.uint32) for name, part in like.items()}
+    marks = {
+        name: jax.ShapeDtypeStruct((len(jax.tree.leaves(part)),), jnp.uint32)
+        for name, part in like.items()
+    }
     tree = like | {"fingerprint": marks}
     try:
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-            args = ocp.args.PyTreeRestore(item=tree, restore_args=jax.tree.map(_restore_args, tree), partial_restore=True)
+            args = ocp.args.PyTreeRestore(
+                item=tree, restore_args=jax.tree.map(_restore_args, tree), partial_restore=True
+            )
             restored = checkpointer.restore(folder / "state", args=args)
     # Orbax and TensorStore report damage by exceptions of any type, Exception itself among them.
     except Exception as error:
@@ -289,7 +327,9 @@ def _read(folder: epath.Path, like: dict) -> dict:
         changed = found[name] != np.asarray(restored["fingerprint"][name])
         if changed.any():
             bad = [n for n, c in zip(patterns.names(restored[name]), changed, strict=True) if c]
-            raise CheckpointError(f"{folder} is damaged: the bits of {name}/{bad[0]} are not those that were saved")
+            raise CheckpointError(
+                f"{folder} is damaged: the bits of {name}/{bad[0]} are not those that were saved"
+            )
     return {name: restored[name] for name in like}
 
 

@@ -107,9 +107,7 @@ class Optim:
     parameter name; the first that does wins.
     """
 
-    name: str = option(
-        "adamw", "adamw, sgd, adafactor, lion or another that vit_jax/optim.py registers"
-    )
+    name: str = option("adamw", "adamw, sgd, adafactor or lion")
     lr: float = option(1e-3, "peak learning rate", minimum=0)
     schedule: str = option(
         "cosine",
@@ -214,8 +212,10 @@ class Config:
         "parts a step's batch is worked through in, one after the other, to save memory",
         minimum=1,
     )
-    init_from: str = option("", "checkpoint to start from: a run, or a checkpoint directory")
-    init_reset: tuple = option(("head/.*",), "init_from: patterns of parameters that start anew")
+    init_from: str = option("", "checkpoint of any format to start from, see docs/checkpoints.md")
+    init_reset: tuple = option(
+        ("head(_distilled)?/.*",), "init_from: patterns of parameters that start anew"
+    )
     init_resize: str = option(
         "scipy",
         "init_from: how position embeddings are resized",

@@ -1,6 +1,8 @@
-"""The command line: one subcommand, one function. Each imports what it needs when it runs, so that `--help` is instant.
+"""The command line: one subcommand, one function. Each imports what it needs when it runs, so that
+`--help` is instant.
 
-Exit codes: 0 done; 1 error; 2 the command line or the config is wrong; 42 stopped by a signal after saving, start me again.
+Exit codes: 0 done; 1 error; 2 the command line or the config is wrong; 42 stopped by a signal after
+saving, start me again.
 """
 
 import ast
@@ -21,18 +23,27 @@ FLAGS = flags.FLAGS
 
 
 def train() -> None:
-    """Train or fine-tune: --config=FILE[:ARGUMENT] --workdir=DIR [--config.FIELD=VALUE …] [--json]. Resumes by itself.
+    """Train or fine-tune: --config=FILE[:ARGUMENT] --workdir=DIR [--config.FIELD=VALUE …] [--json].
+    Resumes by itself.
 
     With --json, the last line of standard output is the final metrics as one JSON object.
     """
     _define_config()
-    flags.DEFINE_string("workdir", None, "where checkpoints and logs go; a run found there is resumed", required=True)
+    flags.DEFINE_string(
+        "workdir",
+        None,
+        "where checkpoints and logs go; a run found there is resumed",
+        required=True,
+    )
     _parse()
 
     from vit_jax.training.loop import train
 
     result = train(FLAGS.config, FLAGS.workdir)
-    _print_result(result, f"trained {result['step']} steps, accuracy {result['accuracy']:.4f}: {FLAGS.workdir}")
+    _print_result(
+        result,
+        f"trained {result['step']} steps, accuracy {result['accuracy']:.4f}: {FLAGS.workdir}",
+    )
 
 
 def evaluate() -> None:
@@ -60,7 +71,8 @@ def evaluate() -> None:
 
 
 def predict() -> None:
-    """Class names and probabilities of images: --checkpoint=DIR IMAGE… [--topk=5] [--json|--csv] [--picture=FILE.png].
+    """Class names and probabilities of images: --checkpoint=DIR IMAGE… [--topk=5] [--json|--csv]
+    [--picture=FILE.png].
 
     An image that cannot be read is named, the others are still predicted, and the exit code is 1.
     """
@@ -69,14 +81,21 @@ def predict() -> None:
     flags.DEFINE_bool("csv", False, "print comma-separated values: file, rank, class, probability")
     flags.DEFINE_integer("topk", 5, "how many classes to name for each image", lower_bound=1)
     flags.DEFINE_integer("batch_size", 32, "images classified at a time", lower_bound=1)
-    flags.DEFINE_string("picture", None, "also draw the images with their classes into this PNG file")
+    flags.DEFINE_string(
+        "picture", None, "also draw the images with their classes into this PNG file"
+    )
     files = _parse("IMAGE…")
 
     from vit_jax.evaluation.predict import predict_files
 
     form = "json" if FLAGS.json else "csv" if FLAGS.csv else "text"
     predict_files(
-        FLAGS.checkpoint, files, topk=FLAGS.topk, batch_size=FLAGS.batch_size, form=form, picture=FLAGS.picture
+        FLAGS.checkpoint,
+        files,
+        topk=FLAGS.topk,
+        batch_size=FLAGS.batch_size,
+        form=form,
+        picture=FLAGS.picture,
     )
 
 
@@ -96,7 +115,9 @@ def models() -> None:
 
 
 def benchmark() -> None:
-    """Throughput with its context: {step|input} --config=FILE [--config.FIELD=VALUE …] [--steps=20] [--json]."""
+    """Throughput with its context: {step|input} --config=FILE [--config.FIELD=VALUE …] [--steps=20]
+    [--json].
+    """
     _define_config()
     flags.DEFINE_integer("steps", 20, "timed steps or batches", lower_bound=1)
     what = _parse("step or input")[0]
@@ -111,12 +132,18 @@ def benchmark() -> None:
 
 
 def convert() -> None:
-    """A checkpoint in another format: SOURCE DESTINATION --to=FORMAT [--model=OPTION=VALUE …] [--json].
+    """A checkpoint in another format: SOURCE DESTINATION --to=FORMAT [--model=OPTION=VALUE …]
+    [--json].
 
-    The source's format and model are recognised; --model=OPTION=VALUE, once for each option, says otherwise.
+    The source's format and model are recognised; --model=OPTION=VALUE, once for each option, says
+    otherwise.
     """
-    flags.DEFINE_string("to", None, "official, big_vision, timm, huggingface or orbax (our own)", required=True)
-    flags.DEFINE_multi_string("model", [], "OPTION=VALUE of the source's model, e.g. activation=gelu_tanh")
+    flags.DEFINE_string(
+        "to", None, "official, big_vision, timm, huggingface or orbax (our own)", required=True
+    )
+    flags.DEFINE_multi_string(
+        "model", [], "OPTION=VALUE of the source's model, e.g. activation=gelu_tanh"
+    )
     _define_json()
     paths = _parse("SOURCE DESTINATION")
     if len(paths) != 2:
@@ -125,8 +152,13 @@ def convert() -> None:
     from vit_jax.interchange.loading import convert
 
     foreign = convert(*paths, FLAGS.to, **_options(FLAGS.model))
-    result = {"format": foreign.layout.get("format", "orbax"), "model": dataclasses.asdict(foreign.model_config)}
-    _print_result(result, f"{paths[1]}: {FLAGS.to}, from {result['format']}; {foreign.model_config}")
+    result = {
+        "format": foreign.layout.get("format", "orbax"),
+        "model": dataclasses.asdict(foreign.model_config),
+    }
+    _print_result(
+        result, f"{paths[1]}: {FLAGS.to}, from {result['format']}; {foreign.model_config}"
+    )
 
 
 COMMANDS: dict[str, Callable[[], None]] = {
@@ -135,7 +167,9 @@ COMMANDS: dict[str, Callable[[], None]] = {
 
 
 def run() -> None:
-    """The entry point: runs a command, and turns what a user can cause into a message and an exit code."""
+    """The entry point: runs a command, and turns what a user can cause into a message and an exit
+    code.
+    """
     if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help", "help"):
         print(_usage())
         sys.exit(0 if len(sys.argv) > 1 else EXIT_USAGE)
@@ -152,7 +186,9 @@ def run() -> None:
 
 
 def _usage() -> str:
-    lines = [f"  {name:<10} {command.__doc__.splitlines()[0]}" for name, command in COMMANDS.items()]
+    lines = [
+        f"  {name:<10} {command.__doc__.splitlines()[0]}" for name, command in COMMANDS.items()
+    ]
     text = "vit_jax: Vision Transformers in JAX, from a laptop to a TPU pod.\n\n"
     return text + "\n".join(lines) + "\n\n'vit_jax COMMAND --help' says more."
 
@@ -160,7 +196,11 @@ def _usage() -> str:
 def _help(name: str) -> str:
     """What a command does, its flags, and the fields of the config where it takes one."""
     own = FLAGS.get_key_flags_for_module(sys.modules[__name__])
-    text = inspect.getdoc(COMMANDS[name]) + "\n\n" + "\n".join(f"  --{flag.name}: {flag.help}" for flag in own)
+    text = (
+        inspect.getdoc(COMMANDS[name])
+        + "\n\n"
+        + "\n".join(f"  --{flag.name}: {flag.help}" for flag in own)
+    )
     if "--config" not in text:
         return text
     from vit_jax.config import Config
@@ -174,7 +214,11 @@ def _define_config() -> None:
     _define_json()
     if _wants_help():
         return
-    given = [argument.removeprefix("--config=") for argument in sys.argv if argument.startswith("--config=")]
+    given = [
+        argument.removeprefix("--config=")
+        for argument in sys.argv
+        if argument.startswith("--config=")
+    ]
     if not given:
         raise flags.Error("which config? --config=FILE[:ARGUMENT], e.g. --config=configs/digits.py")
     sys.argv = [argument for argument in sys.argv if not argument.startswith("--config=")]
@@ -220,7 +264,12 @@ def _options(assignments: list[str]) -> dict:
 
 
 def _define_checkpoint() -> None:
-    flags.DEFINE_string("checkpoint", None, "a run's workdir, its checkpoints folder, or one checkpoint", required=True)
+    flags.DEFINE_string(
+        "checkpoint",
+        None,
+        "a run's workdir, its checkpoints folder, or one checkpoint",
+        required=True,
+    )
 
 
 def _define_json() -> None:
@@ -228,7 +277,9 @@ def _define_json() -> None:
 
 
 def _parse(positional: str = "") -> list[str]:
-    """Parses the flags that were defined and returns the other arguments, which `positional` names; or prints help and leaves."""
+    """Parses the flags that were defined and returns the other arguments, which `positional` names;
+    or prints help and leaves.
+    """
     if _wants_help():
         print(_help(sys.argv[0].split()[-1]))
         sys.exit(0)
@@ -247,8 +298,15 @@ def log_to_stderr() -> None:
     logging.use_absl_handler()
     logging.set_verbosity(logging.INFO)
     handler = logging.get_absl_handler()
-    handler.setFormatter(python_logging.Formatter("%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S"))
-    handler.addFilter(lambda record: record.levelno >= python_logging.WARNING or f"{os.sep}vit_jax{os.sep}" in record.pathname)
+    handler.setFormatter(
+        python_logging.Formatter("%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S")
+    )
+    handler.addFilter(
+        lambda record: (
+            record.levelno >= python_logging.WARNING
+            or f"{os.sep}vit_jax{os.sep}" in record.pathname
+        )
+    )
 
 
 def _print_result(result: dict, text: str) -> None:

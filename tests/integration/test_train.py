@@ -9,7 +9,7 @@ import pytest
 import vit_jax
 from vit_jax import checkpoint
 from vit_jax.schema import ConfigError
-from vit_jax.training.loop import changed_fields
+from vit_jax.training.guards import changed_fields
 from vit_jax.training.progress import NonFiniteError
 
 

@@ -22,7 +22,9 @@ def test_patches_are_a_convolution_with_stride_and_kernel_alike():
     images = np.random.default_rng(0).uniform(-1, 1, (2, 8, 12, 3)).astype(np.float32)
     kernel = torch.from_numpy(np.asarray(layer.kernel, np.float64)).permute(3, 2, 0, 1)
     pixels = torch.from_numpy(images.astype(np.float64)).permute(0, 3, 1, 2)
-    expected = torch.nn.functional.conv2d(pixels, kernel, torch.arange(5.0, dtype=torch.float64), stride=4)
+    expected = torch.nn.functional.conv2d(
+        pixels, kernel, torch.arange(5.0, dtype=torch.float64), stride=4
+    )
     np.testing.assert_allclose(layer(images), expected.flatten(2).transpose(1, 2), atol=2e-6)
 
 
@@ -57,13 +59,17 @@ def test_sincos_needs_a_width_that_four_divides(width):
 def test_scipy_is_zoom_of_order_one(old, new):
     before = table(old * old)
     expected = scipy.ndimage.zoom(before.reshape(old, old, -1), (new / old, new / old, 1), order=1)
-    np.testing.assert_allclose(interpolate(before, (new, new)), expected.reshape(1, new * new, -1), atol=1e-6)
+    np.testing.assert_allclose(
+        interpolate(before, (new, new)), expected.reshape(1, new * new, -1), atol=1e-6
+    )
 
 
 def test_scipy_keeps_the_last_row_where_zoom_loses_it_to_rounding():
     before = np.ones((1, 28 * 28, 1), np.float32)
     zoomed = scipy.ndimage.zoom(before.reshape(28, 28), 14 / 28, order=1)
-    assert zoomed[-1].max() == 0  # What is not copied; if this fails, SciPy was mended: drop the note in `interpolate`.
+    assert (
+        zoomed[-1].max() == 0
+    )  # What is not copied; if this fails, SciPy was mended: drop the note in `interpolate`.
     np.testing.assert_allclose(interpolate(before, (14, 14)), 1, atol=1e-6)
 
 
@@ -76,12 +82,16 @@ def test_scipy_is_what_the_official_loader_does(shared_data, grids):
 
 
 @pytest.mark.parametrize("method", ["bilinear", "bicubic"])
-@pytest.mark.parametrize(("old", "new"), [*(((a, a), (b, b)) for a, b in GRIDS), ((6, 4), (9, 5)), ((6, 4), (3, 7))])
+@pytest.mark.parametrize(
+    ("old", "new"), [*(((a, a), (b, b)) for a, b in GRIDS), ((6, 4), (9, 5)), ((6, 4), (3, 7))]
+)
 def test_bilinear_and_bicubic_are_antialiased_as_in_torch_up_to_the_edges(method, old, new):
     torch = pytest.importorskip("torch")
     before = table(old[0] * old[1])
     pixels = torch.from_numpy(before).reshape(1, *old, -1).permute(0, 3, 1, 2)
-    expected = torch.nn.functional.interpolate(pixels, size=new, mode=method, antialias=True, align_corners=False)
+    expected = torch.nn.functional.interpolate(
+        pixels, size=new, mode=method, antialias=True, align_corners=False
+    )
     resized = interpolate(before, new, method=method, old_grid=old)
     # Values of size 1, both sides in float32; the largest difference seen is 1.5e-6.
     np.testing.assert_allclose(resized[0], expected[0].flatten(1).T, atol=4e-6)
@@ -105,7 +115,9 @@ def test_prefix_rows_and_type_are_kept(method):
 
 def test_the_same_grid_is_left_alone():
     before = table(1 + 12)
-    np.testing.assert_array_equal(interpolate(before, [3, 4], prefix=1, old_grid=[3, 4], method="bicubic"), before)
+    np.testing.assert_array_equal(
+        interpolate(before, [3, 4], prefix=1, old_grid=[3, 4], method="bicubic"), before
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,7 +126,11 @@ def test_the_same_grid_is_left_alone():
         (10, {}, "is no 3x3 grid: give old_grid"),
         (9, {"prefix": 1}, "with 1 extra rows"),
         (9, {"old_grid": (2, 4)}, "is no 2x4 grid"),
-        (9, {"method": "nearest"}, "cannot be resized by 'nearest'; known: scipy, bilinear, bicubic"),
+        (
+            9,
+            {"method": "nearest"},
+            "cannot be resized by 'nearest'; known: scipy, bilinear, bicubic",
+        ),
     ],
 )
 def test_what_does_not_fit_is_an_error(rows, options, words):

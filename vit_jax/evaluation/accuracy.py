@@ -16,7 +16,6 @@ from vit_jax.data.augment import normalize
 from vit_jax.objectives.supervised import cross_entropy, to_targets
 from vit_jax.schema import ConfigError
 
-
 SUMMED = ("accuracy", "top5_accuracy", "loss", "examples")
 
 

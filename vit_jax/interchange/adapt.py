@@ -84,8 +84,7 @@ def adapt(
     if problems:
         raise ConfigError(
             f"{where}: the checkpoint does not fit the model (name in {reset_option} what is "
-            "to start anew):\n  "
-            + "\n  ".join(problems)
+            "to start anew):\n  " + "\n  ".join(problems)
         )
     if anew:
         logging.info("start anew: %s", ", ".join(name for name in new if name in anew))

@@ -1,5 +1,8 @@
-"""Trains a model from a config: the loop and the order of what happens around it. One step is in `step.py`."""
+"""Trains a model from a config: the loop and the order of what happens around it. One step is in
+`step.py`.
+"""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -10,7 +13,7 @@ from absl import logging
 from clu import parameter_overview
 from ml_collections import ConfigDict
 
-from vit_jax import checkpoint, parallel, patterns
+from vit_jax import checkpoint, parallel
 from vit_jax.data import loader, sources
 from vit_jax.errors import UserError
 from vit_jax.evaluation import accuracy
@@ -18,16 +21,14 @@ from vit_jax.interchange import loading
 from vit_jax.schema import ConfigError
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly, assemble, check
+from vit_jax.training.guards import (
+    changed_fields,
+    check_batch,
+    make_workdir,
+    use_compilation_cache,
+)
 from vit_jax.training.progress import Meter, Profiler, StopRequest, make_writers
 from vit_jax.training.step import compile_train_step
-
-# Fields of the config that a resumed run may change: they do not change what is learnt.
-MAY_CHANGE = (
-    r"(log|checkpoint|eval|mesh)\..*",
-    r"data\.(eval_.*|threads|processes|prefetch|on_bad_image|max_bad_images)",
-    r"model\.(remat|unroll)",
-    r"nonfinite|max_skips|compilation_cache",
-)
 
 
 class Interrupted(UserError):
@@ -43,9 +44,11 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, float]:
     1. options of the model that the config leaves open are those of the checkpoint to start from;
        what is wrong with the config or the data is said before devices are used or files written;
     2. the parts of the run are put together, the state is described, not made;
-    3. an earlier run in `workdir` is resumed: its step is all that is needed to go on with the same examples and the same
-       randomness; otherwise the state is made in its shards, from `init_from` if that is given;
-    4. steps are dispatched ahead of the devices; the host waits for them only where it logs, evaluates or saves.
+    3. an earlier run in `workdir` is resumed: its step is all that is needed to go on with the same
+       examples and the same randomness; otherwise the state is made in its shards, from `init_from`
+       if that is given;
+    4. steps are dispatched ahead of the devices; the host waits for them only where it logs,
+       evaluates or saves.
 
     Returns:
       The last evaluation's metrics and `step`, `seconds` (of training, all restarts together).
@@ -60,90 +63,137 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, float]:
     workdir = pathlib.Path(workdir).expanduser().absolute()
     train_source = sources.open_train(config.data)
     eval_source = sources.open_eval(config.data)
-    assembly = assemble(config, num_classes=len(train_source.classes), examples_per_epoch=len(train_source))
+    assembly = assemble(
+        config, num_classes=len(train_source.classes), examples_per_epoch=len(train_source)
+    )
     if train_source.classes != eval_source.classes:
-        raise ConfigError(f"config.data: the classes of {config.data.train_split!r} and {config.data.eval_split!r} differ")
+        raise ConfigError(
+            f"config.data: the classes of {config.data.train_split!r} and {config.data.eval_split!r} differ"
+        )
     use_compilation_cache(config.compilation_cache)
     mesh = parallel.make_mesh(config.mesh)
     check_batch(config, mesh)
-    _make_workdir(workdir)
+    make_workdir(workdir)
 
     with StopRequest() as stop, jax.set_mesh(mesh):
         checkpoints = checkpoint.Checkpoints(workdir, config.checkpoint)
-        description = checkpoint.describe(config, assembly.model_config, train_source.classes, len(train_source))
+        description = checkpoint.describe(
+            config, assembly.model_config, train_source.classes, len(train_source)
+        )
         like = assembly.abstract_state(mesh)
         _tell(assembly, like, mesh)
         state, seconds = _start(assembly, checkpoints, description, like)
         writers = make_writers(workdir, config.log)
         meter = Meter(assembly, train_source, writers, seconds, start_step=int(state.step))
+        run = _Run(assembly, mesh, state, eval_source, checkpoints, description, meter)
         try:
-            return _loop(assembly, mesh, state, train_source, eval_source, checkpoints, description, meter, stop, workdir)
+            return run.finish(train_source, stop, workdir)
         finally:
             meter.close()
             writers.close()
             checkpoints.close()
 
 
-def _loop(assembly: Assembly, mesh, state, train_source, eval_source, checkpoints, description, meter, stop, workdir):
-    config, total = assembly.config, assembly.total_steps
-    step_fn = compile_train_step(assembly.train_step, states.shardings_of(state), mesh)
-    eval_step = accuracy.make_eval_step(assembly.definition, assembly.model_config, config, mesh)
-    batch_sharding = parallel.batch_sharding(mesh)
-    log_every, eval_every, save_every = (assembly.to_steps(s.every) for s in (config.log, config.eval, config.checkpoint))
-    start = int(state.step)
-    results, saved_at = {}, time.monotonic()
+@dataclasses.dataclass
+class _Run:
+    """A run under way: its state, and the hooks that look at it."""
 
-    def save(step: int) -> None:
-        meter.check_health(state)
-        checkpoints.save(step, state, description | {"seconds": meter.seconds})
+    assembly: Assembly
+    mesh: jax.sharding.Mesh
+    state: states.TrainState
+    eval_source: sources.Source
+    checkpoints: checkpoint.Checkpoints
+    description: dict
+    meter: Meter
 
-    def evaluate(step: int) -> None:
-        with loader.eval_batches(eval_source, config, batch_sharding) as batches:
-            params = state.params if state.ema is None else state.ema
-            results.update(accuracy.evaluate(eval_step, params, batches, mesh))
-        meter.write(step, {f"eval/{name}": value for name, value in results.items()})
+    def __post_init__(self):
+        assembly = self.assembly
+        shardings = states.shardings_of(self.state)
+        self.train_step = compile_train_step(assembly.train_step, shardings, self.mesh)
+        self.eval_step = accuracy.make_eval_step(
+            assembly.definition, assembly.model_config, assembly.config, self.mesh
+        )
+        self.batch_sharding = parallel.batch_sharding(self.mesh)
+        self.results: dict[str, float] = {}
 
-    profiler = Profiler(config.log.profile, workdir / "profile")
-    with loader.train_batches(train_source, config, batch_sharding, start_step=start, stop_step=total) as batches:
-        for step, batch in enumerate(batches, start + 1):
+    def finish(
+        self, train_source: sources.Source, stop: StopRequest, workdir: pathlib.Path
+    ) -> dict:
+        """Trains from where the state is to the end of the run, or until a stop is requested."""
+        config, total = self.assembly.config, self.assembly.total_steps
+        profiler = Profiler(config.log.profile, workdir / "profile")
+        with loader.train_batches(
+            train_source,
+            config,
+            self.batch_sharding,
+            start_step=int(self.state.step),
+            stop_step=total,
+        ) as batches:
+            self._train(batches, profiler, stop)
+        step = int(self.state.step)
+        if stop.requested and step < total:
+            self._save(step)
+            self.checkpoints.wait()
+            raise Interrupted(
+                f"stopped by {stop.name} after step {step} of {total}; saved, start again to go on"
+            )
+        if not self.results:  # Resumed when all was done.
+            self._evaluate(step)
+            self._save(step)
+        self.checkpoints.wait()
+        result = self.results | {"step": step, "seconds": self.meter.seconds}
+        if jax.process_index() == 0:
+            (workdir / "result.json").write_text(json.dumps(result) + "\n")
+        return result
+
+    def _train(self, batches: loader.Batches, profiler: Profiler, stop: StopRequest) -> None:
+        config, total, to_steps = (
+            self.assembly.config,
+            self.assembly.total_steps,
+            self.assembly.to_steps,
+        )
+        log_every, eval_every = to_steps(config.log.every), to_steps(config.eval.every)
+        save_every = to_steps(config.checkpoint.every)
+        first, saved_at = int(self.state.step) + 1, time.monotonic()
+        for step, batch in enumerate(batches, first):
             profiler.before(step)
             # Whatever else is moved between host and devices in here would be a wait in every step.
             with jax.transfer_guard("disallow"):
-                state, metrics = step_fn(state, batch)
-            meter.add(step, metrics)
+                self.state, metrics = self.train_step(self.state, batch)
+            self.meter.add(step, metrics)
             profiler.after(step, metrics)
-            if step == start + 1 or _due(step, log_every, total):
-                meter.log(step, state, batches)
+            if step == first or _due(step, log_every, total):
+                self.meter.log(step, self.state, batches)
             if stop.requested:
-                break
-            with meter.paused():
+                return
+            with self.meter.paused():
                 if _due(step, eval_every, total):
-                    evaluate(step)
+                    self._evaluate(step)
                 minutes = (time.monotonic() - saved_at) / 60
                 if _due(step, save_every, total) or 0 < config.checkpoint.every_minutes <= minutes:
-                    save(step)
+                    self._save(step)
                     saved_at = time.monotonic()
-    step = int(state.step)
-    if stop.requested and step < total:
-        save(step)
-        checkpoints.wait()
-        raise Interrupted(f"stopped by {stop.name} after step {step} of {total}; saved, start again to go on")
-    if not results:  # Resumed when all was done.
-        evaluate(step)
-        save(step)
-    checkpoints.wait()
-    result = results | {"step": step, "seconds": meter.seconds}
-    if jax.process_index() == 0:
-        (workdir / "result.json").write_text(json.dumps(result) + "\n")
-    return result
+
+    def _save(self, step: int) -> None:
+        self.meter.check_health(self.state)
+        self.checkpoints.save(step, self.state, self.description | {"seconds": self.meter.seconds})
+
+    def _evaluate(self, step: int) -> None:
+        params = self.state.params if self.state.ema is None else self.state.ema
+        config = self.assembly.config
+        with loader.eval_batches(self.eval_source, config, self.batch_sharding) as batches:
+            self.results = accuracy.evaluate(self.eval_step, params, batches, self.mesh)
+        self.meter.write(step, {f"eval/{name}": value for name, value in self.results.items()})
 
 
 def _due(step: int, every: int, total: int) -> bool:
-    """Whether something done `every` steps (0: only at the end) is done now; everything is done at the end."""
+    """Whether what is done `every` steps (0: never) is done now; at the end everything is."""
     return step == total or (every > 0 and step % every == 0)
 
 
-def _start(assembly: Assembly, checkpoints: checkpoint.Checkpoints, description: dict, like) -> tuple:
+def _start(
+    assembly: Assembly, checkpoints: checkpoint.Checkpoints, description: dict, like
+) -> tuple:
     """The state to go on from, and the seconds it took to get there."""
     seconds = 0.0
 
@@ -154,7 +204,9 @@ def _start(assembly: Assembly, checkpoints: checkpoint.Checkpoints, description:
         if changed:
             told = f"the config differs from the one this run was started with, in {'; '.join(changed)}"
             if assembly.config.checkpoint.on_config_change == "error":
-                raise ConfigError(f"{told}. Use another --workdir, or --config.checkpoint.on_config_change=allow")
+                raise ConfigError(
+                    f"{told}. Use another --workdir, or --config.checkpoint.on_config_change=allow"
+                )
             logging.warning("%s; going on, as config.checkpoint.on_config_change says", told)
 
     restored = checkpoints.restore_latest(like, same_run)
@@ -168,62 +220,19 @@ def _start(assembly: Assembly, checkpoints: checkpoint.Checkpoints, description:
 
 
 def start_from(assembly: Assembly, state: states.TrainState) -> states.TrainState:
-    """`state` with the parameters of `config.init_from` in place of the new ones, except those to reset."""
+    """`state` with the parameters of `config.init_from` in place of the new ones, except those to
+    reset.
+    """
     config = assembly.config
     params = loading.load_params(
-        config.init_from, state.params, assembly.model_config, reset=config.init_reset, resize=config.init_resize
+        config.init_from,
+        state.params,
+        assembly.model_config,
+        reset=config.init_reset,
+        resize=config.init_resize,
     )
     ema = None if state.ema is None else jax.tree.map(lambda p: p.copy(), params)
     return state.replace(params=params, ema=ema)
-
-
-def changed_fields(saved: dict, description: dict) -> list[str]:
-    """What of two descriptions differs and would change the result, as 'field: old -> new'."""
-    told = []
-    for key in ("config", "classes", "training_examples"):
-        old, new = (dict(_flat(json.loads(json.dumps(d[key])), key)) for d in (saved, description))
-        names = [n for n in sorted(old.keys() | new.keys()) if old.get(n) != new.get(n)]
-        may = set(patterns.matching([rf"config\.({p})" for p in MAY_CHANGE], names))
-        told += [f"{n}: {old.get(n)!r} -> {new.get(n)!r}" for n in names if n not in may]
-    return told
-
-
-def _flat(tree, prefix: str):
-    if isinstance(tree, dict):
-        for name, value in tree.items():
-            yield from _flat(value, f"{prefix}.{name}")
-    else:
-        yield prefix, tree
-
-
-def check_batch(config: ConfigDict, mesh: jax.sharding.Mesh) -> None:
-    """Raises `ConfigError` unless batches can be cut evenly over the mesh."""
-    replicas = mesh.shape["data"] * mesh.shape["fsdp"]
-    part = config.batch_size // config.accumulate
-    for name, size in (("batch_size / accumulate", part), ("eval.batch_size", config.eval.batch_size)):
-        if size % replicas:
-            raise ConfigError(
-                f"config.{name} = {size} cannot be spread over {replicas} devices (data x fsdp); choose a multiple of {replicas}"
-            )
-
-
-def use_compilation_cache(directory: str) -> None:
-    """Keeps compiled programs between runs, readable by their owner only: who can write them can run code in the job."""
-    if directory:
-        path = pathlib.Path(directory).expanduser()
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        jax.config.update("jax_compilation_cache_dir", str(path))
-
-
-def _make_workdir(workdir: pathlib.Path) -> None:
-    """Makes the folder and proves that it can be written to, before any work is done."""
-    probe = workdir / ".writable"
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        probe.write_bytes(b"\0" * 4096)
-        probe.unlink()
-    except OSError as error:
-        raise ConfigError(f"cannot write to --workdir={workdir}: {error.strerror}") from error
 
 
 def _tell(assembly: Assembly, like: states.TrainState, mesh: jax.sharding.Mesh) -> None:
