@@ -15,6 +15,7 @@ def get_config():
     config.data.pad = 4
     config.data.eval_crop = "resize"
     config.augment.flip = False  # A mirrored digit is another digit, or none.
+    config.augment.mixup = 0.2
     config.model.name = "ViT-S/4"
     config.model.pool = "mean"
     config.model.width = 64
@@ -22,11 +23,12 @@ def get_config():
     config.model.heads = 4
     config.model.mlp_dim = 256
     config.model.unroll = 0
-    config.duration = "30 epochs"
+    config.duration = "40 epochs"
     config.batch_size = 64
     config.optim.lr = 3e-3
     config.optim.warmup = "5%"
     config.optim.weight_decay = 0.05
+    config.optim.ema = 0.995
     config.checkpoint.every = "200 steps"
     config.log.every = "50 steps"
     return config

@@ -1,8 +1,7 @@
-"""Fine-tunes the digits model at 48x48: more tokens, interpolated position embeddings, a new zero
-head.
+"""Fine-tunes the digits model at 48x48: more tokens, interpolated position embeddings, a new zero head.
 
-vit_jax train --config=configs/digits_finetune.py --config.init_from=/tmp/digits
---workdir=/tmp/digits_48
+vit_jax train --config=configs/digits_finetune.py --config.init_from=/tmp/digits \\
+  --workdir=/tmp/digits_48
 """
 
 import digits
@@ -13,8 +12,7 @@ def get_config():
     config.data.image_size = 48
     config.data.pad = 6
     config.duration = "8 epochs"
-    config.optim.name = "sgd"
-    config.optim.lr = 0.03
+    config.optim.lr = 1e-3
     config.optim.warmup = "10%"
-    config.optim.weight_decay = 0.0
+    config.optim.ema = 0.99
     return config

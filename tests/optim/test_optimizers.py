@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 
 from vit_jax.optim import OPTIMIZERS
 
@@ -94,6 +93,7 @@ def test_bfloat16_is_the_first_moment_only_and_parameters_stay_float32(kit, name
 
 
 def test_adamw_equals_torch(kit):
+    torch = pytest.importorskip("torch")
     config = kit.config(lr=0.01, b1=0.8, b2=0.95, eps=1e-6, weight_decay=0.3)
     start, grads = gradients(1)[0], gradients(5)
     ours = kit.train(config, {"kernel": start}, [{"kernel": g} for g in grads])[0][-1]["kernel"]
@@ -106,6 +106,7 @@ def test_adamw_equals_torch(kit):
 
 
 def test_sgd_with_clipping_equals_torch(kit):
+    torch = pytest.importorskip("torch")
     config = kit.config(name="sgd", lr=0.03, b1=0.9, clip=1.0)
     start, grads = (
         gradients(1)[0],

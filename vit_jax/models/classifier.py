@@ -4,6 +4,7 @@ bodies are not here.
 
 import dataclasses
 
+import jax
 from flax import nnx
 
 from vit_jax.models.stack import REMAT
@@ -33,6 +34,13 @@ class Options:
         "blocks compiled side by side; 0: all (fastest step on CPU and GPU, slowest compile)",
         minimum=0,
     )
+
+
+def check_size(images: jax.Array, config: Options) -> None:
+    """Raises `ValueError` unless images (B, H, W, C) have the one size that the model is for."""
+    size = config.image_size
+    if images.shape[1:3] != (size, size):
+        raise ValueError(f"images of {images.shape[1:3]} given to a model for {size}x{size}")
 
 
 def head(width: int, config, rngs: nnx.Rngs) -> nnx.Linear:

@@ -129,9 +129,7 @@ class Model(nnx.Module):
           capture: also return every block's output, `blocks` (L, B, N, D).
         """
         config = self.config
-        if images.shape[1:3] != (config.image_size,) * 2:
-            size = f"{config.image_size}x{config.image_size}"
-            raise ValueError(f"images of {images.shape[1:3]} given to a model for {size}")
+        classifier.check_size(images, config)
         stochastic = not deterministic and config.drop_path > 0
         if stochastic and rngs is None:
             raise ValueError("a model with stochastic depth needs rngs unless deterministic=True")

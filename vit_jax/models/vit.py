@@ -11,7 +11,6 @@ from vit_jax.models import classifier, pooling
 from vit_jax.models.embeddings import PatchEmbedding, sincos_2d
 from vit_jax.models.encoder import Encoder
 from vit_jax.models.layers import ACTIVATIONS, ModelOutput, dropout
-from vit_jax.models.stack import REMAT
 from vit_jax.schema import ConfigError, nearest, option
 
 # depth, width, MLP width, heads. Ti, S: AugReg Table 1; B, L, H: ViT Table 1; g, G: Scaling ViT Table 2; the others
@@ -44,11 +43,9 @@ VARIANTS = [
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
-    """A ViT. `image_size` in pixels comes from the data."""
+class Config(classifier.Options):
+    """A ViT."""
 
-    image_size: int
-    num_classes: int = option(1000, "outputs of the head; 0: no head", minimum=0)
     patch: int = option(16, "side of a patch in pixels", minimum=1)
     depth: int = option(12, "number of blocks", minimum=1)
     width: int = option(768, "size of a token", minimum=1)
@@ -83,23 +80,6 @@ class Config:
     qk_norm: bool = option(False, "layer norm on queries and keys (ViT-22B)")
     activation: str = option("gelu_tanh", "of the MLPs", choices=ACTIVATIONS)
     epsilon: float = option(1e-6, "of the layer norms")
-    head_init: str = option(
-        "zeros", "initial head kernel: zeros, or normal with std 0.02", choices=("zeros", "normal")
-    )
-    head_bias: float = option(0.0, "initial head bias; -10 for sigmoid loss on many classes")
-    dtype: str = option(
-        "float32",
-        "type of the computation; parameters are float32",
-        choices=("float32", "bfloat16"),
-    )
-    remat: str = option(
-        "none", "what the backward pass recomputes instead of storing", choices=REMAT
-    )
-    unroll: int = option(
-        1,
-        "blocks compiled side by side; 0: all (fastest on CPU and GPU, slowest compile)",
-        minimum=0,
-    )
 
     def __post_init__(self):
         if self.image_size % self.patch:
@@ -251,9 +231,7 @@ class Model(nnx.Module):
           tokens' and `head_logits` has the logits apart.
         """
         config = self.config
-        if images.shape[1:3] != (config.image_size,) * 2:
-            size = config.image_size
-            raise ValueError(f"images of {images.shape[1:3]} given to a model for {size}x{size}")
+        classifier.check_size(images, config)
         if (
             not deterministic
             and rngs is None
