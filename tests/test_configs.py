@@ -48,8 +48,14 @@ ARGUMENTS = {
         "imagenet2012",
         "oxford_iiit_pet",
         "oxford_flowers102",
-        "cifar10,B/32",
-        "cifar100,H/14",
+        "imagenet2012,big_vision",
+    ],
+    "linear_probe": ["imagenet2012", "vtab"],
+    "bit_hyperrule": [
+        "cifar100",
+        "imagenet2012",
+        "oxford_iiit_pet",
+        "oxford_flowers102",
     ],
 }
 # Images to train on, by data set and split; ImageNet-21k and JFT as the ViT paper rounds them.
@@ -61,7 +67,10 @@ EXAMPLES = {
 
 
 def recipe(name: str, *argument: str):
-    return load_config(":".join([str(RECIPES[name]), *argument]))
+    config = load_config(":".join([str(RECIPES[name]), *argument]))
+    if not config.model.name:  # That of a checkpoint, which is not here.
+        config.model.name = "ViT-B/16"
+    return config
 
 
 def build(config):
@@ -130,7 +139,11 @@ def test_a_recipe_is_headed_by_its_command_and_names_only_fields_there_are(name)
         (("vit_s16_i1k", "200"), "there is no epochs '200'; did you mean '300'?"),
         (("scaling_vit", "g/16"), "there is no model 'g/16'; did you mean"),
         (("finetune", "cifar"), "there is no task 'cifar'; did you mean 'cifar10'?"),
-        (("finetune", "cifar10,B/61"), "there is no model 'B/61'; did you mean 'B/16'?"),
+        (("finetune", "cifar10,bigvision"), "there is no source 'bigvision'; did you mean"),
+        (("finetune", "vtab,big_vision"), "transfer.py has no vtab, only cifar10, cifar100"),
+        (("linear_probe", "cifar"), "there is no task 'cifar'; did you mean 'cifar10'?"),
+        (("bit_hyperrule", "cars"), "'cars' is neither one of cifar10, cifar100"),
+        (("bit_hyperrule", "5000,32"), "nor IMAGES,HEIGHTxWIDTH: 8144,700x483"),
     ],
     ids=str,
 )
@@ -306,40 +319,91 @@ def test_adafactor_keeps_the_state_of_scaling_vit_small():
 
 
 @pytest.mark.parametrize(
-    ("task", "classes", "steps", "warmup", "rate"),
+    ("task", "train", "steps", "warmup", "rate"),
     [
-        ("cifar10", 10, 10_000, 500, 0.01),
-        ("cifar10,B/32", 10, 10_000, 500, 0.03),
-        ("cifar100", 100, 10_000, 500, 0.03),
-        ("imagenet2012", 1000, 20_000, 500, 0.03),
-        ("oxford_iiit_pet", 37, 500, 100, 0.03),
-        ("oxford_flowers102", 102, 500, 100, 0.03),
+        ("cifar10", "train[:98%]", 10_000, 500, 0.01),
+        ("cifar100", "train[:98%]", 10_000, 500, 0.03),
+        ("imagenet2012", "train[:99%]", 20_000, 500, 0.03),
+        ("oxford_iiit_pet", "train[:90%]", 500, 100, 0.03),
+        ("oxford_flowers102", "train[:90%]", 500, 100, 0.03),
+        ("vtab", "train[:800]+validation[:200]", 2500, 200, 0.01),
     ],
 )
-def test_fine_tuning_is_table_4_of_the_vit_paper(task, classes, steps, warmup, rate):
+def test_fine_tuning_is_table_4_of_the_vit_paper(task, train, steps, warmup, rate):
     config = recipe("finetune", task)
     assembly = build(config)
-    assert (config.model.num_classes, assembly.total_steps, config.batch_size) == (
-        classes,
-        steps,
-        512,
-    )
+    assert (config.data.train_split, assembly.total_steps) == (train, steps)
     np.testing.assert_allclose(
         [lr(assembly, warmup), lr(assembly, (warmup + steps) // 2)], [rate, rate / 2], rtol=1e-6
     )
-    assert (config.optim.name, config.optim.b1, config.optim.weight_decay, config.optim.clip) == (
-        "sgd",
-        0.9,
-        0.0,
-        1.0,
+    optim = config.optim
+    assert (optim.name, optim.b1, optim.weight_decay, optim.clip) == ("sgd", 0.9, 0.0, 1.0)
+    assert (config.batch_size, config.data.image_size, config.data.eval_crop) == (
+        512,
+        384,
+        "resize",
     )
-    assert config.data.image_size == 384
+    cut = ("resize", False) if task == "vtab" else ("inception", True)
+    assert (config.data.train_crop, config.augment.flip) == cut
     state = assembly.abstract_state(parallel.make_mesh(config.mesh))
     momenta = [x for x in jax.tree.leaves(state.opt_state) if x.ndim]
-    assert {x.dtype.name for x in momenta} == {"bfloat16"} and len(momenta) == len(
-        jax.tree.leaves(state.params)
-    )
+    assert {x.dtype.name for x in momenta} == {"bfloat16"}
+    assert len(momenta) == len(jax.tree.leaves(state.params))
     assert "representation" not in state.params
+
+
+@pytest.mark.parametrize(
+    ("task", "rate", "crop"),
+    [
+        ("cifar10", 0.003, "random"),
+        ("cifar100", 0.01, "random"),
+        ("imagenet2012", 0.03, "inception"),
+        ("oxford_iiit_pet", 0.003, "inception"),
+        ("oxford_flowers102", 0.003, "inception"),
+    ],
+)
+def test_big_vision_fine_tunes_with_its_own_rates_and_crops(task, rate, crop):
+    config = recipe("finetune", f"{task},big_vision")
+    data = config.data
+    assert (config.optim.lr, data.train_crop, data.resize) == (rate, crop, 448)
+    assert (data.eval_crop, data.eval_resize, data.image_size) == ("central", 448, 384)
+
+
+def test_a_linear_probe_trains_the_head_and_nothing_else():
+    assembly = build(recipe("linear_probe", "cifar10"))
+    state = assembly.abstract_state(parallel.make_mesh({"data": -1, "fsdp": 1, "tensor": 1}))
+    # Two moments of 768 x 10 weights and 10 biases are all that is kept.
+    moments = [x.shape for x in jax.tree.leaves(state.opt_state) if x.ndim]
+    assert sorted(moments) == [(10,), (10,), (768, 10), (768, 10)]
+    assert recipe("linear_probe", "vtab").data == recipe("finetune", "vtab").data
+
+
+@pytest.mark.parametrize(
+    ("argument", "steps", "warmup", "falls", "mixup", "resize", "size"),
+    [
+        ("cifar10", 10_000, 500, (3000, 6000, 9000), 0.1, 160, 128),
+        ("cifar100", 10_000, 500, (3000, 6000, 9000), 0.1, 160, 128),
+        ("imagenet2012", 20_000, 500, (6000, 12_000, 18_000), 0.1, 448, 384),
+        ("oxford_iiit_pet", 500, 100, (200, 300, 400), 0.0, 448, 384),
+        ("oxford_flowers102", 500, 100, (200, 300, 400), 0.0, 448, 384),
+        ("19999,95x96", 500, 100, (200, 300, 400), 0.0, 160, 128),
+        ("20000,96x96", 10_000, 500, (3000, 6000, 9000), 0.1, 448, 384),
+        ("499999,32x32", 10_000, 500, (3000, 6000, 9000), 0.1, 160, 128),
+        ("500000,32x32", 20_000, 500, (6000, 12_000, 18_000), 0.1, 160, 128),
+    ],
+)
+def test_the_hyperrule_is_that_of_the_bit_paper(
+    argument, steps, warmup, falls, mixup, resize, size
+):
+    config = recipe("bit_hyperrule", argument)
+    assembly = build(config)
+    assert (assembly.total_steps, config.augment.mixup) == (steps, mixup)
+    assert (config.data.resize, config.data.image_size, config.batch_size) == (resize, size, 512)
+    np.testing.assert_allclose(lr(assembly, warmup // 2), 0.0015, rtol=1e-6)
+    for n, fall in enumerate(falls):
+        before_and_after = [lr(assembly, fall - 1), lr(assembly, fall)]
+        np.testing.assert_allclose(before_and_after, [0.003 / 10**n, 0.0003 / 10**n], rtol=1e-5)
+    assert (config.optim.name, config.optim.b1, config.optim.weight_decay) == ("sgd", 0.9, 0.0)
 
 
 def test_a_folder_of_images_needs_nothing_but_its_path():

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import parallel, topologies
 from vit_jax.data import loader, sources
+from vit_jax.interchange import loading
 from vit_jax.training import state as states
 from vit_jax.training.assembly import assemble, check
 from vit_jax.training.guards import check_batch
@@ -28,6 +29,7 @@ def step(config: ConfigDict, *, steps: int) -> dict:
       matrix products only, times 3 for forward and backward), XLA's own count of FLOPs (which
       counts the body of a scan once), peak memory.
     """
+    config = loading.take_over(config)
     check(config)
     classes = config.model.num_classes or 1000
     assembly = assemble(config, num_classes=classes, examples_per_epoch=config.batch_size * 1000)
@@ -77,6 +79,7 @@ def input_pipeline(config: ConfigDict, *, steps: int) -> dict:
     """Times the training batches of a config from file to device, with nothing else to do; the
     first one apart.
     """
+    config = loading.take_over(config)
     check(config)
     source = sources.open_train(config.data)
     sharding = parallel.batch_sharding(parallel.make_mesh(config.mesh))

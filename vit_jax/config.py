@@ -61,10 +61,12 @@ class Data:
         256, "central crop: the smaller side is first resized to this", minimum=1
     )
     mean: tuple = option(
-        (0.5, 0.5, 0.5), "subtracted from RGB in [0, 1]; 0.5 with std 0.5 maps to [-1, 1]"
+        (0.5, 0.5, 0.5),
+        "subtracted from RGB in [0, 1]; 0.5 with std 0.5 maps to [-1, 1]; (): as init_from has it",
     )
     std: tuple = option(
-        (0.5, 0.5, 0.5), "RGB in [0, 1] is divided by this after the mean is subtracted"
+        (0.5, 0.5, 0.5),
+        "RGB in [0, 1] is divided by this after the mean is subtracted; (): as init_from has it",
     )
     threads: int = option(4, "threads that decode batches", minimum=1)
     processes: int = option(
@@ -112,11 +114,16 @@ class Optim:
     schedule: str = option(
         "cosine",
         "shape of the learning rate after warm-up",
-        choices=("cosine", "linear", "rsqrt", "constant"),
+        choices=("cosine", "linear", "rsqrt", "constant", "staircase"),
     )
     warmup: str = option("0 steps", "linear rise from 0 to the peak: steps, epochs, examples or %")
     cooldown: str = option("0 steps", "linear fall to 0 at the end, for rsqrt and constant")
     timescale: str = option("10000 steps", "rsqrt: lr / sqrt(1 + (step - warmup) / timescale)")
+    boundaries: tuple = option(
+        (),
+        "staircase: when the learning rate falls; steps, epochs, examples or %, warm-up included",
+    )
+    factor: float = option(0.1, "staircase: what it is multiplied by each time", minimum=0)
     lr_end: float = option(0.0, "cosine and linear: the learning rate at the end", minimum=0)
     b1: float = option(
         0.9, "adamw, lion, adafactor: decay of the first moment; sgd: momentum", minimum=0

@@ -46,6 +46,33 @@ def train() -> None:
     )
 
 
+def sweep() -> None:
+    """Choose settings and repeat with seeds: --config=FILE --workdir=DIR --grid=FIELD=VALUES [--json].
+
+    Every setting of the grid is trained without some of the training examples, by which the best is
+    chosen; that is trained on all of them with several seeds. Runs that have ended are not repeated.
+    """
+    _define_config()
+    flags.DEFINE_string("workdir", None, "a folder for all the runs", required=True)
+    flags.DEFINE_multi_string(
+        "grid", None, "FIELD=VALUE,VALUE…, once for each field of the config: optim.lr=0.003,0.01",
+        required=True,
+    )  # fmt: skip
+    flags.DEFINE_string(
+        "select",
+        "",
+        "examples to choose by, e.g. train[98%:]; what the recipe's train_split leaves out",
+    )
+    flags.DEFINE_integer("seeds", 3, "final runs, each with another seed", lower_bound=1)
+    _parse()
+
+    from vit_jax.training.sweep import sweep, table
+
+    grid = {name: _values(text) for name, text in _options(FLAGS.grid, "grid").items()}
+    result = sweep(FLAGS.config, FLAGS.workdir, grid, select=FLAGS.select, seeds=FLAGS.seeds)
+    _print_result(result, table(result))
+
+
 def evaluate() -> None:
     """Accuracy and loss of a checkpoint: --checkpoint=DIR [--config.FIELD=VALUE …] [--json].
 
@@ -149,20 +176,21 @@ def convert() -> None:
     if len(paths) != 2:
         raise flags.Error(f"SOURCE and DESTINATION, not {' '.join(paths)}")
 
+    from vit_jax.interchange.formats import model_name
     from vit_jax.interchange.loading import convert
 
     foreign = convert(*paths, FLAGS.to, **_options(FLAGS.model))
-    result = {
-        "format": foreign.layout.get("format", "orbax"),
-        "model": dataclasses.asdict(foreign.model_config),
-    }
+    config, source = foreign.model_config, foreign.layout.get("format", "orbax")
+    told = f"{model_name(config)}, {config.image_size} px, {config.num_classes} classes"
     _print_result(
-        result, f"{paths[1]}: {FLAGS.to}, from {result['format']}; {foreign.model_config}"
+        {"format": source, "model": dataclasses.asdict(config)},
+        f"{told}: {source} {paths[0]} -> {FLAGS.to} {paths[1]}",
     )
 
 
 COMMANDS: dict[str, Callable[[], None]] = {
-    command.__name__: command for command in (train, evaluate, predict, convert, models, benchmark)
+    command.__name__: command
+    for command in (train, sweep, evaluate, predict, convert, models, benchmark)
 }
 
 
@@ -249,18 +277,25 @@ def _wants_help() -> bool:
     return bool({"-h", "--help"} & set(sys.argv[1:]))
 
 
-def _options(assignments: list[str]) -> dict:
+def _options(assignments: list[str], flag: str = "model") -> dict:
     """['heads=3', 'activation=gelu'] as a dict; what is no Python literal is a string."""
     options = {}
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if not equals:
-            raise flags.Error(f"--model={assignment}: say --model=OPTION=VALUE")
+            raise flags.Error(f"--{flag}={assignment}: say --{flag}=OPTION=VALUE")
         try:
             options[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError):
             options[name] = value
     return options
+
+
+def _values(told) -> list:
+    """The values of '0.01,0.1', '500 steps,1000 steps' or one alone, as `_options` gives them."""
+    if isinstance(told, tuple):
+        return list(told)
+    return told.split(",") if isinstance(told, str) else [told]
 
 
 def _define_checkpoint() -> None:

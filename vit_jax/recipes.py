@@ -1,5 +1,5 @@
-"""What several recipes in `configs/` share: reading their argument, augmentation levels, what the
-largest models need.
+"""What several recipes in `configs/` share: reading their argument, augmentation levels, starting
+from a checkpoint, what the largest models need.
 
 Here rather than beside them, so that a recipe still works when it is copied elsewhere. No recipe is
 complete in here.
@@ -9,6 +9,7 @@ from collections.abc import Collection
 
 from ml_collections import ConfigDict
 
+from vit_jax.config import default_config
 from vit_jax.models import registry
 from vit_jax.schema import ConfigError, nearest
 
@@ -62,6 +63,17 @@ def vit_names() -> list[str]:
 def width(model: str) -> int:
     """Size of the tokens of a ViT: 768 for 'B/16'."""
     return registry.model_config(f"ViT-{model}").width
+
+
+def from_checkpoint() -> ConfigDict:
+    """The default config, but whatever model `init_from` holds, with a new head."""
+    config = default_config()
+    config.init_from = "CHECKPOINT"  # Has to be said: without it there is no model.
+    config.init_reset = ("(head|head_distilled|representation)/.*",)
+    config.data.mean = config.data.std = ()
+    config.model.name = ""
+    config.model.dtype = "bfloat16"
+    return config
 
 
 def augment(config: ConfigDict, level: str) -> None:

@@ -72,6 +72,20 @@ def test_constant_is_one_between_warmup_and_cooldown_in_any_unit(kit):
     )
 
 
+def test_the_staircase_of_bit_falls_by_ten_at_its_boundaries_in_any_unit(kit):
+    stairs = {
+        "schedule": "staircase",
+        "warmup": "500",
+        "boundaries": ("30%", "6000", "36_864_000 examples"),
+    }
+    schedule = relative(kit, 10_000, **stairs)
+    counts = [0, 250, 500, 2999, 3000, 5999, 6000, 8999, 9000, 10_000]
+    expected = [0, 0.5, 1, 1, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001]
+    np.testing.assert_allclose(at(schedule, counts), expected, rtol=1e-5)
+    halved = relative(kit, 100, schedule="staircase", boundaries=("50%",), factor=0.5)
+    np.testing.assert_allclose(at(halved, [0, 49, 50, 99]), [1, 1, 0.5, 0.5])
+
+
 def test_without_warmup_the_first_update_has_the_peak(kit):
     assert relative(kit, 100, schedule="cosine")(0) == 1
 
@@ -97,6 +111,17 @@ def test_the_schedule_is_float32_and_never_leaves_the_unit_interval(kit):
         (dict(schedule="linear", lr=1e-3, lr_end=0.01), "lr_end = 0.01 is above the peak"),
         (dict(schedule="rsqrt", timescale="0"), "timescale = '0' must be at least one step"),
         (dict(warmup="60", cooldown="50"), "60 [+] 50 steps, more than the 100"),
+        (dict(schedule="staircase"), "the staircase schedule needs them"),
+        (dict(schedule="cosine", boundaries=("50%",)), "no other uses them"),
+        (
+            dict(schedule="staircase", boundaries=("60%", "30%")),
+            "are steps .60, 30.: they must",
+        ),
+        (dict(schedule="staircase", boundaries=("5",), warmup="10"), "from the end of warm-up .10"),
+        (dict(schedule="staircase", boundaries=("100",)), "that of the run .100"),
+        (dict(schedule="staircase", boundaries=("soon",)), "optim.boundaries: 'soon' is not a dur"),
+        (dict(schedule="staircase", boundaries=("50%",), cooldown="5"), "cooldown has no use with"),
+        (dict(schedule="staircase", boundaries=("50%",), lr_end=1e-5), "lr_end has no use with"),
         (dict(warmup="5 parsecs"), "config.optim.warmup: '5 parsecs' is not a duration"),
     ],
 )

@@ -46,6 +46,19 @@ def select(expression: str, sizes: Mapping[str, int], where: str) -> list[tuple[
     return parts
 
 
+def rest(expression: str) -> str | None:
+    """What a slice leaves out of its split; `None` if it is not one slice, or leaves nothing out.
+
+    >>> rest("train[:98%]"), rest("train[100:200]")
+    ('train[98%:]', 'train[:100]+train[200:]')
+    """
+    match = _PART.fullmatch(expression)
+    if not match:
+        return None
+    name, start, stop = match["name"], match["start"], match["stop"]
+    return "+".join([f"{name}[:{start}]"] * bool(start) + [f"{name}[{stop}:]"] * bool(stop)) or None
+
+
 def _bound(text: str | None, default: int, size: int) -> int:
     if text is None:
         return default

@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from vit_jax import checkpoint, patterns
 from vit_jax.interchange import adapt, formats
 from vit_jax.models import mixer, registry
+from vit_jax.schema import ConfigError
 
 # Options of `load` that the weights are fitted to; all others say what the file holds.
 FITTED = ("image_size", "patch", "num_classes", "representation")
@@ -65,9 +66,8 @@ def load(path, *, resize: str = "scipy", **overrides) -> nnx.Module:
     foreign = formats.read(path, **overrides)
     source = foreign.model_config
     if isinstance(source, mixer.Config):
-        # Images K times as large take K² copies of the MLP over tokens (Mixer §C).
-        factor = fitted.get("image_size", source.image_size) // source.image_size
-        fitted["token_mlp_dim"] = source.token_mlp_dim * max(factor, 1) ** 2
+        image_size = fitted.get("image_size", source.image_size)
+        fitted["token_mlp_dim"] = _token_mlp_dim(source, image_size)
     target = formats.configure(type(source), dataclasses.asdict(source), fitted)
     definition, like = registry.abstract(target)
     reset = []
@@ -172,24 +172,32 @@ def convert(source, destination, to: str, **overrides) -> formats.Foreign:
     return foreign
 
 
-def take_over(config: ConfigDict, workdir) -> ConfigDict:
+def take_over(config: ConfigDict, workdir=None) -> ConfigDict:
     """A run's config whose open options of the model are those of the checkpoint it starts from.
 
-    These are `USES`; with `config.model.name=''` also name and sizes. A run that was begun in
-    `workdir` keeps what it took then.
+    These are `USES`; with `config.model.name=''` also name and sizes; and `config.data.mean` and
+    `std` where they are empty. A run that was begun in `workdir`, if that is given, keeps what it
+    took then.
 
     Raises:
       CheckpointError: the checkpoint to start from cannot be read.
+      ConfigError: name, mean or std are left to a checkpoint, and there is none, or none that says.
     """
     if not config.init_from:
+        if not (config.model.name and config.data.mean and config.data.std):
+            raise ConfigError(
+                "config.model.name, data.mean or data.std is empty, which leaves it to the checkpoint "
+                "to start from: say which with --config.init_from=CHECKPOINT"
+            )
         return config
-    begun = (checkpoint.begun(workdir) or {}).get("config", {}).get("model")
-    source = None if begun else formats.read(config.init_from).model_config
+    begun = checkpoint.begun(workdir) if workdir else None
+    begun = begun and begun["config"]
+    source = None if begun else formats.read(config.init_from)
     whole = not config.model.name
     config = config.copy_and_resolve_references()
     model = config.model
     if whole:
-        model.name = begun["name"] if begun else formats.model_name(source)
+        model.name = begun["model"]["name"] if begun else formats.model_name(source.model_config)
     family = next(
         (f for f in registry.FAMILIES if f.options_from_name(model.name) is not None), None
     )
@@ -201,10 +209,28 @@ def take_over(config: ConfigDict, workdir) -> ConfigDict:
             config.init_reset, ["representation/kernel"]
         ):
             continue
-        value = begun.get(name) if begun else getattr(source, name, None)
+        value = begun["model"].get(name) if begun else getattr(source.model_config, name, None)
+        if name == "token_mlp_dim" and source:
+            value = _token_mlp_dim(source.model_config, config.data.image_size)
         if value is not None:
             model[name] = value
+    prepared = begun["data"] if begun else source.preprocessing and vars(source.preprocessing)
+    for name in ("mean", "std"):
+        if config.data[name]:
+            continue
+        if not prepared:
+            raise ConfigError(
+                f"{config.init_from} does not say how images are normalised: say config.data.mean and "
+                "std, (0.5, 0.5, 0.5) both for Google's weights, (0.485, 0.456, 0.406) and "
+                "(0.229, 0.224, 0.225) for DeiT's"
+            )
+        config.data[name] = tuple(prepared[name])
     return config
+
+
+def _token_mlp_dim(source: mixer.Config, image_size: int) -> int:
+    """Images K times as large take K² copies of a Mixer's MLP over tokens (Mixer §C)."""
+    return source.token_mlp_dim * max(image_size // source.image_size, 1) ** 2
 
 
 def _fresh(config, like: dict, reset: Iterable[str]) -> dict:

@@ -2,6 +2,7 @@
 not here.
 """
 
+import itertools
 from collections.abc import Callable
 
 import jax
@@ -18,10 +19,11 @@ def schedule(config, *, total_steps: int, to_steps: Callable[[str], int]) -> Sch
     With t updates made, W the warm-up, T the total and p = clip((t - W) / (T - W), 0, 1), the shape
     is (ViT Table 3, B.1.1; Scaling ViT §3.5; e is `lr_end` relative to `lr`)
 
-        cosine    e + (1 - e) (1 + cos(pi p)) / 2
-        linear    e + (1 - e) (1 - p)
-        rsqrt     1 / sqrt(1 + max(t - W, 0) / timescale)
-        constant  1
+        cosine     e + (1 - e) (1 + cos(pi p)) / 2
+        linear     e + (1 - e) (1 - p)
+        rsqrt      1 / sqrt(1 + max(t - W, 0) / timescale)
+        constant   1
+        staircase  factor^n, with n of the boundaries reached (BiT §3.3)
 
     times min(1, t / W) during warm-up, times (T - t) / cooldown at the end. So with warm-up the
     first update, for which t = 0, changes no parameter: big_vision's convention, kept so that its
@@ -41,6 +43,7 @@ def schedule(config, *, total_steps: int, to_steps: Callable[[str], int]) -> Sch
     warmup = _steps(config, "warmup", to_steps)
     cooldown = _steps(config, "cooldown", to_steps)
     timescale = _steps(config, "timescale", to_steps)
+    boundaries = _boundaries(config, to_steps, warmup, total_steps)
     end = config.lr_end / config.lr if config.lr else 0.0
     span = max(total_steps - warmup, 1)
     shapes = {  # of k, the steps since warm-up
@@ -50,19 +53,23 @@ def schedule(config, *, total_steps: int, to_steps: Callable[[str], int]) -> Sch
         "linear": lambda k: end + (1 - end) * (1 - jnp.minimum(k / span, 1)),
         "rsqrt": lambda k: 1 / jnp.sqrt(1 + k / timescale),
         "constant": jnp.ones_like,
+        "staircase": lambda k: (
+            config.factor
+            ** sum((k >= boundary - warmup).astype(jnp.float32) for boundary in boundaries)
+        ),
     }
     if config.schedule not in shapes:
         hint = nearest(config.schedule, shapes)
         raise ConfigError(f"config.optim.schedule = {config.schedule!r} is not a schedule{hint}")
-    if config.schedule in ("cosine", "linear") and cooldown:
+    if config.schedule in ("cosine", "linear", "staircase") and cooldown:
         raise ConfigError(
-            f"config.optim.cooldown has no use with the {config.schedule} schedule, which ends at lr_end; "
+            f"config.optim.cooldown has no use with the {config.schedule} schedule, which has its own end; "
             "set it to '0 steps'"
         )
-    if config.schedule in ("rsqrt", "constant") and config.lr_end:
+    if config.schedule in ("rsqrt", "constant", "staircase") and config.lr_end:
         raise ConfigError(
             f"config.optim.lr_end has no use with the {config.schedule} schedule; "
-            "set it to 0 and use cooldown, which ends at 0"
+            "set it to 0: only cosine and linear end there"
         )
     if config.lr_end > config.lr:
         raise ConfigError(
@@ -89,6 +96,25 @@ def schedule(config, *, total_steps: int, to_steps: Callable[[str], int]) -> Sch
         return value
 
     return relative
+
+
+def _boundaries(config, to_steps, warmup: int, total_steps: int) -> list[int]:
+    if (config.schedule == "staircase") != bool(config.boundaries):
+        raise ConfigError(
+            f"config.optim.boundaries = {config.boundaries!r} with the {config.schedule} schedule: "
+            "the staircase schedule needs them, e.g. ('30%', '60%', '90%'), and no other uses them"
+        )
+    try:
+        boundaries = [to_steps(boundary) for boundary in config.boundaries]
+    except ConfigError as error:
+        raise ConfigError(f"config.optim.boundaries: {error}") from error
+    steps = [warmup, *boundaries, total_steps]
+    if boundaries and any(later <= earlier for earlier, later in itertools.pairwise(steps)):
+        raise ConfigError(
+            f"config.optim.boundaries = {config.boundaries!r} are steps {boundaries}: they must rise, "
+            f"from the end of warm-up ({warmup}) to that of the run ({total_steps})"
+        )
+    return boundaries
 
 
 def _steps(config, field: str, to_steps: Callable[[str], int]) -> int:

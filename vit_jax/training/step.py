@@ -10,7 +10,7 @@ import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from vit_jax import optim, parallel
+from vit_jax import optim, parallel, patterns
 from vit_jax.data.augment import augment
 from vit_jax.objectives import Objective
 from vit_jax.objectives.supervised import to_targets
@@ -43,7 +43,13 @@ def make_train_step(
       `compile_train_step`.
     """
 
+    def held(name: str, param: jax.Array) -> jax.Array:
+        # What is frozen is not differentiated: a linear probe costs a forward pass.
+        frozen = patterns.matching(config.optim.freeze, [name])
+        return jax.lax.stop_gradient(param) if frozen else param
+
     def loss_of(params: dict, images: jax.Array, targets: jax.Array, key: jax.Array):
+        params = patterns.map_named(held, params)
         loss, metrics = objective(
             nnx.merge(definition, params), images, targets, nnx.Rngs(dropout=key)
         )

@@ -1,0 +1,94 @@
+"""What `configs/finetune.py` and its relatives start from: the model that a file holds, whatever it
+is, at another resolution.
+"""
+
+import jax
+import numpy as np
+import pytest
+
+from vit_jax import patterns
+from vit_jax.config import load_config
+from vit_jax.interchange import formats, loading
+from vit_jax.models import registry
+from vit_jax.schema import ConfigError
+from vit_jax.training.assembly import check, model_config_of
+
+
+def taken_over(recipe, path, **data):
+    config = load_config(f"configs/{recipe}.py")
+    config.init_from = str(path)
+    config.data.update(data)
+    config = loading.take_over(config, "no_run_was_begun_here")
+    check(config)
+    return config
+
+
+@pytest.mark.parametrize("recipe", ["finetune", "linear_probe", "bit_hyperrule"])
+@pytest.mark.parametrize(
+    "name",
+    ["vt_vit_tok_rep", "bv_vit_map_sincos2d", "vt_mixer_tiny", "vt_hybrid_tiny", "bv_bit_tiny"],
+)
+def test_any_family_is_fine_tuned_at_twice_its_resolution(recipe, name, shared_data):
+    path = shared_data / "oracle" / f"{name}.ckpt.npz"
+    foreign = formats.read(path)
+    size = 2 * foreign.model_config.image_size
+    config = taken_over(recipe, path, image_size=size)
+    model_config = model_config_of(config, num_classes=5)
+    assert type(model_config) is type(foreign.model_config)
+    assert (model_config.image_size, model_config.num_classes) == (size, 5)
+    fresh = jax.tree.map(
+        lambda x: jax.numpy.zeros(x.shape, x.dtype), registry.abstract(model_config)[1]
+    )
+    params = loading.load_params(
+        path, fresh, model_config, reset=config.init_reset, resize=config.init_resize
+    )
+    old, new = (
+        dict(zip(patterns.names(tree), jax.tree.leaves(tree), strict=True))
+        for tree in (foreign.params, params)
+    )
+    assert not new["head/kernel"].any() and "representation/kernel" not in new
+    same = [n for n in new if n in old and old[n].shape == new[n].shape and "head" not in n]
+    # All but heads, position embeddings and the MLPs that a Mixer has over tokens.
+    assert len(same) >= len(new) - 2 - (1 if "position" in new else 4 * ("mixer" in name))
+    for tensor in same:
+        np.testing.assert_array_equal(new[tensor], np.asarray(old[tensor]), err_msg=tensor)
+    frozen = patterns.matching(config.optim.freeze, new)
+    assert set(new) - set(frozen) == (
+        {"head/kernel", "head/bias"} if recipe == "linear_probe" else set(new)
+    )
+
+
+IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+
+
+def test_mean_and_deviation_are_those_the_checkpoint_says(shared_data, tmp_path):
+    official = shared_data / "oracle" / "vt_vit_testing.ckpt.npz"
+    assert taken_over("finetune", official, image_size=32).data.mean == (0.5, 0.5, 0.5)
+    foreign = formats.read(official)
+    foreign.preprocessing = formats.Preprocessing(foreign.model_config.image_size, **IMAGENET)
+    formats.write(foreign, tmp_path / "folder", "huggingface")
+    data = taken_over("finetune", tmp_path / "folder", image_size=32).data
+    assert (data.mean, data.std) == tuple(IMAGENET.values())
+    half = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+    said = taken_over("finetune", tmp_path / "folder", image_size=32, **half).data
+    assert said.mean == said.std == (0.5, 0.5, 0.5)
+
+
+def test_a_file_that_does_not_say_how_images_are_normalised_needs_to_be_told(shared_data):
+    path = next((shared_data / "weights").glob("deit_tiny*.safetensors"))
+    with pytest.raises(
+        ConfigError, match="does not say how images are normalised: say config.data"
+    ):
+        taken_over("finetune", path)
+    model = model_config_of(taken_over("finetune", path, **IMAGENET), num_classes=20)
+    assert (model.width, model.depth, model.activation) == (192, 12, "gelu")
+
+
+@pytest.mark.parametrize(
+    "left_open", [{"model.name": ""}, {"data.mean": ()}, {"data.std": ()}], ids=str
+)
+def test_what_is_left_to_a_checkpoint_needs_one(left_open):
+    config = load_config("configs/digits.py")
+    config.update_from_flattened_dict(left_open)
+    with pytest.raises(ConfigError, match="say which with --config.init_from=CHECKPOINT"):
+        loading.take_over(config, "no_run_was_begun_here")

@@ -1,0 +1,206 @@
+"""Choosing by held-out examples and repeating with seeds, on digits with a tiny model."""
+
+import json
+import math
+import pathlib
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from vit_jax import checkpoint, main
+from vit_jax.config import load_config
+from vit_jax.data import splits
+from vit_jax.schema import ConfigError
+from vit_jax.training import sweep as sweeps
+from vit_jax.training.loop import train
+from vit_jax.training.sweep import divide, sweep, table
+
+TINY = {
+    "model.name": "ViT-mu/8",
+    "model.width": 32,
+    "model.depth": 1,
+    "model.heads": 2,
+    "model.mlp_dim": 64,
+    "batch_size": 64,
+    "duration": "30 steps",
+    "optim.warmup": "0 steps",
+    "log.tensorboard": False,
+    "data.threads": 1,
+}
+GRID = {"optim.lr": [1e-5, 1e-2, 1e30]}
+
+
+def digits(cache, **overrides):
+    config = load_config("configs/digits.py")
+    config.update_from_flattened_dict(TINY | {"compilation_cache": str(cache)})
+    config.data.train_split = "train[:90%]"
+    config.update_from_flattened_dict({k.replace("__", "."): v for k, v in overrides.items()})
+    return config
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("xla")
+
+
+@pytest.fixture(scope="module")
+def swept(cache, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("sweep")
+    return workdir, sweep(digits(cache), workdir, GRID, seeds=2)
+
+
+def config_of(run):
+    return checkpoint.begun(run)["config"]
+
+
+def test_the_best_on_the_examples_left_out_is_trained_on_all_with_each_seed(swept):
+    workdir, summary = swept
+    slow, fast, _ = summary["settings"]
+    assert slow["setting"] == {"optim.lr": 1e-5} and slow["loss"] > fast["loss"]
+    assert (summary["chosen"], summary["select"]) == ({"optim.lr": 1e-2}, "train[90%:]")
+    for name in ("optim.lr=1e-05", "optim.lr=0.01"):
+        data = config_of(workdir / "select" / name)["data"]
+        assert (data["train_split"], data["eval_split"]) == ("train[:90%]", "train[90%:]")
+    for seed in (0, 1):
+        config = config_of(workdir / "final" / f"seed_{seed}")
+        assert (config["seed"], config["optim"]["lr"]) == (seed, 1e-2)
+        assert (config["data"]["train_split"], config["data"]["eval_split"]) == ("train", "test")
+
+
+def test_mean_and_standard_deviation_are_those_of_the_seeds(swept):
+    workdir, summary = swept
+    ends = [json.loads((workdir / f"final/seed_{s}/result.json").read_text()) for s in (0, 1)]
+    for name in ("accuracy", "loss"):
+        a, b = (end[name] for end in ends)
+        expected = {"mean": (a + b) / 2, "std": abs(a - b) / math.sqrt(2)}
+        for key, value in expected.items():
+            np.testing.assert_allclose(summary[name][key], value, rtol=1e-9, atol=1e-12)
+    assert ends[0]["loss"] != ends[1]["loss"]
+    assert json.loads((workdir / "sweep.json").read_text()) == summary
+    lines = table(summary).splitlines()
+    assert [line.endswith("chosen") for line in lines].count(True) == 1
+    assert "±" in lines[-1] and lines[-1].endswith("(n = 2)")
+
+
+def test_started_again_it_repeats_no_run_that_ended(swept, cache, monkeypatch):
+    workdir, before = swept
+    started = []
+
+    def recorded(config, run):
+        started.append(pathlib.Path(run).name)
+        return train(config, run)
+
+    monkeypatch.setattr(sweeps, "train", recorded)
+    (workdir / "final/seed_1/result.json").unlink()  # As if it had been stopped before its end.
+    after = sweep(digits(cache), workdir, {"optim.lr": GRID["optim.lr"][:2]}, seeds=2)
+    assert started == ["seed_1"]
+    assert after["settings"] == before["settings"][:2] and after["seeds"][0] == before["seeds"][0]
+    assert after["seeds"][1]["accuracy"] == before["seeds"][1]["accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("optim__b1", 0.5), ("data__eval_crop", "central"), ("data__resize", 40)]
+)
+def test_runs_of_another_config_are_not_taken_for_its_own(swept, cache, field, value):
+    with pytest.raises(ConfigError, match=f"{field.replace('__', '.')}: .* Use another --workdir"):
+        sweep(digits(cache, **{field: value}), swept[0], GRID, seeds=1)
+
+
+def test_a_setting_that_diverges_is_told_and_cannot_be_chosen(swept):
+    summary = swept[1]
+    diverged = {"setting": {"optim.lr": 1e30}, "accuracy": None, "loss": None}
+    assert summary["settings"][2] == diverged
+    assert re.search(r"optim.lr=1e\+30 +diverged$", table(summary), re.MULTILINE)
+
+
+def test_one_seed_has_no_deviation(swept, cache):
+    summary = sweep(digits(cache), swept[0], {"optim.lr": [1e-2]}, seeds=1)
+    mean = summary["seeds"][0]["accuracy"]
+    assert summary["accuracy"] == {"mean": mean, "std": None}
+    assert table(summary).endswith(f"accuracy {mean:.4f} (n = 1)")
+
+
+@pytest.mark.parametrize(
+    ("told", "values"),
+    [
+        ("optim.lr=0.003,0.01", [0.003, 0.01]),
+        ("optim.lr=1e-3", [1e-3]),
+        ("duration=500 steps,10%", ["500 steps", "10%"]),
+        ("data.crop_area=(0.05,1.0),(0.5,1.0)", [(0.05, 1.0), (0.5, 1.0)]),
+    ],
+)
+def test_the_command_line_takes_values_of_any_type(told, values):
+    assert [main._values(text) for text in main._options([told], "grid").values()] == [values]
+
+
+def test_the_command_says_what_is_wrong_before_any_run(tmp_path):
+    command = [sys.executable, "-m", "vit_jax", "sweep", "--config=configs/digits.py"]
+    command += ["--grid=optim.lr=0.1", f"--workdir={tmp_path}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and "leaves no examples to choose by" in done.stderr
+    assert "Traceback" not in done.stderr and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("train_split", "select", "expected"),
+    [
+        ("train[:98%]", "", ("train[:98%]", "train[98%:]", "train")),
+        ("train[1000:]", "", ("train[1000:]", "train[:1000]", "train")),
+        ("train", "train[98%:]", ("train[:98%]", "train[98%:]", "train")),
+        ("train", "train[-100:]", ("train[:-100]", "train[-100:]", "train")),
+        (
+            "train",
+            "train[100:200]",
+            ("train[:100]+train[200:]", "train[100:200]", "train"),
+        ),
+        ("train[:98%]", "train[90%:]", ("train[:90%]", "train[90%:]", "train")),
+        (
+            "train[:800]+validation[:200]",
+            "validation[:200]",
+            ("train[:800]", "validation[:200]", "train[:800]+validation[:200]"),
+        ),
+    ],
+)
+def test_what_is_chosen_by_is_not_trained_on(train_split, select, expected):
+    assert divide(train_split, select) == expected
+    sizes = {"train": 5003, "validation": 301}
+    part, chosen_by, whole = (
+        [(n, i) for n, a, b in splits.select(text, sizes, "here") for i in range(a, b)]
+        for text in expected
+    )
+    assert sorted(part + chosen_by) == sorted(whole)
+
+
+@pytest.mark.parametrize(
+    ("train_split", "select", "message"),
+    [
+        ("train", "", "leaves no examples to choose by: say them with --select"),
+        ("train+validation", "", "leaves no examples to choose by"),
+        ("train", "test", "--select=test is neither a slice of"),
+        ("train", "test[:10]", "neither a slice"),
+        ("train", "train", "neither a slice"),
+        ("train[:800]+validation", "train[800:]", "neither a slice"),
+    ],
+)
+def test_examples_to_choose_by_must_be_some_of_those_to_train_on(train_split, select, message):
+    with pytest.raises(ConfigError, match=message):
+        divide(train_split, select)
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        ({"optim.lrr": [1]}, "config has no field optim.lrr; did you mean 'optim.lr'"),
+        ({}, "no or the same settings twice"),
+        ({"optim.lr": []}, "no or the same settings twice"),
+        ({"optim.lr": [0.1, 0.1]}, "the same settings twice"),
+        ({"duration": [500]}, "config.duration = 500: "),
+    ],
+)
+def test_a_grid_that_makes_no_sense_is_refused_before_any_run(cache, tmp_path, grid, message):
+    with pytest.raises(ConfigError, match=message):
+        sweep(digits(cache), tmp_path, grid)
+    assert not list(tmp_path.iterdir())

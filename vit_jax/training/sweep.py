@@ -1,0 +1,201 @@
+"""Many runs of one config: a grid of settings, of which held-out training examples choose one, and
+that one again on all training examples, with several seeds.
+
+Each is an ordinary run in a folder of its own, which resumes by itself. What one run does is in
+`loop.py`.
+"""
+
+import itertools
+import json
+import math
+import os
+import pathlib
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+
+import jax
+from absl import logging
+from ml_collections import ConfigDict
+
+from vit_jax import checkpoint
+from vit_jax.config import Config
+from vit_jax.data import splits
+from vit_jax.interchange import loading
+from vit_jax.schema import ConfigError, nearest, walk
+from vit_jax.training.guards import changed_fields
+from vit_jax.training.loop import train
+from vit_jax.training.progress import NonFiniteError
+
+
+def sweep(
+    config: ConfigDict,
+    workdir: str | os.PathLike,
+    grid: Mapping[str, Sequence],
+    *,
+    select: str = "",
+    seeds: int = 3,
+) -> dict:
+    """Chooses a setting as papers do, and says how good it is:
+
+    1. every setting of the grid is trained without the examples `select`, in WORKDIR/select/SETTING;
+    2. the one with the best accuracy on `select` wins, of equal ones that with the lower loss; one
+       whose loss ceased to be finite cannot;
+    3. it is trained on all examples, `select` included, with `seeds` seeds from `config.seed` on, in
+       WORKDIR/final/seed_SEED, and evaluated on `config.data.eval_split`.
+
+    Started again, it goes on: runs that have ended are not repeated.
+
+    Args:
+      config: of all runs; nothing else than what is said here changes.
+      workdir: a folder for all of them; `sweep.json` in it holds what is returned.
+      grid: values by the dotted name of a field, e.g. `{"optim.lr": [0.003, 0.01]}`; of several
+        fields every combination is tried.
+      select: slice of, or term in, `config.data.train_split`; by default what that leaves out of
+        its split.
+      seeds: how many final runs.
+
+    Returns:
+      `train`, `select`, `all`: the splits; `settings`: each with its accuracy and loss on `select`
+      (`None` where it diverged); `chosen`: its fields; `seeds`: the last evaluation of each;
+      `accuracy`, `loss`: `mean` and `std` over seeds (n - 1; `None` of a single seed).
+
+    Raises:
+      ConfigError: before anything is trained, for a grid or split that makes no sense.
+      NonFiniteError: no setting of the grid survived.
+    """
+    workdir = pathlib.Path(workdir).expanduser().absolute()
+    part, select, whole = divide(config.data.train_split, select)
+    settings = _settings(config, grid)
+    tried = []
+    for name, setting in settings.items():
+        run = _with(config, {**setting, "data.train_split": part, "data.eval_split": select})
+        try:
+            result = _result(run, workdir / "select" / name)
+        except NonFiniteError as error:
+            logging.warning("%s: %s", name, error)
+            result = {"accuracy": None, "loss": None}
+        tried.append({"setting": setting, **{k: result[k] for k in ("accuracy", "loss")}})
+    survived = [one for one in tried if one["accuracy"] is not None]
+    if not survived:
+        raise NonFiniteError(f"the loss of every setting in {workdir}/select ceased to be finite")
+    chosen = min(survived, key=lambda one: (-one["accuracy"], one["loss"]))["setting"]
+    final = []
+    for seed in range(config.seed, config.seed + seeds):
+        run = _with(config, {**chosen, "data.train_split": whole, "seed": seed})
+        final.append({"seed": seed, **_result(run, workdir / "final" / f"seed_{seed}")})
+    summary = {
+        "train": part, "select": select, "all": whole, "settings": tried, "chosen": chosen, "seeds": final,
+        **{name: _spread([one[name] for one in final]) for name in ("accuracy", "loss")},
+    }  # fmt: skip
+    if jax.process_index() == 0:
+        (workdir / "sweep.json").write_text(json.dumps(summary, indent=1) + "\n")
+    return summary
+
+
+def divide(train_split: str, select: str = "") -> tuple[str, str, str]:
+    """What to train on, what to choose by, and both together.
+
+    >>> divide("train[:98%]")
+    ('train[:98%]', 'train[98%:]', 'train')
+
+    Args:
+      train_split: a split, a slice of one, or a sum.
+      select: a slice of the split, or a term of the sum; by default what the slice leaves out.
+
+    Raises:
+      ConfigError: nothing is left out, or `select` is no part of the split.
+    """
+    train_split, select = train_split.replace(" ", ""), select.replace(" ", "")
+    split, terms = train_split.split("[")[0], train_split.split("+")
+    if not select:
+        select = splits.rest(train_split)
+        if not select:
+            raise ConfigError(
+                f"config.data.train_split = {train_split!r} leaves no examples to choose by: say "
+                "them with --select, e.g. --select=train[90%:]"
+            )
+        return train_split, select, split
+    if len(terms) > 1 and select in terms:
+        return "+".join(term for term in terms if term != select), select, train_split
+    if len(terms) == 1 and select.split("[")[0] == split and splits.rest(select):
+        return splits.rest(select), select, split
+    raise ConfigError(
+        f"--select={select} is neither a slice of config.data.train_split = {train_split!r} nor one "
+        "of several splits in it"
+    )
+
+
+def table(summary: dict) -> str:
+    """What `sweep` returned, for people."""
+    rows = [
+        f"  {_name(one['setting']):<40} "
+        + ("diverged" if one["accuracy"] is None else f"{one['accuracy']:.4f}  {one['loss']:.4f}")
+        + ("  chosen" if one["setting"] == summary["chosen"] else "")
+        for one in summary["settings"]
+    ]
+    rows = [f"accuracy and loss on {summary['select']}, trained on {summary['train']}:", *rows]
+    rows += [f"accuracy and loss, trained on {summary['all']}:"]
+    rows += [
+        f"  {'seed ' + str(one['seed']):<40} {one['accuracy']:.4f}  {one['loss']:.4f}"
+        for one in summary["seeds"]
+    ]
+    accuracy, n = summary["accuracy"], len(summary["seeds"])
+    spread = "" if accuracy["std"] is None else f" ± {accuracy['std']:.4f}"
+    return "\n".join([*rows, f"accuracy {accuracy['mean']:.4f}{spread} (n = {n})"])
+
+
+def _settings(config: ConfigDict, grid: Mapping[str, Sequence]) -> dict[str, dict]:
+    """Every combination of the grid by its name, which is that of its folder."""
+    known = [name for name, _ in walk(Config)]
+    for field in grid:
+        if field not in known:
+            raise ConfigError(f"--grid: config has no field {field}{nearest(field, known)}")
+    points = [dict(zip(grid, point, strict=True)) for point in itertools.product(*grid.values())]
+    settings = {_name(point): point for point in points}
+    if not grid or len(settings) < len(points) or not points:
+        raise ConfigError(
+            f"--grid: {dict(grid)} has no or the same settings twice; e.g. --grid=optim.lr=0.003,0.01"
+        )
+    for point in points:
+        _with(config, point)
+    return settings
+
+
+def _name(setting: dict) -> str:
+    text = ",".join(f"{field}={value}" for field, value in setting.items())
+    return re.sub(r"[^\w.,=%+-]+", "_", text)
+
+
+def _with(config: ConfigDict, fields: dict) -> ConfigDict:
+    config = config.copy_and_resolve_references()
+    for name, value in fields.items():
+        try:
+            config.update_from_flattened_dict({name: value})
+        except TypeError as error:
+            raise ConfigError(f"--grid: config.{name} = {value!r}: {error}") from error
+    return config
+
+
+def _result(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
+    """What a run ended with, be it now or before."""
+    ended = workdir / "result.json"
+    if not ended.is_file():
+        return train(config, workdir)
+    saved = checkpoint.begun(workdir)
+    now = loading.take_over(config, workdir).to_dict()
+    changed = changed_fields(saved, {**saved, "config": now})
+    old, new = saved["config"]["data"], now["data"]
+    # A run may be evaluated in another way; one that is not repeated cannot.
+    evaluated = ("eval_split", "eval_crop", "eval_resize")
+    changed += [f"config.data.{n}: {old[n]!r} -> {new[n]!r}" for n in evaluated if old[n] != new[n]]
+    if changed:
+        raise ConfigError(
+            f"{workdir} holds a run with another config, in {'; '.join(changed)}. Use another --workdir"
+        )
+    return json.loads(ended.read_text())
+
+
+def _spread(values: list[float]) -> dict[str, float | None]:
+    std = statistics.stdev(values) if len(values) > 1 else None
+    return {"mean": math.fsum(values) / len(values), "std": std}
