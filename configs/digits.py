@@ -2,6 +2,8 @@
 CPU cores.
 
 vit_jax train --config=configs/digits.py --workdir=/tmp/digits
+
+Expect 99.2 % of the 359 test images in about 50 s (seeds 0, 1 and 2).
 """
 
 from vit_jax.config import default_config
