@@ -15,8 +15,8 @@ ARGUMENTS = ("--config=configs/digits.py", f"--config.duration={STEPS} steps", "
              "--config.log.every=1 steps")  # fmt: skip
 
 
-def start(cli, workdir):
-    return cli("train", *ARGUMENTS, f"--workdir={workdir}", tiny=True)
+def start(cli, workdir, *more):
+    return cli("train", *ARGUMENTS, *more, f"--workdir={workdir}", tiny=True)
 
 
 def wait_until(condition, process, seconds=120):
@@ -114,15 +114,9 @@ def test_a_full_disk_is_told_and_the_last_good_checkpoint_is_kept(cli, tmp_path)
     assert first.wait() == 0, first.stderr.read()
     kept = bits(tmp_path)
 
-    def small_files():
-        # Files may grow to 64 KiB: logs fit, the arrays of a checkpoint do not.
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
-
-    second = cli(
-        "train", *ARGUMENTS, "--config.checkpoint.on_config_change=allow", f"--workdir={tmp_path}", tiny=True,
-        preexec_fn=small_files,
-    )  # fmt: skip
+    second = start(cli, tmp_path, "--config.checkpoint.on_config_change=allow")
+    # Files may grow to 64 KiB from now on: logs fit, the arrays of a checkpoint do not.
+    resource.prlimit(second.pid, resource.RLIMIT_FSIZE, (65536, 65536))
     _, err = second.communicate(timeout=120)
     assert second.returncode == 1, err
     assert "cannot write a checkpoint to" in err and "the last good checkpoint is kept" in err

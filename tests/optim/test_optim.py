@@ -215,10 +215,8 @@ def test_layer_decay_without_layers_is_an_error(kit):
 def test_no_option_of_the_schema_is_unread(kit):
     class Spy:
         def __init__(self, config):
-            self.config, self.read = (
-                config,
-                {"ema"},
-            )  # `ema` is read by the train step, which calls `ema_update`
+            # `ema` is read by the train step, which calls `ema_update`.
+            self.config, self.read = config, {"ema"}
 
         def __getattr__(self, name):
             self.read.add(name)
@@ -226,10 +224,14 @@ def test_no_option_of_the_schema_is_unread(kit):
 
         __getitem__ = __getattr__
 
-    spy = Spy(kit.config())
-    optimizer, _ = kit.make(spy, kit.vit())
-    optax.chain(optimizer).init(kit.vit())
-    assert spy.read == set(kit.config())
+    read = set()
+    for options in ({}, {"schedule": "staircase", "boundaries": ("50%",)}):
+        spy = Spy(kit.config(**options))
+        optimizer, learning_rate = kit.make(spy, kit.vit())
+        optax.chain(optimizer).init(kit.vit())
+        learning_rate(1)
+        read |= spy.read
+    assert read == set(kit.config())
 
 
 def test_ema_follows_the_formula_and_forgets_the_start(kit):
