@@ -6,6 +6,7 @@ the batch cut between blocks.
 """
 
 import math
+import os
 import re
 
 import jax
@@ -14,6 +15,12 @@ from jax.sharding import PartitionSpec as P
 
 from vit_jax import patterns
 from vit_jax.schema import ConfigError
+
+# XLA runs simulated CPU devices in one pool with a thread per core. Their collectives wait for each
+# other in it, and with fewer threads than waiters they wait for ever. NPROC, which XLA reads when the
+# first device is used, makes the pool large enough.
+if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+    os.environ.setdefault("NPROC", "64")
 
 AXES = ("data", "fsdp", "tensor")
 BATCH = ("data", "fsdp")
