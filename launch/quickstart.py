@@ -19,9 +19,9 @@ import time
 from PIL import Image
 
 import vit_jax
+from vit_jax.cli import log_to_stderr
 from vit_jax.data.sources import open_eval
 from vit_jax.evaluation.predict import predict_files
-from vit_jax.main import log_to_stderr
 
 
 def main() -> None:

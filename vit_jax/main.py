@@ -5,17 +5,14 @@ Exit codes: 0 done; 1 error; 2 the command line or the config is wrong; 42 stopp
 saving, start me again.
 """
 
-import ast
 import dataclasses
-import inspect
 import json
-import logging as python_logging
-import os
 import sys
 from collections.abc import Callable
 
-from absl import flags, logging
+from absl import flags
 
+from vit_jax import cli
 from vit_jax.errors import UserError
 
 EXIT_USAGE = 2
@@ -28,19 +25,19 @@ def train() -> None:
 
     With --json, the last line of standard output is the final metrics as one JSON object.
     """
-    _define_config()
+    cli.define_config()
     flags.DEFINE_string(
         "workdir",
         None,
         "where checkpoints and logs go; a run found there is resumed",
         required=True,
     )
-    _parse()
+    cli.parse()
 
     from vit_jax.training.loop import train
 
     result = train(FLAGS.config, FLAGS.workdir)
-    _print_result(
+    cli.print_result(
         result,
         f"trained {result['step']} steps, accuracy {result['accuracy']:.4f}: {FLAGS.workdir}",
     )
@@ -52,7 +49,7 @@ def sweep() -> None:
     Every setting of the grid is trained without some of the training examples, by which the best is
     chosen; that is trained on all of them with several seeds. Runs that have ended are not repeated.
     """
-    _define_config()
+    cli.define_config()
     flags.DEFINE_string("workdir", None, "a folder for all the runs", required=True)
     flags.DEFINE_multi_string(
         "grid", None, "FIELD=VALUE,VALUE…, once for each field of the config: optim.lr=0.003,0.01",
@@ -64,13 +61,13 @@ def sweep() -> None:
         "examples to choose by, e.g. train[98%:]; what the recipe's train_split leaves out",
     )
     flags.DEFINE_integer("seeds", 3, "final runs, each with another seed", lower_bound=1)
-    _parse()
+    cli.parse()
 
     from vit_jax.training.sweep import sweep, table
 
-    grid = {name: _values(text) for name, text in _options(FLAGS.grid, "grid").items()}
+    grid = {name: cli.values(text) for name, text in cli.options(FLAGS.grid, "grid").items()}
     result = sweep(FLAGS.config, FLAGS.workdir, grid, select=FLAGS.select, seeds=FLAGS.seeds)
-    _print_result(result, table(result))
+    cli.print_result(result, table(result))
 
 
 def evaluate() -> None:
@@ -78,10 +75,10 @@ def evaluate() -> None:
 
     Data and preprocessing are those of the run, unless --config.data.FIELD says otherwise.
     """
-    _define_checkpoint()
-    _define_json()
-    if _wants_help():
-        _parse()
+    cli.define_checkpoint()
+    cli.define_json()
+    if cli.wants_help():
+        cli.parse()
     FLAGS(sys.argv, known_only=True)
 
     from ml_collections import config_flags
@@ -90,11 +87,11 @@ def evaluate() -> None:
     from vit_jax.evaluation.accuracy import evaluate_run
 
     run = load_run(FLAGS.checkpoint)
-    _check_overrides()
+    cli.check_overrides()
     config_flags.DEFINE_config_dict("config", run.config)
-    _parse()
+    cli.parse()
     result = evaluate_run(run, FLAGS.config)
-    _print_result(result, "  ".join(f"{name} {value:.4g}" for name, value in result.items()))
+    cli.print_result(result, "  ".join(f"{name} {value:.4g}" for name, value in result.items()))
 
 
 def predict() -> None:
@@ -103,15 +100,15 @@ def predict() -> None:
 
     An image that cannot be read is named, the others are still predicted, and the exit code is 1.
     """
-    _define_checkpoint()
-    _define_json()
+    cli.define_checkpoint()
+    cli.define_json()
     flags.DEFINE_bool("csv", False, "print comma-separated values: file, rank, class, probability")
     flags.DEFINE_integer("topk", 5, "how many classes to name for each image", lower_bound=1)
     flags.DEFINE_integer("batch_size", 32, "images classified at a time", lower_bound=1)
     flags.DEFINE_string(
         "picture", None, "also draw the images with their classes into this PNG file"
     )
-    files = _parse("IMAGE…")
+    files = cli.parse("IMAGE…")
 
     from vit_jax.evaluation.predict import predict_files
 
@@ -132,8 +129,8 @@ def models() -> None:
     Patches that do not divide the image are counted at the next smaller size that they do.
     """
     flags.DEFINE_integer("image_size", 224, "side of the square images in pixels", lower_bound=1)
-    _define_json()
-    _parse()
+    cli.define_json()
+    cli.parse()
 
     from vit_jax.models.listing import table, text
 
@@ -145,9 +142,9 @@ def benchmark() -> None:
     """Throughput with its context: {step|input} --config=FILE [--config.FIELD=VALUE …] [--steps=20]
     [--json].
     """
-    _define_config()
+    cli.define_config()
     flags.DEFINE_integer("steps", 20, "timed steps or batches", lower_bound=1)
-    what = _parse("step or input")[0]
+    what = cli.parse("step or input")[0]
 
     from vit_jax import benchmark
 
@@ -155,7 +152,7 @@ def benchmark() -> None:
     if what not in kinds:
         raise flags.Error(f"benchmark {what!r}: known are {', '.join(kinds)}")
     result = kinds[what](FLAGS.config, steps=FLAGS.steps)
-    _print_result(result, "\n".join(f"{name:<28} {value}" for name, value in result.items()))
+    cli.print_result(result, "\n".join(f"{name:<28} {value}" for name, value in result.items()))
 
 
 def convert() -> None:
@@ -171,18 +168,18 @@ def convert() -> None:
     flags.DEFINE_multi_string(
         "model", [], "OPTION=VALUE of the source's model, e.g. activation=gelu_tanh"
     )
-    _define_json()
-    paths = _parse("SOURCE DESTINATION")
+    cli.define_json()
+    paths = cli.parse("SOURCE DESTINATION")
     if len(paths) != 2:
         raise flags.Error(f"SOURCE and DESTINATION, not {' '.join(paths)}")
 
     from vit_jax.interchange.formats import model_name
     from vit_jax.interchange.loading import convert
 
-    foreign = convert(*paths, FLAGS.to, **_options(FLAGS.model))
+    foreign = convert(*paths, FLAGS.to, **cli.options(FLAGS.model))
     config, source = foreign.model_config, foreign.layout.get("format", "orbax")
     told = f"{model_name(config)}, {config.image_size} px, {config.num_classes} classes"
-    _print_result(
+    cli.print_result(
         {"format": source, "model": dataclasses.asdict(config)},
         f"{told}: {source} {paths[0]} -> {FLAGS.to} {paths[1]}",
     )
@@ -207,6 +204,8 @@ def run() -> None:
     sys.argv[0] = f"vit_jax {name}"
     try:
         COMMANDS[name]()
+    except cli.HelpWanted:
+        print(cli.help_of(COMMANDS[name]))
     except flags.Error as error:
         _fail(str(error), EXIT_USAGE)
     except UserError as error:
@@ -219,133 +218,6 @@ def _usage() -> str:
     ]
     text = "vit_jax: Vision Transformers in JAX, from a laptop to a TPU pod.\n\n"
     return text + "\n".join(lines) + "\n\n'vit_jax COMMAND --help' says more."
-
-
-def _help(name: str) -> str:
-    """What a command does, its flags, and the fields of the config where it takes one."""
-    own = FLAGS.get_key_flags_for_module(sys.modules[__name__])
-    text = (
-        inspect.getdoc(COMMANDS[name])
-        + "\n\n"
-        + "\n".join(f"  --{flag.name}: {flag.help}" for flag in own)
-    )
-    if "--config" not in text:
-        return text
-    from vit_jax.config import Config
-    from vit_jax.schema import describe
-
-    return f"{text}\n\nFields of the config, with their defaults:\n\n{describe(Config)}"
-
-
-def _define_config() -> None:
-    """Flags --config=FILE[:ARGUMENT], whose file is read now, and --config.FIELD=VALUE."""
-    _define_json()
-    if _wants_help():
-        return
-    given = [
-        argument.removeprefix("--config=")
-        for argument in sys.argv
-        if argument.startswith("--config=")
-    ]
-    if not given:
-        raise flags.Error("which config? --config=FILE[:ARGUMENT], e.g. --config=configs/digits.py")
-    sys.argv = [argument for argument in sys.argv if not argument.startswith("--config=")]
-
-    from ml_collections import config_flags
-
-    from vit_jax.config import load_config
-
-    _check_overrides()
-    config_flags.DEFINE_config_dict("config", load_config(given[-1]))
-
-
-def _check_overrides() -> None:
-    """Says the nearest name for a --config.FIELD that does not exist."""
-    from vit_jax.config import Config
-    from vit_jax.schema import nearest, walk
-
-    known = [name for name, _ in walk(Config)]
-    for argument in sys.argv[1:]:
-        name = argument.partition("=")[0].removeprefix("--config.")
-        if argument.startswith("--config.") and name not in known:
-            namesakes = [field for field in known if field.endswith("." + name.split(".")[-1])]
-            hint = f"; did you mean {namesakes[0]!r}?" if namesakes else nearest(name, known)
-            raise flags.Error(f"config has no field {name}{hint}")
-
-
-def _wants_help() -> bool:
-    return bool({"-h", "--help"} & set(sys.argv[1:]))
-
-
-def _options(assignments: list[str], flag: str = "model") -> dict:
-    """['heads=3', 'activation=gelu'] as a dict; what is no Python literal is a string."""
-    options = {}
-    for assignment in assignments:
-        name, equals, value = assignment.partition("=")
-        if not equals:
-            raise flags.Error(f"--{flag}={assignment}: say --{flag}=OPTION=VALUE")
-        try:
-            options[name] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            options[name] = value
-    return options
-
-
-def _values(told) -> list:
-    """The values of '0.01,0.1', '500 steps,1000 steps' or one alone, as `_options` gives them."""
-    if isinstance(told, tuple):
-        return list(told)
-    return told.split(",") if isinstance(told, str) else [told]
-
-
-def _define_checkpoint() -> None:
-    flags.DEFINE_string(
-        "checkpoint",
-        None,
-        "a run's workdir, its checkpoints folder, or one checkpoint",
-        required=True,
-    )
-
-
-def _define_json() -> None:
-    flags.DEFINE_bool("json", False, "print one JSON object on the last line of standard output")
-
-
-def _parse(positional: str = "") -> list[str]:
-    """Parses the flags that were defined and returns the other arguments, which `positional` names;
-    or prints help and leaves.
-    """
-    if _wants_help():
-        print(_help(sys.argv[0].split()[-1]))
-        sys.exit(0)
-    arguments = FLAGS(sys.argv)[1:]
-    if positional and not arguments:
-        raise flags.Error(f"what is missing: {positional}")
-    if arguments and not positional:
-        raise flags.Error(f"cannot make anything of {' '.join(arguments)}")
-    log_to_stderr()
-    return arguments
-
-
-def log_to_stderr() -> None:
-    """Says what happens in lines a person can read; of libraries only their warnings."""
-    FLAGS.mark_as_parsed()  # From Python there are no flags; absl waits for them before it logs.
-    logging.use_absl_handler()
-    logging.set_verbosity(logging.INFO)
-    handler = logging.get_absl_handler()
-    handler.setFormatter(
-        python_logging.Formatter("%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S")
-    )
-    handler.addFilter(
-        lambda record: (
-            record.levelno >= python_logging.WARNING
-            or f"{os.sep}vit_jax{os.sep}" in record.pathname
-        )
-    )
-
-
-def _print_result(result: dict, text: str) -> None:
-    print(json.dumps(result) if FLAGS.json else text)
 
 
 def _fail(message: str, code: int) -> None:

@@ -34,10 +34,9 @@ def command(monkeypatch, capfd):
         finally:
             # What this command defined must not be there for the next one.
             for name in set(flags.FLAGS) - before:
-                if (
-                    name.split(".")[0] == "config"
-                    or flags.FLAGS.find_module_defining_flag(name) == "vit_jax.main"
-                ):
+                if name.split(".")[0] == "config" or flags.FLAGS.find_module_defining_flag(
+                    name
+                ).startswith("vit_jax."):
                     delattr(flags.FLAGS, name)
         return code, *capfd.readouterr()
 
