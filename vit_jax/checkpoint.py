@@ -7,7 +7,9 @@ nothing but the directory. Other people's formats are in `interchange`.
 
 import dataclasses
 import importlib.metadata
+import json
 import time
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +20,7 @@ from etils import epath
 from flax import nnx
 from ml_collections import ConfigDict
 
-from vit_jax import parallel, patterns, schema
+from vit_jax import distributed, parallel, patterns, schema
 from vit_jax.config import default_config
 from vit_jax.errors import UserError
 from vit_jax.models import registry
@@ -26,6 +28,7 @@ from vit_jax.models import registry
 FOLDER = "checkpoints"
 DAMAGED = "damaged"
 _FORMAT = 1
+_RETRY_SECONDS = 5
 
 
 class CheckpointError(UserError):
@@ -54,66 +57,92 @@ class Run:
 
 
 class Checkpoints:
-    """Saves a run's states asynchronously and finds the last good one again."""
+    """Saves a run's states beside training and finds the last good one again.
 
-    def __init__(self, workdir, config: ConfigDict):
-        """config: the section `checkpoint`."""
+    All processes of a run call the same methods in the same order, and all of them are told the
+    same. A state is there when its directory has got its name, which Orbax gives it when everything
+    is written.
+    """
+
+    def __init__(self, workdir, config: ConfigDict, wait_minutes: float = distributed.WAIT_MINUTES):
+        """Args: config: the section `checkpoint`; wait_minutes: how long processes wait for each
+        other's writes.
+        """
         self._folder = epath.Path(workdir) / FOLDER
-        self._config = config
-        self._manager = self._open()
-
-    def _open(self) -> ocp.CheckpointManager:
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=self._config.keep,
-            keep_period=self._config.keep_every or None,
-            enable_async_checkpointing=True,
+        self._config, self._wait = config, wait_minutes
+        self._newest: int | None = None  # step of the newest state that is or is being saved
+        self._writing = False
+        self._failures = 0
+        # Said in full, so that Orbax waits by the coordination service, whose waits end.
+        everyone = set(range(distributed.count())) if distributed.count() > 1 else None
+        hosts = ocp.options.MultiprocessingOptions(active_processes=everyone)
+        self._orbax = ocp.AsyncCheckpointer(
+            ocp.CompositeCheckpointHandler(
+                composite_options=ocp.CompositeOptions(multiprocessing_options=hosts),
+                state=ocp.PyTreeCheckpointHandler(multiprocessing_options=hosts),
+                description=ocp.JsonCheckpointHandler(multiprocessing_options=hosts),
+            ),
+            async_options=ocp.options.AsyncOptions(timeout_secs=round(wait_minutes * 60)),
+            multiprocessing_options=hosts,
         )
-        return ocp.CheckpointManager(
-            self._folder, options=options, item_names=("state", "description")
-        )
+        if distributed.index() == 0:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._delete(self._unfinished())
 
     def steps(self) -> list[int]:
-        """The steps that have a committed checkpoint, oldest first."""
-        return sorted(self._manager.all_steps())
+        """The steps that have a whole checkpoint, oldest first."""
+        told = json.dumps(sorted(ocp.path.step.checkpoint_steps(self._folder))) if _first() else ""
+        return json.loads(distributed.agree("steps", told, self._wait))
 
     def save(self, step: int, state, description: dict) -> None:
-        """Starts to save; the write goes on beside training. Raises `CheckpointError` if an earlier
-        write failed.
-        """
-        if step in self.steps():
-            return
-        try:
-            self._manager.check_for_errors()
-            tree = _fields(state)
-            tree |= {"fingerprint": fingerprint(tree)}
-            items = ocp.args.Composite(
-                state=ocp.args.PyTreeSave(tree), description=ocp.args.JsonSave(description)
-            )
-            self._manager.save(step, args=items, force=True)
-        except (OSError, ValueError) as error:
-            raise self._write_error(error) from error
+        """Starts to save; the write goes on beside training.
 
-    def wait(self) -> None:
-        """Returns when everything is on disk. Raises `CheckpointError` if it could not be written."""
-        try:
-            self._manager.wait_until_finished()
-            self._manager.check_for_errors()
-        except (OSError, ValueError) as error:
-            raise self._write_error(error) from error
+        A save that fails is said, and the next one tried as if nothing had happened; the last good
+        checkpoint stays.
+
+        Raises:
+          CheckpointError: `config.max_failures` saves in a row have failed.
+        """
+        if step == self._newest:
+            return
+        self._settle()
+        self._newest, self._writing = step, True
+        tree = _fields(state)
+        tree |= {"fingerprint": fingerprint(tree)}
+        items = ocp.args.Composite(
+            state=ocp.args.PyTreeSave(tree), description=ocp.args.JsonSave(description)
+        )
+        failure = _failure_of(
+            lambda: self._orbax.save(self._folder / str(step), args=items, force=True)
+        )
+        failures = distributed.gather("start of a save", failure, self._wait)
+        if any(failures):
+            self._end_of_save(failures)
+
+    def save_now(self, step: int, state, description: dict) -> None:
+        """Saves and returns when everything is on disk; a save that fails is tried again.
+
+        Raises:
+          CheckpointError: see `save`.
+        """
+        while True:
+            self.save(step, state, description)
+            self._settle()
+            if self._newest == step:
+                return
+            time.sleep(_RETRY_SECONDS)
 
     def close(self) -> None:
-        """Ends the threads that write."""
-        self._manager.close()
-
-    def description(self, step: int) -> dict:
-        """The description of the checkpoint of `step`."""
-        return read_description(self._folder / str(step))
+        """Ends the threads that write, when they have written."""
+        # An error that ends a run of several processes may leave a write that others never finish.
+        if distributed.count() == 1 or not self._writing:
+            _failure_of(self._orbax.close)
 
     def restore_latest(self, like, before_restore=lambda description: None):
         """The newest state that can be read whole.
 
-        A damaged checkpoint is reported, moved to WORKDIR/checkpoints/damaged-STEP, and the one
-        before is tried.
+        A damaged checkpoint is reported, moved to WORKDIR/damaged_checkpoints/STEP-TIME, and the
+        one before is tried.
 
         Args:
           like: shapes, dtypes and shardings of the state.
@@ -130,17 +159,13 @@ class Checkpoints:
         for step in reversed(self.steps()):
             folder = self._folder / str(step)
             try:
-                description = read_description(folder)
-            except CheckpointError as error:
-                reasons[step] = error
-                continue
-            before_restore(description)
-            try:
+                before_restore(_everywhere(lambda folder=folder: read_description(folder)))
                 state = like.replace(**_read(folder, _fields(like)))
             except CheckpointError as error:
                 reasons[step] = error
                 continue
             self._set_aside(reasons, step)
+            self._newest = step
             return step, state
         if reasons:
             told = "\n".join(f"  step {step}: {reason}" for step, reason in reasons.items())
@@ -149,28 +174,93 @@ class Checkpoints:
             )
         return None
 
+    def _settle(self) -> None:
+        """Waits for the write under way and finds out how it ended."""
+        if self._writing:
+            failure = _failure_of(self._orbax.wait_until_finished)
+            self._end_of_save(distributed.gather("end of a save", failure, self._wait))
+
+    def _end_of_save(self, failures: list[str]) -> None:
+        """Args: what went wrong in each process, '' for nothing."""
+        step, self._writing = self._newest, False
+        if not any(failures):
+            self._failures = 0
+            if _first():
+                self._delete(self._superfluous())
+            return
+        self._newest, self._failures = None, self._failures + 1
+        _failure_of(self._orbax.wait_until_finished)  # of the processes where all seemed well
+        distributed.barrier("failed save", self._wait)
+        if _first():
+            self._delete(self._unfinished())
+        several = len(failures) > 1
+        told = "; ".join(
+            f"process {process}: {failure}" if several else failure
+            for process, failure in enumerate(failures)
+            if failure
+        )
+        told = f"cannot write the checkpoint of step {step} to {self._folder}: {told}"
+        most = self._config.max_failures
+        if self._failures >= most:
+            raise CheckpointError(
+                f"{told}. These were {most} failures in a row (config.checkpoint.max_failures). "
+                "Free or enlarge the disk and start again: the last good checkpoint is kept"
+            )
+        if _first():
+            logging.error(
+                "%s. Training goes on, the last good checkpoint is kept, and the next save is tried: "
+                "failure %d of %d in a row", told, self._failures, most,
+            )  # fmt: skip
+
+    def _superfluous(self) -> list[epath.Path]:
+        steps, keep_every = (
+            sorted(ocp.path.step.checkpoint_steps(self._folder)),
+            self._config.keep_every,
+        )
+        old = steps[: -self._config.keep]
+        old = [step for step in old if not keep_every or step % keep_every]
+        return [self._folder / str(step) for step in old]
+
+    def _unfinished(self) -> list[epath.Path]:
+        return [
+            path for path in self._folder.iterdir() if ocp.path.step.TMP_DIR_SUFFIX in path.name
+        ]
+
+    def _delete(self, folders: list[epath.Path]) -> None:
+        for folder in folders:
+            failure = _failure_of(folder.rmtree)
+            if failure:
+                logging.warning("cannot delete %s: %s", folder, failure)
+
     def _set_aside(self, reasons: dict[int, Exception], good: int) -> None:
         for step, reason in reasons.items():
             aside = self._folder.parent / f"{DAMAGED}_{FOLDER}" / f"{step}-{int(time.time())}"
-            logging.warning(
-                "checkpoint of step %d is damaged (%s); going back to step %d, moved it to %s",
-                step,
-                reason,
-                good,
-                aside,
-            )
-            if jax.process_index() == 0:
+            if _first():
+                logging.warning(
+                    "checkpoint of step %d is damaged (%s); going back to step %d, moved it to %s",
+                    step,
+                    reason,
+                    good,
+                    aside,
+                )
                 aside.parent.mkdir(exist_ok=True)
                 (self._folder / str(step)).rename(aside)
-        if reasons:
-            self._manager.close()
-            self._manager = self._open()
+        distributed.barrier("damaged checkpoints", self._wait)
 
-    def _write_error(self, error: Exception) -> CheckpointError:
-        return CheckpointError(
-            f"cannot write a checkpoint to {self._folder}: {error}. "
-            "Free or enlarge the disk and start again: the last good checkpoint is kept"
-        )
+
+def _first() -> bool:
+    return distributed.index() == 0
+
+
+def _failure_of(action: Callable[[], None]) -> str:
+    """How an action on storage failed, in a line; '' if it did not."""
+    try:
+        action()
+    # Storage fails as OSError, as TensorStore's ValueError, and as JAX's and Orbax's own errors of
+    # a wait that has come to its end.
+    except (OSError, ValueError, RuntimeError) as error:
+        return (str(error) or type(error).__name__).splitlines()[0]
+    return ""
 
 
 def describe(config: ConfigDict, model_config, classes: tuple[str, ...], examples: int) -> dict:
@@ -211,9 +301,9 @@ def find(path) -> epath.Path:
 
 def read_description(folder: epath.Path) -> dict:
     """The JSON that a checkpoint says of itself."""
+    handler, args = ocp.JsonCheckpointHandler(), ocp.args.JsonRestore()
     try:
-        with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as checkpointer:
-            return checkpointer.restore(epath.Path(folder) / "description")
+        return handler.restore(epath.Path(folder) / "description", args=args)
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{folder} is damaged or no checkpoint: its description cannot be read ({error})"
@@ -313,15 +403,19 @@ def _read(folder: epath.Path, like: dict) -> dict:
         for name, part in like.items()
     }
     tree = like | {"fingerprint": marks}
-    try:
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-            args = ocp.args.PyTreeRestore(
-                item=tree, restore_args=jax.tree.map(_restore_args, tree), partial_restore=True
-            )
-            restored = checkpointer.restore(folder / "state", args=args)
-    # Orbax and TensorStore report damage by exceptions of any type, Exception itself among them.
-    except Exception as error:
-        raise CheckpointError(f"{folder} is damaged: {str(error).splitlines()[0]}") from error
+    args = ocp.args.PyTreeRestore(
+        item=tree, restore_args=jax.tree.map(_restore_args, tree), partial_restore=True
+    )
+
+    def restore() -> dict:
+        try:
+            return ocp.PyTreeCheckpointHandler().restore(folder / "state", args=args)
+        # Orbax and TensorStore report damage by exceptions of any type, Exception itself among them.
+        except Exception as error:
+            why = (str(error) or type(error).__name__).splitlines()[0]
+            raise CheckpointError(f"{folder} is damaged: {why}") from error
+
+    restored = _everywhere(restore)
     found = jax.device_get(fingerprint({name: restored[name] for name in like}))
     for name in like:
         changed = found[name] != np.asarray(restored["fingerprint"][name])
@@ -331,6 +425,24 @@ def _read(folder: epath.Path, like: dict) -> dict:
                 f"{folder} is damaged: the bits of {name}/{bad[0]} are not those that were saved"
             )
     return {name: restored[name] for name in like}
+
+
+def _everywhere(read: Callable[[], dict]) -> dict:
+    """What `read` gives in each process, once it has succeeded in all: no process may go on to
+    compute with others that met damage in their part.
+
+    Raises:
+      CheckpointError: it failed somewhere; the same in all processes.
+    """
+    result, failure = {}, ""
+    try:
+        result = read()
+    except CheckpointError as error:
+        failure = str(error)
+    failures = [told for told in distributed.gather("read a checkpoint", failure) if told]
+    if failures:
+        raise CheckpointError(failures[0])
+    return result
 
 
 def _restore_args(like) -> ocp.RestoreArgs:

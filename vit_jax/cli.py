@@ -1,12 +1,13 @@
 """What the commands of `main.py` share: flags, the config on the command line, help, output."""
 
 import ast
+import contextlib
 import inspect
 import json
 import logging as python_logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from absl import flags, logging
 
@@ -111,6 +112,36 @@ def define_json() -> None:
     flags.DEFINE_bool("json", False, "print one JSON object on the last line of standard output")
 
 
+def define_hosts() -> None:
+    """Flags of a run of several processes; see `distributed.initialize` for what is found without
+    them.
+    """
+    flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, if the run has several")
+    flags.DEFINE_integer("num_processes", None, "how many processes the run has", lower_bound=1)
+    flags.DEFINE_integer("process_id", None, "which of them this is, from 0", lower_bound=0)
+    flags.DEFINE_bool("log_all_processes", False, "not only process 0 says what it is doing")
+
+
+@contextlib.contextmanager
+def hosts(**options) -> Iterator[int]:
+    """What several processes do together, and end together; yields which of them this is.
+
+    Args:
+      **options: of `distributed.initialize`.
+    """
+    from vit_jax import distributed
+
+    distributed.initialize(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id, **options)
+    if distributed.count() == 1:
+        yield 0
+        return
+    log_to_stderr()
+    try:
+        yield distributed.index()
+    except BaseException as error:
+        distributed.leave_on_error(error)
+
+
 def parse(positional: str = "") -> list[str]:
     """Parses the flags that were defined and returns the other arguments, which `positional` names.
 
@@ -130,14 +161,19 @@ def parse(positional: str = "") -> list[str]:
 
 
 def log_to_stderr() -> None:
-    """Says what happens in lines a person can read; of libraries only their warnings."""
+    """Says what happens in lines a person can read; of libraries only their warnings. Of several
+    processes each names itself, and only the first says more than warnings unless asked to.
+    """
+    distributed = sys.modules.get("vit_jax.distributed")  # not loaded: one process
+    several = distributed and distributed.count() > 1
     FLAGS.mark_as_parsed()  # From Python there are no flags; absl waits for them before it logs.
     logging.use_absl_handler()
-    logging.set_verbosity(logging.INFO)
+    quiet = several and distributed.index() and not FLAGS.log_all_processes
+    logging.set_verbosity(logging.WARNING if quiet else logging.INFO)
+    prefix = f"[{distributed.index()}] " if several else ""
+    line = f"{prefix}%(asctime)s %(levelname).1s %(message)s"
     handler = logging.get_absl_handler()
-    handler.setFormatter(
-        python_logging.Formatter("%(asctime)s %(levelname).1s %(message)s", datefmt="%H:%M:%S")
-    )
+    handler.setFormatter(python_logging.Formatter(line, datefmt="%H:%M:%S"))
     handler.addFilter(
         lambda record: (
             record.levelno >= python_logging.WARNING
@@ -146,5 +182,7 @@ def log_to_stderr() -> None:
     )
 
 
-def print_result(result: dict, text: str) -> None:
-    print(json.dumps(result) if FLAGS.json else text)
+def print_result(result: dict, text: str, process: int = 0) -> None:
+    """Prints a command's result, of several processes the first."""
+    if process == 0:
+        print(json.dumps(result) if FLAGS.json else text)

@@ -191,6 +191,9 @@ class Checkpoint:
     )
     keep: int = option(3, "how many of the last are kept", minimum=1)
     keep_every: int = option(0, "steps divisible by this are kept for ever; 0: none", minimum=0)
+    max_failures: int = option(
+        3, "how many saves in a row may fail before the run ends with an error", minimum=1
+    )
     on_config_change: str = option(
         "error", "resuming with a config that would change the result", choices=("error", "allow")
     )
@@ -203,6 +206,30 @@ class Log:
     every: str = option("50 steps", "how often metrics are read from the devices and written")
     tensorboard: bool = option(True, "write TensorBoard event files")
     profile: tuple = option((), "(first, last) step to record a trace of, into WORKDIR/profile")
+
+
+@dataclasses.dataclass
+class Hosts:
+    """What ends a run that hangs, so that it can be started again; with several processes, all of
+    them.
+    """
+
+    heartbeat_seconds: int = option(
+        60, "a process that gave no sign of life for so long is taken for dead", minimum=5
+    )
+    wait_minutes: float = option(
+        20.0, "how long processes wait for each other where they must meet", minimum=0
+    )
+    step_minutes: float = option(
+        20.0,
+        "no step for so long: say what every thread does and exit with 42; 0: wait for ever",
+        minimum=0,
+    )
+    other_minutes: float = option(
+        60.0,
+        "the same for compiling, restoring, saving, and one batch of an evaluation",
+        minimum=0,
+    )
 
 
 @dataclasses.dataclass
@@ -249,6 +276,7 @@ class Config:
     eval: Eval = section(Eval)
     checkpoint: Checkpoint = section(Checkpoint)
     log: Log = section(Log)
+    hosts: Hosts = section(Hosts)
 
 
 def default_config() -> ConfigDict:

@@ -32,15 +32,18 @@ def train() -> None:
         "where checkpoints and logs go; a run found there is resumed",
         required=True,
     )
+    cli.define_hosts()
     cli.parse()
 
     from vit_jax.training.loop import train
 
-    result = train(FLAGS.config, FLAGS.workdir)
-    cli.print_result(
-        result,
-        f"trained {result['step']} steps, accuracy {result['accuracy']:.4f}: {FLAGS.workdir}",
-    )
+    with cli.hosts(heartbeat_seconds=FLAGS.config.hosts.heartbeat_seconds) as process:
+        result = train(FLAGS.config, FLAGS.workdir)
+        cli.print_result(
+            result,
+            f"trained {result['step']} steps, accuracy {result['accuracy']:.4f}: {FLAGS.workdir}",
+            process,
+        )
 
 
 def sweep() -> None:
@@ -77,6 +80,7 @@ def evaluate() -> None:
     """
     cli.define_checkpoint()
     cli.define_json()
+    cli.define_hosts()
     if cli.wants_help():
         cli.parse()
     FLAGS(sys.argv, known_only=True)
@@ -86,12 +90,14 @@ def evaluate() -> None:
     from vit_jax.checkpoint import load_run
     from vit_jax.evaluation.accuracy import evaluate_run
 
-    run = load_run(FLAGS.checkpoint)
-    cli.check_overrides()
-    config_flags.DEFINE_config_dict("config", run.config)
-    cli.parse()
-    result = evaluate_run(run, FLAGS.config)
-    cli.print_result(result, "  ".join(f"{name} {value:.4g}" for name, value in result.items()))
+    with cli.hosts() as process:
+        run = load_run(FLAGS.checkpoint)
+        cli.check_overrides()
+        config_flags.DEFINE_config_dict("config", run.config)
+        cli.parse()
+        result = evaluate_run(run, FLAGS.config)
+        told = "  ".join(f"{name} {value:.4g}" for name, value in result.items())
+        cli.print_result(result, told, process)
 
 
 def predict() -> None:

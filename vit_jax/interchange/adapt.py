@@ -90,11 +90,10 @@ def adapt(
         logging.info("start anew: %s", ", ".join(name for name in new if name in anew))
 
     def place(name: str, leaf) -> jax.Array:
-        return (
-            leaf
-            if name in anew
-            else jax.device_put(np.asarray(old[name], leaf.dtype), leaf.sharding)
-        )
+        if name in anew:
+            return leaf
+        whole = np.asarray(old[name], leaf.dtype)
+        return jax.make_array_from_callback(whole.shape, leaf.sharding, whole.__getitem__)
 
     return patterns.map_named(place, fresh)
 

@@ -85,7 +85,6 @@ def write(foreign: Foreign, path) -> None:
     checkpoints = checkpoint.Checkpoints(path, config.checkpoint)
     try:
         state = _State(jax.tree.map(np.asarray, foreign.params))
-        checkpoints.save(0, state, description | {"seconds": 0.0, LAYOUT: foreign.layout})
-        checkpoints.wait()
+        checkpoints.save_now(0, state, description | {"seconds": 0.0, LAYOUT: foreign.layout})
     finally:
         checkpoints.close()

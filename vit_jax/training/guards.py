@@ -11,7 +11,7 @@ from vit_jax.schema import ConfigError
 
 # Fields of the config that a resumed run may change: they do not change what is learnt.
 MAY_CHANGE = (
-    r"(log|checkpoint|eval|mesh)\..*",
+    r"(log|checkpoint|eval|mesh|hosts)\..*",
     r"data\.(eval_.*|threads|processes|prefetch|on_bad_image|max_bad_images)",
     r"model\.(remat|unroll)",
     r"nonfinite|max_skips|compilation_cache",
@@ -64,7 +64,7 @@ def use_compilation_cache(directory: str) -> None:
 
 def make_workdir(workdir: pathlib.Path) -> None:
     """Makes the folder and proves that it can be written to, before any work is done."""
-    probe = workdir / ".writable"
+    probe = workdir / f".writable-{jax.process_index()}"
     try:
         workdir.mkdir(parents=True, exist_ok=True)
         probe.write_bytes(b"\0" * 4096)

@@ -7,13 +7,14 @@ import json
 import os
 import pathlib
 import time
+from collections.abc import Callable
 
 import jax
 from absl import logging
 from clu import parameter_overview
 from ml_collections import ConfigDict
 
-from vit_jax import checkpoint, parallel
+from vit_jax import checkpoint, distributed, parallel
 from vit_jax.data import loader, sources
 from vit_jax.errors import UserError
 from vit_jax.evaluation import accuracy
@@ -27,8 +28,10 @@ from vit_jax.training.guards import (
     make_workdir,
     use_compilation_cache,
 )
-from vit_jax.training.progress import Meter, Profiler, StopRequest, make_writers
+from vit_jax.training.preemption import StopRequest
+from vit_jax.training.progress import Meter, Profiler, make_writers
 from vit_jax.training.step import compile_train_step
+from vit_jax.training.watchdog import Watchdog
 
 
 class Interrupted(UserError):
@@ -75,8 +78,9 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, float]:
     check_batch(config, mesh)
     make_workdir(workdir)
 
-    with StopRequest() as stop, jax.set_mesh(mesh):
-        checkpoints = checkpoint.Checkpoints(workdir, config.checkpoint)
+    watchdog = Watchdog(config.hosts.step_minutes, config.hosts.other_minutes)
+    with StopRequest() as stop, watchdog, jax.set_mesh(mesh):
+        checkpoints = checkpoint.Checkpoints(workdir, config.checkpoint, config.hosts.wait_minutes)
         description = checkpoint.describe(
             config, assembly.model_config, train_source.classes, len(train_source)
         )
@@ -85,7 +89,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, float]:
         state, seconds = _start(assembly, checkpoints, description, like)
         writers = make_writers(workdir, config.log)
         meter = Meter(assembly, train_source, writers, seconds, start_step=int(state.step))
-        run = _Run(assembly, mesh, state, eval_source, checkpoints, description, meter)
+        run = _Run(assembly, mesh, state, eval_source, checkpoints, description, meter, watchdog)
         try:
             return run.finish(train_source, stop, workdir)
         finally:
@@ -105,6 +109,7 @@ class _Run:
     checkpoints: checkpoint.Checkpoints
     description: dict
     meter: Meter
+    watchdog: Watchdog
 
     def __post_init__(self):
         assembly = self.assembly
@@ -131,16 +136,14 @@ class _Run:
         ) as batches:
             self._train(batches, profiler, stop)
         step = int(self.state.step)
-        if stop.requested and step < total:
-            self._save(step)
-            self.checkpoints.wait()
+        if step < total:
+            self._save_now(step)
             raise Interrupted(
                 f"stopped by {stop.name} after step {step} of {total}; saved, start again to go on"
             )
         if not self.results:  # Resumed when all was done.
             self._evaluate(step)
-            self._save(step)
-        self.checkpoints.wait()
+        self._save_now(step)
         result = self.results | {"step": step, "seconds": self.meter.seconds}
         if jax.process_index() == 0:
             (workdir / "result.json").write_text(json.dumps(result) + "\n")
@@ -157,32 +160,59 @@ class _Run:
         first, saved_at = int(self.state.step) + 1, time.monotonic()
         for step, batch in enumerate(batches, first):
             profiler.before(step)
+            if step == first:
+                self._compile(batch)
             # Whatever else is moved between host and devices in here would be a wait in every step.
             with jax.transfer_guard("disallow"):
                 self.state, metrics = self.train_step(self.state, batch)
             self.meter.add(step, metrics)
             profiler.after(step, metrics)
-            if step == first or _due(step, log_every, total):
+            logs = step == first or _due(step, log_every, total)
+            if logs:
                 self.meter.log(step, self.state, batches)
-            if stop.requested:
+            self.watchdog.alive()
+            if stop.after_step():
                 return
             with self.meter.paused():
                 if _due(step, eval_every, total):
                     self._evaluate(step)
-                minutes = (time.monotonic() - saved_at) / 60
-                if _due(step, save_every, total) or 0 < config.checkpoint.every_minutes <= minutes:
+                if _due(step, save_every, total) or (logs and self._time_to_save(saved_at)):
                     self._save(step)
                     saved_at = time.monotonic()
 
+    def _compile(self, batch: dict) -> None:
+        """Has the step compiled by all processes before any of them runs it: the first collective
+        of one would not wait long for another that is still compiling.
+        """
+        with self.watchdog.during("compiling"):
+            self.train_step = self.train_step.lower(self.state, batch).compile()
+            distributed.barrier("compiled", self.assembly.config.hosts.wait_minutes)
+
+    def _time_to_save(self, saved_at: float) -> bool:
+        """Whether `every_minutes` have passed; the clock of process 0 decides for all. Asked only
+        where all wait for the devices anyway.
+        """
+        every = self.assembly.config.checkpoint.every_minutes
+        due = (time.monotonic() - saved_at) / 60 >= every
+        return every > 0 and distributed.agree("save by time", str(due)) == "True"
+
     def _save(self, step: int) -> None:
+        self._save_by(self.checkpoints.save, step)
+
+    def _save_now(self, step: int) -> None:
+        self._save_by(self.checkpoints.save_now, step)
+
+    def _save_by(self, save: Callable, step: int) -> None:
         self.meter.check_health(self.state)
-        self.checkpoints.save(step, self.state, self.description | {"seconds": self.meter.seconds})
+        with self.watchdog.during("saving"):
+            save(step, self.state, self.description | {"seconds": self.meter.seconds})
 
     def _evaluate(self, step: int) -> None:
         params = self.state.params if self.state.ema is None else self.state.ema
         config = self.assembly.config
         with loader.eval_batches(self.eval_source, config, self.batch_sharding) as batches:
-            self.results = accuracy.evaluate(self.eval_step, params, batches, self.mesh)
+            watched = self.watchdog.each(batches, "an evaluation")
+            self.results = accuracy.evaluate(self.eval_step, params, watched, self.mesh)
         self.meter.write(step, {f"eval/{name}": value for name, value in self.results.items()})
 
 
@@ -207,7 +237,8 @@ def _start(
                 raise ConfigError(
                     f"{told}. Use another --workdir, or --config.checkpoint.on_config_change=allow"
                 )
-            logging.warning("%s; going on, as config.checkpoint.on_config_change says", told)
+            if jax.process_index() == 0:
+                logging.warning("%s; going on, as config.checkpoint.on_config_change says", told)
 
     restored = checkpoints.restore_latest(like, same_run)
     if restored:

@@ -1,10 +1,7 @@
-"""What a run tells while it trains: metrics, throughput, progress bar, trace; and how it hears that
-it should stop.
-"""
+"""What a run tells while it trains: metrics, throughput, progress bar, trace."""
 
 import contextlib
 import pathlib
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -65,7 +62,7 @@ class Meter:
             initial=start_step,
             unit="step",
             dynamic_ncols=True,
-            disable=not sys.stderr.isatty(),
+            disable=jax.process_index() > 0 or not sys.stderr.isatty(),
         )
 
     @property
@@ -151,7 +148,7 @@ class Meter:
                 f"loss or gradients were not finite, lastly in {where}. "
                 f"config.max_skips = {config.max_skips}"
             )
-        if health.skipped:
+        if health.skipped and jax.process_index() == 0:
             logging.warning(
                 "%d updates skipped so far, the first at step %d, lastly for %s",
                 health.skipped,
@@ -182,30 +179,6 @@ class Profiler:
             jax.block_until_ready(metrics)
             jax.profiler.stop_trace()
             logging.info("trace of steps %d to %d: %s", self._first, self._last, self._folder)
-
-
-class StopRequest:
-    """Hears SIGTERM and SIGINT: the first asks the loop to stop after its step, the second works as
-    it always did.
-    """
-
-    def __init__(self):
-        self.requested, self.name = False, ""
-
-    def __enter__(self) -> "StopRequest":
-        self._before = {s: signal.signal(s, self._hear) for s in (signal.SIGTERM, signal.SIGINT)}
-        return self
-
-    def __exit__(self, *_) -> None:
-        self._restore()
-
-    def _hear(self, number: int, _) -> None:
-        self.requested, self.name = True, signal.Signals(number).name
-        self._restore()
-
-    def _restore(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
 
 
 def make_writers(workdir: pathlib.Path, config: ConfigDict) -> metric_writers.Writers:

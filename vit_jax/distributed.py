@@ -1,0 +1,252 @@
+"""Several processes as one run: how they find each other, wait for each other, agree, and end
+together.
+
+What they compute together is XLA's business, told by the mesh (`parallel.py`). In a run of one
+process nothing is started and every function here answers at once.
+
+All of it goes through JAX's coordination service, a small server in process 0, and not through the
+devices: those may be busy, or gone.
+"""
+
+import faulthandler
+import itertools
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+
+import jax
+from jax._src import clusters
+from jax._src import distributed as jax_distributed  # its client has no public name
+
+from vit_jax.errors import UserError
+from vit_jax.schema import ConfigError
+
+START_AGAIN = 42
+HEARTBEAT_SECONDS = 60
+WAIT_MINUTES = 20.0
+_FAILURE = "vit_jax/failure"
+_LISTEN_SECONDS = 1.0
+_LEAVE_SECONDS = 10
+_turn = itertools.count()  # alike in all processes, which all ask the same questions in one order
+
+
+class HostsError(UserError):
+    """Other processes of the run cannot be reached. Start all of them again."""
+
+    exit_code = START_AGAIN
+
+
+def initialize(
+    coordinator: str | None = None,
+    num_processes: int | None = None,
+    process_id: int | None = None,
+    *,
+    heartbeat_seconds: float = HEARTBEAT_SECONDS,
+) -> None:
+    """Joins the run's other processes; before any device is used, and once.
+
+    1. What is said by the arguments, or by JAX's own variables JAX_COORDINATOR_ADDRESS,
+       JAX_NUM_PROCESSES and JAX_PROCESS_ID;
+    2. else what JAX finds around it, where that is more than one process: TPU pods and GKE, SLURM,
+       Open MPI;
+    3. else this process is alone, and nothing is started.
+
+    Args:
+      coordinator: HOST:PORT on which process 0 listens.
+      num_processes, process_id: how many there are, and which of them this is.
+      heartbeat_seconds: a process not heard of for so long is taken for dead; all others end.
+
+    Raises:
+      ConfigError: some of the three are said and others are not, or they make no sense.
+      HostsError: the others did not come.
+    """
+    said = {
+        "--coordinator": coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS"),
+        "--num_processes": _number("JAX_NUM_PROCESSES", num_processes),
+        "--process_id": _number("JAX_PROCESS_ID", process_id),
+    }
+    missing = [name for name, value in said.items() if value is None]
+    if len(missing) == len(said):
+        cluster = _cluster()
+        if cluster is None:
+            return
+        method, where = cluster.name, f"the {cluster.name} job"
+    elif missing:
+        raise ConfigError(f"{' and '.join(missing)} must be said too, with the other of the three")
+    else:
+        method, where = "deactivate", said["--coordinator"]
+        if not 0 <= said["--process_id"] < said["--num_processes"]:
+            raise ConfigError(
+                f"--process_id={said['--process_id']} is not one of --num_processes="
+                f"{said['--num_processes']}, which count from 0"
+            )
+        if not said["--coordinator"].rpartition(":")[2].isdigit():
+            raise ConfigError(f"--coordinator={said['--coordinator']} is not HOST:PORT")
+    try:
+        jax.distributed.initialize(
+            *said.values(),
+            cluster_detection_method=method,
+            heartbeat_timeout_seconds=int(heartbeat_seconds),
+        )
+    except jax.errors.JaxRuntimeError as error:
+        raise HostsError(f"cannot join the other processes of {where}: {error}") from error
+    threading.Thread(target=_listen, name="vit_jax-hosts", daemon=True).start()
+
+
+def index() -> int:
+    """Which process this is, known before any device is used."""
+    return jax_distributed.global_state.process_id if count() > 1 else 0
+
+
+def count() -> int:
+    """How many processes the run has, known before any device is used."""
+    state = jax_distributed.global_state
+    return state.num_processes if state.client else 1
+
+
+def barrier(name: str, minutes: float = WAIT_MINUTES) -> None:
+    """Returns when all processes are here. Raises `HostsError` with those that are not in time."""
+    if count() == 1:
+        return
+    try:
+        _client().wait_at_barrier(f"vit_jax/{name}", round(minutes * 60_000))
+    except jax.errors.JaxRuntimeError as error:
+        lines = str(error).splitlines()
+        late = [line.strip() for line in lines if line.strip().isdigit()]
+        who = f"no sign of process {', '.join(late)}" if late else lines[0]
+        raise HostsError(f"waited {minutes:g} minutes for the others at {name!r}: {who}") from error
+
+
+def gather(name: str, value: str, minutes: float = WAIT_MINUTES) -> list[str]:
+    """What each process says, in their order, for all of them; waits for all.
+
+    Raises:
+      HostsError: see `barrier`.
+    """
+    if count() == 1:
+        return [value]
+    folder = f"vit_jax/{name}/{next(_turn)}"
+    _client().key_value_set(f"{folder}/{index()}", value)
+    barrier(name, minutes)
+    said = dict(_client().key_value_dir_get(folder))
+    barrier(name, minutes)
+    if index() == 0:
+        _client().key_value_delete(folder)
+    return [said[f"{folder}/{process}"] for process in range(count())]
+
+
+def agree(name: str, value: str, minutes: float = WAIT_MINUTES) -> str:
+    """What process 0 says, for all; see `gather`."""
+    return gather(name, value, minutes)[0]
+
+
+def leave(message: str, code: int, *, stacks: bool = False) -> None:
+    """Ends this process at once, and all others with it, each saying why.
+
+    A process that ended alone would leave the others waiting in a collective: they are told, meet
+    for the last time and exit with the same code. If some do not come, they are dead or stuck, and
+    the code is 42: start all again.
+
+    Args:
+      message: what happened.
+      code: exit code.
+      stacks: every process says what each of its threads is doing.
+    """
+    if count() > 1:
+        first = json.dumps({"process": index(), "message": message, "code": code, "stacks": stacks})
+        try:
+            _client().key_value_set(_FAILURE, first)
+        except jax.errors.JaxRuntimeError:
+            first = _failure() or first  # another process was faster, or process 0 is gone
+        _end(json.loads(first), own=message)
+    _say(message, stacks)
+    _exit(code)
+
+
+def leave_on_error(error: BaseException) -> None:
+    """Ends all processes of a run because of an error in this one, see `leave`; a user's error by
+    its message and code, any other with its traceback.
+    """
+    if isinstance(error, UserError):
+        leave(str(error), error.exit_code)
+    traceback.print_exception(error)
+    leave(f"{type(error).__name__}: {str(error) or 'no message'}".splitlines()[0], 1)
+
+
+def _number(variable: str, said: int | None) -> int | None:
+    if said is not None or variable not in os.environ:
+        return said
+    if not os.environ[variable].isdigit():
+        raise ConfigError(f"{variable}={os.environ[variable]} is not a number")
+    return int(os.environ[variable])
+
+
+def _cluster():
+    """The cluster of more than one process that JAX finds around this one, or `None`."""
+    known = [c for c in clusters.ClusterEnv._cluster_types if not c.opt_in_only_method]
+    # Any pod of Kubernetes would be asked for its job: TPUs there are found by their own variables,
+    # others say the three.
+    found = next((c for c in known if c.name != "k8s" and c.is_env_present()), None)
+    return found if found and found.get_process_count() > 1 else None
+
+
+def _client():
+    return jax_distributed.global_state.client
+
+
+def _failure() -> str | None:
+    """What the first process to fail has said, if any did and the service still answers."""
+    try:
+        return _client().key_value_try_get(_FAILURE)
+    except jax.errors.JaxRuntimeError:
+        return None
+
+
+def _listen() -> None:
+    """Ends this process when another one says that it leaves, whatever the main thread does."""
+    while True:
+        time.sleep(_LISTEN_SECONDS)
+        client = _client()
+        if client is None:  # shut down in good order
+            return
+        failure = _failure()
+        if failure and json.loads(failure)["process"] != index():
+            _end(json.loads(failure))
+
+
+_ending = threading.Lock()
+
+
+def _end(failure: dict, own: str = "") -> None:
+    """The last meeting."""
+    _ending.acquire()  # Never released: the other thread of this process that ends it waits here.
+    told = failure["message"]
+    if failure["process"] != index():
+        told = f"process {failure['process']} ended the run: {told}"
+        if own:
+            told = f"{own}\n{told}"
+    _say(told, failure["stacks"])
+    code = failure["code"]
+    try:
+        _client().wait_at_barrier("vit_jax/leave", _LEAVE_SECONDS * 1000)
+    except jax.errors.JaxRuntimeError:
+        code = START_AGAIN
+    if index() == 0:
+        time.sleep(1)  # The service must outlive the others: without it they abort.
+    _exit(code)
+
+
+def _say(message: str, stacks: bool) -> None:
+    who = f"vit_jax[{index()}]" if count() > 1 else "vit_jax"
+    if stacks:
+        faulthandler.dump_traceback(file=sys.__stderr__, all_threads=True)
+    print(f"{who}: {message}", file=sys.__stderr__)
+
+
+def _exit(code: int) -> None:
+    for stream in (sys.stdout, sys.stderr, sys.__stderr__):
+        stream.flush()
+    os._exit(code)
