@@ -1,0 +1,305 @@
+"""Runs vit_jax as several processes on this machine and starts them again when they end too early.
+
+  python launch/local.py --processes=4 --devices_per_process=2 -- train --config=configs/digits.py \
+      --workdir=/tmp/digits
+
+When a process dies, the others are ended and all start again, from the last checkpoint: after a
+pause that doubles, and at most --max_restarts times in a row without a newer checkpoint. SIGTERM
+and SIGINT are passed on, the processes save, and nothing is started again; a second one kills.
+
+With one process (the default) it does the same for one host of a pod, where JAX finds the others.
+What a process itself does about a signal, a dead peer or a step that hangs is not decided here, but
+in vit_jax. Standard library only.
+
+Exit codes: 0 done; 1 error, or no progress; 2 the command line or the config is wrong; 42 stopped by
+a signal after saving, start me again.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import dataclasses
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+AGAIN = 42
+HOPELESS = (1, 2)  # What a restart will not cure.
+LONGEST_PAUSE = 300.0
+POLL = 0.05
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        usage="local.py [options] -- COMMAND_OF_VIT_JAX …",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--processes", type=int, default=1, help="how many, one for each pretended host")
+    add("--devices_per_process", type=int, default=0, help="simulated CPU devices; 0: real ones")
+    add("--max_restarts", type=int, default=5, help="in a row without a newer checkpoint")
+    add("--backoff", type=float, default=1.0, help="seconds before a restart; doubles each time")
+    add("--grace", type=float, default=20.0, help="seconds others have to end after one did")
+    add("--log_dir", type=pathlib.Path, help="output of each process; default: WORKDIR/logs")
+    add("command", nargs="+", help="what vit_jax is told: train --config=FILE --workdir=DIR …")
+    options = vars(parser.parse_args())
+    if options["processes"] < 1:
+        parser.error("--processes: 1 or more")
+    command = options.pop("command")
+    workdir = workdir_of(command)
+    if options["log_dir"] is None:
+        local = workdir if workdir and "://" not in workdir else tempfile.mkdtemp()
+        options["log_dir"] = pathlib.Path(local).expanduser() / "logs"
+    command = [sys.executable, "-m", "vit_jax", *command]
+    sys.exit(Supervisor(command=command, workdir=workdir, **options).run())
+
+
+@dataclasses.dataclass
+class Supervisor:
+    """Starts all processes of a run until it is done, hopeless, or stopped by a signal.
+
+    Attributes:
+      command: of one process; all get the same.
+      workdir: where the run saves; a newer checkpoint there is what counts as progress.
+      log_dir: gets attempt-N/process-P.log.
+      processes: how many.
+      devices_per_process: simulated CPU devices; 0: whatever devices the machine has.
+      max_restarts: in a row without progress.
+      backoff: seconds before the first restart, doubled for each further one without progress.
+      grace: seconds the others have to end after one did, before SIGKILL.
+    """
+
+    command: list[str]
+    workdir: str | None
+    log_dir: pathlib.Path
+    processes: int
+    devices_per_process: int
+    max_restarts: int
+    backoff: float
+    grace: float
+    signals: int = 0
+
+    def run(self) -> int:
+        """The exit code."""
+        say(f"output of each process: {self.log_dir}/attempt-N/process-P.log")
+        restarts, reached = 0, newest_step(self.workdir)
+        self._hear_signals()
+        while True:
+            code = outcome(self._attempt())
+            if self.signals or code != AGAIN:
+                return code
+            step = newest_step(self.workdir)
+            restarts = 1 if step > reached else restarts + 1
+            reached = max(step, reached)
+            told = f"last checkpoint: {f'step {reached}' if reached >= 0 else 'none'}"
+            if restarts > self.max_restarts:
+                say(f"{told}; {self.max_restarts} restarts without a newer one, giving up")
+                return 1
+            pause = min(self.backoff * 2 ** (restarts - 1), LONGEST_PAUSE)
+            say(
+                f"{told}; starting all again in {pause:g} s "
+                f"(restart {restarts} of {self.max_restarts} without a newer one)"
+            )
+            if self._interrupted(pause):
+                return AGAIN
+
+    def _attempt(self) -> list[int]:
+        """Runs all processes once. The exit codes that tell why it ended: those of the processes
+        that failed first, or zeros.
+        """
+        folder = self.log_dir / f"attempt-{1 + last_attempt(self.log_dir)}"
+        folder.mkdir(parents=True)
+        address = f"127.0.0.1:{free_port()}"
+        children = [self._start(index, address, folder) for index in range(self.processes)]
+        first_failures: list[int] = []
+        deadline, asked = None, False
+        while True:
+            codes = [child.process.poll() for child in children]
+            for child in children:
+                child.show_output()
+            if not first_failures and any(codes):
+                first_failures = [code for code in codes if code]
+                say("; ".join(f"process {i} {how(c)}" for i, c in enumerate(codes) if c))
+            if None not in codes:
+                break
+            now = time.monotonic()
+            if deadline is None and codes.count(None) < len(codes):
+                deadline = now + self.grace
+            if not asked and (self.signals or first_failures):
+                asked = True
+                if not first_failures:
+                    say("asked to stop; waiting for the processes to save")
+                for child in children:
+                    child.send(signal.SIGTERM)
+            if self.signals > 1 or (deadline and now > deadline):
+                for child in children:
+                    child.kill()
+            time.sleep(POLL)
+        for child in children:
+            child.kill()  # What a process started and left behind.
+            child.close()
+        return first_failures or codes
+
+    def _start(self, index: int, address: str, folder: pathlib.Path) -> "Child":
+        environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+        # Large pages: see docs/performance.md.
+        environment.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+        if self.processes > 1:
+            environment |= {
+                "JAX_COORDINATOR_ADDRESS": address,
+                "JAX_NUM_PROCESSES": str(self.processes),
+                "JAX_PROCESS_ID": str(index),
+            }
+        if self.devices_per_process:
+            count = "--xla_force_host_platform_device_count"
+            others = re.sub(rf"{count}=\d+", "", environment.get("XLA_FLAGS", ""))
+            environment["XLA_FLAGS"] = f"{others} {count}={self.devices_per_process}".strip()
+            environment["JAX_PLATFORMS"] = "cpu"
+        return Child(index, self.command, environment, folder / f"process-{index}.log")
+
+    def _hear_signals(self) -> None:
+        def hear(*_):
+            self.signals += 1
+
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # As nohup has it.
+                signal.signal(number, hear)
+
+    def _interrupted(self, seconds: float) -> bool:
+        """Waits; whether a signal came."""
+        deadline = time.monotonic() + seconds
+        while not self.signals and time.monotonic() < deadline:
+            time.sleep(POLL)
+        return self.signals > 0
+
+
+class Child:
+    """One process. It writes into a file, which is shown as it grows: nothing waits for a reader,
+    and nothing is lost with one.
+    """
+
+    def __init__(self, index: int, command: list[str], environment: dict, log: pathlib.Path):
+        self._prefix = f"[{index}] ".encode()
+        self._rest = b""
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # A group of its own: Ctrl-C reaches it through us alone, and SIGKILL all of it.
+                process_group=0,
+                preexec_fn=_die_with(os.getpid()),
+            )
+        self._log = log.open("rb")
+
+    def send(self, number: signal.Signals) -> None:
+        """To the process alone: what it started must go on until it has saved."""
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """The process and all it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def show_output(self) -> None:
+        """Prints whole lines that are new, each with the number of the process."""
+        *lines, self._rest = (self._rest + self._log.read()).split(b"\n")
+        for line in lines:
+            show(self._prefix + line)
+
+    def close(self) -> None:
+        """Shows what is left."""
+        self._rest += b"\n" * bool(self._rest)
+        self.show_output()
+        self._log.close()
+
+
+def outcome(codes: list[int]) -> int:
+    """What exit codes of processes mean for the run: 0, 1, 2 or 42.
+
+    A process that was killed while another reports an error may be the cause of it: start again.
+    """
+    if not any(codes):
+        return 0
+    return codes[0] if all(code in HOPELESS for code in codes) else AGAIN
+
+
+def how(code: int) -> str:
+    """How a process ended, in words."""
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+
+
+def newest_step(workdir: str | None) -> int:
+    """The step of the newest whole checkpoint in a run's workdir; -1 where there is none."""
+    if workdir is None:
+        return -1
+    path = pathlib.Path(workdir).expanduser()
+    if "://" in workdir:
+        from etils import epath  # Only cloud storage needs it.
+
+        path = epath.Path(workdir)
+    folder = path / "checkpoints"
+    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+    return max((int(name) for name in names if name.isdigit()), default=-1)
+
+
+def last_attempt(log_dir: pathlib.Path) -> int:
+    """The number of the last attempt that is filed there; 0 where there is none."""
+    return max((int(p.name.split("-")[1]) for p in log_dir.glob("attempt-*")), default=0)
+
+
+def workdir_of(command: list[str]) -> str | None:
+    """The value of --workdir in a command of vit_jax."""
+    for position, argument in enumerate(command):
+        if argument.startswith("--workdir="):
+            return argument.partition("=")[2]
+        if argument == "--workdir" and position + 1 < len(command):
+            return command[position + 1]
+    return None
+
+
+def free_port() -> int:
+    """A TCP port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def say(message: str) -> None:
+    show(f"[local] {time.strftime('%H:%M:%S')} {message}".encode())
+
+
+def show(line: bytes) -> None:
+    """Prints a line, if there is still somebody to read it: a closed terminal must not end a run."""
+    with contextlib.suppress(OSError):
+        sys.stdout.buffer.write(line + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def _die_with(parent: int):
+    """What a child does before it starts: on Linux it asks to be killed when we are, however we
+    end.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    libc = ctypes.CDLL(None)
+
+    def prepare() -> None:
+        libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:
+            os._exit(AGAIN)
+
+    return prepare
+
+
+if __name__ == "__main__":
+    main()
