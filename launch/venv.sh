@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by the other scripts: makes .venv in the project's root once, with Python 3.11 or newer, and installs the project.
 # Usage: use_venv [EXTRA]. $PYTHON chooses the interpreter.
 

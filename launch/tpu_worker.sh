@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# What launch/tpu_vm.sh has each worker of a slice do; it can be run there by hand as well.
+#
+#   launch/tpu_worker.sh install [--bucket=BUCKET] [--dry_run]
+#   launch/tpu_worker.sh start [--dry_run] -- train --config=FILE --workdir=DIR
+set -euo pipefail
+cd "$(dirname "$0")/.."
+. launch/common.sh
+
+bucket=''
+
+main() {
+  local action=${1:-}
+  case $action in
+    install | start) shift ;;
+    *) usage >&2; fail "install or start?" ;;
+  esac
+  parse_flags bucket "$@"
+  "$action"
+}
+
+# The VM's own Python may be too old: uv brings one.
+install() {
+  local uv
+  uv=$(python3 -m site --user-base)/bin/uv
+  run python3 -m pip install --quiet --user uv
+  run "$uv" python install --quiet 3.12
+  if [ -z "$dry_run" ]; then
+    PYTHON=$("$uv" python find 3.12)
+    . launch/venv.sh
+    use_venv tpu
+  fi
+  if [ -n "$bucket" ]; then mount_bucket; fi
+}
+
+mount_bucket() {
+  local there=/mnt/$bucket
+  mountpoint -q "$there" && return
+  if ! command -v gcsfuse >/dev/null; then
+    local apt=(sudo apt-get -o DPkg::Lock::Timeout=600 --quiet --yes) # A new VM may be updating itself.
+    local source
+    source="deb https://packages.cloud.google.com/apt gcsfuse-$(. /etc/os-release; echo "$VERSION_CODENAME") main"
+    run sudo sh -c "echo '$source' > /etc/apt/sources.list.d/gcsfuse.list"
+    run "${apt[@]}" update
+    run "${apt[@]}" install gcsfuse
+  fi
+  run sudo mkdir -p "$there"
+  run sudo chown "$(id -un)" "$there"
+  # No caching of what is (not) there: all workers must see a new checkpoint at once.
+  run gcsfuse --implicit-dirs --metadata-cache-ttl-secs=0 "$bucket" "$there"
+}
+
+# launch/local.py starts again what ends too early, as long as there is progress, and systemd starts
+# that again unless it says that it would not help. The unit remains when it has ended, to tell how.
+start() {
+  need_command
+  if [ "$(systemctl show --property=LoadState --value vit_jax 2>/dev/null)" = loaded ]; then
+    run sudo systemctl stop vit_jax
+    run sudo systemctl reset-failed vit_jax || true # Not failed: nothing to reset.
+  fi
+  run sudo systemd-run --quiet --unit=vit_jax --uid="$(id -u)" --working-directory="$PWD" \
+    --setenv=HOME="$HOME" --property=RemainAfterExit=yes --property=Restart=on-failure \
+    --property=RestartPreventExitStatus="1 2" --property=RestartSec=10 \
+    --property=KillMode=mixed --property=TimeoutStopSec=600 \
+    "$PWD/.venv/bin/python" launch/local.py --backoff=10 --log_dir="$HOME/vit_jax-logs" -- "${command[@]}"
+}
+
+main "$@"

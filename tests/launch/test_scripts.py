@@ -1,0 +1,269 @@
+"""The scripts that talk to clouds: what they would run, and what they do about what a cloud answers."""
+
+import os
+import pathlib
+import shlex
+import shutil
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TRAIN = ("train", "--config=configs/vit_i21k.py:B/16,light2", "--workdir=/mnt/bk/b16")
+WORDS = (*TRAIN, "--config.duration=10 epochs", """--config.data.name=a 'quoted' "name" & more""")
+
+
+def run(script: str, *arguments: str, **options) -> subprocess.CompletedProcess:
+    command = ["bash", str(ROOT / "launch" / script), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, **options)
+
+
+def shown(script: str, *arguments: str) -> list[list[str]]:
+    """The commands that a dry run prints, each as its words; comments left out."""
+    result = run(script, "--dry_run", *arguments) if "sbatch" in script else run(script, *arguments)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    return [shlex.split(line) for line in lines if not line.startswith("#")]
+
+
+def tpu_vm(action: str, *flags: str) -> list[list[str]]:
+    place = ("--name=b16", "--zone=z", "--project=p")
+    return shown("tpu_vm.sh", action, *place, "--dry_run", *flags, "--", *WORDS)
+
+
+def remote(command: list[str]) -> list[str]:
+    """The words of the line that `gcloud … ssh` runs over there, from the last && on."""
+    line = [word for word in command if word.startswith("--command=")][0].partition("=")[2]
+    return shlex.split(line.rpartition("&& ")[2])
+
+
+def test_the_scripts_have_no_faults_that_shellcheck_knows():
+    if not shutil.which("shellcheck"):
+        pytest.skip("shellcheck is not installed")
+    scripts = [*ROOT.glob("launch/**/*.sh"), *ROOT.glob("launch/**/*.sbatch")]
+    assert len(scripts) >= 8
+    command = ["shellcheck", "--external-sources", "--severity=warning", *map(str, scripts)]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == 0, result.stdout
+
+
+@pytest.mark.parametrize(
+    ("type", "version"),
+    [
+        ("v4-32", "tpu-ubuntu2204-base"),
+        ("v5litepod-64", "v2-alpha-tpuv5-lite"),
+        ("v5p-128", "v2-alpha-tpuv5"),
+        ("v6e-16", "v2-alpha-tpuv6e"),
+    ],
+)
+def test_a_slice_is_created_with_the_software_of_its_chip(type, version):
+    place = ["--zone=z", "--project=p"]
+    create = ["gcloud", "compute", "tpus", "tpu-vm", "create", "b16", *place]
+    create += [f"--accelerator-type={type}"]
+    assert tpu_vm("create", f"--type={type}") == [[*create, f"--version={version}"]]
+    assert tpu_vm("create", f"--type={type}", "--spot") == [
+        [*create, "--spot", f"--version={version}"]
+    ]
+    queued = ["gcloud", "compute", "tpus", "queued-resources", "create", "b16", *place]
+    queued += [f"--accelerator-type={type}", "--spot"]
+    assert tpu_vm("create", f"--type={type}", "--spot", "--queued") == [
+        [*queued, "--node-id=b16", f"--runtime-version={version}"]
+    ]
+    assert tpu_vm("create", f"--type={type}", "--spot", "--slices=2") == [
+        [*queued, "--node-count=2", "--node-prefix=b16", f"--runtime-version={version}"]
+    ]
+
+
+def test_every_worker_of_every_slice_is_installed_and_started_with_the_words_as_given():
+    install = tpu_vm("install", "--slices=2", "--bucket=bk")
+    assert [command[:5] for command in install[1:-1]] == [
+        ["gcloud", "compute", "tpus", "tpu-vm", verb] for verb in ("scp", "ssh") * 2
+    ]
+    assert [command[5] for command in install if "ssh" in command] == ["b16-0", "b16-1"]
+    assert all("--worker=all" in command for command in install[1:-1])
+    assert remote(install[2]) == ["vit_jax/launch/tpu_worker.sh", "install", "--bucket=bk"]
+
+    start = tpu_vm("start", "--slices=2")
+    assert [command[5] for command in start] == ["b16-0", "b16-1"]
+    assert all("--worker=all" in command for command in start)
+    assert remote(start[0]) == ["vit_jax/launch/tpu_worker.sh", "start", "--", *WORDS]
+
+
+def test_a_worker_runs_the_supervisor_as_a_service_that_comes_back_unless_it_would_not_help():
+    service = shown("tpu_worker.sh", "start", "--dry_run", "--", *WORDS)[-1]
+    assert service[:3] == ["sudo", "systemd-run", "--quiet"] and "--unit=vit_jax" in service
+    assert {
+        "--property=Restart=on-failure",
+        "--property=RestartPreventExitStatus=1 2",
+        "--property=KillMode=mixed",
+        "--property=RemainAfterExit=yes",
+    } <= set(service)
+    program = service.index(f"{ROOT}/.venv/bin/python")
+    assert service[program + 1] == "launch/local.py"
+    assert service[service.index("--") + 1 :] == list(WORDS)
+
+
+def test_a_worker_mounts_the_bucket_where_the_manual_says():
+    commands = shown("tpu_worker.sh", "install", "--bucket=bk", "--dry_run")
+    assert commands[-1][0] == "gcsfuse" and commands[-1][-2:] == ["bk", "/mnt/bk"]
+    assert "--metadata-cache-ttl-secs=0" in commands[-1]
+
+
+def test_the_other_actions_on_a_slice():
+    tpus = ["gcloud", "compute", "tpus"]
+    place = ["--zone=z", "--project=p"]
+    assert tpu_vm("delete") == [[*tpus, "tpu-vm", "delete", "b16", *place, "--quiet"]]
+    assert tpu_vm("delete", "--queued") == [
+        [*tpus, "queued-resources", "delete", "b16", *place, "--quiet", "--force"]
+    ]
+    assert "journalctl" in remote(tpu_vm("logs", "--worker=3")[0])
+    assert "--worker=3" in tpu_vm("logs", "--worker=3")[0]
+    assert remote(tpu_vm("stop")[0]) == ["sudo", "systemctl", "stop", "vit_jax"]
+    assert "describe" in tpu_vm("status")[0]
+
+
+# Answers of gcloud, one after the other: states of the slice, then of the service on its workers.
+GCLOUD = """#!/usr/bin/env bash
+echo "$*" >> "$FOLDER/calls"
+case "$*" in
+  *describe*) file=states ;;
+  *SubState*) file=services ;;
+  *) exit 0 ;;
+esac
+head -n 1 "$FOLDER/$file" | tr , '\\n'
+sed -i 1d "$FOLDER/$file"
+"""
+
+
+def keep(tmp_path, states: str, services: str, *flags: str) -> tuple[int, str, list[str]]:
+    """Exit code, output, and what was done, of `keep` with a gcloud that gives these answers."""
+    (tmp_path / "gcloud").write_text(GCLOUD)
+    (tmp_path / "gcloud").chmod(0o755)
+    (tmp_path / "states").write_text("\n".join(states.split(" ")) + "\n")
+    (tmp_path / "services").write_text("\n".join(services.split(" ")) + "\n")
+    environment = os.environ | {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "FOLDER": str(tmp_path),
+        "TMPDIR": str(tmp_path),
+    }
+    result = run("tpu_vm.sh", "keep", "--name=b16", "--zone=z", "--type=v5litepod-64", "--spot",
+                 "--every=0", *flags, "--", *TRAIN, env=environment)  # fmt: skip
+    calls = (tmp_path / "calls").read_text().splitlines()
+    verbs = [call.split()[3] for call in calls if "describe" not in call and "SubState" not in call]
+    return result.returncode, result.stdout + result.stderr, verbs
+
+
+MADE = ["create", "scp", "ssh", "ssh"]
+
+
+def test_keep_makes_a_slice_starts_the_run_and_ends_when_it_is_done(tmp_path):
+    code, output, done = keep(
+        tmp_path, " CREATING READY READY READY", "start,running running exited"
+    )
+    assert (code, done) == (0, MADE) and "the run is done" in output
+
+
+def test_keep_makes_a_slice_that_was_taken_away_anew_and_goes_on(tmp_path):
+    code, _, done = keep(tmp_path, "READY PREEMPTED DELETING  READY", "running exited")
+    assert (code, done) == (0, ["delete", *MADE])
+
+
+def test_keep_starts_the_run_again_where_a_worker_is_new_and_waits_where_none_answers(tmp_path):
+    code, _, done = keep(tmp_path, "READY READY READY", " dead,running exited")
+    assert (code, done) == (0, ["scp", "ssh", "ssh"])
+
+
+def test_keep_ends_with_an_error_that_a_restart_will_not_cure(tmp_path):
+    code, output, done = keep(tmp_path, "READY READY", "running failed")
+    assert (code, done) == (2, ["ssh"]) and "will not cure" in output
+
+
+def jobset(*flags: str) -> dict:
+    yaml = pytest.importorskip("yaml")
+    result = run("gke/jobset.sh", "--name=b16", "--image=IMAGE", "--bucket=bk", "--dry_run", *flags,
+                 "--", *WORDS)  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "kubectl apply" in result.stdout
+    return yaml.safe_load(result.stdout)
+
+
+@pytest.mark.parametrize(
+    ("topology", "accelerator", "shape", "hosts"),
+    [
+        ("v4:4x4x4", "tpu-v4-podslice", "4x4x4", 16),
+        ("v5e:16x16", "tpu-v5-lite-podslice", "16x16", 64),
+        ("v5p:4x4x8", "tpu-v5p-slice", "4x4x8", 32),
+        ("v6e:8x8", "tpu-v6e-slice", "8x8", 16),
+        ("tpu7x:2x2x1", "tpu7x", "2x2x1", 1),
+    ],
+)
+def test_a_jobset_asks_for_the_slices_and_their_hosts(topology, accelerator, shape, hosts):
+    manifest = jobset(f"--topology={topology}", "--slices=2", "--spot")
+    (slices,) = manifest["spec"]["replicatedJobs"]
+    job = slices["template"]["spec"]
+    pod = job["template"]["spec"]
+    assert (slices["replicas"], job["parallelism"], job["completions"]) == (2, hosts, hosts)
+    assert pod["nodeSelector"] == {
+        "cloud.google.com/gke-tpu-accelerator": accelerator,
+        "cloud.google.com/gke-tpu-topology": shape,
+        "cloud.google.com/gke-spot": "true",
+    }
+    (container,) = pod["containers"]
+    assert container["resources"]["limits"] == {"google.com/tpu": 4}
+    assert container["command"] + container["args"] == ["python", "-m", "vit_jax", *WORDS]
+    assert container["volumeMounts"] == [{"name": "bucket", "mountPath": "/mnt/bk"}]
+    assert pod["volumes"][0]["csi"]["volumeAttributes"]["bucketName"] == "bk"
+    assert "@" not in str(manifest)
+    one = jobset(f"--topology={topology}")["spec"]["replicatedJobs"][0]["template"]["spec"]
+    assert "cloud.google.com/gke-spot" not in one["template"]["spec"]["nodeSelector"]
+
+
+def test_a_jobset_starts_again_what_ends_with_42_or_by_a_signal_but_not_errors():
+    spec = jobset("--topology=v5e:8x8", "--max_restarts=7")["spec"]
+    assert spec["failurePolicy"] == {
+        "maxRestarts": 7,
+        "rules": [{"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
+    }
+    job = spec["replicatedJobs"][0]["template"]["spec"]
+    assert job["backoffLimit"] == 0 and job["template"]["spec"]["restartPolicy"] == "Never"
+    (rule,) = job["podFailurePolicy"]["rules"]
+    assert rule["action"] == "FailJob"
+    assert rule["onExitCodes"] == {"containerName": "train", "operator": "In", "values": [1, 2]}
+    assert {42, *range(127, 256)}.isdisjoint(rule["onExitCodes"]["values"])
+
+
+def test_the_xpk_command():
+    (command,) = shown("gke/xpk.sh", "--cluster=c", "--name=b16", "--type=v5p-256", "--image=IMAGE",
+                       "--slices=2", "--dry_run", "--", *WORDS)  # fmt: skip
+    assert command[:3] == ["xpk", "workload", "create"]
+    assert {"--cluster=c", "--workload=b16", "--tpu-type=v5p-256", "--num-slices=2",
+            "--max-restarts=100"} <= set(command)  # fmt: skip
+    line = command[-1].removeprefix("--command=")
+    assert shlex.split(line) == ["python", "-m", "vit_jax", *WORDS]
+
+
+def test_what_each_node_of_a_slurm_job_runs():
+    srun, requeue = shown("slurm/train.sbatch", *WORDS)
+    assert srun[0] == "srun" and "--wait=60" in srun
+    assert srun[-len(WORDS) - 3 :][1:] == ["-m", "vit_jax", *WORDS]
+    assert requeue[:2] == ["scontrol", "requeue"]
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "told"),
+    [
+        ("tpu_vm.sh", ("create", "--name=b", "--zone=z", "--typ=v4-8"), "there is no flag --typ"),
+        ("tpu_vm.sh", ("create", "--name=b", "--zone=z"), "--type=… is needed"),
+        ("tpu_vm.sh", ("make",), "which action? not make"),
+        ("tpu_vm.sh", ("create", "--name=b", "--zone=z", "--type=tpu7x-8"), "launch/gke"),
+        ("tpu_vm.sh", ("start", "--name=b", "--zone=z"), "what is to run?"),
+        ("gke/jobset.sh", ("--name=b", "--image=i", "--bucket=b", "--topology=v9:2x2", "--", "train"), "known kinds"),
+        ("gke/jobset.sh", ("--name=b", "--image=i", "--bucket=b", "--topology=v5e", "--", "train"), "say KIND:SHAPE"),
+        ("gke/jobset.sh", ("--name=b", "--image=i", "--bucket=b", "--topology=v5e:1x1", "--", "train"), "--chips=1"),
+        ("gke/xpk.sh", ("--name=b",), "--cluster=… is needed"),
+        ("slurm/train.sbatch", ("train",), "what is to run?"),
+    ],
+)  # fmt: skip
+def test_a_wrong_command_line_is_told(script, arguments, told):
+    result = run(script, *arguments)
+    assert result.returncode == 2 and told in result.stderr, result.stderr
