@@ -1,0 +1,160 @@
+"""A real SLURM cluster of two nodes on this machine, for the time of a test."""
+
+import contextlib
+import dataclasses
+import getpass
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+
+DAEMONS = ("munged", "slurmctld", "slurmd")
+SYSTEM_PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+_CONFIG = """
+ClusterName=test
+SlurmctldHost={host}
+SlurmctldPort={ports[0]}
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={folder}/munge.socket
+SlurmUser={user}
+SlurmdUser={user}
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+MailProg=/bin/true
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+ReturnToService=2
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+# The coordinator of a run is found by the name of its first node: this one can be resolved.
+NodeName={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=1
+NodeName=zz-second NodeHostname=zz-second NodeAddr=127.0.0.1 Port={ports[2]} CPUs=1
+PartitionName=all Nodes=ALL Default=YES PriorityTier=1 GraceTime=60
+PartitionName=urgent Nodes=ALL PriorityTier=2
+"""
+
+
+def installed() -> bool:
+    return all(shutil.which(daemon, path=SYSTEM_PATH) for daemon in (*DAEMONS, "sbatch"))
+
+
+@dataclasses.dataclass
+class Cluster:
+    """Where its configuration is, and how to talk to it."""
+
+    folder: pathlib.Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"SLURM_CONF": str(self.folder / "slurm.conf"), "PATH": SYSTEM_PATH}
+
+    def command(self, *words: object, **options) -> str:
+        """What a command of SLURM prints; raises if it fails."""
+        options["env"] = os.environ | self.environment | options.pop("env", {})
+        result = subprocess.run([*map(str, words)], capture_output=True, text=True, **options)
+        assert result.returncode == 0, f"{words}: {result.stderr}"
+        return result.stdout.strip()
+
+    def state(self, job: str) -> str:
+        """PENDING, RUNNING, COMPLETED, …"""
+        return self._field(job, "JobState")
+
+    def exit_code(self, job: str) -> int:
+        return int(self._field(job, "ExitCode").partition(":")[0])
+
+    def restarts(self, job: str) -> int:
+        """How often it was queued again."""
+        return int(self._field(job, "Restarts"))
+
+    def start_again(self, job: str, restart: int = 1) -> None:
+        """Waits until a job was queued again, and starts it: SLURM would wait two minutes."""
+        deadline = time.monotonic() + 120
+        while self.restarts(job) < restart:
+            assert time.monotonic() < deadline, f"job {job} is {self.state(job)}"
+            time.sleep(0.1)
+        self.wait_for(job, "PENDING")
+        self.command("scontrol", "update", f"JobId={job}", "StartTime=now")
+
+    def wait_for(self, job: str, *states: str, seconds: float = 120) -> str:
+        deadline = time.monotonic() + seconds
+        while (state := self.state(job)) not in states:
+            assert time.monotonic() < deadline, f"job {job} is {state}, not {states}"
+            time.sleep(0.1)
+        return state
+
+    def _field(self, job: str, name: str) -> str:
+        words = self.command("scontrol", "--oneliner", "show", "job", job).split()
+        return [w.partition("=")[2] for w in words if w.startswith(f"{name}=")][0]
+
+
+@contextlib.contextmanager
+def cluster(folder: pathlib.Path) -> Iterator[Cluster]:
+    """Two nodes named after this machine; everything they need lies in `folder`."""
+    host = socket.gethostname().partition(".")[0]
+    with contextlib.ExitStack() as probes:
+        sockets = [probes.enter_context(socket.socket()) for _ in range(3)]
+        for probe in sockets:
+            probe.bind(("127.0.0.1", 0))
+        ports = [probe.getsockname()[1] for probe in sockets]
+    config = _CONFIG.format(folder=folder, host=host, user=getpass.getuser(), ports=ports)
+    (folder / "slurm.conf").write_text(config)
+    for name in ("state", f"spool-{host}", "spool-zz-second"):
+        (folder / name).mkdir()
+    key = folder / "munge.key"
+    key.write_bytes(os.urandom(1024))
+    key.chmod(0o600)
+    munge = [f"--{name}={folder}/munge.{name.split('-')[0]}" for name in ("socket", "key-file")]
+    munge += [f"--{name}-file={folder}/munged.{name}" for name in ("pid", "log", "seed")]
+    daemons = [
+        ["munged", "--foreground", "--force", *munge],
+        ["slurmctld", "-D"],
+        ["slurmd", "-D", "-N", host],
+        ["slurmd", "-D", "-N", "zz-second"],
+    ]
+    here = Cluster(folder)
+    with contextlib.ExitStack() as running:
+        for number, command in enumerate(daemons):
+            log = running.enter_context((folder / f"daemon-{number}.log").open("wb"))
+            program = shutil.which(command[0], path=SYSTEM_PATH)
+            environment = os.environ | here.environment
+            daemon = subprocess.Popen(
+                [program, *command[1:]], stdout=log, stderr=log, env=environment
+            )
+            running.callback(_end, daemon)
+            if command[0] == "munged":
+                _wait(lambda: (folder / "munge.socket").exists(), folder)
+        _wait(lambda: here.command("sinfo", "-h", "-o", "%t %D") == "idle 2", folder)
+        yield here
+
+
+def _end(daemon: subprocess.Popen) -> None:
+    daemon.terminate()
+    try:
+        daemon.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        daemon.kill()
+        daemon.wait()
+
+
+def _wait(condition, folder: pathlib.Path) -> None:
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            if condition():
+                return
+        except AssertionError:
+            pass  # Not yet up.
+        if time.monotonic() > deadline:
+            logs = [log.read_text(errors="replace") for log in folder.glob("daemon-*.log")]
+            raise AssertionError("the cluster did not start:\n" + "\n".join(logs))
+        time.sleep(0.1)

@@ -1,0 +1,143 @@
+"""launch/slurm/train.sbatch on a real SLURM cluster: two nodes on this machine, one process each."""
+
+import json
+import pathlib
+import sys
+import time
+
+import pytest
+
+from tests.integration.conftest import TINY
+from tests.launch import slurm
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "launch/slurm/train.sbatch"
+
+pytestmark = pytest.mark.skipif(not slurm.installed(), reason="SLURM and munge are not installed")
+
+# In the place of vit_jax: saves when told to, runs to its end when it was started for the second time.
+PROGRAM = """
+import os, pathlib, signal, sys, time
+workdir = pathlib.Path(sys.argv[2].partition("=")[2])
+restarts, process = int(os.environ.get("SLURM_RESTART_COUNT", 0)), int(os.environ["SLURM_PROCID"])
+def leave(*_):
+    (workdir / "checkpoints" / str(restarts)).mkdir(parents=True, exist_ok=True)
+    sys.exit(42)
+signal.signal(signal.SIGTERM, leave)
+print("start", restarts, flush=True)
+(workdir / f"ready-{process}-{restarts}").touch()
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with slurm.cluster(tmp_path_factory.mktemp("slurm")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def submit(cluster, tmp_path):
+    """`submit(program)`: a job of the script, whose processes run `program`; cancelled at the end."""
+    jobs = []
+
+    def start(program: str, **environment: str) -> str:
+        (tmp_path / "vit_jax.py").write_text(PROGRAM + program)
+        jobs.append(
+            cluster.command(
+                "sbatch", "--parsable", "--nodes=2", SCRIPT, "train", f"--workdir={tmp_path}",
+                cwd=tmp_path, env={"PYTHON": sys.executable} | environment,
+            )
+        )  # fmt: skip
+        return jobs[-1]
+
+    yield start
+    cluster.command("scancel", *jobs)
+    for job in jobs:
+        cluster.wait_for(job, "COMPLETED", "FAILED", "CANCELLED")
+
+
+def wait_until(condition, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def ready(tmp_path, restarts: int) -> None:
+    """Returns when both processes of a start are up."""
+    wait_until(lambda: len(list(tmp_path.glob(f"ready-?-{restarts}"))) == 2)
+
+
+def test_a_job_that_is_told_to_save_is_queued_again_and_goes_on(cluster, submit, tmp_path):
+    job = submit("time.sleep(0 if restarts else 60)")
+    ready(tmp_path, 0)
+    cluster.command("scancel", "--signal=TERM", job)  # As SLURM itself does before the time limit.
+    cluster.start_again(job)
+    assert cluster.wait_for(job, "COMPLETED", "FAILED") == "COMPLETED"
+    assert (tmp_path / "checkpoints/0").exists()
+
+
+def test_a_job_whose_place_a_more_urgent_one_takes_saves_and_comes_back(cluster, submit, tmp_path):
+    job = submit("time.sleep(0 if restarts else 60)")
+    ready(tmp_path, 0)
+    urgent = cluster.command("sbatch", "--parsable", "--partition=urgent", "--nodes=2",
+                             "--wrap=sleep 0.1", cwd=tmp_path)  # fmt: skip
+    cluster.wait_for(urgent, "COMPLETED")
+    assert (tmp_path / "checkpoints/0").exists()
+    cluster.start_again(job)
+    assert cluster.wait_for(job, "COMPLETED", "FAILED") == "COMPLETED"
+
+
+def test_a_job_one_of_whose_processes_is_killed_is_queued_again(cluster, submit, tmp_path):
+    job = submit(
+        "os.kill(os.getpid(), 9) if process and not restarts else sys.exit(42 * (not restarts))"
+    )
+    cluster.start_again(job)
+    assert cluster.wait_for(job, "COMPLETED", "FAILED") == "COMPLETED"
+
+
+@pytest.mark.parametrize("code", [1, 2])
+def test_a_job_that_ends_with_an_error_is_not_queued_again(cluster, submit, code):
+    job = submit(f"sys.exit({code})")
+    cluster.wait_for(job, "FAILED")
+    assert (cluster.exit_code(job), cluster.restarts(job)) == (code, 0)
+
+
+def test_a_job_without_a_newer_checkpoint_gives_up(cluster, submit):
+    job = submit("sys.exit(42)", MAX_RESTARTS="1")
+    cluster.start_again(job)
+    cluster.wait_for(job, "FAILED")
+    assert (cluster.exit_code(job), cluster.restarts(job)) == (1, 1)
+
+
+def test_a_cancelled_job_saves_and_is_not_queued_again(cluster, submit, tmp_path):
+    job = submit("time.sleep(60)")
+    ready(tmp_path, 0)
+    cluster.command("scancel", job)
+    cluster.wait_for(job, "CANCELLED")
+    wait_until(lambda: (tmp_path / "checkpoints/0").exists(), seconds=10)
+    assert cluster.restarts(job) == 0
+
+
+def test_digits_are_trained_on_two_nodes_stopped_and_trained_on(
+    cluster, tmp_path, compilation_cache
+):
+    workdir = tmp_path / "run"
+    overrides = [f"--config.{name}={value}" for name, value in TINY.items()]
+    job = cluster.command(
+        "sbatch", "--parsable", "--nodes=2", SCRIPT, "train", f"--workdir={workdir}",
+        f"--config={ROOT}/configs/digits.py", *overrides, "--config.duration=300 steps",
+        "--config.log.every=10 steps", f"--config.compilation_cache={compilation_cache}",
+        cwd=tmp_path,
+        env={"PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu",
+             "XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
+    )  # fmt: skip
+    metrics = workdir / "metrics.jsonl"
+    wait_until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 2)
+    cluster.command("scancel", "--signal=TERM", job)
+    cluster.start_again(job)
+    state = cluster.wait_for(job, "COMPLETED", "FAILED")
+    log = (tmp_path / f"vit_jax-{job}.log").read_text()
+    assert state == "COMPLETED", log
+    assert "300 steps of 32 images on 4 x cpu" in log and "resumed at step" in log
+    assert json.loads((workdir / "result.json").read_text())["step"] == 300
