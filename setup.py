@@ -9,7 +9,9 @@ here = pathlib.Path(__file__).parent
 version = re.search(r'__version__ = "(.+)"', (here / "vit_jax" / "__init__.py").read_text())[1]
 
 TENSORFLOW = ["tensorflow>=2.18"]
+PLAN = ["jax[tpu]"]  # The TPU compiler, as old or new as jax itself.
 TEST = [
+    *PLAN,
     "pytest>=8",
     "pytest-xdist>=3.6",
     "pyyaml>=6",
@@ -50,6 +52,7 @@ setup(
     ],
     extras_require={
         "tpu": ["jax[tpu]"],
+        "plan": PLAN,
         "cuda": ["jax[cuda13]"],
         "prepare": TENSORFLOW,
         "test": TEST,

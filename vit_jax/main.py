@@ -161,6 +161,41 @@ def benchmark() -> None:
     cli.print_result(result, "\n".join(f"{name:<28} {value}" for name, value in result.items()))
 
 
+def plan() -> None:
+    """What a run needs on a pod that is not here: --config=FILE --topology=v5p:8x8x16 [--slices=2]
+    [--fit] [--json].
+
+    Compiles the train step for it: memory of a chip, traffic, time of a step, time and cost of the
+    run. Topologies are KIND:SHAPE of v4, v5e, v5p, v6e and tpu7x, or cpu:N for simulated devices.
+    """
+    cli.define_config()
+    flags.DEFINE_string("topology", None, "KIND:SHAPE, e.g. v5e:16x16, or cpu:N", required=True)
+    flags.DEFINE_integer("slices", 1, "how many of them, joined by the data center's network")
+    flags.DEFINE_bool("fit", False, "look for the fastest remat, mesh and accumulation that fit")
+    flags.DEFINE_float("price_per_chip_hour", None, "to tell the cost", lower_bound=0)
+    flags.DEFINE_integer(
+        "num_classes", None, "of the data, where nothing else tells", lower_bound=1
+    )
+    flags.DEFINE_integer("examples", None, "to train on, where nothing else tells", lower_bound=1)
+    cli.parse()
+
+    from vit_jax.planning import report
+    from vit_jax.planning.fit import fit
+    from vit_jax.planning.plan import make_assembly, make_plan
+    from vit_jax.planning.target import find
+
+    data = {"num_classes": FLAGS.num_classes, "examples": FLAGS.examples}
+    price = FLAGS.price_per_chip_hour
+    if FLAGS.fit:
+        target = find(FLAGS.topology, slices=FLAGS.slices)
+        result = fit(FLAGS.config, target, price_per_chip_hour=price, **data)
+    else:
+        assembly = make_assembly(FLAGS.config, **data)
+        target = find(FLAGS.topology, slices=FLAGS.slices)
+        result = make_plan(assembly, target, price_per_chip_hour=price)
+    cli.print_result(result, report.text(result))
+
+
 def convert() -> None:
     """A checkpoint in another format: SOURCE DESTINATION --to=FORMAT [--model=OPTION=VALUE …]
     [--json].
@@ -193,7 +228,7 @@ def convert() -> None:
 
 COMMANDS: dict[str, Callable[[], None]] = {
     command.__name__: command
-    for command in (train, sweep, evaluate, predict, convert, models, benchmark)
+    for command in (train, sweep, evaluate, predict, convert, models, plan, benchmark)
 }
 
 

@@ -10,6 +10,9 @@ import os
 import re
 
 import jax
+import numpy as np
+from absl import logging
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -56,9 +59,37 @@ def make_mesh(config, devices: list | None = None) -> Mesh:
     sizes = [len(devices) // known if size == -1 else size for size in sizes]
     if math.prod(sizes) != len(devices):
         raise ConfigError(f"config.mesh: {text} does not fit the {len(devices)} devices there are")
-    return jax.make_mesh(
-        tuple(sizes), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices
+    return Mesh(_arranged(tuple(sizes), devices), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def slice_of(device) -> int:
+    """Which slice of a multi-slice TPU run a device belongs to; 0 where there is but one."""
+    return getattr(device, "slice_index", 0) or 0
+
+
+def _arranged(sizes: tuple[int, ...], devices: list) -> np.ndarray:
+    """Devices in the shape `sizes`, so that neighbours in the mesh are neighbours in the machine.
+
+    Slices are told apart along `data` alone: the network between them is slow, and gradients are
+    all that `data` exchanges.
+    """
+    slices = len({slice_of(device) for device in devices})
+    data, *inner = sizes
+    try:
+        if slices == 1:
+            return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+        if data % slices == 0:
+            return mesh_utils.create_hybrid_device_mesh(
+                (data // slices, *inner), (slices, 1, 1), devices, allow_split_physical_axes=True
+            )
+        why = f"data {data} is no multiple of the {slices} slices: fsdp or tensor cross the slow network between them"
+    except (NotImplementedError, ValueError, AssertionError) as error:
+        why = f"the devices do not lie in such a shape ({error})"
+    logging.warning(
+        "config.mesh: %s; devices are taken in their order, collectives may be slow",
+        why,
     )
+    return np.array(sorted(devices, key=lambda d: (slice_of(d), d.id))).reshape(sizes)
 
 
 def replica_mesh() -> Mesh:

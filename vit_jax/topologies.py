@@ -1,4 +1,12 @@
-"""What accelerators can do, by the name that JAX gives them (`jax.Device.device_kind`)."""
+"""What accelerators can do and how they are sold. Vendors' figures, each with its source; what no
+source tells is `None`.
+
+Nothing here touches a device; compiling for one that is not there is `planning/target.py`.
+"""
+
+import dataclasses
+import itertools
+import math
 
 # Dense bfloat16 peak in FLOP/s of one JAX device, as the vendors publish it:
 # cloud.google.com/tpu/docs (one TensorCore of v2 and v3 is a device, so half a chip) and NVIDIA's
@@ -13,6 +21,7 @@ PEAK_BFLOAT16 = {
     "TPU v5p": 459e12,
     "TPU v6 lite": 918e12,
     "TPU v6e": 918e12,
+    "TPU7x": 2307e12 / 2,  # Two devices a chip.
     "NVIDIA A100-SXM4-40GB": 312e12,
     "NVIDIA A100-SXM4-80GB": 312e12,
     "NVIDIA H100 80GB HBM3": 989.4e12,
@@ -25,3 +34,81 @@ def peak_flops(device_kind: str) -> float | None:
     MFU is told.
     """
     return PEAK_BFLOAT16.get(device_kind)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tpu:
+    """A kind of TPU, in figures of a chip unless said otherwise.
+
+    Attributes:
+      device_kind: as JAX calls its devices.
+      dimensions: of the torus that the chips form.
+      small: shapes smaller than a cube of 4 × 4 × 4 that can be had, or all there are.
+      max_chips: of the largest slice; 0 where `small` says all.
+      devices_per_chip: JAX's devices.
+      hbm_gib: memory that a program can use, of one device, GiB.
+      hbm_rate: bytes/s.
+      ici_rate: bytes/s that a chip can send to its neighbours, all links together, one direction.
+      dcn_rate: bytes/s that a chip can send to other slices; `None` if not published.
+      clock: Hz, to turn the compiler's cycles into time.
+      clock_basis: where the clock is from.
+    """
+
+    device_kind: str
+    dimensions: int
+    small: tuple[str, ...]
+    max_chips: int
+    devices_per_chip: int
+    hbm_gib: float
+    hbm_rate: float
+    ici_rate: float
+    dcn_rate: float | None
+    clock: float
+    clock_basis: str
+
+    @property
+    def peak(self) -> float:
+        """FLOP/s of a chip."""
+        return PEAK_BFLOAT16[self.device_kind] * self.devices_per_chip
+
+    def shapes(self) -> list[str]:
+        """Every slice that can be had, smallest first."""
+        if not self.max_chips:
+            return list(self.small)
+        sides = range(4, self.max_chips // 16 + 1, 4)
+        cubes = [
+            cube
+            for cube in itertools.combinations_with_replacement(sides, 3)
+            # No source tells of slices longer than this.
+            if math.prod(cube) <= self.max_chips and cube[-1] <= 24
+        ]
+        return [*self.small, *("x".join(map(str, c)) for c in sorted(cubes, key=math.prod))]
+
+
+_SMALL_2D = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+_SMALL_3D = ("2x2x1", "2x2x2", "2x2x4", "2x4x4")
+_FROM_PEAK = "peak / (matrix units x their size x 2)"
+
+# Shapes, memory rate, ICI (half of the bidirectional figure) and DCN: cloud.google.com/tpu/docs,
+# pages v4, v5e, v5p, v6e, tpu7x, read in 2026. v4's ICI: six links of 50 GB/s (arXiv 2304.01433
+# Table 4). DCN of v5e and v6e: the pod's 6.4 and 25.6 Tbit/s over 256 chips; v5p 50, tpu7x 100
+# Gbit/s a chip.
+# Usable memory: what libtpu 0.0.42.1 says a program that is too large exceeds.
+# Clocks follow from the peak: of v4, v5e, v5p with their 8, 4, 8 units of 128 x 128 a chip (the
+# same pages). For v6e and tpu7x no page gives units that explain the peak; the compiler counts with
+# four of 256 x 256 a device.
+TPUS = {
+    "v4": Tpu("TPU v4", 3, _SMALL_3D, 4096, 1, 30.75, 1.2e12, 300e9, None, 1.05e9, _FROM_PEAK),
+    "v5e": Tpu(
+        "TPU v5 lite", 2, _SMALL_2D, 0, 1, 15.75, 819e9, 200e9, 3.125e9, 1.5e9, _FROM_PEAK
+    ),
+    "v5p": Tpu("TPU v5", 3, _SMALL_3D, 6144, 1, 95.74, 2.765e12, 600e9, 6.25e9, 1.75e9, _FROM_PEAK),
+    "v6e": Tpu(
+        "TPU v6 lite", 2, _SMALL_2D, 0, 1, 31.25, 1.638e12, 400e9, 12.5e9, 1.75e9,
+        "inferred: peak / (four matrix units of 256 x 256 x 2), as the compiler counts",
+    ),
+    "tpu7x": Tpu(
+        "TPU7x", 3, _SMALL_3D, 9216, 2, 94.75, 7.38e12, 600e9, 12.5e9, 2.2e9,
+        "inferred: peak / (four matrix units of 256 x 256 x 2 a device), as the compiler counts",
+    ),
+}  # fmt: skip

@@ -1,0 +1,163 @@
+"""The real train step of a config, compiled for a target: no data, no weights, no devices."""
+
+import dataclasses
+import functools
+import math
+import re
+import time
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from vit_jax import parallel
+from vit_jax.planning import flops, hlo
+from vit_jax.planning.target import Target
+from vit_jax.training import state as states
+from vit_jax.training.assembly import Assembly
+from vit_jax.training.guards import check_batch
+from vit_jax.training.step import compile_train_step
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """What a step needs of a device's memory, in bytes.
+
+    Attributes:
+      arguments: the state and the batch.
+      temporaries: what lives within the step; where the state is updated in place, new and old are
+        one.
+      peak: the most at any time.
+      largest: the largest arrays: {"bytes", "what"}.
+    """
+
+    arguments: int
+    temporaries: int
+    peak: int
+    largest: list[dict]
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A train step on its way to a target.
+
+    Attributes:
+      mesh: of the target's devices.
+      state: shapes, dtypes and shardings.
+      lowered: the program before it is compiled.
+      flops: operations of a step on all devices together, recomputation included.
+    """
+
+    mesh: jax.sharding.Mesh
+    state: states.TrainState
+    lowered: jax.stages.Lowered
+    flops: int
+
+    def state_bytes(self) -> int:
+        """Of parameters, optimizer state and averages on one device."""
+        return sum(
+            x.dtype.itemsize * math.prod(x.sharding.shard_shape(x.shape))
+            for x in jax.tree.leaves(self.state)
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A train step compiled for a target.
+
+    Attributes:
+      program: what `hlo` reads of it.
+      memory: see `Memory`.
+      seconds: what the compiler took.
+    """
+
+    program: hlo.Program
+    memory: Memory
+    seconds: float
+
+
+class OutOfMemory(Exception):
+    """The step needs more memory than a device has; `memory` says what."""
+
+    def __init__(self, memory: Memory):
+        super().__init__(f"{memory.peak} bytes")
+        self.memory = memory
+
+
+def prepare(assembly: Assembly, target: Target) -> Step:
+    """Traces the step that `train` would run on the target.
+
+    Raises:
+      ConfigError: mesh or batch do not fit the target.
+    """
+    config = assembly.config
+    mesh = parallel.make_mesh(config.mesh, target.devices)
+    check_batch(config, mesh)
+    state = assembly.abstract_state(mesh)
+    step = compile_train_step(assembly.train_step, states.shardings_of(state), mesh)
+    with jax.set_mesh(mesh):
+        traced = step.trace(state, abstract_batch(config, mesh))
+        return Step(mesh, state, traced.lower(), flops.count(traced.jaxpr))
+
+
+def abstract_batch(config: ConfigDict, mesh: jax.sharding.Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes of a batch as the loader gives it to the step."""
+    size = config.data.image_size
+    shape = functools.partial(jax.ShapeDtypeStruct, sharding=parallel.batch_sharding(mesh))
+    return {
+        "image": shape((config.batch_size, size, size, 3), jnp.uint8),
+        "label": shape((config.batch_size,), jnp.int32),
+    }
+
+
+def compile(step: Step) -> Compiled:
+    """Compiles for the devices of the step's mesh.
+
+    Raises:
+      OutOfMemory: they have too little memory.
+    """
+    began = time.perf_counter()
+    try:
+        compiled = step.lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise OutOfMemory(_refused(str(error), step.state_bytes())) from error
+    program = hlo.parse(compiled.as_text())
+    stats = compiled.memory_analysis()
+    memory = Memory(
+        arguments=stats.argument_size_in_bytes,
+        temporaries=stats.temp_size_in_bytes,
+        peak=stats.peak_memory_in_bytes,
+        largest=largest_arrays(program),
+    )
+    return Compiled(program, memory, time.perf_counter() - began)
+
+
+def largest_arrays(program: hlo.Program, number: int = 8) -> list[dict]:
+    """The largest arrays that the program writes to memory, a row for each: {"bytes", "what"}."""
+    rows = {}
+    for instruction, _ in program.steps():
+        if instruction.opcode in ("parameter", "tuple", "get-tuple-element", "bitcast", "while"):
+            continue
+        for shape in instruction.shapes:
+            what = f"{shape.dtype}{list(shape.dims)} {instruction.source}".strip()
+            rows[what] = shape.device_bytes
+    ordered = sorted(rows.items(), key=lambda row: -row[1])[:number]
+    return [{"bytes": size, "what": what} for what, size in ordered]
+
+
+def _refused(message: str, arguments: int) -> Memory:
+    """What the compiler's complaint says of the memory that it would need."""
+    used = re.search(r"Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm", message)
+    peak = round(float(used[1]) * _UNITS[used[2]]) if used else 0
+    largest = [
+        {"bytes": round(float(size) * _UNITS[unit]), "what": f"{shape} {source}".strip()}
+        for size, unit, source, shape in re.findall(
+            r'Size: ([\d.]+)([KMGT]?)\n(?:\s+Operator: op_name="([^"]*)".*\n)?\s+Shape: (\S+?)\{',
+            message,
+        )
+    ]
+    return Memory(arguments, max(0, peak - arguments), peak, largest[:8])

@@ -1,0 +1,68 @@
+"""Where the time of a compiled TPU program goes, by the compiler's own estimate of each operation.
+
+Blind to what overlaps, to waiting for other devices and to hand-written kernels.
+"""
+
+import collections
+import re
+
+from vit_jax.planning.hlo import Instruction, Program
+
+_ESTIMATE = re.compile(r'"estimated_cycles":"(\d+)"')
+_MOVES = ("copy", "transpose", "reshape", "slice", "concatenate", "pad", "bitcast", "broadcast")
+# What attention's operations are called: its scope, its contractions over queries (q) and keys (n).
+_ATTENTION = re.compile(r"attention|softmax|\bbhqn\b|->bhqn|bhqn,")
+PARTS = ("matrix products", "attention", "data movement", "elementwise and reductions")
+
+
+def count(program: Program, *, tokens: int | None = None) -> dict[str, dict[str, int]]:
+    """Estimated cycles of a step on one device: {"all", "loops"} by part of `PARTS`.
+
+    Args:
+      tokens: of the model, to know attention by its weights (…, tokens, tokens).
+    """
+    found = {where: collections.Counter(dict.fromkeys(PARTS, 0)) for where in ("all", "loops")}
+    for instruction, times in program.steps():
+        estimate = _ESTIMATE.search(instruction.attributes)
+        if estimate:
+            part = _part(program, instruction, tokens)
+            found["all"][part] += times * int(estimate[1])
+            if times > 1:
+                found["loops"][part] += times * int(estimate[1])
+    return {where: dict(counts) for where, counts in found.items()}
+
+
+def largest(program: Program, number: int) -> list[dict]:
+    """The operations that take the most cycles in a step, a row for each."""
+    rows = []
+    for instruction, times in program.steps():
+        estimate = _ESTIMATE.search(instruction.attributes)
+        if estimate:
+            rows.append(
+                {
+                    "name": instruction.name,
+                    "cycles": times * int(estimate[1]),
+                    "times": times,
+                    "shapes": [f"{s.dtype}{list(s.dims)}" for s in instruction.shapes],
+                    "source": instruction.source,
+                }
+            )
+    return sorted(rows, key=lambda row: -row["cycles"])[:number]
+
+
+def _part(program: Program, instruction: Instruction, tokens: int | None) -> str:
+    inside = [inner for _, inner in program.inside(instruction)]
+    shapes = [shape for one in (instruction, *inside) for shape in one.shapes]
+    if _ATTENTION.search(instruction.source) or (
+        tokens and any(shape.dims.count(tokens) >= 2 for shape in shapes)
+    ):
+        return "attention"
+    if any(one.opcode in ("convolution", "dot") for one in (instruction, *inside)):
+        return "matrix products"
+    kind = instruction.name if instruction.opcode == "fusion" else instruction.opcode
+    # A fusion is named after what it does: bitcast_dynamic-update-slice_fusion.
+    words = [re.sub(r"dynamic-(update-)?", "", word) for word in re.split(r"[_.]", kind)]
+    moves = [word for word in words if word and word != "fusion" and not word.isdigit()]
+    if moves and all(word in (*_MOVES, "convert") for word in moves) and moves != ["convert"]:
+        return "data movement"
+    return "elementwise and reductions"

@@ -1,0 +1,58 @@
+"""How long a step takes: a floor from what the chip can do at best, a figure from the compiler's
+cycles, a ceiling where nothing overlaps.
+"""
+
+from vit_jax.planning.collectives import Collective
+from vit_jax.planning.target import Target
+
+BLIND = {
+    "floor": "every unit at its published peak, network and memory hidden behind the products",
+    "cycles": "the compiler's count of each operation, one after the other: it was 10 to 40 % too high for two "
+    "published runs; blind to overlap, waiting, hand-written kernels and the input pipeline",
+    "ceiling": "cycles, then all of the network's time with nothing beside it, on one axis of the torus",
+}
+
+
+def step_seconds(
+    target: Target,
+    *,
+    flops: float,
+    arguments: int,
+    temporaries: int,
+    cycles: int,
+    collectives: list[Collective],
+) -> dict | None:
+    """Seconds of a step by each basis; `None` for devices whose rates are not known.
+
+    Args:
+      target: where it runs.
+      flops: operations of a device.
+      arguments, temporaries: bytes of a device, each read and written at least once.
+      cycles: the compiler's, of a device.
+      collectives: of a step.
+
+    Returns:
+      {"products", "memory", "network", "slices", "cycles"}, their parts, and {"floor", "expected",
+      "ceiling"}. `slices` is `None` where the network between slices has no published rate.
+    """
+    tpu = target.tpu
+    if tpu is None:
+        return None
+    inside = sum(c.times * c.sent for c in collectives if not c.crosses_slices)
+    between = sum(c.times * c.sent for c in collectives if c.crosses_slices)
+    ici, dcn = tpu.ici_rate / tpu.devices_per_chip, tpu.dcn_rate
+    parts = {
+        "products": flops / (tpu.peak / tpu.devices_per_chip),
+        "memory": 2 * (arguments + temporaries) / (tpu.hbm_rate / tpu.devices_per_chip),
+        "network": inside / ici,
+        "slices": between / (dcn / tpu.devices_per_chip) if dcn else (None if between else 0.0),
+        "cycles": cycles / tpu.clock,
+    }
+    slices = parts["slices"] or 0.0
+    one_axis = parts["network"] * tpu.dimensions
+    expected = max(parts["cycles"], one_axis, slices)
+    return parts | {
+        "floor": max(parts["products"], parts["memory"], parts["network"], slices),
+        "expected": expected,
+        "ceiling": parts["cycles"] + one_axis + slices,
+    }

@@ -1,0 +1,132 @@
+"""Looks for the fastest way to run a config on a target that fits its memory. What is learnt stays
+the same: only mesh, remat and accumulation are tried, never the batch.
+"""
+
+import dataclasses
+import math
+
+from absl import logging
+from ml_collections import ConfigDict
+
+from vit_jax.models.stack import REMAT
+from vit_jax.planning import compiling, report
+from vit_jax.planning.plan import make_assembly, make_plan
+from vit_jax.planning.target import Target
+from vit_jax.schema import ConfigError
+
+# Above, XLA may turn gathers of parameters into all-reduces of twice the bytes; and each further
+# cut makes messages smaller.
+LARGEST_FSDP = 64
+MESHES = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What a plan was made with."""
+
+    fsdp: int
+    remat: str
+    accumulate: int
+
+    def options(self, config: ConfigDict) -> list[str]:
+        """As command-line flags, those that differ from the config."""
+        said = {
+            "mesh.data": -1,
+            "mesh.fsdp": self.fsdp,
+            "model.remat": self.remat,
+            "accumulate": self.accumulate,
+        }
+        now = {
+            "mesh.data": config.mesh.data,
+            "mesh.fsdp": config.mesh.fsdp,
+            "model.remat": config.model.remat,
+            "accumulate": config.accumulate,
+        }
+        return [f"--config.{name}={value}" for name, value in said.items() if now[name] != value]
+
+
+def fit(
+    config: ConfigDict, target: Target, *, price_per_chip_hour: float | None = None, **data
+) -> dict:
+    """Tries remat policies, meshes and accumulation.
+
+    For the least cuts of the state that leave room, every remat policy is compiled; one that does
+    not fit is tried again with the batch in as many parts as its excess asks for. The best of these
+    is compiled with the next cut as well.
+
+    Args:
+      config, target, price_per_chip_hour: see `plan`.
+      **data: `num_classes` and `examples` of `plan.make_assembly`.
+
+    Returns:
+      The fastest plan that fits, with `options`, the flags that make it, and `tried`, a line for
+      each; if none fits, the one that lacks least.
+    """
+    tried: dict[Choice, dict] = {}
+
+    def attempt(choice: Choice) -> dict | None:
+        if choice not in tried:
+            changed = _changed(config, choice)
+            try:
+                tried[choice] = make_plan(
+                    make_assembly(changed, **data), target, price_per_chip_hour=price_per_chip_hour
+                )
+            except ConfigError:  # The batch cannot be cut in that many parts.
+                return None
+            logging.info("%s", report.summary_row(tried[choice]))
+        return tried[choice]
+
+    first, *others = _cuts(config, target, data)
+    for remat in REMAT:
+        plan = attempt(Choice(first, remat, config.accumulate))
+        while plan and not plan["fits"]:
+            parts = _parts(plan)
+            plan = parts and attempt(Choice(first, remat, parts))
+    fitting = {choice: plan for choice, plan in tried.items() if plan["fits"]}
+    for fsdp in others if fitting else ():
+        attempt(dataclasses.replace(min(fitting, key=lambda c: _cost(fitting[c])), fsdp=fsdp))
+    best = min(tried, key=lambda choice: _cost(tried[choice]))
+    return tried[best] | {
+        "options": best.options(config),
+        "tried": [report.summary_row(plan) for plan in tried.values()],
+    }
+
+
+def _changed(config: ConfigDict, choice: Choice) -> ConfigDict:
+    config = config.copy_and_resolve_references()
+    config.mesh.data, config.mesh.fsdp = -1, choice.fsdp
+    config.model.remat, config.accumulate = choice.remat, choice.accumulate
+    return config
+
+
+def _cuts(config: ConfigDict, target: Target, data: dict) -> list[int]:
+    """The `MESHES` smallest values of fsdp with which the state takes at most half the memory."""
+    devices = len(target.devices) // max(1, config.mesh.tensor) // target.slices
+    possible = [2**i for i in range(int(math.log2(LARGEST_FSDP)) + 1) if devices % 2**i == 0]
+    if target.tpu is None:
+        return possible[:MESHES]
+    room = target.tpu.hbm_gib * 2**30 / 2
+    for i, fsdp in enumerate(possible):
+        choice = Choice(fsdp, config.model.remat or "none", config.accumulate)
+        step = compiling.prepare(make_assembly(_changed(config, choice), **data), target)
+        if step.state_bytes() <= room:
+            return possible[i : i + MESHES]
+    return possible[-1:]
+
+
+def _parts(plan: dict) -> int | None:
+    """In how many parts the batch would fit, if activations shrink as it does."""
+    memory = plan["memory"]
+    room = memory["capacity"] - memory["state"]
+    if room <= 0:
+        return None
+    factor = 2 ** math.ceil(math.log2(max(2, (memory["peak"] - memory["state"]) / room)))
+    parts = plan["accumulate"] * factor
+    # At least one image a pass of each replica.
+    return parts if plan["batch_per_pass"] * plan["accumulate"] >= parts else None
+
+
+def _cost(plan: dict) -> tuple:
+    if not plan["fits"]:
+        return (1, plan["missing_bytes"])
+    return (0, plan["seconds"]["expected"] if "seconds" in plan else plan["memory"]["peak"])

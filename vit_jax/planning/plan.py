@@ -1,0 +1,204 @@
+"""A plan: what a run of a config will need on a target, as plain data."""
+
+import dataclasses
+import math
+
+import jax
+from ml_collections import ConfigDict
+
+from vit_jax.data import sources
+from vit_jax.data.splits import select
+from vit_jax.interchange import loading
+from vit_jax.models import registry
+from vit_jax.planning import collectives, compiling, cycles, estimate
+from vit_jax.planning.target import Target
+from vit_jax.schema import ConfigError
+from vit_jax.training.assembly import Assembly, assemble, check
+
+# Classes and images of splits that plans need before the data is there: TFDS's catalog; JFT as the
+# ViT paper counts it, its classes from the paper of each recipe.
+KNOWN_DATA = {
+    "imagenet2012": (1000, {"train": 1_281_167, "validation": 50_000}),
+    "imagenet21k": (21_843, {"full": 14_197_122}),
+    "cifar10": (10, {"train": 50_000, "test": 10_000}),
+    "cifar100": (100, {"train": 50_000, "test": 10_000}),
+    "oxford_iiit_pet": (37, {"train": 3_680, "test": 3_669}),
+    "oxford_flowers102": (102, {"train": 1_020, "validation": 1_020, "test": 6_149}),
+    "jft300m": (18_291, {"train": 303_000_000}),
+}
+# ViT Table 2 counts cost in days of one core of a TPU v3; this many FLOP/s at its peak.
+TPU_V3_CORE = 61.5e12
+
+
+def make_assembly(
+    config: ConfigDict, *, num_classes: int | None = None, examples: int | None = None
+) -> Assembly:
+    """The parts of the run, without its data.
+
+    Args:
+      config: the run's.
+      num_classes, examples: of the training data, where neither the config nor `KNOWN_DATA` tell.
+
+    Raises:
+      ConfigError: the config is wrong, or one of these is not known.
+    """
+    config = loading.take_over(config)
+    check(config)
+    known_classes, known_examples = _known(config.data)
+    classes = num_classes or config.model.num_classes or known_classes
+    if not classes:
+        raise ConfigError(
+            f"how many classes has {config.data.name!r}? Say --num_classes=N or --config.model.num_classes=N"
+        )
+    examples = examples or known_examples
+    try:
+        return assemble(config, num_classes=classes, examples_per_epoch=examples)
+    except ConfigError as error:
+        if examples is None and "epoch" in str(error):
+            raise ConfigError(
+                f"how many training images has {config.data.name!r}? Say --examples=N ({error})"
+            ) from error
+        raise
+
+
+def make_plan(
+    assembly: Assembly, target: Target, *, price_per_chip_hour: float | None = None
+) -> dict:
+    """Compiles the step for the target and tells what it needs. Out of memory is an answer.
+
+    Returns:
+      Plain data for JSON; see docs/planning.md. Bytes, FLOPs and cycles are of one device, a
+      collective's too.
+    """
+    step = compiling.prepare(assembly, target)
+    try:
+        compiled, memory = compiling.compile(step), None
+    except compiling.OutOfMemory as error:
+        compiled, memory = None, error.memory
+    memory = memory or compiled.memory
+    capacity = round(target.tpu.hbm_gib * 2**30) if target.tpu else None
+    plan = {
+        "fits": compiled is not None,
+        "topology": target.name,
+        "slices": target.slices,
+        "chips": target.chips,
+        "hosts": target.hosts,
+        "devices": len(target.devices),
+        "mesh": dict(step.mesh.shape),
+    } | _of_config(assembly, target, step)
+    plan["memory"] = dataclasses.asdict(memory) | {
+        "state": step.state_bytes(),
+        "capacity": capacity,
+    }
+    if compiled is None:
+        plan["missing_bytes"] = memory.peak - capacity
+        plan["advice"] = _advice(assembly, step, plan)
+        return plan
+    found = collectives.find(compiled.program, slices=target.slices)
+    plan["compile_seconds"] = compiled.seconds
+    plan["collectives"] = collectives.summary(found)
+    if target.tpu:
+        tokens = getattr(assembly.model_config, "tokens", None)
+        plan["cycles"] = cycles.count(compiled.program, tokens=tokens)
+        plan["seconds"] = estimate.step_seconds(
+            target,
+            flops=plan["flops_per_device"],
+            arguments=memory.arguments,
+            temporaries=memory.temporaries,
+            cycles=sum(plan["cycles"]["all"].values()),
+            collectives=found,
+        )
+        plan["run"] = _of_run(plan, target, price_per_chip_hour)
+    return plan
+
+
+def _of_config(assembly: Assembly, target: Target, step: compiling.Step) -> dict:
+    config, model = assembly.config, assembly.model_config
+    devices = len(target.devices)
+    replicas = step.mesh.shape["data"] * step.mesh.shape["fsdp"]
+    return {
+        "model": config.model.name,
+        "image_size": config.data.image_size,
+        "dtype": model.dtype,
+        "remat": model.remat,
+        "optimizer": config.optim.name,
+        "batch_size": config.batch_size,
+        "batch_per_chip": config.batch_size / target.chips,
+        "accumulate": config.accumulate,
+        "batch_per_pass": config.batch_size / replicas / config.accumulate,
+        "steps": assembly.total_steps,
+        "parameters": registry.count_parameters(model),
+        "model_flops_per_step": 3 * model.flops() * config.batch_size,
+        "flops_per_device": step.flops / devices,
+    }
+
+
+def _of_run(plan: dict, target: Target, price: float | None) -> dict:
+    """What follows from the time of a step: (least, expected, most) each."""
+    seconds = plan["seconds"]
+    peak = target.tpu.peak * target.chips
+    rows = {name: [] for name in ("images_per_second", "mfu", "hours", "chip_hours")}
+    for basis in ("floor", "expected", "ceiling"):
+        hours = seconds[basis] * plan["steps"] / 3600
+        rows["images_per_second"].append(plan["batch_size"] / seconds[basis])
+        rows["mfu"].append(plan["model_flops_per_step"] / seconds[basis] / peak)
+        rows["hours"].append(hours)
+        rows["chip_hours"].append(hours * target.chips)
+    # By peak rates: what the same share of a v3 core's peak would take.
+    per_chip_hour = target.tpu.peak / TPU_V3_CORE / 24
+    rows["tpu_v3_core_days"] = [hours * per_chip_hour for hours in rows["chip_hours"]]
+    if price is not None:
+        rows["cost"] = [hours * price for hours in rows["chip_hours"]]
+    return rows
+
+
+def _known(data: ConfigDict) -> tuple[int | None, int | None]:
+    """Classes and training examples of a data set, as far as they can be told without it."""
+    if data.name == "digits":  # Comes with the installation.
+        source = sources.open_train(data)
+        return len(source.classes), len(source)
+    if data.name not in KNOWN_DATA:
+        return None, None
+    classes, sizes = KNOWN_DATA[data.name]
+    try:
+        parts = select(data.train_split, sizes, data.name)
+    except ConfigError:  # A split that no catalog has: the user made it and knows its size.
+        return classes, None
+    return classes, sum(stop - start for _, start, stop in parts)
+
+
+def _advice(assembly: Assembly, step: compiling.Step, plan: dict) -> list[str]:
+    """What to change so that it fits, what costs least first."""
+    config, capacity = assembly.config, plan["memory"]["capacity"]
+    advice = []
+    fsdp, state = step.mesh.shape["fsdp"], plan["memory"]["state"]
+    if state > capacity / 4:
+        wanted = min(64, 2 ** math.ceil(math.log2(fsdp * 4 * state / capacity)))
+        if wanted > fsdp and len(step.mesh.devices.flat) % wanted == 0:
+            advice.append(
+                f"--config.mesh.fsdp={wanted}: the state takes {state / 2**30:.1f} GiB a device, cut over {fsdp}"
+            )
+    if assembly.model_config.remat != "full":
+        advice.append(
+            "--config.model.remat=full: recompute activations, about a third more products"
+        )
+    room = capacity - state
+    if room > 0:
+        parts = 2 ** math.ceil(math.log2((plan["memory"]["peak"] - state) / room))
+        parts *= config.accumulate
+        if parts > config.accumulate and plan["batch_per_pass"] * config.accumulate % parts == 0:
+            advice.append(f"--config.accumulate={parts}: the batch in parts, one after the other")
+    advice.append("--fit: tries these for you; or more chips, or a kind with more memory")
+    return advice
+
+
+def shapes_and_shardings(state) -> dict[str, dict]:
+    """Of parameters: {name: {"shape", "cut"}}, cut being the mesh axis of each axis."""
+    from vit_jax import patterns
+
+    return {
+        name: {"shape": list(leaf.shape), "cut": [axis or "" for axis in leaf.sharding.spec]}
+        for name, leaf in zip(
+            patterns.names(state.params), jax.tree.leaves(state.params), strict=True
+        )
+    }

@@ -1,0 +1,130 @@
+"""A plan as text for a terminal."""
+
+from vit_jax.planning.estimate import BLIND
+
+_GIB = 2**30
+
+
+def text(plan: dict) -> str:
+    """The plan as an aligned table with its basis below."""
+    rows = [*_work(plan), ("", ""), *_memory(plan)]
+    if plan["fits"]:
+        rows += [("", ""), *_network(plan)]
+        if "seconds" in plan:
+            rows += [("", ""), *_time(plan)]
+    width = max(len(name) for name, _ in rows)
+    lines = [f"{name:<{width}}  {value}".rstrip() for name, value in rows]
+    if not plan["fits"]:
+        lines += ["", f"Out of memory by {_bytes(plan['missing_bytes'])} a device. What helps:"]
+        lines += [f"  {advice}" for advice in plan["advice"]]
+    if "tried" in plan:
+        lines += ["", "Tried:", *(f"  {tried}" for tried in plan["tried"])]
+        lines += [
+            "",
+            f"Say {' '.join(plan['options'])}" if plan["options"] else "The config is best.",
+        ]
+    if "seconds" in plan:
+        lines += ["", *(f"{name}: {said}." for name, said in BLIND.items())]
+    return "\n".join(lines)
+
+
+def summary_row(plan: dict) -> str:
+    """A plan in one line, for lists of what was tried."""
+    told = (
+        f"remat {plan['remat']:<14} accumulate {plan['accumulate']:<3}"
+        f" mesh {' x '.join(map(str, plan['mesh'].values())):<12}"
+    )
+    if not plan["fits"]:
+        return f"{told} out of memory by {_bytes(plan['missing_bytes'])}"
+    time = f"{1e3 * plan['seconds']['expected']:.0f} ms" if "seconds" in plan else ""
+    return f"{told} {_bytes(plan['memory']['peak'])} {time}".rstrip()
+
+
+def _work(plan: dict) -> list[tuple[str, str]]:
+    mesh = " x ".join(f"{axis} {size}" for axis, size in plan["mesh"].items())
+    slices = f"{plan['slices']} x " if plan["slices"] > 1 else ""
+    once = plan["model_flops_per_step"] / plan["devices"]
+    each = f"{plan['batch_per_chip']:g} a chip, {plan['batch_per_pass']:g} a pass of a replica"
+    return [
+        ("model", f"{plan['model']}, {plan['image_size']} px, {plan['dtype']}"),
+        ("parameters", f"{plan['parameters']:,}"),
+        ("topology", f"{slices}{plan['topology']}: {plan['chips']:,} chips, {plan['hosts']} hosts"),
+        ("mesh", mesh),
+        ("batch", f"{plan['batch_size']:,}: {each}"),
+        (
+            "optimizer, remat",
+            f"{plan['optimizer']}, {plan['remat']}, accumulate {plan['accumulate']}",
+        ),
+        ("steps", f"{plan['steps']:,}"),
+        (
+            "products of a step",
+            f"{plan['flops_per_device']:.3g} FLOP a device, without recomputation {once:.3g}",
+        ),
+    ]
+
+
+def _memory(plan: dict) -> list[tuple[str, str]]:
+    memory, capacity = plan["memory"], plan["memory"]["capacity"]
+    share = f", {memory['peak'] / capacity:.0%} of {_bytes(capacity)}" if capacity else ""
+    rows = [
+        ("memory of a device", f"peak {_bytes(memory['peak'])}{share}"),
+        ("  arguments", f"{_bytes(memory['arguments'])}, of that state {_bytes(memory['state'])}"),
+        ("  temporaries", _bytes(memory["temporaries"])),
+    ]
+    return rows + [("  large", f"{_bytes(one['bytes'])}  {one['what']}") for one in memory["largest"][:4]]  # fmt: skip
+
+
+def _network(plan: dict) -> list[tuple[str, str]]:
+    rows = [("collectives of a step", "" if plan["collectives"] else "none")]
+    for row in plan["collectives"]:
+        among = f"{row['devices']} {'slices' if row['crosses_slices'] else 'devices'}"
+        rows.append(
+            (
+                f"  {row['kind']}",
+                f"{row['count']:>5} over {among:<13} {_bytes(row['bytes'])}, {_bytes(row['sent_bytes'])} sent",
+            )
+        )
+    return rows
+
+
+def _time(plan: dict) -> list[tuple[str, str]]:
+    seconds, run = plan["seconds"], plan["run"]
+    cycles = plan["cycles"]["all"]
+    total = sum(cycles.values())
+    rising = {name: [_number(v) for v in reversed(values)] for name, values in run.items()}
+    falling = {name: [_number(v) for v in values] for name, values in run.items()}
+    slices = seconds["slices"]
+    parts = [f"{name} {_ms(seconds[name])}" for name in ("products", "memory", "network")]
+    parts.append(f"between slices {'unknown' if slices is None else _ms(slices)}")
+    shares = ", ".join(f"{name} {count / total:.0%}" for name, count in cycles.items())
+    rows = [
+        ("time of a step", f"{_ms(seconds['expected'])} expected"),
+        ("  range", f"{_ms(seconds['floor'])} floor to {_ms(seconds['ceiling'])} ceiling"),
+        ("  at best", ", ".join(parts)),
+        ("  cycles", f"{total / 1e6:.0f} M: {shares}"),
+        ("images/s", _range(rising["images_per_second"])),
+        ("MFU", _range([f"{share:.0%}" for share in reversed(run["mfu"])])),
+        ("time to finish", f"{_range(falling['hours'])} hours"),
+        ("chip-hours", _range(falling["chip_hours"])),
+        ("TPUv3-core-days", f"{_range(falling['tpu_v3_core_days'])}, by peak rates"),
+    ]
+    return rows + ([("cost", _range(falling["cost"]))] if "cost" in run else [])
+
+
+def _range(values: list[str]) -> str:
+    least, expected, most = values
+    return f"{expected} ({least} to {most})"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _bytes(size: float) -> str:
+    if size >= _GIB / 10:
+        return f"{size / _GIB:.2f} GiB"
+    return f"{size / 2**20:.2f} MiB"
