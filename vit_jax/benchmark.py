@@ -102,7 +102,6 @@ def input_pipeline(config: ConfigDict, *, steps: int) -> dict:
         "images_per_second": steps * config.batch_size / seconds,
         "microseconds_per_image": 1e6 * seconds / (steps * config.batch_size),
         "threads": config.data.threads,
-        "processes": config.data.processes,
     } | context()
 
 

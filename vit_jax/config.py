@@ -68,10 +68,7 @@ class Data:
         (0.5, 0.5, 0.5),
         "RGB in [0, 1] is divided by this after the mean is subtracted; (): as init_from has it",
     )
-    threads: int = option(4, "threads that decode batches", minimum=1)
-    processes: int = option(
-        0, "worker processes that decode batches; 0: threads of this process", minimum=0
-    )
+    threads: int = option(0, "threads that decode batches; 0: one for each core", minimum=0)
     prefetch: int = option(2, "batches kept ready on the devices", minimum=1)
     on_bad_image: str = option(
         "error", "what an unreadable training image does", choices=("error", "skip")

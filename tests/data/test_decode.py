@@ -9,7 +9,15 @@ import pytest
 from PIL import Image
 
 from vit_jax.config import default_config
-from vit_jax.data.decode import BadImage, check_crops, decode, eval_crop, resize, train_crop
+from vit_jax.data.decode import (
+    DRAWS,
+    BadImage,
+    check_crops,
+    decode,
+    eval_crop,
+    resize,
+    train_crop,
+)
 from vit_jax.schema import ConfigError
 
 
@@ -36,8 +44,12 @@ def psnr(a, b):
     return 10 * np.log10(255**2 / np.mean((a.astype(np.float64) - b) ** 2))
 
 
-def rng(seed=0):
-    return np.random.default_rng(seed)
+def draws(seed=0):
+    return np.random.default_rng(seed).random(DRAWS).tolist()
+
+
+def train(image, config, seed=0):
+    return train_crop(image, config, draws(seed), name="x")
 
 
 @pytest.fixture(scope="module")
@@ -166,34 +178,32 @@ def coordinates(height, width):
 
 def test_inception_crops_have_uniform_area_and_log_uniform_aspect_within_bounds():
     config = data_config(image_size=8, crop_area=(0.05, 0.4), crop_aspect=(0.5, 2.0))
-    # At the output's corners, half a pixel of 8 lies outside the sampled centres: extent = (last -
-    # first) * 8 / 7.
-    image, draws, areas, ratios, random = coordinates(250, 250), 1500, [], [], rng()
-    for _ in range(draws):
-        crop = train_crop(image, config, random).astype(float)
-        width, height = (
-            (crop[0, -1, 0] - crop[0, 0, 0]) * 8 / 7,
-            (crop[-1, 0, 1] - crop[0, 0, 1]) * 8 / 7,
-        )
+    # The outermost pixels of the result would see an edge: 5 of its 8 lie between the next ones.
+    image, count, areas, ratios = coordinates(250, 250), 1500, [], []
+    for seed in range(count):
+        crop = train(image, config, seed).astype(float)
+        width = (crop[1, -2, 0] - crop[1, 1, 0]) * 8 / 5
+        height = (crop[-2, 1, 1] - crop[1, 1, 1]) * 8 / 5
         areas.append(width * height / 250**2)
         ratios.append(width / height)
     assert min(areas) > 0.04 and max(areas) < 0.42 and min(ratios) > 0.47 and max(ratios) < 2.15
-    assert abs(np.mean(areas) - 0.225) < 4 * 0.35 / np.sqrt(12 * draws)
-    assert abs(np.mean(np.log(ratios))) < 4 * np.log(4) / np.sqrt(12 * draws)
+    assert abs(np.mean(areas) - 0.225) < 4 * 0.35 / np.sqrt(12 * count)
+    assert abs(np.mean(np.log(ratios))) < 4 * np.log(4) / np.sqrt(12 * count)
     assert abs(np.std(np.log(ratios)) - np.log(4) / np.sqrt(12)) < 0.03
 
 
 def test_an_inception_crop_that_never_fits_is_the_largest_central_part():
     config = data_config(image_size=30, crop_area=(1.0, 1.0), crop_aspect=(3 / 4, 4 / 3))
+    whole = data_config(image_size=30, train_crop="resize")
     image = coordinates(30, 200)
-    assert np.array_equal(train_crop(image, config, rng()), resize(image[:, 80:120], 30, 30))
+    assert np.array_equal(train(image, config), train(image[:, 80:120], whole))
 
 
 def test_random_crops_are_squares_of_the_image_with_its_smaller_side_resized():
     config = data_config(train_crop="random", resize=40, image_size=32)
     image = coordinates(40, 80)
     corners = set()
-    for crop in (train_crop(image, config, rng(seed)) for seed in range(300)):
+    for crop in (train(image, config, seed) for seed in range(300)):
         x, y = crop[0, 0, :2].tolist()
         assert np.array_equal(crop, image[y : y + 32, x : x + 32])
         corners.add((x, y))
@@ -208,7 +218,7 @@ def test_pad_crops_are_cut_from_the_image_with_a_black_border():
     padded = np.zeros((40, 40, 3), np.uint8)
     padded[4:36, 4:36] = image
     possible = {padded[y : y + 32, x : x + 32].tobytes() for y in range(9) for x in range(9)}
-    found = {train_crop(image, config, rng(seed)).tobytes() for seed in range(600)}
+    found = {train(image, config, seed).tobytes() for seed in range(600)}
     assert found == possible
 
 
@@ -216,7 +226,7 @@ def test_pad_crops_are_cut_from_the_image_with_a_black_border():
 @pytest.mark.parametrize("shape", [(8, 8), (1, 300), (300, 1), (37, 500), (64, 64)])
 def test_every_training_crop_of_every_shape_is_a_square_of_bytes(crop, shape):
     config = data_config(train_crop=crop, image_size=32, resize=40)
-    crops = [train_crop(smooth_image(*shape), config, rng(seed)) for seed in (1, 1, 2)]
+    crops = [train(smooth_image(*shape), config, seed) for seed in (1, 1, 2)]
     assert crops[0].shape == (32, 32, 3) and crops[0].dtype == np.uint8
     assert np.array_equal(crops[0], crops[1])
 
@@ -226,7 +236,7 @@ def test_training_crops_of_real_images_are_close_to_antialiased_ones(photos):
     found = []
     for photo in photos:
         reference = np.asarray(Image.fromarray(photo).resize((224, 224), Image.Resampling.BILINEAR))
-        found.append(psnr(train_crop(photo, config, rng()), reference))
+        found.append(psnr(train(photo, config), reference))
     assert np.mean(found) > 40 and min(found) > 32
 
 
@@ -262,7 +272,7 @@ def test_central_crops_of_real_images_are_antialiased_bilinear(photos):
         whole = np.einsum(
             "yi,xj,ijc->yxc", down[top : top + 224], across[left : left + 224], photo, optimize=True
         )
-        assert psnr(eval_crop(photo, config), whole) > 50
+        assert psnr(eval_crop(photo, config, name="x"), whole) > 50
 
 
 def test_a_central_crop_is_the_middle_of_the_resized_image(photos):
@@ -271,22 +281,22 @@ def test_a_central_crop_is_the_middle_of_the_resized_image(photos):
     size = round(photo.shape[1] * scale), round(photo.shape[0] * scale)
     whole = np.asarray(Image.fromarray(photo).resize(size, Image.Resampling.BILINEAR))
     top, left = (size[1] - 224) // 2, (size[0] - 224) // 2
-    found = eval_crop(photo, data_config()).astype(int)
+    found = eval_crop(photo, data_config(), name="x").astype(int)
     assert np.abs(found - whole[top : top + 224, left : left + 224]).max() <= 1
 
 
 @pytest.mark.parametrize("crop", ["central", "resize"])
 @pytest.mark.parametrize("shape", [(8, 8), (1, 300), (333, 500), (500, 333), (71, 53)])
 def test_every_evaluation_crop_of_every_shape_is_a_square_of_bytes(crop, shape):
-    found = eval_crop(
-        smooth_image(*shape), data_config(eval_crop=crop, image_size=64, eval_resize=64)
-    )
+    config = data_config(eval_crop=crop, image_size=64, eval_resize=64)
+    found = eval_crop(smooth_image(*shape), config, name="x")
     assert found.shape == (64, 64, 3) and found.dtype == np.uint8
 
 
 def test_resized_evaluation_images_show_the_whole_image():
     image = smooth_image(64, 64)
-    assert np.array_equal(eval_crop(image, data_config(eval_crop="resize", image_size=64)), image)
+    config = data_config(eval_crop="resize", image_size=64)
+    assert np.array_equal(eval_crop(image, config, name="x"), image)
 
 
 @pytest.mark.parametrize(

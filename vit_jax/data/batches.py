@@ -7,6 +7,7 @@ rows, and how they reach the devices, is in `loader.py`.
 """
 
 import functools
+import types
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -36,53 +37,70 @@ def example_ids(seed: int, positions: np.ndarray, num_examples: int) -> np.ndarr
     return np.asarray(ids, np.int64)
 
 
-class TrainBatches:
-    """The rows `rows` of the training batches, by step; a random-access source for Grain, and small
-    enough to pickle.
+def crop_draws(seed: int, positions: np.ndarray) -> np.ndarray:
+    """The random numbers in [0, 1) that decide the crops at rising `positions`, (n, decode.DRAWS).
 
-    An element is a dict of `image` (n, S, S, 3) uint8, `label` ((n,) int32, or (n, classes) float32
-    of zeros and ones for a multi-label source), and `bad`, the (name, reason) of unreadable images
-    that were replaced: where `config.data.on_bad_image` is 'skip', an example's place is taken by
-    the next readable one in the order of its epoch, cut as the first would have been.
+    Philox is a function of (key, counter); a position has a stretch of the counter to itself.
+    """
+    runs = np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1)
+    draws = [
+        np.random.Philox(key=seed, counter=int(run[0]) * (decode.DRAWS // 4)).random_raw(
+            len(run) * decode.DRAWS
+        )
+        for run in runs
+    ]
+    return ((np.concatenate(draws) >> np.uint64(11)) * 2.0**-53).reshape(-1, decode.DRAWS)
+
+
+class TrainBatches:
+    """The rows `rows` of the training batches, by step.
+
+    A batch is a dict of `image` (n, S, S, 3) uint8 and `label` ((n,) int32, or (n, classes) float32
+    of zeros and ones for a multi-label source). Where `config.data.on_bad_image` is 'skip', the
+    place of an unreadable example is taken by the next readable one in the order of its epoch, cut
+    as the first would have been.
     """
 
-    def __init__(self, source: Source, config, rows: Sequence[int] | np.ndarray, *, stop_step: int):
-        self._source = source
-        self._seed, self._data = config.seed, config.data
-        self.rows, self.batch_size, self._stop_step = (
-            np.asarray(rows, np.int64),
-            config.batch_size,
-            stop_step,
-        )
+    def __init__(self, source: Source, config, rows: Sequence[int] | np.ndarray):
+        self._source, self._seed = source, config.seed
+        self._data = types.SimpleNamespace(**config.data)  # a ConfigDict is slow to look into
+        self.rows, self.batch_size = np.asarray(rows, np.int64), config.batch_size
 
-    def __len__(self) -> int:
-        return self._stop_step
+    def empty(self) -> dict[str, np.ndarray]:
+        """A batch to fill."""
+        return _empty(self._source, len(self.rows), self._data.image_size)
 
-    def __getitem__(self, step: int) -> dict:
-        positions = step * self.batch_size + self.rows
+    def fill(self, batch: dict[str, np.ndarray], step: int, part: slice) -> dict[str, str]:
+        """Fills the rows `part` of a batch, and of no other; threads may fill others meanwhile.
+
+        Returns:
+          name → reason of the unreadable images that were replaced.
+        """
+        positions = step * self.batch_size + self.rows[part]
         read = _reader(self._source, example_ids(self._seed, positions, len(self._source)))
-        batch, bad = _empty(self._source, len(positions), self._data.image_size), {}
+        images, labels, bad = batch["image"][part], batch["label"][part], {}
+        draws = crop_draws(self._seed, positions).tolist()
         for row, position in enumerate(positions.tolist()):
-            example, image = self._readable(position, functools.partial(read, row), bad)
-            random = np.random.Generator(
-                np.random.Philox(key=np.asarray([self._seed, position], np.uint64))
+            cut = functools.partial(
+                decode.train_crop, config_data=self._data, draws=draws[row], out=images[row]
             )
-            batch["image"][row] = decode.train_crop(image, self._data, random)
-            _set_label(batch["label"], row, example, self._source)
-        return batch | {"bad": tuple(bad.items())}
+            example = self._cut_readable(position, functools.partial(read, row), cut, bad)
+            _set_label(labels, row, example, self._source)
+        return bad
 
-    def _readable(
-        self, position: int, fetch: Callable[[], Record], bad: dict[str, str]
-    ) -> tuple[Record, np.ndarray]:
-        """The example at `position`, which `fetch` reads, or the next readable one; with pixels.
-        Adds to `bad`.
+    def _cut_readable(
+        self, position: int, fetch: Callable[[], Record], cut: Callable, bad: dict[str, str]
+    ) -> Record:
+        """Cuts the example at `position`, which `fetch` reads, or the next readable one, which is
+        given back. Adds to `bad`.
         """
         size = len(self._source)
         epoch, offset = divmod(position, size)
         for ahead in range(size):
             try:
                 example = fetch()
-                return example, decode.decode(example.image, name=example.name)
+                cut(example.image, name=example.name)
+                return example
             except BadImage as error:
                 if self._data.on_bad_image == "error":
                     raise
@@ -100,30 +118,37 @@ class TrainBatches:
 class EvalBatches:
     """The rows `rows` of the evaluation batches, by step: every example once, in order.
 
-    An element is as in `TrainBatches`, with `mask` (n,) float32: 1 for an example, 0 for padding
-    after the last one.
+    A batch is as in `TrainBatches`, with `mask` (n,) float32: 1 for an example, 0 for padding after
+    the last one, which is black and has the label 0, or none.
     """
 
     def __init__(
         self, source: Source, config, rows: Sequence[int] | np.ndarray, *, batch_size: int
     ):
-        self._source, self._data = source, config.data
+        self._source, self._data = source, types.SimpleNamespace(**config.data)
         self.rows, self.batch_size = np.asarray(rows, np.int64), batch_size
 
     def __len__(self) -> int:
         return -(-len(self._source) // self.batch_size)
 
-    def __getitem__(self, step: int) -> dict:
-        ids = step * self.batch_size + self.rows
-        mask = ids < len(self._source)
-        batch = _empty(self._source, len(ids), self._data.image_size)
-        read = _reader(self._source, ids[mask])
-        for row in range(mask.sum()):  # rows rise, so padding comes last
+    def empty(self) -> dict[str, np.ndarray]:
+        """A batch to fill."""
+        mask = np.empty(len(self.rows), np.float32)
+        return _empty(self._source, len(self.rows), self._data.image_size) | {"mask": mask}
+
+    def fill(self, batch: dict[str, np.ndarray], step: int, part: slice) -> dict[str, str]:
+        """Fills the rows `part` of a batch, and of no other. Images must be readable: gives {}."""
+        ids = step * self.batch_size + self.rows[part]
+        images, labels, mask = (batch[name][part] for name in ("image", "label", "mask"))
+        mask[:] = ids < len(self._source)
+        there = int(mask.sum())  # rows rise, so padding comes last
+        images[there:], labels[there:] = 0, 0
+        read = _reader(self._source, ids[:there])
+        for row in range(there):
             example = read(row)
-            pixels = decode.decode(example.image, name=example.name)
-            batch["image"][row] = decode.eval_crop(pixels, self._data)
-            _set_label(batch["label"], row, example, self._source)
-        return batch | {"mask": mask.astype(np.float32), "bad": ()}
+            decode.eval_crop(example.image, self._data, name=example.name, out=images[row])
+            _set_label(labels, row, example, self._source)
+        return {}
 
 
 def check_bad_images(bad: dict[str, str], most: int) -> None:
@@ -152,12 +177,8 @@ def _reader(source: Source, ids: np.ndarray) -> Callable[[int], Record]:
 
 
 def _empty(source: Source, rows: int, size: int) -> dict[str, np.ndarray]:
-    label = (
-        np.zeros((rows, len(source.classes)), np.float32)
-        if source.multi_label
-        else np.zeros(rows, np.int32)
-    )
-    return {"image": np.zeros((rows, size, size, 3), np.uint8), "label": label}
+    labels = ((rows, len(source.classes)), np.float32) if source.multi_label else (rows, np.int32)
+    return {"image": np.empty((rows, size, size, 3), np.uint8), "label": np.empty(*labels)}
 
 
 def _set_label(labels: np.ndarray, row: int, example: Record, source: Source) -> None:
@@ -168,6 +189,7 @@ def _set_label(labels: np.ndarray, row: int, example: Record, source: Source) ->
                 f"the label {label} of {example.name} is out of range: there are {classes} classes"
             )
     if source.multi_label:
+        labels[row] = 0
         labels[row, list(ones)] = 1
     else:
         labels[row] = example.label

@@ -1,8 +1,14 @@
 """From an encoded image to the square of pixels the model sees, on the host. Devices do the rest,
 in `augment.py`.
+
+Where the install could compile it, `_native.c` cuts plain JPEG files and resizes pixels, with the
+antialiased bilinear filter. OpenCV and Pillow do whatever else there is, and everything without it:
+the same crops, decoded whole; the filter is then an area average in training.
 """
 
 import io
+import math
+from collections.abc import Callable, Sequence
 
 import cv2
 import numpy as np
@@ -11,7 +17,12 @@ from PIL import Image, ImageOps
 from vit_jax.data.record import BadImage
 from vit_jax.schema import ConfigError
 
-__all__ = ["BadImage", "check_crops", "decode", "eval_crop", "resize", "train_crop"]
+try:
+    from vit_jax.data import _native
+except ImportError:  # no C compiler or no libjpeg-turbo when this was installed
+    _native = None
+
+__all__ = ["DRAWS", "BadImage", "check_crops", "decode", "eval_crop", "is_native", "train_crop"]
 
 cv2.setNumThreads(
     1
@@ -21,6 +32,20 @@ cv2.utils.logging.setLogLevel(
 )  # what cannot be read is said by BadImage
 
 _TRIES = 10
+DRAWS = 4 * _TRIES  # random numbers that a training crop may need
+
+# A JPEG is decoded at half its size (or a quarter, an eighth) while each side keeps so many times
+# the pixels of the result: 1.5 leaves the result within 42 dB of a full decode at worst.
+_SPARE = 1.5
+
+# (top, left, bottom, right) of a part of an image in pixels, and whether the pixels around it do
+# not count (cut, then resize) or do (resize, then cut).
+Part = tuple[tuple[float, float, float, float], bool]
+
+
+def is_native() -> bool:
+    """Whether the compiled part is there."""
+    return _native is not None
 
 
 def decode(image: bytes | np.ndarray, *, name: str) -> np.ndarray:
@@ -60,7 +85,8 @@ def _truncated(image: bytes) -> bool:
     if image.startswith(
         b"\xff\xd8"
     ):  # JPEG: end of image after the last start of scan; a thumbnail inside has its own
-        return image.rfind(b"\xff\xd9") <= image.rfind(b"\xff\xda")
+        end = image.rfind(b"\xff\xd9")
+        return end < 0 or image.find(b"\xff\xda", end) >= 0
     if image.startswith(b"\x89PNG"):
         return b"IEND" not in image
     return False
@@ -83,62 +109,128 @@ def _decode_with_pillow(image: bytes, name: str) -> np.ndarray:
         raise BadImage(name, str(error)) from None
 
 
-def train_crop(image: np.ndarray, config_data, rng: np.random.Generator) -> np.ndarray:
-    """A random part of `image` (H, W, 3) as a square of `config_data.image_size`, (S, S, 3) uint8.
+def train_crop(
+    image: bytes | np.ndarray,
+    config_data,
+    draws: Sequence[float],
+    *,
+    name: str,
+    out: np.ndarray | None = None,
+) -> np.ndarray:
+    """A random part of an image as a square of `config_data.image_size`, (S, S, 3) uint8.
 
     `config_data.train_crop` says how:
       inception: share of the area uniform in `crop_area`, aspect ratio log-uniform in
         `crop_aspect`, resized to the square (Szegedy et al. 2014, arXiv 1409.4842, §6); after ten
         that do not fit, the largest central part of a valid aspect ratio.
-      random: the smaller side is resized to `resize`, then a square is cut (AlexNet, §4.1).
+      random: a square of the image as it is when the smaller side is resized to `resize` (AlexNet,
+        §4.1).
       pad: a border of `pad` zeros, then a square is cut (He et al. 2015, arXiv 1512.03385, §4.2).
       resize: the whole image, nothing random.
+
+    Args:
+      image: as for `decode`.
+      config_data: the section `config.data`.
+      draws: `DRAWS` numbers, random in [0, 1), which decide.
+      name: what to call the image in errors.
+      out: where to put the result, if it has a place already.
+
+    Raises:
+      BadImage: see `decode`.
     """
     size = config_data.image_size
+    out = np.empty((size, size, 3), np.uint8) if out is None else out
     match config_data.train_crop:
         case "inception":
             area, aspect = config_data.crop_area, config_data.crop_aspect
-            top, left, height, width = _inception_box(*image.shape[:2], area, aspect, rng)
-            return resize(image[top : top + height, left : left + width], size, size)
+            _cut(image, name, lambda h, w: (_inception_box(h, w, area, aspect, draws), True), out)
         case "random":
-            return _random_square(resize(image, *_scaled(image, config_data.resize)), size, rng)
+            _cut(image, name, lambda h, w: _square(h, w, config_data.resize, size, draws), out)
         case "pad":
-            border = ((config_data.pad,) * 2, (config_data.pad,) * 2, (0, 0))
-            return _random_square(np.pad(resize(image, size, size), border), size, rng)
+            _cut(image, name, _whole, out)
+            pad = config_data.pad
+            padded = np.pad(out, ((pad, pad), (pad, pad), (0, 0)))
+            top, left = (int(draw * (2 * pad + 1)) for draw in draws[:2])
+            out[:] = padded[top : top + size, left : left + size]
         case "resize":
-            return resize(image, size, size)
-    raise ConfigError(f"config.data.train_crop = {config_data.train_crop!r} is unknown")
+            _cut(image, name, _whole, out)
+        case other:
+            raise ConfigError(f"config.data.train_crop = {other!r} is unknown")
+    return out
 
 
-def eval_crop(image: np.ndarray, config_data) -> np.ndarray:
-    """The part of `image` (H, W, 3) that is evaluated, (S, S, 3) uint8, with an antialiased
-    bilinear filter.
+def eval_crop(
+    image: bytes | np.ndarray, config_data, *, name: str, out: np.ndarray | None = None
+) -> np.ndarray:
+    """The part of an image that is evaluated, (S, S, 3) uint8, with an antialiased bilinear filter.
 
     `config_data.eval_crop` says how:
       central: as if the smaller side were resized to `eval_resize` and the central square cut out
       (AlexNet, §4.1).
       resize: the whole image.
+
+    Arguments and errors are those of `train_crop`.
     """
-    # Pillow rather than OpenCV: slower, but OpenCV's area average comes only within 44 dB of the
-    # antialiased filter.
     size = config_data.image_size
+    out = np.empty((size, size, 3), np.uint8) if out is None else out
     match config_data.eval_crop:
         case "central":
-            height, width = _scaled(image, config_data.eval_resize)
-            down, across = image.shape[0] / height, image.shape[1] / width
-            top, left = (height - size) // 2, (width - size) // 2
-            right, bottom = (
-                min((left + size) * across, image.shape[1]),
-                min((top + size) * down, image.shape[0]),
-            )
-            box = (left * across, top * down, right, bottom)
+            _cut(image, name, lambda h, w: _square(h, w, config_data.eval_resize, size), out)
         case "resize":
-            box = (0, 0, image.shape[1], image.shape[0])
+            _cut(image, name, _resized, out)
         case other:
             raise ConfigError(f"config.data.eval_crop = {other!r} is unknown")
-    return np.asarray(
-        Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR, box=box)
-    )
+    return out
+
+
+def _cut(
+    image: bytes | np.ndarray, name: str, part_of: Callable[[int, int], Part], out: np.ndarray
+) -> None:
+    """Puts the part that `part_of` chooses for a height and a width into `out` (S, S, 3)."""
+    if _native and isinstance(image, bytes):
+        size = _native.plain_jpeg_size(image)
+        if size and not _truncated(image):
+            box, inside = part_of(*size)
+            if _native.cut_jpeg(image, size, box, inside, _SPARE, out):
+                return
+    pixels = decode(image, name=name)
+    box, inside = part_of(*pixels.shape[:2])
+    if _native and max(pixels.shape) <= 2**16:
+        _native.cut_pixels(np.ascontiguousarray(pixels), box, inside, out)
+    elif inside:
+        top, left, bottom, right = box
+        out[:] = resize(pixels[top:bottom, left:right], *out.shape[:2])
+    else:  # OpenCV's area average comes only within 44 dB of the antialiased filter
+        top, left, bottom, right = box
+        resized = Image.fromarray(pixels).resize(
+            out.shape[:2], Image.Resampling.BILINEAR, box=(left, top, right, bottom)
+        )
+        out[:] = np.asarray(resized)
+
+
+def _whole(height: int, width: int) -> Part:
+    return (0, 0, height, width), True
+
+
+def _resized(height: int, width: int) -> Part:
+    return (0, 0, height, width), False
+
+
+def _square(
+    height: int, width: int, side: int, size: int, draws: Sequence[float] | None = None
+) -> Part:
+    """The central or a random square of `size` pixels, as if the smaller side were resized to
+    `side`.
+    """
+    scale = side / min(height, width)
+    tall, wide = round(height * scale), round(width * scale)
+    if draws is None:
+        top, left = (tall - size) // 2, (wide - size) // 2
+    else:
+        top, left = int(draws[0] * (tall - size + 1)), int(draws[1] * (wide - size + 1))
+    down, across = height / tall, width / wide
+    bottom, right = min((top + size) * down, height), min((left + size) * across, width)
+    return (top * down, left * across, bottom, right), False
 
 
 def resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -179,31 +271,20 @@ def check_crops(config_data) -> None:
 
 
 def _inception_box(
-    height: int, width: int, area: tuple, aspect: tuple, rng: np.random.Generator
-) -> tuple[int, ...]:
-    """(top, left, height, width) of a random part."""
-    for _ in range(_TRIES):
-        target = rng.uniform(*area) * height * width
-        ratio = np.exp(rng.uniform(*np.log(aspect)))
-        crop_width, crop_height = round(np.sqrt(target * ratio)), round(np.sqrt(target / ratio))
-        if 0 < crop_width <= width and 0 < crop_height <= height:
-            top, left = rng.integers(height - crop_height + 1), rng.integers(width - crop_width + 1)
-            return top, left, crop_height, crop_width
-    ratio = np.clip(width / height, *aspect)
-    crop_width, crop_height = (
-        min(width, max(1, round(height * ratio))),
-        min(height, max(1, round(width / ratio))),
-    )
-    return (height - crop_height) // 2, (width - crop_width) // 2, crop_height, crop_width
-
-
-def _random_square(image: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    top, left = rng.integers(image.shape[0] - size + 1), rng.integers(image.shape[1] - size + 1)
-    return image[top : top + size, left : left + size]
-
-
-def _scaled(image: np.ndarray, side: int) -> tuple[int, int]:
-    """The height and width at which the smaller side is `side`."""
-    height, width = image.shape[:2]
-    scale = side / min(height, width)
-    return round(height * scale), round(width * scale)
+    height: int, width: int, area: tuple, aspect: tuple, draws: Sequence[float]
+) -> tuple[int, int, int, int]:
+    """(top, left, bottom, right) of a random part."""
+    low, high = math.log(aspect[0]), math.log(aspect[1])
+    for i in range(0, 4 * _TRIES, 4):
+        target = (area[0] + (area[1] - area[0]) * draws[i]) * height * width
+        ratio = math.exp(low + (high - low) * draws[i + 1])
+        wide, tall = round(math.sqrt(target * ratio)), round(math.sqrt(target / ratio))
+        if 0 < wide <= width and 0 < tall <= height:
+            top = int(draws[i + 2] * (height - tall + 1))
+            left = int(draws[i + 3] * (width - wide + 1))
+            return top, left, top + tall, left + wide
+    ratio = min(max(width / height, aspect[0]), aspect[1])
+    wide = min(width, max(1, round(height * ratio)))
+    tall = min(height, max(1, round(width / ratio)))
+    top, left = (height - tall) // 2, (width - wide) // 2
+    return top, left, top + tall, left + wide

@@ -1,18 +1,21 @@
-"""Batches on their way to the devices: who builds which rows, ahead of time, in threads or worker
-processes.
+"""Batches on their way to the devices: threads that fill them in place, ahead of time.
 
-What a row holds is decided in `batches.py`.
+What a row holds is decided in `batches.py`. Threads are enough: reading, decoding and resizing run
+without Python's lock.
 """
 
+import collections
+import concurrent.futures
 import math
+import os
+import queue
+import threading
 import time
 from collections.abc import Iterator
 
-import grain
 import jax
 import numpy as np
-from absl import flags, logging
-from grain.experimental import ThreadPrefetchIterDataset
+from absl import logging
 from jax.sharding import NamedSharding
 
 from vit_jax.data import decode
@@ -21,6 +24,9 @@ from vit_jax.data.record import DataError, Source
 from vit_jax.schema import ConfigError
 
 __all__ = ["Batches", "batch_indices", "eval_batches", "local_rows", "train_batches"]
+
+_BLOCK = 16  # rows that a thread reads at once and fills
+_UNDER_WAY = 2  # batches being filled, so that no thread waits for the last rows of one
 
 
 def train_batches(
@@ -47,7 +53,7 @@ def train_batches(
     """
     decode.check_crops(config.data)
     rows = local_rows(sharding, config.batch_size, "config.batch_size")
-    blocks = TrainBatches(source, config, rows, stop_step=stop_step)
+    blocks = TrainBatches(source, config, rows)
     return Batches(blocks, range(start_step, stop_step), config.data, sharding)
 
 
@@ -75,6 +81,9 @@ class Batches(Iterator[dict[str, jax.Array]]):
     """An iterator of global batches that are prepared ahead. Close it, or use it in a `with`
     statement: it has threads.
 
+    At most `config_data.prefetch` + 1 batches are on the devices before they are asked for, and two
+    more on the host.
+
     Attributes:
       wait_seconds: how long `next` has waited for the host, in total.
       bad_images: name → reason of the unreadable training images that this process has met and
@@ -87,41 +96,73 @@ class Batches(Iterator[dict[str, jax.Array]]):
         self.wait_seconds = 0.0
         self.bad_images: dict[str, str] = {}
         self._max_bad_images = config_data.max_bad_images
-        self._iterator = iter(())
-        if not steps:
-            return
-        options = grain.ReadOptions(
-            num_threads=config_data.threads, prefetch_buffer_size=config_data.threads
-        )
-        dataset = grain.MapDataset.source(blocks)[steps.start : steps.stop].to_iter_dataset(options)
-        if config_data.processes:
-            if (
-                not flags.FLAGS.is_parsed()
-            ):  # Grain hands its flags to its workers, and a library call has parsed none
-                flags.FLAGS.mark_as_parsed()
-            dataset = dataset.mp_prefetch(
-                grain.MultiprocessingOptions(num_workers=config_data.processes)
-            )
-        dataset = dataset.map(lambda block: _to_devices(block, blocks, sharding))
-        self._iterator = iter(
-            ThreadPrefetchIterDataset(dataset, prefetch_buffer_size=config_data.prefetch)
-        )
-        self._iterator.start_prefetch()  # the first batches are made while the caller compiles
+        self._blocks, self._sharding = blocks, sharding
+        self._threads = config_data.threads or len(os.sched_getaffinity(0))
+        self._ready: queue.Queue = queue.Queue(config_data.prefetch)
+        self._closed = threading.Event()
+        self._filler = threading.Thread(target=self._fill, args=(steps,), daemon=True)
+        self._filler.start()  # the first batches are made while the caller compiles
 
     def __next__(self) -> dict[str, jax.Array]:
+        if self._closed.is_set():
+            raise StopIteration
         start = time.perf_counter()
-        try:
-            batch, bad = next(self._iterator)
-        except BaseException:
+        item = self._ready.get()
+        self.wait_seconds += time.perf_counter() - start
+        if isinstance(item, BaseException):
             self.close()
-            raise
-        finally:
-            self.wait_seconds += time.perf_counter() - start
+            raise item
+        batch, bad = item
         self._count(bad)
         return batch
 
-    def _count(self, bad: tuple[tuple[str, str], ...]) -> None:
-        for name, why in bad:
+    def _fill(self, steps: range) -> None:
+        """Puts the batches of `steps` into the queue, and then `StopIteration`, or whatever error
+        came.
+        """
+        try:
+            with concurrent.futures.ThreadPoolExecutor(self._threads, "batches") as pool:
+                under_way = collections.deque()
+                try:
+                    for step in steps:
+                        under_way.append(self._begin(pool, step))
+                        if len(under_way) == _UNDER_WAY:
+                            self._deliver(*under_way.popleft())
+                        if self._closed.is_set():
+                            return
+                    while under_way:
+                        self._deliver(*under_way.popleft())
+                finally:
+                    pool.shutdown(cancel_futures=True)
+            self._put(StopIteration())
+        except BaseException as error:
+            self._put(error)
+
+    def _begin(self, pool: concurrent.futures.Executor, step: int) -> tuple[dict, list]:
+        batch = self._blocks.empty()
+        parts = [slice(i, i + _BLOCK) for i in range(0, len(self._blocks.rows), _BLOCK)]
+        return batch, [pool.submit(self._blocks.fill, batch, step, part) for part in parts]
+
+    def _deliver(self, batch: dict[str, np.ndarray], filled: list) -> None:
+        bad = {}
+        for part in filled:
+            bad |= part.result()
+        # The host's arrays are not used again: on a CPU, the device's are the same memory.
+        arrays = {
+            name: _global_array(array, self._blocks, self._sharding)
+            for name, array in batch.items()
+        }
+        self._put((arrays, bad))
+
+    def _put(self, item) -> None:
+        while not self._closed.is_set():
+            try:
+                return self._ready.put(item, timeout=0.1)
+            except queue.Full:
+                pass
+
+    def _count(self, bad: dict[str, str]) -> None:
+        for name, why in bad.items():
             if name not in self.bad_images:
                 self.bad_images[name] = why
                 logging.warning("Image %s cannot be read (%s): another takes its place.", name, why)
@@ -132,10 +173,9 @@ class Batches(Iterator[dict[str, jax.Array]]):
             raise
 
     def close(self) -> None:
-        """Stops the threads and processes. No batch comes after it."""
-        iterator, self._iterator = self._iterator, iter(())
-        if hasattr(iterator, "close"):
-            iterator.close()
+        """Stops the threads. No batch comes after it."""
+        self._closed.set()
+        self._filler.join()
 
     def __enter__(self) -> "Batches":
         return self
@@ -165,14 +205,6 @@ def local_rows(
         for (rows,) in sharding.addressable_devices_indices_map((batch_size,)).values()
     )
     return np.unique(np.concatenate(list(held)))
-
-
-def _to_devices(
-    block: dict, blocks: TrainBatches | EvalBatches, sharding: NamedSharding
-) -> tuple[dict, tuple]:
-    """Global arrays of this process's rows, and the bad images among them."""
-    arrays = {name: _global_array(block[name], blocks, sharding) for name in block if name != "bad"}
-    return arrays, block["bad"]
 
 
 def _global_array(

@@ -15,7 +15,7 @@ from flax import nnx
 
 from vit_jax import checkpoint
 from vit_jax.data.augment import normalize
-from vit_jax.data.decode import decode, eval_crop
+from vit_jax.data.decode import eval_crop
 from vit_jax.data.record import BadImage
 from vit_jax.errors import UserError
 
@@ -113,7 +113,7 @@ def predict_files(
 
 def _read(name: str, data) -> np.ndarray | BadImage:
     try:
-        return eval_crop(decode(pathlib.Path(name).read_bytes(), name=name), data)
+        return eval_crop(pathlib.Path(name).read_bytes(), data, name=name)
     except BadImage as error:
         return error
     except OSError as error:

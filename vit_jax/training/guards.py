@@ -12,7 +12,7 @@ from vit_jax.schema import ConfigError
 # Fields of the config that a resumed run may change: they do not change what is learnt.
 MAY_CHANGE = (
     r"(log|checkpoint|eval|mesh|hosts)\..*",
-    r"data\.(eval_.*|threads|processes|prefetch|on_bad_image|max_bad_images)",
+    r"data\.(eval_.*|threads|prefetch|on_bad_image|max_bad_images)",
     r"model\.(remat|unroll)",
     r"nonfinite|max_skips|compilation_cache",
 )
