@@ -21,6 +21,7 @@ TINY = dict(
     heads=2,
     num_classes=5,
     head_init="normal",
+    unroll=1,
 )
 
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from vit_jax.models import attention_kernels, execution
 from vit_jax.models.layers import dropout, layer_norm, split
 
 QUERY, KEY, VALUE = range(3)
@@ -14,6 +15,7 @@ class Attention(nnx.Module):
 
     Parameters: `qkv/kernel` (D, 3, H, D/H), `qkv/bias` (3, H, D/H), `out/kernel` (H, D/H, D),
     `out/bias` (D,); with `qk_norm` a layer norm of D/H on queries and on keys (ViT-22B §2.1).
+    `implementation`: how tokens attend to each other, see `attention_kernels`; `auto` to choose.
     """
 
     def __init__(
@@ -24,19 +26,26 @@ class Attention(nnx.Module):
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
         qk_norm: bool = False,
+        qkv_bias: bool = True,
+        norm_bias: bool = True,
         epsilon: float = 1e-6,
+        implementation: str = "xla",
         dtype,
         rngs: nnx.Rngs,
     ):
         if width % heads:
             raise ValueError(f"width {width} cannot be cut into {heads} heads")
         size = width // heads
-        self.qkv = _Affine((width, 3, heads, size), (3, heads, size), _xavier(width), dtype, rngs)
+        of_qkv = (3, heads, size)
+        self.qkv = _Affine(
+            (width, *of_qkv), of_qkv if qkv_bias else None, _xavier(width), dtype, rngs
+        )
         self.out = _Affine((heads, size, width), (width,), _xavier(width), dtype, rngs)
         self.qk_norm = qk_norm
         if qk_norm:
-            self.query_norm = layer_norm(size, epsilon, dtype, rngs)
-            self.key_norm = layer_norm(size, epsilon, dtype, rngs)
+            self.query_norm = layer_norm(size, epsilon, dtype, rngs, bias=norm_bias)
+            self.key_norm = layer_norm(size, epsilon, dtype, rngs, bias=norm_bias)
+        self.implementation = implementation
         self.dropout, self.attention_dropout = dropout, attention_dropout
 
     def __call__(
@@ -57,38 +66,50 @@ class Attention(nnx.Module):
         if queries is None:
             q, k, v = _project(x, kernel, bias)
         else:
-            (q,) = _project(queries, kernel[:, :KEY], bias[:KEY])
-            k, v = _project(x, kernel[:, KEY:], bias[KEY:])
+            (q,) = _project(queries, kernel[:, :KEY], None if bias is None else bias[:KEY])
+            k, v = _project(x, kernel[:, KEY:], None if bias is None else bias[KEY:])
         if self.qk_norm:
             q, k = self.query_norm(q), self.key_norm(k)
         q = q / jnp.sqrt(q.shape[-1]).astype(q.dtype)
-        logits = jnp.einsum("bqhc,bnhc->bhqn", q, k, preferred_element_type=jnp.float32)
-        weights = jax.nn.softmax(logits).astype(v.dtype)
-        heads = jnp.einsum("bhqn,bnhc->bqhc", dropout(weights, self.attention_dropout, keys[0]), v)
+        weights = attention_kernels.weights(q, k)
+        if keys[0] is not None and self.attention_dropout:
+            dropped = dropout(weights, self.attention_dropout, keys[0])
+            heads = jnp.einsum("bhqn,bnhc->bqhc", dropped, v)
+        else:
+            # Kernels are made for many queries; one that pools is none of theirs.
+            kind = "xla" if queries is not None else self._chosen(q)
+            heads = attention_kernels.attend(q, k, v, kind)
         kernel, bias = self.out.parameters()
-        return dropout(
-            jnp.einsum("bqhc,hcd->bqd", heads, kernel) + bias, self.dropout, keys[1]
-        ), weights
+        out = jnp.einsum("bqhc,hcd->bqd", heads, kernel) + bias
+        return dropout(out, self.dropout, keys[1]), weights
+
+    def _chosen(self, q: jax.Array) -> str:
+        return execution.attention(
+            self.implementation, tokens=q.shape[1], head_size=q.shape[-1], dtype=q.dtype
+        )
 
 
 class _Affine(nnx.Module):
-    """A kernel and a bias kept in float32 and handed out in the compute dtype."""
+    """A kernel and perhaps a bias, kept in float32 and handed out in the compute dtype."""
 
     def __init__(self, kernel_shape, bias_shape, init, dtype, rngs):
         self.kernel = nnx.Param(init(rngs.params(), kernel_shape))
-        self.bias = nnx.Param(jnp.zeros(bias_shape))
+        if bias_shape is not None:
+            self.bias = nnx.Param(jnp.zeros(bias_shape))
         self.dtype = dtype
 
-    def parameters(self) -> tuple[jax.Array, jax.Array]:
-        return self.kernel[...].astype(self.dtype), self.bias[...].astype(self.dtype)
+    def parameters(self) -> tuple[jax.Array, jax.Array | None]:
+        bias = self.bias[...].astype(self.dtype) if hasattr(self, "bias") else None
+        return self.kernel[...].astype(self.dtype), bias
 
 
-def _project(x: jax.Array, kernel: jax.Array, bias: jax.Array) -> tuple[jax.Array, ...]:
+def _project(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> tuple[jax.Array, ...]:
     """x (B, N, D), kernel (D, T, H, C) -> T arrays (B, N, H, C): one matrix product for the T
     projections.
     """
     # In the order of the matrix product, else XLA transposes the tokens and the kernel first.
-    return jnp.unstack(jnp.einsum("bnd,dthc->bnthc", x, kernel) + bias, axis=2)
+    y = jnp.einsum("bnd,dthc->bnthc", x, kernel)
+    return jnp.unstack(y if bias is None else y + bias, axis=2)
 
 
 def _xavier(width: int):

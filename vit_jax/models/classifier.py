@@ -7,6 +7,7 @@ import dataclasses
 import jax
 from flax import nnx
 
+from vit_jax.models.execution import AUTO
 from vit_jax.models.stack import REMAT
 from vit_jax.schema import option
 
@@ -26,13 +27,22 @@ class Options:
         "type of the computation; parameters are float32",
         choices=("float32", "bfloat16"),
     )
+    dtype_on_cpu: str = option(
+        "float32",
+        "what runs on CPUs compute in, which only emulate bfloat16; same: as dtype says",
+        choices=("float32", "same"),
+    )
     remat: str = option(
-        "none", "what the backward pass recomputes instead of storing", choices=REMAT
+        "none",
+        "what the backward pass finds stored: all; every matrix product (dots); those with weights "
+        "and the attention's result (save_products); one of these; or nothing (full)",
+        choices=REMAT,
     )
     unroll: int = option(
-        1,
-        "blocks compiled side by side; 0: all (fastest step on CPU and GPU, slowest compile)",
-        minimum=0,
+        AUTO,
+        "blocks compiled side by side; 0: all (fastest step on CPU and GPU, slowest compile); "
+        "-1: all on CPU and GPU up to 24 blocks, else one",
+        minimum=AUTO,
     )
 
 

@@ -14,10 +14,16 @@ from vit_jax.models.layers import Mlp, drop_path, layer_norm, split
 
 
 class Block(nnx.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)) (ViT Eq. 2 and 3)."""
+    """x + attention(norm(x)), then x + mlp(norm(x)) (ViT Eq. 2 and 3).
+
+    With `config.parallel` both work on the same x, of which one norm is taken:
+    x + attention(norm(x)) + mlp(norm(x)) (ViT-22B §2).
+    """
 
     def __init__(self, config, *, dtype, rngs: nnx.Rngs):
-        norm = functools.partial(layer_norm, config.width, config.epsilon, dtype, rngs)
+        norm = functools.partial(
+            layer_norm, config.width, config.epsilon, dtype, rngs, bias=config.norm_bias
+        )
         self.attention_norm = norm()
         self.attention = Attention(
             config.width,
@@ -25,11 +31,15 @@ class Block(nnx.Module):
             dropout=config.dropout,
             attention_dropout=config.attention_dropout,
             qk_norm=config.qk_norm,
+            qkv_bias=config.qkv_bias,
+            norm_bias=config.norm_bias,
             epsilon=config.epsilon,
+            implementation=config.attention,
             dtype=dtype,
             rngs=rngs,
         )
-        self.mlp_norm = norm()
+        if not config.parallel:
+            self.mlp_norm = norm()
         self.mlp = Mlp(
             config.width,
             config.mlp_dim,
@@ -38,15 +48,17 @@ class Block(nnx.Module):
             dtype=dtype,
             rngs=rngs,
         )
+        self.parallel = config.parallel
 
     def __call__(
         self, x: jax.Array, drop_path_rate: jax.Array, key: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
         """x (B, N, D) -> the same and the attention weights (B, H, N, N)."""
         keys = split(key, 4)
-        y, weights = self.attention(self.attention_norm(x), key=keys[0])
+        normed = self.attention_norm(x)
+        y, weights = self.attention(normed, key=keys[0])
         x = x + drop_path(y, drop_path_rate, keys[1])
-        y = self.mlp(self.mlp_norm(x), key=keys[2])
+        y = self.mlp(normed if self.parallel else self.mlp_norm(x), key=keys[2])
         return x + drop_path(y, drop_path_rate, keys[3]), weights
 
 
@@ -59,7 +71,7 @@ class Encoder(nnx.Module):
         self.layers = stack.stack(
             lambda rngs: Block(config, dtype=dtype, rngs=rngs), config.depth, rngs
         )
-        self.norm = layer_norm(config.width, config.epsilon, dtype, rngs)
+        self.norm = layer_norm(config.width, config.epsilon, dtype, rngs, bias=config.norm_bias)
         self.config = config
 
     def __call__(

@@ -53,6 +53,7 @@ class Config(vit.Config):
             dtype=self.dtype,
             remat=self.remat,
             unroll=self.unroll,
+            dtype_on_cpu=self.dtype_on_cpu,
         )
 
     @property

@@ -56,9 +56,11 @@ class Mlp(nnx.Module):
         return dropout(self.down(x), self.dropout, keys[1])
 
 
-def layer_norm(width: int, epsilon: float, dtype, rngs: nnx.Rngs) -> nnx.LayerNorm:
+def layer_norm(
+    width: int, epsilon: float, dtype, rngs: nnx.Rngs, *, bias: bool = True
+) -> nnx.LayerNorm:
     """Layer norm over the last axis, its statistics in float32 whatever `dtype`."""
-    return nnx.LayerNorm(width, epsilon=epsilon, dtype=dtype, rngs=rngs)
+    return nnx.LayerNorm(width, epsilon=epsilon, use_bias=bias, dtype=dtype, rngs=rngs)
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:

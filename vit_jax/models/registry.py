@@ -8,7 +8,7 @@ import math
 import jax
 from flax import nnx
 
-from vit_jax.models import hybrid, mixer, resnet, vit
+from vit_jax.models import execution, hybrid, mixer, resnet, vit
 from vit_jax.schema import ConfigError, check_value, nearest, option
 
 FAMILIES = (vit, hybrid, mixer, resnet)
@@ -78,6 +78,12 @@ def abstract(config) -> tuple[nnx.GraphDef, dict]:
     return definition, jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), nnx.to_pure_dict(state)
     )
+
+
+def here(definition: nnx.GraphDef, config) -> nnx.GraphDef:
+    """`definition`, of `config`, computing in the type that suits the devices being traced for."""
+    of_device = execution.computed(config)
+    return definition if of_device == config else abstract(of_device)[0]
 
 
 def initialize(config, key: jax.Array) -> dict:

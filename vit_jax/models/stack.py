@@ -8,13 +8,20 @@ import jax
 from flax import nnx
 
 from vit_jax import parallel
+from vit_jax.models import attention_kernels, execution
 
 _SAVEABLE = jax.checkpoint_policies
+_ATTENTION = _SAVEABLE.save_only_these_names(attention_kernels.SAVED)
+_WEIGHT_DOTS = _SAVEABLE.dots_with_no_batch_dims_saveable
+# From what keeps most to what keeps least, beside each layer's input: every matrix product; those
+# with weights and what attention gives; those with weights; what attention gives; nothing.
 REMAT = {
     "none": None,
-    "full": _SAVEABLE.nothing_saveable,
     "dots": _SAVEABLE.dots_saveable,
-    "weight_dots": _SAVEABLE.dots_with_no_batch_dims_saveable,
+    "save_products": _SAVEABLE.save_from_both_policies(_WEIGHT_DOTS, _ATTENTION),
+    "weight_dots": _WEIGHT_DOTS,
+    "save_attention": _ATTENTION,
+    "full": _SAVEABLE.nothing_saveable,
 }
 
 
@@ -43,14 +50,14 @@ def scan(
       arguments: arrays with a leading axis of the stack's length, a slice for each layer; `None` is
         handed on.
       remat: one of `REMAT`.
-      unroll: layers compiled side by side; 0: all.
+      unroll: layers compiled side by side; 0: all; -1: chosen for the device.
 
     Returns:
       x after the last layer, and what was captured with a leading axis of the stack's length.
     """
     definition, parameters = nnx.split(layers)
     count = len(jax.tree.leaves(parameters)[0])
-    unroll = min(unroll or count, count)
+    unroll = execution.unrolled(unroll, count)
 
     def body(x, of_layer):
         layer_parameters, layer_arguments = of_layer

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax.models import classifier, pooling
+from vit_jax.models import attention_kernels, classifier, pooling
 from vit_jax.models.embeddings import PatchEmbedding, sincos_2d
 from vit_jax.models.encoder import Encoder
 from vit_jax.models.layers import ACTIVATIONS, ModelOutput, dropout
@@ -15,7 +15,7 @@ from vit_jax.schema import ConfigError, nearest, option
 
 # depth, width, MLP width, heads. Ti, S: AugReg Table 1; B, L, H: ViT Table 1; g, G: Scaling ViT Table 2; the others
 # big_vision. 22B: width, depth and heads from secondary listings, MLP width from the parameter count (unconfirmed in a
-# primary source); its blocks here are the others' with normed queries and keys, not parallel and without biases.
+# primary source).
 SIZES = {
     "mu": (1, 32, 128, 2),
     "s": (6, 256, 1024, 8),
@@ -34,6 +34,8 @@ SIZES = {
     "22B": (48, 6144, 24576, 48),
 }
 DEIT_SIZES = ("Ti", "S", "B")
+# ViT-22B §2: parallel blocks, normed queries and keys, no biases in the blocks' QKV projections and norms.
+OPTIONS_22B = dict(parallel=True, qk_norm=True, qkv_bias=False, norm_bias=False, pool="map")
 # Listed by `vit_jax models`; any other patch size works as well.
 VARIANTS = [
     "ViT-mu/16", "ViT-s/28", "ViT-s/16", "ViT-Ti/16", "ViT-S/32", "ViT-S/16", "ViT-M/16", "ViT-B/32", "ViT-B/16",
@@ -77,7 +79,17 @@ class Config(classifier.Options):
     drop_path: float = option(
         0.0, "stochastic depth of the last block, growing linearly from 0", minimum=0
     )
+    attention: str = option(
+        "auto",
+        "how attention is computed; all give the same. cudnn: GPU, 16 bits; splash: TPU",
+        choices=attention_kernels.IMPLEMENTATIONS,
+    )
+    parallel: bool = option(
+        False, "attention and MLP of a block work side by side on one norm (ViT-22B)"
+    )
     qk_norm: bool = option(False, "layer norm on queries and keys (ViT-22B)")
+    qkv_bias: bool = option(True, "biases of the blocks' QKV projections (none in ViT-22B)")
+    norm_bias: bool = option(True, "biases of the encoder's layer norms (none in ViT-22B)")
     activation: str = option("gelu_tanh", "of the MLPs", choices=ACTIVATIONS)
     epsilon: float = option(1e-6, "of the layer norms")
 
@@ -165,7 +177,7 @@ def options_from_name(name: str) -> dict | None:
     options = dict(patch=int(patch), depth=depth, width=width, mlp_dim=mlp_dim, heads=heads)
     if kind == "DeiT":
         options["activation"] = "gelu"
-    return options | (dict(qk_norm=True, pool="map") if size == "22B" else {})
+    return options | (OPTIONS_22B if size == "22B" else {})
 
 
 class Model(nnx.Module):

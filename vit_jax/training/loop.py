@@ -19,6 +19,7 @@ from vit_jax.data import loader, sources
 from vit_jax.errors import UserError
 from vit_jax.evaluation import accuracy
 from vit_jax.interchange import loading
+from vit_jax.models import execution
 from vit_jax.schema import ConfigError
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly, assemble, check
@@ -276,3 +277,4 @@ def _tell(assembly: Assembly, like: states.TrainState, mesh: jax.sharding.Mesh) 
         "%s: %d steps of %d images on %d x %s, mesh %s", assembly.config.model.name, assembly.total_steps,
         assembly.config.batch_size, mesh.size, devices[0].device_kind, dict(mesh.shape),
     )  # fmt: skip
+    logging.info("%s", execution.told(assembly.model_config, mesh))

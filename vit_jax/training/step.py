@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import optim, parallel, patterns
 from vit_jax.data.augment import augment
+from vit_jax.models import execution, registry
 from vit_jax.objectives import Objective
 from vit_jax.objectives.supervised import to_targets
 from vit_jax.training.state import Health, TrainState
@@ -49,10 +50,10 @@ def make_train_step(
         return jax.lax.stop_gradient(param) if frozen else param
 
     def loss_of(params: dict, images: jax.Array, targets: jax.Array, key: jax.Array):
-        params = patterns.map_named(held, params)
-        loss, metrics = objective(
-            nnx.merge(definition, params), images, targets, nnx.Rngs(dropout=key)
+        model = nnx.merge(
+            registry.here(definition, model_config), patterns.map_named(held, params)
         )
+        loss, metrics = objective(model, images, targets, nnx.Rngs(dropout=key))
         means = {name: jnp.mean(value) for name, value in metrics.items()}
         return jnp.mean(loss), means | {"loss": jnp.mean(loss)}
 
@@ -70,7 +71,7 @@ def make_train_step(
             config.augment,
             mean=config.data.mean,
             std=config.data.std,
-            dtype=jnp.dtype(model_config.dtype),
+            dtype=jnp.dtype(execution.computed(model_config).dtype),
         )
         images = parallel.constrain_batch(images)
         grads, metrics = _accumulated(gradient_of, config.accumulate)(
@@ -110,6 +111,7 @@ def compile_train_step(
         donate_argnums=0,
         in_shardings=(shardings, parallel.batch_sharding(mesh)),
         out_shardings=(shardings, parallel.replicated(mesh)),
+        compiler_options=execution.compiler_options(mesh),
     )
 
 

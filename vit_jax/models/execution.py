@@ -1,0 +1,91 @@
+"""How a model is computed on the devices at hand: what is chosen where the config leaves the choice,
+and the sentence that tells it. What is computed is the same up to rounding; the implementations are
+next door.
+
+Choices are made while a program is traced, for the devices of the mesh that is set then: a program
+compiled for a TPU pod on a laptop gets the TPU's.
+"""
+
+import dataclasses
+import os
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from vit_jax import parallel
+
+AUTO = -1  # of `unroll`
+
+# Up to this many layers are unrolled on CPUs and GPUs; beyond, compiling takes longer than it saves.
+UNROLLED = 24
+# From here on the logits of all pairs of tokens cost more than the kernels' extra work. Not measured
+# on accelerators yet: `tests/benchmarks/step_peers.py --device=cuda` compares the two.
+CUDNN_TOKENS = 512
+SPLASH_TOKENS = 2048
+
+# Flags of XLA's CPU compiler that make the step faster and change no result (docs/performance.md).
+CPU_OPTIONS = {"xla_cpu_prefer_vector_width": 512}
+
+
+def unrolled(asked: int, layers: int) -> int:
+    """How many of `layers` equal layers are compiled side by side, `asked` being the config's
+    `unroll`: 0 for all, `AUTO` for all on CPUs and GPUs and a loop on TPUs, whose compiler needs
+    minutes for what is unrolled.
+    """
+    if asked == AUTO:
+        asked = 1 if parallel.platform() == "tpu" or layers > UNROLLED else 0
+    return min(asked or layers, layers)
+
+
+def attention(asked: str, *, tokens: int, head_size: int, dtype) -> str:
+    """The implementation of attention among tokens (see `attention_kernels`): `asked`, or for
+    `auto` what suits device and shape.
+    """
+    if asked != "auto":
+        return asked
+    platform = parallel.platform()
+    halves = jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
+    if platform in ("gpu", "cuda") and halves and head_size % 8 == 0 and head_size <= 128:
+        return "cudnn" if tokens >= CUDNN_TOKENS else "xla"
+    if platform == "tpu" and tokens >= SPLASH_TOKENS:
+        return "splash"
+    return "xla"
+
+
+def computed(config):
+    """The model's config with the type that it is computed in here.
+
+    XLA emulates bfloat16 on CPUs: products are taken in float32 anyway and rounded, which costs time
+    and accuracy. So float32 is what a CPU computes in, unless `dtype_on_cpu` says `same`.
+    """
+    if parallel.platform() != "cpu" or config.dtype_on_cpu == "same":
+        return config
+    return dataclasses.replace(config, dtype="float32")
+
+
+def compiler_options(mesh: Mesh) -> dict[str, int]:
+    """Options of XLA for the programs of a mesh; what the user says in XLA_FLAGS is left to them."""
+    if mesh.devices.flat[0].platform != "cpu":
+        return {}
+    said = os.environ.get("XLA_FLAGS", "")
+    return {name: value for name, value in CPU_OPTIONS.items() if name not in said}
+
+
+def told(config, mesh: Mesh) -> str:
+    """All choices for a model on a mesh: 'attention: xla, layers: unrolled, remat: none, …'."""
+    with jax.set_mesh(mesh):
+        dtype = computed(config).dtype
+        parts = []
+        if hasattr(config, "heads"):
+            size = config.width // config.heads
+            kind = attention(config.attention, tokens=config.tokens, head_size=size, dtype=dtype)
+            parts.append(f"attention: {kind}")
+        depth = config.depth if hasattr(config, "depth") else max(config.units)
+        side_by_side = unrolled(config.unroll, depth)
+    layers = {1: "scanned", depth: "unrolled"}.get(side_by_side, f"{side_by_side} at a time")
+    parts += [f"layers: {layers}", f"remat: {config.remat}", f"computed in: {dtype}"]
+    if dtype != config.dtype:
+        parts[-1] += f" (CPUs emulate {config.dtype}; config.model.dtype_on_cpu=same insists on it)"
+    parts += [f"{name}={value}" for name, value in compiler_options(mesh).items()]
+    return ", ".join(parts)
