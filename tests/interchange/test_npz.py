@@ -277,6 +277,57 @@ def test_a_format_that_cannot_express_a_model_says_so(file, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def first_mixer(tokens=4, width=8, depth=2, token_mlp=6, mlp=12, classes=5):
+    """A Mixer in the names of the first files, beside its arrays by the published ones."""
+    rng = np.random.default_rng(3)
+    old, published = {}, {}
+
+    def add(old_name, name, *shape, idle=()):
+        published[name] = rng.normal(0, 0.5, shape).astype(np.float32)
+        old[old_name] = np.expand_dims(published[name], idle)
+
+    def add_norm(old_name, name):
+        add(f"{old_name}/scale", f"{name}/scale", width)
+        add(f"{old_name}/bias", f"{name}/bias", width)
+
+    add("embedding/kernel", "stem/kernel", 2, 2, 3, width)
+    add("embedding/bias", "stem/bias", width)
+    add_norm("Mixer/encoder_norm", "pre_head_layer_norm")
+    add("head/kernel", "head/kernel", width, classes)
+    add("head/bias", "head/bias", classes)
+    for layer in range(depth):
+        theirs, ours = f"Mixer/encoderblock_{layer}", f"MixerBlock_{layer}"
+        for n, (kind, side, hidden) in enumerate(
+            [("token", tokens, token_mlp), ("channel", width, mlp)]
+        ):
+            add_norm(f"{theirs}/LayerNorm_{2 * n}", f"{ours}/LayerNorm_{n}")
+            at, to = f"{theirs}/{kind}_mixing_phase_0", f"{ours}/{kind}_mixing"
+            add(f"{at}/kernel1", f"{to}/Dense_0/kernel", side, hidden, idle=0)
+            add(f"{at}/bias1", f"{to}/Dense_0/bias", hidden, idle=(0, 1))
+            add(f"{at}/kernel2", f"{to}/Dense_1/kernel", hidden, side, idle=0)
+            add(f"{at}/bias2", f"{to}/Dense_1/bias", side, idle=(0, 1))
+    return old, published
+
+
+@pytest.mark.parametrize("prefix", ["", "opt/target/"])
+def test_the_first_mixers_are_those_of_the_published_names_and_come_back_byte_by_byte(
+    prefix, tmp_path, same_arrays
+):
+    old, published = first_mixer()
+    np.savez(tmp_path / "old.npz", **{prefix + name: array for name, array in old.items()})
+    np.savez(tmp_path / "published.npz", **published)
+    assert formats.detect(tmp_path / "old.npz") == "official"
+    read, expected = (formats.read(tmp_path / f"{name}.npz") for name in ("old", "published"))
+    assert read.model_config == expected.model_config == mixer.Config(
+        image_size=4, patch=2, width=8, depth=2, mlp_dim=12, token_mlp_dim=6, num_classes=5
+    )
+    jax.tree.map(np.testing.assert_array_equal, read.params, expected.params)
+    loading.convert(tmp_path / "old.npz", tmp_path / "run", "orbax")
+    for source in ("old.npz", "run"):
+        loading.convert(tmp_path / source, tmp_path / "again.npz", "official")
+        same_arrays(tmp_path / "old.npz", tmp_path / "again.npz")
+
+
 def test_models_of_the_same_class_family_are_not_confused(shared_data):
     families = {
         "vt_hybrid_tiny": hybrid.Config, "vt_mixer_tiny": mixer.Config,

@@ -51,16 +51,15 @@ def read(path, format: str, preprocessing, overrides: dict) -> Foreign:
             len(other),
             prefix,
         )
-    renamed = {
-        flax_names.canonical(name): name
-        for name in mine.values()
-        if flax_names.canonical(name) != name
-    }
-    tensors = {flax_names.canonical(short): everything[name] for name, short in mine.items()}
+    canonical = flax_names.canonical(mine.values())
+    tensors = {canonical[short]: everything[name] for name, short in mine.items()}
+    reshaped = {name: list(t.shape) for name, t in tensors.items() if _has_idle_axes(name, t)}
+    tensors |= {name: _squeezed(tensors[name]) for name in reshaped}
     layout = flax_names.layout_of(tensors) | {
         "format": format,
         "prefix": prefix,
-        "renamed": renamed,
+        "renamed": {new: old for old, new in canonical.items() if new != old},
+        "reshaped": reshaped,
     }
     try:
         config_class, recognised = _recognise(tensors, layout)
@@ -84,9 +83,13 @@ def write(foreign: Foreign, path, layout: Mapping[str, Any]) -> None:
     arrays = rules.to_theirs(
         flax_names.rules(foreign.model_config, layout), foreign.params, dtypes=layout["dtypes"]
     )
+    renamed, reshaped = layout["renamed"], layout.get("reshaped", {})
     npz.write(
         path,
-        ((layout["prefix"] + layout["renamed"].get(name, name), array) for name, array in arrays),
+        (
+            (layout["prefix"] + renamed.get(name, name), x.reshape(reshaped.get(name, x.shape)))
+            for name, x in arrays
+        ),
     )
 
 
@@ -188,6 +191,16 @@ def _resnet(shape: Mapping[str, tuple]) -> dict:
 
 def _count(names, pattern: str) -> int:
     return 1 + max(int(match[1]) for match in map(re.compile(pattern).match, names) if match)
+
+
+def _has_idle_axes(name: str, tensor) -> bool:
+    """Whether it is of a Mixer's MLP and has axes of length 1 beside its own (the first files)."""
+    return "_mixing/" in name and len(tensor.shape) > (2 if name.endswith("kernel") else 1)
+
+
+def _squeezed(tensor: rules.Lazy) -> rules.Lazy:
+    shape = tuple(size for size in tensor.shape if size > 1)
+    return rules.Lazy(shape, tensor.dtype, lambda: tensor.read().reshape(shape))
 
 
 def _is_square(number: int) -> bool:

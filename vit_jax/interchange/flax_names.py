@@ -32,14 +32,36 @@ POSITIONS = (POSITION_OFFICIAL, POSITION_BIG_VISION, "Transformer/pos_embedding"
 NUMBERS = {"linen": (1, 0, 0), "pre_linen": (2, 1, 3)}
 
 
-def canonical(name: str) -> str:
-    """The name without the numbers that TensorFlow may have given to BiT's convolutions."""
-    return re.sub(r"(standardized_conv2d)_\d+", r"\1", name)
+# The first Mixers' names and what became of them; numbers of modules as `NUMBERS` says.
+_OLD_MIXER = (
+    (r"Mixer/encoderblock_(\d+)/", r"MixerBlock_\1/"),
+    (r"(MixerBlock_\d+/LayerNorm)_[1-9]\d*/", r"\1_1/"),
+    (r"(token|channel)_mixing_phase_\d+/(kernel|bias)1$", r"\1_mixing/Dense_0/\2"),
+    (r"(token|channel)_mixing_phase_\d+/(kernel|bias)2$", r"\1_mixing/Dense_1/\2"),
+    (r"Mixer/encoder_norm/", "pre_head_layer_norm/"),
+    (r"(^|/)embedding/(kernel|bias)$", r"\1stem/\2"),
+)
+
+
+def canonical(names: Iterable[str]) -> dict[str, str]:
+    """Every name with the one it has in `rules`.
+
+    Others are those of the first Mixers (big_vision's loader knows them too), and of BiT's
+    convolutions where TensorFlow numbered them.
+    """
+    names = tuple(names)
+    table = ((r"(standardized_conv2d)_\d+", r"\1"),)
+    if any("Mixer/encoder_norm/" in name for name in names):
+        table += _OLD_MIXER
+    result = {name: name for name in names}
+    for pattern, new in table:
+        result = {name: re.sub(pattern, new, now) for name, now in result.items()}
+    return result
 
 
 def find_prefix(names: Iterable[str]) -> str | None:
     """What stands before the parameters' names; `None` for a file without such a model."""
-    names = {canonical(name) for name in names}
+    names = set(canonical(names).values())
     return next(
         (prefix for prefix in PREFIXES if any(prefix + root in names for root in ROOTS)), None
     )

@@ -12,7 +12,7 @@ _CODE = "google-research/vision_transformer"
 
 def recognises(path) -> bool:
     """Whether the file has this code's names. The Mixer's are big_vision's too."""
-    names = npz.names(path)
+    names = set(flax_names.canonical(npz.names(path)).values())
     prefix = flax_names.find_prefix(names)
     own = (flax_names.POSITION_OFFICIAL, "stem/kernel")
     return prefix is not None and any(prefix + name in names for name in own)
