@@ -29,11 +29,15 @@ class Data:
 
     name: str = option(
         "digits",
-        "'digits', 'folder', or the name of a prepared TFDS data set such as 'imagenet2012'",
+        "'digits', 'folder', 'prepared', 'tar', 'mixture', or the name of a TFDS data set such as 'imagenet2012'",
     )
     path: str = option(
         "",
-        "folder: class sub-folders or a CSV of path,label; TFDS: the data directory (default ~/tensorflow_datasets)",
+        "folder: class sub-folders or a CSV of path,label; prepared: the folder; tar: a file, a folder, or a pattern; "
+        "TFDS: the data directory (default ~/tensorflow_datasets)",
+    )
+    mixture: tuple = option(
+        (), "with name='mixture': ((name or path, weight), …); weights are shares of the examples"
     )
     train_split: str = option(
         "train", "examples to train on; slices as in TFDS: 'train[:99%]', 'train[1000:]'"

@@ -6,8 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from vit_jax.data import splits
-from vit_jax.data.record import Record
+from vit_jax.data.record import DataSet, Record
 
 _TEST_SHARE = 0.2
 
@@ -31,18 +30,20 @@ class Digits:
         return Record(self.images[index], int(self.labels[index]), f"digits/{self.ids[index]}")
 
 
-def open_digits(config_data, split: str) -> Digits:
-    """Opens 'train' (80 % of every class), 'test' (the rest), or slices of them."""
+def open_digits(config_data) -> DataSet:
+    """'train' (80 % of every class) and 'test' (the rest)."""
     from sklearn.datasets import load_digits  # slow to import, and nothing else of it is used
 
     images, labels = load_digits(return_X_y=True)
     grey = np.round(images * (255 / 16)).astype(np.uint8)
     images = np.repeat(grey.reshape(-1, 8, 8, 1), 3, axis=3)
     members = _split(labels)
-    sizes = {name: len(ids) for name, ids in members.items()}
-    parts = splits.select(split, sizes, "the data set 'digits'")
-    ids = np.concatenate([members[name][start:stop] for name, start, stop in parts])
-    return Digits(images[ids], labels[ids], ids)
+
+    def read(parts):
+        ids = np.concatenate([members[name][start:stop] for name, start, stop in parts])
+        return Digits(images[ids], labels[ids], ids)
+
+    return DataSet("the data set 'digits'", {n: len(ids) for n, ids in members.items()}, read)
 
 
 def _split(labels: np.ndarray) -> dict[str, np.ndarray]:

@@ -1,31 +1,21 @@
-"""Your own images: a folder of class folders, or a CSV file. Nothing but names is read before an
-image is asked for.
+"""Your own images as files: a folder of class folders, or (in `listed.py`) a list of files. Nothing
+but names is read before an image is asked for.
 
 A folder holds either train/ and test/ (or val/, or validation/), each with one sub-folder per
-class, or the class sub-folders alone. A CSV file has the columns `path` (relative to its folder)
-and `label` (class numbers, or names), and if you like `split`. A file classes.txt beside it, one
-name a line, fixes the classes; otherwise they are those that occur.
+class, or the class sub-folders alone.
 """
 
-import csv
 import dataclasses
-import hashlib
 import os
 import pathlib
-import re
 
 import numpy as np
+from etils import epath
 
-from vit_jax.data import splits
-from vit_jax.data.record import BadImage, Record
+from vit_jax.data.listed import read_list
+from vit_jax.data.record import BadImage, DataSet, Record
+from vit_jax.data.table import HELD_OUT, SUFFIXES, Table, hold_out, label_at, natural
 from vit_jax.schema import ConfigError
-
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
-_HELD_OUT = (
-    "test",
-    "val",
-    "validation",
-)  # what 'test' may be called in a folder, the first that is there
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,16 +23,16 @@ class ImageFiles:
     """Image files with their labels.
 
     Attributes:
-      root: the folder that `paths` are relative to.
+      root: the folder that `paths` are relative to; local, or gs://.
       paths: of the files, in the order of the indices.
-      labels: (n,) int32.
+      labels: (n,) int32; of a multi-label source a tuple of classes for each.
     """
 
     root: str
     classes: tuple[str, ...]
+    multi_label: bool
     paths: tuple[str, ...]
-    labels: np.ndarray
-    multi_label: bool = False
+    labels: np.ndarray | tuple[tuple[int, ...], ...]
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -50,64 +40,63 @@ class ImageFiles:
     def __getitem__(self, index: int) -> Record:
         path = os.path.join(self.root, self.paths[index])
         try:
-            with open(path, "rb") as file:
-                return Record(file.read(), int(self.labels[index]), path)
+            with epath.Path(path).open("rb") if "://" in path else open(path, "rb") as file:
+                return Record(file.read(), label_at(self.labels, index), path)
         except FileNotFoundError:
             raise BadImage(path, "there is no such file") from None
+        except OSError as error:
+            raise BadImage(path, error.strerror or str(error)) from None
 
 
-@dataclasses.dataclass
-class _Table:
-    """All images of a data set: its classes, and per split the (path, label) of its images."""
-
-    root: pathlib.Path
-    classes: tuple[str, ...]
-    splits: dict[str, list[tuple[str, int]]]
-
-
-def open_folder(config_data, split: str) -> ImageFiles:
-    """Opens a folder of class folders or a CSV file at `config_data.path`.
+def open_folder(config_data) -> DataSet:
+    """The folder of class folders, or the list of files, at `config_data.path`.
 
     Without splits of its own, the share `config_data.holdout` becomes 'test', the rest 'train'. On
     which side an image falls depends on its relative path alone, so new images move no old one.
     """
     if not config_data.path:
         raise ConfigError(
-            "config.data.path is empty: 'folder' needs a folder of class folders, or a CSV file"
+            "config.data.path is empty: 'folder' needs a folder of class folders, or a list of files: "
+            "CSV or JSON lines"
         )
-    path = pathlib.Path(config_data.path).expanduser()
-    if path.is_file():
-        table = _read_csv(path, config_data.holdout)
-    elif path.is_dir():
-        table = _read_folder(path, config_data.holdout)
-    else:
+    path = epath.Path(config_data.path).expanduser()
+    if not path.exists():
         raise ConfigError(f"config.data.path = {str(path)!r} does not exist")
-    if len(table.classes) < 2:
+    if (path / "dataset.json").exists():
         raise ConfigError(
-            f"{path} has only one class, {table.classes[0]!r}: a classifier needs two or more"
+            f"{path} was made by 'vit_jax prepare': read it with config.data.name='prepared'"
         )
-    sizes = {name: len(images) for name, images in table.splits.items()}
-    parts = splits.select(split, sizes, str(path))
-    images = [image for name, start, stop in parts for image in table.splits[name][start:stop]]
-    paths, labels = zip(*images, strict=True)
-    return ImageFiles(str(table.root), table.classes, paths, np.asarray(labels, np.int32))
+    if path.is_dir():
+        table, root = _read_folder(pathlib.Path(path), config_data.holdout), path
+    else:
+        table, root = read_list(path, config_data.holdout), path.parent
+    return table.data_set(lambda *columns: ImageFiles(str(root), *columns))
 
 
-def _read_folder(root: pathlib.Path, holdout: float) -> _Table:
+def other_files(root: pathlib.Path) -> list[str]:
+    """The files of a folder of class folders that no one reads, since their names do not end like
+    an image's; relative to `root`, without hidden ones.
+    """
+    found = []
+    for folder in map(root.joinpath, _subfolders(root)):
+        found += [
+            file.relative_to(root).as_posix() for file in _files(folder) if not _is_image(file)
+        ]
+    return sorted(found, key=natural)
+
+
+def _read_folder(root: pathlib.Path, holdout: float) -> Table:
     # A split's folder has class folders in it; a class that happens to be called 'train' has
     # images.
-    found = [name for name in ("train", *_HELD_OUT) if _subfolders(root / name)]
+    found = [name for name in ("train", *HELD_OUT) if _subfolders(root / name)]
     if not found:
         classes, images = _class_folders(root, root, ())
-        return _Table(root, classes, _hold_out(images, holdout))
+        return Table(str(root), classes, False, hold_out(images, holdout))
     classes, members = (), {}
     for name in found:
         names, members[name] = _class_folders(root / name, root, classes)
         classes = classes or names
-    held_out = [name for name in found if name in _HELD_OUT]
-    if held_out:
-        members.setdefault("test", members[held_out[0]])
-    return _Table(root, classes, members)
+    return Table(str(root), classes, False, members)
 
 
 def _class_folders(folder: pathlib.Path, root: pathlib.Path, classes: tuple[str, ...]):
@@ -126,7 +115,7 @@ def _class_folders(folder: pathlib.Path, root: pathlib.Path, classes: tuple[str,
         )
     images = []
     for label, name in enumerate(classes or names):
-        files = _image_files(folder / name)
+        files = [file for file in _files(folder / name) if _is_image(file)]
         if not files and not classes:
             raise ConfigError(f"{folder / name} has no images ({', '.join(SUFFIXES)})")
         images += [(file.relative_to(root).as_posix(), label) for file in files]
@@ -140,89 +129,16 @@ def _subfolders(folder: pathlib.Path) -> list[str]:
         names = [
             entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")
         ]
-    return sorted(names, key=_natural)
+    return sorted(names, key=natural)
 
 
-def _image_files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The image files in `folder` and below."""
+def _files(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The files in `folder` and below, but hidden ones."""
     found = []
     for where, _, names in os.walk(folder, followlinks=True):
-        found += [
-            os.path.join(where, name)
-            for name in names
-            if name.lower().endswith(SUFFIXES) and name[0] != "."
-        ]
-    return [pathlib.Path(path) for path in sorted(found, key=_natural)]
+        found += [os.path.join(where, name) for name in names if name[0] != "."]
+    return [pathlib.Path(path) for path in sorted(found, key=natural)]
 
 
-def _natural(name: str) -> tuple:
-    """A sorting key by which 'class2' comes before 'class10'."""
-    return tuple(
-        (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
-    ), name
-
-
-def _hold_out(images: list[tuple[str, int]], share: float) -> dict[str, list[tuple[str, int]]]:
-    members = {"train": [], "test": []}
-    for path, label in images:
-        digest = hashlib.blake2b(path.encode(), digest_size=8).digest()
-        held_out = int.from_bytes(digest, "big") < share * 2**64
-        members["test" if held_out else "train"].append((path, label))
-    return members
-
-
-def _read_csv(path: pathlib.Path, holdout: float) -> _Table:
-    rows = []
-    with open(path, newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file)
-        header = reader.fieldnames or []
-        if not {"path", "label"} <= set(header):
-            raise ConfigError(
-                f"{path} must begin with the column names path and label, not {','.join(header)!r}"
-            )
-        for row in reader:
-            if None in row or None in row.values() or not row["path"] or not row["label"]:
-                where = f"{path}, line {reader.line_num}"
-                raise ConfigError(
-                    f"{where}: {len(header)} values are needed, path and label not empty"
-                )
-            rows.append((reader.line_num, row))
-    if not rows:
-        raise ConfigError(f"{path} lists no images")
-    classes, labels = _csv_labels(path, rows)
-    images = [(row["path"], label) for (_, row), label in zip(rows, labels, strict=True)]
-    if "split" not in header:
-        return _Table(path.parent, classes, _hold_out(images, holdout))
-    members = {}
-    for (_, row), image in zip(rows, images, strict=True):
-        members.setdefault(row["split"], []).append(image)
-    return _Table(path.parent, classes, members)
-
-
-def _csv_labels(
-    path: pathlib.Path, rows: list[tuple[int, dict]]
-) -> tuple[tuple[str, ...], list[int]]:
-    """The classes, and the class of every row."""
-    texts = [row["label"].strip() for _, row in rows]
-    numbered = all(re.fullmatch(r"-?\d+", text) for text in texts)
-    given = path.with_name("classes.txt")
-    if given.is_file():
-        classes = tuple(given.read_text(encoding="utf-8").split("\n"))
-        classes = tuple(name.strip() for name in classes if name.strip())
-    elif numbered:
-        classes = tuple(str(label) for label in range(max(map(int, texts)) + 1))
-    else:
-        classes = tuple(sorted(set(texts), key=_natural))
-    index = {name: label for label, name in enumerate(classes)}
-    labels = []
-    for (line, _), text in zip(rows, texts, strict=True):
-        label = int(text) if numbered else index.get(text, -1)
-        if not 0 <= label < len(classes):
-            known = (
-                f"there are {len(classes)} classes, 0 to {len(classes) - 1}"
-                if numbered
-                else f"see {given}"
-            )
-            raise ConfigError(f"{path}, line {line}: the label {text!r} is out of range: {known}")
-        labels.append(label)
-    return classes, labels
+def _is_image(file: pathlib.Path) -> bool:
+    return file.suffix.lower() in SUFFIXES

@@ -1,12 +1,14 @@
-"""What a data source gives: one record for one index. How sources find their records is said in the
-file of each.
+"""What a data source gives: one record for one index; and what a data set is before a split of it
+is opened. How sources find their records is said in the file of each.
 """
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import numpy as np
 
+from vit_jax.data import splits
 from vit_jax.errors import UserError
 
 
@@ -43,6 +45,33 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Record: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSet:
+    """A data set of which no image has been read yet.
+
+    Attributes:
+      where: what errors call it.
+      sizes: the number of examples of every split.
+      read: opens parts of it, (split, start, stop) each, as `splits.select` gives them.
+      aliases: further names of splits, as split expressions: {'test': 'validation'}.
+      identity: a text that differs wherever the examples or their order do.
+    """
+
+    where: str
+    sizes: Mapping[str, int]
+    read: Callable[[list[tuple[str, int, int]]], Source]
+    aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    identity: Callable[[], str] = str
+
+    def open(self, split: str) -> Source:
+        """The examples that a split expression names: 'train', 'train[:99%]', 'train+test'.
+
+        Raises:
+          ConfigError: there is no such split, or it is empty.
+        """
+        return self.read(splits.select(split, self.sizes, self.where, self.aliases))
 
 
 class DataError(UserError, ValueError):

@@ -10,7 +10,9 @@ from vit_jax.schema import ConfigError
 _PART = re.compile(r"(?P<name>[\w.-]+)(\[(?P<start>-?\d+%?)?:(?P<stop>-?\d+%?)?\])?")
 
 
-def select(expression: str, sizes: Mapping[str, int], where: str) -> list[tuple[str, int, int]]:
+def select(
+    expression: str, sizes: Mapping[str, int], where: str, aliases: Mapping[str, str] | None = None
+) -> list[tuple[str, int, int]]:
     """The parts (split, start, stop) that `expression` names, none of them empty.
 
     Args:
@@ -18,11 +20,12 @@ def select(expression: str, sizes: Mapping[str, int], where: str) -> list[tuple[
         example; negative bounds count from the end.
       sizes: the number of examples of every split there is.
       where: the data set, for errors.
+      aliases: names that stand for expressions; they hide splits that are called so.
 
     Raises:
       ConfigError: for an unknown or empty split, a slice beyond the end, or a malformed expression.
     """
-    parts = []
+    aliases, parts = aliases or {}, []
     for part in expression.replace(" ", "").split("+"):
         match = _PART.fullmatch(part)
         if not match:
@@ -30,20 +33,34 @@ def select(expression: str, sizes: Mapping[str, int], where: str) -> list[tuple[
                 f"split {expression!r} is not of the form 'train', 'train[:99%]' or 'train[10:]+test'"
             )
         name = match["name"]
-        if name not in sizes:
-            raise ConfigError(f"{where} has no split {name!r}; it has: {', '.join(sizes)}")
-        start = _bound(match["start"], 0, sizes[name])
-        stop = _bound(match["stop"], sizes[name], sizes[name])
-        if not 0 <= start <= sizes[name] or not 0 <= stop <= sizes[name]:
+        if name in aliases:
+            whole = select(aliases[name], sizes, where)
+        elif name in sizes:
+            whole = [(name, 0, sizes[name])]
+        else:
+            known = ", ".join(dict.fromkeys([*sizes, *aliases]))
+            raise ConfigError(f"{where} has no split {name!r}; it has: {known}")
+        size = sum(stop - start for _, start, stop in whole)
+        start, stop = _bound(match["start"], 0, size), _bound(match["stop"], size, size)
+        if not 0 <= start <= size or not 0 <= stop <= size:
             raise ConfigError(
-                f"split {part!r} reaches beyond the {sizes[name]} examples of {name!r} in {where}"
+                f"split {part!r} reaches beyond the {size} examples of {name!r} in {where}"
             )
         if start >= stop:
-            raise ConfigError(
-                f"split {part!r} of {where} is empty: {name!r} has {sizes[name]} examples"
-            )
-        parts.append((name, start, stop))
+            raise ConfigError(f"split {part!r} of {where} is empty: {name!r} has {size} examples")
+        parts += _cut(whole, start, stop)
     return parts
+
+
+def _cut(parts: list[tuple[str, int, int]], start: int, stop: int) -> list[tuple[str, int, int]]:
+    """The examples `start` to `stop` of `parts` joined."""
+    found, before = [], 0
+    for name, first, last in parts:
+        low, high = max(first, first + start - before), min(last, first + stop - before)
+        if low < high:
+            found.append((name, low, high))
+        before += last - first
+    return found
 
 
 def rest(expression: str) -> str | None:

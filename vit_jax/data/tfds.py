@@ -1,5 +1,7 @@
-"""Prepared TFDS data sets, stored as ArrayRecord, read without TensorFlow. Preparing needs it, and
-is not done here.
+"""Data sets that TFDS has prepared, stored as ArrayRecord or TFRecord, read without TensorFlow.
+
+Preparing one needs TensorFlow, and is done by `download` alone. What the papers make of TFDS's data
+sets is in `named.py`.
 """
 
 import os
@@ -7,35 +9,41 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vit_jax.data import splits
-from vit_jax.data.record import Record
+from vit_jax.data import decode
+from vit_jax.data.named import NAMED, Named
+from vit_jax.data.record import DataSet, Record
+from vit_jax.data.tfrecord import TfRecords
 from vit_jax.schema import ConfigError, nearest
 
 _LABELS = ("label", "labels", "real_label")
+_FORMATS = ("array_record", "tfrecord")
 
 
 class Tfds:
-    """A split of a data set in the folder that TFDS prepared, `parts` as `splits.select` gives
-    them.
+    """Parts of the data set in the folder that TFDS prepared, (split, start, stop) each; `name` is
+    that of a data set in `named.NAMED`, or ''.
     """
 
-    def __init__(self, folder: str, parts: list[tuple[str, int, int]]):
+    def __init__(self, folder: str, parts: list[tuple[str, int, int]], name: str = ""):
         import tensorflow_datasets as tfds
 
         builder = tfds.builder_from_directory(folder)
-        self._folder, self._parts = folder, parts
-        self._name = builder.info.full_name
-        self._label, self.classes, self.multi_label = _label_feature(builder.info.features, folder)
-        self._split = "+".join(f"{name}[{start}:{stop}]" for name, start, stop in parts)
-        self._records = builder.as_data_source(
-            self._split, decoders={"image": tfds.decode.SkipDecoding()}
+        self._args = folder, parts, name
+        self._named = NAMED.get(name, Named(name, 0))
+        self._label, self.classes, self.multi_label = _labels(builder.info.features, folder, name)
+        needed = {"image", "file_name", *self._named.features}
+        needed |= set() if callable(self._label) else {self._label}
+        # Only what is needed is decoded, and the image is left to `decode.py`.
+        self._features = tfds.features.FeaturesDict(
+            {key: one for key, one in builder.info.features.items() if key in needed}
         )
+        self._decoders = {"image": tfds.decode.SkipDecoding()}
+        self._split = "+".join(f"{name}[{start}:{stop}]" for name, start, stop in parts)
+        self._where = f"{builder.info.full_name} {self._split}"
+        self._records = _open_records(builder, self._split)
 
     def __reduce__(self):
-        return Tfds, (
-            self._folder,
-            self._parts,
-        )  # open files do not travel to another process: it opens its own
+        return Tfds, self._args  # open files do not travel to another process: it opens its own
 
     def __len__(self) -> int:
         return len(self._records)
@@ -47,32 +55,90 @@ class Tfds:
         """The records of `indices` in one block, a fifth of the time of one by one."""
         indices = [int(index) for index in indices]
         records = self._records.__getitems__(indices)
-        return [self._record(index, fields) for index, fields in zip(indices, records, strict=True)]
+        return [self._record(index, stored) for index, stored in zip(indices, records, strict=True)]
 
-    def _record(self, index: int, fields: dict) -> Record:
-        label = fields[self._label]
+    def _record(self, index: int, stored: bytes) -> Record:
+        fields = self._features.deserialize_example_np(stored, decoders=self._decoders)
+        label = self._label(fields) if callable(self._label) else fields[self._label]
         label = tuple(int(one) for one in np.ravel(label)) if self.multi_label else int(label)
         file = fields.get("file_name", b"")
-        file = f" ({file.decode()})" if file else ""
-        return Record(fields["image"], label, f"{self._name} {self._split}, record {index}{file}")
+        name = f"{self._where}, record {index}" + (f" ({file.decode()})" if file else "")
+        image = fields["image"]
+        if self._named.white != 255:
+            image = decode.decode(image, name=name) * np.uint8(255 // self._named.white)
+        return Record(image, label, name)
 
 
-def open_tfds(config_data, split: str) -> Tfds:
-    """Opens the data set `config_data.name` ('cifar10', 'name/config', 'name:1.0.0') under
+def open_tfds(config_data) -> DataSet:
+    """The data set `config_data.name` ('cifar10', 'vtab/dtd', 'name/config', 'name:1.0.0') under
     `config_data.path`.
     """
     import tensorflow_datasets as tfds
+
+    name = config_data.name
+    named = NAMED.get(name)
+    folder = str(_find(_root(config_data.path), named.tfds if named else name))
+    info = tfds.builder_from_directory(folder).info
+    if info.file_format.value not in _FORMATS:
+        raise ConfigError(
+            f"{folder} is stored as {info.file_format.value}, not as {' or '.join(_FORMATS)}: "
+            "prepare it with file_format='array_record'"
+        )
+    sizes = {split: one.num_examples for split, one in info.splits.items()}
+    return DataSet(
+        folder,
+        sizes,
+        lambda parts: Tfds(folder, parts, name if named else ""),
+        named.splits if named else {},
+        lambda: repr((name, info.full_name, sizes)),
+    )
+
+
+def is_there(config_data) -> bool:
+    """Whether TFDS has prepared the data set."""
+    name = config_data.name
+    path, _, version = (NAMED[name].tfds if name in NAMED else name).partition(":")
+    folder = _root(config_data.path) / path
+    return folder.exists() and any(folder.glob(f"{version or '*'}/dataset_info.json"))
+
+
+def download(config_data) -> None:
+    """Lets TFDS download and prepare the data set, as ArrayRecord. Needs TensorFlow.
+
+    Raises:
+      ConfigError: TensorFlow is not installed.
+    """
+    import tensorflow_datasets as tfds
+
+    name = config_data.name
+    name = NAMED[name].tfds if name in NAMED else name
+    try:
+        import tensorflow  # noqa: F401
+    except ModuleNotFoundError:
+        raise ConfigError(
+            f"{name!r} is not prepared in {_root(config_data.path)}, and TFDS needs TensorFlow to do "
+            "it: pip install 'vit_jax[prepare]'. Training does not need it"
+        ) from None
+    builder = tfds.builder(name, data_dir=str(_root(config_data.path)), file_format="array_record")
+    builder.download_and_prepare()
+
+
+def _root(path: str):
     from etils import epath
 
     default = os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
-    folder = _find(epath.Path(config_data.path or default).expanduser(), config_data.name)
-    info = tfds.builder_from_directory(folder).info
-    if info.file_format.value != "array_record":
-        raise ConfigError(
-            f"{folder} is stored as {info.file_format.value}: prepare it with file_format='array_record'"
-        )
-    sizes = {name: one.num_examples for name, one in info.splits.items()}
-    return Tfds(str(folder), splits.select(split, sizes, str(folder)))
+    return epath.Path(path or default).expanduser()
+
+
+def _open_records(builder, split: str):
+    """The stored examples of a split; has `__getitems__`."""
+    import tensorflow_datasets as tfds
+
+    if builder.info.file_format.value == "array_record":
+        raw = tfds.decode.DeserializeMethod.RAW_BYTES
+        return builder.as_data_source(split, deserialize_method=raw)
+    files = builder.info.splits[split].file_instructions
+    return TfRecords([(one.filename, one.skip, one.skip + one.examples_in_shard) for one in files])
 
 
 def _find(root, name: str):
@@ -95,28 +161,44 @@ def _find(root, name: str):
     there = (
         sorted(entry.name for entry in root.iterdir() if entry.is_dir()) if root.exists() else []
     )
+    known = ["digits", "folder", "prepared", "tar", "mixture", *NAMED, *there]
     raise ConfigError(
-        f"config.data.name = {name!r} is not prepared in {root}{nearest(name, ['digits', 'folder', *there])}. "
-        "'digits' comes with the install, 'folder' reads your own images; others are prepared once, with TensorFlow, "
-        f"by tfds.builder({name!r}, data_dir=…, file_format='array_record').download_and_prepare()"
+        f"config.data.name = {name!r} is not prepared in {root}{_hint(name, known, there)}. "
+        "'digits' comes with the install, 'folder' reads your own images; others are prepared once, with TensorFlow: "
+        f"vit_jax prepare {name} --out=DIR"
     )
 
 
-def _label_feature(features, folder: str) -> tuple[str, tuple[str, ...], bool]:
-    """The feature that holds the label, its class names, and whether an example has many."""
+def _hint(name: str, known: list[str], there: list[str]) -> str:
+    """The nearest name, if it is another one; else what is there."""
+    hint = nearest(name, [one for one in known if one != name])
+    return hint if "did you mean" in hint else f"; prepared are: {', '.join(there) or 'none'}"
+
+
+def _labels(features, folder: str, name: str):
+    """The feature that holds the label (or the function that makes it), the class names, and whether
+    an example has many labels.
+    """
     import tensorflow_datasets as tfds
 
-    found = {}
-    for name, feature in features.items():
-        one = feature.feature if isinstance(feature, tfds.features.Sequence) else feature
-        if isinstance(one, tfds.features.ClassLabel):
-            found[name] = (name, tuple(one.names), one is not feature)
     if "image" not in features:
         raise ConfigError(f"{folder} has no feature 'image'; it has: {', '.join(features)}")
-    usual = [name for name in _LABELS if name in found]
+    named = NAMED.get(name)
+    if named and callable(named.label):
+        return named.label, tuple(map(str, range(named.classes))), False
+    found = {}
+    for key, feature in features.items():
+        one = feature.feature if isinstance(feature, tfds.features.Sequence) else feature
+        if isinstance(one, tfds.features.ClassLabel):
+            found[key] = (key, tuple(one.names), one is not feature)
+    usual = [key for key in (named.label,) if key in found] if named else []
+    usual += [key for key in _LABELS if key in found]
     if not usual and len(found) != 1:
         usual = " or ".join(_LABELS)
         raise ConfigError(
             f"{folder} needs one class label, or one called {usual}; its features: {', '.join(features)}"
         )
-    return found[usual[0] if usual else next(iter(found))]
+    key, classes, multi_label = found[usual[0] if usual else next(iter(found))]
+    if named and len(classes) != named.classes:
+        raise ConfigError(f"{folder} has {len(classes)} classes, {name!r} has {named.classes}")
+    return key, classes, multi_label

@@ -1,0 +1,110 @@
+"""Several data sets as one, mixed by weight.
+
+Training: with weights w, set i makes up the share w_i / Σw of an epoch, exactly. An epoch is as long
+as it takes to see the set that is oversampled least once: N = max_i n_i · Σw / w_i examples; each of
+the other sets is gone through again and again, so that within an epoch none of its examples comes
+more than once more often than another. Which example stands where in the epoch is decided as for
+any source: by a permutation of the N places that depends on the seed and the epoch alone.
+
+Evaluation, and any other use: every example of every set once.
+
+Classes are joined by name: those of the first set, then what further sets add.
+"""
+
+import bisect
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+
+from vit_jax.data.record import DataSet, Record, Source
+from vit_jax.schema import ConfigError
+
+
+class Mixture:
+    """`sources` one after the other, the examples of source i `counts[i]` times in all."""
+
+    def __init__(self, sources: Sequence[Source], counts: Sequence[int]):
+        if len({source.multi_label for source in sources}) > 1:
+            raise ConfigError(
+                "config.data.mixture: sets with one label and sets with several cannot be mixed"
+            )
+        self.multi_label = sources[0].multi_label
+        self.classes = tuple(dict.fromkeys(name for one in sources for name in one.classes))
+        number = {name: label for label, name in enumerate(self.classes)}
+        self._labels = [[number[name] for name in source.classes] for source in sources]
+        self._sources, self._counts = tuple(sources), tuple(counts)
+        self._ends = list(itertools.accumulate(counts))
+
+    def __reduce__(self):
+        return Mixture, (self._sources, self._counts)
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, index: int) -> Record:
+        return self.read([index])[0]
+
+    def read(self, indices: Sequence[int]) -> list[Record]:
+        """The records of `indices`, those of a set in one block where it can read blocks."""
+        wanted = [([], []) for _ in self._sources]
+        for place, index in enumerate(indices):
+            which = bisect.bisect_right(self._ends, int(index))
+            within = int(index) - (self._ends[which - 1] if which else 0)
+            wanted[which][0].append(within % len(self._sources[which]))
+            wanted[which][1].append(place)
+        records = [None] * len(indices)
+        for source, labels, (rows, places) in zip(self._sources, self._labels, wanted, strict=True):
+            found = source.read(rows) if hasattr(source, "read") else map(source.__getitem__, rows)
+            for place, record in zip(places, found, strict=True):
+                records[place] = self._relabel(record, labels)
+        return records
+
+    def _relabel(self, record: Record, labels: list[int]) -> Record:
+        if self.multi_label:
+            return dataclasses.replace(record, label=tuple(labels[one] for one in record.label))
+        return dataclasses.replace(record, label=labels[record.label])
+
+
+@dataclasses.dataclass(frozen=True)
+class MixedSet:
+    """Data sets that are mixed; any split expression is taken of each of them."""
+
+    sets: tuple[DataSet, ...]
+    weights: tuple[float, ...]
+
+    def open(self, split: str) -> Mixture:
+        """Every example of every set once."""
+        sources = [one.open(split) for one in self.sets]
+        return Mixture(sources, [len(source) for source in sources])
+
+    def open_by_weight(self, split: str) -> Mixture:
+        """An epoch of the mixture, for training."""
+        sources = [one.open(split) for one in self.sets]
+        return Mixture(sources, epoch_counts([len(source) for source in sources], self.weights))
+
+
+def open_mixture(config_data, open_one: Callable[[str], DataSet]) -> MixedSet:
+    """The sets in `config_data.mixture`, (name or path, weight) each, which `open_one` finds."""
+    if not config_data.mixture:
+        raise ConfigError(
+            "config.data.mixture is empty: 'mixture' needs ((NAME or PATH, WEIGHT), …), e.g. "
+            "--config.data.mixture=\"(('cifar10', 1), ('/data/birds', 3))\""
+        )
+    for entry in config_data.mixture:
+        good = isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str)
+        if not good or not isinstance(entry[1], int | float) or not entry[1] > 0:
+            raise ConfigError(
+                f"config.data.mixture: {entry!r} is not (NAME or PATH, WEIGHT) with a weight above 0"
+            )
+    names, weights = zip(*config_data.mixture, strict=True)
+    return MixedSet(tuple(open_one(name) for name in names), weights)
+
+
+def epoch_counts(sizes: Sequence[int], weights: Sequence[float]) -> list[int]:
+    """How many examples of each set an epoch has.
+
+    >>> epoch_counts([1000, 50], [3, 1])
+    [1000, 333]
+    """
+    per_weight = max(size / weight for size, weight in zip(sizes, weights, strict=True))
+    return [round(per_weight * weight) for weight in weights]

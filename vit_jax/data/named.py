@@ -1,0 +1,171 @@
+"""The data sets of the papers by name: where TFDS keeps them, which examples are 'train' and 'test',
+how many classes they must have, and how their images are cut.
+
+Nothing is read here; `tfds.py` does. A name that is not in the table is a TFDS data set as it is.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+# 'test' is what the papers report on, even where TFDS has a split 'test' without labels.
+TRAIN_TEST = {"train": "train", "test": "test"}
+TRAIN_VALIDATION = {"train": "train", "test": "validation"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Named:
+    """A data set of the papers.
+
+    Attributes:
+      tfds: its name there.
+      classes: how many.
+      splits: our names of splits → expressions over those of TFDS.
+      label: the feature with the label; or a function of the features that gives it, and then
+        `features` names those it needs.
+      crops: `train_crop` and `eval_crop` of `config.data`.
+      flip: whether training images are mirrored.
+      white: the value of white in the stored images.
+    """
+
+    tfds: str
+    classes: int
+    splits: Mapping[str, str] = dataclasses.field(default_factory=lambda: TRAIN_TEST)
+    label: str | Callable[[dict], int] = "label"
+    features: tuple[str, ...] = ()
+    crops: tuple[str, str] = ("inception", "resize")
+    flip: bool = True
+    white: int = 255
+
+
+def set_up(config, name: str) -> None:
+    """Lets the whole config `config` train and evaluate on the data set `name`: 'train' and 'test'
+    of it, cut as the papers do.
+
+    ViT's fine-tuning (arXiv 2010.11929, §4.1, and its released code): random crops of 5 to 100 % of
+    the area and mirroring; the whole image at evaluation. VTAB: the whole image, nothing random,
+    one setting for all tasks.
+    """
+    config.data.name = name
+    config.data.train_split, config.data.eval_split = "train", "test"
+    config.data.train_crop, config.data.eval_crop = NAMED[name].crops
+    config.augment.flip = NAMED[name].flip
+
+
+def _vtab(name: str, classes: int, validation: str, *, test: str = "test", **fields) -> Named:
+    """A VTAB-1k task (arXiv 1910.04867): 800 + 200 examples to train on, the whole test set.
+
+    The first 800 of the training set; and the first 200 of the validation set, or, where the data
+    set has none, 200 from where VTAB's own part of the training set ends.
+    """
+    splits = {"train800": "train[:800]", "val200": validation, "test": test}
+    splits["train"] = splits["train800val200"] = f"train[:800]+{validation}"
+    return Named(name, classes, splits, crops=("resize", "resize"), flip=False, **fields)
+
+
+def _few_shot(name: str, classes: int, train: str = "train", test: str = "test") -> Named:
+    """A set for few-shot evaluation: images cut the same way everywhere (as in big_vision)."""
+    return Named(name, classes, {"train": train, "test": test}, crops=("resize", "central"))
+
+
+def _above(thresholds: tuple[float, ...], value: float) -> int:
+    """The number of the last threshold below `value`."""
+    return int(np.flatnonzero(np.asarray(thresholds) < value).max())
+
+
+def _clevr_count(fields: dict) -> int:
+    """3 to 10 objects."""
+    return len(fields["objects"]["size"]) - 3
+
+
+def _clevr_distance(fields: dict) -> int:
+    nearest = fields["objects"]["pixel_coords"][:, 2].min()
+    return _above((0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0), nearest)
+
+
+def _kitti_distance(fields: dict) -> int:
+    """How far the nearest car, van or truck is, in metres; 3: there is none."""
+    vehicle = np.asarray(fields["objects"]["type"]) < 3
+    distances = np.asarray(fields["objects"]["location"]).reshape(-1, 3)[vehicle, 2]
+    return _above((-100.0, 8.0, 20.0, 999.0), distances.min(initial=1000.0))
+
+
+def _dsprites_location(fields: dict) -> int:
+    """32 positions in 16 bins."""
+    return int(fields["label_x_position"]) * 16 // 32
+
+
+def _dsprites_orientation(fields: dict) -> int:
+    """40 orientations in 16 bins."""
+    return int(fields["label_orientation"]) * 16 // 40
+
+
+_DSPRITES_TEST = "train[90%:]"
+
+NAMED: dict[str, Named] = {
+    "cifar10": Named("cifar10", 10),
+    "cifar100": Named("cifar100", 100),
+    "oxford_iiit_pet": Named("oxford_iiit_pet", 37),
+    "oxford_flowers102": Named("oxford_flowers102", 102),
+    "imagenet2012": Named("imagenet2012", 1000, TRAIN_VALIDATION),
+    "imagenet2012_real": Named(
+        "imagenet2012_real", 1000, {"test": "validation"}, label="real_label"
+    ),
+    "imagenet_v2": Named("imagenet_v2/matched-frequency", 1000, {"test": "test"}),
+    # ImageNet-21k is not in TFDS; the name and the split 'full' are those of big_vision.
+    "imagenet21k": Named(
+        "imagenet21k", 21843, {"train": "full[51200:]", "test": "full[:51200]"}, label="labels"
+    ),
+    # VTAB, natural
+    "vtab/caltech101": _vtab("caltech101", 102, "train[2754:2954]"),
+    "vtab/cifar100": _vtab("cifar100", 100, "train[45000:45200]"),
+    "vtab/dtd": _vtab("dtd", 47, "validation[:200]"),
+    "vtab/oxford_flowers102": _vtab("oxford_flowers102", 102, "validation[:200]"),
+    "vtab/oxford_iiit_pet": _vtab("oxford_iiit_pet", 37, "train[2944:3144]"),
+    "vtab/sun397": _vtab("sun397/tfds", 397, "validation[:200]"),
+    "vtab/svhn": _vtab("svhn_cropped", 10, "train[65931:66131]"),
+    # VTAB, specialized
+    "vtab/patch_camelyon": _vtab("patch_camelyon", 2, "validation[:200]"),
+    "vtab/eurosat": _vtab("eurosat/rgb", 10, "train[16200:16400]", test="train[80%:]"),
+    "vtab/resisc45": _vtab("resisc45", 45, "train[18900:19100]", test="train[80%:]"),
+    "vtab/diabetic_retinopathy": _vtab(
+        "diabetic_retinopathy_detection/btgraham-300", 5, "validation[:200]"
+    ),
+    # VTAB, structured
+    "vtab/clevr_count": _vtab(
+        "clevr", 8, "train[63000:63200]", test="validation", label=_clevr_count, features=("objects",)
+    ),
+    "vtab/clevr_distance": _vtab(
+        "clevr", 6, "train[63000:63200]", test="validation", label=_clevr_distance, features=("objects",)
+    ),
+    "vtab/dmlab": _vtab("dmlab", 6, "validation[:200]"),
+    "vtab/dsprites_location": _vtab(
+        "dsprites", 16, "train[589824:590024]", test=_DSPRITES_TEST, label=_dsprites_location,
+        features=("label_x_position",), white=1,
+    ),
+    "vtab/dsprites_orientation": _vtab(
+        "dsprites", 16, "train[589824:590024]", test=_DSPRITES_TEST, label=_dsprites_orientation,
+        features=("label_orientation",), white=1,
+    ),
+    "vtab/kitti": _vtab(
+        "kitti", 4, "validation[:200]", label=_kitti_distance, features=("objects",)
+    ),
+    "vtab/smallnorb_azimuth": _vtab(
+        "smallnorb", 18, "test[:200]", test="test[50%:]", label="label_azimuth"
+    ),
+    "vtab/smallnorb_elevation": _vtab(
+        "smallnorb", 9, "test[:200]", test="test[50%:]", label="label_elevation"
+    ),
+    "fewshot/caltech101": _few_shot("caltech101", 102),
+    "fewshot/cars196": _few_shot("cars196", 196),
+    "fewshot/cifar100": _few_shot("cifar100", 100),
+    "fewshot/dtd": _few_shot("dtd", 47),
+    "fewshot/oxford_iiit_pet": _few_shot("oxford_iiit_pet", 37),
+    "fewshot/uc_merced": _few_shot("uc_merced", 21, "train[:1000]", "train[1000:]"),
+    # 65,000 images have at least 30 of every class.
+    "fewshot/imagenet2012": _few_shot("imagenet2012", 1000, "train[:65000]", "validation"),
+}  # fmt: skip
+
+VTAB = tuple(name for name in NAMED if name.startswith("vtab/"))
+FEW_SHOT = tuple(name for name in NAMED if name.startswith("fewshot/"))

@@ -1,0 +1,154 @@
+"""Images inside tar files (WebDataset's layout), read where they are: one scan of the tar headers
+makes the index, after that every image is one read.
+
+An image's label is in a file beside it, KEY.cls (text) or KEY.json (a field `label`); or else the
+name of the folder that it is in. Splits are the folders train/, test/, val/ or validation/ inside,
+or those words in the names of the tar files (imagenet-train-000.tar). Tar files must not be
+compressed.
+"""
+
+import collections
+import dataclasses
+import json
+import os
+import re
+import tarfile
+from collections.abc import Iterator
+
+import numpy as np
+from etils import epath
+
+from vit_jax.data.listed import json_label
+from vit_jax.data.record import BadImage, DataSet, Record
+from vit_jax.data.table import HELD_OUT, SUFFIXES, Table, hold_out, label_at, natural, number_labels
+from vit_jax.schema import ConfigError
+
+_SPLITS = ("train", *HELD_OUT)
+_Place = tuple[int, str, int, int]  # number of the tar file, name inside, first byte, bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class TarImages:
+    """Images in tar files: `places` are the keys of the examples, the number of a file in `files`
+    first.
+    """
+
+    files: tuple[str, ...]
+    classes: tuple[str, ...]
+    multi_label: bool
+    places: tuple[_Place, ...]
+    labels: np.ndarray | tuple[tuple[int, ...], ...]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, index: int) -> Record:
+        number, name, first, size = self.places[index]
+        path = self.files[number]
+        name = f"{path}, {name}"
+        try:
+            with epath.Path(path).open("rb") if "://" in path else open(path, "rb") as file:
+                file.seek(first)
+                return Record(file.read(size), label_at(self.labels, index), name)
+        except OSError as error:
+            raise BadImage(name, error.strerror or str(error)) from None
+
+
+def open_tar(config_data) -> DataSet:
+    """The tar files that `config_data.path` names: one file, a folder of them, a pattern with *, or
+    a range of numbers {000000..000146}. Without splits, the share `holdout` of them is 'test'.
+    """
+    files = find_tars(config_data.path)
+    table = _read(files, config_data.path, config_data.holdout)
+    return table.data_set(lambda *columns: TarImages(tuple(map(str, files)), *columns))
+
+
+def find_tars(path: str) -> list:
+    """The tar files that `path` names, sorted.
+
+    Raises:
+      ConfigError: there is none, or one of a range is missing.
+    """
+    if not path:
+        raise ConfigError("config.data.path is empty: 'tar' needs a tar file, or a folder of them")
+    place = epath.Path(path).expanduser()
+    numbers = re.search(r"\{(\d+)\.\.(\d+)\}", path)
+    if numbers:
+        width = len(numbers[1])
+        files = [
+            epath.Path(path.replace(numbers[0], f"{i:0{width}}")).expanduser()
+            for i in range(int(numbers[1]), int(numbers[2]) + 1)
+        ]
+    elif "*" in path:
+        files = sorted(place.parent.glob(place.name), key=lambda file: natural(file.name))
+    elif place.is_dir():
+        files = sorted(place.glob("*.tar"), key=lambda file: natural(file.name))
+    else:
+        files = [place]
+    missing = [str(file) for file in files if not file.exists()]
+    if missing or not files:
+        raise ConfigError(f"there is no tar file {missing[0] if missing else path}")
+    return files
+
+
+def _read(files: list, path: str, holdout: float) -> Table:
+    samples = [(number, *sample) for number, file in enumerate(files) for sample in _samples(file)]
+    if not samples:
+        raise ConfigError(f"{path} has no images ({', '.join(SUFFIXES)})")
+    texts, splits = [], []
+    for number, name, _, _, text in samples:
+        if text is None and len(os.path.dirname(name)) == 0:
+            raise ConfigError(
+                f"{files[number]}: {name} has no label: neither a .cls or .json file beside it, nor "
+                "a folder of its class around it"
+            )
+        texts.append(os.path.basename(os.path.dirname(name)) if text is None else text)
+        folders = os.path.dirname(name).split("/")
+        splits.append(_split(folders[:-1] if text is None else folders, files[number].name))
+    multi_label = any(not isinstance(text, str) for text in texts)
+    if multi_label:
+        texts = [(text,) if isinstance(text, str) else text for text in texts]
+    classes, labels = number_labels(
+        texts,
+        files[0].parent / "classes.txt",
+        lambda i: f"{files[samples[i][0]]}, {samples[i][1]}",
+    )
+    rows = collections.defaultdict(list)
+    for split, sample, label in zip(splits, samples, labels, strict=True):
+        rows[split].append((sample[:4], label))
+    if "" in rows and len(rows) > 1:
+        raise ConfigError(f"{path}: some images belong to a split, others to none")
+    members = dict(rows) if "" not in rows else hold_out(rows[""], holdout, lambda key: key[1])
+    return Table(path, classes, multi_label, members)
+
+
+def _samples(file) -> Iterator[tuple[str, int, int, str | tuple[str, ...] | None]]:
+    """(name, first byte, bytes, label as text if it is beside) of the images in a tar file."""
+    images, labels = [], {}
+    try:
+        with file.open("rb") as opened, tarfile.open(fileobj=opened, mode="r:") as tar:
+            for member in tar:
+                key, suffix = _key(member.name)
+                if not member.isfile() or os.path.basename(member.name).startswith("."):
+                    continue
+                if suffix in SUFFIXES:
+                    images.append((member.name, member.offset_data, member.size, key))
+                elif suffix == ".cls":
+                    labels[key] = tar.extractfile(member).read().decode().strip()
+                elif suffix == ".json" and key not in labels:
+                    labels[key] = json_label(json.load(tar.extractfile(member)))
+    except (tarfile.TarError, UnicodeDecodeError, ValueError, KeyError) as error:
+        raise ConfigError(f"{file} cannot be read as an uncompressed tar file: {error!r}") from None
+    return ((name, first, size, labels.get(key)) for name, first, size, key in images)
+
+
+def _key(name: str) -> tuple[str, str]:
+    """'a/0001.left.jpg' -> ('a/0001', '.jpg'): the sample, and what kind of file of it this is."""
+    folder, base = os.path.split(name)
+    return os.path.join(folder, base.partition(".")[0]), os.path.splitext(base)[1].lower()
+
+
+def _split(folders: list[str], tar_name: str) -> str:
+    """The split that the folders around an image name, or else the tar file's name; '' if neither."""
+    words = folders + re.split(r"[^A-Za-z]+", tar_name)
+    return next((word for word in words if word in _SPLITS), "")
