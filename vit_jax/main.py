@@ -196,6 +196,60 @@ def plan() -> None:
     cli.print_result(result, report.text(result))
 
 
+def prepare() -> None:
+    """Your images, or a TFDS data set, stored for training: SOURCE --out=DIR [--verify] [--json].
+
+    SOURCE is a folder of class folders, a CSV or JSON-lines file of path and label, tar files, or
+    the name of a data set. The same command goes on after it was stopped. SOURCE --verify alone
+    reads a prepared data set back, and the exit code is 1 if anything is wrong with it.
+    """
+    flags.DEFINE_string("out", None, "the folder to make")
+    flags.DEFINE_list("splits", [], "which splits, e.g. train[:99%],validation; by default all")
+    flags.DEFINE_integer("shards", 0, "files per split; 0: one per 4,096 images", lower_bound=0)
+    flags.DEFINE_integer("workers", 0, "threads; 0: one per core", lower_bound=0)
+    flags.DEFINE_integer(
+        "max_side", 0, "shrink images whose smaller side is larger; 0: no", lower_bound=0
+    )
+    flags.DEFINE_integer(
+        "quality", 0, "encode as JPEG of this quality; 0: no, or 90 with --max_side", lower_bound=0,
+        upper_bound=100,
+    )  # fmt: skip
+    flags.DEFINE_float(
+        "holdout", 0.1, "share of 'test' where there are no splits", lower_bound=0, upper_bound=1
+    )
+    flags.DEFINE_string("data_dir", "", "where TFDS keeps its data sets")
+    flags.DEFINE_bool("verify", False, "read all of the prepared data set back")
+    cli.define_json()
+    (source, *more) = cli.parse("SOURCE")
+    if more or not (FLAGS.out or FLAGS.verify):
+        raise flags.Error("say SOURCE --out=DIR, or DIR --verify")
+
+    from vit_jax.data.preparation.prepare import prepare, text
+    from vit_jax.data.preparation.shards import Options
+    from vit_jax.data.preparation.verify import verify
+
+    result, told = {}, []
+    if FLAGS.out:
+        result = prepare(
+            source,
+            FLAGS.out,
+            splits=tuple(FLAGS.splits),
+            num_shards=FLAGS.shards,
+            workers=FLAGS.workers,
+            options=Options(FLAGS.max_side, FLAGS.quality),
+            holdout=FLAGS.holdout,
+            data_dir=FLAGS.data_dir,
+        )
+        told = [text(result)]
+    if FLAGS.verify:
+        result["verified"] = verify(FLAGS.out or source, workers=FLAGS.workers)
+        told += [f"{one['name']}: {one['why']}" for one in result["verified"]["bad"]]
+        told.append(f"{result['verified']['examples']} records are good")
+    cli.print_result(result, "\n".join(told))
+    if FLAGS.verify and result["verified"]["bad"]:
+        sys.exit(1)
+
+
 def convert() -> None:
     """A checkpoint in another format: SOURCE DESTINATION --to=FORMAT [--model=OPTION=VALUE …]
     [--json].
@@ -228,7 +282,7 @@ def convert() -> None:
 
 COMMANDS: dict[str, Callable[[], None]] = {
     command.__name__: command
-    for command in (train, sweep, evaluate, predict, convert, models, plan, benchmark)
+    for command in (train, sweep, evaluate, predict, prepare, convert, models, plan, benchmark)
 }
 
 

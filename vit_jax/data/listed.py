@@ -1,6 +1,6 @@
 """Lists of image files with their labels: CSV, or JSON lines.
 
-A CSV file has the columns `path` (relative to its folder) and `label` (a class number or name), or
+A CSV file has the columns `path` (or `file`; relative to its folder) and `label` (a class number or name), or
 `labels` (any number of them, separated by ';'), and if you like `split`. In JSON lines each line is
 an object with the same fields; a `label` that is a list makes the set multi-label. A file
 classes.txt beside it, one name a line, fixes the classes; otherwise they are those that occur.
@@ -15,14 +15,15 @@ from collections.abc import Iterator
 from vit_jax.data.table import Table, hold_out, number_labels
 from vit_jax.schema import ConfigError
 
-JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
+_FILE = ("path", "file", "filename")
+_JSON = (".jsonl", ".json", ".ndjson")
 
 
 def read_list(path: os.PathLike, holdout: float) -> Table:
     """The images that the file `path` lists; the share `holdout` of them is 'test' where it names no
     splits.
     """
-    rows = list(_json_rows(path) if path.suffix in JSON_SUFFIXES else _csv_rows(path))
+    rows = list(_json_rows(path) if path.suffix in _JSON else _csv_rows(path))
     if not rows:
         raise ConfigError(f"{path} lists no images")
     multi_label = any(not isinstance(label, str) for _, _, label, _ in rows)
@@ -48,19 +49,20 @@ def _csv_rows(path) -> Iterator[tuple[int, str, str | tuple[str, ...], str]]:
     reader = csv.DictReader(io.StringIO(path.read_bytes().decode("utf-8-sig"), newline=""))
     header = reader.fieldnames or []
     column = "labels" if "labels" in header else "label"
-    if not {"path", column} <= set(header):
+    file = next((name for name in _FILE if name in header), None)
+    if file is None or column not in header:
         raise ConfigError(
             f"{path} must begin with the column names path and label, not {','.join(header)!r}"
         )
     for row in reader:
-        empty = not row["path"] or (column == "label" and not row["label"])
+        empty = not row[file] or (column == "label" and not row["label"])
         if None in row or None in row.values() or empty:
             where = f"{path}, line {reader.line_num}"
             raise ConfigError(f"{where}: {len(header)} values are needed, path and label not empty")
         label = row[column].strip()
         if column == "labels":
             label = tuple(text.strip() for text in label.split(";") if text.strip())
-        yield reader.line_num, row["path"], label, row.get("split", "")
+        yield reader.line_num, row[file], label, row.get("split", "")
 
 
 def _json_rows(path) -> Iterator[tuple[int, str, str | tuple[str, ...], str]]:
@@ -69,7 +71,10 @@ def _json_rows(path) -> Iterator[tuple[int, str, str | tuple[str, ...], str]]:
             continue
         try:
             row = json.loads(line)
-            yield number, str(row["path"]), json_label(row), str(row.get("split", ""))
+            file = next((row[name] for name in _FILE if name in row), None)
+            if not file:
+                raise KeyError("path")
+            yield number, str(file), json_label(row), str(row.get("split", ""))
         except (ValueError, TypeError, KeyError) as error:
             raise ConfigError(
                 f"{path}, line {number}: an object with path and label is needed ({error!r})"

@@ -107,7 +107,8 @@ class Prepared:
 
     def _read_file(self, file: str, rows: list[int]) -> list[Record]:
         try:
-            return [unpack(stored) for stored in self._reader(file).read(rows)]
+            found = map(unpack, self._reader(file).read(rows))
+            return [Record(one.image, one.label, f"{self._folder}, {one.name}") for one in found]
         except (RuntimeError, ValueError, TypeError, IndexError):
             if len(rows) > 1:
                 return [self._read_file(file, [row])[0] for row in rows]

@@ -1,0 +1,270 @@
+"""From any source to a prepared data set: what is made, in which order, and going on after a kill.
+
+The order is important:
+1. every file of records is written under another name, and renamed when it is whole;
+2. what is in it is noted, in unfinished/; with that note it counts as done;
+3. when all files are done, the report and then the description are written: with the description
+   the data set counts as finished; the notes go.
+"""
+
+import concurrent.futures
+import fcntl
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from etils import epath
+from tqdm import tqdm
+
+from vit_jax.config import default_config
+from vit_jax.data import folder as folders
+from vit_jax.data import sources, tfds
+from vit_jax.data.mixture import MixedSet
+from vit_jax.data.preparation import shards
+from vit_jax.data.preparation.reencode import measure
+from vit_jax.data.prepared import DESCRIPTION, FORMAT, open_prepared, read_description
+from vit_jax.data.record import DataSet
+from vit_jax.schema import ConfigError
+
+REPORT = "report.jsonl"
+PER_SHARD = 4096
+_NOTES = "unfinished"
+
+
+def prepare(
+    source: str,
+    out: str,
+    *,
+    splits: tuple[str, ...] = (),
+    num_shards: int = 0,
+    workers: int = 0,
+    options: shards.Options = shards.AS_THEY_ARE,
+    holdout: float = 0.1,
+    data_dir: str = "",
+) -> dict:
+    """Makes the prepared data set `out` of `source`; goes on where a killed one ended.
+
+    Args:
+      source: a folder of class folders, a CSV or JSON-lines file, tar files, or the name of a TFDS
+        data set, which is downloaded if it is not there (that needs TensorFlow).
+      splits: which splits, or expressions; by default all there are.
+      num_shards: files per split; 0: one for every 4,096 examples.
+      workers: threads; 0: one for every core.
+      options: how images are stored.
+      holdout: the share of 'test' where the source has no splits.
+      data_dir: where TFDS keeps its data sets.
+
+    Returns:
+      {"splits": {name: examples}, "classes", "bytes", "bad", "ignored", "kept", "out"}; re-encoded,
+      also {"image_bytes", "stored_bytes", "decode_speed_up", "psnr", "psnr_worst"}.
+
+    Raises:
+      ConfigError: the source cannot be used, or `out` holds something else.
+    """
+    config_data = default_config().data
+    config_data.path, config_data.holdout = data_dir, holdout
+    config_data = sources.locate(source, config_data)
+    if config_data.name not in sources.OPENERS and not tfds.is_there(config_data):
+        _check_name(source)
+        tfds.download(config_data)
+    data_set = sources.open_data_set(config_data)
+    if isinstance(data_set, MixedSet):
+        raise ConfigError("a mixture is made when it is trained on: prepare each of its sets")
+    wanted = {name: name for name in splits or _all_splits(config_data.name, data_set)}
+    opened = {_file_name(name): data_set.open(name) for name in wanted}
+    plan = shards.plan({n: len(one) for n, one in opened.items()}, num_shards, PER_SHARD)
+    first = next(iter(opened.values()))
+    recipe = {
+        "identity": hashlib.sha256(data_set.identity().encode()).hexdigest(),
+        "splits": list(wanted),
+        "files": len(plan),
+        "max_side": options.max_side,
+        "quality": options.quality,
+    }
+    out = pathlib.Path(out).expanduser()
+    if (out / DESCRIPTION).exists():
+        if read_description(out)["recipe"] != recipe:
+            raise ConfigError(f"--out={out} holds another data set, or another form of this one")
+        _clear(out)
+        return _result(out, opened, options)
+    with _notes(out, recipe) as notes:
+        root = _root(config_data)
+        done = _write_all(plan, opened, out, notes, (root, options), workers or os.cpu_count())
+        ignored = []
+        if config_data.name == "folder" and pathlib.Path(config_data.path).is_dir():
+            ignored = folders.other_files(pathlib.Path(config_data.path))
+        if not any(note["examples"] for note in done):
+            raise ConfigError(f"none of the images of {source} can be read: see {notes}")
+        findings = [
+            json.dumps(one, ensure_ascii=False) for note in done for one in note["findings"]
+        ]
+        for name in ignored:
+            line = {"what": "ignored", "name": name, "why": "its name does not end like an image's"}
+            findings.append(json.dumps(line, ensure_ascii=False))
+        shards.write_text(out / REPORT, "".join(line + "\n" for line in findings))
+        aliases = {n: e for n, e in data_set.aliases.items() if e in opened and n not in opened}
+        shards.write_json(
+            out / DESCRIPTION,
+            {
+                "format": FORMAT,
+                "source": source,
+                "recipe": recipe,
+                "multi_label": first.multi_label,
+                "classes": list(first.classes),
+                "aliases": aliases,
+                "splits": {name: _describe(name, plan, done) for name in opened},
+            },
+        )
+    _clear(out)
+    return _result(out, opened, options)
+
+
+def text(result: dict) -> str:
+    """`prepare`'s result for a person."""
+    splits = ", ".join(f"{examples} {name}" for name, examples in result["splits"].items())
+    lines = [
+        f"{splits} images of {result['classes']} classes, {result['bytes'] / 1e6:.1f} MB: {result['out']}"
+    ]
+    if "psnr" in result:
+        share = result["stored_bytes"] / max(result["image_bytes"], 1)
+        lines.append(
+            f"re-encoded: {share:.0%} of the bytes, decoding {result['decode_speed_up']}x as fast, "
+            f"PSNR {result['psnr']} dB (worst {result['psnr_worst']}) in 224-pixel crops"
+        )
+    if result["bad"] or result["ignored"]:
+        lines.append(
+            f"{result['bad']} bad images left out, {result['ignored']} files ignored: {result['out']}/{REPORT}"
+        )
+    return "\n".join(lines)
+
+
+def _check_name(source: str) -> None:
+    if "/" in source and not source.split("/")[0].isidentifier():
+        raise ConfigError(f"there is no {source}")
+
+
+def _all_splits(name: str, data_set: DataSet) -> list[str]:
+    """The splits that have examples; of a data set of the papers those that they name."""
+    papers = [split for split in ("train", "test") if split in data_set.aliases]
+    if papers and name not in sources.OPENERS:
+        return papers
+    return [split for split, size in data_set.sizes.items() if size]
+
+
+def _root(config_data) -> str:
+    """The folder that names of images begin with, or ''."""
+    path = epath.Path(config_data.path).expanduser()
+    if config_data.name not in ("folder", "tar", "prepared"):
+        return ""
+    return str(path if path.is_dir() else path.parent)
+
+
+def _file_name(split: str) -> str:
+    return "".join(c if c.isalnum() or c in "_." else "_" for c in split)
+
+
+@contextmanager
+def _notes(out: pathlib.Path, recipe: dict) -> Iterator[pathlib.Path]:
+    """The folder of what is done so far, for this process alone.
+
+    Raises:
+      ConfigError: something else is there, or another process is at it.
+    """
+    notes = out / _NOTES
+    if out.is_dir() and any(out.iterdir()) and not notes.is_dir():
+        raise ConfigError(f"--out={out} is not empty, and not of an earlier start of this command")
+    notes.mkdir(parents=True, exist_ok=True)
+    with open(notes / "lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"--out={out}: another process is preparing it") from None
+        begun = notes / "recipe.json"
+        if not begun.exists():
+            shards.write_json(begun, recipe)
+        elif json.loads(begun.read_text()) != recipe:
+            raise ConfigError(
+                f"--out={out} was begun from another source or with other options: choose another "
+                "folder, or remove this one"
+            )
+        yield notes
+
+
+def _write_all(plan, opened, out, notes, how: tuple, workers: int) -> list[dict]:
+    """What is known of every file of `plan`, once all are written."""
+    done = []
+    total = sum(shard.stop - shard.start for shard in plan)
+    with (
+        tqdm(total=total, unit="img", smoothing=0.05, dynamic_ncols=True) as bar,
+        concurrent.futures.ThreadPoolExecutor(workers) as pool,
+    ):
+        for shard in plan:
+            note = notes / f"{shard.file}.json"
+            if note.exists():
+                bar.update(shard.stop - shard.start)
+            else:
+                made = shards.write(shard, opened[shard.split], out, *how, pool, bar.update)
+                shards.write_json(note, made)
+            done.append(json.loads(note.read_text()))
+    return done
+
+
+def _describe(split: str, plan: list[shards.Shard], done: list[dict]) -> dict:
+    files = [note for shard, note in zip(plan, done, strict=True) if shard.split == split]
+    return {
+        "examples": sum(note["examples"] for note in files),
+        "class_counts": [sum(c) for c in zip(*(n["class_counts"] for n in files), strict=True)],
+        "image_bytes": [sum(n["image_bytes"][i] for n in files) for i in range(2)],
+        "shards": [
+            {key: note[key] for key in ("file", "examples", "bytes", "sha256")} for note in files
+        ],
+    }
+
+
+def _clear(out: pathlib.Path) -> None:
+    shutil.rmtree(out / _NOTES, ignore_errors=True)
+
+
+def _result(out: pathlib.Path, opened: dict, options: shards.Options) -> dict:
+    """What a finished data set is, read back from it."""
+    description = read_description(out)
+    splits = description["splits"]
+    report = [json.loads(line) for line in (out / REPORT).read_text().splitlines()]
+    result = {
+        "out": str(out),
+        "splits": {name: split["examples"] for name, split in splits.items()},
+        "classes": len(description["classes"]),
+        "bytes": sum(shard["bytes"] for split in splits.values() for shard in split["shards"]),
+    }
+    for what in ("bad", "ignored", "kept"):
+        result[what] = sum(line["what"] == what for line in report)
+    if options != shards.AS_THEY_ARE:
+        result["image_bytes"], result["stored_bytes"] = (
+            sum(split["image_bytes"][i] for split in splits.values()) for i in range(2)
+        )
+        name = next(name for name, split in splits.items() if split["examples"])
+        bad = {
+            line["index"] for line in report if (line["what"], line.get("split")) == ("bad", name)
+        }
+        config_data = default_config().data
+        config_data.path = str(out)
+        good = [index for index in range(len(opened[name])) if index not in bad]
+        result |= measure(_Some(opened[name], good), open_prepared(config_data).open(name))
+    return result
+
+
+class _Some:
+    """Some of the examples of a source."""
+
+    def __init__(self, source, indices):
+        self._source, self._indices = source, indices
+
+    def __len__(self):
+        return len(self._indices)
+
+    def __getitem__(self, index):
+        return self._source[self._indices[index]]

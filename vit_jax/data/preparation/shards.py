@@ -1,0 +1,189 @@
+"""One ArrayRecord file of a prepared data set: made from a range of a source, by threads, in order.
+
+What is in a file depends on the source, the range and the options alone, never on how many threads
+worked or how often the command was started: bytes are the same each time.
+"""
+
+import collections
+import concurrent.futures
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+
+from vit_jax.data.preparation.check import check_label, encoded, examine
+from vit_jax.data.preparation.reencode import reencode
+from vit_jax.data.prepared import pack
+from vit_jax.data.record import BadImage, Record, Source
+
+_BLOCK = 16  # images that a thread takes at a time
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How images are stored; 0: as they are."""
+
+    max_side: int = 0
+    quality: int = 0
+
+
+AS_THEY_ARE = Options()
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """A file to make: examples `start` to `stop` of a split."""
+
+    split: str
+    start: int
+    stop: int
+    file: str
+
+
+def plan(sizes: dict[str, int], shards: int, per_shard: int) -> list[Shard]:
+    """The files of every split: `shards` each, or, if that is 0, of about `per_shard` examples."""
+    found = []
+    for split, size in sizes.items():
+        count = min(size, shards or -(-size // per_shard))
+        for i in range(count):
+            start, stop = size * i // count, size * (i + 1) // count
+            file = f"{split}-{i:05d}-of-{count:05d}.array_record"
+            found.append(Shard(split, start, stop, file))
+    return found
+
+
+def write(
+    shard: Shard,
+    source: Source,
+    folder: pathlib.Path,
+    root: str,
+    options: Options,
+    pool: concurrent.futures.ThreadPoolExecutor,
+    progress: Callable[[int], None],
+) -> dict:
+    """Makes the file of `shard` in `folder`; it gets its name when it is whole. Names of images lose
+    `root`, which is where the source is.
+
+    Returns:
+      {"file", "examples", "bytes", "sha256"}, and of this split: "class_counts", "image_bytes" (of
+      the originals, and as they are stored), "findings": what the report says.
+    """
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    unfinished = folder / f"{shard.file}.unfinished"
+    unfinished.unlink(missing_ok=True)
+    # One record a group: any can be read alone. Images do not compress.
+    writer = ArrayRecordWriter(str(unfinished), "group_size:1,uncompressed")
+    counts, before, after, examples, findings = [0] * len(source.classes), 0, 0, 0, []
+    for index, item in _in_order(shard, source, pool, root, options):
+        for what, why in item.findings:
+            place = {"what": what, "split": shard.split, "index": index}
+            findings.append(place | {"name": item.name, "why": why})
+        if item.record is not None:
+            writer.write(pack(item.record))
+            examples += 1
+            before, after = before + item.original_bytes, after + len(item.record.image)
+            label = item.record.label
+            for one in label if isinstance(label, tuple) else (label,):
+                counts[one] += 1
+        progress(1)
+    writer.close()
+    digest = sha256(unfinished)
+    _keep(unfinished)
+    size = unfinished.stat().st_size
+    os.replace(unfinished, folder / shard.file)
+    return {
+        "file": shard.file,
+        "examples": examples,
+        "bytes": size,
+        "sha256": digest,
+        "class_counts": counts,
+        "image_bytes": [before, after],
+        "findings": findings,
+    }
+
+
+def write_json(path: pathlib.Path, value) -> None:
+    """Writes `value` to `path`, which is either whole or not there."""
+    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
+    unfinished = path.with_name(path.name + ".unfinished")
+    unfinished.write_text(text, encoding="utf-8")
+    _keep(unfinished)
+    os.replace(unfinished, path)
+
+
+def sha256(path: pathlib.Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Item:
+    """What became of an example: its record, unless it is bad, and (what, why) for the report."""
+
+    name: str
+    record: Record | None
+    original_bytes: int
+    findings: tuple[tuple[str, str], ...]
+
+
+def _in_order(shard: Shard, source: Source, pool, *how) -> Iterator[tuple[int, _Item]]:
+    """(index, item) of every example of `shard`; a bounded number of them is worked on ahead; `how`
+    goes to `_items`.
+    """
+    blocks = iter(range(shard.start, shard.stop, _BLOCK))
+    waiting = collections.deque()
+
+    def submit() -> None:
+        for first in blocks:
+            rows = range(first, min(first + _BLOCK, shard.stop))
+            waiting.append((rows, pool.submit(_items, source, rows, *how)))
+            return
+
+    for _ in range(2 * pool._max_workers):
+        submit()
+    while waiting:
+        rows, block = waiting.popleft()
+        submit()
+        yield from zip(rows, block.result(), strict=True)
+
+
+def _items(source: Source, rows: range, root: str, options: Options) -> list[_Item]:
+    if hasattr(source, "read"):
+        fetches = [lambda record=record: record for record in source.read(rows)]
+    else:
+        fetches = [lambda row=row: source[row] for row in rows]
+    return [_item(fetch, len(source.classes), root, options) for fetch in fetches]
+
+
+def _item(fetch: Callable[[], Record], classes: int, root: str, options: Options) -> _Item:
+    try:
+        record = fetch()
+        image, name = encoded(record.image), _within(root, record.name)
+        pixels, remarks = examine(image, name)
+        check_label(record, classes)
+    except BadImage as error:
+        return _Item(_within(root, error.name), None, 0, (("bad", error.why),))
+    stored = image
+    if options != AS_THEY_ARE:
+        stored = reencode(image, pixels, options.max_side, options.quality)
+    kept = Record(stored, record.label, name)
+    return _Item(name, kept, len(image), tuple(("kept", remark) for remark in remarks))
+
+
+def _within(root: str, name: str) -> str:
+    """`name` relative to the source, so that a prepared data set does not depend on where its source
+    was.
+    """
+    return name.removeprefix(root).lstrip("/, ") if root else name
+
+
+def _keep(path: pathlib.Path) -> None:
+    """Sees to it that the content of a file is on the disk before it gets its name."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())

@@ -1,0 +1,66 @@
+"""Reads all of a prepared data set back: every file against its checksum, every record decoded."""
+
+import concurrent.futures
+import functools
+import os
+import pathlib
+
+from tqdm import tqdm
+
+from vit_jax.data.preparation.check import check_label, examine
+from vit_jax.data.preparation.shards import sha256
+from vit_jax.data.prepared import open_reader, read_description, unpack
+from vit_jax.data.record import BadImage
+
+
+def verify(folder: str, *, workers: int = 0) -> dict:
+    """What is wrong with the prepared data set in `folder`.
+
+    Returns:
+      {"examples": records read and found good, "bad": [{"name", "why"}]}: of files that are missing
+      or have changed, and of records that cannot be read.
+    """
+    folder = pathlib.Path(folder).expanduser()
+    description = read_description(folder)
+    bad, good = [], 0
+    files = [shard for split in description["splits"].values() for shard in split["shards"]]
+    total = sum(shard["examples"] for shard in files)
+    classes = len(description["classes"])
+    with (
+        tqdm(total=total, unit="img", smoothing=0.05, dynamic_ncols=True) as bar,
+        concurrent.futures.ThreadPoolExecutor(workers or os.cpu_count()) as pool,
+    ):
+        for shard in files:
+            path = folder / shard["file"]
+            if not path.exists():
+                bad.append({"name": shard["file"], "why": "the file is missing"})
+                continue
+            if sha256(path) != shard["sha256"]:
+                bad.append({"name": shard["file"], "why": "its checksum has changed"})
+            reader = open_reader(str(path))
+            number = min(reader.num_records(), shard["examples"])
+            if number != shard["examples"]:
+                why = f"{reader.num_records()} records, there should be {shard['examples']}"
+                bad.append({"name": shard["file"], "why": why})
+            for why in pool.map(functools.partial(_wrong, reader, classes), range(number)):
+                bar.update(1)
+                if why:
+                    bad.append({"name": f"{shard['file']}, record {why[0]}", "why": why[1]})
+                else:
+                    good += 1
+    return {"examples": good, "bad": bad}
+
+
+def _wrong(reader, classes: int, row: int) -> tuple[str, str] | None:
+    """Which record it is, and what is wrong with it."""
+    place = str(row)
+    try:
+        record = unpack(reader.read([row])[0])
+        place = f"{row} ({record.name})"
+        examine(record.image, record.name)
+        check_label(record, classes)
+    except BadImage as error:
+        return place, error.why
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        return place, f"damaged: {error}"
+    return None
