@@ -133,7 +133,7 @@ def text(result: dict) -> str:
         share = result["stored_bytes"] / max(result["image_bytes"], 1)
         lines.append(
             f"re-encoded: {share:.0%} of the bytes, decoding {result['decode_speed_up']}x as fast, "
-            f"PSNR {result['psnr']} dB (worst {result['psnr_worst']}) in 224-pixel crops"
+            f"PSNR {result['psnr']} dB (worst {result['psnr_worst']}) at 224 pixels"
         )
     if result["bad"] or result["ignored"]:
         lines.append(
