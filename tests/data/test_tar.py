@@ -1,0 +1,93 @@
+import io
+import json
+import pickle
+import tarfile
+
+import cv2
+import numpy as np
+import pytest
+
+from vit_jax.config import default_config
+from vit_jax.data import sources
+from vit_jax.schema import ConfigError
+
+
+def image(value):
+    return cv2.imencode(".png", np.full((4, 5, 3), value, np.uint8))[1].tobytes()
+
+
+def write_tar(path, members, mode="w"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, mode) as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+
+
+def config(path, **fields):
+    config = default_config().data
+    config.update({"name": "tar", "path": str(path), "holdout": 0.0, **fields})
+    return config
+
+
+def refusal(path, split="train"):
+    with pytest.raises(ConfigError) as raised:
+        sources.open_source(config(path), split)
+    return str(raised.value)
+
+
+def test_webdataset_shards_give_images_with_the_label_beside_them(tmp_path):
+    for shard in range(3):
+        members = {}
+        for i in range(4):
+            key = f"{shard:03d}{i:03d}"
+            members |= {f"{key}.png": image(10 * shard + i), f"{key}.cls": str(i % 3).encode()}
+            members |= {f"{key}.json": b'{"caption": "no label"}', f"{key}.txt": b"a caption"}
+        write_tar(tmp_path / f"set-train-{shard:06d}.tar", members)
+    write_tar(tmp_path / "set-val-000000.tar", {"x.jpg": image(99), "x.cls": b"2"})
+    source = sources.open_source(config(tmp_path), "train")
+    assert len(source) == 12 and source.classes == ("0", "1", "2") and not source.multi_label
+    again = pickle.loads(pickle.dumps(source))
+    for index in (0, 5, 11):
+        assert source[index].image == image(10 * (index // 4) + index % 4) == again[index].image
+        assert source[index].label == index % 4 % 3
+    assert source[5].name == f"{tmp_path}/set-train-000001.tar, 001001.png"
+    assert sources.open_source(config(tmp_path), "test")[0].image == image(99)
+    for pattern in ("set-train-*.tar", "set-train-{000000..000002}.tar"):
+        assert len(sources.open_source(config(tmp_path / pattern), "train")) == 12
+    assert "there is no tar file" in refusal(tmp_path / "set-train-{000000..000003}.tar")
+
+
+def test_json_labels_may_be_names_and_several(tmp_path):
+    labels = {"a": ["dog", "cat"], "b": [], "c": ["emu"]}
+    members = {}
+    for key, label in labels.items():
+        members |= {f"{key}.jpg": image(1), f"{key}.json": json.dumps({"label": label}).encode()}
+    write_tar(tmp_path / "x.tar", members)
+    source = sources.open_source(config(tmp_path / "x.tar"), "train")
+    assert source.multi_label and source.classes == ("cat", "dog", "emu")
+    assert [source[i].label for i in range(3)] == [(1, 0), (), (2,)]
+    (tmp_path / "classes.txt").write_text("emu\ndog\ncat\n")
+    assert sources.open_source(config(tmp_path / "x.tar"), "train")[0].label == (1, 2)
+
+
+def test_folders_inside_are_classes_and_splits(tmp_path):
+    names = ["set/train/cat/1.png", "set/train/dog/1.b.png", "set/val/dog/2.png"]
+    write_tar(tmp_path / "x.tar", {name: image(i) for i, name in enumerate(names)})
+    source = sources.open_source(config(tmp_path / "x.tar"), "train")
+    assert source.classes == ("cat", "dog") and source.labels.tolist() == [0, 1]
+    assert sources.open_source(config(tmp_path / "x.tar"), "val[:1]")[0].image == image(2)
+
+
+def test_tar_errors_name_the_file(tmp_path):
+    write_tar(tmp_path / "none.tar", {"1.png": image(1)})
+    assert "none.tar: 1.png has no label" in refusal(tmp_path / "none.tar")
+    write_tar(tmp_path / "bad.tar", {"1.png": image(1), "1.json": b"{"})
+    assert "bad.tar cannot be read" in refusal(tmp_path / "bad.tar")
+    write_tar(tmp_path / "packed.tar", {"a/1.png": image(1), "b/1.png": image(1)}, "w:gz")
+    assert "packed.tar cannot be read as an uncompressed tar file" in refusal(
+        tmp_path / "packed.tar"
+    )
+    write_tar(tmp_path / "text.tar", {"1.txt": b"x"})
+    assert "has no images" in refusal(tmp_path / "text.tar")
