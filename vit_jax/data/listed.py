@@ -16,6 +16,7 @@ from vit_jax.data.table import Table, hold_out, number_labels
 from vit_jax.schema import ConfigError
 
 _FILE = ("path", "file", "filename")
+_LABEL = ("label", "labels", "class", "cls")
 _JSON = (".jsonl", ".json", ".ndjson")
 
 
@@ -72,25 +73,17 @@ def _json_rows(path) -> Iterator[tuple[int, str, str | tuple[str, ...], str]]:
         try:
             row = json.loads(line)
             file = next((row[name] for name in _FILE if name in row), None)
-            if not file:
-                raise KeyError("path")
-            yield number, str(file), json_label(row), str(row.get("split", ""))
-        except (ValueError, TypeError, KeyError) as error:
-            raise ConfigError(
-                f"{path}, line {number}: an object with path and label is needed ({error!r})"
-            ) from None
+            label = json_label(row)
+        except (ValueError, AttributeError, TypeError) as error:
+            raise ConfigError(f"{path}, line {number}: this is no JSON object: {error}") from None
+        if not file or label is None:
+            raise ConfigError(f"{path}, line {number}: path and label are needed")
+        yield number, str(file), label, str(row.get("split", ""))
 
 
-def json_label(fields: dict) -> str | tuple[str, ...]:
-    """The label in a JSON object as text: field `label`, `labels`, `class` or `cls`.
-
-    Raises:
-      KeyError: there is none.
-    """
-    names = [name for name in ("label", "labels", "class", "cls") if name in fields]
-    if not names:
-        raise KeyError("label")
-    value = fields[names[0]]
+def json_label(fields: dict) -> str | tuple[str, ...] | None:
+    """The label in a JSON object as text: its field `label`, `labels`, `class` or `cls`, if any."""
+    value = next((fields[name] for name in _LABEL if name in fields), None)
     if isinstance(value, list):
         return tuple(str(one).strip() for one in value)
-    return str(value).strip()
+    return None if value is None else str(value).strip()

@@ -80,8 +80,8 @@ def _clevr_count(fields: dict) -> int:
 
 
 def _clevr_distance(fields: dict) -> int:
-    nearest = fields["objects"]["pixel_coords"][:, 2].min()
-    return _above((0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0), nearest)
+    depths = np.asarray(fields["objects"]["pixel_coords"]).reshape(-1, 3)[:, 2]
+    return _above((0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0), depths.min())
 
 
 def _kitti_distance(fields: dict) -> int:

@@ -12,12 +12,12 @@ from vit_jax.data.folder import open_folder
 from vit_jax.data.mixture import MixedSet, open_mixture
 from vit_jax.data.named import NAMED
 from vit_jax.data.prepared import DESCRIPTION, open_prepared
-from vit_jax.data.record import BadImage, DataSet, Record, Source
+from vit_jax.data.record import BadImage, DataError, DataSet, Record, Source
 from vit_jax.data.tar import open_tar
 from vit_jax.data.tfds import open_tfds
 
 __all__ = [
-    "OPENERS", "BadImage", "Record", "Source", "locate", "open_data_set", "open_eval",
+    "OPENERS", "BadImage", "DataError", "Record", "Source", "locate", "open_data_set", "open_eval",
     "open_source", "open_train",
 ]  # fmt: skip
 

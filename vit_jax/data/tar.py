@@ -136,8 +136,9 @@ def _samples(file) -> Iterator[tuple[str, int, int, str | tuple[str, ...] | None
                 elif suffix == ".cls":
                     labels[key] = tar.extractfile(member).read().decode().strip()
                 elif suffix == ".json" and key not in labels:
-                    labels[key] = json_label(json.load(tar.extractfile(member)))
-    except (tarfile.TarError, UnicodeDecodeError, ValueError, KeyError) as error:
+                    label = json_label(json.load(tar.extractfile(member)))
+                    labels |= {} if label is None else {key: label}
+    except (tarfile.TarError, ValueError, AttributeError) as error:
         raise ConfigError(f"{file} cannot be read as an uncompressed tar file: {error!r}") from None
     return ((name, first, size, labels.get(key)) for name, first, size, key in images)
 
