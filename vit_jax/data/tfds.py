@@ -77,7 +77,7 @@ def open_tfds(config_data) -> DataSet:
 
     name = config_data.name
     named = NAMED.get(name)
-    folder = str(_find(_root(config_data.path), named.tfds if named else name))
+    folder = str(_find(_root(config_data.path), name))
     info = tfds.builder_from_directory(folder).info
     if info.file_format.value not in _FORMATS:
         raise ConfigError(
@@ -143,7 +143,7 @@ def _open_records(builder, split: str):
 
 def _find(root, name: str):
     """The folder ROOT/NAME[/CONFIG]/VERSION; of the newest version, if the name does not say which."""
-    path, _, version = name.partition(":")
+    path, _, version = (NAMED[name].tfds if name in NAMED else name).partition(":")
     versions = {}
     for info in (
         (root / path).glob(f"{version or '*'}/dataset_info.json") if (root / path).exists() else ()
@@ -162,17 +162,14 @@ def _find(root, name: str):
         sorted(entry.name for entry in root.iterdir() if entry.is_dir()) if root.exists() else []
     )
     known = ["digits", "folder", "prepared", "tar", "mixture", *NAMED, *there]
+    hint = "" if name in NAMED else nearest(name, known)
+    if "did you mean" not in hint:
+        hint = f"; prepared are: {', '.join(there) or 'none'}"
     raise ConfigError(
-        f"config.data.name = {name!r} is not prepared in {root}{_hint(name, known, there)}. "
+        f"config.data.name = {name!r} is not prepared in {root}{hint}. "
         "'digits' comes with the install, 'folder' reads your own images; others are prepared once, with TensorFlow: "
         f"vit_jax prepare {name} --out=DIR"
     )
-
-
-def _hint(name: str, known: list[str], there: list[str]) -> str:
-    """The nearest name, if it is another one; else what is there."""
-    hint = nearest(name, [one for one in known if one != name])
-    return hint if "did you mean" in hint else f"; prepared are: {', '.join(there) or 'none'}"
 
 
 def _labels(features, folder: str, name: str):
