@@ -82,6 +82,26 @@ def test_what_is_kept_is_kept_as_it_is_and_decodes_to_the_right_picture(seeded, 
             assert np.abs(pixels - plain).mean() < 3, name
 
 
+def test_training_reads_what_prepare_keeps_and_refuses_nothing_else(seeded, kinds):
+    """prepare is stricter: what it calls bad includes JPEG files with damage inside, which training
+    may not see, since it decodes no more than its crop needs.
+    """
+    data = default_config().data
+    source = opened(seeded, name="folder", holdout=0.0)
+    refused, draws = set(), np.random.default_rng(0).random(decode.DRAWS).tolist()
+    for index in range(len(source)):
+        name = os.path.basename(source.paths[index])
+        try:
+            record = source[index]
+            decode.train_crop(record.image, data, draws, name=name)
+            decode.eval_crop(record.image, data, name=name)
+        except sources.BadImage:
+            refused.add(name)
+    bad = {name for name, (expected, _) in kinds.items() if expected == "bad"} | {"link.jpg"}
+    inside = {"zeros_inside.jpg", "ends_inside.jpg", "half_with_end.jpg"}
+    assert bad - inside <= refused <= bad
+
+
 def test_classes_counts_and_checksums_are_described(seeded, tmp_path):
     prepare(str(seeded), str(tmp_path / "out"), num_shards=3, holdout=0.2)
     description = json.loads((tmp_path / "out/dataset.json").read_text())

@@ -1,0 +1,65 @@
+"""From people's files to a trained model: prepare on the command line, then a run."""
+
+import json
+
+import cv2
+import numpy as np
+
+import vit_jax
+
+from ..data.preparation.conftest import kinds, seeded  # noqa: F401 - fixtures
+
+TINY_IMAGES = {
+    "data__train_crop": "resize",
+    "data__image_size": 16,
+    "batch_size": 16,
+    "eval__batch_size": 8,
+}
+
+
+def test_a_folder_with_bad_files_is_prepared_verified_and_trained_on(
+    seeded, tmp_path, run_cli, tiny_config  # noqa: F811
+):  # fmt: skip
+    out = tmp_path / "out"
+    code, told, errors = run_cli("prepare", seeded, f"--out={out}", "--holdout=0.3", "--verify", "--json")
+    assert code == 0, errors
+    result = json.loads(told.splitlines()[-1])
+    assert result["bad"] == 21 and result["ignored"] == 3 and result["verified"]["bad"] == []
+    config = tiny_config(data__name="prepared", data__path=str(out), **TINY_IMAGES)
+    result = vit_jax.train(config, tmp_path / "run")
+    assert result["step"] == 12 and np.isfinite(result["loss"])
+    file = next(out.glob("train*"))
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    code, told, errors = run_cli("prepare", out, "--verify")
+    assert code == 1 and f"{file.name}: its checksum has changed" in told, errors
+
+
+def test_images_with_several_labels_are_prepared_and_learnt_with_a_sigmoid(tmp_path, tiny_config):
+    """Red and green squares: an image may hold both, one or none of them."""
+    from vit_jax.data.preparation.prepare import prepare
+
+    lines = []
+    for i in range(96):
+        image = np.zeros((16, 16, 3), np.uint8)
+        labels = [name for bit, name in enumerate(("green", "red")) if i >> bit & 1]
+        if "green" in labels:
+            image[:8, :, 1] = 255
+        if "red" in labels:
+            image[8:, :, 2] = 255  # OpenCV's order is BGR
+        cv2.imwrite(str(tmp_path / f"{i}.png"), image)
+        split = "train" if i < 64 else "test"
+        lines.append(json.dumps({"path": f"{i}.png", "label": labels, "split": split}))
+    (tmp_path / "list.jsonl").write_text("\n".join(lines))
+    result = prepare(str(tmp_path / "list.jsonl"), str(tmp_path / "out"))
+    assert result["splits"] == {"train": 64, "test": 32}
+    described = json.loads((tmp_path / "out/dataset.json").read_text())
+    assert described["multi_label"] and described["classes"] == ["green", "red"]
+    assert described["splits"]["train"]["class_counts"] == [32, 32]
+    config = tiny_config(
+        data__name="prepared", data__path=str(tmp_path / "out"), objective__loss="sigmoid",
+        augment__mixup=0.0, duration="40 steps", **TINY_IMAGES,
+    )  # fmt: skip
+    result = vit_jax.train(config, tmp_path / "run")
+    # As in ImageNet-ReaL: those with no label are not counted; right is a label of the image.
+    assert result["examples"] == 24 and result["accuracy"] == 1.0
+    assert result["loss"] < 0.5
