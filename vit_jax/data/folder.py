@@ -66,6 +66,10 @@ def open_folder(config_data) -> DataSet:
         raise ConfigError(
             f"{path} was made by 'vit_jax prepare': read it with config.data.name='prepared'"
         )
+    if path.is_dir() and "://" in str(path):
+        raise ConfigError(
+            f"{path}: class folders are read from local disks; list them in a CSV file"
+        )
     if path.is_dir():
         table, root = _read_folder(pathlib.Path(path), config_data.holdout), path
     else:
