@@ -21,7 +21,9 @@ def test_a_folder_with_bad_files_is_prepared_verified_and_trained_on(
     seeded, tmp_path, run_cli, tiny_config  # noqa: F811
 ):  # fmt: skip
     out = tmp_path / "out"
-    code, told, errors = run_cli("prepare", seeded, f"--out={out}", "--holdout=0.3", "--verify", "--json")
+    code, told, errors = run_cli(
+        "prepare", seeded, f"--out={out}", "--holdout=0.3", "--verify", "--json"
+    )
     assert code == 0, errors
     result = json.loads(told.splitlines()[-1])
     assert result["bad"] == 21 and result["ignored"] == 3 and result["verified"]["bad"] == []
