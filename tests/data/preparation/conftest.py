@@ -87,6 +87,7 @@ def kinds() -> dict[str, tuple[str, bytes]]:
         "progressive.jpg": ("", progressive),
         "more_after_its_end.jpg": ("", jpeg + b"\0" * 100),
         "tiny.png": ("", _save(photo.resize((1, 1)), "PNG")),
+        "loose_header.jpg": ("3 extraneous bytes", jpeg.replace(b"\xff\xc4", b"abc\xff\xc4", 1)),
         "cmyk.jpg": ("CMYK", _save(photo.convert("CMYK"), "JPEG", quality=95)),
         "grey.jpg": ("grey", _save(photo.convert("L"), "JPEG")),
         "black_and_white.png": ("grey", _save(photo.convert("1"), "PNG")),

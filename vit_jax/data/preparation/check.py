@@ -3,6 +3,7 @@ JPEG whose data is corrupt half-way still decodes, to a picture that is partly g
 """
 
 import io
+import re
 
 import cv2
 import numpy as np
@@ -22,6 +23,9 @@ _NAMED_AS = {
     "TIFF": (".tif", ".tiff"),
 }
 _WIDE_MODES = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
+# What libjpeg warns of although no pixel is lost: bytes between segments of the header. Before a
+# marker of the data itself (0xd0 to 0xd9) they are what is left of a damaged picture.
+_HARMLESS = re.compile(r".*extraneous bytes before marker 0x(?!d\d)..")
 _PNG_DEPTH = 24  # where a PNG file says its bits per channel
 
 
@@ -39,14 +43,16 @@ def examine(image: bytes, name: str) -> tuple[np.ndarray, list[str]]:
     Raises:
       BadImage: it cannot be trained on.
     """
-    pixels = decode.decode(image, name=name)
+    pixels, remarks = decode.decode(image, name=name), _remarks(image, name)
     if image.startswith(b"\xff\xd8"):
         try:
             # An eighth of the size: all of the data is read, little of it becomes pixels.
             simplejpeg.decode_jpeg(image, strict=True, min_height=1, min_width=1)
         except ValueError as error:
-            raise BadImage(name, str(error)) from None
-    return pixels, _remarks(image, name)
+            if not _HARMLESS.fullmatch(str(error)):
+                raise BadImage(name, str(error)) from None
+            remarks.append(str(error))
+    return pixels, remarks
 
 
 def check_label(record: Record, classes: int) -> None:
