@@ -2,18 +2,24 @@
 mean something.
 """
 
+import dataclasses
 import importlib.metadata
+import io
 import os
 import platform
+import resource
 import statistics
 import time
 
 import jax
 import numpy as np
 from ml_collections import ConfigDict
+from PIL import Image, ImageOps
 
 from vit_jax import parallel, topologies
-from vit_jax.data import loader, sources
+from vit_jax.data import decode, loader, sources
+from vit_jax.data.batches import batch_indices, crop_draws, example_ids, reader
+from vit_jax.data.record import Record
 from vit_jax.interchange import loading
 from vit_jax.training import state as states
 from vit_jax.training.assembly import assemble, check
@@ -76,33 +82,122 @@ def step(config: ConfigDict, *, steps: int) -> dict:
 
 
 def input_pipeline(config: ConfigDict, *, steps: int) -> dict:
-    """Times the training batches of a config from file to device, with nothing else to do; the
-    first one apart.
+    """Times the training batches of a config from file to device, with nothing else to do.
+
+    Returns:
+      images_per_second; images_per_core_second, the images for each second that a core was busy,
+      whatever else the machine does; first_batch_seconds; wait_share, the share of the time that
+      was spent waiting for a batch (near 1 here, where nothing is done with it); overhead: what a
+      record costs beyond decoding and resizing, microseconds of reading it and of all else; psnr_db:
+      how near the crops are to a full decode and an antialiased resize with Pillow; memory.
     """
     config = loading.take_over(config)
     check(config)
     source = sources.open_train(config.data)
-    sharding = parallel.batch_sharding(parallel.make_mesh(config.mesh))
+    mesh = parallel.make_mesh(config.mesh)
+    images = steps * config.batch_size
+    seconds, cpu_seconds, first, wait = _time_batches(source, config, mesh, steps)
+    return {
+        "data": config.data.name,
+        "image_size": config.data.image_size,
+        "train_crop": config.data.train_crop,
+        "batch_size": config.batch_size,
+        "batches": steps,
+        "decoder": "native" if decode.is_native() else "OpenCV",
+        "images_per_second": images / seconds,
+        "images_per_core_second": images / cpu_seconds,
+        "first_batch_seconds": first,
+        "wait_share": wait / seconds,
+        "overhead_read_microseconds": 1e6 * _read_seconds(source, config),
+        "overhead_else_microseconds": 1e6 * _machinery_seconds(source, config, mesh),
+        "psnr_db": _psnr(source, config),
+        "resident_bytes_peak": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        "threads": config.data.threads or len(os.sched_getaffinity(0)),
+    } | context()
+
+
+def _time_batches(source, config: ConfigDict, mesh, steps: int) -> tuple[float, ...]:
+    """Seconds of `steps` batches, on the clock and of all cores together, of the one before them,
+    and of waiting for them.
+    """
     began = time.perf_counter()
+    sharding = parallel.batch_sharding(mesh)
     with loader.train_batches(
         source, config, sharding, start_step=0, stop_step=steps + 1
     ) as batches:
         jax.block_until_ready(next(batches))
-        first = time.perf_counter() - began
-        began = time.perf_counter()
+        first, waited = time.perf_counter() - began, batches.wait_seconds
+        began, cpu_began = time.perf_counter(), time.process_time()
         for batch in batches:
             jax.block_until_ready(batch)
-        seconds = time.perf_counter() - began
-    return {
-        "data": config.data.name,
-        "image_size": config.data.image_size,
-        "batch_size": config.batch_size,
-        "batches": steps,
-        "first_batch_seconds": first,
-        "images_per_second": steps * config.batch_size / seconds,
-        "microseconds_per_image": 1e6 * seconds / (steps * config.batch_size),
-        "threads": config.data.threads,
-    } | context()
+        seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
+        return seconds, cpu_seconds, first, batches.wait_seconds - waited
+
+
+def _read_seconds(source, config: ConfigDict) -> float:
+    """What reading a record costs, in blocks as the loader reads them; median of batches."""
+    read, times = reader(source), []
+    for step in range(5):
+        ids = batch_indices(config.seed, step, config.batch_size, len(source))
+        began = time.process_time()
+        for start in range(0, len(ids), loader.BLOCK):
+            list(read(ids[start : start + loader.BLOCK]))
+        times.append(time.process_time() - began)
+    return statistics.median(times) / config.batch_size
+
+
+def _machinery_seconds(source, config: ConfigDict, mesh) -> float:
+    """What a record costs when there is nothing to read, decode or resize: images of one pixel."""
+    tiny = ConfigDict(config)
+    tiny.data.image_size, steps = 1, 50
+    dots = _Dots(source.classes, source.multi_label)
+    return _time_batches(dots, tiny, mesh, steps)[1] / (steps * config.batch_size)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Dots:
+    """A million images of one pixel."""
+
+    classes: tuple[str, ...]
+    multi_label: bool
+    record: Record = Record(np.zeros((1, 1, 3), np.uint8), 0, "dot")
+
+    def __len__(self) -> int:
+        return 10**6
+
+    def __getitem__(self, index: int) -> Record:
+        return dataclasses.replace(self.record, label=(0,)) if self.multi_label else self.record
+
+
+def _psnr(source, config: ConfigDict) -> float | None:
+    """The mean peak signal-to-noise ratio of up to 64 crops against a full decode and antialiased
+    resize with Pillow, in dB; None where a crop is not merely a part.
+    """
+    if config.data.train_crop == "pad":
+        return None
+    positions = np.arange(min(64, len(source)))
+    ids = example_ids(config.seed, positions, len(source))
+    examples = zip(reader(source)(ids), crop_draws(config.seed, positions).tolist(), strict=True)
+    found = []
+    for record, draws in examples:
+        crop = decode.train_crop(record.image, config.data, draws, name=record.name)
+        difference = crop.astype(np.float64) - _crop_with_pillow(record, config.data, draws)
+        found.append(10 * np.log10(255**2 / max(np.mean(difference**2), 1e-3)))
+    return float(np.mean(found))
+
+
+def _crop_with_pillow(record: Record, config_data, draws: list[float]) -> np.ndarray:
+    if isinstance(record.image, bytes):
+        image = ImageOps.exif_transpose(Image.open(io.BytesIO(record.image))).convert("RGB")
+    else:
+        image = Image.fromarray(record.image)
+    (top, left, bottom, right), inside = decode.train_part(
+        image.height, image.width, config_data, draws
+    )
+    size, box = (config_data.image_size,) * 2, (left, top, right, bottom)
+    if inside:
+        return np.asarray(image.crop(box).resize(size, Image.Resampling.BILINEAR))
+    return np.asarray(image.resize(size, Image.Resampling.BILINEAR, box=box))
 
 
 def context() -> dict:

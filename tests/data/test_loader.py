@@ -3,6 +3,7 @@ import itertools
 import sys
 import threading
 import time
+import tracemalloc
 
 import cv2
 import jax
@@ -11,7 +12,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from vit_jax.config import default_config
-from vit_jax.data.batches import EvalBatches, TrainBatches, crop_draws
+from vit_jax.data.batches import EvalBatches, TrainBatches, crop_draws, example_ids
 from vit_jax.data.decode import BadImage
 from vit_jax.data.loader import batch_indices, eval_batches, local_rows, train_batches
 from vit_jax.data.record import Record
@@ -102,10 +103,36 @@ def test_the_order_looks_random():
 
 
 def test_three_billion_examples_cost_no_memory_and_any_step_no_more_than_the_first():
-    start = time.perf_counter()
-    late = batch_indices(0, 10**7, 1024, 3 * 10**9)
-    assert time.perf_counter() - start < 0.5
-    assert len(set(late.tolist())) == 1024 and late.max() > 2**31
+    size, epoch_of_late = 3 * 10**9, 5
+    late_step = epoch_of_late * size // 1024  # has the end of an epoch in it
+    seconds = {}
+    tracemalloc.start()
+    for step in (0, 10**6, late_step):
+        start = time.perf_counter()
+        ids = batch_indices(0, step, 1024, size)
+        seconds[step] = time.perf_counter() - start
+        assert len(set(ids.tolist())) == 1024 and ids.min() >= 0 and ids.max() < size
+        assert ids.max() > 2**31 and abs(ids.mean() / size - 0.5) < 4 / np.sqrt(12 * 1024)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**20 and max(seconds.values()) < 0.5
+
+
+def test_no_example_of_three_billion_comes_twice_in_an_epoch():
+    """As no two of its places hold the same one: looked at are 200,000 from all over the epoch."""
+    size = 3 * 10**9
+    places = np.unique(np.random.default_rng(0).integers(0, size, 200_000))
+    assert len(np.unique(example_ids(0, places, size))) == len(places)
+    # Of so many independent draws, about seven would be the same as another.
+
+
+def test_a_run_that_goes_on_at_step_a_million_has_its_first_batch_as_fast_as_a_new_one():
+    seconds = {}
+    for step in (0, 10**6):
+        start = time.perf_counter()
+        steps(Numbers(200), make_config(train_crop="resize"), step, step + 1)
+        seconds[step] = time.perf_counter() - start
+    assert seconds[10**6] < 5 * seconds[0] + 0.5
 
 
 # training batches
@@ -135,9 +162,13 @@ def test_the_draws_of_a_position_are_its_own_and_uniform():
     draws = crop_draws(3, positions)
     for one, position in zip(draws, positions, strict=True):
         assert np.array_equal(crop_draws(3, np.array([position]))[0], one)
-    assert len(np.unique(draws)) == draws.size and not np.isin(crop_draws(4, positions), draws).any()
+    assert (
+        len(np.unique(draws)) == draws.size and not np.isin(crop_draws(4, positions), draws).any()
+    )
     many = crop_draws(0, np.arange(2000))
-    assert 0 <= many.min() and many.max() < 1 and abs(many.mean() - 0.5) < 4 / np.sqrt(12 * many.size)
+    assert (
+        many.min() >= 0 and many.max() < 1 and abs(many.mean() - 0.5) < 4 / np.sqrt(12 * many.size)
+    )
     assert abs(np.corrcoef(many[1:, 0], many[:-1, 0])[0, 1]) < 4 / np.sqrt(2000)
 
 

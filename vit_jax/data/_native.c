@@ -48,11 +48,15 @@ typedef struct { /* of one dimension */
   float *weight; /* (size, stride), those of a result pixel sum up to 1 */
 } Filter;
 
+/* What shrinks more would have so many weights that their rounding errors add up to half a level. */
+enum { MOST_REACH = 50 };
+
 /* The weights for resizing [low, high) of a line of `length` pixels to `size`. */
 static int make_filter(Filter *f, double low, double high, int length, int inside, int size) {
   double scale = (high - low) / size, reach = scale > 1 ? scale : 1;
   int least = inside ? (int)floor(low) : 0, most = inside ? (int)ceil(high) : length;
   if (!(low < high) || least < 0 || most > length) return UNSUITABLE;
+  if (reach > MOST_REACH) return UNSUITABLE;
   f->stride = 2 * (int)reach + 3; /* an open interval of 2 * reach has no more whole numbers in it */
   f->first = malloc(size * sizeof *f->first);
   f->count = malloc(size * sizeof *f->count);
@@ -152,7 +156,8 @@ static int resize_rows(Job *job, NextRow next, void *source, int start, int widt
     int first = down->first[y], end = first + down->count[y];
     const float *w = down->weight + (size_t)y * down->stride - first;
     for (; at < end; at++) next(source, job->rows + (size_t)n * (at % kept));
-    memset(job->sums, 0, n * sizeof *job->sums);
+    /* Each product will lose half a unit on average. */
+    for (int i = 0; i < n; i++) job->sums[i] = (end - first) / 2;
     for (int i = first; i < end; i += 2) {
       int j = i + 1 < end ? i + 1 : i;
       add_rows(job->sums, job->rows + (size_t)n * (i % kept), lrintf(w[i] * 65535),
@@ -318,12 +323,12 @@ static PyObject *plain_jpeg_size(PyObject *self, PyObject *file) {
 /* Gets (height, width, 3) uint8 in one piece; 0 with an error set if it is anything else. */
 static int get_picture(PyObject *array, int flags, Py_buffer *b) {
   if (PyObject_GetBuffer(array, b, PyBUF_ND | flags)) return 0;
-  const Py_ssize_t most = 1 << 16;
+  const Py_ssize_t most = 1 << 24;
   if (b->ndim == 3 && b->shape[2] == 3 && b->itemsize == 1 && b->shape[0] > 0 && b->shape[1] > 0 &&
       b->shape[0] <= most && b->shape[1] <= most)
     return 1;
   PyBuffer_Release(b);
-  PyErr_SetString(PyExc_ValueError, "a picture must be (height, width, 3) uint8, of 1 to 65536 pixels a side");
+  PyErr_SetString(PyExc_ValueError, "a picture must be (height, width, 3) uint8, of 1 to 2**24 pixels a side");
   return 0;
 }
 
@@ -379,7 +384,7 @@ static PyMethodDef methods[] = {
     {"cut_jpeg", py_cut_jpeg, METH_VARARGS,
      "cut_jpeg(file, (height, width), (top, left, bottom, right), inside, spare, out) -> whether it could."},
     {"cut_pixels", py_cut_pixels, METH_VARARGS,
-     "cut_pixels(pixels, (top, left, bottom, right), inside, out) -> whether the part is in the pixels."},
+     "cut_pixels(pixels, (top, left, bottom, right), inside, out) -> whether it could."},
     {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", "See _native.c.", -1, methods,

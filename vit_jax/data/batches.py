@@ -77,14 +77,15 @@ class TrainBatches:
           name → reason of the unreadable images that were replaced.
         """
         positions = step * self.batch_size + self.rows[part]
-        read = _reader(self._source, example_ids(self._seed, positions, len(self._source)))
+        records = reader(self._source)(example_ids(self._seed, positions, len(self._source)))
         images, labels, bad = batch["image"][part], batch["label"][part], {}
         draws = crop_draws(self._seed, positions).tolist()
         for row, position in enumerate(positions.tolist()):
             cut = functools.partial(
                 decode.train_crop, config_data=self._data, draws=draws[row], out=images[row]
             )
-            example = self._cut_readable(position, functools.partial(read, row), cut, bad)
+            fetch = functools.partial(records.__getitem__, row)
+            example = self._cut_readable(position, fetch, cut, bad)
             _set_label(labels, row, example, self._source)
         return bad
 
@@ -107,9 +108,8 @@ class TrainBatches:
                 bad[error.name] = error.why
                 check_bad_images(bad, self._data.max_bad_images)
             following = np.asarray([epoch * size + (offset + ahead + 1) % size])
-            fetch = functools.partial(
-                _reader(self._source, example_ids(self._seed, following, size)), 0
-            )
+            (other,) = example_ids(self._seed, following, size).tolist()
+            fetch = functools.partial(self._source.__getitem__, other)
         raise DataError(
             f"none of the {size} training images can be read; the first: {next(iter(bad.items()))}"
         )
@@ -143,12 +143,30 @@ class EvalBatches:
         mask[:] = ids < len(self._source)
         there = int(mask.sum())  # rows rise, so padding comes last
         images[there:], labels[there:] = 0, 0
-        read = _reader(self._source, ids[:there])
+        records = reader(self._source)(ids[:there])
         for row in range(there):
-            example = read(row)
+            example = records[row]
             decode.eval_crop(example.image, self._data, name=example.name, out=images[row])
             _set_label(labels, row, example, self._source)
         return {}
+
+
+def reader(source: Source) -> Callable[[np.ndarray], Sequence[Record]]:
+    """A function from ids to their records: in one block where the source can read so, else each
+    is read when it is looked at, so that an unreadable one harms no other.
+    """
+    return getattr(source, "read", None) or functools.partial(_OneByOne, source)
+
+
+class _OneByOne(Sequence):
+    def __init__(self, source: Source, ids: np.ndarray):
+        self._source, self._ids = source, ids
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, row: int) -> Record:
+        return self._source[int(self._ids[row])]
 
 
 def check_bad_images(bad: dict[str, str], most: int) -> None:
@@ -165,15 +183,6 @@ def check_bad_images(bad: dict[str, str], most: int) -> None:
 
 def _epoch_seed(seed: int, epoch: int) -> int:
     return int(np.random.SeedSequence((seed, epoch)).generate_state(1)[0])
-
-
-def _reader(source: Source, ids: np.ndarray) -> Callable[[int], Record]:
-    """A function row → record of `ids[row]`: read now, in one block, where the source can; else
-    when asked.
-    """
-    if hasattr(source, "read"):
-        return source.read(ids).__getitem__
-    return lambda row: source[int(ids[row])]
 
 
 def _empty(source: Source, rows: int, size: int) -> dict[str, np.ndarray]:

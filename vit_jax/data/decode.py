@@ -22,7 +22,17 @@ try:
 except ImportError:  # no C compiler or no libjpeg-turbo when this was installed
     _native = None
 
-__all__ = ["DRAWS", "BadImage", "check_crops", "decode", "eval_crop", "is_native", "train_crop"]
+__all__ = [
+    "DRAWS",
+    "BadImage",
+    "check_crops",
+    "decode",
+    "eval_crop",
+    "eval_part",
+    "is_native",
+    "train_crop",
+    "train_part",
+]
 
 cv2.setNumThreads(
     1
@@ -140,23 +150,25 @@ def train_crop(
     """
     size = config_data.image_size
     out = np.empty((size, size, 3), np.uint8) if out is None else out
+    _cut(image, name, lambda h, w: train_part(h, w, config_data, draws), out)
+    if config_data.train_crop == "pad":
+        pad = config_data.pad
+        padded = np.pad(out, ((pad, pad), (pad, pad), (0, 0)))
+        top, left = (int(draw * (2 * pad + 1)) for draw in draws[:2])
+        out[:] = padded[top : top + size, left : left + size]
+    return out
+
+
+def train_part(height: int, width: int, config_data, draws: Sequence[float]) -> Part:
+    """What `train_crop` cuts out of an image of this size."""
     match config_data.train_crop:
         case "inception":
-            area, aspect = config_data.crop_area, config_data.crop_aspect
-            _cut(image, name, lambda h, w: (_inception_box(h, w, area, aspect, draws), True), out)
+            return _inception_box(height, width, config_data, draws), True
         case "random":
-            _cut(image, name, lambda h, w: _square(h, w, config_data.resize, size, draws), out)
-        case "pad":
-            _cut(image, name, _whole, out)
-            pad = config_data.pad
-            padded = np.pad(out, ((pad, pad), (pad, pad), (0, 0)))
-            top, left = (int(draw * (2 * pad + 1)) for draw in draws[:2])
-            out[:] = padded[top : top + size, left : left + size]
-        case "resize":
-            _cut(image, name, _whole, out)
-        case other:
-            raise ConfigError(f"config.data.train_crop = {other!r} is unknown")
-    return out
+            return _square(height, width, config_data.resize, config_data.image_size, draws), False
+        case "pad" | "resize":
+            return (0, 0, height, width), True
+    raise ConfigError(f"config.data.train_crop = {config_data.train_crop!r} is unknown")
 
 
 def eval_crop(
@@ -173,14 +185,18 @@ def eval_crop(
     """
     size = config_data.image_size
     out = np.empty((size, size, 3), np.uint8) if out is None else out
+    _cut(image, name, lambda h, w: eval_part(h, w, config_data), out)
+    return out
+
+
+def eval_part(height: int, width: int, config_data) -> Part:
+    """What `eval_crop` cuts out of an image of this size."""
     match config_data.eval_crop:
         case "central":
-            _cut(image, name, lambda h, w: _square(h, w, config_data.eval_resize, size), out)
+            return _square(height, width, config_data.eval_resize, config_data.image_size), False
         case "resize":
-            _cut(image, name, _resized, out)
-        case other:
-            raise ConfigError(f"config.data.eval_crop = {other!r} is unknown")
-    return out
+            return (0, 0, height, width), False
+    raise ConfigError(f"config.data.eval_crop = {config_data.eval_crop!r} is unknown")
 
 
 def _cut(
@@ -195,30 +211,21 @@ def _cut(
                 return
     pixels = decode(image, name=name)
     box, inside = part_of(*pixels.shape[:2])
-    if _native and max(pixels.shape) <= 2**16:
-        _native.cut_pixels(np.ascontiguousarray(pixels), box, inside, out)
-    elif inside:
-        top, left, bottom, right = box
+    if _native and _native.cut_pixels(np.ascontiguousarray(pixels), box, inside, out):
+        return
+    top, left, bottom, right = box
+    if inside:
         out[:] = resize(pixels[top:bottom, left:right], *out.shape[:2])
     else:  # OpenCV's area average comes only within 44 dB of the antialiased filter
-        top, left, bottom, right = box
         resized = Image.fromarray(pixels).resize(
             out.shape[:2], Image.Resampling.BILINEAR, box=(left, top, right, bottom)
         )
         out[:] = np.asarray(resized)
 
 
-def _whole(height: int, width: int) -> Part:
-    return (0, 0, height, width), True
-
-
-def _resized(height: int, width: int) -> Part:
-    return (0, 0, height, width), False
-
-
 def _square(
     height: int, width: int, side: int, size: int, draws: Sequence[float] | None = None
-) -> Part:
+) -> tuple[float, float, float, float]:
     """The central or a random square of `size` pixels, as if the smaller side were resized to
     `side`.
     """
@@ -230,7 +237,7 @@ def _square(
         top, left = int(draws[0] * (tall - size + 1)), int(draws[1] * (wide - size + 1))
     down, across = height / tall, width / wide
     bottom, right = min((top + size) * down, height), min((left + size) * across, width)
-    return (top * down, left * across, bottom, right), False
+    return top * down, left * across, bottom, right
 
 
 def resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -271,9 +278,10 @@ def check_crops(config_data) -> None:
 
 
 def _inception_box(
-    height: int, width: int, area: tuple, aspect: tuple, draws: Sequence[float]
+    height: int, width: int, config_data, draws: Sequence[float]
 ) -> tuple[int, int, int, int]:
-    """(top, left, bottom, right) of a random part."""
+    """A random part of random area and aspect."""
+    area, aspect = config_data.crop_area, config_data.crop_aspect
     low, high = math.log(aspect[0]), math.log(aspect[1])
     for i in range(0, 4 * _TRIES, 4):
         target = (area[0] + (area[1] - area[0]) * draws[i]) * height * width

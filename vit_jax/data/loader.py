@@ -25,7 +25,7 @@ from vit_jax.schema import ConfigError
 
 __all__ = ["Batches", "batch_indices", "eval_batches", "local_rows", "train_batches"]
 
-_BLOCK = 16  # rows that a thread reads at once and fills
+BLOCK = 16  # rows that a thread reads at once and fills
 _UNDER_WAY = 2  # batches being filled, so that no thread waits for the last rows of one
 
 
@@ -81,7 +81,7 @@ class Batches(Iterator[dict[str, jax.Array]]):
     """An iterator of global batches that are prepared ahead. Close it, or use it in a `with`
     statement: it has threads.
 
-    At most `config_data.prefetch` + 1 batches are on the devices before they are asked for, and two
+    At most `config_data.prefetch` batches are on the devices before they are asked for, and two
     more on the host.
 
     Attributes:
@@ -98,7 +98,8 @@ class Batches(Iterator[dict[str, jax.Array]]):
         self._max_bad_images = config_data.max_bad_images
         self._blocks, self._sharding = blocks, sharding
         self._threads = config_data.threads or len(os.sched_getaffinity(0))
-        self._ready: queue.Queue = queue.Queue(config_data.prefetch)
+        self._ready: queue.Queue = queue.Queue()
+        self._room = threading.Semaphore(config_data.prefetch)
         self._closed = threading.Event()
         self._filler = threading.Thread(target=self._fill, args=(steps,), daemon=True)
         self._filler.start()  # the first batches are made while the caller compiles
@@ -112,6 +113,7 @@ class Batches(Iterator[dict[str, jax.Array]]):
         if isinstance(item, BaseException):
             self.close()
             raise item
+        self._room.release()
         batch, bad = item
         self._count(bad)
         return batch
@@ -134,16 +136,19 @@ class Batches(Iterator[dict[str, jax.Array]]):
                         self._deliver(*under_way.popleft())
                 finally:
                     pool.shutdown(cancel_futures=True)
-            self._put(StopIteration())
+            self._ready.put(StopIteration())
         except BaseException as error:
-            self._put(error)
+            self._ready.put(error)
 
     def _begin(self, pool: concurrent.futures.Executor, step: int) -> tuple[dict, list]:
         batch = self._blocks.empty()
-        parts = [slice(i, i + _BLOCK) for i in range(0, len(self._blocks.rows), _BLOCK)]
+        parts = [slice(i, i + BLOCK) for i in range(0, len(self._blocks.rows), BLOCK)]
         return batch, [pool.submit(self._blocks.fill, batch, step, part) for part in parts]
 
     def _deliver(self, batch: dict[str, np.ndarray], filled: list) -> None:
+        self._room.acquire()
+        if self._closed.is_set():
+            return
         bad = {}
         for part in filled:
             bad |= part.result()
@@ -152,14 +157,7 @@ class Batches(Iterator[dict[str, jax.Array]]):
             name: _global_array(array, self._blocks, self._sharding)
             for name, array in batch.items()
         }
-        self._put((arrays, bad))
-
-    def _put(self, item) -> None:
-        while not self._closed.is_set():
-            try:
-                return self._ready.put(item, timeout=0.1)
-            except queue.Full:
-                pass
+        self._ready.put((arrays, bad))
 
     def _count(self, bad: dict[str, str]) -> None:
         for name, why in bad.items():
@@ -175,6 +173,7 @@ class Batches(Iterator[dict[str, jax.Array]]):
     def close(self) -> None:
         """Stops the threads. No batch comes after it."""
         self._closed.set()
+        self._room.release()
         self._filler.join()
 
     def __enter__(self) -> "Batches":

@@ -31,6 +31,9 @@ _SHOWN = (
 )
 
 
+_MUCH_WAITING = 0.1  # the share of a step that is worth a word
+
+
 class NonFiniteError(UserError):
     """Loss or gradients stopped being numbers."""
 
@@ -53,6 +56,7 @@ class Meter:
         self._pending: list[dict] = []
         self._began = self._since = time.monotonic()
         self._seconds_before, self._wait_before, self._logged_at = seconds, 0.0, start_step
+        self._told_of_waiting = False
         # A training step costs three forward passes: one forward, two backward.
         self._step_flops = 3 * assembly.model_config.flops() * assembly.config.batch_size
         peak = topologies.peak_flops(jax.devices()[0].device_kind)
@@ -103,6 +107,15 @@ class Meter:
             "core_hours": self.seconds * jax.device_count() / 3600,
             "eta_minutes": (self._assembly.total_steps - step) / speed / 60,
         }
+        if scalars["input_wait"] > _MUCH_WAITING and steps > 1 and not self._told_of_waiting:
+            self._told_of_waiting = True
+            logging.warning(
+                "The step waits for data %.0f %% of the time: the host makes fewer images than the devices "
+                "could take. What helps: more cores for it (config.data.threads; 0 is all there are), "
+                "smaller files (vit_jax prepare --max_side), the compiled decoder; "
+                "'vit_jax benchmark input' shows what it can do, and with which decoder.",
+                100 * scalars["input_wait"],
+            )
         if self._peak:
             scalars["mfu"] = scalars["model_flops_per_second"] / self._peak
         self._bar.set_postfix_str(

@@ -1,0 +1,185 @@
+"""The compiled part against Pillow; each test says what was left out where the install has no such
+part. The tests of `decode` hold with it and without.
+"""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax.config import default_config
+from vit_jax.data import decode
+
+native = pytest.importorskip("vit_jax.data._native", reason="the compiled part is not installed")
+FULL = 1e9  # never decode at a smaller size
+
+
+def photo(height, width, seed=0):
+    noise = np.random.default_rng(seed).integers(0, 256, (height // 9 + 2, width // 9 + 2, 3))
+    return Image.fromarray(noise.astype(np.uint8)).resize((width, height), Image.Resampling.BICUBIC)
+
+
+def jpeg(image, **options):
+    file = io.BytesIO()
+    image.save(file, "JPEG", **{"quality": 92, **options})
+    return file.getvalue()
+
+
+def decoded(file):
+    return np.asarray(Image.open(io.BytesIO(file)).convert("RGB"))
+
+
+def cut(file, box, shape, inside=True, spare=FULL):
+    out = np.zeros((*shape, 3), np.uint8)
+    assert native.cut_jpeg(file, native.plain_jpeg_size(file), box, inside, spare, out)
+    return out
+
+
+def psnr(a, b):
+    return 10 * np.log10(255**2 / max(np.mean((a.astype(np.float64) - b) ** 2), 1e-3))
+
+
+def triangle_matrix(low, high, length, size, inside):
+    """(size, length) float64 weights of the antialiased bilinear filter of [low, high)."""
+    scale = (high - low) / size
+    centres = low + (np.arange(size)[:, None] + 0.5) * scale - 0.5
+    weights = np.maximum(0, 1 - np.abs(np.arange(length) - centres) / max(scale, 1))
+    if inside:
+        weights[:, : int(low)] = weights[:, int(np.ceil(high)) :] = 0
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0"])
+@pytest.mark.parametrize("height, width", [(97, 131), (16, 16), (240, 17), (1, 1), (8, 300)])
+def test_every_part_is_decoded_as_pillow_decodes_the_whole(height, width, subsampling):
+    file = jpeg(photo(height, width), subsampling=subsampling)
+    whole, random = decoded(file).astype(int), np.random.default_rng(0)
+    for _ in range(20):
+        tall, wide = random.integers(1, height + 1), random.integers(1, width + 1)
+        top, left = random.integers(height - tall + 1), random.integers(width - wide + 1)
+        box = (top, left, top + tall, left + wide)
+        found = cut(file, box, (tall, wide))
+        assert np.abs(found - whole[top : top + tall, left : left + wide]).max() <= 1
+
+
+def test_grey_files_and_files_with_restart_marks_are_decoded_too():
+    for file in (jpeg(photo(90, 120).convert("L")), jpeg(photo(90, 120), restart_marker_rows=1)):
+        found = cut(file, (10, 20, 80, 110), (70, 90))
+        assert np.abs(found.astype(int) - decoded(file)[10:80, 20:110]).max() <= 1
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize(
+    "box", [(0, 0, 60, 80), (7, 3, 50, 71), (10.25, 5.5, 41.75, 60.125), (20, 30, 25, 34)]
+)
+@pytest.mark.parametrize("shape", [(20, 20), (33, 47), (60, 80), (150, 9), (2, 2)])
+def test_pixels_are_resized_with_the_antialiased_bilinear_filter(box, shape, inside):
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)
+    out = np.zeros((*shape, 3), np.uint8)
+    assert native.cut_pixels(pixels, box, inside, out)
+    down = triangle_matrix(box[0], box[2], 60, shape[0], inside)
+    across = triangle_matrix(box[1], box[3], 80, shape[1], inside)
+    exact = np.einsum("yi,xj,ijc->yxc", down, across, pixels)
+    assert np.abs(out - exact).max() < 0.55  # half for rounding
+
+
+def test_what_is_outside_the_pixels_is_refused():
+    pixels, out = np.zeros((10, 10, 3), np.uint8), np.zeros((4, 4, 3), np.uint8)
+    for box in [(-1, 0, 5, 5), (0, 0, 11, 5), (5, 5, 5, 8), (0, np.nan, 5, 5), (6, 0, 5, 5)]:
+        assert not native.cut_pixels(pixels, box, True, out)
+
+
+def test_pictures_of_another_kind_are_refused():
+    pixels, box = np.zeros((10, 10, 3), np.uint8), (0, 0, 10, 10)
+    for out in (
+        np.zeros((4, 4), np.uint8),
+        np.zeros((4, 4, 4), np.uint8),
+        np.zeros((0, 4, 3), np.uint8),
+    ):
+        with pytest.raises(ValueError, match="a picture must be"):
+            native.cut_pixels(pixels, box, True, out)
+    with pytest.raises(ValueError, match="a picture must be"):
+        native.cut_pixels(pixels, box, True, np.zeros((4, 4, 3), np.float32))
+    with pytest.raises(ValueError, match="not C-contiguous"):
+        native.cut_pixels(pixels, box, True, np.zeros((4, 8, 3), np.uint8)[:, ::2])
+
+
+def test_large_parts_are_decoded_at_a_fraction_of_their_size():
+    file = jpeg(photo(1200, 1600))
+    box = (100, 200, 1100, 1500)
+    exact = decoded(file)[100:1100, 200:1500]
+    exact = np.asarray(Image.fromarray(exact).resize((96, 96), Image.Resampling.BILINEAR))
+    assert psnr(cut(file, box, (96, 96)), exact) > 50
+    assert psnr(cut(file, box, (96, 96), spare=1.5), exact) > 45
+
+
+def turned(orientation, order):
+    exif = Image.Exif()
+    exif.endian = order
+    exif[0x0110], exif[0x0112] = "a camera", orientation
+    return jpeg(photo(30, 40), exif=exif)
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_upright_files_are_plain_and_turned_ones_are_not(order):
+    assert native.plain_jpeg_size(turned(1, order)) == (30, 40)
+    assert native.plain_jpeg_size(turned(6, order)) is None
+
+
+def test_progressive_cmyk_and_other_formats_are_left_to_others():
+    png = io.BytesIO()
+    photo(30, 40).save(png, "PNG")
+    assert native.plain_jpeg_size(jpeg(photo(30, 40), progressive=True)) is None
+    assert native.plain_jpeg_size(png.getvalue()) is None
+    assert native.plain_jpeg_size(b"") is None
+    cmyk, out = jpeg(photo(30, 40).convert("CMYK")), np.zeros((8, 8, 3), np.uint8)
+    assert not native.cut_jpeg(cmyk, (30, 40), (0, 0, 30, 40), True, FULL, out)
+
+
+def test_no_damage_does_more_than_being_refused():
+    file, random = jpeg(photo(60, 80), exif=Image.Exif().tobytes()), np.random.default_rng(0)
+    out = np.zeros((16, 16, 3), np.uint8)
+    refused = 0
+    for _ in range(2000):
+        damaged = bytearray(file)
+        for place in random.integers(len(file) if random.random() < 0.5 else 600, size=3):
+            damaged[place] = random.integers(256)
+        damaged = bytes(damaged[: random.integers(len(file))] if random.random() < 0.3 else damaged)
+        size = native.plain_jpeg_size(damaged)
+        box = size and (0, 0, min(size[0], 60), min(size[1], 80))
+        refused += not size or not native.cut_jpeg(damaged, size, box, True, 1.5, out)
+    assert 200 < refused < 2000
+
+
+def test_what_shrinks_too_much_is_left_to_others():
+    pixels, out = np.zeros((60, 6000, 3), np.uint8), np.zeros((8, 8, 3), np.uint8)
+    assert not native.cut_pixels(pixels, (0, 0, 60, 6000), True, out)
+    config = default_config().data
+    config.update({"image_size": 8, "train_crop": "resize"})
+    assert not decode.train_crop(pixels, config, (), name="x").any()
+
+
+def test_white_stays_white():
+    pixels = np.full((390, 401, 3), 255, np.uint8)
+    for size in (9, 224, 500):
+        out = np.zeros((size, size, 3), np.uint8)
+        assert native.cut_pixels(pixels, (0, 0, 390, 401), True, out) and out.min() == 255
+
+
+def test_crops_of_real_images_are_within_45_db_of_full_decoding_with_pillow(shared_data):
+    config, found = default_config().data, {"train": [], "eval": []}
+    for i, path in enumerate(sorted((shared_data / "imagenet_sample").glob("*.JPEG"))[::5]):
+        file, draws = path.read_bytes(), np.random.default_rng(i).random(decode.DRAWS).tolist()
+        image = Image.open(io.BytesIO(file)).convert("RGB")
+        (top, left, bottom, right), _ = decode.train_part(image.height, image.width, config, draws)
+        exact = image.crop((left, top, right, bottom)).resize((224, 224), Image.Resampling.BILINEAR)
+        crop = decode.train_crop(file, config, draws, name=path.name)
+        found["train"].append(psnr(crop, np.asarray(exact)))
+        (top, left, bottom, right), _ = decode.eval_part(image.height, image.width, config)
+        box = (left, top, right, bottom)
+        exact = image.resize((224, 224), Image.Resampling.BILINEAR, box=box)
+        crop = decode.eval_crop(file, config, name=path.name)
+        found["eval"].append(psnr(crop, np.asarray(exact)))
+    assert np.mean(found["train"]) > 50 and np.mean(found["eval"]) > 50
+    assert min(found["train"] + found["eval"]) > 42
