@@ -18,6 +18,7 @@ from vit_jax.training.assembly import Assembly
 from vit_jax.training.guards import check_batch
 from vit_jax.training.step import compile_train_step
 
+LARGEST = 8
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -48,12 +49,15 @@ class Step:
       state: shapes, dtypes and shardings.
       lowered: the program before it is compiled.
       flops: operations of a step on all devices together, recomputation included.
+      kept: the largest arrays that loops stack up, as `Memory.largest`: what the backward pass
+        needs of every layer.
     """
 
     mesh: jax.sharding.Mesh
     state: states.TrainState
     lowered: jax.stages.Lowered
     flops: int
+    kept: list[dict]
 
     def state_bytes(self) -> int:
         """Of parameters, optimizer state and averages on one device."""
@@ -99,7 +103,16 @@ def prepare(assembly: Assembly, target: Target) -> Step:
     step = compile_train_step(assembly.train_step, states.shardings_of(state), mesh)
     with jax.set_mesh(mesh):
         traced = step.trace(state, abstract_batch(config, mesh))
-        return Step(mesh, state, traced.lower(), flops.count(traced.jaxpr))
+        replicas = mesh.shape["data"] * mesh.shape["fsdp"]
+        kept = [
+            {
+                "bytes": aval.size * aval.dtype.itemsize // replicas,
+                "what": f"{aval}, in {replicas} parts",
+            }
+            for aval in flops.stacked(traced.jaxpr)
+        ]
+        kept = sorted(kept, key=lambda row: -row["bytes"])[:LARGEST]
+        return Step(mesh, state, traced.lower(), flops.count(traced.jaxpr), kept)
 
 
 def abstract_batch(config: ConfigDict, mesh: jax.sharding.Mesh) -> dict[str, jax.ShapeDtypeStruct]:
@@ -124,7 +137,7 @@ def compile(step: Step) -> Compiled:
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        raise OutOfMemory(_refused(str(error), step.state_bytes())) from error
+        raise OutOfMemory(_refused(str(error), step)) from error
     program = hlo.parse(compiled.as_text())
     stats = compiled.memory_analysis()
     memory = Memory(
@@ -136,7 +149,7 @@ def compile(step: Step) -> Compiled:
     return Compiled(program, memory, time.perf_counter() - began)
 
 
-def largest_arrays(program: hlo.Program, number: int = 8) -> list[dict]:
+def largest_arrays(program: hlo.Program, number: int = LARGEST) -> list[dict]:
     """The largest arrays that the program writes to memory, a row for each: {"bytes", "what"}."""
     rows = {}
     for instruction, _ in program.steps():
@@ -149,15 +162,19 @@ def largest_arrays(program: hlo.Program, number: int = 8) -> list[dict]:
     return [{"bytes": size, "what": what} for what, size in ordered]
 
 
-def _refused(message: str, arguments: int) -> Memory:
+def _refused(message: str, step: Step) -> Memory:
     """What the compiler's complaint says of the memory that it would need."""
+    arguments = step.state_bytes()
     used = re.search(r"Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm", message)
-    peak = round(float(used[1]) * _UNITS[used[2]]) if used else 0
-    largest = [
-        {"bytes": round(float(size) * _UNITS[unit]), "what": f"{shape} {source}".strip()}
-        for size, unit, source, shape in re.findall(
-            r'Size: ([\d.]+)([KMGT]?)\n(?:\s+Operator: op_name="([^"]*)".*\n)?\s+Shape: (\S+?)\{',
-            message,
-        )
-    ]
-    return Memory(arguments, max(0, peak - arguments), peak, largest[:8])
+    temporaries = re.search(r"HLO temporaries \(([\d.]+)([KMGT]?)\)", message)
+    if used:
+        peak = _bytes(used)
+    elif temporaries:
+        peak = arguments + _bytes(temporaries)
+    else:
+        raise RuntimeError(f"the compiler ran out of memory in words not known here: {message}")
+    return Memory(arguments, peak - arguments, peak, step.kept)
+
+
+def _bytes(match: re.Match) -> int:
+    return round(float(match[1]) * _UNITS[match[2]])

