@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from absl import logging
 from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -11,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 from vit_jax import optim, parallel, patterns, schema
 from vit_jax.config import Optim
 from vit_jax.models import registry
+from vit_jax.planning import target
 from vit_jax.schema import ConfigError
 from vit_jax.training import state as training_state
 
@@ -213,3 +215,39 @@ def test_a_model_cut_over_the_mesh_gives_what_one_device_gives():
     assert blocks.sharding.is_equivalent_to(
         NamedSharding(made, P(None, ("data", "fsdp"))), blocks.ndim
     )
+
+
+def tpu(name, slices=1):
+    pytest.importorskip("libtpu", reason="needs the TPU compiler: pip install 'vit_jax[plan]'")
+    return target.find(name, slices=slices).devices
+
+
+def test_neighbours_in_the_mesh_are_neighbours_on_the_torus():
+    made = parallel.make_mesh({"data": -1, "fsdp": 16, "tensor": 1}, tpu("v5e:16x16"))
+    assert made.devices.shape == (16, 16, 1)
+    for ring in made.devices[..., 0]:  # Each fsdp group is a line of chips.
+        places = np.array([device.coords for device in ring])
+        assert (np.ptp(places, axis=0) > 0).sum() == 1
+
+
+def test_only_data_goes_over_slices():
+    made = parallel.make_mesh({"data": 4, "fsdp": 4, "tensor": 2}, tpu("v5e:4x4", slices=2))
+    slices = np.vectorize(parallel.slice_of)(made.devices)
+    assert (slices[:2] == 0).all() and (slices[2:] == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [((1, 32, 1), "data 1 is no multiple of the 2 slices"), ((2, 16, 1), None)],
+)
+def test_a_mesh_that_the_machine_does_not_take_falls_back_with_a_warning(sizes, words, caplog):
+    devices = tpu("v5e:4x4", slices=2)
+    logging.get_absl_logger().propagate = True
+    made = parallel.make_mesh(dict(zip(parallel.AXES, sizes, strict=True)), devices)
+    assert made.devices.shape == sizes and set(made.devices.flat) == set(devices)
+    assert (words in caplog.text) if words else not caplog.records
+
+
+def test_axes_of_the_torus_are_split_where_the_mesh_asks_for_it():
+    made = parallel.make_mesh({"data": 128, "fsdp": 8, "tensor": 1}, tpu("v5p:8x8x16"))
+    assert made.devices.shape == (128, 8, 1) and len(set(made.devices.flat)) == 1024

@@ -11,22 +11,34 @@ from vit_jax.config import default_config
 from vit_jax.planning import collectives, compiling, hlo, plan, target
 
 # A number that no parameter has as an axis, so that whatever has it is of the batch.
-BATCH = 40
+BATCH = 1000
 SMALL = 1024
 FAMILIES = {
     "vit": ("ViT-mu/8", dict(depth=3, width=64, mlp_dim=256, heads=4, pool="map", qk_norm=True)),
     "mixer": ("Mixer-S/16", dict(patch=8, depth=3, width=64, mlp_dim=256, token_mlp_dim=64)),
     "hybrid": (
         "R26+ViT-S/32",
-        dict(units=(2, 2), width_factor=0.25, patch=2, depth=3, width=64, mlp_dim=256, heads=4),
+        dict(units=(2, 2), width_factor=0.5, patch=2, depth=3, width=64, mlp_dim=256, heads=4),
     ),
-    "resnet": ("BiT-R26x1", dict(units=(3, 3), width_factor=0.25)),
+    "resnet": ("BiT-R26x1", dict(units=(3, 3), width_factor=0.5)),
 }
 MESHES = {"data": (8, 1, 1), "fsdp": (1, 8, 1), "tensor": (4, 1, 2), "mixed": (2, 2, 2)}
-# Only what the names of heads and MLPs cut is cut by tensor parallelism: a ResNet has neither.
-CASES = [(family, mesh) for family in ("vit", "mixer") for mesh in MESHES] + [
-    (family, mesh) for family in ("hybrid", "resnet") for mesh in ("data", "fsdp")
+# Four seconds each. Tensor parallelism cuts heads and MLPs, of which a ResNet has none.
+QUICK = [
+    *(("vit", mesh) for mesh in MESHES),
+    ("mixer", "mixed"),
+    ("hybrid", "fsdp"),
+    ("resnet", "fsdp"),
 ]
+SLOW = [
+    ("mixer", "data"),
+    ("mixer", "fsdp"),
+    ("mixer", "tensor"),
+    ("hybrid", "data"),
+    ("hybrid", "mixed"),
+    ("resnet", "data"),
+]
+CASES = QUICK + [pytest.param(case, marks=pytest.mark.slow) for case in SLOW]
 # The program is looked at, never run.
 FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
@@ -48,7 +60,7 @@ def size(leaf) -> int:
     return leaf.size * leaf.dtype.itemsize
 
 
-@pytest.fixture(params=CASES, ids="-".join, scope="module")
+@pytest.fixture(params=CASES, ids=lambda case: "-".join(case), scope="module")
 def compiled(request):
     family, mesh = request.param
     step = step_of(family, mesh)

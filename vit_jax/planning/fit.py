@@ -18,6 +18,7 @@ from vit_jax.schema import ConfigError
 # cut makes messages smaller.
 LARGEST_FSDP = 64
 MESHES = 2
+SMALLEST_PASS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,9 +51,9 @@ def fit(
 ) -> dict:
     """Tries remat policies, meshes and accumulation.
 
-    For the least cuts of the state that leave room, every remat policy is compiled; one that does
-    not fit is tried again with the batch in as many parts as its excess asks for. The best of these
-    is compiled with the next cut as well.
+    For the least cut of the state that leaves room, every remat policy is compiled; one that does
+    not fit is tried again with the batch in as many parts as its excess asks for, while the last
+    tries say that it can. The best of these is compiled with the next cut as well.
 
     Args:
       config, target, price_per_chip_hour: see `plan`.
@@ -78,10 +79,13 @@ def fit(
 
     first, *others = _cuts(config, target, data)
     for remat in REMAT:
-        plan = attempt(Choice(first, remat, config.accumulate))
-        while plan and not plan["fits"]:
-            parts = _parts(plan)
-            plan = parts and attempt(Choice(first, remat, parts))
+        parts, refused = config.accumulate, []
+        while parts:
+            plan = attempt(Choice(first, remat, parts))
+            if plan is None or plan["fits"]:
+                break
+            refused.append(plan)
+            parts = _parts(refused)
     fitting = {choice: plan for choice, plan in tried.items() if plan["fits"]}
     for fsdp in others if fitting else ():
         attempt(dataclasses.replace(min(fitting, key=lambda c: _cost(fitting[c])), fsdp=fsdp))
@@ -114,16 +118,25 @@ def _cuts(config: ConfigDict, target: Target, data: dict) -> list[int]:
     return possible[-1:]
 
 
-def _parts(plan: dict) -> int | None:
-    """In how many parts the batch would fit, if activations shrink as it does."""
-    memory = plan["memory"]
-    room = memory["capacity"] - memory["state"]
-    if room <= 0:
+def _parts(refused: list[dict]) -> int | None:
+    """In how many parts the batch should fit, by the memory of the last tries; `None` if in none.
+
+    Memory is taken to be a line over the images of a pass: through the last two tries, or through
+    the state alone and the only one.
+    """
+    plan = refused[-1]
+    passes, peak = plan["batch_per_pass"], plan["memory"]["peak"]
+    fixed = plan["memory"]["state"]
+    if len(refused) > 1:
+        before = refused[-2]
+        slope = (before["memory"]["peak"] - peak) / (before["batch_per_pass"] - passes)
+        fixed = peak - slope * passes
+    room = plan["memory"]["capacity"] - fixed
+    if room <= 0 or peak <= fixed:
         return None
-    factor = 2 ** math.ceil(math.log2(max(2, (memory["peak"] - memory["state"]) / room)))
-    parts = plan["accumulate"] * factor
-    # At least one image a pass of each replica.
-    return parts if plan["batch_per_pass"] * plan["accumulate"] >= parts else None
+    factor = 2 ** max(1, math.ceil(math.log2((peak - fixed) / room)))
+    # Fewer images a pass leave the matrix units idle.
+    return plan["accumulate"] * factor if passes / factor >= SMALLEST_PASS else None
 
 
 def _cost(plan: dict) -> tuple:

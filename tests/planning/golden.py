@@ -1,0 +1,122 @@
+"""What each shipped recipe compiles to on a TPU slice, kept as JSON to be reviewed in `tests/golden/`.
+
+    python -m tests.planning.golden [NAME …]     rewrites them on purpose; all of them: 10 minutes
+
+`test_golden.py` compares. A change there is a change of what a pod will do: of memory, of traffic.
+"""
+
+import dataclasses
+import importlib.metadata
+import json
+import pathlib
+import sys
+
+import jax
+
+from vit_jax.config import load_config
+from vit_jax.planning import compiling, plan, target
+from vit_jax.planning.collectives import find, summary
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "tests" / "golden"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A recipe on a slice.
+
+    Attributes:
+      config: file of `configs/` and argument.
+      topology, slices: where.
+      changes: fields of the config that are not the recipe's.
+      examples: to train on, where no catalog tells.
+    """
+
+    config: str
+    topology: str
+    slices: int = 1
+    changes: tuple = ()
+    examples: int | None = None
+
+
+_FROM_CHECKPOINT = (("init_from", ""), ("model.name", "ViT-B/16"), ("model.num_classes", 1000))
+_INPUTS = (("data.mean", (0.5, 0.5, 0.5)), ("data.std", (0.5, 0.5, 0.5)))
+CASES = {
+    "digits": Case("digits.py", "v5e:2x2"),
+    "vit_s16_i1k": Case("vit_s16_i1k.py", "v5e:2x4"),
+    "vit_s16_i1k-2-slices": Case("vit_s16_i1k.py", "v5e:2x2", slices=2, changes=(("mesh.fsdp", 4),)),
+    "vit_i1k-B16": Case("vit_i1k.py:B/16", "v5e:4x8"),
+    "vit_i21k-L16": Case("vit_i21k.py:L/16", "v5e:8x8"),
+    "vit_jft-H14": Case("vit_jft.py:H/14", "v5e:16x16"),
+    "scaling_vit-B16": Case("scaling_vit.py:B/16", "v5e:8x8"),
+    "scaling_vit-G14": Case("scaling_vit.py:G/14", "v5p:8x8x16"),
+    "finetune": Case("finetune.py:imagenet2012", "v5e:2x4", changes=_FROM_CHECKPOINT + _INPUTS),
+    "linear_probe": Case("linear_probe.py:imagenet2012", "v5e:2x2", changes=_FROM_CHECKPOINT + _INPUTS),
+    "bit_hyperrule": Case(
+        "bit_hyperrule.py:imagenet2012", "v5e:4x4",
+        changes=(*_FROM_CHECKPOINT, *_INPUTS, ("model.name", "BiT-R50x1")),
+    ),
+    "folder": Case("folder.py", "v5e:2x2", changes=(("model.num_classes", 10),), examples=10_000),
+}  # fmt: skip
+
+
+def prepared(case: Case) -> tuple[dict, compiling.Step]:
+    """What can be told without compiling, and the step to compile."""
+    config = load_config(str(ROOT / "configs" / case.config))
+    for field, value in case.changes:
+        *sections, name = field.split(".")
+        section = config
+        for one in sections:
+            section = section[one]
+        section[name] = value
+    assembly = plan.make_assembly(config, examples=case.examples)
+    where = target.find(case.topology, slices=case.slices)
+    step = compiling.prepare(assembly, where)
+    return {
+        "config": case.config,
+        "topology": case.topology,
+        "slices": case.slices,
+        "mesh": dict(step.mesh.shape),
+        "batch_per_chip": config.batch_size / where.chips,
+        "state_bytes_per_device": step.state_bytes(),
+        "parameters": plan.shapes_and_shardings(step.state),
+    }, step
+
+
+def compiled(step: compiling.Step, slices: int) -> dict:
+    """What only the compiled program tells."""
+    done = compiling.compile(step)
+    return {
+        "arguments_bytes": done.memory.arguments,
+        "temporaries_bytes": done.memory.temporaries,
+        "peak_bytes": done.memory.peak,
+        "collectives": summary(find(done.program, slices=slices)),
+    }
+
+
+def versions() -> dict:
+    """Of what decides how a program is compiled."""
+    return {"jax": jax.__version__, "libtpu": importlib.metadata.version("libtpu")}
+
+
+def read(name: str) -> dict:
+    return json.loads((FOLDER / f"{name}.json").read_text())
+
+
+def write(name: str) -> None:
+    case = CASES[name]
+    told, step = prepared(case)
+    parameters = told.pop("parameters")
+    told |= {"versions": versions(), "compiled": compiled(step, case.slices)}
+    lines = [f"    {json.dumps(key)}: {json.dumps(value)}" for key, value in parameters.items()]
+    text = (
+        json.dumps(told, indent=1)[:-2] + ',\n "parameters": {\n' + ",\n".join(lines) + "\n }\n}\n"
+    )
+    FOLDER.mkdir(exist_ok=True)
+    (FOLDER / f"{name}.json").write_text(text)
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or CASES:
+        write(name)
+        print(f"{name}: written", flush=True)

@@ -1,0 +1,37 @@
+"""What the shipped recipes compile to for TPUs is what was reviewed: see `golden.py`."""
+
+import json
+
+import pytest
+
+from tests.planning import golden
+
+pytest.importorskip("libtpu", reason="needs the TPU compiler: pip install 'vit_jax[plan]'")
+
+# Half a minute each; the others with -m slow.
+QUICK = ("digits", "vit_s16_i1k-2-slices")
+REWRITE = "if this is meant: python -m tests.planning.golden"
+
+
+def test_every_recipe_has_a_file():
+    recipes = {path.stem for path in (golden.ROOT / "configs").glob("*.py")}
+    # Its model is a file of weights, and tiny.
+    assert {case.config.partition(".")[0] for case in golden.CASES.values()} == recipes - {
+        "digits_finetune"
+    }
+    assert {path.stem for path in golden.FOLDER.glob("*.json")} == golden.CASES.keys()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in golden.CASES],
+)
+def test_a_recipe_compiles_to_what_was_reviewed(name):
+    reviewed = golden.read(name)
+    now, step = golden.prepared(golden.CASES[name])
+    now = json.loads(json.dumps(now))
+    assert now == {key: reviewed[key] for key in now}, f"{name} {REWRITE} {name}"
+    if reviewed["versions"] != golden.versions():
+        pytest.skip(f"reviewed with {reviewed['versions']}, here {golden.versions()}")
+    compiled = golden.compiled(step, golden.CASES[name].slices)
+    assert compiled == reviewed["compiled"], f"{name} {REWRITE} {name}"

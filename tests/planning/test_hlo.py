@@ -1,0 +1,140 @@
+"""Reading compiled programs, against programs whose collectives and turns are known by hand."""
+# ruff: noqa: E501
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from vit_jax import parallel
+from vit_jax.planning import collectives, cycles, flops, hlo
+
+# As libtpu 0.0.42.1 prints them, shortened: a loop of 32 turns that gathers a kernel in two pieces
+# beside fusions, scatters what it reduces, and speaks to the other slice through the hosts.
+TPU = """HloModule jit_step, is_scheduled=true
+
+%condition (p: (s32[], bf16[8,128])) -> pred[] {
+  %p = (s32[]{:T(128)}, bf16[8,128]{1,0:T(8,128)(2,1)}) parameter(0)
+  %turn = s32[]{:T(128)} get-tuple-element(%p), index=0
+  %turns = s32[]{:T(128)} constant(32)
+  ROOT %less = pred[]{:T(512)} compare(%turn, %turns), direction=LT
+}
+
+%piece.1 (k: bf16[80,128]) -> bf16[1280,128] {
+  %k = bf16[80,128]{1,0:T(8,128)(2,1)} parameter(0)
+  ROOT %gather.1 = bf16[1280,128]{1,0:T(8,128)(2,1)S(1)} all-gather(%k), channel_id=7, replica_groups=mesh['axis_0'=16,'axis_1'=1,'axis_2'=16], device_ids=([16,16]T(1,0)) {'axis_0'}, dimensions={0}, frontend_attributes={chain_id="5"}
+}
+
+%piece.2 (k: bf16[80,128]) -> bf16[1280,128] {
+  %k.2 = bf16[80,128]{1,0:T(8,128)(2,1)} parameter(0)
+  %gather.2 = bf16[1280,128]{1,0:T(8,128)(2,1)S(1)} all-gather(%k.2), channel_id=7, replica_groups=mesh['axis_0'=16,'axis_1'=1,'axis_2'=16], device_ids=([16,16]T(1,0)) {'axis_0'}, dimensions={0}, frontend_attributes={chain_id="5"}
+  ROOT %product = bf16[8,128]{1,0:T(8,128)(2,1)} convolution(%gather.2, %gather.2), dim_labels=bf_io->bf
+}
+
+%all-reduce-scatter.3 (g: f32[1280,128]) -> f32[80,128] {
+  %g = f32[1280,128]{1,0:T(8,128)} parameter(0)
+  %reduced = f32[1280,128]{1,0:T(8,128)} all-reduce(%g), channel_id=9, replica_groups=[16,16]<=[256], to_apply=%add
+  ROOT %part = f32[80,128]{1,0:T(8,128)} dynamic-slice(%reduced), dynamic_slice_sizes={80,128}
+}
+
+%body (p: (s32[], bf16[8,128])) -> (s32[], bf16[8,128]) {
+  %p.1 = (s32[]{:T(128)}, bf16[8,128]{1,0:T(8,128)(2,1)}) parameter(0)
+  %start = bf16[1280,128]{1,0:T(8,128)(2,1)} fusion(%p.1), kind=kCustom, calls=%piece.1
+  %work = bf16[8,128]{1,0:T(8,128)(2,1)} fusion(%p.1), kind=kOutput, calls=%piece.2, metadata={op_name="jit(step)/while/body/dot_general"}, backend_config={"window_config":{"estimated_cycles":"1000"}}
+  %scattered = f32[80,128]{1,0:T(8,128)} fusion(%work), kind=kCustom, calls=%all-reduce-scatter.3
+  %out = (bf16[5,100]{1,0:T(8,128)(2,1)}, u32[]{:S(2)}, token[]) send(%work), channel_id=2, is_host_transfer=true, frontend_attributes={_xla_megascale_transfer_type="ALL_REDUCE"}
+  ROOT %next = (s32[]{:T(128)}, bf16[8,128]{1,0:T(8,128)(2,1)}) tuple(%p.1, %work)
+}
+
+ENTRY %main (a: bf16[8,128]) -> bf16[8,128] {
+  %a = bf16[8,128]{1,0:T(8,128)(2,1)} parameter(0)
+  %moved = bf16[8,128]{0,1:T(8,128)(2,1)} copy(%a), backend_config={"window_config":{"estimated_cycles":"70"}}
+  %begin = (s32[]{:T(128)}, bf16[8,128]{1,0:T(8,128)(2,1)}) tuple(%moved)
+  %loop = (s32[]{:T(128)}, bf16[8,128]{1,0:T(8,128)(2,1)}) while(%begin), condition=%condition, body=%body
+  ROOT %end = bf16[8,128]{1,0:T(8,128)(2,1)} get-tuple-element(%loop), index=1
+}
+"""
+
+
+def test_collectives_of_a_tpu_program_are_counted_once_a_turn_as_what_they_do():
+    found = collectives.find(hlo.parse(TPU), slices=2)
+    assert [(c.kind, c.group, c.times, c.bytes, c.crosses_slices) for c in found] == [
+        ("all-gather", 16, 32, 1280 * 128 * 2, False),
+        ("reduce-scatter", 16, 32, 1280 * 128 * 4, False),
+        ("all-reduce", 2, 32, 5 * 100 * 2, True),
+    ]
+    assert found[0].sent == 1280 * 128 * 2 * 15 / 16
+    assert found[2].sent == 5 * 100 * 2  # Twice, and half of it each time.
+
+
+def test_cycles_are_multiplied_by_turns_and_told_apart():
+    counted = cycles.count(hlo.parse(TPU))
+    assert counted["all"]["matrix products"] == counted["loops"]["matrix products"] == 32_000
+    assert counted["all"]["data movement"] == 70 and counted["loops"]["data movement"] == 0
+    assert cycles.largest(hlo.parse(TPU), 1)[0]["name"] == "work"
+
+
+def test_arrays_are_as_large_as_their_tiles_and_only_where_they_lie():
+    padded, small, plain = hlo.shapes_in(
+        "bf16[32,257,1280]{2,1,0:T(8,128)(2,1)} f32[4]{0:T(128)S(1)} f32[3,5]{1,0}"
+    )
+    assert (padded.bytes, padded.device_bytes) == (32 * 257 * 1280 * 2, 32 * 264 * 1280 * 2)
+    assert (small.bytes, small.device_bytes) == (16, 0)
+    assert plain.device_bytes == 60
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return parallel.make_mesh({"data": 2, "fsdp": 4, "tensor": 1})
+
+
+def test_collectives_and_turns_of_a_program_compiled_here(mesh):
+    def step(kernels, x):
+        def layer(x, kernel):
+            whole = jax.lax.with_sharding_constraint(kernel, P())
+            return jnp.tanh(x @ whole), None
+
+        return jax.lax.scan(layer, x, kernels)[0].sum()
+
+    kernels = jax.ShapeDtypeStruct(
+        (6, 64, 64), jnp.float32, sharding=NamedSharding(mesh, P(None, "fsdp"))
+    )
+    x = jax.ShapeDtypeStruct((16, 64), jnp.float32, sharding=parallel.batch_sharding(mesh))
+    with jax.set_mesh(mesh):
+        program = hlo.parse(jax.jit(step).lower(kernels, x).compile().as_text())
+    assert {(c.kind, c.group, c.times, c.bytes) for c in collectives.find(program)} == {
+        ("all-gather", 4, 6, 64 * 64 * 4),
+        ("all-reduce", 8, 1, 4),
+    }
+    assert collectives.summary(collectives.find(program))[0]["bytes"] == 6 * 64 * 64 * 4
+
+
+def test_operations_are_counted_through_loops_recomputation_and_convolutions():
+    kernels = jnp.zeros((5, 8, 8))
+
+    def loss(kernels, x):
+        layer = jax.checkpoint(lambda x, kernel: (jnp.sin(x @ kernel), None))
+        return jax.lax.scan(layer, x, kernels)[0].sum()
+
+    x = jnp.zeros((3, 8))
+    product = 2 * 3 * 8 * 8
+    assert flops.count(jax.make_jaxpr(loss)(kernels, x)) == 5 * product
+    # Forward, again, and two gradients.
+    assert flops.count(jax.make_jaxpr(jax.grad(loss, (0, 1)))(kernels, x)) == 5 * 4 * product
+
+    def convolve(image, kernel, stride):
+        return jax.lax.conv_general_dilated(
+            image, kernel, (stride, stride), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        ).sum()
+
+    image, kernel = jnp.zeros((2, 8, 8, 3)), jnp.zeros((2, 2, 3, 4))
+    forward = 2 * (2 * 4 * 4 * 4) * (2 * 2 * 3)
+    assert flops.count(jax.make_jaxpr(lambda i, k: convolve(i, k, 2))(image, kernel)) == forward
+    both = jax.make_jaxpr(jax.grad(lambda i, k: convolve(i, k, 2), (0, 1)))(image, kernel)
+    assert flops.count(both) == 3 * forward
+
+
+def test_what_is_no_program_is_an_error():
+    with pytest.raises(ValueError, match="no ENTRY"):
+        hlo.parse("module @jit_step {}")
