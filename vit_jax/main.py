@@ -186,12 +186,11 @@ def plan() -> None:
 
     data = {"num_classes": FLAGS.num_classes, "examples": FLAGS.examples}
     price = FLAGS.price_per_chip_hour
+    target = find(FLAGS.topology, slices=FLAGS.slices)
     if FLAGS.fit:
-        target = find(FLAGS.topology, slices=FLAGS.slices)
         result = fit(FLAGS.config, target, price_per_chip_hour=price, **data)
     else:
         assembly = make_assembly(FLAGS.config, **data)
-        target = find(FLAGS.topology, slices=FLAGS.slices)
         result = make_plan(assembly, target, price_per_chip_hour=price)
     cli.print_result(result, report.text(result))
 

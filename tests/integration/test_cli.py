@@ -49,7 +49,7 @@ def test_help_answers_in_two_seconds_and_names_every_command():
         [sys.executable, "-m", "vit_jax", "--help"], capture_output=True, text=True, check=True
     ).stdout
     assert time.monotonic() - began < 2
-    for name in ("train", "evaluate", "predict", "models", "benchmark"):
+    for name in ("train", "evaluate", "predict", "models", "plan", "benchmark"):
         assert f"  {name} " in out
 
 
@@ -248,3 +248,15 @@ def test_an_unreadable_training_image_names_the_file(run_cli, tmp_path):
         *arguments, f"--workdir={tmp_path}/run2", "--config.data.on_bad_image=skip"
     )
     assert code == 0 and str(broken) in err, err
+
+
+def test_plan_tells_what_a_run_needs_and_which_slices_there_are(command):
+    small = [f"--config.model.{size}" for size in ("depth=2", "width=32", "mlp_dim=64", "heads=2")]
+    planned = ["plan", "--config=configs/digits.py", *small, "--json"]
+    code, out, _ = command(*planned, "--topology=cpu:8")
+    plan = json.loads(out.splitlines()[-1])
+    assert code == 0 and plan["fits"] and plan["batch_per_chip"] == 8
+    assert plan["memory"]["peak"] > plan["memory"]["state"] > 0
+    assert plan["collectives"][0]["kind"] == "all-reduce"
+    code, _, err = command(*planned, "--topology=v5e:3x3")
+    assert code == 2 and "v5e has no slice '3x3'; it has: 1x1, 2x2" in err

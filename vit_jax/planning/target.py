@@ -53,6 +53,9 @@ def find(name: str, *, slices: int = 1) -> Target:
     Raises:
       ConfigError: there is no such topology, or the TPU compiler is not installed.
     """
+    # With the TPU compiler installed, JAX would look for TPUs, and wait.
+    if not jax.config.jax_platforms:
+        jax.config.update("jax_platforms", "cpu")
     kind, _, shape = name.partition(":")
     if kind == "cpu":
         return _simulated(name, shape, slices)
