@@ -67,6 +67,7 @@ setup(
         "tpu": ["jax[tpu]"],
         "plan": PLAN,
         "cuda": ["jax[cuda13]"],
+        "gcs": ["gcsfs>=2026.10"],
         "prepare": TENSORFLOW,
         "test": TEST,
     },

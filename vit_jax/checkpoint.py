@@ -20,7 +20,7 @@ from etils import epath
 from flax import nnx
 from ml_collections import ConfigDict
 
-from vit_jax import distributed, parallel, patterns, schema
+from vit_jax import distributed, parallel, paths, patterns, schema
 from vit_jax.config import default_config
 from vit_jax.errors import UserError
 from vit_jax.models import registry
@@ -29,6 +29,8 @@ FOLDER = "checkpoints"
 DAMAGED = "damaged"
 _FORMAT = 1
 _RETRY_SECONDS = 5
+# In a bucket Orbax writes this when all else of a checkpoint is there.
+_COMMITTED = "commit_success.txt"
 
 
 class CheckpointError(UserError):
@@ -64,11 +66,17 @@ class Checkpoints:
     is written.
     """
 
-    def __init__(self, workdir, config: ConfigDict, wait_minutes: float = distributed.WAIT_MINUTES):
+    def __init__(
+        self,
+        workdir,
+        config: ConfigDict,
+        wait_minutes: float = distributed.WAIT_MINUTES,
+        **writing,
+    ):
         """Args: config: the section `checkpoint`; wait_minutes: how long processes wait for each
-        other's writes.
+        other's writes; writing: options of Orbax's handler of the state.
         """
-        self._folder = epath.Path(workdir) / FOLDER
+        self._folder = paths.locate(workdir) / FOLDER
         self._config, self._wait = config, wait_minutes
         self._newest: int | None = None  # step of the newest state that is or is being saved
         self._writing = False
@@ -79,7 +87,7 @@ class Checkpoints:
         self._orbax = ocp.AsyncCheckpointer(
             ocp.CompositeCheckpointHandler(
                 composite_options=ocp.CompositeOptions(multiprocessing_options=hosts),
-                state=ocp.PyTreeCheckpointHandler(multiprocessing_options=hosts),
+                state=ocp.PyTreeCheckpointHandler(multiprocessing_options=hosts, **writing),
                 description=ocp.JsonCheckpointHandler(multiprocessing_options=hosts),
             ),
             async_options=ocp.options.AsyncOptions(timeout_secs=round(wait_minutes * 60)),
@@ -91,14 +99,16 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """The steps that have a whole checkpoint, oldest first."""
-        told = json.dumps(sorted(ocp.path.step.checkpoint_steps(self._folder))) if _first() else ""
+        told = json.dumps(_steps(self._folder)) if _first() else ""
         return json.loads(distributed.agree("steps", told, self._wait))
 
-    def save(self, step: int, state, description: dict) -> None:
+    def save(self, step: int, state, description: dict, marks: dict | None = None) -> None:
         """Starts to save; the write goes on beside training.
 
         A save that fails is said, and the next one tried as if nothing had happened; the last good
         checkpoint stays.
+
+        Args: marks: the state's `fingerprint`, where it is known already.
 
         Raises:
           CheckpointError: `config.max_failures` saves in a row have failed.
@@ -108,7 +118,7 @@ class Checkpoints:
         self._settle()
         self._newest, self._writing = step, True
         tree = _fields(state)
-        tree |= {"fingerprint": fingerprint(tree)}
+        tree |= {"fingerprint": marks or fingerprint(tree)}
         items = ocp.args.Composite(
             state=ocp.args.PyTreeSave(tree), description=ocp.args.JsonSave(description)
         )
@@ -119,14 +129,14 @@ class Checkpoints:
         if any(failures):
             self._end_of_save(failures)
 
-    def save_now(self, step: int, state, description: dict) -> None:
+    def save_now(self, step: int, state, description: dict, marks: dict | None = None) -> None:
         """Saves and returns when everything is on disk; a save that fails is tried again.
 
         Raises:
           CheckpointError: see `save`.
         """
         while True:
-            self.save(step, state, description)
+            self.save(step, state, description, marks)
             self._settle()
             if self._newest == step:
                 return
@@ -214,7 +224,7 @@ class Checkpoints:
 
     def _superfluous(self) -> list[epath.Path]:
         steps, keep_every = (
-            sorted(ocp.path.step.checkpoint_steps(self._folder)),
+            _steps(self._folder),
             self._config.keep_every,
         )
         old = steps[: -self._config.keep]
@@ -222,8 +232,14 @@ class Checkpoints:
         return [self._folder / str(step) for step in old]
 
     def _unfinished(self) -> list[epath.Path]:
+        if not self._folder.is_dir():  # In a bucket a folder exists when something is in it.
+            return []
+        whole = {str(step) for step in _steps(self._folder)}
         return [
-            path for path in self._folder.iterdir() if ocp.path.step.TMP_DIR_SUFFIX in path.name
+            path
+            for path in self._folder.iterdir()
+            if ocp.path.step.TMP_DIR_SUFFIX in path.name
+            or (path.name.isdigit() and path.name not in whole)
         ]
 
     def _delete(self, folders: list[epath.Path]) -> None:
@@ -233,18 +249,18 @@ class Checkpoints:
                 logging.warning("cannot delete %s: %s", folder, failure)
 
     def _set_aside(self, reasons: dict[int, Exception], good: int) -> None:
-        for step, reason in reasons.items():
+        for step, reason in reasons.items() if _first() else ():
+            folder = self._folder / str(step)
             aside = self._folder.parent / f"{DAMAGED}_{FOLDER}" / f"{step}-{int(time.time())}"
-            if _first():
-                logging.warning(
-                    "checkpoint of step %d is damaged (%s); going back to step %d, moved it to %s",
-                    step,
-                    reason,
-                    good,
-                    aside,
-                )
+            in_bucket = paths.in_bucket(folder)
+            done = "marked it as unfinished" if in_bucket else f"moved it to {aside}"
+            told = "checkpoint of step %d is damaged (%s); going back to step %d, %s"
+            logging.warning(told, step, reason, good, done)
+            if in_bucket:  # A folder cannot be renamed there, only each of its files.
+                (folder / _COMMITTED).unlink()
+            else:
                 aside.parent.mkdir(exist_ok=True)
-                (self._folder / str(step)).rename(aside)
+                folder.rename(aside)
         distributed.barrier("damaged checkpoints", self._wait)
 
 
@@ -283,17 +299,14 @@ def find(path) -> epath.Path:
     Raises:
       CheckpointError: there is none.
     """
-    path = epath.Path(path).expanduser().resolve()
+    path = paths.locate(path)
     if not path.exists():
         raise CheckpointError(f"{path} does not exist")
     for folder in (path, path / FOLDER):
         if (folder / "description").exists():
             return folder
-        steps = (
-            [int(p.name) for p in folder.iterdir() if p.name.isdigit()] if folder.is_dir() else []
-        )
-        if steps:
-            return folder / str(max(steps))
+        if steps := _steps(folder):
+            return folder / str(steps[-1])
     raise CheckpointError(
         f"{path} holds no checkpoint: give a run's workdir, its '{FOLDER}' folder, or one step below it"
     )
@@ -322,8 +335,28 @@ def load_params(path, like: dict | None = None) -> tuple[dict, dict]:
     description = read_description(folder)
     if like is None:
         like = registry.abstract(stored_model_config(description))[1]
-    field = "ema" if description["config"]["optim"]["ema"] else "params"
+    field = _field_to_use(description)
     return _read(folder, {field: like})[field], description
+
+
+def load_param(folder: epath.Path, description: dict, like: dict, name: str) -> np.ndarray:
+    """One parameter of those that `load_params` gives, read alone.
+
+    Args:
+      folder, description: of a checkpoint.
+      like: shapes and dtypes of all its parameters.
+      name: as in `patterns.names(like)`.
+    """
+    field, index = _field_to_use(description), patterns.names(like).index(name)
+    part = jax.tree.leaves(like)[index]
+    for key in reversed(name.split("/")):
+        part = {key: part}
+    marks = jax.ShapeDtypeStruct((len(jax.tree.leaves(like)),), jnp.uint32)
+    restored = _restore(folder, {field: part, "fingerprint": {field: marks}})
+    (array,) = jax.tree.leaves(restored[field])
+    if host_mark(array) != restored["fingerprint"][field][index]:
+        raise _changed(folder, field, name)
+    return array
 
 
 def load_run(path, mesh: jax.sharding.Mesh | None = None) -> Run:
@@ -355,14 +388,21 @@ def begun(workdir) -> dict | None:
     """The description of a run's newest checkpoint that has one to read; `None` where no run was
     begun.
     """
-    folder = epath.Path(workdir).expanduser() / FOLDER
-    steps = [int(p.name) for p in folder.iterdir() if p.name.isdigit()] if folder.is_dir() else []
-    for step in sorted(steps, reverse=True):
+    folder = paths.locate(workdir) / FOLDER
+    for step in reversed(_steps(folder)):
         try:
             return read_description(folder / str(step))
         except CheckpointError as error:
             logging.warning("%s", error)
     return None
+
+
+def _steps(folder: epath.Path) -> list[int]:
+    """The steps saved whole, oldest first. In a bucket a folder is seen while it is written."""
+    if not folder.is_dir():
+        return []
+    entries = [entry for entry in folder.iterdir() if entry.name.isdigit()]
+    return sorted(int(entry.name) for entry in entries if ocp.utils.is_checkpoint_finalized(entry))
 
 
 def stored_model_config(description: dict):
@@ -385,6 +425,17 @@ def fingerprint(parts: dict) -> dict[str, jax.Array]:
     return {name: jnp.stack([of(x) for x in jax.tree.leaves(part)]) for name, part in parts.items()}
 
 
+def host_mark(array: np.ndarray) -> np.uint32:
+    """An array's number in `fingerprint`, computed without a device."""
+    if jnp.issubdtype(array.dtype, jnp.floating):
+        array = array.view(f"uint{8 * array.dtype.itemsize}")
+    return np.sum(array, dtype=np.uint32)
+
+
+def _field_to_use(description: dict) -> str:
+    return "ema" if description["config"]["optim"]["ema"] else "params"
+
+
 def _fields(state) -> dict:
     """The parts of a state that hold arrays, by name."""
     parts = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
@@ -402,29 +453,33 @@ def _read(folder: epath.Path, like: dict) -> dict:
         name: jax.ShapeDtypeStruct((len(jax.tree.leaves(part)),), jnp.uint32)
         for name, part in like.items()
     }
-    tree = like | {"fingerprint": marks}
-    args = ocp.args.PyTreeRestore(
-        item=tree, restore_args=jax.tree.map(_restore_args, tree), partial_restore=True
-    )
-
-    def restore() -> dict:
-        try:
-            return ocp.PyTreeCheckpointHandler().restore(folder / "state", args=args)
-        # Orbax and TensorStore report damage by exceptions of any type, Exception itself among them.
-        except Exception as error:
-            why = (str(error) or type(error).__name__).splitlines()[0]
-            raise CheckpointError(f"{folder} is damaged: {why}") from error
-
-    restored = _everywhere(restore)
+    restored = _everywhere(lambda: _restore(folder, like | {"fingerprint": marks}))
     found = jax.device_get(fingerprint({name: restored[name] for name in like}))
     for name in like:
         changed = found[name] != np.asarray(restored["fingerprint"][name])
         if changed.any():
             bad = [n for n, c in zip(patterns.names(restored[name]), changed, strict=True) if c]
-            raise CheckpointError(
-                f"{folder} is damaged: the bits of {name}/{bad[0]} are not those that were saved"
-            )
+            raise _changed(folder, name, bad[0])
     return {name: restored[name] for name in like}
+
+
+def _restore(folder: epath.Path, tree: dict) -> dict:
+    """What is saved under the names of `tree`, unproven."""
+    args = ocp.args.PyTreeRestore(
+        item=tree, restore_args=jax.tree.map(_restore_args, tree), partial_restore=True
+    )
+    try:
+        return ocp.PyTreeCheckpointHandler().restore(folder / "state", args=args)
+    # Orbax and TensorStore report damage by exceptions of any type, Exception itself among them.
+    except Exception as error:
+        why = (str(error) or type(error).__name__).splitlines()[0]
+        raise CheckpointError(f"{folder} is damaged: {why}") from error
+
+
+def _changed(folder: epath.Path, field: str, name: str) -> CheckpointError:
+    return CheckpointError(
+        f"{folder} is damaged: the bits of {field}/{name} are not those that were saved"
+    )
 
 
 def _everywhere(read: Callable[[], dict]) -> dict:

@@ -133,9 +133,9 @@ def per_device(function: Callable, *arrays: jax.Array) -> jax.Array:
         return function(*arrays)
     heads = "tensor" if arrays[0].shape[2] % mesh.shape["tensor"] == 0 else None
     spec = P(BATCH, None, heads)
-    return jax.shard_map(
-        function, in_specs=(spec,) * len(arrays), out_specs=spec, check_vma=False
-    )(*arrays)
+    return jax.shard_map(function, in_specs=(spec,) * len(arrays), out_specs=spec, check_vma=False)(
+        *arrays
+    )
 
 
 def shardings(tree, mesh: Mesh, *, fsdp_min_size: int):

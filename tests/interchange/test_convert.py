@@ -57,13 +57,13 @@ def test_a_hybrid_has_no_place_in_big_vision_nor_a_resnet_in_the_official_code(
     assert not list(tmp_path.iterdir())
 
 
-def convert(*arguments):
+def convert(*arguments, cwd=None):
     command = [sys.executable, "-m", "vit_jax", "convert", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True)
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
 
 
 def test_the_command_converts_and_says_what_is_wrong(file, images, tmp_path):
-    done = convert(file, tmp_path / "run", "--to=orbax", "--model=activation=gelu", "--json")
+    done = convert(file, "run", "--to=orbax", "--model=activation=gelu", "--json", cwd=tmp_path)
     assert done.returncode == 0 and '"activation": "gelu"' in done.stdout.splitlines()[-1]
     assert vit_jax.load_run(tmp_path / "run").model_config.activation == "gelu"
     wrong = convert(tmp_path / "run", tmp_path / "out.npz", "--to=official")

@@ -11,8 +11,10 @@ import scipy.ndimage
 from flax import nnx
 
 import vit_jax
+from vit_jax import checkpoint, patterns
 from vit_jax.checkpoint import CheckpointError
-from vit_jax.interchange import adapt, formats
+from vit_jax.config import default_config
+from vit_jax.interchange import adapt, formats, loading, orbax
 from vit_jax.models import registry
 from vit_jax.schema import ConfigError
 
@@ -193,10 +195,15 @@ def test_weights_go_to_their_shards_directly(file):
     up = fresh["encoder"]["layers"]["mlp"]["up"]
     up["kernel"] = jax.device_put(up["kernel"], sharding)
     foreign = formats.read(file)
-    loaded = adapt.adapt(
-        foreign.params, foreign.model_config, fresh, model.config, reset=(), resize="scipy"
-    )
-    assert loaded["encoder"]["layers"]["mlp"]["up"]["kernel"].sharding == sharding
+    with jax.transfer_guard_device_to_device("disallow"):  # Nothing is cut on a device.
+        loaded = adapt.adapt(
+            foreign.params, foreign.model_config, fresh, model.config, reset=(), resize="scipy"
+        )
+    kernel = loaded["encoder"]["layers"]["mlp"]["up"]["kernel"]
+    whole = np.asarray(foreign.params["encoder"]["layers"]["mlp"]["up"]["kernel"])
+    assert kernel.sharding == sharding and len(kernel.addressable_shards) == 2
+    for shard, half in zip(kernel.addressable_shards, np.split(whole, 2, axis=-1), strict=True):
+        np.testing.assert_array_equal(shard.data, half)
 
 
 def test_a_run_is_loaded_as_every_other_checkpoint(file, images, expected, tmp_path):
@@ -208,6 +215,26 @@ def test_a_run_is_loaded_as_every_other_checkpoint(file, images, expected, tmp_p
     assert trained.classes == ("0", "1", "2", "3", "4")
     with pytest.raises(CheckpointError, match="holds another model"):
         formats.read(tmp_path / "run", width=16)
+
+
+def test_a_run_read_a_parameter_at_a_time_is_proven_too(file, tmp_path):
+    foreign = formats.read(file)
+    formats.write(foreign, tmp_path / "run", "orbax")
+    params = jax.tree.map(np.asarray, foreign.params)
+    marks = np.array(checkpoint.fingerprint({"params": params})["params"])
+    np.testing.assert_array_equal(marks, list(map(checkpoint.host_mark, jax.tree.leaves(params))))
+    for x in (np.arange(9).astype(jnp.bfloat16), np.arange(-3, 3), np.float32(-1.5)):
+        (mark,) = checkpoint.fingerprint({"one": x})["one"]
+        assert checkpoint.host_mark(x) == mark
+    # The same parameters with the mark of one of them wrong, as if its bits had changed.
+    marks[patterns.names(params).index("encoder/norm/scale")] += 1
+    checkpoints = checkpoint.Checkpoints(tmp_path / "run", default_config().checkpoint)
+    description = checkpoint.read_description(checkpoint.find(tmp_path / "run"))
+    checkpoints.save_now(1, orbax._State(params), description, {"params": marks})
+    checkpoints.close()
+    with pytest.raises(CheckpointError, match="the bits of params/encoder/norm/scale are not"):
+        loading.convert(tmp_path / "run", tmp_path / "out.npz", "official")
+    assert not (tmp_path / "out.npz").exists()
 
 
 def test_the_oracle_is_complete(shared_data):

@@ -318,8 +318,12 @@ def test_the_first_mixers_are_those_of_the_published_names_and_come_back_byte_by
     np.savez(tmp_path / "published.npz", **published)
     assert formats.detect(tmp_path / "old.npz") == "official"
     read, expected = (formats.read(tmp_path / f"{name}.npz") for name in ("old", "published"))
-    assert read.model_config == expected.model_config == mixer.Config(
-        image_size=4, patch=2, width=8, depth=2, mlp_dim=12, token_mlp_dim=6, num_classes=5
+    assert (
+        read.model_config
+        == expected.model_config
+        == mixer.Config(
+            image_size=4, patch=2, width=8, depth=2, mlp_dim=12, token_mlp_dim=6, num_classes=5
+        )
     )
     jax.tree.map(np.testing.assert_array_equal, read.params, expected.params)
     loading.convert(tmp_path / "old.npz", tmp_path / "run", "orbax")

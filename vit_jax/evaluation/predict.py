@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import json
-import pathlib
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -11,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import logging
+from etils import epath
 from flax import nnx
 
 from vit_jax import checkpoint
@@ -113,7 +113,7 @@ def predict_files(
 
 def _read(name: str, data) -> np.ndarray | BadImage:
     try:
-        return eval_crop(pathlib.Path(name).read_bytes(), data, name=name)
+        return eval_crop(epath.Path(name).read_bytes(), data, name=name)
     except BadImage as error:
         return error
     except OSError as error:

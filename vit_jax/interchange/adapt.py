@@ -92,8 +92,11 @@ def adapt(
     def place(name: str, leaf) -> jax.Array:
         if name in anew:
             return leaf
-        whole = np.asarray(old[name], leaf.dtype)
-        return jax.make_array_from_callback(whole.shape, leaf.sharding, whole.__getitem__)
+        array = np.asarray(old[name], leaf.dtype)
+        if leaf.sharding is None:
+            return jax.device_put(array)
+        # Each device gets its part alone, of arrays too that other processes have devices of.
+        return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda part: array[part])
 
     return patterns.map_named(place, fresh)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from etils import epath
 
-from vit_jax import schema
+from vit_jax import paths, schema
 from vit_jax.checkpoint import CheckpointError
 from vit_jax.models import registry
 from vit_jax.schema import ConfigError, nearest
@@ -87,7 +87,7 @@ def detect(path) -> str:
     Raises:
       CheckpointError: nothing is there, it is damaged, or no format recognises it.
     """
-    path = epath.Path(path).expanduser()
+    path = paths.locate(path)
     if not path.exists():
         raise CheckpointError(f"{path} does not exist")
     if path.is_file() and path.stat().length == 0:
@@ -112,7 +112,7 @@ def read(path, *, like=None, **overrides) -> Foreign:
       CheckpointError: see `detect`; or the tensors are not those of a model of the family.
       ConfigError: an override is no option of the family.
     """
-    path = epath.Path(path).expanduser()
+    path = paths.locate(path)
     format = module(detect(path))
     open_options = {name: getattr(like, name) for name in format.CANNOT_TELL if hasattr(like, name)}
     return format.read(path, **open_options | overrides)
@@ -125,7 +125,7 @@ def write(foreign: Foreign, path, to: str) -> None:
       CheckpointError: the format cannot express the model, or the file cannot be written; then
         nothing is left behind.
     """
-    module(to).write(foreign, epath.Path(path).expanduser())
+    module(to).write(foreign, paths.locate(path))
 
 
 def configure(config_class: type, recognised: dict, overrides: dict):

@@ -1,7 +1,7 @@
 """Our own checkpoint directories as one format among others, written as step 0 of a run."""
 
 import dataclasses
-import functools
+import math
 
 import jax
 import numpy as np
@@ -37,7 +37,8 @@ def recognises(path) -> bool:
 
 def read(path, **overrides) -> Foreign:
     """See `formats.read`; the averaged parameters, if the run kept an average."""
-    description = checkpoint.read_description(checkpoint.find(path))
+    folder = checkpoint.find(path)
+    description = checkpoint.read_description(folder)
     stored = checkpoint.stored_model_config(description)
     config = configure(type(stored), dataclasses.asdict(stored), overrides)
     like = registry.abstract(config)[1]
@@ -46,14 +47,13 @@ def read(path, **overrides) -> Foreign:
             f"{path} holds another model than one with {overrides}: it is {stored}"
         )
 
-    @functools.cache
-    def whole() -> dict:
-        # At once, since that is what the fingerprints prove whole.
-        params, _ = checkpoint.load_params(path)
-        return dict(zip(patterns.names(params), jax.tree.leaves(params), strict=True))
-
     params = patterns.map_named(
-        lambda n, x: Lazy(x.shape, np.dtype(x.dtype), lambda: whole()[n]), like
+        lambda name, leaf: Lazy(
+            leaf.shape,
+            np.dtype(leaf.dtype),
+            lambda: checkpoint.load_param(folder, description, like, name),
+        ),
+        like,
     )
     data = description["config"]["data"]
     preprocessing = {field.name: data[field.name] for field in dataclasses.fields(Preprocessing)}
@@ -82,9 +82,22 @@ def write(foreign: Foreign, path) -> None:
     config.data.image_size = foreign.model_config.image_size
     classes = foreign.classes or tuple(map(str, range(foreign.model_config.num_classes)))
     description = checkpoint.describe(config, foreign.model_config, classes, examples=0)
-    checkpoints = checkpoint.Checkpoints(path, config.checkpoint)
+    largest = max(math.prod(leaf.shape) for leaf in jax.tree.leaves(foreign.params))
+    # One large array at a time is under way, and no compressed copy of it; Orbax refuses what is
+    # larger than its buffer.
+    writing = {"save_concurrent_gb": largest * 4 // 10**9 + 1, "use_compression": False}
+    checkpoints = checkpoint.Checkpoints(path, config.checkpoint, **writing)
+    host, marks = jax.local_devices(backend="cpu")[0], []
+
+    def hold(leaf) -> jax.Array:
+        array = np.asarray(leaf)
+        marks.append(checkpoint.host_mark(array))
+        # Of NumPy's own arrays Orbax makes copies before it writes.
+        return jax.device_put(array, host)
+
     try:
-        state = _State(jax.tree.map(np.asarray, foreign.params))
-        checkpoints.save_now(0, state, description | {"seconds": 0.0, LAYOUT: foreign.layout})
+        state = _State(jax.tree.map(hold, foreign.params))
+        description |= {"seconds": 0.0, LAYOUT: foreign.layout}
+        checkpoints.save_now(0, state, description, {"params": np.asarray(marks)})
     finally:
         checkpoints.close()

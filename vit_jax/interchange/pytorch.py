@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from vit_jax import patterns
+from vit_jax import paths, patterns
 from vit_jax.checkpoint import CheckpointError
 from vit_jax.interchange import rules, safetensors
 from vit_jax.interchange.rules import Lazy, Rule, chain, joined, reshaped, transposed
@@ -153,25 +153,30 @@ def write(
 
 @dataclasses.dataclass
 class NewFolder:
-    """A folder that appears under its name when it is whole: `with NewFolder(path) as inside: …`."""
+    """A folder that appears under its name when it is whole: `with NewFolder(path) as inside: …`.
+
+    Not so in a bucket, where folders cannot be renamed; what is there after an error is removed.
+    """
 
     path: epath.Path
 
     def __enter__(self) -> epath.Path:
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             raise CheckpointError(f"{self.path} exists already: name a new folder")
-        self._partial = self.path.parent / f".{self.path.name}.partial-{os.getpid()}"
+        self._partial = self.path
+        if not paths.in_bucket(self.path):
+            self._partial = self.path.parent / f".{self.path.name}.partial-{os.getpid()}"
         self._partial.mkdir(parents=True, exist_ok=True)
         return self._partial
 
     def __exit__(self, kind, error, trace) -> None:
         try:
-            if kind is None:
+            if kind is None and self._partial != self.path:
                 if self.path.exists():
                     self.path.rmdir()
                 self._partial.rename(self.path)
         finally:
-            if self._partial.exists():
+            if self._partial.exists() and (kind or self._partial != self.path):
                 self._partial.rmtree()
 
 

@@ -1,12 +1,12 @@
 """What is looked at before a run may start: nothing is at stake yet, and a clear error costs nothing."""
 
 import json
-import pathlib
 
 import jax
+from etils import epath
 from ml_collections import ConfigDict
 
-from vit_jax import patterns
+from vit_jax import paths, patterns
 from vit_jax.schema import ConfigError
 
 # Fields of the config that a resumed run may change: they do not change what is learnt.
@@ -57,12 +57,13 @@ def use_compilation_cache(directory: str) -> None:
     run code in the job.
     """
     if directory:
-        path = pathlib.Path(directory).expanduser()
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = paths.locate(directory)
+        if not paths.in_bucket(path):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
         jax.config.update("jax_compilation_cache_dir", str(path))
 
 
-def make_workdir(workdir: pathlib.Path) -> None:
+def make_workdir(workdir: epath.Path) -> None:
     """Makes the folder and proves that it can be written to, before any work is done."""
     probe = workdir / f".writable-{jax.process_index()}"
     try:
@@ -70,4 +71,5 @@ def make_workdir(workdir: pathlib.Path) -> None:
         probe.write_bytes(b"\0" * 4096)
         probe.unlink()
     except OSError as error:
-        raise ConfigError(f"cannot write to --workdir={workdir}: {error.strerror}") from error
+        reason = error.strerror or error
+        raise ConfigError(f"cannot write to --workdir={workdir}: {reason}") from error

@@ -5,16 +5,16 @@
 import dataclasses
 import json
 import os
-import pathlib
 import time
 from collections.abc import Callable
 
 import jax
 from absl import logging
 from clu import parameter_overview
+from etils import epath
 from ml_collections import ConfigDict
 
-from vit_jax import checkpoint, distributed, parallel
+from vit_jax import checkpoint, distributed, parallel, paths
 from vit_jax.data import loader, sources
 from vit_jax.errors import UserError
 from vit_jax.evaluation import accuracy
@@ -64,7 +64,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, float]:
     """
     config = loading.take_over(config, workdir)
     check(config)
-    workdir = pathlib.Path(workdir).expanduser().absolute()
+    workdir = paths.locate(workdir)
     train_source = sources.open_train(config.data)
     eval_source = sources.open_eval(config.data)
     assembly = assemble(
@@ -122,9 +122,7 @@ class _Run:
         self.batch_sharding = parallel.batch_sharding(self.mesh)
         self.results: dict[str, float] = {}
 
-    def finish(
-        self, train_source: sources.Source, stop: StopRequest, workdir: pathlib.Path
-    ) -> dict:
+    def finish(self, train_source: sources.Source, stop: StopRequest, workdir: epath.Path) -> dict:
         """Trains from where the state is to the end of the run, or until a stop is requested."""
         config, total = self.assembly.config, self.assembly.total_steps
         profiler = Profiler(config.log.profile, workdir / "profile")

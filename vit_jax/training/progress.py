@@ -2,7 +2,9 @@
 
 import contextlib
 import pathlib
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 
@@ -10,9 +12,10 @@ import jax
 import numpy as np
 import tqdm
 from absl import logging
+from etils import epath
 from ml_collections import ConfigDict
 
-from vit_jax import patterns, topologies
+from vit_jax import paths, patterns, topologies
 from vit_jax.errors import UserError
 from vit_jax.training import writers as metric_writers
 from vit_jax.training.assembly import Assembly
@@ -177,24 +180,29 @@ class Meter:
 class Profiler:
     """Records a trace of the steps `first` to `last`, for TensorBoard or Perfetto."""
 
-    def __init__(self, steps: tuple[int, int] | tuple[()], folder: pathlib.Path):
+    def __init__(self, steps: tuple[int, int] | tuple[()], folder: epath.Path):
         self._first, self._last = steps or (0, 0)
         self._folder = folder
+        # JAX writes traces to local folders only.
+        self._local = tempfile.mkdtemp() if steps and paths.in_bucket(folder) else None
 
     def before(self, step: int) -> None:
         """Starts the trace if this is its first step."""
         if step == self._first:
-            jax.profiler.start_trace(str(self._folder))
+            jax.profiler.start_trace(self._local or str(self._folder))
 
     def after(self, step: int, metrics: dict[str, jax.Array]) -> None:
         """Ends the trace if this was its last step, when the devices have done it."""
         if step == self._last:
             jax.block_until_ready(metrics)
             jax.profiler.stop_trace()
+            if self._local:
+                metric_writers.copy_grown(pathlib.Path(self._local), self._folder, {})
+                shutil.rmtree(self._local)
             logging.info("trace of steps %d to %d: %s", self._first, self._last, self._folder)
 
 
-def make_writers(workdir: pathlib.Path, config: ConfigDict) -> metric_writers.Writers:
+def make_writers(workdir: epath.Path, config: ConfigDict) -> metric_writers.Writers:
     """Console, JSON lines and TensorBoard of the first process; the others write nothing.
 
     Args:
@@ -202,10 +210,17 @@ def make_writers(workdir: pathlib.Path, config: ConfigDict) -> metric_writers.Wr
     """
     if jax.process_index():
         return metric_writers.Writers()
+    folder, metrics = pathlib.Path(workdir), "metrics.jsonl"
+    if paths.in_bucket(workdir):
+        folder = pathlib.Path(tempfile.mkdtemp())
+        if (workdir / metrics).exists():
+            (folder / metrics).write_bytes((workdir / metrics).read_bytes())
     writers = [
         metric_writers.ConsoleWriter(_SHOWN),
-        metric_writers.JsonLinesWriter(workdir / "metrics.jsonl"),
+        metric_writers.JsonLinesWriter(folder / metrics),
     ]
     if config.tensorboard:
-        writers.append(metric_writers.TensorBoardWriter(workdir / "tensorboard"))
+        writers.append(metric_writers.TensorBoardWriter(folder / "tensorboard"))
+    if paths.in_bucket(workdir):
+        writers.append(metric_writers.BucketWriter(folder, workdir))
     return metric_writers.Writers(*writers)

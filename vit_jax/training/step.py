@@ -50,9 +50,7 @@ def make_train_step(
         return jax.lax.stop_gradient(param) if frozen else param
 
     def loss_of(params: dict, images: jax.Array, targets: jax.Array, key: jax.Array):
-        model = nnx.merge(
-            registry.here(definition, model_config), patterns.map_named(held, params)
-        )
+        model = nnx.merge(registry.here(definition, model_config), patterns.map_named(held, params))
         loss, metrics = objective(model, images, targets, nnx.Rngs(dropout=key))
         means = {name: jnp.mean(value) for name, value in metrics.items()}
         return jnp.mean(loss), means | {"loss": jnp.mean(loss)}

@@ -9,16 +9,16 @@ import itertools
 import json
 import math
 import os
-import pathlib
 import re
 import statistics
 from collections.abc import Mapping, Sequence
 
 import jax
 from absl import logging
+from etils import epath
 from ml_collections import ConfigDict
 
-from vit_jax import checkpoint
+from vit_jax import checkpoint, paths
 from vit_jax.config import Config
 from vit_jax.data import splits
 from vit_jax.interchange import loading
@@ -64,7 +64,7 @@ def sweep(
       ConfigError: before anything is trained, for a grid or split that makes no sense.
       NonFiniteError: no setting of the grid survived.
     """
-    workdir = pathlib.Path(workdir).expanduser().absolute()
+    workdir = paths.locate(workdir)
     part, select, whole = divide(config.data.train_split, select)
     settings = _settings(config, grid)
     tried = []
@@ -177,7 +177,7 @@ def _with(config: ConfigDict, fields: dict) -> ConfigDict:
     return config
 
 
-def _result(config: ConfigDict, workdir: pathlib.Path) -> dict[str, float]:
+def _result(config: ConfigDict, workdir: epath.Path) -> dict[str, float]:
     """What a run ended with, be it now or before."""
     ended = workdir / "result.json"
     if not ended.is_file():

@@ -5,11 +5,14 @@
 import json
 import math
 import pathlib
+import shutil
 import sys
+import time
 from collections.abc import Mapping
 from typing import Protocol
 
 from absl import logging
+from etils import epath
 
 
 class MetricWriter(Protocol):
@@ -74,6 +77,44 @@ class TensorBoardWriter:
 
     def close(self) -> None:
         self._writer.close()
+
+
+class BucketWriter:
+    """Copies a folder of files that grow to a bucket, where nothing can be appended to: at most once
+    a minute, and at the end. The folder is removed then.
+    """
+
+    SECONDS = 60
+
+    def __init__(self, folder: pathlib.Path, bucket: epath.Path):
+        self._folder, self._bucket = folder, bucket
+        self._sizes: dict[pathlib.Path, int] = {}
+        self._due = time.monotonic()
+
+    def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+        """What others write is copied."""
+
+    def flush(self) -> None:
+        if time.monotonic() >= self._due:
+            self._sizes = copy_grown(self._folder, self._bucket, self._sizes)
+            self._due = time.monotonic() + self.SECONDS
+
+    def close(self) -> None:
+        copy_grown(self._folder, self._bucket, self._sizes)
+        shutil.rmtree(self._folder)
+
+
+def copy_grown(
+    folder: pathlib.Path, bucket: epath.Path, sizes: Mapping[pathlib.Path, int]
+) -> dict[pathlib.Path, int]:
+    """Copies the files in `folder` that have another size than in `sizes`; returns their sizes."""
+    now = {file: file.stat().st_size for file in folder.rglob("*") if file.is_file()}
+    for file, size in now.items():
+        if sizes.get(file) != size:
+            copy = bucket / file.relative_to(folder).as_posix()
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(file.read_bytes())
+    return now
 
 
 class Writers:

@@ -1,0 +1,27 @@
+"""Where files may be: in a local folder, or in a bucket of Google Cloud Storage (`gs://`)."""
+
+import importlib.util
+import os
+
+from etils import epath
+
+from vit_jax.schema import ConfigError
+
+
+def locate(path: str | os.PathLike) -> epath.Path:
+    """A path as a user says it: a local one absolute, with `~` expanded; a bucket's as it is.
+
+    Raises:
+      ConfigError: it is in a bucket, and the package that reads buckets is not installed.
+    """
+    path = epath.Path(path).expanduser()
+    if not in_bucket(path):
+        return path.absolute()
+    if importlib.util.find_spec("gcsfs") is None:
+        raise ConfigError(f"{path}: reading buckets needs gcsfs: pip install 'vit_jax[gcs]'")
+    return path
+
+
+def in_bucket(path: str | os.PathLike) -> bool:
+    """Whether a path is a bucket's: there files appear whole, and nothing can be appended to them."""
+    return "://" in os.fspath(path)
