@@ -6,6 +6,7 @@ saving, start me again.
 """
 
 import dataclasses
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -145,16 +146,22 @@ def models() -> None:
 
 
 def benchmark() -> None:
-    """Throughput with its context: {step|input} --config=FILE [--config.FIELD=VALUE …] [--steps=20]
-    [--json].
+    """Throughput with its context: {step|inference|input} --config=FILE [--config.FIELD=VALUE …]
+    [--steps=20] [--profile=DIR] [--breakdown] [--json].
     """
     cli.define_config()
     flags.DEFINE_integer("steps", 20, "timed steps or batches", lower_bound=1)
-    what = cli.parse("step or input")[0]
+    flags.DEFINE_string("profile", "", "step: a folder for a trace of three further steps")
+    flags.DEFINE_bool("breakdown", False, "step: where its time goes, part by part")
+    what = cli.parse("step, inference or input")[0]
 
     from vit_jax import benchmark
 
-    kinds = {"step": benchmark.step, "input": benchmark.input_pipeline}
+    kinds = {
+        "step": functools.partial(benchmark.step, profile=FLAGS.profile, breakdown=FLAGS.breakdown),
+        "inference": benchmark.inference,
+        "input": benchmark.input_pipeline,
+    }
     if what not in kinds:
         raise flags.Error(f"benchmark {what!r}: known are {', '.join(kinds)}")
     result = kinds[what](FLAGS.config, steps=FLAGS.steps)

@@ -90,7 +90,8 @@ def plain_forward(p, images, config, dtype):
         a = jax.nn.softmax(a.astype(jnp.float32)).astype(dtype)
         y = jnp.einsum("bhqk,bkhc->bqhc", a, v)
         x = x + jnp.einsum("bqhc,hcd->bqd", y, w["out"]["w"]) + w["out"]["b"]
-        y = jax.nn.gelu(norm(x, w["norm2"]) @ w["up"]["w"] + w["up"]["b"])
+        y = norm(x, w["norm2"]) @ w["up"]["w"] + w["up"]["b"]
+        y = jax.nn.gelu(y, approximate=config.activation == "gelu_tanh")
         x = x + y @ w["down"]["w"] + w["down"]["b"]
     x = norm(x, p["norm"])[:, 0]
     return (x @ p["head"]["w"] + p["head"]["b"]).astype(jnp.float32)

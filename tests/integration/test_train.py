@@ -9,6 +9,7 @@ import pytest
 import vit_jax
 from vit_jax import checkpoint
 from vit_jax.schema import ConfigError
+from vit_jax.training import loop
 from vit_jax.training.guards import changed_fields
 from vit_jax.training.progress import NonFiniteError
 
@@ -212,3 +213,32 @@ def test_an_averaged_model_is_what_is_evaluated_and_loaded(tiny_config, tmp_path
 def test_a_trace_is_recorded_on_request(tiny_config, tmp_path):
     vit_jax.train(tiny_config(log__profile=(2, 3)), tmp_path)
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
+
+
+def test_the_step_is_compiled_once_and_nothing_moves_unasked_between_host_and_devices(
+    tiny_config, tmp_path, monkeypatch
+):
+    compilations, during_step = [], []
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, *_, **__: (
+            event.endswith("backend_compile_duration") and compilations.append(event)
+        )
+    )
+    compile_train_step = loop.compile_train_step
+
+    def watched(*arguments):
+        step = compile_train_step(*arguments)
+
+        def run(state, batch):
+            with pytest.raises(Exception, match="[Dd]isallowed host-to-device"):
+                jax.jit(lambda x: x)(np.ones(3))
+            before = len(compilations)
+            result = step(state, batch)
+            during_step.append(len(compilations) - before)
+            return result
+
+        return run
+
+    monkeypatch.setattr(loop, "compile_train_step", watched)
+    vit_jax.train(tiny_config(duration="6 steps", log__every="1 steps"), tmp_path)
+    assert during_step == [1, 0, 0, 0, 0, 0]

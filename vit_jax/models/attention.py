@@ -3,7 +3,9 @@
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
+from vit_jax import parallel
 from vit_jax.models import attention_kernels, execution
 from vit_jax.models.layers import dropout, layer_norm, split
 
@@ -104,12 +106,26 @@ class _Affine(nnx.Module):
 
 
 def _project(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> tuple[jax.Array, ...]:
-    """x (B, N, D), kernel (D, T, H, C) -> T arrays (B, N, H, C): one matrix product for the T
-    projections.
-    """
-    # In the order of the matrix product, else XLA transposes the tokens and the kernel first.
+    """x (B, N, D), kernel (D, T, H, C) -> T arrays (B, N, H, C)."""
+    if parallel.platform() == "tpu":
+        return tuple(
+            _of_tiles(x, kernel[:, t], None if bias is None else bias[t])
+            for t in range(kernel.shape[1])
+        )
+    # One matrix product, in its own order: else XLA transposes the tokens and the kernel first.
     y = jnp.einsum("bnd,dthc->bnthc", x, kernel)
-    return jnp.unstack(y if bias is None else y + bias, axis=2)
+    y = checkpoint_name(y if bias is None else y + bias, "qkv")
+    return jnp.unstack(y, axis=2)
+
+
+def _of_tiles(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
+    """One projection, (B, N, H·C) until it is named: a TPU pads the last axis to 128, and it is laid
+    out for the product, not for attention.
+    """
+    *_, heads, size = kernel.shape
+    y = x @ kernel.reshape(-1, heads * size)
+    y = checkpoint_name(y if bias is None else y + bias.reshape(-1), "qkv")
+    return y.reshape(*y.shape[:2], heads, size)
 
 
 def _xavier(width: int):

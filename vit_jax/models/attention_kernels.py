@@ -63,8 +63,17 @@ _xla.defvjp(_xla_forward, _xla_backward)
 
 
 def _cudnn(q, k, v):
-    # Any token count: cuDNN pads and masks inside.
-    return jax.nn.dot_product_attention(q, k, v, scale=1.0, implementation="cudnn")
+    """JAX refuses odd token counts when training: one is added, which the lengths say is none."""
+    tokens = q.shape[1]
+    lengths = None
+    if tokens % 2:
+        q, k, v = (jnp.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0))) for x in (q, k, v))
+        lengths = jnp.full(q.shape[0], tokens, jnp.int32)
+    out = jax.nn.dot_product_attention(
+        q, k, v, scale=1.0, implementation="cudnn",
+        query_seq_lengths=lengths, key_value_seq_lengths=lengths,
+    )  # fmt: skip
+    return out[:, :tokens]
 
 
 def _splash(q, k, v):
@@ -76,6 +85,8 @@ def _splash_on_a_device(q, k, v):
     # Imported here: Pallas for TPUs takes a second that nobody else should wait.
     from jax.experimental.pallas.ops.tpu.splash_attention import (
         splash_attention_kernel as splash,
+    )
+    from jax.experimental.pallas.ops.tpu.splash_attention import (
         splash_attention_mask as masks,
     )
 

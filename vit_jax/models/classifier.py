@@ -34,8 +34,8 @@ class Options:
     )
     remat: str = option(
         "none",
-        "what the backward pass finds stored: all; every matrix product (dots); those with weights "
-        "and the attention's result (save_products); one of these; or nothing (full)",
+        "what the backward pass finds stored: all (none), every matrix product (dots), those with "
+        "weights (weight_dots), those it needs (save_products), attention's result, nothing (full)",
         choices=REMAT,
     )
     unroll: int = option(

@@ -7,6 +7,7 @@ import functools
 import jax
 import numpy as np
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.models import stack
 from vit_jax.models.attention import Attention
@@ -57,7 +58,7 @@ class Block(nnx.Module):
         keys = split(key, 4)
         normed = self.attention_norm(x)
         y, weights = self.attention(normed, key=keys[0])
-        x = x + drop_path(y, drop_path_rate, keys[1])
+        x = checkpoint_name(x + drop_path(y, drop_path_rate, keys[1]), "between")
         y = self.mlp(normed if self.parallel else self.mlp_norm(x), key=keys[2])
         return x + drop_path(y, drop_path_rate, keys[3]), weights
 

@@ -8,6 +8,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 ACTIVATIONS: dict[str, Callable] = {
     "gelu_tanh": lambda x: nnx.gelu(x, approximate=True),
@@ -51,7 +52,7 @@ class Mlp(nnx.Module):
     def __call__(self, x: jax.Array, key: jax.Array | None = None) -> jax.Array:
         """x (..., D) -> (..., D)."""
         keys = split(key, 2)
-        x = ACTIVATIONS[self.activation](self.up(x))
+        x = ACTIVATIONS[self.activation](checkpoint_name(self.up(x), "hidden"))
         x = dropout(x, self.dropout, keys[0])
         return dropout(self.down(x), self.dropout, keys[1])
 

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.models import classifier, stack
 from vit_jax.models.embeddings import PatchEmbedding
@@ -168,7 +169,7 @@ class Block(nnx.Module):
         """(B, N, D) -> the same."""
         keys = split(key, 2)
         y = self.token_mlp(self.token_norm(x).swapaxes(1, 2)).swapaxes(1, 2)
-        x = x + drop_path(y, drop_path_rate, keys[0])
+        x = checkpoint_name(x + drop_path(y, drop_path_rate, keys[0]), "between")
         return x + drop_path(self.channel_mlp(self.channel_norm(x)), drop_path_rate, keys[1])
 
 
@@ -184,7 +185,7 @@ class Mlp(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """x (..., D) -> (..., D)."""
-        return self.down(ACTIVATIONS[self.activation](self.up(x)))
+        return self.down(ACTIVATIONS[self.activation](checkpoint_name(self.up(x), "hidden")))
 
 
 def enlarge_token_mlp(token_mlp: dict, factor: int) -> dict:

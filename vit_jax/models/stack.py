@@ -11,16 +11,15 @@ from vit_jax import parallel
 from vit_jax.models import attention_kernels, execution
 
 _SAVEABLE = jax.checkpoint_policies
-_ATTENTION = _SAVEABLE.save_only_these_names(attention_kernels.SAVED)
-_WEIGHT_DOTS = _SAVEABLE.dots_with_no_batch_dims_saveable
-# From what keeps most to what keeps least, beside each layer's input: every matrix product; those
-# with weights and what attention gives; those with weights; what attention gives; nothing.
+# What the layers name (`checkpoint_name`): all that their gradients need and products have made.
+PRODUCTS = (attention_kernels.SAVED, "qkv", "hidden", "between")
+# From what keeps most to what keeps least, beside each layer's input.
 REMAT = {
     "none": None,
     "dots": _SAVEABLE.dots_saveable,
-    "save_products": _SAVEABLE.save_from_both_policies(_WEIGHT_DOTS, _ATTENTION),
-    "weight_dots": _WEIGHT_DOTS,
-    "save_attention": _ATTENTION,
+    "weight_dots": _SAVEABLE.dots_with_no_batch_dims_saveable,
+    "save_products": _SAVEABLE.save_only_these_names(*PRODUCTS),
+    "save_attention": _SAVEABLE.save_only_these_names(attention_kernels.SAVED),
     "full": _SAVEABLE.nothing_saveable,
 }
 

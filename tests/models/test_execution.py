@@ -1,0 +1,99 @@
+"""What is chosen for a device, and how it is told."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from vit_jax import parallel
+from vit_jax.models import execution, registry
+from vit_jax.models.execution import AUTO
+
+
+def one_device():
+    return parallel.make_mesh({"data": 1, "fsdp": 1, "tensor": 1}, jax.devices()[:1])
+
+
+@pytest.mark.parametrize(
+    ("platform", "asked", "layers", "expected"),
+    [
+        ("cpu", AUTO, 12, 12),
+        ("gpu", AUTO, 24, 24),
+        ("gpu", AUTO, 48, 1),
+        ("tpu", AUTO, 12, 1),
+        ("tpu", 0, 12, 12),
+        ("cpu", 5, 12, 5),
+        ("cpu", 20, 12, 12),
+    ],
+)
+def test_layers_are_unrolled_where_it_pays(monkeypatch, platform, asked, layers, expected):
+    monkeypatch.setattr(parallel, "platform", lambda: platform)
+    assert execution.unrolled(asked, layers) == expected
+
+
+def test_a_cpu_computes_in_float32_what_it_would_emulate(kit):
+    config = kit.config(dtype="bfloat16")
+    definition, _ = registry.abstract(config)
+    parameters = kit.parameters(config)
+
+    def logits(config, definition):
+        return jax.jit(lambda p, x: nnx.merge(definition, p)(x).logits)(parameters, kit.images)
+
+    ours = logits(config, registry.here(definition, config))
+    exact = logits(config, registry.abstract(kit.config(dtype="float32"))[0])
+    np.testing.assert_array_equal(ours, exact)
+    insists = kit.config(dtype="bfloat16", dtype_on_cpu="same")
+    assert registry.here(definition, insists) is definition
+
+
+def test_another_device_computes_as_the_config_says(monkeypatch, kit):
+    monkeypatch.setattr(parallel, "platform", lambda: "tpu")
+    config = kit.config(dtype="bfloat16")
+    assert execution.computed(config) is config
+
+
+def test_the_platform_is_that_of_the_mesh():
+    with jax.set_mesh(one_device()):
+        assert parallel.platform() == "cpu"
+
+
+def test_what_the_user_tells_the_compiler_is_left_alone(monkeypatch):
+    mesh = one_device()
+    assert execution.compiler_options(mesh) == execution.CPU_OPTIONS
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_prefer_vector_width=128")
+    assert execution.compiler_options(mesh) == {}
+
+
+def test_compiler_options_change_no_number_beyond_rounding(kit):
+    config = kit.config(unroll=0)
+    parameters = kit.parameters(config)
+
+    def loss(p):
+        return jnp.square(kit.apply(config, p, kit.images).logits - 1).sum()
+
+    plain = jax.jit(jax.grad(loss))(parameters)
+    options = execution.compiler_options(one_device())
+    for a, b in zip(
+        *map(
+            jax.tree.leaves, (jax.jit(jax.grad(loss), compiler_options=options)(parameters), plain)
+        ),
+        strict=True,
+    ):
+        assert np.linalg.norm(a - b) <= 1e-6 * np.linalg.norm(b) + 1e-7
+
+
+def test_all_choices_are_told_in_one_line(kit):
+    config = kit.config(dtype="bfloat16", unroll=AUTO, remat="save_attention")
+    told = execution.told(config, one_device())
+    assert told.startswith("attention: xla, layers: unrolled, remat: save_attention, computed in: ")
+    assert "float32 (CPUs emulate bfloat16; config.model.dtype_on_cpu=same insists on it)" in told
+    assert "xla_cpu_prefer_vector_width=512" in told
+    assert "layers: scanned" in execution.told(dataclasses.replace(config, unroll=1), one_device())
+
+
+@pytest.mark.parametrize("name", ["Mixer-S/32", "BiT-R50x1", "R26+ViT-S/32"])
+def test_every_family_tells_its_choices(name):
+    assert "remat: none" in execution.told(registry.model_config(name), one_device())

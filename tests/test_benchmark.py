@@ -1,0 +1,56 @@
+"""The FLOPs a benchmark tells against XLA's count, and where it says the time goes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from vit_jax import benchmark
+from vit_jax.config import default_config
+from vit_jax.errors import UserError
+from vit_jax.models import registry
+
+
+@pytest.mark.parametrize("name", ["ViT-Ti/16", "Mixer-S/32"])
+def test_model_flops_are_those_xla_counts_of_the_unrolled_program(name):
+    config = registry.model_config(name, unroll=0)
+    definition, like = registry.abstract(config)
+    images = jax.ShapeDtypeStruct((2, 224, 224, 3), jnp.float32)
+    lowered = jax.jit(lambda p, x: nnx.merge(definition, p)(x).logits).lower(like, images)
+    # XLA counts element-wise operations too: a few percent.
+    assert lowered.cost_analysis()["flops"] == pytest.approx(2 * config.flops(), rel=0.05)
+
+
+def tiny(**overrides):
+    config = default_config()
+    config.update_from_flattened_dict({
+        "model.name": "ViT-mu/8", "model.depth": 2, "data.image_size": 16, "batch_size": 8,
+        "model.num_classes": 5,
+    } | overrides)  # fmt: skip
+    return config
+
+
+def test_a_step_is_timed_in_all_and_in_parts():
+    result = benchmark.step(tiny(), steps=2, breakdown=True)
+    assert result["images_per_second"] == pytest.approx(8 / result["step_seconds"])
+    assert result["choices"].startswith("attention: xla, layers: unrolled")
+    parts = ("attention", "mlp", "norms", "loss", "optimizer", "transfers")
+    assert all(result[f"{part}_seconds"] > 0 for part in parts)
+    assert np.isfinite(result["loss"]) and result["temporary_memory_bytes"] > 0
+
+
+def test_a_profile_leaves_a_trace(tmp_path):
+    benchmark.step(tiny(), steps=1, profile=str(tmp_path))
+    assert list(tmp_path.rglob("*.xplane.pb"))
+
+
+def test_inference_is_timed():
+    result = benchmark.inference(tiny(), steps=2)
+    assert result["steps"] == 2 and result["images_per_second"] > 0
+
+
+def test_a_model_without_blocks_has_no_breakdown():
+    config = tiny(**{"model.name": "Mixer-S/8", "model.token_mlp_dim": 8, "model.width": 16})
+    with pytest.raises(UserError, match="no Transformer blocks: no breakdown"):
+        benchmark.step(config, steps=1, breakdown=True)
