@@ -187,3 +187,17 @@ def test_a_step_that_is_not_finite_changes_nothing_but_its_record(poisoned, poli
         and int(after.health.in_a_row) == 0
         and int(after.health.skipped) == 1
     )
+
+
+def test_with_fsdp_the_sum_of_accumulated_gradients_is_kept_in_parts():
+    config = make_config(accumulate=2, **{"model.unroll": 1})
+    mesh = parallel.make_mesh(MESHES["fsdp"], jax.devices()[:8])
+    assembly = assemble(config, num_classes=10, examples_per_epoch=160)
+    with jax.set_mesh(mesh):
+        like = assembly.abstract_state(mesh)
+        batch = jax.device_put(next(make_batches(1)), parallel.batch_sharding(mesh))
+        step = compile_train_step(assembly.train_step, states.shardings_of(like), mesh)
+        text = step.lower(like, batch).compile().as_text()
+    carried = " ".join(line.split(" while(")[0] for line in text.splitlines() if " while(" in line)
+    # The MLPs' first kernels: (layers, 64, 128), of which a device has an eighth.
+    assert "f32[2,64,16]" in carried and "f32[2,64,128]" not in carried
