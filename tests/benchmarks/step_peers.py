@@ -16,11 +16,13 @@ import itertools
 import json
 import math
 import os
+import pathlib
 import statistics
 import sys
 import tempfile
 import time
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # PyTorch needs memory too
 
 import jax
@@ -31,6 +33,7 @@ import plain_step
 import torch
 from flax import nnx
 
+from tests import without_torchvision
 from vit_jax import parallel
 from vit_jax.benchmark import context
 from vit_jax.config import default_config
@@ -149,11 +152,10 @@ def written(parts, form: str, folder: str) -> str:
 
 def timm(flags, parts, compiled: bool = False):
     """timm's model under PyTorch with its fused attention."""
-    import timm.models
-
+    models = without_torchvision.timm_models()
     with tempfile.TemporaryDirectory() as folder:
         path = written(parts, "timm", folder)
-        model = timm.create_model(f"local-dir:{path}", pretrained=True)
+        model = models.create_model(f"local-dir:{path}", pretrained=True)
     return torch_step(flags, parts, model, compiled)
 
 

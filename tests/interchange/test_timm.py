@@ -7,8 +7,6 @@ torch they are skipped.
 
 import csv
 import dataclasses
-import importlib.abc
-import importlib.machinery
 import importlib.util
 import json
 import sys
@@ -19,6 +17,7 @@ import pytest
 from flax import nnx
 from PIL import Image
 
+from tests import without_torchvision
 from vit_jax import patterns
 from vit_jax.checkpoint import CheckpointError
 from vit_jax.interchange import formats, safetensors, timm
@@ -57,39 +56,7 @@ def theirs():
     """timm's modules for models, imported without torchvision."""
     if importlib.util.find_spec("timm") is None:
         pytest.skip("pip install --no-deps timm")
-    if importlib.util.find_spec("torchvision"):
-        import timm.models
-
-        return timm.models
-    sys.meta_path.append(StubFinder())
-    import timm.models
-
-    # Gone again, lest others take the stubs for the package.
-    sys.meta_path.pop()
-    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
-        del sys.modules[name]
-    return timm.models
-
-
-class Anything(type):
-    """A class that has every attribute: each one more such class."""
-
-    def __getattr__(cls, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Anything(name, (), {})
-
-
-class StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds `torchvision` and all modules below, every name in which does nothing."""
-
-    def find_spec(self, name, path, target=None):
-        if name.split(".")[0] == "torchvision":
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)
-        return None
-
-    def exec_module(self, module):
-        module.__getattr__ = lambda name: getattr(Anything("torchvision", (), {}), name)
+    return without_torchvision.timm_models()
 
 
 def randomize(model, scale=0.3):

@@ -1,0 +1,46 @@
+"""timm's models where torchvision is not installed: they need nothing of it, but their package imports
+it.
+"""
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from types import ModuleType
+
+
+def timm_models() -> ModuleType:
+    """`timm.models`."""
+    if importlib.util.find_spec("torchvision"):
+        import timm.models
+
+        return timm.models
+    sys.meta_path.append(StubFinder())
+    import timm.models
+
+    # Gone again, lest others take the stubs for the package.
+    sys.meta_path.pop()
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+        del sys.modules[name]
+    return timm.models
+
+
+class Anything(type):
+    """A class that has every attribute: each one more such class."""
+
+    def __getattr__(cls, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Anything(name, (), {})
+
+
+class StubFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds `torchvision` and all modules below, every name in which does nothing."""
+
+    def find_spec(self, name, path, target=None):
+        if name.split(".")[0] == "torchvision":
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def exec_module(self, module):
+        module.__getattr__ = lambda name: getattr(Anything("torchvision", (), {}), name)
