@@ -13,7 +13,7 @@ from vit_jax.schema import ConfigError
 MAY_CHANGE = (
     r"(log|checkpoint|eval|mesh|hosts)\..*",
     r"data\.(eval_.*|threads|prefetch|on_bad_image|max_bad_images)",
-    r"model\.(remat|unroll)",
+    r"model\.(remat|unroll|attention|dtype_on_cpu)",
     r"nonfinite|max_skips|compilation_cache",
 )
 
