@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from vit_jax import patterns
+from vit_jax import parallel, patterns
 from vit_jax.models.attention import Attention
 
 WIDTH, HEADS = 12, 3
@@ -78,6 +78,13 @@ def test_self_attention_is_its_formula(tokens, qk_norm):
     out, weights = run(layer, tokens)
     np.testing.assert_allclose(out, expected, atol=3e-6)
     np.testing.assert_allclose(weights, expected_weights, atol=1e-6)
+
+
+def test_a_tpu_computes_the_same_by_other_products(tokens, monkeypatch):
+    layer = attention()
+    expected, _ = run(layer, tokens)
+    monkeypatch.setattr(parallel, "platform", lambda: "tpu")
+    np.testing.assert_allclose(run(layer, tokens)[0], expected, atol=1e-6)
 
 
 def test_queries_from_elsewhere_attend_to_the_tokens(tokens):

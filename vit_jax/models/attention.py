@@ -82,7 +82,10 @@ class Attention(nnx.Module):
             kind = "xla" if queries is not None else self._chosen(q)
             heads = attention_kernels.attend(q, k, v, kind)
         kernel, bias = self.out.parameters()
-        out = jnp.einsum("bqhc,hcd->bqd", heads, kernel) + bias
+        if parallel.platform() == "tpu":  # As the projections: see `_of_tiles`.
+            out = heads.reshape(*heads.shape[:2], -1) @ kernel.reshape(-1, kernel.shape[-1]) + bias
+        else:
+            out = jnp.einsum("bqhc,hcd->bqd", heads, kernel) + bias
         return dropout(out, self.dropout, keys[1]), weights
 
     def _chosen(self, q: jax.Array) -> str:
