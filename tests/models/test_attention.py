@@ -82,9 +82,9 @@ def test_self_attention_is_its_formula(tokens, qk_norm):
 
 def test_a_tpu_computes_the_same_by_other_products(tokens, monkeypatch):
     layer = attention()
-    expected, _ = run(layer, tokens)
+    expected, _ = reference(layer, tokens, tokens)
     monkeypatch.setattr(parallel, "platform", lambda: "tpu")
-    np.testing.assert_allclose(run(layer, tokens)[0], expected, atol=1e-6)
+    np.testing.assert_allclose(run(layer, tokens)[0], expected, atol=3e-6)
 
 
 def test_queries_from_elsewhere_attend_to_the_tokens(tokens):
