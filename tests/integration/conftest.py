@@ -1,8 +1,15 @@
-"""A run so small that it takes seconds, as a config and as a command line."""
+"""A run so small that it takes seconds, as a config, as a command line, and as several processes
+that stand for hosts.
+"""
 
+import contextlib
+import json
 import os
+import pathlib
+import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -81,3 +88,87 @@ def run_cli(cli):
         return process.returncode, out, err
 
     return run
+
+
+class Hosts:
+    """A training run of several real processes, each with its own log in FOLDER/I.log.
+
+    Attributes:
+      processes: by their index.
+      folder: of the logs and of what `observed.py` writes.
+    """
+
+    def __init__(self, folder: pathlib.Path, command: list[str], processes: int, devices: int):
+        folder.mkdir()
+        self.folder = folder
+        self._logs = [folder / f"{i}.log" for i in range(processes)]
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.processes = []
+        for i, log in enumerate(self._logs):
+            environment = os.environ | {
+                "JAX_PLATFORMS": "cpu",
+                "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            }
+            if processes > 1:
+                environment |= {
+                    "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+                    "JAX_NUM_PROCESSES": str(processes),
+                    "JAX_PROCESS_ID": str(i),
+                }
+            with log.open("w") as file:
+                self.processes.append(
+                    subprocess.Popen(command, stdout=file, stderr=file, env=environment)
+                )
+
+    def log(self, process: int) -> str:
+        return self._logs[process].read_text()
+
+    def codes(self, seconds: float = 120) -> list[int]:
+        """The exit codes, once all have ended."""
+        deadline = time.monotonic() + seconds
+        return [p.wait(max(deadline - time.monotonic(), 0.1)) for p in self.processes]
+
+    def until(self, condition, seconds: float = 120) -> None:
+        """Waits until `condition()` holds, which must be while all processes run."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            for i, process in enumerate(self.processes):
+                assert process.poll() is None, f"process {i} ended too early:\n{self.log(i)}"
+            assert time.monotonic() < deadline, f"it did not come so far:\n{self.log(0)}"
+            time.sleep(0.01)
+
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def hosts(compilation_cache, tmp_path, monkeypatch):
+    """`hosts(workdir, *arguments, processes, devices, **observed)` starts a `Hosts` that trains;
+    `observed`: see `observed.py`.
+    """
+    with contextlib.ExitStack() as stack:
+        started = []
+
+        def start(workdir, *arguments, processes: int = 2, devices: int = 1, **observed) -> Hosts:
+            folder = tmp_path / f"hosts{len(started)}"
+            said = {"record": str(folder), **observed}
+            monkeypatch.setenv("OBSERVED", json.dumps(said))
+            options = TINY | {"compilation_cache": compilation_cache, "log.tensorboard": False}
+            options |= {"log.every": "1 steps", "data.threads": 1, "model.depth": 1}
+            command = [
+                sys.executable,
+                str(pathlib.Path(__file__).with_name("observed.py")),
+                "train",
+            ]
+            command += ["--config=configs/digits.py", f"--workdir={workdir}"]
+            command += [f"--config.{name}={value}" for name, value in options.items()]
+            run = Hosts(folder, [*command, *arguments], processes, devices)
+            started.append(run)
+            stack.callback(run.kill)
+            return run
+
+        yield start

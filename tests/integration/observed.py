@@ -1,0 +1,56 @@
+"""The command line of vit_jax with a data source that tests can watch and disturb.
+
+`python -m tests.integration.observed COMMAND …` is `python -m vit_jax COMMAND …`, except that the digits write down
+which of them were read, one line of JSON for each block, and that reading does what the environment
+variable OBSERVED says, as JSON:
+
+  record: folder; block by block, the examples that process I read go to reads-I.jsonl there.
+  seconds: every block takes at least so long.
+  process, block, action: at that block, process `process` does "fail", or "block" on a FIFO at
+    `record`/fifo, which nobody writes to.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import time
+
+from vit_jax.data import digits, sources
+from vit_jax.data.record import DataError, Record
+
+_SAID = json.loads(os.environ["OBSERVED"])
+_PROCESS = int(os.environ.get("JAX_PROCESS_ID", 0))
+_FOLDER = pathlib.Path(_SAID["record"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Observed(digits.Digits):
+    """Digits that are read in blocks, as data sets on disk are."""
+
+    def read(self, indices) -> list[Record]:
+        path = _FOLDER / f"reads-{_PROCESS}.jsonl"
+        before = len(path.read_text().splitlines()) if path.exists() else 0
+        if (_PROCESS, before) == (_SAID.get("process"), _SAID.get("block")):
+            if _SAID["action"] == "fail":
+                raise DataError("the disk of process 1 has crashed")
+            os.mkfifo(_FOLDER / "fifo")
+            (_FOLDER / "fifo").read_text()
+        time.sleep(_SAID.get("seconds", 0))
+        with path.open("a") as file:
+            file.write(json.dumps([int(i) for i in indices]) + "\n")
+        return [self[int(i)] for i in indices]
+
+
+def _open(config_data, split: str):
+    source = digits.open_digits(config_data, split)
+    if split != config_data.train_split:
+        return source
+    return Observed(source.images, source.labels, source.ids)
+
+
+if __name__ == "__main__":
+    from vit_jax.main import run
+
+    sources.OPENERS["digits"] = _open
+    run()

@@ -1,0 +1,137 @@
+"""Several real processes on this machine, each standing for a host: the same run as one process, and
+an end together, whatever happens to one of them.
+"""
+
+import json
+import signal
+import time
+
+import numpy as np
+import pytest
+
+import vit_jax
+from tests.integration.test_reliability import bits, steps_done
+from vit_jax.data import sources
+from vit_jax.data.batches import batch_indices
+
+BATCH, STEPS = 32, 12
+FSDP = ("--config.mesh.data=1", "--config.mesh.fsdp=-1", "--config.mesh.fsdp_min_size=0")
+
+
+def examples() -> int:
+    return len(sources.open_train(vit_jax.load_config("configs/digits.py").data))
+
+
+def reads(run, processes: int) -> list[list[list[int]]]:
+    """What each process read, block by block."""
+    paths = [run.folder / f"reads-{i}.jsonl" for i in range(processes)]
+    return [[json.loads(line) for line in path.read_text().splitlines()] for path in paths]
+
+
+def assert_read_in_order(run, processes: int, first: int, last: int) -> None:
+    """The steps `first` to `last - 1` got the examples of the global order, each process its part."""
+    size, parts = examples(), reads(run, processes)
+    for step in range(first, last):
+        read = np.concatenate([part[step - first] for part in parts])
+        np.testing.assert_array_equal(read, batch_indices(0, step, BATCH, size))
+
+
+def assert_close(workdir, other) -> None:
+    """All parameters within 1e-5, except the biases of keys: softmax does not depend on them, so
+    their gradient is rounding noise, which Adam divides by its own size.
+    """
+    expected, got = bits(workdir), bits(other)
+    assert expected.keys() == got.keys()
+    for name in expected:
+        if name.endswith("qkv/bias"):
+            expected[name], got[name] = expected[name][:, ::2], got[name][:, ::2]
+        np.testing.assert_allclose(got[name], expected[name], atol=1e-5, err_msg=name)
+
+
+def newest(workdir) -> int:
+    return max(int(p.name) for p in (workdir / "checkpoints").iterdir() if p.name.isdigit())
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory):
+    """The workdir of the run by one process on one device."""
+    return tmp_path_factory.mktemp("one_process")
+
+
+def test_two_processes_train_the_run_of_one(hosts, one_process, tmp_path):
+    one = hosts(one_process, processes=1, devices=1)
+    two = hosts(tmp_path, *FSDP, processes=2, devices=1)
+    assert one.codes() == [0], one.log(0)
+    assert two.codes() == [0, 0], two.log(0) + two.log(1)
+
+    assert_read_in_order(one, 1, 0, STEPS)
+    assert_read_in_order(two, 2, 0, STEPS)
+    assert_close(one_process, tmp_path)
+    expected, got = (json.loads((w / "result.json").read_text()) for w in (one_process, tmp_path))
+    for name in ("accuracy", "top5_accuracy", "examples", "step"):
+        assert got[name] == expected[name], name
+    assert got["loss"] == pytest.approx(expected["loss"], abs=1e-5)
+    assert "[0] " in two.log(0) and "step 12  eval/accuracy" in two.log(0)
+    assert "step 12" not in two.log(1) and "trained" not in two.log(1)
+
+
+def test_a_signal_to_one_process_stops_all_after_the_same_step_and_others_go_on(
+    hosts, one_process, tmp_path
+):
+    run = hosts(tmp_path, *FSDP, processes=2, devices=1, seconds=0.1)
+    run.until(lambda: steps_done(tmp_path) >= 3)
+    run.processes[1].send_signal(signal.SIGTERM)
+    assert run.codes() == [42, 42], run.log(0) + run.log(1)
+    stopped = newest(tmp_path)
+    assert 3 <= stopped < STEPS
+    for process in range(2):
+        assert f"stopped by SIGTERM after step {stopped} of {STEPS}" in run.log(process)
+
+    # One process with two devices on another mesh takes over.
+    rest = hosts(tmp_path, processes=1, devices=2)
+    assert rest.codes() == [0], rest.log(0)
+    assert f"resumed at step {stopped}" in rest.log(0)
+    assert_read_in_order(rest, 1, stopped, STEPS)
+    assert_close(one_process, tmp_path)
+
+
+def test_an_error_in_one_process_ends_all_with_its_message_and_code(hosts, tmp_path):
+    run = hosts(tmp_path, *FSDP, process=1, block=3, action="fail")
+    assert run.codes() == [1, 1], run.log(0) + run.log(1)
+    assert "vit_jax[1]: the disk of process 1 has crashed" in run.log(1)
+    assert "process 1 ended the run: the disk of process 1 has crashed" in run.log(0)
+
+
+@pytest.mark.parametrize(
+    "killed", [1, pytest.param(0, marks=pytest.mark.slow)], ids=["worker", "coordinator"]
+)
+def test_when_one_process_is_killed_the_others_end_soon(hosts, tmp_path, killed):
+    run = hosts(tmp_path, *FSDP, "--config.hosts.heartbeat_seconds=10", seconds=0.1)
+    run.until(lambda: steps_done(tmp_path) >= 5)
+    run.processes[killed].kill()
+    began = time.monotonic()
+    codes = run.codes(60)
+    assert time.monotonic() - began < 40
+    assert codes[killed] == -signal.SIGKILL
+    assert codes[1 - killed] in (42, -signal.SIGABRT), run.log(1 - killed)
+
+
+def test_a_process_that_is_stuck_is_found_and_every_stack_told(hosts, tmp_path):
+    run = hosts(
+        tmp_path, *FSDP, "--config.hosts.step_minutes=0.05", process=1, block=6, action="block"
+    )  # fmt: skip
+    assert run.codes() == [42, 42], run.log(0) + run.log(1)
+    for process in range(2):
+        assert "nothing has moved for 0.05 minutes" in run.log(process)
+    assert "observed.py" in run.log(1).split("Thread ", 1)[1], "the stack of the reading thread"
+    assert newest(tmp_path) == 4
+
+
+@pytest.mark.slow
+def test_when_one_process_is_frozen_the_others_end_after_the_heartbeat(hosts, tmp_path):
+    run = hosts(tmp_path, *FSDP, "--config.hosts.heartbeat_seconds=10", seconds=0.1)
+    run.until(lambda: steps_done(tmp_path) >= 5)
+    run.processes[1].send_signal(signal.SIGSTOP)
+    began = time.monotonic()
+    assert run.processes[0].wait(60) in (42, -signal.SIGABRT), run.log(0)
+    assert time.monotonic() - began < 50
