@@ -28,6 +28,13 @@ TINY = {
     "data.threads": 2,
 }
 
+HOSTS = TINY | {
+    "model.depth": 1,
+    "log.every": "1 steps",
+    "log.tensorboard": False,
+    "data.threads": 1,
+}
+
 
 @pytest.fixture(scope="session")
 def compilation_cache(tmp_path_factory) -> str:
@@ -125,12 +132,12 @@ class Hosts:
     def log(self, process: int) -> str:
         return self._logs[process].read_text()
 
-    def codes(self, seconds: float = 120) -> list[int]:
+    def codes(self, seconds: float = 300) -> list[int]:
         """The exit codes, once all have ended."""
         deadline = time.monotonic() + seconds
         return [p.wait(max(deadline - time.monotonic(), 0.1)) for p in self.processes]
 
-    def until(self, condition, seconds: float = 120) -> None:
+    def until(self, condition, seconds: float = 300) -> None:
         """Waits until `condition()` holds, which must be while all processes run."""
         deadline = time.monotonic() + seconds
         while not condition():
@@ -157,8 +164,7 @@ def hosts(compilation_cache, tmp_path, monkeypatch):
             folder = tmp_path / f"hosts{len(started)}"
             said = {"record": str(folder), **observed}
             monkeypatch.setenv("OBSERVED", json.dumps(said))
-            options = TINY | {"compilation_cache": compilation_cache, "log.tensorboard": False}
-            options |= {"log.every": "1 steps", "data.threads": 1, "model.depth": 1}
+            options = HOSTS | {"compilation_cache": compilation_cache}
             command = [
                 sys.executable,
                 str(pathlib.Path(__file__).with_name("observed.py")),
