@@ -42,11 +42,16 @@ class Observed(digits.Digits):
         return [self[int(i)] for i in indices]
 
 
-def _open(config_data, split: str):
-    source = digits.open_digits(config_data, split)
-    if split != config_data.train_split:
-        return source
-    return Observed(source.images, source.labels, source.ids)
+def _open(config_data):
+    data_set = digits.open_digits(config_data)
+
+    def read(parts):
+        source = data_set.read(parts)
+        if parts[0][0] != "train":
+            return source
+        return Observed(source.images, source.labels, source.ids)
+
+    return dataclasses.replace(data_set, read=read)
 
 
 if __name__ == "__main__":
