@@ -214,7 +214,8 @@ class Child:
         """Prints whole lines that are new, each with the number of the process."""
         *lines, self._rest = (self._rest + self._log.read()).split(b"\n")
         for line in lines:
-            show(self._prefix + line)
+            named = line.startswith(self._prefix)  # Log lines of a run with several processes are.
+            show(line if named else self._prefix + line)
 
     def close(self) -> None:
         """Shows what is left."""

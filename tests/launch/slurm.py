@@ -77,13 +77,15 @@ class Cluster:
         return int(self._field(job, "Restarts"))
 
     def start_again(self, job: str, restart: int = 1) -> None:
-        """Waits until a job was queued again, and starts it: SLURM would wait two minutes."""
+        """Waits until a job was queued again, and starts it soon: SLURM would wait two minutes, and
+        nodes refuse a job that comes back in the same second.
+        """
         deadline = time.monotonic() + 120
         while self.restarts(job) < restart:
             assert time.monotonic() < deadline, f"job {job} is {self.state(job)}"
             time.sleep(0.1)
         self.wait_for(job, "PENDING")
-        self.command("scontrol", "update", f"JobId={job}", "StartTime=now")
+        self.command("scontrol", "update", f"JobId={job}", "StartTime=now+2")
 
     def wait_for(self, job: str, *states: str, seconds: float = 120) -> str:
         deadline = time.monotonic() + seconds

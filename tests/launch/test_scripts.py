@@ -249,21 +249,25 @@ def test_what_each_node_of_a_slurm_job_runs():
     assert requeue[:2] == ["scontrol", "requeue"]
 
 
+NAMED = ("--dry_run", "--name=b", "--zone=z")
+JOBSET = ("--dry_run", "--name=b", "--image=i", "--bucket=b", "--", "train")
+
+
 @pytest.mark.parametrize(
     ("script", "arguments", "told"),
     [
-        ("tpu_vm.sh", ("create", "--name=b", "--zone=z", "--typ=v4-8"), "there is no flag --typ"),
-        ("tpu_vm.sh", ("create", "--name=b", "--zone=z"), "--type=… is needed"),
+        ("tpu_vm.sh", ("create", *NAMED, "--typ=v4-8"), "there is no flag --typ"),
+        ("tpu_vm.sh", ("create", *NAMED), "--type=… is needed"),
+        ("tpu_vm.sh", ("create", *NAMED, "--type=tpu7x-8"), "launch/gke"),
+        ("tpu_vm.sh", ("start", *NAMED), "what is to run?"),
         ("tpu_vm.sh", ("make",), "which action? not make"),
-        ("tpu_vm.sh", ("create", "--name=b", "--zone=z", "--type=tpu7x-8"), "launch/gke"),
-        ("tpu_vm.sh", ("start", "--name=b", "--zone=z"), "what is to run?"),
-        ("gke/jobset.sh", ("--name=b", "--image=i", "--bucket=b", "--topology=v9:2x2", "--", "train"), "known kinds"),
-        ("gke/jobset.sh", ("--name=b", "--image=i", "--bucket=b", "--topology=v5e", "--", "train"), "say KIND:SHAPE"),
-        ("gke/jobset.sh", ("--name=b", "--image=i", "--bucket=b", "--topology=v5e:1x1", "--", "train"), "--chips=1"),
-        ("gke/xpk.sh", ("--name=b",), "--cluster=… is needed"),
+        ("gke/jobset.sh", ("--topology=v9:2x2", *JOBSET), "known kinds"),
+        ("gke/jobset.sh", ("--topology=v5e", *JOBSET), "say KIND:SHAPE"),
+        ("gke/jobset.sh", ("--topology=v5e:1x1", *JOBSET), "--chips=1"),
+        ("gke/xpk.sh", ("--dry_run", "--name=b"), "--cluster=… is needed"),
         ("slurm/train.sbatch", ("train",), "what is to run?"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_command_line_is_told(script, arguments, told):
     result = run(script, *arguments)
     assert result.returncode == 2 and told in result.stderr, result.stderr
