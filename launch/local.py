@@ -33,6 +33,13 @@ AGAIN = 42
 HOPELESS = (1, 2)  # What a restart will not cure.
 LONGEST_PAUSE = 300.0
 POLL = 0.05
+# Prints the names of the whole checkpoints in a bucket, where folders cannot be renamed and a file
+# marks what is whole. A process of its own: a library for buckets has threads, and this one forks.
+IN_BUCKET = """
+import sys
+from etils import epath
+print(*(mark.parent.name for mark in epath.Path(sys.argv[1]).glob("*/commit_success.txt")))
+"""
 
 
 def main() -> None:
@@ -243,13 +250,12 @@ def newest_step(workdir: str | None) -> int:
     """The step of the newest whole checkpoint in a run's workdir; -1 where there is none."""
     if workdir is None:
         return -1
-    path = pathlib.Path(workdir).expanduser()
     if "://" in workdir:
-        from etils import epath  # Only cloud storage needs it.
-
-        path = epath.Path(workdir)
-    folder = path / "checkpoints"
-    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+        command = [sys.executable, "-c", IN_BUCKET, f"{workdir}/checkpoints"]
+        names = subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout.split()
+    else:
+        folder = pathlib.Path(workdir).expanduser() / "checkpoints"
+        names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
     return max((int(name) for name in names if name.isdigit()), default=-1)
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A TPU slice (or several) from nothing to a running training, through pre-emptions, to nothing.
 #
-#   launch/tpu_vm.sh ACTION --name=NAME --zone=ZONE [FLAG…] [-- train --config=FILE --workdir=DIR]
+#   launch/tpu_vm.sh ACTION --name=NAME --zone=ZONE [FLAG…] [-- train --config=FILE --workdir=gs://BUCKET/NAME]
 #
 # Actions:
 #   create    asks for the slice and waits for it
@@ -20,7 +20,7 @@
 #   --spot                      cheaper, and can be taken away at any time
 #   --queued                    through the queue of requests: waits until there is capacity
 #   --slices=2                  several slices as one run; these always queue
-#   --bucket=BUCKET             Cloud Storage, mounted on every worker as /mnt/BUCKET
+#   --bucket=BUCKET             Cloud Storage, whose data every worker can read in /mnt/BUCKET
 #   --worker=0 --slice=0        whose output logs follows
 #   --every=60                  seconds between two looks of keep
 #   --dry_run                   prints the commands and runs nothing

@@ -28,7 +28,7 @@ install() {
   if [ -z "$dry_run" ]; then
     PYTHON=$("$uv" python find 3.12)
     . launch/venv.sh
-    use_venv tpu
+    use_venv tpu,gcs
   fi
   if [ -n "$bucket" ]; then mount_bucket; fi
 }
@@ -46,8 +46,8 @@ mount_bucket() {
   fi
   run sudo mkdir -p "$there"
   run sudo chown "$(id -un)" "$there"
-  # No caching of what is (not) there: all workers must see a new checkpoint at once.
-  run gcsfuse --implicit-dirs --metadata-cache-ttl-secs=0 "$bucket" "$there"
+  # To be read only: what a run writes goes to gs:// itself, where all workers see it at once.
+  run gcsfuse --implicit-dirs -o ro "$bucket" "$there"
 }
 
 # launch/local.py starts again what ends too early, as long as there is progress, and systemd starts

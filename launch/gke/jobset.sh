@@ -2,12 +2,12 @@
 # Starts a run on TPU slices of the GKE cluster that kubectl talks to (JobSet must be installed there).
 #
 #   launch/gke/jobset.sh --name=NAME --topology=v5p:4x4x8 --image=IMAGE --bucket=BUCKET [FLAG…] \
-#     -- train --config=FILE --workdir=/mnt/BUCKET/NAME
+#     -- train --config=FILE --workdir=gs://BUCKET/NAME
 #
 # Flags:
 #   --topology=KIND:SHAPE       as vit_jax plan names it: v4, v5e, v5p, v6e or tpu7x
 #   --image=IMAGE               made from launch/gke/Dockerfile
-#   --bucket=BUCKET             Cloud Storage, mounted as /mnt/BUCKET
+#   --bucket=BUCKET             Cloud Storage, whose data can be read in /mnt/BUCKET
 #   --slices=2                  several slices as one run
 #   --chips=4                   chips of a host, as google.com/tpu of its node pool says
 #   --spot                      on spot nodes

@@ -2,7 +2,7 @@
 # Starts a run through xpk (pip install xpk), on a cluster that xpk has made.
 #
 #   launch/gke/xpk.sh --cluster=CLUSTER --name=NAME --type=v5p-256 --image=IMAGE [FLAG…] \
-#     -- train --config=FILE --workdir=/mnt/BUCKET/NAME
+#     -- train --config=FILE --workdir=gs://BUCKET/NAME
 #
 # Flags:
 #   --type=v5p-256              of TPU slice, as xpk names it
