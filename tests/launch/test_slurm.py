@@ -56,7 +56,7 @@ def submit(cluster, tmp_path):
         cluster.wait_for(job, "COMPLETED", "FAILED", "CANCELLED")
 
 
-def wait_until(condition, seconds=120):
+def wait_until(condition, seconds=300):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -126,7 +126,7 @@ def test_digits_are_trained_on_two_nodes_stopped_and_trained_on(
     overrides = [f"--config.{name}={value}" for name, value in TINY.items()]
     job = cluster.command(
         "sbatch", "--parsable", "--nodes=2", SCRIPT, "train", f"--workdir={workdir}",
-        f"--config={ROOT}/configs/digits.py", *overrides, "--config.duration=300 steps",
+        f"--config={ROOT}/configs/digits.py", *overrides, "--config.duration=150 steps",
         "--config.log.every=10 steps", f"--config.compilation_cache={compilation_cache}",
         cwd=tmp_path,
         env={"PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu",
@@ -136,8 +136,8 @@ def test_digits_are_trained_on_two_nodes_stopped_and_trained_on(
     wait_until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 2)
     cluster.command("scancel", "--signal=TERM", job)
     cluster.start_again(job)
-    state = cluster.wait_for(job, "COMPLETED", "FAILED")
+    state = cluster.wait_for(job, "COMPLETED", "FAILED", seconds=300)
     log = (tmp_path / f"vit_jax-{job}.log").read_text()
     assert state == "COMPLETED", log
-    assert "300 steps of 32 images on 4 x cpu" in log and "resumed at step" in log
-    assert json.loads((workdir / "result.json").read_text())["step"] == 300
+    assert "150 steps of 32 images on 4 x cpu" in log and "resumed at step" in log
+    assert json.loads((workdir / "result.json").read_text())["step"] == 150

@@ -26,6 +26,7 @@ class Soaked:
     def __init__(self, workdir: pathlib.Path, compilation_cache: str, processes: int, steps: int):
         self.workdir, self._metrics = workdir, workdir / "metrics.jsonl"
         self._seen = 0  # Of the metrics, before the last kill.
+        self._output = workdir.with_suffix(".txt")
         overrides = TINY | {
             "duration": f"{steps} steps",
             "log.every": "1 steps",
@@ -34,13 +35,14 @@ class Soaked:
             "compilation_cache": compilation_cache,
             "log.tensorboard": False,
         }
-        self.supervisor = subprocess.Popen(
-            [sys.executable, ROOT / "launch/local.py", f"--processes={processes}",
-             "--devices_per_process=1", "--backoff=0.1", "--grace=5", "--max_restarts=10", "--",
-             "train", "--config=configs/digits.py", f"--workdir={workdir}",
-             *(f"--config.{name}={value}" for name, value in overrides.items())],
-            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+        with self._output.open("wb") as output:  # A pipe that nobody reads would fill up.
+            self.supervisor = subprocess.Popen(
+                [sys.executable, ROOT / "launch/local.py", f"--processes={processes}",
+                 "--devices_per_process=1", "--backoff=0.1", "--grace=5", "--max_restarts=10", "--",
+                 "train", "--config=configs/digits.py", f"--workdir={workdir}",
+                 *(f"--config.{name}={value}" for name, value in overrides.items())],
+                cwd=ROOT, stdout=output, stderr=subprocess.STDOUT,
+            )  # fmt: skip
 
     def kill(self, process: int, moment: str, chance: random.Random) -> str:
         """Kills a process at a moment of the attempt under way, waits for the next attempt, and
@@ -61,9 +63,12 @@ class Soaked:
         return f"process {process}, {where}"
 
     def finish(self) -> str:
-        output, _ = self.supervisor.communicate(timeout=1200)
-        assert self.supervisor.returncode == 0, output[-5000:]
-        return output
+        code = self.supervisor.wait(timeout=1200)
+        assert code == 0, self.output()[-5000:]
+        return self.output()
+
+    def output(self) -> str:
+        return self._output.read_text()
 
     def _training(self, steps: int) -> bool:
         lines = self._new_lines()
@@ -97,7 +102,7 @@ class Soaked:
     def _wait(self, condition, seconds: float = 300) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
-            assert self.supervisor.poll() is None, self.supervisor.communicate()[0][-5000:]
+            assert self.supervisor.poll() is None, self.output()[-5000:]
             assert time.monotonic() < deadline
             time.sleep(0.002)
 
@@ -130,7 +135,7 @@ def soak(folder: pathlib.Path, cache: str, processes: int, steps: int, moments: 
         output = run.finish()
     finally:
         run.supervisor.kill()
-        run.supervisor.communicate()
+        run.supervisor.wait()
     assert output.count("was ended by SIGKILL") >= len(moments)
     expected, got = final_state(folder / "whole"), final_state(folder / "killed")
     assert expected.keys() == got.keys() and len(expected) > 30
