@@ -8,6 +8,7 @@ cd "$(dirname "$0")/.."
 . launch/common.sh
 
 bucket=''
+apt=(sudo apt-get -o DPkg::Lock::Timeout=600 --quiet --yes) # A new VM may be updating itself.
 
 main() {
   local action=${1:-}
@@ -19,9 +20,11 @@ main() {
   "$action"
 }
 
-# The VM's own Python may be too old: uv brings one.
+# The VM's own Python may be too old: uv brings one. The part in C cuts JPEG files.
 install() {
   local uv
+  run "${apt[@]}" update
+  run "${apt[@]}" install gcc libjpeg-dev
   uv=$(python3 -m site --user-base)/bin/uv
   run python3 -m pip install --quiet --user uv
   run "$uv" python install --quiet 3.12
@@ -37,7 +40,6 @@ mount_bucket() {
   local there=/mnt/$bucket
   mountpoint -q "$there" && return
   if ! command -v gcsfuse >/dev/null; then
-    local apt=(sudo apt-get -o DPkg::Lock::Timeout=600 --quiet --yes) # A new VM may be updating itself.
     local source
     source="deb https://packages.cloud.google.com/apt gcsfuse-$(. /etc/os-release; echo "$VERSION_CODENAME") main"
     run sudo sh -c "echo '$source' > /etc/apt/sources.list.d/gcsfuse.list"
