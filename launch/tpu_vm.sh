@@ -109,8 +109,8 @@ keep() {
     # What fails in here, as while workers come and go, is tried again.
     case $(state) in
       READY | ACTIVE) look_after && return ;;
-      PREEMPTED | TERMINATED | STOPPED | SUSPENDED | FAILED) do_apart delete ;;
-      '') do_apart create && do_apart install && do_apart start ;;
+      PREEMPTED | TERMINATED | STOPPED | SUSPENDED | FAILED) do_apart delete || true ;;
+      '') do_apart create && do_apart install && do_apart start || true ;;
       *) ;; # On its way.
     esac
     sleep "$every"

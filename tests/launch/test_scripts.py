@@ -127,6 +127,7 @@ echo "$*" >> "$FOLDER/calls"
 case "$*" in
   *describe*) file=states ;;
   *SubState*) file=services ;;
+  *" $FAIL_ONCE "*) [ -e "$FOLDER/failed" ]; code=$?; touch "$FOLDER/failed"; exit $code ;;
   *) exit 0 ;;
 esac
 head -n 1 "$FOLDER/$file" | tr , '\\n'
@@ -134,8 +135,10 @@ sed -i 1d "$FOLDER/$file"
 """
 
 
-def keep(tmp_path, states: str, services: str, *flags: str) -> tuple[int, str, list[str]]:
-    """Exit code, output, and what was done, of `keep` with a gcloud that gives these answers."""
+def keep(tmp_path, states: str, services: str, fail_once="") -> tuple[int, str, list[str]]:
+    """Exit code, output, and what was done, of `keep` with a gcloud that gives these answers, and
+    fails at its first `fail_once`.
+    """
     (tmp_path / "gcloud").write_text(GCLOUD)
     (tmp_path / "gcloud").chmod(0o755)
     (tmp_path / "states").write_text("\n".join(states.split(" ")) + "\n")
@@ -143,10 +146,10 @@ def keep(tmp_path, states: str, services: str, *flags: str) -> tuple[int, str, l
     environment = os.environ | {
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
         "FOLDER": str(tmp_path),
-        "TMPDIR": str(tmp_path),
+        "FAIL_ONCE": fail_once,
     }
     result = run("tpu_vm.sh", "keep", "--name=b16", "--zone=z", "--type=v5litepod-64", "--spot",
-                 "--every=0", *flags, "--", *TRAIN, env=environment)  # fmt: skip
+                 "--every=0", "--", *TRAIN, env=environment)  # fmt: skip
     calls = (tmp_path / "calls").read_text().splitlines()
     verbs = [call.split()[3] for call in calls if "describe" not in call and "SubState" not in call]
     return result.returncode, result.stdout + result.stderr, verbs
@@ -165,6 +168,19 @@ def test_keep_makes_a_slice_starts_the_run_and_ends_when_it_is_done(tmp_path):
 def test_keep_makes_a_slice_that_was_taken_away_anew_and_goes_on(tmp_path):
     code, _, done = keep(tmp_path, "READY PREEMPTED DELETING  READY", "running exited")
     assert (code, done) == (0, ["delete", *MADE])
+
+
+@pytest.mark.parametrize("verb", ["create", "scp", "delete"])
+def test_keep_tries_again_what_fails(tmp_path, verb):
+    code, _, done = keep(
+        tmp_path, "PREEMPTED PREEMPTED   READY READY", "dead exited", fail_once=verb
+    )
+    expected = {
+        "create": ["delete", "delete", "create", *MADE, "scp", "ssh", "ssh"],
+        "scp": ["delete", "delete", "create", "scp", *MADE, "scp", "ssh", "ssh"],
+        "delete": ["delete", "delete", *MADE, *MADE, "scp", "ssh", "ssh"],
+    }
+    assert (code, done) == (0, expected[verb])
 
 
 def test_keep_starts_the_run_again_where_a_worker_is_new_and_waits_where_none_answers(tmp_path):
