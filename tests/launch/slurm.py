@@ -136,7 +136,12 @@ def cluster(folder: pathlib.Path) -> Iterator[Cluster]:
             if command[0] == "munged":
                 _wait(lambda: (folder / "munge.socket").exists(), folder)
         _wait(lambda: here.command("sinfo", "-h", "-o", "%t %D") == "idle 2", folder)
-        yield here
+        try:
+            yield here
+        finally:  # What runs in a job does not end with the daemons.
+            here.command("scancel", "--signal=KILL", "--full", "--user", getpass.getuser())
+            here.command("scancel", "--user", getpass.getuser())
+            _wait(lambda: not here.command("squeue", "--noheader"), folder)
 
 
 def _end(daemon: subprocess.Popen) -> None:
