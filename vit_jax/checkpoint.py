@@ -95,7 +95,7 @@ class Checkpoints:
         )
         if distributed.index() == 0:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._delete(self._unfinished())
+            self._delete(self._unfinished)
 
     def steps(self) -> list[int]:
         """The steps that have a whole checkpoint, oldest first."""
@@ -165,6 +165,7 @@ class Checkpoints:
         Raises:
           CheckpointError: there are checkpoints, and none is good. They stay where they are.
         """
+        self._settle()
         reasons = {}
         for step in reversed(self.steps()):
             folder = self._folder / str(step)
@@ -196,13 +197,13 @@ class Checkpoints:
         if not any(failures):
             self._failures = 0
             if _first():
-                self._delete(self._superfluous())
+                self._delete(self._superfluous)
             return
         self._newest, self._failures = None, self._failures + 1
         _failure_of(self._orbax.wait_until_finished)  # of the processes where all seemed well
         distributed.barrier("failed save", self._wait)
         if _first():
-            self._delete(self._unfinished())
+            self._delete(self._unfinished)
         several = len(failures) > 1
         told = "; ".join(
             f"process {process}: {failure}" if several else failure
@@ -223,10 +224,7 @@ class Checkpoints:
             )  # fmt: skip
 
     def _superfluous(self) -> list[epath.Path]:
-        steps, keep_every = (
-            _steps(self._folder),
-            self._config.keep_every,
-        )
+        steps, keep_every = _steps(self._folder), self._config.keep_every
         old = steps[: -self._config.keep]
         old = [step for step in old if not keep_every or step % keep_every]
         return [self._folder / str(step) for step in old]
@@ -242,11 +240,10 @@ class Checkpoints:
             or (path.name.isdigit() and path.name not in whole)
         ]
 
-    def _delete(self, folders: list[epath.Path]) -> None:
-        for folder in folders:
-            failure = _failure_of(folder.rmtree)
-            if failure:
-                logging.warning("cannot delete %s: %s", folder, failure)
+    def _delete(self, find: Callable[[], list[epath.Path]]) -> None:
+        failure = _failure_of(lambda: [folder.rmtree() for folder in find()])
+        if failure:
+            logging.warning("cannot delete old checkpoints in %s: %s", self._folder, failure)
 
     def _set_aside(self, reasons: dict[int, Exception], good: int) -> None:
         for step, reason in reasons.items() if _first() else ():

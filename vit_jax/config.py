@@ -210,6 +210,20 @@ class Log:
 
 
 @dataclasses.dataclass
+class Spike:
+    """When a loss is so high that it counts as lost, as one that is not finite does."""
+
+    factor: float = option(
+        0.0, "a loss above so many times its running mean is a spike; 0: none is", minimum=0
+    )
+    memory: int = option(
+        100,
+        "steps that the running mean goes back; before so many steps none is a spike",
+        minimum=1,
+    )
+
+
+@dataclasses.dataclass
 class Hosts:
     """What ends a run that hangs, so that it can be started again; with several processes, all of
     them.
@@ -257,11 +271,22 @@ class Config:
         choices=("scipy", "bilinear", "bicubic"),
     )
     nonfinite: str = option(
-        "stop", "what a non-finite loss or gradient does", choices=("stop", "skip")
+        "stop",
+        "what a non-finite loss or gradient, or a spike, does: end the run, leave the update out, or "
+        "go back to the last checkpoint and leave the data out",
+        choices=("stop", "skip", "rollback"),
     )
     max_skips: int = option(
         10,
         "nonfinite=skip: how many updates in a row are skipped before the run ends with an error",
+        minimum=1,
+    )
+    rollback_skip: str = option(
+        "1 step", "nonfinite=rollback: how much data is left out, from the bad step's on"
+    )
+    max_rollbacks: int = option(
+        10,
+        "nonfinite=rollback: how many there may be in a run before it ends with an error",
         minimum=1,
     )
     compilation_cache: str = option(
@@ -278,6 +303,7 @@ class Config:
     checkpoint: Checkpoint = section(Checkpoint)
     log: Log = section(Log)
     hosts: Hosts = section(Hosts)
+    spike: Spike = section(Spike)
 
 
 def default_config() -> ConfigDict:

@@ -22,6 +22,16 @@ def locate(path: str | os.PathLike) -> epath.Path:
     return path
 
 
+def write_whole(path: epath.Path, text: str) -> None:
+    """Writes a file of which a reader never sees a part, whatever happens to the writer."""
+    if in_bucket(path):
+        path.write_text(text)
+    else:
+        new = path.with_name(f"{path.name}.new")
+        new.write_text(text)
+        new.replace(path)
+
+
 def in_bucket(path: str | os.PathLike) -> bool:
     """Whether a path is a bucket's: there files appear whole, and nothing can be appended to them."""
     return "://" in os.fspath(path)

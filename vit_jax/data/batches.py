@@ -24,6 +24,18 @@ def batch_indices(seed: int, step: int, batch_size: int, num_examples: int) -> n
     return example_ids(seed, step * batch_size + np.arange(batch_size), num_examples)
 
 
+def data_step(step: int, left_out: Sequence[tuple[int, int]]) -> int:
+    """Which step's data a step trains on when some data are left out.
+
+    Args:
+      left_out: (first, count) of steps whose data are not used, none of them twice.
+    """
+    for first, count in sorted(left_out):
+        if step >= first:
+            step += count
+    return step
+
+
 def example_ids(seed: int, positions: np.ndarray, num_examples: int) -> np.ndarray:
     """The examples at `positions` of the line, (n,) int64: every `num_examples` of them are a
     permutation of all.

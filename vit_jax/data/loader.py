@@ -11,7 +11,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -19,7 +19,13 @@ from absl import logging
 from jax.sharding import NamedSharding
 
 from vit_jax.data import decode
-from vit_jax.data.batches import EvalBatches, TrainBatches, batch_indices, check_bad_images
+from vit_jax.data.batches import (
+    EvalBatches,
+    TrainBatches,
+    batch_indices,
+    check_bad_images,
+    data_step,
+)
 from vit_jax.data.record import DataError, Source
 from vit_jax.schema import ConfigError
 
@@ -30,7 +36,13 @@ _UNDER_WAY = 2  # batches being filled, so that no thread waits for the last row
 
 
 def train_batches(
-    source: Source, config, sharding: NamedSharding, *, start_step: int, stop_step: int
+    source: Source,
+    config,
+    sharding: NamedSharding,
+    *,
+    start_step: int,
+    stop_step: int,
+    left_out: Sequence[tuple[int, int]] = (),
 ) -> "Batches":
     """The batches of steps `start_step` to `stop_step - 1`, B = `config.batch_size` examples each
     over all processes.
@@ -42,6 +54,7 @@ def train_batches(
       source: the examples.
       config: the whole config.
       sharding: of the batch dimension, the first one of every array.
+      left_out: see `batches.data_step`.
 
     Returns:
       An iterator of {"image": (B, S, S, 3) uint8, "label": (B,) int32, or (B, classes) float32 if
@@ -54,7 +67,8 @@ def train_batches(
     decode.check_crops(config.data)
     rows = local_rows(sharding, config.batch_size, "config.batch_size")
     blocks = TrainBatches(source, config, rows)
-    return Batches(blocks, range(start_step, stop_step), config.data, sharding)
+    steps = (data_step(step, left_out) for step in range(start_step, stop_step))
+    return Batches(blocks, steps, config.data, sharding)
 
 
 def eval_batches(
@@ -91,7 +105,11 @@ class Batches(Iterator[dict[str, jax.Array]]):
     """
 
     def __init__(
-        self, blocks: TrainBatches | EvalBatches, steps: range, config_data, sharding: NamedSharding
+        self,
+        blocks: TrainBatches | EvalBatches,
+        steps: Iterable[int],
+        config_data,
+        sharding: NamedSharding,
     ):
         self.wait_seconds = 0.0
         self.bad_images: dict[str, str] = {}
@@ -118,7 +136,7 @@ class Batches(Iterator[dict[str, jax.Array]]):
         self._count(bad)
         return batch
 
-    def _fill(self, steps: range) -> None:
+    def _fill(self, steps: Iterable[int]) -> None:
         """Puts the batches of `steps` into the queue, and then `StopIteration`, or whatever error
         came.
         """

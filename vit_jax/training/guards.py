@@ -14,7 +14,7 @@ MAY_CHANGE = (
     r"(log|checkpoint|eval|mesh|hosts)\..*",
     r"data\.(eval_.*|threads|prefetch|on_bad_image|max_bad_images)",
     r"model\.(remat|unroll|attention|dtype_on_cpu)",
-    r"nonfinite|max_skips|compilation_cache",
+    r"nonfinite|max_skips|rollback_skip|max_rollbacks|compilation_cache|spike\..*",
 )
 
 

@@ -2,11 +2,12 @@
 `step.py`.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 from absl import logging
@@ -23,6 +24,7 @@ from vit_jax.models import execution
 from vit_jax.schema import ConfigError
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly, assemble, check
+from vit_jax.training.goodput import KINDS, Ledger
 from vit_jax.training.guards import (
     changed_fields,
     check_batch,
@@ -30,7 +32,8 @@ from vit_jax.training.guards import (
     use_compilation_cache,
 )
 from vit_jax.training.preemption import StopRequest
-from vit_jax.training.progress import Meter, Profiler, make_writers
+from vit_jax.training.progress import Lost, Meter, Profiler, make_writers
+from vit_jax.training.rollback import LeftOut
 from vit_jax.training.step import compile_train_step
 from vit_jax.training.watchdog import Watchdog
 
@@ -87,105 +90,137 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, float]:
         )
         like = assembly.abstract_state(mesh)
         _tell(assembly, like, mesh)
-        state, seconds = _start(assembly, checkpoints, description, like)
+        ledger = Ledger(workdir, write=jax.process_index() == 0)
+        start = _Start(assembly, checkpoints, description, like, ledger)
+        state, seconds = start()
         writers = make_writers(workdir, config.log)
         meter = Meter(assembly, train_source, writers, seconds, start_step=int(state.step))
-        run = _Run(assembly, mesh, state, eval_source, checkpoints, description, meter, watchdog)
+        run = _Run(
+            assembly, mesh, train_source, eval_source, checkpoints, description, workdir, start,
+            stop, state, meter, watchdog, ledger,
+        )  # fmt: skip
         try:
-            return run.finish(train_source, stop, workdir)
+            return run.finish()
         finally:
             meter.close()
             writers.close()
+            ledger.write()
             checkpoints.close()
 
 
 @dataclasses.dataclass
 class _Run:
-    """A run under way: its state, and the hooks that look at it."""
+    """A run under way: its state, and all that looks after it."""
 
     assembly: Assembly
     mesh: jax.sharding.Mesh
-    state: states.TrainState
+    train_source: sources.Source
     eval_source: sources.Source
     checkpoints: checkpoint.Checkpoints
     description: dict
+    workdir: epath.Path
+    start: "_Start"
+    stop: StopRequest
+    state: states.TrainState
     meter: Meter
     watchdog: Watchdog
+    ledger: Ledger
 
     def __post_init__(self):
         assembly = self.assembly
         shardings = states.shardings_of(self.state)
         self.train_step = compile_train_step(assembly.train_step, shardings, self.mesh)
+        self.compiled = False
         self.eval_step = accuracy.make_eval_step(
             assembly.definition, assembly.model_config, assembly.config, self.mesh
         )
         self.batch_sharding = parallel.batch_sharding(self.mesh)
+        self.profiler = Profiler(assembly.config.log.profile, self.workdir / "profile")
+        self.left_out = LeftOut(self.workdir)
         self.results: dict[str, float] = {}
 
-    def finish(self, train_source: sources.Source, stop: StopRequest, workdir: epath.Path) -> dict:
+    def finish(self) -> dict:
         """Trains from where the state is to the end of the run, or until a stop is requested."""
-        config, total = self.assembly.config, self.assembly.total_steps
-        profiler = Profiler(config.log.profile, workdir / "profile")
+        while True:
+            try:
+                return self._finish()
+            except Lost as lost:
+                self._roll_back(lost)
+
+    def _finish(self) -> dict:
+        total = self.assembly.total_steps
         with loader.train_batches(
-            train_source,
-            config,
+            self.train_source,
+            self.assembly.config,
             self.batch_sharding,
             start_step=int(self.state.step),
             stop_step=total,
+            left_out=self.left_out.ranges,
         ) as batches:
-            self._train(batches, profiler, stop)
+            stopped = self._train(batches)
         step = int(self.state.step)
-        if step < total:
-            self._save_now(step)
-            raise Interrupted(
-                f"stopped by {stop.name} after step {step} of {total}; saved, start again to go on"
-            )
+        if stopped and step < total:
+            told = f"stopped by {self.stop.name} after step {step} of {total}; "
+            try:
+                self._save_now(step)
+            except Lost as lost:  # Found again after the next start, which goes back.
+                raise Interrupted(f"{told}not saved: {lost} Start again to go on") from lost
+            raise Interrupted(f"{told}saved, start again to go on")
         if not self.results:  # Resumed when all was done.
             self._evaluate(step)
         self._save_now(step)
+        self.ledger.tell()
         result = self.results | {"step": step, "seconds": self.meter.seconds}
+        result |= {"goodput": self.ledger.shares()}
         if jax.process_index() == 0:
-            (workdir / "result.json").write_text(json.dumps(result) + "\n")
+            (self.workdir / "result.json").write_text(json.dumps(result) + "\n")
         return result
 
-    def _train(self, batches: loader.Batches, profiler: Profiler, stop: StopRequest) -> None:
-        config, total, to_steps = (
-            self.assembly.config,
-            self.assembly.total_steps,
-            self.assembly.to_steps,
+    def _train(self, batches: loader.Batches) -> bool:
+        """Trains on all batches, or until a stop is requested: whether it was."""
+        config, total = self.assembly.config, self.assembly.total_steps
+        log_every, eval_every, save_every = map(
+            self.assembly.to_steps, (config.log.every, config.eval.every, config.checkpoint.every)
         )
-        log_every, eval_every = to_steps(config.log.every), to_steps(config.eval.every)
-        save_every = to_steps(config.checkpoint.every)
         first, saved_at = int(self.state.step) + 1, time.monotonic()
-        for step, batch in enumerate(batches, first):
-            profiler.before(step)
-            if step == first:
+        for step, batch in enumerate(self.ledger.each(batches, "input"), first):
+            self.profiler.before(step)
+            if not self.compiled:
                 self._compile(batch)
             # Whatever else is moved between host and devices in here would be a wait in every step.
             with jax.transfer_guard("disallow"):
                 self.state, metrics = self.train_step(self.state, batch)
             self.meter.add(step, metrics)
-            profiler.after(step, metrics)
+            self.profiler.after(step, metrics)
             logs = step == first or _due(step, log_every, total)
             if logs:
-                self.meter.log(step, self.state, batches)
+                self.meter.log(step, self.state, batches, goodput=self.ledger.share())
+                self.ledger.write()
             self.watchdog.alive()
-            if stop.after_step():
-                return
-            with self.meter.paused():
-                if _due(step, eval_every, total):
-                    self._evaluate(step)
-                if _due(step, save_every, total) or (logs and self._time_to_save(saved_at)):
-                    self._save(step)
-                    saved_at = time.monotonic()
+            if self.stop.after_step():
+                return True
+            if _due(step, eval_every, total):
+                self._evaluate(step)
+            if _due(step, save_every, total) or (logs and self._time_to_save(saved_at)):
+                self._save(step)
+                saved_at = time.monotonic()
+        return False
+
+    @contextlib.contextmanager
+    def _during(self, kind: str) -> Iterator[None]:
+        """What is done in here is no step; `kind` of `goodput.KINDS`."""
+        with self.ledger.during(kind), self.watchdog.during(KINDS[kind]), self.meter.paused():
+            yield
 
     def _compile(self, batch: dict) -> None:
         """Has the step compiled by all processes before any of them runs it: the first collective
         of one would not wait long for another that is still compiling.
         """
-        with self.watchdog.during("compiling"):
+        with self._during("compile"):
             self.train_step = self.train_step.lower(self.state, batch).compile()
             distributed.barrier("compiled", self.assembly.config.hosts.wait_minutes)
+        self.compiled = True
+        self.ledger.training()
 
     def _time_to_save(self, saved_at: float) -> bool:
         """Whether `every_minutes` have passed; the clock of process 0 decides for all. Asked only
@@ -203,16 +238,28 @@ class _Run:
 
     def _save_by(self, save: Callable, step: int) -> None:
         self.meter.check_health(self.state)
-        with self.watchdog.during("saving"):
-            save(step, self.state, self.description | {"seconds": self.meter.seconds})
+        with self._during("save"):
+            now = {"seconds": self.meter.seconds, "goodput": dict(self.ledger.seconds)}
+            save(step, self.state, self.description | now)
 
     def _evaluate(self, step: int) -> None:
         params = self.state.params if self.state.ema is None else self.state.ema
         config = self.assembly.config
-        with loader.eval_batches(self.eval_source, config, self.batch_sharding) as batches:
-            watched = self.watchdog.each(batches, "an evaluation")
+        with (
+            self._during("evaluate"),
+            loader.eval_batches(self.eval_source, config, self.batch_sharding) as batches,
+        ):
+            watched = self.watchdog.each(batches, KINDS["evaluate"])
             self.results = accuracy.evaluate(self.eval_step, params, watched, self.mesh)
         self.meter.write(step, {f"eval/{name}": value for name, value in self.results.items()})
+
+    def _roll_back(self, lost: Lost) -> None:
+        config = self.assembly.config
+        with self._during("start"):
+            skip = self.assembly.to_steps(config.rollback_skip)
+            self.left_out.add(lost, skip, config.max_rollbacks)
+            self.state, _ = self.start()
+        self.meter.rewind(int(self.state.step))
 
 
 def _due(step: int, every: int, total: int) -> bool:
@@ -220,33 +267,42 @@ def _due(step: int, every: int, total: int) -> bool:
     return step == total or (every > 0 and step % every == 0)
 
 
-def _start(
-    assembly: Assembly, checkpoints: checkpoint.Checkpoints, description: dict, like
-) -> tuple:
-    """The state to go on from, and the seconds it took to get there."""
-    seconds = 0.0
+@dataclasses.dataclass
+class _Start:
+    """The state to go on from: that of the newest good checkpoint, or else the first."""
 
-    def same_run(saved: dict) -> None:
-        nonlocal seconds
-        seconds = saved["seconds"]
-        changed = changed_fields(saved, description)
-        if changed:
-            told = f"the config differs from the one this run was started with, in {'; '.join(changed)}"
-            if assembly.config.checkpoint.on_config_change == "error":
-                raise ConfigError(
-                    f"{told}. Use another --workdir, or --config.checkpoint.on_config_change=allow"
-                )
-            if jax.process_index() == 0:
-                logging.warning("%s; going on, as config.checkpoint.on_config_change says", told)
+    assembly: Assembly
+    checkpoints: checkpoint.Checkpoints
+    description: dict
+    like: states.TrainState
+    ledger: Ledger
 
-    restored = checkpoints.restore_latest(like, same_run)
-    if restored:
-        logging.info("resumed at step %d of %d", restored[0], assembly.total_steps)
-        return restored[1], seconds
-    state = states.create(assembly.init, assembly.config.seed, like)
-    if assembly.config.init_from:
-        state = start_from(assembly, state)
-    return state, 0.0
+    def __call__(self) -> tuple[states.TrainState, float]:
+        """The state, and the seconds of training before it."""
+        self.saved = {"seconds": 0.0, "goodput": dict.fromkeys(KINDS, 0.0)}
+        restored = self.checkpoints.restore_latest(self.like, self._same_run)
+        self.ledger.resumed_from(self.saved["goodput"])
+        if restored:
+            logging.info("resumed at step %d of %d", restored[0], self.assembly.total_steps)
+            return restored[1], self.saved["seconds"]
+        state = states.create(self.assembly.init, self.assembly.config.seed, self.like)
+        if self.assembly.config.init_from:
+            state = start_from(self.assembly, state)
+        return state, 0.0
+
+    def _same_run(self, saved: dict) -> None:
+        """Raises `ConfigError` if the run that was saved is another one."""
+        self.saved |= saved
+        changed = changed_fields(saved, self.description)
+        if not changed:
+            return
+        told = f"the config differs from the one this run was started with, in {'; '.join(changed)}"
+        if self.assembly.config.checkpoint.on_config_change == "error":
+            raise ConfigError(
+                f"{told}. Use another --workdir, or --config.checkpoint.on_config_change=allow"
+            )
+        if jax.process_index() == 0:
+            logging.warning("%s; going on, as config.checkpoint.on_config_change says", told)
 
 
 def start_from(assembly: Assembly, state: states.TrainState) -> states.TrainState:

@@ -41,6 +41,18 @@ class NonFiniteError(UserError):
     """Loss or gradients stopped being numbers."""
 
 
+class Lost(NonFiniteError):
+    """The same, where the run may go back to a checkpoint.
+
+    Attributes:
+      step: the first bad one.
+    """
+
+    def __init__(self, message: str, step: int):
+        super().__init__(message)
+        self.step = step
+
+
 class Meter:
     """Collects the metrics of each step on the devices, and reads, completes and writes them when
     asked to.
@@ -89,9 +101,15 @@ class Meter:
         self._pending.append(metrics)
         self._bar.update(step - self._bar.n)
 
-    def log(self, step: int, state: TrainState, batches) -> None:
-        """Waits for the devices and writes the means since the last time. Raises `NonFiniteError`,
-        see `check_health`.
+    def rewind(self, step: int) -> None:
+        """Forgets what came after `step`, with which the run goes on."""
+        self._pending.clear()
+        self._logged_at, self._since, self._wait_before = step, time.monotonic(), 0.0
+        self._bar.update(step - self._bar.n)
+
+    def log(self, step: int, state: TrainState, batches, **more: float) -> None:
+        """Waits for the devices and writes the means since the last time, and `more` scalars.
+        Raises `NonFiniteError`, see `check_health`.
         """
         read = jax.device_get(self._pending)
         self._pending.clear()
@@ -119,6 +137,7 @@ class Meter:
                 "'vit_jax benchmark input' shows what it can do, and with which decoder.",
                 100 * scalars["input_wait"],
             )
+        scalars |= more
         if self._peak:
             scalars["mfu"] = scalars["model_flops_per_second"] / self._peak
         self._bar.set_postfix_str(
@@ -145,31 +164,33 @@ class Meter:
         health = jax.device_get(state.health)
         if health.first_bad_step < 0:
             return
-        bad = [
-            name
-            for name, is_bad in zip(patterns.names(state.params), health.bad_tensors, strict=True)
-            if is_bad
-        ]
+        names = zip(patterns.names(state.params), health.bad_tensors, strict=True)
+        bad = [name for name, is_bad in names if is_bad]
         others = " and others" if len(bad) > 5 else ""
-        where = f"the gradients of {', '.join(bad[:5])}{others}" if bad else "the loss alone"
+        what = "the loss is not finite"
+        if bad:
+            what = f"loss or gradients are not finite, in the gradients of {', '.join(bad[:5])}{others}"
+        elif config.spike.factor:
+            what += f", or above {config.spike.factor:g} times its mean of {health.mean_loss:.4g}"
+        told = f"step {health.first_bad_step}: {what}. The update was not made."
+        if config.nonfinite == "rollback":
+            raise Lost(told, int(health.first_bad_step))
         if config.nonfinite == "stop":
             raise NonFiniteError(
-                f"step {health.first_bad_step}: loss or gradients are not finite, in {where}. "
-                "The update was not made and the last checkpoint is good. "
-                "Try a lower config.optim.lr, a longer warm-up, or config.nonfinite=skip"
+                f"{told} The last checkpoint is good. "
+                "Try a lower config.optim.lr, a longer warm-up, or config.nonfinite=skip or rollback"
             )
         if health.in_a_row >= config.max_skips:
             raise NonFiniteError(
-                f"{health.in_a_row} updates in a row were skipped, as config.nonfinite=skip says: "
-                f"loss or gradients were not finite, lastly in {where}. "
-                f"config.max_skips = {config.max_skips}"
+                f"{health.in_a_row} updates in a row were skipped, as config.nonfinite=skip says; "
+                f"lastly {what}. config.max_skips = {config.max_skips}"
             )
         if health.skipped and jax.process_index() == 0:
             logging.warning(
-                "%d updates skipped so far, the first at step %d, lastly for %s",
+                "%d updates skipped so far, the first at step %d; lastly %s",
                 health.skipped,
                 health.first_bad_step,
-                where,
+                what,
             )
 
     def close(self) -> None:

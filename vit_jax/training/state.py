@@ -14,20 +14,22 @@ from vit_jax.models import registry
 
 @flax.struct.dataclass
 class Health:
-    """What non-finite gradients did so far, kept on the devices so that watching costs no
-    synchronisation.
+    """What bad steps did so far, whose loss or gradient was not finite or whose loss was a spike;
+    kept on the devices so that watching costs no synchronisation.
 
     Attributes:
-      first_bad_step: int32, the first step whose loss or gradient was not finite; −1 for none.
+      first_bad_step: int32, the first of them; −1 for none.
       bad_tensors: bool (parameters,), whose gradients were not finite at the last such step, in the
         order of `patterns.names`.
       in_a_row, skipped: int32, updates left out lately and altogether.
+      mean_loss: float32, running mean of the losses that were not bad.
     """
 
     first_bad_step: jax.Array
     bad_tensors: jax.Array
     in_a_row: jax.Array
     skipped: jax.Array
+    mean_loss: jax.Array
 
 
 @flax.struct.dataclass
@@ -67,6 +69,7 @@ def initializer(
                 bad_tensors=jnp.zeros(len(patterns.names(params)), bool),
                 in_a_row=jnp.int32(0),
                 skipped=jnp.int32(0),
+                mean_loss=jnp.float32(0),
             ),
         )
 
@@ -77,6 +80,9 @@ def abstract(init: Callable, mesh: jax.sharding.Mesh, *, fsdp_min_size: int) -> 
     """Shapes, dtypes and shardings of the state, without memory."""
     shapes = jax.eval_shape(init, jax.random.key(0))
     shardings = parallel.shardings(shapes, mesh, fsdp_min_size=fsdp_min_size)
+    # Every process reads it.
+    whole = jax.tree.map(lambda _: parallel.replicated(mesh), shapes.health)
+    shardings = shardings.replace(health=whole)
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
     )

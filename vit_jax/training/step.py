@@ -79,9 +79,9 @@ def make_train_step(
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         ema = state.ema and optim.ema_update(state.ema, params, config.optim.ema, state.step)
-        health = _examine(state, metrics["loss"], grads)
+        health = _examine(state, metrics["loss"], grads, config.spike)
         kept = health.in_a_row == 0
-        if config.nonfinite == "stop":
+        if config.nonfinite != "skip":  # the run ends or goes back, as soon as somebody looks
             kept &= health.first_bad_step < 0
         trained = TrainState(state.step, params, opt_state, ema, health)
         unchanged = state.replace(health=health)
@@ -140,16 +140,27 @@ def _accumulated(gradient_of: Callable, parts: int) -> Callable:
     return accumulated
 
 
-def _examine(state: TrainState, loss: jax.Array, grads: dict) -> Health:
-    """The health after a step with this loss and these gradients."""
+def _examine(state: TrainState, loss: jax.Array, grads: dict, spike: ConfigDict) -> Health:
+    """The health after a step with this loss and these gradients.
+
+    Args:
+      spike: the section of the config.
+    """
     old = state.health
     bad_tensors = jnp.stack(
         [~jnp.isfinite(jnp.sum(g, dtype=jnp.float32)) for g in jax.tree.leaves(grads)]
     )
     bad = ~jnp.isfinite(loss) | bad_tensors.any()
+    good_steps = state.step - old.skipped
+    if spike.factor:
+        bad |= (good_steps >= spike.memory) & (loss > spike.factor * old.mean_loss)
+    # The mean of all losses at first, then one that forgets.
+    weight = 1 / (1 + jnp.minimum(good_steps, spike.memory - 1).astype(jnp.float32))
+    mean_loss = old.mean_loss + weight * (loss - old.mean_loss)
     return Health(
         first_bad_step=jnp.where((old.first_bad_step < 0) & bad, state.step, old.first_bad_step),
         bad_tensors=jnp.where(bad, bad_tensors, old.bad_tensors),
         in_a_row=jnp.where(bad, old.in_a_row + 1, 0),
         skipped=old.skipped + bad,
+        mean_loss=jnp.where(bad, old.mean_loss, mean_loss),
     )

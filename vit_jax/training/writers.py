@@ -8,7 +8,7 @@ import pathlib
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from absl import logging
@@ -61,22 +61,36 @@ class JsonLinesWriter:
 
 
 class TensorBoardWriter:
-    """TensorBoard event files, without TensorFlow."""
+    """TensorBoard event files, without TensorFlow.
+
+    Not by tensorboardX's `SummaryWriter`: its thread dies of a full disk, and who writes then waits
+    for it for ever.
+    """
 
     def __init__(self, folder: pathlib.Path):
-        import tensorboardX
-
-        self._writer = tensorboardX.SummaryWriter(str(folder))
+        folder.mkdir(parents=True, exist_ok=True)
+        self._prefix, self._events = str(folder / "events"), None
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
+        from tensorboardX import summary
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event
+
+        # A file that could not be written to the end is left; TensorBoard reads them all.
+        events, self._events = self._events or EventsWriter(self._prefix), None
         for name, value in scalars.items():
-            self._writer.add_scalar(name, value, step)
+            events.write_event(
+                Event(step=step, wall_time=time.time(), summary=summary.scalar(name, value))
+            )
+        events.flush()
+        self._events = events
 
     def flush(self) -> None:
-        self._writer.flush()
+        """Nothing is kept back."""
 
     def close(self) -> None:
-        self._writer.close()
+        if self._events:
+            self._events.close()
 
 
 class BucketWriter:
@@ -118,19 +132,26 @@ def copy_grown(
 
 
 class Writers:
-    """Several writers as one."""
+    """Several writers as one. What cannot be written is told and lost: no reason to end a run."""
 
     def __init__(self, *writers: MetricWriter):
         self._writers = writers
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
         for writer in self._writers:
-            writer.write_scalars(step, scalars)
+            _attempt(lambda writer=writer: writer.write_scalars(step, scalars))
 
     def flush(self) -> None:
         for writer in self._writers:
-            writer.flush()
+            _attempt(writer.flush)
 
     def close(self) -> None:
         for writer in self._writers:
-            writer.close()
+            _attempt(writer.close)
+
+
+def _attempt(action: Callable[[], None]) -> None:
+    try:
+        action()
+    except OSError as error:
+        logging.error("metrics cannot be written: %s", error)
