@@ -11,7 +11,7 @@ import scipy.ndimage
 from flax import nnx
 
 import vit_jax
-from vit_jax import checkpoint, patterns
+from vit_jax import checkpoint, patterns, saving
 from vit_jax.checkpoint import CheckpointError
 from vit_jax.config import default_config
 from vit_jax.interchange import adapt, formats, loading, orbax
@@ -228,7 +228,7 @@ def test_a_run_read_a_parameter_at_a_time_is_proven_too(file, tmp_path):
         assert checkpoint.host_mark(x) == mark
     # The same parameters with the mark of one of them wrong, as if its bits had changed.
     marks[patterns.names(params).index("encoder/norm/scale")] += 1
-    checkpoints = checkpoint.Checkpoints(tmp_path / "run", default_config().checkpoint)
+    checkpoints = saving.Checkpoints(tmp_path / "run", default_config().checkpoint)
     description = checkpoint.read_description(checkpoint.find(tmp_path / "run"))
     checkpoints.save_now(1, orbax._State(params), description, {"params": marks})
     checkpoints.close()

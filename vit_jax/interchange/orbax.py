@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from vit_jax import checkpoint, patterns
+from vit_jax import checkpoint, patterns, saving
 from vit_jax.checkpoint import CheckpointError
 from vit_jax.config import default_config
 from vit_jax.interchange.formats import Foreign, Preprocessing, configure, model_name
@@ -86,7 +86,7 @@ def write(foreign: Foreign, path) -> None:
     # One large array at a time is under way, and no compressed copy of it; Orbax refuses what is
     # larger than its buffer.
     writing = {"save_concurrent_gb": largest * 4 // 10**9 + 1, "use_compression": False}
-    checkpoints = checkpoint.Checkpoints(path, config.checkpoint, **writing)
+    checkpoints = saving.Checkpoints(path, config.checkpoint, **writing)
     host, marks = jax.local_devices(backend="cpu")[0], []
 
     def hold(leaf) -> jax.Array:

@@ -15,7 +15,7 @@ from clu import parameter_overview
 from etils import epath
 from ml_collections import ConfigDict
 
-from vit_jax import checkpoint, distributed, parallel, paths
+from vit_jax import checkpoint, distributed, parallel, paths, saving
 from vit_jax.data import loader, sources
 from vit_jax.errors import UserError
 from vit_jax.evaluation import accuracy
@@ -84,7 +84,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, float]:
 
     watchdog = Watchdog(config.hosts.step_minutes, config.hosts.other_minutes)
     with StopRequest() as stop, watchdog, jax.set_mesh(mesh):
-        checkpoints = checkpoint.Checkpoints(workdir, config.checkpoint, config.hosts.wait_minutes)
+        checkpoints = saving.Checkpoints(workdir, config.checkpoint, config.hosts.wait_minutes)
         description = checkpoint.describe(
             config, assembly.model_config, train_source.classes, len(train_source)
         )
@@ -116,7 +116,7 @@ class _Run:
     mesh: jax.sharding.Mesh
     train_source: sources.Source
     eval_source: sources.Source
-    checkpoints: checkpoint.Checkpoints
+    checkpoints: saving.Checkpoints
     description: dict
     workdir: epath.Path
     start: "_Start"
@@ -272,7 +272,7 @@ class _Start:
     """The state to go on from: that of the newest good checkpoint, or else the first."""
 
     assembly: Assembly
-    checkpoints: checkpoint.Checkpoints
+    checkpoints: saving.Checkpoints
     description: dict
     like: states.TrainState
     ledger: Ledger

@@ -1,0 +1,246 @@
+"""Writing a run's checkpoints beside training: when a save has failed, what is deleted, which is the
+last good one. What is in them is in `checkpoint`.
+"""
+
+import json
+import time
+from collections.abc import Callable
+
+import orbax.checkpoint as ocp
+from absl import logging
+from etils import epath
+from ml_collections import ConfigDict
+
+from vit_jax import distributed, paths
+from vit_jax.checkpoint import (
+    COMMITTED,
+    FOLDER,
+    CheckpointError,
+    everywhere,
+    fingerprint,
+    parts_of,
+    read_description,
+    read_parts,
+    saved_steps,
+)
+
+DAMAGED = "damaged"
+_RETRY_SECONDS = 5
+
+
+class Checkpoints:
+    """Saves a run's states beside training and finds the last good one again.
+
+    All processes of a run call the same methods in the same order, and all of them are told the
+    same. A state is there when its directory has got its name, which Orbax gives it when everything
+    is written.
+    """
+
+    def __init__(
+        self,
+        workdir,
+        config: ConfigDict,
+        wait_minutes: float = distributed.WAIT_MINUTES,
+        **writing,
+    ):
+        """Args: config: the section `checkpoint`; wait_minutes: how long processes wait for each
+        other's writes; writing: options of Orbax's handler of the state.
+        """
+        self._folder = paths.locate(workdir) / FOLDER
+        self._config, self._wait = config, wait_minutes
+        self._newest: int | None = None  # step of the newest state that is or is being saved
+        self._writing = False
+        self._failures = 0
+        # Said in full, so that Orbax waits by the coordination service, whose waits end.
+        everyone = set(range(distributed.count())) if distributed.count() > 1 else None
+        hosts = ocp.options.MultiprocessingOptions(active_processes=everyone)
+        self._orbax = ocp.AsyncCheckpointer(
+            ocp.CompositeCheckpointHandler(
+                composite_options=ocp.CompositeOptions(multiprocessing_options=hosts),
+                state=ocp.PyTreeCheckpointHandler(multiprocessing_options=hosts, **writing),
+                description=ocp.JsonCheckpointHandler(multiprocessing_options=hosts),
+            ),
+            async_options=ocp.options.AsyncOptions(timeout_secs=round(wait_minutes * 60)),
+            multiprocessing_options=hosts,
+        )
+        if distributed.index() == 0:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._delete(self._unfinished)
+
+    def steps(self) -> list[int]:
+        """The steps that have a whole checkpoint, oldest first."""
+        told = json.dumps(saved_steps(self._folder)) if _first() else ""
+        return json.loads(distributed.agree("steps", told, self._wait))
+
+    def save(self, step: int, state, description: dict, marks: dict | None = None) -> None:
+        """Starts to save; the write goes on beside training.
+
+        A save that fails is said, and the next one tried as if nothing had happened; the last good
+        checkpoint stays.
+
+        Args: marks: the state's `fingerprint`, where it is known already.
+
+        Raises:
+          CheckpointError: `config.max_failures` saves in a row have failed.
+        """
+        if step == self._newest:
+            return
+        self._settle()
+        self._newest, self._writing = step, True
+        tree = parts_of(state)
+        tree |= {"fingerprint": marks or fingerprint(tree)}
+        items = ocp.args.Composite(
+            state=ocp.args.PyTreeSave(tree), description=ocp.args.JsonSave(description)
+        )
+        failure = _failure_of(
+            lambda: self._orbax.save(self._folder / str(step), args=items, force=True)
+        )
+        failures = distributed.gather("start of a save", failure, self._wait)
+        if any(failures):
+            self._end_of_save(failures)
+
+    def save_now(self, step: int, state, description: dict, marks: dict | None = None) -> None:
+        """Saves and returns when everything is on disk; a save that fails is tried again.
+
+        Raises:
+          CheckpointError: see `save`.
+        """
+        while True:
+            self.save(step, state, description, marks)
+            self._settle()
+            if self._newest == step:
+                return
+            time.sleep(_RETRY_SECONDS)
+
+    def close(self) -> None:
+        """Ends the threads that write, when they have written."""
+        # An error that ends a run of several processes may leave a write that others never finish.
+        if distributed.count() == 1 or not self._writing:
+            _failure_of(self._orbax.close)
+
+    def restore_latest(self, like, before_restore=lambda description: None):
+        """The newest state that can be read whole.
+
+        A damaged checkpoint is reported, moved to WORKDIR/damaged_checkpoints/STEP-TIME, and the
+        one before is tried.
+
+        Args:
+          like: shapes, dtypes and shardings of the state.
+          before_restore: called with the description of each candidate; what it raises goes
+            through.
+
+        Returns:
+          (step, state), or `None` where there is no checkpoint at all.
+
+        Raises:
+          CheckpointError: there are checkpoints, and none is good. They stay where they are.
+        """
+        self._settle()
+        reasons = {}
+        for step in reversed(self.steps()):
+            folder = self._folder / str(step)
+            try:
+                before_restore(everywhere(lambda folder=folder: read_description(folder)))
+                state = like.replace(**read_parts(folder, parts_of(like)))
+            except CheckpointError as error:
+                reasons[step] = error
+                continue
+            self._set_aside(reasons, step)
+            self._newest = step
+            return step, state
+        if reasons:
+            told = "\n".join(f"  step {step}: {reason}" for step, reason in reasons.items())
+            raise CheckpointError(
+                f"no checkpoint in {self._folder} can be read; nothing was changed there:\n{told}"
+            )
+        return None
+
+    def _settle(self) -> None:
+        """Waits for the write under way and finds out how it ended."""
+        if self._writing:
+            failure = _failure_of(self._orbax.wait_until_finished)
+            self._end_of_save(distributed.gather("end of a save", failure, self._wait))
+
+    def _end_of_save(self, failures: list[str]) -> None:
+        """Args: what went wrong in each process, '' for nothing."""
+        step, self._writing = self._newest, False
+        if not any(failures):
+            self._failures = 0
+            if _first():
+                self._delete(self._superfluous)
+            return
+        self._newest, self._failures = None, self._failures + 1
+        _failure_of(self._orbax.wait_until_finished)  # of the processes where all seemed well
+        distributed.barrier("failed save", self._wait)
+        if _first():
+            self._delete(self._unfinished)
+        several = len(failures) > 1
+        told = "; ".join(
+            f"process {process}: {failure}" if several else failure
+            for process, failure in enumerate(failures)
+            if failure
+        )
+        told = f"cannot write the checkpoint of step {step} to {self._folder}: {told}"
+        most = self._config.max_failures
+        if self._failures >= most:
+            raise CheckpointError(
+                f"{told}. These were {most} failures in a row (config.checkpoint.max_failures). "
+                "Free or enlarge the disk and start again: the last good checkpoint is kept"
+            )
+        if _first():
+            logging.error(
+                "%s. Training goes on, the last good checkpoint is kept, and the next save is tried: "
+                "failure %d of %d in a row", told, self._failures, most,
+            )  # fmt: skip
+
+    def _superfluous(self) -> list[epath.Path]:
+        steps, keep_every = saved_steps(self._folder), self._config.keep_every
+        old = steps[: -self._config.keep]
+        old = [step for step in old if not keep_every or step % keep_every]
+        return [self._folder / str(step) for step in old]
+
+    def _unfinished(self) -> list[epath.Path]:
+        if not self._folder.is_dir():  # In a bucket a folder exists when something is in it.
+            return []
+        whole = {str(step) for step in saved_steps(self._folder)}
+        return [
+            path
+            for path in self._folder.iterdir()
+            if ocp.path.step.TMP_DIR_SUFFIX in path.name
+            or (path.name.isdigit() and path.name not in whole)
+        ]
+
+    def _delete(self, find: Callable[[], list[epath.Path]]) -> None:
+        failure = _failure_of(lambda: [folder.rmtree() for folder in find()])
+        if failure:
+            logging.warning("cannot delete old checkpoints in %s: %s", self._folder, failure)
+
+    def _set_aside(self, reasons: dict[int, Exception], good: int) -> None:
+        for step, reason in reasons.items() if _first() else ():
+            folder = self._folder / str(step)
+            aside = self._folder.parent / f"{DAMAGED}_{FOLDER}" / f"{step}-{int(time.time())}"
+            in_bucket = paths.in_bucket(folder)
+            done = "marked it as unfinished" if in_bucket else f"moved it to {aside}"
+            told = "checkpoint of step %d is damaged (%s); going back to step %d, %s"
+            logging.warning(told, step, reason, good, done)
+            if in_bucket:  # A folder cannot be renamed there, only each of its files.
+                (folder / COMMITTED).unlink()
+            else:
+                aside.parent.mkdir(exist_ok=True)
+                folder.rename(aside)
+        distributed.barrier("damaged checkpoints", self._wait)
+
+
+def _first() -> bool:
+    return distributed.index() == 0
+
+
+def _failure_of(action: Callable[[], None]) -> str:
+    """How an action on storage failed, in a line; '' if it did not."""
+    try:
+        action()
+    # Storage fails as OSError, as TensorStore's ValueError, and as JAX's and Orbax's own errors of
+    # a wait that has come to its end.
+    except (OSError, ValueError, RuntimeError) as error:
+        return (str(error) or type(error).__name__).splitlines()[0]
+    return ""
