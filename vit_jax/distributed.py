@@ -45,6 +45,7 @@ def initialize(
     process_id: int | None = None,
     *,
     heartbeat_seconds: float = HEARTBEAT_SECONDS,
+    wait_minutes: float = WAIT_MINUTES,
 ) -> None:
     """Joins the run's other processes; before any device is used, and once.
 
@@ -58,10 +59,11 @@ def initialize(
       coordinator: HOST:PORT on which process 0 listens.
       num_processes, process_id: how many there are, and which of them this is.
       heartbeat_seconds: a process not heard of for so long is taken for dead; all others end.
+      wait_minutes: how long to wait for the others to come; after that, exit code 42.
 
     Raises:
       ConfigError: some of the three are said and others are not, or they make no sense.
-      HostsError: the others did not come.
+      HostsError: the others cannot be joined.
     """
     said = {
         "--coordinator": coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS"),
@@ -85,14 +87,25 @@ def initialize(
             )
         if not said["--coordinator"].rpartition(":")[2].isdigit():
             raise ConfigError(f"--coordinator={said['--coordinator']} is not HOST:PORT")
+    told = (
+        f"waited {wait_minutes:g} minutes for the other processes of {where}, and some did not come. "
+        "Is each of them started, with the same --coordinator and --num_processes?"
+    )
+    # JAX itself would abort, and say less.
+    late = threading.Timer(wait_minutes * 60, leave, (told, START_AGAIN))
+    late.daemon = True
+    late.start()
     try:
         jax.distributed.initialize(
             *said.values(),
             cluster_detection_method=method,
+            initialization_timeout=round(wait_minutes * 60) + 60,
             heartbeat_timeout_seconds=int(heartbeat_seconds),
         )
     except jax.errors.JaxRuntimeError as error:
         raise HostsError(f"cannot join the other processes of {where}: {error}") from error
+    finally:
+        late.cancel()
     threading.Thread(target=_listen, name="vit_jax-hosts", daemon=True).start()
 
 

@@ -38,7 +38,10 @@ def train() -> None:
 
     from vit_jax.training.loop import train
 
-    with cli.hosts(heartbeat_seconds=FLAGS.config.hosts.heartbeat_seconds) as process:
+    hosts = FLAGS.config.hosts
+    with cli.hosts(
+        heartbeat_seconds=hosts.heartbeat_seconds, wait_minutes=hosts.wait_minutes
+    ) as process:
         result = train(FLAGS.config, FLAGS.workdir)
         cli.print_result(
             result,

@@ -159,7 +159,8 @@ class Checkpoints:
         """Waits for the write under way and finds out how it ended."""
         if self._writing:
             failure = _failure_of(self._orbax.wait_until_finished)
-            self._end_of_save(distributed.gather("end of a save", failure, self._wait))
+            # Others may have found out only when their own wait for this process had ended.
+            self._end_of_save(distributed.gather("end of a save", failure, 2 * self._wait))
 
     def _end_of_save(self, failures: list[str]) -> None:
         """Args: what went wrong in each process, '' for nothing."""

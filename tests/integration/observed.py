@@ -6,6 +6,7 @@ variable OBSERVED says, as JSON:
 
   record: folder; block by block, the examples that process I read go to reads-I.jsonl there.
   seconds: every block takes at least so long.
+  spoiled: numbers of examples which have three labels, so that their loss is three times as high.
   process, block, action: at that block, process `process` does "fail", or "block" on a FIFO at
     `record`/fifo, which nobody writes to.
 """
@@ -27,6 +28,15 @@ _FOLDER = pathlib.Path(_SAID["record"])
 @dataclasses.dataclass(frozen=True)
 class Observed(digits.Digits):
     """Digits that are read in blocks, as data sets on disk are."""
+
+    multi_label: bool = "spoiled" in _SAID
+
+    def __getitem__(self, index: int) -> Record:
+        record = super().__getitem__(index)
+        if not self.multi_label:
+            return record
+        labels = (0, 1, 2) if index in _SAID["spoiled"] else (record.label,)
+        return dataclasses.replace(record, label=labels)
 
     def read(self, indices) -> list[Record]:
         path = _FOLDER / f"reads-{_PROCESS}.jsonl"

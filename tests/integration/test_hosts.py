@@ -123,6 +123,30 @@ def test_a_process_that_is_stuck_is_found_and_every_stack_told(hosts, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_run_killed_after_a_rollback_goes_on_with_the_same_data(hosts, tmp_path):
+    examples = len(sources.open_train(vit_jax.load_config("configs/digits.py").data))
+    bad, options = (
+        6,
+        ("--config.nonfinite=rollback", "--config.spike.factor=1.5", "--config.spike.memory=4"),
+    )
+    spoiled = [int(i) for i in batch_indices(0, bad, BATCH, examples)]
+    whole = hosts(tmp_path / "whole", *FSDP, *options, spoiled=spoiled)
+    assert whole.codes() == [0, 0], whole.log(0)
+    assert f"on without the data of steps {bad} to {bad}" in whole.log(0)
+
+    run = hosts(tmp_path / "run", *FSDP, *options, spoiled=spoiled, seconds=0.3)
+    run.until((tmp_path / "run" / "left_out.json").exists)
+    run.processes[1].kill()
+    run.codes()
+    rest = hosts(tmp_path / "run", *FSDP, *options, spoiled=spoiled)
+    assert rest.codes() == [0, 0], rest.log(0)
+    assert "Going back" not in rest.log(0)
+    expected, got = bits(tmp_path / "whole"), bits(tmp_path / "run")
+    for name in expected:
+        np.testing.assert_array_equal(got[name], expected[name], err_msg=name)
+
+
+@pytest.mark.slow
 def test_when_one_process_is_frozen_the_others_end_after_the_heartbeat(hosts, tmp_path):
     run = hosts(tmp_path, *FSDP, "--config.hosts.heartbeat_seconds=10", seconds=0.1)
     run.until(lambda: steps_done(tmp_path) >= 5)

@@ -1,0 +1,100 @@
+"""How processes find each other, agree, and tell who is missing."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from vit_jax import distributed
+from vit_jax.schema import ConfigError
+
+VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+SLURM = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_NODELIST": "node1",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+}
+
+
+@pytest.fixture(autouse=True)
+def no_cluster(monkeypatch):
+    for name in (*VARIABLES, *SLURM, "SLURM_NTASKS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_alone_nothing_is_started_and_everything_is_answered_at_once():
+    distributed.initialize()
+    assert (distributed.index(), distributed.count()) == (0, 1)
+    assert distributed.gather("x", "said") == ["said"] and distributed.agree("x", "said") == "said"
+    distributed.barrier("x")
+
+
+def test_a_slurm_job_of_one_task_is_one_process(monkeypatch):
+    for name, value in (SLURM | {"SLURM_NTASKS": "1"}).items():
+        monkeypatch.setenv(name, value)
+    distributed.initialize()
+    assert distributed.count() == 1
+
+
+WRONG = {
+    "two of three": ({"num_processes": 2, "process_id": 0}, {}, "--coordinator must be said too"),
+    "one by variable": ({}, {"JAX_PROCESS_ID": "1"}, "--coordinator and --num_processes must be"),
+    "no number": ({}, {"JAX_NUM_PROCESSES": "two"}, "JAX_NUM_PROCESSES=two is not a number"),
+    "too many": (
+        {"coordinator": "h:1", "num_processes": 2, "process_id": 2}, {},
+        "--process_id=2 is not one of --num_processes=2",
+    ),
+    "no port": ({"coordinator": "h", "num_processes": 2, "process_id": 0}, {}, "is not HOST:PORT"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("said, variables, message", WRONG.values(), ids=WRONG)
+def test_what_is_said_by_halves_is_an_error(monkeypatch, said, variables, message):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=message):
+        distributed.initialize(**said)
+
+
+TALK = """
+import sys
+from vit_jax import distributed
+distributed.initialize(sys.argv[1], 3, int(sys.argv[2]))
+print(distributed.gather("numbers", str(distributed.index() ** 2)), distributed.agree("first", sys.argv[2]))
+if distributed.index() < 2:
+    try:
+        distributed.barrier("lunch", minutes=0.03)
+    except distributed.HostsError as error:
+        print(error)
+distributed.barrier("end")
+"""
+
+
+def test_three_processes_agree_and_tell_who_does_not_come():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", TALK, address, str(i)], stdout=subprocess.PIPE, text=True,
+            env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        )
+        for i in range(3)
+    ]  # fmt: skip
+    told = [process.communicate(timeout=120)[0].splitlines() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert [lines[0] for lines in told] == ["['0', '1', '4'] 0"] * 3
+    for lines in told[:2]:
+        assert lines[1] == "waited 0.03 minutes for the others at 'lunch': no sign of process 2"
+
+
+def test_a_process_whose_others_do_not_come_says_so_and_asks_for_another_start():
+    code = "from vit_jax import distributed; distributed.initialize('127.0.0.1:9', 2, 1, wait_minutes=0.03)"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
+    )
+    assert ended.returncode == 42
+    assert "waited 0.03 minutes for the other processes of 127.0.0.1:9" in ended.stderr
