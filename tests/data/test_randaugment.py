@@ -159,34 +159,47 @@ def transformed(image, matrix):
     return result, certain
 
 
-def rotation(degrees):
-    """About the middle of the image."""
-    sin, cos = np.sin(np.radians(degrees)), np.cos(np.radians(degrees))
-    to_middle = np.array([[1, 0, -(WIDTH - 1) / 2], [0, 1, -(HEIGHT - 1) / 2], [0, 0, 1]])
-    turn = np.array([[cos, -sin, 0], [sin, cos, 0], [0, 0, 1]])
-    return (np.linalg.inv(to_middle) @ turn @ to_middle)[:2]
-
-
 @pytest.mark.parametrize(
     "function, matrix",
     [
-        (ra.rotate, lambda a: rotation(100 * a)),
         (ra.shear_x, lambda a: np.array([[1, a, 0], [0, 1, 0]])),
         (ra.shear_y, lambda a: np.array([[1, 0, 0], [a, 1, 0]])),
         (ra.translate_x, lambda a: np.array([[1, 0, a * WIDTH], [0, 1, 0]])),
         (ra.translate_y, lambda a: np.array([[1, 0, 0], [0, 1, a * HEIGHT]])),
     ],
-    ids=["rotate", "shear_x", "shear_y", "translate_x", "translate_y"],
+    ids=["shear_x", "shear_y", "translate_x", "translate_y"],
 )
 def test_geometric_operations_take_the_nearest_pixel_or_grey(images, function, matrix):
     amounts = np.array([0.0, 0.3, -0.3, 0.123, -0.617, 1.1], np.float32)
-    scale = 100 if function is ra.rotate else 1
-    actual = run(function, images, scale * amounts)
+    actual = run(function, images, amounts)
     for image, result, amount in zip(images, actual, amounts, strict=True):
         expected, certain = transformed(image, matrix(float(amount)))
         assert certain.mean() > 0.85
         np.testing.assert_array_equal(result[certain], expected[certain])
     np.testing.assert_array_equal(actual[0], images[0])
+
+
+@pytest.mark.parametrize("height, width", [(37, 30), (30, 37), (16, 16)])
+def test_rotate_takes_each_pixel_once_and_from_at_most_one_beside_the_nearest(height, width):
+    """Of images that hold their coordinates."""
+    y, x = np.mgrid[:height, :width]
+    degrees = np.array([0, 3, -8.5, 30, -45, 81, 110, 180, -170], np.float32)
+    codes = np.broadcast_to(np.stack([y, x, 0 * x], -1), (len(degrees), height, width, 3))
+    actual = run(ra.rotate, codes.astype(np.uint8), degrees)
+    for image, angle in zip(actual, np.radians(degrees.astype(float)), strict=True):
+        to_x, to_y = x - (width - 1) / 2, y - (height - 1) / 2
+        exact_x = np.cos(angle) * to_x - np.sin(angle) * to_y + (width - 1) / 2
+        exact_y = np.sin(angle) * to_x + np.cos(angle) * to_y + (height - 1) / 2
+        found = image[..., 2] == 0  # not the fill
+        assert (np.abs(image[..., 1] - exact_x)[found] <= 1.5 + 1e-3).all()
+        assert (np.abs(image[..., 0] - exact_y)[found] <= 1.5 + 1e-3).all()
+        depth = np.minimum(
+            np.minimum(exact_x, width - 1 - exact_x), np.minimum(exact_y, height - 1 - exact_y)
+        )
+        assert found[depth > 1.5].all() and not found[depth < -1.5 - 1e-3].any()
+        assert len(np.unique(image[found], axis=0)) == found.sum()
+    np.testing.assert_array_equal(actual[0], codes[0])
+    np.testing.assert_array_equal(actual[7], codes[7, ::-1, ::-1])
 
 
 def test_rotate_by_positive_degrees_is_counter_clockwise_as_in_pillow():

@@ -1,8 +1,9 @@
 """RandAugment on the device: sixteen operations on batches of uint8 images, and the random choice
 among them.
 
-Lives here: the operations, what a magnitude means for each, `randaugment`. The rest of augmentation
-is in `augment.py`.
+Lives here: the operations, what a magnitude means for each, `randaugment`, and how operations are
+dealt to a batch. timm's variant, with its own operations and magnitudes, is in `timm_augment.py`;
+the rest of augmentation is in `augment.py`.
 
 The operations are those of the TensorFlow implementation with which AugReg and big_vision trained
 their models (RandAugment, arXiv:1909.13719; Cutout, arXiv:1708.04552), oddities included, as
@@ -21,6 +22,7 @@ Where we differ, knowingly:
   are drawn for each.
 - Lengths of Translate and Cutout, fixed in pixels there, grow with the side of the image; at 224 px
   they agree.
+- Rotate is three shears, see `geometry.rotate`; a pixel may come from one beside the nearest.
 - AutoContrast and the blur of Sharpness round exact quotients down; in float32, whole numbers may
   fall one short.
 """
@@ -31,6 +33,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+from vit_jax.data import geometry
 
 FILL = 128  # what geometric operations and Cutout leave where there is no image
 GREY = (0.2989, 0.587, 0.114)  # luma of RGB (ITU-R BT.601)
@@ -59,24 +63,45 @@ def randaugment(images: jax.Array, key: jax.Array, layers: int, magnitude: float
     Returns:
       (B, H, W, 3) uint8.
     """
-    batch = images.shape[0]
-    groups = max(g for g in range(1, MAX_GROUPS + 1) if batch % g == 0)
     branches = list(operations(magnitude).values())
     deal_key, op_key = jax.random.split(key)
-    deal = jax.vmap(lambda k: jax.random.permutation(k, len(branches))[:groups])
-    drawn = deal(jax.random.split(deal_key, layers)).T  # (G, layers)
-    keys = jax.random.split(op_key, (groups, layers))
+    drawn = deal(deal_key, images.shape[0], layers, len(branches))
+    keys = jax.random.split(op_key, drawn.shape)
 
-    def one_layer(group, drawn_and_key):
-        index, key = drawn_and_key
-        return lax.switch(index, branches, group, key), None
+    def one_layer(group, index, key):
+        return lax.switch(index, branches, group, key)
+
+    return by_group(one_layer, images, (drawn, keys))
+
+
+def deal(key: jax.Array, batch: int, layers: int, choices: int) -> jax.Array:
+    """What each group of a batch does in each layer: (G, layers) int32 in [0, `choices`), in every
+    layer a random permutation of all choices, cut off or begun again at G.
+    """
+    groups = max(g for g in range(1, MAX_GROUPS + 1) if batch % g == 0)
+
+    def one_layer(key):
+        return jax.random.permutation(key, choices)[jnp.arange(groups) % choices]
+
+    return jax.vmap(one_layer)(jax.random.split(key, layers)).T
+
+
+def by_group(one_layer: Callable, images: jax.Array, drawn: tuple) -> jax.Array:
+    """`one_layer(images of a group, *what was drawn for it) -> images`, for each of the layers, for
+    each of the groups, one after the other.
+
+    Args:
+      images: (B, H, W, 3) uint8; image i is in group i mod G.
+      drawn: arrays (G, layers, …).
+    """
+    groups = jax.tree.leaves(drawn)[0].shape[0]
 
     def all_layers(args):
-        group, *drawn_and_keys = args
-        return lax.scan(one_layer, group, tuple(drawn_and_keys))[0]
+        group, drawn = args
+        return lax.scan(lambda group, d: (one_layer(group, *d), None), group, drawn)[0]
 
-    grouped = images.reshape(batch // groups, groups, *images.shape[1:]).swapaxes(0, 1)
-    return lax.map(all_layers, (grouped, drawn, keys)).swapaxes(0, 1).reshape(images.shape)
+    grouped = images.reshape(-1, groups, *images.shape[1:]).swapaxes(0, 1)
+    return lax.map(all_layers, (grouped, drawn)).swapaxes(0, 1).reshape(images.shape)
 
 
 def operations(magnitude: float) -> dict[str, Callable[[jax.Array, jax.Array], jax.Array]]:
@@ -185,45 +210,45 @@ def color(images: jax.Array, factor: float) -> jax.Array:
     grey = jnp.floor(
         jnp.sum(images * jnp.array(GREY, jnp.float32), -1, keepdims=True) * (255.5 / 255)
     )
-    return _blend(grey, images, factor)
+    return blend(grey, images, factor)
 
 
 def contrast(images: jax.Array, factor: float) -> jax.Array:
     """Blends from a constant grey level: pixels / 256, see the top of this file."""
-    return _blend(float(min(images.shape[1] * images.shape[2] // 256, 255)), images, factor)
+    return blend(float(min(images.shape[1] * images.shape[2] // 256, 255)), images, factor)
 
 
 def brightness(images: jax.Array, factor: float) -> jax.Array:
     """Blends from black."""
-    return _blend(0.0, images, factor)
+    return blend(0.0, images, factor)
 
 
 def sharpness(images: jax.Array, factor: float) -> jax.Array:
     """Blends from a 3×3 blur (weights 1, centre 5); the border keeps the image's values."""
+    return blend(smooth(images, 0), images, factor)
+
+
+def smooth(images: jax.Array, addition: int) -> jax.Array:
+    """(B, H, W, C) uint8 -> int32: the 3×3 blur of Pillow's SMOOTH, (sum + addition) // 13, where
+    the border stays as it is.
+    """
     values = images.astype(jnp.int32)
     across = values[:, :, :-2] + values[:, :, 1:-1] + values[:, :, 2:]
     inner = across[:, :-2] + across[:, 1:-1] + across[:, 2:] + 4 * values[:, 1:-1, 1:-1]
-    return _blend(values.at[:, 1:-1, 1:-1].set(inner // 13), images, factor)
+    inner = jnp.pad((inner + addition) // 13, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    y, x = jnp.arange(images.shape[1])[:, None], jnp.arange(images.shape[2])
+    within = (y > 0) & (y < y.size - 1) & (x > 0) & (x < x.size - 1)
+    return jnp.where(within[..., None], inner, values)
 
 
 def rotate(images: jax.Array, degrees: jax.Array) -> jax.Array:
-    """Rotates each image about its centre, counter-clockwise, by its `degrees` (B,); nearest
-    neighbour.
-    """
-    batch, height, width, _ = images.shape
-    sin, cos = (f(jnp.radians(degrees))[:, None, None] for f in (jnp.sin, jnp.cos))
-    middle_x, middle_y = (width - 1) / 2, (height - 1) / 2
-    x, y = jnp.arange(width) - middle_x, jnp.arange(height)[:, None] - middle_y
-    source_x = _nearest(cos * x - sin * y + middle_x)
-    source_y = _nearest(sin * x + cos * y + middle_y)
-    inside = (source_x >= 0) & (source_x < width) & (source_y >= 0) & (source_y < height)
-    take = jax.vmap(lambda image, y, x: image.at[y, x].get(mode="clip"))
-    return jnp.where(inside[..., None], take(images, source_y, source_x), jnp.uint8(FILL))
+    """Rotates each image about its centre, counter-clockwise, by its `degrees` (B,)."""
+    return geometry.rotate(images, degrees, FILL, geometry.nearest)
 
 
 def shear_x(images: jax.Array, level: jax.Array) -> jax.Array:
     """Moves row y of each image left by its `level` (B,) · y; nearest neighbour."""
-    return _move_rows(images, _nearest(level[:, None] * jnp.arange(images.shape[1])))
+    return geometry.nearest(images, level[:, None] * jnp.arange(images.shape[1]), FILL)
 
 
 def shear_y(images: jax.Array, level: jax.Array) -> jax.Array:
@@ -233,7 +258,7 @@ def shear_y(images: jax.Array, level: jax.Array) -> jax.Array:
 
 def translate_x(images: jax.Array, share: jax.Array) -> jax.Array:
     """Moves each image left by its `share` (B,) of the width, to the nearest pixel."""
-    return _move_rows(images, _nearest(share * images.shape[2])[:, None])
+    return geometry.nearest(images, (share * images.shape[2])[:, None], FILL)
 
 
 def translate_y(images: jax.Array, share: jax.Array) -> jax.Array:
@@ -256,26 +281,6 @@ def cutout(images: jax.Array, y: jax.Array, x: jax.Array, pad: tuple[int, int]) 
     )
 
 
-def _blend(start: jax.Array | float, images: jax.Array, factor: float) -> jax.Array:
+def blend(start: jax.Array | float, images: jax.Array, factor: jax.Array | float) -> jax.Array:
     """`start` + `factor` · (`images` - `start`), cut to integers in [0, 255]."""
     return jnp.clip(start + factor * (images.astype(jnp.float32) - start), 0, 255).astype(jnp.uint8)
-
-
-def _nearest(position: jax.Array) -> jax.Array:
-    """The nearest integer, halves up."""
-    return jnp.floor(position + 0.5).astype(jnp.int32)
-
-
-def _move_rows(images: jax.Array, offset: jax.Array) -> jax.Array:
-    """Pixel (y, x) of the result is pixel (y, x + offset[y]) of the image, or `FILL`; `offset`: (B,
-    H) or (B, 1) int32.
-
-    Each row is rotated by the powers of two that make up its offset: log2(W) selections instead of
-    a gather, which is slow on TPUs.
-    """
-    width = images.shape[2]
-    source = jnp.arange(width) + offset[..., None]
-    for bit in range((width - 1).bit_length()):
-        turn = (offset % width >> bit) & 1 == 1
-        images = jnp.where(turn[..., None, None], jnp.roll(images, -(1 << bit), axis=2), images)
-    return jnp.where(((source >= 0) & (source < width))[..., None], images, jnp.uint8(FILL))
