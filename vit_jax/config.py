@@ -57,6 +57,9 @@ class Data:
     )
     crop_aspect: tuple = option((3 / 4, 4 / 3), "inception crop: narrowest and widest aspect ratio")
     resize: int = option(256, "random crop: the smaller side is first resized to this", minimum=1)
+    repeats: int = option(
+        1, "how many times an example is in a batch, cut anew each time (DeiT: 3)", minimum=1
+    )
     pad: int = option(4, "pad crop: zero border, in pixels, from which the crop is cut", minimum=0)
     eval_crop: str = option(
         "central", "how evaluation images are cut", choices=("central", "resize")
@@ -94,6 +97,20 @@ class Augment:
     randaugment_magnitude: float = option(
         10.0, "RandAugment strength, of 10 (AugReg goes to 20)", minimum=0
     )
+    randaugment_kind: str = option(
+        "tensorflow",
+        "whose operations and magnitudes: tensorflow (AugReg, big_vision); timm's 'rand-…', or its '-inc1'",
+        choices=("tensorflow", "timm", "timm-inc1"),
+    )
+    randaugment_std: float = option(
+        0.0,
+        "timm's 'mstd': standard deviation of the magnitudes, which are then clipped to [0, 10]",
+        minimum=0,
+    )
+    autoaugment: bool = option(False, "AutoAugment, the policy for ImageNet")
+    three_augment: bool = option(
+        False, "3-Augment (DeiT III): each image grey, solarised or blurred"
+    )
     mixup: float = option(0.0, "parameter of the Beta distribution of mixup; 0: none", minimum=0)
     cutmix: float = option(0.0, "parameter of the Beta distribution of cutmix; 0: none", minimum=0)
     mix_switch: float = option(
@@ -101,6 +118,15 @@ class Augment:
     )
     erasing: float = option(
         0.0, "probability that a random rectangle is replaced by noise", minimum=0
+    )
+    erasing_mode: str = option(
+        "pixel",
+        "noise of each pixel, one random colour, or the mean colour",
+        choices=("pixel", "rand", "const"),
+    )
+    erasing_area: tuple = option((0.02, 1 / 3), "erasing: smallest and largest share of the image")
+    erasing_aspect: float = option(
+        0.3, "erasing: narrowest aspect ratio; the widest is its inverse", minimum=0
     )
 
 

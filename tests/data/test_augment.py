@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.config import Augment
 from vit_jax.data import augment as aug
+from vit_jax.schema import ConfigError
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 NOTHING = Augment(flip=False)
@@ -133,6 +134,69 @@ def test_erased_area_and_place_are_distributed_as_in_numpy_loops():
     ):
         assert scipy.stats.ks_2samp(statistic(mask), statistic(expected)).pvalue > 0.001
     np.testing.assert_allclose(mask.mean(0), expected.mean(0), atol=0.09)
+
+
+def test_erasing_fills_with_one_colour_or_the_mean_and_keeps_to_area_and_aspect():
+    images = np.full((500, 40, 60, 3), 100, np.float32)
+    erase = jax.jit(aug.erase, static_argnames=("probability", "mode", "area", "aspect"))
+    limits = dict(probability=1.0, area=(0.1, 0.2), aspect=0.5)
+    for mode in ("rand", "const"):
+        out = np.asarray(erase(images, jax.random.key(0), mode=mode, **limits))
+        mask = (out != 100).any(-1)
+        height, width = boxes(mask)
+        assert ((height + 0.5) * (width + 0.5) >= 0.1 * 2400).all()
+        assert ((height - 0.5) * (width - 0.5) <= 0.2 * 2400).all()
+        assert ((height + 0.5) / (width - 0.5) >= 0.5).all()
+        assert ((width + 0.5) / (height - 0.5) >= 0.5).all()
+        filled = [np.unique(image[box], axis=0) for image, box in zip(out, mask, strict=True)]
+        assert all(len(colours) == 1 for colours in filled)
+        if mode == "const":
+            assert not np.concatenate(filled).any()
+        else:
+            assert scipy.stats.kstest(np.concatenate(filled).ravel(), "norm").pvalue > 0.001
+
+
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        ({"randaugment_std": 0.5}, "magnitudes of randaugment_kind='tensorflow' are fixed"),
+        ({"erasing_area": (0.5, 0.1)}, "erasing_area = .* must be two rising shares"),
+        ({"erasing_aspect": 0.0}, "erasing_aspect = 0.0 must be above 0"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(values, message):
+    with pytest.raises(ConfigError, match=message):
+        aug.check(dataclasses.replace(NOTHING, **values))
+
+
+@pytest.mark.parametrize(
+    "values, function",
+    [
+        (
+            {"randaugment_layers": 2, "randaugment_magnitude": 9.0, "randaugment_std": 0.5}
+            | {"randaugment_kind": "timm-inc1"},
+            "timm_randaugment",
+        ),
+        ({"autoaugment": True}, "autoaugment"),
+        ({"three_augment": True}, "three_augment"),
+    ],
+)
+def test_the_config_chooses_among_the_families(batch, monkeypatch, values, function):
+    called = {}
+
+    def note(images, key, *args, **kwargs):
+        called[function] = (args, kwargs)
+        return 255 - images
+
+    monkeypatch.setattr(aug, function, note)
+    config = dataclasses.replace(NOTHING, **values)
+    out, _ = aug.augment(*batch, jax.random.key(0), config, mean=MEAN, std=STD)
+    np.testing.assert_array_equal(out, aug.normalize(255 - batch[0], MEAN, STD, jnp.float32))
+    ((args, kwargs),) = called.values()
+    if function != "three_augment":
+        assert kwargs["fill"] == (124, 116, 104)
+    if function == "timm_randaugment":
+        assert args == (2, 9.0) and kwargs["std"] == 0.5 and kwargs["increasing"]
 
 
 def shares(mixup, cutmix, switch, size=(24, 36), number=2000):

@@ -1,9 +1,10 @@
 """Random changes to a batch of training images, made on the devices inside the compiled step.
 
 Lives here: the order of augmentation, flip, colour jitter, normalisation, random erasing, mixup and
-cutmix. RandAugment is in `randaugment.py`; cutting images out of files is the host's work, in
-`decode.py`. Everything is a pure function of its arguments, works on the whole batch, and gives the
-same result however the batch is sharded.
+cutmix. RandAugment is in `randaugment.py` and `timm_augment.py`, which has AutoAugment too,
+3-Augment in `three_augment.py`; cutting images out of files is the host's work, in `decode.py`.
+Everything is a pure function of its arguments, works on the whole batch, and gives the same result
+however the batch is sharded.
 """
 
 import math
@@ -12,10 +13,30 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.data.randaugment import GREY, randaugment
+from vit_jax.data.three_augment import three_augment
+from vit_jax.data.timm_augment import autoaugment, timm_randaugment
+from vit_jax.schema import ConfigError
 
-ERASED_AREA = (0.02, 1 / 3)
-ERASED_ASPECT = (0.3, 1 / 0.3)
 ERASING_ATTEMPTS = 10
+
+
+def check(config) -> None:
+    """Raises `ConfigError` for what in the section `config.augment` contradicts itself."""
+    if config.randaugment_std and config.randaugment_kind == "tensorflow":
+        raise ConfigError(
+            f"config.augment.randaugment_std = {config.randaugment_std}: the magnitudes of "
+            "randaugment_kind='tensorflow' are fixed; set it to 0, or the kind to 'timm' or 'timm-inc1'"
+        )
+    low, high = config.erasing_area
+    if not 0 < low <= high < 1:
+        raise ConfigError(
+            f"config.augment.erasing_area = {config.erasing_area} must be two rising shares of an "
+            "image between 0 and 1, such as (0.02, 0.33)"
+        )
+    if not 0 < config.erasing_aspect <= 1:
+        raise ConfigError(
+            f"config.augment.erasing_aspect = {config.erasing_aspect} must be above 0 and at most 1"
+        )
 
 
 def augment(
@@ -24,7 +45,7 @@ def augment(
     """Augments and normalises a batch for training, as `config` says.
 
     The order is that of the field:
-    1. flip, 2. RandAugment, 3. colour jitter: on pixels in [0, 255];
+    1. flip, 2. RandAugment, AutoAugment or 3-Augment, 3. colour jitter: on pixels in [0, 255];
     4. normalisation;
     5. random erasing, whose noise is standard normal and so belongs after normalisation;
     6. mixup or cutmix, which mix finished examples.
@@ -48,15 +69,36 @@ def augment(
     flip_key, randaugment_key, jitter_key, erase_key, mix_key = jax.random.split(key, 5)
     if config.flip:
         images = flip(images, flip_key)
+    fill = tuple(min(255, round(255 * m)) for m in mean)  # as timm; others fill with 128
     if config.randaugment_layers:
-        images = randaugment(
-            images, randaugment_key, config.randaugment_layers, config.randaugment_magnitude
-        )
+        strength = config.randaugment_layers, config.randaugment_magnitude
+        if config.randaugment_kind == "tensorflow":
+            images = randaugment(images, randaugment_key, *strength)
+        else:
+            images = timm_randaugment(
+                images,
+                randaugment_key,
+                *strength,
+                std=config.randaugment_std,
+                increasing=config.randaugment_kind == "timm-inc1",
+                fill=fill,
+            )
+    if config.autoaugment:
+        images = autoaugment(images, jax.random.fold_in(randaugment_key, 1), fill=fill)
+    if config.three_augment:
+        images = three_augment(images, jax.random.fold_in(randaugment_key, 2))
     if config.color_jitter:
         images = color_jitter(images, jitter_key, config.color_jitter)
     images = normalize(images, mean, std, jnp.float32)
     if config.erasing:
-        images = erase(images, erase_key, config.erasing)
+        images = erase(
+            images,
+            erase_key,
+            config.erasing,
+            mode=config.erasing_mode,
+            area=config.erasing_area,
+            aspect=config.erasing_aspect,
+        )
     labels = labels.astype(jnp.float32)
     if config.mixup or config.cutmix:
         own = own_share(mix_key, images.shape[1:3], config.mixup, config.cutmix, config.mix_switch)
@@ -110,33 +152,38 @@ def color_jitter(images: jax.Array, key: jax.Array, strength: float) -> jax.Arra
     return blend(_grey(images), images, saturation)
 
 
-def erase(images: jax.Array, key: jax.Array, probability: float) -> jax.Array:
-    """Replaces a random box of each image by standard normal noise, each image with the given
-    probability.
+def erase(
+    images: jax.Array,
+    key: jax.Array,
+    probability: float,
+    *,
+    mode: str = "pixel",
+    area: tuple[float, float] = (0.02, 1 / 3),
+    aspect: float = 0.3,
+) -> jax.Array:
+    """Replaces a random box of each image, each image with the given probability.
 
-    Random Erasing (arXiv:1708.04896) as timm's mode 'pixel' does it: the box covers 2 to 33 % of
-    the image, its aspect ratio is log-uniform in [0.3, 1/0.3]; sizes are drawn again, up to 10
-    times, until the box fits; an image for which none fits stays whole.
+    Random Erasing (arXiv:1708.04896) as timm does it, with one box: sizes are drawn again, up to 10
+    times, until the box is smaller than the image both ways; an image for which none fits stays
+    whole.
 
     Args:
       images: (B, H, W, C) float, normalised.
       key: random key.
       probability: in [0, 1].
+      mode: what the box is filled with: 'pixel', standard normal noise; 'rand', one standard normal
+        value for each channel; 'const', 0, which is the mean colour.
+      area: least and largest share of the image that a box covers, uniform between them.
+      aspect: height / width of the box is log-uniform between this and its inverse.
     """
     batch, height, width, _ = images.shape
     chosen_key, area_key, aspect_key, top_key, left_key, noise_key = jax.random.split(key, 6)
     attempts = (batch, ERASING_ATTEMPTS)
-    area = (
-        height
-        * width
-        * jax.random.uniform(area_key, attempts, minval=ERASED_AREA[0], maxval=ERASED_AREA[1])
-    )
-    log_aspect = [math.log(a) for a in ERASED_ASPECT]
-    aspect = jnp.exp(
-        jax.random.uniform(aspect_key, attempts, minval=log_aspect[0], maxval=log_aspect[1])
-    )
-    tall = jnp.round(jnp.sqrt(area * aspect)).astype(jnp.int32)
-    wide = jnp.round(jnp.sqrt(area / aspect)).astype(jnp.int32)
+    pixels = height * width * jax.random.uniform(area_key, attempts, minval=area[0], maxval=area[1])
+    extreme = -math.log(aspect)
+    ratio = jnp.exp(jax.random.uniform(aspect_key, attempts, minval=-extreme, maxval=extreme))
+    tall = jnp.round(jnp.sqrt(pixels * ratio)).astype(jnp.int32)
+    wide = jnp.round(jnp.sqrt(pixels / ratio)).astype(jnp.int32)
     fits = (tall < height) & (wide < width)
     first = jnp.argmax(fits, axis=1, keepdims=True)
     tall, wide = (jnp.take_along_axis(size, first, axis=1)[:, 0] for size in (tall, wide))
@@ -144,9 +191,10 @@ def erase(images: jax.Array, key: jax.Array, probability: float) -> jax.Array:
     left = jax.random.randint(left_key, (batch,), 0, width - wide + 1)
     chosen = jax.random.bernoulli(chosen_key, probability, (batch,)) & fits.any(axis=1)
     box = _box(images.shape[1:3], top, top + tall, left, left + wide) & chosen[:, None, None]
-    return jnp.where(
-        box[..., None], jax.random.normal(noise_key, images.shape, images.dtype), images
-    )
+    if mode == "const":
+        return jnp.where(box[..., None], 0, images)
+    shape = images.shape if mode == "pixel" else (batch, 1, 1, images.shape[-1])
+    return jnp.where(box[..., None], jax.random.normal(noise_key, shape, images.dtype), images)
 
 
 def own_share(

@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import durations, objectives, optim, schema
 from vit_jax.config import Config
+from vit_jax.data import augment
 from vit_jax.models import registry
 from vit_jax.schema import ConfigError
 from vit_jax.training import state as states
@@ -56,6 +57,7 @@ def check(config: ConfigDict) -> None:
     devices.
     """
     schema.check(config, Config)
+    augment.check(config.augment)
     model_config_of(config, config.model.num_classes or 1)
     objectives.make(config.objective)
     if config.batch_size % config.accumulate:
