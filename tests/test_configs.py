@@ -31,6 +31,7 @@ ARGUMENTS = {
     "vit_i1k": ["B/32", "S/16", "L/16", "S/32,augreg", "B/16,none", "B/16,strong2"],
     "vit_jft": ["B/16", "B/32", "L/32", "H/14"],
     "vit_s16_i1k": ["150", "300"],
+    "deit": ["Ti", "B"],
     "scaling_vit": [
         "s/28",
         "s/16",
@@ -276,6 +277,31 @@ def test_the_better_plain_vit_is_that_of_its_paper(epochs, steps):
     # 21,665,664.
     count = 21_665_664 - 384 - 197 * 384 + 384 * 384 + 384 + 384 * 1000 + 1000
     assert registry.count_parameters(assembly.model_config) == count
+
+
+@pytest.mark.parametrize(
+    ("size", "headless"), [("Ti", 5_524_416), ("S", 21_665_664), ("B", 85_798_656)]
+)
+def test_deit_is_that_of_its_paper(size, headless):
+    config = recipe("deit", size)
+    assembly = build(config)
+    width = assembly.model_config.width
+    assert registry.count_parameters(assembly.model_config) == headless + 1000 * (width + 1)
+    assert assembly.total_steps == round(300 * 1_281_167 / 1024)
+    warmup = round(5 * 1_281_167 / 1024)
+    np.testing.assert_allclose(lr(assembly, warmup), 1e-3, rtol=1e-3)
+    np.testing.assert_allclose(lr(assembly, assembly.total_steps), 1e-5, rtol=1e-3)
+    assert config.data.repeats == 3 and config.objective.label_smoothing == 0.1
+    assert (config.optim.weight_decay, config.optim.clip, config.model.drop_path) == (0.05, 0, 0.1)
+    augment = config.augment
+    assert (augment.mixup, augment.cutmix, augment.mix_switch, augment.erasing) == (
+        0.8,
+        1.0,
+        0.5,
+        0.25,
+    )
+    assert (augment.randaugment_kind, augment.randaugment_layers) == ("timm-inc1", 2)
+    assert (augment.randaugment_magnitude, augment.randaugment_std) == (9, 0.5)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,9 @@
 and however often.
 
 Training covers an endless line of positions, `batch_size` of them a step; every run through the
-data set is another permutation. A position alone decides its example and its crop. Who builds which
-rows, and how they reach the devices, is in `loader.py`.
+data set is another permutation. A position alone decides its example and its crop. With repeated
+augmentation, a batch has several crops of an example, and a run through the data set takes as many
+times more steps. Who builds which rows, and how they reach the devices, is in `loader.py`.
 """
 
 import functools
@@ -17,11 +18,29 @@ from vit_jax.data import decode
 from vit_jax.data.record import BadImage, DataError, Record, Source
 
 
-def batch_indices(seed: int, step: int, batch_size: int, num_examples: int) -> np.ndarray:
+def batch_indices(
+    seed: int, step: int, batch_size: int, num_examples: int, repeats: int = 1
+) -> np.ndarray:
     """The examples of a training step, (batch_size,) int64. Needs no state, and no memory of the
     data set's size.
     """
-    return example_ids(seed, step * batch_size + np.arange(batch_size), num_examples)
+    places = step * batch_size + repeated_places(batch_size, repeats)
+    return example_ids(seed, places // repeats, num_examples)
+
+
+def repeated_places(batch_size: int, repeats: int) -> np.ndarray:
+    """Where the rows of a batch are in a line that has every example `repeats` times running:
+    (batch_size,) int64, a permutation.
+
+    Repeated augmentation (arXiv:1902.05509) as DeiT does it deals the copies of an example to
+    different devices. Here they are a share 1 / `repeats` of the batch apart, and each share is
+    rotated by two more than the one before: so that copies are not mixed with each other by mixup,
+    and are in different groups of RandAugment. Where `repeats` does not divide the batch, the last
+    example goes on in the next. DeiT begins another permutation when as many images were seen as
+    the set has, which leaves out most examples of the last; here every example comes as often.
+    """
+    shares = [np.roll(np.arange(copy, batch_size, repeats), -2 * copy) for copy in range(repeats)]
+    return np.concatenate(shares)
 
 
 def data_step(step: int, left_out: Sequence[tuple[int, int]]) -> int:
@@ -77,6 +96,7 @@ class TrainBatches:
         self._source, self._seed = source, config.seed
         self._data = types.SimpleNamespace(**config.data)  # a ConfigDict is slow to look into
         self.rows, self.batch_size = np.asarray(rows, np.int64), config.batch_size
+        self._places = repeated_places(config.batch_size, config.data.repeats)[self.rows]
 
     def empty(self) -> dict[str, np.ndarray]:
         """A batch to fill."""
@@ -88,11 +108,12 @@ class TrainBatches:
         Returns:
           name → reason of the unreadable images that were replaced.
         """
-        positions = step * self.batch_size + self.rows[part]
-        records = reader(self._source)(example_ids(self._seed, positions, len(self._source)))
+        start = step * self.batch_size
+        examples = (start + self._places[part]) // self._data.repeats
+        records = reader(self._source)(example_ids(self._seed, examples, len(self._source)))
         images, labels, bad = batch["image"][part], batch["label"][part], {}
-        draws = crop_draws(self._seed, positions).tolist()
-        for row, position in enumerate(positions.tolist()):
+        draws = crop_draws(self._seed, start + self.rows[part]).tolist()
+        for row, position in enumerate(examples.tolist()):
             cut = functools.partial(
                 decode.train_crop, config_data=self._data, draws=draws[row], out=images[row]
             )
