@@ -174,7 +174,7 @@ def _read_seconds(source, config: ConfigDict) -> float:
     """What reading a record costs, in blocks as the loader reads them; median of batches."""
     read, times = reader(source), []
     for step in range(5):
-        ids = batch_indices(config.seed, step, config.batch_size, len(source))
+        ids = batch_indices(config.seed, step, config.batch_size, len(source), config.data.repeats)
         began = time.process_time()
         for start in range(0, len(ids), loader.BLOCK):
             list(read(ids[start : start + loader.BLOCK]))
