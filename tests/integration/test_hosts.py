@@ -70,6 +70,31 @@ def test_two_processes_train_the_run_of_one(hosts, one_process, tmp_path):
     assert "step 12" not in run.log(1) and "trained" not in run.log(1)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("processes, devices", [(1, 1), (2, 2), (4, 1)])
+def test_any_number_of_processes_trains_the_run_of_one(
+    hosts, one_process, tmp_path, processes, devices
+):
+    run = hosts(tmp_path, *FSDP, processes=processes, devices=devices)
+    assert run.codes() == [0] * processes, run.log(0)
+    # With two devices in a process, a process has the rows of both.
+    assert_read_in_order(run, processes, 0)
+    assert_close(one_process, tmp_path)
+
+
+@pytest.mark.slow
+def test_four_processes_go_on_where_one_was_stopped(hosts, one_process, tmp_path):
+    one = hosts(tmp_path, processes=1, devices=2, seconds=0.2)
+    one.until(lambda: steps_done(tmp_path) >= 3)
+    one.processes[0].send_signal(signal.SIGINT)
+    assert one.codes() == [42], one.log(0)
+    stopped = newest(tmp_path)
+    four = hosts(tmp_path, *FSDP, processes=4)
+    assert four.codes() == [0] * 4, four.log(0)
+    assert_read_in_order(four, 4, stopped)
+    assert_close(one_process, tmp_path)
+
+
 def test_a_signal_to_one_process_stops_all_after_the_same_step_and_others_go_on(
     hosts, one_process, tmp_path
 ):
