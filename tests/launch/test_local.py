@@ -49,6 +49,8 @@ def launch(tmp_path):
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
+                # Tests that run in the background ignore SIGINT, and so would the supervisor.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
         )
         return supervisors[-1]
