@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from vit_jax import checkpoint, main
+from vit_jax import checkpoint, cli
 from vit_jax.config import load_config
 from vit_jax.data import splits
 from vit_jax.schema import ConfigError
@@ -133,7 +133,7 @@ def test_one_seed_has_no_deviation(swept, cache):
     ],
 )
 def test_the_command_line_takes_values_of_any_type(told, values):
-    assert [main._values(text) for text in main._options([told], "grid").values()] == [values]
+    assert [cli.values(text) for text in cli.options([told], "grid").values()] == [values]
 
 
 def test_the_command_says_what_is_wrong_before_any_run(tmp_path):
