@@ -1,30 +1,10 @@
-"""Our train step beside a plain one written by hand in JAX: the same ViT, loss, AdamW and batch, in
-turn in one process.
-
-    python tests/benchmarks/plain_step.py [--model=ViT-Ti/16] [--batch_size=8] [--dtype=float32]
-    [--rounds=5]
-
-Prints a line for each and, last, one JSON object with the ratio of the median step times (above 1:
-ours is faster).
+"""A ViT's train step as it is written by hand in JAX, with the loss, optimizer and parameters of
+ours: what `step_peers.py` puts beside it.
 """
-
-import argparse
-import json
-import statistics
-import time
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
-
-from vit_jax import parallel
-from vit_jax.benchmark import context
-from vit_jax.config import default_config
-from vit_jax.models import registry
-from vit_jax.training import state as states
-from vit_jax.training.assembly import assemble
-from vit_jax.training.step import compile_train_step
 
 
 def plain_init(key, config):
@@ -115,72 +95,3 @@ def plain_step(config, optimizer, dtype):
         jnp.copy, plain_init(jax.random.key(0), config)
     )  # no buffer twice: they are donated
     return (params, optimizer.init(params)), jax.jit(step, donate_argnums=0)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", default="ViT-Ti/16")
-    parser.add_argument("--image_size", type=int, default=224)
-    parser.add_argument("--batch_size", type=int, default=8)
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-    parser.add_argument("--unroll", type=int, default=0)
-    parser.add_argument("--rounds", type=int, default=5, help="of three steps each, in turn")
-    flags = parser.parse_args()
-
-    config = default_config()
-    config.update_from_flattened_dict({
-        "model.name": flags.model, "model.dtype": flags.dtype, "model.unroll": flags.unroll, "augment.flip": False,
-        "data.image_size": flags.image_size, "batch_size": flags.batch_size, "duration": "1000 steps",
-        "optim.weight_decay": 0.1,
-    })  # fmt: skip
-    assembly = assemble(config, num_classes=1000, examples_per_epoch=1000)
-    mesh = parallel.make_mesh({"data": 1, "fsdp": 1, "tensor": 1}, jax.devices()[:1])
-    random = np.random.default_rng(0)
-    size = (flags.batch_size, flags.image_size, flags.image_size, 3)
-    batch = {
-        "image": random.integers(0, 256, size, np.uint8),
-        "label": random.integers(0, 1000, size[0], np.int32),
-    }
-    with jax.set_mesh(mesh):
-        batch = jax.device_put(batch, parallel.batch_sharding(mesh))
-        like = assembly.abstract_state(mesh)
-        ours = compile_train_step(assembly.train_step, states.shardings_of(like), mesh)
-        optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3, weight_decay=0.1))
-        plain_state, plain = plain_step(assembly.model_config, optimizer, jnp.dtype(flags.dtype))
-        runs = {
-            "ours": [ours, states.create(assembly.init, 0, like), []],
-            "plain": [plain, plain_state, []],
-        }
-        count = sum(x.size for x in jax.tree.leaves(plain_state[0]))
-        assert count == registry.count_parameters(assembly.model_config), "not the same model"
-        compile_seconds = {}
-        for name, run in runs.items():
-            began = time.perf_counter()
-            run[1], metrics = run[0](run[1], batch)
-            jax.block_until_ready(metrics)
-            compile_seconds[name] = time.perf_counter() - began
-        for _ in range(flags.rounds):
-            for run in runs.values():
-                for _ in range(3):
-                    began = time.perf_counter()
-                    run[1], metrics = run[0](run[1], batch)
-                    jax.block_until_ready(metrics)
-                    run[2].append(time.perf_counter() - began)
-    medians = {name: statistics.median(run[2]) for name, run in runs.items()}
-    for name, seconds in medians.items():
-        print(
-            f"{name:<6} {seconds:.4f} s a step, {flags.batch_size / seconds:.1f} images/s, "
-            f"first {compile_seconds[name]:.1f} s"
-        )
-    ratio = medians["plain"] / medians["ours"]
-    print(
-        json.dumps(
-            vars(flags) | {"seconds": medians, "first": compile_seconds, "ratio": ratio} | context()
-        )
-    )
-
-
-if __name__ == "__main__":
-    main()

@@ -101,13 +101,7 @@ def ours(flags, parts):
             return lambda: compiled(state.params, batch["image"]).mean(), memory(compiled)
         step = compile_train_step(assembly.train_step, states.shardings_of(state), mesh)
         compiled = step.lower(state, batch).compile()
-
-    def run():
-        nonlocal state
-        state, metrics = compiled(state, batch)
-        return metrics["loss"]
-
-    return run, memory(compiled)
+    return repeated(compiled, state, batch), memory(compiled)
 
 
 def plain(flags, parts):
@@ -117,6 +111,8 @@ def plain(flags, parts):
         optax.clip_by_global_norm(CLIP), optax.adamw(LEARNING_RATE, weight_decay=DECAY)
     )
     state, step = plain_step.plain_step(config, optimizer, jnp.dtype(flags.dtype))
+    count = sum(x.size for x in jax.tree.leaves(state[0]))
+    assert count == registry.count_parameters(config), "not the same model"
     batch = jax.device_put(parts[3])
     if flags.inference:
         images = batch["image"].astype(jnp.float32) / 127.5 - 1
@@ -126,13 +122,18 @@ def plain(flags, parts):
         compiled = forward.lower(state[0], images).compile()
         return lambda: compiled(state[0], images).mean(), memory(compiled)
     compiled = step.lower(state, batch).compile()
+    return repeated(compiled, state, batch), memory(compiled)
+
+
+def repeated(compiled, state, batch):
+    """A function that makes the next step and returns its loss."""
 
     def run():
         nonlocal state
         state, metrics = compiled(state, batch)
         return metrics["loss"]
 
-    return run, memory(compiled)
+    return run
 
 
 def memory(compiled) -> int:

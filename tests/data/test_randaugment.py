@@ -16,18 +16,6 @@ HEIGHT, WIDTH = 37, 30
 FACTORS = (0.1, 0.7, 1.0, 1.9, 3.7)
 
 
-@pytest.fixture(scope="module")
-def images():
-    """Smooth, noisy, narrow-range and constant images: (6, 37, 30, 3) uint8."""
-    rng = np.random.default_rng(0)
-    y, x = np.mgrid[:HEIGHT, :WIDTH]
-    smooth = np.stack([6 * y, 8 * x, 3 * (x + y)], -1)
-    noise = rng.integers(0, 256, (3, HEIGHT, WIDTH, 3))
-    narrow = rng.integers(90, 141, (HEIGHT, WIDTH, 3))
-    constant = np.full((HEIGHT, WIDTH, 3), 77)
-    return np.stack([smooth, *noise, narrow, constant]).astype(np.uint8)
-
-
 def pillow(function, images):
     return np.stack([np.asarray(function(PIL.Image.fromarray(image))) for image in images])
 

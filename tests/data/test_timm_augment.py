@@ -29,20 +29,6 @@ TOLERANCE = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def images():
-    """Smooth, noisy, narrow-range and constant images: (6, 37, 30, 3) uint8, as many as
-    magnitudes.
-    """
-    rng = np.random.default_rng(0)
-    y, x = np.mgrid[:HEIGHT, :WIDTH]
-    smooth = np.stack([6 * y, 8 * x, 3 * (x + y)], -1)
-    noise = rng.integers(0, 256, (3, HEIGHT, WIDTH, 3))
-    narrow = rng.integers(90, 141, (HEIGHT, WIDTH, 3))
-    constant = np.full((HEIGHT, WIDTH, 3), 77)
-    return np.stack([smooth, *noise, narrow, constant]).astype(np.uint8)
-
-
 def affine(image, *matrix):
     return image.transform(
         image.size, PIL.Image.AFFINE, matrix, resample=PIL.Image.BICUBIC, fillcolor=FILL

@@ -13,6 +13,7 @@ import sys
 
 import jax
 
+from vit_jax import patterns
 from vit_jax.config import load_config
 from vit_jax.planning import compiling, plan, target
 from vit_jax.planning.collectives import find, summary
@@ -61,6 +62,15 @@ CASES = {
 }  # fmt: skip
 
 
+def _parameters(state) -> dict[str, dict]:
+    """{name: {"shape", "cut"}}, cut being the mesh axis of each axis."""
+    leaves = zip(patterns.names(state.params), jax.tree.leaves(state.params), strict=True)
+    return {
+        name: {"shape": list(leaf.shape), "cut": [axis or "" for axis in leaf.sharding.spec]}
+        for name, leaf in leaves
+    }
+
+
 def prepared(case: Case) -> tuple[dict, compiling.Step]:
     """What can be told without compiling, and the step to compile."""
     config = load_config(str(ROOT / "configs" / case.config))
@@ -80,7 +90,7 @@ def prepared(case: Case) -> tuple[dict, compiling.Step]:
         "mesh": dict(step.mesh.shape),
         "batch_per_chip": config.batch_size / where.chips,
         "state_bytes_per_device": step.state_bytes(),
-        "parameters": plan.shapes_and_shardings(step.state),
+        "parameters": _parameters(step.state),
     }, step
 
 

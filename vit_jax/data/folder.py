@@ -12,6 +12,7 @@ import pathlib
 import numpy as np
 from etils import epath
 
+from vit_jax import paths
 from vit_jax.data.listed import read_list
 from vit_jax.data.record import BadImage, DataSet, Record
 from vit_jax.data.table import HELD_OUT, SUFFIXES, Table, hold_out, label_at, natural
@@ -40,7 +41,7 @@ class ImageFiles:
     def __getitem__(self, index: int) -> Record:
         path = os.path.join(self.root, self.paths[index])
         try:
-            with epath.Path(path).open("rb") if "://" in path else open(path, "rb") as file:
+            with paths.open_bytes(path) as file:
                 return Record(file.read(), label_at(self.labels, index), path)
         except FileNotFoundError:
             raise BadImage(path, "there is no such file") from None
@@ -66,7 +67,7 @@ def open_folder(config_data) -> DataSet:
         raise ConfigError(
             f"{path} was made by 'vit_jax prepare': read it with config.data.name='prepared'"
         )
-    if path.is_dir() and "://" in str(path):
+    if path.is_dir() and paths.in_bucket(path):
         raise ConfigError(
             f"{path}: class folders are read from local disks; list them in a CSV file"
         )

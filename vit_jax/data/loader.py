@@ -22,14 +22,11 @@ from vit_jax.data import decode
 from vit_jax.data.batches import (
     EvalBatches,
     TrainBatches,
-    batch_indices,
     check_bad_images,
     data_step,
 )
 from vit_jax.data.record import DataError, Source
 from vit_jax.schema import ConfigError
-
-__all__ = ["Batches", "batch_indices", "eval_batches", "local_rows", "train_batches"]
 
 BLOCK = 16  # rows that a thread reads at once and fills
 _UNDER_WAY = 2  # batches being filled, so that no thread waits for the last rows of one

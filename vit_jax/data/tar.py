@@ -18,6 +18,7 @@ from collections.abc import Iterator
 import numpy as np
 from etils import epath
 
+from vit_jax import paths
 from vit_jax.data.listed import json_label
 from vit_jax.data.record import BadImage, DataSet, Record
 from vit_jax.data.table import HELD_OUT, SUFFIXES, Table, hold_out, label_at, natural, number_labels
@@ -47,7 +48,7 @@ class TarImages:
         path = self.files[number]
         name = f"{path}, {name}"
         try:
-            with epath.Path(path).open("rb") if "://" in path else open(path, "rb") as file:
+            with paths.open_bytes(path) as file:
                 file.seek(first)
                 return Record(file.read(size), label_at(self.labels, index), name)
         except OSError as error:

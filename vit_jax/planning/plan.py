@@ -3,10 +3,10 @@
 import dataclasses
 import math
 
-import jax
 from ml_collections import ConfigDict
 
 from vit_jax.data import sources
+from vit_jax.data.named import NAMED
 from vit_jax.data.splits import select
 from vit_jax.interchange import loading
 from vit_jax.models import registry
@@ -15,17 +15,18 @@ from vit_jax.planning.target import Target
 from vit_jax.schema import ConfigError
 from vit_jax.training.assembly import Assembly, assemble, check
 
-# Classes and images of splits that plans need before the data is there: TFDS's catalog; JFT as the
-# ViT paper counts it, its classes from the paper of each recipe.
-KNOWN_DATA = {
-    "imagenet2012": (1000, {"train": 1_281_167, "validation": 50_000}),
-    "imagenet21k": (21_843, {"full": 14_197_122}),
-    "cifar10": (10, {"train": 50_000, "test": 10_000}),
-    "cifar100": (100, {"train": 50_000, "test": 10_000}),
-    "oxford_iiit_pet": (37, {"train": 3_680, "test": 3_669}),
-    "oxford_flowers102": (102, {"train": 1_020, "validation": 1_020, "test": 6_149}),
-    "jft300m": (18_291, {"train": 303_000_000}),
+# Images of splits that plans need before the data is there: TFDS's catalog; JFT as the ViT paper
+# counts it, its classes too.
+EXAMPLES = {
+    "imagenet2012": {"train": 1_281_167, "validation": 50_000},
+    "imagenet21k": {"full": 14_197_122},
+    "cifar10": {"train": 50_000, "test": 10_000},
+    "cifar100": {"train": 50_000, "test": 10_000},
+    "oxford_iiit_pet": {"train": 3_680, "test": 3_669},
+    "oxford_flowers102": {"train": 1_020, "validation": 1_020, "test": 6_149},
+    "jft300m": {"train": 303_000_000},
 }
+CLASSES = {name: NAMED[name].classes for name in EXAMPLES if name in NAMED} | {"jft300m": 18_291}
 # ViT Table 2 counts cost in days of one core of a TPU v3; this many FLOP/s at its peak.
 TPU_V3_CORE = 61.5e12
 
@@ -37,7 +38,7 @@ def make_assembly(
 
     Args:
       config: the run's.
-      num_classes, examples: of the training data, where neither the config nor `KNOWN_DATA` tell.
+      num_classes, examples: of the training data, where neither the config nor the tables above tell.
 
     Raises:
       ConfigError: the config is wrong, or one of these is not known.
@@ -157,9 +158,9 @@ def _known(data: ConfigDict) -> tuple[int | None, int | None]:
     if data.name == "digits":  # Comes with the installation.
         source = sources.open_train(data)
         return len(source.classes), len(source)
-    if data.name not in KNOWN_DATA:
+    if data.name not in EXAMPLES:
         return None, None
-    classes, sizes = KNOWN_DATA[data.name]
+    classes, sizes = CLASSES[data.name], EXAMPLES[data.name]
     try:
         parts = select(data.train_split, sizes, data.name)
     except ConfigError:  # A split that no catalog has: the user made it and knows its size.
@@ -190,15 +191,3 @@ def _advice(assembly: Assembly, step: compiling.Step, plan: dict) -> list[str]:
             advice.append(f"--config.accumulate={parts}: the batch in parts, one after the other")
     advice.append("--fit: tries these for you; or more chips, or a kind with more memory")
     return advice
-
-
-def shapes_and_shardings(state) -> dict[str, dict]:
-    """Of parameters: {name: {"shape", "cut"}}, cut being the mesh axis of each axis."""
-    from vit_jax import patterns
-
-    return {
-        name: {"shape": list(leaf.shape), "cut": [axis or "" for axis in leaf.sharding.spec]}
-        for name, leaf in zip(
-            patterns.names(state.params), jax.tree.leaves(state.params), strict=True
-        )
-    }
