@@ -1,5 +1,6 @@
 """Packaging of vit_jax. Lower bounds are versions that the tests have run with."""
 
+import glob
 import pathlib
 import re
 
@@ -31,13 +32,13 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["vit_jax", "vit_jax.*"]),
-    # Cuts JPEG files faster than any wheel. Without a C compiler or the headers of libjpeg-turbo
-    # the install goes on, and OpenCV and Pillow do the work.
+    # Cuts JPEG files faster than any wheel. Without a C compiler the install goes on, and OpenCV and
+    # Pillow do the work.
     ext_modules=[
         Extension(
             "vit_jax.data._native",
-            ["vit_jax/data/_native.c"],
-            libraries=["jpeg"],
+            sorted(glob.glob("vit_jax/data/native/*.c")),
+            depends=sorted(glob.glob("vit_jax/data/native/*.h")),
             extra_compile_args=["-O3", "-ffp-contract=off"],  # the same bits on any machine
             optional=True,
         )

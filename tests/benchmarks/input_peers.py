@@ -7,7 +7,8 @@ Each contender is a process of its own; all are started and measured in turn, se
 last line is a JSON object. Peers need `pip install tensorflow` (tf_*) and `timm torch torchvision`
 (timm); those that are not installed are left out, and said.
 
-    ours            files from a folder            ours_320      made smaller once, see REENCODED
+    ours            `vit_jax prepare`'s records    ours_320      the same with --max_side=320
+    ours_folder     files from a folder
     tf_fused        tf.data, crop decoded alone, resized without antialiasing (big_vision's way)
     tf_antialias    the same, accurate DCT and antialiasing: about our quality
     timm            timm's transforms and collation in PyTorch's DataLoader
@@ -16,7 +17,6 @@ last line is a JSON object. Peers need `pip install tensorflow` (tf_*) and `timm
 """
 
 import argparse
-import io
 import itertools
 import json
 import os
@@ -30,12 +30,16 @@ import time
 BATCH, SIZE, WORKERS = 128, 224, 2
 AHEAD = 6  # batches that may have been made while others were measured: not timed
 NEEDS = {"tf_fused": "tensorflow", "tf_antialias": "tensorflow", "timm": "timm"}
-FOLDERS = {"ours_320": "small", "large_ours": "large", "large_opencv": "large"}
-REENCODED = {"side": 320, "quality": 90}  # the smaller side, as `vit_jax prepare --max_side=320`
+FOLDERS = {
+    "ours": "prepared",
+    "ours_320": "prepared_320",
+    "large_ours": "large_prepared",
+    "large_opencv": "large",
+}
 
 
 def ours(folder: pathlib.Path):
-    """Batches of vit_jax, from the folder's prepared set."""
+    """Batches of vit_jax, from a prepared set or a folder of classes."""
     import jax
 
     from vit_jax import parallel
@@ -44,7 +48,8 @@ def ours(folder: pathlib.Path):
 
     config = default_config()
     config.batch_size = BATCH
-    config.data.update({"name": "folder", "path": str(folder), "holdout": 0.0, "threads": WORKERS})
+    name = "prepared" if "prepared" in folder.name else "folder"
+    config.data.update({"name": name, "path": str(folder), "holdout": 0.0, "threads": WORKERS})
     source = sources.open_train(config.data)
     sharding = parallel.batch_sharding(parallel.make_mesh(config.mesh))
     for batch in loader.train_batches(source, config, sharding, start_step=0, stop_step=10**9):
@@ -148,6 +153,7 @@ CONTENDERS = {
     "tf_antialias": lambda folder: tensorflow(folder, antialias=True),
     "timm": timm,
     "ours_320": ours,
+    "ours_folder": ours,
     "large_ours": ours,
     "large_opencv": opencv,
 }
@@ -158,20 +164,17 @@ def jpegs(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def make_folders(images: pathlib.Path, root: pathlib.Path) -> None:
-    """The images in ten classes as they are, made smaller, and nine together as one of 1,500 px."""
+    """The images in ten classes, nine together as one of 1,500 px, and both as prepared records."""
     from PIL import Image
+
+    from vit_jax.data.preparation.prepare import prepare
+    from vit_jax.data.preparation.shards import Options
 
     files = jpegs(images)
     for i, file in enumerate(files):
-        image = Image.open(file).convert("RGB")
-        scale = min(1, REENCODED["side"] / min(image.size))
-        small = image.resize([round(side * scale) for side in image.size], Image.Resampling.LANCZOS)
-        data = io.BytesIO()
-        small.save(data, "JPEG", quality=REENCODED["quality"])
-        for kind, content in (("plain", file.read_bytes()), ("small", data.getvalue())):
-            place = root / kind / f"class{i % 10}" / f"{i}.JPEG"
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(content)
+        place = root / "plain" / f"class{i % 10}" / f"{i}.JPEG"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(file.read_bytes())
     for i in range(40):
         large = Image.new("RGB", (1500, 1125))
         for k in range(9):
@@ -180,6 +183,12 @@ def make_folders(images: pathlib.Path, root: pathlib.Path) -> None:
         place = root / "large" / f"class{i % 10}" / f"{i}.JPEG"
         place.parent.mkdir(parents=True, exist_ok=True)
         large.save(place, quality=92)
+    prepare(str(root / "plain"), str(root / "prepared"), holdout=0.0)
+    prepare(str(root / "large"), str(root / "large_prepared"), holdout=0.0)
+    smaller = prepare(
+        str(root / "plain"), str(root / "prepared_320"), holdout=0.0, options=Options(max_side=320)
+    )
+    print("prepare --max_side=320:", smaller)
 
 
 class Child:

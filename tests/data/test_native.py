@@ -32,7 +32,7 @@ def decoded(file):
 
 def cut(file, box, shape, inside=True, spare=FULL):
     out = np.zeros((*shape, 3), np.uint8)
-    assert native.cut_jpeg(file, native.plain_jpeg_size(file), box, inside, spare, out)
+    assert native.cut_jpeg(file, box, inside, spare, out)
     return out
 
 
@@ -134,7 +134,7 @@ def test_progressive_cmyk_and_other_formats_are_left_to_others():
     assert native.plain_jpeg_size(png.getvalue()) is None
     assert native.plain_jpeg_size(b"") is None
     cmyk, out = jpeg(photo(30, 40).convert("CMYK")), np.zeros((8, 8, 3), np.uint8)
-    assert not native.cut_jpeg(cmyk, (30, 40), (0, 0, 30, 40), True, FULL, out)
+    assert not native.cut_jpeg(cmyk, (0, 0, 30, 40), True, FULL, out)
 
 
 def test_no_damage_does_more_than_being_refused():
@@ -148,7 +148,7 @@ def test_no_damage_does_more_than_being_refused():
         damaged = bytes(damaged[: random.integers(len(file))] if random.random() < 0.3 else damaged)
         size = native.plain_jpeg_size(damaged)
         box = size and (0, 0, min(size[0], 60), min(size[1], 80))
-        refused += not size or not native.cut_jpeg(damaged, size, box, True, 1.5, out)
+        refused += not size or not native.cut_jpeg(damaged, box, True, 1.5, out)
     assert 200 < refused < 2000
 
 

@@ -207,7 +207,7 @@ def _cut(
         size = _native.plain_jpeg_size(image)
         if size and not _truncated(image):
             box, inside = part_of(*size)
-            if _native.cut_jpeg(image, size, box, inside, _SPARE, out):
+            if _native.cut_jpeg(image, box, inside, _SPARE, out):
                 return
     pixels = decode(image, name=name)
     box, inside = part_of(*pixels.shape[:2])
