@@ -49,7 +49,6 @@ setup(
         "clu>=0.0.12",
         "etils[epath]>=1.12",
         "flax>=0.12.8",
-        "grain>=0.2.18",
         "jax>=0.10.2,<0.13",
         "ml_collections>=1.1",
         "msgpack>=1.1",

@@ -22,7 +22,7 @@ from vit_jax import breakdown as parts
 from vit_jax import parallel, topologies
 from vit_jax.data import decode, loader, sources
 from vit_jax.data.augment import normalize
-from vit_jax.data.batches import batch_indices, crop_draws, example_ids, reader
+from vit_jax.data.order import batch_indices, crop_draws, example_ids
 from vit_jax.data.record import Record
 from vit_jax.interchange import loading
 from vit_jax.models import execution, registry
@@ -171,13 +171,13 @@ def _time_batches(source, config: ConfigDict, mesh, steps: int) -> tuple[float, 
 
 
 def _read_seconds(source, config: ConfigDict) -> float:
-    """What reading a record costs, in blocks as the loader reads them; median of batches."""
-    read, times = reader(source), []
+    """What reading a record costs; median of batches."""
+    times = []
     for step in range(5):
         ids = batch_indices(config.seed, step, config.batch_size, len(source), config.data.repeats)
         began = time.process_time()
-        for start in range(0, len(ids), loader.BLOCK):
-            list(read(ids[start : start + loader.BLOCK]))
+        for index in ids.tolist():
+            source[index]
         times.append(time.process_time() - began)
     return statistics.median(times) / config.batch_size
 
@@ -213,9 +213,9 @@ def _psnr(source, config: ConfigDict) -> float | None:
         return None
     positions = np.arange(min(64, len(source)))
     ids = example_ids(config.seed, positions, len(source))
-    examples = zip(reader(source)(ids), crop_draws(config.seed, positions).tolist(), strict=True)
     found = []
-    for record, draws in examples:
+    for index, draws in zip(ids.tolist(), crop_draws(config.seed, positions).tolist(), strict=True):
+        record = source[index]
         crop = decode.train_crop(record.image, config.data, draws, name=record.name)
         difference = crop.astype(np.float64) - _crop_with_pillow(record, config.data, draws)
         found.append(10 * np.log10(255**2 / max(np.mean(difference**2), 1e-3)))

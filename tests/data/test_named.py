@@ -189,9 +189,11 @@ def test_tfrecord_files_are_read_by_position_too(tmp_path):
         tmp_path / "cifar10/3.0.2", features(**label), examples, file_format="tfrecord"
     )
     source = opened(tmp_path, "cifar10", "train[25%:]")
-    assert [record.label for record in source.read([14, 0, 3])] == [9, 5, 8]
+    assert [source[i].label for i in (14, 0, 3)] == [9, 5, 8]
     assert source[0].image == image and decode.decode(image, name="x").shape == (4, 5, 3)
     assert source[0].name == "toy/3.0.2 train[5:20], record 0 (5.png)"
+    middle = opened(tmp_path, "cifar10", "train[25%:50%]")
+    assert [middle[i].label for i in range(len(middle))] == [5, 6, 7, 8, 9]
     file = next((tmp_path / "cifar10/3.0.2").glob("*.tfrecord*"))
     file.write_bytes(file.read_bytes()[:-3])
     with pytest.raises(sources.DataError, match="truncated, or no TFRecord file: record 19"):

@@ -13,6 +13,9 @@ from vit_jax.data import decode
 
 native = pytest.importorskip("vit_jax.data._native", reason="the compiled part is not installed")
 FULL = 1e9  # never decode at a smaller size
+# Pillow's decoder rounds three times, after the transform, between samples and after the change of
+# colours, where 1.77 times the error of blue-difference is added; ours only at the end.
+ROUNDING = 2
 
 
 def photo(height, width, seed=0):
@@ -60,13 +63,13 @@ def test_every_part_is_decoded_as_pillow_decodes_the_whole(height, width, subsam
         top, left = random.integers(height - tall + 1), random.integers(width - wide + 1)
         box = (top, left, top + tall, left + wide)
         found = cut(file, box, (tall, wide))
-        assert np.abs(found - whole[top : top + tall, left : left + wide]).max() <= 1
+        assert np.abs(found - whole[top : top + tall, left : left + wide]).max() <= ROUNDING
 
 
 def test_grey_files_and_files_with_restart_marks_are_decoded_too():
     for file in (jpeg(photo(90, 120).convert("L")), jpeg(photo(90, 120), restart_marker_rows=1)):
         found = cut(file, (10, 20, 80, 110), (70, 90))
-        assert np.abs(found.astype(int) - decoded(file)[10:80, 20:110]).max() <= 1
+        assert np.abs(found.astype(int) - decoded(file)[10:80, 20:110]).max() <= ROUNDING
 
 
 @pytest.mark.parametrize("inside", [True, False])

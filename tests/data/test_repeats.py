@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from vit_jax.config import default_config
-from vit_jax.data.batches import TrainBatches, batch_indices
+from vit_jax.data.batches import TrainBatches
+from vit_jax.data.order import batch_indices
 from vit_jax.data.record import Record
 
 

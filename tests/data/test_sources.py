@@ -275,14 +275,14 @@ def single_label(tfds):
     }
 
 
-def test_tfds_array_records_are_read_in_blocks_with_labels_and_names(tfds, tmp_path):
+def test_tfds_array_records_are_read_with_labels_and_names(tfds, tmp_path):
     examples = [
         {"label": [i % 3], "coarse": [0], "file_name": f"{i}.png".encode()} for i in range(10)
     ]
     image = write_tfds(tmp_path / "toy/1.0.0", single_label(tfds), examples)
     source = open_source(data_config("toy", tmp_path), "train[20%:]")
     assert source.classes == ("cat", "dog", "emu") and len(source) == 8 and not source.multi_label
-    records = source.read(np.asarray([7, 0]))
+    records = [source[7], source[0]]
     assert [record.label for record in records] == [0, 2] and records[0].image == image
     assert records[1].name == "toy/1.0.0 train[2:10], record 0 (2.png)"
     again = pickle.loads(pickle.dumps(source))

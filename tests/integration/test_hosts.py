@@ -13,7 +13,7 @@ import vit_jax
 from tests.integration.conftest import HOSTS
 from tests.integration.test_reliability import bits, steps_done
 from vit_jax.data import sources
-from vit_jax.data.batches import batch_indices
+from vit_jax.data.order import batch_indices
 
 BATCH, STEPS = 32, 12
 FSDP = ("--config.mesh.data=1", "--config.mesh.fsdp=-1", "--config.mesh.fsdp_min_size=0")

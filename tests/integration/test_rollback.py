@@ -10,7 +10,7 @@ import pytest
 import vit_jax
 from vit_jax import checkpoint
 from vit_jax.data import digits, sources
-from vit_jax.data.batches import batch_indices
+from vit_jax.data.order import batch_indices
 from vit_jax.training.progress import NonFiniteError
 
 BAD = 17  # The examples of that step have three labels each, which makes three times the loss.

@@ -23,12 +23,12 @@ from vit_jax.data.batches import (
     EvalBatches,
     TrainBatches,
     check_bad_images,
-    data_step,
 )
+from vit_jax.data.order import data_step
 from vit_jax.data.record import DataError, Source
 from vit_jax.schema import ConfigError
 
-BLOCK = 16  # rows that a thread reads at once and fills
+BLOCK = 16  # rows that a thread fills at once
 _UNDER_WAY = 2  # batches being filled, so that no thread waits for the last rows of one
 
 
@@ -51,7 +51,7 @@ def train_batches(
       source: the examples.
       config: the whole config.
       sharding: of the batch dimension, the first one of every array.
-      left_out: see `batches.data_step`.
+      left_out: see `order.data_step`.
 
     Returns:
       An iterator of {"image": (B, S, S, 3) uint8, "label": (B,) int32, or (B, classes) float32 if

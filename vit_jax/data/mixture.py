@@ -42,24 +42,10 @@ class Mixture:
         return self._ends[-1]
 
     def __getitem__(self, index: int) -> Record:
-        return self.read([index])[0]
-
-    def read(self, indices: Sequence[int]) -> list[Record]:
-        """The records of `indices`, those of a set in one block where it can read blocks."""
-        wanted = [([], []) for _ in self._sources]
-        for place, index in enumerate(indices):
-            which = bisect.bisect_right(self._ends, int(index))
-            within = int(index) - (self._ends[which - 1] if which else 0)
-            wanted[which][0].append(within % len(self._sources[which]))
-            wanted[which][1].append(place)
-        records = [None] * len(indices)
-        for source, labels, (rows, places) in zip(self._sources, self._labels, wanted, strict=True):
-            found = source.read(rows) if hasattr(source, "read") else map(source.__getitem__, rows)
-            for place, record in zip(places, found, strict=True):
-                records[place] = self._relabel(record, labels)
-        return records
-
-    def _relabel(self, record: Record, labels: list[int]) -> Record:
+        which = bisect.bisect_right(self._ends, index)
+        source, labels = self._sources[which], self._labels[which]
+        within = index - (self._ends[which - 1] if which else 0)
+        record = source[within % len(source)]
         if self.multi_label:
             return dataclasses.replace(record, label=tuple(labels[one] for one in record.label))
         return dataclasses.replace(record, label=labels[record.label])

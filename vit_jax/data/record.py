@@ -31,9 +31,6 @@ class Source(Protocol):
     """Examples by index, in an order that never changes. Sources can be pickled: worker processes
     read them too.
 
-    A source that reads many records faster together than one by one also has `read(indices) ->
-    list[Record]`.
-
     Attributes:
       classes: the label names; the label is the index.
       multi_label: whether labels are tuples.

@@ -19,9 +19,9 @@ _HEADER, _FOOTER = 12, 4
 
 
 class TfRecords:
-    """The records of `files`, in order, from `start` to `stop` of each (`None`: its end)."""
+    """The records of `files`, in order, from `start` to `stop` of each."""
 
-    def __init__(self, files: Sequence[tuple[str, int, int | None]]):
+    def __init__(self, files: Sequence[tuple[str, int, int]]):
         self._places = []
         for path, start, stop in files:
             first, size = scan(path)
@@ -30,9 +30,6 @@ class TfRecords:
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
-
-    def __getitems__(self, indices: Sequence[int]) -> list[bytes]:
-        return [self[index] for index in indices]
 
     def __getitem__(self, index: int) -> bytes:
         number = bisect.bisect_right(self._ends, index)

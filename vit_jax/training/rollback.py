@@ -10,7 +10,7 @@ from absl import logging
 from etils import epath
 
 from vit_jax import distributed, paths
-from vit_jax.data.batches import data_step
+from vit_jax.data.order import data_step
 from vit_jax.training.progress import Lost, NonFiniteError
 
 
@@ -19,7 +19,7 @@ class LeftOut:
     goes on with it, with any number of processes, has the same data in the same order.
 
     Attributes:
-      ranges: (first, count) in steps of the order of all data; see `batches.data_step`.
+      ranges: (first, count) in steps of the order of all data; see `order.data_step`.
     """
 
     def __init__(self, workdir: epath.Path):

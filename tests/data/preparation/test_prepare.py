@@ -13,10 +13,11 @@ from PIL import Image, ImageOps
 
 from vit_jax.config import default_config
 from vit_jax.data import decode, sources
+from vit_jax.data.arrayrecord import open_reader
 from vit_jax.data.preparation.prepare import prepare
 from vit_jax.data.preparation.shards import Options, plan
 from vit_jax.data.preparation.verify import verify
-from vit_jax.data.prepared import open_reader, unpack
+from vit_jax.data.prepared import unpack
 from vit_jax.schema import ConfigError
 
 
@@ -138,7 +139,7 @@ def test_damage_after_preparing_is_found_and_named(seeded, tmp_path):
     assert [one["why"] for one in bad[::2]] == ["its checksum has changed", "the file is missing"]
     assert bad[1]["name"] == f"{first.name}, record 3" and "damaged" in bad[1]["why"], name
     # Training meets the damaged record as an image that cannot be read.
-    record = opened(out).read([3, 4])[0]
+    record = opened(out)[3]
     with pytest.raises(sources.BadImage, match=f"{first.name}, record 3 .damaged"):
         decode.decode(record.image, name=record.name)
 

@@ -154,19 +154,15 @@ def _in_order(shard: Shard, source: Source, pool, *how) -> Iterator[tuple[int, _
 
 
 def _items(source: Source, rows: range, root: str, options: Options) -> list[_Item]:
-    if hasattr(source, "read"):
-        fetches = [lambda record=record: record for record in source.read(rows)]
-    else:
-        fetches = [lambda row=row: source[row] for row in rows]
-    return [_item(fetch, len(source.classes), root, options) for fetch in fetches]
+    return [_item(source, row, root, options) for row in rows]
 
 
-def _item(fetch: Callable[[], Record], classes: int, root: str, options: Options) -> _Item:
+def _item(source: Source, row: int, root: str, options: Options) -> _Item:
     try:
-        record = fetch()
+        record = source[row]
         image, name = encoded(record.image), _within(root, record.name)
         pixels, remarks = examine(image, name)
-        check_label(record, classes)
+        check_label(record, len(source.classes))
     except BadImage as error:
         return _Item(_within(root, error.name), None, 0, (("bad", error.why),))
     stored = image

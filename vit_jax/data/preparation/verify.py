@@ -7,9 +7,10 @@ import pathlib
 
 from tqdm import tqdm
 
+from vit_jax.data.arrayrecord import open_reader
 from vit_jax.data.preparation.check import check_label, examine
 from vit_jax.data.preparation.shards import sha256
-from vit_jax.data.prepared import open_reader, read_description, unpack
+from vit_jax.data.prepared import read_description, unpack
 from vit_jax.data.record import BadImage
 
 
