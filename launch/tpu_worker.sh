@@ -24,7 +24,7 @@ main() {
 install() {
   local uv
   run "${apt[@]}" update
-  run "${apt[@]}" install gcc libjpeg-dev
+  run "${apt[@]}" install gcc libc6-dev
   uv=$(python3 -m site --user-base)/bin/uv
   run python3 -m pip install --quiet --user uv
   run "$uv" python install --quiet 3.12

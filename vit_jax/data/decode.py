@@ -1,7 +1,7 @@
 """From an encoded image to the square of pixels the model sees, on the host. Devices do the rest,
 in `augment.py`.
 
-Where the install could compile it, `_native.c` cuts plain JPEG files and resizes pixels, with the
+Where the install could compile it, `native/` cuts plain JPEG files and resizes pixels, with the
 antialiased bilinear filter. OpenCV and Pillow do whatever else there is, and everything without it:
 the same crops, decoded whole; the filter is then an area average in training.
 """
@@ -19,7 +19,7 @@ from vit_jax.schema import ConfigError
 
 try:
     from vit_jax.data import _native
-except ImportError:  # no C compiler or no libjpeg-turbo when this was installed
+except ImportError:  # no C compiler when this was installed
     _native = None
 
 __all__ = [

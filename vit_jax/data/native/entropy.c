@@ -5,6 +5,10 @@
 
 #include <string.h>
 
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "bytes are taken eight at a time, the first one lowest"
+#endif
+
 enum { MOST_BITS = 27 * BLOCK };
 
 #define NOWHERE 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64, 64
@@ -101,30 +105,6 @@ INLINE void prepare(Reader *r) {
   if (r->stop - r->at < MOST_BITS / 8 + 16) fill_window(r);
 }
 
-/* At least 56 bits, which are two codes with their numbers. */
-#define REFILL()                                                  \
-  do {                                                            \
-    uint64_t next;                                                \
-    memcpy(&next, at, 8);                                         \
-    bits |= __builtin_bswap64(next) >> count;                     \
-    at += (63 - count) >> 3;                                      \
-    count |= 56;                                                  \
-  } while (0)
-
-#define STEP(codes)                                               \
-  do {                                                            \
-    code = (codes)->quick[bits >> (64 - LOOK)];                   \
-    if (__builtin_expect(!code, 0)) {                             \
-      code = long_code(codes, bits);                              \
-      if (!code) {                                                \
-        r->failed = 1;                                            \
-        goto done;                                                \
-      }                                                           \
-    }                                                             \
-  } while (0)
-
-#define CONSUME() bits <<= TOTAL(code), count -= TOTAL(code)
-
 static Code long_code(const Codes *c, uint64_t bits) {
   uint32_t next = bits >> 48;
   for (int length = LOOK + 1; length <= 16; length++)
@@ -140,7 +120,37 @@ INLINE int value_of(uint64_t bits, Code code) {
   return value + ((1 - (1 << SIZE(code))) & ~(int)((int64_t)from >> 63));
 }
 
-FAST int read_block(Reader *r, const Codes *dc_codes, const Codes *ac_codes, int *dc, int16_t *block) {
+/* Fills up to at least 56 bits, which are two codes with their numbers. */
+#define REFILL()                                  \
+  do {                                            \
+    uint64_t next;                                \
+    memcpy(&next, at, 8);                         \
+    bits |= __builtin_bswap64(next) >> count;     \
+    at += (63 - count) >> 3;                      \
+    count |= 56;                                  \
+  } while (0)
+
+#define STEP(codes)                                                                                      \
+  do {                                                                                                   \
+    code = (codes)->quick[bits >> (64 - LOOK)];                                                          \
+    if (__builtin_expect(!code, 0) && !(code = long_code(codes, bits))) { /* no such code: damage */     \
+      r->failed = 1;                                                                                     \
+      goto done;                                                                                         \
+    }                                                                                                    \
+  } while (0)
+
+#define CONSUME() bits <<= TOTAL(code), count -= TOTAL(code)
+
+#define COEFFICIENT()                                                \
+  do {                                                               \
+    STEP(ac_codes);                                                  \
+    k += RUN(code);                                                  \
+    if (block) block[natural[k]] = value_of(bits, code);             \
+    k++;                                                             \
+    CONSUME();                                                       \
+  } while (0)
+
+INLINE int next_block(Reader *r, const Codes *dc_codes, const Codes *ac_codes, int *dc, int16_t *block) {
   prepare(r);
   uint64_t bits = r->bits;
   const uint8_t *at = r->at;
@@ -151,16 +161,10 @@ FAST int read_block(Reader *r, const Codes *dc_codes, const Codes *ac_codes, int
   *dc = (int16_t)(*dc + value_of(bits, code));
   CONSUME();
   for (;;) {
-    STEP(ac_codes);
-    k += RUN(code);
-    block[natural[k++]] = value_of(bits, code);
-    CONSUME();
+    COEFFICIENT();
     if (k >= BLOCK) break;
     REFILL();
-    STEP(ac_codes);
-    k += RUN(code);
-    block[natural[k++]] = value_of(bits, code);
-    CONSUME();
+    COEFFICIENT();
     if (k >= BLOCK) break;
   }
   if (k > BLOCK && k < END) r->failed = 1; /* a run beyond the block */
@@ -169,30 +173,12 @@ done:
   return k != END + 2;
 }
 
+FAST int read_block(Reader *r, const Codes *dc_codes, const Codes *ac_codes, int *dc, int16_t *block) {
+  return next_block(r, dc_codes, ac_codes, dc, block);
+}
+
 FAST void skip_block(Reader *r, const Codes *dc_codes, const Codes *ac_codes, int *dc) {
-  prepare(r);
-  uint64_t bits = r->bits;
-  const uint8_t *at = r->at;
-  int count = r->count, k = 1;
-  Code code;
-  REFILL();
-  STEP(dc_codes);
-  *dc = (int16_t)(*dc + value_of(bits, code));
-  CONSUME();
-  for (;;) {
-    STEP(ac_codes);
-    k += RUN(code) + 1;
-    CONSUME();
-    if (k >= BLOCK) break;
-    REFILL();
-    STEP(ac_codes);
-    k += RUN(code) + 1;
-    CONSUME();
-    if (k >= BLOCK) break;
-  }
-  if (k > BLOCK && k < END) r->failed = 1;
-done:
-  r->bits = bits, r->at = at, r->count = count;
+  next_block(r, dc_codes, ac_codes, dc, NULL);
 }
 
 int has_overrun(const Reader *r) { return (r->at - r->past) * 8 > r->count; }
