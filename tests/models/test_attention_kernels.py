@@ -115,3 +115,27 @@ def test_the_implementation_is_chosen_by_device_type_and_shape(monkeypatch):
     assert chosen("tpu", monkeypatch, tokens=577) == "xla"
     assert chosen("tpu", monkeypatch, tokens=4097) == "splash"
     assert chosen("cpu", monkeypatch, asked="splash") == "splash"
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 1e-2)])
+@pytest.mark.parametrize("cuts", [[], [8], [3, 4]])
+def test_tokens_in_parts_attend_as_a_whole(monkeypatch, platform, dtype, tolerance, cuts):
+    monkeypatch.setattr(parallel, "platform", lambda: platform)
+    given = draw()
+    q, k, v, gradient = (jnp.split(jnp.asarray(x, dtype), cuts, axis=1) for x in given)
+    out, back = jax.vjp(attention_kernels.attend_in_parts, tuple(q), tuple(k), tuple(v))
+    results = [np.concatenate(parts, axis=1) for parts in (out, *back(tuple(gradient)))]
+    rounded = [np.asarray(jnp.asarray(x, dtype), np.float64) for x in given]
+    assert all(result.dtype == dtype for result in results)
+    assert max(distances(results, reference(*rounded))) <= tolerance
+
+
+def test_on_tpus_tokens_that_begin_another_tile_are_a_part_of_their_own(monkeypatch):
+    assert execution.cuts("auto", tokens=257) == []
+    monkeypatch.setattr(parallel, "platform", lambda: "tpu")
+    assert execution.cuts("auto", tokens=257) == [256]
+    assert execution.cuts("xla", tokens=261) == [256]
+    assert execution.cuts("splash", tokens=257) == []
+    for tokens in (5, 128, 197, 256, 2049):
+        assert execution.cuts("auto", tokens=tokens) == []

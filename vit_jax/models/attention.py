@@ -1,9 +1,10 @@
 """Multi-head attention with one QKV parameter (ViT §A)."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax import parallel
 from vit_jax.models import attention_kernels, execution
@@ -88,6 +89,18 @@ class Attention(nnx.Module):
             out = jnp.einsum("bqhc,hcd->bqd", heads, kernel) + bias
         return dropout(out, self.dropout, keys[1]), weights
 
+    def of_parts(self, parts: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        """Attends to the tokens of all parts (B, N_i, D), without dropout; returns the same."""
+        projections = _of_tiles(*self.qkv.parameters())
+        qs, ks, vs = (tuple(project(x) for x in parts) for project in projections)
+        if self.qk_norm:
+            qs, ks = tuple(map(self.query_norm, qs)), tuple(map(self.key_norm, ks))
+        qs = tuple(q / jnp.sqrt(q.shape[-1]).astype(q.dtype) for q in qs)
+        kernel, bias = self.out.parameters()
+        kernel = kernel.reshape(-1, kernel.shape[-1])
+        heads = attention_kernels.attend_in_parts(qs, ks, vs)
+        return tuple(x.reshape(*x.shape[:2], -1) @ kernel + bias for x in heads)
+
     def _chosen(self, q: jax.Array) -> str:
         return execution.attention(
             self.implementation, tokens=q.shape[1], head_size=q.shape[-1], dtype=q.dtype
@@ -111,24 +124,23 @@ class _Affine(nnx.Module):
 def _project(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> tuple[jax.Array, ...]:
     """x (B, N, D), kernel (D, T, H, C) -> T arrays (B, N, H, C)."""
     if parallel.platform() == "tpu":
-        return tuple(
-            _of_tiles(x, kernel[:, t], None if bias is None else bias[t])
-            for t in range(kernel.shape[1])
-        )
+        return tuple(project(x) for project in _of_tiles(kernel, bias))
     # One matrix product, in its own order: else XLA transposes the tokens and the kernel first.
     y = jnp.einsum("bnd,dthc->bnthc", x, kernel)
-    y = checkpoint_name(y if bias is None else y + bias, "qkv")
-    return jnp.unstack(y, axis=2)
+    return jnp.unstack(y if bias is None else y + bias, axis=2)
 
 
-def _of_tiles(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
-    """One projection, (B, N, H·C) until it is named: a TPU pads the last axis to 128, and it is laid
-    out for the product, not for attention.
+def _of_tiles(kernel: jax.Array, bias: jax.Array | None) -> list[Callable]:
+    """The T projections, of (B, N, D) to (B, N, H, C) each, as products to (B, N, H·C): a TPU pads the
+    last axis to 128.
     """
-    *_, heads, size = kernel.shape
-    y = x @ kernel.reshape(-1, heads * size)
-    y = checkpoint_name(y if bias is None else y + bias.reshape(-1), "qkv")
-    return y.reshape(*y.shape[:2], heads, size)
+    _, count, heads, size = kernel.shape
+    kernels = [kernel[:, t].reshape(-1, heads * size) for t in range(count)]
+    biases = [0] * count if bias is None else bias.reshape(count, -1)
+    return [
+        lambda x, kernel=kernel, bias=bias: (x @ kernel + bias).reshape(*x.shape[:2], heads, size)
+        for kernel, bias in zip(kernels, biases, strict=True)
+    ]
 
 
 def _xavier(width: int):

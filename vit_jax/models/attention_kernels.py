@@ -6,7 +6,12 @@ q (B, Q, H, C) is scaled already; k and v are (B, N, H, C); the result is (B, Q,
 v. Softmax is in float32 and sums are accumulated in it. The backward pass keeps the result and the
 logarithm of the softmax's denominator, named `SAVED` for `remat`, and recomputes the weights from
 them (FlashAttention, arXiv 2205.14135 §3): half the memory of keeping them, and fewer passes over it.
+
+On TPUs plain XLA spends its time on passes over the logits, whose last axis lies in tiles of 128:
+hence tokens in parts, and what `_weighted` and `_once` do.
 """
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +21,19 @@ from vit_jax import parallel
 
 IMPLEMENTATIONS = ("auto", "xla", "cudnn", "splash")
 SAVED = "attention"
-# Rows that a TPU works on at once: splash takes multiples of it.
+# A TPU lays out the last axis in tiles of this length; splash takes multiples of it.
 LANES = 128
+# Tokens that are a part of their own rather than the beginning of another tile: rows of a tile.
+TAIL = 8
+
+Parts = tuple[jax.Array, ...]
 
 
 def attend(q: jax.Array, k: jax.Array, v: jax.Array, implementation: str) -> jax.Array:
     """softmax(q kᵀ) v by one of `xla`, `cudnn`, `splash`."""
-    return {"xla": _xla, "cudnn": _cudnn, "splash": _splash}[implementation](q, k, v)
+    if implementation == "xla":
+        return attend_in_parts((q,), (k,), (v,))[0]
+    return {"cudnn": _cudnn, "splash": _splash}[implementation](q, k, v)
 
 
 def weights(q: jax.Array, k: jax.Array) -> jax.Array:
@@ -31,35 +42,81 @@ def weights(q: jax.Array, k: jax.Array) -> jax.Array:
 
 
 @jax.custom_vjp
-def _xla(q, k, v):
-    return _xla_forward(q, k, v)[0]
+def attend_in_parts(qs: Parts, ks: Parts, vs: Parts) -> Parts:
+    """softmax(q kᵀ) v of tokens in parts, by plain XLA: every query sees the keys of all parts.
+
+    Args:
+      qs, ks, vs: a (B, N_i, H, C) for each part.
+
+    Returns:
+      The same of the result.
+    """
+    return _forward(qs, ks, vs)[0]
 
 
-def _xla_forward(q, k, v):
-    logits = _logits(q, k)
-    largest = logits.max(-1, keepdims=True)
-    exponentials = jnp.exp(logits - largest)
-    total = exponentials.sum(-1)
-    out = _product("bhqn,bnhc->bqhc", exponentials.astype(v.dtype), v)
-    # Dividing here touches C numbers for each query instead of N.
-    out = (out / total.swapaxes(1, 2)[..., None]).astype(v.dtype)
-    out = checkpoint_name(out, SAVED)
-    log_total = checkpoint_name(largest[..., 0] + jnp.log(total), SAVED)
-    return out, (q, k, v, out, log_total)
+def _forward(qs, ks, vs):
+    outs, log_totals, kept = [], [], []
+    for q in qs:
+        logits = [_logits(q, k) for k in ks]
+        kept.append([_small(x) for x in logits])
+        largest = functools.reduce(jnp.maximum, [x.max(-1, keepdims=True) for x in logits])
+        sums = [_weighted(jnp.exp(x - largest), v) for x, v in zip(logits, vs, strict=True)]
+        out, total = (sum(of_parts) for of_parts in zip(*sums, strict=True))
+        # Dividing here touches C numbers for each query instead of N.
+        out = (out / total.swapaxes(1, 2)[..., None]).astype(q.dtype)
+        outs.append(checkpoint_name(out, SAVED))
+        log_totals.append(checkpoint_name(largest[..., 0] + jnp.log(total), SAVED))
+    return tuple(outs), (qs, ks, vs, outs, log_totals, kept)
 
 
-def _xla_backward(saved, gradient):
-    q, k, v, out, log_total = saved
-    p = jnp.exp(_logits(q, k) - log_total[..., None])
-    of_v = jnp.einsum("bhqn,bqhc->bnhc", p.astype(v.dtype), gradient)
-    of_p = _product("bqhc,bnhc->bhqn", gradient, v)
-    mean = _product("bqhc,bqhc->bhq", gradient, out)
-    of_logits = (p * (of_p - mean[..., None])).astype(q.dtype)
-    of_q = jnp.einsum("bhqn,bnhc->bqhc", of_logits, k)
-    return of_q, jnp.einsum("bhqn,bqhc->bnhc", of_logits, q), of_v
+def _backward(saved, gradients):
+    qs, ks, vs, outs, log_totals, kept = saved
+    of_qs, of_ks, of_vs = [0] * len(qs), [0] * len(ks), [0] * len(vs)
+    for i, (q, out, log_total, gradient) in enumerate(
+        zip(qs, outs, log_totals, gradients, strict=True)
+    ):
+        mean = _product("bqhc,bqhc->bhq", gradient, out)[..., None]
+        for j, (k, v) in enumerate(zip(ks, vs, strict=True)):
+            logits = _logits(q, k) if kept[i][j] is None else kept[i][j]
+            p = _once(jnp.exp(logits - log_total[..., None]), v.dtype)
+            of_p = _product("bqhc,bnhc->bhqn", gradient, v)
+            of_logits = (p * (of_p - mean)).astype(q.dtype)
+            of_qs[i] += jnp.einsum("bhqn,bnhc->bqhc", of_logits, k)
+            of_ks[j] += jnp.einsum("bhqn,bqhc->bnhc", of_logits, q)
+            of_vs[j] += jnp.einsum("bhqn,bqhc->bnhc", p.astype(v.dtype), gradient)
+    return tuple(of_qs), tuple(of_ks), tuple(of_vs)
 
 
-_xla.defvjp(_xla_forward, _xla_backward)
+attend_in_parts.defvjp(_forward, _backward)
+
+
+def _small(logits: jax.Array) -> jax.Array | None:
+    """Logits (B, H, Q, N) of a part that is a few tokens: keeping them takes less than reading all
+    queries or keys again.
+    """
+    return checkpoint_name(logits, SAVED) if min(logits.shape[-2:]) <= TAIL else None
+
+
+def _weighted(exponentials: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Sums over the keys: of the values (B, Q, H, C) and of the exponentials (B, H, Q), in float32."""
+    if parallel.platform() != "tpu":
+        out = _product("bhqn,bnhc->bqhc", exponentials.astype(v.dtype), v)
+        return out, exponentials.sum(-1)
+    # A column of ones beside the values: one product, for which the padding of C has room, gives both.
+    ones = jnp.ones((*v.shape[:-1], 1), v.dtype)
+    out = _product(
+        "bhqn,bnhc->bqhc", exponentials.astype(v.dtype), jnp.concatenate([v, ones], axis=-1)
+    )
+    return out[..., :-1], out[..., -1].swapaxes(1, 2)
+
+
+def _once(weights: jax.Array, dtype) -> jax.Array:
+    """The weights for several products: a TPU's compiler would compute them anew for each, from
+    float32 logits in its memory, unless told to write them.
+    """
+    if parallel.platform() != "tpu":
+        return weights
+    return jax.lax.optimization_barrier(weights.astype(dtype))
 
 
 def _cudnn(q, k, v):

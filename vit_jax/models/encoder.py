@@ -5,12 +5,13 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.models import stack
+from vit_jax.models import execution, stack
 from vit_jax.models.attention import Attention
+from vit_jax.models.attention_kernels import Parts
 from vit_jax.models.layers import Mlp, drop_path, layer_norm, split
 
 
@@ -52,15 +53,28 @@ class Block(nnx.Module):
         self.parallel = config.parallel
 
     def __call__(
-        self, x: jax.Array, drop_path_rate: jax.Array, key: jax.Array | None
-    ) -> tuple[jax.Array, jax.Array]:
-        """x (B, N, D) -> the same and the attention weights (B, H, N, N)."""
+        self, parts: Parts, drop_path_rate: jax.Array, key: jax.Array | None
+    ) -> tuple[Parts, jax.Array | None]:
+        """The tokens, in parts (B, N_i, D) -> the same, and of a single part the attention weights
+        (B, H, N, N).
+        """
         keys = split(key, 4)
-        normed = self.attention_norm(x)
-        y, weights = self.attention(normed, key=keys[0])
-        x = checkpoint_name(x + drop_path(y, drop_path_rate, keys[1]), "between")
-        y = self.mlp(normed if self.parallel else self.mlp_norm(x), key=keys[2])
-        return x + drop_path(y, drop_path_rate, keys[3]), weights
+
+        def add(parts, residuals, key):
+            # One key: an image drops the residuals of all its parts or of none.
+            return tuple(
+                x + drop_path(y, drop_path_rate, key) for x, y in zip(parts, residuals, strict=True)
+            )
+
+        normed = tuple(map(self.attention_norm, parts))
+        if len(parts) == 1:
+            y, weights = self.attention(*normed, key=keys[0])
+            residuals = (y,)
+        else:
+            residuals, weights = self.attention.of_parts(normed), None
+        parts = add(parts, residuals, keys[1])
+        normed = normed if self.parallel else tuple(map(self.mlp_norm, parts))
+        return add(parts, self.mlp(normed, key=keys[2]), keys[3]), weights
 
 
 class Encoder(nnx.Module):
@@ -96,11 +110,19 @@ class Encoder(nnx.Module):
         )
         keys = jax.random.split(key, config.depth) if stochastic else None
 
-        def step(block, x, rate, key):
-            x, weights = block(x, rate, key)
-            return x, {"attention": weights, "blocks": x} if capture else {}
+        def step(block, parts, rate, key):
+            parts, weights = block(parts, rate, key)
+            return parts, {"attention": weights, "blocks": parts[0]} if capture else {}
 
-        x, captured = stack.scan(
-            step, self.layers, x, (rates, keys), remat=config.remat, unroll=config.unroll
+        # Dropout draws for all tokens at once, and what is captured is of all tokens.
+        whole = capture or (stochastic and (config.dropout or config.attention_dropout))
+        cuts = [] if whole else execution.cuts(config.attention, tokens=x.shape[1])
+        parts, captured = stack.scan(
+            step,
+            self.layers,
+            tuple(jnp.split(x, cuts, axis=1)),
+            (rates, keys),
+            remat=config.remat,
+            unroll=config.unroll,
         )
-        return self.norm(x), captured
+        return self.norm(jnp.concatenate(parts, axis=1)), captured

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from vit_jax import parallel
+from vit_jax.models import attention_kernels
 
 AUTO = -1  # of `unroll`
 
@@ -51,6 +52,19 @@ def attention(asked: str, *, tokens: int, head_size: int, dtype) -> str:
     if platform == "tpu" and tokens >= SPLASH_TOKENS:
         return "splash"
     return "xla"
+
+
+def cuts(asked: str, *, tokens: int) -> list[int]:
+    """Where the tokens of a ViT are cut into parts, `asked` being the implementation of attention.
+
+    A class token beside 16 × 16 patches makes 257, for which a TPU lays out, computes and moves
+    3 × 128 wherever tokens are the last axis: the one token too many is a part of its own.
+    """
+    tail = tokens % attention_kernels.LANES
+    pays = tokens > attention_kernels.LANES and 0 < tail <= attention_kernels.TAIL
+    if parallel.platform() != "tpu" or asked not in ("auto", "xla") or tokens >= SPLASH_TOKENS:
+        return []
+    return [tokens - tail] if pays else []
 
 
 def computed(config):

@@ -2,6 +2,7 @@
 Attention is next door.
 """
 
+import functools
 from collections.abc import Callable
 
 import flax.struct
@@ -9,6 +10,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
+
+# Names for `remat`: what an MLP's first product gives, and the statistics of norms.
+HIDDEN, STATISTICS = "hidden", "statistics"
 
 ACTIVATIONS: dict[str, Callable] = {
     "gelu_tanh": lambda x: nnx.gelu(x, approximate=True),
@@ -49,19 +53,64 @@ class Mlp(nnx.Module):
         self.down = _mlp_linear(hidden, width, dtype, rngs)
         self.activation, self.dropout = activation, dropout
 
-    def __call__(self, x: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """x (..., D) -> (..., D)."""
+    def __call__(self, x, key: jax.Array | None = None):
+        """x (..., D) -> the same; or of several such, as a tuple."""
         keys = split(key, 2)
-        x = ACTIVATIONS[self.activation](checkpoint_name(self.up(x), "hidden"))
-        x = dropout(x, self.dropout, keys[0])
-        return dropout(self.down(x), self.dropout, keys[1])
+        # Cast once for all: so their gradients are added up before devices exchange them.
+        up, down = _parameters(self.up), _parameters(self.down)
+
+        def run(x):
+            x = checkpoint_name(x @ up[0] + up[1], HIDDEN)
+            x = dropout(ACTIVATIONS[self.activation](x), self.dropout, keys[0])
+            return dropout(x @ down[0] + down[1], self.dropout, keys[1])
+
+        return jax.tree.map(run, x)
 
 
 def layer_norm(
     width: int, epsilon: float, dtype, rngs: nnx.Rngs, *, bias: bool = True
 ) -> nnx.LayerNorm:
     """Layer norm over the last axis, its statistics in float32 whatever `dtype`."""
-    return nnx.LayerNorm(width, epsilon=epsilon, use_bias=bias, dtype=dtype, rngs=rngs)
+    return LayerNorm(width, epsilon=epsilon, use_bias=bias, dtype=dtype, rngs=rngs)
+
+
+class LayerNorm(nnx.LayerNorm):
+    """Flax's, with a backward pass that reduces nothing anew: see `_normalise`."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """x (..., D) -> the same in the norm's dtype."""
+        y = _normalise(x, self.epsilon) * self.scale[...]
+        return (y if self.bias is None else y + self.bias[...]).astype(self.dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _normalise(x: jax.Array, epsilon: float) -> jax.Array:
+    """x (..., D) to mean 0 and variance 1 over the last axis, in float32 (arXiv 1607.06450).
+
+    Mean and deviation are named for `remat`, two numbers a token: recomputing them would take two
+    more passes over the tokens.
+    """
+    return _normalise_forward(x, epsilon)[0]
+
+
+def _normalise_forward(x, epsilon):
+    y = x.astype(jnp.float32)
+    mean = y.mean(-1, keepdims=True)
+    variance = jnp.maximum(0, jnp.square(y).mean(-1, keepdims=True) - jnp.square(mean))
+    mean = checkpoint_name(mean, STATISTICS)
+    inverse = checkpoint_name(jax.lax.rsqrt(variance + epsilon), STATISTICS)
+    return (y - mean) * inverse, (x, mean, inverse)
+
+
+def _normalise_backward(epsilon, saved, gradient):
+    x, mean, inverse = saved
+    y = (x.astype(jnp.float32) - mean) * inverse
+    along = y * (gradient * y).mean(-1, keepdims=True)
+    of_x = (gradient - gradient.mean(-1, keepdims=True) - along) * inverse
+    return (of_x.astype(x.dtype),)
+
+
+_normalise.defvjp(_normalise_forward, _normalise_backward)
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
@@ -92,6 +141,11 @@ def drop_path(residual: jax.Array, rate: jax.Array | float, key: jax.Array | Non
 def split(key: jax.Array | None, count: int) -> list:
     """`count` keys, or that many `None` where there is no randomness."""
     return [None] * count if key is None else list(jax.random.split(key, count))
+
+
+def _parameters(linear: nnx.Linear) -> tuple[jax.Array, jax.Array]:
+    """Kernel and bias in the compute dtype."""
+    return linear.kernel[...].astype(linear.dtype), linear.bias[...].astype(linear.dtype)
 
 
 def _mlp_linear(inputs: int, outputs: int, dtype, rngs: nnx.Rngs) -> nnx.Linear:

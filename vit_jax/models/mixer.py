@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.models import classifier, stack
 from vit_jax.models.embeddings import PatchEmbedding
-from vit_jax.models.layers import ACTIVATIONS, ModelOutput, drop_path, layer_norm, split
+from vit_jax.models.layers import ACTIVATIONS, HIDDEN, ModelOutput, drop_path, layer_norm, split
 from vit_jax.schema import ConfigError, nearest, option
 
 # depth, width, MLP width over channels, over tokens (Mixer Table 1).
@@ -169,7 +169,7 @@ class Block(nnx.Module):
         """(B, N, D) -> the same."""
         keys = split(key, 2)
         y = self.token_mlp(self.token_norm(x).swapaxes(1, 2)).swapaxes(1, 2)
-        x = checkpoint_name(x + drop_path(y, drop_path_rate, keys[0]), "between")
+        x = x + drop_path(y, drop_path_rate, keys[0])
         return x + drop_path(self.channel_mlp(self.channel_norm(x)), drop_path_rate, keys[1])
 
 
@@ -185,7 +185,7 @@ class Mlp(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """x (..., D) -> (..., D)."""
-        return self.down(ACTIVATIONS[self.activation](checkpoint_name(self.up(x), "hidden")))
+        return self.down(ACTIVATIONS[self.activation](checkpoint_name(self.up(x), HIDDEN)))
 
 
 def enlarge_token_mlp(token_mlp: dict, factor: int) -> dict:

@@ -8,18 +8,19 @@ import jax
 from flax import nnx
 
 from vit_jax import parallel
-from vit_jax.models import attention_kernels, execution
+from vit_jax.models import attention_kernels, execution, layers
 
 _SAVEABLE = jax.checkpoint_policies
-# What the layers name (`checkpoint_name`): all that their gradients need and products have made.
-PRODUCTS = (attention_kernels.SAVED, "qkv", "hidden", "between")
+# What the layers name (`checkpoint_name`). QKV and what lies between attention and MLP are not of it:
+# on TPUs storing and fetching them costs more than their products.
+ATTENTION = (attention_kernels.SAVED, layers.STATISTICS)
 # From what keeps most to what keeps least, beside each layer's input.
 REMAT = {
     "none": None,
     "dots": _SAVEABLE.dots_saveable,
     "weight_dots": _SAVEABLE.dots_with_no_batch_dims_saveable,
-    "save_products": _SAVEABLE.save_only_these_names(*PRODUCTS),
-    "save_attention": _SAVEABLE.save_only_these_names(attention_kernels.SAVED),
+    "save_products": _SAVEABLE.save_only_these_names(*ATTENTION, layers.HIDDEN),
+    "save_attention": _SAVEABLE.save_only_these_names(*ATTENTION),
     "full": _SAVEABLE.nothing_saveable,
 }
 
@@ -45,7 +46,7 @@ def scan(
     Args:
       step: `step(layer, x, *arguments_of_the_layer) -> x, captured`.
       layers: from `stack`.
-      x: (B, ...).
+      x: (B, ...), or several such.
       arguments: arrays with a leading axis of the stack's length, a slice for each layer; `None` is
         handed on.
       remat: one of `REMAT`.
@@ -61,7 +62,7 @@ def scan(
     def body(x, of_layer):
         layer_parameters, layer_arguments = of_layer
         x, captured = step(nnx.merge(definition, layer_parameters), x, *layer_arguments)
-        return parallel.constrain_batch(x), captured
+        return jax.tree.map(parallel.constrain_batch, x), captured
 
     # A loop keeps XLA from sharing what is recomputed with the forward pass; unrolling may leave
     # layers outside a loop.
