@@ -35,7 +35,8 @@ class Options:
     remat: str = option(
         "none",
         "what the backward pass finds stored: all (none), every matrix product (dots), those with "
-        "weights (weight_dots), those it needs (save_products), attention's result, nothing (full)",
+        "weights (weight_dots), attention's result and what MLPs first multiply to "
+        "(save_products), attention's result (save_attention), nothing (full)",
         choices=REMAT,
     )
     unroll: int = option(
