@@ -34,7 +34,8 @@ def test_layers_are_unrolled_where_it_pays(monkeypatch, platform, asked, layers,
     assert execution.unrolled(asked, layers) == expected
 
 
-def test_a_cpu_computes_in_float32_what_it_would_emulate(kit):
+def test_a_cpu_computes_in_float32_what_it_would_emulate(monkeypatch, kit):
+    monkeypatch.setattr(execution, "has_amx", lambda: False)
     config = kit.config(dtype="bfloat16")
     definition, _ = registry.abstract(config)
     parameters = kit.parameters(config)
@@ -47,6 +48,24 @@ def test_a_cpu_computes_in_float32_what_it_would_emulate(kit):
     np.testing.assert_array_equal(ours, exact)
     insists = kit.config(dtype="bfloat16", dtype_on_cpu="same")
     assert registry.here(definition, insists) is definition
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "expected"),
+    [
+        ("ViT-S/16", "auto", "bfloat16"),
+        ("ViT-S/16", "float32", "float32"),
+        ("Mixer-S/32", "auto", "bfloat16"),
+        ("BiT-R50x1", "auto", "float32"),
+        ("R26+ViT-S/32", "auto", "float32"),
+    ],
+)
+def test_a_cpu_with_amx_computes_products_in_bfloat16_but_no_convolutions(
+    monkeypatch, name, asked, expected
+):
+    monkeypatch.setattr(execution, "has_amx", lambda: True)
+    config = registry.model_config(name, dtype="bfloat16", dtype_on_cpu=asked)
+    assert execution.computed(config).dtype == expected
 
 
 def test_another_device_computes_as_the_config_says(monkeypatch, kit):
@@ -85,11 +104,12 @@ def test_compiler_options_change_no_number_beyond_rounding(kit):
         assert np.linalg.norm(a - b) <= 1e-6 * np.linalg.norm(b) + 1e-7
 
 
-def test_all_choices_are_told_in_one_line(kit):
+def test_all_choices_are_told_in_one_line(monkeypatch, kit):
+    monkeypatch.setattr(execution, "has_amx", lambda: False)
     config = kit.config(dtype="bfloat16", unroll=AUTO, remat="save_attention")
     told = execution.told(config, one_device())
     assert told.startswith("attention: xla, layers: unrolled, remat: save_attention, computed in: ")
-    assert "float32 (CPUs emulate bfloat16; config.model.dtype_on_cpu=same insists on it)" in told
+    assert "float32 (bfloat16 would be emulated; config.model.dtype_on_cpu=same insists on it)" in told
     assert "xla_cpu_prefer_vector_width=512" in told
     assert "layers: scanned" in execution.told(dataclasses.replace(config, unroll=1), one_device())
 

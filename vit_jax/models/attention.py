@@ -6,7 +6,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax import parallel
-from vit_jax.models import attention_kernels, execution
+from vit_jax.models import attention_kernels, execution, products
 from vit_jax.models.layers import dropout, layer_norm, split
 
 QUERY, KEY, VALUE = range(3)
@@ -39,10 +39,8 @@ class Attention(nnx.Module):
             raise ValueError(f"width {width} cannot be cut into {heads} heads")
         size = width // heads
         of_qkv = (3, heads, size)
-        self.qkv = _Affine(
-            (width, *of_qkv), of_qkv if qkv_bias else None, _xavier(width), dtype, rngs
-        )
-        self.out = _Affine((heads, size, width), (width,), _xavier(width), dtype, rngs)
+        self.qkv = _Affine((width, *of_qkv), of_qkv if qkv_bias else None, _xavier(width), rngs)
+        self.out = _Affine((heads, size, width), (width,), _xavier(width), rngs)
         self.qk_norm = qk_norm
         if qk_norm:
             self.query_norm = layer_norm(size, epsilon, dtype, rngs, bias=norm_bias)
@@ -82,10 +80,8 @@ class Attention(nnx.Module):
             kind = "xla" if queries is not None else self._chosen(q)
             heads = attention_kernels.attend(q, k, v, kind)
         kernel, bias = self.out.parameters()
-        if parallel.platform() == "tpu":  # As the projections: see `_of_tiles`.
-            out = heads.reshape(*heads.shape[:2], -1) @ kernel.reshape(-1, kernel.shape[-1]) + bias
-        else:
-            out = jnp.einsum("bqhc,hcd->bqd", heads, kernel) + bias
+        heads = heads.reshape(*heads.shape[:2], -1)
+        out = products.dense(heads, kernel.reshape(-1, kernel.shape[-1]), bias)
         return dropout(out, self.dropout, keys[1]), weights
 
     def _chosen(self, q: jax.Array) -> str:
@@ -95,17 +91,15 @@ class Attention(nnx.Module):
 
 
 class _Affine(nnx.Module):
-    """A kernel and perhaps a bias, kept in float32 and handed out in the compute dtype."""
+    """A kernel and perhaps a bias."""
 
-    def __init__(self, kernel_shape, bias_shape, init, dtype, rngs):
+    def __init__(self, kernel_shape, bias_shape, init, rngs):
         self.kernel = nnx.Param(init(rngs.params(), kernel_shape))
         if bias_shape is not None:
             self.bias = nnx.Param(jnp.zeros(bias_shape))
-        self.dtype = dtype
 
     def parameters(self) -> tuple[jax.Array, jax.Array | None]:
-        bias = self.bias[...].astype(self.dtype) if hasattr(self, "bias") else None
-        return self.kernel[...].astype(self.dtype), bias
+        return self.kernel[...], self.bias[...] if hasattr(self, "bias") else None
 
 
 def _project(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> tuple[jax.Array, ...]:
@@ -116,9 +110,7 @@ def _project(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> tuple[j
             for t in range(kernel.shape[1])
         )
     # One matrix product, in its own order: else XLA transposes the tokens and the kernel first.
-    y = jnp.einsum("bnd,dthc->bnthc", x, kernel)
-    y = checkpoint_name(y if bias is None else y + bias, "qkv")
-    return jnp.unstack(y, axis=2)
+    return jnp.unstack(checkpoint_name(products.dense(x, kernel, bias), "qkv"), axis=2)
 
 
 def _of_tiles(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
@@ -126,8 +118,8 @@ def _of_tiles(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Ar
     out for the product, not for attention.
     """
     *_, heads, size = kernel.shape
-    y = x @ kernel.reshape(-1, heads * size)
-    y = checkpoint_name(y if bias is None else y + bias.reshape(-1), "qkv")
+    flat = bias if bias is None else bias.reshape(-1)
+    y = checkpoint_name(products.dense(x, kernel.reshape(-1, heads * size), flat), "qkv")
     return y.reshape(*y.shape[:2], heads, size)
 
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax import parallel
+from vit_jax.models.products import product
 
 IMPLEMENTATIONS = ("auto", "xla", "cudnn", "splash")
 SAVED = "attention"
@@ -40,7 +41,7 @@ def _xla_forward(q, k, v):
     largest = logits.max(-1, keepdims=True)
     exponentials = jnp.exp(logits - largest)
     total = exponentials.sum(-1)
-    out = _product("bhqn,bnhc->bqhc", exponentials.astype(v.dtype), v)
+    out = product("bhqn,bnhc->bqhc", exponentials.astype(v.dtype), v)
     # Dividing here touches C numbers for each query instead of N.
     out = (out / total.swapaxes(1, 2)[..., None]).astype(v.dtype)
     out = checkpoint_name(out, SAVED)
@@ -51,12 +52,13 @@ def _xla_forward(q, k, v):
 def _xla_backward(saved, gradient):
     q, k, v, out, log_total = saved
     p = jnp.exp(_logits(q, k) - log_total[..., None])
-    of_v = jnp.einsum("bhqn,bqhc->bnhc", p.astype(v.dtype), gradient)
-    of_p = _product("bqhc,bnhc->bhqn", gradient, v)
-    mean = _product("bqhc,bqhc->bhq", gradient, out)
+    of_v = product("bhqn,bqhc->bnhc", p.astype(v.dtype), gradient)
+    of_p = product("bqhc,bnhc->bhqn", gradient, v)
+    mean = product("bqhc,bqhc->bhq", gradient, out)
     of_logits = (p * (of_p - mean[..., None])).astype(q.dtype)
-    of_q = jnp.einsum("bhqn,bnhc->bqhc", of_logits, k)
-    return of_q, jnp.einsum("bhqn,bqhc->bnhc", of_logits, q), of_v
+    of_q = product("bhqn,bnhc->bqhc", of_logits, k)
+    of_k = product("bhqn,bqhc->bnhc", of_logits, q)
+    return of_q.astype(q.dtype), of_k.astype(k.dtype), of_v.astype(v.dtype)
 
 
 _xla.defvjp(_xla_forward, _xla_backward)
@@ -113,8 +115,4 @@ def _splash_on_a_device(q, k, v):
 
 
 def _logits(q, k):
-    return _product("bqhc,bnhc->bhqn", q, k)
-
-
-def _product(formula, a, b):
-    return jnp.einsum(formula, a, b, preferred_element_type=jnp.float32)
+    return product("bqhc,bnhc->bhqn", q, k)

@@ -7,7 +7,9 @@ compiled for a TPU pod on a laptop gets the TPU's.
 """
 
 import dataclasses
+import functools
 import os
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -56,12 +58,22 @@ def attention(asked: str, *, tokens: int, head_size: int, dtype) -> str:
 def computed(config):
     """The model's config with the type that it is computed in here.
 
-    XLA emulates bfloat16 on CPUs: products are taken in float32 anyway and rounded, which costs time
-    and accuracy. So float32 is what a CPU computes in, unless `dtype_on_cpu` says `same`.
+    Without AMX, a CPU emulates bfloat16: products are taken in float32 anyway and rounded, which
+    costs time and accuracy. So float32 is what such a CPU computes in, unless `dtype_on_cpu` says
+    `same`.
     """
     if parallel.platform() != "cpu" or config.dtype_on_cpu == "same":
         return config
+    if config.dtype_on_cpu == "auto" and has_amx() and not config.convolutional:
+        return config
     return dataclasses.replace(config, dtype="float32")
+
+
+@functools.cache
+def has_amx() -> bool:
+    """Whether this machine's CPU multiplies matrices of bfloat16 (Intel AMX; known on Linux only)."""
+    file = pathlib.Path("/proc/cpuinfo")
+    return file.exists() and "amx_bf16" in file.read_text()
 
 
 def compiler_options(mesh: Mesh) -> dict[str, int]:
@@ -86,6 +98,6 @@ def told(config, mesh: Mesh) -> str:
     layers = {1: "scanned", depth: "unrolled"}.get(side_by_side, f"{side_by_side} at a time")
     parts += [f"layers: {layers}", f"remat: {config.remat}", f"computed in: {dtype}"]
     if dtype != config.dtype:
-        parts[-1] += f" (CPUs emulate {config.dtype}; config.model.dtype_on_cpu=same insists on it)"
+        parts[-1] += f" ({config.dtype} would be emulated; config.model.dtype_on_cpu=same insists on it)"
     parts += [f"{name}={value}" for name, value in compiler_options(mesh).items()]
     return ", ".join(parts)

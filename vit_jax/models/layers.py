@@ -10,6 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from vit_jax.models import products
+
 ACTIVATIONS: dict[str, Callable] = {
     "gelu_tanh": lambda x: nnx.gelu(x, approximate=True),
     "gelu": lambda x: nnx.gelu(x, approximate=False),
@@ -94,8 +96,8 @@ def split(key: jax.Array | None, count: int) -> list:
     return [None] * count if key is None else list(jax.random.split(key, count))
 
 
-def _mlp_linear(inputs: int, outputs: int, dtype, rngs: nnx.Rngs) -> nnx.Linear:
-    return nnx.Linear(
+def _mlp_linear(inputs: int, outputs: int, dtype, rngs: nnx.Rngs) -> products.Linear:
+    return products.Linear(
         inputs,
         outputs,
         kernel_init=nnx.initializers.xavier_uniform(),
