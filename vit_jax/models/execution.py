@@ -8,7 +8,6 @@ compiled for a TPU pod on a laptop gets the TPU's.
 
 import dataclasses
 import functools
-import os
 import pathlib
 
 import jax
@@ -25,9 +24,6 @@ UNROLLED = 24
 # on accelerators yet: `tests/benchmarks/step_peers.py --device=cuda` compares the two.
 CUDNN_TOKENS = 512
 SPLASH_TOKENS = 2048
-
-# Flags of XLA's CPU compiler that make the step faster and change no result (docs/performance.md).
-CPU_OPTIONS = {"xla_cpu_prefer_vector_width": 512}
 
 
 def unrolled(asked: int, layers: int) -> int:
@@ -76,14 +72,6 @@ def has_amx() -> bool:
     return file.exists() and "amx_bf16" in file.read_text()
 
 
-def compiler_options(mesh: Mesh) -> dict[str, int]:
-    """Options of XLA for the programs of a mesh; what the user says in XLA_FLAGS is left to them."""
-    if mesh.devices.flat[0].platform != "cpu":
-        return {}
-    said = os.environ.get("XLA_FLAGS", "")
-    return {name: value for name, value in CPU_OPTIONS.items() if name not in said}
-
-
 def told(config, mesh: Mesh) -> str:
     """All choices for a model on a mesh: 'attention: xla, layers: unrolled, remat: none, …'."""
     with jax.set_mesh(mesh):
@@ -98,6 +86,7 @@ def told(config, mesh: Mesh) -> str:
     layers = {1: "scanned", depth: "unrolled"}.get(side_by_side, f"{side_by_side} at a time")
     parts += [f"layers: {layers}", f"remat: {config.remat}", f"computed in: {dtype}"]
     if dtype != config.dtype:
-        parts[-1] += f" ({config.dtype} would be emulated; config.model.dtype_on_cpu=same insists on it)"
-    parts += [f"{name}={value}" for name, value in compiler_options(mesh).items()]
+        parts[-1] += (
+            f" ({config.dtype} would be emulated; config.model.dtype_on_cpu=same insists on it)"
+        )
     return ", ".join(parts)
