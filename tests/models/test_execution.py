@@ -1,13 +1,14 @@
 """What is chosen for a device, and how it is told."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
-from flax import nnx
 
 from vit_jax import parallel
+from vit_jax.evaluation.logits import make_logits
 from vit_jax.models import execution, registry
 from vit_jax.models.execution import AUTO
 
@@ -36,17 +37,18 @@ def test_layers_are_unrolled_where_it_pays(monkeypatch, platform, asked, layers,
 def test_a_cpu_computes_in_float32_what_it_would_emulate(monkeypatch, kit):
     monkeypatch.setattr(execution, "has_amx", lambda: False)
     config = kit.config(dtype="bfloat16")
-    definition, _ = registry.abstract(config)
     parameters = kit.parameters(config)
+    images = np.random.default_rng(2).integers(0, 256, kit.images.shape, np.uint8)
+    data = SimpleNamespace(mean=(0.5,) * 3, std=(0.5,) * 3)
 
-    def logits(config, definition):
-        return jax.jit(lambda p, x: nnx.merge(definition, p)(x).logits)(parameters, kit.images)
+    def logits(config):
+        definition, _ = registry.abstract(config)
+        return jax.jit(make_logits(definition, config, data))(parameters, images)
 
-    ours = logits(config, registry.here(definition, config))
-    exact = logits(config, registry.abstract(kit.config(dtype="float32"))[0])
-    np.testing.assert_array_equal(ours, exact)
+    exact = logits(kit.config(dtype="float32"))
+    np.testing.assert_array_equal(logits(config), exact)
     insists = kit.config(dtype="bfloat16", dtype_on_cpu="same")
-    assert registry.here(definition, insists) is definition
+    assert not np.array_equal(logits(insists), exact)
 
 
 @pytest.mark.parametrize(
