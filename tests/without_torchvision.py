@@ -1,25 +1,20 @@
-"""timm's models where torchvision is not installed: they need nothing of it, but their package imports
-it.
+"""timm's models without torchvision: they need nothing of it, but their package imports it, and it is
+not installed everywhere, nor does each build of it fit PyTorch's for CPUs.
 """
 
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import sys
 from types import ModuleType
 
 
 def timm_models() -> ModuleType:
     """`timm.models`."""
-    if importlib.util.find_spec("torchvision"):
-        import timm.models
-
-        return timm.models
-    sys.meta_path.append(StubFinder())
+    sys.meta_path.insert(0, StubFinder())
     import timm.models
 
     # Gone again, lest others take the stubs for the package.
-    sys.meta_path.pop()
+    sys.meta_path.pop(0)
     for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
         del sys.modules[name]
     return timm.models

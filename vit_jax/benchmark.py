@@ -12,20 +12,18 @@ import statistics
 import time
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from ml_collections import ConfigDict
 from PIL import Image, ImageOps
 
 from vit_jax import breakdown as parts
 from vit_jax import parallel, topologies
 from vit_jax.data import decode, loader, sources
-from vit_jax.data.augment import normalize
 from vit_jax.data.order import batch_indices, crop_draws, example_ids
 from vit_jax.data.record import Record
+from vit_jax.evaluation.logits import make_logits
 from vit_jax.interchange import loading
-from vit_jax.models import execution, registry
+from vit_jax.models import execution
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly, assemble, check
 from vit_jax.training.guards import check_batch
@@ -94,24 +92,12 @@ def inference(config: ConfigDict, *, steps: int) -> dict:
       Compile time, median and spread of a batch's time, images/s, and what was chosen.
     """
     assembly, mesh = _assembled(config)
-    model_config, data = assembly.model_config, assembly.config.data
+    logits = make_logits(assembly.definition, assembly.model_config, assembly.config.data)
     with jax.set_mesh(mesh):
         params = states.create(assembly.init, 0, assembly.abstract_state(mesh)).params
-
-        def classify(params, images):
-            dtype = jnp.dtype(execution.computed(model_config).dtype)
-            images = normalize(images, data.mean, data.std, dtype)
-            return nnx.merge(registry.here(assembly.definition, model_config), params)(
-                images
-            ).logits
-
         images = _made_up_batch(assembly, parallel.batch_sharding(mesh))["image"]
         began = time.perf_counter()
-        compiled = (
-            jax.jit(classify, compiler_options=execution.compiler_options(mesh))
-            .lower(params, images)
-            .compile()
-        )
+        compiled = jax.jit(logits).lower(params, images).compile()
         compile_seconds = time.perf_counter() - began
         times = parts.seconds(lambda: compiled(params, images), steps)
     return _told(assembly, mesh, times) | {"compile_seconds": compile_seconds} | context()

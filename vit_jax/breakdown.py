@@ -51,11 +51,7 @@ def breakdown(
     norms = 1 if config.parallel else 2
 
     def median(function: Callable, *arguments) -> float:
-        compiled = (
-            jax.jit(function, compiler_options=execution.compiler_options(mesh))
-            .lower(*arguments)
-            .compile()
-        )
+        compiled = jax.jit(function).lower(*arguments).compile()
         return statistics.median(seconds(lambda: compiled(*arguments), steps))
 
     def there_and_back(module, call, x):

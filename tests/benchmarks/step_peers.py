@@ -3,20 +3,26 @@ under PyTorch (eager and compiled) and Hugging Face's ViT; the same weights, bat
 
     python tests/benchmarks/step_peers.py [--model=ViT-Ti/16] [--image_size=224] [--batch_size=8]
     [--dtype=float32] [--peers=ours,plain,timm,timm_compiled,huggingface] [--rounds=4]
-    [--attention=auto] [--remat=none] [--inference] [--device=cuda]
+    [--attention=auto] [--inference] [--device=cuda]
+
+Further peers are `ours_full`, `ours_save_attention` and `ours_save_products`, ours with that `remat`.
 
 With --device=cuda, which needs JAX and PyTorch for CUDA: all rows for a GPU, and its bfloat16 rate on
 8192 x 8192 matrices. Peers: `pip install timm transformers torch`. Prints a table, and one JSON
-object on the last line. Losses are of the first steps; they must agree, else it is other work.
+object on the last line. Losses are of the first steps; they must agree, else it is other work. Memory
+is on a CPU what the process grows by in a step, and the weights and moments that stay in between.
 """
 
 import argparse
+import ctypes
+import functools
 import gc
 import itertools
 import json
 import math
 import os
 import pathlib
+import re
 import statistics
 import sys
 import tempfile
@@ -31,13 +37,12 @@ import numpy as np
 import optax
 import plain_step
 import torch
-from flax import nnx
 
 from tests import without_torchvision
 from vit_jax import parallel
 from vit_jax.benchmark import context
 from vit_jax.config import default_config
-from vit_jax.data.augment import normalize
+from vit_jax.evaluation.logits import make_logits
 from vit_jax.interchange import formats
 from vit_jax.models import execution, registry
 from vit_jax.training import state as states
@@ -55,11 +60,11 @@ GPU_ROWS = [
 CPU_ROWS = [("ViT-Ti/16", 224, 8, False)]
 
 
-def our_parts(flags):
+def our_parts(flags, remat: str = "none"):
     """(assembly, mesh, state, batch) of our run."""
     config = default_config()
     config.update_from_flattened_dict({
-        "model.name": flags.model, "model.dtype": flags.dtype, "model.remat": flags.remat,
+        "model.name": flags.model, "model.dtype": flags.dtype, "model.remat": remat,
         "augment.flip": False, "data.image_size": flags.image_size, "batch_size": flags.batch_size,
         "duration": "1000 steps", "optim.lr": LEARNING_RATE, "optim.weight_decay": DECAY,
         "optim.schedule": "constant", "optim.weight_decay_rules": ((".*", 1.0),),
@@ -80,24 +85,15 @@ def our_parts(flags):
     return assembly, mesh, state, batch
 
 
-def ours(flags, parts):
+def ours(flags, parts, remat: str = ""):
     """A function that runs our step and returns its loss, and the bytes it holds at most."""
-    assembly, mesh, state, batch = parts
-    config = assembly.model_config
-    options = execution.compiler_options(mesh)
+    assembly, mesh, state, batch = our_parts(flags, remat) if remat else parts
     with jax.set_mesh(mesh):
         state = jax.tree.map(jnp.copy, state)  # each peer starts from the same weights
         batch = jax.device_put(batch, parallel.batch_sharding(mesh))
         if flags.inference:
-
-            def classify(params, images):
-                images = normalize(images, (0.5,) * 3, (0.5,) * 3, jnp.dtype(config.dtype))
-                return nnx.merge(registry.here(assembly.definition, config), params)(images).logits
-
-            lowered = jax.jit(classify, compiler_options=options).lower(
-                state.params, batch["image"]
-            )
-            compiled = lowered.compile()
+            logits = make_logits(assembly.definition, assembly.model_config, assembly.config.data)
+            compiled = jax.jit(logits).lower(state.params, batch["image"]).compile()
             return lambda: compiled(state.params, batch["image"]).mean(), memory(compiled)
         step = compile_train_step(assembly.train_step, states.shardings_of(state), mesh)
         compiled = step.lower(state, batch).compile()
@@ -140,6 +136,21 @@ def memory(compiled) -> int:
     """Bytes of arguments and temporaries; donated results take no more."""
     sizes = compiled.memory_analysis()
     return sizes.argument_size_in_bytes + sizes.temp_size_in_bytes
+
+
+def memory_of_step(run, held: int) -> int:
+    """Bytes of this process that making a step adds at most, and `held`, which stays in between."""
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed goes back to the system
+    before = resident("VmRSS")
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
+    wait(run())
+    return resident("VmHWM") - before + held
+
+
+def resident(kind: str) -> int:
+    """Bytes of this process: VmRSS now, VmHWM at most."""
+    status = pathlib.Path("/proc/self/status").read_text()
+    return 1024 * int(re.search(rf"{kind}:\s*(\d+) kB", status)[1])
 
 
 def written(parts, form: str, folder: str) -> str:
@@ -210,6 +221,8 @@ def torch_step(flags, parts, model, compiled: bool):
 
 
 PEERS = {f.__name__: f for f in (ours, plain, timm, timm_compiled, huggingface)}
+REMATS = ("full", "save_attention", "save_products")
+OURS = {f"ours_{remat}": functools.partial(ours, remat=remat) for remat in REMATS}
 
 
 def wait(result) -> float:
@@ -229,12 +242,16 @@ def measure(flags) -> dict:
         ):
             continue
         began = time.perf_counter()
-        runs[name], peak[name] = PEERS[name](flags, parts)
+        runs[name], peak[name] = (PEERS | OURS)[name](flags, parts)
         losses[name] = [wait(runs[name]())]
         first[name] = time.perf_counter() - began
         losses[name] += [wait(runs[name]()) for _ in range(2)]
         times[name] = []
         peak[name] = peak[name]() if callable(peak[name]) else peak[name]
+        if flags.device == "cpu":
+            copies = 1 if flags.inference else 3  # the weights, and two moments
+            count = registry.count_parameters(parts[0].model_config)
+            peak[name] = memory_of_step(runs[name], 4 * copies * count)
     for _ in range(flags.rounds):
         for name, run in runs.items():
             for _ in range(3):
@@ -289,7 +306,6 @@ def main() -> None:
     parser.add_argument("--peers", default=",".join(PEERS))
     parser.add_argument("--rounds", type=int, default=4, help="of three steps each, in turn")
     parser.add_argument("--attention", default="auto")
-    parser.add_argument("--remat", default="none")
     parser.add_argument("--inference", action="store_true")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     flags = parser.parse_args()

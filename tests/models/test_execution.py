@@ -1,14 +1,14 @@
 """What is chosen for a device, and how it is told."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 from vit_jax import parallel
+from vit_jax.evaluation.logits import make_logits
 from vit_jax.models import execution, registry
 from vit_jax.models.execution import AUTO
 
@@ -34,19 +34,39 @@ def test_layers_are_unrolled_where_it_pays(monkeypatch, platform, asked, layers,
     assert execution.unrolled(asked, layers) == expected
 
 
-def test_a_cpu_computes_in_float32_what_it_would_emulate(kit):
+def test_a_cpu_computes_in_float32_what_it_would_emulate(monkeypatch, kit):
+    monkeypatch.setattr(execution, "has_amx", lambda: False)
     config = kit.config(dtype="bfloat16")
-    definition, _ = registry.abstract(config)
     parameters = kit.parameters(config)
+    images = np.random.default_rng(2).integers(0, 256, kit.images.shape, np.uint8)
+    data = SimpleNamespace(mean=(0.5,) * 3, std=(0.5,) * 3)
 
-    def logits(config, definition):
-        return jax.jit(lambda p, x: nnx.merge(definition, p)(x).logits)(parameters, kit.images)
+    def logits(config):
+        definition, _ = registry.abstract(config)
+        return jax.jit(make_logits(definition, config, data))(parameters, images)
 
-    ours = logits(config, registry.here(definition, config))
-    exact = logits(config, registry.abstract(kit.config(dtype="float32"))[0])
-    np.testing.assert_array_equal(ours, exact)
+    exact = logits(kit.config(dtype="float32"))
+    np.testing.assert_array_equal(logits(config), exact)
     insists = kit.config(dtype="bfloat16", dtype_on_cpu="same")
-    assert registry.here(definition, insists) is definition
+    assert not np.array_equal(logits(insists), exact)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "expected"),
+    [
+        ("ViT-S/16", "auto", "bfloat16"),
+        ("ViT-S/16", "float32", "float32"),
+        ("Mixer-S/32", "auto", "bfloat16"),
+        ("BiT-R50x1", "auto", "float32"),
+        ("R26+ViT-S/32", "auto", "float32"),
+    ],
+)
+def test_a_cpu_with_amx_computes_products_in_bfloat16_but_no_convolutions(
+    monkeypatch, name, asked, expected
+):
+    monkeypatch.setattr(execution, "has_amx", lambda: True)
+    config = registry.model_config(name, dtype="bfloat16", dtype_on_cpu=asked)
+    assert execution.computed(config).dtype == expected
 
 
 def test_another_device_computes_as_the_config_says(monkeypatch, kit):
@@ -60,37 +80,14 @@ def test_the_platform_is_that_of_the_mesh():
         assert parallel.platform() == "cpu"
 
 
-def test_what_the_user_tells_the_compiler_is_left_alone(monkeypatch):
-    mesh = one_device()
-    assert execution.compiler_options(mesh) == execution.CPU_OPTIONS
-    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_prefer_vector_width=128")
-    assert execution.compiler_options(mesh) == {}
-
-
-def test_compiler_options_change_no_number_beyond_rounding(kit):
-    config = kit.config(unroll=0)
-    parameters = kit.parameters(config)
-
-    def loss(p):
-        return jnp.square(kit.apply(config, p, kit.images).logits - 1).sum()
-
-    plain = jax.jit(jax.grad(loss))(parameters)
-    options = execution.compiler_options(one_device())
-    for a, b in zip(
-        *map(
-            jax.tree.leaves, (jax.jit(jax.grad(loss), compiler_options=options)(parameters), plain)
-        ),
-        strict=True,
-    ):
-        assert np.linalg.norm(a - b) <= 1e-6 * np.linalg.norm(b) + 1e-7
-
-
-def test_all_choices_are_told_in_one_line(kit):
+def test_all_choices_are_told_in_one_line(monkeypatch, kit):
+    monkeypatch.setattr(execution, "has_amx", lambda: False)
     config = kit.config(dtype="bfloat16", unroll=AUTO, remat="save_attention")
     told = execution.told(config, one_device())
     assert told.startswith("attention: xla, layers: unrolled, remat: save_attention, computed in: ")
-    assert "float32 (CPUs emulate bfloat16; config.model.dtype_on_cpu=same insists on it)" in told
-    assert "xla_cpu_prefer_vector_width=512" in told
+    assert (
+        "float32 (bfloat16 would be emulated; config.model.dtype_on_cpu=same insists on it)" in told
+    )
     assert "layers: scanned" in execution.told(dataclasses.replace(config, unroll=1), one_device())
 
 

@@ -12,8 +12,7 @@ from flax import nnx
 from vit_jax import parallel
 from vit_jax.checkpoint import Run
 from vit_jax.data import loader, sources
-from vit_jax.data.augment import normalize
-from vit_jax.models import execution, registry
+from vit_jax.evaluation.logits import make_logits
 from vit_jax.objectives.supervised import cross_entropy, to_targets
 from vit_jax.schema import ConfigError
 
@@ -34,11 +33,10 @@ def make_eval_step(
     """
     top = min(5, model_config.num_classes)
     loss = config.objective.loss or "softmax"
+    logits_of = make_logits(definition, model_config, config.data)
 
     def eval_step(params: dict, sums: dict, batch: dict) -> dict[str, jax.Array]:
-        dtype = jnp.dtype(execution.computed(model_config).dtype)
-        images = normalize(batch["image"], config.data.mean, config.data.std, dtype)
-        logits = nnx.merge(registry.here(definition, model_config), params)(images).logits
+        logits = logits_of(params, batch["image"])
         targets = to_targets(batch["label"], model_config.num_classes)
         mask = batch["mask"] * (targets.sum(-1) > 0)
         best = jax.lax.top_k(logits, top)[1]
@@ -46,11 +44,7 @@ def make_eval_step(
         new = (right[:, 0], right.any(axis=1), cross_entropy(logits, targets, loss), 1)
         return {n: sums[n] + jnp.sum(v * mask) for n, v in zip(SUMMED, new, strict=True)}
 
-    return jax.jit(
-        eval_step,
-        out_shardings=parallel.replicated(mesh),
-        compiler_options=execution.compiler_options(mesh),
-    )
+    return jax.jit(eval_step, out_shardings=parallel.replicated(mesh))
 
 
 def evaluate(

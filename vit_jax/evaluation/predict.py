@@ -7,17 +7,16 @@ import sys
 from collections.abc import Iterator, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from absl import logging
 from etils import epath
 from flax import nnx
 
 from vit_jax import checkpoint
-from vit_jax.data.augment import normalize
 from vit_jax.data.decode import eval_crop
 from vit_jax.data.record import BadImage
 from vit_jax.errors import UserError
+from vit_jax.evaluation.logits import make_logits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,13 +49,13 @@ def predict(
       batch_size: images at a time.
     """
     definition, params = nnx.split(run.model)
+    logits = make_logits(definition, run.model_config, run.config.data)
     data, topk = run.config.data, min(topk, len(run.classes))
     activation = jax.nn.sigmoid if run.config.objective.loss == "sigmoid" else jax.nn.softmax
 
     @jax.jit
     def best(params, images):
-        images = normalize(images, data.mean, data.std, jnp.dtype(run.model_config.dtype))
-        return jax.lax.top_k(activation(nnx.merge(definition, params)(images).logits), topk)
+        return jax.lax.top_k(activation(logits(params, images)), topk)
 
     for first in range(0, len(files), batch_size):
         names = files[first : first + batch_size]

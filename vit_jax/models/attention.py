@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax import parallel
-from vit_jax.models import attention_kernels, execution
+from vit_jax.models import attention_kernels, execution, products
 from vit_jax.models.layers import dropout, layer_norm, split
 
 QUERY, KEY, VALUE = range(3)
@@ -40,10 +40,8 @@ class Attention(nnx.Module):
             raise ValueError(f"width {width} cannot be cut into {heads} heads")
         size = width // heads
         of_qkv = (3, heads, size)
-        self.qkv = _Affine(
-            (width, *of_qkv), of_qkv if qkv_bias else None, _xavier(width), dtype, rngs
-        )
-        self.out = _Affine((heads, size, width), (width,), _xavier(width), dtype, rngs)
+        self.qkv = _Affine((width, *of_qkv), of_qkv if qkv_bias else None, _xavier(width), rngs)
+        self.out = _Affine((heads, size, width), (width,), _xavier(width), rngs)
         self.qk_norm = qk_norm
         if qk_norm:
             self.query_norm = layer_norm(size, epsilon, dtype, rngs, bias=norm_bias)
@@ -83,23 +81,22 @@ class Attention(nnx.Module):
             kind = "xla" if queries is not None else self._chosen(q)
             heads = attention_kernels.attend(q, k, v, kind)
         kernel, bias = self.out.parameters()
-        if parallel.platform() == "tpu":  # As the projections: see `_of_tiles`.
-            out = heads.reshape(*heads.shape[:2], -1) @ kernel.reshape(-1, kernel.shape[-1]) + bias
-        else:
-            out = jnp.einsum("bqhc,hcd->bqd", heads, kernel) + bias
+        heads = heads.reshape(*heads.shape[:2], -1)
+        out = products.dense(heads, kernel.reshape(-1, kernel.shape[-1]), bias)
         return dropout(out, self.dropout, keys[1]), weights
 
     def of_parts(self, parts: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         """Attends to the tokens of all parts (B, N_i, D), without dropout; returns the same."""
-        projections = _of_tiles(*self.qkv.parameters())
+        dtype = parts[0].dtype
+        projections = _of_tiles(*self.qkv.parameters(), dtype)
         qs, ks, vs = (tuple(project(x) for x in parts) for project in projections)
         if self.qk_norm:
             qs, ks = tuple(map(self.query_norm, qs)), tuple(map(self.key_norm, ks))
         qs = tuple(q / jnp.sqrt(q.shape[-1]).astype(q.dtype) for q in qs)
-        kernel, bias = self.out.parameters()
+        kernel, bias = products.shared(*self.out.parameters(), dtype)
         kernel = kernel.reshape(-1, kernel.shape[-1])
         heads = attention_kernels.attend_in_parts(qs, ks, vs)
-        return tuple(x.reshape(*x.shape[:2], -1) @ kernel + bias for x in heads)
+        return tuple(products.dense(x.reshape(*x.shape[:2], -1), kernel, bias) for x in heads)
 
     def _chosen(self, q: jax.Array) -> str:
         return execution.attention(
@@ -108,37 +105,37 @@ class Attention(nnx.Module):
 
 
 class _Affine(nnx.Module):
-    """A kernel and perhaps a bias, kept in float32 and handed out in the compute dtype."""
+    """A kernel and perhaps a bias."""
 
-    def __init__(self, kernel_shape, bias_shape, init, dtype, rngs):
+    def __init__(self, kernel_shape, bias_shape, init, rngs):
         self.kernel = nnx.Param(init(rngs.params(), kernel_shape))
         if bias_shape is not None:
             self.bias = nnx.Param(jnp.zeros(bias_shape))
-        self.dtype = dtype
 
     def parameters(self) -> tuple[jax.Array, jax.Array | None]:
-        bias = self.bias[...].astype(self.dtype) if hasattr(self, "bias") else None
-        return self.kernel[...].astype(self.dtype), bias
+        return self.kernel[...], self.bias[...] if hasattr(self, "bias") else None
 
 
 def _project(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> tuple[jax.Array, ...]:
     """x (B, N, D), kernel (D, T, H, C) -> T arrays (B, N, H, C)."""
     if parallel.platform() == "tpu":
-        return tuple(project(x) for project in _of_tiles(kernel, bias))
+        return tuple(project(x) for project in _of_tiles(kernel, bias, x.dtype))
     # One matrix product, in its own order: else XLA transposes the tokens and the kernel first.
-    y = jnp.einsum("bnd,dthc->bnthc", x, kernel)
-    return jnp.unstack(y if bias is None else y + bias, axis=2)
+    return jnp.unstack(products.dense(x, kernel, bias), axis=2)
 
 
-def _of_tiles(kernel: jax.Array, bias: jax.Array | None) -> list[Callable]:
+def _of_tiles(kernel: jax.Array, bias: jax.Array | None, dtype) -> list[Callable]:
     """The T projections, of (B, N, D) to (B, N, H, C) each, as products to (B, N, H·C): a TPU pads the
     last axis to 128.
     """
+    kernel, bias = products.shared(kernel, bias, dtype)
     _, count, heads, size = kernel.shape
     kernels = [kernel[:, t].reshape(-1, heads * size) for t in range(count)]
-    biases = [0] * count if bias is None else bias.reshape(count, -1)
+    biases = [None] * count if bias is None else bias.reshape(count, -1)
     return [
-        lambda x, kernel=kernel, bias=bias: (x @ kernel + bias).reshape(*x.shape[:2], heads, size)
+        lambda x, kernel=kernel, bias=bias: products.dense(x, kernel, bias).reshape(
+            *x.shape[:2], heads, size
+        )
         for kernel, bias in zip(kernels, biases, strict=True)
     ]
 

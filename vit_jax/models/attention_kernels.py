@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax import parallel
+from vit_jax.models.products import product
 
 IMPLEMENTATIONS = ("auto", "xla", "cudnn", "splash")
 SAVED = "attention"
@@ -75,15 +76,16 @@ def _backward(saved, gradients):
     for i, (q, out, log_total, gradient) in enumerate(
         zip(qs, outs, log_totals, gradients, strict=True)
     ):
-        mean = _product("bqhc,bqhc->bhq", gradient, out)[..., None]
+        mean = product("bqhc,bqhc->bhq", gradient, out)[..., None]
         for j, (k, v) in enumerate(zip(ks, vs, strict=True)):
             logits = _logits(q, k) if kept[i][j] is None else kept[i][j]
             p = _once(jnp.exp(logits - log_total[..., None]), v.dtype)
-            of_p = _product("bqhc,bnhc->bhqn", gradient, v)
+            of_p = product("bqhc,bnhc->bhqn", gradient, v)
             of_logits = (p * (of_p - mean)).astype(q.dtype)
-            of_qs[i] += jnp.einsum("bhqn,bnhc->bqhc", of_logits, k)
-            of_ks[j] += jnp.einsum("bhqn,bqhc->bnhc", of_logits, q)
-            of_vs[j] += jnp.einsum("bhqn,bqhc->bnhc", p.astype(v.dtype), gradient)
+            of_qs[i] += product("bhqn,bnhc->bqhc", of_logits, k).astype(q.dtype)
+            of_ks[j] += product("bhqn,bqhc->bnhc", of_logits, q).astype(k.dtype)
+            of_v = product("bhqn,bqhc->bnhc", p.astype(v.dtype), gradient)
+            of_vs[j] += of_v.astype(v.dtype)
     return tuple(of_qs), tuple(of_ks), tuple(of_vs)
 
 
@@ -100,11 +102,11 @@ def _small(logits: jax.Array) -> jax.Array | None:
 def _weighted(exponentials: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Sums over the keys: of the values (B, Q, H, C) and of the exponentials (B, H, Q), in float32."""
     if parallel.platform() != "tpu":
-        out = _product("bhqn,bnhc->bqhc", exponentials.astype(v.dtype), v)
+        out = product("bhqn,bnhc->bqhc", exponentials.astype(v.dtype), v)
         return out, exponentials.sum(-1)
     # A column of ones beside the values: one product, for which the padding of C has room, gives both.
     ones = jnp.ones((*v.shape[:-1], 1), v.dtype)
-    out = _product(
+    out = product(
         "bhqn,bnhc->bqhc", exponentials.astype(v.dtype), jnp.concatenate([v, ones], axis=-1)
     )
     return out[..., :-1], out[..., -1].swapaxes(1, 2)
@@ -170,8 +172,4 @@ def _splash_on_a_device(q, k, v):
 
 
 def _logits(q, k):
-    return _product("bqhc,bnhc->bhqn", q, k)
-
-
-def _product(formula, a, b):
-    return jnp.einsum(formula, a, b, preferred_element_type=jnp.float32)
+    return product("bqhc,bnhc->bhqn", q, k)

@@ -3,6 +3,7 @@ bodies are not here.
 """
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 from flax import nnx
@@ -16,6 +17,9 @@ from vit_jax.schema import option
 class Options:
     """Base of a family's `Config`. `image_size` in pixels comes from the data."""
 
+    # Of every layer: XLA's CPU back end has convolutions in float32 only.
+    convolutional: ClassVar[bool] = False
+
     image_size: int
     num_classes: int = option(1000, "outputs of the head; 0: no head", minimum=0)
     head_init: str = option(
@@ -28,9 +32,10 @@ class Options:
         choices=("float32", "bfloat16"),
     )
     dtype_on_cpu: str = option(
-        "float32",
-        "what runs on CPUs compute in, which only emulate bfloat16; same: as dtype says",
-        choices=("float32", "same"),
+        "auto",
+        "what runs on CPUs compute in where dtype says bfloat16, which most of them only emulate; "
+        "auto: float32, but on a CPU with AMX as dtype says; same: as dtype says",
+        choices=("auto", "float32", "same"),
     )
     remat: str = option(
         "none",

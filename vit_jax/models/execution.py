@@ -7,7 +7,8 @@ compiled for a TPU pod on a laptop gets the TPU's.
 """
 
 import dataclasses
-import os
+import functools
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -24,9 +25,6 @@ UNROLLED = 24
 # on accelerators yet: `tests/benchmarks/step_peers.py --device=cuda` compares the two.
 CUDNN_TOKENS = 512
 SPLASH_TOKENS = 2048
-
-# Flags of XLA's CPU compiler that make the step faster and change no result (docs/performance.md).
-CPU_OPTIONS = {"xla_cpu_prefer_vector_width": 512}
 
 
 def unrolled(asked: int, layers: int) -> int:
@@ -70,20 +68,22 @@ def cuts(asked: str, *, tokens: int) -> list[int]:
 def computed(config):
     """The model's config with the type that it is computed in here.
 
-    XLA emulates bfloat16 on CPUs: products are taken in float32 anyway and rounded, which costs time
-    and accuracy. So float32 is what a CPU computes in, unless `dtype_on_cpu` says `same`.
+    Without AMX, a CPU emulates bfloat16: products are taken in float32 anyway and rounded, which
+    costs time and accuracy. So float32 is what such a CPU computes in, unless `dtype_on_cpu` says
+    `same`.
     """
     if parallel.platform() != "cpu" or config.dtype_on_cpu == "same":
+        return config
+    if config.dtype_on_cpu == "auto" and has_amx() and not config.convolutional:
         return config
     return dataclasses.replace(config, dtype="float32")
 
 
-def compiler_options(mesh: Mesh) -> dict[str, int]:
-    """Options of XLA for the programs of a mesh; what the user says in XLA_FLAGS is left to them."""
-    if mesh.devices.flat[0].platform != "cpu":
-        return {}
-    said = os.environ.get("XLA_FLAGS", "")
-    return {name: value for name, value in CPU_OPTIONS.items() if name not in said}
+@functools.cache
+def has_amx() -> bool:
+    """Whether this machine's CPU multiplies matrices of bfloat16 (Intel AMX; known on Linux only)."""
+    file = pathlib.Path("/proc/cpuinfo")
+    return file.exists() and "amx_bf16" in file.read_text()
 
 
 def told(config, mesh: Mesh) -> str:
@@ -100,6 +100,7 @@ def told(config, mesh: Mesh) -> str:
     layers = {1: "scanned", depth: "unrolled"}.get(side_by_side, f"{side_by_side} at a time")
     parts += [f"layers: {layers}", f"remat: {config.remat}", f"computed in: {dtype}"]
     if dtype != config.dtype:
-        parts[-1] += f" (CPUs emulate {config.dtype}; config.model.dtype_on_cpu=same insists on it)"
-    parts += [f"{name}={value}" for name, value in compiler_options(mesh).items()]
+        parts[-1] += (
+            f" ({config.dtype} would be emulated; config.model.dtype_on_cpu=same insists on it)"
+        )
     return ", ".join(parts)

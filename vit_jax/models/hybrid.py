@@ -4,6 +4,7 @@
 
 import dataclasses
 import re
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,8 @@ class Config(vit.Config):
     """A ViT that sees the last feature map of a ResNet v1 in place of the image; `patch` counts
     places of that map.
     """
+
+    convolutional: ClassVar[bool] = True
 
     units: tuple = option(
         (3, 4, 6, 3), "residual units of each stage of the ResNet; each but the first has stride 2"

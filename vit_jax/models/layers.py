@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from vit_jax.models import products
+
 # Names for `remat`: what an MLP's first product gives, and the statistics of norms.
 HIDDEN, STATISTICS = "hidden", "statistics"
 
@@ -56,13 +58,12 @@ class Mlp(nnx.Module):
     def __call__(self, x, key: jax.Array | None = None):
         """x (..., D) -> the same; or of several such, as a tuple."""
         keys = split(key, 2)
-        # Cast once for all: so their gradients are added up before devices exchange them.
         up, down = _parameters(self.up), _parameters(self.down)
 
         def run(x):
-            x = checkpoint_name(x @ up[0] + up[1], HIDDEN)
+            x = checkpoint_name(products.dense(x, *up), HIDDEN)
             x = dropout(ACTIVATIONS[self.activation](x), self.dropout, keys[0])
-            return dropout(x @ down[0] + down[1], self.dropout, keys[1])
+            return dropout(products.dense(x, *down), self.dropout, keys[1])
 
         return jax.tree.map(run, x)
 
@@ -144,8 +145,7 @@ def split(key: jax.Array | None, count: int) -> list:
 
 
 def _parameters(linear: nnx.Linear) -> tuple[jax.Array, jax.Array]:
-    """Kernel and bias in the compute dtype."""
-    return linear.kernel[...].astype(linear.dtype), linear.bias[...].astype(linear.dtype)
+    return products.shared(linear.kernel[...], linear.bias[...], linear.dtype)
 
 
 def _mlp_linear(inputs: int, outputs: int, dtype, rngs: nnx.Rngs) -> nnx.Linear:

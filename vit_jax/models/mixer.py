@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.models import classifier, stack
+from vit_jax.models import classifier, products, stack
 from vit_jax.models.embeddings import PatchEmbedding
 from vit_jax.models.layers import ACTIVATIONS, HIDDEN, ModelOutput, drop_path, layer_norm, split
 from vit_jax.schema import ConfigError, nearest, option
@@ -179,8 +179,8 @@ class Mlp(nnx.Module):
     """
 
     def __init__(self, width: int, hidden: int, activation: str, *, dtype, rngs: nnx.Rngs):
-        self.up = nnx.Linear(width, hidden, dtype=dtype, rngs=rngs)
-        self.down = nnx.Linear(hidden, width, dtype=dtype, rngs=rngs)
+        self.up = products.Linear(width, hidden, dtype=dtype, rngs=rngs)
+        self.down = products.Linear(hidden, width, dtype=dtype, rngs=rngs)
         self.activation = activation
 
     def __call__(self, x: jax.Array) -> jax.Array:

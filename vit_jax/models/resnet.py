@@ -9,6 +9,7 @@ details, on which published weights depend.
 
 import dataclasses
 import re
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +41,8 @@ EXPANSION = 4
 @dataclasses.dataclass(frozen=True)
 class Config(classifier.Options):
     """A ResNet. Images may have any size; what is counted here is for `image_size`."""
+
+    convolutional: ClassVar[bool] = True
 
     units: tuple = option(
         (3, 4, 6, 3), "residual units of each stage of the ResNet; each but the first has stride 2"

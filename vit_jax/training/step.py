@@ -109,7 +109,6 @@ def compile_train_step(
         donate_argnums=0,
         in_shardings=(shardings, parallel.batch_sharding(mesh)),
         out_shardings=(shardings, parallel.replicated(mesh)),
-        compiler_options=execution.compiler_options(mesh),
     )
 
 

@@ -1,0 +1,82 @@
+"""Products with operands in bfloat16 and sums in float32, against float64."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from vit_jax.models import execution, products, registry
+
+BFLOAT16_ROUNDING = 2.0**-8
+
+
+@pytest.fixture
+def operands():
+    """x (B, N, D) bfloat16, kernel (D, T, F), bias (T, F) float32, and a gradient (B, N, T, F)."""
+    random = np.random.default_rng(0)
+    shapes = (3, 50, 32), (32, 3, 24), (3, 24), (3, 50, 3, 24)
+    x, kernel, bias, gradient = (random.standard_normal(s, np.float32) for s in shapes)
+    return jnp.bfloat16(x), jnp.asarray(kernel), jnp.asarray(bias), jnp.bfloat16(gradient)
+
+
+def float64(array):
+    return np.asarray(array.astype(jnp.float32), np.float64)
+
+
+def relative_error(found, exact):
+    return np.abs(float64(found) - exact).max() / np.abs(exact).max()
+
+
+def test_the_product_of_bfloat16_operands_is_rounded_once(operands):
+    x, kernel, bias, _ = operands
+    found = jax.jit(products.dense)(x, kernel, bias)
+    rounded = float64(kernel.astype(jnp.bfloat16))
+    exact = np.einsum("bnd,dtf->bntf", float64(x), rounded) + float64(bias)
+    assert found.dtype == jnp.bfloat16
+    assert relative_error(found, exact) <= BFLOAT16_ROUNDING
+
+
+def test_gradients_of_kernel_and_bias_are_summed_in_float32_and_not_rounded(operands):
+    *primals, gradient = operands
+    found = jax.jit(lambda *p: jax.vjp(products.dense, *p)[1](gradient))(*primals)
+    x, g, kernel = float64(primals[0]), float64(gradient), float64(jnp.bfloat16(primals[1]))
+    assert [array.dtype for array in found] == [jnp.bfloat16, jnp.float32, jnp.float32]
+    assert relative_error(found[0], np.einsum("bntf,dtf->bnd", g, kernel)) <= BFLOAT16_ROUNDING
+    assert relative_error(found[1], np.einsum("bnd,bntf->dtf", x, g)) <= 1e-6
+    assert relative_error(found[2], g.sum((0, 1))) <= 1e-6
+
+
+def test_without_a_bias(operands):
+    x, kernel, bias, _ = operands
+    found = products.dense(x, kernel, None)
+    np.testing.assert_array_equal(found, products.dense(x, kernel, 0 * bias))
+
+
+def test_float32_is_left_to_automatic_differentiation(operands):
+    x, kernel, bias, gradient = (array.astype(jnp.float32) for array in operands)
+    found = jax.vjp(products.dense, x, kernel, bias)[1](gradient)
+    plain = jax.vjp(lambda x, k, b: jnp.einsum("bnd,dtf->bntf", x, k) + b, x, kernel, bias)[1]
+    for a, b in zip(found, plain(gradient), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.skipif(not execution.has_amx(), reason="only where products in bfloat16 are fast")
+@pytest.mark.parametrize("name", ["ViT-Ti/16", "Mixer-S/32"])
+def test_the_compiler_converts_no_product_of_a_bfloat16_model_to_float32(name):
+    options = dict(image_size=64, depth=2, num_classes=8, dtype="bfloat16")
+    config = registry.model_config(name, **options)
+    definition, like = registry.abstract(config)
+
+    def loss(parameters, images):
+        return jnp.square(nnx.merge(definition, parameters)(images).logits).sum()
+
+    images = jax.ShapeDtypeStruct((4, 64, 64, 3), jnp.bfloat16)
+    program = jax.jit(jax.grad(loss)).lower(like, images).compile().as_text()
+    types = dict(re.findall(r"%(\S+) = (\w+)\[", program))
+    operands = re.findall(r" dot\(%(\S+), %(\S+)\)", program)
+    in_float32 = [pair for pair in operands if "f32" in (types[pair[0]], types[pair[1]])]
+    # The head's three, which must not be rounded.
+    assert len(operands) > 20 and len(in_float32) == 3
