@@ -165,7 +165,7 @@ def hosts(compilation_cache, tmp_path, monkeypatch):
 
         def start(workdir, *arguments, processes: int = 2, devices: int = 1, **observed) -> Hosts:
             folder = tmp_path / f"hosts{len(started)}"
-            said = {"record": str(folder), **observed}
+            said = {"folder": str(folder), **observed}
             monkeypatch.setenv("OBSERVED", json.dumps(said))
             options = HOSTS | {"compilation_cache": compilation_cache}
             command = [

@@ -23,8 +23,7 @@ def assert_read_in_order(run, processes: int, first: int) -> None:
     """The steps from `first` on got the examples of the global order, each process its part, in
     order and none twice.
     """
-    lines = [(run.folder / f"reads-{i}.jsonl").read_text().splitlines() for i in range(processes)]
-    read = [np.concatenate([json.loads(line) for line in part]) for part in lines]
+    read = [np.loadtxt(run.folder / f"reads-{i}.txt", np.int64) for i in range(processes)]
     size = len(sources.open_train(vit_jax.load_config("configs/digits.py").data))
     steps = [batch_indices(0, step, BATCH, size) for step in range(first, STEPS)]
     for part, expected in zip(read, np.split(np.stack(steps), processes, axis=1), strict=True):
@@ -84,7 +83,7 @@ def test_any_number_of_processes_trains_the_run_of_one(
 
 @pytest.mark.slow
 def test_four_processes_go_on_where_one_was_stopped(hosts, one_process, tmp_path):
-    one = hosts(tmp_path, processes=1, devices=2, seconds=0.2)
+    one = hosts(tmp_path, processes=1, devices=2, seconds=0.012)
     one.until(lambda: steps_done(tmp_path) >= 3)
     one.processes[0].send_signal(signal.SIGINT)
     assert one.codes() == [42], one.log(0)
@@ -98,7 +97,7 @@ def test_four_processes_go_on_where_one_was_stopped(hosts, one_process, tmp_path
 def test_a_signal_to_one_process_stops_all_after_the_same_step_and_others_go_on(
     hosts, one_process, tmp_path
 ):
-    run = hosts(tmp_path, *FSDP, seconds=0.1)
+    run = hosts(tmp_path, *FSDP, seconds=0.006)
     run.until(lambda: steps_done(tmp_path) >= 3)
     run.processes[1].send_signal(signal.SIGTERM)
     assert run.codes() == [42, 42], run.log(0) + run.log(1)
@@ -116,7 +115,7 @@ def test_a_signal_to_one_process_stops_all_after_the_same_step_and_others_go_on(
 
 
 def test_an_error_in_one_process_ends_all_with_its_message_and_code(hosts, tmp_path):
-    run = hosts(tmp_path, *FSDP, process=1, block=3, action="fail")
+    run = hosts(tmp_path, *FSDP, process=1, example=48, action="fail")
     assert run.codes() == [1, 1], run.log(0) + run.log(1)
     assert "vit_jax[1]: the disk of process 1 has crashed" in run.log(1)
     assert "process 1 ended the run: the disk of process 1 has crashed" in run.log(0)
@@ -126,7 +125,7 @@ def test_an_error_in_one_process_ends_all_with_its_message_and_code(hosts, tmp_p
     "killed", [1, pytest.param(0, marks=pytest.mark.slow)], ids=["worker", "coordinator"]
 )
 def test_when_one_process_is_killed_the_others_end_soon(hosts, tmp_path, killed):
-    run = hosts(tmp_path, *FSDP, "--config.hosts.heartbeat_seconds=10", seconds=0.1)
+    run = hosts(tmp_path, *FSDP, "--config.hosts.heartbeat_seconds=10", seconds=0.006)
     run.until(lambda: steps_done(tmp_path) >= 5)
     run.processes[killed].kill()
     began = time.monotonic()
@@ -138,7 +137,7 @@ def test_when_one_process_is_killed_the_others_end_soon(hosts, tmp_path, killed)
 
 def test_a_process_that_is_stuck_is_found_and_every_stack_told(hosts, tmp_path):
     run = hosts(
-        tmp_path, *FSDP, "--config.hosts.step_minutes=0.05", process=1, block=6, action="block"
+        tmp_path, *FSDP, "--config.hosts.step_minutes=0.05", process=1, example=96, action="block"
     )  # fmt: skip
     assert run.codes() == [42, 42], run.log(0) + run.log(1)
     for process in range(2):
@@ -159,7 +158,7 @@ def test_a_run_killed_after_a_rollback_goes_on_with_the_same_data(hosts, tmp_pat
     assert whole.codes() == [0, 0], whole.log(0)
     assert f"on without the data of steps {bad} to {bad}" in whole.log(0)
 
-    run = hosts(tmp_path / "run", *FSDP, *options, spoiled=spoiled, seconds=0.3)
+    run = hosts(tmp_path / "run", *FSDP, *options, spoiled=spoiled, seconds=0.018)
     run.until((tmp_path / "run" / "left_out.json").exists)
     run.processes[1].kill()
     run.codes()
@@ -173,7 +172,7 @@ def test_a_run_killed_after_a_rollback_goes_on_with_the_same_data(hosts, tmp_pat
 
 @pytest.mark.slow
 def test_when_one_process_is_frozen_the_others_end_after_the_heartbeat(hosts, tmp_path):
-    run = hosts(tmp_path, *FSDP, "--config.hosts.heartbeat_seconds=10", seconds=0.1)
+    run = hosts(tmp_path, *FSDP, "--config.hosts.heartbeat_seconds=10", seconds=0.006)
     run.until(lambda: steps_done(tmp_path) >= 5)
     run.processes[1].send_signal(signal.SIGSTOP)
     began = time.monotonic()

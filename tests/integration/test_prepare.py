@@ -59,7 +59,7 @@ def test_images_with_several_labels_are_prepared_and_learnt_with_a_sigmoid(tmp_p
     assert described["splits"]["train"]["class_counts"] == [32, 32]
     config = tiny_config(
         data__name="prepared", data__path=str(tmp_path / "out"), objective__loss="sigmoid",
-        augment__mixup=0.0, duration="40 steps", **TINY_IMAGES,
+        augment__mixup=0.0, duration="48 steps", **TINY_IMAGES,
     )  # fmt: skip
     result = vit_jax.train(config, tmp_path / "run")
     # As in ImageNet-ReaL: those with no label are not counted; right is a label of the image.

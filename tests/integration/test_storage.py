@@ -23,7 +23,7 @@ def free(process) -> None:
 
 def test_a_save_that_fails_is_told_and_the_next_one_is_tried(hosts, tmp_path):
     patient = "--config.checkpoint.max_failures=1000"
-    run = hosts(tmp_path, *WIDE, patient, processes=1, seconds=0.2)
+    run = hosts(tmp_path, *WIDE, patient, processes=1, seconds=0.012)
     run.until((tmp_path / "checkpoints" / "2").exists)
     fill(run.processes[0])
     run.until(lambda: "failure 1 of 1000 in a row" in run.log(0))
@@ -53,7 +53,7 @@ def test_a_disk_that_stays_full_ends_the_run_with_the_last_good_checkpoint(hosts
 
 @pytest.mark.slow
 def test_a_disk_that_is_full_for_one_of_two_processes_stops_neither(hosts, tmp_path):
-    run = hosts(tmp_path, *WIDE, *FSDP, "--config.hosts.wait_minutes=0.3", seconds=0.3)
+    run = hosts(tmp_path, *WIDE, *FSDP, "--config.hosts.wait_minutes=0.3", seconds=0.018)
     run.until((tmp_path / "checkpoints" / "2").exists)
     fill(run.processes[1])
     run.until(lambda: "failure 1 of 3 in a row" in run.log(0))
