@@ -8,7 +8,7 @@ import pytest
 from vit_jax.config import default_config
 from vit_jax.data import sources
 from vit_jax.data.batches import example_ids
-from vit_jax.data.mixture import epoch_counts
+from vit_jax.data.sources.mixture import epoch_counts
 from vit_jax.schema import ConfigError
 
 

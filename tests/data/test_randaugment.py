@@ -10,7 +10,7 @@ import pytest
 import scipy.stats
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from vit_jax.data import randaugment as ra
+from vit_jax.data.augmentation import randaugment as ra
 
 HEIGHT, WIDTH = 37, 30
 FACTORS = (0.1, 0.7, 1.0, 1.9, 3.7)

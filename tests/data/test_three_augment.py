@@ -9,7 +9,7 @@ import PIL.ImageOps
 import scipy.ndimage
 import scipy.stats
 
-from vit_jax.data import three_augment as three
+from vit_jax.data.augmentation import three_augment as three
 
 BATCH = 300
 

@@ -15,7 +15,7 @@ import pytest
 import scipy.stats
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from vit_jax.data import timm_augment as ta
+from vit_jax.data.augmentation import timm_augment as ta
 
 HEIGHT, WIDTH = 37, 30
 FILL = (124, 116, 104)

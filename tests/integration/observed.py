@@ -16,8 +16,9 @@ import os
 import pathlib
 import time
 
-from vit_jax.data import digits, sources
+from vit_jax.data import sources
 from vit_jax.data.record import DataError, Record
+from vit_jax.data.sources import digits
 
 _SAID = json.loads(os.environ["OBSERVED"])
 _PROCESS = int(os.environ.get("JAX_PROCESS_ID", 0))

@@ -9,8 +9,9 @@ import pytest
 
 import vit_jax
 from vit_jax import checkpoint
-from vit_jax.data import digits, sources
+from vit_jax.data import sources
 from vit_jax.data.order import batch_indices
+from vit_jax.data.sources import digits
 from vit_jax.training.progress import NonFiniteError
 
 BAD = 17  # The examples of that step have three labels each, which makes three times the loss.

@@ -1,5 +1,5 @@
 """From an encoded image to the square of pixels the model sees, on the host. Devices do the rest,
-in `augment.py`.
+in `augmentation/`.
 
 Where the install could compile it, `native/` cuts plain JPEG files and resizes pixels, with the
 antialiased bilinear filter. OpenCV and Pillow do whatever else there is, and everything without it:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax.data.augment import normalize
+from vit_jax.data.augmentation.augment import normalize
 from vit_jax.models import execution, registry
 
 

@@ -6,7 +6,7 @@ import math
 from ml_collections import ConfigDict
 
 from vit_jax.data import sources
-from vit_jax.data.named import NAMED
+from vit_jax.data.sources.named import NAMED
 from vit_jax.data.splits import select
 from vit_jax.interchange import loading
 from vit_jax.models import registry

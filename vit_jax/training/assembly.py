@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import durations, objectives, optim, schema
 from vit_jax.config import Config
-from vit_jax.data import augment
+from vit_jax.data.augmentation import augment
 from vit_jax.models import registry
 from vit_jax.schema import ConfigError
 from vit_jax.training import state as states

@@ -11,7 +11,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from vit_jax import optim, parallel, patterns
-from vit_jax.data.augment import augment
+from vit_jax.data.augmentation.augment import augment
 from vit_jax.models import execution, registry
 from vit_jax.objectives import Objective
 from vit_jax.objectives.supervised import to_targets

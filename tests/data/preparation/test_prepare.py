@@ -13,11 +13,11 @@ from PIL import Image, ImageOps
 
 from vit_jax.config import default_config
 from vit_jax.data import decode, sources
-from vit_jax.data.arrayrecord import open_reader
 from vit_jax.data.preparation.prepare import prepare
 from vit_jax.data.preparation.shards import Options, plan
 from vit_jax.data.preparation.verify import verify
-from vit_jax.data.prepared import unpack
+from vit_jax.data.sources.arrayrecord import open_reader
+from vit_jax.data.sources.prepared import unpack
 from vit_jax.schema import ConfigError
 
 

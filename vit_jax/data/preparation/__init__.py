@@ -1,3 +1,3 @@
 """What `vit_jax prepare` does: any source, checked image by image, into ArrayRecord files. Reading
-them is in `data/prepared.py`.
+them is in `data/sources/prepared.py`.
 """

@@ -21,13 +21,14 @@ from etils import epath
 from tqdm import tqdm
 
 from vit_jax.config import default_config
-from vit_jax.data import folder as folders
-from vit_jax.data import sources, tfds
-from vit_jax.data.mixture import MixedSet
+from vit_jax.data import sources
 from vit_jax.data.preparation import shards
 from vit_jax.data.preparation.reencode import measure
-from vit_jax.data.prepared import DESCRIPTION, FORMAT, open_prepared, read_description
 from vit_jax.data.record import DataSet
+from vit_jax.data.sources import folder as folders
+from vit_jax.data.sources import tfds
+from vit_jax.data.sources.mixture import MixedSet
+from vit_jax.data.sources.prepared import DESCRIPTION, FORMAT, open_prepared, read_description
 from vit_jax.schema import ConfigError
 
 REPORT = "report.jsonl"

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 
 from vit_jax.data.preparation.check import check_label, encoded, examine
 from vit_jax.data.preparation.reencode import reencode
-from vit_jax.data.prepared import pack
 from vit_jax.data.record import BadImage, Record, Source
+from vit_jax.data.sources.prepared import pack
 
 _BLOCK = 16  # images that a thread takes at a time
 

@@ -7,11 +7,11 @@ import pathlib
 
 from tqdm import tqdm
 
-from vit_jax.data.arrayrecord import open_reader
 from vit_jax.data.preparation.check import check_label, examine
 from vit_jax.data.preparation.shards import sha256
-from vit_jax.data.prepared import read_description, unpack
 from vit_jax.data.record import BadImage
+from vit_jax.data.sources.arrayrecord import open_reader
+from vit_jax.data.sources.prepared import read_description, unpack
 
 
 def verify(folder: str, *, workers: int = 0) -> dict:

@@ -34,7 +34,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from vit_jax.data import geometry
+from vit_jax.data.augmentation import geometry
 
 FILL = 128  # what geometric operations and Cutout leave where there is no image
 GREY = (0.2989, 0.587, 0.114)  # luma of RGB (ITU-R BT.601)

@@ -6,7 +6,7 @@ The flip before it and the colour jitter after it are in `augment.py`.
 import jax
 import jax.numpy as jnp
 
-from vit_jax.data.randaugment import solarize
+from vit_jax.data.augmentation.randaugment import solarize
 
 SOLARIZE_FROM = 128
 BLUR = (0.1, 2.0)  # standard deviation in pixels

@@ -19,9 +19,17 @@ import numpy as np
 from etils import epath
 
 from vit_jax import paths
-from vit_jax.data.listed import json_label
 from vit_jax.data.record import BadImage, DataSet, Record
-from vit_jax.data.table import HELD_OUT, SUFFIXES, Table, hold_out, label_at, natural, number_labels
+from vit_jax.data.sources.listed import json_label
+from vit_jax.data.sources.table import (
+    HELD_OUT,
+    SUFFIXES,
+    Table,
+    hold_out,
+    label_at,
+    natural,
+    number_labels,
+)
 from vit_jax.schema import ConfigError
 
 _SPLITS = ("train", *HELD_OUT)

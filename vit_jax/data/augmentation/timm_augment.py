@@ -25,8 +25,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from vit_jax.data import geometry, randaugment
-from vit_jax.data.three_augment import grey
+from vit_jax.data.augmentation import geometry, randaugment
+from vit_jax.data.augmentation.three_augment import grey
 
 Operation = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 

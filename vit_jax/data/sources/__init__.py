@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 from etils import epath
 
-from vit_jax.data.digits import open_digits
-from vit_jax.data.folder import open_folder
-from vit_jax.data.mixture import MixedSet, open_mixture
-from vit_jax.data.named import NAMED
-from vit_jax.data.prepared import DESCRIPTION, open_prepared
 from vit_jax.data.record import BadImage, DataError, DataSet, Record, Source
-from vit_jax.data.tar import open_tar
-from vit_jax.data.tfds import open_tfds
+from vit_jax.data.sources.digits import open_digits
+from vit_jax.data.sources.folder import open_folder
+from vit_jax.data.sources.mixture import MixedSet, open_mixture
+from vit_jax.data.sources.named import NAMED
+from vit_jax.data.sources.prepared import DESCRIPTION, open_prepared
+from vit_jax.data.sources.tar import open_tar
+from vit_jax.data.sources.tfds import open_tfds
 
 __all__ = [
     "OPENERS", "BadImage", "DataError", "Record", "Source", "locate", "open_data_set", "open_eval",

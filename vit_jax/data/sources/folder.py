@@ -13,9 +13,9 @@ import numpy as np
 from etils import epath
 
 from vit_jax import paths
-from vit_jax.data.listed import read_list
 from vit_jax.data.record import BadImage, DataSet, Record
-from vit_jax.data.table import HELD_OUT, SUFFIXES, Table, hold_out, label_at, natural
+from vit_jax.data.sources.listed import read_list
+from vit_jax.data.sources.table import HELD_OUT, SUFFIXES, Table, hold_out, label_at, natural
 from vit_jax.schema import ConfigError
 
 
