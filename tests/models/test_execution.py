@@ -18,20 +18,21 @@ def one_device():
 
 
 @pytest.mark.parametrize(
-    ("platform", "asked", "layers", "expected"),
+    ("platform", "asked", "layers", "remat", "expected"),
     [
-        ("cpu", AUTO, 12, 12),
-        ("gpu", AUTO, 24, 24),
-        ("gpu", AUTO, 48, 1),
-        ("tpu", AUTO, 12, 1),
-        ("tpu", 0, 12, 12),
-        ("cpu", 5, 12, 5),
-        ("cpu", 20, 12, 12),
+        ("cpu", AUTO, 12, "none", 12),
+        ("cpu", AUTO, 12, "full", 1),
+        ("gpu", AUTO, 24, "none", 24),
+        ("gpu", AUTO, 48, "none", 1),
+        ("tpu", AUTO, 12, "none", 1),
+        ("tpu", 0, 12, "none", 12),
+        ("cpu", 5, 12, "full", 5),
+        ("cpu", 20, 12, "none", 12),
     ],
 )
-def test_layers_are_unrolled_where_it_pays(monkeypatch, platform, asked, layers, expected):
+def test_layers_are_unrolled_where_it_pays(monkeypatch, platform, asked, layers, remat, expected):
     monkeypatch.setattr(parallel, "platform", lambda: platform)
-    assert execution.unrolled(asked, layers) == expected
+    assert execution.unrolled(asked, layers, remat) == expected
 
 
 def test_a_cpu_computes_in_float32_what_it_would_emulate(monkeypatch, kit):

@@ -47,7 +47,7 @@ class Options:
     unroll: int = option(
         AUTO,
         "blocks compiled side by side; 0: all (fastest step on CPU and GPU, slowest compile); "
-        "-1: all on CPU and GPU up to 24 blocks, else one",
+        "-1: all on CPU and GPU up to 24 blocks, but one where remat recomputes; else one",
         minimum=AUTO,
     )
 

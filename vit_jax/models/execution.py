@@ -27,13 +27,15 @@ CUDNN_TOKENS = 512
 SPLASH_TOKENS = 2048
 
 
-def unrolled(asked: int, layers: int) -> int:
+def unrolled(asked: int, layers: int, remat: str) -> int:
     """How many of `layers` equal layers are compiled side by side, `asked` being the config's
-    `unroll`: 0 for all, `AUTO` for all on CPUs and GPUs and a loop on TPUs, whose compiler needs
-    minutes for what is unrolled.
+    `unroll`: 0 for all, `AUTO` for all on CPUs and GPUs. But for a loop on TPUs, whose compiler needs
+    minutes for what is unrolled; and with `remat`, since XLA for CPUs keeps what it shall recompute
+    where forward and backward pass are not loops of their own.
     """
     if asked == AUTO:
-        asked = 1 if parallel.platform() == "tpu" or layers > UNROLLED else 0
+        loop = parallel.platform() == "tpu" or layers > UNROLLED or remat != "none"
+        asked = 1 if loop else 0
     return min(asked or layers, layers)
 
 
@@ -96,7 +98,7 @@ def told(config, mesh: Mesh) -> str:
             kind = attention(config.attention, tokens=config.tokens, head_size=size, dtype=dtype)
             parts.append(f"attention: {kind}")
         depth = config.depth if hasattr(config, "depth") else max(config.units)
-        side_by_side = unrolled(config.unroll, depth)
+        side_by_side = unrolled(config.unroll, depth, config.remat)
     layers = {1: "scanned", depth: "unrolled"}.get(side_by_side, f"{side_by_side} at a time")
     parts += [f"layers: {layers}", f"remat: {config.remat}", f"computed in: {dtype}"]
     if dtype != config.dtype:

@@ -57,7 +57,7 @@ def scan(
     """
     definition, parameters = nnx.split(layers)
     count = len(jax.tree.leaves(parameters)[0])
-    unroll = execution.unrolled(unroll, count)
+    unroll = execution.unrolled(unroll, count, remat)
 
     def body(x, of_layer):
         layer_parameters, layer_arguments = of_layer
