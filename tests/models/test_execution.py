@@ -85,11 +85,11 @@ def test_all_choices_are_told_in_one_line(monkeypatch, kit):
     monkeypatch.setattr(execution, "has_amx", lambda: False)
     config = kit.config(dtype="bfloat16", unroll=AUTO, remat="save_attention")
     told = execution.told(config, one_device())
-    assert told.startswith("attention: xla, layers: unrolled, remat: save_attention, computed in: ")
+    assert told.startswith("attention: xla, layers: scanned, remat: save_attention, computed in: ")
     assert (
         "float32 (bfloat16 would be emulated; config.model.dtype_on_cpu=same insists on it)" in told
     )
-    assert "layers: scanned" in execution.told(dataclasses.replace(config, unroll=1), one_device())
+    assert "layers: unrolled" in execution.told(dataclasses.replace(config, unroll=0), one_device())
 
 
 @pytest.mark.parametrize("name", ["Mixer-S/32", "BiT-R50x1", "R26+ViT-S/32"])
