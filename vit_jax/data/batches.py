@@ -6,6 +6,7 @@ devices, in `loader.py`.
 """
 
 import functools
+import threading
 import types
 from collections.abc import Callable, Sequence
 
@@ -30,7 +31,8 @@ class TrainBatches:
         self._data = types.SimpleNamespace(**config.data)  # a ConfigDict is slow to look into
         self.rows, self.batch_size = np.asarray(rows, np.int64), config.batch_size
         self._places = repeated_places(config.batch_size, config.data.repeats)[self.rows]
-        self._plan = functools.lru_cache(2)(self._plan)  # threads fill parts of the same two steps
+        # Threads fill parts of the same two steps: the first makes the plan while the others wait.
+        self._plan, self._planning = functools.lru_cache(2)(self._plan), threading.Lock()
 
     def empty(self) -> dict[str, np.ndarray]:
         """A batch to fill."""
@@ -42,7 +44,8 @@ class TrainBatches:
         Returns:
           name → reason of the unreadable images that were replaced.
         """
-        examples, ids, draws = self._plan(step)
+        with self._planning:
+            examples, ids, draws = self._plan(step)
         images, labels, bad = batch["image"], batch["label"], {}
         for row in range(*part.indices(len(self.rows))):
             cut = functools.partial(
