@@ -5,7 +5,7 @@ under PyTorch (eager and compiled) and Hugging Face's ViT; the same weights, bat
     [--dtype=float32] [--peers=ours,plain,timm,timm_compiled,huggingface] [--rounds=4]
     [--attention=auto] [--inference] [--device=cuda]
 
-Further peers are `ours_full`, `ours_save_attention` and `ours_save_products`, ours with that `remat`.
+Further peers are `ours_none`, `ours_full`, `ours_save_attention` and `ours_save_products`, ours with that `remat`.
 
 With --device=cuda, which needs JAX and PyTorch for CUDA: all rows for a GPU, and its bfloat16 rate on
 8192 x 8192 matrices. Peers: `pip install timm transformers torch`. Prints a table, and one JSON
@@ -60,7 +60,7 @@ GPU_ROWS = [
 CPU_ROWS = [("ViT-Ti/16", 224, 8, False)]
 
 
-def our_parts(flags, remat: str = "none"):
+def our_parts(flags, remat: str = "auto"):
     """(assembly, mesh, state, batch) of our run."""
     config = default_config()
     config.update_from_flattened_dict({
@@ -221,7 +221,7 @@ def torch_step(flags, parts, model, compiled: bool):
 
 
 PEERS = {f.__name__: f for f in (ours, plain, timm, timm_compiled, huggingface)}
-REMATS = ("full", "save_attention", "save_products")
+REMATS = ("none", "full", "save_attention", "save_products")
 OURS = {f"ours_{remat}": functools.partial(ours, remat=remat) for remat in REMATS}
 
 

@@ -7,13 +7,12 @@ import pytest
 import scipy.special
 from flax import nnx
 
-from vit_jax.models import execution, layers, registry
+from vit_jax.models import activations, execution, layers, recompute, registry
 from vit_jax.models.encoder import Encoder
-from vit_jax.models.stack import REMAT
 
 # Beside the plain scan. Of 3 blocks an unroll of 2 leaves one outside the loop, 0 all.
 SCHEDULES = [
-    *((remat, 1) for remat in REMAT if remat != "none"),
+    *((remat, 1) for remat in recompute.POLICIES if remat != "none"),
     ("none", 2),
     ("none", 0),
     ("full", 2),
@@ -32,7 +31,7 @@ def gradient_of(kit, config):
 @pytest.fixture(scope="module")
 def plain(kit):
     """Gradients and logits of the plain scan."""
-    config = kit.config()
+    config = kit.config(remat="none")
     return gradient_of(kit, config)(kit.parameters(config), None)
 
 
@@ -260,10 +259,10 @@ def test_activations_are_their_formulas():
         "gelu_tanh": x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
         "gelu": x / 2 * (1 + scipy.special.erf(x / np.sqrt(2))),
     }
-    assert formulas.keys() == layers.ACTIVATIONS.keys()
+    assert formulas.keys() == activations.ACTIVATIONS.keys()
     for name, expected in formulas.items():
         np.testing.assert_allclose(
-            layers.ACTIVATIONS[name](jnp.asarray(x, jnp.float32)), expected, atol=2e-6
+            activations.ACTIVATIONS[name](jnp.asarray(x, jnp.float32)), expected, atol=2e-6
         )
 
 

@@ -18,7 +18,7 @@ def one_device():
 
 
 @pytest.mark.parametrize(
-    ("platform", "asked", "layers", "remat", "expected"),
+    ("platform", "asked", "layers", "policy", "expected"),
     [
         ("cpu", AUTO, 12, "none", 12),
         ("cpu", AUTO, 12, "full", 1),
@@ -30,9 +30,29 @@ def one_device():
         ("cpu", 20, 12, "none", 12),
     ],
 )
-def test_layers_are_unrolled_where_it_pays(monkeypatch, platform, asked, layers, remat, expected):
+def test_layers_are_unrolled_where_it_pays(monkeypatch, platform, asked, layers, policy, expected):
     monkeypatch.setattr(parallel, "platform", lambda: platform)
-    assert execution.unrolled(asked, layers, remat) == expected
+    assert execution.unrolled(asked, layers, policy) == expected
+
+
+@pytest.mark.parametrize(
+    ("platform", "name", "asked", "expected"),
+    [
+        ("cpu", "ViT-S/16", "auto", "save_products"),
+        ("cpu", "Mixer-S/32", "auto", "save_products"),
+        ("cpu", "BiT-R50x1", "auto", "none"),
+        ("cpu", "R26+ViT-S/32", "auto", "none"),
+        ("cpu", "ViT-S/16", "none", "none"),
+        ("cpu", "BiT-R50x1", "full", "full"),
+        ("tpu", "ViT-S/16", "auto", "none"),
+        ("gpu", "ViT-S/16", "auto", "none"),
+    ],
+)
+def test_cpus_store_few_arrays_but_all_of_convolutions(
+    monkeypatch, platform, name, asked, expected
+):
+    monkeypatch.setattr(parallel, "platform", lambda: platform)
+    assert execution.remat(registry.model_config(name, remat=asked)) == expected
 
 
 def test_a_cpu_computes_in_float32_what_it_would_emulate(monkeypatch, kit):
@@ -92,6 +112,9 @@ def test_all_choices_are_told_in_one_line(monkeypatch, kit):
     assert "layers: unrolled" in execution.told(dataclasses.replace(config, unroll=0), one_device())
 
 
-@pytest.mark.parametrize("name", ["Mixer-S/32", "BiT-R50x1", "R26+ViT-S/32"])
-def test_every_family_tells_its_choices(name):
-    assert "remat: none" in execution.told(registry.model_config(name), one_device())
+@pytest.mark.parametrize(
+    ("name", "remat"),
+    [("Mixer-S/32", "save_products"), ("BiT-R50x1", "none"), ("R26+ViT-S/32", "none")],
+)
+def test_every_family_tells_its_choices(name, remat):
+    assert f"remat: {remat}" in execution.told(registry.model_config(name), one_device())

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec as P
 
 from vit_jax import parallel, patterns
@@ -205,10 +206,13 @@ def test_unrolling_and_recomputing_change_neither_output_nor_gradient(kit):
 
         return jax.jit(jax.value_and_grad(loss))(kit.parameters(config))
 
-    for value, exact in zip(
-        *map(jax.tree.leaves, (gradient(remat="full", unroll=2), gradient())), strict=True
-    ):
-        np.testing.assert_allclose(value, exact, atol=1e-5 * np.abs(exact).max() + 1e-7)
+    # All as one: the gradient of the bias that ends a token MLP is rounding alone, norms take away
+    # what it adds to all channels.
+    plain, other = (
+        ravel_pytree(gradient(**options))[0]
+        for options in (dict(remat="none"), dict(remat="full", unroll=2))
+    )
+    assert np.linalg.norm(other - plain) <= 1e-6 * np.linalg.norm(plain)
 
 
 def test_bfloat16_computes_close_to_float32_and_keeps_parameters_and_logits_in_float32(kit):

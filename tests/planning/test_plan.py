@@ -64,6 +64,7 @@ def test_operations_of_a_step_are_three_times_those_that_models_lists(name):
     config.data.image_size = 224
     config.model = default_config().model
     config.model.name, config.batch_size = name, 16
+    config.model.remat = "none"
     step = compiling.prepare(plan.make_assembly(config), target.find("cpu:8"))
     analytic = 3 * registry.model_config(name, num_classes=10).flops() * 16
     assert step.flops == pytest.approx(analytic, rel=0.03)

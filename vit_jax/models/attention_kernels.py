@@ -4,7 +4,7 @@ and dropout are in `attention`.
 
 q (B, Q, H, C) is scaled already; k and v are (B, N, H, C); the result is (B, Q, H, C) in the dtype of
 v. Softmax is in float32 and sums are accumulated in it. The backward pass keeps the result and the
-logarithm of the softmax's denominator, named `SAVED` for `remat`, and recomputes the weights from
+logarithm of the softmax's denominator, named for `remat`, and recomputes the weights from
 them (FlashAttention, arXiv 2205.14135 §3): half the memory of keeping them, and fewer passes over it.
 
 On TPUs plain XLA spends its time on passes over the logits, whose last axis lies in tiles of 128:
@@ -15,13 +15,12 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax import parallel
+from vit_jax.models import recompute
 from vit_jax.models.products import product
 
 IMPLEMENTATIONS = ("auto", "xla", "cudnn", "splash")
-SAVED = "attention"
 # A TPU lays out the last axis in tiles of this length; splash takes multiples of it.
 LANES = 128
 # Tokens that are a part of their own rather than the beginning of another tile: rows of a tile.
@@ -65,8 +64,8 @@ def _forward(qs, ks, vs):
         out, total = (sum(of_parts) for of_parts in zip(*sums, strict=True))
         # Dividing here touches C numbers for each query instead of N.
         out = (out / total.swapaxes(1, 2)[..., None]).astype(q.dtype)
-        outs.append(checkpoint_name(out, SAVED))
-        log_totals.append(checkpoint_name(largest[..., 0] + jnp.log(total), SAVED))
+        outs.append(recompute.named(out, recompute.ATTENTION))
+        log_totals.append(recompute.named(largest[..., 0] + jnp.log(total), recompute.ATTENTION))
     return tuple(outs), (qs, ks, vs, outs, log_totals, kept)
 
 
@@ -96,7 +95,7 @@ def _small(logits: jax.Array) -> jax.Array | None:
     """Logits (B, H, Q, N) of a part that is a few tokens: keeping them takes less than reading all
     queries or keys again.
     """
-    return checkpoint_name(logits, SAVED) if min(logits.shape[-2:]) <= TAIL else None
+    return recompute.named(logits, recompute.ATTENTION) if min(logits.shape[-2:]) <= TAIL else None
 
 
 def _weighted(exponentials: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -162,7 +161,7 @@ def _splash_on_a_device(q, k, v):
         block_sizes=splash.BlockSizes(*[block] * 8),
         head_shards=1,
         q_seq_shards=1,
-        residual_checkpoint_name=SAVED,
+        residual_checkpoint_name=recompute.ATTENTION,
         interpret=parallel.platform() != "tpu",
     )
     real = (jnp.arange(padded) < tokens).astype(jnp.int32)

@@ -8,8 +8,8 @@ from typing import ClassVar
 import jax
 from flax import nnx
 
+from vit_jax.models import recompute
 from vit_jax.models.execution import AUTO
-from vit_jax.models.stack import REMAT
 from vit_jax.schema import option
 
 
@@ -38,16 +38,17 @@ class Options:
         choices=("auto", "float32", "same"),
     )
     remat: str = option(
-        "none",
-        "what the backward pass finds stored: all (none), every matrix product (dots), those with "
-        "weights (weight_dots), attention's result and what MLPs first multiply to "
-        "(save_products), attention's result (save_attention), nothing (full)",
-        choices=REMAT,
+        "auto",
+        "what the backward pass finds stored: all (none), attention's result and every product with "
+        "a kernel (save_dense) or what MLPs first multiply to (save_products), attention's result "
+        "(save_attention), each block's input alone (full); auto: save_products on CPUs, but none "
+        "for convolutions and elsewhere",
+        choices=("auto", *recompute.POLICIES),
     )
     unroll: int = option(
         AUTO,
         "blocks compiled side by side; 0: all (fastest step on CPU and GPU, slowest compile); "
-        "-1: all on CPU and GPU up to 24 blocks, but one where remat recomputes; else one",
+        "-1: all on CPU and GPU up to 24 blocks where remat recomputes nothing; else one",
         minimum=AUTO,
     )
 

@@ -122,7 +122,7 @@ class Encoder(nnx.Module):
             self.layers,
             tuple(jnp.split(x, cuts, axis=1)),
             (rates, keys),
-            remat=config.remat,
+            remat=execution.remat(config),
             unroll=config.unroll,
         )
         return self.norm(jnp.concatenate(parts, axis=1)), captured

@@ -27,16 +27,27 @@ CUDNN_TOKENS = 512
 SPLASH_TOKENS = 2048
 
 
-def unrolled(asked: int, layers: int, remat: str) -> int:
+def unrolled(asked: int, layers: int, policy: str) -> int:
     """How many of `layers` equal layers are compiled side by side, `asked` being the config's
     `unroll`: 0 for all, `AUTO` for all on CPUs and GPUs. But for a loop on TPUs, whose compiler needs
-    minutes for what is unrolled; and with `remat`, since XLA for CPUs keeps what it shall recompute
-    where forward and backward pass are not loops of their own.
+    minutes for what is unrolled; and where a policy recomputes, since XLA for CPUs keeps what it shall
+    recompute where forward and backward pass are not loops of their own.
     """
     if asked == AUTO:
-        loop = parallel.platform() == "tpu" or layers > UNROLLED or remat != "none"
+        loop = parallel.platform() == "tpu" or layers > UNROLLED or policy != "none"
         asked = 1 if loop else 0
     return min(asked or layers, layers)
+
+
+def remat(config) -> str:
+    """The policy of `recompute` for a model: `config.remat`, or for `auto` what suits the device. On
+    CPUs a loop that stores few arrays beats layers side by side that store all, since it touches
+    less memory; but for convolutions, of which it would store none.
+    """
+    if config.remat != "auto":
+        return config.remat
+    stores_few = parallel.platform() == "cpu" and not config.convolutional
+    return "save_products" if stores_few else "none"
 
 
 def attention(asked: str, *, tokens: int, head_size: int, dtype) -> str:
@@ -98,9 +109,10 @@ def told(config, mesh: Mesh) -> str:
             kind = attention(config.attention, tokens=config.tokens, head_size=size, dtype=dtype)
             parts.append(f"attention: {kind}")
         depth = config.depth if hasattr(config, "depth") else max(config.units)
-        side_by_side = unrolled(config.unroll, depth, config.remat)
+        policy = remat(config)
+        side_by_side = unrolled(config.unroll, depth, policy)
     layers = {1: "scanned", depth: "unrolled"}.get(side_by_side, f"{side_by_side} at a time")
-    parts += [f"layers: {layers}", f"remat: {config.remat}", f"computed in: {dtype}"]
+    parts += [f"layers: {layers}", f"remat: {policy}", f"computed in: {dtype}"]
     if dtype != config.dtype:
         parts[-1] += (
             f" ({config.dtype} would be emulated; config.model.dtype_on_cpu=same insists on it)"

@@ -3,23 +3,14 @@ Attention is next door.
 """
 
 import functools
-from collections.abc import Callable
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.models import products
-
-# Names for `remat`: what an MLP's first product gives, and the statistics of norms.
-HIDDEN, STATISTICS = "hidden", "statistics"
-
-ACTIVATIONS: dict[str, Callable] = {
-    "gelu_tanh": lambda x: nnx.gelu(x, approximate=True),
-    "gelu": lambda x: nnx.gelu(x, approximate=False),
-}
+from vit_jax.models import products, recompute
+from vit_jax.models.activations import ACTIVATIONS
 
 
 @flax.struct.dataclass
@@ -61,7 +52,7 @@ class Mlp(nnx.Module):
         up, down = _parameters(self.up), _parameters(self.down)
 
         def run(x):
-            x = checkpoint_name(products.dense(x, *up), HIDDEN)
+            x = recompute.keep(products.dense(x, *up), recompute.HIDDEN)
             x = dropout(ACTIVATIONS[self.activation](x), self.dropout, keys[0])
             return dropout(products.dense(x, *down), self.dropout, keys[1])
 
@@ -98,8 +89,8 @@ def _normalise_forward(x, epsilon):
     y = x.astype(jnp.float32)
     mean = y.mean(-1, keepdims=True)
     variance = jnp.maximum(0, jnp.square(y).mean(-1, keepdims=True) - jnp.square(mean))
-    mean = checkpoint_name(mean, STATISTICS)
-    inverse = checkpoint_name(jax.lax.rsqrt(variance + epsilon), STATISTICS)
+    mean = recompute.named(mean, recompute.STATISTICS)
+    inverse = recompute.named(jax.lax.rsqrt(variance + epsilon), recompute.STATISTICS)
     return (y - mean) * inverse, (x, mean, inverse)
 
 

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.models import classifier, products, stack
+from vit_jax.models import classifier, execution, products, recompute, stack
+from vit_jax.models.activations import ACTIVATIONS
 from vit_jax.models.embeddings import PatchEmbedding
-from vit_jax.models.layers import ACTIVATIONS, HIDDEN, ModelOutput, drop_path, layer_norm, split
+from vit_jax.models.layers import ModelOutput, drop_path, layer_norm, split
 from vit_jax.schema import ConfigError, nearest, option
 
 # depth, width, MLP width over channels, over tokens (Mixer Table 1).
@@ -144,7 +144,7 @@ class Model(nnx.Module):
 
         x = self.embedding(images)
         x, captured = stack.scan(
-            step, self.layers, x, (rates, keys), remat=config.remat, unroll=config.unroll
+            step, self.layers, x, (rates, keys), remat=execution.remat(config), unroll=config.unroll
         )
         tokens = self.norm(x)
         features = tokens.mean(axis=1)
@@ -185,7 +185,7 @@ class Mlp(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """x (..., D) -> (..., D)."""
-        return self.down(ACTIVATIONS[self.activation](checkpoint_name(self.up(x), HIDDEN)))
+        return self.down(ACTIVATIONS[self.activation](recompute.keep(self.up(x), recompute.HIDDEN)))
 
 
 def enlarge_token_mlp(token_mlp: dict, factor: int) -> dict:

@@ -2,11 +2,14 @@
 operands in the compute dtype, summed in float32.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax import parallel
+from vit_jax.models import recompute
 
 
 class Linear(nnx.Linear):
@@ -20,9 +23,11 @@ class Linear(nnx.Linear):
 def dense(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
     """x (..., D), kernel (D, *F) and bias (*F), float32 or `shared` -> (..., *F) in the dtype of x."""
     if x.dtype == jnp.bfloat16 and parallel.platform() == "cpu":
-        return _dense_on_cpu(x, kernel, jnp.zeros(kernel.shape[1:]) if bias is None else bias)
-    y = jnp.tensordot(x, kernel.astype(x.dtype), 1)
-    return y if bias is None else y + bias.astype(x.dtype)
+        y = _dense_on_cpu(x, kernel, jnp.zeros(kernel.shape[1:]) if bias is None else bias)
+    else:
+        y = jnp.tensordot(x, kernel.astype(x.dtype), 1)
+        y = y if bias is None else y + bias.astype(x.dtype)
+    return recompute.keep(y, recompute.DENSE)
 
 
 def shared(kernel: jax.Array, bias: jax.Array | None, dtype) -> tuple[jax.Array, jax.Array | None]:
@@ -59,9 +64,23 @@ def _dense_backward(saved, gradient):
     x, kernel = saved
     tokens = tuple(range(x.ndim - 1))
     of_x = _contract(gradient, kernel, range(x.ndim - 1, gradient.ndim), range(1, kernel.ndim))
-    # Moved first: what is contracted over several axes, XLA does not fold into the product.
-    of_kernel = _contract(jnp.moveaxis(x, -1, 0), gradient, range(1, x.ndim), tokens)
-    return of_x.astype(x.dtype), of_kernel, jnp.sum(gradient, tokens, dtype=jnp.float32)
+    of_bias = jnp.sum(gradient, tokens, dtype=jnp.float32)
+    return of_x.astype(x.dtype), _of_kernel(x, gradient), of_bias
+
+
+def _of_kernel(x, gradient):
+    """x (..., D), gradient (..., *F) -> (D, *F). The narrower of both is moved, before the product:
+    XLA does not fold a contraction of several axes into it.
+    """
+    tokens, of_tokens = range(x.ndim - 1), range(1, x.ndim)
+    features = gradient.shape[x.ndim - 1 :]
+    if math.prod(features) >= x.shape[-1] or x.shape[-1] % 2:
+        return _contract(jnp.moveaxis(x, -1, 0), gradient, of_tokens, tokens)
+    gradient = gradient.reshape(*x.shape[:-1], -1)
+    product = _contract(jnp.moveaxis(gradient, -1, 0), x, of_tokens, tokens)
+    # In three axes: a plain transpose XLA would undo by moving x after all.
+    halves = product.reshape(len(product), 2, -1).transpose(1, 2, 0)
+    return halves.reshape(x.shape[-1], *features)
 
 
 _dense_on_cpu.defvjp(_dense_forward, _dense_backward)

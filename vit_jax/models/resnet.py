@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax.models import classifier, stack
+from vit_jax.models import classifier, execution, stack
 from vit_jax.models.layers import ModelOutput
 from vit_jax.schema import ConfigError, nearest, option
 
@@ -241,13 +241,12 @@ class Stage(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """(B, h, w, C) -> (B, h', w', C')."""
-        x = stack.call(self.first, x, remat=self.config.remat)
+        remat = execution.remat(self.config)
+        x = stack.call(self.first, x, remat=remat)
         if self.layers is None:
             return x
         step = lambda unit, x: (unit(x), None)  # noqa: E731
-        return stack.scan(step, self.layers, x, remat=self.config.remat, unroll=self.config.unroll)[
-            0
-        ]
+        return stack.scan(step, self.layers, x, remat=remat, unroll=self.config.unroll)[0]
 
 
 class PreactivationUnit(nnx.Module):

@@ -8,21 +8,7 @@ import jax
 from flax import nnx
 
 from vit_jax import parallel
-from vit_jax.models import attention_kernels, execution, layers
-
-_SAVEABLE = jax.checkpoint_policies
-# What the layers name (`checkpoint_name`). QKV and what lies between attention and MLP are not of it:
-# on TPUs storing and fetching them costs more than their products.
-ATTENTION = (attention_kernels.SAVED, layers.STATISTICS)
-# From what keeps most to what keeps least, beside each layer's input.
-REMAT = {
-    "none": None,
-    "dots": _SAVEABLE.dots_saveable,
-    "weight_dots": _SAVEABLE.dots_with_no_batch_dims_saveable,
-    "save_products": _SAVEABLE.save_only_these_names(*ATTENTION, layers.HIDDEN),
-    "save_attention": _SAVEABLE.save_only_these_names(*ATTENTION),
-    "full": _SAVEABLE.nothing_saveable,
-}
+from vit_jax.models import execution, recompute
 
 
 def stack(make: Callable[[nnx.Rngs], nnx.Module], count: int, rngs: nnx.Rngs) -> nnx.Module:
@@ -49,7 +35,7 @@ def scan(
       x: (B, ...), or several such.
       arguments: arrays with a leading axis of the stack's length, a slice for each layer; `None` is
         handed on.
-      remat: one of `REMAT`.
+      remat: one of `recompute.POLICIES`.
       unroll: layers compiled side by side; 0: all; -1: chosen for the device.
 
     Returns:
@@ -61,27 +47,22 @@ def scan(
 
     def body(x, of_layer):
         layer_parameters, layer_arguments = of_layer
+        x = jax.tree.map(lambda x: recompute.keep(x, recompute.INPUT), x)
         x, captured = step(nnx.merge(definition, layer_parameters), x, *layer_arguments)
         return jax.tree.map(parallel.constrain_batch, x), captured
 
     # A loop keeps XLA from sharing what is recomputed with the forward pass; unrolling may leave
     # layers outside a loop.
-    body = _recomputing(body, remat, prevent_cse=unroll == count or count % unroll > 0)
+    body = recompute.apply(body, remat, prevent_cse=unroll == count or count % unroll > 0)
     return jax.lax.scan(body, x, (parameters, arguments), unroll=unroll)
 
 
 def call(layer: nnx.Module, x: jax.Array, *, remat: str) -> jax.Array:
     """`layer(x)` of a layer that is in no stack, recomputed as those of a stack are."""
     definition, parameters = nnx.split(layer)
-    run = _recomputing(
-        lambda parameters, x: nnx.merge(definition, parameters)(x), remat, prevent_cse=True
-    )
+
+    def body(parameters, x):
+        return nnx.merge(definition, parameters)(recompute.keep(x, recompute.INPUT))
+
+    run = recompute.apply(body, remat, prevent_cse=True)
     return parallel.constrain_batch(run(parameters, x))
-
-
-def _recomputing(function: Callable, remat: str, *, prevent_cse: bool) -> Callable:
-    return (
-        function
-        if remat == "none"
-        else jax.checkpoint(function, policy=REMAT[remat], prevent_cse=prevent_cse)
-    )

@@ -8,7 +8,7 @@ import math
 from absl import logging
 from ml_collections import ConfigDict
 
-from vit_jax.models.stack import REMAT
+from vit_jax.models import recompute
 from vit_jax.planning import compiling, report
 from vit_jax.planning.plan import make_assembly, make_plan
 from vit_jax.planning.target import Target
@@ -78,7 +78,7 @@ def fit(
         return tried[choice]
 
     first, *others = _cuts(config, target, data)
-    for remat in REMAT:
+    for remat in recompute.POLICIES:
         parts, refused = config.accumulate, []
         while parts:
             plan = attempt(Choice(first, remat, parts))

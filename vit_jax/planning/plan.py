@@ -3,13 +3,14 @@
 import dataclasses
 import math
 
+import jax
 from ml_collections import ConfigDict
 
 from vit_jax.data import sources
 from vit_jax.data.sources.named import NAMED
 from vit_jax.data.splits import select
 from vit_jax.interchange import loading
-from vit_jax.models import registry
+from vit_jax.models import execution, registry
 from vit_jax.planning import collectives, compiling, cycles, estimate
 from vit_jax.planning.target import Target
 from vit_jax.schema import ConfigError
@@ -117,11 +118,13 @@ def _of_config(assembly: Assembly, target: Target, step: compiling.Step) -> dict
     config, model = assembly.config, assembly.model_config
     devices = len(target.devices)
     replicas = step.mesh.shape["data"] * step.mesh.shape["fsdp"]
+    with jax.set_mesh(step.mesh):
+        remat = execution.remat(model)
     return {
         "model": config.model.name,
         "image_size": config.data.image_size,
         "dtype": model.dtype,
-        "remat": model.remat,
+        "remat": remat,
         "optimizer": config.optim.name,
         "batch_size": config.batch_size,
         "batch_per_chip": config.batch_size / target.chips,
@@ -179,7 +182,7 @@ def _advice(assembly: Assembly, step: compiling.Step, plan: dict) -> list[str]:
             advice.append(
                 f"--config.mesh.fsdp={wanted}: the state takes {state / 2**30:.1f} GiB a device, cut over {fsdp}"
             )
-    if assembly.model_config.remat != "full":
+    if plan["remat"] != "full":
         advice.append(
             "--config.model.remat=full: recompute activations, about a third more products"
         )

@@ -1,0 +1,58 @@
+"""What the backward pass finds stored, and what it recomputes: what layers give that is worth storing
+has a name, and a policy is the names that it stores.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from vit_jax import parallel
+
+# A layer's input; means and deviations of norms; attention's result and the logarithms of the
+# softmax's denominators; what tokens give with a kernel; of those, what an MLP's first one gives.
+INPUT, STATISTICS, ATTENTION, DENSE, HIDDEN = "input", "statistics", "attention", "dense", "hidden"
+
+# From what stores most to what stores least. QKV and what lies between attention and MLP are not of
+# `save_products`: on TPUs storing and fetching them costs more than their products.
+POLICIES = {
+    "none": None,
+    "save_dense": (INPUT, STATISTICS, ATTENTION, DENSE),
+    "save_products": (INPUT, STATISTICS, ATTENTION, HIDDEN),
+    "save_attention": (INPUT, STATISTICS, ATTENTION),
+    "full": (INPUT,),
+}
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def keep(x: jax.Array, name: str) -> jax.Array:
+    """x, which policies know by this name."""
+    return named(x, name)
+
+
+@keep.defjvp
+def _keep_jvp(name, primals, tangents):
+    # Not by `keep`: into what has a derivative of its own, no policy looks.
+    return named(*primals, name), *tangents
+
+
+def named(x: jax.Array, name: str) -> jax.Array:
+    """`keep` inside of what has a derivative of its own; itself it has none.
+
+    XLA's CPU back end stacks the bfloat16 arrays of a loop by converting the whole stack to float32
+    and back in every round; integers it leaves alone.
+    """
+    if x.dtype != jnp.bfloat16 or parallel.platform() != "cpu":
+        return checkpoint_name(x, name)
+    bits = checkpoint_name(jax.lax.bitcast_convert_type(x, jnp.uint16), name)
+    return jax.lax.bitcast_convert_type(bits, x.dtype)
+
+
+def apply(function: Callable, remat: str, *, prevent_cse: bool) -> Callable:
+    """The function whose backward pass stores what the policy `remat` says."""
+    if remat == "none":
+        return function
+    policy = jax.checkpoint_policies.save_only_these_names(*POLICIES[remat])
+    return jax.checkpoint(function, policy=policy, prevent_cse=prevent_cse)
