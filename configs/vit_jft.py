@@ -62,5 +62,4 @@ def get_config(arg="L/16"):
     config.eval.every = "10000 steps"
     if model == "H/14":
         recipes.spread(config)
-        config.model.remat = "save_products"  # 2.5 GiB at 32 images a chip, for 5 % of the time.
     return config

@@ -86,9 +86,9 @@ def augment(config: ConfigDict, level: str) -> None:
 
 def spread(config: ConfigDict) -> None:
     """For models too large for one accelerator of 16 GB: the state is cut over 8, activations are
-    recomputed, but for those of attention, which would cost more time than they take memory.
+    recomputed, but for those whose products would cost more time than they take memory.
 
     Neither changes what is learnt; `vit_jax plan --fit` says what a pod has room for.
     """
     config.mesh.fsdp = 8
-    config.model.remat = "save_attention"
+    config.model.remat = "save_products"

@@ -1,5 +1,6 @@
 """Multi-head attention with one QKV parameter (ViT §A)."""
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax import parallel
-from vit_jax.models import attention_kernels, execution, products
+from vit_jax.models import attention_kernels, execution, products, recompute
 from vit_jax.models.layers import dropout, layer_norm, split
 
 QUERY, KEY, VALUE = range(3)
@@ -81,8 +82,7 @@ class Attention(nnx.Module):
             kind = "xla" if queries is not None else self._chosen(q)
             heads = attention_kernels.attend(q, k, v, kind)
         kernel, bias = self.out.parameters()
-        heads = heads.reshape(*heads.shape[:2], -1)
-        out = products.dense(heads, kernel.reshape(-1, kernel.shape[-1]), bias)
+        out = _out(heads, kernel.reshape(-1, kernel.shape[-1]), bias)
         return dropout(out, self.dropout, keys[1]), weights
 
     def of_parts(self, parts: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -96,7 +96,7 @@ class Attention(nnx.Module):
         kernel, bias = products.shared(*self.out.parameters(), dtype)
         kernel = kernel.reshape(-1, kernel.shape[-1])
         heads = attention_kernels.attend_in_parts(qs, ks, vs)
-        return tuple(products.dense(x.reshape(*x.shape[:2], -1), kernel, bias) for x in heads)
+        return tuple(_out(x, kernel, bias) for x in heads)
 
     def _chosen(self, q: jax.Array) -> str:
         return execution.attention(
@@ -124,20 +124,26 @@ def _project(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> tuple[j
     return jnp.unstack(products.dense(x, kernel, bias), axis=2)
 
 
+def _out(heads: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
+    """heads (B, N, H, C), kernel (H·C, D) -> (B, N, D)."""
+    out = products.dense(heads.reshape(*heads.shape[:2], -1), kernel, bias)
+    return recompute.keep(out, recompute.OUT)
+
+
 def _of_tiles(kernel: jax.Array, bias: jax.Array | None, dtype) -> list[Callable]:
-    """The T projections, of (B, N, D) to (B, N, H, C) each, as products to (B, N, H·C): a TPU pads the
-    last axis to 128.
+    """The T projections, of (B, N, D) to (B, N, H, C) each, as products to H·C features: a TPU pads
+    what is smaller than its tiles.
     """
     kernel, bias = products.shared(kernel, bias, dtype)
     _, count, heads, size = kernel.shape
     kernels = [kernel[:, t].reshape(-1, heads * size) for t in range(count)]
     biases = [None] * count if bias is None else bias.reshape(count, -1)
-    return [
-        lambda x, kernel=kernel, bias=bias: products.dense(x, kernel, bias).reshape(
-            *x.shape[:2], heads, size
-        )
-        for kernel, bias in zip(kernels, biases, strict=True)
-    ]
+
+    def project(kernel, bias, x):
+        y = products.dense_features_first(x, kernel, bias)
+        return y.reshape(heads, size, *x.shape[:2]).transpose(2, 3, 0, 1)
+
+    return [functools.partial(project, *both) for both in zip(kernels, biases, strict=True)]
 
 
 def _xavier(width: int):

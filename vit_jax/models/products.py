@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax import parallel
-from vit_jax.models import recompute
 
 
 class Linear(nnx.Linear):
@@ -23,11 +22,17 @@ class Linear(nnx.Linear):
 def dense(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
     """x (..., D), kernel (D, *F) and bias (*F), float32 or `shared` -> (..., *F) in the dtype of x."""
     if x.dtype == jnp.bfloat16 and parallel.platform() == "cpu":
-        y = _dense_on_cpu(x, kernel, jnp.zeros(kernel.shape[1:]) if bias is None else bias)
-    else:
-        y = jnp.tensordot(x, kernel.astype(x.dtype), 1)
-        y = y if bias is None else y + bias.astype(x.dtype)
-    return recompute.keep(y, recompute.DENSE)
+        return _dense_on_cpu(x, kernel, jnp.zeros(kernel.shape[1:]) if bias is None else bias)
+    y = jnp.tensordot(x, kernel.astype(x.dtype), 1)
+    return y if bias is None else y + bias.astype(x.dtype)
+
+
+def dense_features_first(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
+    """`dense` of x (B, N, D) by a kernel (D, F), as (F, B, N): a TPU then writes tokens last, as its
+    attention reads them, where the other order may need a copy.
+    """
+    y = jnp.tensordot(kernel.astype(x.dtype), x, ((0,), (2,)))
+    return y if bias is None else y + bias.astype(x.dtype)[:, None, None]
 
 
 def shared(kernel: jax.Array, bias: jax.Array | None, dtype) -> tuple[jax.Array, jax.Array | None]:

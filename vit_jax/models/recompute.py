@@ -12,15 +12,15 @@ from jax.ad_checkpoint import checkpoint_name
 from vit_jax import parallel
 
 # A layer's input; means and deviations of norms; attention's result and the logarithms of the
-# softmax's denominators; what tokens give with a kernel; of those, what an MLP's first one gives.
-INPUT, STATISTICS, ATTENTION, DENSE, HIDDEN = "input", "statistics", "attention", "dense", "hidden"
+# softmax's denominators; the projection of that result; what an MLP first multiplies to.
+INPUT, STATISTICS, ATTENTION = "input", "statistics", "attention"
+OUT, HIDDEN = "out", "hidden"
 
-# From what stores most to what stores least. QKV and what lies between attention and MLP are not of
-# `save_products`: on TPUs storing and fetching them costs more than their products.
+# From what stores most to what stores least. QKV is of none: on TPUs and CPUs storing and fetching it
+# costs more than its products.
 POLICIES = {
     "none": None,
-    "save_dense": (INPUT, STATISTICS, ATTENTION, DENSE),
-    "save_products": (INPUT, STATISTICS, ATTENTION, HIDDEN),
+    "save_products": (INPUT, STATISTICS, ATTENTION, OUT, HIDDEN),
     "save_attention": (INPUT, STATISTICS, ATTENTION),
     "full": (INPUT,),
 }
