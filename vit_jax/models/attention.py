@@ -96,7 +96,8 @@ class Attention(nnx.Module):
         kernel, bias = products.shared(*self.out.parameters(), dtype)
         kernel = kernel.reshape(-1, kernel.shape[-1])
         heads = attention_kernels.attend_in_parts(qs, ks, vs)
-        return tuple(_out(x, kernel, bias) for x in heads)
+        # Stored, a projection in parts costs a TPU less than to compute it again; a whole one, more.
+        return tuple(recompute.keep(_out(x, kernel, bias), recompute.OUT) for x in heads)
 
     def _chosen(self, q: jax.Array) -> str:
         return execution.attention(
@@ -126,8 +127,7 @@ def _project(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> tuple[j
 
 def _out(heads: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
     """heads (B, N, H, C), kernel (H·C, D) -> (B, N, D)."""
-    out = products.dense(heads.reshape(*heads.shape[:2], -1), kernel, bias)
-    return recompute.keep(out, recompute.OUT)
+    return products.dense(heads.reshape(*heads.shape[:2], -1), kernel, bias)
 
 
 def _of_tiles(kernel: jax.Array, bias: jax.Array | None, dtype) -> list[Callable]:

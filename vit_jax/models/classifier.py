@@ -39,10 +39,9 @@ class Options:
     )
     remat: str = option(
         "auto",
-        "what the backward pass finds stored: all (none), attention's result, its projection and "
-        "what MLPs first multiply to (save_products), attention's result (save_attention), each "
-        "block's input alone (full); auto: save_products on CPUs, but none for convolutions and "
-        "elsewhere",
+        "what the backward pass finds stored: all (none), attention's result and what MLPs first "
+        "multiply to (save_products), attention's result (save_attention), each block's input "
+        "alone (full); auto: save_products on CPUs, but none for convolutions and elsewhere",
         choices=("auto", *recompute.POLICIES),
     )
     unroll: int = option(

@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from vit_jax import parallel
 
 # A layer's input; means and deviations of norms; attention's result and the logarithms of the
-# softmax's denominators; the projection of that result; what an MLP first multiplies to.
+# softmax's denominators; the projection of a result in parts; what an MLP first multiplies to.
 INPUT, STATISTICS, ATTENTION = "input", "statistics", "attention"
 OUT, HIDDEN = "out", "hidden"
 

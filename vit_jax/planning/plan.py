@@ -28,6 +28,8 @@ EXAMPLES = {
     "jft300m": {"train": 303_000_000},
 }
 CLASSES = {name: NAMED[name].classes for name in EXAMPLES if name in NAMED} | {"jft300m": 18_291}
+# So many of a TPU program's operations are listed, those that take longest.
+OPERATIONS = 40
 # ViT Table 2 counts cost in days of one core of a TPU v3; this many FLOP/s at its peak.
 TPU_V3_CORE = 61.5e12
 
@@ -102,6 +104,7 @@ def make_plan(
     if target.tpu:
         tokens = getattr(assembly.model_config, "tokens", None)
         plan["cycles"] = cycles.count(compiled.program, tokens=tokens)
+        plan["operations"] = cycles.largest(compiled.program, OPERATIONS)
         plan["seconds"] = estimate.step_seconds(
             target,
             flops=plan["flops_per_device"],
