@@ -34,7 +34,7 @@ def tiny(**overrides):
 def test_a_step_is_timed_in_all_and_in_parts():
     result = benchmark.step(tiny(), steps=2, breakdown=True)
     assert result["images_per_second"] == pytest.approx(8 / result["step_seconds"])
-    assert result["choices"].startswith("attention: xla, layers: unrolled")
+    assert result["choices"].startswith("attention: xla, layers: scanned")
     parts = ("attention", "mlp", "norms", "loss", "optimizer", "transfers")
     assert all(result[f"{part}_seconds"] > 0 for part in parts)
     assert np.isfinite(result["loss"]) and result["temporary_memory_bytes"] > 0
