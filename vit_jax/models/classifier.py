@@ -46,7 +46,7 @@ class Options:
     )
     unroll: int = option(
         AUTO,
-        "blocks compiled side by side; 0: all (fastest step on CPU and GPU, slowest compile); "
+        "blocks compiled side by side; 0: all (slowest compile); "
         "-1: all on CPU and GPU up to 24 blocks where remat recomputes nothing; else one",
         minimum=AUTO,
     )
