@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from vit_jax import benchmark
+from vit_jax.base.errors import UserError
+from vit_jax.benchmarks import step
 from vit_jax.config import default_config
-from vit_jax.errors import UserError
 from vit_jax.models import registry
 
 
@@ -32,7 +32,7 @@ def tiny(**overrides):
 
 
 def test_a_step_is_timed_in_all_and_in_parts():
-    result = benchmark.step(tiny(), steps=2, breakdown=True)
+    result = step.step(tiny(), steps=2, breakdown=True)
     assert result["images_per_second"] == pytest.approx(8 / result["step_seconds"])
     assert result["choices"].startswith("attention: xla, layers: scanned")
     parts = ("attention", "mlp", "norms", "loss", "optimizer", "transfers")
@@ -41,16 +41,16 @@ def test_a_step_is_timed_in_all_and_in_parts():
 
 
 def test_a_profile_leaves_a_trace(tmp_path):
-    benchmark.step(tiny(), steps=1, profile=str(tmp_path))
+    step.step(tiny(), steps=1, profile=str(tmp_path))
     assert list(tmp_path.rglob("*.xplane.pb"))
 
 
 def test_inference_is_timed():
-    result = benchmark.inference(tiny(), steps=2)
+    result = step.inference(tiny(), steps=2)
     assert result["steps"] == 2 and result["images_per_second"] > 0
 
 
 def test_a_model_without_blocks_has_no_breakdown():
     config = tiny(**{"model.name": "Mixer-S/8", "model.token_mlp_dim": 8, "model.width": 16})
     with pytest.raises(UserError, match="no Transformer blocks: no breakdown"):
-        benchmark.step(config, steps=1, breakdown=True)
+        step.step(config, steps=1, breakdown=True)

@@ -9,10 +9,12 @@ import jax
 import numpy as np
 import pytest
 
-from vit_jax import parallel, patterns, recipes
+from vit_jax import recipes
+from vit_jax.base import patterns
+from vit_jax.base.schema import ConfigError, walk
 from vit_jax.config import Config, load_config
+from vit_jax.devices import meshes
 from vit_jax.models import registry
-from vit_jax.schema import ConfigError, walk
 from vit_jax.training.assembly import assemble, check
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / "configs"
@@ -102,7 +104,7 @@ def test_a_recipe_builds_and_its_state_fits_on_eight_devices(case):
     check(config)
     config.mesh.update({"data": 2, "fsdp": 4} if config.mesh.fsdp == 1 else {"data": -1})
     assembly = build(config)
-    mesh = parallel.make_mesh(config.mesh)
+    mesh = meshes.make_mesh(config.mesh)
     state = assembly.abstract_state(mesh)
     assert sum(p.size for p in jax.tree.leaves(state.params)) == registry.count_parameters(
         assembly.model_config
@@ -321,7 +323,7 @@ def test_scaling_vit_is_that_of_its_paper(model, headless, batch):
             lr(assembly, step), value, rtol=1e-5, atol=1e-12, err_msg=str(step)
         )
     names = patterns.names(
-        assembly.abstract_state(parallel.make_mesh({"data": -1, "fsdp": 1, "tensor": 1})).params
+        assembly.abstract_state(meshes.make_mesh({"data": -1, "fsdp": 1, "tensor": 1})).params
     )
     rules = config.optim.weight_decay_rules
     decay = {
@@ -333,7 +335,7 @@ def test_scaling_vit_is_that_of_its_paper(model, headless, batch):
 
 def test_adafactor_keeps_the_state_of_scaling_vit_small():
     assembly = build(recipe("scaling_vit", "g/14"))
-    state = assembly.abstract_state(parallel.make_mesh({"data": 1, "fsdp": 8, "tensor": 1}))
+    state = assembly.abstract_state(meshes.make_mesh({"data": 1, "fsdp": 8, "tensor": 1}))
     count = sum(p.size for p in jax.tree.leaves(state.params))
     assert (
         2 < sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state.opt_state)) / count < 2.1
@@ -371,7 +373,7 @@ def test_fine_tuning_is_table_4_of_the_vit_paper(task, train, steps, warmup, rat
     )
     cut = ("resize", False) if task == "vtab" else ("inception", True)
     assert (config.data.train_crop, config.augment.flip) == cut
-    state = assembly.abstract_state(parallel.make_mesh(config.mesh))
+    state = assembly.abstract_state(meshes.make_mesh(config.mesh))
     momenta = [x for x in jax.tree.leaves(state.opt_state) if x.ndim]
     assert {x.dtype.name for x in momenta} == {"bfloat16"}
     assert len(momenta) == len(jax.tree.leaves(state.params))
@@ -397,7 +399,7 @@ def test_big_vision_fine_tunes_with_its_own_rates_and_crops(task, rate, crop):
 
 def test_a_linear_probe_trains_the_head_and_nothing_else():
     assembly = build(recipe("linear_probe", "cifar10"))
-    state = assembly.abstract_state(parallel.make_mesh({"data": -1, "fsdp": 1, "tensor": 1}))
+    state = assembly.abstract_state(meshes.make_mesh({"data": -1, "fsdp": 1, "tensor": 1}))
     # Two moments of 768 x 10 weights and 10 biases are all that is kept.
     moments = [x.shape for x in jax.tree.leaves(state.opt_state) if x.ndim]
     assert sorted(moments) == [(10,), (10,), (768, 10), (768, 10)]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from vit_jax.durations import steps
-from vit_jax.schema import ConfigError
+from vit_jax.base.durations import steps
+from vit_jax.base.schema import ConfigError
 
 IMAGENET = 1_281_167
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from vit_jax import patterns
-from vit_jax.schema import ConfigError
+from vit_jax.base import patterns
+from vit_jax.base.schema import ConfigError
 
 TREE = {
     "head": {"kernel": np.zeros((2, 3)), "bias": np.zeros(3)},

@@ -32,8 +32,8 @@ def help_of(command: Callable) -> str:
     )
     if "--config" not in text:
         return text
+    from vit_jax.base.schema import describe
     from vit_jax.config import Config
-    from vit_jax.schema import describe
 
     return f"{text}\n\nFields of the config, with their defaults:\n\n{describe(Config)}"
 
@@ -62,8 +62,8 @@ def define_config() -> None:
 
 def check_overrides() -> None:
     """Says the nearest name for a --config.FIELD that does not exist."""
+    from vit_jax.base.schema import nearest, walk
     from vit_jax.config import Config
-    from vit_jax.schema import nearest, walk
 
     known = [name for name, _ in walk(Config)]
     for argument in sys.argv[1:]:
@@ -113,7 +113,7 @@ def define_json() -> None:
 
 
 def define_hosts() -> None:
-    """Flags of a run of several processes; see `distributed.initialize` for what is found without
+    """Flags of a run of several processes; see `processes.initialize` for what is found without
     them.
     """
     flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, if the run has several")
@@ -127,19 +127,19 @@ def hosts(**options) -> Iterator[int]:
     """What several processes do together, and end together; yields which of them this is.
 
     Args:
-      **options: of `distributed.initialize`.
+      **options: of `processes.initialize`.
     """
-    from vit_jax import distributed
+    from vit_jax.devices import processes
 
-    distributed.initialize(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id, **options)
-    if distributed.count() == 1:
+    processes.initialize(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id, **options)
+    if processes.count() == 1:
         yield 0
         return
     log_to_stderr()
     try:
-        yield distributed.index()
+        yield processes.index()
     except BaseException as error:
-        distributed.leave_on_error(error)
+        processes.leave_on_error(error)
 
 
 def parse(positional: str = "") -> list[str]:
@@ -164,13 +164,13 @@ def log_to_stderr() -> None:
     """Says what happens in lines a person can read; of libraries only their warnings. Of several
     processes each names itself, and only the first says more than warnings unless asked to.
     """
-    distributed = sys.modules.get("vit_jax.distributed")  # not loaded: one process
-    several = distributed and distributed.count() > 1
+    processes = sys.modules.get("vit_jax.devices.processes")  # not loaded: one process
+    several = processes and processes.count() > 1
     FLAGS.mark_as_parsed()  # From Python there are no flags; absl waits for them before it logs.
     logging.use_absl_handler()
-    quiet = several and distributed.index() and not FLAGS.log_all_processes
+    quiet = several and processes.index() and not FLAGS.log_all_processes
     logging.set_verbosity(logging.WARNING if quiet else logging.INFO)
-    prefix = f"[{distributed.index()}] " if several else ""
+    prefix = f"[{processes.index()}] " if several else ""
     line = f"{prefix}%(asctime)s %(levelname).1s %(message)s"
     handler = logging.get_absl_handler()
     handler.setFormatter(python_logging.Formatter(line, datefmt="%H:%M:%S"))

@@ -15,9 +15,10 @@ import traceback
 
 from ml_collections import ConfigDict
 
-from vit_jax import objectives, schema
+from vit_jax import objectives
+from vit_jax.base import schema
+from vit_jax.base.schema import ConfigError, option, section
 from vit_jax.models import registry as models
-from vit_jax.schema import ConfigError, option, section
 
 Model = schema.union("Model", models.Name, *models.config_classes())
 Objective = schema.union("Objective", objectives.Name, *objectives.option_classes())

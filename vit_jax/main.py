@@ -14,7 +14,7 @@ from collections.abc import Callable
 from absl import flags
 
 from vit_jax import cli
-from vit_jax.errors import UserError
+from vit_jax.base.errors import UserError
 
 EXIT_USAGE = 2
 FLAGS = flags.FLAGS
@@ -91,7 +91,7 @@ def evaluate() -> None:
 
     from ml_collections import config_flags
 
-    from vit_jax.checkpoint import load_run
+    from vit_jax.checkpoints.reading import load_run
     from vit_jax.evaluation.accuracy import evaluate_run
 
     with cli.hosts() as process:
@@ -158,12 +158,12 @@ def benchmark() -> None:
     flags.DEFINE_bool("breakdown", False, "step: where its time goes, part by part")
     what = cli.parse("step, inference or input")[0]
 
-    from vit_jax import benchmark
+    from vit_jax.benchmarks import input, step
 
     kinds = {
-        "step": functools.partial(benchmark.step, profile=FLAGS.profile, breakdown=FLAGS.breakdown),
-        "inference": benchmark.inference,
-        "input": benchmark.input_pipeline,
+        "step": functools.partial(step.step, profile=FLAGS.profile, breakdown=FLAGS.breakdown),
+        "inference": step.inference,
+        "input": input.input_pipeline,
     }
     if what not in kinds:
         raise flags.Error(f"benchmark {what!r}: known are {', '.join(kinds)}")

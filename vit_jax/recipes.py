@@ -9,9 +9,9 @@ from collections.abc import Collection
 
 from ml_collections import ConfigDict
 
+from vit_jax.base.schema import ConfigError, nearest
 from vit_jax.config import default_config
 from vit_jax.models import registry
-from vit_jax.schema import ConfigError, nearest
 
 # RandAugment layers, its magnitude, parameter of mixup (AugReg §3.2; big_vision). Its figures call
 # strong heavy.

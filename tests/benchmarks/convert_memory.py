@@ -14,7 +14,7 @@ import time
 import jax
 import numpy as np
 
-from vit_jax import patterns
+from vit_jax.base import patterns
 from vit_jax.interchange import formats, loading, rules
 from vit_jax.models import registry
 

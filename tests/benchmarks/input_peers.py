@@ -42,16 +42,16 @@ def ours(folder: pathlib.Path):
     """Batches of vit_jax, from a prepared set or a folder of classes."""
     import jax
 
-    from vit_jax import parallel
     from vit_jax.config import default_config
     from vit_jax.data import loader, sources
+    from vit_jax.devices import meshes
 
     config = default_config()
     config.batch_size = BATCH
     name = "prepared" if "prepared" in folder.name else "folder"
     config.data.update({"name": name, "path": str(folder), "holdout": 0.0, "threads": WORKERS})
     source = sources.open_train(config.data)
-    sharding = parallel.batch_sharding(parallel.make_mesh(config.mesh))
+    sharding = meshes.batch_sharding(meshes.make_mesh(config.mesh))
     for batch in loader.train_batches(source, config, sharding, start_step=0, stop_step=10**9):
         yield jax.block_until_ready(batch)["image"]
 

@@ -39,9 +39,9 @@ import plain_step
 import torch
 
 from tests import without_torchvision
-from vit_jax import parallel
-from vit_jax.benchmark import context
+from vit_jax.benchmarks.context import context
 from vit_jax.config import default_config
+from vit_jax.devices import meshes
 from vit_jax.evaluation.logits import make_logits
 from vit_jax.interchange import formats
 from vit_jax.models import execution, registry
@@ -73,7 +73,7 @@ def our_parts(flags, remat: str = "auto"):
     if not flags.model.startswith("Mixer"):
         config.model.attention = flags.attention
     assembly = assemble(config, num_classes=1000, examples_per_epoch=1000)
-    mesh = parallel.make_mesh({"data": 1, "fsdp": 1, "tensor": 1}, jax.devices()[:1])
+    mesh = meshes.make_mesh({"data": 1, "fsdp": 1, "tensor": 1}, jax.devices()[:1])
     random = np.random.default_rng(0)
     size = (flags.batch_size, flags.image_size, flags.image_size, 3)
     batch = {
@@ -90,7 +90,7 @@ def ours(flags, parts, remat: str = ""):
     assembly, mesh, state, batch = our_parts(flags, remat) if remat else parts
     with jax.set_mesh(mesh):
         state = jax.tree.map(jnp.copy, state)  # each peer starts from the same weights
-        batch = jax.device_put(batch, parallel.batch_sharding(mesh))
+        batch = jax.device_put(batch, meshes.batch_sharding(mesh))
         if flags.inference:
             logits = make_logits(assembly.definition, assembly.model_config, assembly.config.data)
             compiled = jax.jit(logits).lower(state.params, batch["image"]).compile()

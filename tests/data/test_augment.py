@@ -9,9 +9,9 @@ import pytest
 import scipy.stats
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from vit_jax.base.schema import ConfigError
 from vit_jax.config import Augment
 from vit_jax.data.augmentation import augment as aug
-from vit_jax.schema import ConfigError
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 NOTHING = Augment(flip=False)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vit_jax.base.schema import ConfigError
 from vit_jax.config import default_config
 from vit_jax.data.decode import (
     DRAWS,
@@ -18,7 +19,6 @@ from vit_jax.data.decode import (
     resize,
     train_crop,
 )
-from vit_jax.schema import ConfigError
 
 
 def data_config(**fields):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from vit_jax.base.schema import ConfigError
 from vit_jax.config import default_config
 from vit_jax.data.batches import EvalBatches, TrainBatches
 from vit_jax.data.decode import BadImage
@@ -18,7 +19,6 @@ from vit_jax.data.loader import eval_batches, local_rows, train_batches
 from vit_jax.data.order import batch_indices, crop_draws, example_ids
 from vit_jax.data.record import Record
 from vit_jax.data.sources import open_eval, open_source, open_train
-from vit_jax.schema import ConfigError
 
 
 def make_config(batch_size=16, **data):

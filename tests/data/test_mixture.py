@@ -5,11 +5,11 @@ import cv2
 import numpy as np
 import pytest
 
+from vit_jax.base.schema import ConfigError
 from vit_jax.config import default_config
 from vit_jax.data import sources
 from vit_jax.data.batches import example_ids
 from vit_jax.data.sources.mixture import epoch_counts
-from vit_jax.schema import ConfigError
 
 
 def write_folder(root, **classes):

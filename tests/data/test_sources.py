@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_digits
 
+from vit_jax.base.schema import ConfigError
 from vit_jax.config import default_config
 from vit_jax.data import splits
 from vit_jax.data.record import BadImage
 from vit_jax.data.sources import OPENERS, open_eval, open_source, open_train
-from vit_jax.schema import ConfigError
 
 from .tiny_tfds import write_tfds
 

@@ -14,9 +14,10 @@ import pytest
 from etils import epath
 
 import vit_jax
-from vit_jax import checkpoint, paths
+from vit_jax.base import paths
+from vit_jax.base.schema import ConfigError
+from vit_jax.checkpoints import reading
 from vit_jax.interchange import formats, loading
-from vit_jax.schema import ConfigError
 from vit_jax.training.loop import train
 
 from ..interchange.conftest import official_vit
@@ -118,7 +119,7 @@ def test_a_run_in_a_bucket_goes_on_from_its_last_whole_checkpoint(run, tmp_path)
     steps = workdir / "checkpoints"
     # The last was being written when the machine was taken away, the one before was damaged since.
     (steps / "12" / "commit_success.txt").unlink()
-    assert checkpoint.find(workdir).name == "8" and checkpoint.begun(workdir) is not None
+    assert reading.find(workdir).name == "8" and reading.begun(workdir) is not None
     for file in (steps / "8" / "state" / "ocdbt.process_0" / "d").iterdir():
         file.write_bytes(b"\0" * file.stat().length)
     train(config, workdir)

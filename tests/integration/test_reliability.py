@@ -7,8 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from vit_jax import checkpoint
-from vit_jax.patterns import names
+from vit_jax.base.patterns import names
+from vit_jax.checkpoints import reading
 
 STEPS = 60
 ARGUMENTS = ("--config=configs/digits.py", f"--config.duration={STEPS} steps", "--config.checkpoint.every=5 steps",
@@ -47,7 +47,7 @@ def saving(workdir) -> bool:
 
 
 def bits(workdir) -> dict[str, np.ndarray]:
-    params, _ = checkpoint.load_params(workdir)
+    params, _ = reading.load_params(workdir)
     import jax
 
     return dict(zip(names(params), jax.tree.leaves(params), strict=True))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import vit_jax
-from vit_jax import checkpoint
+from vit_jax.checkpoints import reading
 from vit_jax.data import sources
 from vit_jax.data.order import batch_indices
 from vit_jax.data.sources import digits
@@ -58,7 +58,7 @@ def config(tiny_config, spoiled):
 
 
 def assert_same(workdir, other):
-    a, b = (jax.tree.leaves(checkpoint.load_params(w)[0]) for w in (workdir, other))
+    a, b = (jax.tree.leaves(reading.load_params(w)[0]) for w in (workdir, other))
     for x, y in zip(a, b, strict=True):
         np.testing.assert_array_equal(x, y)
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import vit_jax
-from vit_jax import checkpoint
-from vit_jax.schema import ConfigError
+from vit_jax.base.schema import ConfigError
+from vit_jax.checkpoints import reading
 from vit_jax.training import loop
 from vit_jax.training.guards import changed_fields
 from vit_jax.training.progress import NonFiniteError
@@ -27,7 +27,7 @@ def trained(tmp_path_factory):
 
 
 def params_of(workdir):
-    return checkpoint.load_params(workdir)[0]
+    return reading.load_params(workdir)[0]
 
 
 def assert_same_bits(a, b):
@@ -58,7 +58,7 @@ def test_a_checkpoint_directory_explains_itself(trained):
         run = vit_jax.load_run(path)
         assert run.step == 12 and run.classes == tuple(map(str, range(10)))
         assert run.config.to_dict() == config.to_dict()
-    description = checkpoint.read_description(run.directory)
+    description = reading.read_description(run.directory)
     assert description["model"]["width"] == 32 and description["versions"]["jax"] == jax.__version__
     assert run.model(np.zeros((2, 32, 32, 3), np.float32)).logits.shape == (2, 10)
 
@@ -126,7 +126,7 @@ def test_when_no_checkpoint_is_good_nothing_is_overwritten(tiny_config, tmp_path
         spoil(tmp_path / "checkpoints" / step, "truncate")
     before = sorted(str(p) for p in tmp_path.rglob("*"))
     with pytest.raises(
-        checkpoint.CheckpointError, match="no checkpoint .* can be read; nothing was changed"
+        reading.CheckpointError, match="no checkpoint .* can be read; nothing was changed"
     ):
         vit_jax.train(config, tmp_path)
     assert [p for p in before if "checkpoints" in p] == [
@@ -204,7 +204,7 @@ def test_skipping_ends_after_as_many_bad_updates_in_a_row_as_allowed(tiny_config
 
 def test_an_averaged_model_is_what_is_evaluated_and_loaded(tiny_config, tmp_path):
     vit_jax.train(tiny_config(), tmp_path)
-    averaged = checkpoint.load_params(tmp_path)[0]
+    averaged = reading.load_params(tmp_path)[0]
     loaded = vit_jax.load_run(tmp_path)
     np.testing.assert_array_equal(loaded.model.position[...], averaged["position"])
     vit_jax.train(tiny_config(optim__ema=0.0), tmp_path / "plain")

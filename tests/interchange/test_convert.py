@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 import vit_jax
-from vit_jax import checkpoint
-from vit_jax.checkpoint import CheckpointError
+from vit_jax.base.schema import ConfigError
+from vit_jax.checkpoints import reading
+from vit_jax.checkpoints.reading import CheckpointError
 from vit_jax.config import load_config
 from vit_jax.interchange import formats, loading
 from vit_jax.models import registry
-from vit_jax.schema import ConfigError
 
 from .conftest import run
 from .test_load import ORACLE
@@ -115,7 +115,7 @@ def test_a_run_starts_from_a_published_file_and_goes_on_without_it(arrays, tmp_p
     np.savez(path, **arrays)
     config = digits(path, **{"model.pool": "token"})
     vit_jax.train(config, tmp_path / "run")
-    params, description = checkpoint.load_params(tmp_path / "run")
+    params, description = reading.load_params(tmp_path / "run")
     np.testing.assert_array_equal(params["embedding"]["kernel"], arrays["embedding/kernel"])
     assert (
         params["position"].shape == (1, 17, 8)

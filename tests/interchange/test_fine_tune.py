@@ -6,11 +6,11 @@ import jax
 import numpy as np
 import pytest
 
-from vit_jax import patterns
+from vit_jax.base import patterns
+from vit_jax.base.schema import ConfigError
 from vit_jax.config import load_config
 from vit_jax.interchange import formats, loading
 from vit_jax.models import registry
-from vit_jax.schema import ConfigError
 from vit_jax.training.assembly import check, model_config_of
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from vit_jax import patterns
-from vit_jax.checkpoint import CheckpointError
+from vit_jax.base import patterns
+from vit_jax.checkpoints.reading import CheckpointError
 from vit_jax.interchange import formats, safetensors
 from vit_jax.models import registry
 

@@ -11,12 +11,13 @@ import scipy.ndimage
 from flax import nnx
 
 import vit_jax
-from vit_jax import checkpoint, patterns, saving
-from vit_jax.checkpoint import CheckpointError
+from vit_jax.base import patterns
+from vit_jax.base.schema import ConfigError
+from vit_jax.checkpoints import reading, saving
+from vit_jax.checkpoints.reading import CheckpointError
 from vit_jax.config import default_config
 from vit_jax.interchange import adapt, formats, loading, orbax
 from vit_jax.models import registry
-from vit_jax.schema import ConfigError
 
 from .conftest import run
 
@@ -221,15 +222,15 @@ def test_a_run_read_a_parameter_at_a_time_is_proven_too(file, tmp_path):
     foreign = formats.read(file)
     formats.write(foreign, tmp_path / "run", "orbax")
     params = jax.tree.map(np.asarray, foreign.params)
-    marks = np.array(checkpoint.fingerprint({"params": params})["params"])
-    np.testing.assert_array_equal(marks, list(map(checkpoint.host_mark, jax.tree.leaves(params))))
+    marks = np.array(reading.fingerprint({"params": params})["params"])
+    np.testing.assert_array_equal(marks, list(map(reading.host_mark, jax.tree.leaves(params))))
     for x in (np.arange(9).astype(jnp.bfloat16), np.arange(-3, 3), np.float32(-1.5)):
-        (mark,) = checkpoint.fingerprint({"one": x})["one"]
-        assert checkpoint.host_mark(x) == mark
+        (mark,) = reading.fingerprint({"one": x})["one"]
+        assert reading.host_mark(x) == mark
     # The same parameters with the mark of one of them wrong, as if its bits had changed.
     marks[patterns.names(params).index("encoder/norm/scale")] += 1
     checkpoints = saving.Checkpoints(tmp_path / "run", default_config().checkpoint)
-    description = checkpoint.read_description(checkpoint.find(tmp_path / "run"))
+    description = reading.read_description(reading.find(tmp_path / "run"))
     checkpoints.save_now(1, orbax._State(params), description, {"params": marks})
     checkpoints.close()
     with pytest.raises(CheckpointError, match="the bits of params/encoder/norm/scale are not"):

@@ -9,11 +9,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from vit_jax import patterns
-from vit_jax.checkpoint import CheckpointError
+from vit_jax.base import patterns
+from vit_jax.base.schema import ConfigError
+from vit_jax.checkpoints.reading import CheckpointError
 from vit_jax.interchange import formats, loading, npz
 from vit_jax.models import hybrid, mixer, registry, resnet, vit
-from vit_jax.schema import ConfigError
 
 from .conftest import official_vit, run
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from vit_jax.checkpoint import CheckpointError
+from vit_jax.checkpoints.reading import CheckpointError
 from vit_jax.interchange.rules import (
     Lazy,
     Rule,

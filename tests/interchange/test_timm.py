@@ -18,8 +18,8 @@ from flax import nnx
 from PIL import Image
 
 from tests import without_torchvision
-from vit_jax import patterns
-from vit_jax.checkpoint import CheckpointError
+from vit_jax.base import patterns
+from vit_jax.checkpoints.reading import CheckpointError
 from vit_jax.interchange import formats, safetensors, timm
 from vit_jax.models import registry
 from vit_jax.models.embeddings import resize_patch_embedding

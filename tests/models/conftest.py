@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from vit_jax import patterns
+from vit_jax.base import patterns
 from vit_jax.models import registry
 
 TINY = dict(

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax import parallel
+from vit_jax.devices import meshes
 from vit_jax.models import attention_kernels, execution
 
 SHAPE = (2, 9, 2, 16)  # batch, tokens, heads, head size
@@ -67,7 +67,7 @@ def test_splash_takes_a_token_count_that_needs_no_padding():
 
 def test_splash_on_a_mesh_cuts_batch_and_heads():
     given = draw((4, 9, 2, 16))
-    mesh = parallel.make_mesh({"data": 2, "fsdp": 1, "tensor": 2}, jax.devices()[:4])
+    mesh = meshes.make_mesh({"data": 2, "fsdp": 1, "tensor": 2}, jax.devices()[:4])
     with jax.set_mesh(mesh):
         results = computed("splash", *given, "float32")
     assert max(distances(results, reference(*given))) <= 1e-5
@@ -101,7 +101,7 @@ def test_cudnn_is_lowered_to_its_fused_kernels_forward_and_backward(monkeypatch)
 
 
 def chosen(platform, monkeypatch, **options):
-    monkeypatch.setattr(parallel, "platform", lambda: platform)
+    monkeypatch.setattr(meshes, "platform", lambda: platform)
     given = dict(tokens=197, head_size=64, dtype="bfloat16") | options
     return execution.attention(given.pop("asked", "auto"), **given)
 
@@ -121,7 +121,7 @@ def test_the_implementation_is_chosen_by_device_type_and_shape(monkeypatch):
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 1e-2)])
 @pytest.mark.parametrize("cuts", [[], [8], [3, 4]])
 def test_tokens_in_parts_attend_as_a_whole(monkeypatch, platform, dtype, tolerance, cuts):
-    monkeypatch.setattr(parallel, "platform", lambda: platform)
+    monkeypatch.setattr(meshes, "platform", lambda: platform)
     given = draw()
     q, k, v, gradient = (jnp.split(jnp.asarray(x, dtype), cuts, axis=1) for x in given)
     out, back = jax.vjp(attention_kernels.attend_in_parts, tuple(q), tuple(k), tuple(v))
@@ -133,7 +133,7 @@ def test_tokens_in_parts_attend_as_a_whole(monkeypatch, platform, dtype, toleran
 
 def test_on_tpus_tokens_that_begin_another_tile_are_a_part_of_their_own(monkeypatch):
     assert execution.cuts("auto", tokens=257) == []
-    monkeypatch.setattr(parallel, "platform", lambda: "tpu")
+    monkeypatch.setattr(meshes, "platform", lambda: "tpu")
     assert execution.cuts("auto", tokens=257) == [256]
     assert execution.cuts("xla", tokens=261) == [256]
     assert execution.cuts("splash", tokens=257) == []

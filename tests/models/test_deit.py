@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax import patterns
+from vit_jax.base import patterns
+from vit_jax.base.schema import ConfigError
 from vit_jax.interchange.loading import load
 from vit_jax.models import registry
 from vit_jax.models.embeddings import resize_patch_embedding
 from vit_jax.objectives.supervised import Options, Supervised
-from vit_jax.schema import ConfigError
 
 # facts §18; parameters of the published files: with the token (D), its position (D) and its head (1000 D + 1000) more.
 PARAMETERS = {

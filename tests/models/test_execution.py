@@ -7,14 +7,14 @@ import jax
 import numpy as np
 import pytest
 
-from vit_jax import parallel
+from vit_jax.devices import meshes
 from vit_jax.evaluation.logits import make_logits
 from vit_jax.models import execution, registry
 from vit_jax.models.execution import AUTO
 
 
 def one_device():
-    return parallel.make_mesh({"data": 1, "fsdp": 1, "tensor": 1}, jax.devices()[:1])
+    return meshes.make_mesh({"data": 1, "fsdp": 1, "tensor": 1}, jax.devices()[:1])
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def one_device():
     ],
 )
 def test_layers_are_unrolled_where_it_pays(monkeypatch, platform, asked, layers, policy, expected):
-    monkeypatch.setattr(parallel, "platform", lambda: platform)
+    monkeypatch.setattr(meshes, "platform", lambda: platform)
     assert execution.unrolled(asked, layers, policy) == expected
 
 
@@ -51,7 +51,7 @@ def test_layers_are_unrolled_where_it_pays(monkeypatch, platform, asked, layers,
 def test_cpus_store_few_arrays_but_all_of_convolutions(
     monkeypatch, platform, name, asked, expected
 ):
-    monkeypatch.setattr(parallel, "platform", lambda: platform)
+    monkeypatch.setattr(meshes, "platform", lambda: platform)
     assert execution.remat(registry.model_config(name, remat=asked)) == expected
 
 
@@ -91,14 +91,14 @@ def test_a_cpu_with_amx_computes_products_in_bfloat16_but_no_convolutions(
 
 
 def test_another_device_computes_as_the_config_says(monkeypatch, kit):
-    monkeypatch.setattr(parallel, "platform", lambda: "tpu")
+    monkeypatch.setattr(meshes, "platform", lambda: "tpu")
     config = kit.config(dtype="bfloat16")
     assert execution.computed(config) is config
 
 
 def test_the_platform_is_that_of_the_mesh():
     with jax.set_mesh(one_device()):
-        assert parallel.platform() == "cpu"
+        assert meshes.platform() == "cpu"
 
 
 def test_all_choices_are_told_in_one_line(monkeypatch, kit):

@@ -7,9 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from vit_jax import patterns
+from vit_jax.base import patterns
+from vit_jax.base.schema import ConfigError
 from vit_jax.models import hybrid, registry
-from vit_jax.schema import ConfigError
 
 # facts §2.5: with a linear head of 1000, at 224, and the tokens without the class token.
 PARAMETERS = {

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from vit_jax.base.schema import ConfigError
 from vit_jax.models import listing, registry
-from vit_jax.schema import ConfigError
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,10 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
-from vit_jax import parallel, patterns
+from vit_jax.base import patterns
+from vit_jax.base.schema import ConfigError
+from vit_jax.devices import meshes
 from vit_jax.models import mixer, registry
-from vit_jax.schema import ConfigError
 
 # facts §12.1: without a head, at 224.
 PARAMETERS = {
@@ -228,8 +229,8 @@ def test_bfloat16_computes_close_to_float32_and_keeps_parameters_and_logits_in_f
 
 
 def test_tensor_parallelism_cuts_the_hidden_axis_of_both_mlps():
-    mesh = parallel.make_mesh({"data": 1, "fsdp": 4, "tensor": 2})
-    layers = parallel.shardings(registry.abstract(tiny())[1], mesh, fsdp_min_size=10**9)["layers"]
+    mesh = meshes.make_mesh({"data": 1, "fsdp": 4, "tensor": 2})
+    layers = meshes.shardings(registry.abstract(tiny())[1], mesh, fsdp_min_size=10**9)["layers"]
     for mlp in ("token_mlp", "channel_mlp"):
         assert layers[mlp]["up"]["kernel"].spec == P(None, None, "tensor")
         assert layers[mlp]["down"]["kernel"].spec == P(None, "tensor", None)

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax import patterns
+from vit_jax.base import patterns
+from vit_jax.base.schema import ConfigError
 from vit_jax.models import registry, vit
-from vit_jax.schema import ConfigError
 
 # facts §2.1, computed from the published dimensions: no head, 1000 classes, the same after a tanh
 # layer of the width.

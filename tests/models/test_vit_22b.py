@@ -4,7 +4,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from vit_jax import parallel, patterns
+from vit_jax.base import patterns
+from vit_jax.devices import meshes
 from vit_jax.models import registry
 from vit_jax.models.encoder import Block
 
@@ -66,8 +67,8 @@ def test_the_parameters_of_22b_are_counted_exactly():
 
 def test_22b_is_cut_over_fsdp_and_tensor():
     _, like = registry.abstract(registry.model_config("ViT-22B/14"))
-    mesh = parallel.make_mesh({"data": 1, "fsdp": 4, "tensor": 2}, jax.devices()[:8])
-    shardings = parallel.shardings(like, mesh, fsdp_min_size=2**16)
+    mesh = meshes.make_mesh({"data": 1, "fsdp": 4, "tensor": 2}, jax.devices()[:8])
+    shardings = meshes.shardings(like, mesh, fsdp_min_size=2**16)
     parts = jax.tree.map(lambda x, s: np.prod(s.shard_shape(x.shape)), like, shardings)
     layers = parts["encoder"]["layers"]
     whole = like["encoder"]["layers"]

@@ -7,7 +7,8 @@ import numpy as np
 import optax
 import pytest
 
-from vit_jax import durations, optim, schema
+from vit_jax import optim
+from vit_jax.base import durations, schema
 from vit_jax.config import Optim
 
 TOTAL = 10

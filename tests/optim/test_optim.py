@@ -8,8 +8,9 @@ import numpy as np
 import optax
 import pytest
 
-from vit_jax import optim, patterns
-from vit_jax.schema import ConfigError
+from vit_jax import optim
+from vit_jax.base import patterns
+from vit_jax.base.schema import ConfigError
 
 
 def flat(tree):

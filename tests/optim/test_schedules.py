@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from vit_jax import optim
-from vit_jax.durations import steps
-from vit_jax.schema import ConfigError
+from vit_jax.base.durations import steps
+from vit_jax.base.schema import ConfigError
 
 
 def relative(kit, total_steps, **fields):

@@ -13,7 +13,7 @@ import sys
 
 import jax
 
-from vit_jax import patterns
+from vit_jax.base import patterns
 from vit_jax.config import load_config
 from vit_jax.planning import compiling, plan, target
 from vit_jax.planning.collectives import find, summary

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from vit_jax import parallel
+from vit_jax.devices import meshes
 from vit_jax.planning import collectives, cycles, flops, hlo
 
 # As libtpu 0.0.42.1 prints them, shortened: a loop of 32 turns that gathers a kernel in two pieces
@@ -86,7 +86,7 @@ def test_arrays_are_as_large_as_their_tiles_and_only_where_they_lie():
 
 @pytest.fixture(scope="module")
 def mesh():
-    return parallel.make_mesh({"data": 2, "fsdp": 4, "tensor": 1})
+    return meshes.make_mesh({"data": 2, "fsdp": 4, "tensor": 1})
 
 
 def test_collectives_and_turns_of_a_program_compiled_here(mesh):
@@ -100,7 +100,7 @@ def test_collectives_and_turns_of_a_program_compiled_here(mesh):
     kernels = jax.ShapeDtypeStruct(
         (6, 64, 64), jnp.float32, sharding=NamedSharding(mesh, P(None, "fsdp"))
     )
-    x = jax.ShapeDtypeStruct((16, 64), jnp.float32, sharding=parallel.batch_sharding(mesh))
+    x = jax.ShapeDtypeStruct((16, 64), jnp.float32, sharding=meshes.batch_sharding(mesh))
     with jax.set_mesh(mesh):
         program = hlo.parse(jax.jit(step).lower(kernels, x).compile().as_text())
     assert {(c.kind, c.group, c.times, c.bytes) for c in collectives.find(program)} == {

@@ -6,13 +6,13 @@ import jax
 import numpy as np
 import pytest
 
-from vit_jax import parallel, topologies
+from vit_jax.base.schema import ConfigError
 from vit_jax.config import default_config
+from vit_jax.devices import chips, meshes
 from vit_jax.models import registry
 from vit_jax.planning import compiling, fit, plan, report, target
 from vit_jax.planning.collectives import Collective
 from vit_jax.planning.estimate import step_seconds
-from vit_jax.schema import ConfigError
 from vit_jax.training import state as states
 from vit_jax.training.step import compile_train_step
 
@@ -39,7 +39,7 @@ def made():
 
 def test_memory_of_a_plan_is_what_xla_reports_of_the_step_that_runs(made):
     assembly, planned = made
-    mesh = parallel.make_mesh(assembly.config.mesh)
+    mesh = meshes.make_mesh(assembly.config.mesh)
     random = np.random.default_rng(0)
     with jax.set_mesh(mesh):
         state = states.create(assembly.init, 0, assembly.abstract_state(mesh))
@@ -47,7 +47,7 @@ def test_memory_of_a_plan_is_what_xla_reports_of_the_step_that_runs(made):
             "image": random.integers(0, 256, (64, 32, 32, 3), np.uint8),
             "label": random.integers(0, 10, 64, np.int32),
         }
-        batch = jax.device_put(batch, parallel.batch_sharding(mesh))
+        batch = jax.device_put(batch, meshes.batch_sharding(mesh))
         step = compile_train_step(assembly.train_step, states.shardings_of(state), mesh)
         compiled = step.lower(state, batch).compile()
         _, metrics = compiled(state, batch)
@@ -98,7 +98,7 @@ def test_topologies_that_nobody_sells_are_errors_that_list_those_there_are(name,
 
 
 def test_shapes_of_slices_are_those_of_the_catalog():
-    shapes = {kind: tpu.shapes() for kind, tpu in topologies.TPUS.items()}
+    shapes = {kind: tpu.shapes() for kind, tpu in chips.TPUS.items()}
     assert shapes["v6e"][-1] == "16x16"
     assert {"2x2x1", "4x4x4", "4x4x8", "8x8x16", "16x16x24"} <= set(shapes["v5p"])
     assert "16x16x16" in shapes["v4"] and "16x16x24" not in shapes["v4"]
@@ -115,7 +115,7 @@ def test_what_the_data_cannot_tell_is_asked_for():
 
 
 def test_time_of_a_step_by_hand():
-    v5e = topologies.TPUS["v5e"]
+    v5e = chips.TPUS["v5e"]
     where = target.Target("v5e:4x4", 2, v5e, [None] * 32)
     said = dict(shapes=(), source="")
     seconds = step_seconds(

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax import parallel
 from vit_jax.config import default_config
+from vit_jax.devices import meshes
 from vit_jax.training import state as states
 from vit_jax.training.assembly import assemble
 from vit_jax.training.step import compile_train_step
@@ -55,7 +55,7 @@ def make_batches(count, size=16):
 def run(config, sizes, steps=5):
     """(first state, state after `steps`, all metrics, compiled step) on a mesh of these sizes."""
     count = int(np.prod(list(sizes.values())))
-    mesh = parallel.make_mesh(sizes, jax.devices()[:count])
+    mesh = meshes.make_mesh(sizes, jax.devices()[:count])
     assembly = assemble(config, num_classes=10, examples_per_epoch=160)
     with jax.set_mesh(mesh):
         like = assembly.abstract_state(mesh)
@@ -64,7 +64,7 @@ def run(config, sizes, steps=5):
         first = jax.device_get(state.params)
         metrics = []
         for batch in make_batches(steps):
-            batch = jax.device_put(batch, parallel.batch_sharding(mesh))
+            batch = jax.device_put(batch, meshes.batch_sharding(mesh))
             with jax.transfer_guard("disallow"):
                 state, measured = step(state, batch)
             metrics.append(measured)
@@ -97,7 +97,7 @@ def test_every_mesh_trains_the_same_parameters_as_one_device(on_one_device, size
 @pytest.mark.parametrize("name, share", [("fsdp", 8), ("tensor", 2), ("mixed", 4)])
 def test_parameters_and_optimizer_state_are_cut(name, share):
     config = make_config()
-    mesh = parallel.make_mesh(MESHES[name], jax.devices()[:8])
+    mesh = meshes.make_mesh(MESHES[name], jax.devices()[:8])
     state = assemble(config, num_classes=10, examples_per_epoch=160).abstract_state(mesh)
 
     def bytes_on_a_device(tree):
@@ -151,7 +151,7 @@ def poisoned():
 
     def make(policy):
         config = make_config(nonfinite=policy)
-        mesh = parallel.make_mesh(dict(data=1, fsdp=1, tensor=1), jax.devices()[:1])
+        mesh = meshes.make_mesh(dict(data=1, fsdp=1, tensor=1), jax.devices()[:1])
         assembly = assemble(config, num_classes=10, examples_per_epoch=160)
         with jax.set_mesh(mesh):
             like = assembly.abstract_state(mesh)
@@ -191,11 +191,11 @@ def test_a_step_that_is_not_finite_changes_nothing_but_its_record(poisoned, poli
 
 def test_with_fsdp_the_sum_of_accumulated_gradients_is_kept_in_parts():
     config = make_config(accumulate=2, **{"model.unroll": 1})
-    mesh = parallel.make_mesh(MESHES["fsdp"], jax.devices()[:8])
+    mesh = meshes.make_mesh(MESHES["fsdp"], jax.devices()[:8])
     assembly = assemble(config, num_classes=10, examples_per_epoch=160)
     with jax.set_mesh(mesh):
         like = assembly.abstract_state(mesh)
-        batch = jax.device_put(next(make_batches(1)), parallel.batch_sharding(mesh))
+        batch = jax.device_put(next(make_batches(1)), meshes.batch_sharding(mesh))
         step = compile_train_step(assembly.train_step, states.shardings_of(like), mesh)
         text = step.lower(like, batch).compile().as_text()
     carried = " ".join(line.split(" while(")[0] for line in text.splitlines() if " while(" in line)

@@ -10,10 +10,11 @@ import sys
 import numpy as np
 import pytest
 
-from vit_jax import checkpoint, cli
+from vit_jax import cli
+from vit_jax.base.schema import ConfigError
+from vit_jax.checkpoints import reading
 from vit_jax.config import load_config
 from vit_jax.data import splits
-from vit_jax.schema import ConfigError
 from vit_jax.training import sweep as sweeps
 from vit_jax.training.loop import train
 from vit_jax.training.sweep import divide, sweep, table
@@ -53,7 +54,7 @@ def swept(cache, tmp_path_factory):
 
 
 def config_of(run):
-    return checkpoint.begun(run)["config"]
+    return reading.begun(run)["config"]
 
 
 def test_the_best_on_the_examples_left_out_is_trained_on_all_with_each_seed(swept):

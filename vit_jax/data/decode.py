@@ -14,8 +14,8 @@ import cv2
 import numpy as np
 from PIL import Image, ImageOps
 
+from vit_jax.base.schema import ConfigError
 from vit_jax.data.record import BadImage
-from vit_jax.schema import ConfigError
 
 try:
     from vit_jax.data import _native

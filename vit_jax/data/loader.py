@@ -18,6 +18,7 @@ import numpy as np
 from absl import logging
 from jax.sharding import NamedSharding
 
+from vit_jax.base.schema import ConfigError
 from vit_jax.data import decode
 from vit_jax.data.batches import (
     EvalBatches,
@@ -26,7 +27,6 @@ from vit_jax.data.batches import (
 )
 from vit_jax.data.order import data_step
 from vit_jax.data.record import DataError, Source
-from vit_jax.schema import ConfigError
 
 BLOCK = 16  # rows that a thread fills at once
 _UNDER_WAY = 2  # batches being filled, so that no thread waits for the last rows of one

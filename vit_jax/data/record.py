@@ -8,8 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
+from vit_jax.base.errors import UserError
 from vit_jax.data import splits
-from vit_jax.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)

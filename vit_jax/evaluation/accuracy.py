@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from vit_jax import parallel
-from vit_jax.checkpoint import Run
+from vit_jax.base.schema import ConfigError
+from vit_jax.checkpoints.reading import Run
 from vit_jax.data import loader, sources
+from vit_jax.devices import meshes
 from vit_jax.evaluation.logits import make_logits
 from vit_jax.objectives.supervised import cross_entropy, to_targets
-from vit_jax.schema import ConfigError
 
 SUMMED = ("accuracy", "top5_accuracy", "loss", "examples")
 
@@ -44,7 +44,7 @@ def make_eval_step(
         new = (right[:, 0], right.any(axis=1), cross_entropy(logits, targets, loss), 1)
         return {n: sums[n] + jnp.sum(v * mask) for n, v in zip(SUMMED, new, strict=True)}
 
-    return jax.jit(eval_step, out_shardings=parallel.replicated(mesh))
+    return jax.jit(eval_step, out_shardings=meshes.replicated(mesh))
 
 
 def evaluate(
@@ -53,7 +53,7 @@ def evaluate(
     """Means over all examples, `accuracy`, `top5_accuracy`, `loss`; and their number `examples`."""
     # Each step waits for the sums of the one before: programs with collectives must not overtake
     # each other, and on simulated devices nothing else keeps them in line.
-    zero, whole = np.zeros((), np.float32), parallel.replicated(mesh)
+    zero, whole = np.zeros((), np.float32), meshes.replicated(mesh)
     sums = {n: jax.make_array_from_callback((), whole, zero.__getitem__) for n in SUMMED}
     for batch in batches:
         sums = eval_step(params, sums, batch)
@@ -67,7 +67,7 @@ def evaluate_run(run: Run, config) -> dict[str, float]:
     """Evaluates a trained model on `config.data.eval_split`.
 
     Args:
-      run: from `checkpoint.load_run`.
+      run: from `reading.load_run`.
       config: the run's, or one with other fields in its section `data`.
     """
     source = sources.open_eval(config.data)
@@ -76,11 +76,11 @@ def evaluate_run(run: Run, config) -> dict[str, float]:
             f"the checkpoint has {run.model_config.num_classes} classes, {config.data.name} {config.data.eval_split!r} "
             f"has {len(source.classes)}"
         )
-    mesh = parallel.replica_mesh()
+    mesh = meshes.replica_mesh()
     definition, params = nnx.split(run.model)
     eval_step = make_eval_step(definition, run.model_config, config, mesh)
     with (
         jax.set_mesh(mesh),
-        loader.eval_batches(source, config, parallel.batch_sharding(mesh)) as batches,
+        loader.eval_batches(source, config, meshes.batch_sharding(mesh)) as batches,
     ):
         return evaluate(eval_step, nnx.to_pure_dict(params), batches, mesh)

@@ -12,10 +12,10 @@ from absl import logging
 from etils import epath
 from flax import nnx
 
-from vit_jax import checkpoint
+from vit_jax.base.errors import UserError
+from vit_jax.checkpoints import reading
 from vit_jax.data.decode import eval_crop
 from vit_jax.data.record import BadImage
-from vit_jax.errors import UserError
 from vit_jax.evaluation.logits import make_logits
 
 
@@ -38,12 +38,12 @@ class Prediction:
 
 
 def predict(
-    run: checkpoint.Run, files: Sequence[str], *, topk: int, batch_size: int
+    run: reading.Run, files: Sequence[str], *, topk: int, batch_size: int
 ) -> Iterator[Prediction | BadImage]:
     """Classifies images in batches; what cannot be read comes back as its `BadImage`, in place.
 
     Args:
-      run: from `checkpoint.load_run`.
+      run: from `reading.load_run`.
       files: paths of images.
       topk: how many classes of each.
       batch_size: images at a time.
@@ -92,7 +92,7 @@ def predict_files(
     Raises:
       UserError: some image could not be read; said after all others were predicted.
     """
-    run = checkpoint.load_run(path)
+    run = reading.load_run(path)
     results = list(predict(run, files, topk=topk, batch_size=batch_size))
     good = [result for result in results if isinstance(result, Prediction)]
     for result in results:

@@ -12,13 +12,13 @@ import jax
 import numpy as np
 from absl import logging
 
-from vit_jax import patterns
+from vit_jax.base import patterns
+from vit_jax.base.schema import ConfigError
 from vit_jax.interchange.formats import Foreign
 from vit_jax.interchange.rules import Lazy
 from vit_jax.models import mixer, vit
 from vit_jax.models.embeddings import interpolate, resize_patch_embedding, sincos_2d
 from vit_jax.models.mixer import enlarge_token_mlp
-from vit_jax.schema import ConfigError
 
 POSITION = "position"
 PATCHES = "embedding/kernel"

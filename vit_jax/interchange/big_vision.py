@@ -3,7 +3,7 @@
 ViT's blocks may be scanned; a ResNet may have big_vision's names or the original TensorFlow ones.
 """
 
-from vit_jax.checkpoint import CheckpointError
+from vit_jax.checkpoints.reading import CheckpointError
 from vit_jax.interchange import adapt, flax_models, flax_names, npz
 from vit_jax.interchange.formats import Foreign, Preprocessing
 from vit_jax.models import hybrid, resnet

@@ -18,7 +18,7 @@ from typing import Any
 
 from absl import logging
 
-from vit_jax.checkpoint import CheckpointError
+from vit_jax.checkpoints.reading import CheckpointError
 from vit_jax.interchange import flax_names, npz, rules
 from vit_jax.interchange.formats import Foreign, configure
 from vit_jax.models import hybrid, mixer, registry, resnet, vit

@@ -18,10 +18,10 @@ from typing import Any
 
 from etils import epath
 
-from vit_jax import paths, schema
-from vit_jax.checkpoint import CheckpointError
+from vit_jax.base import paths, schema
+from vit_jax.base.schema import ConfigError, nearest
+from vit_jax.checkpoints.reading import CheckpointError
 from vit_jax.models import registry
-from vit_jax.schema import ConfigError, nearest
 
 # Asked in this order.
 FORMATS = {

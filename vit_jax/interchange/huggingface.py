@@ -14,7 +14,7 @@ import re
 
 from etils import epath
 
-from vit_jax.checkpoint import CheckpointError
+from vit_jax.checkpoints.reading import CheckpointError
 from vit_jax.interchange import adapt, pytorch, rules
 from vit_jax.interchange.formats import Foreign, Preprocessing, configure
 from vit_jax.interchange.rules import Rule

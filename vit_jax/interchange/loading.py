@@ -8,10 +8,11 @@ from absl import logging
 from flax import nnx
 from ml_collections import ConfigDict
 
-from vit_jax import checkpoint, patterns
+from vit_jax.base import patterns
+from vit_jax.base.schema import ConfigError
+from vit_jax.checkpoints import reading
 from vit_jax.interchange import adapt, formats
 from vit_jax.models import mixer, registry
-from vit_jax.schema import ConfigError
 
 # Options of `load` that the weights are fitted to; all others say what the file holds.
 FITTED = ("image_size", "patch", "num_classes", "representation")
@@ -190,7 +191,7 @@ def take_over(config: ConfigDict, workdir=None) -> ConfigDict:
                 "to start from: say which with --config.init_from=CHECKPOINT"
             )
         return config
-    begun = checkpoint.begun(workdir) if workdir else None
+    begun = reading.begun(workdir) if workdir else None
     begun = begun and begun["config"]
     source = None if begun else formats.read(config.init_from)
     whole = not config.model.name

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 from etils import epath
 
-from vit_jax.checkpoint import CheckpointError
+from vit_jax.checkpoints.reading import CheckpointError
 from vit_jax.interchange.rules import Lazy
 
 SUFFIX = ".npy"

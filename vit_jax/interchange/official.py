@@ -1,6 +1,6 @@
 """Checkpoints of google-research/vision_transformer: `.npz` of ViT, hybrid and Mixer."""
 
-from vit_jax.checkpoint import CheckpointError
+from vit_jax.checkpoints.reading import CheckpointError
 from vit_jax.interchange import adapt, flax_models, flax_names, npz
 from vit_jax.interchange.formats import Foreign, Preprocessing
 from vit_jax.models import mixer, vit

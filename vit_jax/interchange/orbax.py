@@ -7,8 +7,9 @@ import jax
 import numpy as np
 from etils import epath
 
-from vit_jax import checkpoint, patterns, saving
-from vit_jax.checkpoint import CheckpointError
+from vit_jax.base import patterns
+from vit_jax.checkpoints import reading, saving
+from vit_jax.checkpoints.reading import CheckpointError
 from vit_jax.config import default_config
 from vit_jax.interchange.formats import Foreign, Preprocessing, configure, model_name
 from vit_jax.interchange.rules import Lazy
@@ -30,16 +31,16 @@ class _State:
 def recognises(path) -> bool:
     """Whether it is a run's workdir, its checkpoints folder or one checkpoint."""
     path = epath.Path(path)
-    folders = [folder for folder in (path, path / checkpoint.FOLDER) if folder.is_dir()]
+    folders = [folder for folder in (path, path / reading.FOLDER) if folder.is_dir()]
     entries = [entry.name for folder in folders for entry in folder.iterdir()]
     return any(name == "description" or name.isdigit() for name in entries)
 
 
 def read(path, **overrides) -> Foreign:
     """See `formats.read`; the averaged parameters, if the run kept an average."""
-    folder = checkpoint.find(path)
-    description = checkpoint.read_description(folder)
-    stored = checkpoint.stored_model_config(description)
+    folder = reading.find(path)
+    description = reading.read_description(folder)
+    stored = reading.stored_model_config(description)
     config = configure(type(stored), dataclasses.asdict(stored), overrides)
     like = registry.abstract(config)[1]
     if like != registry.abstract(stored)[1]:
@@ -51,7 +52,7 @@ def read(path, **overrides) -> Foreign:
         lambda name, leaf: Lazy(
             leaf.shape,
             np.dtype(leaf.dtype),
-            lambda: checkpoint.load_param(folder, description, like, name),
+            lambda: reading.load_param(folder, description, like, name),
         ),
         like,
     )
@@ -81,7 +82,7 @@ def write(foreign: Foreign, path) -> None:
         config.data.update(dataclasses.asdict(foreign.preprocessing))
     config.data.image_size = foreign.model_config.image_size
     classes = foreign.classes or tuple(map(str, range(foreign.model_config.num_classes)))
-    description = checkpoint.describe(config, foreign.model_config, classes, examples=0)
+    description = reading.describe(config, foreign.model_config, classes, examples=0)
     largest = max(math.prod(leaf.shape) for leaf in jax.tree.leaves(foreign.params))
     # One large array at a time is under way, and no compressed copy of it; Orbax refuses what is
     # larger than its buffer.
@@ -91,7 +92,7 @@ def write(foreign: Foreign, path) -> None:
 
     def hold(leaf) -> jax.Array:
         array = np.asarray(leaf)
-        marks.append(checkpoint.host_mark(array))
+        marks.append(reading.host_mark(array))
         # Of NumPy's own arrays Orbax makes copies before it writes.
         return jax.device_put(array, host)
 

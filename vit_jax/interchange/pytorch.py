@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from vit_jax import paths, patterns
-from vit_jax.checkpoint import CheckpointError
+from vit_jax.base import paths, patterns
+from vit_jax.checkpoints.reading import CheckpointError
 from vit_jax.interchange import rules, safetensors
 from vit_jax.interchange.rules import Lazy, Rule, chain, joined, reshaped, transposed
 

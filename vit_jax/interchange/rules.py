@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from vit_jax import patterns
-from vit_jax.checkpoint import CheckpointError
+from vit_jax.base import patterns
+from vit_jax.checkpoints.reading import CheckpointError
 
 Arrays = list[np.ndarray]
 LAYER = "{layer"

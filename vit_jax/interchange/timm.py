@@ -22,7 +22,7 @@ from typing import Any
 
 from etils import epath
 
-from vit_jax.checkpoint import CheckpointError
+from vit_jax.checkpoints.reading import CheckpointError
 from vit_jax.interchange import adapt, pytorch, rules, safetensors, timm_names
 from vit_jax.interchange.formats import Foreign, Preprocessing, configure
 from vit_jax.models import hybrid, mixer, registry, resnet, vit

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax import parallel
+from vit_jax.devices import meshes
 from vit_jax.models import attention_kernels, execution, products, recompute
 from vit_jax.models.layers import dropout, layer_norm, split
 
@@ -119,7 +119,7 @@ class _Affine(nnx.Module):
 
 def _project(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> tuple[jax.Array, ...]:
     """x (B, N, D), kernel (D, T, H, C) -> T arrays (B, N, H, C)."""
-    if parallel.platform() == "tpu":
+    if meshes.platform() == "tpu":
         return tuple(project(x) for project in _of_tiles(kernel, bias, x.dtype))
     # One matrix product, in its own order: else XLA transposes the tokens and the kernel first.
     return jnp.unstack(products.dense(x, kernel, bias), axis=2)

@@ -16,7 +16,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from vit_jax import parallel
+from vit_jax.devices import meshes
 from vit_jax.models import recompute
 from vit_jax.models.products import product
 
@@ -100,7 +100,7 @@ def _small(logits: jax.Array) -> jax.Array | None:
 
 def _weighted(exponentials: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Sums over the keys: of the values (B, Q, H, C) and of the exponentials (B, H, Q), in float32."""
-    if parallel.platform() != "tpu":
+    if meshes.platform() != "tpu":
         out = product("bhqn,bnhc->bqhc", exponentials.astype(v.dtype), v)
         return out, exponentials.sum(-1)
     # A column of ones beside the values: one product, for which the padding of C has room, gives both.
@@ -115,7 +115,7 @@ def _once(weights: jax.Array, dtype) -> jax.Array:
     """The weights for several products: a TPU's compiler would compute them anew for each, from
     float32 logits in its memory, unless told to write them.
     """
-    if parallel.platform() != "tpu":
+    if meshes.platform() != "tpu":
         return weights
     return jax.lax.optimization_barrier(weights.astype(dtype))
 
@@ -135,7 +135,7 @@ def _cudnn(q, k, v):
 
 
 def _splash(q, k, v):
-    return parallel.per_device(_splash_on_a_device, q, k, v)
+    return meshes.per_device(_splash_on_a_device, q, k, v)
 
 
 def _splash_on_a_device(q, k, v):
@@ -162,7 +162,7 @@ def _splash_on_a_device(q, k, v):
         head_shards=1,
         q_seq_shards=1,
         residual_checkpoint_name=recompute.ATTENTION,
-        interpret=parallel.platform() != "tpu",
+        interpret=meshes.platform() != "tpu",
     )
     real = (jnp.arange(padded) < tokens).astype(jnp.int32)
     segments = splash.SegmentIds(q=real, kv=real) if padding else None

@@ -8,9 +8,9 @@ from typing import ClassVar
 import jax
 from flax import nnx
 
+from vit_jax.base.schema import option
 from vit_jax.models import recompute
 from vit_jax.models.execution import AUTO
-from vit_jax.schema import option
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from vit_jax import parallel
+from vit_jax.devices import meshes
 from vit_jax.models import attention_kernels
 
 AUTO = -1  # of `unroll`
@@ -34,7 +34,7 @@ def unrolled(asked: int, layers: int, policy: str) -> int:
     recompute where forward and backward pass are not loops of their own.
     """
     if asked == AUTO:
-        loop = parallel.platform() == "tpu" or layers > UNROLLED or policy != "none"
+        loop = meshes.platform() == "tpu" or layers > UNROLLED or policy != "none"
         asked = 1 if loop else 0
     return min(asked or layers, layers)
 
@@ -46,7 +46,7 @@ def remat(config) -> str:
     """
     if config.remat != "auto":
         return config.remat
-    stores_few = parallel.platform() == "cpu" and not config.convolutional
+    stores_few = meshes.platform() == "cpu" and not config.convolutional
     return "save_products" if stores_few else "none"
 
 
@@ -56,7 +56,7 @@ def attention(asked: str, *, tokens: int, head_size: int, dtype) -> str:
     """
     if asked != "auto":
         return asked
-    platform = parallel.platform()
+    platform = meshes.platform()
     halves = jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
     if platform in ("gpu", "cuda") and halves and head_size % 8 == 0 and head_size <= 128:
         return "cudnn" if tokens >= CUDNN_TOKENS else "xla"
@@ -73,7 +73,7 @@ def cuts(asked: str, *, tokens: int) -> list[int]:
     """
     tail = tokens % attention_kernels.LANES
     pays = tokens > attention_kernels.LANES and 0 < tail <= attention_kernels.TAIL
-    if parallel.platform() != "tpu" or asked not in ("auto", "xla") or tokens >= SPLASH_TOKENS:
+    if meshes.platform() != "tpu" or asked not in ("auto", "xla") or tokens >= SPLASH_TOKENS:
         return []
     return [tokens - tail] if pays else []
 
@@ -85,7 +85,7 @@ def computed(config):
     costs time and accuracy. So float32 is what such a CPU computes in, unless `dtype_on_cpu` says
     `same`.
     """
-    if parallel.platform() != "cpu" or config.dtype_on_cpu == "same":
+    if meshes.platform() != "cpu" or config.dtype_on_cpu == "same":
         return config
     if config.dtype_on_cpu == "auto" and has_amx() and not config.convolutional:
         return config

@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from vit_jax.base.schema import ConfigError, nearest, option
 from vit_jax.models import resnet, vit
 from vit_jax.models.embeddings import PatchEmbedding
-from vit_jax.schema import ConfigError, nearest, option
 
 # Listed by `vit_jax models`.
 VARIANTS = [

@@ -4,8 +4,8 @@ its family's file.
 
 import dataclasses
 
+from vit_jax.base.schema import ConfigError
 from vit_jax.models import registry
-from vit_jax.schema import ConfigError
 
 SIZES = ("depth", "width", "mlp_dim", "heads")
 COLUMNS = ("name", "image_size", "tokens", "parameters", "gflops", *SIZES)

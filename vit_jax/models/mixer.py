@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from vit_jax.base.schema import ConfigError, nearest, option
 from vit_jax.models import classifier, execution, products, recompute, stack
 from vit_jax.models.activations import ACTIVATIONS
 from vit_jax.models.embeddings import PatchEmbedding
 from vit_jax.models.layers import ModelOutput, drop_path, layer_norm, split
-from vit_jax.schema import ConfigError, nearest, option
 
 # depth, width, MLP width over channels, over tokens (Mixer Table 1).
 SIZES = {

@@ -8,8 +8,8 @@ import math
 import jax
 from flax import nnx
 
+from vit_jax.base.schema import ConfigError, check_value, nearest, option
 from vit_jax.models import execution, hybrid, mixer, resnet, vit
-from vit_jax.schema import ConfigError, check_value, nearest, option
 
 FAMILIES = (vit, hybrid, mixer, resnet)
 

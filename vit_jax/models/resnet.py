@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from vit_jax.base.schema import ConfigError, nearest, option
 from vit_jax.models import classifier, execution, stack
 from vit_jax.models.layers import ModelOutput
-from vit_jax.schema import ConfigError, nearest, option
 
 # Units of each stage (BiT §4; 26 is AugReg's).
 UNITS = {

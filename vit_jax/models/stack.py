@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 from flax import nnx
 
-from vit_jax import parallel
+from vit_jax.devices import meshes
 from vit_jax.models import execution, recompute
 
 
@@ -49,7 +49,7 @@ def scan(
         layer_parameters, layer_arguments = of_layer
         x = jax.tree.map(lambda x: recompute.keep(x, recompute.INPUT), x)
         x, captured = step(nnx.merge(definition, layer_parameters), x, *layer_arguments)
-        return jax.tree.map(parallel.constrain_batch, x), captured
+        return jax.tree.map(meshes.constrain_batch, x), captured
 
     # A loop keeps XLA from sharing what is recomputed with the forward pass; unrolling may leave
     # layers outside a loop.
@@ -65,4 +65,4 @@ def call(layer: nnx.Module, x: jax.Array, *, remat: str) -> jax.Array:
         return nnx.merge(definition, parameters)(recompute.keep(x, recompute.INPUT))
 
     run = recompute.apply(body, remat, prevent_cse=True)
-    return parallel.constrain_batch(run(parameters, x))
+    return meshes.constrain_batch(run(parameters, x))

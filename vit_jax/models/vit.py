@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from vit_jax.base.schema import ConfigError, nearest, option
 from vit_jax.models import attention_kernels, classifier, pooling
 from vit_jax.models.activations import ACTIVATIONS
 from vit_jax.models.embeddings import PatchEmbedding, sincos_2d
 from vit_jax.models.encoder import Encoder
 from vit_jax.models.layers import ModelOutput, dropout
-from vit_jax.schema import ConfigError, nearest, option
 
 # depth, width, MLP width, heads. Ti, S: AugReg Table 1; B, L, H: ViT Table 1; g, G: Scaling ViT Table 2; the others
 # big_vision. 22B: width, depth and heads from secondary listings, MLP width from the parameter count (unconfirmed in a

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax.schema import option
+from vit_jax.base.schema import option
 
 
 @dataclasses.dataclass(frozen=True)

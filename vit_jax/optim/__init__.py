@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from vit_jax import patterns
+from vit_jax.base import patterns
+from vit_jax.base.schema import ConfigError, nearest
 from vit_jax.optim import multipliers
 from vit_jax.optim.optimizers import OPTIMIZERS
 from vit_jax.optim.schedules import Schedule, schedule
-from vit_jax.schema import ConfigError, nearest
 
 __all__ = ["OPTIMIZERS", "ema_update", "make", "schedule"]
 

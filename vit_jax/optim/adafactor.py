@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax import patterns
+from vit_jax.base import patterns
 
 MIN_FACTORED = 32
 EPSILON = 1e-30

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from vit_jax.schema import ConfigError, nearest
+from vit_jax.base.schema import ConfigError, nearest
 
 Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from vit_jax import parallel
+from vit_jax.devices import meshes
 from vit_jax.planning import flops, hlo
 from vit_jax.planning.target import Target
 from vit_jax.training import state as states
@@ -97,7 +97,7 @@ def prepare(assembly: Assembly, target: Target) -> Step:
       ConfigError: mesh or batch do not fit the target.
     """
     config = assembly.config
-    mesh = parallel.make_mesh(config.mesh, target.devices)
+    mesh = meshes.make_mesh(config.mesh, target.devices)
     check_batch(config, mesh)
     state = assembly.abstract_state(mesh)
     step = compile_train_step(assembly.train_step, states.shardings_of(state), mesh)
@@ -118,7 +118,7 @@ def prepare(assembly: Assembly, target: Target) -> Step:
 def abstract_batch(config: ConfigDict, mesh: jax.sharding.Mesh) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes of a batch as the loader gives it to the step."""
     size = config.data.image_size
-    shape = functools.partial(jax.ShapeDtypeStruct, sharding=parallel.batch_sharding(mesh))
+    shape = functools.partial(jax.ShapeDtypeStruct, sharding=meshes.batch_sharding(mesh))
     return {
         "image": shape((config.batch_size, size, size, 3), jnp.uint8),
         "label": shape((config.batch_size,), jnp.int32),

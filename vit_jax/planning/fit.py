@@ -8,11 +8,11 @@ import math
 from absl import logging
 from ml_collections import ConfigDict
 
+from vit_jax.base.schema import ConfigError
 from vit_jax.models import recompute
 from vit_jax.planning import compiling, report
 from vit_jax.planning.plan import make_assembly, make_plan
 from vit_jax.planning.target import Target
-from vit_jax.schema import ConfigError
 
 # Above, XLA may turn gathers of parameters into all-reduces of twice the bytes; and each further
 # cut makes messages smaller.

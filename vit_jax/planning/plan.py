@@ -6,6 +6,7 @@ import math
 import jax
 from ml_collections import ConfigDict
 
+from vit_jax.base.schema import ConfigError
 from vit_jax.data import sources
 from vit_jax.data.sources.named import NAMED
 from vit_jax.data.splits import select
@@ -13,7 +14,6 @@ from vit_jax.interchange import loading
 from vit_jax.models import execution, registry
 from vit_jax.planning import collectives, compiling, cycles, estimate
 from vit_jax.planning.target import Target
-from vit_jax.schema import ConfigError
 from vit_jax.training.assembly import Assembly, assemble, check
 
 # Images of splits that plans need before the data is there: TFDS's catalog; JFT as the ViT paper

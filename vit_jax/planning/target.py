@@ -6,8 +6,8 @@ import re
 
 import jax
 
-from vit_jax import parallel, topologies
-from vit_jax.schema import ConfigError, nearest
+from vit_jax.base.schema import ConfigError, nearest
+from vit_jax.devices import chips, meshes
 
 # libtpu looks for a machine it runs on, and for nobody else who uses it.
 _NO_TPU_HERE = {
@@ -31,7 +31,7 @@ class Target:
 
     name: str
     slices: int
-    tpu: topologies.Tpu | None
+    tpu: chips.Tpu | None
     devices: list
 
     @property
@@ -40,14 +40,14 @@ class Target:
 
     @property
     def hosts(self) -> int:
-        return len({(parallel.slice_of(d), d.process_index) for d in self.devices})
+        return len({(meshes.slice_of(d), d.process_index) for d in self.devices})
 
 
 def find(name: str, *, slices: int = 1) -> Target:
     """The devices called `name`.
 
     Args:
-      name: `KIND:SHAPE` with a kind of `topologies.TPUS`, e.g. `v5e:16x16`, or `cpu:N`.
+      name: `KIND:SHAPE` with a kind of `chips.TPUS`, e.g. `v5e:16x16`, or `cpu:N`.
       slices: of that shape, joined by the data center's network.
 
     Raises:
@@ -59,13 +59,13 @@ def find(name: str, *, slices: int = 1) -> Target:
     kind, _, shape = name.partition(":")
     if kind == "cpu":
         return _simulated(name, shape, slices)
-    if kind not in topologies.TPUS:
-        known = (*topologies.TPUS, "cpu")
+    if kind not in chips.TPUS:
+        known = (*chips.TPUS, "cpu")
         raise ConfigError(
             f"--topology={name}: unknown kind {kind!r}{nearest(kind, known)}. Kinds are"
             f" {', '.join(known)}; e.g. v5e:4x4, v5p:4x4x8, cpu:8"
         )
-    tpu = topologies.TPUS[kind]
+    tpu = chips.TPUS[kind]
     if shape not in tpu.shapes():
         raise ConfigError(
             f"--topology={name}: {kind} has no slice {shape!r}; it has: {', '.join(tpu.shapes())}"

@@ -13,11 +13,12 @@ import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from vit_jax import durations, objectives, optim, schema
+from vit_jax import objectives, optim
+from vit_jax.base import durations, schema
+from vit_jax.base.schema import ConfigError
 from vit_jax.config import Config
 from vit_jax.data.augmentation import augment
 from vit_jax.models import registry
-from vit_jax.schema import ConfigError
 from vit_jax.training import state as states
 from vit_jax.training.step import make_train_step
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from absl import logging
 from etils import epath
 
-from vit_jax import paths
+from vit_jax.base import paths
 
 KINDS = {
     "steps": "training steps that count",

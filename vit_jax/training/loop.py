@@ -15,13 +15,15 @@ from clu import parameter_overview
 from etils import epath
 from ml_collections import ConfigDict
 
-from vit_jax import checkpoint, distributed, parallel, paths, saving
+from vit_jax.base import paths
+from vit_jax.base.errors import UserError
+from vit_jax.base.schema import ConfigError
+from vit_jax.checkpoints import reading, saving
 from vit_jax.data import loader, sources
-from vit_jax.errors import UserError
+from vit_jax.devices import meshes, processes
 from vit_jax.evaluation import accuracy
 from vit_jax.interchange import loading
 from vit_jax.models import execution
-from vit_jax.schema import ConfigError
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly, assemble, check
 from vit_jax.training.goodput import KINDS, Ledger
@@ -78,14 +80,14 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, float]:
             f"config.data: the classes of {config.data.train_split!r} and {config.data.eval_split!r} differ"
         )
     use_compilation_cache(config.compilation_cache)
-    mesh = parallel.make_mesh(config.mesh)
+    mesh = meshes.make_mesh(config.mesh)
     check_batch(config, mesh)
     make_workdir(workdir)
 
     watchdog = Watchdog(config.hosts.step_minutes, config.hosts.other_minutes)
     with StopRequest() as stop, watchdog, jax.set_mesh(mesh):
         checkpoints = saving.Checkpoints(workdir, config.checkpoint, config.hosts.wait_minutes)
-        description = checkpoint.describe(
+        description = reading.describe(
             config, assembly.model_config, train_source.classes, len(train_source)
         )
         like = assembly.abstract_state(mesh)
@@ -134,7 +136,7 @@ class _Run:
         self.eval_step = accuracy.make_eval_step(
             assembly.definition, assembly.model_config, assembly.config, self.mesh
         )
-        self.batch_sharding = parallel.batch_sharding(self.mesh)
+        self.batch_sharding = meshes.batch_sharding(self.mesh)
         self.profiler = Profiler(assembly.config.log.profile, self.workdir / "profile")
         self.left_out = LeftOut(self.workdir)
         self.results: dict[str, float] = {}
@@ -218,7 +220,7 @@ class _Run:
         """
         with self._during("compile"):
             self.train_step = self.train_step.lower(self.state, batch).compile()
-            distributed.barrier("compiled", self.assembly.config.hosts.wait_minutes)
+            processes.barrier("compiled", self.assembly.config.hosts.wait_minutes)
         self.compiled = True
         self.ledger.training()
 
@@ -228,7 +230,7 @@ class _Run:
         """
         every = self.assembly.config.checkpoint.every_minutes
         due = (time.monotonic() - saved_at) / 60 >= every
-        return every > 0 and distributed.agree("save by time", str(due)) == "True"
+        return every > 0 and processes.agree("save by time", str(due)) == "True"
 
     def _save(self, step: int) -> None:
         self._save_by(self.checkpoints.save, step)

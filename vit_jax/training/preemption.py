@@ -5,7 +5,7 @@ import signal
 
 from jax.experimental import multihost_utils
 
-from vit_jax import distributed
+from vit_jax.devices import processes
 
 
 class StopRequest:
@@ -24,7 +24,7 @@ class StopRequest:
     def __init__(self):
         self._heard = False
         self._asked = 0
-        self._several = distributed.count() > 1
+        self._several = processes.count() > 1
 
     def __enter__(self) -> "StopRequest":
         signals = (signal.SIGINT,) if self._several else (signal.SIGINT, signal.SIGTERM)

@@ -15,8 +15,9 @@ from absl import logging
 from etils import epath
 from ml_collections import ConfigDict
 
-from vit_jax import paths, patterns, topologies
-from vit_jax.errors import UserError
+from vit_jax.base import paths, patterns
+from vit_jax.base.errors import UserError
+from vit_jax.devices import chips
 from vit_jax.training import writers as metric_writers
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.state import TrainState
@@ -74,7 +75,7 @@ class Meter:
         self._told_of_waiting = False
         # A training step costs three forward passes: one forward, two backward.
         self._step_flops = 3 * assembly.model_config.flops() * assembly.config.batch_size
-        peak = topologies.peak_flops(jax.devices()[0].device_kind)
+        peak = chips.peak_flops(jax.devices()[0].device_kind)
         self._peak = peak and peak * jax.device_count()
         self._bar = tqdm.tqdm(
             total=assembly.total_steps,

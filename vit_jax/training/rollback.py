@@ -9,8 +9,9 @@ import json
 from absl import logging
 from etils import epath
 
-from vit_jax import distributed, paths
+from vit_jax.base import paths
 from vit_jax.data.order import data_step
+from vit_jax.devices import processes
 from vit_jax.training.progress import Lost, NonFiniteError
 
 
@@ -24,8 +25,8 @@ class LeftOut:
 
     def __init__(self, workdir: epath.Path):
         self._path = workdir / "left_out.json"
-        told = self._path.read_text() if distributed.index() == 0 and self._path.exists() else "[]"
-        self.ranges = [tuple(r) for r in json.loads(distributed.agree("data left out", told))]
+        told = self._path.read_text() if processes.index() == 0 and self._path.exists() else "[]"
+        self.ranges = [tuple(r) for r in json.loads(processes.agree("data left out", told))]
 
     def add(self, lost: Lost, count: int, most: int) -> None:
         """Leaves out the data of the step that was bad, and of the `count` - 1 after it.
@@ -39,10 +40,10 @@ class LeftOut:
             )
         first = data_step(lost.step, self.ranges)
         self.ranges.append((first, count))
-        if distributed.index() == 0:
+        if processes.index() == 0:
             logging.warning(
                 "%s Going back to the last checkpoint, and on without the data of steps %d to %d",
                 lost, first, first + count - 1,
             )  # fmt: skip
             paths.write_whole(self._path, json.dumps(self.ranges) + "\n")
-        distributed.barrier("rollback")
+        processes.barrier("rollback")

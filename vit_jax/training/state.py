@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax import parallel, patterns
+from vit_jax.base import patterns
+from vit_jax.devices import meshes
 from vit_jax.models import registry
 
 
@@ -79,9 +80,9 @@ def initializer(
 def abstract(init: Callable, mesh: jax.sharding.Mesh, *, fsdp_min_size: int) -> TrainState:
     """Shapes, dtypes and shardings of the state, without memory."""
     shapes = jax.eval_shape(init, jax.random.key(0))
-    shardings = parallel.shardings(shapes, mesh, fsdp_min_size=fsdp_min_size)
+    shardings = meshes.shardings(shapes, mesh, fsdp_min_size=fsdp_min_size)
     # Every process reads it.
-    whole = jax.tree.map(lambda _: parallel.replicated(mesh), shapes.health)
+    whole = jax.tree.map(lambda _: meshes.replicated(mesh), shapes.health)
     shardings = shardings.replace(health=whole)
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings

@@ -10,8 +10,10 @@ import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from vit_jax import optim, parallel, patterns
+from vit_jax import optim
+from vit_jax.base import patterns
 from vit_jax.data.augmentation.augment import augment
+from vit_jax.devices import meshes
 from vit_jax.models import execution, registry
 from vit_jax.objectives import Objective
 from vit_jax.objectives.supervised import to_targets
@@ -71,7 +73,7 @@ def make_train_step(
             std=config.data.std,
             dtype=jnp.dtype(execution.computed(model_config).dtype),
         )
-        images = parallel.constrain_batch(images)
+        images = meshes.constrain_batch(images)
         grads, metrics = _accumulated(gradient_of, config.accumulate)(
             state.params, images, targets, model_key
         )
@@ -107,8 +109,8 @@ def compile_train_step(
     return jax.jit(
         train_step,
         donate_argnums=0,
-        in_shardings=(shardings, parallel.batch_sharding(mesh)),
-        out_shardings=(shardings, parallel.replicated(mesh)),
+        in_shardings=(shardings, meshes.batch_sharding(mesh)),
+        out_shardings=(shardings, meshes.replicated(mesh)),
     )
 
 
@@ -128,7 +130,7 @@ def _accumulated(gradient_of: Callable, parts: int) -> Callable:
 
         def add(total, part):
             (images, targets), key = part
-            new = gradient_of(params, parallel.constrain_batch(images), targets, key)
+            new = gradient_of(params, meshes.constrain_batch(images), targets, key)
             return jax.tree.map(jnp.add, total, new), None
 
         like = jax.eval_shape(gradient_of, params, images[:1], targets[:1], key)

@@ -18,11 +18,12 @@ from absl import logging
 from etils import epath
 from ml_collections import ConfigDict
 
-from vit_jax import checkpoint, paths
+from vit_jax.base import paths
+from vit_jax.base.schema import ConfigError, nearest, walk
+from vit_jax.checkpoints import reading
 from vit_jax.config import Config
 from vit_jax.data import splits
 from vit_jax.interchange import loading
-from vit_jax.schema import ConfigError, nearest, walk
 from vit_jax.training.guards import changed_fields
 from vit_jax.training.loop import train
 from vit_jax.training.progress import NonFiniteError
@@ -182,7 +183,7 @@ def _result(config: ConfigDict, workdir: epath.Path) -> dict[str, float]:
     ended = workdir / "result.json"
     if not ended.is_file():
         return train(config, workdir)
-    saved = checkpoint.begun(workdir)
+    saved = reading.begun(workdir)
     now = loading.take_over(config, workdir).to_dict()
     changed = changed_fields(saved, {**saved, "config": now})
     old, new = saved["config"]["data"], now["data"]

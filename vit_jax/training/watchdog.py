@@ -1,6 +1,6 @@
 """Ends a run in which nothing moves any more, so that it can be started again.
 
-A process that is dead is found by the others (`distributed.py`); one that lives and waits for ever,
+A process that is dead is found by the others (`devices/processes.py`); one that lives and waits for ever,
 for a disk, a lock or another process, is found here.
 """
 
@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 
-from vit_jax import distributed
+from vit_jax.devices import processes
 
 
 class Watchdog:
@@ -59,9 +59,9 @@ class Watchdog:
         while not self._ended.wait(0.5):
             what, minutes, since = self._now
             if 0 < minutes * 60 < time.monotonic() - since:
-                distributed.leave(
+                processes.leave(
                     f"nothing has moved for {minutes:g} minutes in {what}; what every thread is "
                     "doing stands above. Start the run again: it goes on from the last checkpoint",
-                    distributed.START_AGAIN,
+                    processes.START_AGAIN,
                     stacks=True,
                 )

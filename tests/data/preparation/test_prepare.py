@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from vit_jax.base.schema import ConfigError
 from vit_jax.config import default_config
 from vit_jax.data import decode, sources
 from vit_jax.data.preparation.prepare import prepare
@@ -18,7 +19,6 @@ from vit_jax.data.preparation.shards import Options, plan
 from vit_jax.data.preparation.verify import verify
 from vit_jax.data.sources.arrayrecord import open_reader
 from vit_jax.data.sources.prepared import unpack
-from vit_jax.schema import ConfigError
 
 
 def opened(path, split="train", name="prepared", **fields):

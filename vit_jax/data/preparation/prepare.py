@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from etils import epath
 from tqdm import tqdm
 
+from vit_jax.base.schema import ConfigError
 from vit_jax.config import default_config
 from vit_jax.data import sources
 from vit_jax.data.preparation import shards
@@ -29,7 +30,6 @@ from vit_jax.data.sources import folder as folders
 from vit_jax.data.sources import tfds
 from vit_jax.data.sources.mixture import MixedSet
 from vit_jax.data.sources.prepared import DESCRIPTION, FORMAT, open_prepared, read_description
-from vit_jax.schema import ConfigError
 
 REPORT = "report.jsonl"
 PER_SHARD = 4096

@@ -12,8 +12,8 @@ import json
 import os
 from collections.abc import Iterator
 
+from vit_jax.base.schema import ConfigError
 from vit_jax.data.sources.table import Table, hold_out, number_labels
-from vit_jax.schema import ConfigError
 
 _FILE = ("path", "file", "filename")
 _LABEL = ("label", "labels", "class", "cls")

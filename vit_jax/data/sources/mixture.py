@@ -16,8 +16,8 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 
+from vit_jax.base.schema import ConfigError
 from vit_jax.data.record import DataSet, Record, Source
-from vit_jax.schema import ConfigError
 
 
 class Mixture:

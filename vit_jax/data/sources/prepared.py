@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import msgpack
 from etils import epath
 
+from vit_jax.base.schema import ConfigError
 from vit_jax.data.record import DataError, DataSet, Record
 from vit_jax.data.sources.arrayrecord import ArrayRecords
-from vit_jax.schema import ConfigError
 
 FORMAT = "vit_jax prepared, version 1"
 DESCRIPTION = "dataset.json"

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.base.schema import ConfigError
 from vit_jax.data.record import DataSet, Source
-from vit_jax.schema import ConfigError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 HELD_OUT = ("test", "val", "validation")  # what 'test' may be called, the first that is there

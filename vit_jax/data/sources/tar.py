@@ -18,7 +18,8 @@ from collections.abc import Iterator
 import numpy as np
 from etils import epath
 
-from vit_jax import paths
+from vit_jax.base import paths
+from vit_jax.base.schema import ConfigError
 from vit_jax.data.record import BadImage, DataSet, Record
 from vit_jax.data.sources.listed import json_label
 from vit_jax.data.sources.table import (
@@ -30,7 +31,6 @@ from vit_jax.data.sources.table import (
     natural,
     number_labels,
 )
-from vit_jax.schema import ConfigError
 
 _SPLITS = ("train", *HELD_OUT)
 _Place = tuple[int, str, int, int]  # number of the tar file, name inside, first byte, bytes

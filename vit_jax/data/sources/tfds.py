@@ -8,12 +8,12 @@ import os
 
 import numpy as np
 
+from vit_jax.base.schema import ConfigError, nearest
 from vit_jax.data import decode
 from vit_jax.data.record import DataSet, Record
 from vit_jax.data.sources.arrayrecord import ArrayRecords
 from vit_jax.data.sources.named import NAMED, Named
 from vit_jax.data.sources.tfrecord import TfRecords
-from vit_jax.schema import ConfigError, nearest
 
 _LABELS = ("label", "labels", "real_label")
 _FORMATS = ("array_record", "tfrecord")

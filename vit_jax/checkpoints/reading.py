@@ -19,9 +19,10 @@ from etils import epath
 from flax import nnx
 from ml_collections import ConfigDict
 
-from vit_jax import distributed, parallel, paths, patterns, schema
+from vit_jax.base import paths, patterns, schema
+from vit_jax.base.errors import UserError
 from vit_jax.config import default_config
-from vit_jax.errors import UserError
+from vit_jax.devices import meshes, processes
 from vit_jax.models import registry
 
 FOLDER = "checkpoints"
@@ -146,8 +147,8 @@ def load_run(path, mesh: jax.sharding.Mesh | None = None) -> Run:
     description = read_description(directory)
     model_config = stored_model_config(description)
     definition, like = registry.abstract(model_config)
-    mesh = mesh or parallel.replica_mesh()
-    whole = parallel.replicated(mesh)
+    mesh = mesh or meshes.replica_mesh()
+    whole = meshes.replicated(mesh)
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), like)
     params, _ = load_params(directory, like)
     return Run(
@@ -270,7 +271,7 @@ def everywhere(read: Callable[[], dict]) -> dict:
         result = read()
     except CheckpointError as error:
         failure = str(error)
-    failures = [told for told in distributed.gather("read a checkpoint", failure) if told]
+    failures = [told for told in processes.gather("read a checkpoint", failure) if told]
     if failures:
         raise CheckpointError(failures[0])
     return result

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from vit_jax import distributed
-from vit_jax.schema import ConfigError
+from vit_jax.base.schema import ConfigError
+from vit_jax.devices import processes
 
 VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 SLURM = {
@@ -26,17 +26,17 @@ def no_cluster(monkeypatch):
 
 
 def test_alone_nothing_is_started_and_everything_is_answered_at_once():
-    distributed.initialize()
-    assert (distributed.index(), distributed.count()) == (0, 1)
-    assert distributed.gather("x", "said") == ["said"] and distributed.agree("x", "said") == "said"
-    distributed.barrier("x")
+    processes.initialize()
+    assert (processes.index(), processes.count()) == (0, 1)
+    assert processes.gather("x", "said") == ["said"] and processes.agree("x", "said") == "said"
+    processes.barrier("x")
 
 
 def test_a_slurm_job_of_one_task_is_one_process(monkeypatch):
     for name, value in (SLURM | {"SLURM_NTASKS": "1"}).items():
         monkeypatch.setenv(name, value)
-    distributed.initialize()
-    assert distributed.count() == 1
+    processes.initialize()
+    assert processes.count() == 1
 
 
 WRONG = {
@@ -56,20 +56,20 @@ def test_what_is_said_by_halves_is_an_error(monkeypatch, said, variables, messag
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=message):
-        distributed.initialize(**said)
+        processes.initialize(**said)
 
 
 TALK = """
 import sys
-from vit_jax import distributed
-distributed.initialize(sys.argv[1], 3, int(sys.argv[2]))
-print(distributed.gather("numbers", str(distributed.index() ** 2)), distributed.agree("first", sys.argv[2]))
-if distributed.index() < 2:
+from vit_jax.devices import processes
+processes.initialize(sys.argv[1], 3, int(sys.argv[2]))
+print(processes.gather("numbers", str(processes.index() ** 2)), processes.agree("first", sys.argv[2]))
+if processes.index() < 2:
     try:
-        distributed.barrier("lunch", minutes=0.03)
-    except distributed.HostsError as error:
+        processes.barrier("lunch", minutes=0.03)
+    except processes.HostsError as error:
         print(error)
-distributed.barrier("end")
+processes.barrier("end")
 """
 
 
@@ -92,7 +92,7 @@ def test_three_processes_agree_and_tell_who_does_not_come():
 
 
 def test_a_process_whose_others_do_not_come_says_so_and_asks_for_another_start():
-    code = "from vit_jax import distributed; distributed.initialize('127.0.0.1:9', 2, 1, wait_minutes=0.03)"
+    code = "from vit_jax.devices import processes; processes.initialize('127.0.0.1:9', 2, 1, wait_minutes=0.03)"
     ended = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
     )

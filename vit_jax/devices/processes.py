@@ -1,7 +1,7 @@
 """Several processes as one run: how they find each other, wait for each other, agree, and end
 together.
 
-What they compute together is XLA's business, told by the mesh (`parallel.py`). In a run of one
+What they compute together is XLA's business, told by the mesh (`meshes.py`). In a run of one
 process nothing is started and every function here answers at once.
 
 All of it goes through JAX's coordination service, a small server in process 0, and not through the
@@ -21,8 +21,8 @@ import jax
 from jax._src import clusters
 from jax._src import distributed as jax_distributed  # its client has no public name
 
-from vit_jax.errors import UserError
-from vit_jax.schema import ConfigError
+from vit_jax.base.errors import UserError
+from vit_jax.base.schema import ConfigError
 
 START_AGAIN = 42
 HEARTBEAT_SECONDS = 60

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from vit_jax import parallel
-from vit_jax.errors import UserError
+from vit_jax.base.errors import UserError
+from vit_jax.devices import meshes
 from vit_jax.models import execution, registry
 from vit_jax.objectives.supervised import cross_entropy
 from vit_jax.training.assembly import Assembly
@@ -43,7 +43,7 @@ def breakdown(
     shape = (images, config.tokens, config.width)
     x = jax.device_put(
         jax.random.normal(jax.random.key(0), shape, jnp.dtype(config.dtype)),
-        parallel.batch_sharding(mesh),
+        meshes.batch_sharding(mesh),
     )
     definition, stacked = nnx.split(model.encoder.layers)
     block = nnx.merge(definition, jax.tree.map(lambda p: p[0], stacked))
@@ -74,7 +74,7 @@ def breakdown(
         return optax.apply_updates(params, updates), opt_state
 
     on_host = jax.device_get(batch)
-    sharding = parallel.batch_sharding(mesh)
+    sharding = meshes.batch_sharding(mesh)
     return {
         "attention": times * there_and_back(block.attention, lambda module, x: module(x)[0], x),
         "mlp": times * there_and_back(block.mlp, lambda module, x: module(x), x),

@@ -17,8 +17,8 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from vit_jax import patterns
-from vit_jax.schema import ConfigError
+from vit_jax.base import patterns
+from vit_jax.base.schema import ConfigError
 
 # XLA runs simulated CPU devices in one pool with a thread per core. Their collectives wait for each
 # other in it, and with fewer threads than waiters they wait for ever. NPROC, which XLA reads when the

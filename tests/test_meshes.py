@@ -9,11 +9,13 @@ from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from vit_jax import optim, parallel, patterns, schema
+from vit_jax import optim
+from vit_jax.base import patterns, schema
+from vit_jax.base.schema import ConfigError
 from vit_jax.config import Optim
+from vit_jax.devices import meshes
 from vit_jax.models import registry
 from vit_jax.planning import target
-from vit_jax.schema import ConfigError
 from vit_jax.training import state as training_state
 
 MINIMUM = 2048
@@ -53,7 +55,7 @@ def vit(**options):
 
 
 def mesh(**sizes):
-    return parallel.make_mesh({"data": 1, "fsdp": 1, "tensor": 1} | sizes)
+    return meshes.make_mesh({"data": 1, "fsdp": 1, "tensor": 1} | sizes)
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +106,7 @@ def test_a_mesh_that_does_not_fit_the_devices_is_an_error(sizes, words):
 
 
 def test_a_mesh_can_be_made_of_some_devices():
-    made = parallel.make_mesh({"data": -1, "fsdp": 2, "tensor": 1}, jax.devices()[:4])
+    made = meshes.make_mesh({"data": -1, "fsdp": 2, "tensor": 1}, jax.devices()[:4])
     assert dict(made.shape) == {"data": 2, "fsdp": 2, "tensor": 1}
 
 
@@ -129,7 +131,7 @@ def test_parameters_and_adamw_state_are_born_in_parts_of_the_right_size(states):
 
 
 def test_with_data_parallelism_alone_every_device_holds_everything():
-    shardings = parallel.shardings(registry.abstract(vit())[1], mesh(data=-1), fsdp_min_size=0)
+    shardings = meshes.shardings(registry.abstract(vit())[1], mesh(data=-1), fsdp_min_size=0)
     assert all(sharding.is_fully_replicated for sharding in jax.tree.leaves(shardings))
 
 
@@ -154,7 +156,7 @@ def test_of_large_models_every_large_array_is_cut_and_never_along_the_layers():
     optimizer, _ = optim.make(config, shapes, total_steps=10, to_steps=lambda duration: 0)
     tree = {"params": shapes, "opt_state": jax.eval_shape(optimizer.init, shapes)}
     made = mesh(data=1, fsdp=4, tensor=2)
-    shardings = parallel.shardings(tree, made, fsdp_min_size=2**16)
+    shardings = meshes.shardings(tree, made, fsdp_min_size=2**16)
     cut = 0
     for path, leaf, sharding in zip(
         patterns.names(tree), *map(jax.tree.leaves, (tree, shardings)), strict=True
@@ -182,7 +184,7 @@ def test_of_large_models_every_large_array_is_cut_and_never_along_the_layers():
 
 def test_heads_that_tensor_parallelism_does_not_divide_stay_whole():
     shapes = registry.abstract(vit(width=48, heads=3))[1]
-    shardings = parallel.shardings(shapes, mesh(data=4, tensor=2), fsdp_min_size=0)
+    shardings = meshes.shardings(shapes, mesh(data=4, tensor=2), fsdp_min_size=0)
     layers = shardings["encoder"]["layers"]
     assert layers["attention"]["qkv"]["kernel"].is_fully_replicated
     assert layers["mlp"]["up"]["kernel"].spec == P(None, None, "tensor")
@@ -190,8 +192,8 @@ def test_heads_that_tensor_parallelism_does_not_divide_stay_whole():
 
 def test_without_a_mesh_nothing_is_constrained():
     x = jnp.ones((3, 2))
-    assert parallel.constrain_batch(x) is x
-    assert "sharding_constraint" not in str(jax.make_jaxpr(parallel.constrain_batch)(x))
+    assert meshes.constrain_batch(x) is x
+    assert "sharding_constraint" not in str(jax.make_jaxpr(meshes.constrain_batch)(x))
 
 
 def test_a_model_cut_over_the_mesh_gives_what_one_device_gives():
@@ -207,9 +209,9 @@ def test_a_model_cut_over_the_mesh_gives_what_one_device_gives():
         return nnx.merge(definition, parameters)(images, capture=True)
 
     expected = run(parameters, images)
-    cut = jax.device_put(parameters, parallel.shardings(shapes, made, fsdp_min_size=MINIMUM))
+    cut = jax.device_put(parameters, meshes.shardings(shapes, made, fsdp_min_size=MINIMUM))
     with jax.set_mesh(made):
-        output = run(cut, jax.device_put(images, parallel.batch_sharding(made)))
+        output = run(cut, jax.device_put(images, meshes.batch_sharding(made)))
     np.testing.assert_allclose(output.logits, expected.logits, atol=1e-5)
     blocks = output.intermediates["blocks"]
     assert blocks.sharding.is_equivalent_to(
@@ -223,7 +225,7 @@ def tpu(name, slices=1):
 
 
 def test_neighbours_in_the_mesh_are_neighbours_on_the_torus():
-    made = parallel.make_mesh({"data": -1, "fsdp": 16, "tensor": 1}, tpu("v5e:16x16"))
+    made = meshes.make_mesh({"data": -1, "fsdp": 16, "tensor": 1}, tpu("v5e:16x16"))
     assert made.devices.shape == (16, 16, 1)
     for ring in made.devices[..., 0]:  # Each fsdp group is a line of chips.
         places = np.array([device.coords for device in ring])
@@ -231,8 +233,8 @@ def test_neighbours_in_the_mesh_are_neighbours_on_the_torus():
 
 
 def test_only_data_goes_over_slices():
-    made = parallel.make_mesh({"data": 4, "fsdp": 4, "tensor": 2}, tpu("v5e:4x4", slices=2))
-    slices = np.vectorize(parallel.slice_of)(made.devices)
+    made = meshes.make_mesh({"data": 4, "fsdp": 4, "tensor": 2}, tpu("v5e:4x4", slices=2))
+    slices = np.vectorize(meshes.slice_of)(made.devices)
     assert (slices[:2] == 0).all() and (slices[2:] == 1).all()
 
 
@@ -243,11 +245,11 @@ def test_only_data_goes_over_slices():
 def test_a_mesh_that_the_machine_does_not_take_falls_back_with_a_warning(sizes, words, caplog):
     devices = tpu("v5e:4x4", slices=2)
     logging.get_absl_logger().propagate = True
-    made = parallel.make_mesh(dict(zip(parallel.AXES, sizes, strict=True)), devices)
+    made = meshes.make_mesh(dict(zip(meshes.AXES, sizes, strict=True)), devices)
     assert made.devices.shape == sizes and set(made.devices.flat) == set(devices)
     assert (words in caplog.text) if words else not caplog.records
 
 
 def test_axes_of_the_torus_are_split_where_the_mesh_asks_for_it():
-    made = parallel.make_mesh({"data": 128, "fsdp": 8, "tensor": 1}, tpu("v5p:8x8x16"))
+    made = meshes.make_mesh({"data": 128, "fsdp": 8, "tensor": 1}, tpu("v5p:8x8x16"))
     assert made.devices.shape == (128, 8, 1) and len(set(made.devices.flat)) == 1024

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from ml_collections import ConfigDict, config_dict
 
-from vit_jax.errors import UserError
+from vit_jax.base.errors import UserError
 
 
 class ConfigError(UserError, ValueError):

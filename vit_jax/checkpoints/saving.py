@@ -1,5 +1,5 @@
 """Writing a run's checkpoints beside training: when a save has failed, what is deleted, which is the
-last good one. What is in them is in `checkpoint`.
+last good one. What is in them is in `reading`.
 """
 
 import json
@@ -11,8 +11,8 @@ from absl import logging
 from etils import epath
 from ml_collections import ConfigDict
 
-from vit_jax import distributed, paths
-from vit_jax.checkpoint import (
+from vit_jax.base import paths
+from vit_jax.checkpoints.reading import (
     COMMITTED,
     FOLDER,
     CheckpointError,
@@ -23,6 +23,7 @@ from vit_jax.checkpoint import (
     read_parts,
     saved_steps,
 )
+from vit_jax.devices import processes
 
 DAMAGED = "damaged"
 _RETRY_SECONDS = 5
@@ -40,7 +41,7 @@ class Checkpoints:
         self,
         workdir,
         config: ConfigDict,
-        wait_minutes: float = distributed.WAIT_MINUTES,
+        wait_minutes: float = processes.WAIT_MINUTES,
         **writing,
     ):
         """Args: config: the section `checkpoint`; wait_minutes: how long processes wait for each
@@ -52,7 +53,7 @@ class Checkpoints:
         self._writing = False
         self._failures = 0
         # Said in full, so that Orbax waits by the coordination service, whose waits end.
-        everyone = set(range(distributed.count())) if distributed.count() > 1 else None
+        everyone = set(range(processes.count())) if processes.count() > 1 else None
         hosts = ocp.options.MultiprocessingOptions(active_processes=everyone)
         self._orbax = ocp.AsyncCheckpointer(
             ocp.CompositeCheckpointHandler(
@@ -63,14 +64,14 @@ class Checkpoints:
             async_options=ocp.options.AsyncOptions(timeout_secs=round(wait_minutes * 60)),
             multiprocessing_options=hosts,
         )
-        if distributed.index() == 0:
+        if processes.index() == 0:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._delete(self._unfinished)
 
     def steps(self) -> list[int]:
         """The steps that have a whole checkpoint, oldest first."""
         told = json.dumps(saved_steps(self._folder)) if _first() else ""
-        return json.loads(distributed.agree("steps", told, self._wait))
+        return json.loads(processes.agree("steps", told, self._wait))
 
     def save(self, step: int, state, description: dict, marks: dict | None = None) -> None:
         """Starts to save; the write goes on beside training.
@@ -95,7 +96,7 @@ class Checkpoints:
         failure = _failure_of(
             lambda: self._orbax.save(self._folder / str(step), args=items, force=True)
         )
-        failures = distributed.gather("start of a save", failure, self._wait)
+        failures = processes.gather("start of a save", failure, self._wait)
         if any(failures):
             self._end_of_save(failures)
 
@@ -115,7 +116,7 @@ class Checkpoints:
     def close(self) -> None:
         """Ends the threads that write, when they have written."""
         # An error that ends a run of several processes may leave a write that others never finish.
-        if distributed.count() == 1 or not self._writing:
+        if processes.count() == 1 or not self._writing:
             _failure_of(self._orbax.close)
 
     def restore_latest(self, like, before_restore=lambda description: None):
@@ -160,7 +161,7 @@ class Checkpoints:
         if self._writing:
             failure = _failure_of(self._orbax.wait_until_finished)
             # Others may have found out only when their own wait for this process had ended.
-            self._end_of_save(distributed.gather("end of a save", failure, 2 * self._wait))
+            self._end_of_save(processes.gather("end of a save", failure, 2 * self._wait))
 
     def _end_of_save(self, failures: list[str]) -> None:
         """Args: what went wrong in each process, '' for nothing."""
@@ -172,7 +173,7 @@ class Checkpoints:
             return
         self._newest, self._failures = None, self._failures + 1
         _failure_of(self._orbax.wait_until_finished)  # of the processes where all seemed well
-        distributed.barrier("failed save", self._wait)
+        processes.barrier("failed save", self._wait)
         if _first():
             self._delete(self._unfinished)
         several = len(failures) > 1
@@ -229,11 +230,11 @@ class Checkpoints:
             else:
                 aside.parent.mkdir(exist_ok=True)
                 folder.rename(aside)
-        distributed.barrier("damaged checkpoints", self._wait)
+        processes.barrier("damaged checkpoints", self._wait)
 
 
 def _first() -> bool:
-    return distributed.index() == 0
+    return processes.index() == 0
 
 
 def _failure_of(action: Callable[[], None]) -> str:

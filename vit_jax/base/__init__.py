@@ -1,0 +1,3 @@
+"""What everything else stands on: errors, options, names and patterns, durations, paths. Nothing
+here knows of models, data or devices.
+"""

@@ -1,0 +1,1 @@
+"""What `vit_jax benchmark` measures, with the context that gives its figures a meaning."""

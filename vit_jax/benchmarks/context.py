@@ -1,0 +1,19 @@
+"""Where and with what a figure was measured."""
+
+import importlib.metadata
+import os
+import platform
+
+import jax
+
+
+def context() -> dict:
+    """Where and with what a figure was measured."""
+    device = jax.devices()[0]
+    return {
+        "devices": f"{jax.device_count()} x {device.device_kind}",
+        "cpu_cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "flax": importlib.metadata.version("flax"),
+    }

@@ -1,0 +1,128 @@
+"""Throughput of the train step and of inference, on images made up once."""
+
+import statistics
+import time
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from vit_jax.benchmarks import breakdown as parts
+from vit_jax.benchmarks.context import context
+from vit_jax.devices import chips, meshes
+from vit_jax.evaluation.logits import make_logits
+from vit_jax.interchange import loading
+from vit_jax.models import execution
+from vit_jax.training import state as states
+from vit_jax.training.assembly import Assembly, assemble, check
+from vit_jax.training.guards import check_batch
+from vit_jax.training.step import compile_train_step
+
+
+def step(config: ConfigDict, *, steps: int, profile: str = "", breakdown: bool = False) -> dict:
+    """Times the train step of a config on images made up once: no input pipeline, no logging.
+
+    Args:
+      steps: how many are timed, after two to warm up.
+      profile: a folder for a trace of three further steps; none if empty.
+      breakdown: also time the step's parts, see `breakdown`.
+
+    Returns:
+      Compile time, median and spread of the step time, images/s, model FLOPs (counted analytically,
+      matrix products only, times 3 for forward and backward), XLA's own count of FLOPs (which
+      counts the body of a scan once), peak memory, and what was chosen for the device.
+    """
+    assembly, mesh = _assembled(config)
+    config = assembly.config
+    with jax.set_mesh(mesh):
+        like = assembly.abstract_state(mesh)
+        batch = _made_up_batch(assembly, meshes.batch_sharding(mesh))
+        began = time.perf_counter()
+        lowered = compile_train_step(assembly.train_step, states.shardings_of(like), mesh).lower(
+            like, batch
+        )
+        compiled = lowered.compile()
+        compile_seconds = time.perf_counter() - began
+        state, metrics = states.create(assembly.init, config.seed, like), {}
+
+        def run():
+            nonlocal state, metrics
+            state, metrics = compiled(state, batch)
+            return metrics
+
+        times = parts.seconds(run, steps)
+        if profile:
+            with jax.profiler.trace(profile):
+                parts.seconds(run, 3, warm_up=0)
+        where = parts.breakdown(assembly, mesh, state, batch, steps) if breakdown else {}
+    median = statistics.median(times)
+    flops = 3 * assembly.model_config.flops() * config.batch_size
+    peak = chips.peak_flops(jax.devices()[0].device_kind)
+    result = _told(assembly, mesh, times) | {
+        "compile_seconds": compile_seconds,
+        "model_flops_per_step": flops,
+        "model_flops_per_second": flops / median,
+        "mfu": flops / median / (peak * mesh.size) if peak else None,
+        "xla_flops_per_step": compiled.cost_analysis().get("flops"),
+        "peak_memory_bytes": compiled.memory_analysis().peak_memory_in_bytes,
+        "temporary_memory_bytes": compiled.memory_analysis().temp_size_in_bytes,
+        "loss": float(metrics["loss"]),
+    }
+    if where:
+        where["other"] = median - sum(where.values()) + where["transfers"]
+        result |= {f"{name}_seconds": value for name, value in where.items()}
+    return result | context()
+
+
+def inference(config: ConfigDict, *, steps: int) -> dict:
+    """Times the classification of batches of made-up images that are on the devices already.
+
+    Returns:
+      Compile time, median and spread of a batch's time, images/s, and what was chosen.
+    """
+    assembly, mesh = _assembled(config)
+    logits = make_logits(assembly.definition, assembly.model_config, assembly.config.data)
+    with jax.set_mesh(mesh):
+        params = states.create(assembly.init, 0, assembly.abstract_state(mesh)).params
+        images = _made_up_batch(assembly, meshes.batch_sharding(mesh))["image"]
+        began = time.perf_counter()
+        compiled = jax.jit(logits).lower(params, images).compile()
+        compile_seconds = time.perf_counter() - began
+        times = parts.seconds(lambda: compiled(params, images), steps)
+    return _told(assembly, mesh, times) | {"compile_seconds": compile_seconds} | context()
+
+
+def _assembled(config: ConfigDict) -> tuple[Assembly, jax.sharding.Mesh]:
+    """A run of the config on data with as many classes as it says, 1,000 if it says none."""
+    config = loading.take_over(config)
+    check(config)
+    classes = config.model.num_classes or 1000
+    assembly = assemble(config, num_classes=classes, examples_per_epoch=config.batch_size * 1000)
+    mesh = meshes.make_mesh(config.mesh)
+    check_batch(config, mesh)
+    return assembly, mesh
+
+
+def _told(assembly: Assembly, mesh: jax.sharding.Mesh, times: list[float]) -> dict:
+    config, median = assembly.config, statistics.median(times)
+    return {
+        "model": config.model.name,
+        "image_size": config.data.image_size,
+        "dtype": assembly.model_config.dtype,
+        "choices": execution.told(assembly.model_config, mesh),
+        "batch_size": config.batch_size,
+        "images_per_second": config.batch_size / median,
+        "step_seconds": median,
+        "step_seconds_min": min(times),
+        "step_seconds_max": max(times),
+        "steps": len(times),
+    }
+
+
+def _made_up_batch(assembly: Assembly, sharding: jax.sharding.Sharding) -> dict[str, jax.Array]:
+    random = np.random.default_rng(0)
+    config, classes = assembly.config, assembly.model_config.num_classes
+    size = config.data.image_size
+    images = random.integers(0, 256, (config.batch_size, size, size, 3), np.uint8)
+    labels = random.integers(0, classes, config.batch_size, np.int32)
+    return jax.device_put({"image": images, "label": labels}, sharding)
