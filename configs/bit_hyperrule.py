@@ -30,7 +30,7 @@ smaller side is), and no clipping is done, of which neither speaks.
 import re
 
 from vit_jax import recipes
-from vit_jax.config import ConfigError
+from vit_jax.base.errors import ConfigError
 
 # Training images, their usual area in pixels, the split to evaluate.
 DATASETS = {

@@ -36,7 +36,7 @@ the authors' code, so that one accelerator can do it; with memory to spare, --co
 """
 
 from vit_jax import recipes
-from vit_jax.config import ConfigError
+from vit_jax.base.errors import ConfigError
 
 # Trained on, evaluated on, steps (Table 4), warm-up, rate. Those left out are for choosing.
 TASKS = {

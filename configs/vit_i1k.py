@@ -25,7 +25,7 @@ with a bias of -6.9.
 """
 
 from vit_jax import recipes
-from vit_jax.config import ConfigError, default_config
+from vit_jax.base.errors import ConfigError, default_config
 
 AUGREG = {"Ti/16": "light1", "S/32": "medium1"} | dict.fromkeys(
     ("S/16", "B/32", "B/16", "L/16"), "medium2"

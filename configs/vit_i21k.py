@@ -29,7 +29,7 @@ Where sources differ or say nothing:
 """
 
 from vit_jax import recipes
-from vit_jax.config import ConfigError, default_config
+from vit_jax.base.errors import ConfigError, default_config
 
 TABLE_3 = ("B/16", "B/32", "L/16", "L/32")
 AUGREG = {

@@ -11,7 +11,8 @@ import pytest
 
 from vit_jax import recipes
 from vit_jax.base import patterns
-from vit_jax.base.schema import ConfigError, walk
+from vit_jax.base.errors import ConfigError
+from vit_jax.base.schema import walk
 from vit_jax.config import Config, load_config
 from vit_jax.devices import meshes
 from vit_jax.models import registry

@@ -3,7 +3,7 @@
 import pytest
 
 from vit_jax.base.durations import steps
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 
 IMAGENET = 1_281_167
 

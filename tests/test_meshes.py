@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from vit_jax import optim
 from vit_jax.base import patterns, schema
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 from vit_jax.config import Optim
 from vit_jax.devices import meshes
 from vit_jax.models import registry

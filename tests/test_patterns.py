@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from vit_jax.base import patterns
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 
 TREE = {
     "head": {"kernel": np.zeros((2, 3)), "bias": np.zeros(3)},

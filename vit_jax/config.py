@@ -17,7 +17,8 @@ from ml_collections import ConfigDict
 
 from vit_jax import objectives
 from vit_jax.base import schema
-from vit_jax.base.schema import ConfigError, option, section
+from vit_jax.base.errors import ConfigError
+from vit_jax.base.schema import option, section
 from vit_jax.models import registry as models
 
 Model = schema.union("Model", models.Name, *models.config_classes())

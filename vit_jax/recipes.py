@@ -9,7 +9,8 @@ from collections.abc import Collection
 
 from ml_collections import ConfigDict
 
-from vit_jax.base.schema import ConfigError, nearest
+from vit_jax.base.errors import ConfigError
+from vit_jax.base.schema import nearest
 from vit_jax.config import default_config
 from vit_jax.models import registry
 

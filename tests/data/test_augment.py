@@ -9,7 +9,7 @@ import pytest
 import scipy.stats
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 from vit_jax.config import Augment
 from vit_jax.data.augmentation import augment as aug
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 from vit_jax.config import default_config
 from vit_jax.data.batches import EvalBatches, TrainBatches
 from vit_jax.data.decode import BadImage

@@ -5,7 +5,7 @@ import cv2
 import numpy as np
 import pytest
 
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 from vit_jax.config import default_config
 from vit_jax.data import sources
 from vit_jax.data.batches import example_ids

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 from vit_jax.config import default_config
 from vit_jax.data import decode, sources, splits
 from vit_jax.data.sources.named import FEW_SHOT, NAMED, VTAB, set_up

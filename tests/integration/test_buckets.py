@@ -15,7 +15,7 @@ from etils import epath
 
 import vit_jax
 from vit_jax.base import paths
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
 from vit_jax.interchange import formats, loading
 from vit_jax.training.loop import train

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import vit_jax
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
 from vit_jax.checkpoints.reading import CheckpointError
 from vit_jax.config import load_config

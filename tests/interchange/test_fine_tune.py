@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vit_jax.base import patterns
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 from vit_jax.config import load_config
 from vit_jax.interchange import formats, loading
 from vit_jax.models import registry

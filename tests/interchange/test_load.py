@@ -12,7 +12,7 @@ from flax import nnx
 
 import vit_jax
 from vit_jax.base import patterns
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading, saving
 from vit_jax.checkpoints.reading import CheckpointError
 from vit_jax.config import default_config

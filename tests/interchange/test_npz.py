@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from vit_jax.base import patterns
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints.reading import CheckpointError
 from vit_jax.interchange import formats, loading, npz
 from vit_jax.models import hybrid, mixer, registry, resnet, vit

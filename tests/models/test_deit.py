@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from vit_jax.base import patterns
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 from vit_jax.interchange.loading import load
 from vit_jax.models import registry
 from vit_jax.models.embeddings import resize_patch_embedding

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vit_jax.base import patterns
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 from vit_jax.models import hybrid, registry
 
 # facts §2.5: with a linear head of 1000, at 224, and the tokens without the class token.

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 from vit_jax.models import listing, registry
 
 

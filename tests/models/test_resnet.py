@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from vit_jax.base import patterns
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 from vit_jax.models import registry, resnet
 
 TINY = dict(image_size=32, units=(3, 1), width_factor=0.5, num_classes=5, head_init="normal")

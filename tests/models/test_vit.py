@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from vit_jax.base import patterns
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 from vit_jax.models import registry, vit
 
 # facts §2.1, computed from the published dimensions: no head, 1000 classes, the same after a tanh

@@ -10,7 +10,7 @@ import pytest
 
 from vit_jax import optim
 from vit_jax.base import patterns
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 
 
 def flat(tree):

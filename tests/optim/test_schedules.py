@@ -7,7 +7,7 @@ import pytest
 
 from vit_jax import optim
 from vit_jax.base.durations import steps
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 
 
 def relative(kit, total_steps, **fields):

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 from vit_jax.config import default_config
 from vit_jax.devices import chips, meshes
 from vit_jax.models import registry

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from vit_jax import cli
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
 from vit_jax.config import load_config
 from vit_jax.data import splits

@@ -7,7 +7,7 @@ Nothing else converts between units; whoever needs a duration calls `steps`.
 import math
 import re
 
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 
 _DURATION = re.compile(
     r"\s*(?P<number>\d[\d_]*(?:\.\d+)?(?:e[+-]?\d+)?)\s*(?P<unit>[a-z]*|%)\s*", re.IGNORECASE

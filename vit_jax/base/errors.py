@@ -9,3 +9,11 @@ class UserError(Exception):
     """
 
     exit_code = 1
+
+
+class ConfigError(UserError, ValueError):
+    """The command line or the config is wrong. Raised before a device is touched or a file is
+    written.
+    """
+
+    exit_code = 2

@@ -6,7 +6,7 @@ from typing import BinaryIO
 
 from etils import epath
 
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 
 
 def locate(path: str | os.PathLike) -> epath.Path:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import jax
 
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 
 Value = TypeVar("Value")
 

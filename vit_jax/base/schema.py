@@ -13,15 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from ml_collections import ConfigDict, config_dict
 
-from vit_jax.base.errors import UserError
-
-
-class ConfigError(UserError, ValueError):
-    """The command line or the config is wrong. Raised before a device is touched or a file is
-    written.
-    """
-
-    exit_code = 2
+from vit_jax.base.errors import ConfigError
 
 
 def option(default, doc: str, *, choices: Iterable[str] = (), minimum: float | None = None):

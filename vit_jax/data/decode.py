@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 from PIL import Image, ImageOps
 
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 from vit_jax.data.record import BadImage
 
 try:

@@ -18,7 +18,7 @@ import numpy as np
 from absl import logging
 from jax.sharding import NamedSharding
 
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 from vit_jax.data import decode
 from vit_jax.data.batches import (
     EvalBatches,

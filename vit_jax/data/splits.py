@@ -5,7 +5,7 @@
 import re
 from collections.abc import Mapping
 
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 
 _PART = re.compile(r"(?P<name>[\w.-]+)(\[(?P<start>-?\d+%?)?:(?P<stop>-?\d+%?)?\])?")
 

@@ -18,7 +18,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from vit_jax.base import patterns
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 
 # XLA runs simulated CPU devices in one pool with a thread per core. Their collectives wait for each
 # other in it, and with fewer threads than waiters they wait for ever. NPROC, which XLA reads when the

@@ -21,8 +21,7 @@ import jax
 from jax._src import clusters
 from jax._src import distributed as jax_distributed  # its client has no public name
 
-from vit_jax.base.errors import UserError
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError, UserError
 
 START_AGAIN = 42
 HEARTBEAT_SECONDS = 60

@@ -13,7 +13,7 @@ import numpy as np
 from absl import logging
 
 from vit_jax.base import patterns
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 from vit_jax.interchange.formats import Foreign
 from vit_jax.interchange.rules import Lazy
 from vit_jax.models import mixer, vit

@@ -19,7 +19,8 @@ from typing import Any
 from etils import epath
 
 from vit_jax.base import paths, schema
-from vit_jax.base.schema import ConfigError, nearest
+from vit_jax.base.errors import ConfigError
+from vit_jax.base.schema import nearest
 from vit_jax.checkpoints.reading import CheckpointError
 from vit_jax.models import registry
 

@@ -9,7 +9,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from vit_jax.base import patterns
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
 from vit_jax.interchange import adapt, formats
 from vit_jax.models import mixer, registry

@@ -4,7 +4,7 @@ its family's file.
 
 import dataclasses
 
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 from vit_jax.models import registry
 
 SIZES = ("depth", "width", "mlp_dim", "heads")

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from vit_jax.base.schema import ConfigError, nearest, option
+from vit_jax.base.errors import ConfigError
+from vit_jax.base.schema import nearest, option
 from vit_jax.models import classifier, execution, products, recompute, stack
 from vit_jax.models.activations import ACTIVATIONS
 from vit_jax.models.embeddings import PatchEmbedding

@@ -8,7 +8,8 @@ import math
 import jax
 from flax import nnx
 
-from vit_jax.base.schema import ConfigError, check_value, nearest, option
+from vit_jax.base.errors import ConfigError
+from vit_jax.base.schema import check_value, nearest, option
 from vit_jax.models import execution, hybrid, mixer, resnet, vit
 
 FAMILIES = (vit, hybrid, mixer, resnet)

@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax.base.schema import ConfigError, nearest, option
+from vit_jax.base.errors import ConfigError
+from vit_jax.base.schema import nearest, option
 from vit_jax.models import classifier, execution, stack
 from vit_jax.models.layers import ModelOutput
 

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax.base.schema import ConfigError, nearest, option
+from vit_jax.base.errors import ConfigError
+from vit_jax.base.schema import nearest, option
 from vit_jax.models import attention_kernels, classifier, pooling
 from vit_jax.models.activations import ACTIVATIONS
 from vit_jax.models.embeddings import PatchEmbedding, sincos_2d

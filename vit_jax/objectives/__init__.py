@@ -8,7 +8,8 @@ from typing import Protocol
 import jax
 from flax import nnx
 
-from vit_jax.base.schema import ConfigError, nearest, option, options_said
+from vit_jax.base.errors import ConfigError
+from vit_jax.base.schema import nearest, option, options_said
 from vit_jax.objectives.supervised import Supervised
 
 OBJECTIVES = {"supervised": Supervised}

@@ -14,7 +14,8 @@ import numpy as np
 import optax
 
 from vit_jax.base import patterns
-from vit_jax.base.schema import ConfigError, nearest
+from vit_jax.base.errors import ConfigError
+from vit_jax.base.schema import nearest
 from vit_jax.optim import multipliers
 from vit_jax.optim.optimizers import OPTIMIZERS
 from vit_jax.optim.schedules import Schedule, schedule

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from vit_jax.base import patterns
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 
 # What comes before the first layer, at the top of the tree.
 _INPUTS = re.compile(r"(embedding|position|registers?|\w*token)(/.*)?")

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from vit_jax.base.schema import ConfigError, nearest
+from vit_jax.base.errors import ConfigError
+from vit_jax.base.schema import nearest
 
 Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
 

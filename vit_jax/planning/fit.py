@@ -8,7 +8,7 @@ import math
 from absl import logging
 from ml_collections import ConfigDict
 
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 from vit_jax.models import recompute
 from vit_jax.planning import compiling, report
 from vit_jax.planning.plan import make_assembly, make_plan

@@ -6,7 +6,7 @@ import math
 import jax
 from ml_collections import ConfigDict
 
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 from vit_jax.data import sources
 from vit_jax.data.sources.named import NAMED
 from vit_jax.data.splits import select

@@ -6,7 +6,8 @@ import re
 
 import jax
 
-from vit_jax.base.schema import ConfigError, nearest
+from vit_jax.base.errors import ConfigError
+from vit_jax.base.schema import nearest
 from vit_jax.devices import chips, meshes
 
 # libtpu looks for a machine it runs on, and for nobody else who uses it.

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import objectives, optim
 from vit_jax.base import durations, schema
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 from vit_jax.config import Config
 from vit_jax.data.augmentation import augment
 from vit_jax.models import registry

@@ -7,7 +7,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from vit_jax.base import paths, patterns
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 
 # Fields of the config that a resumed run may change: they do not change what is learnt.
 MAY_CHANGE = (

@@ -16,8 +16,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from vit_jax.base import paths
-from vit_jax.base.errors import UserError
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import reading, saving
 from vit_jax.data import loader, sources
 from vit_jax.devices import meshes, processes

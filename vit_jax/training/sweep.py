@@ -19,7 +19,8 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from vit_jax.base import paths
-from vit_jax.base.schema import ConfigError, nearest, walk
+from vit_jax.base.errors import ConfigError
+from vit_jax.base.schema import nearest, walk
 from vit_jax.checkpoints import reading
 from vit_jax.config import Config
 from vit_jax.data import splits

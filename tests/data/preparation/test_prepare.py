@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 from vit_jax.config import default_config
 from vit_jax.data import decode, sources
 from vit_jax.data.preparation.prepare import prepare

@@ -12,7 +12,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 from vit_jax.data.augmentation.randaugment import GREY, randaugment
 from vit_jax.data.augmentation.three_augment import three_augment
 from vit_jax.data.augmentation.timm_augment import autoaugment, timm_randaugment

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from etils import epath
 from tqdm import tqdm
 
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 from vit_jax.config import default_config
 from vit_jax.data import sources
 from vit_jax.data.preparation import shards

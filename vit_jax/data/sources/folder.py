@@ -13,7 +13,7 @@ import numpy as np
 from etils import epath
 
 from vit_jax.base import paths
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 from vit_jax.data.record import BadImage, DataSet, Record
 from vit_jax.data.sources.listed import read_list
 from vit_jax.data.sources.table import HELD_OUT, SUFFIXES, Table, hold_out, label_at, natural

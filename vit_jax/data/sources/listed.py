@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Iterator
 
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 from vit_jax.data.sources.table import Table, hold_out, number_labels
 
 _FILE = ("path", "file", "filename")

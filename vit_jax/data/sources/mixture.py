@@ -16,7 +16,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 from vit_jax.data.record import DataSet, Record, Source
 
 

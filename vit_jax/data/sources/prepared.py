@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import msgpack
 from etils import epath
 
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 from vit_jax.data.record import DataError, DataSet, Record
 from vit_jax.data.sources.arrayrecord import ArrayRecords
 

@@ -19,7 +19,7 @@ import numpy as np
 from etils import epath
 
 from vit_jax.base import paths
-from vit_jax.base.schema import ConfigError
+from vit_jax.base.errors import ConfigError
 from vit_jax.data.record import BadImage, DataSet, Record
 from vit_jax.data.sources.listed import json_label
 from vit_jax.data.sources.table import (

@@ -8,7 +8,8 @@ import os
 
 import numpy as np
 
-from vit_jax.base.schema import ConfigError, nearest
+from vit_jax.base.errors import ConfigError
+from vit_jax.base.schema import nearest
 from vit_jax.data import decode
 from vit_jax.data.record import DataSet, Record
 from vit_jax.data.sources.arrayrecord import ArrayRecords
