@@ -33,9 +33,9 @@ def help_of(command: Callable) -> str:
     if "--config" not in text:
         return text
     from vit_jax.base.schema import describe
-    from vit_jax.config import Config
+    from vit_jax.config import config_class
 
-    return f"{text}\n\nFields of the config, with their defaults:\n\n{describe(Config)}"
+    return f"{text}\n\nFields of the config, with their defaults:\n\n{describe(config_class())}"
 
 
 def define_config() -> None:
@@ -63,9 +63,9 @@ def define_config() -> None:
 def check_overrides() -> None:
     """Says the nearest name for a --config.FIELD that does not exist."""
     from vit_jax.base.schema import nearest, walk
-    from vit_jax.config import Config
+    from vit_jax.config import config_class
 
-    known = [name for name, _ in walk(Config)]
+    known = [name for name, _ in walk(config_class())]
     for argument in sys.argv[1:]:
         name = argument.partition("=")[0].removeprefix("--config.")
         if argument.startswith("--config.") and name not in known:

@@ -1,12 +1,13 @@
-"""The schema of a run: every field of the config, its default and what it does. Built by nobody,
-read by everybody.
+"""The schema of a run: every field of the config, its default and what it does.
 
-Recipes live in `configs/`; each starts from `default_config()` and says what differs. The options
-of model families and objectives are declared beside their code and joined here, so that a new one
-needs no edit in this file.
+Recipes live in `configs/`; each starts from `default_config()`, a `ConfigDict`, and says what
+differs. When that is checked, code gets a frozen `Config`. The options of model families and
+objectives are declared beside their code and joined here, so that a new one needs no edit in this
+file, even one that a recipe registers.
 """
 
 import dataclasses
+import functools
 import importlib.util
 import inspect
 import pathlib
@@ -16,16 +17,13 @@ import traceback
 from ml_collections import ConfigDict
 
 from vit_jax import objectives
-from vit_jax.base import schema
+from vit_jax.base import durations, schema, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option, section
 from vit_jax.models import registry as models
 
-Model = schema.union("Model", models.Name, *models.config_classes())
-Objective = schema.union("Objective", objectives.Name, *objectives.option_classes())
 
-
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Data:
     """What images are read and how the host cuts them; the device does the rest (`Augment`)."""
 
@@ -44,50 +42,72 @@ class Data:
     train_split: str = option(
         "train", "examples to train on; slices as in TFDS: 'train[:99%]', 'train[1000:]'"
     )
-    eval_split: str = option("test", "examples to evaluate on")
+    eval_split: str = option("test", "examples to evaluate on", may_change=True)
     holdout: float = option(
         0.1,
         "folder without train/ and test/ sub-folders: the share held out as 'test', chosen by file name",
         minimum=0,
+        maximum=1,
     )
-    image_size: int = option(224, "side of the square images the model sees, in pixels", minimum=1)
+    image_size: int | str | tuple = option(
+        224, "the images that the model sees, in pixels: 224, or height x width: 224x448",
+        parse=sizes.parse,
+    )  # fmt: skip
     train_crop: str = option(
         "inception", "how training images are cut", choices=("inception", "random", "pad", "resize")
     )
     crop_area: tuple = option(
-        (0.05, 1.0), "inception crop: smallest and largest share of the image's area"
+        (0.05, 1.0),
+        "inception crop: smallest and largest share of the image's area",
+        above=0,
+        maximum=1,
+        length=2,
     )
-    crop_aspect: tuple = option((3 / 4, 4 / 3), "inception crop: narrowest and widest aspect ratio")
+    crop_aspect: tuple = option(
+        (3 / 4, 4 / 3), "inception crop: narrowest and widest aspect ratio", above=0, length=2
+    )
     resize: int = option(256, "random crop: the smaller side is first resized to this", minimum=1)
     repeats: int = option(
         1, "how many times an example is in a batch, cut anew each time (DeiT: 3)", minimum=1
     )
     pad: int = option(4, "pad crop: zero border, in pixels, from which the crop is cut", minimum=0)
     eval_crop: str = option(
-        "central", "how evaluation images are cut", choices=("central", "resize")
+        "central", "how evaluation images are cut", choices=("central", "resize"), may_change=True
     )
     eval_resize: int = option(
-        256, "central crop: the smaller side is first resized to this", minimum=1
+        256, "central crop: the smaller side is first resized to this", minimum=1, may_change=True
     )
     mean: tuple = option(
         (0.5, 0.5, 0.5),
         "subtracted from RGB in [0, 1]; 0.5 with std 0.5 maps to [-1, 1]; (): as init_from has it",
+        minimum=0,
+        maximum=1,
     )
     std: tuple = option(
         (0.5, 0.5, 0.5),
         "RGB in [0, 1] is divided by this after the mean is subtracted; (): as init_from has it",
+        above=0,
+        maximum=1,
     )
-    threads: int = option(0, "threads that decode batches; 0: one for each core", minimum=0)
-    prefetch: int = option(2, "batches kept ready on the devices", minimum=1)
+    threads: int = option(
+        0, "threads that decode batches; 0: one for each core", minimum=0, may_change=True
+    )
+    prefetch: int = option(2, "batches kept ready on the devices", minimum=1, may_change=True)
     on_bad_image: str = option(
-        "error", "what an unreadable training image does", choices=("error", "skip")
+        "error",
+        "what an unreadable training image does",
+        choices=("error", "skip"),
+        may_change=True,
     )
     max_bad_images: int = option(
-        100, "with skip: how many are borne before the run ends with an error", minimum=0
+        100,
+        "with skip: how many are tolerated before the run ends with an error",
+        minimum=0,
+        may_change=True,
     )
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Augment:
     """Random changes to training images, made on the devices inside the compiled step."""
 
@@ -97,7 +117,7 @@ class Augment:
     )
     randaugment_layers: int = option(0, "RandAugment operations per image; 0: none", minimum=0)
     randaugment_magnitude: float = option(
-        10.0, "RandAugment strength, of 10 (AugReg goes to 20)", minimum=0
+        10.0, "RandAugment strength, of 10 (AugReg goes to 20)", minimum=0, maximum=30
     )
     randaugment_kind: str = option(
         "tensorflow",
@@ -116,23 +136,32 @@ class Augment:
     mixup: float = option(0.0, "parameter of the Beta distribution of mixup; 0: none", minimum=0)
     cutmix: float = option(0.0, "parameter of the Beta distribution of cutmix; 0: none", minimum=0)
     mix_switch: float = option(
-        0.5, "with both mixup and cutmix: probability that a step uses cutmix", minimum=0
+        0.5,
+        "with both mixup and cutmix: probability that a step uses cutmix",
+        minimum=0,
+        maximum=1,
     )
     erasing: float = option(
-        0.0, "probability that a random rectangle is replaced by noise", minimum=0
+        0.0, "probability that a random rectangle is replaced by noise", minimum=0, maximum=1
     )
     erasing_mode: str = option(
         "pixel",
         "noise of each pixel, one random colour, or the mean colour",
         choices=("pixel", "rand", "const"),
     )
-    erasing_area: tuple = option((0.02, 1 / 3), "erasing: smallest and largest share of the image")
+    erasing_area: tuple = option(
+        (0.02, 1 / 3),
+        "erasing: smallest and largest share of the image",
+        above=0,
+        below=1,
+        length=2,
+    )
     erasing_aspect: float = option(
-        0.3, "erasing: narrowest aspect ratio; the widest is its inverse", minimum=0
+        0.3, "erasing: narrowest aspect ratio; the widest is its inverse", above=0, maximum=1
     )
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Optim:
     """How parameters are updated. Patterns are regular expressions that must match a whole
     parameter name; the first that does wins.
@@ -145,20 +174,29 @@ class Optim:
         "shape of the learning rate after warm-up",
         choices=("cosine", "linear", "rsqrt", "constant", "staircase"),
     )
-    warmup: str = option("0 steps", "linear rise from 0 to the peak: steps, epochs, examples or %")
-    cooldown: str = option("0 steps", "linear fall to 0 at the end, for rsqrt and constant")
+    warmup: str = option(
+        "0 steps",
+        "linear rise from 0 to the peak: steps, epochs, examples or %",
+        parse=durations.parse,
+    )
+    cooldown: str = option(
+        "0 steps", "linear fall to 0 at the end, for rsqrt and constant", parse=durations.parse
+    )
     timescale: str = option("10000 steps", "rsqrt: lr / sqrt(1 + (step - warmup) / timescale)")
     boundaries: tuple = option(
         (),
         "staircase: when the learning rate falls; steps, epochs, examples or %, warm-up included",
+        parse=durations.parse_all,
     )
-    factor: float = option(0.1, "staircase: what it is multiplied by each time", minimum=0)
+    factor: float = option(
+        0.1, "staircase: what it is multiplied by each time", minimum=0, maximum=1
+    )
     lr_end: float = option(0.0, "cosine and linear: the learning rate at the end", minimum=0)
     b1: float = option(
-        0.9, "adamw, lion, adafactor: decay of the first moment; sgd: momentum", minimum=0
+        0.9, "adamw, lion, adafactor: decay of the first moment; sgd: momentum", minimum=0, below=1
     )
     b2: float = option(
-        0.999, "adamw, lion: decay of the second moment; adafactor: its cap", minimum=0
+        0.999, "adamw, lion: decay of the second moment; adafactor: its cap", minimum=0, below=1
     )
     eps: float = option(1e-8, "adamw: added to the root of the second moment", minimum=0)
     moment_dtype: str = option(
@@ -177,43 +215,53 @@ class Optim:
     lr_rules: tuple = option((), "(pattern, multiplier) of the learning rate; others 1")
     freeze: tuple = option((), "patterns of parameters that stay as they are")
     layer_decay: float = option(
-        1.0, "layer-wise decay of the learning rate, from the head down; 1: none", minimum=0
+        1.0,
+        "layer-wise decay of the learning rate, from the head down; 1: none",
+        above=0,
+        maximum=1,
     )
     ema: float = option(
         0.0,
         "Polyak averaging: decay of the averaged parameters, which are then evaluated; 0: none",
         minimum=0,
+        below=1,
     )
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Mesh:
     """How the devices are arranged; -1 takes what the others leave. The batch is cut over data ×
     fsdp.
     """
 
-    data: int = option(-1, "replicas of the parameters")
-    fsdp: int = option(1, "parts that parameters and optimizer state are cut into")
-    tensor: int = option(1, "parts that heads and MLP width are cut into")
+    data: int = option(-1, "replicas of the parameters", minimum=-1)
+    fsdp: int = option(1, "parts that parameters and optimizer state are cut into", minimum=-1)
+    tensor: int = option(1, "parts that heads and MLP width are cut into", minimum=-1)
     fsdp_min_size: int = option(
         2**16, "arrays with fewer elements are not cut over fsdp", minimum=0
     )
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Eval:
     """Accuracy on `data.eval_split` while training."""
 
-    every: str = option("0 steps", "how often: steps, epochs, examples or %; 0: at the end only")
+    every: str = option(
+        "0 steps",
+        "how often: steps, epochs, examples or %; 0: at the end only",
+        parse=durations.parse,
+    )
     batch_size: int = option(0, "over all devices and hosts; 0: as in training", minimum=0)
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Checkpoint:
     """What is kept of a run, in WORKDIR/checkpoints."""
 
     every: str = option(
-        "1000 steps", "how often to save: steps, epochs, examples or %; 0: at the end only"
+        "1000 steps",
+        "how often to save: steps, epochs, examples or %; 0: at the end only",
+        parse=durations.parse,
     )
     every_minutes: float = option(
         0.0, "also save when this much time has passed since the last; 0: never", minimum=0
@@ -228,30 +276,34 @@ class Checkpoint:
     )
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Log:
     """What is said of a run, on the console, in WORKDIR/metrics.jsonl and in WORKDIR/tensorboard."""
 
-    every: str = option("50 steps", "how often metrics are read from the devices and written")
+    every: str = option(
+        "50 steps", "how often metrics are read from the devices and written", parse=durations.parse
+    )
     tensorboard: bool = option(True, "write TensorBoard event files")
-    profile: tuple = option((), "(first, last) step to record a trace of, into WORKDIR/profile")
+    profile: tuple = option(
+        (), "(first, last) step to record a trace of, into WORKDIR/profile", minimum=1, length=2
+    )
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Spike:
-    """When a loss is so high that it counts as lost, as one that is not finite does."""
+    """When a loss is so high that its step counts as bad, as if it were not finite."""
 
     factor: float = option(
-        0.0, "a loss above so many times its running mean is a spike; 0: none is", minimum=0
+        0.0, "a loss this many times its running mean counts as a bad step; 0: none does", minimum=0
     )
     memory: int = option(
         100,
-        "steps that the running mean goes back; before so many steps none is a spike",
+        "steps that the running mean goes back; no step before that counts as a spike",
         minimum=1,
     )
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Hosts:
     """What ends a run that hangs, so that it can be started again; with several processes, all of
     them.
@@ -275,14 +327,19 @@ class Hosts:
     )
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Config:
     """A run."""
 
     seed: int = option(
-        0, "of everything random: initialisation, order, crops, augmentation, dropout"
+        0,
+        "of everything random: initialisation, order, crops, augmentation, dropout",
+        minimum=0,
+        maximum=2**32 - 1,
     )
-    duration: str = option("10 epochs", "how long to train: steps, epochs or examples")
+    duration: str = option(
+        "10 epochs", "how long to train: steps, epochs or examples", parse=durations.parse
+    )
     batch_size: int = option(128, "examples in a step, over all devices and hosts", minimum=1)
     accumulate: int = option(
         1,
@@ -303,40 +360,60 @@ class Config:
         "what a non-finite loss or gradient, or a spike, does: end the run, leave the update out, or "
         "go back to the last checkpoint and leave the data out",
         choices=("stop", "skip", "rollback"),
+        may_change=True,
     )
     max_skips: int = option(
         10,
         "nonfinite=skip: how many updates in a row are skipped before the run ends with an error",
         minimum=1,
+        may_change=True,
     )
     rollback_skip: str = option(
-        "1 step", "nonfinite=rollback: how much data is left out, from the bad step's on"
+        "1 step",
+        "nonfinite=rollback: how much data is left out, from the bad step's on",
+        parse=durations.parse,
+        may_change=True,
     )
     max_rollbacks: int = option(
         10,
         "nonfinite=rollback: how many there may be in a run before it ends with an error",
         minimum=1,
+        may_change=True,
     )
     compilation_cache: str = option(
         "~/.cache/vit_jax/xla",
         "directory of compiled programs; only you should be able to write to it; '': none",
+        may_change=True,
     )
-    model: Model = section(Model)
-    objective: Objective = section(Objective)
+    model: models.Name = section(models.Name)
+    objective: objectives.Name = section(objectives.Name)
     data: Data = section(Data)
     augment: Augment = section(Augment)
     optim: Optim = section(Optim)
-    mesh: Mesh = section(Mesh)
-    eval: Eval = section(Eval)
-    checkpoint: Checkpoint = section(Checkpoint)
-    log: Log = section(Log)
-    hosts: Hosts = section(Hosts)
-    spike: Spike = section(Spike)
+    mesh: Mesh = section(Mesh, may_change=True)
+    eval: Eval = section(Eval, may_change=True)
+    checkpoint: Checkpoint = section(Checkpoint, may_change=True)
+    log: Log = section(Log, may_change=True)
+    hosts: Hosts = section(Hosts, may_change=True)
+    spike: Spike = section(Spike, may_change=True)
+
+
+def config_class() -> type[Config]:
+    """`Config` with the options of every registered family and objective."""
+    return _joined(tuple(models.config_classes()), tuple(objectives.option_classes()))
+
+
+@functools.cache
+def _joined(families: tuple[type, ...], objective_options: tuple[type, ...]) -> type[Config]:
+    model = schema.union("Model", models.Name, *families)
+    objective = schema.union("Objective", objectives.Name, *objective_options)
+    fields = [("model", model, section(model)), ("objective", objective, section(objective))]
+    return dataclasses.make_dataclass("Config", fields, bases=(Config,), frozen=True)
 
 
 def default_config() -> ConfigDict:
     """The config of which every recipe says what differs; locked."""
-    return schema.to_config(Config)
+    return schema.to_config(config_class())
 
 
 def load_config(spec: str) -> ConfigDict:

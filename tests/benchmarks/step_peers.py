@@ -46,7 +46,7 @@ from vit_jax.evaluation.logits import make_logits
 from vit_jax.interchange import formats
 from vit_jax.models import execution, registry
 from vit_jax.training import state as states
-from vit_jax.training.assembly import assemble
+from vit_jax.training.assembly import assemble, resolve
 from vit_jax.training.step import compile_train_step
 
 LEARNING_RATE, DECAY, CLIP = 1e-3, 0.1, 1.0
@@ -72,7 +72,7 @@ def our_parts(flags, remat: str = "auto"):
     config.model.activation = "gelu"  # timm's and Hugging Face's
     if not flags.model.startswith("Mixer"):
         config.model.attention = flags.attention
-    assembly = assemble(config, num_classes=1000, examples_per_epoch=1000)
+    assembly = assemble(resolve(config), num_classes=1000, examples_per_epoch=1000)
     mesh = meshes.make_mesh({"data": 1, "fsdp": 1, "tensor": 1}, jax.devices()[:1])
     random = np.random.default_rng(0)
     size = (flags.batch_size, flags.image_size, flags.image_size, 3)
@@ -93,8 +93,8 @@ def ours(flags, parts, remat: str = ""):
         batch = jax.device_put(batch, meshes.batch_sharding(mesh))
         if flags.inference:
             logits = make_logits(assembly.definition, assembly.model_config, assembly.config.data)
-            compiled = jax.jit(logits).lower(state.params, batch["image"]).compile()
-            return lambda: compiled(state.params, batch["image"]).mean(), memory(compiled)
+            compiled = jax.jit(logits).lower(state.weights(), batch["image"]).compile()
+            return lambda: compiled(state.weights(), batch["image"]).mean(), memory(compiled)
         step = compile_train_step(assembly.train_step, states.shardings_of(state), mesh)
         compiled = step.lower(state, batch).compile()
     return repeated(compiled, state, batch), memory(compiled)

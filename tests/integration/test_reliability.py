@@ -47,7 +47,7 @@ def saving(workdir) -> bool:
 
 
 def bits(workdir) -> dict[str, np.ndarray]:
-    params, _ = reading.load_params(workdir)
+    params = reading.load_weights(workdir).params
     import jax
 
     return dict(zip(names(params), jax.tree.leaves(params), strict=True))

@@ -100,11 +100,11 @@ def digits(file, **options):
 def test_a_run_takes_from_its_checkpoint_what_its_config_leaves_open(file, tmp_path):
     config = digits(file, **{"model.name": "", "model.pool": "token"})
     config.model.update({name: None for name in ("width", "depth", "heads", "mlp_dim", "patch")})
-    taken = loading.take_over(config, tmp_path)
+    taken = loading.resolve_from_checkpoint(config, tmp_path)
     assert (taken.model.width, taken.model.patch, taken.model.activation) == (8, 2, "gelu_tanh")
     assert config.model.activation is None and taken.model.name.startswith("ViT-")
     # What was said stays, to be refused if it does not fit.
-    said = loading.take_over(
+    said = loading.resolve_from_checkpoint(
         digits(file, **{"model.activation": "gelu", "model.pool": "map"}), tmp_path
     )
     assert (said.model.activation, said.model.pool) == ("gelu", "map")
@@ -115,14 +115,15 @@ def test_a_run_starts_from_a_published_file_and_goes_on_without_it(arrays, tmp_p
     np.savez(path, **arrays)
     config = digits(path, **{"model.pool": "token"})
     vit_jax.train(config, tmp_path / "run")
-    params, description = reading.load_params(tmp_path / "run")
+    params = reading.load_weights(tmp_path / "run").params
+    description = reading.newest_description(tmp_path / "run")
     np.testing.assert_array_equal(params["embedding"]["kernel"], arrays["embedding/kernel"])
     assert (
         params["position"].shape == (1, 17, 8)
         and description["config"]["model"]["activation"] == "gelu_tanh"
     )
     path.unlink()
-    taken = loading.take_over(digits(path), tmp_path / "run").model
+    taken = loading.resolve_from_checkpoint(digits(path), tmp_path / "run").model
     assert (taken.activation, taken.position_of_class) == ("gelu_tanh", True)
 
 

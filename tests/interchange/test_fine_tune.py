@@ -11,16 +11,14 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.config import load_config
 from vit_jax.interchange import formats, loading
 from vit_jax.models import registry
-from vit_jax.training.assembly import check, model_config_of
+from vit_jax.training.assembly import model_config_of, resolve
 
 
 def taken_over(recipe, path, **data):
     config = load_config(f"configs/{recipe}.py")
     config.init_from = str(path)
     config.data.update(data)
-    config = loading.take_over(config, "no_run_was_begun_here")
-    check(config)
-    return config
+    return resolve(config, "no_run_was_begun_here")
 
 
 @pytest.mark.parametrize("recipe", ["finetune", "linear_probe", "bit_hyperrule"])
@@ -91,4 +89,4 @@ def test_what_is_left_to_a_checkpoint_needs_one(left_open):
     config = load_config("configs/digits.py")
     config.update_from_flattened_dict(left_open)
     with pytest.raises(ConfigError, match="say which with --config.init_from=CHECKPOINT"):
-        loading.take_over(config, "no_run_was_begun_here")
+        loading.resolve_from_checkpoint(config, "no_run_was_begun_here")

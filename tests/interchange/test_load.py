@@ -16,7 +16,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading, saving
 from vit_jax.checkpoints.reading import CheckpointError
 from vit_jax.config import default_config
-from vit_jax.interchange import adapt, formats, loading, orbax
+from vit_jax.interchange import adapt, formats, loading
 from vit_jax.models import registry
 
 from .conftest import run
@@ -231,7 +231,7 @@ def test_a_run_read_a_parameter_at_a_time_is_proven_too(file, tmp_path):
     marks[patterns.names(params).index("encoder/norm/scale")] += 1
     checkpoints = saving.Checkpoints(tmp_path / "run", default_config().checkpoint)
     description = reading.read_description(reading.find(tmp_path / "run"))
-    checkpoints.save_now(1, orbax._State(params), description, {"params": marks})
+    checkpoints.save_now(1, {"params": params}, description, {"params": marks})
     checkpoints.close()
     with pytest.raises(CheckpointError, match="the bits of params/encoder/norm/scale are not"):
         loading.convert(tmp_path / "run", tmp_path / "out.npz", "official")

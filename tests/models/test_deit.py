@@ -14,6 +14,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.interchange.loading import load
 from vit_jax.models import registry
 from vit_jax.models.embeddings import resize_patch_embedding
+from vit_jax.objectives.contract import Learner
 from vit_jax.objectives.supervised import Options, Supervised
 
 # facts §18; parameters of the published files: with the token (D), its position (D) and its head (1000 D + 1000) more.
@@ -152,12 +153,12 @@ def test_a_distilled_model_without_head_has_features_only(kit):
 
 def test_supervised_learning_moves_both_heads_and_both_tokens(kit):
     config = kit.config(distilled=True, depth=1)
-    targets = jnp.eye(5)[jnp.array([0, 1, 2, 3])]
-    objective = Supervised(Options())
+    batch = {"image": kit.images, "label": jnp.eye(5)[jnp.array([0, 1, 2, 3])]}
+    objective = Supervised(Options(), None)
 
     def loss(parameters):
         model = lambda images, **_: kit.apply(config, parameters, images)  # noqa: E731
-        return objective(model, kit.images, targets, None)[0].mean()
+        return objective(Learner(model, None, None, 0), batch, None)[0].mean()
 
     gradients = jax.jit(jax.grad(loss))(kit.parameters(config))
     for name, gradient in zip(patterns.names(gradients), jax.tree.leaves(gradients), strict=True):

@@ -64,7 +64,8 @@ def test_a_cpu_computes_in_float32_what_it_would_emulate(monkeypatch, kit):
 
     def logits(config):
         definition, _ = registry.abstract(config)
-        return jax.jit(make_logits(definition, config, data))(parameters, images)
+        weights = registry.Weights(parameters, {})
+        return jax.jit(make_logits(definition, config, data))(weights, images)
 
     exact = logits(kit.config(dtype="float32"))
     np.testing.assert_array_equal(logits(config), exact)

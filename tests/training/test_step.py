@@ -10,7 +10,7 @@ import pytest
 from vit_jax.config import default_config
 from vit_jax.devices import meshes
 from vit_jax.training import state as states
-from vit_jax.training.assembly import assemble
+from vit_jax.training.assembly import assemble, resolve
 from vit_jax.training.step import compile_train_step
 
 MESHES = {
@@ -56,7 +56,7 @@ def run(config, sizes, steps=5):
     """(first state, state after `steps`, all metrics, compiled step) on a mesh of these sizes."""
     count = int(np.prod(list(sizes.values())))
     mesh = meshes.make_mesh(sizes, jax.devices()[:count])
-    assembly = assemble(config, num_classes=10, examples_per_epoch=160)
+    assembly = assemble(resolve(config), num_classes=10, examples_per_epoch=160)
     with jax.set_mesh(mesh):
         like = assembly.abstract_state(mesh)
         step = compile_train_step(assembly.train_step, states.shardings_of(like), mesh)
@@ -98,7 +98,7 @@ def test_every_mesh_trains_the_same_parameters_as_one_device(on_one_device, size
 def test_parameters_and_optimizer_state_are_cut(name, share):
     config = make_config()
     mesh = meshes.make_mesh(MESHES[name], jax.devices()[:8])
-    state = assemble(config, num_classes=10, examples_per_epoch=160).abstract_state(mesh)
+    state = assemble(resolve(config), num_classes=10, examples_per_epoch=160).abstract_state(mesh)
 
     def bytes_on_a_device(tree):
         return sum(
@@ -152,7 +152,7 @@ def poisoned():
     def make(policy):
         config = make_config(nonfinite=policy)
         mesh = meshes.make_mesh(dict(data=1, fsdp=1, tensor=1), jax.devices()[:1])
-        assembly = assemble(config, num_classes=10, examples_per_epoch=160)
+        assembly = assemble(resolve(config), num_classes=10, examples_per_epoch=160)
         with jax.set_mesh(mesh):
             like = assembly.abstract_state(mesh)
             step = jax.jit(assembly.train_step)
@@ -192,7 +192,7 @@ def test_a_step_that_is_not_finite_changes_nothing_but_its_record(poisoned, poli
 def test_with_fsdp_the_sum_of_accumulated_gradients_is_kept_in_parts():
     config = make_config(accumulate=2, **{"model.unroll": 1})
     mesh = meshes.make_mesh(MESHES["fsdp"], jax.devices()[:8])
-    assembly = assemble(config, num_classes=10, examples_per_epoch=160)
+    assembly = assemble(resolve(config), num_classes=10, examples_per_epoch=160)
     with jax.set_mesh(mesh):
         like = assembly.abstract_state(mesh)
         batch = jax.device_put(next(make_batches(1)), meshes.batch_sharding(mesh))

@@ -54,7 +54,7 @@ def swept(cache, tmp_path_factory):
 
 
 def config_of(run):
-    return reading.begun(run)["config"]
+    return reading.newest_description(run)["config"]
 
 
 def test_the_best_on_the_examples_left_out_is_trained_on_all_with_each_seed(swept):

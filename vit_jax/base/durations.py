@@ -1,11 +1,13 @@
 """Durations in any unit, as numbers of training steps: '500 steps', '90 epochs', '1e6 examples',
 '5%'.
 
-Nothing else converts between units; whoever needs a duration calls `steps`.
+Nothing else converts between units; whoever needs a duration calls `steps`. `parse` tells a wrong
+one before the run that it belongs to is known.
 """
 
 import math
 import re
+from collections.abc import Iterable
 
 from vit_jax.base.errors import ConfigError
 
@@ -40,13 +42,7 @@ def steps(
     Raises:
       ConfigError: it is no duration, or its unit means nothing here.
     """
-    match = _DURATION.fullmatch(str(duration))
-    number = float(match["number"]) if match else math.inf
-    unit = _UNITS.get(match["unit"].lower()) if match else None
-    if unit is None or not math.isfinite(number):
-        raise ConfigError(
-            f"{duration!r} is not a duration; write for example '500 steps', '90 epochs', '1e6 examples' or '5%'"
-        )
+    number, unit = _number_and_unit(duration)
     if unit == "epochs":
         if examples_per_epoch is None:
             raise ConfigError(
@@ -62,3 +58,28 @@ def steps(
             )
         number *= total_steps / 100
     return max(math.floor(number + 0.5), 1) if number else 0
+
+
+def parse(duration: str | int, name: str = "the duration") -> str:
+    """The duration as text. Raises `ConfigError` if it is none, whatever its unit may mean."""
+    try:
+        _number_and_unit(duration)
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    return str(duration)
+
+
+def parse_all(durations: Iterable[str | int], name: str = "the durations") -> tuple[str, ...]:
+    """`parse` of several."""
+    return tuple(parse(duration, name) for duration in durations)
+
+
+def _number_and_unit(duration: str | int) -> tuple[float, str]:
+    match = _DURATION.fullmatch(str(duration))
+    number = float(match["number"]) if match else math.inf
+    unit = _UNITS.get(match["unit"].lower()) if match else None
+    if unit is None or not math.isfinite(number):
+        raise ConfigError(
+            f"{duration!r} is not a duration; write for example '500 steps', '90 epochs', '1e6 examples' or '5%'"
+        )
+    return number, unit

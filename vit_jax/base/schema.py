@@ -1,22 +1,45 @@
-"""How options are declared, turned into an `ml_collections` config, listed and checked.
+"""How options are declared, turned into an `ml_collections` config, listed, checked and typed.
 
 An option is a dataclass field made with `option`. A dataclass of options becomes a section of the
-config; a dataclass that holds sections becomes the config. What the options are is said where they
-belong: `vit_jax/config.py`, the model families, the objectives.
+config; a dataclass that holds sections becomes the config. Recipes and flags change a `ConfigDict`;
+once it is checked, code gets the frozen dataclass. What the options are is said where they belong:
+`vit_jax/config.py`, the model families, the objectives, the evaluators.
 """
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from ml_collections import ConfigDict, config_dict
 
 from vit_jax.base.errors import ConfigError
 
+_COMPARISONS = {
+    "minimum": ("must be at least", lambda value, bound: value >= bound),
+    "maximum": ("must be at most", lambda value, bound: value <= bound),
+    "above": ("must be above", lambda value, bound: value > bound),
+    "below": ("must be below", lambda value, bound: value < bound),
+}
 
-def option(default, doc: str, *, choices: Iterable[str] = (), minimum: float | None = None):
+
+def option(
+    default,
+    doc: str,
+    *,
+    choices: Iterable[str] = (),
+    minimum: float | None = None,
+    maximum: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    length: int | None = None,
+    parse: Callable | None = None,
+    role: str = "",
+    fitted: bool = False,
+    may_change: bool = False,
+):
     """A dataclass field that is a config option.
 
     Args:
@@ -24,40 +47,76 @@ def option(default, doc: str, *, choices: Iterable[str] = (), minimum: float | N
         said".
       doc: one line for the user.
       choices: the valid values, where they are few and named.
-      minimum: the smallest valid number.
+      minimum, maximum, above, below: bounds of a number, or of each number in a tuple.
+      length: how many values a tuple has.
+      parse: (value, name) -> the value that code gets; raises `ConfigError` for a wrong one.
+      role: of a model's option, what it is for: 'size', of the body's parameters; 'structure', what
+        the parameters are used for; 'convention', what they compute without a change of shape;
+        'compute', how, with the same results up to rounding; '' for what belongs to training.
+      fitted: whether parameters of another value can be fitted to this one (interpolated, or
+        started anew).
+      may_change: whether a resumed run may have another value: it does not change what is learnt.
+    """
+    metadata = {name: value for name, value in locals().items() if name != "default"}
+    return dataclasses.field(default=default, metadata=metadata | {"choices": tuple(choices)})
+
+
+def section(cls, *, may_change: bool = False):
+    """A dataclass field that is a section of options, `cls` being the dataclass that declares them.
+
+    Args:
+      may_change: whether a resumed run may have other values: they do not change what is learnt.
     """
     return dataclasses.field(
-        default=default, metadata={"doc": doc, "choices": tuple(choices), "minimum": minimum}
+        default_factory=cls, metadata={"section": cls, "may_change": may_change}
     )
 
 
-def section(cls):
-    """A dataclass field that is a section of options, `cls` being the dataclass that declares them."""
-    return dataclasses.field(default_factory=cls, metadata={"section": cls})
-
-
 def union(name: str, base: type, *classes: type) -> type:
-    """A dataclass with the options of `base`, and those of all `classes`, none of the latter said
-    (`None`).
+    """A frozen dataclass with the options of `base`, and those of all `classes`, none of the latter
+    said (`None`).
 
     So a section such as `config.model` takes the options of every family, and each family keeps its
-    own defaults. Fields that are not options (made without `option`) are left out: the code fills
-    them.
+    own defaults. Options of the same name may differ in type, choices and bounds: what is said is
+    checked by the class that takes it. Fields that are not options (made without `option`) are left
+    out: the code fills them.
     """
     fields = {field.name: (field.name, field.type, field) for field in dataclasses.fields(base)}
     for cls in classes:
         hints = typing.get_type_hints(cls)
-        for field in (f for f in dataclasses.fields(cls) if "doc" in f.metadata):
-            kind = hints[field.name] | None
-            if field.name in fields and fields[field.name][1] != kind:
-                raise TypeError(f"option {field.name!r} of {cls} has another type elsewhere")
-            metadata = field.metadata | {"usual": field.default}
-            fields[field.name] = (
-                field.name,
-                kind,
-                dataclasses.field(default=None, metadata=metadata),
-            )
-    return dataclasses.make_dataclass(name, fields.values())
+        for field in options(cls):
+            kind, metadata = hints[field.name] | None, field.metadata | {"usual": field.default}
+            if field.name in fields:
+                _, other, known = fields[field.name]
+                if known.default is not None:
+                    raise TypeError(f"{base} has the option {field.name!r} of {cls} already")
+                kind = kind if kind == other else object
+                metadata = _either(known.metadata, metadata)
+            declared = dataclasses.field(default=None, metadata=metadata)
+            fields[field.name] = (field.name, kind, declared)
+    return dataclasses.make_dataclass(name, fields.values(), frozen=True)
+
+
+def options(cls: type) -> list[dataclasses.Field]:
+    """The fields of a dataclass that are options."""
+    return [field for field in dataclasses.fields(cls) if "doc" in field.metadata]
+
+
+def with_role(cls: type, *roles: str) -> list[str]:
+    """The names of the options of a dataclass that have one of these roles."""
+    return [field.name for field in options(cls) if field.metadata["role"] in roles]
+
+
+def may_change(cls: type, prefix: str = "") -> Iterator[str]:
+    """The dotted names of the options that a resumed run may change."""
+    for field in dataclasses.fields(cls):
+        name, part = prefix + field.name, field.metadata.get("section")
+        if part and field.metadata["may_change"]:
+            yield from (name for name, _ in walk(part, f"{name}."))
+        elif part:
+            yield from may_change(part, f"{name}.")
+        elif field.metadata["may_change"] or field.metadata["role"] == "compute":
+            yield name
 
 
 def to_config(cls: type) -> ConfigDict:
@@ -67,28 +126,36 @@ def to_config(cls: type) -> ConfigDict:
     config = ConfigDict()
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
+        kind = _said_type(hints[field.name])
         if "section" in field.metadata:
             config[field.name] = to_config(field.metadata["section"])
         elif field.default is None:
-            config[field.name] = config_dict.placeholder(_said_type(hints[field.name]))
+            config[field.name] = config_dict.placeholder(kind)
+        elif kind is object:
+            config[field.name] = config_dict.FieldReference(field.default, field_type=object)
         else:
             config[field.name] = field.default
     return config.lock()
 
 
 def fill(config: ConfigDict, saved: dict) -> ConfigDict:
-    """`config` with the values of a saved one, read back from JSON, which knows no tuples."""
+    """`config` with the values of a saved one, read back from JSON, which knows no tuples; what the
+    saved one lacks keeps its default, what is no field any more is left out.
+    """
     for name, value in saved.items():
+        if name not in config:
+            continue
         if isinstance(value, dict):
             fill(config[name], value)
-        elif name in config:
+        else:
             config[name] = _tuples(value)
     return config
 
 
-def options_said(config: ConfigDict) -> dict:
+def options_said(config) -> dict:
     """The options of a `union` section that were said, as plain keyword arguments."""
-    return {name: value for name, value in config.items() if value is not None}
+    items = config.items() if isinstance(config, ConfigDict) else vars(config).items()
+    return {name: value for name, value in items if value is not None}
 
 
 def walk(cls: type, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field]]:
@@ -100,31 +167,60 @@ def walk(cls: type, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field]]
             yield prefix + field.name, field
 
 
-def describe(cls: type) -> str:
-    """Every option with its default and what it does, a line each."""
+def describe(cls: type, values: ConfigDict | None = None) -> str:
+    """Every option with its value and what it does, a line each; by default with its default."""
+    flat = {} if values is None else dict(_flat(values))
     lines = []
     for name, field in walk(cls):
         choices = f" ({', '.join(field.metadata['choices'])})" if field.metadata["choices"] else ""
         usual = field.metadata.get("usual", field.default)
-        lines.append(f"  --config.{name}={usual!r}\n      {field.metadata['doc']}{choices}")
+        value = flat.get(name)
+        lines.append(f"  --config.{name}={usual if value is None else value!r}")
+        lines.append(f"      {field.metadata['doc']}{choices}")
     return "\n".join(lines)
 
 
-def check(config: ConfigDict, cls: type, prefix: str = "") -> None:
-    """Raises `ConfigError` unless `config` has just the fields of `cls`, each with a valid value."""
+def typed(cls: type, config: ConfigDict, prefix: str = ""):
+    """The config as an instance of the dataclass that declares it.
+
+    Raises:
+      ConfigError: a field is missing, unknown, of another type, or has a value that it cannot have.
+    """
     known = {field.name: field for field in dataclasses.fields(cls)}
     for name in config:
         if name not in known:
             raise ConfigError(f"config has no field {prefix}{name}{nearest(name, known)}")
+    values = {}
     for name, field in known.items():
         if name not in config:
             raise ConfigError(
                 f"config lacks the field {prefix}{name}: start from vit_jax.config.default_config()"
             )
         if "section" in field.metadata:
-            check(config[name], field.metadata["section"], f"{prefix}{name}.")
-        elif config[name] is not None:
-            check_value(prefix + name, config[name], field)
+            values[name] = typed(field.metadata["section"], config[name], f"{prefix}{name}.")
+        elif config[name] is None and field.default is None:
+            values[name] = None
+        else:
+            values[name] = checked(f"config.{prefix}{name}", config[name], field)
+    return cls(**values)
+
+
+def said(cls: type, values: dict, where: str, prefix: str) -> dict:
+    """The values that were said for options of a dataclass, checked.
+
+    Args:
+      values: by name.
+      where: what has the options, for messages: 'objective supervised'.
+      prefix: before the name of an option, for messages: 'config.objective.'.
+
+    Raises:
+      ConfigError: one of them is no option of the class, or has a value that it cannot have.
+    """
+    known = {field.name: field for field in options(cls)}
+    for name in values:
+        if name not in known:
+            raise ConfigError(f"{where} has no option {name!r}{nearest(name, known)}")
+    return {name: checked(prefix + name, value, known[name]) for name, value in values.items()}
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -134,23 +230,84 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
 
 
-def check_value(name: str, value, field: dataclasses.Field) -> None:
-    """Raises `ConfigError` unless `value` is one that the option `field` takes."""
-    choices, minimum = field.metadata.get("choices"), field.metadata.get("minimum")
+def checked(name: str, value, field: dataclasses.Field):
+    """The value in the type of its option.
+
+    Raises:
+      ConfigError: the option `field`, called `name`, cannot have this value.
+    """
+    metadata = field.metadata
+    if metadata.get("parse"):
+        return metadata["parse"](value, name)
+    value = _converted(name, value, field.type)
+    choices, length = metadata.get("choices"), metadata.get("length")
     if choices and value not in choices:
-        raise ConfigError(
-            f"config.{name} = {value!r} is not one of {', '.join(choices)}{nearest(str(value), choices)}"
-        )
-    if minimum is not None and value < minimum:
-        raise ConfigError(f"config.{name} = {value!r} must be at least {minimum}")
+        close = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(f"{name} = {value!r} is not one of {', '.join(choices)}{hint}")
+    if length is not None and len(value) != length and value != field.default:
+        raise ConfigError(f"{name} = {value!r} must be {length} values, separated by commas")
+    bounds = [(b, *_COMPARISONS[b]) for b in _COMPARISONS if metadata.get(b) is not None]
+    for number in _numbers(value):
+        if not math.isfinite(number):
+            raise ConfigError(f"{name} = {value!r} is not finite")
+        for bound, words, holds in bounds:
+            if not holds(number, metadata[bound]):
+                raise ConfigError(f"{name} = {value!r} {words} {metadata[bound]}")
+    return value
+
+
+def _converted(name: str, value, kind: type):
+    """The value in the type that its option has."""
+    kind = _said_type(kind)
+    if kind is object:
+        return _tuples(value)
+    if kind is tuple and isinstance(value, list | tuple):
+        return _tuples(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if kind is float and is_number:
+        return float(value)
+    if kind is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        wanted = {tuple: "several values, such as (0.5, 1.0)", str: "text", bool: "True or False"}
+        raise ConfigError(f"{name} = {value!r} must be {wanted.get(kind, 'a number')}")
+    return value
+
+
+def _numbers(value) -> Iterator[float]:
+    if isinstance(value, list | tuple):
+        for part in value:
+            yield from _numbers(part)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield value
 
 
 def _said_type(kind) -> type:
-    """`int` of `int | None`."""
+    """`int` of `int | None`; `object` where there are several."""
     if isinstance(kind, types.UnionType):
-        (kind,) = [k for k in typing.get_args(kind) if k is not types.NoneType]
+        kinds = [k for k in typing.get_args(kind) if k is not types.NoneType]
+        return kinds[0] if len(kinds) == 1 else object
     return kind
 
 
+def _either(one: typing.Mapping, other: typing.Mapping) -> dict:
+    """What two options of the same name have in common; of choices and documents, both."""
+    both = {key: value for key, value in one.items() if other.get(key) == value}
+    docs = dict.fromkeys((one["doc"], other["doc"]))
+    choices = dict.fromkeys((*one["choices"], *other["choices"]))
+    if not (one["choices"] and other["choices"]):
+        choices = ()
+    return dict.fromkeys(one) | both | {"doc": "; or: ".join(docs), "choices": tuple(choices)}
+
+
+def _flat(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, object]]:
+    for name, value in config.items():
+        if isinstance(value, ConfigDict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
 def _tuples(value):
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value

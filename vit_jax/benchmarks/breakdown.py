@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from vit_jax import objectives
 from vit_jax.base.errors import UserError
 from vit_jax.devices import meshes
 from vit_jax.models import execution, registry
@@ -33,7 +34,7 @@ def breakdown(
       UserError: the model has no encoder of blocks.
     """
     config = execution.computed(assembly.model_config)
-    model = nnx.merge(registry.here(assembly.definition, assembly.model_config), state.params)
+    model = nnx.merge(registry.here(assembly.definition, assembly.model_config), *state.weights())
     if not hasattr(model, "encoder"):
         raise UserError(
             f"{assembly.config.model.name} has no Transformer blocks: no breakdown of its step"
@@ -67,7 +68,9 @@ def breakdown(
     features = x[:, 0].astype(jnp.float32)
 
     def loss(kernel, features):
-        return cross_entropy(features @ kernel, labels, assembly.config.objective.loss).mean()
+        return cross_entropy(
+            features @ kernel, labels, objectives.probabilities(assembly.config.objective)
+        ).mean()
 
     def update(params, opt_state, gradient):
         updates, opt_state = assembly.optimizer.update(gradient, opt_state, params)

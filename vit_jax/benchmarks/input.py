@@ -13,12 +13,12 @@ from ml_collections import ConfigDict
 from PIL import Image, ImageOps
 
 from vit_jax.benchmarks.context import context
+from vit_jax.config import Config
 from vit_jax.data import decode, loader, sources
 from vit_jax.data.order import batch_indices, crop_draws, example_ids
 from vit_jax.data.record import Record
 from vit_jax.devices import meshes
-from vit_jax.interchange import loading
-from vit_jax.training.assembly import check
+from vit_jax.training.assembly import resolve
 
 
 def input_pipeline(config: ConfigDict, *, steps: int) -> dict:
@@ -31,10 +31,9 @@ def input_pipeline(config: ConfigDict, *, steps: int) -> dict:
       record costs beyond decoding and resizing, microseconds of reading it and of all else; psnr_db:
       how near the crops are to a full decode and an antialiased resize with Pillow; memory.
     """
-    config = loading.take_over(config)
-    check(config)
+    config = resolve(config)
     source = sources.open_train(config.data)
-    mesh = meshes.make_mesh(config.mesh)
+    mesh = meshes.make_mesh(vars(config.mesh))
     images = steps * config.batch_size
     seconds, cpu_seconds, first, wait = _time_batches(source, config, mesh, steps)
     return {
@@ -56,7 +55,7 @@ def input_pipeline(config: ConfigDict, *, steps: int) -> dict:
     } | context()
 
 
-def _time_batches(source, config: ConfigDict, mesh, steps: int) -> tuple[float, ...]:
+def _time_batches(source, config: Config, mesh, steps: int) -> tuple[float, ...]:
     """Seconds of `steps` batches, on the clock and of all cores together, of the one before them,
     and of waiting for them.
     """
@@ -74,7 +73,7 @@ def _time_batches(source, config: ConfigDict, mesh, steps: int) -> tuple[float, 
         return seconds, cpu_seconds, first, batches.wait_seconds - waited
 
 
-def _read_seconds(source, config: ConfigDict) -> float:
+def _read_seconds(source, config: Config) -> float:
     """What reading a record costs; median of batches."""
     times = []
     for step in range(5):
@@ -86,10 +85,12 @@ def _read_seconds(source, config: ConfigDict) -> float:
     return statistics.median(times) / config.batch_size
 
 
-def _machinery_seconds(source, config: ConfigDict, mesh) -> float:
+def _machinery_seconds(source, config: Config, mesh) -> float:
     """What a record costs when there is nothing to read, decode or resize: images of one pixel."""
-    tiny = ConfigDict(config)
-    tiny.data.image_size, steps = 1, 50
+    tiny, steps = (
+        dataclasses.replace(config, data=dataclasses.replace(config.data, image_size=1)),
+        50,
+    )
     dots = _Dots(source.classes, source.multi_label)
     return _time_batches(dots, tiny, mesh, steps)[1] / (steps * config.batch_size)
 
@@ -109,7 +110,7 @@ class _Dots:
         return dataclasses.replace(self.record, label=(0,)) if self.multi_label else self.record
 
 
-def _psnr(source, config: ConfigDict) -> float | None:
+def _psnr(source, config: Config) -> float | None:
     """The mean peak signal-to-noise ratio of up to 64 crops against a full decode and antialiased
     resize with Pillow, in dB; None where a crop is not merely a part.
     """

@@ -11,10 +11,9 @@ from vit_jax.benchmarks import breakdown as parts
 from vit_jax.benchmarks.context import context
 from vit_jax.devices import chips, meshes
 from vit_jax.evaluation.logits import make_logits
-from vit_jax.interchange import loading
 from vit_jax.models import execution
 from vit_jax.training import state as states
-from vit_jax.training.assembly import Assembly, assemble, check
+from vit_jax.training.assembly import Assembly, assemble, resolve
 from vit_jax.training.guards import check_batch
 from vit_jax.training.step import compile_train_step
 
@@ -36,7 +35,7 @@ def step(config: ConfigDict, *, steps: int, profile: str = "", breakdown: bool =
     config = assembly.config
     with jax.set_mesh(mesh):
         like = assembly.abstract_state(mesh)
-        batch = _made_up_batch(assembly, meshes.batch_sharding(mesh))
+        batch = _made_up_batch(assembly, mesh)
         began = time.perf_counter()
         lowered = compile_train_step(assembly.train_step, states.shardings_of(like), mesh).lower(
             like, batch
@@ -56,7 +55,7 @@ def step(config: ConfigDict, *, steps: int, profile: str = "", breakdown: bool =
                 parts.seconds(run, 3, warm_up=0)
         where = parts.breakdown(assembly, mesh, state, batch, steps) if breakdown else {}
     median = statistics.median(times)
-    flops = 3 * assembly.model_config.flops() * config.batch_size
+    flops = 3 * assembly.networks.objective.flops() * config.batch_size
     peak = chips.peak_flops(jax.devices()[0].device_kind)
     result = _told(assembly, mesh, times) | {
         "compile_seconds": compile_seconds,
@@ -83,22 +82,21 @@ def inference(config: ConfigDict, *, steps: int) -> dict:
     assembly, mesh = _assembled(config)
     logits = make_logits(assembly.definition, assembly.model_config, assembly.config.data)
     with jax.set_mesh(mesh):
-        params = states.create(assembly.init, 0, assembly.abstract_state(mesh)).params
-        images = _made_up_batch(assembly, meshes.batch_sharding(mesh))["image"]
+        weights = states.create(assembly.init, 0, assembly.abstract_state(mesh)).weights()
+        images = _made_up_batch(assembly, mesh)["image"]
         began = time.perf_counter()
-        compiled = jax.jit(logits).lower(params, images).compile()
+        compiled = jax.jit(logits).lower(weights, images).compile()
         compile_seconds = time.perf_counter() - began
-        times = parts.seconds(lambda: compiled(params, images), steps)
+        times = parts.seconds(lambda: compiled(weights, images), steps)
     return _told(assembly, mesh, times) | {"compile_seconds": compile_seconds} | context()
 
 
 def _assembled(config: ConfigDict) -> tuple[Assembly, jax.sharding.Mesh]:
     """A run of the config on data with as many classes as it says, 1,000 if it says none."""
-    config = loading.take_over(config)
-    check(config)
+    config = resolve(config)
     classes = config.model.num_classes or 1000
     assembly = assemble(config, num_classes=classes, examples_per_epoch=config.batch_size * 1000)
-    mesh = meshes.make_mesh(config.mesh)
+    mesh = meshes.make_mesh(vars(config.mesh))
     check_batch(config, mesh)
     return assembly, mesh
 
@@ -119,10 +117,13 @@ def _told(assembly: Assembly, mesh: jax.sharding.Mesh, times: list[float]) -> di
     }
 
 
-def _made_up_batch(assembly: Assembly, sharding: jax.sharding.Sharding) -> dict[str, jax.Array]:
+def _made_up_batch(assembly: Assembly, mesh: jax.sharding.Mesh) -> dict[str, jax.Array]:
     random = np.random.default_rng(0)
-    config, classes = assembly.config, assembly.model_config.num_classes
-    size = config.data.image_size
-    images = random.integers(0, 256, (config.batch_size, size, size, 3), np.uint8)
-    labels = random.integers(0, classes, config.batch_size, np.int32)
-    return jax.device_put({"image": images, "label": labels}, sharding)
+    highest = {"image": 256, "label": 2 if assembly.multi_label else assembly.num_classes}
+
+    def draw(name: str, like: jax.ShapeDtypeStruct) -> jax.Array:
+        whole = np.int32 if like.dtype == np.float32 else like.dtype
+        values = random.integers(0, highest[name], like.shape, whole)
+        return jax.device_put(values.astype(like.dtype), like.sharding)
+
+    return {name: draw(name, like) for name, like in assembly.abstract_batch(mesh).items()}

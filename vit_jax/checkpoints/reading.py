@@ -21,9 +21,10 @@ from ml_collections import ConfigDict
 
 from vit_jax.base import paths, patterns, schema
 from vit_jax.base.errors import UserError
-from vit_jax.config import default_config
+from vit_jax.config import Config, default_config
 from vit_jax.devices import meshes, processes
 from vit_jax.models import registry
+from vit_jax.models.registry import Weights
 
 FOLDER = "checkpoints"
 _FORMAT = 1
@@ -56,12 +57,12 @@ class Run:
     directory: epath.Path
 
 
-def describe(config: ConfigDict, model_config, classes: tuple[str, ...], examples: int) -> dict:
+def describe(config: Config, model_config, classes: tuple[str, ...], examples: int) -> dict:
     """What a checkpoint says of itself, as JSON."""
     packages = ("jax", "flax", "optax", "orbax-checkpoint", "vit_jax")
     return {
         "format": _FORMAT,
-        "config": config.to_dict(),
+        "config": dataclasses.asdict(config),
         "model": {"name": config.model.name, **dataclasses.asdict(model_config)},
         "classes": list(classes),
         "training_examples": examples,
@@ -100,9 +101,8 @@ def read_description(folder: epath.Path) -> dict:
         ) from error
 
 
-def load_params(path, like: dict | None = None) -> tuple[dict, dict]:
-    """Parameters of a run (the averaged ones, if it kept an average) and the checkpoint's
-    description.
+def load_weights(path, like: Weights | None = None) -> Weights:
+    """A run's model (the averaged one, if it kept an average).
 
     Args:
       path: see `find`.
@@ -111,20 +111,22 @@ def load_params(path, like: dict | None = None) -> tuple[dict, dict]:
     folder = find(path)
     description = read_description(folder)
     if like is None:
-        like = registry.abstract(stored_model_config(description))[1]
-    field = _field_to_use(description)
-    return read_parts(folder, {field: like})[field], description
+        like = registry.abstract_weights(stored_model_config(description))[1]
+    names = _parts_to_use(description)
+    wanted = {name: part for name, part in zip(names, like, strict=True) if part}
+    found = read_parts(folder, wanted)
+    return Weights(*(found.get(name, {}) for name in names))
 
 
 def load_param(folder: epath.Path, description: dict, like: dict, name: str) -> np.ndarray:
-    """One parameter of those that `load_params` gives, read alone.
+    """One parameter of those that `load_weights` gives, read alone.
 
     Args:
       folder, description: of a checkpoint.
       like: shapes and dtypes of all its parameters.
       name: as in `patterns.names(like)`.
     """
-    field, index = _field_to_use(description), patterns.names(like).index(name)
+    field, index = _parts_to_use(description)[0], patterns.names(like).index(name)
     part = jax.tree.leaves(like)[index]
     for key in reversed(name.split("/")):
         part = {key: part}
@@ -146,13 +148,11 @@ def load_run(path, mesh: jax.sharding.Mesh | None = None) -> Run:
     directory = find(path)
     description = read_description(directory)
     model_config = stored_model_config(description)
-    definition, like = registry.abstract(model_config)
-    mesh = mesh or meshes.replica_mesh()
-    whole = meshes.replicated(mesh)
+    definition, like = registry.abstract_weights(model_config)
+    whole = meshes.replicated(mesh or meshes.replica_mesh())
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), like)
-    params, _ = load_params(directory, like)
     return Run(
-        model=nnx.merge(definition, params),
+        model=nnx.merge(definition, *load_weights(directory, like)),
         model_config=model_config,
         config=schema.fill(default_config(), description["config"]),
         classes=tuple(description["classes"]),
@@ -161,7 +161,7 @@ def load_run(path, mesh: jax.sharding.Mesh | None = None) -> Run:
     )
 
 
-def begun(workdir) -> dict | None:
+def newest_description(workdir) -> dict | None:
     """The description of a run's newest checkpoint that has one to read; `None` where no run was
     begun.
     """
@@ -209,14 +209,10 @@ def host_mark(array: np.ndarray) -> np.uint32:
     return np.sum(array, dtype=np.uint32)
 
 
-def _field_to_use(description: dict) -> str:
-    return "ema" if description["config"]["optim"]["ema"] else "params"
-
-
-def parts_of(state) -> dict:
-    """The parts of a state that hold arrays, by name."""
-    parts = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
-    return {name: part for name, part in parts.items() if jax.tree.leaves(part)}
+def _parts_to_use(description: dict) -> tuple[str, str]:
+    """The names of the saved parts that are a model's parameters and what is not trained."""
+    averaged = description["config"]["optim"]["ema"]
+    return ("ema", "ema_variables") if averaged else ("params", "model_variables")
 
 
 def read_parts(folder: epath.Path, like: dict) -> dict:

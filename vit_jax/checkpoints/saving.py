@@ -9,7 +9,6 @@ from collections.abc import Callable
 import orbax.checkpoint as ocp
 from absl import logging
 from etils import epath
-from ml_collections import ConfigDict
 
 from vit_jax.base import paths
 from vit_jax.checkpoints.reading import (
@@ -18,11 +17,11 @@ from vit_jax.checkpoints.reading import (
     CheckpointError,
     everywhere,
     fingerprint,
-    parts_of,
     read_description,
     read_parts,
     saved_steps,
 )
+from vit_jax.config import Checkpoint
 from vit_jax.devices import processes
 
 DAMAGED = "damaged"
@@ -40,7 +39,7 @@ class Checkpoints:
     def __init__(
         self,
         workdir,
-        config: ConfigDict,
+        config: Checkpoint,
         wait_minutes: float = processes.WAIT_MINUTES,
         **writing,
     ):
@@ -73,13 +72,17 @@ class Checkpoints:
         told = json.dumps(saved_steps(self._folder)) if _first() else ""
         return json.loads(processes.agree("steps", told, self._wait))
 
-    def save(self, step: int, state, description: dict, marks: dict | None = None) -> None:
+    def save(self, step: int, parts: dict, description: dict, marks: dict | None = None) -> None:
         """Starts to save; the write goes on beside training.
 
         A save that fails is said, and the next one tried as if nothing had happened; the last good
         checkpoint stays.
 
-        Args: marks: the state's `fingerprint`, where it is known already.
+        Args:
+          step: steps trained.
+          parts: the state's, by name; trees of arrays.
+          description: see `reading.describe`.
+          marks: the `fingerprint` of the parts, where it is known already.
 
         Raises:
           CheckpointError: `config.max_failures` saves in a row have failed.
@@ -88,8 +91,7 @@ class Checkpoints:
             return
         self._settle()
         self._newest, self._writing = step, True
-        tree = parts_of(state)
-        tree |= {"fingerprint": marks or fingerprint(tree)}
+        tree = parts | {"fingerprint": marks or fingerprint(parts)}
         items = ocp.args.Composite(
             state=ocp.args.PyTreeSave(tree), description=ocp.args.JsonSave(description)
         )
@@ -100,14 +102,16 @@ class Checkpoints:
         if any(failures):
             self._end_of_save(failures)
 
-    def save_now(self, step: int, state, description: dict, marks: dict | None = None) -> None:
+    def save_now(
+        self, step: int, parts: dict, description: dict, marks: dict | None = None
+    ) -> None:
         """Saves and returns when everything is on disk; a save that fails is tried again.
 
         Raises:
           CheckpointError: see `save`.
         """
         while True:
-            self.save(step, state, description, marks)
+            self.save(step, parts, description, marks)
             self._settle()
             if self._newest == step:
                 return
@@ -119,19 +123,19 @@ class Checkpoints:
         if processes.count() == 1 or not self._writing:
             _failure_of(self._orbax.close)
 
-    def restore_latest(self, like, before_restore=lambda description: None):
+    def restore_latest(self, like: dict, before_restore=lambda description: None):
         """The newest state that can be read whole.
 
         A damaged checkpoint is reported, moved to WORKDIR/damaged_checkpoints/STEP-TIME, and the
         one before is tried.
 
         Args:
-          like: shapes, dtypes and shardings of the state.
+          like: shapes, dtypes and shardings of the parts, by name.
           before_restore: called with the description of each candidate; what it raises goes
             through.
 
         Returns:
-          (step, state), or `None` where there is no checkpoint at all.
+          (step, parts), or `None` where there is no checkpoint at all.
 
         Raises:
           CheckpointError: there are checkpoints, and none is good. They stay where they are.
@@ -142,13 +146,13 @@ class Checkpoints:
             folder = self._folder / str(step)
             try:
                 before_restore(everywhere(lambda folder=folder: read_description(folder)))
-                state = like.replace(**read_parts(folder, parts_of(like)))
+                parts = read_parts(folder, like)
             except CheckpointError as error:
                 reasons[step] = error
                 continue
             self._set_aside(reasons, step)
             self._newest = step
-            return step, state
+            return step, parts
         if reasons:
             told = "\n".join(f"  step {step}: {reason}" for step, reason in reasons.items())
             raise CheckpointError(

@@ -7,14 +7,36 @@ devices, in `loader.py`.
 
 import functools
 import threading
-import types
 from collections.abc import Callable, Sequence
 
+import jax
 import numpy as np
 
+from vit_jax.base import sizes
 from vit_jax.data import decode
 from vit_jax.data.order import crop_draws, example_ids, repeated_places
 from vit_jax.data.record import BadImage, DataError, Record, Source
+
+
+def spec(config, *, num_classes: int, multi_label: bool = False) -> dict[str, jax.ShapeDtypeStruct]:
+    """A training batch of all processes together, as arrays without memory: what the loader fills,
+    what a step is compiled for.
+
+    Args:
+      config: the run's.
+      num_classes: of the data; 0 where it has no labels.
+      multi_label: whether an example may have several labels.
+
+    Returns:
+      `image` (B, H, W, 3) uint8; and, where there are labels, `label`: (B,) int32, or (B, classes)
+      float32 of zeros and ones if there may be several.
+    """
+    height, width = sizes.height_width(config.data.image_size)
+    shapes = {"image": ((config.batch_size, height, width, 3), np.uint8)}
+    if num_classes:
+        several = (config.batch_size, num_classes), np.float32
+        shapes["label"] = several if multi_label else ((config.batch_size,), np.int32)
+    return {name: jax.ShapeDtypeStruct(*shape) for name, shape in shapes.items()}
 
 
 class TrainBatches:
@@ -28,7 +50,7 @@ class TrainBatches:
 
     def __init__(self, source: Source, config, rows: Sequence[int] | np.ndarray):
         self._source, self._seed = source, config.seed
-        self._data = types.SimpleNamespace(**config.data)  # a ConfigDict is slow to look into
+        self._data = config.data
         self.rows, self.batch_size = np.asarray(rows, np.int64), config.batch_size
         self._places = repeated_places(config.batch_size, config.data.repeats)[self.rows]
         # Threads fill parts of the same two steps: the first makes the plan while the others wait.
@@ -97,7 +119,7 @@ class EvalBatches:
     def __init__(
         self, source: Source, config, rows: Sequence[int] | np.ndarray, *, batch_size: int
     ):
-        self._source, self._data = source, types.SimpleNamespace(**config.data)
+        self._source, self._data = source, config.data
         self.rows, self.batch_size = np.asarray(rows, np.int64), batch_size
 
     def __len__(self) -> int:

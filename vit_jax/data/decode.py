@@ -260,9 +260,10 @@ def check_crops(config_data) -> None:
         ("train_crop", "random", "resize"),
         ("eval_crop", "central", "eval_resize"),
     ):
-        if config_data[crop] == needs and config_data[field] < config_data.image_size:
+        side = getattr(config_data, field)
+        if getattr(config_data, crop) == needs and side < config_data.image_size:
             raise ConfigError(
-                f"config.data.{field} = {config_data[field]} is smaller than config.data.image_size = "
+                f"config.data.{field} = {side} is smaller than config.data.image_size = "
                 f"{config_data.image_size}: no square can be cut. Raise it, or set config.data.{crop}='resize'"
             )
     low, high = config_data.crop_area

@@ -8,7 +8,7 @@ the batch cut between blocks.
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import numpy as np
@@ -43,14 +43,17 @@ TENSOR_RULES = (
 )
 
 
-def make_mesh(config, devices: list | None = None) -> Mesh:
-    """The mesh of `config.mesh` over `devices`, by default all of them.
+def make_mesh(sizes: Mapping[str, int], devices: list | None = None) -> Mesh:
+    """A mesh over `devices`, by default all of them.
+
+    Args:
+      sizes: of `AXES`, as `config.mesh` has them; one may be -1, which takes the rest.
 
     Raises:
       ConfigError: the sizes do not multiply to the number of devices.
     """
     devices = jax.devices() if devices is None else devices
-    sizes = [config[axis] for axis in AXES]
+    sizes = [sizes[axis] for axis in AXES]
     known = math.prod(size for size in sizes if size != -1)
     text = " x ".join(f"{axis} {size}" for axis, size in zip(AXES, sizes, strict=True))
     if sizes.count(-1) > 1 or any(size < 1 and size != -1 for size in sizes):

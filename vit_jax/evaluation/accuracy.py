@@ -9,11 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from vit_jax import objectives
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints.reading import Run
 from vit_jax.data import loader, sources
 from vit_jax.devices import meshes
 from vit_jax.evaluation.logits import make_logits
+from vit_jax.models import registry
+from vit_jax.models.registry import Weights
 from vit_jax.objectives.supervised import cross_entropy, to_targets
 
 SUMMED = ("accuracy", "top5_accuracy", "loss", "examples")
@@ -22,7 +25,7 @@ SUMMED = ("accuracy", "top5_accuracy", "loss", "examples")
 def make_eval_step(
     definition: nnx.GraphDef, model_config, config, mesh: jax.sharding.Mesh
 ) -> Callable:
-    """The compiled `eval_step(params, sums, batch) -> sums` that adds one batch, with `image`,
+    """The compiled `eval_step(weights, sums, batch) -> sums` that adds one batch, with `image`,
     `label` and `mask`, to the sums over a data set.
 
     An example with several labels counts as right if the best class is one of them; one with no
@@ -32,11 +35,11 @@ def make_eval_step(
       config: the run's; `data.mean`, `data.std` and the loss are used.
     """
     top = min(5, model_config.num_classes)
-    loss = config.objective.loss or "softmax"
+    loss = objectives.probabilities(config.objective)
     logits_of = make_logits(definition, model_config, config.data)
 
-    def eval_step(params: dict, sums: dict, batch: dict) -> dict[str, jax.Array]:
-        logits = logits_of(params, batch["image"])
+    def eval_step(weights: Weights, sums: dict, batch: dict) -> dict[str, jax.Array]:
+        logits = logits_of(weights, batch["image"])
         targets = to_targets(batch["label"], model_config.num_classes)
         mask = batch["mask"] * (targets.sum(-1) > 0)
         best = jax.lax.top_k(logits, top)[1]
@@ -48,7 +51,7 @@ def make_eval_step(
 
 
 def evaluate(
-    eval_step: Callable, params: dict, batches: Iterable[dict], mesh: jax.sharding.Mesh
+    eval_step: Callable, weights: Weights, batches: Iterable[dict], mesh: jax.sharding.Mesh
 ) -> dict[str, float]:
     """Means over all examples, `accuracy`, `top5_accuracy`, `loss`; and their number `examples`."""
     # Each step waits for the sums of the one before: programs with collectives must not overtake
@@ -56,7 +59,7 @@ def evaluate(
     zero, whole = np.zeros((), np.float32), meshes.replicated(mesh)
     sums = {n: jax.make_array_from_callback((), whole, zero.__getitem__) for n in SUMMED}
     for batch in batches:
-        sums = eval_step(params, sums, batch)
+        sums = eval_step(weights, sums, batch)
     totals = {name: float(value) for name, value in jax.device_get(sums).items()}
     count = totals.pop("examples")
     means = {name: total / max(count, 1) for name, total in totals.items()}
@@ -77,10 +80,10 @@ def evaluate_run(run: Run, config) -> dict[str, float]:
             f"has {len(source.classes)}"
         )
     mesh = meshes.replica_mesh()
-    definition, params = nnx.split(run.model)
+    definition, weights = registry.split(run.model)
     eval_step = make_eval_step(definition, run.model_config, config, mesh)
     with (
         jax.set_mesh(mesh),
         loader.eval_batches(source, config, meshes.batch_sharding(mesh)) as batches,
     ):
-        return evaluate(eval_step, nnx.to_pure_dict(params), batches, mesh)
+        return evaluate(eval_step, weights, batches, mesh)

@@ -10,13 +10,14 @@ import jax
 import numpy as np
 from absl import logging
 from etils import epath
-from flax import nnx
 
+from vit_jax import objectives
 from vit_jax.base.errors import UserError
 from vit_jax.checkpoints import reading
 from vit_jax.data.decode import eval_crop
 from vit_jax.data.record import BadImage
 from vit_jax.evaluation.logits import make_logits
+from vit_jax.models import registry
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,14 +49,15 @@ def predict(
       topk: how many classes of each.
       batch_size: images at a time.
     """
-    definition, params = nnx.split(run.model)
+    definition, weights = registry.split(run.model)
     logits = make_logits(definition, run.model_config, run.config.data)
     data, topk = run.config.data, min(topk, len(run.classes))
-    activation = jax.nn.sigmoid if run.config.objective.loss == "sigmoid" else jax.nn.softmax
+    kind = objectives.probabilities(run.config.objective)
+    activation = {"sigmoid": jax.nn.sigmoid, "softmax": jax.nn.softmax}[kind]
 
     @jax.jit
-    def best(params, images):
-        return jax.lax.top_k(activation(logits(params, images)), topk)
+    def best(weights, images):
+        return jax.lax.top_k(activation(logits(weights, images)), topk)
 
     for first in range(0, len(files), batch_size):
         names = files[first : first + batch_size]
@@ -66,7 +68,7 @@ def predict(
             (min(batch_size, len(files)), data.image_size, data.image_size, 3), np.uint8
         )
         batch[: len(good)] = good or 0
-        rows = zip(*jax.device_get(best(params, batch)), strict=True)
+        rows = zip(*jax.device_get(best(weights, batch)), strict=True)
         for name, image in zip(names, images, strict=True):
             if isinstance(image, BadImage):
                 yield image

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from absl import logging
 
-from vit_jax.base import patterns
+from vit_jax.base import patterns, schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.interchange.formats import Foreign
 from vit_jax.interchange.rules import Lazy
@@ -22,8 +22,6 @@ from vit_jax.models.mixer import enlarge_token_mlp
 
 POSITION = "position"
 PATCHES = "embedding/kernel"
-# Options that change what the weights compute without changing a shape.
-CONVENTIONS = ("activation", "epsilon", "root_zeros", "distillation_head")
 
 
 def adapt(
@@ -159,7 +157,7 @@ def _check_conventions(source, target, where: str) -> None:
     differ = [
         f"{name} is {getattr(source, name)!r} in the checkpoint, {getattr(target, name)!r} "
         "in the model"
-        for name in CONVENTIONS
+        for name in schema.with_role(type(source), "convention")
         if hasattr(source, name) and getattr(source, name) != getattr(target, name)
     ]
     if differ:

@@ -18,7 +18,7 @@ from typing import Any
 
 from etils import epath
 
-from vit_jax.base import paths, schema
+from vit_jax.base import paths, schema, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
 from vit_jax.checkpoints.reading import CheckpointError
@@ -135,15 +135,12 @@ def configure(config_class: type, recognised: dict, overrides: dict):
     Raises:
       ConfigError: an override is no option of the family, or sizes do not fit together.
     """
-    fields = {field.name: field for field in dataclasses.fields(config_class)}
-    for name, value in overrides.items():
-        if name not in fields:
-            raise ConfigError(
-                f"{config_class.__module__.split('.')[-1]} models have no option "
-                f"{name!r}{nearest(name, fields)}"
-            )
-        schema.check_value(name, value, fields[name])
-    return config_class(**recognised | overrides)
+    if "image_size" in overrides:
+        recognised = recognised | {"image_size": sizes.parse(overrides.pop("image_size"))}
+    family = config_class.__module__.split(".")[-1]
+    return config_class(
+        **recognised | schema.said(config_class, overrides, f"a {family} model", "")
+    )
 
 
 def model_name(config) -> str:

@@ -8,40 +8,11 @@ from absl import logging
 from flax import nnx
 from ml_collections import ConfigDict
 
-from vit_jax.base import patterns
+from vit_jax.base import patterns, schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
 from vit_jax.interchange import adapt, formats
 from vit_jax.models import mixer, registry
-
-# Options of `load` that the weights are fitted to; all others say what the file holds.
-FITTED = ("image_size", "patch", "num_classes", "representation")
-# Options that a run takes from the checkpoint it starts from, where its config does not say them:
-# how weights are used.
-USES = (
-    "pool",
-    "representation",
-    "position",
-    "position_of_class",
-    "qk_norm",
-    "distilled",
-    "distillation_head",
-    "registers",
-    "activation",
-    "epsilon",
-    "root_zeros",
-)
-SIZES = (
-    "patch",
-    "depth",
-    "width",
-    "mlp_dim",
-    "token_mlp_dim",
-    "heads",
-    "units",
-    "width_factor",
-    "preactivation",
-)
 
 
 def load(path, *, resize: str = "scipy", **overrides) -> nnx.Module:
@@ -63,7 +34,8 @@ def load(path, *, resize: str = "scipy", **overrides) -> nnx.Module:
       ConfigError: an override is no option or value of the family, or the weights cannot be fitted
         to it.
     """
-    fitted = {name: overrides.pop(name) for name in FITTED if name in overrides}
+    named = registry.fitted_options()
+    fitted = {name: overrides.pop(name) for name in named if name in overrides}
     foreign = formats.read(path, **overrides)
     source = foreign.model_config
     if isinstance(source, mixer.Config):
@@ -173,12 +145,12 @@ def convert(source, destination, to: str, **overrides) -> formats.Foreign:
     return foreign
 
 
-def take_over(config: ConfigDict, workdir=None) -> ConfigDict:
+def resolve_from_checkpoint(config: ConfigDict, workdir=None) -> ConfigDict:
     """A run's config whose open options of the model are those of the checkpoint it starts from.
 
-    These are `USES`; with `config.model.name=''` also name and sizes; and `config.data.mean` and
-    `std` where they are empty. A run that was begun in `workdir`, if that is given, keeps what it
-    took then.
+    These are the options of its structure and conventions (see `schema.option`); with
+    `config.model.name=''` also name and sizes; and `config.data.mean` and `std` where they are
+    empty. A run that was begun in `workdir`, if that is given, keeps what it took then.
 
     Raises:
       CheckpointError: the checkpoint to start from cannot be read.
@@ -191,7 +163,7 @@ def take_over(config: ConfigDict, workdir=None) -> ConfigDict:
                 "to start from: say which with --config.init_from=CHECKPOINT"
             )
         return config
-    begun = reading.begun(workdir) if workdir else None
+    begun = reading.newest_description(workdir) if workdir else None
     begun = begun and begun["config"]
     source = None if begun else formats.read(config.init_from)
     whole = not config.model.name
@@ -202,9 +174,10 @@ def take_over(config: ConfigDict, workdir=None) -> ConfigDict:
     family = next(
         (f for f in registry.FAMILIES if f.options_from_name(model.name) is not None), None
     )
-    known = {field.name for field in dataclasses.fields(family.Config)} if family else ()
-    for name in (*USES, *SIZES) if whole else USES:
-        if name not in known or model[name] is not None:
+    # What the weights are used for; the name stands for their sizes, unless it is the checkpoint's.
+    roles = ("structure", "convention", "size") if whole else ("structure", "convention")
+    for name in schema.with_role(family.Config, *roles) if family else ():
+        if model[name] is not None:
             continue
         if name == "representation" and patterns.matching(
             config.init_reset, ["representation/kernel"]

@@ -7,10 +7,10 @@ import jax
 import numpy as np
 from etils import epath
 
-from vit_jax.base import patterns
+from vit_jax.base import patterns, schema
 from vit_jax.checkpoints import reading, saving
 from vit_jax.checkpoints.reading import CheckpointError
-from vit_jax.config import default_config
+from vit_jax.config import config_class, default_config
 from vit_jax.interchange.formats import Foreign, Preprocessing, configure, model_name
 from vit_jax.interchange.rules import Lazy
 from vit_jax.models import registry
@@ -19,13 +19,6 @@ NAME = "orbax"
 CANNOT_TELL = ()
 # Where a description keeps what is needed to write the format that the weights came from.
 LAYOUT = "layout"
-
-
-@dataclasses.dataclass
-class _State:
-    """As much of a training state as a model is."""
-
-    params: dict
 
 
 def recognises(path) -> bool:
@@ -81,6 +74,7 @@ def write(foreign: Foreign, path) -> None:
     if foreign.preprocessing:
         config.data.update(dataclasses.asdict(foreign.preprocessing))
     config.data.image_size = foreign.model_config.image_size
+    config = schema.typed(config_class(), config)
     classes = foreign.classes or tuple(map(str, range(foreign.model_config.num_classes)))
     description = reading.describe(config, foreign.model_config, classes, examples=0)
     largest = max(math.prod(leaf.shape) for leaf in jax.tree.leaves(foreign.params))
@@ -97,8 +91,8 @@ def write(foreign: Foreign, path) -> None:
         return jax.device_put(array, host)
 
     try:
-        state = _State(jax.tree.map(hold, foreign.params))
+        parts = {"params": jax.tree.map(hold, foreign.params)}
         description |= {"seconds": 0.0, LAYOUT: foreign.layout}
-        checkpoints.save_now(0, state, description, {"params": np.asarray(marks)})
+        checkpoints.save_now(0, parts, description, {"params": np.asarray(marks)})
     finally:
         checkpoints.close()

@@ -21,7 +21,7 @@ class Options:
     convolutional: ClassVar[bool] = False
 
     image_size: int
-    num_classes: int = option(1000, "outputs of the head; 0: no head", minimum=0)
+    num_classes: int = option(1000, "outputs of the head; 0: no head", minimum=0, fitted=True)
     head_init: str = option(
         "zeros", "initial head kernel: zeros, or normal with std 0.02", choices=("zeros", "normal")
     )
@@ -36,6 +36,7 @@ class Options:
         "what runs on CPUs compute in where dtype says bfloat16, which most of them only emulate; "
         "auto: float32, but on a CPU with AMX as dtype says; same: as dtype says",
         choices=("auto", "float32", "same"),
+        role="compute",
     )
     remat: str = option(
         "auto",
@@ -43,12 +44,14 @@ class Options:
         "multiply to (save_products), attention's result (save_attention), each block's input "
         "alone (full); auto: save_products on CPUs, but none for convolutions and elsewhere",
         choices=("auto", *recompute.POLICIES),
+        role="compute",
     )
     unroll: int = option(
         AUTO,
         "blocks compiled side by side; 0: all (slowest compile); "
         "-1: all on CPU and GPU up to 24 blocks where remat recomputes nothing; else one",
         minimum=AUTO,
+        role="compute",
     )
 
 

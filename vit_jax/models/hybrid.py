@@ -30,10 +30,12 @@ class Config(vit.Config):
     convolutional: ClassVar[bool] = True
 
     units: tuple = option(
-        (3, 4, 6, 3), "residual units of each stage of the ResNet; each but the first has stride 2"
+        (3, 4, 6, 3),
+        "residual units of each stage of the ResNet; each but the first has stride 2",
+        role="size",
     )
     width_factor: float = option(
-        1.0, "the ResNet's channels, as a multiple of 64 in its root and first stage"
+        1.0, "the ResNet's channels, as a multiple of 64 in its root and first stage", role="size"
     )
 
     def __post_init__(self):

@@ -38,20 +38,21 @@ VARIANTS = [
 class Config(classifier.Options):
     """A Mixer. The shapes of its parameters depend on the image size."""
 
-    patch: int = option(16, "side of a patch in pixels", minimum=1)
-    depth: int = option(12, "number of blocks", minimum=1)
-    width: int = option(768, "size of a token", minimum=1)
-    mlp_dim: int = option(3072, "hidden size of the MLPs", minimum=1)
+    patch: int = option(16, "side of a patch in pixels", minimum=1, role="size", fitted=True)
+    depth: int = option(12, "number of blocks", minimum=1, role="size")
+    width: int = option(768, "size of a token", minimum=1, role="size")
+    mlp_dim: int = option(3072, "hidden size of the MLPs", minimum=1, role="size")
     token_mlp_dim: int = option(
         384,
         "hidden size of a Mixer's token MLPs; K² times that of weights from images K times smaller",
         minimum=1,
+        role="size",
     )
     drop_path: float = option(
-        0.0, "stochastic depth of the last block, growing linearly from 0", minimum=0
+        0.0, "stochastic depth of the last block, growing linearly from 0", minimum=0, below=1
     )
-    activation: str = option("gelu_tanh", "of the MLPs", choices=ACTIVATIONS)
-    epsilon: float = option(1e-6, "of the layer norms")
+    activation: str = option("gelu_tanh", "of the MLPs", choices=ACTIVATIONS, role="convention")
+    epsilon: float = option(1e-6, "of the layer norms", role="convention")
 
     def __post_init__(self):
         if self.image_size % self.patch:

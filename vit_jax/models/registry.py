@@ -4,12 +4,14 @@
 
 import dataclasses
 import math
+from typing import NamedTuple
 
 import jax
 from flax import nnx
 
+from vit_jax.base import schema, sizes
 from vit_jax.base.errors import ConfigError
-from vit_jax.base.schema import check_value, nearest, option
+from vit_jax.base.schema import nearest, option
 from vit_jax.models import execution, hybrid, mixer, resnet, vit
 
 FAMILIES = (vit, hybrid, mixer, resnet)
@@ -32,6 +34,14 @@ def variants() -> list[str]:
     return [name for family in FAMILIES for name in family.VARIANTS]
 
 
+def fitted_options() -> list[str]:
+    """The options to whose value parameters of another can be fitted; all others say what they are."""
+    fitted = [
+        f.name for cls in config_classes() for f in schema.options(cls) if f.metadata["fitted"]
+    ]
+    return list(dict.fromkeys(["image_size", *fitted]))
+
+
 def model_config(name: str, *, image_size: int = 224, **options):
     """The config of a model: what its name says, then `options`.
 
@@ -44,14 +54,8 @@ def model_config(name: str, *, image_size: int = 224, **options):
             break
     else:
         raise ConfigError(f"unknown model {name!r}{nearest(name, variants())}")
-    fields = {field.name: field for field in dataclasses.fields(family.Config)}
-    for option_name, value in options.items():
-        if option_name not in fields:
-            raise ConfigError(
-                f"model {name} has no option {option_name!r}{nearest(option_name, fields)}"
-            )
-        check_value(f"model.{option_name}", value, fields[option_name])
-    return family.Config(image_size=image_size, **(named | options))
+    said = schema.said(family.Config, options, f"model {name}", "model.")
+    return family.Config(image_size=sizes.parse(image_size), **(named | said))
 
 
 def build(config, *, rngs: nnx.Rngs) -> nnx.Module:
@@ -70,15 +74,37 @@ def create_model(name: str, *, image_size: int = 224, seed: int = 0, **options) 
     return build(model_config(name, image_size=image_size, **options), rngs=nnx.Rngs(seed))
 
 
+class Weights(NamedTuple):
+    """All arrays of a model, as nested dicts.
+
+    Attributes:
+      params: what is trained, float32.
+      variables: what no gradient reaches, such as running statistics; {} in most models.
+    """
+
+    params: dict
+    variables: dict
+
+
+def split(model: nnx.Module) -> tuple[nnx.GraphDef, Weights]:
+    """A model as its definition and its arrays; `nnx.merge(definition, *weights)` is the way back."""
+    definition, params, variables = nnx.split(model, nnx.Param, ...)
+    return definition, Weights(nnx.to_pure_dict(params), nnx.to_pure_dict(variables))
+
+
 def abstract(config) -> tuple[nnx.GraphDef, dict]:
     """Definition and parameter shapes of a model, without memory: (graphdef, nested dict of
     `ShapeDtypeStruct`).
     """
-    definition, state = nnx.split(nnx.eval_shape(lambda: build(config, rngs=nnx.Rngs(0))))
+    definition, weights = abstract_weights(config)
+    return definition, weights.params
+
+
+def abstract_weights(config) -> tuple[nnx.GraphDef, Weights]:
+    """As `abstract`, with the shapes of what is not trained too."""
+    definition, weights = split(nnx.eval_shape(lambda: build(config, rngs=nnx.Rngs(0))))
     # Without the sharding that a mesh in the context would give them.
-    return definition, jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), nnx.to_pure_dict(state)
-    )
+    return definition, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), weights)
 
 
 def here(definition: nnx.GraphDef, config) -> nnx.GraphDef:
@@ -91,7 +117,7 @@ def initialize(config, key: jax.Array) -> dict:
     """New parameters as a nested dict of float32 arrays; pure, to be jitted with shardings so that
     they are born where they live.
     """
-    return nnx.to_pure_dict(nnx.state(build(config, rngs=nnx.Rngs(key))))
+    return split(build(config, rngs=nnx.Rngs(key)))[1].params
 
 
 def count_parameters(config) -> int:

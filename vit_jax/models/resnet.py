@@ -46,16 +46,22 @@ class Config(classifier.Options):
     convolutional: ClassVar[bool] = True
 
     units: tuple = option(
-        (3, 4, 6, 3), "residual units of each stage of the ResNet; each but the first has stride 2"
+        (3, 4, 6, 3),
+        "residual units of each stage of the ResNet; each but the first has stride 2",
+        role="size",
     )
     width_factor: float = option(
-        1.0, "the ResNet's channels, as a multiple of 64 in its root and first stage"
+        1.0, "the ResNet's channels, as a multiple of 64 in its root and first stage", role="size"
     )
     preactivation: bool = option(
-        True, "normalise before each convolution (BiT, ResNet v2), not after it (ResNet v1)"
+        True,
+        "normalise before each convolution (BiT, ResNet v2), not after it (ResNet v1)",
+        role="size",
     )
     root_zeros: bool = option(
-        False, "zeros around what BiT's root pools (BiT's first code, timm; not big_vision)"
+        False,
+        "zeros around what BiT's root pools (BiT's first code, timm; not big_vision)",
+        role="convention",
     )
 
     def __post_init__(self):

@@ -50,50 +50,70 @@ VARIANTS = [
 class Config(classifier.Options):
     """A ViT."""
 
-    patch: int = option(16, "side of a patch in pixels", minimum=1)
-    depth: int = option(12, "number of blocks", minimum=1)
-    width: int = option(768, "size of a token", minimum=1)
-    mlp_dim: int = option(3072, "hidden size of the MLPs", minimum=1)
-    heads: int = option(12, "attention heads", minimum=1)
-    pool: str = option("token", "how tokens become one vector", choices=("token", "mean", "map"))
+    patch: int = option(16, "side of a patch in pixels", minimum=1, role="size", fitted=True)
+    depth: int = option(12, "number of blocks", minimum=1, role="size")
+    width: int = option(768, "size of a token", minimum=1, role="size")
+    mlp_dim: int = option(3072, "hidden size of the MLPs", minimum=1, role="size")
+    heads: int = option(12, "attention heads", minimum=1, role="size")
+    pool: str = option(
+        "token", "how tokens become one vector", choices=("token", "mean", "map"), role="structure"
+    )
     representation: int = option(
-        0, "size of a tanh layer before the head, as a rule the width; 0: none", minimum=0
+        0,
+        "size of a tanh layer before the head, as a rule the width; 0: none",
+        minimum=0,
+        role="structure",
+        fitted=True,
     )
     position: str = option(
-        "learned", "position embeddings", choices=("learned", "sincos2d", "none")
+        "learned", "position embeddings", choices=("learned", "sincos2d", "none"), role="structure"
     )
     position_of_class: bool = option(
-        True, "the class token has a learned position too (official code; not big_vision)"
+        True,
+        "the class token has a learned position too (official code; not big_vision)",
+        role="structure",
     )
     distilled: bool = option(
-        False, "a second learned token with a head of its own, to learn from a teacher (DeiT)"
+        False,
+        "a second learned token with a head of its own, to learn from a teacher (DeiT)",
+        role="structure",
     )
     distillation_head: bool = option(
-        True, "distilled: the second token has its head; else no head reads it"
+        True, "distilled: the second token has its head; else no head reads it", role="convention"
     )
     registers: int = option(
-        0, "learned tokens of no place, dropped after the encoder (2309.16588)", minimum=0
+        0,
+        "learned tokens of no place, dropped after the encoder (2309.16588)",
+        minimum=0,
+        role="structure",
     )
     dropout: float = option(
-        0.0, "after the position embedding, attention and MLP layers (ViT B.1)", minimum=0
+        0.0, "after the position embedding, attention and MLP layers (ViT B.1)", minimum=0, below=1
     )
-    attention_dropout: float = option(0.0, "on the attention weights", minimum=0)
+    attention_dropout: float = option(0.0, "on the attention weights", minimum=0, below=1)
     drop_path: float = option(
-        0.0, "stochastic depth of the last block, growing linearly from 0", minimum=0
+        0.0, "stochastic depth of the last block, growing linearly from 0", minimum=0, below=1
     )
     attention: str = option(
         "auto",
         "how attention is computed; all give the same. cudnn: GPU, 16 bits; splash: TPU",
         choices=attention_kernels.IMPLEMENTATIONS,
+        role="compute",
     )
     parallel: bool = option(
-        False, "attention and MLP of a block work side by side on one norm (ViT-22B)"
+        False,
+        "attention and MLP of a block work side by side on one norm (ViT-22B)",
+        role="structure",
     )
-    qk_norm: bool = option(False, "layer norm on queries and keys (ViT-22B)")
-    qkv_bias: bool = option(True, "biases of the blocks' QKV projections (none in ViT-22B)")
-    norm_bias: bool = option(True, "biases of the encoder's layer norms (none in ViT-22B)")
-    activation: str = option("gelu_tanh", "of the MLPs", choices=ACTIVATIONS)
-    epsilon: float = option(1e-6, "of the layer norms")
+    qk_norm: bool = option(False, "layer norm on queries and keys (ViT-22B)", role="structure")
+    qkv_bias: bool = option(
+        True, "biases of the blocks' QKV projections (none in ViT-22B)", role="structure"
+    )
+    norm_bias: bool = option(
+        True, "biases of the encoder's layer norms (none in ViT-22B)", role="structure"
+    )
+    activation: str = option("gelu_tanh", "of the MLPs", choices=ACTIVATIONS, role="convention")
+    epsilon: float = option(1e-6, "of the layer norms", role="convention")
 
     def __post_init__(self):
         if self.image_size % self.patch:

@@ -1,39 +1,28 @@
 """What is learnt. A new objective is one module with a class like `Supervised`, added to
-`OBJECTIVES`.
+`OBJECTIVES`, or registered by a recipe with `register`.
 """
 
 import dataclasses
-from typing import Protocol
 
-import jax
-from flax import nnx
-
+from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError
-from vit_jax.base.schema import nearest, option, options_said
+from vit_jax.base.schema import nearest, option
+from vit_jax.objectives.contract import Objective, Setting
 from vit_jax.objectives.supervised import Supervised
 
-OBJECTIVES = {"supervised": Supervised}
+OBJECTIVES: dict[str, type[Objective]] = {"supervised": Supervised}
 
 
-class Objective(Protocol):
-    """A loss: called once per step (or part of one) inside the compiled program."""
-
-    Options: type
-    """Its dataclass of options, which the instance is made with."""
-
-    def __call__(
-        self, model: nnx.Module, images: jax.Array, targets: jax.Array, rngs: nnx.Rngs
-    ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """images (B, S, S, 3) augmented and normalised, targets (B, K) -> loss (B,) and metrics,
-        each (B,).
-        """
-
-
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Name:
     """What is learnt; the other options are the objective's own."""
 
-    name: str = option("supervised", "objective", choices=OBJECTIVES)
+    name: str = option("supervised", "objective")
+
+
+def register(name: str, objective: type[Objective]) -> None:
+    """Adds an objective from outside the package; before the recipe calls `default_config()`."""
+    OBJECTIVES[name] = objective
 
 
 def option_classes() -> list[type]:
@@ -41,18 +30,29 @@ def option_classes() -> list[type]:
     return [objective.Options for objective in OBJECTIVES.values()]
 
 
-def make(config) -> Objective:
-    """The objective of `config.objective`.
+def find(config) -> tuple[type[Objective], object]:
+    """The objective that `config.objective` names, and its options.
 
     Raises:
-      ConfigError: an option that belongs to another objective.
+      ConfigError: there is none of this name, or an option belongs to another objective.
     """
-    options = options_said(config)
-    cls = OBJECTIVES[options.pop("name")]
-    known = {field.name for field in dataclasses.fields(cls.Options)}
-    for name in options:
-        if name not in known:
-            raise ConfigError(
-                f"objective {config.name} has no option {name!r}{nearest(name, known)}"
-            )
-    return cls(cls.Options(**options))
+    said = schema.options_said(config)
+    name = said.pop("name")
+    if name not in OBJECTIVES:
+        raise ConfigError(
+            f"config.objective.name = {name!r} is no objective{nearest(name, OBJECTIVES)}"
+        )
+    objective = OBJECTIVES[name]
+    said = schema.said(objective.Options, said, f"objective {name}", "config.objective.")
+    return objective, objective.Options(**said)
+
+
+def make(config, setting: Setting) -> Objective:
+    """The objective of a run; see `find`."""
+    objective, options = find(config)
+    return objective(options, setting)
+
+
+def probabilities(config) -> str:
+    """What turns the logits of a model trained so into probabilities: 'softmax' or 'sigmoid'."""
+    return getattr(find(config)[1], "loss", "softmax")

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.base.schema import option
+from vit_jax.objectives.contract import Batch, Learner, Objective
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,22 +20,23 @@ class Options:
         choices=("softmax", "sigmoid"),
     )
     label_smoothing: float = option(
-        0.0, "share of the target spread evenly over all classes", minimum=0
+        0.0, "share of the target spread evenly over all classes", minimum=0, maximum=1
     )
 
 
-class Supervised:
+class Supervised(Objective):
     """Cross-entropy between the model's logits and the targets, which mixup may have mixed."""
 
     Options = Options
 
-    def __init__(self, options: Options):
-        self.options = options
+    def targets(self, batch: Batch) -> Batch:
+        """`label` (B, classes)."""
+        return {"label": to_targets(batch["label"], self.setting.model.num_classes)}
 
-    def __call__(self, model: nnx.Module, images: jax.Array, targets: jax.Array, rngs: nnx.Rngs):
-        """See `objectives.Objective`; the metric is `accuracy`, of the heaviest target."""
-        logits = model(images, deterministic=False, rngs=rngs).logits
-        smooth = self.options.label_smoothing
+    def __call__(self, learner: Learner, batch: Batch, rngs: nnx.Rngs):
+        """See `Objective`; the metric is `accuracy`, of the heaviest target."""
+        logits = learner.model(batch["image"], deterministic=False, rngs=rngs).logits
+        smooth, targets = self.options.label_smoothing, batch["label"]
         targets = targets * (1 - smooth) + smooth / targets.shape[-1]
         accuracy = (logits.argmax(-1) == targets.argmax(-1)).astype(jnp.float32)
         return cross_entropy(logits, targets, self.options.loss), {"accuracy": accuracy}

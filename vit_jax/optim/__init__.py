@@ -56,9 +56,6 @@ def make(
         raise ConfigError(
             f"config.optim.name = {config.name!r} is not an optimizer{nearest(config.name, OPTIMIZERS)}"
         )
-    for field in ("b1", "b2"):
-        if not config[field] < 1:
-            raise ConfigError(f"config.optim.{field} = {config[field]} must be below 1")
     relative = schedule(config, total_steps=total_steps, to_steps=to_steps)
     names = patterns.names(params)
     shapes = dict(zip(names, [p.shape for p in jax.tree.leaves(params)], strict=True))

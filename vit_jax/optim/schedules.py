@@ -120,6 +120,6 @@ def _boundaries(config, to_steps, warmup: int, total_steps: int) -> list[int]:
 
 def _steps(config, field: str, to_steps: Callable[[str], int]) -> int:
     try:
-        return to_steps(config[field])
+        return to_steps(getattr(config, field))
     except ConfigError as error:
         raise ConfigError(f"config.optim.{field}: {error}") from error

@@ -1,14 +1,11 @@
 """The real train step of a config, compiled for a target: no data, no weights, no devices."""
 
 import dataclasses
-import functools
 import math
 import re
 import time
 
 import jax
-import jax.numpy as jnp
-from ml_collections import ConfigDict
 
 from vit_jax.devices import meshes
 from vit_jax.planning import flops, hlo
@@ -97,12 +94,12 @@ def prepare(assembly: Assembly, target: Target) -> Step:
       ConfigError: mesh or batch do not fit the target.
     """
     config = assembly.config
-    mesh = meshes.make_mesh(config.mesh, target.devices)
+    mesh = meshes.make_mesh(vars(config.mesh), target.devices)
     check_batch(config, mesh)
     state = assembly.abstract_state(mesh)
     step = compile_train_step(assembly.train_step, states.shardings_of(state), mesh)
     with jax.set_mesh(mesh):
-        traced = step.trace(state, abstract_batch(config, mesh))
+        traced = step.trace(state, assembly.abstract_batch(mesh))
         replicas = mesh.shape["data"] * mesh.shape["fsdp"]
         kept = [
             {
@@ -113,16 +110,6 @@ def prepare(assembly: Assembly, target: Target) -> Step:
         ]
         kept = sorted(kept, key=lambda row: -row["bytes"])[:LARGEST]
         return Step(mesh, state, traced.lower(), flops.count(traced.jaxpr), kept)
-
-
-def abstract_batch(config: ConfigDict, mesh: jax.sharding.Mesh) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes of a batch as the loader gives it to the step."""
-    size = config.data.image_size
-    shape = functools.partial(jax.ShapeDtypeStruct, sharding=meshes.batch_sharding(mesh))
-    return {
-        "image": shape((config.batch_size, size, size, 3), jnp.uint8),
-        "label": shape((config.batch_size,), jnp.int32),
-    }
 
 
 def compile(step: Step) -> Compiled:

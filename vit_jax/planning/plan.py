@@ -7,14 +7,14 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax.base.errors import ConfigError
+from vit_jax.config import Data
 from vit_jax.data import sources
 from vit_jax.data.sources.named import NAMED
 from vit_jax.data.splits import select
-from vit_jax.interchange import loading
 from vit_jax.models import execution, registry
 from vit_jax.planning import collectives, compiling, cycles, estimate
 from vit_jax.planning.target import Target
-from vit_jax.training.assembly import Assembly, assemble, check
+from vit_jax.training.assembly import Assembly, assemble, resolve
 
 # Images of splits that plans need before the data is there: TFDS's catalog; JFT as the ViT paper
 # counts it, its classes too.
@@ -46,8 +46,7 @@ def make_assembly(
     Raises:
       ConfigError: the config is wrong, or one of these is not known.
     """
-    config = loading.take_over(config)
-    check(config)
+    config = resolve(config)
     known_classes, known_examples = _known(config.data)
     classes = num_classes or config.model.num_classes or known_classes
     if not classes:
@@ -135,7 +134,7 @@ def _of_config(assembly: Assembly, target: Target, step: compiling.Step) -> dict
         "batch_per_pass": config.batch_size / replicas / config.accumulate,
         "steps": assembly.total_steps,
         "parameters": registry.count_parameters(model),
-        "model_flops_per_step": 3 * model.flops() * config.batch_size,
+        "model_flops_per_step": 3 * assembly.networks.objective.flops() * config.batch_size,
         "flops_per_device": step.flops / devices,
     }
 
@@ -159,7 +158,7 @@ def _of_run(plan: dict, target: Target, price: float | None) -> dict:
     return rows
 
 
-def _known(data: ConfigDict) -> tuple[int | None, int | None]:
+def _known(data: Data) -> tuple[int | None, int | None]:
     """Classes and training examples of a data set, as far as they can be told without it."""
     if data.name == "digits":  # Comes with the installation.
         source = sources.open_train(data)

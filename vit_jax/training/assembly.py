@@ -1,11 +1,12 @@
-"""From a config to the parts of a run: the one place where model, objective, optimizer and step are
-put together.
+"""From a config to the parts of a run: what the config says is resolved and checked, then model,
+objective, optimizer and step are put together.
 
-Needs no devices and no data, only two numbers about the data; training, planning, benchmarks and
+Needs no devices and no data, only a few numbers about the data; training, planning, benchmarks and
 tests all start here.
 """
 
 import dataclasses
+import os
 from collections.abc import Callable
 
 import jax
@@ -16,10 +17,16 @@ from ml_collections import ConfigDict
 from vit_jax import objectives, optim
 from vit_jax.base import durations, schema
 from vit_jax.base.errors import ConfigError
-from vit_jax.config import Config
+from vit_jax.config import Config, config_class
+from vit_jax.data import batches
 from vit_jax.data.augmentation import augment
+from vit_jax.data.decode import check_crops
+from vit_jax.devices import meshes
+from vit_jax.interchange import formats, loading
 from vit_jax.models import registry
+from vit_jax.objectives.contract import FromCheckpoint, Setting
 from vit_jax.training import state as states
+from vit_jax.training.networks import FixedTeacher, Networks
 from vit_jax.training.step import make_train_step
 
 
@@ -31,20 +38,25 @@ class Assembly:
       config: the run's.
       model_config: the family's config.
       definition: the model without its parameters.
+      networks: the model, the objective and its teacher.
       optimizer, learning_rate: see `optim.make`.
       init: random key -> first state.
       train_step: (state, batch) -> (state, metrics), not compiled.
+      num_classes, multi_label: of the data.
       total_steps: length of the run.
       to_steps: a duration of the config in steps.
     """
 
-    config: ConfigDict
+    config: Config
     model_config: object
     definition: nnx.GraphDef
+    networks: Networks
     optimizer: optax.GradientTransformation
     learning_rate: Callable
     init: Callable
     train_step: Callable
+    num_classes: int
+    multi_label: bool
     total_steps: int
     to_steps: Callable[[str], int]
 
@@ -52,49 +64,79 @@ class Assembly:
         """Shapes, dtypes and shardings of the state on a mesh."""
         return states.abstract(self.init, mesh, fsdp_min_size=self.config.mesh.fsdp_min_size)
 
+    def abstract_batch(self, mesh: jax.sharding.Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+        """A batch of the run, on a mesh."""
+        spec = batches.spec(self.config, num_classes=self.num_classes, multi_label=self.multi_label)
+        cut = meshes.batch_sharding(mesh)
+        return {n: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=cut) for n, x in spec.items()}
 
-def check(config: ConfigDict) -> None:
-    """Raises `ConfigError` for whatever is wrong with a config that can be told without data and
-    devices.
+
+def resolve(config: ConfigDict, workdir: str | os.PathLike | None = None) -> Config:
+    """The config that a run is made of: what it leaves to the checkpoint it starts from is filled
+    in, everything that can be told without data and devices is checked, and it has types.
+
+    Args:
+      config: from a recipe and flags; not changed.
+      workdir: where the run may have been begun; it keeps what it took from the checkpoint then.
+
+    Raises:
+      ConfigError: something is wrong with it.
+      CheckpointError: the checkpoint to start from cannot be read.
     """
-    schema.check(config, Config)
-    augment.check(config.augment)
-    model_config_of(config, config.model.num_classes or 1)
-    objectives.make(config.objective)
-    if config.batch_size % config.accumulate:
+    typed = schema.typed(config_class(), loading.resolve_from_checkpoint(config, workdir))
+    augment.check(typed.augment)
+    check_crops(typed.data)
+    objectives.find(typed.objective)
+    model_config_of(typed, typed.model.num_classes or 1)
+    if typed.batch_size % typed.accumulate:
         raise ConfigError(
-            f"config.batch_size {config.batch_size} cannot be cut into config.accumulate = {config.accumulate} parts"
+            f"config.batch_size {typed.batch_size} cannot be cut into config.accumulate = {typed.accumulate} parts"
         )
+    return typed
 
 
-def model_config_of(config: ConfigDict, num_classes: int):
-    """The family's config for data with `num_classes` classes.
+def model_config_of(config: Config, num_classes: int):
+    """The family's config for data with `num_classes` classes; without a head, where the objective
+    needs no labels.
 
     Raises:
       ConfigError: the config states another number, or describes no model.
     """
     options = schema.options_said(config.model)
-    if options.get("num_classes", num_classes) != num_classes:
-        raise ConfigError(
-            f"config.model.num_classes is {options['num_classes']}, but the data has {num_classes} classes"
-        )
+    if not objectives.find(config.objective)[0].needs_labels:
+        num_classes = 0
+    said = options.get("num_classes", num_classes)
+    if said != num_classes:
+        has = "needs none" if num_classes == 0 else f"but the data has {num_classes} classes"
+        raise ConfigError(f"config.model.num_classes is {said}, {has}")
     name = options.pop("name")
     return registry.model_config(
         name, image_size=config.data.image_size, **options | {"num_classes": num_classes}
     )
 
 
-def assemble(config: ConfigDict, *, num_classes: int, examples_per_epoch: int | None) -> Assembly:
+def assemble(
+    config: Config, *, num_classes: int, examples_per_epoch: int | None, multi_label: bool = False
+) -> Assembly:
     """Puts a run together.
 
     Args:
-      config: a checked config.
-      num_classes: classes of the data.
+      config: from `resolve`.
+      num_classes: classes of the data; 0 where it has no labels.
       examples_per_epoch: examples in the training set; `None` if unknown, then no duration may be
         in epochs.
+      multi_label: whether an example may have several labels.
+
+    Raises:
+      ConfigError: the parts do not fit together, or the data.
+      CheckpointError: the teacher's checkpoint cannot be read.
     """
+    if not num_classes and objectives.find(config.objective)[0].needs_labels:
+        raise ConfigError(
+            f"the objective {config.objective.name!r} needs labels, and {config.data.name!r} "
+            f"({config.data.path or 'no path'}) has none"
+        )
     model_config = model_config_of(config, num_classes)
-    definition, params = registry.abstract(model_config)
     total_steps = durations.steps(
         config.duration, batch_size=config.batch_size, examples_per_epoch=examples_per_epoch
     )
@@ -107,20 +149,50 @@ def assemble(config: ConfigDict, *, num_classes: int, examples_per_epoch: int | 
             total_steps=total_steps,
         )
 
+    def make_objective(model_config):
+        data = config.data
+        setting = Setting(model_config, data.mean, data.std, total_steps, to_steps)
+        return objectives.make(config.objective, setting)
+
+    networks = Networks(model_config, make_objective)
+    networks = dataclasses.replace(networks, teacher=_fixed_teacher(networks, config))
+    params, _ = jax.eval_shape(networks.init, jax.random.key(0))
     optimizer, learning_rate = optim.make(
         config.optim, params, total_steps=total_steps, to_steps=to_steps
     )
-    objective = objectives.make(config.objective)
     return Assembly(
         config=config,
         model_config=model_config,
-        definition=definition,
+        definition=registry.abstract(model_config)[0],
+        networks=networks,
         optimizer=optimizer,
         learning_rate=learning_rate,
-        init=states.initializer(model_config, optimizer, ema=config.optim.ema > 0),
-        train_step=make_train_step(
-            definition, model_config, objective, optimizer, learning_rate, config
-        ),
+        init=states.initializer(networks, optimizer, ema=config.optim.ema > 0),
+        train_step=make_train_step(networks, optimizer, learning_rate, config),
+        num_classes=num_classes,
+        multi_label=multi_label,
         total_steps=total_steps,
         to_steps=to_steps,
     )
+
+
+def _fixed_teacher(networks: Networks, config: Config) -> FixedTeacher | None:
+    """The teacher that the objective takes from a checkpoint, as far as it is known without weights."""
+    source = networks.objective.teacher()
+    if not isinstance(source, FromCheckpoint):
+        return None
+    foreign = formats.read(source.path)
+    prepared = foreign.preprocessing
+    if prepared is None:
+        raise ConfigError(
+            f"the teacher {source.path} does not say how its images are normalised: convert it with "
+            "'vit_jax convert' and say so there"
+        )
+    describe = {
+        "image_size": foreign.model_config.image_size,
+        "mean": prepared.mean,
+        "std": prepared.std,
+        "student_mean": config.data.mean,
+        "student_std": config.data.std,
+    }
+    return FixedTeacher(source.path, foreign.model_config, describe)

@@ -1,32 +1,41 @@
 """What is looked at before a run may start: nothing is at stake yet, and a clear error costs nothing."""
 
+import dataclasses
 import json
 
 import jax
 from etils import epath
-from ml_collections import ConfigDict
 
-from vit_jax.base import paths, patterns
+from vit_jax.base import paths, schema
 from vit_jax.base.errors import ConfigError
-
-# Fields of the config that a resumed run may change: they do not change what is learnt.
-MAY_CHANGE = (
-    r"(log|checkpoint|eval|mesh|hosts)\..*",
-    r"data\.(eval_.*|threads|prefetch|on_bad_image|max_bad_images)",
-    r"model\.(remat|unroll|attention|dtype_on_cpu)",
-    r"nonfinite|max_skips|rollback_skip|max_rollbacks|compilation_cache|spike\..*",
-)
+from vit_jax.checkpoints import reading
+from vit_jax.config import Config, config_class, default_config
 
 
 def changed_fields(saved: dict, description: dict) -> list[str]:
     """What of two descriptions differs and would change the result, as 'field: old -> new'."""
-    told = []
-    for key in ("config", "classes", "training_examples"):
-        old, new = (dict(_flat(json.loads(json.dumps(d[key])), key)) for d in (saved, description))
+    may_change = {f"config.{name}" for name in schema.may_change(config_class())}
+    changed = []
+    for key, flat in (("config", _config_of), ("classes", _value), ("training_examples", _value)):
+        old, new = (dict(_flat(flat(one, key), key)) for one in (saved, description))
         names = [n for n in sorted(old.keys() | new.keys()) if old.get(n) != new.get(n)]
-        may = set(patterns.matching([rf"config\.({p})" for p in MAY_CHANGE], names))
-        told += [f"{n}: {old.get(n)!r} -> {new.get(n)!r}" for n in names if n not in may]
-    return told
+        changed += [f"{n}: {old.get(n)!r} -> {new.get(n)!r}" for n in names if n not in may_change]
+    return changed
+
+
+def _value(description: dict, key: str):
+    return json.loads(json.dumps(description[key]))
+
+
+def _config_of(description: dict, key: str) -> dict:
+    """The config in a description, of this version or an earlier one: fields that it did not have
+    are at their defaults, and options of the model that were not said are as the model has them.
+    """
+    filled = schema.fill(default_config(), description[key]).to_dict()
+    model = dataclasses.asdict(reading.stored_model_config(description))
+    for name, value in filled["model"].items():
+        filled["model"][name] = model.get(name) if value is None else value
+    return json.loads(json.dumps(filled))
 
 
 def _flat(tree, prefix: str):
@@ -37,7 +46,7 @@ def _flat(tree, prefix: str):
         yield prefix, tree
 
 
-def check_batch(config: ConfigDict, mesh: jax.sharding.Mesh) -> None:
+def check_batch(config: Config, mesh: jax.sharding.Mesh) -> None:
     """Raises `ConfigError` unless batches can be cut evenly over the mesh."""
     replicas = mesh.shape["data"] * mesh.shape["fsdp"]
     part = config.batch_size // config.accumulate

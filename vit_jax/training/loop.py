@@ -24,7 +24,7 @@ from vit_jax.evaluation import accuracy
 from vit_jax.interchange import loading
 from vit_jax.models import execution
 from vit_jax.training import state as states
-from vit_jax.training.assembly import Assembly, assemble, check
+from vit_jax.training.assembly import Assembly, assemble, resolve
 from vit_jax.training.goodput import KINDS, Ledger
 from vit_jax.training.guards import (
     changed_fields,
@@ -32,6 +32,7 @@ from vit_jax.training.guards import (
     make_workdir,
     use_compilation_cache,
 )
+from vit_jax.training.networks import OWN
 from vit_jax.training.preemption import StopRequest
 from vit_jax.training.progress import Lost, Meter, Profiler, make_writers
 from vit_jax.training.rollback import LeftOut
@@ -66,20 +67,22 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, float]:
       Interrupted: SIGTERM or SIGINT came; the state was saved.
       CheckpointError, NonFiniteError, BadImage: the run cannot go on; what was saved stays.
     """
-    config = loading.take_over(config, workdir)
-    check(config)
+    config = resolve(config, workdir)
     workdir = paths.locate(workdir)
     train_source = sources.open_train(config.data)
     eval_source = sources.open_eval(config.data)
     assembly = assemble(
-        config, num_classes=len(train_source.classes), examples_per_epoch=len(train_source)
+        config,
+        num_classes=len(train_source.classes),
+        examples_per_epoch=len(train_source),
+        multi_label=train_source.multi_label,
     )
     if train_source.classes != eval_source.classes:
         raise ConfigError(
             f"config.data: the classes of {config.data.train_split!r} and {config.data.eval_split!r} differ"
         )
     use_compilation_cache(config.compilation_cache)
-    mesh = meshes.make_mesh(config.mesh)
+    mesh = meshes.make_mesh(vars(config.mesh))
     check_batch(config, mesh)
     make_workdir(workdir)
 
@@ -241,17 +244,18 @@ class _Run:
         self.meter.check_health(self.state)
         with self._during("save"):
             now = {"seconds": self.meter.seconds, "goodput": dict(self.ledger.seconds)}
-            save(step, self.state, self.description | now)
+            save(step, self.state.parts(), self.description | now)
 
     def _evaluate(self, step: int) -> None:
-        params = self.state.params if self.state.ema is None else self.state.ema
         config = self.assembly.config
         with (
             self._during("evaluate"),
             loader.eval_batches(self.eval_source, config, self.batch_sharding) as batches,
         ):
             watched = self.watchdog.each(batches, KINDS["evaluate"])
-            self.results = accuracy.evaluate(self.eval_step, params, watched, self.mesh)
+            self.results = accuracy.evaluate(
+                self.eval_step, self.state.weights(), watched, self.mesh
+            )
         self.meter.write(step, {f"eval/{name}": value for name, value in self.results.items()})
 
     def _roll_back(self, lost: Lost) -> None:
@@ -281,15 +285,27 @@ class _Start:
     def __call__(self) -> tuple[states.TrainState, float]:
         """The state, and the seconds of training before it."""
         self.saved = {"seconds": 0.0, "goodput": dict.fromkeys(KINDS, 0.0)}
-        restored = self.checkpoints.restore_latest(self.like, self._same_run)
+        restored = self.checkpoints.restore_latest(self.like.parts(), self._same_run)
         self.ledger.resumed_from(self.saved["goodput"])
         if restored:
             logging.info("resumed at step %d of %d", restored[0], self.assembly.total_steps)
-            return restored[1], self.saved["seconds"]
+            state = self.like.with_parts(restored[1])
+            return self._with_teacher(state), self.saved["seconds"]
         state = states.create(self.assembly.init, self.assembly.config.seed, self.like)
         if self.assembly.config.init_from:
             state = start_from(self.assembly, state)
-        return state, 0.0
+        return self._with_teacher(state), 0.0
+
+    def _with_teacher(self, state: states.TrainState) -> states.TrainState:
+        """`state` with the weights of a fixed teacher, which are not saved with it."""
+        teacher = self.assembly.networks.teacher
+        if teacher is None:
+            return state
+        params = loading.load_params(
+            teacher.path, self.like.fixed.params, teacher.config, reset=(), resize="scipy",
+            where="config.objective.teacher", option="",
+        )  # fmt: skip
+        return state.replace(fixed=self.like.fixed._replace(params=params))
 
     def _same_run(self, saved: dict) -> None:
         """Raises `ConfigError` if the run that was saved is another one."""
@@ -311,15 +327,20 @@ def start_from(assembly: Assembly, state: states.TrainState) -> states.TrainStat
     reset.
     """
     config = assembly.config
-    params = loading.load_params(
+    own = {name: tree for name, tree in state.params.items() if name == OWN}
+    params = own | loading.load_params(
         config.init_from,
-        state.params,
+        state.weights().params,
         assembly.model_config,
         reset=config.init_reset,
         resize=config.init_resize,
     )
-    ema = None if state.ema is None else jax.tree.map(lambda p: p.copy(), params)
-    return state.replace(params=params, ema=ema)
+    copied = jax.tree.map(lambda p: p.copy(), params)
+    return state.replace(
+        params=params,
+        ema=None if state.ema is None else copied,
+        teacher=None if state.teacher is None else copied,
+    )
 
 
 def _tell(assembly: Assembly, like: states.TrainState, mesh: jax.sharding.Mesh) -> None:

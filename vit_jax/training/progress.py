@@ -13,10 +13,10 @@ import numpy as np
 import tqdm
 from absl import logging
 from etils import epath
-from ml_collections import ConfigDict
 
 from vit_jax.base import paths, patterns
 from vit_jax.base.errors import UserError
+from vit_jax.config import Log
 from vit_jax.devices import chips
 from vit_jax.training import writers as metric_writers
 from vit_jax.training.assembly import Assembly
@@ -74,7 +74,7 @@ class Meter:
         self._seconds_before, self._wait_before, self._logged_at = seconds, 0.0, start_step
         self._told_of_waiting = False
         # A training step costs three forward passes: one forward, two backward.
-        self._step_flops = 3 * assembly.model_config.flops() * assembly.config.batch_size
+        self._step_flops = 3 * assembly.networks.objective.flops() * assembly.config.batch_size
         peak = chips.peak_flops(jax.devices()[0].device_kind)
         self._peak = peak and peak * jax.device_count()
         self._bar = tqdm.tqdm(
@@ -224,7 +224,7 @@ class Profiler:
             logging.info("trace of steps %d to %d: %s", self._first, self._last, self._folder)
 
 
-def make_writers(workdir: epath.Path, config: ConfigDict) -> metric_writers.Writers:
+def make_writers(workdir: epath.Path, config: Log) -> metric_writers.Writers:
     """Console, JSON lines and TensorBoard of the first process; the others write nothing.
 
     Args:

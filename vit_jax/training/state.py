@@ -11,6 +11,8 @@ import optax
 from vit_jax.base import patterns
 from vit_jax.devices import meshes
 from vit_jax.models import registry
+from vit_jax.models.registry import Weights
+from vit_jax.training.networks import OWN, FixedTeacher, Networks
 
 
 @flax.struct.dataclass
@@ -35,14 +37,18 @@ class Health:
 
 @flax.struct.dataclass
 class TrainState:
-    """Everything that changes from step to step.
+    """Everything that changes from step to step, and a fixed teacher.
 
     Attributes:
       step: int32, steps done.
-      params: nested dict of float32.
+      params: nested dict of float32; the objective's own under `objective`.
       opt_state: of the optax transformation.
       ema: averaged parameters, or `None`.
       health: see `Health`.
+      variables: what no gradient reaches, by owner: of `model` and `objective`, of the average
+        (`ema`, the model's) and of a teacher that follows the student (`teacher`, by owner again).
+      teacher: parameters of a teacher that follows the student, or `None`.
+      fixed: a fixed teacher, or `None`; it is not saved.
     """
 
     step: jax.Array
@@ -50,21 +56,63 @@ class TrainState:
     opt_state: Any
     ema: dict | None
     health: Health
+    variables: dict = flax.struct.field(default_factory=dict)
+    teacher: dict | None = None
+    fixed: Weights | None = None
+
+    def weights(self) -> Weights:
+        """The model that is evaluated: averaged, if there is an average."""
+        params = self.params if self.ema is None else self.ema
+        variables = self.variables.get("ema" if "ema" in self.variables else "model", {})
+        return Weights({n: tree for n, tree in params.items() if n != OWN}, variables)
+
+    def parts(self) -> dict:
+        """What is saved, by name; the model's parameters apart from the objective's, so that they
+        can be read alone.
+        """
+        found = {"step": self.step, "opt_state": self.opt_state, "health": self.health}
+        for name in _TREES:
+            tree = getattr(self, name) or {}
+            found[name] = {key: tree[key] for key in tree if key != OWN}
+            found[f"{name}_{OWN}"] = tree.get(OWN)
+        found |= {f"{owner}_variables": tree for owner, tree in self.variables.items()}
+        return {name: part for name, part in found.items() if jax.tree.leaves(part)}
+
+    def with_parts(self, parts: dict) -> "TrainState":
+        """This state with what was saved as `parts` of one like it."""
+        trees = {}
+        for name in _TREES:
+            if name in parts:
+                own = parts.get(f"{name}_{OWN}")
+                trees[name] = parts[name] | ({} if own is None else {OWN: own})
+        variables = {owner: parts[f"{owner}_variables"] for owner in self.variables}
+        rest = {name: parts[name] for name in ("step", "opt_state", "health") if name in parts}
+        return self.replace(**rest, **trees, variables=variables)
+
+
+_TREES = ("params", "ema", "teacher")
 
 
 def initializer(
-    model_config, optimizer: optax.GradientTransformation, *, ema: bool
+    networks: Networks, optimizer: optax.GradientTransformation, *, ema: bool
 ) -> Callable[[jax.Array], TrainState]:
-    """A pure function from a random key to the first state."""
+    """A pure function from a random key to the first state; a fixed teacher's parameters are zeros."""
 
     def init(key: jax.Array) -> TrainState:
-        params = registry.initialize(model_config, key)
+        params, variables = networks.init(key)
+        # Copies: the parameters' own buffers are donated to the step.
+        copied = lambda tree: jax.tree.map(jnp.copy, tree)  # noqa: E731
+        teacher = None
+        if networks.moving_average():
+            teacher = copied(params)
+            variables |= {"teacher": copied(variables)} if variables else {}
+        if ema and "model" in variables:
+            variables |= {"ema": copied(variables["model"])}
         return TrainState(
             step=jnp.int32(0),
             params=params,
             opt_state=optimizer.init(params),
-            # A copy: the parameters' own buffers are donated to the step.
-            ema=jax.tree.map(jnp.copy, params) if ema else None,
+            ema=copied(params) if ema else None,
             health=Health(
                 first_bad_step=jnp.int32(-1),
                 bad_tensors=jnp.zeros(len(patterns.names(params)), bool),
@@ -72,9 +120,19 @@ def initializer(
                 skipped=jnp.int32(0),
                 mean_loss=jnp.float32(0),
             ),
+            variables=variables,
+            teacher=teacher,
+            fixed=_zeros(networks.teacher),
         )
 
     return init
+
+
+def _zeros(teacher: FixedTeacher | None) -> Weights | None:
+    if teacher is None:
+        return None
+    weights = registry.abstract_weights(teacher.config)[1]
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), weights)
 
 
 def abstract(init: Callable, mesh: jax.sharding.Mesh, *, fsdp_min_size: int) -> TrainState:

@@ -8,42 +8,35 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from ml_collections import ConfigDict
 
 from vit_jax import optim
 from vit_jax.base import patterns
+from vit_jax.config import Config, Spike
 from vit_jax.data.augmentation.augment import augment
 from vit_jax.devices import meshes
-from vit_jax.models import execution, registry
-from vit_jax.objectives import Objective
-from vit_jax.objectives.supervised import to_targets
+from vit_jax.objectives.contract import Batch, MovingAverage
+from vit_jax.training.networks import OWN, Networks, variables_of
 from vit_jax.training.state import Health, TrainState
 
-Batch = dict[str, jax.Array]
 Metrics = dict[str, jax.Array]
 
 
 def make_train_step(
-    definition: nnx.GraphDef,
-    model_config,
-    objective: Objective,
+    networks: Networks,
     optimizer: optax.GradientTransformation,
     learning_rate: Callable[[jax.Array], jax.Array],
-    config: ConfigDict,
+    config: Config,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """The step of a run.
 
     Args:
-      definition: the model's, from `registry.abstract`.
-      model_config: the family's config; its dtype and classes are used.
-      objective: the loss.
+      networks: the model, the objective and its teacher.
       optimizer, learning_rate: from `optim.make`.
       config: the run's.
 
     Returns:
-      `train_step(state, batch) -> (state, metrics)` with `batch` = {"image": uint8 (B, S, S, 3),
-      "label": int32 (B,) or float32 (B, K)} and metrics as float32 scalars. Not compiled yet: see
-      `compile_train_step`.
+      `train_step(state, batch) -> (state, metrics)` with a batch as `data.batches.spec` describes it
+      and metrics as float32 scalars. Not compiled yet: see `compile_train_step`.
     """
 
     def held(name: str, param: jax.Array) -> jax.Array:
@@ -51,42 +44,51 @@ def make_train_step(
         frozen = patterns.matching(config.optim.freeze, [name])
         return jax.lax.stop_gradient(param) if frozen else param
 
-    def loss_of(params: dict, images: jax.Array, targets: jax.Array, key: jax.Array):
-        model = nnx.merge(registry.here(definition, model_config), patterns.map_named(held, params))
-        loss, metrics = objective(model, images, targets, nnx.Rngs(dropout=key))
-        means = {name: jnp.mean(value) for name, value in metrics.items()}
-        return jnp.mean(loss), means | {"loss": jnp.mean(loss)}
-
-    gradient_of = jax.grad(loss_of, has_aux=True)
-
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         # Every random choice of a step is a function of (seed, step): a resumed run repeats none
         # and skips none.
         key = jax.random.fold_in(jax.random.key(config.seed), state.step)
         augment_key, model_key = jax.random.split(key)
+        here = networks.for_devices()
+        objective = here.objective
         images, targets = augment(
             batch["image"],
-            to_targets(batch["label"], model_config.num_classes),
+            objective.targets(batch),
             augment_key,
             config.augment,
             mean=config.data.mean,
             std=config.data.std,
-            dtype=jnp.dtype(execution.computed(model_config).dtype),
+            dtype=jnp.dtype(here.model_config.dtype),
         )
         images = meshes.constrain_batch(images)
-        grads, metrics = _accumulated(gradient_of, config.accumulate)(
-            state.params, images, targets, model_key
+        average = None if state.teacher is None else (state.teacher, state.variables.get("teacher"))
+
+        def loss_of(params: dict, variables: dict, batch: Batch, key: jax.Array):
+            learner = here.learner(
+                patterns.map_named(held, params), variables, step=state.step, average=average,
+                fixed=state.fixed,
+            )  # fmt: skip
+            loss, metrics = objective(learner, batch, nnx.Rngs(dropout=key))
+            means = {name: jnp.mean(value) for name, value in metrics.items()}
+            return jnp.mean(loss), (means | {"loss": jnp.mean(loss)}, variables_of(learner))
+
+        gradient_of = _accumulated(jax.grad(loss_of, has_aux=True), config.accumulate)
+        own = {name: state.variables[name] for name in ("model", OWN) if name in state.variables}
+        grads, (metrics, own) = gradient_of(
+            state.params, own, {"image": images, **targets}, model_key
         )
 
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        ema = state.ema and optim.ema_update(state.ema, params, config.optim.ema, state.step)
+        followers = _followers(state, params, own, networks.moving_average(), config.optim.ema)
         health = _examine(state, metrics["loss"], grads, config.spike)
         kept = health.in_a_row == 0
         if config.nonfinite != "skip":  # the run ends or goes back, as soon as somebody looks
             kept &= health.first_bad_step < 0
-        trained = TrainState(state.step, params, opt_state, ema, health)
-        unchanged = state.replace(health=health)
+        trained = state.replace(
+            params=params, opt_state=opt_state, health=health, fixed=None, **followers
+        )
+        unchanged = state.replace(health=health, fixed=None)
         new = jax.tree.map(lambda a, b: jnp.where(kept, a, b), trained, unchanged)
 
         metrics |= {
@@ -97,7 +99,7 @@ def make_train_step(
             "update_norm": optax.global_norm(updates),
             "parameter_norm": optax.global_norm(params),
         }
-        return new.replace(step=state.step + 1), metrics
+        return new.replace(step=state.step + 1, fixed=state.fixed), metrics
 
     return train_step
 
@@ -116,32 +118,64 @@ def compile_train_step(
 
 def _accumulated(gradient_of: Callable, parts: int) -> Callable:
     """`gradient_of` over `parts` equal parts of the batch, one after the other; the mean is that of
-    the whole batch.
+    the whole batch. State that is not trained goes from each part to the next.
     """
     if parts == 1:
         return gradient_of
 
-    def accumulated(params, images, targets, key):
+    def accumulated(params, variables, batch, key):
         # Part i takes every parts-th example, so that each part is spread over all devices and
         # nothing moves between them.
-        cut = jax.tree.map(
-            lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), (images, targets)
-        )
+        cut = jax.tree.map(lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), batch)
 
-        def add(total, part):
-            (images, targets), key = part
-            new = gradient_of(params, meshes.constrain_batch(images), targets, key)
-            return jax.tree.map(jnp.add, total, new), None
+        def add(carry, part):
+            total, variables = carry
+            batch, key = part
+            batch = batch | {"image": meshes.constrain_batch(batch["image"])}
+            grads, (metrics, variables) = gradient_of(params, variables, batch, key)
+            return (jax.tree.map(jnp.add, total, (grads, metrics)), variables), None
 
-        like = jax.eval_shape(gradient_of, params, images[:1], targets[:1], key)
-        zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
-        total, _ = jax.lax.scan(add, zero, (cut, jax.random.split(key, parts)))
-        return jax.tree.map(lambda x: x / parts, total)
+        first = jax.tree.map(lambda x: x[:1], batch)
+        grads, (metrics, _) = jax.eval_shape(gradient_of, params, variables, first, key)
+        zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (grads, metrics))
+        keys = jax.random.split(key, parts)
+        (total, variables), _ = jax.lax.scan(add, (zero, variables), (cut, keys))
+        grads, metrics = jax.tree.map(lambda x: x / parts, total)
+        return grads, (metrics, variables)
 
     return accumulated
 
 
-def _examine(state: TrainState, loss: jax.Array, grads: dict, spike: ConfigDict) -> Health:
+def _followers(
+    state: TrainState, params: dict, variables: dict, teacher: MovingAverage | None, decay: float
+) -> dict:
+    """The averages that follow the parameters, and all state that is not trained, after an update.
+
+    Args:
+      params, variables: after the update.
+      teacher: one that follows the student, if there is one.
+      decay: of the average that is evaluated.
+    """
+    found = {"ema": state.ema, "variables": state.variables | variables}
+    if state.ema is not None:
+        found["ema"] = optim.ema_update(state.ema, params, decay, state.step)
+    if "ema" in state.variables:
+        found["variables"]["ema"] = optim.ema_update(
+            state.variables["ema"], variables["model"], decay, state.step
+        )
+    if teacher is not None:
+        momentum = teacher.momentum(state.step)
+
+        def follow(tree, target):
+            return jax.tree.map(lambda t, s: momentum * t + (1 - momentum) * s, tree, target)
+
+        found["teacher"] = follow(state.teacher, params)
+        if "teacher" in state.variables:
+            found["variables"]["teacher"] = follow(state.variables["teacher"], variables)
+    return found
+
+
+def _examine(state: TrainState, loss: jax.Array, grads: dict, spike: Spike) -> Health:
     """The health after a step with this loss and these gradients.
 
     Args:

@@ -5,6 +5,7 @@ Each is an ordinary run in a folder of its own, which resumes by itself. What on
 `loop.py`.
 """
 
+import dataclasses
 import itertools
 import json
 import math
@@ -22,9 +23,9 @@ from vit_jax.base import paths
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest, walk
 from vit_jax.checkpoints import reading
-from vit_jax.config import Config
+from vit_jax.config import config_class
 from vit_jax.data import splits
-from vit_jax.interchange import loading
+from vit_jax.training.assembly import resolve
 from vit_jax.training.guards import changed_fields
 from vit_jax.training.loop import train
 from vit_jax.training.progress import NonFiniteError
@@ -149,7 +150,7 @@ def table(summary: dict) -> str:
 
 def _settings(config: ConfigDict, grid: Mapping[str, Sequence]) -> dict[str, dict]:
     """Every combination of the grid by its name, which is that of its folder."""
-    known = [name for name, _ in walk(Config)]
+    known = [name for name, _ in walk(config_class())]
     for field in grid:
         if field not in known:
             raise ConfigError(f"--grid: config has no field {field}{nearest(field, known)}")
@@ -184,8 +185,8 @@ def _result(config: ConfigDict, workdir: epath.Path) -> dict[str, float]:
     ended = workdir / "result.json"
     if not ended.is_file():
         return train(config, workdir)
-    saved = reading.begun(workdir)
-    now = loading.take_over(config, workdir).to_dict()
+    saved = reading.newest_description(workdir)
+    now = dataclasses.asdict(resolve(config, workdir))
     changed = changed_fields(saved, {**saved, "config": now})
     old, new = saved["config"]["data"], now["data"]
     # A run may be evaluated in another way; one that is not repeated cannot.

@@ -8,6 +8,7 @@ however the batch is sharded.
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,8 +41,15 @@ def check(config) -> None:
 
 
 def augment(
-    images: jax.Array, labels: jax.Array, key: jax.Array, config, *, mean, std, dtype=jnp.float32
-) -> tuple[jax.Array, jax.Array]:
+    images: jax.Array,
+    targets: Any,
+    key: jax.Array,
+    config,
+    *,
+    mean,
+    std,
+    dtype=jnp.float32,
+) -> tuple[jax.Array, Any]:
     """Augments and normalises a batch for training, as `config` says.
 
     The order is that of the field:
@@ -52,7 +60,7 @@ def augment(
 
     Args:
       images: (B, H, W, 3) uint8.
-      labels: (B, K) float32, one-hot or multi-hot.
+      targets: a tree of float32 (B, …), such as one-hot or multi-hot labels (B, K).
       key: random key; each operation has a sub-key, so switching one off leaves the draws of the
         others as they are.
       config: the section `config.augment`; its fields are explained in `vit_jax.config.Augment`.
@@ -60,7 +68,7 @@ def augment(
       dtype: of the images returned; all arithmetic is float32.
 
     Returns:
-      images (B, H, W, 3) of `dtype` and labels (B, K) float32.
+      images (B, H, W, 3) of `dtype` and the targets, mixed as the images are.
     """
     if images.dtype != jnp.uint8:
         raise ValueError(
@@ -99,11 +107,10 @@ def augment(
             area=config.erasing_area,
             aspect=config.erasing_aspect,
         )
-    labels = labels.astype(jnp.float32)
     if config.mixup or config.cutmix:
         own = own_share(mix_key, images.shape[1:3], config.mixup, config.cutmix, config.mix_switch)
-        images, labels = mix(images, labels, own)
-    return images.astype(dtype), labels
+        images, targets = mix(images, targets, own)
+    return images.astype(dtype), targets
 
 
 def normalize(images: jax.Array, mean, std, dtype) -> jax.Array:
@@ -233,20 +240,21 @@ def own_share(
     return jnp.where(jax.random.bernoulli(switch_key, switch), cut, mixed) if mixup else cut
 
 
-def mix(images: jax.Array, labels: jax.Array, own: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Mixes every example with the one before it (the first with the last), labels by as much as
+def mix(images: jax.Array, targets: Any, own: jax.Array) -> tuple[jax.Array, Any]:
+    """Mixes every example with the one before it (the first with the last), targets by as much as
     pixels.
 
     Args:
       images: (B, H, W, C) float.
-      labels: (B, K) float32.
+      targets: a tree of float32 (B, …).
       own: (H, W) in [0, 1], how much each pixel keeps of its own.
     """
 
     def blend(values, own):
         return own * values + (1 - own) * jnp.roll(values, 1, axis=0)
 
-    return blend(images, own[..., None]), blend(labels, own.mean())
+    share = own.mean()
+    return blend(images, own[..., None]), jax.tree.map(lambda x: blend(x, share), targets)
 
 
 def _grey(images: jax.Array) -> jax.Array:

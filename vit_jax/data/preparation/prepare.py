@@ -21,7 +21,7 @@ from etils import epath
 from tqdm import tqdm
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.config import default_config
+from vit_jax.config import Data
 from vit_jax.data import sources
 from vit_jax.data.preparation import shards
 from vit_jax.data.preparation.reencode import measure
@@ -66,9 +66,7 @@ def prepare(
     Raises:
       ConfigError: the source cannot be used, or `out` holds something else.
     """
-    config_data = default_config().data
-    config_data.path, config_data.holdout = data_dir, holdout
-    config_data = sources.locate(source, config_data)
+    config_data = sources.locate(source, Data(path=data_dir, holdout=holdout))
     if config_data.name not in sources.OPENERS and not tfds.is_there(config_data):
         _check_name(source)
         tfds.download(config_data)
@@ -251,10 +249,9 @@ def _result(out: pathlib.Path, opened: dict, options: shards.Options) -> dict:
         bad = {
             line["index"] for line in report if (line["what"], line.get("split")) == ("bad", name)
         }
-        config_data = default_config().data
-        config_data.path = str(out)
         good = [index for index in range(len(opened[name])) if index not in bad]
-        result |= measure(_Some(opened[name], good), open_prepared(config_data).open(name))
+        stored = open_prepared(Data(path=str(out))).open(name)
+        result |= measure(_Some(opened[name], good), stored)
     return result
 
 

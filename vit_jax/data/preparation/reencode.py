@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from vit_jax.config import default_config
+from vit_jax.config import Data
 from vit_jax.data import decode
 from vit_jax.data.preparation.check import encoded
 from vit_jax.data.record import Source
@@ -45,8 +45,7 @@ def measure(originals: Source, stored: Source, image_size: int = 224) -> dict[st
     Args:
       originals, stored: the same examples in the same order.
     """
-    data = default_config().data
-    data.image_size, data.eval_crop = image_size, "resize"
+    data = Data(image_size=image_size, eval_crop="resize")
     random, seconds, errors = np.random.default_rng(0), np.zeros(2), []
     for index in np.linspace(0, len(stored) - 1, min(_SAMPLE, len(stored))).astype(int).tolist():
         draws, whole = random.random(decode.DRAWS).tolist(), []

@@ -2,7 +2,7 @@
 `record.py`.
 """
 
-import copy
+import dataclasses
 from collections.abc import Callable
 
 from etils import epath
@@ -80,6 +80,4 @@ def locate(text: str, config_data):
         elif place.exists():
             name = "prepared" if (place / DESCRIPTION).exists() else "folder"
             path = text
-    located = copy.copy(config_data)
-    located.name, located.path = name, path
-    return located
+    return dataclasses.replace(config_data, name=name, path=path)

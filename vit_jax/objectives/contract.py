@@ -1,0 +1,145 @@
+"""What an objective is: what is learnt, and all that it needs besides the model.
+
+An objective may own parameters (a mask token, a decoder, projection heads), which are trained,
+decayed, sharded and saved as the model's are, under the name `objective/…`; and have a teacher, no
+gradient of which is taken. Neither is part of the model that is evaluated, converted or fine-tuned.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import flax.struct
+import jax
+from flax import nnx
+
+from vit_jax.base.sizes import Size
+
+Batch = dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What an objective knows of its run.
+
+    Attributes:
+      model: the family's config; a headless one unless the objective needs labels.
+      mean, std: of images, which are normalised by them: pixels are `image * std + mean` in [0, 1].
+      total_steps: length of the run.
+      to_steps: a duration of the config in steps.
+    """
+
+    model: Any
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    total_steps: int
+    to_steps: Callable[[str], int]
+
+
+@dataclasses.dataclass(frozen=True)
+class FromCheckpoint:
+    """A teacher that stays as it is: the model in a checkpoint of any readable format."""
+
+    path: str
+
+
+@dataclasses.dataclass(frozen=True)
+class MovingAverage:
+    """A teacher that is a moving average of the model and of the objective's own parameters.
+
+    Attributes:
+      momentum: step -> m in [0, 1]; after each update, teacher = m teacher + (1 - m) student.
+    """
+
+    momentum: Callable[[jax.Array], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Teacher:
+    """A fixed teacher in use, at its own image size and normalisation.
+
+    Attributes:
+      model: with its parameters.
+      image_size: of its images.
+      mean, std: by which its images are normalised.
+      student_mean, student_std: by which those that it is given are.
+    """
+
+    model: nnx.Module
+    image_size: Size
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    student_mean: tuple[float, ...]
+    student_std: tuple[float, ...]
+
+
+@flax.struct.dataclass
+class Learner:
+    """What an objective works with, inside of a compiled step.
+
+    Attributes:
+      model: the model.
+      own: what `Objective.own` made, or `None`.
+      teacher: a `Teacher`, or for a moving average a `Learner`, or `None`.
+      step: int32, updates made before this one.
+    """
+
+    model: nnx.Module
+    own: nnx.Module | None
+    teacher: Any
+    step: jax.Array
+
+
+class Objective:
+    """Base of all objectives; made once for a run, and once for each compiled program.
+
+    Attributes:
+      Options: its frozen dataclass of options.
+      needs_labels: whether examples must have labels. If not, those that there are go unused and
+        the model has no head.
+    """
+
+    Options: ClassVar[type]
+    needs_labels: ClassVar[bool] = True
+
+    def __init__(self, options: Any, setting: Setting):
+        """Raises `ConfigError` for what does not fit together."""
+        self.options, self.setting = options, setting
+
+    def own(self, rngs: nnx.Rngs) -> nnx.Module | None:
+        """Its own parameters, and state that no gradient reaches (any other `nnx.Variable`)."""
+        return None
+
+    def teacher(self) -> FromCheckpoint | MovingAverage | None:
+        """Where its teacher comes from."""
+        return None
+
+    def targets(self, batch: Batch) -> Batch:
+        """What is to be learnt, made from a batch of the loader: float32 (B, …) each, mixed by
+        mixup and cutmix as the images are.
+        """
+        return {}
+
+    def __call__(
+        self, learner: Learner, batch: Batch, rngs: nnx.Rngs
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The loss of a batch, or of one part of it.
+
+        State of `learner.model` and `learner.own` may be changed in place.
+
+        Args:
+          learner: the model and what else takes part.
+          batch: `image` (B, H, W, C), augmented and normalised, in the compute dtype; and what
+            `targets` gave.
+          rngs: randomness, the stream `dropout`.
+
+        Returns:
+          The loss (B,) float32 and metrics, each (B,).
+        """
+        raise NotImplementedError
+
+    def flops(self) -> int:
+        """Operations of one image's forward pass: matrix products only, a multiply-add counted as
+        2. A training step is taken for three of them.
+        """
+        return self.setting.model.flops()

@@ -1,0 +1,124 @@
+"""The networks of a run, put together from trees of arrays: the model, what the objective owns, and
+its teacher.
+
+Parameters of both are one tree, so that one optimizer serves them: the model's, and the objective's
+own under `objective`.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import nnx
+
+from vit_jax.models import execution, registry
+from vit_jax.models.registry import Weights
+from vit_jax.objectives.contract import Learner, MovingAverage, Objective, Teacher
+
+OWN = "objective"
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedTeacher:
+    """A fixed teacher, still without its parameters.
+
+    Attributes:
+      path: of its checkpoint.
+      config: its family's config.
+      describe: what `Teacher` says besides the model.
+    """
+
+    path: str
+    config: Any
+    describe: dict
+
+
+@dataclasses.dataclass(frozen=True)
+class Networks:
+    """What takes part in a step, as definitions.
+
+    Attributes:
+      model_config: the family's config.
+      make_objective: a family's config -> the objective for it.
+      teacher: the fixed teacher, if the objective has one.
+    """
+
+    model_config: Any
+    make_objective: Callable[[Any], Objective]
+    teacher: FixedTeacher | None = None
+
+    def for_devices(self) -> "Networks":
+        """The same, computing in the types that suit the devices being traced for."""
+        teacher = self.teacher
+        if teacher:
+            teacher = dataclasses.replace(teacher, config=execution.computed(teacher.config))
+        return dataclasses.replace(
+            self, model_config=execution.computed(self.model_config), teacher=teacher
+        )
+
+    @property
+    def objective(self) -> Objective:
+        """The objective for the model."""
+        return self.make_objective(self.model_config)
+
+    def moving_average(self) -> MovingAverage | None:
+        """The teacher that follows the student, if the objective has such a one."""
+        source = self.objective.teacher()
+        return source if isinstance(source, MovingAverage) else None
+
+    def init(self, key: jax.Array) -> tuple[dict, dict]:
+        """New parameters, and state that is not trained by its owner, `model` or `objective`; a pure
+        function.
+        """
+        weights = registry.split(registry.build(self.model_config, rngs=nnx.Rngs(key)))[1]
+        params, variables = weights.params, {"model": weights.variables}
+        own = self.objective.own(nnx.Rngs(jax.random.fold_in(key, 1)))
+        if own is not None:
+            weights = registry.split(own)[1]
+            params, variables = params | {OWN: weights.params}, variables | {OWN: weights.variables}
+        return params, {owner: tree for owner, tree in variables.items() if tree}
+
+    def learner(
+        self,
+        params: dict,
+        variables: dict,
+        *,
+        step: jax.Array,
+        average: tuple[dict, dict] | None = None,
+        fixed: Weights | None = None,
+    ) -> Learner:
+        """The networks with their arrays.
+
+        Args:
+          params, variables: see `init`.
+          step: updates made so far.
+          average: the same two of a teacher that follows the student.
+          fixed: of the fixed teacher.
+        """
+        definition = registry.abstract(self.model_config)[0]
+        model = nnx.merge(definition, _of_model(params), variables.get("model", {}))
+        own = None
+        if OWN in params:
+            definition, _ = registry.split(
+                nnx.eval_shape(lambda: self.objective.own(nnx.Rngs(0)))  # of what init made
+            )
+            own = nnx.merge(definition, params[OWN], variables.get(OWN, {}))
+        teacher = None
+        if fixed is not None:
+            definition = registry.abstract(self.teacher.config)[0]
+            teacher = Teacher(nnx.merge(definition, *fixed), **self.teacher.describe)
+        elif average is not None:
+            teacher = self.learner(*average, step=step)
+        return Learner(model=model, own=own, teacher=teacher, step=step)
+
+
+def variables_of(learner: Learner) -> dict:
+    """The state that is not trained by its owner, as it is now."""
+    owners = {"model": learner.model, OWN: learner.own}
+    found = {owner: registry.split(m)[1].variables for owner, m in owners.items() if m is not None}
+    return {owner: tree for owner, tree in found.items() if tree}
+
+
+def _of_model(params: dict) -> dict:
+    return {name: tree for name, tree in params.items() if name != OWN}
