@@ -244,7 +244,7 @@ class Mesh:
 
 @dataclasses.dataclass(frozen=True)
 class Eval:
-    """Accuracy on `data.eval_split` while training."""
+    """How the model is judged on `data.eval_split` while it trains."""
 
     every: str = option(
         "0 steps",
@@ -252,6 +252,19 @@ class Eval:
         parse=durations.parse,
     )
     batch_size: int = option(0, "over all devices and hosts; 0: as in training", minimum=0)
+    evaluators: tuple = option(
+        (),
+        "what is measured: names, or (name, {option: value}); of accuracy, loss, few_shot, knn; "
+        "(): accuracy, or of what is learnt without labels the loss",
+    )
+    best: str = option(
+        "",
+        "the metric by which models are compared, e.g. knn/accuracy; METRIC:min or METRIC:max where "
+        "its name does not tell; '': the first there is",
+    )
+    patience: int = option(
+        0, "evaluations in a row without a better one that end the run; 0: none do", minimum=0
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,6 +280,9 @@ class Checkpoint:
         0.0, "also save when this much time has passed since the last; 0: never", minimum=0
     )
     keep: int = option(3, "how many of the last are kept", minimum=1)
+    best: bool = option(
+        False, "also keep the checkpoint of the best evaluation (eval.best): WORKDIR/best"
+    )
     keep_every: int = option(0, "steps divisible by this are kept for ever; 0: none", minimum=0)
     max_failures: int = option(
         3, "how many saves in a row may fail before the run ends with an error", minimum=1

@@ -45,7 +45,8 @@ def train() -> None:
         result = train(FLAGS.config, FLAGS.workdir)
         cli.print_result(
             result,
-            f"trained {result['step']} steps, accuracy {result['accuracy']:.4f}: {FLAGS.workdir}",
+            f"trained {result['step']} steps, {next(iter(result))} "
+            f"{next(iter(result.values())):.4f}: {FLAGS.workdir}",
             process,
         )
 
@@ -83,6 +84,7 @@ def evaluate() -> None:
     Data and preprocessing are those of the run, unless --config.data.FIELD says otherwise.
     """
     cli.define_checkpoint()
+    flags.DEFINE_list("evaluators", [], "instead of the run's own: accuracy, few_shot, knn")
     cli.define_json()
     cli.define_hosts()
     if cli.wants_help():
@@ -91,15 +93,19 @@ def evaluate() -> None:
 
     from ml_collections import config_flags
 
+    from vit_jax.base import schema
     from vit_jax.checkpoints.reading import load_run
-    from vit_jax.evaluation.accuracy import evaluate_run
+    from vit_jax.config import config_class
+    from vit_jax.evaluation.run import evaluate_run
 
     with cli.hosts() as process:
         run = load_run(FLAGS.checkpoint)
         cli.check_overrides()
         config_flags.DEFINE_config_dict("config", run.config)
         cli.parse()
-        result = evaluate_run(run, FLAGS.config)
+        if FLAGS.evaluators:
+            FLAGS.config.eval.evaluators = tuple(FLAGS.evaluators)
+        result = evaluate_run(run, schema.typed(config_class(), FLAGS.config))
         told = "  ".join(f"{name} {value:.4g}" for name, value in result.items())
         cli.print_result(result, told, process)
 

@@ -42,7 +42,7 @@ from tests import without_torchvision
 from vit_jax.benchmarks.context import context
 from vit_jax.config import default_config
 from vit_jax.devices import meshes
-from vit_jax.evaluation.logits import make_logits
+from vit_jax.evaluation.forward import make_forward
 from vit_jax.interchange import formats
 from vit_jax.models import execution, registry
 from vit_jax.training import state as states
@@ -92,8 +92,12 @@ def ours(flags, parts, remat: str = ""):
         state = jax.tree.map(jnp.copy, state)  # each peer starts from the same weights
         batch = jax.device_put(batch, meshes.batch_sharding(mesh))
         if flags.inference:
-            logits = make_logits(assembly.definition, assembly.model_config, assembly.config.data)
-            compiled = jax.jit(logits).lower(state.weights(), batch["image"]).compile()
+            forward = make_forward(assembly.definition, assembly.model_config, assembly.config.data)
+            compiled = (
+                jax.jit(lambda w, x: forward(w, x).logits)
+                .lower(state.weights(), batch["image"])
+                .compile()
+            )
             return lambda: compiled(state.weights(), batch["image"]).mean(), memory(compiled)
         step = compile_train_step(assembly.train_step, states.shardings_of(state), mesh)
         compiled = step.lower(state, batch).compile()

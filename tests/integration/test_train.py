@@ -12,7 +12,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
 from vit_jax.training import loop
 from vit_jax.training.guards import changed_fields
-from vit_jax.training.progress import NonFiniteError
+from vit_jax.training.health import NonFiniteError
 
 
 @pytest.fixture(scope="module")

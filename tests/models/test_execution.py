@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vit_jax.devices import meshes
-from vit_jax.evaluation.logits import make_logits
+from vit_jax.evaluation.forward import make_forward
 from vit_jax.models import execution, registry
 from vit_jax.models.execution import AUTO
 
@@ -65,7 +65,7 @@ def test_a_cpu_computes_in_float32_what_it_would_emulate(monkeypatch, kit):
     def logits(config):
         definition, _ = registry.abstract(config)
         weights = registry.Weights(parameters, {})
-        return jax.jit(make_logits(definition, config, data))(weights, images)
+        return jax.jit(make_forward(definition, config, data))(weights, images).logits
 
     exact = logits(kit.config(dtype="float32"))
     np.testing.assert_array_equal(logits(config), exact)

@@ -1,9 +1,11 @@
 """Where files may be: in a local folder, or in a bucket of Google Cloud Storage (`gs://`)."""
 
 import importlib.util
+import json
 import os
 from typing import BinaryIO
 
+from absl import logging
 from etils import epath
 
 from vit_jax.base.errors import ConfigError
@@ -27,10 +29,33 @@ def write_whole(path: epath.Path, text: str) -> None:
     """Writes a file of which a reader never sees a part, whatever happens to the writer."""
     if in_bucket(path):
         path.write_text(text)
-    else:
-        new = path.with_name(f"{path.name}.new")
-        new.write_text(text)
-        new.replace(path)
+        return
+    new = path.with_name(f"{path.name}.new")
+    with open(new, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())  # else the name may reach the disk before the text
+    new.replace(path)
+
+
+def read_json(path: epath.Path, kind: type = dict):
+    """What a small JSON file beside a run holds, or `None` where there is none, or none that can be
+    used: it is no reason to stop a run, so that it is said and left.
+
+    Args:
+      kind: what must be in it, `dict` or `list`.
+    """
+    if not path.exists():
+        return None
+    try:
+        value = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        logging.warning("%s cannot be read (%s): going on without it", path, error)
+        return None
+    if not isinstance(value, kind):
+        logging.warning("%s holds no %s: going on without it", path, kind.__name__)
+        return None
+    return value
 
 
 def open_bytes(path: str) -> BinaryIO:

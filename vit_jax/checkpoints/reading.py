@@ -26,7 +26,7 @@ from vit_jax.devices import meshes, processes
 from vit_jax.models import registry
 from vit_jax.models.registry import Weights
 
-FOLDER = "checkpoints"
+FOLDER, BEST = "checkpoints", "best"
 _FORMAT = 1
 # In a bucket Orbax writes this when all else of a checkpoint is there.
 COMMITTED = "commit_success.txt"
@@ -72,12 +72,19 @@ def describe(config: Config, model_config, classes: tuple[str, ...], examples: i
 
 def find(path) -> epath.Path:
     """The directory of one checkpoint: `path` itself, or the newest below a run's workdir or its
-    `checkpoints`.
+    `checkpoints`; for WORKDIR/best the one of the best evaluation.
 
     Raises:
       CheckpointError: there is none.
     """
     path = paths.locate(path)
+    if path.name == BEST and not path.exists():
+        description = newest_description(path.parent) or {}
+        if not description.get("best"):
+            raise CheckpointError(
+                f"{path.parent} has no best checkpoint: it is kept with --config.checkpoint.best=True"
+            )
+        path = path.parent / FOLDER / str(description["best"]["step"])
     if not path.exists():
         raise CheckpointError(f"{path} does not exist")
     for folder in (path, path / FOLDER):

@@ -34,7 +34,12 @@ class Checkpoints:
     All processes of a run call the same methods in the same order, and all of them are told the
     same. A state is there when its directory has got its name, which Orbax gives it when everything
     is written.
+
+    Attributes:
+      best: a step whose checkpoint is kept whatever its age, or `None`.
     """
+
+    best: int | None = None
 
     def __init__(
         self,
@@ -203,6 +208,7 @@ class Checkpoints:
         steps, keep_every = saved_steps(self._folder), self._config.keep_every
         old = steps[: -self._config.keep]
         old = [step for step in old if not keep_every or step % keep_every]
+        old = [step for step in old if step != self.best]
         return [self._folder / str(step) for step in old]
 
     def _unfinished(self) -> list[epath.Path]:

@@ -1,1 +1,115 @@
-"""Accuracy and other measures of a trained model."""
+"""How a model is judged. A new evaluator is one module with a class like `Accuracy`, added to
+`EVALUATORS`, or registered by a recipe with `register`.
+
+A run's evaluators are `config.eval.evaluators`; `vit_jax evaluate` takes the same. Metrics are called
+PREFIX/METRIC, but those of `accuracy` and `loss` by their own names.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+
+from jax.sharding import Mesh
+
+from vit_jax import objectives
+from vit_jax.base import schema
+from vit_jax.base.errors import ConfigError
+from vit_jax.base.schema import nearest
+from vit_jax.evaluation.accuracy import Accuracy
+from vit_jax.evaluation.contract import Evaluator, Subject, Trained
+from vit_jax.evaluation.few_shot import FewShot
+from vit_jax.evaluation.loss import Loss
+from vit_jax.evaluation.neighbours import Neighbours
+
+EVALUATORS: dict[str, type[Evaluator]] = {
+    "accuracy": Accuracy,
+    "loss": Loss,
+    "few_shot": FewShot,
+    "knn": Neighbours,
+}
+_UNPREFIXED = ("accuracy", "loss")
+_LOW_IS_GOOD = ("loss", "error", "nll")
+
+
+def register(name: str, evaluator: type[Evaluator]) -> None:
+    """Adds an evaluator from outside the package."""
+    EVALUATORS[name] = evaluator
+
+
+@dataclasses.dataclass(frozen=True)
+class Suite:
+    """The evaluators of a run, by the prefix of their metrics; '' for none."""
+
+    evaluators: tuple[tuple[str, Evaluator], ...]
+
+    def __call__(
+        self, trained: Trained, mesh: Mesh, watch: Callable[[Iterable], Iterable] = iter
+    ) -> dict[str, float]:
+        """All metrics of a model; see `Evaluator`."""
+        found = {}
+        for prefix, evaluator in self.evaluators:
+            metrics = evaluator(trained, mesh, watch)
+            found |= {f"{prefix}/{n}" if prefix else n: value for n, value in metrics.items()}
+        return found
+
+
+def make(entries: Sequence, subject: Subject) -> Suite:
+    """The evaluators that `config.eval.evaluators` names.
+
+    Args:
+      entries: of each its name, or (name, options); none: what suits the objective, accuracy where
+        it has labels to learn from, else its loss on held-out examples.
+
+    Raises:
+      ConfigError: there is no such evaluator or option, two have the same prefix, or the data does
+        not go with the model.
+    """
+    if not entries:
+        needs_labels = objectives.find(subject.config.objective)[0].needs_labels
+        entries = ("accuracy",) if needs_labels or subject.networks is None else ("loss",)
+    found = {}
+    for entry in entries:
+        name, said = (entry, {}) if isinstance(entry, str) else _pair(entry)
+        if name not in EVALUATORS:
+            raise ConfigError(
+                f"config.eval.evaluators: there is no evaluator {name!r}{nearest(name, EVALUATORS)}"
+            )
+        evaluator = EVALUATORS[name]
+        where = f"config.eval.evaluators: {name}"
+        options = evaluator.Options(**schema.said(evaluator.Options, said, where, f"{where}: "))
+        prefix = options.prefix or ("" if name in _UNPREFIXED else name)
+        if prefix in found:
+            raise ConfigError(
+                f"config.eval.evaluators: two have the prefix {prefix!r}; give one another: "
+                f"({name!r}, {{'prefix': 'NAME'}})"
+            )
+        found[prefix] = evaluator(options, subject)
+    return Suite(tuple(found.items()))
+
+
+def best_metric(best: str, metrics: dict[str, float]) -> tuple[str, float]:
+    """The metric by which models are compared, and its sign: 1 if high is good, -1 if low is.
+
+    Args:
+      best: `config.eval.best`: METRIC, METRIC:min or METRIC:max; '': the first there is.
+      metrics: what evaluators found.
+
+    Raises:
+      ConfigError: there is no such metric.
+    """
+    name, _, direction = best.partition(":")
+    name = name or next(iter(metrics))
+    if name not in metrics or direction not in ("", "min", "max"):
+        raise ConfigError(
+            f"config.eval.best = {best!r} is no METRIC, METRIC:min or METRIC:max"
+            f"{nearest(name, metrics)}"
+        )
+    low = direction == "min" or (not direction and name.split("/")[-1] in _LOW_IS_GOOD)
+    return name, -1.0 if low else 1.0
+
+
+def _pair(entry) -> tuple[str, dict]:
+    if isinstance(entry, list | tuple) and len(entry) == 2 and isinstance(entry[0], str):
+        return entry[0], dict(entry[1])
+    raise ConfigError(
+        f"config.eval.evaluators: {entry!r} is neither NAME nor (NAME, {{'OPTION': VALUE}})"
+    )

@@ -16,7 +16,7 @@ from vit_jax.base.errors import UserError
 from vit_jax.checkpoints import reading
 from vit_jax.data.decode import eval_crop
 from vit_jax.data.record import BadImage
-from vit_jax.evaluation.logits import make_logits
+from vit_jax.evaluation.forward import make_forward
 from vit_jax.models import registry
 
 
@@ -50,14 +50,14 @@ def predict(
       batch_size: images at a time.
     """
     definition, weights = registry.split(run.model)
-    logits = make_logits(definition, run.model_config, run.config.data)
+    forward = make_forward(definition, run.model_config, run.config.data)
     data, topk = run.config.data, min(topk, len(run.classes))
     kind = objectives.probabilities(run.config.objective)
     activation = {"sigmoid": jax.nn.sigmoid, "softmax": jax.nn.softmax}[kind]
 
     @jax.jit
     def best(weights, images):
-        return jax.lax.top_k(activation(logits(weights, images)), topk)
+        return jax.lax.top_k(activation(forward(weights, images).logits), topk)
 
     for first in range(0, len(files), batch_size):
         names = files[first : first + batch_size]

@@ -65,6 +65,7 @@ class Foreign:
         `rules.Lazy` ones, so use `np.asarray`.
       classes: label names in the order of the logits, where the source says them.
       preprocessing: of images, where the source says it or its code has only one.
+      variables: what is not trained, such as running statistics; like `params`.
       layout: `format`, and what else is needed to write the same names and bytes again; plain JSON.
     """
 
@@ -73,6 +74,7 @@ class Foreign:
     classes: tuple[str, ...] | None = None
     preprocessing: Preprocessing | None = None
     layout: dict = dataclasses.field(default_factory=dict)
+    variables: dict = dataclasses.field(default_factory=dict)
 
 
 def module(name: str) -> ModuleType:

@@ -13,6 +13,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
 from vit_jax.interchange import adapt, formats
 from vit_jax.models import mixer, registry
+from vit_jax.models.registry import Weights
 
 
 def load(path, *, resize: str = "scipy", **overrides) -> nnx.Module:
@@ -127,6 +128,25 @@ def load_params(
         where=where,
         reset_option=option,
     )
+
+
+def load_weights_like(path, like: Weights, config, *, where: str) -> Weights:
+    """All arrays of the model in a checkpoint, in the shardings of `like`.
+
+    Args:
+      path: see `formats.read`.
+      like: shapes, dtypes and shardings of a model of `config`, which is the checkpoint's own.
+      where: what to name in messages.
+    """
+    foreign = formats.read(path, like=config)
+    trees = zip((foreign.params, foreign.variables), like, strict=True)
+    return Weights(
+        *(
+            adapt.adapt(tree, foreign.model_config, part, config, reset=(), resize="scipy",
+                        where=where, reset_option="")
+            for tree, part in trees
+        )
+    )  # fmt: skip
 
 
 def convert(source, destination, to: str, **overrides) -> formats.Foreign:

@@ -3,7 +3,6 @@
 """
 
 import contextlib
-import dataclasses
 import json
 import os
 import time
@@ -12,32 +11,27 @@ from collections.abc import Callable, Iterator
 import jax
 from absl import logging
 from clu import parameter_overview
-from etils import epath
 from ml_collections import ConfigDict
 
+from vit_jax import evaluation
 from vit_jax.base import paths
-from vit_jax.base.errors import ConfigError, UserError
+from vit_jax.base.errors import UserError
 from vit_jax.checkpoints import reading, saving
 from vit_jax.data import loader, sources
+from vit_jax.data.record import Source
 from vit_jax.devices import meshes, processes
-from vit_jax.evaluation import accuracy
-from vit_jax.interchange import loading
+from vit_jax.evaluation.contract import Subject, Trained
 from vit_jax.models import execution
+from vit_jax.training import health
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly, assemble, resolve
-from vit_jax.training.goodput import KINDS, Ledger
-from vit_jax.training.guards import (
-    changed_fields,
-    check_batch,
-    make_workdir,
-    use_compilation_cache,
-)
-from vit_jax.training.networks import OWN
+from vit_jax.training.clock import KINDS, Clock
+from vit_jax.training.guards import check_batch, make_workdir, use_compilation_cache
+from vit_jax.training.health import BadStep, LeftOut
 from vit_jax.training.preemption import StopRequest
-from vit_jax.training.progress import Lost, Meter, Profiler, make_writers
-from vit_jax.training.rollback import LeftOut
+from vit_jax.training.progress import Meter, Profiler, make_writers
+from vit_jax.training.starting import Start
 from vit_jax.training.step import compile_train_step
-from vit_jax.training.watchdog import Watchdog
 
 
 class Interrupted(UserError):
@@ -69,125 +63,121 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, float]:
     """
     config = resolve(config, workdir)
     workdir = paths.locate(workdir)
-    train_source = sources.open_train(config.data)
-    eval_source = sources.open_eval(config.data)
+    source = sources.open_train(config.data)
     assembly = assemble(
         config,
-        num_classes=len(train_source.classes),
-        examples_per_epoch=len(train_source),
-        multi_label=train_source.multi_label,
+        num_classes=len(source.classes),
+        examples_per_epoch=len(source),
+        multi_label=source.multi_label,
     )
-    if train_source.classes != eval_source.classes:
-        raise ConfigError(
-            f"config.data: the classes of {config.data.train_split!r} and {config.data.eval_split!r} differ"
-        )
+    suite = evaluation.make(config.eval.evaluators, _subject(assembly, source))
     use_compilation_cache(config.compilation_cache)
     mesh = meshes.make_mesh(vars(config.mesh))
     check_batch(config, mesh)
     make_workdir(workdir)
 
-    watchdog = Watchdog(config.hosts.step_minutes, config.hosts.other_minutes)
-    with StopRequest() as stop, watchdog, jax.set_mesh(mesh):
-        checkpoints = saving.Checkpoints(workdir, config.checkpoint, config.hosts.wait_minutes)
-        description = reading.describe(
-            config, assembly.model_config, train_source.classes, len(train_source)
-        )
-        like = assembly.abstract_state(mesh)
-        _tell(assembly, like, mesh)
-        ledger = Ledger(workdir, write=jax.process_index() == 0)
-        start = _Start(assembly, checkpoints, description, like, ledger)
-        state, seconds = start()
-        writers = make_writers(workdir, config.log)
-        meter = Meter(assembly, train_source, writers, seconds, start_step=int(state.step))
-        run = _Run(
-            assembly, mesh, train_source, eval_source, checkpoints, description, workdir, start,
-            stop, state, meter, watchdog, ledger,
-        )  # fmt: skip
-        try:
-            return run.finish()
-        finally:
-            meter.close()
-            writers.close()
-            ledger.write()
-            checkpoints.close()
+    clock = Clock(workdir, config.hosts, write=jax.process_index() == 0)
+    with StopRequest() as stop, clock, jax.set_mesh(mesh):
+        return _Run(assembly, source, suite, mesh, workdir, clock, stop).finish()
 
 
-@dataclasses.dataclass
+def _subject(assembly: Assembly, source: Source) -> Subject:
+    model_config = assembly.model_config
+    return Subject(
+        config=assembly.config,
+        model_config=model_config,
+        definition=assembly.definition,
+        classes=source.classes if model_config.num_classes else (),
+        networks=assembly.networks,
+    )
+
+
 class _Run:
     """A run under way: its state, and all that looks after it."""
 
-    assembly: Assembly
-    mesh: jax.sharding.Mesh
-    train_source: sources.Source
-    eval_source: sources.Source
-    checkpoints: saving.Checkpoints
-    description: dict
-    workdir: epath.Path
-    start: "_Start"
-    stop: StopRequest
-    state: states.TrainState
-    meter: Meter
-    watchdog: Watchdog
-    ledger: Ledger
-
-    def __post_init__(self):
-        assembly = self.assembly
-        shardings = states.shardings_of(self.state)
-        self.train_step = compile_train_step(assembly.train_step, shardings, self.mesh)
-        self.compiled = False
-        self.eval_step = accuracy.make_eval_step(
-            assembly.definition, assembly.model_config, assembly.config, self.mesh
+    def __init__(
+        self,
+        assembly: Assembly,
+        source: Source,
+        suite: evaluation.Suite,
+        mesh: jax.sharding.Mesh,
+        workdir,
+        clock: Clock,
+        stop: StopRequest,
+    ):
+        config = self.config = assembly.config
+        self.assembly, self.source, self.suite, self.mesh = assembly, source, suite, mesh
+        self.workdir, self.clock, self.stop = workdir, clock, stop
+        self.description = reading.describe(
+            config, assembly.model_config, source.classes, len(source)
         )
-        self.batch_sharding = meshes.batch_sharding(self.mesh)
-        self.profiler = Profiler(assembly.config.log.profile, self.workdir / "profile")
-        self.left_out = LeftOut(self.workdir)
+        like = assembly.abstract_state(mesh)
+        _announce(assembly, like, mesh)
+        self.checkpoints = saving.Checkpoints(workdir, config.checkpoint, config.hosts.wait_minutes)
+        self.start = Start(assembly, self.checkpoints, self.description, like)
+        self.left_out = LeftOut(workdir)
+        self.profiler = Profiler(config.log.profile, workdir / "profile")
+        self.train_step = compile_train_step(assembly.train_step, states.shardings_of(like), mesh)
+        self.compiled = False
         self.results: dict[str, float] = {}
+        self.evaluated_at = -1
+        self.state = self.start()
+        saved = self.start.saved
+        self.clock.resumed_from(saved["goodput"], saved["seconds"])
+        self.best, self.ended = saved["best"], saved.get("ended", "")
+        self.checkpoints.best = self.best and self.best["step"]
 
     def finish(self) -> dict:
         """Trains from where the state is to the end of the run, or until a stop is requested."""
-        while True:
-            try:
-                return self._finish()
-            except Lost as lost:
-                self._roll_back(lost)
+        writers = make_writers(self.workdir, self.config.log)
+        self.meter = Meter(
+            self.assembly, len(self.source), writers, self.clock, int(self.state.step)
+        )
+        try:
+            while True:
+                try:
+                    return self._finish()
+                except BadStep as bad:
+                    self._roll_back(bad)
+        finally:
+            self.meter.close()
+            writers.close()
+            self.clock.write()
+            self.checkpoints.close()
 
     def _finish(self) -> dict:
-        total = self.assembly.total_steps
-        with loader.train_batches(
-            self.train_source,
-            self.assembly.config,
-            self.batch_sharding,
-            start_step=int(self.state.step),
-            stop_step=total,
-            left_out=self.left_out.ranges,
-        ) as batches:
-            stopped = self._train(batches)
-        step = int(self.state.step)
-        if stopped and step < total:
-            told = f"stopped by {self.stop.name} after step {step} of {total}; "
-            try:
-                self._save_now(step)
-            except Lost as lost:  # Found again after the next start, which goes back.
-                raise Interrupted(f"{told}not saved: {lost} Start again to go on") from lost
-            raise Interrupted(f"{told}saved, start again to go on")
-        if not self.results:  # Resumed when all was done.
+        total, step = self.assembly.total_steps, int(self.state.step)
+        if not self.ended:
+            with loader.train_batches(
+                self.source,
+                self.config,
+                meshes.batch_sharding(self.mesh),
+                start_step=step,
+                stop_step=total,
+                left_out=self.left_out.ranges,
+            ) as batches:
+                stopped = self._train(batches)
+            step = int(self.state.step)
+            if stopped and step < total:
+                self._interrupt(step)
+        self._save_now(step)  # before the last evaluation, which may fail
+        if self.evaluated_at != step:
             self._evaluate(step)
-        self._save_now(step)
-        self.ledger.tell()
-        result = self.results | {"step": step, "seconds": self.meter.seconds}
-        result |= {"goodput": self.ledger.shares()}
+        result = self.results | {"step": step, "seconds": self.clock.training_seconds}
+        result |= {"best": self.best, "goodput": self.clock.shares()}
         if jax.process_index() == 0:
-            (self.workdir / "result.json").write_text(json.dumps(result) + "\n")
+            paths.write_whole(self.workdir / "result.json", json.dumps(result) + "\n")
+            logging.info("%s", _where_the_time_went(self.clock))
         return result
 
     def _train(self, batches: loader.Batches) -> bool:
         """Trains on all batches, or until a stop is requested: whether it was."""
-        config, total = self.assembly.config, self.assembly.total_steps
+        config, total = self.config, self.assembly.total_steps
         log_every, eval_every, save_every = map(
             self.assembly.to_steps, (config.log.every, config.eval.every, config.checkpoint.every)
         )
         first, saved_at = int(self.state.step) + 1, time.monotonic()
-        for step, batch in enumerate(self.ledger.each(batches, "input"), first):
+        for step, batch in enumerate(self.clock.each(batches, "input"), first):
             self.profiler.before(step)
             if not self.compiled:
                 self._compile(batch)
@@ -196,41 +186,39 @@ class _Run:
                 self.state, metrics = self.train_step(self.state, batch)
             self.meter.add(step, metrics)
             self.profiler.after(step, metrics)
-            logs = step == first or _due(step, log_every, total)
+            logs = step in (first, total) or _due(step, log_every)
             if logs:
-                self.meter.log(step, self.state, batches, goodput=self.ledger.share())
-                self.ledger.write()
-            self.watchdog.alive()
+                self._check_health()
+                self.meter.log(step)
+                self.clock.write()
             if self.stop.after_step():
                 return True
-            if _due(step, eval_every, total):
+            if step == total:  # saved first, and then evaluated, when the loader is closed
+                return False
+            if _due(step, eval_every):
                 self._evaluate(step)
-            if _due(step, save_every, total) or (logs and self._time_to_save(saved_at)):
+                if self._patience_is_over():
+                    return False
+            if _due(step, save_every) or (logs and self._time_to_save(saved_at)):
                 self._save(step)
                 saved_at = time.monotonic()
         return False
-
-    @contextlib.contextmanager
-    def _during(self, kind: str) -> Iterator[None]:
-        """What is done in here is no step; `kind` of `goodput.KINDS`."""
-        with self.ledger.during(kind), self.watchdog.during(KINDS[kind]), self.meter.paused():
-            yield
 
     def _compile(self, batch: dict) -> None:
         """Has the step compiled by all processes before any of them runs it: the first collective
         of one would not wait long for another that is still compiling.
         """
-        with self._during("compile"):
+        with self.clock.during("compile"):
             self.train_step = self.train_step.lower(self.state, batch).compile()
-            processes.barrier("compiled", self.assembly.config.hosts.wait_minutes)
+            processes.barrier("compiled", self.config.hosts.wait_minutes)
         self.compiled = True
-        self.ledger.training()
+        self.clock.training()
 
     def _time_to_save(self, saved_at: float) -> bool:
         """Whether `every_minutes` have passed; the clock of process 0 decides for all. Asked only
         where all wait for the devices anyway.
         """
-        every = self.assembly.config.checkpoint.every_minutes
+        every = self.config.checkpoint.every_minutes
         due = (time.monotonic() - saved_at) / 60 >= every
         return every > 0 and processes.agree("save by time", str(due)) == "True"
 
@@ -241,109 +229,86 @@ class _Run:
         self._save_by(self.checkpoints.save_now, step)
 
     def _save_by(self, save: Callable, step: int) -> None:
-        self.meter.check_health(self.state)
+        self._check_health()
         with self._during("save"):
-            now = {"seconds": self.meter.seconds, "goodput": dict(self.ledger.seconds)}
+            now = {
+                "seconds": self.clock.training_seconds,
+                "goodput": self.clock.read(),
+                "best": self.best,
+                "ended": self.ended,
+            }
             save(step, self.state.parts(), self.description | now)
 
-    def _evaluate(self, step: int) -> None:
-        config = self.assembly.config
-        with (
-            self._during("evaluate"),
-            loader.eval_batches(self.eval_source, config, self.batch_sharding) as batches,
-        ):
-            watched = self.watchdog.each(batches, KINDS["evaluate"])
-            self.results = accuracy.evaluate(
-                self.eval_step, self.state.weights(), watched, self.mesh
-            )
-        self.meter.write(step, {f"eval/{name}": value for name, value in self.results.items()})
+    def _check_health(self) -> None:
+        health.check(self.state.health, self.state.params, self.config)
 
-    def _roll_back(self, lost: Lost) -> None:
-        config = self.assembly.config
-        with self._during("start"):
-            skip = self.assembly.to_steps(config.rollback_skip)
-            self.left_out.add(lost, skip, config.max_rollbacks)
-            self.state, _ = self.start()
+    @contextlib.contextmanager
+    def _during(self, kind: str) -> Iterator[None]:
+        """What is done in here is no step; `kind` of `clock.KINDS`."""
+        with self.clock.during(kind, after=self.state):
+            yield
+
+    def _evaluate(self, step: int) -> None:
+        with self._during("evaluate"):
+            trained = Trained(self.state.weights(), self.state)
+            self.results = self.suite(
+                trained, self.mesh, watch=lambda batches: self.clock.each(batches, "evaluate")
+            )
+        self.evaluated_at = step
+        self.meter.write(step, {f"eval/{name}": value for name, value in self.results.items()})
+        metric, sign = evaluation.best_metric(self.config.eval.best, self.results)
+        value = self.results[metric]
+        if self.best is None or sign * value > sign * self.best["value"]:
+            self.best = {"metric": metric, "value": value, "step": step, "since": 0}
+            if self.config.checkpoint.best:
+                self.checkpoints.best = step
+                self._save(step)
+        else:
+            self.best = self.best | {"since": self.best["since"] + 1}
+
+    def _patience_is_over(self) -> bool:
+        patience, best = self.config.eval.patience, self.best
+        if not patience or best["since"] < patience:
+            return False
+        self.ended = f"no better {best['metric']} in {patience} evaluations"
+        logging.info(
+            "%s: the best is %.4g, of step %d (config.eval.patience)",
+            self.ended, best["value"], best["step"],
+        )  # fmt: skip
+        return True
+
+    def _interrupt(self, step: int) -> None:
+        """Saves and says so. Raises `Interrupted`."""
+        message = f"stopped by {self.stop.name} after step {step} of {self.assembly.total_steps}; "
+        try:
+            self._save_now(step)
+        except BadStep as bad:  # Found again after the next start, which goes back.
+            raise Interrupted(f"{message}not saved: {bad} Start again to go on") from bad
+        raise Interrupted(f"{message}saved, start again to go on")
+
+    def _roll_back(self, bad: BadStep) -> None:
+        with self.clock.during("start"):
+            skip = self.assembly.to_steps(self.config.rollback_skip)
+            back_to = max(self.checkpoints.steps(), default=0)
+            self.left_out.add(bad, skip, self.config.max_rollbacks, back_to=back_to)
+            self.state = self.start()
+            saved = self.start.saved
+            self.clock.resumed_from(saved["goodput"], saved["seconds"])
         self.meter.rewind(int(self.state.step))
 
 
-def _due(step: int, every: int, total: int) -> bool:
-    """Whether what is done `every` steps (0: never) is done now; at the end everything is."""
-    return step == total or (every > 0 and step % every == 0)
+def _due(step: int, every: int) -> bool:
+    """Whether what is done `every` steps (0: never) is done now."""
+    return every > 0 and step % every == 0
 
 
-@dataclasses.dataclass
-class _Start:
-    """The state to go on from: that of the newest good checkpoint, or else the first."""
-
-    assembly: Assembly
-    checkpoints: saving.Checkpoints
-    description: dict
-    like: states.TrainState
-    ledger: Ledger
-
-    def __call__(self) -> tuple[states.TrainState, float]:
-        """The state, and the seconds of training before it."""
-        self.saved = {"seconds": 0.0, "goodput": dict.fromkeys(KINDS, 0.0)}
-        restored = self.checkpoints.restore_latest(self.like.parts(), self._same_run)
-        self.ledger.resumed_from(self.saved["goodput"])
-        if restored:
-            logging.info("resumed at step %d of %d", restored[0], self.assembly.total_steps)
-            state = self.like.with_parts(restored[1])
-            return self._with_teacher(state), self.saved["seconds"]
-        state = states.create(self.assembly.init, self.assembly.config.seed, self.like)
-        if self.assembly.config.init_from:
-            state = start_from(self.assembly, state)
-        return self._with_teacher(state), 0.0
-
-    def _with_teacher(self, state: states.TrainState) -> states.TrainState:
-        """`state` with the weights of a fixed teacher, which are not saved with it."""
-        teacher = self.assembly.networks.teacher
-        if teacher is None:
-            return state
-        params = loading.load_params(
-            teacher.path, self.like.fixed.params, teacher.config, reset=(), resize="scipy",
-            where="config.objective.teacher", option="",
-        )  # fmt: skip
-        return state.replace(fixed=self.like.fixed._replace(params=params))
-
-    def _same_run(self, saved: dict) -> None:
-        """Raises `ConfigError` if the run that was saved is another one."""
-        self.saved |= saved
-        changed = changed_fields(saved, self.description)
-        if not changed:
-            return
-        told = f"the config differs from the one this run was started with, in {'; '.join(changed)}"
-        if self.assembly.config.checkpoint.on_config_change == "error":
-            raise ConfigError(
-                f"{told}. Use another --workdir, or --config.checkpoint.on_config_change=allow"
-            )
-        if jax.process_index() == 0:
-            logging.warning("%s; going on, as config.checkpoint.on_config_change says", told)
+def _where_the_time_went(clock: Clock) -> str:
+    shares = sorted(clock.shares().items(), key=lambda item: -item[1])
+    parts = ", ".join(f"{share:.1%} {KINDS[kind]}" for kind, share in shares if share >= 0.001)
+    return f"{sum(clock.seconds.values()):,.0f} s in all, restarts included: {parts}"
 
 
-def start_from(assembly: Assembly, state: states.TrainState) -> states.TrainState:
-    """`state` with the parameters of `config.init_from` in place of the new ones, except those to
-    reset.
-    """
-    config = assembly.config
-    own = {name: tree for name, tree in state.params.items() if name == OWN}
-    params = own | loading.load_params(
-        config.init_from,
-        state.weights().params,
-        assembly.model_config,
-        reset=config.init_reset,
-        resize=config.init_resize,
-    )
-    copied = jax.tree.map(lambda p: p.copy(), params)
-    return state.replace(
-        params=params,
-        ema=None if state.ema is None else copied,
-        teacher=None if state.teacher is None else copied,
-    )
-
-
-def _tell(assembly: Assembly, like: states.TrainState, mesh: jax.sharding.Mesh) -> None:
+def _announce(assembly: Assembly, like: states.TrainState, mesh: jax.sharding.Mesh) -> None:
     """What is about to run: parameters, devices, steps."""
     if jax.process_index() == 0:
         overview = parameter_overview.get_parameter_overview(like.params, include_stats="sharding")

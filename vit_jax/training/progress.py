@@ -1,12 +1,10 @@
 """What a run tells while it trains: metrics, throughput, progress bar, trace."""
 
-import contextlib
+import collections
 import pathlib
 import shutil
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -14,13 +12,12 @@ import tqdm
 from absl import logging
 from etils import epath
 
-from vit_jax.base import paths, patterns
-from vit_jax.base.errors import UserError
+from vit_jax.base import paths
 from vit_jax.config import Log
 from vit_jax.devices import chips
 from vit_jax.training import writers as metric_writers
 from vit_jax.training.assembly import Assembly
-from vit_jax.training.state import TrainState
+from vit_jax.training.clock import Clock
 
 _SHOWN = (
     "loss",
@@ -33,25 +30,11 @@ _SHOWN = (
     "eval/accuracy",
     "eval/loss",
 )
-
-
-_MUCH_WAITING = 0.1  # the share of a step that is worth a word
-
-
-class NonFiniteError(UserError):
-    """Loss or gradients stopped being numbers."""
-
-
-class Lost(NonFiniteError):
-    """The same, where the run may go back to a checkpoint.
-
-    Attributes:
-      step: the first bad one.
-    """
-
-    def __init__(self, message: str, step: int):
-        super().__init__(message)
-        self.step = step
+# What the rest of a run will take time for as well.
+_PACE = ("steps", "input", "evaluate", "save")
+# The share of a step that is worth a word, if it is so in so many log lines one after the other and
+# has added up to so many seconds.
+_MUCH_WAITING, _LINES, _SECONDS = 0.1, 3, 10.0
 
 
 class Meter:
@@ -62,17 +45,17 @@ class Meter:
     def __init__(
         self,
         assembly: Assembly,
-        source,
+        examples: int,
         writers: metric_writers.MetricWriter,
-        seconds: float,
+        clock: Clock,
         start_step: int,
     ):
-        """seconds: of training before this process started."""
-        self._assembly, self._writers, self._examples = assembly, writers, len(source)
+        """Args: examples: in the training set."""
+        self._assembly, self._writers, self._examples = assembly, writers, examples
+        self._clock, self._before = clock, clock.read()
         self._pending: list[dict] = []
-        self._began = self._since = time.monotonic()
-        self._seconds_before, self._wait_before, self._logged_at = seconds, 0.0, start_step
-        self._told_of_waiting = False
+        self._logged_at, self._start = start_step, (start_step, self._before)
+        self._waiting, self._warned = collections.deque(maxlen=_LINES), False
         # A training step costs three forward passes: one forward, two backward.
         self._step_flops = 3 * assembly.networks.objective.flops() * assembly.config.batch_size
         peak = chips.peak_flops(jax.devices()[0].device_kind)
@@ -85,18 +68,6 @@ class Meter:
             disable=jax.process_index() > 0 or not sys.stderr.isatty(),
         )
 
-    @property
-    def seconds(self) -> float:
-        """Of training, with all that belongs to it, over all restarts."""
-        return self._seconds_before + time.monotonic() - self._began
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """What is done in here does not count as time of steps."""
-        began = time.monotonic()
-        yield
-        self._since += time.monotonic() - began
-
     def add(self, step: int, metrics: dict[str, jax.Array]) -> None:
         """Keeps a step's metrics; they are not read yet."""
         self._pending.append(metrics)
@@ -105,94 +76,63 @@ class Meter:
     def rewind(self, step: int) -> None:
         """Forgets what came after `step`, with which the run goes on."""
         self._pending.clear()
-        self._logged_at, self._since, self._wait_before = step, time.monotonic(), 0.0
+        self._logged_at, self._before = step, self._clock.read()
+        self._start = step, self._before
         self._bar.update(step - self._bar.n)
 
-    def log(self, step: int, state: TrainState, batches, **more: float) -> None:
-        """Waits for the devices and writes the means since the last time, and `more` scalars.
-        Raises `NonFiniteError`, see `check_health`.
-        """
+    def log(self, step: int) -> None:
+        """Waits for the devices and writes the means since the last time."""
         read = jax.device_get(self._pending)
         self._pending.clear()
-        self.check_health(state)
         scalars = {name: float(np.mean([metrics[name] for metrics in read])) for name in read[0]}
-        config, now = self._assembly.config, time.monotonic()
-        steps, elapsed = step - self._logged_at, now - self._since
+        config, now = self._assembly.config, self._clock.read()
+        spent = {kind: now[kind] - self._before[kind] for kind in ("steps", "input")}
+        steps, elapsed = step - self._logged_at, sum(spent.values())
         speed = steps / elapsed
         scalars |= {
             "images_per_second": speed * config.batch_size,
             "step_seconds": elapsed / steps,
-            "input_wait": (batches.wait_seconds - self._wait_before) / elapsed,
+            "input_wait": spent["input"] / elapsed,
             "model_flops_per_second": speed * self._step_flops,
             "examples": step * config.batch_size,
             "epochs": step * config.batch_size / self._examples,
-            "core_hours": self.seconds * jax.device_count() / 3600,
-            "eta_minutes": (self._assembly.total_steps - step) / speed / 60,
+            "core_hours": self._clock.training_seconds * jax.device_count() / 3600,
+            "eta_minutes": (self._assembly.total_steps - step) * self._pace(step, now) / 60,
+            "goodput": now["steps"] / sum(now.values()),
         }
-        if scalars["input_wait"] > _MUCH_WAITING and steps > 1 and not self._told_of_waiting:
-            self._told_of_waiting = True
+        if self._peak:
+            scalars["mfu"] = scalars["model_flops_per_second"] / self._peak
+        self._warn_of_waiting(spent["input"], elapsed)
+        self._bar.set_postfix_str(
+            f"loss {scalars['loss']:.3g}, {scalars['images_per_second']:.0f} images/s"
+        )
+        self.write(step, scalars)
+        self._logged_at, self._before = step, now
+
+    def _pace(self, step: int, now: dict[str, float]) -> float:
+        """Seconds for each step since this process began to train, with all that comes between."""
+        first, then = self._start
+        return sum(now[kind] - then[kind] for kind in _PACE) / max(step - first, 1)
+
+    def _warn_of_waiting(self, waited: float, elapsed: float) -> None:
+        """Says once that the host is too slow, where that lasts."""
+        self._waiting.append(waited if waited > _MUCH_WAITING * elapsed else 0.0)
+        lasts = len(self._waiting) == _LINES and all(self._waiting)
+        if lasts and sum(self._waiting) > _SECONDS and not self._warned:
+            self._warned = True
             logging.warning(
                 "The step waits for data %.0f %% of the time: the host makes fewer images than the devices "
                 "could take. What helps: more cores for it (config.data.threads; 0 is all there are), "
                 "smaller files (vit_jax prepare --max_side), the compiled decoder; "
                 "'vit_jax benchmark input' shows what it can do, and with which decoder.",
-                100 * scalars["input_wait"],
+                100 * waited / elapsed,
             )
-        scalars |= more
-        if self._peak:
-            scalars["mfu"] = scalars["model_flops_per_second"] / self._peak
-        self._bar.set_postfix_str(
-            f"loss {scalars['loss']:.3g}, {scalars['images_per_second']:.0f} images/s"
-        )
-        self.write(step, scalars)
-        self._since, self._wait_before, self._logged_at = (
-            time.monotonic(),
-            batches.wait_seconds,
-            step,
-        )
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
         """Writes scalars wherever metrics go."""
         with self._bar.external_write_mode(file=sys.stderr):
             self._writers.write_scalars(step, scalars)
             self._writers.flush()
-
-    def check_health(self, state: TrainState) -> None:
-        """Raises `NonFiniteError` if the config says that what happened since the last look is too
-        much to go on.
-        """
-        config = self._assembly.config
-        health = jax.device_get(state.health)
-        if health.first_bad_step < 0:
-            return
-        names = zip(patterns.names(state.params), health.bad_tensors, strict=True)
-        bad = [name for name, is_bad in names if is_bad]
-        others = " and others" if len(bad) > 5 else ""
-        what = "the loss is not finite"
-        if bad:
-            what = f"loss or gradients are not finite, in the gradients of {', '.join(bad[:5])}{others}"
-        elif config.spike.factor:
-            what += f", or above {config.spike.factor:g} times its mean of {health.mean_loss:.4g}"
-        told = f"step {health.first_bad_step}: {what}. The update was not made."
-        if config.nonfinite == "rollback":
-            raise Lost(told, int(health.first_bad_step))
-        if config.nonfinite == "stop":
-            raise NonFiniteError(
-                f"{told} The last checkpoint is good. "
-                "Try a lower config.optim.lr, a longer warm-up, or config.nonfinite=skip or rollback"
-            )
-        if health.in_a_row >= config.max_skips:
-            raise NonFiniteError(
-                f"{health.in_a_row} updates in a row were skipped, as config.nonfinite=skip says; "
-                f"lastly {what}. config.max_skips = {config.max_skips}"
-            )
-        if health.skipped and jax.process_index() == 0:
-            logging.warning(
-                "%d updates skipped so far, the first at step %d; lastly %s",
-                health.skipped,
-                health.first_bad_step,
-                what,
-            )
 
     def close(self) -> None:
         """Ends the progress bar."""

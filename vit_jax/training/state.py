@@ -8,31 +8,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax.base import patterns
 from vit_jax.devices import meshes
 from vit_jax.models import registry
 from vit_jax.models.registry import Weights
+from vit_jax.training.health import Health, healthy
 from vit_jax.training.networks import OWN, FixedTeacher, Networks
-
-
-@flax.struct.dataclass
-class Health:
-    """What bad steps did so far, whose loss or gradient was not finite or whose loss was a spike;
-    kept on the devices so that watching costs no synchronisation.
-
-    Attributes:
-      first_bad_step: int32, the first of them; −1 for none.
-      bad_tensors: bool (parameters,), whose gradients were not finite at the last such step, in the
-        order of `patterns.names`.
-      in_a_row, skipped: int32, updates left out lately and altogether.
-      mean_loss: float32, running mean of the losses that were not bad.
-    """
-
-    first_bad_step: jax.Array
-    bad_tensors: jax.Array
-    in_a_row: jax.Array
-    skipped: jax.Array
-    mean_loss: jax.Array
 
 
 @flax.struct.dataclass
@@ -44,7 +24,7 @@ class TrainState:
       params: nested dict of float32; the objective's own under `objective`.
       opt_state: of the optax transformation.
       ema: averaged parameters, or `None`.
-      health: see `Health`.
+      health: what bad steps did.
       variables: what no gradient reaches, by owner: of `model` and `objective`, of the average
         (`ema`, the model's) and of a teacher that follows the student (`teacher`, by owner again).
       teacher: parameters of a teacher that follows the student, or `None`.
@@ -113,13 +93,7 @@ def initializer(
             params=params,
             opt_state=optimizer.init(params),
             ema=copied(params) if ema else None,
-            health=Health(
-                first_bad_step=jnp.int32(-1),
-                bad_tensors=jnp.zeros(len(patterns.names(params)), bool),
-                in_a_row=jnp.int32(0),
-                skipped=jnp.int32(0),
-                mean_loss=jnp.float32(0),
-            ),
+            health=healthy(params),
             variables=variables,
             teacher=teacher,
             fixed=_zeros(networks.teacher),

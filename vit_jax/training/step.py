@@ -11,12 +11,13 @@ from flax import nnx
 
 from vit_jax import optim
 from vit_jax.base import patterns
-from vit_jax.config import Config, Spike
+from vit_jax.config import Config
 from vit_jax.data.augmentation.augment import augment
 from vit_jax.devices import meshes
 from vit_jax.objectives.contract import Batch, MovingAverage
+from vit_jax.training.health import examine, update_is_made
 from vit_jax.training.networks import OWN, Networks, variables_of
-from vit_jax.training.state import Health, TrainState
+from vit_jax.training.state import TrainState
 
 Metrics = dict[str, jax.Array]
 
@@ -81,10 +82,8 @@ def make_train_step(
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         followers = _followers(state, params, own, networks.moving_average(), config.optim.ema)
-        health = _examine(state, metrics["loss"], grads, config.spike)
-        kept = health.in_a_row == 0
-        if config.nonfinite != "skip":  # the run ends or goes back, as soon as somebody looks
-            kept &= health.first_bad_step < 0
+        health = examine(state.health, state.step, metrics["loss"], grads, config.spike)
+        kept = update_is_made(health, config.nonfinite)
         trained = state.replace(
             params=params, opt_state=opt_state, health=health, fixed=None, **followers
         )
@@ -173,29 +172,3 @@ def _followers(
         if "teacher" in state.variables:
             found["variables"]["teacher"] = follow(state.variables["teacher"], variables)
     return found
-
-
-def _examine(state: TrainState, loss: jax.Array, grads: dict, spike: Spike) -> Health:
-    """The health after a step with this loss and these gradients.
-
-    Args:
-      spike: the section of the config.
-    """
-    old = state.health
-    bad_tensors = jnp.stack(
-        [~jnp.isfinite(jnp.sum(g, dtype=jnp.float32)) for g in jax.tree.leaves(grads)]
-    )
-    bad = ~jnp.isfinite(loss) | bad_tensors.any()
-    good_steps = state.step - old.skipped
-    if spike.factor:
-        bad |= (good_steps >= spike.memory) & (loss > spike.factor * old.mean_loss)
-    # The mean of all losses at first, then one that forgets.
-    weight = 1 / (1 + jnp.minimum(good_steps, spike.memory - 1).astype(jnp.float32))
-    mean_loss = old.mean_loss + weight * (loss - old.mean_loss)
-    return Health(
-        first_bad_step=jnp.where((old.first_bad_step < 0) & bad, state.step, old.first_bad_step),
-        bad_tensors=jnp.where(bad, bad_tensors, old.bad_tensors),
-        in_a_row=jnp.where(bad, old.in_a_row + 1, 0),
-        skipped=old.skipped + bad,
-        mean_loss=jnp.where(bad, old.mean_loss, mean_loss),
-    )

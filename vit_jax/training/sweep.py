@@ -25,10 +25,11 @@ from vit_jax.base.schema import nearest, walk
 from vit_jax.checkpoints import reading
 from vit_jax.config import config_class
 from vit_jax.data import splits
+from vit_jax.evaluation import best_metric
 from vit_jax.training.assembly import resolve
 from vit_jax.training.guards import changed_fields
+from vit_jax.training.health import NonFiniteError
 from vit_jax.training.loop import train
-from vit_jax.training.progress import NonFiniteError
 
 
 def sweep(
@@ -42,8 +43,8 @@ def sweep(
     """Chooses a setting as papers do, and says how good it is:
 
     1. every setting of the grid is trained without the examples `select`, in WORKDIR/select/SETTING;
-    2. the one with the best accuracy on `select` wins, of equal ones that with the lower loss; one
-       whose loss ceased to be finite cannot;
+    2. the one with the best `config.eval.best` on `select` wins, of equal ones that with the lower
+       loss; one whose loss ceased to be finite cannot;
     3. it is trained on all examples, `select` included, with `seeds` seeds from `config.seed` on, in
        WORKDIR/final/seed_SEED, and evaluated on `config.data.eval_split`.
 
@@ -59,9 +60,10 @@ def sweep(
       seeds: how many final runs.
 
     Returns:
-      `train`, `select`, `all`: the splits; `settings`: each with its accuracy and loss on `select`
+      `train`, `select`, `all`: the splits; `metrics`: those that are compared, the best and, if it
+      is another, the loss; `settings`: each with these on `select`
       (`None` where it diverged); `chosen`: its fields; `seeds`: the last evaluation of each;
-      `accuracy`, `loss`: `mean` and `std` over seeds (n - 1; `None` of a single seed).
+      of each metric `mean` and `std` over seeds (n - 1; `None` of a single seed).
 
     Raises:
       ConfigError: before anything is trained, for a grid or split that makes no sense.
@@ -77,19 +79,23 @@ def sweep(
             result = _result(run, workdir / "select" / name)
         except NonFiniteError as error:
             logging.warning("%s: %s", name, error)
-            result = {"accuracy": None, "loss": None}
-        tried.append({"setting": setting, **{k: result[k] for k in ("accuracy", "loss")}})
-    survived = [one for one in tried if one["accuracy"] is not None]
+            result = {}
+        tried.append((setting, result))
+    survived = [one for one in tried if one[1]]
     if not survived:
         raise NonFiniteError(f"the loss of every setting in {workdir}/select ceased to be finite")
-    chosen = min(survived, key=lambda one: (-one["accuracy"], one["loss"]))["setting"]
+    best, sign = best_metric(config.eval.best, survived[0][1])
+    metrics = list(dict.fromkeys((best, *(["loss"] if "loss" in survived[0][1] else []))))
+    chosen = min(survived, key=lambda one: (-sign * one[1][best], one[1].get("loss", 0.0)))[0]
     final = []
     for seed in range(config.seed, config.seed + seeds):
         run = _with(config, {**chosen, "data.train_split": whole, "seed": seed})
         final.append({"seed": seed, **_result(run, workdir / "final" / f"seed_{seed}")})
     summary = {
-        "train": part, "select": select, "all": whole, "settings": tried, "chosen": chosen, "seeds": final,
-        **{name: _spread([one[name] for one in final]) for name in ("accuracy", "loss")},
+        "train": part, "select": select, "all": whole, "metrics": metrics,
+        "settings": [{"setting": s} | {name: r.get(name) for name in metrics} for s, r in tried],
+        "chosen": chosen, "seeds": final,
+        **{name: _spread([one[name] for one in final]) for name in metrics},
     }  # fmt: skip
     if jax.process_index() == 0:
         (workdir / "sweep.json").write_text(json.dumps(summary, indent=1) + "\n")
@@ -131,21 +137,26 @@ def divide(train_split: str, select: str = "") -> tuple[str, str, str]:
 
 def table(summary: dict) -> str:
     """What `sweep` returned, for people."""
+    metrics = summary["metrics"]
+    names = " and ".join(metrics)
     rows = [
         f"  {_name(one['setting']):<40} "
-        + ("diverged" if one["accuracy"] is None else f"{one['accuracy']:.4f}  {one['loss']:.4f}")
+        + ("diverged" if one[metrics[0]] is None else _figures(one, metrics))
         + ("  chosen" if one["setting"] == summary["chosen"] else "")
         for one in summary["settings"]
     ]
-    rows = [f"accuracy and loss on {summary['select']}, trained on {summary['train']}:", *rows]
-    rows += [f"accuracy and loss, trained on {summary['all']}:"]
+    rows = [f"{names} on {summary['select']}, trained on {summary['train']}:", *rows]
+    rows += [f"{names}, trained on {summary['all']}:"]
     rows += [
-        f"  {'seed ' + str(one['seed']):<40} {one['accuracy']:.4f}  {one['loss']:.4f}"
-        for one in summary["seeds"]
+        f"  {'seed ' + str(one['seed']):<40} {_figures(one, metrics)}" for one in summary["seeds"]
     ]
-    accuracy, n = summary["accuracy"], len(summary["seeds"])
-    spread = "" if accuracy["std"] is None else f" ± {accuracy['std']:.4f}"
-    return "\n".join([*rows, f"accuracy {accuracy['mean']:.4f}{spread} (n = {n})"])
+    best, n = summary[metrics[0]], len(summary["seeds"])
+    spread = "" if best["std"] is None else f" ± {best['std']:.4f}"
+    return "\n".join([*rows, f"{metrics[0]} {best['mean']:.4f}{spread} (n = {n})"])
+
+
+def _figures(result: dict, metrics: list[str]) -> str:
+    return "  ".join(f"{result[name]:.4f}" for name in metrics)
 
 
 def _settings(config: ConfigDict, grid: Mapping[str, Sequence]) -> dict[str, dict]:
@@ -182,8 +193,8 @@ def _with(config: ConfigDict, fields: dict) -> ConfigDict:
 
 def _result(config: ConfigDict, workdir: epath.Path) -> dict[str, float]:
     """What a run ended with, be it now or before."""
-    ended = workdir / "result.json"
-    if not ended.is_file():
+    ended = paths.read_json(workdir / "result.json")
+    if ended is None:
         return train(config, workdir)
     saved = reading.newest_description(workdir)
     now = dataclasses.asdict(resolve(config, workdir))
@@ -196,7 +207,7 @@ def _result(config: ConfigDict, workdir: epath.Path) -> dict[str, float]:
         raise ConfigError(
             f"{workdir} holds a run with another config, in {'; '.join(changed)}. Use another --workdir"
         )
-    return json.loads(ended.read_text())
+    return ended
 
 
 def _spread(values: list[float]) -> dict[str, float | None]:

@@ -1,0 +1,59 @@
+"""Where the time of a run goes, over its restarts, and what ends one in which nothing moves."""
+
+import json
+import time
+
+import jax
+import pytest
+from etils import epath
+
+from vit_jax.config import Hosts
+from vit_jax.training.clock import KINDS, Clock
+
+
+def test_every_second_counts_once_as_what_it_was_spent_on(tmp_path):
+    began = time.monotonic()
+    clock = Clock(epath.Path(tmp_path), Hosts(), write=True)
+    clock.training()
+    with clock.during("evaluate"):
+        time.sleep(0.05)
+    for _ in clock.each(iter([1]), "input"):
+        time.sleep(0.02)
+    shares = clock.shares()
+    assert set(shares) == set(KINDS) and sum(shares.values()) == pytest.approx(1, abs=0.01)
+    assert clock.seconds["evaluate"] == pytest.approx(0.05, abs=0.03)
+    assert clock.seconds["steps"] >= 0.02
+    assert sum(clock.seconds.values()) <= time.monotonic() - began
+
+
+def test_what_a_restart_repeats_is_lost_and_the_time_between_is_told(tmp_path):
+    seconds = dict.fromkeys(KINDS, 1.0) | {"steps": 100.0, "input": 10.0}
+    entry = {"seconds": seconds, "written": time.time() - 7}
+    (tmp_path / "goodput.json").write_text(json.dumps(entry))
+    clock = Clock(epath.Path(tmp_path), Hosts(), write=True)
+    clock.resumed_from({"steps": 60.0, "input": 8.0}, 0.0)
+    assert (clock.seconds["steps"], clock.seconds["input"]) == (60.0, 8.0)
+    assert clock.seconds["lost"] == 1 + 40 + 2
+    assert clock.seconds["down"] == pytest.approx(8, abs=0.5)
+    clock.write()
+    assert json.loads((tmp_path / "goodput.json").read_text())["seconds"]["lost"] == 43
+
+
+@pytest.mark.parametrize("text", ["", '{"seconds": {"st', "[]", '{"other": 1}'])
+def test_a_file_that_cannot_be_read_is_no_reason_to_stop(tmp_path, text):
+    (tmp_path / "goodput.json").write_text(text)
+    clock = Clock(epath.Path(tmp_path), Hosts(), write=True)
+    assert sum(clock.seconds.values()) == 0
+    clock.write()
+    assert json.loads((tmp_path / "goodput.json").read_text())["seconds"]["start"] > 0
+
+
+def test_steps_that_the_devices_still_work_on_are_not_counted_as_what_comes_after(tmp_path):
+    work = jax.jit(lambda x: jax.lax.fori_loop(0, 60, lambda _, y: y @ y / 1000, x))
+    x = jax.numpy.ones((500, 500))
+    jax.block_until_ready(work(x))
+    clock = Clock(epath.Path(tmp_path), Hosts(), write=True)
+    clock.training()
+    with clock.during("evaluate", after=work(x)):
+        pass
+    assert clock.seconds["steps"] > 5 * clock.seconds["evaluate"]

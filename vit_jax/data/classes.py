@@ -1,0 +1,70 @@
+"""Classes by name: labels of one data set as another, or a model, counts them."""
+
+import dataclasses
+
+from absl import logging
+
+from vit_jax.base.errors import ConfigError
+from vit_jax.data.record import Record, Source
+
+_NAMED = 5  # classes in a message
+
+
+@dataclasses.dataclass(frozen=True)
+class Relabelled:
+    """A source whose labels are numbered anew: `numbers[old]` is the new one."""
+
+    source: Source
+    classes: tuple[str, ...]
+    numbers: tuple[int, ...]
+
+    @property
+    def multi_label(self) -> bool:
+        """As in the source."""
+        return self.source.multi_label
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> Record:
+        record = self.source[index]
+        label = record.label
+        several = isinstance(label, tuple)
+        new = tuple(self.numbers[one] for one in label) if several else self.numbers[label]
+        return dataclasses.replace(record, label=new)
+
+
+def with_classes(source: Source, classes: tuple[str, ...]) -> Source:
+    """The source with labels that count `classes`, which are matched by their names. The source may
+    have some of them only.
+
+    Classes of one side that are mere numbers are taken in their order, which is said.
+
+    Raises:
+      ConfigError: the source has no labels, or a class that is not among them.
+    """
+    if source.classes == classes:
+        return source
+    if not source.classes:
+        raise ConfigError("the examples to evaluate on have no labels")
+    number = {name: i for i, name in enumerate(classes)}
+    unknown = [name for name in source.classes if name not in number]
+    if not unknown:
+        return Relabelled(source, classes, tuple(number[name] for name in source.classes))
+    if len(source.classes) == len(classes) and (_numbered(classes) or _numbered(source.classes)):
+        logging.warning(
+            "the %d classes of the model and of the data have other names, and one side only has "
+            "numbers: they are taken in their order", len(classes),
+        )  # fmt: skip
+        return Relabelled(source, classes, tuple(range(len(classes))))
+    others = " and others" if len(unknown) > _NAMED else ""
+    raise ConfigError(
+        f"the data has {len(source.classes)} classes, the model {len(classes)}, and they are not the "
+        f"same: the model knows no {', '.join(map(repr, unknown[:_NAMED]))}{others}; it knows "
+        f"{', '.join(map(repr, classes[:_NAMED]))}, …. Classes are matched by name: rename those of "
+        "the data, or give the data a classes.txt"
+    )
+
+
+def _numbered(classes: tuple[str, ...]) -> bool:
+    return classes == tuple(map(str, range(len(classes))))

@@ -1,0 +1,99 @@
+"""What an evaluator is: a judgement of a model as it trains, or of one in a checkpoint."""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+from flax import nnx
+from jax.sharding import Mesh
+
+from vit_jax.base.errors import ConfigError
+from vit_jax.base.schema import checked, nearest, option
+from vit_jax.config import Config, Data
+from vit_jax.models.registry import Weights
+from vit_jax.training.networks import Networks
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """The model that is evaluated, without weights.
+
+    Attributes:
+      config: of its run; `data` says how its images are cut and normalised.
+      model_config: the family's config.
+      definition: of the model.
+      classes: label names in the order of its logits; () for a model without a head.
+      networks: with what the objective owns; `None` outside of training.
+    """
+
+    config: Config
+    model_config: Any
+    definition: nnx.GraphDef
+    classes: tuple[str, ...]
+    networks: Networks | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A model with its weights.
+
+    Attributes:
+      weights: the averaged ones, if there is an average.
+      state: the whole training state, while training; else `None`.
+    """
+
+    weights: Weights
+    state: Any = None
+
+
+def _fields(changes: dict | tuple, name: str) -> tuple[tuple[str, Any], ...]:
+    """Fields of `config.data` and their values. Raises `ConfigError` for one that there is not."""
+    known = {field.name: field for field in dataclasses.fields(Data)}
+    changes = dict(changes)
+    for field in changes:
+        if field not in known:
+            raise ConfigError(f"{name}: config.data has no field {field!r}{nearest(field, known)}")
+    return tuple((f, checked(f"{name}.{f}", v, known[f])) for f, v in changes.items())
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What every evaluator takes; its own options come after these."""
+
+    prefix: str = option("", "before the names of its metrics; '': its name")
+    data: tuple = option(
+        (), "fields of config.data that are others here: {'name': 'cifar10'}", parse=_fields
+    )
+
+
+class Evaluator:
+    """Base of all evaluators. It opens its own data when it is made, before devices are used.
+
+    Attributes:
+      Options: its frozen dataclass of options.
+    """
+
+    Options: ClassVar[type] = Options
+
+    def __init__(self, options: Any, subject: Subject):
+        """Raises `ConfigError` for options or data that do not go with the model."""
+        self.options, self.subject = options, subject
+
+    def __call__(
+        self, trained: Trained, mesh: Mesh, watch: Callable[[Iterable], Iterable] = iter
+    ) -> dict[str, float]:
+        """Judges a model.
+
+        Args:
+          trained: its weights, on the mesh.
+          mesh: of all devices; set for what is traced.
+          watch: every iterable over batches goes through it: progress, signs of life.
+
+        Returns:
+          Metrics by name, the same in all processes.
+        """
+        raise NotImplementedError
+
+    def data(self) -> Data:
+        """The section `data` of the run's config, with what the options change in it."""
+        return dataclasses.replace(self.subject.config.data, **dict(self.options.data))

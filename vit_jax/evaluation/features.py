@@ -1,0 +1,94 @@
+"""The features of a whole data set: what few-shot and nearest-neighbour evaluation have in common."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from vit_jax.base.errors import ConfigError
+from vit_jax.config import Data
+from vit_jax.data import loader, sources
+from vit_jax.data.classes import with_classes
+from vit_jax.data.record import Source
+from vit_jax.devices import meshes
+from vit_jax.evaluation.contract import Evaluator, Subject
+from vit_jax.evaluation.forward import make_forward
+from vit_jax.models.registry import Weights
+
+
+class Features(NamedTuple):
+    """Features of examples, with padding.
+
+    Attributes:
+      features: (…, D) float32.
+      label: (…) int32.
+      mask: (…) float32, 0 for padding.
+    """
+
+    features: jax.Array
+    label: jax.Array
+    mask: jax.Array
+
+
+class FeatureEvaluator(Evaluator):
+    """Base of evaluators of features: they learn from `train_split` and judge on `eval_split`, both
+    cut as for evaluation.
+    """
+
+    def __init__(self, options, subject: Subject):
+        super().__init__(options, subject)
+        data = self.data()
+        self.train = sources.open_source(data, data.train_split)
+        self.test = with_classes(sources.open_eval(data), self.train.classes)
+        if not self.train.classes or self.train.multi_label or self.test.multi_label:
+            raise ConfigError(
+                f"{type(self).__name__} needs examples with one label each, which {data.name!r} "
+                "does not have"
+            )
+        self._config = dataclasses.replace(subject.config, data=data)
+        self._forward = None
+
+    def batches(
+        self, source: Source, weights: Weights, mesh: Mesh, watch: Callable[[Iterable], Iterable]
+    ) -> Iterator[Features]:
+        """The features of `source`, a batch (B, …) at a time, cut over the mesh as batches are."""
+        if self._forward is None:
+            self._forward = _compiled(self.subject, self._config.data, mesh)
+        cut = meshes.batch_sharding(mesh)
+        with loader.eval_batches(source, self._config, cut) as batches:
+            for batch in watch(batches):
+                yield Features(
+                    self._forward(weights, batch["image"]), batch["label"], batch["mask"]
+                )
+
+
+def stacked(batches: Iterable[Features], mesh: Mesh) -> Features:
+    """All batches as one, (steps, B, …), still cut over the mesh: no device has them all."""
+    cut = NamedSharding(mesh, P(None, meshes.BATCH))
+    stack = jax.jit(lambda *xs: jnp.stack(xs), out_shardings=cut)
+    return Features(*(stack(*arrays) for arrays in zip(*batches, strict=True)))
+
+
+def on_host(batches: Iterable[Features], mesh: Mesh) -> tuple[np.ndarray, np.ndarray]:
+    """Features (n, D) float32 and labels (n,) of all examples, in their order, in every process."""
+    whole = jax.jit(lambda x: x, out_shardings=meshes.replicated(mesh))
+    rows = [jax.device_get(whole(batch)) for batch in batches]
+    features, label, mask = (np.concatenate(arrays) for arrays in zip(*rows, strict=True))
+    there = mask > 0
+    return features[there], label[there]
+
+
+def _compiled(
+    subject: Subject, data: Data, mesh: Mesh
+) -> Callable[[Weights, jax.Array], jax.Array]:
+    forward = make_forward(subject.definition, subject.model_config, data)
+
+    def features(weights: Weights, images: jax.Array) -> jax.Array:
+        return forward(weights, images).features.astype(jnp.float32)
+
+    return jax.jit(features, out_shardings=meshes.batch_sharding(mesh))

@@ -1,0 +1,61 @@
+"""The loss of what is learnt, on held-out examples: of objectives that need no labels."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from vit_jax.base.errors import ConfigError
+from vit_jax.data import loader, sources
+from vit_jax.data.augmentation.augment import normalize
+from vit_jax.devices import meshes
+from vit_jax.evaluation.contract import Evaluator, Options, Subject
+
+
+class Loss(Evaluator):
+    """`loss`, and what else the objective measures: means over the evaluated examples, which are
+    cut as for evaluation and not augmented. What the objective draws at random is the same each time.
+    """
+
+    Options = Options
+
+    def __init__(self, options: Options, subject: Subject):
+        super().__init__(options, subject)
+        if subject.networks is None:
+            raise ConfigError(
+                "config.eval.evaluators: 'loss' needs what the objective owns, which only a run that "
+                "is training has"
+            )
+        self.config = dataclasses.replace(subject.config, data=self.data())
+        self.source = sources.open_eval(self.config.data)
+        self._step = None
+
+    def __call__(self, trained, mesh, watch=iter):
+        """See `Evaluator`."""
+        self._step = self._step or jax.jit(self._sums, out_shardings=meshes.replicated(mesh))
+        totals: dict[str, float] = {}
+        with loader.eval_batches(self.source, self.config, meshes.batch_sharding(mesh)) as batches:
+            for number, batch in enumerate(watch(batches)):
+                sums = jax.device_get(self._step(trained.state, batch, number))
+                totals = {n: totals.get(n, 0.0) + float(value) for n, value in sums.items()}
+        count = totals.pop("examples")
+        return {name: total / max(count, 1) for name, total in totals.items()} | {
+            "examples": int(count)
+        }
+
+    def _sums(self, state, batch: dict, number: jax.Array) -> dict[str, jax.Array]:
+        here, data = self.subject.networks.for_devices(), self.config.data
+        objective = here.objective
+        params = state.params if state.ema is None else state.ema
+        average = None if state.teacher is None else (state.teacher, state.variables.get("teacher"))
+        learner = here.learner(
+            params, state.variables, step=state.step, average=average, fixed=state.fixed
+        )
+        dtype = jnp.dtype(here.model_config.dtype)
+        images = normalize(batch["image"], data.mean, data.std, dtype)
+        key = jax.random.fold_in(jax.random.key(self.config.seed), number)
+        given = {"image": images, **objective.targets(batch)}
+        loss, metrics = objective(learner, given, nnx.Rngs(dropout=key))
+        sums = {n: jnp.sum(x * batch["mask"]) for n, x in (metrics | {"loss": loss}).items()}
+        return sums | {"examples": batch["mask"].sum()}

@@ -1,0 +1,34 @@
+"""Evaluates a trained model from its checkpoint."""
+
+from collections.abc import Callable, Iterable
+
+import jax
+
+from vit_jax import evaluation
+from vit_jax.checkpoints.reading import Run
+from vit_jax.config import Config
+from vit_jax.devices import meshes
+from vit_jax.evaluation.contract import Subject, Trained
+from vit_jax.models import registry
+
+
+def evaluate_run(
+    run: Run, config: Config, watch: Callable[[Iterable], Iterable] = iter
+) -> dict[str, float]:
+    """All metrics of `config.eval.evaluators`.
+
+    Args:
+      run: from `reading.load_run`.
+      config: the run's, perhaps with other fields in its sections `data` and `eval`.
+      watch: see `Evaluator`.
+
+    Raises:
+      ConfigError: the data does not go with the model, or there is no such evaluator.
+    """
+    definition, weights = registry.split(run.model)
+    classes = run.classes if run.model_config.num_classes else ()
+    subject = Subject(config, run.model_config, definition, classes)
+    suite = evaluation.make(config.eval.evaluators, subject)
+    mesh = meshes.replica_mesh()
+    with jax.set_mesh(mesh):
+        return suite(Trained(weights), mesh, watch)

@@ -1,0 +1,160 @@
+"""The clock of a run: what its time goes into, over all its restarts, and whether anything moves.
+
+One thing is done at any time, and one clock knows which: its seconds are counted, and a run in which
+nothing has moved for too long is ended, so that it can be started again. (A process that is dead is
+found by the others, see `devices/processes.py`; one that lives and waits for ever, for a disk, a lock
+or another process, is found here.)
+"""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+from absl import logging
+from etils import epath
+
+from vit_jax.base import paths
+from vit_jax.config import Hosts
+from vit_jax.devices import processes
+
+KINDS = {
+    "steps": "training steps that count",
+    "compile": "compiling the step",
+    "input": "waiting for input",
+    "save": "saving",
+    "evaluate": "evaluating",
+    "start": "starting, up to the first step",
+    "lost": "training steps that a restart had to repeat",
+    "down": "between a process and the one that went on",
+}
+_MOVING = ("steps", "input")  # what may take `step_minutes`; all else `other_minutes`
+
+
+class Clock:
+    """Seconds of a run by `KINDS`, kept in WORKDIR/goodput.json by one process.
+
+    What was counted as steps since the checkpoint that a run is resumed from is lost. Time from the
+    last entry to the death of a process counts as down. As a context manager, it watches inside:
+    when nothing has moved for long, it ends the process, and with it all others of the run, with
+    exit code 42, after saying what every thread is doing.
+
+    Attributes:
+      seconds: by kind, up to the last change.
+    """
+
+    def __init__(self, workdir: epath.Path, hosts: Hosts, *, write: bool):
+        """Args: write: whether this process keeps the file; all of them count."""
+        self._path, self._write = workdir / "goodput.json", write
+        self._minutes = {kind: hosts.step_minutes for kind in _MOVING}
+        self._other_minutes = hosts.other_minutes
+        self.seconds = dict.fromkeys(KINDS, 0.0)
+        self._began = time.monotonic()
+        self._before = 0.0
+        self._kind, self._since = "start", self._began
+        self._moved = ("start", self._began)
+        self._ended = threading.Event()
+        saved = paths.read_json(self._path) if write else None
+        if saved and {"seconds", "written"} <= saved.keys():
+            self.seconds |= saved["seconds"]
+            self.seconds["down"] += max(time.time() - saved["written"], 0)
+
+    def __enter__(self) -> "Clock":
+        self._thread = threading.Thread(target=self._watch, name="vit_jax-clock", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def resumed_from(self, seconds: dict[str, float], training_seconds: float) -> None:
+        """Goes on from a checkpoint.
+
+        Args:
+          seconds: as they were when it was saved.
+          training_seconds: the same of `training_seconds`.
+        """
+        for kind in _MOVING:
+            lost = max(self.seconds[kind] - seconds[kind], 0)
+            self.seconds[kind] -= lost
+            self.seconds["lost"] += lost
+        self._before = training_seconds
+
+    @property
+    def training_seconds(self) -> float:
+        """Of training, with all that belongs to it, over all restarts."""
+        return self._before + time.monotonic() - self._began
+
+    @contextlib.contextmanager
+    def during(self, kind: str, after: Any = None) -> Iterator[None]:
+        """What is done in here counts as `kind`.
+
+        Args:
+          after: arrays that the devices are still working on; waiting for them counts as what was
+            done before.
+        """
+        jax.block_until_ready(after)
+        before = self._count_as(kind)
+        try:
+            yield
+        finally:
+            self._count_as(before)
+
+    def training(self) -> None:
+        """From now on everything that is nothing else counts as steps."""
+        self._count_as("steps")
+
+    def each(self, items: Iterable, kind: str) -> Iterator:
+        """The items; waiting for them counts as `kind`, and each of them as a sign of life."""
+        items = iter(items)
+        while True:
+            with self.during(kind):
+                item = next(items, self)
+            if item is self:
+                return
+            yield item
+
+    def read(self) -> dict[str, float]:
+        """`seconds` up to now."""
+        self._count_as(self._kind)
+        return dict(self.seconds)
+
+    def shares(self) -> dict[str, float]:
+        """Every kind's share of the time so far."""
+        seconds = self.read()
+        total = sum(seconds.values())
+        return {kind: value / total for kind, value in seconds.items()}
+
+    def write(self) -> None:
+        """Keeps what was counted."""
+        seconds = self.read()
+        if self._write:
+            entry = json.dumps({"seconds": seconds, "written": time.time()})
+            try:
+                paths.write_whole(self._path, entry + "\n")
+            except OSError as error:
+                logging.error("%s cannot be written: %s", self._path, error)
+
+    def _count_as(self, kind: str) -> str:
+        now, before = time.monotonic(), self._kind
+        self.seconds[before] += now - self._since
+        self._kind, self._since = kind, now
+        self._moved = (kind, now)  # one assignment, since another thread reads it
+        return before
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.5):
+            kind, since = self._moved
+            minutes = self._minutes.get(kind, self._other_minutes)
+            if 0 < minutes * 60 < time.monotonic() - since:
+                what = "a step" if kind in _MOVING else KINDS[kind]
+                processes.leave(
+                    f"nothing has moved for {minutes:g} minutes in {what}; what every thread is "
+                    "doing stands above. Start the run again: it goes on from the last checkpoint",
+                    processes.START_AGAIN,
+                    stacks=True,
+                )

@@ -1,0 +1,99 @@
+"""The state that a run goes on from: that of its newest good checkpoint, or else the first."""
+
+import dataclasses
+
+import jax
+from absl import logging
+
+from vit_jax.base.errors import ConfigError
+from vit_jax.checkpoints import saving
+from vit_jax.interchange import loading
+from vit_jax.training import state as states
+from vit_jax.training.assembly import Assembly
+from vit_jax.training.clock import KINDS
+from vit_jax.training.guards import changed_fields
+from vit_jax.training.networks import OWN
+from vit_jax.training.state import TrainState
+
+
+@dataclasses.dataclass
+class Start:
+    """Finds or makes the state to go on from; asked again after a rollback.
+
+    Attributes:
+      assembly, checkpoints: of the run.
+      description: of the run as it is now.
+      like: shapes, dtypes and shardings of the state.
+      saved: what the checkpoint said that was restored, or what one says of a new run.
+    """
+
+    assembly: Assembly
+    checkpoints: saving.Checkpoints
+    description: dict
+    like: TrainState
+    saved: dict = dataclasses.field(init=False)
+
+    def __call__(self) -> TrainState:
+        """The state.
+
+        Raises:
+          ConfigError: the run that was begun is another one.
+          CheckpointError: there are checkpoints, and none can be read; or the one to start from.
+        """
+        self.saved = {"seconds": 0.0, "goodput": dict.fromkeys(KINDS, 0.0), "best": None}
+        restored = self.checkpoints.restore_latest(self.like.parts(), self._check_same_run)
+        if restored:
+            step, parts = restored
+            logging.info("resumed at step %d of %d", step, self.assembly.total_steps)
+            state = self.like.with_parts(parts)
+        else:
+            state = states.create(self.assembly.init, self.assembly.config.seed, self.like)
+            if self.assembly.config.init_from:
+                state = start_from(self.assembly, state)
+        return self._with_teacher(state)
+
+    def _check_same_run(self, saved: dict) -> None:
+        """Raises `ConfigError` if the run that was saved is another one."""
+        self.saved |= saved
+        changed = changed_fields(saved, self.description)
+        if not changed:
+            return
+        message = (
+            f"the config differs from the one this run was started with, in {'; '.join(changed)}"
+        )
+        if self.assembly.config.checkpoint.on_config_change == "error":
+            raise ConfigError(
+                f"{message}. Use another --workdir, or --config.checkpoint.on_config_change=allow"
+            )
+        if jax.process_index() == 0:
+            logging.warning("%s; going on, as config.checkpoint.on_config_change says", message)
+
+    def _with_teacher(self, state: TrainState) -> TrainState:
+        """`state` with the weights of a fixed teacher, which are not saved with it."""
+        teacher = self.assembly.networks.teacher
+        if teacher is None:
+            return state
+        weights = loading.load_weights_like(
+            teacher.path, self.like.fixed, teacher.config, where="config.objective.teacher"
+        )
+        return state.replace(fixed=weights)
+
+
+def start_from(assembly: Assembly, state: TrainState) -> TrainState:
+    """`state` with the parameters of `config.init_from` in place of the new ones, except those to
+    reset; what the objective owns stays new.
+    """
+    config = assembly.config
+    own = {name: tree for name, tree in state.params.items() if name == OWN}
+    params = own | loading.load_params(
+        config.init_from,
+        {name: tree for name, tree in state.params.items() if name != OWN},
+        assembly.model_config,
+        reset=config.init_reset,
+        resize=config.init_resize,
+    )
+    return state.replace(
+        params=params,
+        ema=None if state.ema is None else jax.tree.map(lambda p: p.copy(), params),
+        teacher=None if state.teacher is None else jax.tree.map(lambda p: p.copy(), params),
+    )
