@@ -449,6 +449,8 @@ def load_config(spec: str) -> ConfigDict:
         sys.path.insert(0, folder)
     module_spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(module_spec)
+    # A recipe may define a family, and dataclasses look their module up.
+    sys.modules.setdefault(path.stem, module)
     module_spec.loader.exec_module(module)
     if not hasattr(module, "get_config"):
         raise ConfigError(f"--config={spec}: {name} defines no function get_config")

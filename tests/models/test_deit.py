@@ -137,18 +137,18 @@ def test_logits_are_the_mean_of_two_heads_which_are_also_given_apart(kit):
     for i, name in enumerate(("head", "head_distilled")):
         head = parameters[name]
         expected = output.tokens[:, i].astype(np.float64) @ head["kernel"] + head["bias"]
-        np.testing.assert_allclose(output.head_logits[:, i], expected, atol=1e-5)
-    np.testing.assert_allclose(output.logits, output.head_logits.mean(axis=1), atol=1e-6)
+        np.testing.assert_allclose(output.exits[i], expected, atol=1e-5)
+    np.testing.assert_allclose(output.logits, output.exits.mean(axis=0), atol=1e-6)
     np.testing.assert_allclose(output.features, output.tokens[:, :2].mean(axis=1), atol=1e-6)
-    assert output.head_logits.dtype == output.logits.dtype == np.float32
-    assert np.abs(output.head_logits[:, 0] - output.head_logits[:, 1]).max() > 0.1
-    assert kit.run(kit.config(), kit.parameters(kit.config()), kit.images).head_logits is None
+    assert output.exits.dtype == output.logits.dtype == np.float32
+    assert np.abs(output.exits[0] - output.exits[1]).max() > 0.1
+    assert kit.run(kit.config(), kit.parameters(kit.config()), kit.images).exits is None
 
 
 def test_a_distilled_model_without_head_has_features_only(kit):
     config = kit.config(distilled=True, num_classes=0)
     output = kit.run(config, kit.parameters(config), kit.images)
-    assert output.logits is None and output.head_logits is None and output.features.shape == (4, 16)
+    assert output.logits is None and output.exits is None and output.features.shape == (4, 16)
 
 
 def test_supervised_learning_moves_both_heads_and_both_tokens(kit):
@@ -168,10 +168,10 @@ def test_supervised_learning_moves_both_heads_and_both_tokens(kit):
 def test_a_distillation_token_may_be_there_and_not_be_read(kit):
     both, one = (kit.config(distilled=True, distillation_head=head) for head in (True, False))
     parameters = kit.parameters(both)
-    expected = kit.run(both, parameters, kit.images).head_logits[:, 0]
+    expected = kit.run(both, parameters, kit.images).exits[0]
     del parameters["head_distilled"]
     output = kit.run(one, parameters, kit.images)
-    assert output.head_logits is None
+    assert output.exits is None
     np.testing.assert_allclose(output.logits, expected, atol=1e-6)
     np.testing.assert_array_equal(output.features, output.tokens[:, 0])
 

@@ -47,7 +47,7 @@ def test_operations_are_those_of_the_resnet_and_of_the_vit_above(name):
     body = vit.flops() - patches * vit.patch**2 * 3
     assert (
         config.flops()
-        == config.backbone.flops() + body + patches * config.patch**2 * config.backbone.channels
+        == config.backbone.flops() + body + patches * config.patch**2 * config.backbone.outputs
     )
 
 

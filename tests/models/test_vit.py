@@ -402,9 +402,9 @@ def test_without_a_head_there_are_features_and_no_logits(kit):
         ("ViT-B/16", {"pool": "cls"}, "model.pool = 'cls' is not one of token, mean, map"),
         ("ViT-B/16", {"dept": 3}, "no option 'dept'; did you mean 'depth'"),
         ("ViT-B/16", {"patch": 0}, "model.patch = 0 must be at least 1"),
-        ("ViT-B/16", {"dropout": 1.0}, "model.dropout = 1.0 is a probability"),
-        ("ViT-B/16", {"drop_path": 1.5}, "model.drop_path = 1.5 is a probability"),
-        ("ViT-B/16", {"representation": True}, "say 768, the model's width, not True"),
+        ("ViT-B/16", {"dropout": 1.0}, "model.dropout = 1.0 must be below 1"),
+        ("ViT-B/16", {"drop_path": 1.5}, "model.drop_path = 1.5 must be below 1"),
+        ("ViT-B/16", {"representation": True}, "model.representation = True must be a number"),
         (
             "ViT-mu/16",
             {"width": 6, "position": "sincos2d"},
@@ -419,5 +419,7 @@ def test_what_is_no_model_is_an_error_that_says_so(name, options, words):
 
 def test_images_of_another_size_are_an_error(kit):
     config = kit.config()
-    with pytest.raises(ValueError, match=r"images of \(16, 12\) given to a model for 12x12"):
+    with pytest.raises(
+        ValueError, match=r"images of \(16, 12, 3\) given to a model for \(12, 12, 3\)"
+    ):
         kit.apply(config, kit.parameters(config), np.zeros((1, 16, 12, 3), np.float32))

@@ -11,6 +11,8 @@ import pytest
 from vit_jax import optim
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
+from vit_jax.models import registry
+from vit_jax.optim.multipliers import learning_rates
 
 
 def flat(tree):
@@ -207,7 +209,7 @@ def test_wrong_fields_are_errors_that_name_them(kit, fields, message):
 def test_layer_decay_without_layers_is_an_error(kit):
     with pytest.raises(
         ConfigError,
-        match="layer_decay needs a model with exactly one stack of layers .found: none.",
+        match="layer_decay needs a model that says .* exactly one stack of them .found: none.",
     ):
         kit.make(kit.config(layer_decay=0.9), {"head": {"kernel": np.zeros((2, 2), np.float32)}})
 
@@ -251,3 +253,22 @@ def test_ema_of_a_constant_is_that_constant_bit_for_bit(kit):
     jax.tree.map(
         np.testing.assert_array_equal, optim.ema_update(params, params, 0.9999, 10**6), params
     )
+
+
+def test_layer_decay_counts_through_several_stacks(kit):
+    config = registry.model_config("BiT-R26x1", units=(2, 1, 3))
+    assert list(config.layers.values()) == [1, 1, 1, 1, 2]
+    shapes = {
+        "backbone/root/conv/kernel": (7, 7, 3, 64),
+        "backbone/stages/1/first/conv1/kernel": (1, 1, 64, 64),
+        "backbone/stages/1/layers/conv1/kernel": (1, 1, 1, 256, 64),
+        "backbone/stages/3/layers/norm1/scale": (2, 1024),
+        "norm/scale": (1024,),
+        "objective/layers/kernel": (4, 2, 2),
+    }
+    found = learning_rates(kit.config(layer_decay=0.5), shapes, config.layers)
+    assert found["backbone/root/conv/kernel"] == 0.5**7
+    assert found["backbone/stages/1/first/conv1/kernel"] == 0.5**6
+    np.testing.assert_array_equal(found["backbone/stages/1/layers/conv1/kernel"].ravel(), [0.5**5])
+    np.testing.assert_array_equal(found["backbone/stages/3/layers/norm1/scale"], [[0.25], [0.5]])
+    assert found["norm/scale"] == found["objective/layers/kernel"] == 1

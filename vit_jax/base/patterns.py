@@ -16,6 +16,7 @@ import jax
 from vit_jax.base.errors import ConfigError
 
 Value = TypeVar("Value")
+STACK = "layers"  # the name below which parameters hold all layers along their leading axis
 
 
 def names(tree: Any) -> list[str]:
@@ -39,7 +40,7 @@ def is_stacked(name: str) -> bool:
     """Whether the parameter holds all layers along its leading axis: a component of its path is
     `layers`.
     """
-    return "layers" in name.split("/")
+    return STACK in name.split("/")
 
 
 def first_match(rules: Iterable[tuple[str, Value]], name: str, default: Value) -> Value:

@@ -10,7 +10,7 @@ from flax import nnx
 
 from vit_jax.data.augmentation.augment import normalize
 from vit_jax.models import execution, registry
-from vit_jax.models.layers import ModelOutput
+from vit_jax.models.contract import ModelOutput
 from vit_jax.models.registry import Weights
 
 

@@ -8,19 +8,22 @@ from typing import ClassVar
 import jax
 from flax import nnx
 
+from vit_jax.base import sizes
+from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
+from vit_jax.base.sizes import Size
 from vit_jax.models import recompute
 from vit_jax.models.execution import AUTO
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Base of a family's `Config`. `image_size` in pixels comes from the data."""
+    """Base of a family's `Config`. `image_size` in pixels, and `channels`, come from the data."""
 
     # Of every layer: XLA's CPU back end has convolutions in float32 only.
     convolutional: ClassVar[bool] = False
 
-    image_size: int
+    image_size: Size
     num_classes: int = option(1000, "outputs of the head; 0: no head", minimum=0, fitted=True)
     head_init: str = option(
         "zeros", "initial head kernel: zeros, or normal with std 0.02", choices=("zeros", "normal")
@@ -53,13 +56,41 @@ class Options:
         minimum=AUTO,
         role="compute",
     )
+    channels: int = 3
+
+    @property
+    def height_width(self) -> tuple[int, int]:
+        """Of the images, in pixels."""
+        return sizes.height_width(self.image_size)
+
+    @property
+    def layers(self) -> dict[str, int]:
+        """The network's layers from input to output, as layer-wise decay counts them: the beginning
+        of their parameters' names, and how many there are. Stacked ones end in `layers`.
+        """
+        return {}
 
 
-def check_size(images: jax.Array, config: Options) -> None:
-    """Raises `ValueError` unless images (B, H, W, C) have the one size that the model is for."""
-    size = config.image_size
-    if images.shape[1:3] != (size, size):
-        raise ValueError(f"images of {images.shape[1:3]} given to a model for {size}x{size}")
+def patch_grid(config) -> tuple[int, int]:
+    """How many patches of side `config.patch` an image has, down and across.
+
+    Raises:
+      ConfigError: the patches do not divide the image.
+    """
+    height, width = config.height_width
+    if height % config.patch or width % config.patch:
+        raise ConfigError(
+            f"image size {sizes.text(config.image_size)} cannot be cut into patches of "
+            f"{config.patch}: choose a multiple of it"
+        )
+    return height // config.patch, width // config.patch
+
+
+def check_images(images: jax.Array, config: Options) -> None:
+    """Raises `ValueError` unless images (B, H, W, C) have the one shape that the model is for."""
+    shape = (*config.height_width, config.channels)
+    if images.shape[1:] != shape:
+        raise ValueError(f"images of {images.shape[1:]} given to a model for {shape}")
 
 
 def head(width: int, config, rngs: nnx.Rngs) -> nnx.Linear:

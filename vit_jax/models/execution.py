@@ -108,11 +108,15 @@ def told(config, mesh: Mesh) -> str:
             size = config.width // config.heads
             kind = attention(config.attention, tokens=config.tokens, head_size=size, dtype=dtype)
             parts.append(f"attention: {kind}")
-        depth = config.depth if hasattr(config, "depth") else max(config.units)
+        depth = max((n for name, n in config.layers.items() if name.endswith("layers")), default=0)
         policy = remat(config)
-        side_by_side = unrolled(config.unroll, depth, policy)
-    layers = {1: "scanned", depth: "unrolled"}.get(side_by_side, f"{side_by_side} at a time")
-    parts += [f"layers: {layers}", f"remat: {policy}", f"computed in: {dtype}"]
+        if depth:
+            side_by_side = unrolled(config.unroll, depth, policy)
+            layers = {1: "scanned", depth: "unrolled"}.get(
+                side_by_side, f"{side_by_side} at a time"
+            )
+            parts += [f"layers: {layers}"]
+    parts += [f"remat: {policy}", f"computed in: {dtype}"]
     if dtype != config.dtype:
         parts[-1] += (
             f" ({config.dtype} would be emulated; config.model.dtype_on_cpu=same insists on it)"

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest, option
 from vit_jax.models import resnet, vit
@@ -42,9 +43,10 @@ class Config(vit.Config):
         object.__setattr__(self, "units", tuple(self.units))
         super().__post_init__()
         stride = self.backbone.stride * self.patch
-        if self.image_size % stride:
+        if any(side % stride for side in self.height_width):
             raise ConfigError(
-                f"image size {self.image_size} does not fit a hybrid of total stride {stride}: take a multiple of that"
+                f"image size {sizes.text(self.image_size)} does not fit a hybrid of total stride {stride}: "
+                "take a multiple of that"
             )
 
     @property
@@ -60,12 +62,14 @@ class Config(vit.Config):
             remat=self.remat,
             unroll=self.unroll,
             dtype_on_cpu=self.dtype_on_cpu,
+            channels=self.channels,
         )
 
     @property
     def grid(self) -> tuple[int, int]:
         """Patches down and across."""
-        return (self.backbone.grid[0] // self.patch,) * 2
+        height, width = self.backbone.grid
+        return height // self.patch, width // self.patch
 
     def flops(self) -> int:
         """Operations of one image's forward pass, counted as in the two parts."""
@@ -74,7 +78,7 @@ class Config(vit.Config):
             * self.grid[0]
             * self.grid[1]
             * self.patch**2
-            * (self.backbone.channels - 3)
+            * (self.backbone.outputs - self.channels)
             * self.width
         )
         return self.backbone.flops() + super().flops() + deeper_patches
@@ -124,7 +128,7 @@ class Embedding(PatchEmbedding):
     def __init__(self, config: Config, *, rngs: nnx.Rngs):
         super().__init__(
             config.patch,
-            config.backbone.channels,
+            config.backbone.outputs,
             config.width,
             dtype=jnp.dtype(config.dtype),
             rngs=rngs,

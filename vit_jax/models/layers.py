@@ -1,37 +1,13 @@
-"""What every family shares: the output contract, dtypes, MLP, dropout and stochastic depth.
-Attention is next door.
-"""
+"""What every family shares: MLP, norm, dropout and stochastic depth. Attention is next door."""
 
 import functools
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.models import products, recompute
 from vit_jax.models.activations import ACTIVATIONS
-
-
-@flax.struct.dataclass
-class ModelOutput:
-    """What every model returns.
-
-    Attributes:
-      logits: (B, classes) float32; `None` for a model without a head.
-      features: (B, D) the input of the last linear layer; what few-shot and retrieval use.
-      tokens: (B, N, D) after the last norm.
-      intermediates: on request, by name; e.g. `attention` (L, B, H, N, N) and `blocks` (L, B, N,
-        D). Empty otherwise.
-      head_logits: (B, 2, classes) float32, of a model with a class and a distillation head;
-        `logits` is their mean.
-    """
-
-    logits: jax.Array | None
-    features: jax.Array
-    tokens: jax.Array
-    intermediates: dict[str, jax.Array] = flax.struct.field(default_factory=dict)
-    head_logits: jax.Array | None = None
 
 
 class Mlp(nnx.Module):

@@ -12,8 +12,9 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest, option
 from vit_jax.models import classifier, execution, products, recompute, stack
 from vit_jax.models.activations import ACTIVATIONS
+from vit_jax.models.contract import ModelOutput
 from vit_jax.models.embeddings import PatchEmbedding
-from vit_jax.models.layers import ModelOutput, drop_path, layer_norm, split
+from vit_jax.models.layers import drop_path, layer_norm, split
 
 # depth, width, MLP width over channels, over tokens (Mixer Table 1).
 SIZES = {
@@ -55,24 +56,22 @@ class Config(classifier.Options):
     epsilon: float = option(1e-6, "of the layer norms", role="convention")
 
     def __post_init__(self):
-        if self.image_size % self.patch:
-            raise ConfigError(
-                f"image size {self.image_size} cannot be cut into patches of {self.patch}: take a multiple of the patch"
-            )
-        if not 0 <= self.drop_path < 1:
-            raise ConfigError(
-                f"model.drop_path = {self.drop_path} is a probability: at least 0 and below 1"
-            )
+        classifier.patch_grid(self)
 
     @property
     def grid(self) -> tuple[int, int]:
         """Patches down and across."""
-        return (self.image_size // self.patch,) * 2
+        return classifier.patch_grid(self)
 
     @property
     def tokens(self) -> int:
         """Tokens between the blocks."""
         return self.grid[0] * self.grid[1]
+
+    @property
+    def layers(self) -> dict[str, int]:
+        """See `classifier.Options`."""
+        return {"layers": self.depth}
 
     def flops(self) -> int:
         """Operations of one image's forward pass: matrix products only, a multiply-add counted as
@@ -80,7 +79,11 @@ class Config(classifier.Options):
         """
         n, d = self.tokens, self.width
         block = 4 * n * d * (self.token_mlp_dim + self.mlp_dim)
-        return 2 * n * self.patch**2 * 3 * d + self.depth * block + 2 * d * self.num_classes
+        return (
+            2 * n * self.patch**2 * self.channels * d
+            + self.depth * block
+            + 2 * d * self.num_classes
+        )
 
 
 def options_from_name(name: str) -> dict | None:
@@ -107,7 +110,9 @@ class Model(nnx.Module):
     def __init__(self, config: Config, *, rngs: nnx.Rngs):
         dtype = jnp.dtype(config.dtype)
         self.config = config
-        self.embedding = PatchEmbedding(config.patch, 3, config.width, dtype=dtype, rngs=rngs)
+        self.embedding = PatchEmbedding(
+            config.patch, config.channels, config.width, dtype=dtype, rngs=rngs
+        )
         self.layers = stack.stack(
             lambda rngs: Block(config, dtype=dtype, rngs=rngs), config.depth, rngs
         )
@@ -132,7 +137,7 @@ class Model(nnx.Module):
           capture: also return every block's output, `blocks` (L, B, N, D).
         """
         config = self.config
-        classifier.check_size(images, config)
+        classifier.check_images(images, config)
         stochastic = not deterministic and config.drop_path > 0
         if stochastic and rngs is None:
             raise ValueError("a model with stochastic depth needs rngs unless deterministic=True")

@@ -1,5 +1,5 @@
 """Model names to models. A new family is one module with `Config`, `Model`, `VARIANTS` and
-`options_from_name`, added to `FAMILIES`.
+`options_from_name`, added to `FAMILIES`, or registered by a recipe with `register`.
 """
 
 import dataclasses
@@ -12,9 +12,10 @@ from flax import nnx
 from vit_jax.base import schema, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest, option
+from vit_jax.base.sizes import Size
 from vit_jax.models import execution, hybrid, mixer, resnet, vit
 
-FAMILIES = (vit, hybrid, mixer, resnet)
+FAMILIES = [vit, hybrid, mixer, resnet]
 
 
 @dataclasses.dataclass
@@ -22,6 +23,12 @@ class Name:
     """What model; its other options default to what the name says."""
 
     name: str = option("ViT-B/16", "model: see 'vit_jax models'")
+
+
+def register(family) -> None:
+    """Adds a family from outside the package; before the recipe calls `default_config()`."""
+    if family not in FAMILIES:
+        FAMILIES.append(family)
 
 
 def config_classes() -> list[type]:
@@ -42,8 +49,12 @@ def fitted_options() -> list[str]:
     return list(dict.fromkeys(["image_size", *fitted]))
 
 
-def model_config(name: str, *, image_size: int = 224, **options):
+def model_config(name: str, *, image_size: Size | str = 224, channels: int = 3, **options):
     """The config of a model: what its name says, then `options`.
+
+    Args:
+      image_size: pixels of a side, or (height, width), or "HEIGHTxWIDTH".
+      channels: of the images.
 
     Raises:
       ConfigError: unknown name or option, or sizes that do not fit together.
@@ -55,7 +66,8 @@ def model_config(name: str, *, image_size: int = 224, **options):
     else:
         raise ConfigError(f"unknown model {name!r}{nearest(name, variants())}")
     said = schema.said(family.Config, options, f"model {name}", "model.")
-    return family.Config(image_size=sizes.parse(image_size), **(named | said))
+    said |= {"image_size": sizes.parse(image_size), "channels": channels}
+    return family.Config(**(named | said))
 
 
 def build(config, *, rngs: nnx.Rngs) -> nnx.Module:
@@ -67,7 +79,9 @@ def build(config, *, rngs: nnx.Rngs) -> nnx.Module:
     raise TypeError(f"{type(config)} is the config of no model family")
 
 
-def create_model(name: str, *, image_size: int = 224, seed: int = 0, **options) -> nnx.Module:
+def create_model(
+    name: str, *, image_size: Size | str = 224, seed: int = 0, **options
+) -> nnx.Module:
     """A new model by name, e.g. `create_model("ViT-B/16", num_classes=10, image_size=384,
     pool="mean", dtype="bfloat16")`.
     """

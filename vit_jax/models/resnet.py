@@ -8,6 +8,7 @@ details, on which published weights depend.
 """
 
 import dataclasses
+import math
 import re
 from typing import ClassVar
 
@@ -18,7 +19,7 @@ from flax import nnx
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest, option
 from vit_jax.models import classifier, execution, stack
-from vit_jax.models.layers import ModelOutput
+from vit_jax.models.contract import ModelOutput
 
 # Units of each stage (BiT §4; 26 is AugReg's).
 UNITS = {
@@ -85,7 +86,7 @@ class Config(classifier.Options):
         return int(64 * self.width_factor)
 
     @property
-    def channels(self) -> int:
+    def outputs(self) -> int:
         """Channels of the last feature map."""
         return (
             self.root_channels * EXPANSION * 2 ** (len(self.units) - 1)
@@ -101,27 +102,43 @@ class Config(classifier.Options):
     @property
     def grid(self) -> tuple[int, int]:
         """Height and width of the last feature map."""
-        return (-(-self.image_size // self.stride),) * 2
+        height, width = self.height_width
+        return -(-height // self.stride), -(-width // self.stride)
 
     @property
     def tokens(self) -> int:
         """Places of the last feature map."""
         return self.grid[0] * self.grid[1]
 
+    @property
+    def layers(self) -> dict[str, int]:
+        """See `classifier.Options`: every unit is a layer."""
+        found = {}
+        for stage, count in enumerate(self.units, 1):
+            found[f"backbone/stages/{stage}/first"] = 1
+            if count > 1:
+                found[f"backbone/stages/{stage}/layers"] = count - 1
+        return found
+
     def flops(self) -> int:
         """Operations of one image's forward pass: convolutions and head only, a multiply-add
         counted as 2.
         """
-        side, channels = -(-self.image_size // 2), self.root_channels
-        products = side**2 * 7 * 7 * 3 * channels
-        side = -(-side // 2)
+
+        def halved(size: tuple[int, int]) -> tuple[int, int]:
+            return -(-size[0] // 2), -(-size[1] // 2)
+
+        size, channels = halved(self.height_width), self.root_channels
+        products = math.prod(size) * 7 * 7 * self.channels * channels
+        size = halved(size)
         for stage, count in enumerate(self.units):
             inner = self.root_channels * 2**stage
             outer = EXPANSION * inner
-            products += side**2 * channels * inner
-            side = side if stage == 0 else -(-side // 2)
-            products += side**2 * (channels * outer + 9 * inner**2 + inner * outer)
-            products += side**2 * (count - 1) * (outer * inner + 9 * inner**2 + inner * outer)
+            products += math.prod(size) * channels * inner
+            size = size if stage == 0 else halved(size)
+            area = math.prod(size)
+            products += area * (channels * outer + 9 * inner**2 + inner * outer)
+            products += area * (count - 1) * (outer * inner + 9 * inner**2 + inner * outer)
             channels = outer
         return 2 * (products + channels * self.num_classes)
 
@@ -150,9 +167,9 @@ class Model(nnx.Module):
         self.config = config
         self.backbone = Backbone(config, rngs=rngs)
         if config.preactivation:
-            self.norm = _group_norm(config.channels, config, rngs)
+            self.norm = _group_norm(config.outputs, config, rngs)
         if config.num_classes:
-            self.head = classifier.head(config.channels, config, rngs)
+            self.head = classifier.head(config.outputs, config, rngs)
 
     def __call__(
         self,
@@ -211,7 +228,7 @@ class Root(nnx.Module):
 
     def __init__(self, config: Config, *, rngs: nnx.Rngs):
         self.config = config
-        self.conv = Convolution(3, config.root_channels, 7, 2, config, rngs=rngs)
+        self.conv = Convolution(config.channels, config.root_channels, 7, 2, config, rngs=rngs)
         if not config.preactivation:
             self.norm = _group_norm(config.root_channels, config, rngs)
 

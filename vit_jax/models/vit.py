@@ -11,9 +11,10 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest, option
 from vit_jax.models import attention_kernels, classifier, pooling
 from vit_jax.models.activations import ACTIVATIONS
+from vit_jax.models.contract import ModelOutput
 from vit_jax.models.embeddings import PatchEmbedding, sincos_2d
 from vit_jax.models.encoder import Encoder
-from vit_jax.models.layers import ModelOutput, dropout
+from vit_jax.models.layers import dropout
 
 # depth, width, MLP width, heads. Ti, S: AugReg Table 1; B, L, H: ViT Table 1; g, G: Scaling ViT Table 2; the others
 # big_vision. 22B: width, depth and heads from secondary listings, MLP width from the parameter count (unconfirmed in a
@@ -116,19 +117,12 @@ class Config(classifier.Options):
     epsilon: float = option(1e-6, "of the layer norms", role="convention")
 
     def __post_init__(self):
-        if self.image_size % self.patch:
-            raise ConfigError(
-                f"image size {self.image_size} cannot be cut into patches of {self.patch}: choose a multiple of it"
-            )
+        classifier.patch_grid(self)
         if self.width % self.heads:
             raise ConfigError(f"model width {self.width} cannot be cut into {self.heads} heads")
         if self.position == "sincos2d" and (self.width % 4 or self.width < 8):
             raise ConfigError(
                 f"position sincos2d needs a model width of 8 or more that 4 divides, not {self.width}"
-            )
-        if self.representation is True:
-            raise ConfigError(
-                f"model.representation is a size: say {self.width}, the model's width, not True"
             )
         if self.distilled and (
             self.pool != "token" or (self.representation and self.distillation_head)
@@ -137,16 +131,11 @@ class Config(classifier.Options):
                 "model.distilled reads class and distillation token with a linear head each: "
                 "it needs model.pool=token and model.representation=0"
             )
-        for name in ("dropout", "attention_dropout", "drop_path"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(
-                    f"model.{name} = {getattr(self, name)} is a probability: at least 0 and below 1"
-                )
 
     @property
     def grid(self) -> tuple[int, int]:
         """Patches down and across."""
-        return (self.image_size // self.patch,) * 2
+        return classifier.patch_grid(self)
 
     @property
     def tokens(self) -> int:
@@ -168,6 +157,11 @@ class Config(classifier.Options):
         """Rows of the position embedding that stand for no patch."""
         return self.placed_tokens if self.position == "learned" and self.position_of_class else 0
 
+    @property
+    def layers(self) -> dict[str, int]:
+        """See `classifier.Options`."""
+        return {"encoder/layers": self.depth}
+
     def flops(self) -> int:
         """Operations of one image's forward pass: matrix products only, a multiply-add counted as 2, full attention."""
         n, d, m = self.tokens, self.width, self.mlp_dim
@@ -178,7 +172,7 @@ class Config(classifier.Options):
         head = 2 * d * self.representation + 2 * (self.representation or d) * self.num_classes * (
             1 + self.two_heads
         )
-        return 2 * patches * self.patch**2 * 3 * d + self.depth * block + pool + head
+        return 2 * patches * self.patch**2 * self.channels * d + self.depth * block + pool + head
 
 
 def options_from_name(name: str) -> dict | None:
@@ -209,7 +203,9 @@ class Model(nnx.Module):
         dtype = jnp.dtype(config.dtype)
         width = config.width
         self.config = config
-        self.embedding = PatchEmbedding(config.patch, 3, width, dtype=dtype, rngs=rngs)
+        self.embedding = PatchEmbedding(
+            config.patch, config.channels, width, dtype=dtype, rngs=rngs
+        )
         if config.pool == "token":
             self.class_token = nnx.Param(jnp.zeros((1, 1, width)))
         if config.distilled:
@@ -262,10 +258,67 @@ class Model(nnx.Module):
         Returns:
           `tokens` are class and distillation token, as far as there are, then the patches; registers are dropped,
           but stand between these in what is captured. With two heads, `logits` and `features` are the means of the two
-          tokens' and `head_logits` has the logits apart.
+          tokens' and `exits` has the logits apart.
+        """
+        classifier.check_images(images, self.config)
+        tokens, intermediates = self.encode(
+            self.place(self.patches(images)),
+            deterministic=deterministic,
+            rngs=rngs,
+            capture=capture,
+        )
+        return self.read(tokens, intermediates)
+
+    def patches(self, images: jax.Array) -> jax.Array:
+        """The patches of images (B, H, W, C) as tokens (B, N, D), row by row, without positions."""
+        return self.embedding(images)
+
+    def place(self, patches: jax.Array, visible: jax.Array | None = None) -> jax.Array:
+        """The encoder's input: patches with their positions, and the learned tokens.
+
+        Args:
+          patches: (B, N, D), from `patches`.
+          visible: (B, V) integers, the patches that are kept, in this order; by default all.
+
+        Returns:
+          [class, distillation, registers, patches], as far as there are: (B, …, D). Registers have no
+          position (2309.16588 §2.2).
+        """
+        config, x = self.config, patches
+        position = prefix = None
+        if config.position == "learned":
+            position = self.position[...].astype(x.dtype)
+            position, prefix = position[:, config.prefix :], position[:, : config.prefix]
+        elif config.position == "sincos2d":
+            position = jnp.asarray(sincos_2d(config.grid, config.width), x.dtype)
+        if position is not None:
+            x = x + position
+        if visible is not None:
+            x = jnp.take_along_axis(x, visible[..., None], axis=1)
+        learned = [self.class_token] if config.pool == "token" else []
+        learned += [self.distillation_token] if config.distilled else []
+        learned = [token[...].astype(x.dtype) for token in learned]
+        if config.prefix:
+            learned = [
+                t + p for t, p in zip(learned, jnp.split(prefix, len(learned), 1), strict=True)
+            ]
+        learned += [self.registers[...].astype(x.dtype)] if config.registers else []
+        return _prepend(learned, x)
+
+    def encode(
+        self,
+        x: jax.Array,
+        *,
+        deterministic: bool = True,
+        rngs: nnx.Rngs | None = None,
+        capture: bool = False,
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Runs the encoder on what `place` gives; see `__call__`.
+
+        Returns:
+          The tokens after the last norm, without registers, and what was captured.
         """
         config = self.config
-        classifier.check_size(images, config)
         if (
             not deterministic
             and rngs is None
@@ -277,7 +330,6 @@ class Model(nnx.Module):
         embed_key, encoder_key = (
             (None, None) if deterministic or rngs is None else jax.random.split(rngs.dropout())
         )
-        x = self._add_position(self.embedding(images))
         x = dropout(x, config.dropout, embed_key)
         tokens, intermediates = self.encoder(x, encoder_key, capture)
         if config.registers:
@@ -285,44 +337,25 @@ class Model(nnx.Module):
             tokens = jnp.concatenate(
                 [tokens[:, :placed], tokens[:, placed + config.registers :]], axis=1
             )
+        return tokens, intermediates
+
+    def read(self, tokens: jax.Array, intermediates: dict[str, jax.Array]) -> ModelOutput:
+        """What the model says of the tokens that `encode` gives."""
+        config = self.config
         if config.two_heads:
             features = tokens[:, :2].mean(axis=1)
-            head_logits = self._head_logits(tokens) if config.num_classes else None
-            logits = None if head_logits is None else head_logits.mean(axis=1)
-            return ModelOutput(logits, features, tokens, intermediates, head_logits)
+            if not config.num_classes:
+                return ModelOutput(None, features, tokens, intermediates)
+            exits = jnp.stack([
+                self.head(tokens[:, 0].astype(jnp.float32)),
+                self.head_distilled(tokens[:, 1].astype(jnp.float32)),
+            ])  # fmt: skip
+            return ModelOutput(exits.mean(axis=0), features, tokens, intermediates, exits)
         features = self._pool(tokens)
         if config.representation:
             features = jnp.tanh(self.representation(features))
         logits = self.head(features.astype(jnp.float32)) if config.num_classes else None
         return ModelOutput(logits, features, tokens, intermediates)
-
-    def _head_logits(self, tokens: jax.Array) -> jax.Array:
-        """(B, 2, classes) of the class token's head and the distillation token's."""
-        tokens = tokens.astype(jnp.float32)
-        return jnp.stack([self.head(tokens[:, 0]), self.head_distilled(tokens[:, 1])], axis=1)
-
-    def _add_position(self, x: jax.Array) -> jax.Array:
-        """Position embeddings and learned tokens, in the order that the checkpoint's rows ask for.
-
-        The result is [class, distillation, registers, patches]; registers have no position (2309.16588 §2.2).
-        """
-        config = self.config
-        position = None
-        if config.position == "learned":
-            position = self.position[...].astype(x.dtype)
-        elif config.position == "sincos2d":
-            position = jnp.asarray(sincos_2d(config.grid, config.width), x.dtype)
-        if position is not None and not config.prefix:
-            x = x + position
-        learned = [self.class_token] if config.pool == "token" else []
-        learned += [self.distillation_token] if config.distilled else []
-        x = _prepend(learned, x)
-        if position is not None and config.prefix:
-            x = x + position
-        if config.registers:
-            placed = config.placed_tokens
-            x = jnp.concatenate([x[:, :placed], _prepend([self.registers], x[:, placed:])], axis=1)
-        return x
 
     def _pool(self, tokens: jax.Array) -> jax.Array:
         if self.config.pool == "map":
@@ -330,7 +363,7 @@ class Model(nnx.Module):
         return {"token": pooling.token, "mean": pooling.mean}[self.config.pool](tokens)
 
 
-def _prepend(learned: list[nnx.Param], x: jax.Array) -> jax.Array:
+def _prepend(learned: list[jax.Array], x: jax.Array) -> jax.Array:
     """Learned tokens (1, n, D), the same for every example, before x (B, N, D)."""
-    tokens = [jnp.broadcast_to(t[...].astype(x.dtype), (x.shape[0], *t.shape[1:])) for t in learned]
+    tokens = [jnp.broadcast_to(t, (x.shape[0], *t.shape[1:])) for t in learned]
     return jnp.concatenate([*tokens, x], axis=1)

@@ -8,9 +8,15 @@ from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest, option
 from vit_jax.objectives.contract import Objective, Setting
+from vit_jax.objectives.distill import Distill
+from vit_jax.objectives.masked_patches import MaskedPatches
 from vit_jax.objectives.supervised import Supervised
 
-OBJECTIVES: dict[str, type[Objective]] = {"supervised": Supervised}
+OBJECTIVES: dict[str, type[Objective]] = {
+    "supervised": Supervised,
+    "masked_patches": MaskedPatches,
+    "distill": Distill,
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,9 +11,10 @@ from typing import Any, ClassVar
 
 import flax.struct
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax.base.sizes import Size
+from vit_jax.base.sizes import Size, height_width
 
 Batch = dict[str, jax.Array]
 
@@ -72,6 +73,21 @@ class Teacher:
     student_mean: tuple[float, ...]
     student_std: tuple[float, ...]
 
+    def logits(self, images: jax.Array) -> jax.Array:
+        """What it says of the student's images (B, H, W, C): (B, classes) float32. They are resized
+        bilinearly, antialiased where they shrink.
+        """
+        mean, std, own_mean, own_std = (
+            jnp.array(x, jnp.float32)
+            for x in (self.student_mean, self.student_std, self.mean, self.std)
+        )
+        pixels = images.astype(jnp.float32) * std + mean
+        shape = (images.shape[0], *height_width(self.image_size), images.shape[-1])
+        if shape != images.shape:
+            pixels = jax.image.resize(pixels, shape, "linear", antialias=True)
+        normalised = ((pixels - own_mean) / own_std).astype(self.model.config.dtype)
+        return self.model(normalised).logits
+
 
 @flax.struct.dataclass
 class Learner:
@@ -97,10 +113,12 @@ class Objective:
       Options: its frozen dataclass of options.
       needs_labels: whether examples must have labels. If not, those that there are go unused and
         the model has no head.
+      mixes: whether images and targets may be mixed, by mixup and cutmix.
     """
 
     Options: ClassVar[type]
     needs_labels: ClassVar[bool] = True
+    mixes: ClassVar[bool] = True
 
     def __init__(self, options: Any, setting: Setting):
         """Raises `ConfigError` for what does not fit together."""

@@ -36,8 +36,7 @@ class Supervised(Objective):
     def __call__(self, learner: Learner, batch: Batch, rngs: nnx.Rngs):
         """See `Objective`; the metric is `accuracy`, of the heaviest target."""
         logits = learner.model(batch["image"], deterministic=False, rngs=rngs).logits
-        smooth, targets = self.options.label_smoothing, batch["label"]
-        targets = targets * (1 - smooth) + smooth / targets.shape[-1]
+        targets = smoothed(batch["label"], self.options.label_smoothing)
         accuracy = (logits.argmax(-1) == targets.argmax(-1)).astype(jnp.float32)
         return cross_entropy(logits, targets, self.options.loss), {"accuracy": accuracy}
 
@@ -53,6 +52,11 @@ def cross_entropy(logits: jax.Array, targets: jax.Array, kind: str) -> jax.Array
     return -jnp.sum(
         targets * jax.nn.log_sigmoid(logits) + (1 - targets) * jax.nn.log_sigmoid(-logits), axis=-1
     )
+
+
+def smoothed(targets: jax.Array, share: float) -> jax.Array:
+    """Targets (B, K) with this share of each spread evenly over all classes."""
+    return targets * (1 - share) + share / targets.shape[-1]
 
 
 def to_targets(labels: jax.Array, num_classes: int) -> jax.Array:

@@ -5,7 +5,7 @@ averaging, which is no part of the update. The optimizers are in `optimizers.py`
 over time in `schedules.py`, over parameters in `multipliers.py`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +24,12 @@ __all__ = ["OPTIMIZERS", "ema_update", "make", "schedule"]
 
 
 def make(
-    config, params: Any, *, total_steps: int, to_steps: Callable[[str], int]
+    config,
+    params: Any,
+    *,
+    total_steps: int,
+    to_steps: Callable[[str], int],
+    layers: Mapping[str, int] | None = None,
 ) -> tuple[optax.GradientTransformation, Schedule]:
     """The optimizer of a run.
 
@@ -44,6 +49,8 @@ def make(
         names (see `patterns`) the rules match.
       total_steps: length of the run.
       to_steps: a duration such as '5%' in steps.
+      layers: for layer-wise decay, see `classifier.Options.layers`; by default the one stack of
+        layers that the parameters have.
 
     Returns:
       The transformation, whose `update` needs the parameters, and the learning rate as a function
@@ -67,7 +74,7 @@ def make(
     trained = optax.chain(
         optax.clip_by_global_norm(config.clip) if config.clip else optax.identity(),
         OPTIMIZERS[config.name](config),
-        _step(relative, *_rates_and_decays(config, shapes)),
+        _step(relative, *_rates_and_decays(config, shapes, layers)),
     )
     is_frozen = patterns.map_named(lambda name, _: name in frozen, params)
     optimizer = optax.chain(
@@ -93,7 +100,16 @@ def ema_update(ema: Any, params: Any, decay: float, count: jax.typing.ArrayLike)
     """
     count = jnp.asarray(count, jnp.float32)
     rate = 1 - jnp.minimum(decay, (1 + count) / (10 + count))
-    return jax.tree.map(lambda e, p: e + rate * (p - e), ema, params)
+    return follow(ema, params, rate)
+
+
+def follow(average: Any, target: Any, rate: jax.typing.ArrayLike) -> Any:
+    """average + rate (target - average); counts and other integers are the target's."""
+
+    def step(a, t):
+        return a + rate * (t - a) if jnp.issubdtype(a.dtype, jnp.floating) else t
+
+    return jax.tree.map(step, average, target)
 
 
 class _StepState(NamedTuple):
@@ -117,11 +133,14 @@ def _step(relative: Schedule, rates: dict, decays: dict) -> optax.GradientTransf
     return optax.GradientTransformation(lambda params: _StepState(jnp.zeros([], jnp.int32)), update)
 
 
-def _rates_and_decays(config, shapes: dict[str, tuple[int, ...]]) -> tuple[dict, dict]:
+def _rates_and_decays(
+    config, shapes: dict[str, tuple[int, ...]], layers: Mapping[str, int] | None
+) -> tuple[dict, dict]:
     """By parameter name, what multiplies the direction and the parameter, at the peak of the
     schedule.
     """
-    rates = {name: config.lr * m for name, m in multipliers.learning_rates(config, shapes).items()}
+    relative = multipliers.learning_rates(config, shapes, layers)
+    rates = {name: config.lr * multiplier for name, multiplier in relative.items()}
     decays = multipliers.weight_decays(config, shapes)
     if config.weight_decay_by == "lr":
         decays = {name: rates[name] * decay for name, decay in decays.items()}

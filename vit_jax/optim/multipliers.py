@@ -11,26 +11,31 @@ from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 
 # What comes before the first layer, at the top of the tree.
-_INPUTS = re.compile(r"(embedding|position|registers?|\w*token)(/.*)?")
+_INPUTS = re.compile(r"(embedding|position|registers?|\w*token|backbone/root)(/.*)?")
 
 
-def learning_rates(config, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, float | np.ndarray]:
+def learning_rates(
+    config, shapes: Mapping[str, tuple[int, ...]], layers: Mapping[str, int] | None = None
+) -> dict[str, float | np.ndarray]:
     """By parameter name, the multiplier of the learning rate: `lr_rules` times layer-wise decay.
 
     Args:
       config: `config.optim`.
       shapes: of every parameter, by name.
+      layers: see `classifier.Options.layers`; by default the one stack that there is.
 
     Returns:
       A float, or for stacked parameters with layer-wise decay an array (layers, 1, …) that
       broadcasts against the parameter.
     """
     patterns.check_rules(config.lr_rules, list(shapes), "config.optim.lr_rules")
-    depth = _depth(shapes) if config.layer_decay != 1 else 0
+    found = {name: patterns.first_match(config.lr_rules, name, 1.0) for name in shapes}
+    if config.layer_decay == 1:
+        return found
+    layers = layers or _only_stack(shapes)
     return {
-        name: patterns.first_match(config.lr_rules, name, 1.0)
-        * _layer_multiplier(name, len(shape), depth, config.layer_decay)
-        for name, shape in shapes.items()
+        name: multiplier * _layer_multiplier(name, len(shapes[name]), layers, config.layer_decay)
+        for name, multiplier in found.items()
     }
 
 
@@ -45,36 +50,41 @@ def weight_decays(config, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, fl
     }
 
 
-def _layer_multiplier(name: str, rank: int, depth: int, decay: float) -> float | np.ndarray:
-    """decay^(depth + 1 - l), with l = 0 for the inputs, i + 1 for layer i, depth + 1 for all that
-    follows the layers.
+def _layer_multiplier(
+    name: str, rank: int, layers: Mapping[str, int], decay: float
+) -> float | np.ndarray:
+    """decay^(depth + 1 - l), with l = 0 for the inputs, i + 1 for layer i of all `depth` layers, depth
+    + 1 for all that follows them.
 
     As in MAE (util/lr_decay.py), the last norm, pooling and head all follow; so does a name that
-    nobody foresaw.
+    nobody foresaw, and what an objective owns.
     """
-    if decay == 1:
-        return 1.0
-    if _is_input(name):
-        return decay ** (depth + 1)
-    if patterns.is_stacked(name):
-        return (decay ** np.arange(depth, 0, -1.0)).reshape((depth,) + (1,) * (rank - 1))
-    return 1.0
+    depth, before = sum(layers.values()), 0
+    for prefix, count in layers.items():
+        if name.startswith(f"{prefix}/"):
+            powers = decay ** np.arange(depth - before, depth - before - count, -1.0)
+            if prefix.split("/")[-1] != patterns.STACK:
+                return float(powers[0])
+            return powers.reshape((count,) + (1,) * (rank - 1))
+        before += count
+    return decay ** (depth + 1) if _is_input(name) else 1.0
 
 
 def _is_input(name: str) -> bool:
     return _INPUTS.fullmatch(name) is not None
 
 
-def _depth(shapes: Mapping[str, tuple[int, ...]]) -> int:
+def _only_stack(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """The stack of layers among the parameters, if there is just one."""
     stacks = {
-        "/".join(name.split("/")[: name.split("/").index("layers") + 1]): shape[0]
+        "/".join(name.split("/")[: name.split("/").index(patterns.STACK) + 1]): shape[0]
         for name, shape in shapes.items()
         if patterns.is_stacked(name) and not _is_input(name)
     }
     if len(stacks) != 1:
         found = ", ".join(stacks) or "none"
         raise ConfigError(
-            f"config.optim.layer_decay needs a model with exactly one stack of layers (found: {found}); "
-            "set it to 1 and use lr_rules"
+            f"config.optim.layer_decay needs a model that says the order of its layers, or has exactly "
+            f"one stack of them (found: {found}); set it to 1 and use lr_rules"
         )
-    return next(iter(stacks.values()))
+    return stacks

@@ -136,6 +136,13 @@ def assemble(
             f"the objective {config.objective.name!r} needs labels, and {config.data.name!r} "
             f"({config.data.path or 'no path'}) has none"
         )
+    if not objectives.find(config.objective)[0].mixes and (
+        config.augment.mixup or config.augment.cutmix
+    ):
+        raise ConfigError(
+            f"the objective {config.objective.name!r} cannot learn from mixed images: set "
+            "config.augment.mixup and cutmix to 0"
+        )
     model_config = model_config_of(config, num_classes)
     total_steps = durations.steps(
         config.duration, batch_size=config.batch_size, examples_per_epoch=examples_per_epoch
@@ -158,7 +165,11 @@ def assemble(
     networks = dataclasses.replace(networks, teacher=_fixed_teacher(networks, config))
     params, _ = jax.eval_shape(networks.init, jax.random.key(0))
     optimizer, learning_rate = optim.make(
-        config.optim, params, total_steps=total_steps, to_steps=to_steps
+        config.optim,
+        params,
+        total_steps=total_steps,
+        to_steps=to_steps,
+        layers=model_config.layers,
     )
     return Assembly(
         config=config,

@@ -1,12 +1,13 @@
 """The state that a run goes on from: that of its newest good checkpoint, or else the first."""
 
 import dataclasses
+import hashlib
 
 import jax
 from absl import logging
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.checkpoints import saving
+from vit_jax.checkpoints import reading, saving
 from vit_jax.interchange import loading
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly
@@ -76,6 +77,14 @@ class Start:
         weights = loading.load_weights_like(
             teacher.path, self.like.fixed, teacher.config, where="config.objective.teacher"
         )
+        sums = reading.fingerprint({"teacher": weights})["teacher"]
+        mark = hashlib.sha256(jax.device_get(sums).tobytes()).hexdigest()
+        if self.saved.get("teacher", mark) != mark:
+            raise ConfigError(
+                f"the teacher {teacher.path} has other weights than the one this run was started with: "
+                "put that back, or use another --workdir"
+            )
+        self.description["teacher"] = mark
         return state.replace(fixed=weights)
 
 

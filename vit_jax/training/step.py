@@ -163,12 +163,10 @@ def _followers(
             state.variables["ema"], variables["model"], decay, state.step
         )
     if teacher is not None:
-        momentum = teacher.momentum(state.step)
-
-        def follow(tree, target):
-            return jax.tree.map(lambda t, s: momentum * t + (1 - momentum) * s, tree, target)
-
-        found["teacher"] = follow(state.teacher, params)
+        rate = 1 - teacher.momentum(state.step)
+        found["teacher"] = optim.follow(state.teacher, params, rate)
         if "teacher" in state.variables:
-            found["variables"]["teacher"] = follow(state.variables["teacher"], variables)
+            found["variables"]["teacher"] = optim.follow(
+                state.variables["teacher"], variables, rate
+            )
     return found

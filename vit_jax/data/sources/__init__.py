@@ -32,6 +32,11 @@ OPENERS: dict[str, Callable[..., DataSet | MixedSet]] = {
 }
 
 
+def register(name: str, opener: Callable[..., DataSet]) -> None:
+    """Adds a data source from outside the package: a function of `config.data`."""
+    OPENERS[name] = opener
+
+
 def open_data_set(config_data) -> DataSet | MixedSet:
     """The data set that `config.data` names: one of `OPENERS`, or else one of TFDS.
 

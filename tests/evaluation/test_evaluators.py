@@ -1,0 +1,180 @@
+"""Evaluators: against NumPy and scikit-learn, by config, by name, and with data that does not fit."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from sklearn.neighbors import KNeighborsClassifier
+
+from vit_jax import evaluation
+from vit_jax.base import schema
+from vit_jax.base.errors import ConfigError
+from vit_jax.config import config_class, default_config
+from vit_jax.data.classes import with_classes
+from vit_jax.data.record import Record
+from vit_jax.devices import meshes
+from vit_jax.evaluation.contract import Subject, Trained
+from vit_jax.evaluation.features import Features
+from vit_jax.evaluation.few_shot import choose, fit_linear
+from vit_jax.evaluation.neighbours import nearest
+from vit_jax.models import registry
+
+
+@dataclasses.dataclass(frozen=True)
+class Labels:
+    """Examples without images."""
+
+    labels: tuple
+    classes: tuple[str, ...]
+    multi_label: bool = False
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, index):
+        return Record(b"", self.labels[index], str(index))
+
+
+@pytest.fixture(scope="module")
+def subject():
+    config = default_config()
+    config.update_from_flattened_dict({
+        "model.name": "ViT-mu/8", "data.image_size": 16, "data.eval_crop": "resize", "batch_size": 24,
+    })  # fmt: skip
+    model_config = registry.model_config("ViT-mu/8", image_size=16, num_classes=10)
+    definition = registry.abstract(model_config)[0]
+    classes = tuple("0123456789")
+    return Subject(schema.typed(config_class(), config), model_config, definition, classes)
+
+
+@pytest.mark.parametrize(("examples", "width"), [(60, 12), (20, 40)])
+def test_the_linear_fit_is_least_squares_in_float64(examples, width):
+    random = np.random.default_rng(0)
+    x = random.normal(size=(examples, width)).astype(np.float32) * 3 + 1
+    further, labels = random.normal(size=(5, width)), random.integers(0, 4, examples)
+    mean, std = x.astype(np.float64).mean(0), x.astype(np.float64).std(0) + 1e-5
+
+    def prepared(values):
+        return np.concatenate([(values - mean) / std, np.full((len(values), 1), 100.0)], axis=1)
+
+    # Ridge as ordinary least squares of the problem with sqrt(l2) I below it.
+    a = np.concatenate([prepared(x), 32 * np.eye(width + 1)])
+    y = np.concatenate([2.0 * np.eye(4)[labels] - 1, np.zeros((width + 1, 4))])
+    expected = prepared(further) @ np.linalg.lstsq(a, y, rcond=None)[0]
+    found = fit_linear(x, labels, 4, 1024.0)(further)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9)
+
+
+def test_few_shots_are_chosen_from_every_class_and_differ_by_seed():
+    labels = np.repeat(np.arange(3), (4, 9, 2))
+    chosen = choose(labels, 3, seed=0)
+    assert np.bincount(labels[chosen]).tolist() == [3, 3, 2] and len(set(chosen)) == 8
+    assert not np.array_equal(chosen, choose(labels, 3, seed=1))
+    np.testing.assert_array_equal(chosen, choose(labels, 3, seed=0))
+
+
+def test_neighbours_over_devices_are_those_of_scikit_learn():
+    random = np.random.default_rng(1)
+    unit = lambda x: (x / np.linalg.norm(x, axis=-1, keepdims=True)).astype(np.float32)  # noqa: E731
+    bank, queries = unit(random.normal(size=(3, 16, 6))), unit(random.normal(size=(8, 6)))
+    labels = random.integers(0, 5, (3, 16)).astype(np.int32)
+    mask = np.ones((3, 16), np.float32)
+    mask[2, 10:] = 0
+    mesh = meshes.make_mesh({"data": 4, "fsdp": 2, "tensor": 1})
+    cut = NamedSharding(mesh, P(None, meshes.BATCH))
+    placed = Features(*(jax.device_put(x, cut) for x in (bank, labels, mask)))
+    with jax.set_mesh(mesh):
+        values, found = jax.jit(lambda b, q: nearest(b, q, 7, mesh))(placed, queries)
+    there = mask.ravel() > 0
+    known = KNeighborsClassifier(7, metric="cosine")
+    known.fit(bank.reshape(-1, 6)[there], labels.ravel()[there])
+    distances, rows = known.kneighbors(queries)
+    np.testing.assert_allclose(values, 1 - distances, atol=1e-6)
+    np.testing.assert_array_equal(found, labels.ravel()[there][rows])
+
+
+def test_of_equal_neighbours_the_first_counts():
+    mesh = meshes.make_mesh({"data": 8, "fsdp": 1, "tensor": 1})
+    cut = NamedSharding(mesh, P(None, meshes.BATCH))
+    same = jnp.ones((2, 8, 1), jnp.float32)
+    labels = jnp.arange(16, dtype=jnp.int32).reshape(2, 8)
+    bank = Features(*(jax.device_put(x, cut) for x in (same, labels, jnp.ones((2, 8)))))
+    with jax.set_mesh(mesh):
+        _, found = jax.jit(lambda b, q: nearest(b, q, 5, mesh))(bank, jnp.ones((1, 1)))
+    np.testing.assert_array_equal(found, [[0, 1, 2, 3, 4]])
+
+
+def test_metrics_have_the_prefix_of_their_evaluator(subject):
+    entries = ("accuracy", ("knn", {"k": (3, 1), "prefix": "near"}), ["few_shot", {"shots": (2,)}])
+    suite = evaluation.make(entries, subject)
+    mesh = meshes.replica_mesh()
+    params = registry.initialize(subject.model_config, jax.random.key(0))
+    with jax.set_mesh(mesh):
+        found = suite(Trained(registry.Weights(params, {})), mesh)
+    assert set(found) == {
+        "accuracy", "top5_accuracy", "loss", "examples", "near/accuracy", "near/top5_accuracy",
+        "near/accuracy_1", "near/examples", "few_shot/2shot", "few_shot/2shot_std",
+    }  # fmt: skip
+    assert found["examples"] == found["near/examples"] == 359
+    assert found["near/accuracy"] > 0.5 > found["accuracy"]  # random features, but no head
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        (("acuracy",), "no evaluator 'acuracy'; did you mean 'accuracy'"),
+        ((("knn", {"kk": 3}),), "knn has no option 'kk'"),
+        ((("knn", {"k": (0,)}),), "knn: k = .* must be at least 1"),
+        ((("knn", {"data": {"pth": "x"}}),), "config.data has no field 'pth'"),
+        (("knn", "knn"), "two have the prefix 'knn'"),
+        ((3,), "3 is neither NAME nor"),
+        (("loss",), "'loss' needs what the objective owns"),
+        ((("knn", {"data": {"name": "folder", "path": "/nowhere"}}),), "does not exist"),
+    ],
+)
+def test_what_is_wrong_with_evaluators_is_said_before_devices_are_used(subject, entries, message):
+    with pytest.raises(ConfigError, match=message):
+        evaluation.make(entries, subject)
+
+
+def test_a_model_without_head_has_no_accuracy(subject):
+    headless = dataclasses.replace(
+        subject, model_config=dataclasses.replace(subject.model_config, num_classes=0), classes=()
+    )
+    with pytest.raises(ConfigError, match="the model has no head"):
+        evaluation.make(("accuracy",), headless)
+
+
+def test_classes_are_matched_by_their_names(caplog):
+    source = Labels((0, 1, 1), ("dog", "cat"))
+    mapped = with_classes(source, ("ant", "cat", "dog"))
+    assert [mapped[i].label for i in range(3)] == [2, 1, 1] and mapped.classes[1] == "cat"
+    assert with_classes(source, ("dog", "cat")) is source
+    several = with_classes(Labels(((0, 1), ()), ("dog", "cat"), True), ("cat", "dog"))
+    assert [several[i].label for i in range(2)] == [(1, 0), ()]
+    numbered = with_classes(source, ("0", "1"))
+    assert numbered[0].label == 0 and "taken in their order" in caplog.text
+    with pytest.raises(ConfigError, match="the model knows no 'cat'; it knows 'dog', 'cow'"):
+        with_classes(source, ("dog", "cow"))
+    with pytest.raises(ConfigError, match="have no labels"):
+        with_classes(Labels((None,), ()), ("dog", "cow"))
+
+
+@pytest.mark.parametrize(
+    ("best", "expected"),
+    [
+        ("", ("accuracy", 1.0)), ("loss", ("loss", -1.0)), ("knn/accuracy", ("knn/accuracy", 1.0)),
+        ("x/loss", ("x/loss", -1.0)), ("accuracy:min", ("accuracy", -1.0)), ("loss:max", ("loss", 1.0)),
+    ],
+)  # fmt: skip
+def test_the_best_metric_has_a_direction(best, expected):
+    metrics = dict.fromkeys(("accuracy", "loss", "knn/accuracy", "x/loss"), 0.5)
+    assert evaluation.best_metric(best, metrics) == expected
+    with pytest.raises(ConfigError, match="config.eval.best = 'acuracy' is no METRIC.*accuracy"):
+        evaluation.best_metric("acuracy", metrics)
+    with pytest.raises(ConfigError, match="METRIC:min or METRIC:max"):
+        evaluation.best_metric("loss:low", metrics)

@@ -1,0 +1,158 @@
+"""State that no gradient reaches, parameters of an objective's own, and teachers, in whole runs."""
+
+import dataclasses
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import vit_jax
+from vit_jax import objectives
+from vit_jax.base.errors import ConfigError
+from vit_jax.base.schema import option
+from vit_jax.checkpoints import reading
+from vit_jax.objectives.contract import MovingAverage, Objective
+from vit_jax.training import loop
+from vit_jax.training.assembly import assemble, resolve
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Of the objective below."""
+
+    momentum: float = option(0.9, "of the teacher", minimum=0, maximum=1)
+
+
+class Agree(Objective):
+    """Features near those of a teacher that follows the student, through a head; it keeps a centre."""
+
+    Options = Options
+    needs_labels = False
+
+    def own(self, rngs):
+        head = nnx.Linear(self.setting.model.width, 8, rngs=rngs)
+        head.centre = nnx.BatchStat(jnp.zeros(8))
+        return head
+
+    def teacher(self):
+        return MovingAverage(lambda step: jnp.float32(self.options.momentum))
+
+    def __call__(self, learner, batch, rngs):
+        def look(one):
+            return one.own(one.model(batch["image"]).features.astype(jnp.float32))
+
+        taught = jax.lax.stop_gradient(look(learner.teacher))
+        centre = learner.own.centre
+        loss = jnp.square(look(learner) - taught + centre[...] + 0.1).mean(-1)
+        centre[...] = 0.5 * centre[...] + 0.5 * taught.mean(0)
+        return loss, {}
+
+
+@pytest.fixture
+def agree():
+    objectives.register("agree", Agree)
+    yield
+    del objectives.OBJECTIVES["agree"]
+
+
+def test_a_teacher_that_follows_the_student_and_a_centre_are_saved_and_restored(
+    agree, tiny_config, tmp_path, monkeypatch
+):
+    config = lambda: tiny_config(  # noqa: E731
+        objective__name="agree", augment__mixup=0.0, checkpoint__every="4 steps", optim__ema=0.9
+    )
+    vit_jax.train(config(), tmp_path / "whole")
+    # Stopped after 5 steps, where nothing is saved, and gone on with from step 4.
+    train = loop._Run._train
+
+    def stop(run, batches):
+        run.stop.after_step = lambda: int(run.state.step) == 5
+        return train(run, batches)
+
+    monkeypatch.setattr(loop._Run, "_train", stop)
+    monkeypatch.setattr(loop._Run, "_save_now", lambda *_: None)
+    with pytest.raises(loop.Interrupted):
+        vit_jax.train(config(), tmp_path / "parts")
+    monkeypatch.undo()
+    vit_jax.train(config(), tmp_path / "parts")
+    parts = {}
+    for run in ("whole", "parts"):
+        assembly = assemble(resolve(config()), num_classes=0, examples_per_epoch=1438)
+        like = jax.eval_shape(assembly.init, jax.random.key(0)).parts()
+        parts[run] = jax.device_get(reading.read_parts(reading.find(tmp_path / run), like))
+    assert {"params_objective", "teacher", "teacher_objective", "objective_variables"} <= set(
+        parts["whole"]
+    )
+    jax.tree.map(np.testing.assert_array_equal, parts["whole"], parts["parts"])
+    assert np.abs(parts["whole"]["objective_variables"]["centre"]).max() > 0
+
+
+def test_a_teacher_follows_by_its_momentum_and_not_in_skipped_steps(agree, tiny_config):
+    config = tiny_config(objective__name="agree", objective__momentum=0.75, nonfinite="skip")
+    config.augment.mixup = 0.0
+    assembly = assemble(resolve(config), num_classes=0, examples_per_epoch=1438)
+    state = jax.jit(assembly.init)(jax.random.key(0))
+    step = jax.jit(assembly.train_step)
+    batch = {"image": np.random.default_rng(0).integers(0, 256, (32, 32, 32, 3), np.uint8)}
+    for _ in range(3):
+        before, (state, _) = state, step(state, batch)
+    name = lambda s, tree: np.asarray(getattr(s, tree)["objective"]["kernel"])  # noqa: E731
+    expected = 0.75 * name(before, "teacher") + 0.25 * name(state, "params")
+    np.testing.assert_allclose(name(state, "teacher"), expected, atol=1e-6)
+    poisoned = state.replace(params=jax.tree.map(lambda p: p * jnp.nan, state.params))
+    skipped, _ = step(poisoned, batch)
+    assert int(skipped.health.skipped) == 1
+    for tree in ("teacher", "variables"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(skipped, tree), getattr(state, tree))
+
+
+def test_a_fixed_teacher_is_read_again_and_not_saved(tiny_config, tmp_path):
+    vit_jax.train(tiny_config(duration="2 steps"), tmp_path / "teacher")
+    config = tiny_config(
+        objective__name="distill", objective__teacher=str(tmp_path / "teacher"), model__pool="token",
+        model__distilled=True,
+    )  # fmt: skip
+    result = vit_jax.train(config, tmp_path / "run")
+    assert result["step"] == 12
+    saved = reading.find(tmp_path / "run") / "state"
+    assert "fixed" not in (saved / "_METADATA").read_text()
+    assert vit_jax.train(config, tmp_path / "run")["accuracy"] == result["accuracy"]
+    # Another teacher in the same place is another run.
+    vit_jax.train(tiny_config(duration="4 steps"), tmp_path / "other")
+    shutil.rmtree(tmp_path / "teacher")
+    (tmp_path / "other").rename(tmp_path / "teacher")
+    with pytest.raises(
+        ConfigError, match="has other weights than the one this run was started with"
+    ):
+        vit_jax.train(config, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"objective.name": "masked_patches", "augment.mixup": 0.2},
+            "cannot learn from mixed images",
+        ),
+        (
+            {"objective.name": "masked_patches", "model.num_classes": 7},
+            "num_classes is 7, .*needs none",
+        ),
+        ({"objective.name": "maked_patches"}, "is no objective; did you mean 'masked_patches'"),
+        ({"objective.name": "distill"}, "needs a teacher"),
+        ({"objective.corrupted": 0.2}, "objective supervised has no option 'corrupted'"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(tiny_config, changes, message):
+    config = tiny_config()
+    config.update_from_flattened_dict(changes)
+    with pytest.raises(ConfigError, match=message):
+        assemble(resolve(config), num_classes=10, examples_per_epoch=1438)
+
+
+def test_an_objective_that_needs_labels_refuses_data_without(tiny_config):
+    with pytest.raises(ConfigError, match="the objective 'supervised' needs labels, and 'digits'"):
+        assemble(resolve(tiny_config()), num_classes=0, examples_per_epoch=1438)

@@ -1,0 +1,79 @@
+"""Distillation against PyTorch's losses, and its teacher at a size and normalisation of its own."""
+
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from PIL import Image
+
+from vit_jax.base.errors import ConfigError
+from vit_jax.models.contract import ModelOutput
+from vit_jax.objectives.contract import Learner, Setting, Teacher
+from vit_jax.objectives.distill import Distill, Options
+
+SETTING = Setting(SimpleNamespace(num_classes=7), (0.5,) * 3, (0.5,) * 3, 10, int)
+
+
+def losses(options, logits, exits, taught, labels):
+    model = lambda images, **_: ModelOutput(logits, None, None, {}, exits)  # noqa: E731
+    teacher = SimpleNamespace(logits=lambda images: taught)
+    objective = Distill(options, SETTING)
+    return objective(Learner(model, None, teacher, 0), {"image": None, "label": labels}, None)
+
+
+@pytest.mark.parametrize("kind", ["hard", "soft"])
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_the_losses_are_those_of_deit(kind, tokens):
+    torch = pytest.importorskip("torch")
+    from torch.nn import functional
+
+    random = np.random.default_rng(0)
+    exits = random.normal(size=(tokens, 5, 7)).astype(np.float32)
+    taught = random.normal(size=(5, 7)).astype(np.float32)
+    labels = random.dirichlet(np.ones(7), 5).astype(np.float32)
+    options = Options("T", kind, alpha=0.3, temperature=3.0, label_smoothing=0.1)
+    logits = exits.mean(0)
+    loss, metrics = losses(
+        options, jnp.asarray(logits), jnp.asarray(exits) if tokens == 2 else None, taught, labels
+    )
+    by_label, by_teacher = map(
+        torch.from_numpy, (exits[0], exits[1]) if tokens == 2 else (logits,) * 2
+    )
+    smooth = torch.from_numpy(labels * 0.9 + 0.1 / 7)
+    base = functional.cross_entropy(by_label, smooth, reduction="none")
+    teacher = torch.from_numpy(taught)
+    if kind == "hard":
+        other = functional.cross_entropy(by_teacher, teacher.argmax(1), reduction="none")
+    else:
+        other = 9 * functional.kl_div(
+            functional.log_softmax(by_teacher / 3, 1), functional.log_softmax(teacher / 3, 1),
+            reduction="none", log_target=True,
+        ).sum(1)  # fmt: skip
+    np.testing.assert_allclose(loss, 0.7 * base + 0.3 * other, rtol=1e-5)
+    np.testing.assert_array_equal(metrics["agreement"], logits.argmax(1) == taught.argmax(1))
+
+
+def test_a_teacher_sees_the_students_images_at_its_own_size_and_normalisation():
+    pixels = np.random.default_rng(1).integers(0, 256, (2, 32, 32, 3), np.uint8)
+    seen = []
+
+    def model(images):
+        seen.append(np.asarray(images))
+        return SimpleNamespace(logits=images.mean((1, 2)))
+
+    model.config = SimpleNamespace(dtype="float32")
+    own, students = ((0.4, 0.5, 0.6), (0.2, 0.3, 0.25)), ((0.5,) * 3, (0.25,) * 3)
+    teacher = Teacher(model, (16, 24), *own, *students)
+    given = (pixels / 255 - 0.5) / 0.25
+    teacher.logits(jnp.asarray(given, jnp.float32))
+    for image, found in zip(pixels, seen[0], strict=True):
+        planes = [Image.fromarray(image[..., c].astype(np.float32)) for c in range(3)]
+        resized = [np.asarray(p.resize((24, 16), Image.Resampling.BILINEAR)) for p in planes]
+        expected = (np.stack(resized, -1) / 255 - own[0]) / own[1]
+        np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+def test_a_teacher_must_be_named():
+    with pytest.raises(ConfigError, match="say --config.objective.teacher=CHECKPOINT"):
+        Distill(Options(), SETTING)

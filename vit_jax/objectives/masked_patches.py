@@ -1,0 +1,165 @@
+"""Masked patch prediction: learning without labels, as the ViT paper tried it (arXiv 2010.11929,
+§4.6 and §B.1.2).
+
+A share of the patch embeddings is corrupted: 80 % of these become a learned embedding, 10 % another
+patch of the same image, 10 % stay. What is predicted of each corrupted patch, from its own token:
+
+- `mean_color`: its mean colour of 3 bits a channel, one of 512;
+- `downsized`: the colours of its 4 × 4 parts, 16 predictions of 512;
+- `full`: every pixel in [0, 1], by the mean squared error.
+
+The corrupted patches of an image are an exact share, drawn without repetition.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from vit_jax.base.errors import ConfigError
+from vit_jax.base.schema import option
+from vit_jax.models import vit
+from vit_jax.objectives.contract import Batch, Learner, Objective, Setting
+
+_BITS = 3
+_COLORS = 2 ** (3 * _BITS)
+_PARTS = 4  # of a side, `downsized`
+_MASKED, _OTHER = 0.8, 0.1  # shares of the corrupted patches
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What `config.objective` says for masked patch prediction."""
+
+    target: str = option(
+        "mean_color",
+        "what is predicted of a patch",
+        choices=("mean_color", "downsized", "full"),
+    )
+    corrupted: float = option(0.5, "share of the patches that are corrupted", above=0, below=1)
+
+
+class Own(nnx.Module):
+    """The mask's embedding and the layer that predicts."""
+
+    def __init__(self, width: int, outputs: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+        self.mask = nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), (width,)))
+        self.head = nnx.Linear(width, outputs, dtype=dtype, rngs=rngs)
+
+
+class MaskedPatches(Objective):
+    """The loss over corrupted patches; the metric of the discrete targets is `accuracy`."""
+
+    Options = Options
+    needs_labels = False
+    mixes = False
+
+    def __init__(self, options: Options, setting: Setting):
+        super().__init__(options, setting)
+        model = setting.model
+        if not isinstance(model, vit.Config):
+            raise ConfigError(
+                "objective masked_patches needs a model of patches: a ViT, a DeiT or a hybrid"
+            )
+        rows, columns = model.grid
+        self.patches = rows * columns
+        self.count = round(options.corrupted * self.patches)
+        if not 0 < self.count < self.patches:
+            raise ConfigError(
+                f"config.objective.corrupted = {options.corrupted} of {self.patches} patches leaves "
+                f"{self.patches - self.count} to see and {self.count} to predict: both must be some"
+            )
+        height, width = (s // n for s, n in zip(model.height_width, model.grid, strict=True))
+        self.patch = height, width
+        if options.target == "downsized" and (height % _PARTS or width % _PARTS):
+            raise ConfigError(
+                f"config.objective.target = 'downsized' cuts patches in {_PARTS} x {_PARTS}, which "
+                f"patches of {height} x {width} pixels cannot be"
+            )
+
+    @property
+    def outputs(self) -> int:
+        """Predicted numbers of a patch."""
+        height, width = self.patch
+        per_patch = {"mean_color": _COLORS, "downsized": _PARTS**2 * _COLORS}
+        return per_patch.get(self.options.target, height * width * self.setting.model.channels)
+
+    def own(self, rngs: nnx.Rngs) -> Own:
+        """See `Objective`."""
+        model = self.setting.model
+        return Own(model.width, self.outputs, dtype=jnp.dtype(model.dtype), rngs=rngs)
+
+    def flops(self) -> int:
+        """See `Objective`."""
+        model = self.setting.model
+        return model.flops() + 2 * self.count * model.width * self.outputs
+
+    def __call__(self, learner: Learner, batch: Batch, rngs: nnx.Rngs):
+        """See `Objective`."""
+        images, key = batch["image"], rngs.dropout()
+        chosen, x = corrupt(
+            learner.model.patches(images), learner.own.mask[...], key, count=self.count
+        )
+        tokens, _ = learner.model.encode(learner.model.place(x), deterministic=False, rngs=rngs)
+        tokens = tokens[:, tokens.shape[1] - self.patches :]
+        tokens = jnp.take_along_axis(tokens, chosen[..., None], axis=1)
+        predicted = learner.own.head(tokens).astype(jnp.float32)
+        pixels = self._pixels(images)
+        pixels = jnp.take_along_axis(pixels, chosen[:, :, None, None, None], axis=1)
+        if self.options.target == "full":
+            error = predicted - pixels.reshape(predicted.shape)
+            return jnp.square(error).mean((1, 2)), {}
+        parts = 1 if self.options.target == "mean_color" else _PARTS
+        colors = mean_colors(pixels, parts)
+        predicted = predicted.reshape(*colors.shape, _COLORS)
+        loss = optax.softmax_cross_entropy_with_integer_labels(predicted, colors)
+        accuracy = (predicted.argmax(-1) == colors).astype(jnp.float32)
+        return loss.mean((1, 2)), {"accuracy": accuracy.mean((1, 2))}
+
+    def _pixels(self, images: jax.Array) -> jax.Array:
+        """Normalised images (B, H, W, C) to patches of pixels in [0, 1], (B, N, P, Q, C) float32."""
+        mean, std = (jnp.array(x, jnp.float32) for x in (self.setting.mean, self.setting.std))
+        pixels = images.astype(jnp.float32) * std + mean
+        b, _, _, channels = images.shape
+        (rows, columns), (height, width) = self.setting.model.grid, self.patch
+        cut = pixels.reshape(b, rows, height, columns, width, channels)
+        return cut.transpose(0, 1, 3, 2, 4, 5).reshape(b, -1, height, width, channels)
+
+
+def corrupt(
+    patches: jax.Array, mask: jax.Array, key: jax.Array, *, count: int
+) -> tuple[jax.Array, jax.Array]:
+    """Corrupts `count` patches of each image.
+
+    Args:
+      patches: embeddings (B, N, D).
+      mask: the learned embedding (D,).
+
+    Returns:
+      The places of the corrupted patches, (B, count) int32 without repetition, and all patches.
+    """
+    b, n, _ = patches.shape
+    place_key, kind_key, other_key = jax.random.split(key, 3)
+    # The same places by rank for the loss and for the corruption.
+    order = jnp.argsort(jax.random.uniform(place_key, (b, n)), axis=1)
+    rank = jnp.argsort(order, axis=1)
+    kind = jnp.where(rank < count, jax.random.uniform(kind_key, (b, n)), 1.0)[..., None]
+    shift = jax.random.randint(other_key, (b, n), 1, max(n, 2))
+    other = jnp.take_along_axis(patches, ((jnp.arange(n) + shift) % n)[..., None], axis=1)
+    corrupted = jnp.where(kind < _MASKED + _OTHER, other, patches)
+    corrupted = jnp.where(kind < _MASKED, mask.astype(patches.dtype), corrupted)
+    return order[:, :count], corrupted
+
+
+def mean_colors(pixels: jax.Array, parts: int) -> jax.Array:
+    """The mean colours of `parts` × `parts` parts of patches (B, n, P, Q, 3) of pixels in [0, 1], 3
+    bits a channel: (B, n, parts²) int32 in [0, 512), red first.
+    """
+    b, n, height, width, channels = pixels.shape
+    cut = pixels.reshape(b, n, parts, height // parts, parts, width // parts, channels)
+    mean = cut.mean((3, 5)).reshape(b, n, parts**2, channels)
+    levels = 2**_BITS
+    bits = jnp.clip(jnp.floor(mean * levels), 0, levels - 1).astype(jnp.int32)
+    return (bits * jnp.array([levels**2, levels, 1])).sum(-1)
