@@ -7,7 +7,9 @@ are in `interchange`.
 """
 
 import dataclasses
+import hashlib
 import importlib.metadata
+import json
 from collections.abc import Callable
 
 import jax
@@ -28,6 +30,7 @@ from vit_jax.models.registry import Weights
 
 FOLDER, BEST = "checkpoints", "best"
 _FORMAT = 1
+_SEAL = "sha256"
 # In a bucket Orbax writes this when all else of a checkpoint is there.
 COMMITTED = "commit_success.txt"
 
@@ -101,11 +104,26 @@ def read_description(folder: epath.Path) -> dict:
     """The JSON that a checkpoint says of itself."""
     handler, args = ocp.JsonCheckpointHandler(), ocp.args.JsonRestore()
     try:
-        return handler.restore(epath.Path(folder) / "description", args=args)
+        description = handler.restore(epath.Path(folder) / "description", args=args)
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{folder} is damaged or no checkpoint: its description cannot be read ({error})"
         ) from error
+    # Of earlier versions, which sealed none, at least what everybody asks for must be there.
+    whole = isinstance(description, dict) and {"config", "model", "classes"} <= description.keys()
+    if not whole or description.pop(_SEAL, None) not in (None, _seal_of(description)):
+        raise CheckpointError(f"{folder} is damaged: its description is not the one that was saved")
+    return description
+
+
+def sealed(description: dict) -> dict:
+    """The description with a checksum of it, as it is saved."""
+    return description | {_SEAL: _seal_of(description)}
+
+
+def _seal_of(description: dict) -> str:
+    text = json.dumps({k: v for k, v in description.items() if k != _SEAL}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def load_weights(path, like: Weights | None = None) -> Weights:

@@ -20,6 +20,7 @@ from vit_jax.checkpoints.reading import (
     read_description,
     read_parts,
     saved_steps,
+    sealed,
 )
 from vit_jax.config import Checkpoint
 from vit_jax.devices import processes
@@ -34,12 +35,7 @@ class Checkpoints:
     All processes of a run call the same methods in the same order, and all of them are told the
     same. A state is there when its directory has got its name, which Orbax gives it when everything
     is written.
-
-    Attributes:
-      best: a step whose checkpoint is kept whatever its age, or `None`.
     """
-
-    best: int | None = None
 
     def __init__(
         self,
@@ -56,6 +52,7 @@ class Checkpoints:
         self._newest: int | None = None  # step of the newest state that is or is being saved
         self._writing = False
         self._failures = 0
+        self._best: int | None = None
         # Said in full, so that Orbax waits by the coordination service, whose waits end.
         everyone = set(range(processes.count())) if processes.count() > 1 else None
         hosts = ocp.options.MultiprocessingOptions(active_processes=everyone)
@@ -76,6 +73,12 @@ class Checkpoints:
         """The steps that have a whole checkpoint, oldest first."""
         told = json.dumps(saved_steps(self._folder)) if _first() else ""
         return json.loads(processes.agree("steps", told, self._wait))
+
+    def keep_best(self, step: int | None) -> None:
+        """From now on the checkpoint of this step is kept whatever its age, and no earlier best one."""
+        self._best = step
+        if _first():
+            self._delete(self._superfluous)
 
     def save(self, step: int, parts: dict, description: dict, marks: dict | None = None) -> None:
         """Starts to save; the write goes on beside training.
@@ -98,7 +101,7 @@ class Checkpoints:
         self._newest, self._writing = step, True
         tree = parts | {"fingerprint": marks or fingerprint(parts)}
         items = ocp.args.Composite(
-            state=ocp.args.PyTreeSave(tree), description=ocp.args.JsonSave(description)
+            state=ocp.args.PyTreeSave(tree), description=ocp.args.JsonSave(sealed(description))
         )
         failure = _failure_of(
             lambda: self._orbax.save(self._folder / str(step), args=items, force=True)
@@ -208,7 +211,7 @@ class Checkpoints:
         steps, keep_every = saved_steps(self._folder), self._config.keep_every
         old = steps[: -self._config.keep]
         old = [step for step in old if not keep_every or step % keep_every]
-        old = [step for step in old if step != self.best]
+        old = [step for step in old if step != self._best]
         return [self._folder / str(step) for step in old]
 
     def _unfinished(self) -> list[epath.Path]:

@@ -97,6 +97,7 @@ def initialize(
     try:
         jax.distributed.initialize(
             *said.values(),
+            coordinator_bind_address=_bind_address(said["--coordinator"]),
             cluster_detection_method=method,
             initialization_timeout=round(wait_minutes * 60) + 60,
             heartbeat_timeout_seconds=int(heartbeat_seconds),
@@ -186,6 +187,12 @@ def leave_on_error(error: BaseException) -> None:
         leave(str(error), error.exit_code)
     traceback.print_exception(error)
     leave(f"{type(error).__name__}: {str(error) or 'no message'}".splitlines()[0], 1)
+
+
+def _bind_address(coordinator: str | None) -> str | None:
+    """Where process 0 listens: JAX would on all interfaces, also for a run on one machine."""
+    host = (coordinator or "").rpartition(":")[0].strip("[]")
+    return coordinator if host in ("localhost", "::1") or host.startswith("127.") else None
 
 
 def _number(variable: str, said: int | None) -> int | None:

@@ -1,15 +1,28 @@
 """What is looked at before a run may start: nothing is at stake yet, and a clear error costs nothing."""
 
 import dataclasses
+import errno
 import json
+import os
+import stat
+import time
 
 import jax
+from absl import logging
 from etils import epath
 
 from vit_jax.base import paths, schema
-from vit_jax.base.errors import ConfigError
+from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import reading
 from vit_jax.config import Config, config_class, default_config
+from vit_jax.devices.processes import START_AGAIN
+
+_RETRY_SECONDS = (1.0, 3.0, 9.0)
+_PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
+
+
+class NotWritable(UserError):
+    """The workdir cannot be written to."""
 
 
 def changed_fields(saved: dict, description: dict) -> list[str]:
@@ -68,17 +81,48 @@ def use_compilation_cache(directory: str) -> None:
     if directory:
         path = paths.locate(directory)
         if not paths.in_bucket(path):
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except OSError as error:
+                logging.warning(
+                    "config.compilation_cache = %s cannot be made (%s): compiled programs are not kept",
+                    path, error.strerror or error,
+                )  # fmt: skip
+                return
+            _warn_of_others(path)
         jax.config.update("jax_compilation_cache_dir", str(path))
 
 
+def _warn_of_others(cache: epath.Path) -> None:
+    mode = os.stat(cache).st_mode
+    if mode & (stat.S_IWGRP | stat.S_IWOTH) or os.stat(cache).st_uid not in (os.getuid(), 0):
+        logging.warning(
+            "config.compilation_cache = %s can be written by others, who can so run code in this job: "
+            "chmod 700 it, or choose another", cache,
+        )  # fmt: skip
+
+
 def make_workdir(workdir: epath.Path) -> None:
-    """Makes the folder and proves that it can be written to, before any work is done."""
+    """Makes the folder and proves that it can be written to, before any work is done. What may be so
+    for a moment only, a full disk or one that is being mounted, is tried again.
+
+    Raises:
+      NotWritable: it cannot; start again if that may change.
+    """
     probe = workdir / f".writable-{jax.process_index()}"
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        probe.write_bytes(b"\0" * 4096)
-        probe.unlink()
-    except OSError as error:
-        reason = error.strerror or error
-        raise ConfigError(f"cannot write to --workdir={workdir}: {reason}") from error
+    for seconds in (*_RETRY_SECONDS, None):
+        try:
+            workdir.mkdir(parents=True, exist_ok=True)
+            probe.write_bytes(b"\0" * 4096)
+            probe.unlink()
+            return
+        except OSError as error:
+            passing = error.errno in _PASSING
+            if passing and seconds:
+                logging.warning("--workdir=%s: %s; trying again in %g s", workdir, error, seconds)
+                time.sleep(seconds)
+                continue
+            reason = error.strerror or error
+            failure = NotWritable(f"cannot write to --workdir={workdir}: {reason}")
+            failure.exit_code = START_AGAIN if passing else 1
+            raise failure from error

@@ -28,6 +28,7 @@ from vit_jax.training.assembly import Assembly, assemble, resolve
 from vit_jax.training.clock import KINDS, Clock
 from vit_jax.training.guards import check_batch, make_workdir, use_compilation_cache
 from vit_jax.training.health import BadStep, LeftOut
+from vit_jax.training.lock import Lock
 from vit_jax.training.preemption import StopRequest
 from vit_jax.training.progress import Meter, Profiler, make_writers
 from vit_jax.training.starting import Start
@@ -77,7 +78,8 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, float]:
     make_workdir(workdir)
 
     clock = Clock(workdir, config.hosts, write=jax.process_index() == 0)
-    with StopRequest() as stop, clock, jax.set_mesh(mesh):
+    lock = Lock(workdir) if jax.process_index() == 0 else contextlib.nullcontext()
+    with StopRequest() as stop, lock, clock, jax.set_mesh(mesh):
         return _Run(assembly, source, suite, mesh, workdir, clock, stop).finish()
 
 
@@ -125,7 +127,7 @@ class _Run:
         saved = self.start.saved
         self.clock.resumed_from(saved["goodput"], saved["seconds"])
         self.best, self.ended = saved["best"], saved.get("ended", "")
-        self.checkpoints.best = self.best and self.best["step"]
+        self.checkpoints.keep_best(self.best and self.best["step"])
 
     def finish(self) -> dict:
         """Trains from where the state is to the end of the run, or until a stop is requested."""
@@ -261,8 +263,8 @@ class _Run:
         if self.best is None or sign * value > sign * self.best["value"]:
             self.best = {"metric": metric, "value": value, "step": step, "since": 0}
             if self.config.checkpoint.best:
-                self.checkpoints.best = step
                 self._save(step)
+                self.checkpoints.keep_best(step)
         else:
             self.best = self.best | {"since": self.best["since"] + 1}
 

@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 from absl import logging
 from etils import epath
@@ -47,17 +47,36 @@ class JsonLinesWriter:
     """
 
     def __init__(self, path: pathlib.Path):
-        self._file = path.open("a")
+        self._file = path.open("a+b")
+        _drop_cut_line(self._file)
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
         numbers = {name: value if math.isfinite(value) else None for name, value in scalars.items()}
-        self._file.write(json.dumps({"step": step, **numbers}) + "\n")
+        self._file.write((json.dumps({"step": step, **numbers}) + "\n").encode())
 
     def flush(self) -> None:
         self._file.flush()
 
     def close(self) -> None:
         self._file.close()
+
+
+def _drop_cut_line(file: BinaryIO) -> None:
+    """Ends a file of lines after its last whole one: the next would be appended to what a process
+    that was killed left of its last.
+    """
+    end = file.seek(0, 2)
+    position = end
+    while position > 0:
+        start = max(position - 4096, 0)
+        file.seek(start)
+        newline = file.read(position - start).rfind(b"\n")
+        if newline >= 0:
+            position = start + newline + 1
+            break
+        position = start
+    if position < end:
+        file.truncate(position)
 
 
 class TensorBoardWriter:
