@@ -16,6 +16,7 @@ import os
 import pathlib
 import time
 
+from vit_jax.base import paths
 from vit_jax.data import sources
 from vit_jax.data.record import DataError, Record
 from vit_jax.data.sources import digits
@@ -36,7 +37,7 @@ class Observed(digits.Digits):
             if _SAID["action"] == "fail":
                 raise DataError("the disk of process 1 has crashed")
             os.mkfifo(_FOLDER / "fifo")
-            (_FOLDER / "fifo").read_text()
+            paths.open_bytes(str(_FOLDER / "fifo")).read()
         time.sleep(_SAID.get("seconds", 0))
         with path.open("a") as file:
             file.write(f"{index}\n")

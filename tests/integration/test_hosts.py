@@ -143,6 +143,7 @@ def test_a_process_that_is_stuck_is_found_and_every_stack_told(hosts, tmp_path):
     for process in range(2):
         assert "nothing has moved for 0.05 minutes" in run.log(process)
     assert "observed.py" in run.log(1).split("Thread ", 1)[1], "the stack of the reading thread"
+    assert "/fifo" in run.log(1).split("opened last:")[1], "the file it waits for"
     assert newest(tmp_path) == 4
 
 

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import threading
 from typing import BinaryIO
 
 from absl import logging
@@ -58,10 +59,15 @@ def read_json(path: epath.Path, kind: type = dict):
     return value
 
 
+# By the name of the thread: what a run that hangs may be waiting for.
+last_opened: dict[str, str] = {}
+
+
 def open_bytes(path: str) -> BinaryIO:
     """Opens a file to read; a local one without the cost of a path object, which readers of many
     small files would feel.
     """
+    last_opened[threading.current_thread().name] = path
     return epath.Path(path).open("rb") if in_bucket(path) else open(path, "rb")
 
 

@@ -3,6 +3,8 @@ last good one. What is in them is in `reading`.
 """
 
 import json
+import logging as python_logging
+import os
 import time
 from collections.abc import Callable
 
@@ -65,6 +67,7 @@ class Checkpoints:
             async_options=ocp.options.AsyncOptions(timeout_secs=round(wait_minutes * 60)),
             multiprocessing_options=hosts,
         )
+        logging.get_absl_logger().addFilter(_not_a_traceback_of_orbax)
         if processes.index() == 0:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._delete(self._unfinished)
@@ -103,6 +106,12 @@ class Checkpoints:
         items = ocp.args.Composite(
             state=ocp.args.PyTreeSave(tree), description=ocp.args.JsonSave(sealed(description))
         )
+        # Where no folder can be made, Orbax would wait minutes for it in threads of its own.
+        failure = _failure_of(self._make_folder)
+        failures = processes.gather("folder of a save", failure, self._wait)
+        if any(failures):
+            self._end_of_save(failures)
+            return
         failure = _failure_of(
             lambda: self._orbax.save(self._folder / str(step), args=items, force=True)
         )
@@ -167,6 +176,13 @@ class Checkpoints:
                 f"no checkpoint in {self._folder} can be read; nothing was changed there:\n{told}"
             )
         return None
+
+    def _make_folder(self) -> None:
+        if _first():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            probe = self._folder / ".probe"
+            probe.mkdir(exist_ok=True)
+            probe.rmdir()
 
     def _settle(self) -> None:
         """Waits for the write under way and finds out how it ended."""
@@ -244,6 +260,11 @@ class Checkpoints:
                 aside.parent.mkdir(exist_ok=True)
                 folder.rename(aside)
         processes.barrier("damaged checkpoints", self._wait)
+
+
+def _not_a_traceback_of_orbax(record: python_logging.LogRecord) -> bool:
+    """A save that fails is said here, in a line; Orbax says it too, twice and by tracebacks."""
+    return not (record.exc_info and f"{os.sep}orbax{os.sep}" in record.pathname)
 
 
 def _first() -> bool:

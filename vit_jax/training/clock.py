@@ -152,9 +152,11 @@ class Clock:
             minutes = self._minutes.get(kind, self._other_minutes)
             if 0 < minutes * 60 < time.monotonic() - since:
                 what = "a step" if kind in _MOVING else KINDS[kind]
+                opened = "".join(f"\n  {who}: {file}" for who, file in paths.last_opened.items())
+                files = f" The files that threads opened last:{opened}" if opened else ""
                 processes.leave(
                     f"nothing has moved for {minutes:g} minutes in {what}; what every thread is "
-                    "doing stands above. Start the run again: it goes on from the last checkpoint",
+                    f"doing stands above. Start the run again: it goes on from the last checkpoint.{files}",
                     processes.START_AGAIN,
                     stacks=True,
                 )

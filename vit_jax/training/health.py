@@ -160,7 +160,9 @@ class LeftOut:
         # A damaged file counts as none: what it named is met again, and left out again.
         saved = paths.read_json(self._path, list) if processes.index() == 0 else None
         agreed = processes.agree("data left out", json.dumps(saved or []))
-        self.ranges = [tuple(one) for one in json.loads(agreed)]
+        ranges = json.loads(agreed)
+        pairs = all(isinstance(one, list) and list(map(type, one)) == [int, int] for one in ranges)
+        self.ranges = [tuple(one) for one in ranges] if pairs else []
 
     def add(self, bad: BadStep, count: int, most: int, *, back_to: int) -> None:
         """Leaves out the data of the step that was bad, and of the `count` - 1 after it.

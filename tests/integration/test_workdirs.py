@@ -1,0 +1,189 @@
+"""What lies in a run's folder: damaged, cut short, locked, not writable for a moment."""
+
+import errno
+import json
+import pathlib
+import random
+import shutil
+import signal
+
+import pytest
+from etils import epath
+
+import vit_jax
+from vit_jax.base.errors import UserError
+from vit_jax.checkpoints import reading
+from vit_jax.devices import processes
+from vit_jax.training import guards, lock
+from vit_jax.training.writers import JsonLinesWriter
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, compilation_cache):
+    """A run of 12 steps with checkpoints 4, 8 and 12, and what it ended with."""
+    from tests.integration.conftest import TINY
+
+    config = vit_jax.load_config("configs/digits.py")
+    config.update_from_flattened_dict(TINY | {"compilation_cache": compilation_cache})
+    workdir = tmp_path_factory.mktemp("finished")
+    return config, workdir, vit_jax.train(config, workdir)
+
+
+def flip(file: pathlib.Path, seed: int) -> None:
+    content = bytearray(file.read_bytes())
+    bit = random.Random(seed).randrange(8 * len(content))
+    content[bit // 8] ^= 1 << bit % 8
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_flipped_bit_in_a_description_falls_back_to_the_checkpoint_before(
+    finished, seed, tmp_path, caplog
+):
+    config, workdir, result = finished
+    copy = tmp_path / "run"
+    shutil.copytree(workdir, copy)
+    flip(copy / "checkpoints" / "12" / "description" / "metadata", seed)
+    again = vit_jax.train(config, copy)
+    assert again["accuracy"] == result["accuracy"] and again["step"] == 12
+    assert "checkpoint of step 12 is damaged" in caplog.text
+
+
+def test_a_description_of_an_earlier_version_needs_no_seal(finished, tmp_path):
+    _, workdir, _ = finished
+    file = workdir / "checkpoints" / "12" / "description" / "metadata"
+    description = json.loads(file.read_text())
+    del description["sha256"]
+    (tmp_path / "description").mkdir()
+    (tmp_path / "description" / "metadata").write_text(json.dumps(description))
+    assert reading.read_description(tmp_path)["classes"] == list("0123456789")
+    del description["classes"]
+    (tmp_path / "description" / "metadata").write_text(json.dumps(description))
+    with pytest.raises(reading.CheckpointError, match="is not the one that was saved"):
+        reading.read_description(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", '{"seco', "[1]"])
+@pytest.mark.parametrize("name", ["goodput.json", "left_out.json", "result.json"])
+def test_a_small_file_that_is_cut_short_does_not_end_a_restart(finished, name, text):
+    config, workdir, result = finished
+    (workdir / name).write_text(text)
+    assert vit_jax.train(config, workdir)["accuracy"] == result["accuracy"]
+
+
+def test_two_runs_in_one_folder_are_refused_and_a_dead_one_holds_no_lock(cli, tmp_path):
+    first = cli(
+        "train",
+        "--config=configs/digits.py",
+        "--config.duration=100000 steps",
+        f"--workdir={tmp_path}",
+    )
+    while not (tmp_path / "metrics.jsonl").exists():
+        assert first.poll() is None, first.communicate()
+    with pytest.raises(lock.Locked, match=f"another run trains in .*process {first.pid}"):
+        lock.Lock(epath.Path(tmp_path), patience=0.1).__enter__()
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    with lock.Lock(epath.Path(tmp_path), patience=5):
+        pass
+
+
+def test_in_a_bucket_a_lock_that_nobody_renews_is_nobodys(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock.paths, "in_bucket", lambda path: True)
+    monkeypatch.setattr(lock, "_STALE_SECONDS", 2.0)
+    monkeypatch.setattr(lock, "_RENEW_SECONDS", 0.2)
+    folder = epath.Path(tmp_path)
+    with lock.Lock(folder), pytest.raises(lock.Locked, match="another run trains"):
+        lock.Lock(folder, patience=3).__enter__()
+    dead = lock.Lock(folder)
+    dead.__enter__()
+    dead._ended.set()
+    dead._thread.join()
+    with lock.Lock(folder, patience=5):
+        pass
+
+
+def test_a_folder_that_is_not_writable_for_a_moment_is_tried_again(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(guards, "_RETRY_SECONDS", (0.01, 0.01))
+    failures = [OSError(errno.ENOSPC, "No space left on device")] * 2
+    write = epath.Path.write_bytes
+
+    def full(path, content):
+        if failures:
+            raise failures.pop()
+        return write(path, content)
+
+    monkeypatch.setattr(type(epath.Path(tmp_path)), "write_bytes", full)
+    guards.make_workdir(epath.Path(tmp_path))
+    assert caplog.text.count("No space left on device; trying again") == 2
+    failures[:] = [OSError(errno.ENOSPC, "No space left on device")] * 3
+    with pytest.raises(UserError, match="No space left") as raised:
+        guards.make_workdir(epath.Path(tmp_path))
+    assert raised.value.exit_code == 42
+
+
+def test_a_folder_that_can_never_be_made_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot write to --workdir=.*file/run") as raised:
+        guards.make_workdir(epath.Path(tmp_path / "file" / "run"))
+    assert raised.value.exit_code == 1
+
+
+def test_metrics_are_not_appended_to_a_line_that_was_cut(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n{"ste')
+    writer = JsonLinesWriter(path)
+    writer.write_scalars(3, {})
+    writer.close()
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3]
+    path.write_text('{"ste')
+    writer = JsonLinesWriter(path)
+    writer.close()
+    assert path.read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "bound"),
+    [
+        ("127.0.0.1:80", "127.0.0.1:80"),
+        ("localhost:80", "localhost:80"),
+        ("10.0.0.3:80", None),
+        (None, None),
+    ],
+)
+def test_a_coordinator_on_this_machine_listens_on_this_machine_alone(coordinator, bound):
+    assert processes._bind_address(coordinator) == bound
+
+
+def test_a_compilation_cache_that_others_can_write_is_said(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(guards.jax.config, "update", lambda *_: None)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+    guards.use_compilation_cache(str(tmp_path / "cache"))
+    assert "can be written by others" in caplog.text
+    (tmp_path / "file").write_text("")
+    guards.use_compilation_cache(str(tmp_path / "file" / "cache"))
+    assert "compiled programs are not kept" in caplog.text
+
+
+def test_a_save_without_a_folder_to_save_in_is_counted_at_once(tiny_config, tmp_path, monkeypatch):
+    config = tiny_config(checkpoint__max_failures=2, duration="30 steps")
+    (tmp_path / "run").mkdir()
+    made = vit_jax.checkpoints.saving.Checkpoints._make_folder
+
+    def replaced(self):
+        if self._folder.is_dir():
+            self._folder.rmtree()
+            self._folder.write_text("")
+        made(self)
+
+    monkeypatch.setattr(vit_jax.checkpoints.saving.Checkpoints, "_make_folder", replaced)
+    with pytest.raises(reading.CheckpointError, match="2 failures in a row"):
+        vit_jax.train(config, tmp_path / "run")
+
+
+def test_more_checkpoints_than_are_kept_are_deleted_at_the_next_start(tiny_config, tmp_path):
+    vit_jax.train(tiny_config(checkpoint__keep=3), tmp_path)
+    assert reading.saved_steps(epath.Path(tmp_path) / "checkpoints") == [4, 8, 12]
+    vit_jax.train(tiny_config(checkpoint__keep=1), tmp_path)
+    assert reading.saved_steps(epath.Path(tmp_path) / "checkpoints") == [12]
