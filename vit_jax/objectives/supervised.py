@@ -1,13 +1,15 @@
 """Classification with labels: softmax or sigmoid cross-entropy."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
-from vit_jax.objectives.contract import Batch, Learner, Objective
+from vit_jax.objectives.contract import Batch, Learner, Objective, Setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,12 +24,27 @@ class Options:
     label_smoothing: float = option(
         0.0, "share of the target spread evenly over all classes", minimum=0, maximum=1
     )
+    focal: float = option(
+        0.0, "focal loss: easy examples count (1 - p)^focal; 0: all count alike", minimum=0
+    )
+    class_weights: tuple = option(
+        (), "what each class counts in the loss, in the order of the classes; (): 1", minimum=0
+    )
 
 
 class Supervised(Objective):
     """Cross-entropy between the model's logits and the targets, which mixup may have mixed."""
 
     Options = Options
+
+    def __init__(self, options: Options, setting: Setting):
+        super().__init__(options, setting)
+        count = len(options.class_weights)
+        if count and count != setting.model.num_classes:
+            raise ConfigError(
+                f"config.objective.class_weights has {count} weights for {setting.model.num_classes} "
+                "classes: say one for each"
+            )
 
     def targets(self, batch: Batch) -> Batch:
         """`label` (B, classes)."""
@@ -36,22 +53,46 @@ class Supervised(Objective):
     def __call__(self, learner: Learner, batch: Batch, rngs: nnx.Rngs):
         """See `Objective`; the metric is `accuracy`, of the heaviest target."""
         logits = learner.model(batch["image"], deterministic=False, rngs=rngs).logits
-        targets = smoothed(batch["label"], self.options.label_smoothing)
+        options = self.options
+        targets = smoothed(batch["label"], options.label_smoothing)
         accuracy = (logits.argmax(-1) == targets.argmax(-1)).astype(jnp.float32)
-        return cross_entropy(logits, targets, self.options.loss), {"accuracy": accuracy}
+        loss = cross_entropy(
+            logits, targets, options.loss, focal=options.focal, weights=options.class_weights
+        )
+        return loss, {"accuracy": accuracy}
 
 
-def cross_entropy(logits: jax.Array, targets: jax.Array, kind: str) -> jax.Array:
+def cross_entropy(
+    logits: jax.Array,
+    targets: jax.Array,
+    kind: str,
+    *,
+    focal: float = 0.0,
+    weights: Sequence[float] = (),
+) -> jax.Array:
     """logits, targets (B, K) float32 -> (B,).
 
-    `softmax`: −Σ t log softmax(z). `sigmoid`: Σ over classes of the binary cross-entropies, not
-    their mean, as the JFT and ImageNet-21k recipes have it (Scaling ViT, big_vision).
+    `softmax`: −Σ t log p with p = softmax(z). `sigmoid`: Σ over classes of the binary
+    cross-entropies, not their mean, as the JFT and ImageNet-21k recipes have it (Scaling ViT,
+    big_vision).
+
+    Args:
+      focal: γ; every term counts (1 − p)^γ, p being the probability that it says is right
+        (arXiv 1708.02002, Eq. 4, without its α).
+      weights: (K,) of the classes' terms.
     """
+
+    def term(log_p: jax.Array) -> jax.Array:
+        return log_p * (1 - jnp.exp(log_p)) ** focal if focal else log_p
+
     if kind == "softmax":
-        return -jnp.sum(targets * jax.nn.log_softmax(logits), axis=-1)
-    return -jnp.sum(
-        targets * jax.nn.log_sigmoid(logits) + (1 - targets) * jax.nn.log_sigmoid(-logits), axis=-1
-    )
+        terms = targets * term(jax.nn.log_softmax(logits))
+    else:
+        right, wrong = jax.nn.log_sigmoid(logits), jax.nn.log_sigmoid(-logits)
+        terms = targets * term(right) + (1 - targets) * term(wrong)
+    if weights:
+        terms *= jnp.array(weights, jnp.float32)
+    return -jnp.sum(terms, axis=-1)
 
 
 def smoothed(targets: jax.Array, share: float) -> jax.Array:

@@ -1,0 +1,54 @@
+"""Cross-entropies against PyTorch and NumPy in float64."""
+
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.base.errors import ConfigError
+from vit_jax.objectives.contract import Setting
+from vit_jax.objectives.supervised import Options, Supervised, cross_entropy
+
+random = np.random.default_rng(0)
+LOGITS = random.normal(size=(6, 5)).astype(np.float32) * 3
+TARGETS = random.dirichlet(np.ones(5), 6).astype(np.float32)
+WEIGHTS = (0.5, 1.0, 2.0, 0.0, 1.5)
+
+
+@pytest.mark.parametrize("weights", [(), WEIGHTS])
+def test_softmax_and_sigmoid_are_those_of_pytorch(weights):
+    torch = pytest.importorskip("torch")
+    from torch.nn import functional
+
+    logits, targets = torch.from_numpy(LOGITS), torch.from_numpy(TARGETS)
+    weight = torch.tensor(weights) if weights else None
+    expected = functional.cross_entropy(logits, targets, weight=weight, reduction="none")
+    np.testing.assert_allclose(
+        cross_entropy(LOGITS, TARGETS, "softmax", weights=weights), expected, rtol=2e-6
+    )
+    expected = functional.binary_cross_entropy_with_logits(
+        logits, targets, weight=weight, reduction="none"
+    ).sum(1)
+    np.testing.assert_allclose(
+        cross_entropy(LOGITS, TARGETS, "sigmoid", weights=weights), expected, rtol=2e-6
+    )
+
+
+@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
+def test_the_focal_loss_makes_easy_examples_count_less(kind):
+    z, t = LOGITS.astype(np.float64), TARGETS.astype(np.float64)
+    if kind == "softmax":
+        p = np.exp(z) / np.exp(z).sum(1, keepdims=True)
+        expected = -(t * (1 - p) ** 2 * np.log(p)).sum(1)
+    else:
+        p = 1 / (1 + np.exp(-z))
+        expected = -(t * (1 - p) ** 2 * np.log(p) + (1 - t) * p**2 * np.log(1 - p)).sum(1)
+    found = cross_entropy(jnp.asarray(LOGITS), jnp.asarray(TARGETS), kind, focal=2.0)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+
+def test_every_class_needs_its_weight():
+    setting = Setting(SimpleNamespace(num_classes=4), (0.5,), (0.5,), 1, int)
+    with pytest.raises(ConfigError, match="has 5 weights for 4 classes"):
+        Supervised(Options(class_weights=WEIGHTS), setting)
