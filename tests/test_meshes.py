@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 from vit_jax import optim
 from vit_jax.base import patterns, schema
 from vit_jax.base.errors import ConfigError
+from vit_jax.compute import partitioning
 from vit_jax.config import Optim
 from vit_jax.devices import meshes
 from vit_jax.models import registry
@@ -192,8 +193,8 @@ def test_heads_that_tensor_parallelism_does_not_divide_stay_whole():
 
 def test_without_a_mesh_nothing_is_constrained():
     x = jnp.ones((3, 2))
-    assert meshes.constrain_batch(x) is x
-    assert "sharding_constraint" not in str(jax.make_jaxpr(meshes.constrain_batch)(x))
+    assert partitioning.constrain_batch(x) is x
+    assert "sharding_constraint" not in str(jax.make_jaxpr(partitioning.constrain_batch)(x))
 
 
 def test_a_model_cut_over_the_mesh_gives_what_one_device_gives():

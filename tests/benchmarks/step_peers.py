@@ -40,11 +40,12 @@ import torch
 
 from tests import without_torchvision
 from vit_jax.benchmarks.context import context
+from vit_jax.compute import choices
 from vit_jax.config import default_config
 from vit_jax.devices import meshes
 from vit_jax.evaluation.forward import make_forward
 from vit_jax.interchange import formats
-from vit_jax.models import execution, registry
+from vit_jax.models import registry
 from vit_jax.training import state as states
 from vit_jax.training.assembly import assemble, resolve
 from vit_jax.training.step import compile_train_step
@@ -265,7 +266,7 @@ def measure(flags) -> dict:
     medians = {name: statistics.median(values) for name, values in times.items()}
     title = f"{flags.model}, {flags.image_size} px, batch {flags.batch_size}, {flags.dtype}"
     print(title + (", inference" if flags.inference else ""))
-    print("  ours:", execution.told(parts[0].model_config, parts[1]))
+    print("  ours:", choices.told(parts[0].model_config, parts[1]))
     for name, seconds in medians.items():
         held = f"{peak[name] / 2**20:8.0f} MiB" if peak[name] else " " * 12
         print(

@@ -7,7 +7,8 @@ import pytest
 import scipy.special
 from flax import nnx
 
-from vit_jax.models import activations, execution, layers, recompute, registry
+from vit_jax.compute import activations, choices, dropout, recompute
+from vit_jax.models import layers, registry
 from vit_jax.models.encoder import Encoder
 
 # Beside the plain scan. Of 3 blocks an unroll of 2 leaves one outside the loop, 0 all.
@@ -105,7 +106,7 @@ def test_tokens_in_parts_are_computed_as_a_whole(monkeypatch, kit, remat, option
     config = kit.config(remat=remat, drop_path=0.5, **options)
     parameters, key = kit.parameters(config), jax.random.key(0)
     whole = gradient_of(kit, config)(parameters, key)
-    monkeypatch.setattr(execution, "cuts", lambda asked, *, tokens: [tokens - 1])
+    monkeypatch.setattr(choices, "cuts", lambda asked, *, tokens: [tokens - 1])
     # All as one: the gradient of a bias of keys is rounding alone, softmax does not see it.
     ours, expected = (
         np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
@@ -240,15 +241,15 @@ def test_a_random_model_without_randomness_given_is_an_error(kit):
 
 def test_dropout_and_drop_path_leave_what_has_no_key_or_no_rate():
     x = jnp.ones((2, 3))
-    assert layers.dropout(x, 0.5, None) is x and layers.dropout(x, 0.0, jax.random.key(0)) is x
-    assert layers.drop_path(x, 0.5, None) is x
-    np.testing.assert_array_equal(layers.drop_path(x, 0.0, jax.random.key(0)), x)
+    assert dropout.dropout(x, 0.5, None) is x and dropout.dropout(x, 0.0, jax.random.key(0)) is x
+    assert dropout.drop_path(x, 0.5, None) is x
+    np.testing.assert_array_equal(dropout.drop_path(x, 0.0, jax.random.key(0)), x)
 
 
 def test_the_gradient_of_what_is_dropped_is_zero_and_finite():
     x = jnp.asarray([[jnp.inf, 1.0, 2.0, 3.0] * 8])
-    dropped = layers.dropout(x, 0.5, jax.random.key(3))
-    gradient = jax.grad(lambda x: layers.dropout(x, 0.5, jax.random.key(3))[:, 1:].sum())(x)
+    dropped = dropout.dropout(x, 0.5, jax.random.key(3))
+    gradient = jax.grad(lambda x: dropout.dropout(x, 0.5, jax.random.key(3))[:, 1:].sum())(x)
     assert not np.isnan(dropped).any()
     assert set(np.unique(gradient)) == {0, 2}
 

@@ -17,8 +17,9 @@ from flax import nnx
 
 from vit_jax import objectives
 from vit_jax.base.errors import UserError
+from vit_jax.compute import choices
 from vit_jax.devices import meshes
-from vit_jax.models import execution, registry
+from vit_jax.models import registry
 from vit_jax.objectives.supervised import cross_entropy
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.state import TrainState
@@ -33,7 +34,7 @@ def breakdown(
     Raises:
       UserError: the model has no encoder of blocks.
     """
-    config = execution.computed(assembly.model_config)
+    config = choices.computed(assembly.model_config)
     model = nnx.merge(registry.here(assembly.definition, assembly.model_config), *state.weights())
     if not hasattr(model, "encoder"):
         raise UserError(

@@ -9,9 +9,9 @@ from ml_collections import ConfigDict
 
 from vit_jax.benchmarks import breakdown as parts
 from vit_jax.benchmarks.context import context
+from vit_jax.compute import choices
 from vit_jax.devices import chips, meshes
 from vit_jax.evaluation.forward import make_forward
-from vit_jax.models import execution
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly, assemble, resolve
 from vit_jax.training.guards import check_batch
@@ -111,7 +111,7 @@ def _told(assembly: Assembly, mesh: jax.sharding.Mesh, times: list[float]) -> di
         "model": config.model.name,
         "image_size": config.data.image_size,
         "dtype": assembly.model_config.dtype,
-        "choices": execution.told(assembly.model_config, mesh),
+        "choices": choices.told(assembly.model_config, mesh),
         "batch_size": config.batch_size,
         "images_per_second": config.batch_size / median,
         "step_seconds": median,

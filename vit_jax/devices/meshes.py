@@ -1,14 +1,14 @@
 """Where arrays live: the mesh, and one table that says how each of them is cut over it.
 
 Mesh axes, outermost first: `data` (replicas), `fsdp` (parameters and optimizer state cut, batch
-too), `tensor` (heads and MLP width). Models know none of this; they ask `constrain_batch` to keep
-the batch cut between blocks.
+too), `tensor` (heads and MLP width). Models know none of this; what is computed with the mesh that is
+set is in `compute.partitioning`.
 """
 
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import jax
 import numpy as np
@@ -109,36 +109,6 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 def replicated(mesh: Mesh) -> NamedSharding:
     """A whole copy on each device."""
     return NamedSharding(mesh, P())
-
-
-def constrain_batch(x: jax.Array) -> jax.Array:
-    """Keeps the first axis of an activation cut as the batch is, where a mesh is set; else XLA may
-    prefer to move activations.
-    """
-    mesh = jax.sharding.get_abstract_mesh()
-    if not set(BATCH) <= set(mesh.axis_names):
-        return x
-    return jax.lax.with_sharding_constraint(x, P(BATCH))
-
-
-def platform() -> str:
-    """What the program being traced is for: the platform of the mesh that is set, or JAX's default."""
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    return jax.default_backend() if device is None else device.platform
-
-
-def per_device(function: Callable, *arrays: jax.Array) -> jax.Array:
-    """`function` of each device's part of arrays (B, N, H, ...): batch and heads are cut, and nothing
-    is exchanged.
-    """
-    mesh = jax.sharding.get_abstract_mesh()
-    if not set(AXES) <= set(mesh.axis_names):
-        return function(*arrays)
-    heads = "tensor" if arrays[0].shape[2] % mesh.shape["tensor"] == 0 else None
-    spec = P(BATCH, None, heads)
-    return jax.shard_map(function, in_specs=(spec,) * len(arrays), out_specs=spec, check_vma=False)(
-        *arrays
-    )
 
 
 def shardings(tree, mesh: Mesh, *, fsdp_min_size: int):

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from vit_jax.compute import choices
 from vit_jax.data.augmentation.augment import normalize
-from vit_jax.models import execution, registry
+from vit_jax.models import registry
 from vit_jax.models.contract import ModelOutput
 from vit_jax.models.registry import Weights
 
@@ -30,7 +31,7 @@ def make_forward(
     """
 
     def forward(weights: Weights, images: jax.Array) -> ModelOutput:
-        dtype = jnp.dtype(execution.computed(model_config).dtype)
+        dtype = jnp.dtype(choices.computed(model_config).dtype)
         images = normalize(images, data.mean, data.std, dtype)
         return nnx.merge(registry.here(definition, model_config), *weights)(images)
 

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax.devices import meshes
-from vit_jax.models import attention_kernels, execution, products, recompute
-from vit_jax.models.layers import dropout, layer_norm, split
+from vit_jax.compute import attend, choices, dense, partitioning, recompute
+from vit_jax.compute.dropout import dropout, split
+from vit_jax.models.layers import layer_norm
 
 QUERY, KEY, VALUE = range(3)
 
@@ -19,7 +19,7 @@ class Attention(nnx.Module):
 
     Parameters: `qkv/kernel` (D, 3, H, D/H), `qkv/bias` (3, H, D/H), `out/kernel` (H, D/H, D),
     `out/bias` (D,); with `qk_norm` a layer norm of D/H on queries and on keys (ViT-22B §2.1).
-    `implementation`: how tokens attend to each other, see `attention_kernels`; `auto` to choose.
+    `implementation`: how tokens attend to each other, see `attend`; `auto` to choose.
     """
 
     def __init__(
@@ -73,14 +73,14 @@ class Attention(nnx.Module):
         if self.qk_norm:
             q, k = self.query_norm(q), self.key_norm(k)
         q = q / jnp.sqrt(q.shape[-1]).astype(q.dtype)
-        weights = attention_kernels.weights(q, k)
+        weights = attend.weights(q, k)
         if keys[0] is not None and self.attention_dropout:
             dropped = dropout(weights, self.attention_dropout, keys[0])
             heads = jnp.einsum("bhqn,bnhc->bqhc", dropped, v)
         else:
             # Kernels are made for many queries; one that pools is none of theirs.
             kind = "xla" if queries is not None else self._chosen(q)
-            heads = attention_kernels.attend(q, k, v, kind)
+            heads = attend.attend(q, k, v, kind)
         kernel, bias = self.out.parameters()
         out = _out(heads, kernel.reshape(-1, kernel.shape[-1]), bias)
         return dropout(out, self.dropout, keys[1]), weights
@@ -93,14 +93,14 @@ class Attention(nnx.Module):
         if self.qk_norm:
             qs, ks = tuple(map(self.query_norm, qs)), tuple(map(self.key_norm, ks))
         qs = tuple(q / jnp.sqrt(q.shape[-1]).astype(q.dtype) for q in qs)
-        kernel, bias = products.shared(*self.out.parameters(), dtype)
+        kernel, bias = dense.shared(*self.out.parameters(), dtype)
         kernel = kernel.reshape(-1, kernel.shape[-1])
-        heads = attention_kernels.attend_in_parts(qs, ks, vs)
+        heads = attend.attend_in_parts(qs, ks, vs)
         # Stored, a projection in parts costs a TPU less than to compute it again; a whole one, more.
         return tuple(recompute.keep(_out(x, kernel, bias), recompute.OUT) for x in heads)
 
     def _chosen(self, q: jax.Array) -> str:
-        return execution.attention(
+        return choices.attention(
             self.implementation, tokens=q.shape[1], head_size=q.shape[-1], dtype=q.dtype
         )
 
@@ -119,28 +119,28 @@ class _Affine(nnx.Module):
 
 def _project(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> tuple[jax.Array, ...]:
     """x (B, N, D), kernel (D, T, H, C) -> T arrays (B, N, H, C)."""
-    if meshes.platform() == "tpu":
+    if partitioning.platform() == "tpu":
         return tuple(project(x) for project in _of_tiles(kernel, bias, x.dtype))
     # One matrix product, in its own order: else XLA transposes the tokens and the kernel first.
-    return jnp.unstack(products.dense(x, kernel, bias), axis=2)
+    return jnp.unstack(dense.dense(x, kernel, bias), axis=2)
 
 
 def _out(heads: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
     """heads (B, N, H, C), kernel (H·C, D) -> (B, N, D)."""
-    return products.dense(heads.reshape(*heads.shape[:2], -1), kernel, bias)
+    return dense.dense(heads.reshape(*heads.shape[:2], -1), kernel, bias)
 
 
 def _of_tiles(kernel: jax.Array, bias: jax.Array | None, dtype) -> list[Callable]:
     """The T projections, of (B, N, D) to (B, N, H, C) each, as products to H·C features: a TPU pads
     what is smaller than its tiles.
     """
-    kernel, bias = products.shared(kernel, bias, dtype)
+    kernel, bias = dense.shared(kernel, bias, dtype)
     _, count, heads, size = kernel.shape
     kernels = [kernel[:, t].reshape(-1, heads * size) for t in range(count)]
     biases = [None] * count if bias is None else bias.reshape(count, -1)
 
     def project(kernel, bias, x):
-        y = products.dense_features_first(x, kernel, bias)
+        y = dense.dense_features_first(x, kernel, bias)
         return y.reshape(heads, size, *x.shape[:2]).transpose(2, 3, 0, 1)
 
     return [functools.partial(project, *both) for both in zip(kernels, biases, strict=True)]

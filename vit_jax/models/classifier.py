@@ -12,8 +12,8 @@ from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.base.sizes import Size
-from vit_jax.models import recompute
-from vit_jax.models.execution import AUTO
+from vit_jax.compute import recompute
+from vit_jax.compute.choices import AUTO
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from vit_jax.models import execution, stack
+from vit_jax.compute import choices, stack
+from vit_jax.compute.attend import Parts
+from vit_jax.compute.dropout import drop_path, split
 from vit_jax.models.attention import Attention
-from vit_jax.models.attention_kernels import Parts
-from vit_jax.models.layers import Mlp, drop_path, layer_norm, split
+from vit_jax.models.layers import Mlp, layer_norm
 
 
 class Block(nnx.Module):
@@ -116,13 +117,13 @@ class Encoder(nnx.Module):
 
         # Dropout draws for all tokens at once, and what is captured is of all tokens.
         whole = capture or (stochastic and (config.dropout or config.attention_dropout))
-        cuts = [] if whole else execution.cuts(config.attention, tokens=x.shape[1])
+        cuts = [] if whole else choices.cuts(config.attention, tokens=x.shape[1])
         parts, captured = stack.scan(
             step,
             self.layers,
             tuple(jnp.split(x, cuts, axis=1)),
             (rates, keys),
-            remat=execution.remat(config),
+            remat=choices.remat(config),
             unroll=config.unroll,
         )
         return self.norm(jnp.concatenate(parts, axis=1)), captured

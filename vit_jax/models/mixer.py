@@ -10,11 +10,13 @@ from flax import nnx
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest, option
-from vit_jax.models import classifier, execution, products, recompute, stack
-from vit_jax.models.activations import ACTIVATIONS
+from vit_jax.compute import choices, recompute, stack
+from vit_jax.compute.activations import ACTIVATIONS
+from vit_jax.compute.dropout import drop_path, split
+from vit_jax.models import classifier
 from vit_jax.models.contract import ModelOutput
 from vit_jax.models.embeddings import PatchEmbedding
-from vit_jax.models.layers import drop_path, layer_norm, split
+from vit_jax.models.layers import Linear, layer_norm
 
 # depth, width, MLP width over channels, over tokens (Mixer Table 1).
 SIZES = {
@@ -151,7 +153,7 @@ class Model(nnx.Module):
 
         x = self.embedding(images)
         x, captured = stack.scan(
-            step, self.layers, x, (rates, keys), remat=execution.remat(config), unroll=config.unroll
+            step, self.layers, x, (rates, keys), remat=choices.remat(config), unroll=config.unroll
         )
         tokens = self.norm(x)
         features = tokens.mean(axis=1)
@@ -186,8 +188,8 @@ class Mlp(nnx.Module):
     """
 
     def __init__(self, width: int, hidden: int, activation: str, *, dtype, rngs: nnx.Rngs):
-        self.up = products.Linear(width, hidden, dtype=dtype, rngs=rngs)
-        self.down = products.Linear(hidden, width, dtype=dtype, rngs=rngs)
+        self.up = Linear(width, hidden, dtype=dtype, rngs=rngs)
+        self.down = Linear(hidden, width, dtype=dtype, rngs=rngs)
         self.activation = activation
 
     def __call__(self, x: jax.Array) -> jax.Array:

@@ -13,7 +13,8 @@ from vit_jax.base import schema, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest, option
 from vit_jax.base.sizes import Size
-from vit_jax.models import execution, hybrid, mixer, resnet, vit
+from vit_jax.compute import choices
+from vit_jax.models import hybrid, mixer, resnet, vit
 
 FAMILIES = [vit, hybrid, mixer, resnet]
 
@@ -123,7 +124,7 @@ def abstract_weights(config) -> tuple[nnx.GraphDef, Weights]:
 
 def here(definition: nnx.GraphDef, config) -> nnx.GraphDef:
     """`definition`, of `config`, computing in the type that suits the devices being traced for."""
-    of_device = execution.computed(config)
+    of_device = choices.computed(config)
     return definition if of_device == config else abstract(of_device)[0]
 
 

@@ -18,7 +18,8 @@ from flax import nnx
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest, option
-from vit_jax.models import classifier, execution, stack
+from vit_jax.compute import choices, stack
+from vit_jax.models import classifier
 from vit_jax.models.contract import ModelOutput
 
 # Units of each stage (BiT §4; 26 is AugReg's).
@@ -265,7 +266,7 @@ class Stage(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """(B, h, w, C) -> (B, h', w', C')."""
-        remat = execution.remat(self.config)
+        remat = choices.remat(self.config)
         x = stack.call(self.first, x, remat=remat)
         if self.layers is None:
             return x

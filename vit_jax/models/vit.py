@@ -9,12 +9,13 @@ from flax import nnx
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest, option
-from vit_jax.models import attention_kernels, classifier, pooling
-from vit_jax.models.activations import ACTIVATIONS
+from vit_jax.compute import attend
+from vit_jax.compute.activations import ACTIVATIONS
+from vit_jax.compute.dropout import dropout
+from vit_jax.models import classifier, pooling
 from vit_jax.models.contract import ModelOutput
 from vit_jax.models.embeddings import PatchEmbedding, sincos_2d
 from vit_jax.models.encoder import Encoder
-from vit_jax.models.layers import dropout
 
 # depth, width, MLP width, heads. Ti, S: AugReg Table 1; B, L, H: ViT Table 1; g, G: Scaling ViT Table 2; the others
 # big_vision. 22B: width, depth and heads from secondary listings, MLP width from the parameter count (unconfirmed in a
@@ -98,7 +99,7 @@ class Config(classifier.Options):
     attention: str = option(
         "auto",
         "how attention is computed; all give the same. cudnn: GPU, 16 bits; splash: TPU",
-        choices=attention_kernels.IMPLEMENTATIONS,
+        choices=attend.IMPLEMENTATIONS,
         role="compute",
     )
     parallel: bool = option(

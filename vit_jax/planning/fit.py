@@ -9,7 +9,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.models import recompute
+from vit_jax.compute import recompute
 from vit_jax.planning import compiling, report
 from vit_jax.planning.plan import make_assembly, make_plan
 from vit_jax.planning.target import Target

@@ -7,11 +7,12 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax.base.errors import ConfigError
+from vit_jax.compute import choices
 from vit_jax.config import Data
 from vit_jax.data import sources
 from vit_jax.data.sources.named import NAMED
 from vit_jax.data.splits import select
-from vit_jax.models import execution, registry
+from vit_jax.models import registry
 from vit_jax.planning import collectives, compiling, cycles, estimate
 from vit_jax.planning.target import Target
 from vit_jax.training.assembly import Assembly, assemble, resolve
@@ -121,7 +122,7 @@ def _of_config(assembly: Assembly, target: Target, step: compiling.Step) -> dict
     devices = len(target.devices)
     replicas = step.mesh.shape["data"] * step.mesh.shape["fsdp"]
     with jax.set_mesh(step.mesh):
-        remat = execution.remat(model)
+        remat = choices.remat(model)
     return {
         "model": config.model.name,
         "image_size": config.data.image_size,

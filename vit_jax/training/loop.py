@@ -17,11 +17,11 @@ from vit_jax import evaluation
 from vit_jax.base import paths
 from vit_jax.base.errors import UserError
 from vit_jax.checkpoints import reading, saving
+from vit_jax.compute import choices
 from vit_jax.data import loader, sources
 from vit_jax.data.record import Source
 from vit_jax.devices import meshes, processes
 from vit_jax.evaluation.contract import Subject, Trained
-from vit_jax.models import execution
 from vit_jax.training import health
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly, assemble, resolve
@@ -320,4 +320,4 @@ def _announce(assembly: Assembly, like: states.TrainState, mesh: jax.sharding.Me
         "%s: %d steps of %d images on %d x %s, mesh %s", assembly.config.model.name, assembly.total_steps,
         assembly.config.batch_size, mesh.size, devices[0].device_kind, dict(mesh.shape),
     )  # fmt: skip
-    logging.info("%s", execution.told(assembly.model_config, mesh))
+    logging.info("%s", choices.told(assembly.model_config, mesh))

@@ -12,7 +12,8 @@ from typing import Any
 import jax
 from flax import nnx
 
-from vit_jax.models import execution, registry
+from vit_jax.compute import choices
+from vit_jax.models import registry
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.contract import Learner, MovingAverage, Objective, Teacher
 
@@ -52,9 +53,9 @@ class Networks:
         """The same, computing in the types that suit the devices being traced for."""
         teacher = self.teacher
         if teacher:
-            teacher = dataclasses.replace(teacher, config=execution.computed(teacher.config))
+            teacher = dataclasses.replace(teacher, config=choices.computed(teacher.config))
         return dataclasses.replace(
-            self, model_config=execution.computed(self.model_config), teacher=teacher
+            self, model_config=choices.computed(self.model_config), teacher=teacher
         )
 
     @property

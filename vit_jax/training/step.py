@@ -11,6 +11,7 @@ from flax import nnx
 
 from vit_jax import optim
 from vit_jax.base import patterns
+from vit_jax.compute import partitioning
 from vit_jax.config import Config
 from vit_jax.data.augmentation.augment import augment
 from vit_jax.devices import meshes
@@ -61,7 +62,7 @@ def make_train_step(
             std=config.data.std,
             dtype=jnp.dtype(here.model_config.dtype),
         )
-        images = meshes.constrain_batch(images)
+        images = partitioning.constrain_batch(images)
         average = None if state.teacher is None else (state.teacher, state.variables.get("teacher"))
 
         def loss_of(params: dict, variables: dict, batch: Batch, key: jax.Array):
@@ -130,7 +131,7 @@ def _accumulated(gradient_of: Callable, parts: int) -> Callable:
         def add(carry, part):
             total, variables = carry
             batch, key = part
-            batch = batch | {"image": meshes.constrain_batch(batch["image"])}
+            batch = batch | {"image": partitioning.constrain_batch(batch["image"])}
             grads, (metrics, variables) = gradient_of(params, variables, batch, key)
             return (jax.tree.map(jnp.add, total, (grads, metrics)), variables), None
 

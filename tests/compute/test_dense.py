@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from vit_jax.models import execution, products, registry
+from vit_jax.compute import choices, dense
+from vit_jax.models import registry
 
 BFLOAT16_ROUNDING = 2.0**-8
 
@@ -32,7 +33,7 @@ def relative_error(found, exact):
 
 def test_the_product_of_bfloat16_operands_is_rounded_once(operands):
     x, kernel, bias, _ = operands
-    found = jax.jit(products.dense)(x, kernel, bias)
+    found = jax.jit(dense.dense)(x, kernel, bias)
     rounded = float64(kernel.astype(jnp.bfloat16))
     exact = np.einsum("bnd,dtf->bntf", float64(x), rounded) + float64(bias)
     assert found.dtype == jnp.bfloat16
@@ -44,7 +45,7 @@ def test_gradients_of_kernel_and_bias_are_summed_in_float32_and_not_rounded(oper
     x, *wide = operands
     kernel, bias, gradient = (array[..., :features] for array in wide)
     primals = x, kernel, bias
-    found = jax.jit(lambda *p: jax.vjp(products.dense, *p)[1](gradient))(*primals)
+    found = jax.jit(lambda *p: jax.vjp(dense.dense, *p)[1](gradient))(*primals)
     x, g, kernel = float64(x), float64(gradient), float64(jnp.bfloat16(kernel))
     assert [array.dtype for array in found] == [jnp.bfloat16, jnp.float32, jnp.float32]
     assert relative_error(found[0], np.einsum("bntf,dtf->bnd", g, kernel)) <= BFLOAT16_ROUNDING
@@ -54,19 +55,19 @@ def test_gradients_of_kernel_and_bias_are_summed_in_float32_and_not_rounded(oper
 
 def test_without_a_bias(operands):
     x, kernel, bias, _ = operands
-    found = products.dense(x, kernel, None)
-    np.testing.assert_array_equal(found, products.dense(x, kernel, 0 * bias))
+    found = dense.dense(x, kernel, None)
+    np.testing.assert_array_equal(found, dense.dense(x, kernel, 0 * bias))
 
 
 def test_float32_is_left_to_automatic_differentiation(operands):
     x, kernel, bias, gradient = (array.astype(jnp.float32) for array in operands)
-    found = jax.vjp(products.dense, x, kernel, bias)[1](gradient)
+    found = jax.vjp(dense.dense, x, kernel, bias)[1](gradient)
     plain = jax.vjp(lambda x, k, b: jnp.einsum("bnd,dtf->bntf", x, k) + b, x, kernel, bias)[1]
     for a, b in zip(found, plain(gradient), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.skipif(not execution.has_amx(), reason="only where products in bfloat16 are fast")
+@pytest.mark.skipif(not choices.has_amx(), reason="only where products in bfloat16 are fast")
 @pytest.mark.parametrize("remat", ["none", "auto"])
 @pytest.mark.parametrize("name", ["ViT-Ti/16", "Mixer-S/32"])
 def test_the_compiler_converts_no_product_of_a_bfloat16_model_to_float32(name, remat):

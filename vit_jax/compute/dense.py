@@ -6,22 +6,13 @@ import math
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
-from vit_jax.devices import meshes
-
-
-class Linear(nnx.Linear):
-    """`nnx.Linear` by `dense`."""
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """(..., D) -> (..., F) in the layer's dtype."""
-        return dense(x.astype(self.dtype), self.kernel[...], self.bias[...])
+from vit_jax.compute import partitioning
 
 
 def dense(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
     """x (..., D), kernel (D, *F) and bias (*F), float32 or `shared` -> (..., *F) in the dtype of x."""
-    if x.dtype == jnp.bfloat16 and meshes.platform() == "cpu":
+    if x.dtype == jnp.bfloat16 and partitioning.platform() == "cpu":
         return _dense_on_cpu(x, kernel, jnp.zeros(kernel.shape[1:]) if bias is None else bias)
     y = jnp.tensordot(x, kernel.astype(x.dtype), 1)
     return y if bias is None else y + bias.astype(x.dtype)
@@ -39,7 +30,7 @@ def shared(kernel: jax.Array, bias: jax.Array | None, dtype) -> tuple[jax.Array,
     """Parameters for `dense` of several arrays: cast once for all, so that their gradients are added
     up before devices exchange them. On CPUs `dense` does it, which needs them in float32.
     """
-    if meshes.platform() == "cpu":
+    if partitioning.platform() == "cpu":
         return kernel, bias
     return kernel.astype(dtype), None if bias is None else bias.astype(dtype)
 

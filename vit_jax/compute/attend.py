@@ -1,6 +1,6 @@
 """softmax(q kᵀ) v, one formula in three implementations that give the same: plain XLA, cuDNN's fused
-attention on GPUs, splash attention (Pallas) on TPUs. Which is taken, `execution` chooses; projections
-and dropout are in `attention`.
+attention on GPUs, splash attention (Pallas) on TPUs. Which is taken, `choices` says; projections
+and dropout are in `models.attention`.
 
 q (B, Q, H, C) is scaled already; k and v are (B, N, H, C); the result is (B, Q, H, C) in the dtype of
 v. Softmax is in float32 and sums are accumulated in it. The backward pass keeps the result and the
@@ -16,9 +16,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from vit_jax.devices import meshes
-from vit_jax.models import recompute
-from vit_jax.models.products import product
+from vit_jax.compute import partitioning, recompute
+from vit_jax.compute.dense import product
 
 IMPLEMENTATIONS = ("auto", "xla", "cudnn", "splash")
 # A TPU lays out the last axis in tiles of this length; splash takes multiples of it.
@@ -100,7 +99,7 @@ def _small(logits: jax.Array) -> jax.Array | None:
 
 def _weighted(exponentials: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Sums over the keys: of the values (B, Q, H, C) and of the exponentials (B, H, Q), in float32."""
-    if meshes.platform() != "tpu":
+    if partitioning.platform() != "tpu":
         out = product("bhqn,bnhc->bqhc", exponentials.astype(v.dtype), v)
         return out, exponentials.sum(-1)
     # A column of ones beside the values: one product, for which the padding of C has room, gives both.
@@ -115,7 +114,7 @@ def _once(weights: jax.Array, dtype) -> jax.Array:
     """The weights for several products: a TPU's compiler would compute them anew for each, from
     float32 logits in its memory, unless told to write them.
     """
-    if meshes.platform() != "tpu":
+    if partitioning.platform() != "tpu":
         return weights
     return jax.lax.optimization_barrier(weights.astype(dtype))
 
@@ -135,7 +134,7 @@ def _cudnn(q, k, v):
 
 
 def _splash(q, k, v):
-    return meshes.per_device(_splash_on_a_device, q, k, v)
+    return partitioning.per_device(_splash_on_a_device, q, k, v)
 
 
 def _splash_on_a_device(q, k, v):
@@ -162,7 +161,7 @@ def _splash_on_a_device(q, k, v):
         head_shards=1,
         q_seq_shards=1,
         residual_checkpoint_name=recompute.ATTENTION,
-        interpret=meshes.platform() != "tpu",
+        interpret=partitioning.platform() != "tpu",
     )
     real = (jnp.arange(padded) < tokens).astype(jnp.int32)
     segments = splash.SegmentIds(q=real, kv=real) if padding else None

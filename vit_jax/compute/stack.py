@@ -7,8 +7,7 @@ from collections.abc import Callable
 import jax
 from flax import nnx
 
-from vit_jax.devices import meshes
-from vit_jax.models import execution, recompute
+from vit_jax.compute import choices, partitioning, recompute
 
 
 def stack(make: Callable[[nnx.Rngs], nnx.Module], count: int, rngs: nnx.Rngs) -> nnx.Module:
@@ -43,13 +42,13 @@ def scan(
     """
     definition, parameters = nnx.split(layers)
     count = len(jax.tree.leaves(parameters)[0])
-    unroll = execution.unrolled(unroll, count, remat)
+    unroll = choices.unrolled(unroll, count, remat)
 
     def body(x, of_layer):
         layer_parameters, layer_arguments = of_layer
         x = jax.tree.map(lambda x: recompute.keep(x, recompute.INPUT), x)
         x, captured = step(nnx.merge(definition, layer_parameters), x, *layer_arguments)
-        return jax.tree.map(meshes.constrain_batch, x), captured
+        return jax.tree.map(partitioning.constrain_batch, x), captured
 
     # A loop keeps XLA from sharing what is recomputed with the forward pass; unrolling may leave
     # layers outside a loop.
@@ -65,4 +64,4 @@ def call(layer: nnx.Module, x: jax.Array, *, remat: str) -> jax.Array:
         return nnx.merge(definition, parameters)(recompute.keep(x, recompute.INPUT))
 
     run = recompute.apply(body, remat, prevent_cse=True)
-    return meshes.constrain_batch(run(parameters, x))
+    return partitioning.constrain_batch(run(parameters, x))

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from vit_jax.compute import attend, choices, partitioning
 from vit_jax.devices import meshes
-from vit_jax.models import attention_kernels, execution
 
 SHAPE = (2, 9, 2, 16)  # batch, tokens, heads, head size
 
@@ -35,7 +35,7 @@ def reference(q, k, v, gradient):
 def computed(implementation, q, k, v, gradient, dtype):
     @jax.jit
     def both(q, k, v, gradient):
-        out, back = jax.vjp(lambda *args: attention_kernels.attend(*args, implementation), q, k, v)
+        out, back = jax.vjp(lambda *args: attend.attend(*args, implementation), q, k, v)
         return out, *back(gradient)
 
     return both(*(jnp.asarray(x, dtype) for x in (q, k, v, gradient)))
@@ -81,7 +81,7 @@ def test_logits_of_any_size_do_not_overflow():
 
 def test_the_backward_pass_of_plain_attention_stores_no_weights():
     q, k, v, _ = (jnp.asarray(x, jnp.float32) for x in draw())
-    _, back = jax.vjp(lambda *args: attention_kernels.attend(*args, "xla"), q, k, v)
+    _, back = jax.vjp(lambda *args: attend.attend(*args, "xla"), q, k, v)
     tokens = SHAPE[1]
     assert not any(x.shape[-2:] == (tokens, tokens) for x in jax.tree.leaves(back))
 
@@ -94,16 +94,16 @@ def test_cudnn_is_lowered_to_its_fused_kernels_forward_and_backward(monkeypatch)
     q = jax.ShapeDtypeStruct((2, 577, 4, 64), jnp.bfloat16)
 
     def loss(q, k, v):
-        return attention_kernels.attend(q, k, v, "cudnn").astype(jnp.float32).sum()
+        return attend.attend(q, k, v, "cudnn").astype(jnp.float32).sum()
 
     text = jax.jit(jax.grad(loss)).trace(q, q, q).lower(lowering_platforms=("cuda",)).as_text()
     assert "__cudnn$fmhaSoftmax" in text and "__cudnn$fmhaSoftmaxBackward" in text
 
 
 def chosen(platform, monkeypatch, **options):
-    monkeypatch.setattr(meshes, "platform", lambda: platform)
+    monkeypatch.setattr(partitioning, "platform", lambda: platform)
     given = dict(tokens=197, head_size=64, dtype="bfloat16") | options
-    return execution.attention(given.pop("asked", "auto"), **given)
+    return choices.attention(given.pop("asked", "auto"), **given)
 
 
 def test_the_implementation_is_chosen_by_device_type_and_shape(monkeypatch):
@@ -121,10 +121,10 @@ def test_the_implementation_is_chosen_by_device_type_and_shape(monkeypatch):
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 1e-2)])
 @pytest.mark.parametrize("cuts", [[], [8], [3, 4]])
 def test_tokens_in_parts_attend_as_a_whole(monkeypatch, platform, dtype, tolerance, cuts):
-    monkeypatch.setattr(meshes, "platform", lambda: platform)
+    monkeypatch.setattr(partitioning, "platform", lambda: platform)
     given = draw()
     q, k, v, gradient = (jnp.split(jnp.asarray(x, dtype), cuts, axis=1) for x in given)
-    out, back = jax.vjp(attention_kernels.attend_in_parts, tuple(q), tuple(k), tuple(v))
+    out, back = jax.vjp(attend.attend_in_parts, tuple(q), tuple(k), tuple(v))
     results = [np.concatenate(parts, axis=1) for parts in (out, *back(tuple(gradient)))]
     rounded = [np.asarray(jnp.asarray(x, dtype), np.float64) for x in given]
     assert all(result.dtype == dtype for result in results)
@@ -132,10 +132,10 @@ def test_tokens_in_parts_attend_as_a_whole(monkeypatch, platform, dtype, toleran
 
 
 def test_on_tpus_tokens_that_begin_another_tile_are_a_part_of_their_own(monkeypatch):
-    assert execution.cuts("auto", tokens=257) == []
-    monkeypatch.setattr(meshes, "platform", lambda: "tpu")
-    assert execution.cuts("auto", tokens=257) == [256]
-    assert execution.cuts("xla", tokens=261) == [256]
-    assert execution.cuts("splash", tokens=257) == []
+    assert choices.cuts("auto", tokens=257) == []
+    monkeypatch.setattr(partitioning, "platform", lambda: "tpu")
+    assert choices.cuts("auto", tokens=257) == [256]
+    assert choices.cuts("xla", tokens=261) == [256]
+    assert choices.cuts("splash", tokens=257) == []
     for tokens in (5, 128, 197, 256, 2049):
-        assert execution.cuts("auto", tokens=tokens) == []
+        assert choices.cuts("auto", tokens=tokens) == []

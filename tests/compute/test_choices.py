@@ -7,10 +7,11 @@ import jax
 import numpy as np
 import pytest
 
+from vit_jax.compute import choices, partitioning
+from vit_jax.compute.choices import AUTO
 from vit_jax.devices import meshes
 from vit_jax.evaluation.forward import make_forward
-from vit_jax.models import execution, registry
-from vit_jax.models.execution import AUTO
+from vit_jax.models import registry
 
 
 def one_device():
@@ -31,8 +32,8 @@ def one_device():
     ],
 )
 def test_layers_are_unrolled_where_it_pays(monkeypatch, platform, asked, layers, policy, expected):
-    monkeypatch.setattr(meshes, "platform", lambda: platform)
-    assert execution.unrolled(asked, layers, policy) == expected
+    monkeypatch.setattr(partitioning, "platform", lambda: platform)
+    assert choices.unrolled(asked, layers, policy) == expected
 
 
 @pytest.mark.parametrize(
@@ -51,12 +52,12 @@ def test_layers_are_unrolled_where_it_pays(monkeypatch, platform, asked, layers,
 def test_cpus_store_few_arrays_but_all_of_convolutions(
     monkeypatch, platform, name, asked, expected
 ):
-    monkeypatch.setattr(meshes, "platform", lambda: platform)
-    assert execution.remat(registry.model_config(name, remat=asked)) == expected
+    monkeypatch.setattr(partitioning, "platform", lambda: platform)
+    assert choices.remat(registry.model_config(name, remat=asked)) == expected
 
 
 def test_a_cpu_computes_in_float32_what_it_would_emulate(monkeypatch, kit):
-    monkeypatch.setattr(execution, "has_amx", lambda: False)
+    monkeypatch.setattr(choices, "has_amx", lambda: False)
     config = kit.config(dtype="bfloat16")
     parameters = kit.parameters(config)
     images = np.random.default_rng(2).integers(0, 256, kit.images.shape, np.uint8)
@@ -86,31 +87,31 @@ def test_a_cpu_computes_in_float32_what_it_would_emulate(monkeypatch, kit):
 def test_a_cpu_with_amx_computes_products_in_bfloat16_but_no_convolutions(
     monkeypatch, name, asked, expected
 ):
-    monkeypatch.setattr(execution, "has_amx", lambda: True)
+    monkeypatch.setattr(choices, "has_amx", lambda: True)
     config = registry.model_config(name, dtype="bfloat16", dtype_on_cpu=asked)
-    assert execution.computed(config).dtype == expected
+    assert choices.computed(config).dtype == expected
 
 
 def test_another_device_computes_as_the_config_says(monkeypatch, kit):
-    monkeypatch.setattr(meshes, "platform", lambda: "tpu")
+    monkeypatch.setattr(partitioning, "platform", lambda: "tpu")
     config = kit.config(dtype="bfloat16")
-    assert execution.computed(config) is config
+    assert choices.computed(config) is config
 
 
 def test_the_platform_is_that_of_the_mesh():
     with jax.set_mesh(one_device()):
-        assert meshes.platform() == "cpu"
+        assert partitioning.platform() == "cpu"
 
 
 def test_all_choices_are_told_in_one_line(monkeypatch, kit):
-    monkeypatch.setattr(execution, "has_amx", lambda: False)
+    monkeypatch.setattr(choices, "has_amx", lambda: False)
     config = kit.config(dtype="bfloat16", unroll=AUTO, remat="save_attention")
-    told = execution.told(config, one_device())
+    told = choices.told(config, one_device())
     assert told.startswith("attention: xla, layers: scanned, remat: save_attention, computed in: ")
     assert (
         "float32 (bfloat16 would be emulated; config.model.dtype_on_cpu=same insists on it)" in told
     )
-    assert "layers: unrolled" in execution.told(dataclasses.replace(config, unroll=0), one_device())
+    assert "layers: unrolled" in choices.told(dataclasses.replace(config, unroll=0), one_device())
 
 
 @pytest.mark.parametrize(
@@ -118,4 +119,4 @@ def test_all_choices_are_told_in_one_line(monkeypatch, kit):
     [("Mixer-S/32", "save_products"), ("BiT-R50x1", "none"), ("R26+ViT-S/32", "none")],
 )
 def test_every_family_tells_its_choices(name, remat):
-    assert f"remat: {remat}" in execution.told(registry.model_config(name), one_device())
+    assert f"remat: {remat}" in choices.told(registry.model_config(name), one_device())

@@ -14,8 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from vit_jax.devices import meshes
-from vit_jax.models import attention_kernels
+from vit_jax.compute import attend, partitioning
 
 AUTO = -1  # of `unroll`
 
@@ -34,7 +33,7 @@ def unrolled(asked: int, layers: int, policy: str) -> int:
     recompute where forward and backward pass are not loops of their own.
     """
     if asked == AUTO:
-        loop = meshes.platform() == "tpu" or layers > UNROLLED or policy != "none"
+        loop = partitioning.platform() == "tpu" or layers > UNROLLED or policy != "none"
         asked = 1 if loop else 0
     return min(asked or layers, layers)
 
@@ -46,17 +45,17 @@ def remat(config) -> str:
     """
     if config.remat != "auto":
         return config.remat
-    stores_few = meshes.platform() == "cpu" and not config.convolutional
+    stores_few = partitioning.platform() == "cpu" and not config.convolutional
     return "save_products" if stores_few else "none"
 
 
 def attention(asked: str, *, tokens: int, head_size: int, dtype) -> str:
-    """The implementation of attention among tokens (see `attention_kernels`): `asked`, or for
+    """The implementation of attention among tokens (see `attend`): `asked`, or for
     `auto` what suits device and shape.
     """
     if asked != "auto":
         return asked
-    platform = meshes.platform()
+    platform = partitioning.platform()
     halves = jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
     if platform in ("gpu", "cuda") and halves and head_size % 8 == 0 and head_size <= 128:
         return "cudnn" if tokens >= CUDNN_TOKENS else "xla"
@@ -71,9 +70,9 @@ def cuts(asked: str, *, tokens: int) -> list[int]:
     A class token beside 16 × 16 patches makes 257, for which a TPU lays out, computes and moves
     3 × 128 wherever tokens are the last axis: the one token too many is a part of its own.
     """
-    tail = tokens % attention_kernels.LANES
-    pays = tokens > attention_kernels.LANES and 0 < tail <= attention_kernels.TAIL
-    if meshes.platform() != "tpu" or asked not in ("auto", "xla") or tokens >= SPLASH_TOKENS:
+    tail = tokens % attend.LANES
+    pays = tokens > attend.LANES and 0 < tail <= attend.TAIL
+    if partitioning.platform() != "tpu" or asked not in ("auto", "xla") or tokens >= SPLASH_TOKENS:
         return []
     return [tokens - tail] if pays else []
 
@@ -85,7 +84,7 @@ def computed(config):
     costs time and accuracy. So float32 is what such a CPU computes in, unless `dtype_on_cpu` says
     `same`.
     """
-    if meshes.platform() != "cpu" or config.dtype_on_cpu == "same":
+    if partitioning.platform() != "cpu" or config.dtype_on_cpu == "same":
         return config
     if config.dtype_on_cpu == "auto" and has_amx() and not config.convolutional:
         return config

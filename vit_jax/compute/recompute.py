@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.devices import meshes
+from vit_jax.compute import partitioning
 
 # A layer's input; means and deviations of norms; attention's result and the logarithms of the
 # softmax's denominators; the projection of a result in parts; what an MLP first multiplies to.
@@ -44,7 +44,7 @@ def named(x: jax.Array, name: str) -> jax.Array:
     XLA's CPU back end stacks the bfloat16 arrays of a loop by converting the whole stack to float32
     and back in every round; integers it leaves alone.
     """
-    if x.dtype != jnp.bfloat16 or meshes.platform() != "cpu":
+    if x.dtype != jnp.bfloat16 or partitioning.platform() != "cpu":
         return checkpoint_name(x, name)
     bits = checkpoint_name(jax.lax.bitcast_convert_type(x, jnp.uint16), name)
     return jax.lax.bitcast_convert_type(bits, x.dtype)

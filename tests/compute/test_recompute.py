@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from vit_jax.models import recompute
+from vit_jax.compute import recompute
 
 DTYPES = [
     dict(dtype="float32"),
