@@ -8,7 +8,7 @@ logarithm of the softmax's denominator, named for `remat`, and recomputes the we
 them (FlashAttention, arXiv 2205.14135 §3): half the memory of keeping them, and fewer passes over it.
 
 On TPUs plain XLA spends its time on passes over the logits, whose last axis lies in tiles of 128:
-hence tokens in parts, and what `_weighted` and `_once` do.
+hence tokens in parts, and what `_weighted` does.
 """
 
 import functools
@@ -77,7 +77,7 @@ def _backward(saved, gradients):
         mean = product("bqhc,bqhc->bhq", gradient, out)[..., None]
         for j, (k, v) in enumerate(zip(ks, vs, strict=True)):
             logits = _logits(q, k) if kept[i][j] is None else kept[i][j]
-            p = _once(jnp.exp(logits - log_total[..., None]), v.dtype)
+            p = jnp.exp(logits - log_total[..., None])
             of_p = product("bqhc,bnhc->bhqn", gradient, v)
             of_logits = (p * (of_p - mean)).astype(q.dtype)
             of_qs[i] += product("bhqn,bnhc->bqhc", of_logits, k).astype(q.dtype)
@@ -108,15 +108,6 @@ def _weighted(exponentials: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Arr
         "bhqn,bnhc->bqhc", exponentials.astype(v.dtype), jnp.concatenate([v, ones], axis=-1)
     )
     return out[..., :-1], out[..., -1].swapaxes(1, 2)
-
-
-def _once(weights: jax.Array, dtype) -> jax.Array:
-    """The weights for several products: a TPU's compiler would compute them anew for each, from
-    float32 logits in its memory, unless told to write them.
-    """
-    if partitioning.platform() != "tpu":
-        return weights
-    return jax.lax.optimization_barrier(weights.astype(dtype))
 
 
 def _cudnn(q, k, v):

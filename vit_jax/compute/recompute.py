@@ -12,15 +12,14 @@ from jax.ad_checkpoint import checkpoint_name
 from vit_jax.compute import partitioning
 
 # A layer's input; means and deviations of norms; attention's result and the logarithms of the
-# softmax's denominators; the projection of a result in parts; what an MLP first multiplies to.
-INPUT, STATISTICS, ATTENTION = "input", "statistics", "attention"
-OUT, HIDDEN = "out", "hidden"
+# softmax's denominators; what an MLP first multiplies to.
+INPUT, STATISTICS, ATTENTION, HIDDEN = "input", "statistics", "attention", "hidden"
 
 # From what stores most to what stores least. QKV is of none: on TPUs and CPUs storing and fetching it
 # costs more than its products.
 POLICIES = {
     "none": None,
-    "save_products": (INPUT, STATISTICS, ATTENTION, OUT, HIDDEN),
+    "save_products": (INPUT, STATISTICS, ATTENTION, HIDDEN),
     "save_attention": (INPUT, STATISTICS, ATTENTION),
     "full": (INPUT,),
 }

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax.compute import attend, choices, dense, partitioning, recompute
+from vit_jax.compute import attend, choices, dense, partitioning
 from vit_jax.compute.dropout import dropout, split
 from vit_jax.models.layers import layer_norm
 
@@ -96,8 +96,7 @@ class Attention(nnx.Module):
         kernel, bias = dense.shared(*self.out.parameters(), dtype)
         kernel = kernel.reshape(-1, kernel.shape[-1])
         heads = attend.attend_in_parts(qs, ks, vs)
-        # Stored, a projection in parts costs a TPU less than to compute it again; a whole one, more.
-        return tuple(recompute.keep(_out(x, kernel, bias), recompute.OUT) for x in heads)
+        return tuple(_out(x, kernel, bias) for x in heads)
 
     def _chosen(self, q: jax.Array) -> str:
         return choices.attention(
