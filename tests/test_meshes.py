@@ -1,7 +1,6 @@
 """Where arrays lie, on eight simulated devices."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from absl import logging
@@ -12,7 +11,6 @@ from jax.sharding import PartitionSpec as P
 from vit_jax import optim
 from vit_jax.base import patterns, schema
 from vit_jax.base.errors import ConfigError
-from vit_jax.compute import partitioning
 from vit_jax.config import Optim
 from vit_jax.devices import meshes
 from vit_jax.models import registry
@@ -189,12 +187,6 @@ def test_heads_that_tensor_parallelism_does_not_divide_stay_whole():
     layers = shardings["encoder"]["layers"]
     assert layers["attention"]["qkv"]["kernel"].is_fully_replicated
     assert layers["mlp"]["up"]["kernel"].spec == P(None, None, "tensor")
-
-
-def test_without_a_mesh_nothing_is_constrained():
-    x = jnp.ones((3, 2))
-    assert partitioning.constrain_batch(x) is x
-    assert "sharding_constraint" not in str(jax.make_jaxpr(partitioning.constrain_batch)(x))
 
 
 def test_a_model_cut_over_the_mesh_gives_what_one_device_gives():

@@ -266,7 +266,7 @@ def measure(flags) -> dict:
     medians = {name: statistics.median(values) for name, values in times.items()}
     title = f"{flags.model}, {flags.image_size} px, batch {flags.batch_size}, {flags.dtype}"
     print(title + (", inference" if flags.inference else ""))
-    print("  ours:", choices.told(parts[0].model_config, parts[1]))
+    print("  ours:", choices.summarize(parts[0].model_config, parts[1]))
     for name, seconds in medians.items():
         held = f"{peak[name] / 2**20:8.0f} MiB" if peak[name] else " " * 12
         print(

@@ -1,4 +1,4 @@
-"""What is chosen for a device, and how it is told."""
+"""What is chosen for a device, and the sentence that says so."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -7,7 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from vit_jax.compute import choices, partitioning
+from vit_jax.base.errors import ConfigError
+from vit_jax.compute import attend, choices, cpu, dense, gpu, recompute, tokens, tpu
 from vit_jax.compute.choices import AUTO
 from vit_jax.devices import meshes
 from vit_jax.evaluation.forward import make_forward
@@ -16,6 +17,53 @@ from vit_jax.models import registry
 
 def one_device():
     return meshes.make_mesh({"data": 1, "fsdp": 1, "tensor": 1}, jax.devices()[:1])
+
+
+def test_what_a_platform_computes_its_own_way_is_a_function_of_its_file():
+    formulas = dense.dense, attend.project, attend.weighted_sums, recompute.named, tokens.cuts
+    for file in (cpu, gpu, tpu):
+        for formula in formulas:
+            # Not something of that name which the file imports.
+            own = getattr(file, formula.__name__, None)
+            assert own is None or own.__module__ == file.__name__
+
+
+def test_a_formula_is_that_of_the_platform_or_plain(monkeypatch):
+    found = {}
+    for platform in ("cpu", "gpu", "tpu", "another"):
+        monkeypatch.setattr(choices, "platform", lambda platform=platform: platform)
+        found[platform] = tokens.cuts(257)
+    assert found == {"cpu": [], "gpu": [], "tpu": [256], "another": []}
+    assert tokens.cuts.plain(257) == []
+
+
+def attention_on(platform, monkeypatch, asked="auto", tokens=197, **options):
+    monkeypatch.setattr(choices, "platform", lambda: platform)
+    given = dict(queries=tokens, keys=tokens, head_size=64, dtype="bfloat16") | options
+    return choices.attention(asked, **given)
+
+
+def test_the_implementation_of_attention_is_chosen_by_device_type_and_shape(monkeypatch):
+    assert attention_on("cpu", monkeypatch, tokens=4096) == "xla"
+    assert attention_on("gpu", monkeypatch) == "xla"
+    assert attention_on("gpu", monkeypatch, tokens=577) == "cudnn"
+    assert attention_on("gpu", monkeypatch, tokens=577, dtype="float32") == "xla"
+    assert attention_on("gpu", monkeypatch, tokens=577, head_size=36) == "xla"
+    assert attention_on("tpu", monkeypatch, tokens=577) == "xla"
+    assert attention_on("tpu", monkeypatch, tokens=4097) == "splash"
+    assert attention_on("cpu", monkeypatch, asked="splash") == "splash"
+
+
+def test_kernels_are_for_as_many_queries_as_keys(monkeypatch):
+    assert attention_on("gpu", monkeypatch, tokens=577, queries=1) == "xla"
+    assert attention_on("tpu", monkeypatch, asked="splash", queries=1) == "xla"
+
+
+def test_no_kernel_is_chosen_where_a_bias_is_added(monkeypatch):
+    assert attention_on("gpu", monkeypatch, tokens=577, biased=True) == "xla"
+    assert attention_on("tpu", monkeypatch, tokens=4097, biased=True) == "xla"
+    with pytest.raises(ConfigError, match="model.attention=cudnn cannot add a bias"):
+        attention_on("gpu", monkeypatch, asked="cudnn", tokens=577, biased=True)
 
 
 @pytest.mark.parametrize(
@@ -32,7 +80,7 @@ def one_device():
     ],
 )
 def test_layers_are_unrolled_where_it_pays(monkeypatch, platform, asked, layers, policy, expected):
-    monkeypatch.setattr(partitioning, "platform", lambda: platform)
+    monkeypatch.setattr(choices, "platform", lambda: platform)
     assert choices.unrolled(asked, layers, policy) == expected
 
 
@@ -52,7 +100,7 @@ def test_layers_are_unrolled_where_it_pays(monkeypatch, platform, asked, layers,
 def test_cpus_store_few_arrays_but_all_of_convolutions(
     monkeypatch, platform, name, asked, expected
 ):
-    monkeypatch.setattr(partitioning, "platform", lambda: platform)
+    monkeypatch.setattr(choices, "platform", lambda: platform)
     assert choices.remat(registry.model_config(name, remat=asked)) == expected
 
 
@@ -89,34 +137,39 @@ def test_a_cpu_with_amx_computes_products_in_bfloat16_but_no_convolutions(
 ):
     monkeypatch.setattr(choices, "has_amx", lambda: True)
     config = registry.model_config(name, dtype="bfloat16", dtype_on_cpu=asked)
-    assert choices.computed(config).dtype == expected
+    assert choices.with_compute_dtype(config).dtype == expected
 
 
 def test_another_device_computes_as_the_config_says(monkeypatch, kit):
-    monkeypatch.setattr(partitioning, "platform", lambda: "tpu")
+    monkeypatch.setattr(choices, "platform", lambda: "tpu")
     config = kit.config(dtype="bfloat16")
-    assert choices.computed(config) is config
+    assert choices.with_compute_dtype(config) is config
 
 
 def test_the_platform_is_that_of_the_mesh():
     with jax.set_mesh(one_device()):
-        assert partitioning.platform() == "cpu"
+        assert choices.platform() == "cpu"
 
 
-def test_all_choices_are_told_in_one_line(monkeypatch, kit):
+def test_all_choices_are_said_in_one_line(monkeypatch, kit):
     monkeypatch.setattr(choices, "has_amx", lambda: False)
     config = kit.config(dtype="bfloat16", unroll=AUTO, remat="save_attention")
-    told = choices.told(config, one_device())
-    assert told.startswith("attention: xla, layers: scanned, remat: save_attention, computed in: ")
-    assert (
-        "float32 (bfloat16 would be emulated; config.model.dtype_on_cpu=same insists on it)" in told
+    summary = choices.summarize(config, one_device())
+    assert summary.startswith(
+        "attention: xla, layers: scanned, remat: save_attention, computed in: "
     )
-    assert "layers: unrolled" in choices.told(dataclasses.replace(config, unroll=0), one_device())
+    assert (
+        "float32 (bfloat16 would be emulated; config.model.dtype_on_cpu=same insists on it)"
+        in summary
+    )
+    assert "layers: unrolled" in choices.summarize(
+        dataclasses.replace(config, unroll=0), one_device()
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "remat"),
     [("Mixer-S/32", "save_products"), ("BiT-R50x1", "none"), ("R26+ViT-S/32", "none")],
 )
-def test_every_family_tells_its_choices(name, remat):
-    assert f"remat: {remat}" in choices.told(registry.model_config(name), one_device())
+def test_every_family_says_its_choices(name, remat):
+    assert f"remat: {remat}" in choices.summarize(registry.model_config(name), one_device())

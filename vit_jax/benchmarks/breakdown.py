@@ -34,8 +34,10 @@ def breakdown(
     Raises:
       UserError: the model has no encoder of blocks.
     """
-    config = choices.computed(assembly.model_config)
-    model = nnx.merge(registry.here(assembly.definition, assembly.model_config), *state.weights())
+    config = choices.with_compute_dtype(assembly.model_config)
+    model = nnx.merge(
+        registry.for_devices(assembly.definition, assembly.model_config), *state.weights()
+    )
     if not hasattr(model, "encoder"):
         raise UserError(
             f"{assembly.config.model.name} has no Transformer blocks: no breakdown of its step"

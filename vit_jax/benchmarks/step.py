@@ -111,7 +111,7 @@ def _told(assembly: Assembly, mesh: jax.sharding.Mesh, times: list[float]) -> di
         "model": config.model.name,
         "image_size": config.data.image_size,
         "dtype": assembly.model_config.dtype,
-        "choices": choices.told(assembly.model_config, mesh),
+        "choices": choices.summarize(assembly.model_config, mesh),
         "batch_size": config.batch_size,
         "images_per_second": config.batch_size / median,
         "step_seconds": median,

@@ -1,3 +1,7 @@
-"""How what models say is computed: products, attention, norms, dropout, the loop over layers, what
-the backward pass stores, and which of all this a platform does its own way.
+"""How what models say is computed.
+
+In front plain formulas: `dense`, `attend`, `norms`, `activations`, `dropout`; `tokens`, whole or in
+parts; `stack`, the loop over layers; `recompute`, which activations are stored for the backward pass;
+`partitioning`, where activations lie on the mesh. Behind them `cpu`, `gpu` and `tpu` compute some of
+these their own way, under the same names. Which is taken is said in `choices`, and asked nowhere else.
 """

@@ -1,14 +1,8 @@
-"""softmax(q kᵀ) v, one formula in three implementations that give the same: plain XLA, cuDNN's fused
-attention on GPUs, splash attention (Pallas) on TPUs. Which is taken, `choices` says; projections
-and dropout are in `models.attention`.
+"""Attention: tokens projected to heads, softmax(q kᵀ / √C + bias) v of each head (ViT Eq. 6 and 7), and
+heads projected back.
 
-q (B, Q, H, C) is scaled already; k and v are (B, N, H, C); the result is (B, Q, H, C) in the dtype of
-v. Softmax is in float32 and sums are accumulated in it. The backward pass keeps the result and the
-logarithm of the softmax's denominator, named for `remat`, and recomputes the weights from
-them (FlashAttention, arXiv 2205.14135 §3): half the memory of keeping them, and fewer passes over it.
-
-On TPUs plain XLA spends its time on passes over the logits, whose last axis lies in tiles of 128:
-hence tokens in parts, and what `_weighted` does.
+Heads are (B, N, H, C), or several such in parts (see `tokens`). Softmax is in float32, and sums are
+accumulated in it.
 """
 
 import functools
@@ -16,149 +10,145 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from vit_jax.compute import partitioning, recompute
-from vit_jax.compute.dense import product
+from vit_jax.compute import choices, gpu, recompute, tokens, tpu
+from vit_jax.compute.dense import dense, product
+from vit_jax.compute.tokens import Tokens
 
+# Formulas that give the same: plain XLA, cuDNN's on GPUs, splash (Pallas) on TPUs.
 IMPLEMENTATIONS = ("auto", "xla", "cudnn", "splash")
-# A TPU lays out the last axis in tiles of this length; splash takes multiples of it.
-LANES = 128
-# Tokens that are a part of their own rather than the beginning of another tile: rows of a tile.
-TAIL = 8
-
-Parts = tuple[jax.Array, ...]
+# Logits of a part with this many queries or keys at most are stored: that takes less than to read
+# all the others again.
+FEW = 8
 
 
-def attend(q: jax.Array, k: jax.Array, v: jax.Array, implementation: str) -> jax.Array:
-    """softmax(q kᵀ) v by one of `xla`, `cudnn`, `splash`."""
-    if implementation == "xla":
-        return attend_in_parts((q,), (k,), (v,))[0]
-    return {"cudnn": _cudnn, "splash": _splash}[implementation](q, k, v)
+@choices.by_platform
+def project(x: Tokens, kernel: jax.Array, bias: jax.Array | None) -> tuple[Tokens, ...]:
+    """x (B, N, D), kernel (D, T, H, C), bias (T, H, C) or `None` -> T times heads (B, N, H, C)."""
+    # One matrix product, in its own order: else XLA transposes the tokens and the kernel first.
+    y = dense(x, kernel, bias)
+    unstacked = [jnp.unstack(part, axis=2) for part in jax.tree.leaves(y)]
+    return tuple(jax.tree.unflatten(jax.tree.structure(y), t) for t in zip(*unstacked, strict=True))
 
 
-def weights(q: jax.Array, k: jax.Array) -> jax.Array:
-    """softmax(q kᵀ): (B, H, Q, N) in the dtype of q."""
-    return jax.nn.softmax(_logits(q, k)).astype(q.dtype)
+def merge(heads: Tokens, kernel: jax.Array, bias: jax.Array | None) -> Tokens:
+    """heads (B, N, H, C), kernel (H, C, D), bias (D,) or `None` -> (B, N, D)."""
+    flat = jax.tree.map(lambda y: y.reshape(*y.shape[:2], -1), heads)
+    return dense(flat, kernel.reshape(-1, kernel.shape[-1]), bias)
+
+
+def attend(
+    q: Tokens,
+    k: Tokens,
+    v: Tokens,
+    *,
+    bias: jax.Array | None = None,
+    implementation: str = "auto",
+) -> Tokens:
+    """softmax(q kᵀ / √C + bias) v.
+
+    The backward pass stores the result and the logarithm of the softmax's denominator, named for
+    `remat`, and computes the weights from them again (FlashAttention, arXiv 2205.14135 §3): half the
+    memory of storing them, and fewer passes over it.
+
+    Args:
+      q: queries (B, Q, H, C), whole or in parts.
+      k, v: keys and values (B, N, H, C), in as many parts.
+      bias: (H, Q, N) or (B, H, Q, N), for queries and keys that are whole; it has a gradient.
+      implementation: one of `IMPLEMENTATIONS`.
+
+    Returns:
+      The like of q, in the dtype of v.
+
+    Raises:
+      ConfigError: the implementation cannot add a bias.
+    """
+    size, dtype = jax.tree.leaves(q)[0].shape[-1], jax.tree.leaves(q)[0].dtype
+    chosen = choices.attention(
+        implementation,
+        queries=tokens.count(q),
+        keys=tokens.count(k),
+        head_size=size,
+        dtype=dtype,
+        biased=bias is not None,
+    )
+    q = _scaled(q)
+    if chosen != "xla":
+        return {"cudnn": gpu.cudnn, "splash": tpu.splash}[chosen](q, k, v)
+    outs = _attend(*(tuple(jax.tree.leaves(x)) for x in (q, k, v)), bias)
+    return jax.tree.unflatten(jax.tree.structure(q), outs)
+
+
+def weights(q: Tokens, k: Tokens, *, bias: jax.Array | None = None) -> jax.Array:
+    """softmax(q kᵀ / √C + bias): (B, H, Q, N) in the dtype of q, of all parts together."""
+    q, k = tokens.join(_scaled(q)), tokens.join(k)
+    return jax.nn.softmax(_logits(q, k, bias)).astype(q.dtype)
+
+
+def weighted(weights: jax.Array, v: jax.Array) -> jax.Array:
+    """Sums of the values (B, N, H, C), weighted by (B, H, Q, N): (B, Q, H, C)."""
+    return jnp.einsum("bhqn,bnhc->bqhc", weights, v)
+
+
+@choices.by_platform
+def weighted_sums(exponentials: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Sums over the keys, of exponentials (B, H, Q, N): weighted values (B, Q, H, C) for v
+    (B, N, H, C), and of the exponentials themselves (B, H, Q); in float32.
+    """
+    return product("bhqn,bnhc->bqhc", exponentials.astype(v.dtype), v), exponentials.sum(-1)
 
 
 @jax.custom_vjp
-def attend_in_parts(qs: Parts, ks: Parts, vs: Parts) -> Parts:
-    """softmax(q kᵀ) v of tokens in parts, by plain XLA: every query sees the keys of all parts.
-
-    Args:
-      qs, ks, vs: a (B, N_i, H, C) for each part.
-
-    Returns:
-      The same of the result.
-    """
-    return _forward(qs, ks, vs)[0]
+def _attend(qs, ks, vs, bias):
+    """Of scaled queries, each a tuple of parts: every query sees the keys of all parts."""
+    return _forward(qs, ks, vs, bias)[0]
 
 
-def _forward(qs, ks, vs):
-    outs, log_totals, kept = [], [], []
+def _forward(qs, ks, vs, bias):
+    outs, logsumexps, stored = [], [], []
     for q in qs:
-        logits = [_logits(q, k) for k in ks]
-        kept.append([_small(x) for x in logits])
+        logits = [_logits(q, k, bias) for k in ks]
+        stored.append([_if_few(x) for x in logits])
         largest = functools.reduce(jnp.maximum, [x.max(-1, keepdims=True) for x in logits])
-        sums = [_weighted(jnp.exp(x - largest), v) for x, v in zip(logits, vs, strict=True)]
-        out, total = (sum(of_parts) for of_parts in zip(*sums, strict=True))
+        sums = [weighted_sums(jnp.exp(x - largest), v) for x, v in zip(logits, vs, strict=True)]
+        out, total = (sum(terms) for terms in zip(*sums, strict=True))
         # Dividing here touches C numbers for each query instead of N.
         out = (out / total.swapaxes(1, 2)[..., None]).astype(q.dtype)
         outs.append(recompute.named(out, recompute.ATTENTION))
-        log_totals.append(recompute.named(largest[..., 0] + jnp.log(total), recompute.ATTENTION))
-    return tuple(outs), (qs, ks, vs, outs, log_totals, kept)
+        logsumexps.append(recompute.named(largest[..., 0] + jnp.log(total), recompute.ATTENTION))
+    return tuple(outs), (qs, ks, vs, bias, outs, logsumexps, stored)
 
 
-def _backward(saved, gradients):
-    qs, ks, vs, outs, log_totals, kept = saved
-    of_qs, of_ks, of_vs = [0] * len(qs), [0] * len(ks), [0] * len(vs)
-    for i, (q, out, log_total, gradient) in enumerate(
-        zip(qs, outs, log_totals, gradients, strict=True)
-    ):
-        mean = product("bqhc,bqhc->bhq", gradient, out)[..., None]
+def _backward(saved, douts):
+    qs, ks, vs, bias, outs, logsumexps, stored = saved
+    dqs, dks, dvs = [0] * len(qs), [0] * len(ks), [0] * len(vs)
+    dbias = None
+    for i, (q, out, logsumexp, dout) in enumerate(zip(qs, outs, logsumexps, douts, strict=True)):
+        mean = product("bqhc,bqhc->bhq", dout, out)[..., None]
         for j, (k, v) in enumerate(zip(ks, vs, strict=True)):
-            logits = _logits(q, k) if kept[i][j] is None else kept[i][j]
-            p = jnp.exp(logits - log_total[..., None])
-            of_p = product("bqhc,bnhc->bhqn", gradient, v)
-            of_logits = (p * (of_p - mean)).astype(q.dtype)
-            of_qs[i] += product("bhqn,bnhc->bqhc", of_logits, k).astype(q.dtype)
-            of_ks[j] += product("bhqn,bqhc->bnhc", of_logits, q).astype(k.dtype)
-            of_v = product("bhqn,bqhc->bnhc", p.astype(v.dtype), gradient)
-            of_vs[j] += of_v.astype(v.dtype)
-    return tuple(of_qs), tuple(of_ks), tuple(of_vs)
+            logits = _logits(q, k, bias) if stored[i][j] is None else stored[i][j]
+            p = jnp.exp(logits - logsumexp[..., None])
+            dp = product("bqhc,bnhc->bhqn", dout, v)
+            dlogits = p * (dp - mean)
+            if bias is not None:
+                dbias = dlogits.sum(range(4 - bias.ndim)).astype(bias.dtype)
+            dlogits = dlogits.astype(q.dtype)
+            dqs[i] += product("bhqn,bnhc->bqhc", dlogits, k).astype(q.dtype)
+            dks[j] += product("bhqn,bqhc->bnhc", dlogits, q).astype(k.dtype)
+            dvs[j] += product("bhqn,bqhc->bnhc", p.astype(v.dtype), dout).astype(v.dtype)
+    return tuple(dqs), tuple(dks), tuple(dvs), dbias
 
 
-attend_in_parts.defvjp(_forward, _backward)
+_attend.defvjp(_forward, _backward)
 
 
-def _small(logits: jax.Array) -> jax.Array | None:
-    """Logits (B, H, Q, N) of a part that is a few tokens: keeping them takes less than reading all
-    queries or keys again.
-    """
-    return recompute.named(logits, recompute.ATTENTION) if min(logits.shape[-2:]) <= TAIL else None
+def _scaled(q: Tokens) -> Tokens:
+    return jax.tree.map(lambda q: q / jnp.sqrt(q.shape[-1]).astype(q.dtype), q)
 
 
-def _weighted(exponentials: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Sums over the keys: of the values (B, Q, H, C) and of the exponentials (B, H, Q), in float32."""
-    if partitioning.platform() != "tpu":
-        out = product("bhqn,bnhc->bqhc", exponentials.astype(v.dtype), v)
-        return out, exponentials.sum(-1)
-    # A column of ones beside the values: one product, for which the padding of C has room, gives both.
-    ones = jnp.ones((*v.shape[:-1], 1), v.dtype)
-    out = product(
-        "bhqn,bnhc->bqhc", exponentials.astype(v.dtype), jnp.concatenate([v, ones], axis=-1)
-    )
-    return out[..., :-1], out[..., -1].swapaxes(1, 2)
+def _logits(q, k, bias):
+    logits = product("bqhc,bnhc->bhqn", q, k)
+    return logits if bias is None else logits + bias
 
 
-def _cudnn(q, k, v):
-    """JAX refuses odd token counts when training: one is added, which the lengths say is none."""
-    tokens = q.shape[1]
-    lengths = None
-    if tokens % 2:
-        q, k, v = (jnp.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0))) for x in (q, k, v))
-        lengths = jnp.full(q.shape[0], tokens, jnp.int32)
-    out = jax.nn.dot_product_attention(
-        q, k, v, scale=1.0, implementation="cudnn",
-        query_seq_lengths=lengths, key_value_seq_lengths=lengths,
-    )  # fmt: skip
-    return out[:, :tokens]
-
-
-def _splash(q, k, v):
-    return partitioning.per_device(_splash_on_a_device, q, k, v)
-
-
-def _splash_on_a_device(q, k, v):
-    """Tokens are padded to a multiple of 128; real ones see real ones only."""
-    # Imported here: Pallas for TPUs takes a second that nobody else should wait.
-    from jax.experimental.pallas.ops.tpu.splash_attention import (
-        splash_attention_kernel as splash,
-    )
-    from jax.experimental.pallas.ops.tpu.splash_attention import (
-        splash_attention_mask as masks,
-    )
-
-    tokens, heads = q.shape[1:3]
-    padding = -tokens % LANES
-    padded = tokens + padding
-
-    def by_head(x):
-        return jnp.pad(x.swapaxes(1, 2), ((0, 0), (0, 0), (0, padding), (0, 0)))
-
-    block = max(size for size in (512, 384, 256, 128) if padded % size == 0)
-    run = splash.make_splash_mha(
-        masks.MultiHeadMask([masks.FullMask((padded, padded))] * heads),
-        block_sizes=splash.BlockSizes(*[block] * 8),
-        head_shards=1,
-        q_seq_shards=1,
-        residual_checkpoint_name=recompute.ATTENTION,
-        interpret=partitioning.platform() != "tpu",
-    )
-    real = (jnp.arange(padded) < tokens).astype(jnp.int32)
-    segments = splash.SegmentIds(q=real, kv=real) if padding else None
-    out = jax.vmap(run, in_axes=(0, 0, 0, None))(by_head(q), by_head(k), by_head(v), segments)
-    return out[:, :, :tokens].swapaxes(1, 2).astype(v.dtype)
-
-
-def _logits(q, k):
-    return product("bqhc,bnhc->bhqn", q, k)
+def _if_few(logits: jax.Array) -> jax.Array | None:
+    return recompute.named(logits, recompute.ATTENTION) if min(logits.shape[-2:]) <= FEW else None

@@ -1,6 +1,6 @@
-"""How a model is computed on the devices at hand: what is chosen where the config leaves the choice,
-and the sentence that tells it. What is computed is the same up to rounding; the implementations are
-next door.
+"""How a model is computed on the devices at hand. This is the one file that asks for the platform:
+which formulas a platform computes its own way, what is chosen where the config leaves the choice,
+and the sentence that says so. What is computed is the same up to rounding.
 
 Choices are made while a program is traced, for the devices of the mesh that is set then: a program
 compiled for a TPU pod on a laptop gets the TPU's.
@@ -9,12 +9,13 @@ compiled for a TPU pod on a laptop gets the TPU's.
 import dataclasses
 import functools
 import pathlib
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from vit_jax.compute import attend, partitioning
+from vit_jax.base.errors import ConfigError
 
 AUTO = -1  # of `unroll`
 
@@ -26,65 +27,95 @@ CUDNN_TOKENS = 512
 SPLASH_TOKENS = 2048
 
 
+def platform() -> str:
+    """What the program being traced is for, `cpu`, `gpu` or `tpu`: the platform of the mesh that is
+    set, or JAX's default.
+    """
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    name = jax.default_backend() if device is None else device.platform
+    return "gpu" if name == "cuda" else name
+
+
+def by_platform(formula: Callable) -> Callable:
+    """Decorates a plain formula: where the platform's file (`cpu`, `gpu`, `tpu`) has a function of
+    its name, that is computed instead. `plain` of the result is the formula itself.
+    """
+
+    @functools.wraps(formula)
+    def chosen(*arguments, **options):
+        # Imported here: these files stand on the formulas.
+        from vit_jax.compute import cpu, gpu, tpu
+
+        file = {"cpu": cpu, "gpu": gpu, "tpu": tpu}.get(platform())
+        return getattr(file, formula.__name__, formula)(*arguments, **options)
+
+    chosen.plain = formula
+    return chosen
+
+
+def attention(
+    asked: str, *, queries: int, keys: int, head_size: int, dtype, biased: bool = False
+) -> str:
+    """The implementation of attention (see `attend`): `asked`, or for `auto` what suits device and
+    shape. The kernels are for as many queries as keys; of others plain XLA computes attention,
+    whatever was asked.
+
+    Args:
+      asked: one of `attend.IMPLEMENTATIONS`.
+      queries, keys: how many tokens attend, and to how many.
+      head_size, dtype: of queries and keys.
+      biased: something is added to the logits, which the kernels cannot do.
+
+    Raises:
+      ConfigError: a kernel is asked for that cannot compute this.
+    """
+    if biased and asked not in ("auto", "xla"):
+        raise ConfigError(
+            f"model.attention={asked} cannot add a bias to the attention logits: take auto or xla"
+        )
+    if biased or queries != keys:
+        return "xla"
+    if asked != "auto":
+        return asked
+    if platform() == "gpu":
+        fits = head_size % 8 == 0 and head_size <= 128
+        halves = jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
+        return "cudnn" if fits and halves and keys >= CUDNN_TOKENS else "xla"
+    if platform() == "tpu" and keys >= SPLASH_TOKENS:
+        return "splash"
+    return "xla"
+
+
 def unrolled(asked: int, layers: int, policy: str) -> int:
     """How many of `layers` equal layers are compiled side by side, `asked` being the config's
-    `unroll`: 0 for all, `AUTO` for all on CPUs and GPUs. But for a loop on TPUs, whose compiler needs
-    minutes for what is unrolled; and where a policy recomputes, since XLA for CPUs keeps what it shall
-    recompute where forward and backward pass are not loops of their own.
+    `unroll`: 0 for all, `AUTO` for all on CPUs and GPUs. Except for a loop on TPUs, whose compiler
+    needs minutes for unrolled layers; and where a policy recomputes, since XLA for CPUs stores what
+    it should recompute unless forward and backward pass are loops of their own.
     """
     if asked == AUTO:
-        loop = partitioning.platform() == "tpu" or layers > UNROLLED or policy != "none"
+        loop = platform() == "tpu" or layers > UNROLLED or policy != "none"
         asked = 1 if loop else 0
     return min(asked or layers, layers)
 
 
 def remat(config) -> str:
-    """The policy of `recompute` for a model: `config.remat`, or for `auto` what suits the device. On
+    """The policy of `recompute` for a model: the config's, or for `auto` what suits the device. On
     CPUs a loop that stores few arrays beats layers side by side that store all, since it touches
-    less memory; but for convolutions, of which it would store none.
+    less memory; except for convolutions, whose outputs it would not store.
     """
     if config.remat != "auto":
         return config.remat
-    stores_few = partitioning.platform() == "cpu" and not config.convolutional
+    stores_few = platform() == "cpu" and not config.convolutional
     return "save_products" if stores_few else "none"
 
 
-def attention(asked: str, *, tokens: int, head_size: int, dtype) -> str:
-    """The implementation of attention among tokens (see `attend`): `asked`, or for
-    `auto` what suits device and shape.
-    """
-    if asked != "auto":
-        return asked
-    platform = partitioning.platform()
-    halves = jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
-    if platform in ("gpu", "cuda") and halves and head_size % 8 == 0 and head_size <= 128:
-        return "cudnn" if tokens >= CUDNN_TOKENS else "xla"
-    if platform == "tpu" and tokens >= SPLASH_TOKENS:
-        return "splash"
-    return "xla"
-
-
-def cuts(asked: str, *, tokens: int) -> list[int]:
-    """Where the tokens of a ViT are cut into parts, `asked` being the implementation of attention.
-
-    A class token beside 16 × 16 patches makes 257, for which a TPU lays out, computes and moves
-    3 × 128 wherever tokens are the last axis: the one token too many is a part of its own.
-    """
-    tail = tokens % attend.LANES
-    pays = tokens > attend.LANES and 0 < tail <= attend.TAIL
-    if partitioning.platform() != "tpu" or asked not in ("auto", "xla") or tokens >= SPLASH_TOKENS:
-        return []
-    return [tokens - tail] if pays else []
-
-
-def computed(config):
-    """The model's config with the type that it is computed in here.
+def with_compute_dtype(config):
+    """The model's config with the dtype that it is computed in on these devices.
 
     Without AMX, a CPU emulates bfloat16: products are taken in float32 anyway and rounded, which
-    costs time and accuracy. So float32 is what such a CPU computes in, unless `dtype_on_cpu` says
-    `same`.
+    costs time and accuracy. So such a CPU computes in float32, unless `dtype_on_cpu` says `same`.
     """
-    if partitioning.platform() != "cpu" or config.dtype_on_cpu == "same":
+    if platform() != "cpu" or config.dtype_on_cpu == "same":
         return config
     if config.dtype_on_cpu == "auto" and has_amx() and not config.convolutional:
         return config
@@ -98,26 +129,29 @@ def has_amx() -> bool:
     return file.exists() and "amx_bf16" in file.read_text()
 
 
-def told(config, mesh: Mesh) -> str:
+def summarize(config, mesh: Mesh) -> str:
     """All choices for a model on a mesh: 'attention: xla, layers: unrolled, remat: none, …'."""
     with jax.set_mesh(mesh):
-        dtype = computed(config).dtype
-        parts = []
+        dtype = with_compute_dtype(config).dtype
+        phrases = []
         if hasattr(config, "heads"):
-            size = config.width // config.heads
-            kind = attention(config.attention, tokens=config.tokens, head_size=size, dtype=dtype)
-            parts.append(f"attention: {kind}")
-        depth = max((n for name, n in config.layers.items() if name.endswith("layers")), default=0)
+            kind = attention(
+                config.attention,
+                queries=config.tokens,
+                keys=config.tokens,
+                head_size=config.width // config.heads,
+                dtype=dtype,
+            )
+            phrases.append(f"attention: {kind}")
         policy = remat(config)
+        depth = max((n for name, n in config.layers.items() if name.endswith("layers")), default=0)
         if depth:
             side_by_side = unrolled(config.unroll, depth, policy)
-            layers = {1: "scanned", depth: "unrolled"}.get(
-                side_by_side, f"{side_by_side} at a time"
-            )
-            parts += [f"layers: {layers}"]
-    parts += [f"remat: {policy}", f"computed in: {dtype}"]
+            said = {1: "scanned", depth: "unrolled"}
+            phrases.append(f"layers: {said.get(side_by_side, f'{side_by_side} at a time')}")
+    phrases += [f"remat: {policy}", f"computed in: {dtype}"]
     if dtype != config.dtype:
-        parts[-1] += (
+        phrases[-1] += (
             f" ({config.dtype} would be emulated; config.model.dtype_on_cpu=same insists on it)"
         )
-    return ", ".join(parts)
+    return ", ".join(phrases)

@@ -1,4 +1,4 @@
-"""Normalising over the last axis, with a backward pass of its own."""
+"""Norms over the last axis."""
 
 import functools
 
@@ -6,11 +6,28 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.compute import recompute
+from vit_jax.compute.tokens import Tokens
+
+
+def layer_norm(
+    x: Tokens, scale: jax.Array, bias: jax.Array | None, *, epsilon: float, dtype
+) -> Tokens:
+    """x (..., D), or several such, with mean 0 and variance 1 over the last axis, times scale (D,),
+    plus bias (D,) or `None`: in `dtype`, computed in float32 (arXiv 1607.06450).
+    """
+
+    def norm(x):
+        y = _normalise(x, epsilon) * scale
+        return (y if bias is None else y + bias).astype(dtype)
+
+    return jax.tree.map(norm, x)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def normalise(x: jax.Array, epsilon: float) -> jax.Array:
-    """x (..., D) to mean 0 and variance 1 over the last axis, in float32 (arXiv 1607.06450).
+def _normalise(x: jax.Array, epsilon: float) -> jax.Array:
+    """The backward pass reduces nothing that the forward pass has reduced: of automatic
+    differentiation CPUs take a third longer, and TPUs store float32 tokens where nothing is
+    recomputed (docs/performance.md).
 
     Mean and deviation are named for `remat`, two numbers a token: recomputing them would take two
     more passes over the tokens.
@@ -27,12 +44,12 @@ def _normalise_forward(x, epsilon):
     return (y - mean) * inverse, (x, mean, inverse)
 
 
-def _normalise_backward(epsilon, saved, gradient):
+def _normalise_backward(epsilon, saved, dy):
     x, mean, inverse = saved
     y = (x.astype(jnp.float32) - mean) * inverse
-    along = y * (gradient * y).mean(-1, keepdims=True)
-    of_x = (gradient - gradient.mean(-1, keepdims=True) - along) * inverse
-    return (of_x.astype(x.dtype),)
+    along = y * (dy * y).mean(-1, keepdims=True)
+    dx = (dy - dy.mean(-1, keepdims=True) - along) * inverse
+    return (dx.astype(x.dtype),)
 
 
-normalise.defvjp(_normalise_forward, _normalise_backward)
+_normalise.defvjp(_normalise_forward, _normalise_backward)

@@ -20,12 +20,6 @@ def constrain_batch(x: jax.Array) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, P(BATCH))
 
 
-def platform() -> str:
-    """What the program being traced is for: the platform of the mesh that is set, or JAX's default."""
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    return jax.default_backend() if device is None else device.platform
-
-
 def per_device(function: Callable, *arrays: jax.Array) -> jax.Array:
     """`function` of each device's part of arrays (B, N, H, ...): batch and heads are cut, and nothing
     is exchanged.

@@ -1,18 +1,17 @@
-"""What the backward pass finds stored, and what it recomputes: what layers give that is worth storing
-has a name, and a policy is the names that it stores.
+"""Which activations are stored for the backward pass, and which it recomputes: those worth storing
+have a name, and a policy is the names that it stores.
 """
 
 import functools
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.compute import partitioning
+from vit_jax.compute import choices
 
 # A layer's input; means and deviations of norms; attention's result and the logarithms of the
-# softmax's denominators; what an MLP first multiplies to.
+# softmax's denominators; an MLP's first product.
 INPUT, STATISTICS, ATTENTION, HIDDEN = "input", "statistics", "attention", "hidden"
 
 # From what stores most to what stores least. QKV is of none: on TPUs and CPUs storing and fetching it
@@ -37,16 +36,10 @@ def _keep_jvp(name, primals, tangents):
     return named(*primals, name), *tangents
 
 
+@choices.by_platform
 def named(x: jax.Array, name: str) -> jax.Array:
-    """`keep` inside of what has a derivative of its own; itself it has none.
-
-    XLA's CPU back end stacks the bfloat16 arrays of a loop by converting the whole stack to float32
-    and back in every round; integers it leaves alone.
-    """
-    if x.dtype != jnp.bfloat16 or partitioning.platform() != "cpu":
-        return checkpoint_name(x, name)
-    bits = checkpoint_name(jax.lax.bitcast_convert_type(x, jnp.uint16), name)
-    return jax.lax.bitcast_convert_type(bits, x.dtype)
+    """`keep` for functions that have a derivative of their own; itself it has none."""
+    return checkpoint_name(x, name)
 
 
 def apply(function: Callable, remat: str, *, prevent_cse: bool) -> Callable:

@@ -31,8 +31,8 @@ def make_forward(
     """
 
     def forward(weights: Weights, images: jax.Array) -> ModelOutput:
-        dtype = jnp.dtype(choices.computed(model_config).dtype)
+        dtype = jnp.dtype(choices.with_compute_dtype(model_config).dtype)
         images = normalize(images, data.mean, data.std, dtype)
-        return nnx.merge(registry.here(definition, model_config), *weights)(images)
+        return nnx.merge(registry.for_devices(definition, model_config), *weights)(images)
 
     return forward

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from vit_jax.compute import dense
+from vit_jax.compute.dense import dense
 
 # How `interpolate` resizes, and the name `jax.image.resize` has for it.
 METHODS = {"scipy": None, "bilinear": "linear", "bicubic": "cubic"}
@@ -32,7 +32,7 @@ class PatchEmbedding(nnx.Module):
             raise ValueError(f"images of {h}x{w} cannot be cut into patches of {patch}x{patch}")
         x = images.astype(self.dtype).reshape(b, h // patch, patch, w // patch, patch, channels)
         x = x.transpose(0, 1, 3, 2, 4, 5).reshape(b, -1, patch * patch * channels)
-        return dense.dense(x, self.kernel[...].reshape(-1, width), self.bias[...])
+        return dense(x, self.kernel[...].reshape(-1, width), self.bias[...])
 
 
 def sincos_2d(grid: tuple[int, int], width: int, temperature: float = 10_000.0) -> np.ndarray:

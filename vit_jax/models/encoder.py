@@ -5,13 +5,12 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from vit_jax.compute import choices, stack
-from vit_jax.compute.attend import Parts
+from vit_jax.compute import choices, stack, tokens
 from vit_jax.compute.dropout import drop_path, split
+from vit_jax.compute.tokens import Tokens
 from vit_jax.models.attention import Attention
 from vit_jax.models.layers import Mlp, layer_norm
 
@@ -54,28 +53,15 @@ class Block(nnx.Module):
         self.parallel = config.parallel
 
     def __call__(
-        self, parts: Parts, drop_path_rate: jax.Array, key: jax.Array | None
-    ) -> tuple[Parts, jax.Array | None]:
-        """The tokens, in parts (B, N_i, D) -> the same, and of a single part the attention weights
-        (B, H, N, N).
-        """
+        self, x: Tokens, drop_path_rate: jax.Array, key: jax.Array | None
+    ) -> tuple[Tokens, jax.Array]:
+        """Tokens (B, N, D) -> the same, and the attention weights (B, H, N, N)."""
         keys = split(key, 4)
-
-        def add(parts, residuals, key):
-            # One key: an image drops the residuals of all its parts or of none.
-            return tuple(
-                x + drop_path(y, drop_path_rate, key) for x, y in zip(parts, residuals, strict=True)
-            )
-
-        normed = tuple(map(self.attention_norm, parts))
-        if len(parts) == 1:
-            y, weights = self.attention(*normed, key=keys[0])
-            residuals = (y,)
-        else:
-            residuals, weights = self.attention.of_parts(normed), None
-        parts = add(parts, residuals, keys[1])
-        normed = normed if self.parallel else tuple(map(self.mlp_norm, parts))
-        return add(parts, self.mlp(normed, key=keys[2]), keys[3]), weights
+        y = self.attention_norm(x)
+        attended, weights = self.attention(y, key=keys[0])
+        x = _add(x, attended, drop_path_rate, keys[1])
+        y = y if self.parallel else self.mlp_norm(x)
+        return _add(x, self.mlp(y, key=keys[2]), drop_path_rate, keys[3]), weights
 
 
 class Encoder(nnx.Module):
@@ -111,19 +97,23 @@ class Encoder(nnx.Module):
         )
         keys = jax.random.split(key, config.depth) if stochastic else None
 
-        def step(block, parts, rate, key):
-            parts, weights = block(parts, rate, key)
-            return parts, {"attention": weights, "blocks": parts[0]} if capture else {}
+        def step(block, x, rate, key):
+            x, weights = block(x, rate, key)
+            return x, {"attention": weights, "blocks": x} if capture else {}
 
         # Dropout draws for all tokens at once, and what is captured is of all tokens.
         whole = capture or (stochastic and (config.dropout or config.attention_dropout))
-        cuts = [] if whole else choices.cuts(config.attention, tokens=x.shape[1])
-        parts, captured = stack.scan(
+        x, captured = stack.scan(
             step,
             self.layers,
-            tuple(jnp.split(x, cuts, axis=1)),
+            x if whole else self.layers.attention.cut(x),
             (rates, keys),
             remat=choices.remat(config),
             unroll=config.unroll,
         )
-        return self.norm(jnp.concatenate(parts, axis=1)), captured
+        return self.norm(tokens.join(x)), captured
+
+
+def _add(x: Tokens, y: Tokens, drop_path_rate: jax.Array, key: jax.Array | None) -> Tokens:
+    """x + y, without y for images whose residual is dropped: those of all parts, by one key."""
+    return jax.tree.map(lambda x, y: x + drop_path(y, drop_path_rate, key), x, y)

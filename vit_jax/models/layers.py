@@ -1,19 +1,40 @@
-"""What every family shares: linear layer, MLP and norm. Attention is next door."""
+"""What every family shares: linear layer, norm and MLP. Attention is next door."""
+
+import functools
 
 import jax
 from flax import nnx
 
-from vit_jax.compute import dense, norms, recompute
+from vit_jax.compute import norms, recompute
 from vit_jax.compute.activations import ACTIVATIONS
+from vit_jax.compute.dense import dense
 from vit_jax.compute.dropout import dropout, split
+from vit_jax.compute.tokens import Tokens
 
 
 class Linear(nnx.Linear):
     """`nnx.Linear` by `dense`."""
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """(..., D) -> (..., F) in the layer's dtype."""
-        return dense.dense(x.astype(self.dtype), self.kernel[...], self.bias[...])
+    def __call__(self, x: Tokens) -> Tokens:
+        """(..., D) -> (..., F) in the layer's dtype; or several such."""
+        x = jax.tree.map(lambda x: x.astype(self.dtype), x)
+        return dense(x, self.kernel[...], self.bias[...])
+
+
+class LayerNorm(nnx.LayerNorm):
+    """`nnx.LayerNorm` by `norms.layer_norm`."""
+
+    def __call__(self, x: Tokens) -> Tokens:
+        """(..., D) -> the same in the norm's dtype; or several such."""
+        bias = None if self.bias is None else self.bias[...]
+        return norms.layer_norm(x, self.scale[...], bias, epsilon=self.epsilon, dtype=self.dtype)
+
+
+def layer_norm(
+    width: int, epsilon: float, dtype, rngs: nnx.Rngs, *, bias: bool = True
+) -> LayerNorm:
+    """Layer norm over the last axis, its statistics in float32 whatever `dtype`."""
+    return LayerNorm(width, epsilon=epsilon, use_bias=bias, dtype=dtype, rngs=rngs)
 
 
 class Mlp(nnx.Module):
@@ -24,49 +45,23 @@ class Mlp(nnx.Module):
     def __init__(
         self, width: int, hidden: int, *, activation: str, dropout: float, dtype, rngs: nnx.Rngs
     ):
-        self.up = _mlp_linear(width, hidden, dtype, rngs)
-        self.down = _mlp_linear(hidden, width, dtype, rngs)
+        linear = functools.partial(
+            Linear,
+            kernel_init=nnx.initializers.xavier_uniform(),
+            bias_init=nnx.initializers.normal(1e-6),
+            dtype=dtype,
+            rngs=rngs,
+        )
+        self.up, self.down = linear(width, hidden), linear(hidden, width)
         self.activation, self.dropout = activation, dropout
 
-    def __call__(self, x, key: jax.Array | None = None):
-        """x (..., D) -> the same; or of several such, as a tuple."""
+    def __call__(self, x: Tokens, key: jax.Array | None = None) -> Tokens:
+        """(..., D) -> the same; or several such, without dropout."""
         keys = split(key, 2)
-        up, down = _parameters(self.up), _parameters(self.down)
 
-        def run(x):
-            x = recompute.keep(dense.dense(x, *up), recompute.HIDDEN)
-            x = dropout(ACTIVATIONS[self.activation](x), self.dropout, keys[0])
-            return dropout(dense.dense(x, *down), self.dropout, keys[1])
+        def activate(y):
+            y = ACTIVATIONS[self.activation](recompute.keep(y, recompute.HIDDEN))
+            return dropout(y, self.dropout, keys[0])
 
-        return jax.tree.map(run, x)
-
-
-def layer_norm(
-    width: int, epsilon: float, dtype, rngs: nnx.Rngs, *, bias: bool = True
-) -> nnx.LayerNorm:
-    """Layer norm over the last axis, its statistics in float32 whatever `dtype`."""
-    return LayerNorm(width, epsilon=epsilon, use_bias=bias, dtype=dtype, rngs=rngs)
-
-
-class LayerNorm(nnx.LayerNorm):
-    """Flax's, with a backward pass that reduces nothing anew: see `norms`."""
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """x (..., D) -> the same in the norm's dtype."""
-        y = norms.normalise(x, self.epsilon) * self.scale[...]
-        return (y if self.bias is None else y + self.bias[...]).astype(self.dtype)
-
-
-def _parameters(linear: nnx.Linear) -> tuple[jax.Array, jax.Array]:
-    return dense.shared(linear.kernel[...], linear.bias[...], linear.dtype)
-
-
-def _mlp_linear(inputs: int, outputs: int, dtype, rngs: nnx.Rngs) -> nnx.Linear:
-    return nnx.Linear(
-        inputs,
-        outputs,
-        kernel_init=nnx.initializers.xavier_uniform(),
-        bias_init=nnx.initializers.normal(1e-6),
-        dtype=dtype,
-        rngs=rngs,
-    )
+        y = self.down(jax.tree.map(activate, self.up(x)))
+        return jax.tree.map(lambda y: dropout(y, self.dropout, keys[1]), y)

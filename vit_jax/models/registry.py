@@ -122,9 +122,9 @@ def abstract_weights(config) -> tuple[nnx.GraphDef, Weights]:
     return definition, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), weights)
 
 
-def here(definition: nnx.GraphDef, config) -> nnx.GraphDef:
+def for_devices(definition: nnx.GraphDef, config) -> nnx.GraphDef:
     """`definition`, of `config`, computing in the type that suits the devices being traced for."""
-    of_device = choices.computed(config)
+    of_device = choices.with_compute_dtype(config)
     return definition if of_device == config else abstract(of_device)[0]
 
 

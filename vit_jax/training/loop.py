@@ -320,4 +320,4 @@ def _announce(assembly: Assembly, like: states.TrainState, mesh: jax.sharding.Me
         "%s: %d steps of %d images on %d x %s, mesh %s", assembly.config.model.name, assembly.total_steps,
         assembly.config.batch_size, mesh.size, devices[0].device_kind, dict(mesh.shape),
     )  # fmt: skip
-    logging.info("%s", choices.told(assembly.model_config, mesh))
+    logging.info("%s", choices.summarize(assembly.model_config, mesh))

@@ -53,9 +53,11 @@ class Networks:
         """The same, computing in the types that suit the devices being traced for."""
         teacher = self.teacher
         if teacher:
-            teacher = dataclasses.replace(teacher, config=choices.computed(teacher.config))
+            teacher = dataclasses.replace(
+                teacher, config=choices.with_compute_dtype(teacher.config)
+            )
         return dataclasses.replace(
-            self, model_config=choices.computed(self.model_config), teacher=teacher
+            self, model_config=choices.with_compute_dtype(self.model_config), teacher=teacher
         )
 
     @property

@@ -1,0 +1,37 @@
+"""Norms against Flax and float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from vit_jax.models import layers
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_layer_norm_and_its_gradients_are_flaxs(bias):
+    rng = np.random.default_rng(0)
+    x, gradient = (jnp.asarray(rng.normal(3, 2, (2, 5, 16)), jnp.float32) for _ in range(2))
+    ours = layers.layer_norm(16, 1e-6, jnp.float32, nnx.Rngs(0), bias=bias)
+    theirs = nnx.LayerNorm(16, use_bias=bias, rngs=nnx.Rngs(0))
+    ours.scale[...] = theirs.scale[...] = jnp.asarray(rng.normal(1, 0.3, 16), jnp.float32)
+
+    def results(norm):
+        definition, parameters = nnx.split(norm)
+        run = jax.vjp(lambda p, x: nnx.merge(definition, p)(x), parameters, x)
+        return jax.tree.leaves((run[0], run[1](gradient)))
+
+    for a, b in zip(results(ours), results(theirs), strict=True):
+        assert np.linalg.norm(a - b) <= 1e-5 * np.linalg.norm(b)
+
+
+def test_layer_norm_takes_its_statistics_in_float32_from_bfloat16_tokens():
+    x = jnp.asarray(np.random.default_rng(0).normal(3, 1, (2, 512)), jnp.bfloat16)
+    exact = np.asarray(x, np.float64)
+    expected = (exact - exact.mean(-1, keepdims=True)) / np.sqrt(
+        exact.var(-1, keepdims=True) + 1e-6
+    )
+    norm = layers.layer_norm(512, 1e-6, jnp.bfloat16, nnx.Rngs(0))
+    # Only the result is rounded, to 8 bits.
+    np.testing.assert_allclose(np.asarray(norm(x), np.float64), expected, rtol=2**-8, atol=1e-5)

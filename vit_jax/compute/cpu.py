@@ -1,0 +1,76 @@
+"""What CPUs compute their own way: products and stacks of bfloat16, of which XLA's CPU back end would
+make float32.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from vit_jax.compute.dense import dense as formula
+from vit_jax.compute.tokens import Tokens
+
+
+def dense(x: Tokens, kernel: jax.Array, bias: jax.Array | None) -> Tokens:
+    """XLA's CPU back end multiplies in bfloat16 only where the result is float32 and the left operand
+    is summed over its last axes; all else it converts to float32 first. So each product is written
+    that way here, also those of the backward pass, which automatic differentiation would write
+    otherwise; and it would sum the bias's gradient in bfloat16.
+    """
+    if jax.tree.leaves(x)[0].dtype != jnp.bfloat16:
+        return formula.plain(x, kernel, bias)
+    bias = jnp.zeros(kernel.shape[1:]) if bias is None else bias
+    return jax.tree.map(lambda x: _dense(x, kernel, bias), x)
+
+
+def named(x: jax.Array, name: str) -> jax.Array:
+    """XLA's CPU back end stacks the bfloat16 arrays of a loop by converting the whole stack to
+    float32 and back in every round; integers it leaves alone.
+    """
+    if x.dtype != jnp.bfloat16:
+        return checkpoint_name(x, name)
+    bits = checkpoint_name(jax.lax.bitcast_convert_type(x, jnp.uint16), name)
+    return jax.lax.bitcast_convert_type(bits, x.dtype)
+
+
+@jax.custom_vjp
+def _dense(x, kernel, bias):
+    return _dense_forward(x, kernel, bias)[0]
+
+
+def _dense_forward(x, kernel, bias):
+    rounded = kernel.astype(x.dtype)
+    y = _contract(x, rounded, [x.ndim - 1], [0]) + bias
+    return y.astype(x.dtype), (x, rounded)
+
+
+def _dense_backward(saved, dy):
+    x, kernel = saved
+    tokens = tuple(range(x.ndim - 1))
+    dx = _contract(dy, kernel, range(x.ndim - 1, dy.ndim), range(1, kernel.ndim))
+    dbias = jnp.sum(dy, tokens, dtype=jnp.float32)
+    return dx.astype(x.dtype), _dkernel(x, dy), dbias
+
+
+_dense.defvjp(_dense_forward, _dense_backward)
+
+
+def _dkernel(x, dy):
+    """x (..., D), dy (..., *F) -> (D, *F). The narrower of both is moved, before the product: XLA
+    does not fold a contraction of several axes into it.
+    """
+    tokens, tokens_moved = range(x.ndim - 1), range(1, x.ndim)
+    features = dy.shape[x.ndim - 1 :]
+    if math.prod(features) >= x.shape[-1] or x.shape[-1] % 2:
+        return _contract(jnp.moveaxis(x, -1, 0), dy, tokens_moved, tokens)
+    dy = dy.reshape(*x.shape[:-1], -1)
+    product = _contract(jnp.moveaxis(dy, -1, 0), x, tokens_moved, tokens)
+    # In three axes: a plain transpose XLA would undo by moving x after all.
+    halves = product.reshape(len(product), 2, -1).transpose(1, 2, 0)
+    return halves.reshape(x.shape[-1], *features)
+
+
+def _contract(a, b, axes_of_a, axes_of_b):
+    contracted = (tuple(axes_of_a), tuple(axes_of_b))
+    return jax.lax.dot_general(a, b, (contracted, ((), ())), preferred_element_type=jnp.float32)

@@ -1,0 +1,95 @@
+"""What TPUs compute their own way. They lay out an array's last axis in tiles of 128 and spend
+attention's time on passes over logits and on copies: so tokens come last, and in parts that fill
+tiles.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.compute import choices, partitioning, recompute
+from vit_jax.compute.dense import product
+from vit_jax.compute.tokens import Tokens
+
+# Length of a tile along the last axis; splash takes multiples of it.
+LANES = 128
+# Tokens that are a part of their own rather than the beginning of another tile: rows of a tile.
+TAIL = 8
+
+
+def cuts(count: int) -> list[int]:
+    """So many tokens as begin another tile, and no more, are a part of their own."""
+    tail = count % LANES
+    return [count - tail] if count > LANES and 0 < tail <= TAIL else []
+
+
+def project(x: Tokens, kernel: jax.Array, bias: jax.Array | None) -> tuple[Tokens, ...]:
+    """By products to H·C features, since what is smaller than a tile is padded; and of the kernel by
+    the tokens, so that tokens are written last, as attention's products read them: the other order
+    may need a copy.
+    """
+    dtype = jax.tree.leaves(x)[0].dtype
+    kernel = kernel.astype(dtype)
+    _, count, heads, size = kernel.shape
+    # Flat before the parts of x: their gradients would be added up in padded tiles otherwise.
+    kernels = [kernel[:, t].reshape(-1, heads * size) for t in range(count)]
+    biases = [None] * count if bias is None else bias.astype(dtype).reshape(count, -1)
+
+    def affine(kernel, bias, x):
+        y = jnp.tensordot(kernel, x, ((0,), (2,)))
+        y = y if bias is None else y + bias[:, None, None]
+        return y.reshape(heads, size, *x.shape[:2]).transpose(2, 3, 0, 1)
+
+    return tuple(
+        jax.tree.map(functools.partial(affine, *both), x)
+        for both in zip(kernels, biases, strict=True)
+    )
+
+
+def weighted_sums(exponentials: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """With a column of ones beside the values: one product, in which padding leaves room for it, gives
+    both sums.
+    """
+    ones = jnp.ones((*v.shape[:-1], 1), v.dtype)
+    sums = product(
+        "bhqn,bnhc->bqhc", exponentials.astype(v.dtype), jnp.concatenate([v, ones], axis=-1)
+    )
+    return sums[..., :-1], sums[..., -1].swapaxes(1, 2)
+
+
+def splash(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """softmax(q kᵀ) v by splash attention (Pallas); shapes as in `attend.attend`."""
+    return partitioning.per_device(_splash, q, k, v)
+
+
+def _splash(q, k, v):
+    """Of one device. Tokens are padded to a multiple of 128; real ones see real ones only."""
+    # Imported here: Pallas for TPUs takes a second that nobody else should wait.
+    from jax.experimental.pallas.ops.tpu.splash_attention import (
+        splash_attention_kernel as splash,
+    )
+    from jax.experimental.pallas.ops.tpu.splash_attention import (
+        splash_attention_mask as masks,
+    )
+
+    tokens, heads = q.shape[1:3]
+    padding = -tokens % LANES
+    padded = tokens + padding
+
+    def by_head(x):
+        return jnp.pad(x.swapaxes(1, 2), ((0, 0), (0, 0), (0, padding), (0, 0)))
+
+    block = max(size for size in (512, 384, 256, 128) if padded % size == 0)
+    run = splash.make_splash_mha(
+        masks.MultiHeadMask([masks.FullMask((padded, padded))] * heads),
+        block_sizes=splash.BlockSizes(*[block] * 8),
+        head_shards=1,
+        q_seq_shards=1,
+        residual_checkpoint_name=recompute.ATTENTION,
+        interpret=choices.platform() != "tpu",
+    )
+    real = (jnp.arange(padded) < tokens).astype(jnp.int32)
+    segments = splash.SegmentIds(q=real, kv=real) if padding else None
+    out = jax.vmap(run, in_axes=(0, 0, 0, None))(by_head(q), by_head(k), by_head(v), segments)
+    return out[:, :, :tokens].swapaxes(1, 2).astype(v.dtype)
