@@ -1,5 +1,8 @@
-"""Equal layers, stacked along a leading axis run by `jax.lax.scan`, and what the backward pass
+"""Equal layers, stacked along a leading axis and run by `jax.lax.scan`, and what the backward pass
 recomputes of them.
+
+Layers may hold state that is not trained, such as running means: variables that are no `nnx.Param`.
+What a layer makes of them is in the module when all layers have run.
 """
 
 from collections.abc import Callable
@@ -30,7 +33,7 @@ def scan(
 
     Args:
       step: `step(layer, x, *arguments_of_the_layer) -> x, captured`.
-      layers: from `stack`.
+      layers: from `stack`; its state that is not trained is updated.
       x: (B, ...), or several such.
       arguments: arrays with a leading axis of the stack's length, a slice for each layer; `None` is
         handed on.
@@ -40,28 +43,47 @@ def scan(
     Returns:
       x after the last layer, and what was captured with a leading axis of the stack's length.
     """
-    definition, parameters = nnx.split(layers)
+    definition, parameters, state = _split(layers)
     count = len(jax.tree.leaves(parameters)[0])
     unroll = choices.unrolled(unroll, count, remat)
 
     def body(x, of_layer):
-        layer_parameters, layer_arguments = of_layer
-        x = jax.tree.map(lambda x: recompute.keep(x, recompute.INPUT), x)
-        x, captured = step(nnx.merge(definition, layer_parameters), x, *layer_arguments)
-        return jax.tree.map(partitioning.constrain_batch, x), captured
+        layer_parameters, layer_state, layer_arguments = of_layer
+        layer = nnx.merge(definition, layer_parameters, layer_state)
+        x, captured = step(layer, _keep(x), *layer_arguments)
+        x = jax.tree.map(partitioning.constrain_batch, x)
+        return x, (captured, _state(layer))
 
     # A loop keeps XLA from sharing what is recomputed with the forward pass; unrolling may leave
     # layers outside a loop.
     body = recompute.apply(body, remat, prevent_cse=unroll == count or count % unroll > 0)
-    return jax.lax.scan(body, x, (parameters, arguments), unroll=unroll)
+    x, (captured, state) = jax.lax.scan(body, x, (parameters, state, arguments), unroll=unroll)
+    nnx.update(layers, state)
+    return x, captured
 
 
 def call(layer: nnx.Module, x: jax.Array, *, remat: str) -> jax.Array:
-    """`layer(x)` of a layer that is in no stack, recomputed as those of a stack are."""
-    definition, parameters = nnx.split(layer)
+    """`layer(x)` of a layer that is in no stack, recomputed and updated as those of a stack are."""
+    definition, parameters, state = _split(layer)
 
-    def body(parameters, x):
-        return nnx.merge(definition, parameters)(recompute.keep(x, recompute.INPUT))
+    def body(parameters, state, x):
+        inner = nnx.merge(definition, parameters, state)
+        return inner(_keep(x)), _state(inner)
 
-    run = recompute.apply(body, remat, prevent_cse=True)
-    return partitioning.constrain_batch(run(parameters, x))
+    x, state = recompute.apply(body, remat, prevent_cse=True)(parameters, state, x)
+    nnx.update(layer, state)
+    return partitioning.constrain_batch(x)
+
+
+def _split(layer: nnx.Module) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
+    """Definition, parameters, and the state that is not trained."""
+    return nnx.split(layer, nnx.Param, ...)
+
+
+def _state(layer: nnx.Module) -> nnx.State:
+    """The state that is not trained, as the layer leaves it; no gradient goes through it."""
+    return jax.lax.stop_gradient(_split(layer)[2])
+
+
+def _keep(x):
+    return jax.tree.map(lambda x: recompute.keep(x, recompute.INPUT), x)
