@@ -3,5 +3,5 @@
 In front plain formulas: `dense`, `attend`, `norms`, `activations`, `dropout`; `tokens`, whole or in
 parts; `stack`, the loop over layers; `recompute`, which activations are stored for the backward pass;
 `partitioning`, where activations lie on the mesh. Behind them `cpu`, `gpu` and `tpu` compute some of
-these their own way, under the same names. Which is taken is said in `choices`, and asked nowhere else.
+these their own way, under the same names; `choices` says which is taken.
 """

@@ -1,6 +1,6 @@
-"""How a model is computed on the devices at hand. This is the one file that asks for the platform:
-which formulas a platform computes its own way, what is chosen where the config leaves the choice,
-and the sentence that says so. What is computed is the same up to rounding.
+"""How a model is computed on the devices at hand: which formulas a platform computes its own way,
+what is chosen where the config leaves the choice, and the sentence that says so. No other file has a
+branch on the platform. What is computed is the same up to rounding.
 
 Choices are made while a program is traced, for the devices of the mesh that is set then: a program
 compiled for a TPU pod on a laptop gets the TPU's.
