@@ -7,18 +7,18 @@ import pytest
 from flax import nnx
 
 from vit_jax.base import patterns
-from vit_jax.compute import choices
+from vit_jax.compute import attend, choices
 from vit_jax.models.attention import Attention
 
 WIDTH, HEADS = 12, 3
 SIZE = WIDTH // HEADS
 
 
-def attention(**options) -> Attention:
+def attention(kind=Attention, **options) -> Attention:
     """A layer whose parameters are all away from their initial values."""
 
     def layer():
-        return Attention(WIDTH, HEADS, **{"dtype": jnp.float32, "rngs": nnx.Rngs(0)} | options)
+        return kind(WIDTH, HEADS, **{"dtype": jnp.float32, "rngs": nnx.Rngs(0)} | options)
 
     rng = np.random.default_rng(0)
     definition, state = nnx.split(nnx.eval_shape(layer))
@@ -97,6 +97,53 @@ def test_queries_from_elsewhere_attend_to_the_tokens(tokens):
     out, weights = run(layer, tokens, queries=queries)
     np.testing.assert_allclose(out, expected, atol=3e-6)
     np.testing.assert_allclose(weights, expected_weights, atol=1e-6)
+
+
+class Biased(Attention):
+    """Every head sees the token before, and itself."""
+
+    def attend(self, q, k, v, *, key):
+        tokens = q.shape[1]
+        seen = np.eye(tokens, dtype=bool) | np.eye(tokens, k=-1, dtype=bool)
+        bias = jnp.broadcast_to(jnp.where(seen, 0.0, -1e9), (HEADS, tokens, tokens))
+        return super().attend(q, k, v, key=key, bias=bias)
+
+
+class HeadsMixed(Attention):
+    """Every head weighs the values by the mean of all heads' weights."""
+
+    def attend(self, q, k, v, *, key):
+        weights = attend.weights(q, k)
+        weights = jnp.broadcast_to(weights.mean(1, keepdims=True), weights.shape)
+        return attend.weighted(weights, v), weights
+
+
+class Turned(Attention):
+    """Queries and keys in another order of their dimensions, which changes no product."""
+
+    def project(self, x, queries):
+        q, k, v = super().project(x, queries)
+        return q[..., ::-1], k[..., ::-1], v
+
+
+def test_a_layer_built_on_attention_adds_to_the_logits(tokens):
+    _, weights = run(attention(Biased), tokens)
+    assert not np.triu(weights, 1).any() and not np.tril(weights, -2).any()
+    np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-6)
+
+
+def test_a_layer_built_on_attention_changes_the_weights(tokens):
+    layer = attention(HeadsMixed)
+    _, plain = reference(layer, tokens, tokens)
+    _, mixed = run(layer, tokens)
+    np.testing.assert_allclose(mixed, np.stack([plain.mean(1)] * HEADS, 1), atol=1e-6)
+
+
+def test_a_layer_built_on_attention_projects_in_its_own_way(tokens):
+    layer = attention(Turned)
+    np.testing.assert_allclose(
+        run(layer, tokens)[0], reference(layer, tokens, tokens)[0], atol=3e-6
+    )
 
 
 def test_the_softmax_of_a_bfloat16_layer_is_taken_in_float32(tokens):
