@@ -146,9 +146,9 @@ def summarize(config, mesh: Mesh) -> str:
         policy = remat(config)
         depth = max((n for name, n in config.layers.items() if name.endswith("layers")), default=0)
         if depth:
-            side_by_side = unrolled(config.unroll, depth, policy)
-            said = {1: "scanned", depth: "unrolled"}
-            phrases.append(f"layers: {said.get(side_by_side, f'{side_by_side} at a time')}")
+            count = unrolled(config.unroll, depth, policy)
+            how = {1: "scanned", depth: "unrolled"}.get(count, f"{count} at a time")
+            phrases.append(f"layers: {how}")
     phrases += [f"remat: {policy}", f"computed in: {dtype}"]
     if dtype != config.dtype:
         phrases[-1] += (
