@@ -121,7 +121,7 @@ def opencv(folder: pathlib.Path):
     import numpy as np
 
     from vit_jax.config import default_config
-    from vit_jax.data.decode import DRAWS, train_part
+    from vit_jax.data.crops import DRAWS, train_part
 
     cv2.setNumThreads(1)
     files, config = [file.read_bytes() for file in jpegs(folder)], default_config().data

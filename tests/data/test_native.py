@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from vit_jax.config import default_config
-from vit_jax.data import decode
+from vit_jax.data import crops, decode
 
 native = pytest.importorskip("vit_jax.data._native", reason="the compiled part is not installed")
 FULL = 1e9  # never decode at a smaller size
@@ -209,13 +209,13 @@ def test_white_stays_white():
 def test_crops_of_real_images_are_within_45_db_of_full_decoding_with_pillow(shared_data):
     config, found = default_config().data, {"train": [], "eval": []}
     for i, path in enumerate(sorted((shared_data / "imagenet_sample").glob("*.JPEG"))[::5]):
-        file, draws = path.read_bytes(), np.random.default_rng(i).random(decode.DRAWS).tolist()
+        file, draws = path.read_bytes(), np.random.default_rng(i).random(crops.DRAWS).tolist()
         image = Image.open(io.BytesIO(file)).convert("RGB")
-        (top, left, bottom, right), _ = decode.train_part(image.height, image.width, config, draws)
+        (top, left, bottom, right), _ = crops.train_part(image.height, image.width, config, draws)
         exact = image.crop((left, top, right, bottom)).resize((224, 224), Image.Resampling.BILINEAR)
         crop = decode.train_crop(file, config, draws, name=path.name)
         found["train"].append(psnr(crop, np.asarray(exact)))
-        (top, left, bottom, right), _ = decode.eval_part(image.height, image.width, config)
+        (top, left, bottom, right), _ = crops.eval_part(image.height, image.width, config)
         box = (left, top, right, bottom)
         exact = image.resize((224, 224), Image.Resampling.BILINEAR, box=box)
         crop = decode.eval_crop(file, config, name=path.name)

@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 
 from vit_jax.benchmarks.context import context
 from vit_jax.config import Config
-from vit_jax.data import decode, loader, sources
+from vit_jax.data import crops, decode, loader, sources
 from vit_jax.data.order import batch_indices, crop_draws, example_ids
 from vit_jax.data.record import Record
 from vit_jax.devices import meshes
@@ -132,7 +132,7 @@ def _crop_with_pillow(record: Record, config_data, draws: list[float]) -> np.nda
         image = ImageOps.exif_transpose(Image.open(io.BytesIO(record.image))).convert("RGB")
     else:
         image = Image.fromarray(record.image)
-    (top, left, bottom, right), inside = decode.train_part(
+    (top, left, bottom, right), inside = crops.train_part(
         image.height, image.width, config_data, draws
     )
     size, box = (config_data.image_size,) * 2, (left, top, right, bottom)

@@ -7,14 +7,13 @@ the same crops, decoded whole; the filter is then an area average in training.
 """
 
 import io
-import math
 from collections.abc import Callable, Sequence
 
 import cv2
 import numpy as np
 from PIL import Image, ImageOps
 
-from vit_jax.base.errors import ConfigError
+from vit_jax.data.crops import Part, eval_part, train_part
 from vit_jax.data.record import BadImage
 
 try:
@@ -22,17 +21,7 @@ try:
 except ImportError:  # no C compiler when this was installed
     _native = None
 
-__all__ = [
-    "DRAWS",
-    "BadImage",
-    "check_crops",
-    "decode",
-    "eval_crop",
-    "eval_part",
-    "is_native",
-    "train_crop",
-    "train_part",
-]
+__all__ = ["BadImage", "decode", "eval_crop", "is_native", "train_crop"]
 
 cv2.setNumThreads(
     1
@@ -41,16 +30,9 @@ cv2.utils.logging.setLogLevel(
     cv2.utils.logging.LOG_LEVEL_SILENT
 )  # what cannot be read is said by BadImage
 
-_TRIES = 10
-DRAWS = 4 * _TRIES  # random numbers that a training crop may need
-
 # A JPEG is decoded at half its size (or a quarter, an eighth) while each side keeps so many times
 # the pixels of the result: 1.5 leaves the result within 42 dB of a full decode at worst.
 _SPARE = 1.5
-
-# (top, left, bottom, right) of a part of an image in pixels, and whether the pixels around it do
-# not count (cut, then resize) or do (resize, then cut).
-Part = tuple[tuple[float, float, float, float], bool]
 
 
 def is_native() -> bool:
@@ -159,18 +141,6 @@ def train_crop(
     return out
 
 
-def train_part(height: int, width: int, config_data, draws: Sequence[float]) -> Part:
-    """What `train_crop` cuts out of an image of this size."""
-    match config_data.train_crop:
-        case "inception":
-            return _inception_box(height, width, config_data, draws), True
-        case "random":
-            return _square(height, width, config_data.resize, config_data.image_size, draws), False
-        case "pad" | "resize":
-            return (0, 0, height, width), True
-    raise ConfigError(f"config.data.train_crop = {config_data.train_crop!r} is unknown")
-
-
 def eval_crop(
     image: bytes | np.ndarray, config_data, *, name: str, out: np.ndarray | None = None
 ) -> np.ndarray:
@@ -187,16 +157,6 @@ def eval_crop(
     out = np.empty((size, size, 3), np.uint8) if out is None else out
     _cut(image, name, lambda h, w: eval_part(h, w, config_data), out)
     return out
-
-
-def eval_part(height: int, width: int, config_data) -> Part:
-    """What `eval_crop` cuts out of an image of this size."""
-    match config_data.eval_crop:
-        case "central":
-            return _square(height, width, config_data.eval_resize, config_data.image_size), False
-        case "resize":
-            return (0, 0, height, width), False
-    raise ConfigError(f"config.data.eval_crop = {config_data.eval_crop!r} is unknown")
 
 
 def _cut(
@@ -223,23 +183,6 @@ def _cut(
         out[:] = np.asarray(resized)
 
 
-def _square(
-    height: int, width: int, side: int, size: int, draws: Sequence[float] | None = None
-) -> tuple[float, float, float, float]:
-    """The central or a random square of `size` pixels, as if the smaller side were resized to
-    `side`.
-    """
-    scale = side / min(height, width)
-    tall, wide = round(height * scale), round(width * scale)
-    if draws is None:
-        top, left = (tall - size) // 2, (wide - size) // 2
-    else:
-        top, left = int(draws[0] * (tall - size + 1)), int(draws[1] * (wide - size + 1))
-    down, across = height / tall, width / wide
-    bottom, right = min((top + size) * down, height), min((left + size) * across, width)
-    return top * down, left * across, bottom, right
-
-
 def resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
     """`image` (H, W, 3) uint8 at another size: area average where it shrinks by more than 1.4, else
     bilinear.
@@ -252,48 +195,3 @@ def resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
     if image.shape[:2] != (height, width):
         image = cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR)
     return image
-
-
-def check_crops(config_data) -> None:
-    """Raises `ConfigError` if no crop can be cut with these sizes."""
-    for crop, needs, field in (
-        ("train_crop", "random", "resize"),
-        ("eval_crop", "central", "eval_resize"),
-    ):
-        side = getattr(config_data, field)
-        if getattr(config_data, crop) == needs and side < config_data.image_size:
-            raise ConfigError(
-                f"config.data.{field} = {side} is smaller than config.data.image_size = "
-                f"{config_data.image_size}: no square can be cut. Raise it, or set config.data.{crop}='resize'"
-            )
-    low, high = config_data.crop_area
-    if not 0 < low <= high <= 1:
-        raise ConfigError(
-            f"config.data.crop_area = {tuple(config_data.crop_area)} must rise, within (0, 1]"
-        )
-    low, high = config_data.crop_aspect
-    if not 0 < low <= high:
-        raise ConfigError(
-            f"config.data.crop_aspect = {tuple(config_data.crop_aspect)} must rise, above 0"
-        )
-
-
-def _inception_box(
-    height: int, width: int, config_data, draws: Sequence[float]
-) -> tuple[int, int, int, int]:
-    """A random part of random area and aspect."""
-    area, aspect = config_data.crop_area, config_data.crop_aspect
-    low, high = math.log(aspect[0]), math.log(aspect[1])
-    for i in range(0, 4 * _TRIES, 4):
-        target = (area[0] + (area[1] - area[0]) * draws[i]) * height * width
-        ratio = math.exp(low + (high - low) * draws[i + 1])
-        wide, tall = round(math.sqrt(target * ratio)), round(math.sqrt(target / ratio))
-        if 0 < wide <= width and 0 < tall <= height:
-            top = int(draws[i + 2] * (height - tall + 1))
-            left = int(draws[i + 3] * (width - wide + 1))
-            return top, left, top + tall, left + wide
-    ratio = min(max(width / height, aspect[0]), aspect[1])
-    wide = min(width, max(1, round(height * ratio)))
-    tall = min(height, max(1, round(width / ratio)))
-    top, left = (height - tall) // 2, (width - wide) // 2
-    return top, left, top + tall, left + wide

@@ -19,7 +19,7 @@ from absl import logging
 from jax.sharding import NamedSharding
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.data import decode
+from vit_jax.data import crops
 from vit_jax.data.batches import (
     EvalBatches,
     TrainBatches,
@@ -61,7 +61,7 @@ def train_batches(
       ConfigError: the batch cannot be cut evenly, or the crop is larger than the image it is cut
         from.
     """
-    decode.check_crops(config.data)
+    crops.check(config.data)
     rows = local_rows(sharding, config.batch_size, "config.batch_size")
     blocks = TrainBatches(source, config, rows)
     steps = (data_step(step, left_out) for step in range(start_step, stop_step))
@@ -81,7 +81,7 @@ def eval_batches(
     Returns:
       An iterator of {"image", "label", "mask": (B,) float32, 0 for padding}.
     """
-    decode.check_crops(config.data)
+    crops.check(config.data)
     batch_size = batch_size or config.eval.batch_size or config.batch_size
     rows = local_rows(sharding, batch_size, "the evaluation batch size")
     blocks = EvalBatches(source, config, rows, batch_size=batch_size)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vit_jax.data import decode
+from vit_jax.data import crops
 
 _ROUNDS = 8
 
@@ -96,15 +96,15 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 def crop_draws(seed: int, positions: np.ndarray) -> np.ndarray:
-    """The random numbers in [0, 1) that decide the crops at rising `positions`, (n, decode.DRAWS).
+    """The random numbers in [0, 1) that decide the crops at rising `positions`, (n, crops.DRAWS).
 
     Philox is a function of (key, counter); a position has a stretch of the counter to itself.
     """
     runs = np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1)
     draws = [
-        np.random.Philox(key=seed, counter=int(run[0]) * (decode.DRAWS // 4)).random_raw(
-            len(run) * decode.DRAWS
+        np.random.Philox(key=seed, counter=int(run[0]) * (crops.DRAWS // 4)).random_raw(
+            len(run) * crops.DRAWS
         )
         for run in runs
     ]
-    return ((np.concatenate(draws) >> np.uint64(11)) * 2.0**-53).reshape(-1, decode.DRAWS)
+    return ((np.concatenate(draws) >> np.uint64(11)) * 2.0**-53).reshape(-1, crops.DRAWS)

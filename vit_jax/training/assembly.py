@@ -18,9 +18,8 @@ from vit_jax import objectives, optim
 from vit_jax.base import durations, schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.config import Config, config_class
-from vit_jax.data import batches
+from vit_jax.data import batches, crops
 from vit_jax.data.augmentation import augment
-from vit_jax.data.decode import check_crops
 from vit_jax.devices import meshes
 from vit_jax.interchange import formats, loading
 from vit_jax.models import registry
@@ -85,7 +84,7 @@ def resolve(config: ConfigDict, workdir: str | os.PathLike | None = None) -> Con
     """
     typed = schema.typed(config_class(), loading.resolve_from_checkpoint(config, workdir))
     augment.check(typed.augment)
-    check_crops(typed.data)
+    crops.check(typed.data)
     objectives.find(typed.objective)
     model_config_of(typed, typed.model.num_classes or 1)
     if typed.batch_size % typed.accumulate:

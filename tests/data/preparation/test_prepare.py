@@ -13,7 +13,7 @@ from PIL import Image, ImageOps
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.config import default_config
-from vit_jax.data import decode, sources
+from vit_jax.data import crops, decode, sources
 from vit_jax.data.preparation.prepare import prepare
 from vit_jax.data.preparation.shards import Options, plan
 from vit_jax.data.preparation.verify import verify
@@ -89,7 +89,7 @@ def test_training_reads_what_prepare_keeps_and_refuses_nothing_else(seeded, kind
     """
     data = default_config().data
     source = opened(seeded, name="folder", holdout=0.0)
-    refused, draws = set(), np.random.default_rng(0).random(decode.DRAWS).tolist()
+    refused, draws = set(), np.random.default_rng(0).random(crops.DRAWS).tolist()
     for index in range(len(source)):
         name = os.path.basename(source.paths[index])
         try:

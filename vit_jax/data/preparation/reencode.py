@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 from vit_jax.config import Data
-from vit_jax.data import decode
+from vit_jax.data import crops, decode
 from vit_jax.data.preparation.check import encoded
 from vit_jax.data.record import Source
 
@@ -48,7 +48,7 @@ def measure(originals: Source, stored: Source, image_size: int = 224) -> dict[st
     data = Data(image_size=image_size, eval_crop="resize")
     random, seconds, errors = np.random.default_rng(0), np.zeros(2), []
     for index in np.linspace(0, len(stored) - 1, min(_SAMPLE, len(stored))).astype(int).tolist():
-        draws, whole = random.random(decode.DRAWS).tolist(), []
+        draws, whole = random.random(crops.DRAWS).tolist(), []
         for which, source in enumerate((originals, stored)):
             record, times = source[index], []
             image = encoded(record.image)
