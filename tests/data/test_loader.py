@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.config import default_config
-from vit_jax.data.batches import EvalBatches, TrainBatches
+from vit_jax.data.batches import EvalBatches, TrainBatches, spec
 from vit_jax.data.decode import BadImage
 from vit_jax.data.loader import eval_batches, local_rows, train_batches
 from vit_jax.data.order import batch_indices, crop_draws, example_ids
@@ -191,6 +191,15 @@ def test_labels_and_images_are_those_of_the_examples_in_order():
         assert np.array_equal(
             batch["image"], np.broadcast_to(ids[:, None, None, None], (16, 8, 8, 3))
         )
+
+
+def test_images_are_height_by_width_in_every_batch_and_in_what_a_step_is_compiled_for():
+    config = make_config(image_size=(6, 10))
+    (batch,) = steps(digits(), config, 0, 1)
+    assert batch["image"].shape == (16, 6, 10, 3)
+    assert spec(config, num_classes=10)["image"].shape == batch["image"].shape
+    with eval_batches(digits(), config, make_sharding()) as batches:
+        assert next(batches)["image"].shape == (16, 6, 10, 3)
 
 
 def test_crops_differ_between_epochs_and_seeds():

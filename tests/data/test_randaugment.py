@@ -167,7 +167,7 @@ def test_geometric_operations_take_the_nearest_pixel_or_grey(images, function, m
     np.testing.assert_array_equal(actual[0], images[0])
 
 
-@pytest.mark.parametrize("height, width", [(37, 30), (30, 37), (16, 16)])
+@pytest.mark.parametrize("height, width", [(37, 30), (30, 37), (16, 16), (10, 45), (45, 10)])
 def test_rotate_takes_each_pixel_once_and_from_at_most_one_beside_the_nearest(height, width):
     """Of images that hold their coordinates."""
     y, x = np.mgrid[:height, :width]

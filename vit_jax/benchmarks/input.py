@@ -135,7 +135,7 @@ def _crop_with_pillow(record: Record, config_data, draws: list[float]) -> np.nda
     (top, left, bottom, right), inside = crops.train_part(
         image.height, image.width, config_data, draws
     )
-    size, box = (config_data.image_size,) * 2, (left, top, right, bottom)
+    size, box = crops.shape(config_data)[1::-1], (left, top, right, bottom)
     if inside:
         return np.asarray(image.crop(box).resize(size, Image.Resampling.BILINEAR))
     return np.asarray(image.resize(size, Image.Resampling.BILINEAR, box=box))

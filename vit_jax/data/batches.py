@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from vit_jax.base import sizes
-from vit_jax.data import decode
+from vit_jax.data import crops, decode
 from vit_jax.data.order import crop_draws, example_ids, repeated_places
 from vit_jax.data.record import BadImage, DataError, Record, Source
 
@@ -28,11 +27,10 @@ def spec(config, *, num_classes: int, multi_label: bool = False) -> dict[str, ja
       multi_label: whether an example may have several labels.
 
     Returns:
-      `image` (B, H, W, 3) uint8; and, where there are labels, `label`: (B,) int32, or (B, classes)
+      `image` (B, H, W, C) uint8; and, where there are labels, `label`: (B,) int32, or (B, classes)
       float32 of zeros and ones if there may be several.
     """
-    height, width = sizes.height_width(config.data.image_size)
-    shapes = {"image": ((config.batch_size, height, width, 3), np.uint8)}
+    shapes = {"image": ((config.batch_size, *crops.shape(config.data)), np.uint8)}
     if num_classes:
         several = (config.batch_size, num_classes), np.float32
         shapes["label"] = several if multi_label else ((config.batch_size,), np.int32)
@@ -42,7 +40,7 @@ def spec(config, *, num_classes: int, multi_label: bool = False) -> dict[str, ja
 class TrainBatches:
     """The rows `rows` of the training batches, by step.
 
-    A batch is a dict of `image` (n, S, S, 3) uint8 and `label` ((n,) int32, or (n, classes) float32
+    A batch is a dict of `image` (n, H, W, C) uint8 and `label` ((n,) int32, or (n, classes) float32
     of zeros and ones for a multi-label source). Where `config.data.on_bad_image` is 'skip', the
     place of an unreadable example is taken by the next readable one in the order of its epoch, cut
     as the first would have been.
@@ -58,7 +56,7 @@ class TrainBatches:
 
     def empty(self) -> dict[str, np.ndarray]:
         """A batch to fill."""
-        return _empty(self._source, len(self.rows), self._data.image_size)
+        return _empty(self._source, len(self.rows), self._data)
 
     def fill(self, batch: dict[str, np.ndarray], step: int, part: slice) -> dict[str, str]:
         """Fills the rows `part` of a batch, and of no other; threads may fill others meanwhile.
@@ -128,7 +126,7 @@ class EvalBatches:
     def empty(self) -> dict[str, np.ndarray]:
         """A batch to fill."""
         mask = np.empty(len(self.rows), np.float32)
-        return _empty(self._source, len(self.rows), self._data.image_size) | {"mask": mask}
+        return _empty(self._source, len(self.rows), self._data) | {"mask": mask}
 
     def fill(self, batch: dict[str, np.ndarray], step: int, part: slice) -> dict[str, str]:
         """Fills the rows `part` of a batch, and of no other. Images must be readable: gives {}."""
@@ -156,9 +154,12 @@ def check_bad_images(bad: dict[str, str], most: int) -> None:
         )
 
 
-def _empty(source: Source, rows: int, size: int) -> dict[str, np.ndarray]:
+def _empty(source: Source, rows: int, config_data) -> dict[str, np.ndarray]:
     labels = ((rows, len(source.classes)), np.float32) if source.multi_label else (rows, np.int32)
-    return {"image": np.empty((rows, size, size, 3), np.uint8), "label": np.empty(*labels)}
+    return {
+        "image": np.empty((rows, *crops.shape(config_data)), np.uint8),
+        "label": np.empty(*labels),
+    }
 
 
 def _set_label(labels: np.ndarray, row: int, example: Record, source: Source) -> None:

@@ -1,11 +1,12 @@
 """Which part of an image is cut out: the geometry of crops, for training and evaluation.
 
-Cutting it out of a file is the work of `decode.py`.
+Sizes are height × width. Cutting a part out of a file and resizing it is the work of `decode.py`.
 """
 
 import math
 from collections.abc import Sequence
 
+from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
 
 _TRIES = 10
@@ -16,23 +17,50 @@ DRAWS = 4 * _TRIES  # random numbers that a training crop may need
 Part = tuple[tuple[float, float, float, float], bool]
 
 
+def shape(config_data) -> tuple[int, int, int]:
+    """(height, width, channels) of an image as the model gets it."""
+    return (*sizes.height_width(config_data.image_size), 3)
+
+
 def train_part(height: int, width: int, config_data, draws: Sequence[float]) -> Part:
-    """What `train_crop` cuts out of an image of this size."""
+    """What is cut out of an image of this size for training, and then resized to
+    `config_data.image_size`, the target.
+
+    `config_data.train_crop` says how:
+      inception: share of the area uniform in `crop_area`, aspect ratio log-uniform in `crop_aspect`
+        times that of the target (Szegedy et al. 2014, arXiv 1409.4842, §6); after ten that do not
+        fit, the largest central part of a valid aspect ratio.
+      random: a random place in the image resized by `resize`, see `_place` (AlexNet, §4.1).
+      pad: the whole image, which `decode.train_crop` then moves (He et al. 2015, arXiv 1512.03385,
+        §4.2).
+      resize: the whole image, nothing random.
+
+    Args:
+      draws: `DRAWS` numbers, random in [0, 1), which decide.
+    """
     match config_data.train_crop:
         case "inception":
             return _inception_box(height, width, config_data, draws), True
         case "random":
-            return _square(height, width, config_data.resize, config_data.image_size, draws), False
+            target = sizes.height_width(config_data.image_size)
+            return _place((height, width), target, config_data.resize, draws), False
         case "pad" | "resize":
             return (0, 0, height, width), True
     raise ConfigError(f"config.data.train_crop = {config_data.train_crop!r} is unknown")
 
 
 def eval_part(height: int, width: int, config_data) -> Part:
-    """What `eval_crop` cuts out of an image of this size."""
+    """What is cut out of an image of this size for evaluation, and then resized to
+    `config_data.image_size`, the target.
+
+    `config_data.eval_crop` says how:
+      central: the middle of the image resized by `eval_resize`, see `_place` (AlexNet, §4.1).
+      resize: the whole image.
+    """
     match config_data.eval_crop:
         case "central":
-            return _square(height, width, config_data.eval_resize, config_data.image_size), False
+            target = sizes.height_width(config_data.image_size)
+            return _place((height, width), target, config_data.eval_resize), False
         case "resize":
             return (0, 0, height, width), False
     raise ConfigError(f"config.data.eval_crop = {config_data.eval_crop!r} is unknown")
@@ -40,15 +68,17 @@ def eval_part(height: int, width: int, config_data) -> Part:
 
 def check(config_data) -> None:
     """Raises `ConfigError` if no crop can be cut with these sizes."""
+    smaller = min(sizes.height_width(config_data.image_size))
     for crop, needs, field in (
         ("train_crop", "random", "resize"),
         ("eval_crop", "central", "eval_resize"),
     ):
         side = getattr(config_data, field)
-        if getattr(config_data, crop) == needs and side < config_data.image_size:
+        if getattr(config_data, crop) == needs and side < smaller:
             raise ConfigError(
                 f"config.data.{field} = {side} is smaller than config.data.image_size = "
-                f"{config_data.image_size}: no square can be cut. Raise it, or set config.data.{crop}='resize'"
+                f"{sizes.text(config_data.image_size)}: nothing of that size can be cut out. Raise it "
+                f"to {smaller} or more, or set config.data.{crop}='resize'"
             )
     low, high = config_data.crop_area
     if not 0 < low <= high <= 1:
@@ -62,11 +92,45 @@ def check(config_data) -> None:
         )
 
 
+def _place(
+    image: tuple[int, int],
+    target: tuple[int, int],
+    side: int,
+    draws: Sequence[float] | None = None,
+) -> tuple[float, float, float, float]:
+    """The central or a random place of the target's size in a resized image, in pixels of the
+    image as it is.
+
+    The image is resized until it just covers a frame that has the target's aspect ratio and whose
+    smaller side is `side` pixels. For a square target that is: its smaller side becomes `side`.
+
+    Args:
+      image, target: (height, width).
+    """
+    height, width = image
+    tall_frame, wide_frame = (side * (length / min(target)) for length in target)
+    scale = max(tall_frame / height, wide_frame / width)
+    tall, wide = round(height * scale), round(width * scale)
+    down_room, across_room = tall - target[0], wide - target[1]
+    if draws is None:
+        top, left = down_room // 2, across_room // 2
+    else:
+        top, left = int(draws[0] * (down_room + 1)), int(draws[1] * (across_room + 1))
+    down, across = height / tall, width / wide
+    bottom, right = (
+        min((top + target[0]) * down, height),
+        min((left + target[1]) * across, width),
+    )
+    return top * down, left * across, bottom, right
+
+
 def _inception_box(
     height: int, width: int, config_data, draws: Sequence[float]
 ) -> tuple[int, int, int, int]:
     """A random part of random area and aspect."""
-    area, aspect = config_data.crop_area, config_data.crop_aspect
+    tall_target, wide_target = sizes.height_width(config_data.image_size)
+    area = config_data.crop_area
+    aspect = [ratio * (wide_target / tall_target) for ratio in config_data.crop_aspect]
     low, high = math.log(aspect[0]), math.log(aspect[1])
     for i in range(0, 4 * _TRIES, 4):
         target = (area[0] + (area[1] - area[0]) * draws[i]) * height * width
@@ -81,20 +145,3 @@ def _inception_box(
     tall = min(height, max(1, round(width / ratio)))
     top, left = (height - tall) // 2, (width - wide) // 2
     return top, left, top + tall, left + wide
-
-
-def _square(
-    height: int, width: int, side: int, size: int, draws: Sequence[float] | None = None
-) -> tuple[float, float, float, float]:
-    """The central or a random square of `size` pixels, as if the smaller side were resized to
-    `side`.
-    """
-    scale = side / min(height, width)
-    tall, wide = round(height * scale), round(width * scale)
-    if draws is None:
-        top, left = (tall - size) // 2, (wide - size) // 2
-    else:
-        top, left = int(draws[0] * (tall - size + 1)), int(draws[1] * (wide - size + 1))
-    down, across = height / tall, width / wide
-    bottom, right = min((top + size) * down, height), min((left + size) * across, width)
-    return top * down, left * across, bottom, right

@@ -1,4 +1,4 @@
-"""From an encoded image to the square of pixels the model sees, on the host. Devices do the rest,
+"""From an encoded image to the pixels that the model sees, on the host. Devices do the rest,
 in `augmentation/`.
 
 Where the install could compile it, `native/` cuts plain JPEG files and resizes pixels, with the
@@ -13,7 +13,8 @@ import cv2
 import numpy as np
 from PIL import Image, ImageOps
 
-from vit_jax.data.crops import Part, eval_part, train_part
+from vit_jax.data import crops
+from vit_jax.data.crops import Part
 from vit_jax.data.record import BadImage
 
 try:
@@ -109,60 +110,47 @@ def train_crop(
     name: str,
     out: np.ndarray | None = None,
 ) -> np.ndarray:
-    """A random part of an image as a square of `config_data.image_size`, (S, S, 3) uint8.
-
-    `config_data.train_crop` says how:
-      inception: share of the area uniform in `crop_area`, aspect ratio log-uniform in
-        `crop_aspect`, resized to the square (Szegedy et al. 2014, arXiv 1409.4842, §6); after ten
-        that do not fit, the largest central part of a valid aspect ratio.
-      random: a square of the image as it is when the smaller side is resized to `resize` (AlexNet,
-        §4.1).
-      pad: a border of `pad` zeros, then a square is cut (He et al. 2015, arXiv 1512.03385, §4.2).
-      resize: the whole image, nothing random.
+    """A random part of an image, `crops.shape(config_data)` uint8. `config_data.train_crop` says how
+    it is chosen, see `crops.train_part`; 'pad' then puts a border of `pad` zeros around it and cuts
+    a part of the same size out.
 
     Args:
       image: as for `decode`.
       config_data: the section `config.data`.
-      draws: `DRAWS` numbers, random in [0, 1), which decide.
+      draws: `crops.DRAWS` numbers, random in [0, 1), which decide.
       name: what to call the image in errors.
       out: where to put the result, if it has a place already.
 
     Raises:
       BadImage: see `decode`.
     """
-    size = config_data.image_size
-    out = np.empty((size, size, 3), np.uint8) if out is None else out
-    _cut(image, name, lambda h, w: train_part(h, w, config_data, draws), out)
+    out = np.empty(crops.shape(config_data), np.uint8) if out is None else out
+    _cut(image, name, lambda h, w: crops.train_part(h, w, config_data, draws), out)
     if config_data.train_crop == "pad":
         pad = config_data.pad
         padded = np.pad(out, ((pad, pad), (pad, pad), (0, 0)))
         top, left = (int(draw * (2 * pad + 1)) for draw in draws[:2])
-        out[:] = padded[top : top + size, left : left + size]
+        out[:] = padded[top : top + out.shape[0], left : left + out.shape[1]]
     return out
 
 
 def eval_crop(
     image: bytes | np.ndarray, config_data, *, name: str, out: np.ndarray | None = None
 ) -> np.ndarray:
-    """The part of an image that is evaluated, (S, S, 3) uint8, with an antialiased bilinear filter.
-
-    `config_data.eval_crop` says how:
-      central: as if the smaller side were resized to `eval_resize` and the central square cut out
-      (AlexNet, §4.1).
-      resize: the whole image.
+    """The part of an image that is evaluated, `crops.shape(config_data)` uint8, with an antialiased
+    bilinear filter. `config_data.eval_crop` says how it is chosen, see `crops.eval_part`.
 
     Arguments and errors are those of `train_crop`.
     """
-    size = config_data.image_size
-    out = np.empty((size, size, 3), np.uint8) if out is None else out
-    _cut(image, name, lambda h, w: eval_part(h, w, config_data), out)
+    out = np.empty(crops.shape(config_data), np.uint8) if out is None else out
+    _cut(image, name, lambda h, w: crops.eval_part(h, w, config_data), out)
     return out
 
 
 def _cut(
     image: bytes | np.ndarray, name: str, part_of: Callable[[int, int], Part], out: np.ndarray
 ) -> None:
-    """Puts the part that `part_of` chooses for a height and a width into `out` (S, S, 3)."""
+    """Puts the part that `part_of` chooses for a height and a width into `out` (H, W, 3)."""
     if _native and isinstance(image, bytes):
         size = _native.plain_jpeg_size(image)
         if size and not _truncated(image):
@@ -178,7 +166,7 @@ def _cut(
         out[:] = resize(pixels[top:bottom, left:right], *out.shape[:2])
     else:  # OpenCV's area average comes only within 44 dB of the antialiased filter
         resized = Image.fromarray(pixels).resize(
-            out.shape[:2], Image.Resampling.BILINEAR, box=(left, top, right, bottom)
+            out.shape[1::-1], Image.Resampling.BILINEAR, box=(left, top, right, bottom)
         )
         out[:] = np.asarray(resized)
 

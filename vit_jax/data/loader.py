@@ -54,7 +54,7 @@ def train_batches(
       left_out: see `order.data_step`.
 
     Returns:
-      An iterator of {"image": (B, S, S, 3) uint8, "label": (B,) int32, or (B, classes) float32 if
+      An iterator of {"image": (B, H, W, C) uint8, "label": (B,) int32, or (B, classes) float32 if
       multi-label}.
 
     Raises:

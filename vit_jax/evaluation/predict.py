@@ -14,6 +14,7 @@ from etils import epath
 from vit_jax import objectives
 from vit_jax.base.errors import UserError
 from vit_jax.checkpoints import reading
+from vit_jax.data import crops
 from vit_jax.data.decode import eval_crop
 from vit_jax.data.record import BadImage
 from vit_jax.evaluation.forward import make_forward
@@ -29,7 +30,7 @@ class Prediction:
       classes: label names.
       probabilities: in [0, 1]; softmax, or independent sigmoids for a model trained with sigmoid
         loss.
-      image: (S, S, 3) uint8 as the model saw it.
+      image: (H, W, C) uint8 as the model saw it.
     """
 
     file: str
@@ -64,9 +65,7 @@ def predict(
         images = [_read(name, data) for name in names]
         good = [image for image in images if not isinstance(image, BadImage)]
         # One shape, one compilation: the rest of the last batch stays empty.
-        batch = np.zeros(
-            (min(batch_size, len(files)), data.image_size, data.image_size, 3), np.uint8
-        )
+        batch = np.zeros((min(batch_size, len(files)), *crops.shape(data)), np.uint8)
         batch[: len(good)] = good or 0
         rows = zip(*jax.device_get(best(weights, batch)), strict=True)
         for name, image in zip(names, images, strict=True):
