@@ -5,12 +5,15 @@
 
 #include <stdint.h>
 
-/* Compiled for the newest processors and for any; which is used is decided when the module is loaded.
-   Contracted multiply-adds are off (setup.py), so that all give the same bits. */
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
+/* Compiled for the newest processors and for any; which is used is decided when the module is loaded, as glibc
+   allows. GCC before 12 knows no levels of x86-64 here; Clang before 18 cannot do it for functions that another file
+   calls. Contracted multiply-adds are off (setup.py), so that all give the same bits. */
+#if !defined(__x86_64__) || !defined(__GLIBC__) || defined(__clang__)
+#define FAST
+#elif __GNUC__ >= 12
 #define FAST __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
-#define FAST
+#define FAST __attribute__((target_clones("avx2", "default")))
 #endif
 #define INLINE static inline __attribute__((always_inline))
 
