@@ -2,6 +2,7 @@
 part. The tests of `decode` hold with it and without.
 """
 
+import dataclasses
 import io
 
 import cv2
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.config import default_config
+from vit_jax.config import Data, default_config
 from vit_jax.data import crops, decode
 
 native = pytest.importorskip("vit_jax.data._native", reason="the compiled part is not installed")
@@ -206,14 +207,68 @@ def test_white_stays_white():
         assert native.cut_pixels(pixels, (0, 0, 390, 401), True, out) and out.min() == 255
 
 
+CROPS = [("train_crop", kind) for kind in ("inception", "random", "pad", "resize")]
+CROPS += [("eval_crop", kind) for kind in ("central", "resize")]
+
+
+def with_and_without(monkeypatch, file, size, draws):
+    """Each kind of crop, by the compiled part and without it."""
+    for field, kind in CROPS:
+        side = round(size * 8 / 7)
+        data = dataclasses.replace(Data(), image_size=size, resize=side, eval_resize=side)
+        data, found = dataclasses.replace(data, **{field: kind}), []
+        for part in (native, None):
+            monkeypatch.setattr(decode, "_native", part)
+            if field == "train_crop":
+                found.append(decode.train_crop(file, data, draws, name="x"))
+            else:
+                found.append(decode.eval_crop(file, data, name="x"))
+        yield found
+
+
+def draws(seed):
+    return np.random.default_rng(seed).random(crops.DRAWS).tolist()
+
+
+@pytest.mark.parametrize("size", [224, 40])
+@pytest.mark.parametrize("height, width", [(700, 1000), (333, 250), (60, 80)])
+@pytest.mark.parametrize(
+    "options", [{"subsampling": "4:4:4"}, {"subsampling": "4:2:0"}, {"progressive": True}], ids=str
+)
+def test_without_the_compiled_part_the_crops_are_the_same(
+    monkeypatch, size, height, width, options
+):
+    file = jpeg(photo(height, width), **options)
+    for one, other in with_and_without(monkeypatch, file, size, draws(size)):
+        assert psnr(one, other) > 45
+
+
+def assert_the_same_for_real_images(monkeypatch, shared_data, every):
+    for i, path in enumerate(sorted((shared_data / "imagenet_sample").glob("*.JPEG"))[::every]):
+        for size in (224, 64):
+            found = with_and_without(monkeypatch, path.read_bytes(), size, draws(i))
+            assert min(psnr(*pair) for pair in found) > 45, path
+
+
+def test_nor_do_crops_of_real_images_depend_on_the_compiled_part(monkeypatch, shared_data):
+    assert_the_same_for_real_images(monkeypatch, shared_data, every=10)
+
+
+@pytest.mark.slow
+def test_nor_does_any_crop_of_all_real_images(monkeypatch, shared_data):
+    assert_the_same_for_real_images(monkeypatch, shared_data, every=1)
+
+
 def test_crops_of_real_images_are_within_45_db_of_full_decoding_with_pillow(shared_data):
     config, found = default_config().data, {"train": [], "eval": []}
     for i, path in enumerate(sorted((shared_data / "imagenet_sample").glob("*.JPEG"))[::5]):
-        file, draws = path.read_bytes(), np.random.default_rng(i).random(crops.DRAWS).tolist()
+        file = path.read_bytes()
         image = Image.open(io.BytesIO(file)).convert("RGB")
-        (top, left, bottom, right), _ = crops.train_part(image.height, image.width, config, draws)
+        (top, left, bottom, right), _ = crops.train_part(
+            image.height, image.width, config, draws(i)
+        )
         exact = image.crop((left, top, right, bottom)).resize((224, 224), Image.Resampling.BILINEAR)
-        crop = decode.train_crop(file, config, draws, name=path.name)
+        crop = decode.train_crop(file, config, draws(i), name=path.name)
         found["train"].append(psnr(crop, np.asarray(exact)))
         (top, left, bottom, right), _ = crops.eval_part(image.height, image.width, config)
         box = (left, top, right, bottom)

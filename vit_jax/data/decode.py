@@ -1,9 +1,9 @@
 """From an encoded image to the pixels that the model sees, on the host. Devices do the rest,
 in `augmentation/`.
 
-Where the install could compile it, `native/` cuts plain JPEG files and resizes pixels, with the
-antialiased bilinear filter. OpenCV and Pillow do whatever else there is, and everything without it:
-the same crops, decoded whole; the filter is then an area average in training.
+Where the install could compile it, `native/` cuts plain JPEG files and resizes pixels. OpenCV and
+Pillow decode whatever else there is, and everything without it; `resize.py` then gives the same
+crops, from images that were decoded whole.
 """
 
 import io
@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 
 import cv2
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
-from vit_jax.data import crops
+from vit_jax.data import crops, resize
 from vit_jax.data.crops import Part
 from vit_jax.data.record import BadImage
 
@@ -31,9 +31,8 @@ cv2.utils.logging.setLogLevel(
     cv2.utils.logging.LOG_LEVEL_SILENT
 )  # what cannot be read is said by BadImage
 
-# A JPEG is decoded at half its size (or a quarter, an eighth) while each side keeps so many times
-# the pixels of the result: 1.5 leaves the result within 42 dB of a full decode at worst.
-_SPARE = 1.5
+# What Pillow's readers raise.
+_PILLOW_ERRORS = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 
 
 def is_native() -> bool:
@@ -93,12 +92,7 @@ def _decode_with_pillow(image: bytes, name: str) -> np.ndarray:
         raise BadImage(
             name, f"it is no image in a format known here (first bytes: {image[:8]!r})"
         ) from None
-    except (
-        OSError,
-        SyntaxError,
-        ValueError,
-        Image.DecompressionBombError,
-    ) as error:  # what Pillow's readers raise
+    except _PILLOW_ERRORS as error:
         raise BadImage(name, str(error)) from None
 
 
@@ -155,31 +149,36 @@ def _cut(
         size = _native.plain_jpeg_size(image)
         if size and not _truncated(image):
             box, inside = part_of(*size)
-            if _native.cut_jpeg(image, box, inside, _SPARE, out):
+            if _native.cut_jpeg(image, box, inside, resize.SPARE, out):
                 return
     pixels = decode(image, name=name)
-    box, inside = part_of(*pixels.shape[:2])
-    if _native and _native.cut_pixels(np.ascontiguousarray(pixels), box, inside, out):
+    part = part_of(*pixels.shape[:2])
+    if _native and _native.cut_pixels(np.ascontiguousarray(pixels), *part, out):
         return
-    top, left, bottom, right = box
-    if inside:
-        out[:] = resize(pixels[top:bottom, left:right], *out.shape[:2])
-    else:  # OpenCV's area average comes only within 44 dB of the antialiased filter
-        resized = Image.fromarray(pixels).resize(
-            out.shape[1::-1], Image.Resampling.BILINEAR, box=(left, top, right, bottom)
-        )
-        out[:] = np.asarray(resized)
+    scale = resize.jpeg_scale(part, *out.shape[:2])
+    if _native is None and scale < resize.BLOCK:
+        sampling = _plain_jpeg_sampling(image)
+        if sampling:
+            halved = sampling == [(2, 2), (1, 1), (1, 1)]
+            pixels, part = resize.shrink_blocks(
+                pixels, part, *out.shape[:2], scale, chroma_halved=halved
+            )
+    resize.cut_pixels(pixels, part, out)
 
 
-def resize(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    """`image` (H, W, 3) uint8 at another size: area average where it shrinks by more than 1.4, else
-    bilinear.
+def _plain_jpeg_sampling(image: bytes | np.ndarray) -> list[tuple[int, int]]:
+    """The sampling factors of each component of a JPEG file of the kind that `native/` decodes, see
+    `native/header.c`; of others, and of pixels, [].
     """
-    if max(image.shape[0] / height, image.shape[1] / width) > 1.4:
-        # OpenCV averages areas only if neither side grows; a side that does is left to the second
-        # step.
-        smaller = (min(width, image.shape[1]), min(height, image.shape[0]))
-        image = cv2.resize(image, smaller, interpolation=cv2.INTER_AREA)
-    if image.shape[:2] != (height, width):
-        image = cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR)
-    return image
+    if not isinstance(image, bytes) or not image.startswith(b"\xff\xd8"):
+        return []
+    try:
+        with Image.open(io.BytesIO(image)) as opened:  # reads the header
+            about, mode, layers = opened.info, opened.mode, opened.layer
+            turned = opened.getexif().get(ExifTags.Base.Orientation, 1) != 1
+    except _PILLOW_ERRORS:
+        return []
+    as_usual = "jfif" in about or about.get("adobe_transform", 1) == 1
+    if mode not in ("L", "RGB") or turned or "progressive" in about or not as_usual:
+        return []
+    return [(across, down) for _, across, down, _ in layers]

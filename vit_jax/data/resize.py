@@ -1,0 +1,116 @@
+"""A part of decoded pixels at another size, with NumPy and Pillow: what `native/` does, where that was
+not compiled and for what it leaves to others. Both give the same picture up to rounding.
+"""
+
+import functools
+import math
+
+import cv2
+import numpy as np
+from PIL import Image
+
+from vit_jax.data.crops import Part
+
+BLOCK = 8  # pixels of a side of the blocks that JPEG transforms
+
+# A JPEG is decoded at half its size (or a quarter, an eighth) while each side keeps so many times
+# the pixels of the result: 1.5 leaves the result within 42 dB of a full decode at worst.
+SPARE = 1.5
+
+
+def cut_pixels(pixels: np.ndarray, part: Part, out: np.ndarray) -> None:
+    """Resizes a part of `pixels` into `out`, with the antialiased bilinear filter: a triangle two
+    pixels of the result wide, or two of the source where that grows.
+
+    Args:
+      pixels, out: (H, W, C) uint8.
+    """
+    (top, left, bottom, right), inside = part
+    if inside:  # what is outside does not count: cut first
+        above, before = math.floor(top), math.floor(left)
+        pixels = pixels[above : math.ceil(bottom), before : math.ceil(right)]
+        top, left, bottom, right = top - above, left - before, bottom - above, right - before
+    size, box = out.shape[1::-1], (left, top, right, bottom)
+    resized = Image.fromarray(pixels).resize(size, Image.Resampling.BILINEAR, box=box)
+    out[:] = np.asarray(resized)
+
+
+def jpeg_scale(part: Part, height: int, width: int) -> int:
+    """Of eight pixels, how many a side of a block is decoded to for a result of this size: 8, 4, 2
+    or 1.
+    """
+    (top, left, bottom, right), _ = part
+    scale, needed = BLOCK, 2 * BLOCK * SPARE
+    while scale > 1 and min((bottom - top) / height, (right - left) / width) * scale >= needed:
+        scale //= 2
+    return scale
+
+
+def shrink_blocks(
+    pixels: np.ndarray, part: Part, height: int, width: int, scale: int, *, chroma_halved: bool
+) -> tuple[np.ndarray, Part]:
+    """Decoded pixels as if the JPEG file had been decoded at a fraction of its size: of each block
+    of 8 × 8 samples the `scale` × `scale` lowest frequencies alone.
+
+    Args:
+      pixels: (H, W, C) uint8, of the whole image.
+      part: what is cut out of it for a result of `height` × `width`.
+      scale: below 8, see `jpeg_scale`.
+      chroma_halved: whether the file has a sample of chroma for 2 × 2 pixels (4:2:0). Such blocks
+        have twice the pixels a side, and keep twice the frequencies.
+
+    Returns:
+      The smaller pixels, of little more than the part needs, and the part of these.
+    """
+    (box, inside), fraction, corner, region = part, scale / BLOCK, [], []
+    for axis, result in enumerate((height, width)):
+        low, high = box[axis], box[axis + 2]
+        around = 2 * BLOCK + (0 if inside else math.ceil((high - low) / result))  # a filter's reach
+        corner.append(max(math.floor(low - around), 0) // (2 * BLOCK) * 2 * BLOCK)
+        region.append(slice(corner[axis], math.ceil(high + around)))
+    pixels = pixels[tuple(region)].astype(np.float32)
+    tall, wide = (math.ceil(length * fraction) for length in pixels.shape[:2])
+    padding = [(0, -length % (2 * BLOCK)) for length in pixels.shape[:2]]
+    pixels = np.pad(pixels, (*padding, (0, 0)), mode="edge")
+    if chroma_halved:
+        luma, *chroma = np.moveaxis(cv2.cvtColor(pixels, cv2.COLOR_RGB2YCrCb), 2, 0)
+        chroma = (_before_upsampling(_before_upsampling(plane)) for plane in chroma)
+        planes = [_shrink(luma, scale), *(_shrink(plane, 2 * scale) for plane in chroma)]
+        pixels = cv2.cvtColor(np.stack(planes, axis=2), cv2.COLOR_YCrCb2RGB)
+    else:
+        pixels = np.stack([_shrink(plane, scale) for plane in np.moveaxis(pixels, 2, 0)], axis=2)
+    pixels = np.clip(np.rint(pixels[:tall, :wide]), 0, 255).astype(np.uint8)
+    return pixels, (tuple((box[i] - corner[i % 2]) * fraction for i in range(4)), inside)
+
+
+def _shrink(plane: np.ndarray, scale: int) -> np.ndarray:
+    """(H, W) float32, multiples of 8, at `scale` eighths of its size."""
+    for _ in range(2):  # columns, then rows
+        blocks = plane.reshape(-1, BLOCK, plane.shape[1])
+        plane = (_low_frequencies(scale) @ blocks).reshape(-1, plane.shape[1]).T
+    return plane
+
+
+def _before_upsampling(plane: np.ndarray) -> np.ndarray:
+    """The samples of which a JPEG decoder made the rows of `plane`, two of each: three quarters of
+    it and one of its neighbour on that side. Transposed, for the columns to follow.
+    """
+    even, odd = plane[::2], plane[1::2]
+    above = np.concatenate([even[:1], odd[:-1]])
+    below = np.concatenate([even[1:], odd[-1:]])
+    return ((3 * (even + odd) - above - below) / 4).T
+
+
+@functools.cache
+def _low_frequencies(scale: int) -> np.ndarray:
+    """(scale, 8) float32: from the pixels of a line of a block to those of the smaller one, by way
+    of its `scale` lowest frequencies.
+    """
+    transforms = []
+    for size in (BLOCK, scale):
+        frequency, place = np.mgrid[:size, :size]
+        cosines = np.cos(np.pi * frequency * (2 * place + 1) / (2 * size))
+        cosines[0] /= math.sqrt(2)
+        transforms.append(cosines / math.sqrt(size / 2))
+    whole, small = transforms
+    return (small.T @ whole[:scale] * math.sqrt(scale / BLOCK)).astype(np.float32)
