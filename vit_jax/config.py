@@ -53,6 +53,12 @@ class Data:
         224, "the images that the model sees, in pixels: 224, or height x width: 224x448",
         parse=sizes.parse,
     )  # fmt: skip
+    channels: int = option(
+        3,
+        "of an image: 3 for RGB, 1 for grey, or as many as its PNG (2, 4), TIFF or .npy file has",
+        minimum=1,
+        maximum=16,
+    )
     train_crop: str = option(
         "inception", "how training images are cut", choices=("inception", "random", "pad", "resize")
     )
@@ -79,13 +85,14 @@ class Data:
     )
     mean: tuple = option(
         (0.5, 0.5, 0.5),
-        "subtracted from RGB in [0, 1]; 0.5 with std 0.5 maps to [-1, 1]; (): as init_from has it",
+        "subtracted from pixels in [0, 1], one number for each channel or one for all; 0.5 with std 0.5 maps to "
+        "[-1, 1]; (): as init_from has it",
         minimum=0,
         maximum=1,
     )
     std: tuple = option(
         (0.5, 0.5, 0.5),
-        "RGB in [0, 1] is divided by this after the mean is subtracted; (): as init_from has it",
+        "what is left is divided by this, one number for each channel or one for all; (): as init_from has it",
         above=0,
         maximum=1,
     )

@@ -10,7 +10,7 @@ import scipy.stats
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.config import Augment
+from vit_jax.config import Augment, Data
 from vit_jax.data.augmentation import augment as aug
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -166,7 +166,50 @@ def test_erasing_fills_with_one_colour_or_the_mean_and_keeps_to_area_and_aspect(
 )
 def test_what_contradicts_itself_is_refused(values, message):
     with pytest.raises(ConfigError, match=message):
-        aug.check(dataclasses.replace(NOTHING, **values))
+        aug.check(dataclasses.replace(NOTHING, **values), 3)
+
+
+@pytest.mark.parametrize(
+    "values, off",
+    [
+        ({"color_jitter": 0.4}, "0.0"),
+        ({"randaugment_layers": 2}, "0"),
+        ({"autoaugment": True}, "False"),
+        ({"three_augment": True}, "False"),
+    ],
+)
+def test_what_changes_colours_is_refused_for_images_without_them(values, off):
+    config = dataclasses.replace(NOTHING, **values)
+    aug.check(config, 3)
+    (name,) = values
+    message = f"config.augment.{name} changes colours, .* 13 channels .*: set it to {off}$"
+    with pytest.raises(ConfigError, match=message):
+        aug.check(config, 13)
+
+
+@pytest.mark.parametrize("channels", [1, 5])
+def test_what_does_not_change_colours_suits_any_number_of_channels(channels):
+    images = np.random.default_rng(0).integers(0, 256, (8, 12, 10, channels), np.uint8)
+    config = Augment(mixup=0.8, cutmix=1.0, erasing=0.5, erasing_mode="rand")
+    aug.check(config, channels)
+    data = aug.with_channels(Data(channels=channels))
+    labels = np.eye(8, dtype=np.float32)
+    out, _ = aug.augment(
+        images, labels, jax.random.key(0), config, mean=data.mean, std=data.std
+    )  # fmt: skip
+    assert out.shape == images.shape and np.isfinite(out).all()
+
+
+def test_mean_and_std_are_one_number_for_each_channel_or_one_for_all():
+    assert aug.with_channels(Data()) == Data()
+    assert aug.with_channels(Data(mean=(0.4,))).mean == (0.4, 0.4, 0.4)
+    five = aug.with_channels(Data(channels=5, std=(0.1, 0.2, 0.3, 0.4, 0.5)))
+    assert five.mean == (0.5,) * 5 and five.std == (0.1, 0.2, 0.3, 0.4, 0.5)
+    message = (
+        r"config.data.mean = \(0.1, 0.2, 0.3\) has 3 numbers, and config.data.channels is 5: give 5"
+    )
+    with pytest.raises(ConfigError, match=message):
+        aug.with_channels(Data(channels=5, mean=(0.1, 0.2, 0.3)))
 
 
 @pytest.mark.parametrize(

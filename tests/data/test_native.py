@@ -134,13 +134,15 @@ def test_pictures_of_another_kind_are_refused():
     pixels, box = np.zeros((10, 10, 3), np.uint8), (0, 0, 10, 10)
     for out in (
         np.zeros((4, 4), np.uint8),
-        np.zeros((4, 4, 4), np.uint8),
+        np.zeros((4, 4, 17), np.uint8),
         np.zeros((0, 4, 3), np.uint8),
     ):
         with pytest.raises(ValueError, match="a picture must be"):
             native.cut_pixels(pixels, box, True, out)
     with pytest.raises(ValueError, match="a picture must be"):
         native.cut_pixels(pixels, box, True, np.zeros((4, 4, 3), np.float32))
+    with pytest.raises(ValueError, match="as many channels"):
+        native.cut_pixels(pixels, box, True, np.zeros((4, 4, 4), np.uint8))
     with pytest.raises(ValueError, match="not C-contiguous"):
         native.cut_pixels(pixels, box, True, np.zeros((4, 8, 3), np.uint8)[:, ::2])
 

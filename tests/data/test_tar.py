@@ -91,3 +91,14 @@ def test_tar_errors_name_the_file(tmp_path):
     )
     write_tar(tmp_path / "text.tar", {"1.txt": b"x"})
     assert "has no images" in refusal(tmp_path / "text.tar")
+
+
+def test_a_npy_file_is_the_image_unless_there_is_a_picture_beside_it(tmp_path):
+    file = io.BytesIO()
+    np.save(file, np.zeros((4, 5, 7), np.uint8))
+    members = {"a.jpg": image(1), "a.npy": file.getvalue(), "a.cls": b"0"}
+    members |= {"b.npy": file.getvalue(), "b.cls": b"1"}
+    write_tar(tmp_path / "train.tar", members)
+    source = sources.open_source(config(tmp_path), "train")
+    assert [source[i].name.rpartition(" ")[2] for i in range(len(source))] == ["a.jpg", "b.npy"]
+    assert source[1].image == file.getvalue()

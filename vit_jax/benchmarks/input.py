@@ -91,7 +91,8 @@ def _machinery_seconds(source, config: Config, mesh) -> float:
         dataclasses.replace(config, data=dataclasses.replace(config.data, image_size=1)),
         50,
     )
-    dots = _Dots(source.classes, source.multi_label)
+    dot = Record(np.zeros((1, 1, config.data.channels), np.uint8), 0, "dot")
+    dots = _Dots(source.classes, source.multi_label, dot)
     return _time_batches(dots, tiny, mesh, steps)[1] / (steps * config.batch_size)
 
 
@@ -101,7 +102,7 @@ class _Dots:
 
     classes: tuple[str, ...]
     multi_label: bool
-    record: Record = Record(np.zeros((1, 1, 3), np.uint8), 0, "dot")
+    record: Record
 
     def __len__(self) -> int:
         return 10**6
@@ -112,9 +113,9 @@ class _Dots:
 
 def _psnr(source, config: Config) -> float | None:
     """The mean peak signal-to-noise ratio of up to 64 crops against a full decode and antialiased
-    resize with Pillow, in dB; None where a crop is not merely a part.
+    resize with Pillow, in dB; None where a crop is not merely a part, or has no colours.
     """
-    if config.data.train_crop == "pad":
+    if config.data.train_crop == "pad" or config.data.channels != 3:
         return None
     positions = np.arange(min(64, len(source)))
     ids = example_ids(config.seed, positions, len(source))

@@ -19,7 +19,7 @@ Part = tuple[tuple[float, float, float, float], bool]
 
 def shape(config_data) -> tuple[int, int, int]:
     """(height, width, channels) of an image as the model gets it."""
-    return (*sizes.height_width(config_data.image_size), 3)
+    return (*sizes.height_width(config_data.image_size), config_data.channels)
 
 
 def train_part(height: int, width: int, config_data, draws: Sequence[float]) -> Part:

@@ -13,7 +13,7 @@ import cv2
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
-from vit_jax.data import crops, resize
+from vit_jax.data import crops, resize, samples, tiff
 from vit_jax.data.crops import Part
 from vit_jax.data.record import BadImage
 
@@ -31,6 +31,10 @@ cv2.utils.logging.setLogLevel(
     cv2.utils.logging.LOG_LEVEL_SILENT
 )  # what cannot be read is said by BadImage
 
+_PNG = b"\x89PNG"
+_PNG_DEPTH, _PNG_COLORS = 24, 25  # where a file says its bits per channel and its kind of colours
+_GREY_AND_ALPHA = 4
+
 # What Pillow's readers raise.
 _PILLOW_ERRORS = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 
@@ -40,34 +44,76 @@ def is_native() -> bool:
     return _native is not None
 
 
-def decode(image: bytes | np.ndarray, *, name: str) -> np.ndarray:
-    """RGB pixels, (H, W, 3) uint8, of an encoded image (JPEG, PNG, WebP, BMP and whatever else
-    OpenCV or Pillow read).
+def decode(image: bytes | np.ndarray, *, name: str, channels: int = 3) -> np.ndarray:
+    """The pixels of an encoded image, (H, W, C) uint8, upright; of an animation its first frame.
 
-    EXIF orientation is applied; grey, CMYK, palettes and 16 bits become RGB of 8; transparency is
-    dropped as in TensorFlow, and the first frame of an animation is taken. Pixels already decoded
-    are given back as they are.
+    With three channels or one it is a picture (JPEG, PNG, WebP, BMP and whatever else OpenCV or
+    Pillow read): colours, CMYK, palettes and grey become RGB, or grey; transparency is dropped, as
+    in TensorFlow. With other numbers of channels they are those of the file, a PNG (2: grey and
+    alpha, 4: RGB and alpha), a TIFF or a `.npy`.
+
+    Numbers of other types become bytes as `samples.to_bytes` says.
 
     Args:
-      image: the file's bytes, or (H, W, 3) uint8.
+      image: the file's bytes, or an array (H, W, C) or (H, W).
       name: what to call it in errors.
+      channels: C.
 
     Raises:
-      BadImage: it is not an image, or only part of one.
+      BadImage: it is not an image, or only part of one, or it has other channels or values.
     """
     if isinstance(image, np.ndarray):
-        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-            raise BadImage(name, f"(H, W, 3) uint8 is needed, this is {image.shape} {image.dtype}")
-        return image
+        return samples.with_channels(samples.to_bytes(image, name), channels, name)
     if not image:
         raise BadImage(name, "it is empty (0 bytes)")
     if _truncated(image):
         raise BadImage(name, f"its end is missing ({len(image)} bytes are there)")
+    if image.startswith(samples.NPY):
+        pixels = samples.to_bytes(samples.read_npy(image, name), name)
+        return samples.with_channels(pixels, channels, name)
+    if image.startswith(tiff.MAGIC):
+        directory = tiff.read_directory(image, name)
+        if not (directory.is_picture and channels in (1, 3)):
+            return _decode_tiff(image, directory, channels, name)
+    if channels not in (1, 3):
+        return _decode_png(image, channels, name)
+    wide = image.startswith(_PNG) and image[_PNG_DEPTH] == 16
+    flags = cv2.IMREAD_GRAYSCALE if channels == 1 else cv2.IMREAD_COLOR_RGB
+    pixels = _decode_with_opencv(image, flags | (cv2.IMREAD_ANYDEPTH if wide else 0), name)
+    if pixels is None:
+        return _decode_with_pillow(image, channels, name)
+    return samples.to_bytes(pixels, name)
+
+
+def _decode_with_opencv(image: bytes, flags: int, name: str) -> np.ndarray | None:
     try:
-        pixels = cv2.imdecode(np.frombuffer(image, np.uint8), cv2.IMREAD_COLOR_RGB)
+        return cv2.imdecode(np.frombuffer(image, np.uint8), flags)
     except cv2.error as error:  # OpenCV refuses more than 2**30 pixels this way
         raise BadImage(name, str(error)) from None
-    return _decode_with_pillow(image, name) if pixels is None else pixels
+
+
+def _decode_tiff(image: bytes, directory: tiff.Directory, channels: int, name: str) -> np.ndarray:
+    pixels = samples.to_bytes(tiff.read_samples(image, directory, name), name)
+    if channels in (1, 3) and directory.has_alpha:
+        pixels = pixels[..., :-1]
+    return samples.with_channels(pixels, channels, name)
+
+
+def _decode_png(image: bytes, channels: int, name: str) -> np.ndarray:
+    """The grey or colours of a PNG, with its alpha."""
+    if not image.startswith(_PNG):
+        raise BadImage(
+            name,
+            f"config.data.channels is {channels}, and only PNG, TIFF and .npy files have so many",
+        )
+    pixels = _decode_with_opencv(image, cv2.IMREAD_UNCHANGED, name)
+    if pixels is None:
+        raise BadImage(name, "its data is damaged")
+    pixels = samples.to_bytes(pixels, name)
+    if pixels.shape[2] == 4:
+        grey = image[_PNG_COLORS] == _GREY_AND_ALPHA
+        pixels = pixels[..., [0, 3] if grey else [2, 1, 0, 3]]  # OpenCV's order is BGR
+    return samples.with_channels(pixels, channels, name)
 
 
 def _truncated(image: bytes) -> bool:
@@ -79,21 +125,25 @@ def _truncated(image: bytes) -> bool:
     ):  # JPEG: end of image after the last start of scan; a thumbnail inside has its own
         end = image.rfind(b"\xff\xd9")
         return end < 0 or image.find(b"\xff\xda", end) >= 0
-    if image.startswith(b"\x89PNG"):
+    if image.startswith(_PNG):
         return b"IEND" not in image
     return False
 
 
-def _decode_with_pillow(image: bytes, name: str) -> np.ndarray:
+def _decode_with_pillow(image: bytes, channels: int, name: str) -> np.ndarray:
     try:
         with Image.open(io.BytesIO(image)) as opened:
-            return np.asarray(ImageOps.exif_transpose(opened).convert("RGB"))
+            upright = ImageOps.exif_transpose(opened)
+            # Of what has more than 8 bits, Pillow would cut off all above 255.
+            is_wide = upright.mode.startswith(("I", "F"))
+            pixels = np.asarray(upright if is_wide else upright.convert("RGB"))
     except Image.UnidentifiedImageError:
         raise BadImage(
             name, f"it is no image in a format known here (first bytes: {image[:8]!r})"
         ) from None
     except _PILLOW_ERRORS as error:
         raise BadImage(name, str(error)) from None
+    return samples.with_channels(samples.to_bytes(pixels, name), channels, name)
 
 
 def train_crop(
@@ -144,14 +194,14 @@ def eval_crop(
 def _cut(
     image: bytes | np.ndarray, name: str, part_of: Callable[[int, int], Part], out: np.ndarray
 ) -> None:
-    """Puts the part that `part_of` chooses for a height and a width into `out` (H, W, 3)."""
+    """Puts the part that `part_of` chooses for a height and a width into `out` (H, W, C)."""
     if _native and isinstance(image, bytes):
         size = _native.plain_jpeg_size(image)
         if size and not _truncated(image):
             box, inside = part_of(*size)
             if _native.cut_jpeg(image, box, inside, resize.SPARE, out):
                 return
-    pixels = decode(image, name=name)
+    pixels = decode(image, name=name, channels=out.shape[2])
     part = part_of(*pixels.shape[:2])
     if _native and _native.cut_pixels(np.ascontiguousarray(pixels), *part, out):
         return

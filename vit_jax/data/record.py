@@ -17,7 +17,7 @@ class Record:
     """One example.
 
     Attributes:
-      image: an encoded image, or (H, W, 3) uint8 RGB.
+      image: an encoded image, or pixels (H, W, C), see `decode.decode`.
       label: the class; of a multi-label source, a tuple of classes, which may be empty.
       name: what error messages call it: a file, or a place in a data set.
     """

@@ -31,8 +31,12 @@ def cut_pixels(pixels: np.ndarray, part: Part, out: np.ndarray) -> None:
         pixels = pixels[above : math.ceil(bottom), before : math.ceil(right)]
         top, left, bottom, right = top - above, left - before, bottom - above, right - before
     size, box = out.shape[1::-1], (left, top, right, bottom)
-    resized = Image.fromarray(pixels).resize(size, Image.Resampling.BILINEAR, box=box)
-    out[:] = np.asarray(resized)
+    if out.shape[2] == 3:
+        out[:] = Image.fromarray(pixels).resize(size, Image.Resampling.BILINEAR, box=box)
+        return
+    for channel in range(out.shape[2]):
+        plane = Image.fromarray(np.ascontiguousarray(pixels[..., channel]))
+        out[..., channel] = plane.resize(size, Image.Resampling.BILINEAR, box=box)
 
 
 def jpeg_scale(part: Part, height: int, width: int) -> int:
@@ -72,7 +76,7 @@ def shrink_blocks(
     tall, wide = (math.ceil(length * fraction) for length in pixels.shape[:2])
     padding = [(0, -length % (2 * BLOCK)) for length in pixels.shape[:2]]
     pixels = np.pad(pixels, (*padding, (0, 0)), mode="edge")
-    if chroma_halved:
+    if chroma_halved and pixels.shape[2] == 3:
         luma, *chroma = np.moveaxis(cv2.cvtColor(pixels, cv2.COLOR_RGB2YCrCb), 2, 0)
         chroma = (_before_upsampling(_before_upsampling(plane)) for plane in chroma)
         planes = [_shrink(luma, scale), *(_shrink(plane, 2 * scale) for plane in chroma)]

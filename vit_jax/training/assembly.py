@@ -83,7 +83,8 @@ def resolve(config: ConfigDict, workdir: str | os.PathLike | None = None) -> Con
       CheckpointError: the checkpoint to start from cannot be read.
     """
     typed = schema.typed(config_class(), loading.resolve_from_checkpoint(config, workdir))
-    augment.check(typed.augment)
+    typed = dataclasses.replace(typed, data=augment.with_channels(typed.data))
+    augment.check(typed.augment, typed.data.channels)
     crops.check(typed.data)
     objectives.find(typed.objective)
     model_config_of(typed, typed.model.num_classes or 1)

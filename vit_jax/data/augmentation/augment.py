@@ -7,6 +7,7 @@ Everything is a pure function of its arguments, works on the whole batch, and gi
 however the batch is sharded.
 """
 
+import dataclasses
 import math
 from typing import Any
 
@@ -21,8 +22,16 @@ from vit_jax.data.augmentation.timm_augment import autoaugment, timm_randaugment
 ERASING_ATTEMPTS = 10
 
 
-def check(config) -> None:
-    """Raises `ConfigError` for what in the section `config.augment` contradicts itself."""
+def check(config, channels: int) -> None:
+    """Raises `ConfigError` for what in the section `config.augment` contradicts itself, or does not
+    suit images of so many channels.
+    """
+    for name in ("color_jitter", "randaugment_layers", "autoaugment", "three_augment"):
+        if getattr(config, name) and channels != 3:
+            raise ConfigError(
+                f"config.augment.{name} changes colours, and images have {channels} channels "
+                f"(config.data.channels), not the 3 of RGB: set it to {type(getattr(config, name))()}"
+            )
     if config.randaugment_std and config.randaugment_kind == "tensorflow":
         raise ConfigError(
             f"config.augment.randaugment_std = {config.randaugment_std}: the magnitudes of "
@@ -38,6 +47,29 @@ def check(config) -> None:
         raise ConfigError(
             f"config.augment.erasing_aspect = {config.erasing_aspect} must be above 0 and at most 1"
         )
+
+
+def with_channels(config_data):
+    """The section `config.data` with a `mean` and a `std` for each channel: one number stands for all
+    channels, and so do the defaults.
+
+    Raises:
+      ConfigError: there are several, but not one for each channel.
+    """
+    values, channels = {}, config_data.channels
+    for field in dataclasses.fields(config_data):
+        if field.name not in ("mean", "std"):
+            continue
+        said = getattr(config_data, field.name)
+        if len(said) == 1 or (said == field.default and channels != len(said)):
+            said = said[:1] * channels
+        if len(said) != channels:
+            raise ConfigError(
+                f"config.data.{field.name} = {said} has {len(said)} numbers, and config.data.channels is "
+                f"{channels}: give {channels} numbers, or one for all channels"
+            )
+        values[field.name] = said
+    return dataclasses.replace(config_data, **values)
 
 
 def augment(
@@ -59,16 +91,16 @@ def augment(
     6. mixup or cutmix, which mix finished examples.
 
     Args:
-      images: (B, H, W, 3) uint8.
+      images: (B, H, W, C) uint8.
       targets: a tree of float32 (B, …), such as one-hot or multi-hot labels (B, K).
       key: random key; each operation has a sub-key, so switching one off leaves the draws of the
         others as they are.
       config: the section `config.augment`; its fields are explained in `vit_jax.config.Augment`.
-      mean, std: three numbers each, of RGB in [0, 1].
+      mean, std: (C,), of pixels in [0, 1].
       dtype: of the images returned; all arithmetic is float32.
 
     Returns:
-      images (B, H, W, 3) of `dtype` and the targets, mixed as the images are.
+      images (B, H, W, C) of `dtype` and the targets, mixed as the images are.
     """
     if images.dtype != jnp.uint8:
         raise ValueError(
@@ -117,8 +149,8 @@ def normalize(images: jax.Array, mean, std, dtype) -> jax.Array:
     """(images / 255 - mean) / std, computed in float32; all that evaluation does.
 
     Args:
-      images: (B, H, W, 3) uint8, or float in [0, 255].
-      mean, std: three numbers each, of RGB in [0, 1].
+      images: (B, H, W, C) uint8, or float in [0, 255].
+      mean, std: (C,), of pixels in [0, 1].
       dtype: of the result.
     """
     mean, std = jnp.array(mean, jnp.float32), jnp.array(std, jnp.float32)

@@ -92,6 +92,7 @@ typedef struct { /* all memory of one picture */
   Channel channel[MOST_PLANES];
   Coefficients block[LANES + 1]; /* one more, for what does not count */
   float *row[3];
+  int planes;                    /* of the file, as many as the result needs; the others are stepped over */
   int begun;                     /* the unit that reading begins with */
 } Job;
 
@@ -133,7 +134,6 @@ static int make_channel(Channel *c, const Header *h, int number, int luma_scale,
   if (down * component->down != h->down || over * component->across != h->across) return UNSUITABLE;
   c->scale = luma_scale;
   for (; c->scale < 8 && down % 2 == 0 && over % 2 == 0; down /= 2, over /= 2) c->scale *= 2;
-  c->across = component->across, c->down = component->down;
   double shrink = luma_scale / 8.0;
   int rows = (h->rows * luma_scale + 7) / 8, columns = (h->columns * luma_scale + 7) / 8;
   Plane *p = &c->plane;
@@ -150,9 +150,9 @@ static int make_channel(Channel *c, const Header *h, int number, int luma_scale,
 }
 
 /* The row of units after which row y of the result can be made. */
-static int ready_after(const Job *job, int planes, int y) {
+static int ready_after(const Job *job, int y) {
   int after = 0;
-  for (int i = 0; i < planes; i++) {
+  for (int i = 0; i < job->planes; i++) {
     const Channel *c = job->channel + i;
     const Filter *f = &c->plane.down;
     int unit = (f->first[y] + f->count[y] - 1) / (c->scale * c->down);
@@ -177,15 +177,17 @@ static int make_job(Job *job, const Header *h, const double part[4], int inside,
       if (!codes->symbols) status = make_codes(codes, h->huffman[ac][table], ac);
       if (ac) c->ac_codes = codes; else c->dc_codes = codes;
     }
+    c->across = component->across, c->down = component->down;
+    if (i >= job->planes) continue;
     if (status == DONE) status = make_channel(c, h, i, scale, part, inside, height, size);
     if (c->first < *from) *from = c->first;
     if (c->last + 1 > *to) *to = c->last + 1;
   }
-  for (int i = 0; i < h->planes && status == DONE; i++) {
+  for (int i = 0; i < job->planes && status == DONE; i++) {
     Channel *c = job->channel + i;
     int kept = 0;
     for (int y = 0; y < height; y++) {
-      int there = (ready_after(job, h->planes, y) + 1) * c->scale * c->down - c->plane.down.first[y];
+      int there = (ready_after(job, y) + 1) * c->scale * c->down - c->plane.down.first[y];
       if (there > kept) kept = there;
     }
     c->plane.rows = *from * c->scale * c->down;
@@ -208,7 +210,7 @@ static void read_units(Job *job, const Header *h, int row, int units, int needed
       for (int v = 0; v < c->down; v++)
         for (int u = 0; u < c->across; u++) {
           int place = (*number - row * units) * c->across + u;
-          if (!needed || place < c->from || place >= c->to) {
+          if (!needed || place < c->from || place >= c->to) { /* all of a plane that the result does not need */
             skip_block(r, c->dc_codes, c->ac_codes, &c->dc);
             continue;
           }
@@ -226,7 +228,7 @@ static void read_units(Job *job, const Header *h, int row, int units, int needed
   }
 }
 
-static int run_job(Job *job, const Header *h, int from, int to, uint8_t *out, int height, int size) {
+static int run_job(Job *job, const Header *h, int from, int to, uint8_t *out, int height, int size, int channels) {
   int units = (h->columns + 8 * h->across - 1) / (8 * h->across), number = 0, y = 0;
   start_reading(&job->reader, h->data, h->end);
   if (h->restart && from * units >= h->restart) { /* the intervals before the part need not be read */
@@ -238,27 +240,30 @@ static int run_job(Job *job, const Header *h, int from, int to, uint8_t *out, in
     read_units(job, h, row, units, row >= from, &number);
     if (job->reader.failed) return UNSUITABLE;
     if (row < from) continue;
-    for (int i = 0; i < h->planes; i++) {
+    for (int i = 0; i < job->planes; i++) {
       Channel *c = job->channel + i;
       for (int v = 0; v < c->down; v++) add_strip(&c->plane, c->strip[v], c->from * c->scale, c->scale, size);
     }
-    for (; y < height && ready_after(job, h->planes, y) <= row; y++) {
-      for (int i = 0; i < h->planes; i++) take_row(&job->channel[i].plane, y, job->row[i]);
-      uint8_t *line = out + (size_t)y * size * 3;
-      if (h->planes == 3) write_ycc(line, job->row, size);
-      else write_rgb(line, (float *[]){job->row[0], job->row[0], job->row[0]}, size);
+    for (; y < height && ready_after(job, y) <= row; y++) {
+      for (int i = 0; i < job->planes; i++) take_row(&job->channel[i].plane, y, job->row[i]);
+      uint8_t *line = out + (size_t)y * size * channels;
+      if (job->planes == 3) write_ycc(line, job->row, size);
+      else write_rows(line, (float *[]){job->row[0], job->row[0], job->row[0]}, channels, size);
     }
   }
   return has_overrun(&job->reader) ? UNSUITABLE : DONE;
 }
 
-int cut_jpeg(const Header *h, const double part[4], int inside, double spare, uint8_t *out, int height, int size) {
+int cut_jpeg(const Header *h, const double part[4], int inside, double spare, uint8_t *out, int height, int size,
+             int channels) {
+  if (channels != 1 && channels != 3) return UNSUITABLE;
   if (!(part[0] >= 0 && part[1] >= 0 && part[2] <= h->rows && part[3] <= h->columns)) return UNSUITABLE;
   Job *job = aligned(sizeof *job);
   if (!job) return NO_MEMORY;
   memset(job, 0, sizeof *job);
+  job->planes = channels == 1 ? 1 : h->planes;
   int from, to, status = make_job(job, h, part, inside, spare, height, size, &from, &to);
-  if (status == DONE) status = run_job(job, h, from, to, out, height, size);
+  if (status == DONE) status = run_job(job, h, from, to, out, height, size, channels);
   free_job(job);
   return status;
 }

@@ -18,15 +18,16 @@ static PyObject *plain_jpeg_size(PyObject *self, PyObject *file) {
   return Py_BuildValue("ii", header.rows, header.columns);
 }
 
-/* Gets (height, width, 3) uint8 in one piece; 0 with an error set if it is anything else. */
+/* Gets (height, width, channels) uint8 in one piece; 0 with an error set if it is anything else. */
 static int get_picture(PyObject *array, int flags, Py_buffer *b) {
   if (PyObject_GetBuffer(array, b, PyBUF_ND | flags)) return 0;
   const Py_ssize_t most = 1 << 24;
-  if (b->ndim == 3 && b->shape[2] == 3 && b->itemsize == 1 && b->shape[0] > 0 && b->shape[1] > 0 &&
-      b->shape[0] <= most && b->shape[1] <= most)
+  if (b->ndim == 3 && b->shape[2] > 0 && b->shape[2] <= MOST_CHANNELS && b->itemsize == 1 && b->shape[0] > 0 &&
+      b->shape[1] > 0 && b->shape[0] <= most && b->shape[1] <= most)
     return 1;
   PyBuffer_Release(b);
-  PyErr_SetString(PyExc_ValueError, "a picture must be (height, width, 3) uint8, of 1 to 2**24 pixels a side");
+  PyErr_SetString(PyExc_ValueError,
+                  "a picture must be (height, width, channels) uint8, of 1 to 2**24 pixels a side and 1 to 16 channels");
   return 0;
 }
 
@@ -48,7 +49,8 @@ static PyObject *py_cut_jpeg(PyObject *self, PyObject *args) {
     return NULL;
   Py_BEGIN_ALLOW_THREADS;
   status = read_header(&header, (const uint8_t *)data, length);
-  if (status == DONE) status = cut_jpeg(&header, part, inside, spare, out.buf, out.shape[0], out.shape[1]);
+  if (status == DONE)
+    status = cut_jpeg(&header, part, inside, spare, out.buf, out.shape[0], out.shape[1], out.shape[2]);
   Py_END_ALLOW_THREADS;
   PyBuffer_Release(&out);
   return answer(status);
@@ -66,9 +68,15 @@ static PyObject *py_cut_pixels(PyObject *self, PyObject *args) {
     PyBuffer_Release(&pixels);
     return NULL;
   }
+  if (pixels.shape[2] != out.shape[2]) {
+    PyBuffer_Release(&pixels);
+    PyBuffer_Release(&out);
+    PyErr_SetString(PyExc_ValueError, "the two pictures must have as many channels");
+    return NULL;
+  }
   Py_BEGIN_ALLOW_THREADS;
-  status = cut_pixels(pixels.buf, pixels.shape[0], pixels.shape[1], part, inside, out.buf, out.shape[0],
-                      out.shape[1]);
+  status = cut_pixels(pixels.buf, pixels.shape[0], pixels.shape[1], pixels.shape[2], part, inside, out.buf,
+                      out.shape[0], out.shape[1]);
   Py_END_ALLOW_THREADS;
   PyBuffer_Release(&pixels);
   PyBuffer_Release(&out);

@@ -44,14 +44,23 @@ FAST void write_ycc(uint8_t *out, float *row[3], int size) {
   write_rgb(out, row, size);
 }
 
-int cut_pixels(const uint8_t *pixels, int rows, int columns, const double part[4], int inside, uint8_t *out,
-               int height, int size) {
-  Plane plane[3] = {0};
-  float *row[3] = {0};
-  Lanes *strip[3] = {0};
+void write_rows(uint8_t *out, float **row, int channels, int size) {
+  if (channels == 3) {
+    write_rgb(out, row, size);
+    return;
+  }
+  for (int i = 0; i < channels; i++)
+    for (int x = 0; x < size; x++) out[x * channels + i] = to_byte(row[i][x]);
+}
+
+int cut_pixels(const uint8_t *pixels, int rows, int columns, int channels, const double part[4], int inside,
+               uint8_t *out, int height, int size) {
+  Plane plane[MOST_CHANNELS] = {0};
+  float *row[MOST_CHANNELS] = {0};
+  Lanes *strip[MOST_CHANNELS] = {0};
   int status = DONE;
   if (!(part[0] >= 0 && part[1] >= 0 && part[2] <= rows && part[3] <= columns)) return UNSUITABLE;
-  for (int i = 0; i < 3 && status == DONE; i++) {
+  for (int i = 0; i < channels && status == DONE; i++) {
     Plane *p = plane + i;
     int top = inside ? (int)floor(part[0]) : 0, bottom = inside ? (int)ceil(part[2]) : rows;
     int left = inside ? (int)floor(part[1]) : 0, right = inside ? (int)ceil(part[3]) : columns;
@@ -70,15 +79,15 @@ int cut_pixels(const uint8_t *pixels, int rows, int columns, const double part[4
     while (plane[0].rows < plane[0].down.first[y] + plane[0].down.count[y]) {
       int top = plane[0].rows, n = rows - top < LANES ? rows - top : LANES, left = plane[0].over.from;
       for (int lane = 0; lane < n; lane++) {
-        const uint8_t *from = pixels + ((size_t)(top + lane) * columns + left) * 3;
+        const uint8_t *from = pixels + ((size_t)(top + lane) * columns + left) * channels;
         for (int x = 0; x < plane[0].over.to - left; x++)
-          for (int i = 0; i < 3; i++) ((float *)(strip[i] + x))[lane] = from[3 * x + i];
+          for (int i = 0; i < channels; i++) ((float *)(strip[i] + x))[lane] = from[channels * x + i];
       }
-      for (int i = 0; i < 3; i++) add_strip(plane + i, strip[i], left, n, size);
+      for (int i = 0; i < channels; i++) add_strip(plane + i, strip[i], left, n, size);
     }
-    for (int i = 0; i < 3; i++) take_row(plane + i, y, row[i]);
-    write_rgb(out + (size_t)y * size * 3, row, size);
+    for (int i = 0; i < channels; i++) take_row(plane + i, y, row[i]);
+    write_rows(out + (size_t)y * size * channels, row, channels, size);
   }
-  for (int i = 0; i < 3; i++) free_plane(plane + i), free(row[i]), free(strip[i]);
+  for (int i = 0; i < channels; i++) free_plane(plane + i), free(row[i]), free(strip[i]);
   return status;
 }

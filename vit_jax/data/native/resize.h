@@ -29,6 +29,8 @@ typedef int Places __attribute__((vector_size(32)));
 
 enum { DONE, UNSUITABLE, NO_MEMORY };
 
+enum { MOST_CHANNELS = 16 };
+
 enum { LANES = 8 };
 typedef float Lanes __attribute__((vector_size(4 * LANES)));
 
@@ -71,10 +73,13 @@ void take_row(const Plane *p, int y, float *out);
 void write_ycc(uint8_t *out, float *row[3], int size);
 void write_rgb(uint8_t *out, float *row[3], int size);
 
-/* Cuts (top, left, bottom, right) out of (rows, columns, 3), to (height, size, 3). `inside`: the pixels around
-   it do not count: cut first, then resize. */
-int cut_pixels(const uint8_t *pixels, int rows, int columns, const double part[4], int inside, uint8_t *out,
-               int height, int size);
+/* Rows of any number of channels to bytes (size, channels). */
+void write_rows(uint8_t *out, float **row, int channels, int size);
+
+/* Cuts (top, left, bottom, right) out of (rows, columns, channels), to (height, size, channels). `inside`: the
+   pixels around it do not count: cut first, then resize. */
+int cut_pixels(const uint8_t *pixels, int rows, int columns, int channels, const double part[4], int inside,
+               uint8_t *out, int height, int size);
 
 /* Eight rows of eight to eight columns of eight. */
 INLINE void transpose(Lanes m[LANES]) {

@@ -16,7 +16,7 @@ import numpy as np
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.record import DataSet, Source
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".npy")
 HELD_OUT = ("test", "val", "validation")  # what 'test' may be called, the first that is there
 
 Label = int | tuple[int, ...]

@@ -149,7 +149,17 @@ def _samples(file) -> Iterator[tuple[str, int, int, str | tuple[str, ...] | None
                     labels |= {} if label is None else {key: label}
     except (tarfile.TarError, ValueError, AttributeError) as error:
         raise ConfigError(f"{file} cannot be read as an uncompressed tar file: {error!r}") from None
-    return ((name, first, size, labels.get(key)) for name, first, size, key in images)
+    pictures = {key for name, _, _, key in images if not _is_array(name)}
+    return (
+        (name, first, size, labels.get(key))
+        for name, first, size, key in images
+        if not (_is_array(name) and key in pictures)
+    )
+
+
+def _is_array(name: str) -> bool:
+    """Whether it is a .npy file: an image, unless its sample has a picture."""
+    return name.lower().endswith(".npy")
 
 
 def _key(name: str) -> tuple[str, str]:

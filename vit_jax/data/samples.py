@@ -1,0 +1,96 @@
+"""Images as arrays of numbers: NumPy's `.npy` files, and how numbers of any type become bytes, and
+one number of channels another.
+"""
+
+import io
+
+import numpy as np
+
+from vit_jax.data.record import BadImage
+
+NPY = b"\x93NUMPY"  # how such a file begins
+
+_NPY_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+LUMA = (19595, 38470, 7471)  # of red, green, blue: BT.601 times 2^16, as Pillow's mode L
+
+
+def read_npy(image: bytes, name: str) -> np.ndarray:
+    """The array of a `.npy` file, as it is stored.
+
+    Raises:
+      BadImage: it is damaged, of a version after 2.0, or holds no numbers.
+    """
+    file = io.BytesIO(image)
+    try:
+        version = np.lib.format.read_magic(file)
+        shape, in_columns, dtype = _NPY_HEADERS[version](file)
+        if dtype.hasobject:  # bytes that NumPy would take for addresses
+            raise TypeError(f"it holds {dtype}")
+        pixels = np.frombuffer(image, dtype, offset=file.tell())
+        return pixels.reshape(shape, order="F" if in_columns else "C")
+    except (ValueError, SyntaxError, TypeError, KeyError, OverflowError) as error:
+        raise BadImage(name, f"it is no whole .npy file of numbers ({error})") from None
+
+
+def to_bytes(samples: np.ndarray, name: str) -> np.ndarray:
+    """(H, W) or (H, W, C) of any type -> (H, W, C) uint8.
+
+    uint8 stays; of uint16 the high byte is taken; bool is 0 and 255; floats in [0, 1] are multiplied
+    by 255 and rounded.
+
+    Raises:
+      BadImage: it has another type, another number of dimensions, or values that would become black
+        or wrong.
+    """
+    if samples.ndim == 2:
+        samples = samples[..., None]
+    if samples.ndim != 3 or not samples.size:
+        raise BadImage(name, f"its shape {samples.shape} is not (height, width, channels)")
+    kind, size = samples.dtype.kind, samples.dtype.itemsize
+    if samples.dtype == np.uint8:
+        return samples
+    if samples.dtype == np.bool_:
+        return samples * np.uint8(255)
+    if kind == "u" and size == 2:
+        high = int(samples.max())
+        if 0 < high < 256:
+            raise BadImage(
+                name,
+                f"its values go to {high} of the 65535 that 16 bits have, so that all of them would "
+                "become black: store them as 8 bits, or scaled to 16",
+            )
+        return (samples >> 8).astype(np.uint8)
+    if kind == "f":
+        low, high = float(samples.min()), float(samples.max())
+        if not (low >= 0 and high <= 1):  # nor if they are not numbers
+            raise BadImage(
+                name,
+                f"its values go from {low:g} to {high:g}: floats must lie within 0 (black) and 1 "
+                "(white); scale them",
+            )
+        return np.rint(samples * 255).astype(np.uint8)
+    raise BadImage(name, f"it holds {samples.dtype}: store uint8, uint16, or floats within 0 and 1")
+
+
+def with_channels(pixels: np.ndarray, channels: int, name: str) -> np.ndarray:
+    """(H, W, C) uint8 with the number of channels that is wanted: grey becomes RGB by repeating it,
+    RGB grey by its luma; nothing else is changed.
+
+    Raises:
+      BadImage: it has another number of channels.
+    """
+    found = pixels.shape[2]
+    if found == channels:
+        return pixels
+    if (found, channels) == (1, 3):
+        return np.repeat(pixels, 3, axis=2)
+    if (found, channels) == (3, 1):
+        luma = pixels.astype(np.uint32) @ np.array(LUMA, np.uint32)
+        return ((luma + 2**15) >> 16).astype(np.uint8)[..., None]
+    raise BadImage(
+        name,
+        f"it has {found} channels (its shape is {pixels.shape}), and config.data.channels is {channels}",
+    )
