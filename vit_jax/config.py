@@ -102,13 +102,13 @@ class Data:
     prefetch: int = option(2, "batches kept ready on the devices", minimum=1, may_change=True)
     on_bad_image: str = option(
         "error",
-        "what an unreadable training image does",
+        "an unreadable image ends the run (error), or another takes its place, in evaluation none (skip)",
         choices=("error", "skip"),
         may_change=True,
     )
     max_bad_images: int = option(
         100,
-        "with skip: how many are tolerated before the run ends with an error",
+        "with skip: how many are tolerated, in training and in each evaluation, before the run ends with an error",
         minimum=0,
         may_change=True,
     )

@@ -17,7 +17,7 @@ from vit_jax.data.batches import EvalBatches, TrainBatches, spec
 from vit_jax.data.decode import BadImage
 from vit_jax.data.loader import eval_batches, local_rows, train_batches
 from vit_jax.data.order import batch_indices, crop_draws, example_ids
-from vit_jax.data.record import Record
+from vit_jax.data.record import DataError, Record
 from vit_jax.data.sources import open_eval, open_source, open_train
 
 
@@ -403,11 +403,37 @@ def test_only_unreadable_images_are_an_error_and_no_endless_search(tmp_path):
         steps(open_train(config.data), config, 0, 1)
 
 
-def test_evaluation_never_skips(folder):
-    config = folder_config(folder, on_bad_image="skip")
-    batches = eval_batches(open_source(config.data, "train"), config, make_sharding())
-    with pytest.raises(BadImage, match="its end is missing"), batches:
-        list(batches)
+def evaluated(config):
+    source = open_source(config.data, "train")
+    with eval_batches(source, config, make_sharding()) as batches:
+        found = [jax.tree.map(np.asarray, batch) for batch in batches]
+        bad = batches.bad_images
+    return source, {n: np.concatenate([batch[n] for batch in found]) for n in found[0]}, bad
+
+
+def test_unreadable_images_are_left_out_of_evaluation_counted_and_named_once(folder, caplog):
+    source, found, bad = evaluated(folder_config(folder, on_bad_image="skip"))
+    there = np.array([path not in ("a/10.jpg", "b/11.jpg", "a/40.jpg") for path in source.paths])
+    assert np.array_equal(found["mask"][:60], there) and not found["mask"][60:].any()
+    assert np.array_equal(found["label"][:60], source.labels * there)
+    assert not found["image"][:60][~there].any() and found["image"][:60][there].any((1, 2, 3)).all()
+    assert len(bad) == 3
+    messages = [record.getMessage() for record in caplog.records]
+    assert sum("it is left out of evaluation" in message for message in messages) == 3
+
+
+def test_too_many_unreadable_images_end_evaluation(folder):
+    config = folder_config(folder, on_bad_image="skip", max_bad_images=2)
+    with pytest.raises(DataError, match="3 evaluation images cannot be read, .*max_bad_images = 2"):
+        evaluated(config)
+
+
+def test_what_to_do_about_an_unreadable_image_is_said(folder):
+    advice = "its end is missing .*; repair or remove it, or .* config.data.on_bad_image='skip'$"
+    with pytest.raises(BadImage, match=advice):
+        evaluated(folder_config(folder))
+    with pytest.raises(BadImage, match=advice):
+        steps(open_train(folder_config(folder).data), folder_config(folder), 0, 8)
 
 
 def test_labels_out_of_range_are_named():

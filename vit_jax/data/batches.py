@@ -40,11 +40,16 @@ def spec(config, *, num_classes: int, multi_label: bool = False) -> dict[str, ja
 class TrainBatches:
     """The rows `rows` of the training batches, by step.
 
+    Attributes:
+      kind: what the examples are for, in messages.
+
     A batch is a dict of `image` (n, H, W, C) uint8 and `label` ((n,) int32, or (n, classes) float32
     of zeros and ones for a multi-label source). Where `config.data.on_bad_image` is 'skip', the
     place of an unreadable example is taken by the next readable one in the order of its epoch, cut
     as the first would have been.
     """
+
+    kind = "training"
 
     def __init__(self, source: Source, config, rows: Sequence[int] | np.ndarray):
         self._source, self._seed = source, config.seed
@@ -96,10 +101,9 @@ class TrainBatches:
                 cut(example.image, name=example.name)
                 return example
             except BadImage as error:
-                if self._data.on_bad_image == "error":
-                    raise
+                _pass_over(error, self._data)
                 bad[error.name] = error.why
-                check_bad_images(bad, self._data.max_bad_images)
+                check_bad_images(bad, self._data.max_bad_images, self.kind)
             following = np.asarray([epoch * size + (offset + ahead) % size])
             (index,) = example_ids(self._seed, following, size).tolist()
         raise DataError(
@@ -111,8 +115,11 @@ class EvalBatches:
     """The rows `rows` of the evaluation batches, by step: every example once, in order.
 
     A batch is as in `TrainBatches`, with `mask` (n,) float32: 1 for an example, 0 for padding after
-    the last one, which is black and has the label 0, or none.
+    the last one, and for an unreadable example where `config.data.on_bad_image` is 'skip'; both are
+    black and have the label 0, or none.
     """
+
+    kind = "evaluation"
 
     def __init__(
         self, source: Source, config, rows: Sequence[int] | np.ndarray, *, batch_size: int
@@ -129,29 +136,51 @@ class EvalBatches:
         return _empty(self._source, len(self.rows), self._data) | {"mask": mask}
 
     def fill(self, batch: dict[str, np.ndarray], step: int, part: slice) -> dict[str, str]:
-        """Fills the rows `part` of a batch, and of no other. Images must be readable: gives {}."""
+        """Fills the rows `part` of a batch, and of no other.
+
+        Returns:
+          name → reason of the unreadable images that were left out.
+        """
         ids = step * self.batch_size + self.rows[part]
-        images, labels, mask = (batch[name][part] for name in ("image", "label", "mask"))
-        mask[:] = ids < len(self._source)
-        there = int(mask.sum())  # rows rise, so padding comes last
-        images[there:], labels[there:] = 0, 0
+        batch, bad = {name: array[part] for name, array in batch.items()}, {}
+        batch["mask"][:] = ids < len(self._source)
+        there = int(batch["mask"].sum())  # rows rise, so padding comes last
+        for array in batch.values():
+            array[there:] = 0
         for row, index in enumerate(ids[:there].tolist()):
-            example = self._source[index]
-            decode.eval_crop(example.image, self._data, name=example.name, out=images[row])
-            _set_label(labels, row, example, self._source)
-        return {}
+            try:
+                example = self._source[index]
+                out = batch["image"][row]
+                decode.eval_crop(example.image, self._data, name=example.name, out=out)
+            except BadImage as error:
+                _pass_over(error, self._data)
+                bad[error.name] = error.why
+                for array in batch.values():
+                    array[row] = 0
+            else:
+                _set_label(batch["label"], row, example, self._source)
+        return bad
 
 
-def check_bad_images(bad: dict[str, str], most: int) -> None:
-    """Raises `DataError` if more than `most` images could not be read; `bad` has their names and
-    the reasons.
+def check_bad_images(bad: dict[str, str], most: int, kind: str) -> None:
+    """Raises `DataError` if more than `most` images for training or evaluation, which `kind` says,
+    could not be read; `bad` has their names and the reasons.
     """
     if len(bad) > most:
         some = "; ".join(f"{name}: {why}" for name, why in list(bad.items())[:5])
         raise DataError(
-            f"{len(bad)} training images cannot be read, more than config.data.max_bad_images = {most} ({some}). "
+            f"{len(bad)} {kind} images cannot be read, more than config.data.max_bad_images = {most} ({some}). "
             "Repair or remove them, or allow more."
         )
+
+
+def _pass_over(error: BadImage, config_data) -> None:
+    """Raises `BadImage`, with what to do about it, unless such images are to be skipped."""
+    if config_data.on_bad_image == "error":
+        advice = (
+            "repair or remove it, or pass over such images with config.data.on_bad_image='skip'"
+        )
+        raise BadImage(error.name, f"{error.why}; {advice}") from error
 
 
 def _empty(source: Source, rows: int, config_data) -> dict[str, np.ndarray]:

@@ -29,6 +29,7 @@ from vit_jax.data.order import data_step
 from vit_jax.data.record import DataError, Source
 
 BLOCK = 16  # rows that a thread fills at once
+_INSTEAD = {"training": "another takes its place", "evaluation": "it is left out of evaluation"}
 _UNDER_WAY = 2  # batches being filled, so that no thread waits for the last rows of one
 
 
@@ -79,7 +80,8 @@ def eval_batches(
         where that is 0.
 
     Returns:
-      An iterator of {"image", "label", "mask": (B,) float32, 0 for padding}.
+      An iterator of {"image", "label", "mask": (B,) float32, 0 for padding and for what could not be
+      read}.
     """
     crops.check(config.data)
     batch_size = batch_size or config.eval.batch_size or config.batch_size
@@ -97,8 +99,8 @@ class Batches(Iterator[dict[str, jax.Array]]):
 
     Attributes:
       wait_seconds: how long `next` has waited for the host, in total.
-      bad_images: name → reason of the unreadable training images that this process has met and
-        replaced.
+      bad_images: name → reason of the unreadable images that this process has met, and replaced in
+        training, or left out of evaluation.
     """
 
     def __init__(
@@ -175,12 +177,13 @@ class Batches(Iterator[dict[str, jax.Array]]):
         self._ready.put((arrays, bad))
 
     def _count(self, bad: dict[str, str]) -> None:
+        kind = self._blocks.kind
         for name, why in bad.items():
             if name not in self.bad_images:
                 self.bad_images[name] = why
-                logging.warning("Image %s cannot be read (%s): another takes its place.", name, why)
+                logging.warning("Image %s cannot be read (%s): %s.", name, why, _INSTEAD[kind])
         try:
-            check_bad_images(self.bad_images, self._max_bad_images)
+            check_bad_images(self.bad_images, self._max_bad_images, kind)
         except DataError:
             self.close()
             raise
