@@ -100,6 +100,11 @@ class Data:
         0, "threads that decode batches; 0: one for each core", minimum=0, may_change=True
     )
     prefetch: int = option(2, "batches kept ready on the devices", minimum=1, may_change=True)
+    mixed_decoders: bool = option(
+        False,
+        "let some hosts of a run decode with the compiled decoder and others without: crops differ by rounding",
+        may_change=True,
+    )
     on_bad_image: str = option(
         "error",
         "an unreadable image ends the run (error), or another takes its place, in evaluation none (skip)",

@@ -13,6 +13,8 @@ import pytest
 
 import vit_jax
 from tests.integration.conftest import TINY
+from vit_jax.checkpoints import reading
+from vit_jax.data import decoders
 from vit_jax.main import run
 
 
@@ -240,14 +242,17 @@ def test_an_unreadable_training_image_names_the_file(run_cli, tmp_path):
         "train", "--config=configs/folder.py", f"--config.data.path={tmp_path}/data", "--config.duration=4 steps",
         "--config.batch_size=8", "--config.data.image_size=32", "--config.model.depth=1",
         "--config.optim.warmup=1 steps",
-        "--config.data.holdout=0", "--config.data.eval_split=train[:1]", "--config.augment.randaugment_layers=0",
+        "--config.data.holdout=0", "--config.data.eval_split=train", "--config.augment.randaugment_layers=0",
     )  # fmt: skip
     code, _, err = run_cli(*arguments, f"--workdir={tmp_path}/run")
     assert code == 1 and str(broken) in err and "Traceback" not in err.split("vit_jax: ")[-1]
     code, _, err = run_cli(
         *arguments, f"--workdir={tmp_path}/run2", "--config.data.on_bad_image=skip"
     )
-    assert code == 0 and str(broken) in err, err
+    assert code == 0 and f"{broken} cannot be read" in err, err
+    assert "another takes its place" in err and "it is left out of evaluation" in err
+    description = reading.read_description(reading.find(tmp_path / "run2"))
+    assert description["decoder"] == decoders.name() and "images are decoded by" in err
 
 
 def test_plan_tells_what_a_run_needs_and_which_slices_there_are(command):

@@ -14,7 +14,7 @@ from PIL import Image, ImageOps
 
 from vit_jax.benchmarks.context import context
 from vit_jax.config import Config
-from vit_jax.data import crops, decode, loader, sources
+from vit_jax.data import crops, decode, decoders, loader, sources
 from vit_jax.data.order import batch_indices, crop_draws, example_ids
 from vit_jax.data.record import Record
 from vit_jax.devices import meshes
@@ -42,7 +42,7 @@ def input_pipeline(config: ConfigDict, *, steps: int) -> dict:
         "train_crop": config.data.train_crop,
         "batch_size": config.batch_size,
         "batches": steps,
-        "decoder": "native" if decode.is_native() else "OpenCV",
+        "decoder": decoders.name(),
         "images_per_second": images / seconds,
         "images_per_core_second": images / cpu_seconds,
         "first_batch_seconds": first,

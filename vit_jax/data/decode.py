@@ -6,7 +6,9 @@ Pillow decode whatever else there is, and everything without it; `resize.py` the
 crops, from images that were decoded whole.
 """
 
+import glob
 import io
+import os
 from collections.abc import Callable, Sequence
 
 import cv2
@@ -19,8 +21,10 @@ from vit_jax.data.record import BadImage
 
 try:
     from vit_jax.data import _native
-except ImportError:  # no C compiler when this was installed
-    _native = None
+except ImportError as error:  # no C compiler when this was installed, or another Python
+    _native, _why_not_native = None, str(error)
+else:
+    _why_not_native = ""
 
 __all__ = ["BadImage", "decode", "eval_crop", "is_native", "train_crop"]
 
@@ -42,6 +46,12 @@ _PILLOW_ERRORS = (OSError, SyntaxError, ValueError, Image.DecompressionBombError
 def is_native() -> bool:
     """Whether the compiled part is there."""
     return _native is not None
+
+
+def why_not_native() -> str:
+    """Why it is not there."""
+    built = glob.glob(os.path.join(os.path.dirname(__file__), "_native.*"))
+    return _why_not_native if built else "it was not built at install"
 
 
 def decode(image: bytes | np.ndarray, *, name: str, channels: int = 3) -> np.ndarray:

@@ -18,7 +18,7 @@ from vit_jax.base import paths
 from vit_jax.base.errors import UserError
 from vit_jax.checkpoints import reading, saving
 from vit_jax.compute import choices
-from vit_jax.data import loader, sources
+from vit_jax.data import decoders, loader, sources
 from vit_jax.data.record import Source
 from vit_jax.devices import meshes, processes
 from vit_jax.evaluation.contract import Subject, Trained
@@ -72,6 +72,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, float]:
         multi_label=source.multi_label,
     )
     suite = evaluation.make(config.eval.evaluators, _subject(assembly, source))
+    decoder = decoders.agree(config)
     use_compilation_cache(config.compilation_cache)
     mesh = meshes.make_mesh(vars(config.mesh))
     check_batch(config, mesh)
@@ -80,7 +81,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, float]:
     clock = Clock(workdir, config.hosts, write=jax.process_index() == 0)
     lock = Lock(workdir) if jax.process_index() == 0 else contextlib.nullcontext()
     with StopRequest() as stop, lock, clock, jax.set_mesh(mesh):
-        return _Run(assembly, source, suite, mesh, workdir, clock, stop).finish()
+        return _Run(assembly, source, suite, mesh, workdir, clock, stop, decoder).finish()
 
 
 def _subject(assembly: Assembly, source: Source) -> Subject:
@@ -106,13 +107,14 @@ class _Run:
         workdir,
         clock: Clock,
         stop: StopRequest,
+        decoder: str,
     ):
         config = self.config = assembly.config
         self.assembly, self.source, self.suite, self.mesh = assembly, source, suite, mesh
         self.workdir, self.clock, self.stop = workdir, clock, stop
         self.description = reading.describe(
             config, assembly.model_config, source.classes, len(source)
-        )
+        ) | {"decoder": decoder}
         like = assembly.abstract_state(mesh)
         _announce(assembly, like, mesh)
         self.checkpoints = saving.Checkpoints(workdir, config.checkpoint, config.hosts.wait_minutes)
