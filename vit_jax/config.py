@@ -73,6 +73,11 @@ class Data:
         (3 / 4, 4 / 3), "inception crop: narrowest and widest aspect ratio", above=0, length=2
     )
     resize: int = option(256, "random crop: the smaller side is first resized to this", minimum=1)
+    interpolation: str = option(
+        "bilinear",
+        "antialiased filter by which crops for training and evaluation are resized",
+        choices=("bilinear", "bicubic"),
+    )
     repeats: int = option(
         1, "how many times an example is in a batch, cut anew each time (DeiT: 3)", minimum=1
     )

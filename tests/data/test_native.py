@@ -4,6 +4,7 @@ part. The tests of `decode` hold with it and without.
 
 import dataclasses
 import io
+import itertools
 
 import cv2
 import numpy as np
@@ -34,7 +35,7 @@ def decoded(file):
 
 def cut(file, box, shape, inside=True, spare=FULL):
     out = np.zeros((*shape, 3), np.uint8)
-    assert native.cut_jpeg(file, box, inside, spare, out)
+    assert native.cut_jpeg(file, box, inside, spare, False, out)
     return out
 
 
@@ -51,11 +52,20 @@ def psnr(a, b):
     return 10 * np.log10(255**2 / max(np.mean((a.astype(np.float64) - b) ** 2), 1e-3))
 
 
-def triangle_matrix(low, high, length, size, inside):
-    """(size, length) float64 weights of the antialiased bilinear filter of [low, high)."""
+def cubic(x):
+    """Keys' cubic convolution (1981) with a = -1/2."""
+    a = -0.5
+    near = (a + 2) * x**3 - (a + 3) * x**2 + 1
+    far = a * x**3 - 5 * a * x**2 + 8 * a * x - 4 * a
+    return np.where(x < 1, near, np.where(x < 2, far, 0))
+
+
+def filter_matrix(low, high, length, size, inside, is_cubic):
+    """(size, length) float64 weights of the antialiased filter of [low, high)."""
     scale = (high - low) / size
     centres = low + (np.arange(size)[:, None] + 0.5) * scale - 0.5
-    weights = np.maximum(0, 1 - np.abs(np.arange(length) - centres) / max(scale, 1))
+    x = np.abs(np.arange(length) - centres) / max(scale, 1)
+    weights = cubic(x) if is_cubic else np.maximum(0, 1 - x)
     if inside:
         weights[:, : int(low)] = weights[:, int(np.ceil(high)) :] = 0
     return weights / weights.sum(axis=1, keepdims=True)
@@ -104,30 +114,31 @@ def test_a_missing_or_wrong_restart_mark_is_noticed():
     mark = file.index(b"\xff\xd2")
     out = np.zeros((8, 8, 3), np.uint8)
     for damaged in (file[:mark] + file[mark + 2 :], file[:mark] + b"\xff\xd5" + file[mark + 2 :]):
-        assert not native.cut_jpeg(damaged, (0, 0, 90, 120), True, FULL, out)
-        assert not native.cut_jpeg(damaged, (70, 0, 90, 120), True, FULL, out)  # jumped over
-        assert native.cut_jpeg(damaged, (0, 0, 16, 120), True, FULL, out)  # not reached
+        assert not native.cut_jpeg(damaged, (0, 0, 90, 120), True, FULL, False, out)
+        assert not native.cut_jpeg(damaged, (70, 0, 90, 120), True, FULL, False, out)  # jumped over
+        assert native.cut_jpeg(damaged, (0, 0, 16, 120), True, FULL, False, out)  # not reached
 
 
+@pytest.mark.parametrize("is_cubic", [False, True])
 @pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize(
     "box", [(0, 0, 60, 80), (7, 3, 50, 71), (10.25, 5.5, 41.75, 60.125), (20, 30, 25, 34)]
 )
 @pytest.mark.parametrize("shape", [(20, 20), (33, 47), (60, 80), (150, 9), (2, 2)])
-def test_pixels_are_resized_with_the_antialiased_bilinear_filter(box, shape, inside):
+def test_pixels_are_resized_with_the_antialiased_filter(box, shape, inside, is_cubic):
     pixels = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)
     out = np.zeros((*shape, 3), np.uint8)
-    assert native.cut_pixels(pixels, box, inside, out)
-    down = triangle_matrix(box[0], box[2], 60, shape[0], inside)
-    across = triangle_matrix(box[1], box[3], 80, shape[1], inside)
-    exact = np.einsum("yi,xj,ijc->yxc", down, across, pixels)
+    assert native.cut_pixels(pixels, box, inside, is_cubic, out)
+    down = filter_matrix(box[0], box[2], 60, shape[0], inside, is_cubic)
+    across = filter_matrix(box[1], box[3], 80, shape[1], inside, is_cubic)
+    exact = np.clip(np.einsum("yi,xj,ijc->yxc", down, across, pixels, optimize=True), 0, 255)
     assert np.abs(out - exact).max() < 0.55  # half for rounding
 
 
 def test_what_is_outside_the_pixels_is_refused():
     pixels, out = np.zeros((10, 10, 3), np.uint8), np.zeros((4, 4, 3), np.uint8)
     for box in [(-1, 0, 5, 5), (0, 0, 11, 5), (5, 5, 5, 8), (0, np.nan, 5, 5), (6, 0, 5, 5)]:
-        assert not native.cut_pixels(pixels, box, True, out)
+        assert not native.cut_pixels(pixels, box, True, False, out)
 
 
 def test_pictures_of_another_kind_are_refused():
@@ -138,13 +149,13 @@ def test_pictures_of_another_kind_are_refused():
         np.zeros((0, 4, 3), np.uint8),
     ):
         with pytest.raises(ValueError, match="a picture must be"):
-            native.cut_pixels(pixels, box, True, out)
+            native.cut_pixels(pixels, box, True, False, out)
     with pytest.raises(ValueError, match="a picture must be"):
-        native.cut_pixels(pixels, box, True, np.zeros((4, 4, 3), np.float32))
+        native.cut_pixels(pixels, box, True, False, np.zeros((4, 4, 3), np.float32))
     with pytest.raises(ValueError, match="as many channels"):
-        native.cut_pixels(pixels, box, True, np.zeros((4, 4, 4), np.uint8))
+        native.cut_pixels(pixels, box, True, False, np.zeros((4, 4, 4), np.uint8))
     with pytest.raises(ValueError, match="not C-contiguous"):
-        native.cut_pixels(pixels, box, True, np.zeros((4, 8, 3), np.uint8)[:, ::2])
+        native.cut_pixels(pixels, box, True, False, np.zeros((4, 8, 3), np.uint8)[:, ::2])
 
 
 def test_large_parts_are_decoded_at_a_fraction_of_their_size():
@@ -176,7 +187,7 @@ def test_progressive_cmyk_and_other_formats_are_left_to_others():
     assert native.plain_jpeg_size(png.getvalue()) is None
     assert native.plain_jpeg_size(b"") is None
     cmyk, out = jpeg(photo(30, 40).convert("CMYK")), np.zeros((8, 8, 3), np.uint8)
-    assert not native.cut_jpeg(cmyk, (0, 0, 30, 40), True, FULL, out)
+    assert not native.cut_jpeg(cmyk, (0, 0, 30, 40), True, FULL, False, out)
 
 
 def test_no_damage_does_more_than_being_refused():
@@ -190,13 +201,13 @@ def test_no_damage_does_more_than_being_refused():
         damaged = bytes(damaged[: random.integers(len(file))] if random.random() < 0.3 else damaged)
         size = native.plain_jpeg_size(damaged)
         box = size and (0, 0, min(size[0], 60), min(size[1], 80))
-        refused += not size or not native.cut_jpeg(damaged, box, True, 1.5, out)
+        refused += not size or not native.cut_jpeg(damaged, box, True, 1.5, False, out)
     assert 200 < refused < 2000
 
 
 def test_what_shrinks_too_much_is_left_to_others():
     pixels, out = np.zeros((60, 6000, 3), np.uint8), np.zeros((8, 8, 3), np.uint8)
-    assert not native.cut_pixels(pixels, (0, 0, 60, 6000), True, out)
+    assert not native.cut_pixels(pixels, (0, 0, 60, 6000), True, False, out)
     config = default_config().data
     config.update({"image_size": 8, "train_crop": "resize"})
     assert not decode.train_crop(pixels, config, (), name="x").any()
@@ -206,7 +217,7 @@ def test_white_stays_white():
     pixels = np.full((390, 401, 3), 255, np.uint8)
     for size in (9, 224, 500):
         out = np.zeros((size, size, 3), np.uint8)
-        assert native.cut_pixels(pixels, (0, 0, 390, 401), True, out) and out.min() == 255
+        assert native.cut_pixels(pixels, (0, 0, 390, 401), True, False, out) and out.min() == 255
 
 
 CROPS = [("train_crop", kind) for kind in ("inception", "random", "pad", "resize")]
@@ -215,9 +226,9 @@ CROPS += [("eval_crop", kind) for kind in ("central", "resize")]
 
 def with_and_without(monkeypatch, file, size, draws):
     """Each kind of crop, by the compiled part and without it."""
-    for field, kind in CROPS:
+    for (field, kind), interpolation in itertools.product(CROPS, ("bilinear", "bicubic")):
         side = round(size * 8 / 7)
-        data = dataclasses.replace(Data(), image_size=size, resize=side, eval_resize=side)
+        data = Data(image_size=size, resize=side, eval_resize=side, interpolation=interpolation)
         data, found = dataclasses.replace(data, **{field: kind}), []
         for part in (native, None):
             monkeypatch.setattr(decode, "_native", part)
@@ -261,21 +272,19 @@ def test_nor_does_any_crop_of_all_real_images(monkeypatch, shared_data):
     assert_the_same_for_real_images(monkeypatch, shared_data, every=1)
 
 
-def test_crops_of_real_images_are_within_45_db_of_full_decoding_with_pillow(shared_data):
-    config, found = default_config().data, {"train": [], "eval": []}
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_crops_of_real_images_are_those_of_a_full_decode_with_pillow(shared_data, interpolation):
+    data, method = Data(interpolation=interpolation), Image.Resampling[interpolation.upper()]
+    found = []
     for i, path in enumerate(sorted((shared_data / "imagenet_sample").glob("*.JPEG"))[::5]):
         file = path.read_bytes()
         image = Image.open(io.BytesIO(file)).convert("RGB")
-        (top, left, bottom, right), _ = crops.train_part(
-            image.height, image.width, config, draws(i)
-        )
-        exact = image.crop((left, top, right, bottom)).resize((224, 224), Image.Resampling.BILINEAR)
-        crop = decode.train_crop(file, config, draws(i), name=path.name)
-        found["train"].append(psnr(crop, np.asarray(exact)))
-        (top, left, bottom, right), _ = crops.eval_part(image.height, image.width, config)
-        box = (left, top, right, bottom)
-        exact = image.resize((224, 224), Image.Resampling.BILINEAR, box=box)
-        crop = decode.eval_crop(file, config, name=path.name)
-        found["eval"].append(psnr(crop, np.asarray(exact)))
-    assert np.mean(found["train"]) > 50 and np.mean(found["eval"]) > 50
-    assert min(found["train"] + found["eval"]) > 42
+        (top, left, bottom, right), _ = crops.train_part(image.height, image.width, data, draws(i))
+        exact = image.crop((left, top, right, bottom)).resize((224, 224), method)
+        crop = decode.train_crop(file, data, draws(i), name=path.name)
+        found.append(psnr(crop, np.asarray(exact)))
+        (top, left, bottom, right), _ = crops.eval_part(image.height, image.width, data)
+        exact = image.resize((224, 224), method, box=(left, top, right, bottom))
+        crop = decode.eval_crop(file, data, name=path.name)
+        found.append(psnr(crop, np.asarray(exact)))
+    assert np.mean(found) > 50 and min(found) > (45 if interpolation == "bicubic" else 42)

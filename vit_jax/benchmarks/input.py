@@ -136,7 +136,8 @@ def _crop_with_pillow(record: Record, config_data, draws: list[float]) -> np.nda
     (top, left, bottom, right), inside = crops.train_part(
         image.height, image.width, config_data, draws
     )
+    method = Image.Resampling[config_data.interpolation.upper()]
     size, box = crops.shape(config_data)[1::-1], (left, top, right, bottom)
     if inside:
-        return np.asarray(image.crop(box).resize(size, Image.Resampling.BILINEAR))
-    return np.asarray(image.resize(size, Image.Resampling.BILINEAR, box=box))
+        return np.asarray(image.crop(box).resize(size, method))
+    return np.asarray(image.resize(size, method, box=box))

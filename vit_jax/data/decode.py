@@ -179,7 +179,7 @@ def train_crop(
       BadImage: see `decode`.
     """
     out = np.empty(crops.shape(config_data), np.uint8) if out is None else out
-    _cut(image, name, lambda h, w: crops.train_part(h, w, config_data, draws), out)
+    _cut(image, name, lambda h, w: crops.train_part(h, w, config_data, draws), config_data, out)
     if config_data.train_crop == "pad":
         pad = config_data.pad
         padded = np.pad(out, ((pad, pad), (pad, pad), (0, 0)))
@@ -191,31 +191,37 @@ def train_crop(
 def eval_crop(
     image: bytes | np.ndarray, config_data, *, name: str, out: np.ndarray | None = None
 ) -> np.ndarray:
-    """The part of an image that is evaluated, `crops.shape(config_data)` uint8, with an antialiased
-    bilinear filter. `config_data.eval_crop` says how it is chosen, see `crops.eval_part`.
+    """The part of an image that is evaluated, `crops.shape(config_data)` uint8.
+    `config_data.eval_crop` says how it is chosen, see `crops.eval_part`.
 
     Arguments and errors are those of `train_crop`.
     """
     out = np.empty(crops.shape(config_data), np.uint8) if out is None else out
-    _cut(image, name, lambda h, w: crops.eval_part(h, w, config_data), out)
+    _cut(image, name, lambda h, w: crops.eval_part(h, w, config_data), config_data, out)
     return out
 
 
 def _cut(
-    image: bytes | np.ndarray, name: str, part_of: Callable[[int, int], Part], out: np.ndarray
+    image: bytes | np.ndarray,
+    name: str,
+    part_of: Callable[[int, int], Part],
+    config_data,
+    out: np.ndarray,
 ) -> None:
     """Puts the part that `part_of` chooses for a height and a width into `out` (H, W, C)."""
+    interpolation = config_data.interpolation
+    spare, cubic = resize.SPARE[interpolation], interpolation == "bicubic"
     if _native and isinstance(image, bytes):
         size = _native.plain_jpeg_size(image)
         if size and not _truncated(image):
             box, inside = part_of(*size)
-            if _native.cut_jpeg(image, box, inside, resize.SPARE, out):
+            if _native.cut_jpeg(image, box, inside, spare, cubic, out):
                 return
     pixels = decode(image, name=name, channels=out.shape[2])
     part = part_of(*pixels.shape[:2])
-    if _native and _native.cut_pixels(np.ascontiguousarray(pixels), *part, out):
+    if _native and _native.cut_pixels(np.ascontiguousarray(pixels), *part, cubic, out):
         return
-    scale = resize.jpeg_scale(part, *out.shape[:2])
+    scale = resize.jpeg_scale(part, *out.shape[:2], interpolation)
     if _native is None and scale < resize.BLOCK:
         sampling = _plain_jpeg_sampling(image)
         if sampling:
@@ -223,7 +229,7 @@ def _cut(
             pixels, part = resize.shrink_blocks(
                 pixels, part, *out.shape[:2], scale, chroma_halved=halved
             )
-    resize.cut_pixels(pixels, part, out)
+    resize.cut_pixels(pixels, part, out, interpolation)
 
 
 def _plain_jpeg_sampling(image: bytes | np.ndarray) -> list[tuple[int, int]]:

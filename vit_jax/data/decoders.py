@@ -12,8 +12,8 @@ COMPILED, PYTHON = "native", "OpenCV"
 
 # Training crops of 224 pixels from 100 ImageNet photos on one core: 1.1 ms against 2.6.
 _COST = (
-    "images are decoded by OpenCV and Pillow, at about 40 %% of the speed of the compiled decoder, which cannot be used "
-    "(%s): install a C compiler (apt-get install gcc libc6-dev), and then vit_jax again"
+    "images are decoded by OpenCV and Pillow, at about 40 %% of the speed of the compiled decoder, which "
+    "cannot be used (%s): install a C compiler (apt-get install gcc libc6-dev), and then vit_jax again"
 )
 
 

@@ -14,17 +14,20 @@ from vit_jax.data.crops import Part
 BLOCK = 8  # pixels of a side of the blocks that JPEG transforms
 
 # A JPEG is decoded at half its size (or a quarter, an eighth) while each side keeps so many times
-# the pixels of the result: 1.5 leaves the result within 42 dB of a full decode at worst.
-SPARE = 1.5
+# the pixels of the result. Of 200 photos that leaves 44 dB to a full decode at worst for bilinear
+# crops of 224 pixels, 35 for those of 32; for bicubic ones, which are sharper, 45 at any size.
+SPARE = {"bilinear": 1.5, "bicubic": 3.0}
 
 
-def cut_pixels(pixels: np.ndarray, part: Part, out: np.ndarray) -> None:
-    """Resizes a part of `pixels` into `out`, with the antialiased bilinear filter: a triangle two
-    pixels of the result wide, or two of the source where that grows.
+def cut_pixels(pixels: np.ndarray, part: Part, out: np.ndarray, interpolation: str) -> None:
+    """Resizes a part of `pixels` into `out` with an antialiased filter, which reaches over two
+    pixels of the result (bilinear) or four (bicubic), or of the source where that grows.
 
     Args:
       pixels, out: (H, W, C) uint8.
+      interpolation: 'bilinear', a triangle, or 'bicubic', Keys' cubic with a = -1/2.
     """
+    method = Image.Resampling[interpolation.upper()]
     (top, left, bottom, right), inside = part
     if inside:  # what is outside does not count: cut first
         above, before = math.floor(top), math.floor(left)
@@ -32,19 +35,19 @@ def cut_pixels(pixels: np.ndarray, part: Part, out: np.ndarray) -> None:
         top, left, bottom, right = top - above, left - before, bottom - above, right - before
     size, box = out.shape[1::-1], (left, top, right, bottom)
     if out.shape[2] == 3:
-        out[:] = Image.fromarray(pixels).resize(size, Image.Resampling.BILINEAR, box=box)
+        out[:] = Image.fromarray(pixels).resize(size, method, box=box)
         return
     for channel in range(out.shape[2]):
         plane = Image.fromarray(np.ascontiguousarray(pixels[..., channel]))
-        out[..., channel] = plane.resize(size, Image.Resampling.BILINEAR, box=box)
+        out[..., channel] = plane.resize(size, method, box=box)
 
 
-def jpeg_scale(part: Part, height: int, width: int) -> int:
+def jpeg_scale(part: Part, height: int, width: int, interpolation: str) -> int:
     """Of eight pixels, how many a side of a block is decoded to for a result of this size: 8, 4, 2
     or 1.
     """
     (top, left, bottom, right), _ = part
-    scale, needed = BLOCK, 2 * BLOCK * SPARE
+    scale, needed = BLOCK, 2 * BLOCK * SPARE[interpolation]
     while scale > 1 and min((bottom - top) / height, (right - left) / width) * scale >= needed:
         scale //= 2
     return scale
@@ -69,7 +72,8 @@ def shrink_blocks(
     (box, inside), fraction, corner, region = part, scale / BLOCK, [], []
     for axis, result in enumerate((height, width)):
         low, high = box[axis], box[axis + 2]
-        around = 2 * BLOCK + (0 if inside else math.ceil((high - low) / result))  # a filter's reach
+        reach = 0 if inside else math.ceil(2 * (high - low) / result)  # of the wider filter
+        around = 2 * BLOCK + reach
         corner.append(max(math.floor(low - around), 0) // (2 * BLOCK) * 2 * BLOCK)
         region.append(slice(corner[axis], math.ceil(high + around)))
     pixels = pixels[tuple(region)].astype(np.float32)

@@ -120,15 +120,15 @@ static void make_factors(Lanes *factors, const uint8_t *quantizer, int wide) {
 }
 
 /* One dimension's filter, of samples of a plane, `ratio` pixels wide; there are `length` pixels. */
-static int make_line(Filter *f, double low, double high, int length, int ratio, int inside, int size) {
+static int make_line(Filter *f, double low, double high, int length, int ratio, int inside, int size, int cubic) {
   int least = inside ? (int)floor(low) : 0, most = inside ? (int)ceil(high) : length;
-  int status = make_filter(f, low, high, least, most, size);
+  int status = make_filter(f, low, high, least, most, size, cubic);
   return status == DONE && ratio > 1 ? widen_filter(f, ratio, (length + ratio - 1) / ratio, size) : status;
 }
 
 /* Everything about one plane of a picture that is decoded at luma_scale / 8 of its size. */
 static int make_channel(Channel *c, const Header *h, int number, int luma_scale, const double part[4], int inside,
-                        int height, int size) {
+                        int height, int size, int cubic) {
   const Component *component = h->component + number;
   int down = h->down / component->down, over = h->across / component->across;
   if (down * component->down != h->down || over * component->across != h->across) return UNSUITABLE;
@@ -137,9 +137,9 @@ static int make_channel(Channel *c, const Header *h, int number, int luma_scale,
   double shrink = luma_scale / 8.0;
   int rows = (h->rows * luma_scale + 7) / 8, columns = (h->columns * luma_scale + 7) / 8;
   Plane *p = &c->plane;
-  int status = make_line(&p->down, part[0] * shrink, part[2] * shrink, rows, down, inside, height);
+  int status = make_line(&p->down, part[0] * shrink, part[2] * shrink, rows, down, inside, height, cubic);
   if (status == DONE)
-    status = make_line(&p->over, part[1] * shrink, part[3] * shrink, columns, over, inside, size);
+    status = make_line(&p->over, part[1] * shrink, part[3] * shrink, columns, over, inside, size, cubic);
   if (status != DONE) return status;
   c->from = p->over.from / c->scale, c->to = (p->over.to - 1) / c->scale + 1;
   c->first = p->down.from / (c->scale * c->down), c->last = (p->down.to - 1) / (c->scale * c->down);
@@ -161,8 +161,8 @@ static int ready_after(const Job *job, int y) {
   return after;
 }
 
-static int make_job(Job *job, const Header *h, const double part[4], int inside, double spare, int height, int size,
-                    int *from, int *to) {
+static int make_job(Job *job, const Header *h, const double part[4], int inside, double spare, int cubic, int height,
+                    int size, int *from, int *to) {
   int status = DONE, scale = 8;
   while (scale > 1 && (part[2] - part[0]) * scale >= 16 * spare * height &&
          (part[3] - part[1]) * scale >= 16 * spare * size)
@@ -179,7 +179,7 @@ static int make_job(Job *job, const Header *h, const double part[4], int inside,
     }
     c->across = component->across, c->down = component->down;
     if (i >= job->planes) continue;
-    if (status == DONE) status = make_channel(c, h, i, scale, part, inside, height, size);
+    if (status == DONE) status = make_channel(c, h, i, scale, part, inside, height, size, cubic);
     if (c->first < *from) *from = c->first;
     if (c->last + 1 > *to) *to = c->last + 1;
   }
@@ -254,15 +254,15 @@ static int run_job(Job *job, const Header *h, int from, int to, uint8_t *out, in
   return has_overrun(&job->reader) ? UNSUITABLE : DONE;
 }
 
-int cut_jpeg(const Header *h, const double part[4], int inside, double spare, uint8_t *out, int height, int size,
-             int channels) {
+int cut_jpeg(const Header *h, const double part[4], int inside, double spare, int cubic, uint8_t *out, int height,
+             int size, int channels) {
   if (channels != 1 && channels != 3) return UNSUITABLE;
   if (!(part[0] >= 0 && part[1] >= 0 && part[2] <= h->rows && part[3] <= h->columns)) return UNSUITABLE;
   Job *job = aligned(sizeof *job);
   if (!job) return NO_MEMORY;
   memset(job, 0, sizeof *job);
   job->planes = channels == 1 ? 1 : h->planes;
-  int from, to, status = make_job(job, h, part, inside, spare, height, size, &from, &to);
+  int from, to, status = make_job(job, h, part, inside, spare, cubic, height, size, &from, &to);
   if (status == DONE) status = run_job(job, h, from, to, out, height, size, channels);
   free_job(job);
   return status;

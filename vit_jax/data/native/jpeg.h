@@ -83,8 +83,8 @@ void skip_block(Reader *r, const Codes *dc_codes, const Codes *ac_codes, int *dc
 
 /* Cuts (top, left, bottom, right) out, (height, size, channels), as RGB or, with one channel, as luma.
    `inside`: the pixels around it do not count. A plane is decoded at a half, quarter or eighth of its size if that
-   leaves `spare` times the result's pixels. */
-int cut_jpeg(const Header *h, const double part[4], int inside, double spare, uint8_t *out, int height, int size,
-             int channels);
+   leaves `spare` times the result's pixels. `cubic`: see make_filter. */
+int cut_jpeg(const Header *h, const double part[4], int inside, double spare, int cubic, uint8_t *out, int height,
+             int size, int channels);
 
 #endif

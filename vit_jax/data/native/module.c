@@ -1,7 +1,7 @@
 /* From a JPEG file, or from pixels, to a small picture of one part of it, without the GIL.
 
-   Lives here: what `decode.py` asks for in its inner loop, and no more. The filter is the antialiased bilinear
-   one: a triangle, two pixels of the result wide. Whatever is not plain (progressive, CMYK, turned by EXIF,
+   Lives here: what `decode.py` asks for in its inner loop, and no more. The filter is an antialiased
+   one: a triangle, or a cubic. Whatever is not plain (progressive, CMYK, turned by EXIF,
    damaged) is left to the caller's other decoders. C11 with the vectors of GCC or Clang, and no library. */
 
 #define PY_SSIZE_T_CLEAN
@@ -38,30 +38,30 @@ static PyObject *answer(int status) {
 static PyObject *py_cut_jpeg(PyObject *self, PyObject *args) {
   const char *data;
   Py_ssize_t length;
-  int inside, status;
+  int inside, cubic, status;
   double part[4], spare;
   Header header;
   PyObject *array;
   Py_buffer out;
-  if (!PyArg_ParseTuple(args, "y#(dddd)pdO", &data, &length, part, part + 1, part + 2, part + 3, &inside, &spare,
-                        &array) ||
+  if (!PyArg_ParseTuple(args, "y#(dddd)pdpO", &data, &length, part, part + 1, part + 2, part + 3, &inside, &spare,
+                        &cubic, &array) ||
       !get_picture(array, PyBUF_WRITABLE, &out))
     return NULL;
   Py_BEGIN_ALLOW_THREADS;
   status = read_header(&header, (const uint8_t *)data, length);
   if (status == DONE)
-    status = cut_jpeg(&header, part, inside, spare, out.buf, out.shape[0], out.shape[1], out.shape[2]);
+    status = cut_jpeg(&header, part, inside, spare, cubic, out.buf, out.shape[0], out.shape[1], out.shape[2]);
   Py_END_ALLOW_THREADS;
   PyBuffer_Release(&out);
   return answer(status);
 }
 
 static PyObject *py_cut_pixels(PyObject *self, PyObject *args) {
-  int inside, status;
+  int inside, cubic, status;
   double part[4];
   PyObject *source, *array;
   Py_buffer pixels, out;
-  if (!PyArg_ParseTuple(args, "O(dddd)pO", &source, part, part + 1, part + 2, part + 3, &inside, &array) ||
+  if (!PyArg_ParseTuple(args, "O(dddd)ppO", &source, part, part + 1, part + 2, part + 3, &inside, &cubic, &array) ||
       !get_picture(source, 0, &pixels))
     return NULL;
   if (!get_picture(array, PyBUF_WRITABLE, &out)) {
@@ -75,8 +75,8 @@ static PyObject *py_cut_pixels(PyObject *self, PyObject *args) {
     return NULL;
   }
   Py_BEGIN_ALLOW_THREADS;
-  status = cut_pixels(pixels.buf, pixels.shape[0], pixels.shape[1], pixels.shape[2], part, inside, out.buf,
-                      out.shape[0], out.shape[1]);
+  status = cut_pixels(pixels.buf, pixels.shape[0], pixels.shape[1], pixels.shape[2], part, inside, cubic,
+                      out.buf, out.shape[0], out.shape[1]);
   Py_END_ALLOW_THREADS;
   PyBuffer_Release(&pixels);
   PyBuffer_Release(&out);
@@ -87,9 +87,9 @@ static PyMethodDef methods[] = {
     {"plain_jpeg_size", plain_jpeg_size, METH_O,
      "plain_jpeg_size(file: bytes) -> (height, width), or None if cut_jpeg is not for it."},
     {"cut_jpeg", py_cut_jpeg, METH_VARARGS,
-     "cut_jpeg(file, (top, left, bottom, right), inside, spare, out) -> whether it could."},
+     "cut_jpeg(file, (top, left, bottom, right), inside, spare, cubic, out) -> whether it could."},
     {"cut_pixels", py_cut_pixels, METH_VARARGS,
-     "cut_pixels(pixels, (top, left, bottom, right), inside, out) -> whether it could."},
+     "cut_pixels(pixels, (top, left, bottom, right), inside, cubic, out) -> whether it could."},
     {NULL, NULL, 0, NULL}};
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", "See module.c.", -1, methods,

@@ -54,7 +54,7 @@ void write_rows(uint8_t *out, float **row, int channels, int size) {
 }
 
 int cut_pixels(const uint8_t *pixels, int rows, int columns, int channels, const double part[4], int inside,
-               uint8_t *out, int height, int size) {
+               int cubic, uint8_t *out, int height, int size) {
   Plane plane[MOST_CHANNELS] = {0};
   float *row[MOST_CHANNELS] = {0};
   Lanes *strip[MOST_CHANNELS] = {0};
@@ -64,8 +64,8 @@ int cut_pixels(const uint8_t *pixels, int rows, int columns, int channels, const
     Plane *p = plane + i;
     int top = inside ? (int)floor(part[0]) : 0, bottom = inside ? (int)ceil(part[2]) : rows;
     int left = inside ? (int)floor(part[1]) : 0, right = inside ? (int)ceil(part[3]) : columns;
-    status = make_filter(&p->down, part[0], part[2], top, bottom, height);
-    if (status == DONE) status = make_filter(&p->over, part[1], part[3], left, right, size);
+    status = make_filter(&p->down, part[0], part[2], top, bottom, height, cubic);
+    if (status == DONE) status = make_filter(&p->over, part[1], part[3], left, right, size, cubic);
     if (status != DONE) break;
     p->rows = p->down.from;
     status = make_ring(p, p->down.most + LANES, size);

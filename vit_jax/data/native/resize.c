@@ -6,14 +6,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The filter's triangle is two pixels of the result wide, or two of the source where it grows. What shrinks
-   more than this is left to others: its weights take too much room. */
-enum { MOST_REACH = 64 };
+/* Pixels of the source for a pixel of the result. What shrinks more than this is left to others: its weights take
+   too much room. */
+enum { MOST_STRETCH = 64 };
 
-/* The weights for resizing [low, high) of a line to `size` pixels, of source pixels least <= i < most. */
-int make_filter(Filter *f, double low, double high, int least, int most, int size) {
-  double scale = (high - low) / size, reach = scale > 1 ? scale : 1;
-  if (!(low < high) || !(reach <= MOST_REACH)) return UNSUITABLE;
+/* Keys' cubic convolution with a = -1/2 (1981), for 0 <= x < 2. */
+static double cubic_weight(double x) {
+  return x < 1 ? (1.5 * x - 2.5) * x * x + 1 : ((2.5 - 0.5 * x) * x - 4) * x + 2;
+}
+
+int make_filter(Filter *f, double low, double high, int least, int most, int size, int cubic) {
+  double scale = (high - low) / size, stretch = scale > 1 ? scale : 1, reach = cubic ? 2 * stretch : stretch;
+  if (!(low < high) || !(stretch <= MOST_STRETCH)) return UNSUITABLE;
   f->stride = 2 * (int)reach + 3; /* an open interval of 2 * reach has no more whole numbers in it */
   f->first = malloc(size * sizeof *f->first);
   f->count = malloc(size * sizeof *f->count);
@@ -27,7 +31,10 @@ int make_filter(Filter *f, double low, double high, int least, int most, int siz
     if (last > most) last = most;
     if (last <= first) return UNSUITABLE; /* the part is outside */
     float *weight = f->weight + (size_t)i * f->stride;
-    for (int j = first; j < last; j++) sum += weight[j - first] = 1 - fabs(j - centre) / reach;
+    for (int j = first; j < last; j++) {
+      double x = fabs(j - centre) / stretch;
+      sum += weight[j - first] = cubic ? cubic_weight(x) : 1 - x;
+    }
     for (int j = first; j < last; j++) weight[j - first] /= sum;
     f->first[i] = first;
     f->count[i] = last - first;
@@ -103,7 +110,7 @@ FAST void add_strip(Plane *p, const Lanes *columns, int column, int rows, int si
 FAST void take_row(const Plane *p, int y, float *out) {
   int count = p->down.count[y], first = p->down.first[y];
   const float *weight = p->down.weight + (size_t)y * p->down.stride;
-  const float *row[2 * MOST_REACH + 3];
+  const float *row[4 * MOST_STRETCH + 3];
   for (int t = 0; t < count; t++) row[t] = p->ring + (size_t)((first + t) % p->kept) * p->width;
   for (int x = 0; x < p->width; x += LANES) {
     Lanes sum = weight[0] * *(const Lanes *)(row[0] + x);

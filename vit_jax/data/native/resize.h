@@ -1,4 +1,4 @@
-/* Resizing planes of float with the antialiased bilinear filter, eight source rows at a time. */
+/* Resizing planes of float with an antialiased filter, eight source rows at a time. */
 
 #ifndef RESIZE_H
 #define RESIZE_H
@@ -53,8 +53,9 @@ typedef struct {
   float *ring; /* (kept, width) */
 } Plane;
 
-/* The weights for resizing [low, high) of a line to `size` pixels, of the source's pixels least <= i < most. */
-int make_filter(Filter *f, double low, double high, int least, int most, int size);
+/* The weights for resizing [low, high) of a line to `size` pixels, of the source's pixels least <= i < most: a
+   triangle two pixels of the result wide, or `cubic`, four wide; of the source where that grows. */
+int make_filter(Filter *f, double low, double high, int least, int most, int size, int cubic);
 
 /* Changes a filter of pixels to one of the `length` samples that they come from, each `ratio` pixels wide: two
    pixels a sample are a quarter interpolated from its neighbours, as libjpeg does, more are its copies. */
@@ -77,9 +78,9 @@ void write_rgb(uint8_t *out, float *row[3], int size);
 void write_rows(uint8_t *out, float **row, int channels, int size);
 
 /* Cuts (top, left, bottom, right) out of (rows, columns, channels), to (height, size, channels). `inside`: the
-   pixels around it do not count: cut first, then resize. */
+   pixels around it do not count: cut first, then resize. `cubic`: see make_filter. */
 int cut_pixels(const uint8_t *pixels, int rows, int columns, int channels, const double part[4], int inside,
-               uint8_t *out, int height, int size);
+               int cubic, uint8_t *out, int height, int size);
 
 /* Eight rows of eight to eight columns of eight. */
 INLINE void transpose(Lanes m[LANES]) {
