@@ -3,6 +3,7 @@ one number of channels another.
 """
 
 import io
+import tokenize
 
 import numpy as np
 
@@ -14,6 +15,9 @@ _NPY_HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
+# What NumPy raises at a damaged header, which it reads as Python code.
+_NPY_ERRORS = (ValueError, SyntaxError, TypeError, KeyError, OverflowError, tokenize.TokenError)
+
 LUMA = (19595, 38470, 7471)  # of red, green, blue: BT.601 times 2^16, as Pillow's mode L
 
 
@@ -31,7 +35,7 @@ def read_npy(image: bytes, name: str) -> np.ndarray:
             raise TypeError(f"it holds {dtype}")
         pixels = np.frombuffer(image, dtype, offset=file.tell())
         return pixels.reshape(shape, order="F" if in_columns else "C")
-    except (ValueError, SyntaxError, TypeError, KeyError, OverflowError) as error:
+    except _NPY_ERRORS as error:
         raise BadImage(name, f"it is no whole .npy file of numbers ({error})") from None
 
 
