@@ -58,10 +58,19 @@ def test_grey_palette_cmyk_16_bit_and_transparent_images_become_rgb():
     assert psnr(cmyk, image) > 35
 
 
-def test_the_first_frame_of_an_animation_is_taken():
-    frames = [Image.fromarray(np.full((8, 8, 3), value, np.uint8)) for value in (30, 200)]
-    gif = encode(frames[0], "GIF", save_all=True, append_images=frames[1:])
-    assert np.abs(decode(gif, name="x").astype(int) - 30).max() <= 1
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(
+    "kind, options", [("GIF", {}), ("PNG", {}), ("WEBP", {"lossless": True}), ("TIFF", {})]
+)
+def test_the_first_frame_or_page_is_taken(kind, options, channels):
+    first, *more = [Image.fromarray(np.full((8, 8, 3), value, np.uint8)) for value in (30, 200)]
+    file = encode(first, kind, save_all=True, append_images=more, **options)
+    assert np.abs(decode(file, name="x", channels=channels).astype(int) - 30).max() <= 1
+
+
+def test_a_cmyk_tiff_becomes_rgb():
+    image = Image.fromarray(smooth_image())
+    assert np.array_equal(decode(encode(image.convert("CMYK"), "TIFF"), name="x"), image)
 
 
 def test_exif_orientation_is_honoured():
