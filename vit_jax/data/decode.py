@@ -19,9 +19,14 @@ from vit_jax.data import crops, resize, samples, tiff
 from vit_jax.data.crops import Part
 from vit_jax.data.record import BadImage
 
+_INTERFACE = 2  # as in native/module.c
+
 try:
     from vit_jax.data import _native
-except ImportError as error:  # no C compiler when this was installed, or another Python
+
+    if getattr(_native, "INTERFACE", 1) != _INTERFACE:
+        raise ImportError("it was compiled from another version of the code")
+except ImportError as error:  # or there was no C compiler at install, or this is another Python
     _native, _why_not_native = None, str(error)
 else:
     _why_not_native = ""

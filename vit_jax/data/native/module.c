@@ -95,4 +95,11 @@ static PyMethodDef methods[] = {
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", "See module.c.", -1, methods,
                                     NULL, NULL, NULL, NULL};
 
-PyMODINIT_FUNC PyInit__native(void) { return PyModule_Create(&module); }
+/* Raise it, here and in decode.py, when a function takes other arguments or gives other pixels. */
+enum { INTERFACE = 2 };
+
+PyMODINIT_FUNC PyInit__native(void) {
+  PyObject *made = PyModule_Create(&module);
+  if (made && PyModule_AddIntConstant(made, "INTERFACE", INTERFACE)) Py_CLEAR(made);
+  return made;
+}
