@@ -182,7 +182,7 @@ def test_what_changes_colours_is_refused_for_images_without_them(values, off):
     config = dataclasses.replace(NOTHING, **values)
     aug.check(config, 3)
     (name,) = values
-    message = f"config.augment.{name} changes colours, .* 13 channels .*: set it to {off}$"
+    message = f"config.augment.{name} changes the colours of RGB .* is 13: set it to {off}$"
     with pytest.raises(ConfigError, match=message):
         aug.check(config, 13)
 
@@ -206,7 +206,7 @@ def test_mean_and_std_are_one_number_for_each_channel_or_one_for_all():
     five = aug.with_channels(Data(channels=5, std=(0.1, 0.2, 0.3, 0.4, 0.5)))
     assert five.mean == (0.5,) * 5 and five.std == (0.1, 0.2, 0.3, 0.4, 0.5)
     message = (
-        r"config.data.mean = \(0.1, 0.2, 0.3\) has 3 numbers, and config.data.channels is 5: give 5"
+        r"config.data.mean = \(0.1, 0.2, 0.3\) has 3 numbers, and config.data.channels is 5: give one"
     )
     with pytest.raises(ConfigError, match=message):
         aug.with_channels(Data(channels=5, mean=(0.1, 0.2, 0.3)))

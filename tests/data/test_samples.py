@@ -267,7 +267,7 @@ def test_the_config_of_a_run_has_a_mean_and_a_std_for_each_channel():
     data = resolve(config).data
     assert data.mean == data.std == (0.5,) * 5
     config.augment.color_jitter = 0.3
-    with pytest.raises(ConfigError, match="color_jitter changes colours"):
+    with pytest.raises(ConfigError, match="color_jitter changes the colours"):
         resolve(config)
     config.augment.color_jitter, config.data.std = 0.0, (0.2, 0.3)
     with pytest.raises(ConfigError, match=r"config.data.std = \(0.2, 0.3\) has 2 numbers"):

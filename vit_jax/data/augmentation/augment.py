@@ -29,8 +29,8 @@ def check(config, channels: int) -> None:
     for name in ("color_jitter", "randaugment_layers", "autoaugment", "three_augment"):
         if getattr(config, name) and channels != 3:
             raise ConfigError(
-                f"config.augment.{name} changes colours, and images have {channels} channels "
-                f"(config.data.channels), not the 3 of RGB: set it to {type(getattr(config, name))()}"
+                f"config.augment.{name} changes the colours of RGB images, and config.data.channels is "
+                f"{channels}: set it to {type(getattr(config, name))()}"
             )
     if config.randaugment_std and config.randaugment_kind == "tensorflow":
         raise ConfigError(
@@ -66,7 +66,7 @@ def with_channels(config_data):
         if len(said) != channels:
             raise ConfigError(
                 f"config.data.{field.name} = {said} has {len(said)} numbers, and config.data.channels is "
-                f"{channels}: give {channels} numbers, or one for all channels"
+                f"{channels}: give one number for each channel, or one for all"
             )
         values[field.name] = said
     return dataclasses.replace(config_data, **values)
