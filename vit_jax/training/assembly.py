@@ -111,7 +111,10 @@ def model_config_of(config: Config, num_classes: int):
         raise ConfigError(f"config.model.num_classes is {said}, {has}")
     name = options.pop("name")
     return registry.model_config(
-        name, image_size=config.data.image_size, **options | {"num_classes": num_classes}
+        name,
+        image_size=config.data.image_size,
+        channels=config.data.channels,
+        **options | {"num_classes": num_classes},
     )
 
 
