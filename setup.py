@@ -11,7 +11,8 @@ from setuptools.command.build_ext import build_ext
 here = pathlib.Path(__file__).parent
 version = re.search(r'__version__ = "(.+)"', (here / "vit_jax" / "__init__.py").read_text())[1]
 
-TENSORFLOW = ["tensorflow>=2.18"]
+# What TFDS needs to download and prepare; it imports importlib_resources without requiring it.
+PREPARE = ["tensorflow>=2.18", "importlib_resources>=6.4"]
 PLAN = ["jax[tpu]"]  # The TPU compiler, as old or new as jax itself.
 TEST = [
     *PLAN,
@@ -90,7 +91,7 @@ setup(
         "plan": PLAN,
         "cuda": ["jax[cuda13]"],
         "gcs": ["gcsfs>=2026.10"],
-        "prepare": TENSORFLOW,
+        "prepare": PREPARE,
         "test": TEST,
     },
     entry_points={"console_scripts": ["vit_jax = vit_jax.main:run"]},

@@ -25,7 +25,6 @@ def get_config(arg="S"):
     config.data.repeats = 3
     config.data.mean = (0.485, 0.456, 0.406)
     config.data.std = (0.229, 0.224, 0.225)
-    config.data.threads = 16
     config.augment.randaugment_kind = "timm-inc1"  # rand-m9-mstd0.5-inc1
     config.augment.randaugment_layers = 2
     config.augment.randaugment_magnitude = 9.0

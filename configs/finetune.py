@@ -4,8 +4,8 @@ vit_jax train --config=configs/finetune.py:cifar10 --workdir=DIR --config.init_f
     cifar10, cifar100, imagenet2012, oxford_iiit_pet, oxford_flowers102;
 vit_jax train --config=configs/finetune.py:cifar10,big_vision --workdir=DIR
     with rates and crops of big_vision's transfer.py instead of the authors' own;
-vit_jax train --config=configs/finetune.py:vtab --workdir=DIR --config.data.name=dtd
-    a task of VTAB, all of which share one setting;
+vit_jax train --config=configs/finetune.py:vtab/dtd --workdir=DIR
+    one of the 19 tasks of VTAB-1k, all of which share one setting (docs/data.md);
 vit_jax train --config=configs/finetune.py --workdir=DIR --config.data.name=folder
     anything else; then say what fits it, e.g. --config.data.path, --config.duration="10 epochs".
 
@@ -37,6 +37,7 @@ the authors' code, so that one accelerator can do it; with memory to spare, --co
 
 from vit_jax import recipes
 from vit_jax.base.errors import ConfigError
+from vit_jax.data.sources.named import NAMED, VTAB
 
 # Trained on, evaluated on, steps (Table 4), warm-up, rate. Those left out are for choosing.
 TASKS = {
@@ -45,7 +46,7 @@ TASKS = {
     "imagenet2012": ("train[:99%]", "validation", 20_000, 500, 0.03),
     "oxford_iiit_pet": ("train[:90%]", "test", 500, 100, 0.03),
     "oxford_flowers102": ("train[:90%]", "test", 500, 100, 0.03),
-    "vtab": ("train[:800]+validation[:200]", "test", 2500, 200, 0.01),
+    **{task: ("train800+val200", "test", 2500, 200, 0.01) for task in VTAB},
     "other": ("train", "test", 2500, 200, 0.01),
 }
 # Rate, how training images are cut.
@@ -62,13 +63,14 @@ def get_config(arg="other"):
     task, source = recipes.arguments(arg, task=TASKS, source=("big_vision",))
     train, evaluated, steps, warmup, rate = TASKS[task]
     config = recipes.from_checkpoint()
-    config.data.name = (
-        "TASK" if task in ("vtab", "other") else task
-    )  # To be said on the command line.
+    config.data.name = "TASK" if task == "other" else task  # To be said on the command line.
     config.data.train_split = train
     config.data.eval_split = evaluated
     config.data.image_size = 384
     config.data.eval_crop = "resize"
+    if task in NAMED:
+        config.data.train_crop, config.data.eval_crop = NAMED[task].crops
+        config.augment.flip = NAMED[task].flip
     config.duration = f"{steps} steps"
     config.batch_size = 512
     config.accumulate = 8
@@ -81,9 +83,6 @@ def get_config(arg="other"):
     config.optim.weight_decay = 0.0
     config.optim.clip = 1.0
     config.eval.every = "10%"
-    if task == "vtab":
-        config.data.train_crop = "resize"
-        config.augment.flip = False
     if source:
         big_vision(config, task)
     return config

@@ -32,7 +32,6 @@ def get_config(arg="g/14"):
     config.data.name = "jft3b"
     config.data.train_split = "train"
     config.data.eval_split = "validation"
-    config.data.threads = 16
     config.model.name = f"ViT-{model}"
     config.model.num_classes = 29_593
     config.model.pool = "map"

@@ -25,7 +25,8 @@ with a bias of -6.9.
 """
 
 from vit_jax import recipes
-from vit_jax.base.errors import ConfigError, default_config
+from vit_jax.base.errors import ConfigError
+from vit_jax.config import default_config
 
 AUGREG = {"Ti/16": "light1", "S/32": "medium1"} | dict.fromkeys(
     ("S/16", "B/32", "B/16", "L/16"), "medium2"
@@ -40,7 +41,6 @@ def get_config(arg="B/16"):
     config.data.name = "imagenet2012"
     config.data.train_split = "train[:99%]"
     config.data.eval_split = "validation"
-    config.data.threads = 16
     config.model.name = f"ViT-{model}"
     config.model.num_classes = 1000
     config.model.representation = recipes.width(model)

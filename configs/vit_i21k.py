@@ -10,7 +10,8 @@ vit_jax train --config=configs/vit_i21k.py:B/16,light2 --workdir=DIR
     B/32, B/16 or L/16. The paper also ran 30 epochs, decay 0.03 (--config.optim.weight_decay=3e-5)
     and --config.model.dropout=0.1 --config.model.drop_path=0.1.
 
-The data set is called `imagenet21k`, as in big_vision; its first 51,200 images are held out.
+The data set is big_vision's: 21,843 classes, the first 51,200 images held out. TFDS cannot make it:
+docs/data.md says how to prepare ImageNet-21k, and which fields to set then.
 
 Expect, ImageNet top-1 % after fine-tuning:
                                   Ti/16  S/32   S/16   B/32   B/16   L/32   L/16
@@ -29,7 +30,8 @@ Where sources differ or say nothing:
 """
 
 from vit_jax import recipes
-from vit_jax.base.errors import ConfigError, default_config
+from vit_jax.base.errors import ConfigError
+from vit_jax.config import default_config
 
 TABLE_3 = ("B/16", "B/32", "L/16", "L/32")
 AUGREG = {
@@ -50,7 +52,6 @@ def get_config(arg="B/16"):
     config.data.name = "imagenet21k"
     config.data.train_split = "full[51200:]"
     config.data.eval_split = "full[:51200]"
-    config.data.threads = 16
     config.model.name = f"ViT-{model}"
     config.model.num_classes = 21_843
     config.model.head_bias = -10.0

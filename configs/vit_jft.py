@@ -44,7 +44,6 @@ def get_config(arg="L/16"):
     config.data.name = "jft300m"
     config.data.train_split = "train"
     config.data.eval_split = "validation"
-    config.data.threads = 16
     config.model.name = f"ViT-{model}"
     config.model.num_classes = 18_291
     config.model.representation = recipes.width(model)

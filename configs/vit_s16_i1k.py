@@ -22,7 +22,6 @@ def get_config(arg="90"):
     config.data.name = "imagenet2012"
     config.data.train_split = "train[:99%]"
     config.data.eval_split = "validation"
-    config.data.threads = 16
     config.augment.randaugment_layers = 2
     config.augment.randaugment_magnitude = 10.0
     config.augment.mixup = 0.2

@@ -54,7 +54,7 @@ ARGUMENTS = {
         "oxford_flowers102",
         "imagenet2012,big_vision",
     ],
-    "linear_probe": ["imagenet2012", "vtab"],
+    "linear_probe": ["imagenet2012", "vtab/dtd"],
     "bit_hyperrule": [
         "cifar100",
         "imagenet2012",
@@ -149,7 +149,12 @@ def test_a_recipe_is_headed_by_its_command_and_names_only_fields_there_are(name)
         (("scaling_vit", "g/16"), "there is no model 'g/16'; did you mean"),
         (("finetune", "cifar"), "there is no task 'cifar'; did you mean 'cifar10'?"),
         (("finetune", "cifar10,bigvision"), "there is no source 'bigvision'; did you mean"),
-        (("finetune", "vtab,big_vision"), "transfer.py has no vtab, only cifar10, cifar100"),
+        (
+            ("finetune", "vtab/dtd,big_vision"),
+            "transfer.py has no vtab/dtd, only cifar10, cifar100",
+        ),
+        (("finetune", "vtab"), "there is no task 'vtab'; did you mean 'vtab/"),
+        (("finetune", "vtab/dtt"), "there is no task 'vtab/dtt'; did you mean 'vtab/dtd'?"),
         (("linear_probe", "cifar"), "there is no task 'cifar'; did you mean 'cifar10'?"),
         (("bit_hyperrule", "cars"), "'cars' is neither one of cifar10, cifar100"),
         (("bit_hyperrule", "5000,32"), "nor IMAGES,HEIGHTxWIDTH: 8144,700x483"),
@@ -360,7 +365,7 @@ def test_adafactor_keeps_the_state_of_scaling_vit_small():
         ("imagenet2012", "train[:99%]", 20_000, 500, 0.03),
         ("oxford_iiit_pet", "train[:90%]", 500, 100, 0.03),
         ("oxford_flowers102", "train[:90%]", 500, 100, 0.03),
-        ("vtab", "train[:800]+validation[:200]", 2500, 200, 0.01),
+        *((task, "train800+val200", 2500, 200, 0.01) for task in ("vtab/dtd", "vtab/kitti")),
     ],
 )
 def test_fine_tuning_is_table_4_of_the_vit_paper(task, train, steps, warmup, rate):
@@ -377,7 +382,8 @@ def test_fine_tuning_is_table_4_of_the_vit_paper(task, train, steps, warmup, rat
         384,
         "resize",
     )
-    cut = ("resize", False) if task == "vtab" else ("inception", True)
+    cut = ("resize", False) if task.startswith("vtab/") else ("inception", True)
+    assert config.data.name == task
     assert (config.data.train_crop, config.augment.flip) == cut
     state = assembly.abstract_state(meshes.make_mesh(config.mesh))
     momenta = [x for x in jax.tree.leaves(state.opt_state) if x.ndim]
@@ -409,7 +415,7 @@ def test_a_linear_probe_trains_the_head_and_nothing_else():
     # Two moments of 768 x 10 weights and 10 biases are all that is kept.
     moments = [x.shape for x in jax.tree.leaves(state.opt_state) if x.ndim]
     assert sorted(moments) == [(10,), (10,), (768, 10), (768, 10)]
-    assert recipe("linear_probe", "vtab").data == recipe("finetune", "vtab").data
+    assert recipe("linear_probe", "vtab/dtd").data == recipe("finetune", "vtab/dtd").data
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,8 @@ class Data:
     )
     path: str = option(
         "",
-        "folder: class sub-folders or a CSV of path,label; prepared: the folder; tar: a file, a folder, or a pattern; "
-        "TFDS: the data directory (default ~/tensorflow_datasets)",
+        "folder: images or class folders, or a list of images; prepared: the folder; tar: a file, a folder, or a "
+        "pattern; TFDS: the data directory (default ~/tensorflow_datasets)",
     )
     mixture: tuple = option(
         (), "with name='mixture': ((name or path, weight), …); weights are shares of the examples"
@@ -45,9 +45,19 @@ class Data:
     eval_split: str = option("test", "examples to evaluate on", may_change=True)
     holdout: float = option(
         0.1,
-        "folder without train/ and test/ sub-folders: the share held out as 'test', chosen by file name",
+        "folder, list or tar files without splits: the share held out as 'test', chosen by file name",
         minimum=0,
         maximum=1,
+    )
+    holdout_by: str = option(
+        "file",
+        "file: each image by itself; class: the same share of every class",
+        choices=("file", "class"),
+    )
+    sampling: str = option(
+        "uniform",
+        "in an epoch of training, uniform: every example once; balanced: every class equally often",
+        choices=("uniform", "balanced"),
     )
     image_size: int | str | tuple = option(
         224, "the images that the model sees, in pixels: 224, or height x width: 224x448",

@@ -214,8 +214,8 @@ def plan() -> None:
 def prepare() -> None:
     """Your images, or a TFDS data set, stored for training: SOURCE --out=DIR [--verify] [--json].
 
-    SOURCE is a folder of class folders, a CSV or JSON-lines file of path and label, tar files, or
-    the name of a data set. The same command goes on after it was stopped. SOURCE --verify alone
+    SOURCE is a folder of images or of class folders, a CSV or JSON-lines file of path and label, tar
+    files, or the name of a data set. The same command goes on after it was stopped. SOURCE --verify alone
     reads a prepared data set back, and the exit code is 1 if anything is wrong with it.
     """
     flags.DEFINE_string("out", None, "the folder to make")
@@ -231,6 +231,9 @@ def prepare() -> None:
     )  # fmt: skip
     flags.DEFINE_float(
         "holdout", 0.1, "share of 'test' where there are no splits", lower_bound=0, upper_bound=1
+    )
+    flags.DEFINE_enum(
+        "holdout_by", "file", ["file", "class"], "class: the same share of every class"
     )
     flags.DEFINE_string("data_dir", "", "where TFDS keeps its data sets")
     flags.DEFINE_bool("verify", False, "read all of the prepared data set back")
@@ -253,6 +256,7 @@ def prepare() -> None:
             workers=FLAGS.workers,
             options=Options(FLAGS.max_side, FLAGS.quality),
             holdout=FLAGS.holdout,
+            holdout_by=FLAGS.holdout_by,
             data_dir=FLAGS.data_dir,
         )
         told = [text(result)]

@@ -205,9 +205,7 @@ def test_mean_and_std_are_one_number_for_each_channel_or_one_for_all():
     assert aug.with_channels(Data(mean=(0.4,))).mean == (0.4, 0.4, 0.4)
     five = aug.with_channels(Data(channels=5, std=(0.1, 0.2, 0.3, 0.4, 0.5)))
     assert five.mean == (0.5,) * 5 and five.std == (0.1, 0.2, 0.3, 0.4, 0.5)
-    message = (
-        r"config.data.mean = \(0.1, 0.2, 0.3\) has 3 numbers, and config.data.channels is 5: give one"
-    )
+    message = r"config.data.mean = \(0.1, 0.2, 0.3\) has 3 numbers, and config.data.channels is 5: give one"
     with pytest.raises(ConfigError, match=message):
         aug.with_channels(Data(channels=5, mean=(0.1, 0.2, 0.3)))
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.config import default_config
+from vit_jax.config import Data
 from vit_jax.data import sources
-from vit_jax.data.batches import example_ids
+from vit_jax.data.order import example_ids
 from vit_jax.data.sources.mixture import epoch_counts
 
 
@@ -22,9 +22,7 @@ def write_folder(root, **classes):
 
 
 def config(*entries, **fields):
-    config = default_config().data
-    config.update({"name": "mixture", "mixture": entries, "holdout": 0.0, **fields})
-    return config
+    return Data(name="mixture", mixture=entries, holdout=0.0, **fields)
 
 
 def test_an_epoch_has_the_shares_and_sees_every_example_evenly(tmp_path):

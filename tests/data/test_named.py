@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.config import default_config
+from vit_jax.config import Data
 from vit_jax.data import decode, sources, splits
-from vit_jax.data.sources.named import FEW_SHOT, NAMED, VTAB, set_up
+from vit_jax.data.sources.named import FEW_SHOT, NAMED, VTAB
 
 from .tiny_tfds import write_tfds
 
@@ -40,8 +40,7 @@ OWN_PERCENT = {
 
 
 def opened(tmp_path, name, split):
-    config = default_config().data
-    config.update({"name": name, "path": str(tmp_path)})
+    config = Data(name=name, path=str(tmp_path))
     return sources.open_source(config, split)
 
 
@@ -63,6 +62,7 @@ def test_vtab_tasks_train_on_800_and_200_of_the_right_examples(name):
 
     assert select("train800") == [("train", 0, 800)]
     assert select("train") == select("train800val200") == select("train800") + select("val200")
+    assert select("train800+val200") == select("train")  # as the recipe says it
     ((split, start, stop),) = select("val200")
     if named.tfds in OWN_PERCENT:
         own = OWN_PERCENT[named.tfds] * sizes["train"] // 100
@@ -198,16 +198,3 @@ def test_tfrecord_files_are_read_by_position_too(tmp_path):
     file.write_bytes(file.read_bytes()[:-3])
     with pytest.raises(sources.DataError, match="truncated, or no TFRecord file: record 19"):
         opened(tmp_path, "cifar10", "train")
-
-
-def test_set_up_says_how_the_papers_use_a_set():
-    config = default_config()
-    set_up(config, "vtab/dtd")
-    assert (config.data.name, config.data.train_split) == ("vtab/dtd", "train")
-    assert (config.data.train_crop, config.data.eval_crop) == ("resize", "resize")
-    assert not config.augment.flip
-    set_up(config, "fewshot/dtd")
-    assert config.data.eval_crop == "central"
-    set_up(config, "oxford_iiit_pet")
-    assert (config.data.train_crop, config.data.eval_crop) == ("inception", "resize")
-    assert config.augment.flip

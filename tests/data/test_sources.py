@@ -9,7 +9,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.config import default_config
+from vit_jax.config import Data
 from vit_jax.data import splits
 from vit_jax.data.record import BadImage
 from vit_jax.data.sources import OPENERS, open_eval, open_source, open_train
@@ -18,9 +18,7 @@ from .tiny_tfds import write_tfds
 
 
 def data_config(name, path="", **fields):
-    config = default_config().data
-    config.update({"name": name, "path": str(path), **fields})
-    return config
+    return Data(name=name, path=str(path), **fields)
 
 
 def write_image(path, value=128):
@@ -158,9 +156,11 @@ def test_a_class_may_be_called_train(tmp_path):
 def test_folder_errors_say_what_is_wrong_and_where(tmp_path):
     assert "config.data.path is empty" in refusal(data_config("folder"))
     assert "does not exist" in refusal(data_config("folder", tmp_path / "nowhere"))
-    assert "has no sub-folders" in refusal(data_config("folder", tmp_path))
+    (tmp_path / "set").mkdir()
+    assert f"; did you mean '{tmp_path}/set'?" in refusal(data_config("folder", tmp_path / "sets"))
+    (tmp_path / "set").rmdir()
+    assert "has neither images (.jpg" in refusal(data_config("folder", tmp_path))
     write_image(tmp_path / "cat/1.png")
-    assert "only one class, 'cat'" in refusal(data_config("folder", tmp_path))
     (tmp_path / "dog").mkdir()
     assert "dog has no images" in refusal(data_config("folder", tmp_path))
     write_image(tmp_path / "dog/1.png")
@@ -225,7 +225,6 @@ def test_csv_may_name_its_splits(tmp_path):
             "line 2: the label '-1' is out of range: there are 2 classes, 0 to 1",
         ),
         ("path,label\n", "lists no images"),
-        ("path,label\n1.png,cat\n2.png,cat\n", "only one class"),
     ],
 )
 def test_wrong_csv_lines_are_named(tmp_path, text, words):
@@ -316,6 +315,18 @@ def test_tfds_takes_the_newest_version_unless_told(tfds, tmp_path):
     assert "has variants, base/VARIANT; there are: big" in refusal(data_config("base", tmp_path))
 
 
+def test_what_tfds_can_prepare_is_no_mistyped_name_of_something_else(tfds, tmp_path):
+    """dtd is a part of the name vtab/dtd, and mnist is not in our table."""
+    for name in ("dtd", "mnist", "sun397/tfds", "cifar10:3.0.2"):
+        said = refusal(data_config(name, tmp_path))
+        assert "did you mean" not in said and f"vit_jax prepare {name} --out=DIR" in said
+
+
+def test_imagenet21k_is_prepared_by_hand_and_the_error_says_how(tmp_path):
+    said = refusal(data_config("imagenet21k", tmp_path))
+    assert "is not in TFDS" in said and "fall11_whole.tar" in said and "vit_jax prepare" in said
+
+
 def test_data_sets_that_are_not_there_are_errors_with_the_nearest_name(tfds, tmp_path):
     said = refusal(data_config("digit", tmp_path))
     assert (
@@ -344,6 +355,13 @@ def test_tfds_data_sets_that_cannot_be_used_are_refused(tfds, tmp_path):
     assert "needs one class label, or one called label or labels" in refusal(
         data_config("two", tmp_path)
     )
+
+
+def test_a_tfds_data_set_without_class_labels_has_no_labels(tfds, tmp_path):
+    features = {"image": tfds.features.Image(shape=(None, None, 3)), "text": tfds.features.Text()}
+    write_tfds(tmp_path / "toy/1.0.0", features, [{"text": b"a"}, {"text": b"b"}])
+    source = open_source(data_config("toy", tmp_path), "train")
+    assert source.classes == () and source[1].label is None and len(source) == 2
 
 
 def test_reading_tfds_imports_no_tensorflow(tfds, tmp_path):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.config import default_config
+from vit_jax.config import Data
 from vit_jax.data import sources
 
 
@@ -26,9 +26,7 @@ def write_tar(path, members, mode="w"):
 
 
 def config(path, **fields):
-    config = default_config().data
-    config.update({"name": "tar", "path": str(path), "holdout": 0.0, **fields})
-    return config
+    return Data(name="tar", path=str(path), holdout=0.0, **fields)
 
 
 def refusal(path, split="train"):
@@ -80,9 +78,17 @@ def test_folders_inside_are_classes_and_splits(tmp_path):
     assert sources.open_source(config(tmp_path / "x.tar"), "val[:1]")[0].image == image(2)
 
 
+def test_tar_files_named_after_wordnet_are_classes_as_imagenet_distributes_them(tmp_path):
+    for name in ("n01440764", "n02102040"):
+        write_tar(tmp_path / f"{name}.tar", {f"{name}_{i}.JPEG": image(i) for i in range(3)})
+    source = sources.open_source(config(tmp_path), "train")
+    assert source.classes == ("n01440764", "n02102040")
+    assert source.labels.tolist() == [0, 0, 0, 1, 1, 1] and source[4].image == image(1)
+
+
 def test_tar_errors_name_the_file(tmp_path):
-    write_tar(tmp_path / "none.tar", {"1.png": image(1)})
-    assert "none.tar: 1.png has no label" in refusal(tmp_path / "none.tar")
+    write_tar(tmp_path / "some.tar", {"1.png": image(1), "2.png": image(2), "2.cls": b"0"})
+    assert "some.tar, 1.png has no label, but " in refusal(tmp_path / "some.tar")
     write_tar(tmp_path / "bad.tar", {"1.png": image(1), "1.json": b"{"})
     assert "bad.tar cannot be read" in refusal(tmp_path / "bad.tar")
     write_tar(tmp_path / "packed.tar", {"a/1.png": image(1), "b/1.png": image(1)}, "w:gz")

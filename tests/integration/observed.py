@@ -5,7 +5,7 @@ which of them were read, and that reading does what the environment variable OBS
 
   folder: where the numbers of the examples that process I read go to, in reads-I.txt.
   seconds: every example takes at least so long.
-  spoiled: numbers of examples which have three labels, so that their loss is three times as high.
+  spoiled: numbers of examples which have all labels, so that their loss is a spike.
   process, example, action: at that example of its own, process `process` does "fail", or "block" on a
     FIFO at `folder`/fifo, which nobody writes to.
 """
@@ -44,7 +44,7 @@ class Observed(digits.Digits):
         record = super().__getitem__(index)
         if not self.multi_label:
             return record
-        labels = (0, 1, 2) if index in _SAID["spoiled"] else (record.label,)
+        labels = tuple(range(10)) if index in _SAID["spoiled"] else (record.label,)
         return dataclasses.replace(record, label=labels)
 
 

@@ -152,7 +152,13 @@ def test_a_run_killed_after_a_rollback_goes_on_with_the_same_data(hosts, tmp_pat
     examples = len(sources.open_train(vit_jax.load_config("configs/digits.py").data))
     bad, options = (
         6,
-        ("--config.nonfinite=rollback", "--config.spike.factor=1.5", "--config.spike.memory=4"),
+        (
+            "--config.nonfinite=rollback",
+            "--config.spike.factor=1.5",
+            "--config.spike.memory=4",
+            "--config.objective.loss=sigmoid",
+            "--config.model.head_bias=-6.0",
+        ),
     )
     spoiled = [int(i) for i in batch_indices(0, bad, BATCH, examples)]
     whole = hosts(tmp_path / "whole", *FSDP, *options, spoiled=spoiled)

@@ -36,7 +36,9 @@ def test_a_folder_with_bad_files_is_prepared_verified_and_trained_on(
     assert code == 1 and f"{file.name}: its checksum has changed" in told, errors
 
 
-def test_images_with_several_labels_are_prepared_and_learnt_with_a_sigmoid(tmp_path, tiny_config):
+def test_images_with_several_labels_are_prepared_and_learnt_with_a_sigmoid(
+    tmp_path, tiny_config, caplog
+):
     """Red and green squares: an image may hold both, one or none of them."""
     from vit_jax.data.preparation.prepare import prepare
 
@@ -59,9 +61,11 @@ def test_images_with_several_labels_are_prepared_and_learnt_with_a_sigmoid(tmp_p
     assert described["splits"]["train"]["class_counts"] == [32, 32]
     config = tiny_config(
         data__name="prepared", data__path=str(tmp_path / "out"), objective__loss="sigmoid",
-        augment__mixup=0.0, duration="48 steps", **TINY_IMAGES,
+        augment__mixup=0.0, duration="48 steps", eval__every="24 steps", **TINY_IMAGES,
     )  # fmt: skip
-    result = vit_jax.train(config, tmp_path / "run")
+    with caplog.at_level("INFO", logger="absl"):
+        result = vit_jax.train(config, tmp_path / "run")
     # As in ImageNet-ReaL: those with no label are not counted; right is a label of the image.
     assert result["examples"] == 24 and result["accuracy"] == 1.0
+    assert caplog.text.count("evaluation: 8 of 32 images have no label and are left out") == 1
     assert result["loss"] < 0.5

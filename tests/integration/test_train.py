@@ -10,6 +10,8 @@ import pytest
 import vit_jax
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
+from vit_jax.config import Data
+from vit_jax.data import sources
 from vit_jax.training import loop
 from vit_jax.training.guards import changed_fields
 from vit_jax.training.health import NonFiniteError
@@ -60,6 +62,7 @@ def test_a_checkpoint_directory_explains_itself(trained):
         assert run.config.to_dict() == config.to_dict()
     description = reading.read_description(run.directory)
     assert description["model"]["width"] == 32 and description["versions"]["jax"] == jax.__version__
+    assert description["training_data"] == sources.open_train(Data()).fingerprint()
     assert run.model(np.zeros((2, 32, 32, 3), np.float32)).logits.shape == (2, 10)
 
 

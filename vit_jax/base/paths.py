@@ -1,5 +1,6 @@
 """Where files may be: in a local folder, or in a bucket of Google Cloud Storage (`gs://`)."""
 
+import difflib
 import importlib.util
 import json
 import os
@@ -24,6 +25,26 @@ def locate(path: str | os.PathLike) -> epath.Path:
     if importlib.util.find_spec("gcsfs") is None:
         raise ConfigError(f"{path}: reading buckets needs gcsfs: pip install 'vit_jax[gcs]'")
     return path
+
+
+def absolute(path: str) -> str:
+    """A path that means the same from every folder: a local one absolute, with `~` expanded; a
+    bucket's, and an empty one, as it is.
+    """
+    if not path or in_bucket(path):
+        return path
+    place = epath.Path(path).expanduser()
+    return str(place.resolve() if ".." in place.parts else place.absolute())
+
+
+def nearest_existing(path: str | os.PathLike) -> str:
+    """'; did you mean …?' with the file or folder beside `path` whose name is most like its own, or
+    ''.
+    """
+    folder, name = os.path.split(os.path.abspath(os.path.expanduser(path)))
+    there = os.listdir(folder) if os.path.isdir(folder) else []
+    close = difflib.get_close_matches(name, there, n=1)
+    return f"; did you mean {os.path.join(os.path.dirname(path), close[0])!r}?" if close else ""
 
 
 def write_whole(path: epath.Path, text: str) -> None:

@@ -60,8 +60,18 @@ class Run:
     directory: epath.Path
 
 
-def describe(config: Config, model_config, classes: tuple[str, ...], examples: int) -> dict:
-    """What a checkpoint says of itself, as JSON."""
+def describe(
+    config: Config, model_config, classes: tuple[str, ...], examples: int, training_data: str = ""
+) -> dict:
+    """What a checkpoint says of itself, as JSON.
+
+    Args:
+      config: the run's.
+      model_config: the family's config.
+      classes: label names of the data.
+      examples: how many there are to train on.
+      training_data: their fingerprint (`record.Source`); '': not known.
+    """
     packages = ("jax", "flax", "optax", "orbax-checkpoint", "vit_jax")
     return {
         "format": _FORMAT,
@@ -69,6 +79,7 @@ def describe(config: Config, model_config, classes: tuple[str, ...], examples: i
         "model": {"name": config.model.name, **dataclasses.asdict(model_config)},
         "classes": list(classes),
         "training_examples": examples,
+        "training_data": training_data,
         "versions": {name: importlib.metadata.version(name) for name in packages},
     }
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from vit_jax.data import crops, decode
-from vit_jax.data.order import crop_draws, example_ids, repeated_places
+from vit_jax.data.order import crop_draws, order_of, repeated_places
 from vit_jax.data.record import BadImage, DataError, Record, Source
 
 
@@ -43,10 +43,10 @@ class TrainBatches:
     Attributes:
       kind: what the examples are for, in messages.
 
-    A batch is a dict of `image` (n, H, W, C) uint8 and `label` ((n,) int32, or (n, classes) float32
-    of zeros and ones for a multi-label source). Where `config.data.on_bad_image` is 'skip', the
-    place of an unreadable example is taken by the next readable one in the order of its epoch, cut
-    as the first would have been.
+    A batch is a dict of `image` (n, H, W, C) uint8 and, where the source has labels, `label` ((n,)
+    int32, or (n, classes) float32 of zeros and ones for a multi-label source). Where
+    `config.data.on_bad_image` is 'skip', the place of an unreadable example is taken by the next
+    readable one in the order of its epoch, cut as the first would have been.
     """
 
     kind = "training"
@@ -55,6 +55,7 @@ class TrainBatches:
         self._source, self._seed = source, config.seed
         self._data = config.data
         self.rows, self.batch_size = np.asarray(rows, np.int64), config.batch_size
+        self._order = order_of(source, config.seed, config.data.sampling)
         self._places = repeated_places(config.batch_size, config.data.repeats)[self.rows]
         # Threads fill parts of the same two steps: the first makes the plan while the others wait.
         self._plan, self._planning = functools.lru_cache(2)(self._plan), threading.Lock()
@@ -71,13 +72,13 @@ class TrainBatches:
         """
         with self._planning:
             examples, ids, draws = self._plan(step)
-        images, labels, bad = batch["image"], batch["label"], {}
+        images, bad = batch["image"], {}
         for row in range(*part.indices(len(self.rows))):
             cut = functools.partial(
                 decode.train_crop, config_data=self._data, draws=draws[row], out=images[row]
             )
             example = self._cut_readable(examples[row], ids[row], cut, bad)
-            _set_label(labels, row, example, self._source)
+            _set_label(batch, row, example, self._source)
         return bad
 
     def _plan(self, step: int) -> tuple[list, list, list]:
@@ -86,7 +87,7 @@ class TrainBatches:
         """
         start = step * self.batch_size
         examples = (start + self._places) // self._data.repeats
-        ids = example_ids(self._seed, examples, len(self._source))
+        ids = self._order(examples)
         return examples.tolist(), ids.tolist(), crop_draws(self._seed, start + self.rows).tolist()
 
     def _cut_readable(self, position: int, index: int, cut: Callable, bad: dict) -> Record:
@@ -105,7 +106,7 @@ class TrainBatches:
                 bad[error.name] = error.why
                 check_bad_images(bad, self._data.max_bad_images, self.kind)
             following = np.asarray([epoch * size + (offset + ahead) % size])
-            (index,) = example_ids(self._seed, following, size).tolist()
+            (index,) = self._order(following).tolist()
         raise DataError(
             f"none of the {size} training images can be read; the first: {next(iter(bad.items()))}"
         )
@@ -158,7 +159,7 @@ class EvalBatches:
                 for array in batch.values():
                     array[row] = 0
             else:
-                _set_label(batch["label"], row, example, self._source)
+                _set_label(batch, row, example, self._source)
         return bad
 
 
@@ -184,22 +185,26 @@ def _pass_over(error: BadImage, config_data) -> None:
 
 
 def _empty(source: Source, rows: int, config_data) -> dict[str, np.ndarray]:
-    labels = ((rows, len(source.classes)), np.float32) if source.multi_label else (rows, np.int32)
-    return {
-        "image": np.empty((rows, *crops.shape(config_data)), np.uint8),
-        "label": np.empty(*labels),
-    }
+    batch = {"image": np.empty((rows, *crops.shape(config_data)), np.uint8)}
+    if source.multi_label:
+        batch["label"] = np.empty((rows, len(source.classes)), np.float32)
+    elif source.classes:
+        batch["label"] = np.empty(rows, np.int32)
+    return batch
 
 
-def _set_label(labels: np.ndarray, row: int, example: Record, source: Source) -> None:
-    ones, classes = example.label if source.multi_label else (example.label,), len(source.classes)
+def _set_label(batch: dict[str, np.ndarray], row: int, example: Record, source: Source) -> None:
+    classes = len(source.classes)
+    if not classes:
+        return
+    ones = example.label if source.multi_label else (example.label,)
     for label in ones:
         if not 0 <= label < classes:
             raise DataError(
                 f"the label {label} of {example.name} is out of range: there are {classes} classes"
             )
     if source.multi_label:
-        labels[row] = 0
-        labels[row, list(ones)] = 1
+        batch["label"][row] = 0
+        batch["label"][row, list(ones)] = 1
     else:
-        labels[row] = example.label
+        batch["label"][row] = example.label

@@ -11,6 +11,11 @@ import numpy as np
 from vit_jax.base.errors import UserError
 from vit_jax.data import splits
 
+Label = int | tuple[int, ...] | None  # of one example; see `Record`
+# Of all examples: (n,) integers; of a multi-label source a tuple of classes for each; `None` if
+# there are no labels, or if they are not known before the examples are read.
+Labels = np.ndarray | tuple[tuple[int, ...], ...] | None
+
 
 @dataclasses.dataclass(frozen=True)
 class Record:
@@ -18,12 +23,13 @@ class Record:
 
     Attributes:
       image: an encoded image, or pixels (H, W, C), see `decode.decode`.
-      label: the class; of a multi-label source, a tuple of classes, which may be empty.
+      label: the class; of a multi-label source, a tuple of classes, which may be empty; `None`
+        where the source has no labels.
       name: what error messages call it: a file, or a place in a data set.
     """
 
     image: bytes | np.ndarray
-    label: int | tuple[int, ...]
+    label: Label
     name: str
 
 
@@ -32,16 +38,24 @@ class Source(Protocol):
     read them too.
 
     Attributes:
-      classes: the label names; the label is the index.
+      classes: the label names; the label is the index. Empty where there are no labels: then the
+        label of every record is `None`.
       multi_label: whether labels are tuples.
+      labels: of all examples, as far as they are known without reading them.
     """
 
     classes: tuple[str, ...]
     multi_label: bool
+    labels: Labels
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Record: ...
+
+    def fingerprint(self) -> str:
+        """A text that most likely differs if the examples, their labels or their order do; cheap,
+        and the same wherever the data set lies.
+        """
 
 
 @dataclasses.dataclass(frozen=True)

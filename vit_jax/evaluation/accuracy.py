@@ -7,6 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import logging
 
 from vit_jax import objectives
 from vit_jax.base.errors import ConfigError
@@ -40,7 +41,7 @@ class Accuracy(Evaluator):
             )
         self.config = dataclasses.replace(subject.config, data=self.data())
         self.source = with_classes(sources.open_eval(self.config.data), subject.classes)
-        self._step = None
+        self._step, self._unlabelled_said = None, False
 
     def __call__(self, trained, mesh, watch=iter):
         """See `Evaluator`."""
@@ -54,6 +55,12 @@ class Accuracy(Evaluator):
                 sums = self._step(trained.weights, sums, batch)
         totals = {name: float(value) for name, value in jax.device_get(sums).items()}
         count = totals.pop("examples")
+        if self.source.multi_label and not self._unlabelled_said:
+            self._unlabelled_said = True
+            logging.info(
+                "evaluation: %d of %d images have no label and are left out",
+                len(self.source) - count, len(self.source),
+            )  # fmt: skip
         means = {name: total / max(count, 1) for name, total in totals.items()}
         return means | {"examples": int(count)}
 

@@ -18,7 +18,7 @@ from vit_jax import objectives, optim
 from vit_jax.base import durations, schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.config import Config, config_class
-from vit_jax.data import batches, crops
+from vit_jax.data import batches, crops, sources
 from vit_jax.data.augmentation import augment
 from vit_jax.devices import meshes
 from vit_jax.interchange import formats, loading
@@ -72,7 +72,8 @@ class Assembly:
 
 def resolve(config: ConfigDict, workdir: str | os.PathLike | None = None) -> Config:
     """The config that a run is made of: what it leaves to the checkpoint it starts from is filled
-    in, everything that can be told without data and devices is checked, and it has types.
+    in, everything that can be told without data and devices is checked, paths of data are absolute,
+    and it has types.
 
     Args:
       config: from a recipe and flags; not changed.
@@ -92,7 +93,7 @@ def resolve(config: ConfigDict, workdir: str | os.PathLike | None = None) -> Con
         raise ConfigError(
             f"config.batch_size {typed.batch_size} cannot be cut into config.accumulate = {typed.accumulate} parts"
         )
-    return typed
+    return dataclasses.replace(typed, data=sources.from_anywhere(typed.data))
 
 
 def model_config_of(config: Config, num_classes: int):
@@ -134,11 +135,8 @@ def assemble(
       ConfigError: the parts do not fit together, or the data.
       CheckpointError: the teacher's checkpoint cannot be read.
     """
-    if not num_classes and objectives.find(config.objective)[0].needs_labels:
-        raise ConfigError(
-            f"the objective {config.objective.name!r} needs labels, and {config.data.name!r} "
-            f"({config.data.path or 'no path'}) has none"
-        )
+    if objectives.find(config.objective)[0].needs_labels:
+        _check_labels(config, num_classes, multi_label)
     if not objectives.find(config.objective)[0].mixes and (
         config.augment.mixup or config.augment.cutmix
     ):
@@ -188,6 +186,21 @@ def assemble(
         total_steps=total_steps,
         to_steps=to_steps,
     )
+
+
+def _check_labels(config: Config, num_classes: int, multi_label: bool) -> None:
+    """Raises `ConfigError` unless the objective, which needs labels, can learn from those there are."""
+    data = f"{config.data.name!r} ({config.data.path or 'no path'})"
+    objective = f"the objective {config.objective.name!r}"
+    if not num_classes:
+        raise ConfigError(f"{objective} needs labels, and {data} has none")
+    if num_classes == 1:
+        raise ConfigError(f"{objective} needs two or more classes, and {data} has only one class")
+    if multi_label and objectives.probabilities(config.objective) == "softmax":
+        raise ConfigError(
+            f"images of {data} have several labels, and the softmax loss is for one: say "
+            "--config.objective.loss=sigmoid"
+        )
 
 
 def _fixed_teacher(networks: Networks, config: Config) -> FixedTeacher | None:

@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import json
+import operator
 import os
 import stat
 import time
@@ -28,12 +29,39 @@ class NotWritable(UserError):
 def changed_fields(saved: dict, description: dict) -> list[str]:
     """What of two descriptions differs and would change the result, as 'field: old -> new'."""
     may_change = {f"config.{name}" for name in schema.may_change(config_class())}
+    compare = {"config.data.path": _same_place, "config.data.mixture": _same_mixture}
     changed = []
     for key, flat in (("config", _config_of), ("classes", _value), ("training_examples", _value)):
         old, new = (dict(_flat(flat(one, key), key)) for one in (saved, description))
-        names = [n for n in sorted(old.keys() | new.keys()) if old.get(n) != new.get(n)]
-        changed += [f"{n}: {old.get(n)!r} -> {new.get(n)!r}" for n in names if n not in may_change]
+        for name in sorted(old.keys() | new.keys()):
+            before, now, same = old.get(name), new.get(name), compare.get(name, operator.eq)
+            if name not in may_change and not same(before, now):
+                changed.append(f"{name}: {before!r} -> {now!r}")
+    before, now = (one.get("training_data") for one in (saved, description))
+    if before and now and before != now:  # an earlier version did not look
+        changed.append("the training images: their names, sizes, labels or order are not the same")
     return changed
+
+
+def _same_place(before: str, now: str) -> bool:
+    """Whether two paths, the second of which is absolute, lead to the same place. An earlier version
+    kept a path as it was typed, whatever the working folder: then the end of it has to agree.
+    """
+    if before == now or not before or paths.in_bucket(before):
+        return before == now
+    before = os.path.expanduser(before)
+    if os.path.isabs(before):
+        return os.path.realpath(before) == os.path.realpath(now)
+    here = os.path.realpath(before) == os.path.realpath(now)
+    return here or now.endswith(f"/{os.path.normpath(before)}")
+
+
+def _same_mixture(before: list, now: list) -> bool:
+    """Whether two mixtures are of the same places or names with the same weights."""
+    return len(before) == len(now) and all(
+        old[1] == new[1] and _same_place(old[0], new[0])
+        for old, new in zip(before, now, strict=True)
+    )
 
 
 def _value(description: dict, key: str):

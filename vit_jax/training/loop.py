@@ -113,7 +113,7 @@ class _Run:
         self.assembly, self.source, self.suite, self.mesh = assembly, source, suite, mesh
         self.workdir, self.clock, self.stop = workdir, clock, stop
         self.description = reading.describe(
-            config, assembly.model_config, source.classes, len(source)
+            config, assembly.model_config, source.classes, len(source), source.fingerprint()
         ) | {"decoder": decoder}
         like = assembly.abstract_state(mesh)
         _announce(assembly, like, mesh)

@@ -2,6 +2,7 @@ import collections
 import io
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -11,8 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from vit_jax.base.errors import ConfigError
-from vit_jax.config import default_config
+from vit_jax.base.errors import ConfigError, UserError
+from vit_jax.config import Data
 from vit_jax.data import crops, decode, sources
 from vit_jax.data.preparation.prepare import prepare
 from vit_jax.data.preparation.shards import Options, plan
@@ -22,8 +23,7 @@ from vit_jax.data.sources.prepared import unpack
 
 
 def opened(path, split="train", name="prepared", **fields):
-    config = default_config().data
-    config.update({"name": name, "path": str(path), **fields})
+    config = Data(name=name, path=str(path), **fields)
     return sources.open_source(config, split)
 
 
@@ -87,7 +87,7 @@ def test_training_reads_what_prepare_keeps_and_refuses_nothing_else(seeded, kind
     """prepare is stricter: what it calls bad includes JPEG files with damage inside, which training
     may not see, since it decodes no more than its crop needs.
     """
-    data = default_config().data
+    data = Data()
     source = opened(seeded, name="folder", holdout=0.0)
     refused, draws = set(), np.random.default_rng(0).random(crops.DRAWS).tolist()
     for index in range(len(source)):
@@ -205,7 +205,28 @@ def test_every_moment_of_a_kill_is_survived(seeded, tmp_path, monkeypatch):
         monkeypatch.setattr(os, "replace", replace)
         prepare(str(seeded), str(out), num_shards=2)
         assert content(out) == content(tmp_path / "whole"), moments
-    assert moments == 11  # recipe; 4 files and their notes; report, description
+    # The recipe; 4 files and their notes; the report; the labels of 2 splits; the description.
+    assert moments == 13
+
+
+@pytest.mark.parametrize("largest", [0, 100, 3000, 20_000])
+def test_a_full_disk_is_a_sentence_and_the_same_command_goes_on(largest, seeded, tmp_path):
+    """Files beyond some size cannot be written, which reaches the program as a full disk does."""
+    prepare(str(seeded), str(tmp_path / "whole"), num_shards=2)
+    out, (soft, hard) = tmp_path / "out", resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, hard))
+    try:
+        with pytest.raises(UserError) as raised:
+            prepare(str(seeded), str(out), num_shards=2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert str(raised.value) == (
+        f"--out={out} cannot be written: File too large. What is finished is kept: when that is mended, the "
+        "same command goes on"
+    )
+    assert raised.value.exit_code == 1 and not list(out.rglob("*.unfinished"))
+    prepare(str(seeded), str(out), num_shards=2)
+    assert content(out) == content(tmp_path / "whole")
 
 
 def test_files_are_a_pure_function_of_the_sizes():
@@ -225,7 +246,7 @@ def test_what_is_there_is_not_overwritten(seeded, tmp_path):
         prepare(str(seeded), str(out), options=Options(max_side=30))
     with pytest.raises(ConfigError, match="is not empty"):
         prepare(str(seeded), str(seeded))
-    with pytest.raises(ConfigError, match="is not prepared in"):
+    with pytest.raises(ConfigError, match="is no file, not prepared in"):
         prepare("no_such_set", str(tmp_path / "no"), data_dir=str(tmp_path))
     (tmp_path / "bad/a").mkdir(parents=True)
     (tmp_path / "bad/b").mkdir()

@@ -56,9 +56,11 @@ def examine(image: bytes, name: str) -> tuple[np.ndarray, list[str]]:
 
 
 def check_label(record: Record, classes: int) -> None:
-    """Raises `BadImage` if a label of `record` is none of the `classes`."""
+    """Raises `BadImage` if a label of `record` is none of the `classes`; 0: there are no labels."""
+    if not classes:
+        return
     for label in record.label if isinstance(record.label, tuple) else (record.label,):
-        if not 0 <= label < classes:
+        if label is None or not 0 <= label < classes:
             raise BadImage(record.name, f"its label {label} is none of {classes} classes")
 
 

@@ -10,9 +10,11 @@ The order is important:
 import concurrent.futures
 import fcntl
 import hashlib
+import itertools
 import json
 import os
 import pathlib
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,16 +22,19 @@ from contextlib import contextmanager
 from etils import epath
 from tqdm import tqdm
 
-from vit_jax.base.errors import ConfigError
+from vit_jax.base import paths
+from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.config import Data
 from vit_jax.data import sources
 from vit_jax.data.preparation import shards
+from vit_jax.data.preparation.download import download
 from vit_jax.data.preparation.reencode import measure
 from vit_jax.data.record import DataSet
 from vit_jax.data.sources import folder as folders
 from vit_jax.data.sources import tfds
 from vit_jax.data.sources.mixture import MixedSet
 from vit_jax.data.sources.prepared import DESCRIPTION, FORMAT, open_prepared, read_description
+from vit_jax.data.sources.text import readable
 
 REPORT = "report.jsonl"
 PER_SHARD = 4096
@@ -45,18 +50,20 @@ def prepare(
     workers: int = 0,
     options: shards.Options = shards.AS_THEY_ARE,
     holdout: float = 0.1,
+    holdout_by: str = "file",
     data_dir: str = "",
 ) -> dict:
     """Makes the prepared data set `out` of `source`; goes on where a killed one ended.
 
     Args:
-      source: a folder of class folders, a CSV or JSON-lines file, tar files, or the name of a TFDS
-        data set, which is downloaded if it is not there (that needs TensorFlow).
+      source: a folder of images or of class folders, a CSV or JSON-lines file, tar files, or the
+        name of a TFDS data set, which is downloaded if it is not there (that needs TensorFlow).
       splits: which splits, or expressions; by default all there are.
       num_shards: files per split; 0: one for every 4,096 examples.
       workers: threads; 0: one for every core.
       options: how images are stored.
-      holdout: the share of 'test' where the source has no splits.
+      holdout, holdout_by: the share of 'test' where the source has no splits, and how it is chosen;
+        see `table.hold_out`.
       data_dir: where TFDS keeps its data sets.
 
     Returns:
@@ -65,18 +72,19 @@ def prepare(
 
     Raises:
       ConfigError: the source cannot be used, or `out` holds something else.
+      UserError: `out` cannot be written, or TFDS cannot prepare the data set.
     """
-    config_data = sources.locate(source, Data(path=data_dir, holdout=holdout))
+    given = Data(path=data_dir, holdout=holdout, holdout_by=holdout_by)
+    config_data = sources.locate(source, given)
     if config_data.name not in sources.OPENERS and not tfds.is_there(config_data):
         _check_name(source)
-        tfds.download(config_data)
+        download(config_data)
     data_set = sources.open_data_set(config_data)
     if isinstance(data_set, MixedSet):
         raise ConfigError("a mixture is made when it is trained on: prepare each of its sets")
     wanted = {name: name for name in splits or _all_splits(config_data.name, data_set)}
     opened = {_file_name(name): data_set.open(name) for name in wanted}
     plan = shards.plan({n: len(one) for n, one in opened.items()}, num_shards, PER_SHARD)
-    first = next(iter(opened.values()))
     recipe = {
         "identity": hashlib.sha256(data_set.identity().encode()).hexdigest(),
         "splits": list(wanted),
@@ -85,49 +93,64 @@ def prepare(
         "quality": options.quality,
     }
     out = pathlib.Path(out).expanduser()
-    if (out / DESCRIPTION).exists():
-        if read_description(out)["recipe"] != recipe:
-            raise ConfigError(f"--out={out} holds another data set, or another form of this one")
-        _clear(out)
-        return _result(out, opened, options)
-    with _notes(out, recipe) as notes:
-        root = _root(config_data)
-        done = _write_all(plan, opened, out, notes, (root, options), workers or os.cpu_count())
-        ignored = []
-        if config_data.name == "folder" and pathlib.Path(config_data.path).is_dir():
-            ignored = folders.other_files(pathlib.Path(config_data.path))
-        if not any(note["examples"] for note in done):
-            raise ConfigError(f"none of the images of {source} can be read: see {notes}")
-        findings = [
-            json.dumps(one, ensure_ascii=False) for note in done for one in note["findings"]
-        ]
-        for name in ignored:
-            line = {"what": "ignored", "name": name, "why": "its name does not end like an image's"}
-            findings.append(json.dumps(line, ensure_ascii=False))
-        shards.write_text(out / REPORT, "".join(line + "\n" for line in findings))
-        aliases = {n: e for n, e in data_set.aliases.items() if e in opened and n not in opened}
-        shards.write_json(
-            out / DESCRIPTION,
-            {
-                "format": FORMAT,
-                "source": source,
-                "recipe": recipe,
-                "multi_label": first.multi_label,
-                "classes": list(first.classes),
-                "aliases": aliases,
-                "splits": {name: _describe(name, plan, done) for name in opened},
-            },
-        )
+    if not (out / DESCRIPTION).exists():
+        how = _root(config_data), options
+        with _writing(out), _notes(out, recipe) as notes:
+            done = _write_all(plan, opened, out, notes, how, workers or os.cpu_count())
+            if not any(note["examples"] for note in done):
+                raise ConfigError(f"none of the images of {source} can be read: see {notes}")
+            shards.write_bytes(out / REPORT, _report(done, config_data).encode())
+            described = {name: _describe(name, plan, done, out) for name in opened}
+            aliases = {n: e for n, e in data_set.aliases.items() if e in opened and n not in opened}
+            first = next(iter(opened.values()))
+            shards.write_json(
+                out / DESCRIPTION,
+                {
+                    "format": FORMAT,
+                    "source": readable(source),
+                    "recipe": recipe,
+                    "multi_label": first.multi_label,
+                    "classes": list(first.classes),
+                    "aliases": aliases,
+                    "splits": described,
+                },
+            )
+    elif read_description(out)["recipe"] != recipe:
+        raise ConfigError(f"--out={out} holds another data set, or another form of this one")
     _clear(out)
     return _result(out, opened, options)
+
+
+@contextmanager
+def _writing(out: pathlib.Path) -> Iterator[None]:
+    """Says in a sentence that something cannot be written to `out`."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or error
+        raise UserError(
+            f"--out={out} cannot be written: {why}. What is finished is kept: when that is mended, the same "
+            "command goes on"
+        ) from error
+
+
+def _report(done: list[dict], config_data) -> str:
+    """A line of JSON for everything that a person may want to know of an image or a file."""
+    lines = [one for note in done for one in note["findings"]]
+    folder = pathlib.Path(config_data.path)
+    if config_data.name == "folder" and folder.is_dir():
+        lines += [
+            {"what": "ignored", "name": readable(name), "why": why}
+            for name, why in folders.unread_files(folder)
+        ]
+    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
 
 
 def text(result: dict) -> str:
     """`prepare`'s result for a person."""
     splits = ", ".join(f"{examples} {name}" for name, examples in result["splits"].items())
-    lines = [
-        f"{splits} images of {result['classes']} classes, {result['bytes'] / 1e6:.1f} MB: {result['out']}"
-    ]
+    classes = f"of {result['classes']} classes" if result["classes"] else "without labels"
+    lines = [f"{splits} images {classes}, {result['bytes'] / 1e6:.1f} MB: {result['out']}"]
     if "psnr" in result:
         share = result["stored_bytes"] / max(result["image_bytes"], 1)
         lines.append(
@@ -142,8 +165,12 @@ def text(result: dict) -> str:
 
 
 def _check_name(source: str) -> None:
-    if "/" in source and not source.split("/")[0].isidentifier():
-        raise ConfigError(f"there is no {source}")
+    """Raises `ConfigError` if `source`, which is not there, cannot be the name of a TFDS data set:
+    'name', 'name/config' or 'name:1.0.0'.
+    """
+    first, *more = re.split("[/:]", source)
+    if not first.isidentifier() or (more and pathlib.Path(first).is_dir()):
+        raise ConfigError(f"there is no {source}{paths.nearest_existing(source)}")
 
 
 def _all_splits(name: str, data_set: DataSet) -> list[str]:
@@ -159,7 +186,7 @@ def _root(config_data) -> str:
     path = epath.Path(config_data.path).expanduser()
     if config_data.name not in ("folder", "tar", "prepared"):
         return ""
-    return str(path if path.is_dir() else path.parent)
+    return readable(str(path if path.is_dir() else path.parent))
 
 
 def _file_name(split: str) -> str:
@@ -212,9 +239,10 @@ def _write_all(plan, opened, out, notes, how: tuple, workers: int) -> list[dict]
     return done
 
 
-def _describe(split: str, plan: list[shards.Shard], done: list[dict]) -> dict:
+def _describe(split: str, plan: list[shards.Shard], done: list[dict], out: pathlib.Path) -> dict:
+    """What the description says of a split. Writes the file of its labels."""
     files = [note for shard, note in zip(plan, done, strict=True) if shard.split == split]
-    return {
+    described = {
         "examples": sum(note["examples"] for note in files),
         "class_counts": [sum(c) for c in zip(*(n["class_counts"] for n in files), strict=True)],
         "image_bytes": [sum(n["image_bytes"][i] for n in files) for i in range(2)],
@@ -222,6 +250,12 @@ def _describe(split: str, plan: list[shards.Shard], done: list[dict]) -> dict:
             {key: note[key] for key in ("file", "examples", "bytes", "sha256")} for note in files
         ],
     }
+    labels = [note.get("labels") for note in files]  # an earlier version did not note them
+    if None not in labels:
+        path = out / f"{split}-labels.npy"
+        shards.write_labels(path, list(itertools.chain.from_iterable(labels)))
+        described["labels"] = {"file": path.name, "sha256": shards.sha256(path)}
+    return described
 
 
 def _clear(out: pathlib.Path) -> None:

@@ -6,12 +6,16 @@ worked or how often the command was started: bytes are the same each time.
 
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import hashlib
+import io
 import json
 import os
 import pathlib
 from collections.abc import Callable, Iterator
+
+import numpy as np
 
 from vit_jax.data.preparation.check import check_label, encoded, examine
 from vit_jax.data.preparation.reencode import reencode
@@ -67,31 +71,43 @@ def write(
     `root`, which is where the source is.
 
     Returns:
-      {"file", "examples", "bytes", "sha256"}, and of this split: "class_counts", "image_bytes" (of
-      the originals, and as they are stored), "findings": what the report says.
+      {"file", "examples", "bytes", "sha256"}, and of this split: "labels" (of the examples; `None`
+      where they have none or several), "class_counts", "image_bytes" (of the originals, and as they
+      are stored), "findings": what the report says.
+
+    Raises:
+      OSError: the file cannot be written.
     """
     from array_record.python.array_record_module import ArrayRecordWriter
 
     unfinished = folder / f"{shard.file}.unfinished"
     unfinished.unlink(missing_ok=True)
-    # One record a group: any can be read alone. Images do not compress.
-    writer = ArrayRecordWriter(str(unfinished), "group_size:1,uncompressed")
-    counts, before, after, examples, findings = [0] * len(source.classes), 0, 0, 0, []
-    for index, item in _in_order(shard, source, pool, root, options):
-        for what, why in item.findings:
-            place = {"what": what, "split": shard.split, "index": index}
-            findings.append(place | {"name": item.name, "why": why})
-        if item.record is not None:
-            writer.write(pack(item.record))
-            examples += 1
-            before, after = before + item.original_bytes, after + len(item.record.image)
-            label = item.record.label
-            for one in label if isinstance(label, tuple) else (label,):
-                counts[one] += 1
-        progress(1)
-    writer.close()
-    digest = sha256(unfinished)
-    _keep(unfinished)
+    classes, one_label = len(source.classes), bool(source.classes) and not source.multi_label
+    labels, counts, before, after, examples, findings = [], [0] * classes, 0, 0, 0, []
+    try:
+        # One record a group: any can be read alone. Images do not compress.
+        writer = ArrayRecordWriter(str(unfinished), "group_size:1,uncompressed")
+        for index, item in _in_order(shard, source, pool, root, options):
+            for what, why in item.findings:
+                place = {"what": what, "split": shard.split, "index": index}
+                findings.append(place | {"name": item.name, "why": why})
+            if item.record is not None:
+                with _writing():
+                    writer.write(pack(item.record))
+                examples += 1
+                before, after = before + item.original_bytes, after + len(item.record.image)
+                label = item.record.label
+                labels.append(label)
+                for one in (label,) if one_label else label or ():
+                    counts[one] += 1
+            progress(1)
+        with _writing():
+            writer.close()
+        digest = sha256(unfinished)
+        _keep(unfinished)
+    except OSError:
+        unfinished.unlink(missing_ok=True)  # most likely the disk is full
+        raise
     size = unfinished.stat().st_size
     os.replace(unfinished, folder / shard.file)
     return {
@@ -99,21 +115,43 @@ def write(
         "examples": examples,
         "bytes": size,
         "sha256": digest,
+        "labels": labels if one_label else None,
         "class_counts": counts,
         "image_bytes": [before, after],
         "findings": findings,
     }
 
 
+@contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    """ArrayRecord's errors as those of any other file: 'write() failed: No space left on device; …'."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise OSError(str(error).split(";")[0].removeprefix("write() failed: ")) from error
+
+
 def write_json(path: pathlib.Path, value) -> None:
     """Writes `value` to `path`, which is either whole or not there."""
-    write_text(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+    write_bytes(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
 
 
-def write_text(path: pathlib.Path, text: str) -> None:
+def write_labels(path: pathlib.Path, labels: list[int]) -> None:
+    """Writes labels as `prepared.Prepared` reads them; whole or not at all."""
+    content = io.BytesIO()
+    np.save(content, np.asarray(labels, np.int32))
+    write_bytes(path, content.getvalue())
+
+
+def write_bytes(path: pathlib.Path, content: bytes) -> None:
+    """Writes `content` to `path`, which is either whole or not there."""
     unfinished = path.with_name(path.name + ".unfinished")
-    unfinished.write_text(text, encoding="utf-8")
-    _keep(unfinished)
+    try:
+        unfinished.write_bytes(content)
+        _keep(unfinished)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
     os.replace(unfinished, path)
 
 

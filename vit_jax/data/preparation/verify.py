@@ -31,13 +31,15 @@ def verify(folder: str, *, workers: int = 0) -> dict:
         tqdm(total=total, unit="img", smoothing=0.05, dynamic_ncols=True) as bar,
         concurrent.futures.ThreadPoolExecutor(workers or os.cpu_count()) as pool,
     ):
+        for split in description["splits"].values():
+            if "labels" in split and (why := _changed(folder, split["labels"])):
+                bad.append({"name": split["labels"]["file"], "why": why})
         for shard in files:
             path = folder / shard["file"]
+            if why := _changed(folder, shard):
+                bad.append({"name": shard["file"], "why": why})
             if not path.exists():
-                bad.append({"name": shard["file"], "why": "the file is missing"})
                 continue
-            if sha256(path) != shard["sha256"]:
-                bad.append({"name": shard["file"], "why": "its checksum has changed"})
             reader = open_reader(str(path))
             number = min(reader.num_records(), shard["examples"])
             if number != shard["examples"]:
@@ -50,6 +52,14 @@ def verify(folder: str, *, workers: int = 0) -> dict:
                 else:
                     good += 1
     return {"examples": good, "bad": bad}
+
+
+def _changed(folder: pathlib.Path, file: dict) -> str:
+    """What is wrong with a file of which the description has the name and the checksum, or ''."""
+    path = folder / file["file"]
+    if not path.exists():
+        return "the file is missing"
+    return "" if sha256(path) == file["sha256"] else "its checksum has changed"
 
 
 def _wrong(reader, classes: int, row: int) -> tuple[str, str] | None:

@@ -3,22 +3,27 @@
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 
+import numpy as np
+from absl import logging
 from etils import epath
 
-from vit_jax.data.record import BadImage, DataError, DataSet, Record, Source
+from vit_jax.base import paths
+from vit_jax.base.errors import ConfigError
+from vit_jax.data.record import BadImage, DataError, DataSet, Labels, Record, Source
 from vit_jax.data.sources.digits import open_digits
 from vit_jax.data.sources.folder import open_folder
-from vit_jax.data.sources.mixture import MixedSet, open_mixture
+from vit_jax.data.sources.mixture import MixedSet, check_mixture, open_mixture
 from vit_jax.data.sources.named import NAMED
 from vit_jax.data.sources.prepared import DESCRIPTION, open_prepared
 from vit_jax.data.sources.tar import open_tar
 from vit_jax.data.sources.tfds import open_tfds
 
 __all__ = [
-    "OPENERS", "BadImage", "DataError", "Record", "Source", "locate", "open_data_set", "open_eval",
-    "open_source", "open_train",
+    "OPENERS", "BadImage", "DataError", "Record", "Source", "from_anywhere", "locate", "open_data_set",
+    "open_eval", "open_source", "open_train",
 ]  # fmt: skip
 
 OPENERS: dict[str, Callable[..., DataSet | MixedSet]] = {
@@ -61,11 +66,53 @@ def open_source(config_data, split: str) -> Source:
 
 
 def open_train(config_data) -> Source:
-    """The examples to train on."""
+    """The examples to train on. Warns of classes without any.
+
+    Raises:
+      ConfigError: see `open_source`; or the examples cannot be sampled as `config.data.sampling` says.
+    """
     data_set = open_data_set(config_data)
     if isinstance(data_set, MixedSet):
-        return data_set.open_by_weight(config_data.train_split)
-    return data_set.open(config_data.train_split)
+        source = data_set.open_by_weight(config_data.train_split)
+    else:
+        source = data_set.open(config_data.train_split)
+    labels = source.labels
+    if config_data.sampling == "balanced":
+        _check_balanced(source, labels, config_data)
+    if labels is not None:
+        _warn_of_empty_classes(source.classes, labels, config_data)
+    return source
+
+
+def _check_balanced(source: Source, labels: Labels, config_data) -> None:
+    """Raises `ConfigError` unless every example has one label, which is known before it is read."""
+    if isinstance(labels, np.ndarray):
+        return
+    if not source.classes:
+        why = "these have no labels"
+    elif source.multi_label:
+        why = "these have several each"
+    elif config_data.name == "mixture":
+        why = "a mixture's are not known: weight its sets instead"
+    else:
+        why = "these are in the records: store the data set anew with 'vit_jax prepare'"
+    raise ConfigError(
+        f"config.data.sampling = 'balanced' needs the label of every example of {config_data.name!r} before "
+        f"it is read, and {why}"
+    )
+
+
+def _warn_of_empty_classes(classes: tuple[str, ...], labels: Labels, config_data) -> None:
+    if isinstance(labels, tuple):
+        labels = np.fromiter(itertools.chain.from_iterable(labels), np.int64)
+    empty = np.flatnonzero(np.bincount(labels, minlength=len(classes)) == 0)
+    if len(empty):
+        some = ", ".join(repr(classes[i]) for i in empty[:5]) + ", …" * (len(empty) > 5)
+        hint = "; do the labels count from 1? They should from 0" if list(empty) == [0] else ""
+        logging.warning(
+            "config.data: %d of %d classes have no images in %r: %s%s",
+            len(empty), len(classes), config_data.train_split, some, hint,
+        )  # fmt: skip
 
 
 def open_eval(config_data) -> Source:
@@ -86,3 +133,20 @@ def locate(text: str, config_data):
             name = "prepared" if (place / DESCRIPTION).exists() else "folder"
             path = text
     return dataclasses.replace(config_data, name=name, path=path)
+
+
+def from_anywhere(config_data):
+    """`config_data` with absolute paths, so that they mean the same from every working folder."""
+    check_mixture(config_data.mixture)
+    mixture = tuple(
+        (paths.absolute(text), weight) if _is_place(text) else (text, weight)
+        for text, weight in config_data.mixture
+    )
+    return dataclasses.replace(config_data, path=paths.absolute(config_data.path), mixture=mixture)
+
+
+def _is_place(text: str) -> bool:
+    """Whether `text`, in a mixture, is a file or folder rather than the name of a data set."""
+    place = epath.Path(text).expanduser()
+    known = text in OPENERS or text in NAMED
+    return not known and (place.exists() or place.suffix == ".tar")

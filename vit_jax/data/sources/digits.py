@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 
 from vit_jax.data.record import DataSet, Record
+from vit_jax.data.sources import fingerprint
 
 _TEST_SHARE = 0.2
 
@@ -28,6 +29,10 @@ class Digits:
 
     def __getitem__(self, index: int) -> Record:
         return Record(self.images[index], int(self.labels[index]), f"digits/{self.ids[index]}")
+
+    def fingerprint(self) -> str:
+        """Of which digits these are."""
+        return fingerprint.digest("digits", self.ids)
 
 
 def open_digits(config_data) -> DataSet:

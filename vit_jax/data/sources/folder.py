@@ -1,8 +1,15 @@
-"""Your own images as files: a folder of class folders, or (in `listed.py`) a list of files. Nothing
-but names is read before an image is asked for.
+"""Your own images as files: a folder of them, or (in `listed.py`) a list of files. Nothing but names
+is read before an image is asked for.
 
-A folder holds either train/ and test/ (or val/, or validation/), each with one sub-folder per
-class, or the class sub-folders alone.
+A folder holds, of these the first that fits:
+1. images and no sub-folders: they have no labels;
+2. train/ and test/ (or val/, or validation/), each with one sub-folder per class;
+3. nothing but train/ and test/ (or …) that hold images and no sub-folders: they have no labels;
+4. one sub-folder per class. Images beside the class folders belong to no class and are left out.
+
+In a class folder, images may be at any depth. Links to files and folders are followed, except links
+to a folder that contains them; of a class, every folder is visited once, however many links lead to
+it.
 """
 
 import dataclasses
@@ -10,13 +17,16 @@ import os
 import pathlib
 
 import numpy as np
+from absl import logging
 from etils import epath
 
 from vit_jax.base import paths
 from vit_jax.base.errors import ConfigError
-from vit_jax.data.record import BadImage, DataSet, Record
+from vit_jax.data.record import BadImage, DataSet, Label, Record
+from vit_jax.data.sources import fingerprint
 from vit_jax.data.sources.listed import read_list
-from vit_jax.data.sources.table import HELD_OUT, SUFFIXES, Table, hold_out, label_at, natural
+from vit_jax.data.sources.table import SPLITS, SUFFIXES, Table, hold_out, label_at, natural
+from vit_jax.data.sources.text import readable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,124 +36,230 @@ class ImageFiles:
     Attributes:
       root: the folder that `paths` are relative to; local, or gs://.
       paths: of the files, in the order of the indices.
-      labels: (n,) int32; of a multi-label source a tuple of classes for each.
+      labels: (n,) int32; of a multi-label source a tuple of classes for each; `None` without
+        labels.
     """
 
     root: str
     classes: tuple[str, ...]
     multi_label: bool
     paths: tuple[str, ...]
-    labels: np.ndarray | tuple[tuple[int, ...], ...]
+    labels: np.ndarray | tuple[tuple[int, ...], ...] | None
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> Record:
-        path = os.path.join(self.root, self.paths[index])
+        path = self._path(index)
         try:
             with paths.open_bytes(path) as file:
-                return Record(file.read(), label_at(self.labels, index), path)
+                return Record(file.read(), label_at(self.labels, index), readable(path))
         except FileNotFoundError:
-            raise BadImage(path, "there is no such file") from None
+            raise BadImage(readable(path), "there is no such file") from None
         except OSError as error:
-            raise BadImage(path, error.strerror or str(error)) from None
+            raise BadImage(readable(path), error.strerror or str(error)) from None
+
+    def fingerprint(self) -> str:
+        """Of a sample of the names and, on a local disk, of the sizes; and of all labels."""
+        some = fingerprint.sampled(len(self))
+        names = [self.paths[i] for i in some]
+        sizes = [_size(self._path(i)) for i in some]
+        labels = fingerprint.of_labels(self.labels)
+        return fingerprint.digest(self.classes, len(self), names, sizes, labels)
+
+    def _path(self, index: int) -> str:
+        path = self.paths[index]
+        return path if paths.in_bucket(path) else os.path.join(self.root, path)
+
+
+def _size(path: str) -> int | None:
+    """Bytes of a file; `None` if it is missing, or in a bucket, where asking takes too long."""
+    if paths.in_bucket(path) or not os.path.exists(path):
+        return None
+    return os.path.getsize(path)
 
 
 def open_folder(config_data) -> DataSet:
-    """The folder of class folders, or the list of files, at `config_data.path`.
+    """The folder of images, or the list of files, at `config_data.path`.
 
-    Without splits of its own, the share `config_data.holdout` becomes 'test', the rest 'train'. On
-    which side an image falls depends on its relative path alone, so new images move no old one.
+    Without splits of its own, the share `config_data.holdout` becomes 'test', the rest 'train'; see
+    `table.hold_out`.
     """
     if not config_data.path:
         raise ConfigError(
-            "config.data.path is empty: 'folder' needs a folder of class folders, or a list of files: "
-            "CSV or JSON lines"
+            "config.data.path is empty: 'folder' needs a folder of images, or a list of files: CSV or "
+            "JSON lines"
         )
     path = epath.Path(config_data.path).expanduser()
     if not path.exists():
-        raise ConfigError(f"config.data.path = {str(path)!r} does not exist")
+        raise ConfigError(
+            f"config.data.path = {str(path)!r} does not exist{paths.nearest_existing(path)}"
+        )
     if (path / "dataset.json").exists():
         raise ConfigError(
             f"{path} was made by 'vit_jax prepare': read it with config.data.name='prepared'"
         )
     if path.is_dir() and paths.in_bucket(path):
         raise ConfigError(
-            f"{path}: class folders are read from local disks; list them in a CSV file"
+            f"{path}: folders of images are read from local disks; list the images in a CSV file"
         )
     if path.is_dir():
-        table, root = _read_folder(pathlib.Path(path), config_data.holdout), path
+        table, root = _read_folder(pathlib.Path(path), config_data), path
     else:
-        table, root = read_list(path, config_data.holdout), path.parent
+        table, root = read_list(path, config_data), path.parent
     return table.data_set(lambda *columns: ImageFiles(str(root), *columns))
 
 
-def other_files(root: pathlib.Path) -> list[str]:
-    """The files of a folder of class folders that no one reads, since their names do not end like
-    an image's; relative to `root`, without hidden ones.
+def unread_files(root: pathlib.Path) -> list[tuple[str, str]]:
+    """The files of a folder of images that are no examples: (name relative to `root`, why), without
+    hidden ones.
     """
-    found = []
-    for folder in map(root.joinpath, _subfolders(root)):
-        found += [
-            file.relative_to(root).as_posix() for file in _files(folder) if not _is_image(file)
-        ]
-    return sorted(found, key=natural)
+    tree, why = _Tree(root), "its name does not end like an image's"
+    folders = tree.folders(root)
+    if not folders:
+        return [(name, why) for name in tree.files(root) if not _is_image(name)]
+    found = [(name, "it lies beside the class folders") for name in _images_beside(tree)]
+    for folder in folders:
+        for file in tree.files_below(root / folder):
+            if not _is_image(file.name):
+                found.append((file.relative_to(root).as_posix(), why))
+    return sorted(found, key=lambda one: natural(one[0]))
 
 
-def _read_folder(root: pathlib.Path, holdout: float) -> Table:
-    # A split's folder has class folders in it; a class that happens to be called 'train' has
-    # images.
-    found = [name for name in ("train", *HELD_OUT) if _subfolders(root / name)]
-    if not found:
-        classes, images = _class_folders(root, root, ())
-        return Table(str(root), classes, False, hold_out(images, holdout))
-    classes, members = (), {}
-    for name in found:
-        names, members[name] = _class_folders(root / name, root, classes)
-        classes = classes or names
-    return Table(str(root), classes, False, members)
+def _read_folder(root: pathlib.Path, config_data) -> Table:
+    tree, where = _Tree(root), str(root)
+    folders = tree.folders(root)
+    if not folders:
+        return Table(where, (), False, hold_out(_unlabelled(tree, root), config_data, where))
+    beside = _images_beside(tree)
+    if beside:
+        logging.warning(
+            "%s: %d images lie beside the class folders and are left out, the first is %s",
+            where, len(beside), readable(beside[0]),
+        )  # fmt: skip
+    split_folders = [name for name in SPLITS if name in folders]
+    labelled = _labelled_splits(tree)
+    if not labelled and "train" in folders and len(split_folders) == len(folders):
+        return Table(
+            where, (), False, {name: _unlabelled(tree, root / name) for name in split_folders}
+        )
+    names, members = (), {}
+    for name in labelled:
+        of_split, members[name] = _class_folders(tree, root / name, names)
+        names = names or of_split
+    if not labelled:
+        names, images = _class_folders(tree, root, ())
+        members = hold_out(images, config_data, where)
+    if tree.links_back:
+        logging.warning(
+            "%s: %d links lead back to a folder that contains them and are not followed, the first is %s",
+            where, len(tree.links_back), readable(min(tree.links_back, key=natural)),
+        )  # fmt: skip
+    return Table(where, tuple(map(readable, names)), False, members)
 
 
-def _class_folders(folder: pathlib.Path, root: pathlib.Path, classes: tuple[str, ...]):
-    """The classes (those given, or the sub-folders) and (path from the root, label) of all images
-    in their folders.
+def _labelled_splits(tree: "_Tree") -> list[str]:
+    """The folders of splits that hold class folders; a class that happens to be called 'train'
+    holds images.
     """
-    names = tuple(_subfolders(folder))
+    return [name for name in SPLITS if tree.folders(tree.root / name)]
+
+
+def _images_beside(tree: "_Tree") -> list[str]:
+    """The images that are in no folder of a class, or of a split without labels, relative to the
+    root, which has such folders.
+    """
+    # Where splits have class folders, one that has none is no split: its images have no labels.
+    beside = ["", *SPLITS] if _labelled_splits(tree) else [""]
+    return [
+        os.path.join(folder, name)
+        for folder in beside
+        for name in tree.files(tree.root / folder)
+        if _is_image(name)
+    ]
+
+
+def _unlabelled(tree: "_Tree", folder: pathlib.Path) -> list[tuple[str, Label]]:
+    """(path from the root, None) of the images in a folder."""
+    names = [name for name in tree.files(folder) if _is_image(name)]
     if not names:
         raise ConfigError(
-            f"{folder} has no sub-folders: each class needs one, with its images in it"
+            f"{folder} has neither images ({', '.join(SUFFIXES)}) nor sub-folders, one for each class"
         )
-    unknown = sorted(set(names) - set(classes)) if classes else []
+    return [((folder / name).relative_to(tree.root).as_posix(), None) for name in names]
+
+
+def _class_folders(tree: "_Tree", folder: pathlib.Path, names: tuple[str, ...]):
+    """The names of the class folders (those given, or the sub-folders), and (path from the root,
+    label) of all images in them.
+    """
+    there = tuple(tree.folders(folder))
+    unknown = sorted(set(there) - set(names)) if names else []
     if unknown:
         raise ConfigError(
             f"{folder} has the class folder {unknown[0]!r}, which the training images lack"
         )
     images = []
-    for label, name in enumerate(classes or names):
-        files = [file for file in _files(folder / name) if _is_image(file)]
-        if not files and not classes:
+    for label, name in enumerate(names or there):
+        files = [file for file in tree.files_below(folder / name) if _is_image(file.name)]
+        if not files and not names:
             raise ConfigError(f"{folder / name} has no images ({', '.join(SUFFIXES)})")
-        images += [(file.relative_to(root).as_posix(), label) for file in files]
-    return classes or names, images
+        images += [(file.relative_to(tree.root).as_posix(), label) for file in files]
+    return names or there, images
 
 
-def _subfolders(folder: pathlib.Path) -> list[str]:
-    if not folder.is_dir():
-        return []
-    with os.scandir(folder) as entries:
-        names = [
-            entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")
-        ]
-    return sorted(names, key=natural)
+class _Tree:
+    """What is in the folders below `root`, except hidden files.
+
+    Attributes:
+      links_back: links that were met and are not followed, since they lead to a folder that contains
+        them, or all of the data set.
+    """
+
+    def __init__(self, root: pathlib.Path):
+        self.root, self.links_back = root, set()
+
+    def folders(self, folder: pathlib.Path) -> list[str]:
+        """The names of the sub-folders of a folder, except hidden ones; none if it is not there."""
+        if not folder.is_dir():
+            return []
+        with os.scandir(folder) as entries:
+            found = [e for e in entries if e.is_dir() and not e.name.startswith(".")]
+        links = {e.name for e in found if e.is_symlink() and self._leads_back(e.path)}
+        return sorted((e.name for e in found if e.name not in links), key=natural)
+
+    def files(self, folder: pathlib.Path) -> list[str]:
+        """The names of the files directly in a folder; none if it is not there."""
+        if not folder.is_dir():
+            return []
+        with os.scandir(folder) as entries:
+            names = [e.name for e in entries if not e.is_dir() and not e.name.startswith(".")]
+        return sorted(names, key=natural)
+
+    def files_below(self, folder: pathlib.Path) -> list[pathlib.Path]:
+        """The files in a folder and in the folders below it, each of which is visited once."""
+        found, visited, starts = [], set(), [os.fspath(folder)]
+        while starts:  # first what is there without links, then what links lead to
+            links = []
+            for where, folders, names in (step for start in starts for step in os.walk(start)):
+                status = os.stat(where)
+                if (status.st_dev, status.st_ino) in visited:
+                    folders.clear()
+                    continue
+                visited.add((status.st_dev, status.st_ino))
+                found += [os.path.join(where, name) for name in names if name[0] != "."]
+                links += [path for f in folders if os.path.islink(path := os.path.join(where, f))]
+            starts = sorted((link for link in links if not self._leads_back(link)), key=natural)
+        return [pathlib.Path(path) for path in sorted(found, key=natural)]
+
+    def _leads_back(self, link: str) -> bool:
+        target = os.path.realpath(link)
+        inside = (os.path.realpath(os.path.dirname(link)), os.path.realpath(self.root))
+        back = any(os.path.commonpath([target, place]) == target for place in inside)
+        if back:
+            self.links_back.add(link)
+        return back
 
 
-def _files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The files in `folder` and below, but hidden ones."""
-    found = []
-    for where, _, names in os.walk(folder, followlinks=True):
-        found += [os.path.join(where, name) for name in names if name[0] != "."]
-    return [pathlib.Path(path) for path in sorted(found, key=natural)]
-
-
-def _is_image(file: pathlib.Path) -> bool:
-    return file.suffix.lower() in SUFFIXES
+def _is_image(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in SUFFIXES

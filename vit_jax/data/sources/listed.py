@@ -1,73 +1,120 @@
 """Lists of image files with their labels: CSV, or JSON lines.
 
-A CSV file has the columns `path` (or `file`; relative to its folder) and `label` (a class number or name), or
-`labels` (any number of them, separated by ';'), and if you like `split`. In JSON lines each line is
-an object with the same fields; a `label` that is a list makes the set multi-label. A file
-classes.txt beside it, one name a line, fixes the classes; otherwise they are those that occur.
+A CSV file has the columns `path` (or `file`; relative to its folder) and `label` (a class number or
+name), or `labels` (any number of them, separated by ';'), and if you like `split`. In JSON lines each
+line is an object with the same fields; a `label` that is a list makes the set multi-label. A CSV
+file with no column but `path` and `split`, or JSON objects without a label, are images without
+labels. A file classes.txt beside it, one name a line, fixes the classes; otherwise they are those
+that occur.
 """
 
 import csv
+import functools
 import io
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from vit_jax.base import paths
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.sources.table import Table, hold_out, number_labels
+from vit_jax.data.sources.text import read_text
 
 _FILE = ("path", "file", "filename")
 _LABEL = ("label", "labels", "class", "cls")
 _JSON = (".jsonl", ".json", ".ndjson")
+_WEB = ("http://", "https://", "ftp://")
+
+_Row = tuple[int, str, str | tuple[str, ...] | None, str]  # line, file, label as text, split
 
 
-def read_list(path: os.PathLike, holdout: float) -> Table:
-    """The images that the file `path` lists; the share `holdout` of them is 'test' where it names no
-    splits.
+def read_list(path: os.PathLike, config_data) -> Table:
+    """The images that the file `path` lists. Where it names no splits, some of them are held out as
+    'test': see `table.hold_out`; the name that decides is that of the file as seen from the folder
+    of the list, however it is spelled there.
     """
     rows = list(_json_rows(path) if path.suffix in _JSON else _csv_rows(path))
     if not rows:
         raise ConfigError(f"{path} lists no images")
-    multi_label = any(not isinstance(label, str) for _, _, label, _ in rows)
-    texts = [
-        (label if multi_label == (not isinstance(label, str)) else (label,))
-        for _, _, label, _ in rows
-    ]
-    classes, labels = number_labels(
+    for line, file, _, _ in rows:
+        if file.startswith(_WEB):
+            raise ConfigError(
+                f"{path}, line {line}: {file!r} is a web address: download the images, and list the files"
+            )
+    texts = [label for _, _, label, _ in rows]
+    classes, multi_label, labels = number_labels(
         texts, path.parent / "classes.txt", lambda i: f"{path}, line {rows[i][0]}"
     )
     members = {}
     for (_, file, _, split), label in zip(rows, labels, strict=True):
         members.setdefault(split, []).append((file, label))
     if set(members) == {""}:
-        members = hold_out(members[""], holdout)
+        folder = os.fspath(path.parent)
+        folder = folder if paths.in_bucket(folder) else os.path.abspath(folder)
+        realpath = functools.lru_cache(1024)(os.path.realpath)  # images come by the folder
+        name = functools.partial(_relative, folder, realpath)
+        members = hold_out(members[""], config_data, str(path), name)
     elif "" in members:
         raise ConfigError(f"{path}: some images have a split, others none")
     return Table(str(path), classes, multi_label, members)
 
 
-def _csv_rows(path) -> Iterator[tuple[int, str, str | tuple[str, ...], str]]:
-    """(line, file, label, split) of every image; labels are text, or tuples of texts."""
-    reader = csv.DictReader(io.StringIO(path.read_bytes().decode("utf-8-sig"), newline=""))
-    header = reader.fieldnames or []
-    column = "labels" if "labels" in header else "label"
-    file = next((name for name in _FILE if name in header), None)
-    if file is None or column not in header:
-        raise ConfigError(
-            f"{path} must begin with the column names path and label, not {','.join(header)!r}"
-        )
-    for row in reader:
-        empty = not row[file] or (column == "label" and not row["label"])
-        if None in row or None in row.values() or empty:
-            where = f"{path}, line {reader.line_num}"
-            raise ConfigError(f"{where}: {len(header)} values are needed, path and label not empty")
-        label = row[column].strip()
-        if column == "labels":
-            label = tuple(text.strip() for text in label.split(";") if text.strip())
-        yield reader.line_num, row[file], label, row.get("split", "")
+def _relative(folder: str, realpath: Callable[[str], str], file: str) -> str:
+    """A file as seen from the folder of the list: 'a/b.jpg', './a//b.jpg' and '/FOLDER/a/b.jpg' are
+    'a/b.jpg'.
+
+    Args:
+      folder: absolute, or in a bucket.
+      realpath: `os.path.realpath`, with a memory.
+      file: as it is listed.
+    """
+    if paths.in_bucket(folder) or paths.in_bucket(file):
+        return os.path.normpath(file.removeprefix(f"{folder}/"))
+    file = os.path.normpath(file)
+    if file[0] not in "./":  # the usual case, of which there may be millions
+        return file
+    path = os.path.join(folder, file)
+    found = os.path.relpath(path, folder)
+    if found.startswith(".."):  # outside, or inside by another way
+        parent, name = os.path.split(path)
+        real = os.path.relpath(os.path.join(realpath(parent), name), realpath(folder))
+        return found if real.startswith("..") else real
+    return found
 
 
-def _json_rows(path) -> Iterator[tuple[int, str, str | tuple[str, ...], str]]:
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+def _csv_rows(path) -> Iterator[_Row]:
+    reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
+    try:
+        header = reader.fieldnames or []
+        file = next((name for name in _FILE if name in header), None)
+        label = next((name for name in ("labels", "label") if name in header), None)
+        if file is None or (label is None and set(header) - {file, "split"}):
+            raise ConfigError(
+                f"{path} must begin with the column names path and label, not {','.join(header)!r}; "
+                "or with path alone, where images have no labels"
+            )
+        for row in reader:
+            needed = "path and label" if label == "label" else "path"
+            empty = not row[file] or (label == "label" and not row[label])
+            if None in row or None in row.values() or empty:
+                raise ConfigError(
+                    f"{path}, line {reader.line_num}: {len(header)} values are needed, {needed} not empty"
+                )
+            yield reader.line_num, row[file], _csv_label(row, label), row.get("split", "")
+    except csv.Error as error:
+        raise ConfigError(f"{path}, line {reader.line_num}: this is no CSV: {error}") from None
+
+
+def _csv_label(row: dict[str, str], column: str | None) -> str | tuple[str, ...] | None:
+    if column is None:
+        return None
+    if column == "labels":
+        return tuple(text.strip() for text in row[column].split(";") if text.strip())
+    return row[column].strip()
+
+
+def _json_rows(path) -> Iterator[_Row]:
+    for number, line in enumerate(read_text(path).splitlines(), 1):
         if not line.strip():
             continue
         try:
@@ -76,8 +123,8 @@ def _json_rows(path) -> Iterator[tuple[int, str, str | tuple[str, ...], str]]:
             label = json_label(row)
         except (ValueError, AttributeError, TypeError) as error:
             raise ConfigError(f"{path}, line {number}: this is no JSON object: {error}") from None
-        if not file or label is None:
-            raise ConfigError(f"{path}, line {number}: path and label are needed")
+        if not file:
+            raise ConfigError(f"{path}, line {number}: a path is needed")
         yield number, str(file), label, str(row.get("split", ""))
 
 

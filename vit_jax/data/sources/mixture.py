@@ -8,7 +8,8 @@ any source: by a permutation of the N places that depends on the seed and the ep
 
 Evaluation, and any other use: every example of every set once.
 
-Classes are joined by name: those of the first set, then what further sets add.
+Classes are joined by name: those of the first set, then what further sets add. If one of the sets
+has no labels, the mixture has none.
 """
 
 import bisect
@@ -17,21 +18,26 @@ import itertools
 from collections.abc import Callable, Sequence
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.data.record import DataSet, Record, Source
+from vit_jax.data.record import DataSet, Label, Record, Source
+from vit_jax.data.sources import fingerprint
 
 
 class Mixture:
     """`sources` one after the other, the examples of source i `counts[i]` times in all."""
 
+    labels = None
+
     def __init__(self, sources: Sequence[Source], counts: Sequence[int]):
-        if len({source.multi_label for source in sources}) > 1:
+        if len({source.multi_label for source in sources if source.classes}) > 1:
             raise ConfigError(
                 "config.data.mixture: sets with one label and sets with several cannot be mixed"
             )
-        self.multi_label = sources[0].multi_label
-        self.classes = tuple(dict.fromkeys(name for one in sources for name in one.classes))
+        labelled = all(source.classes for source in sources)
+        names = dict.fromkeys(name for one in sources for name in one.classes)
+        self.classes = tuple(names) if labelled else ()
+        self.multi_label = labelled and sources[0].multi_label
         number = {name: label for label, name in enumerate(self.classes)}
-        self._labels = [[number[name] for name in source.classes] for source in sources]
+        self._labels = [[number[name] for name in one.classes] for one in sources if labelled]
         self._sources, self._counts = tuple(sources), tuple(counts)
         self._ends = list(itertools.accumulate(counts))
 
@@ -43,12 +49,23 @@ class Mixture:
 
     def __getitem__(self, index: int) -> Record:
         which = bisect.bisect_right(self._ends, index)
-        source, labels = self._sources[which], self._labels[which]
+        source = self._sources[which]
         within = index - (self._ends[which - 1] if which else 0)
         record = source[within % len(source)]
+        return dataclasses.replace(record, label=self._label(record, which))
+
+    def _label(self, record: Record, which: int) -> Label:
+        """The label of a record of the source number `which`, among the classes of all."""
+        if not self.classes:
+            return None
+        labels = self._labels[which]
         if self.multi_label:
-            return dataclasses.replace(record, label=tuple(labels[one] for one in record.label))
-        return dataclasses.replace(record, label=labels[record.label])
+            return tuple(labels[one] for one in record.label)
+        return labels[record.label]
+
+    def fingerprint(self) -> str:
+        """Of those of the sets, and of how often each is seen."""
+        return fingerprint.digest([one.fingerprint() for one in self._sources], self._counts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,14 +93,19 @@ def open_mixture(config_data, open_one: Callable[[str], DataSet]) -> MixedSet:
             "config.data.mixture is empty: 'mixture' needs ((NAME or PATH, WEIGHT), …), e.g. "
             "--config.data.mixture=\"(('cifar10', 1), ('/data/birds', 3))\""
         )
-    for entry in config_data.mixture:
+    check_mixture(config_data.mixture)
+    names, weights = zip(*config_data.mixture, strict=True)
+    return MixedSet(tuple(open_one(name) for name in names), weights)
+
+
+def check_mixture(entries: tuple) -> None:
+    """Raises `ConfigError` unless the entries of `config.data.mixture` are names with weights."""
+    for entry in entries:
         good = isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str)
         if not good or not isinstance(entry[1], int | float) or not entry[1] > 0:
             raise ConfigError(
                 f"config.data.mixture: {entry!r} is not (NAME or PATH, WEIGHT) with a weight above 0"
             )
-    names, weights = zip(*config_data.mixture, strict=True)
-    return MixedSet(tuple(open_one(name) for name in names), weights)
 
 
 def epoch_counts(sizes: Sequence[int], weights: Sequence[float]) -> list[int]:

@@ -24,9 +24,10 @@ class Named:
       splits: our names of splits → expressions over those of TFDS.
       label: the feature with the label; or a function of the features that gives it, and then
         `features` names those it needs.
-      crops: `train_crop` and `eval_crop` of `config.data`.
-      flip: whether training images are mirrored.
+      crops: `train_crop` and `eval_crop` of `config.data`, as the papers have them.
+      flip: whether they mirror training images.
       white: the value of white in the stored images.
+      by_hand: how to prepare it where TFDS cannot.
     """
 
     tfds: str
@@ -37,24 +38,12 @@ class Named:
     crops: tuple[str, str] = ("inception", "resize")
     flip: bool = True
     white: int = 255
-
-
-def set_up(config, name: str) -> None:
-    """Lets the whole config `config` train and evaluate on the data set `name`: 'train' and 'test'
-    of it, cut as the papers do.
-
-    ViT's fine-tuning (arXiv 2010.11929, §4.1, and its released code): random crops of 5 to 100 % of
-    the area and mirroring; the whole image at evaluation. VTAB: the whole image, nothing random,
-    one setting for all tasks.
-    """
-    config.data.name = name
-    config.data.train_split, config.data.eval_split = "train", "test"
-    config.data.train_crop, config.data.eval_crop = NAMED[name].crops
-    config.augment.flip = NAMED[name].flip
+    by_hand: str = ""
 
 
 def _vtab(name: str, classes: int, validation: str, *, test: str = "test", **fields) -> Named:
-    """A VTAB-1k task (arXiv 1910.04867): 800 + 200 examples to train on, the whole test set.
+    """A VTAB-1k task (arXiv 1910.04867): 800 + 200 examples to train on, the whole test set; one
+    setting for all tasks, whole images and nothing random.
 
     The first 800 of the training set; and the first 200 of the validation set, or, where the data
     set has none, 200 from where VTAB's own part of the training set ends.
@@ -113,9 +102,12 @@ NAMED: dict[str, Named] = {
         "imagenet2012_real", 1000, {"test": "validation"}, label="real_label"
     ),
     "imagenet_v2": Named("imagenet_v2/matched-frequency", 1000, {"test": "test"}),
-    # ImageNet-21k is not in TFDS; the name and the split 'full' are those of big_vision.
+    # The name, the split 'full' and the classes are those of big_vision's own TFDS data set.
     "imagenet21k": Named(
-        "imagenet21k", 21843, {"train": "full[51200:]", "test": "full[:51200]"}, label="labels"
+        "imagenet21k", 21843, {"train": "full[51200:]", "test": "full[:51200]"}, label="labels",
+        by_hand="config.data.name = 'imagenet21k' is not in TFDS. Download fall11_whole.tar or winter21_whole.tar.gz "
+        "from image-net.org, unpack it to a folder with a tar file for each class, and store that with "
+        "'vit_jax prepare FOLDER --out=SET --holdout=0.0036'; how to train on SET then is in docs/data.md",
     ),
     # VTAB, natural
     "vtab/caltech101": _vtab("caltech101", 102, "train[2754:2954]"),

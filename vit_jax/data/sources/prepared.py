@@ -1,20 +1,24 @@
 """Data sets made by `vit_jax prepare`: ArrayRecord files, and one JSON file that describes them.
 
 Lives here: the format, and reading it. Writing is in `preparation/`. The folder holds
-SPLIT-00000-of-00007.array_record, …, `report.jsonl` (what was found while preparing) and
-`dataset.json`; a record is a MessagePack map of `image` (the bytes of an image file), `label` (a
-number, or a list of them) and `name`.
+SPLIT-00000-of-00007.array_record, …, SPLIT-labels.npy (where an image has one label: all of them,
+int32, so that they are known without reading records), `report.jsonl` (what was found while
+preparing) and `dataset.json`; a record is a MessagePack map of `image` (the bytes of an image file),
+`label` (a number, a list of them, or nil) and `name`.
 """
 
+import io
 import json
 import os
 from collections.abc import Sequence
 
 import msgpack
+import numpy as np
 from etils import epath
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.data.record import DataError, DataSet, Record
+from vit_jax.data.record import DataError, DataSet, Labels, Record
+from vit_jax.data.sources import fingerprint
 from vit_jax.data.sources.arrayrecord import ArrayRecords
 
 FORMAT = "vit_jax prepared, version 1"
@@ -55,7 +59,7 @@ class Prepared:
 
     def __init__(self, folder: str, parts: Sequence[tuple[str, int, int]], description: dict):
         self._args = folder, parts, description
-        self._folder = folder
+        self._folder, self._parts, self._splits = folder, tuple(parts), description["splits"]
         self.classes = tuple(description["classes"])
         self.multi_label = description["multi_label"]
         files, examples = [], {}
@@ -86,7 +90,31 @@ class Prepared:
         except (RuntimeError, ValueError, TypeError, IndexError):
             path, row = self._records.place(index)
             name = f"{path}, record {row} (damaged; 'vit_jax prepare --verify')"
-            return Record(b"", () if self.multi_label else 0, name)
+            some_label = 0 if self.classes else None
+            return Record(b"", () if self.multi_label else some_label, name)
+
+    @property
+    def labels(self) -> Labels:
+        """(n,) int32, read at every call; `None` where images have none or several, or where an
+        earlier version prepared them.
+        """
+        if not all("labels" in self._splits[split] for split, _, _ in self._parts):
+            return None
+        found = []
+        for split, start, stop in self._parts:
+            path = epath.Path(self._folder) / self._splits[split]["labels"]["file"]
+            if not path.exists():
+                raise DataError(f"{path} is missing")
+            found.append(np.load(io.BytesIO(path.read_bytes()))[start:stop])
+        return np.concatenate(found)
+
+    def fingerprint(self) -> str:
+        """Of the checksums of all files of the splits."""
+        files = {
+            split: [(one["file"], one["sha256"]) for one in self._splits[split]["shards"]]
+            for split, _, _ in self._parts
+        }
+        return fingerprint.digest(self.classes, self._parts, files)
 
 
 def open_prepared(config_data) -> DataSet:

@@ -5,6 +5,7 @@ Lives here: what `folder.py`, `listed.py` and `tar.py` have in common. How each 
 labels is said there.
 """
 
+import collections
 import dataclasses
 import hashlib
 import re
@@ -14,12 +15,17 @@ from typing import Any
 import numpy as np
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.data.record import DataSet, Source
+from vit_jax.data.record import DataSet, Label, Labels, Source
+from vit_jax.data.sources.text import read_text
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".npy")
 HELD_OUT = ("test", "val", "validation")  # what 'test' may be called, the first that is there
+SPLITS = ("train", *HELD_OUT)
 
-Label = int | tuple[int, ...]
+# Class numbers may leave gaps: a few images of a large data set have few of its classes. Beyond
+# this they are taken for identifiers.
+_MAX_CLASSES_PER_LABEL = 100
+_ALWAYS_ALLOWED = 1000
 
 
 @dataclasses.dataclass
@@ -28,7 +34,7 @@ class Table:
 
     Attributes:
       where: what errors call it.
-      classes: the label names.
+      classes: the label names; empty where the images have no labels.
       multi_label: whether labels are tuples.
       splits: per split the (key, label) of its examples; what a key is, the file that made the
         table knows.
@@ -41,15 +47,14 @@ class Table:
 
     def data_set(self, make: Callable[..., Source]) -> DataSet:
         """A data set whose splits are `make(classes, multi_label, keys, labels)`."""
-        if len(self.classes) < 2:
-            raise ConfigError(
-                f"{self.where} has only one class, {self.classes[0]!r}: a classifier needs two or more"
-            )
 
         def read(parts):
             rows = [row for name, start, stop in parts for row in self.splits[name][start:stop]]
             keys, labels = zip(*rows, strict=True)
-            labels = labels if self.multi_label else np.asarray(labels, np.int32)
+            if not self.classes:
+                labels = None
+            elif not self.multi_label:
+                labels = np.asarray(labels, np.int32)
             return make(self.classes, self.multi_label, keys, labels)
 
         sizes = {name: len(rows) for name, rows in self.splits.items()}
@@ -67,42 +72,102 @@ class Table:
         return digest.hexdigest()
 
 
-def hold_out(rows: Sequence[tuple], share: float, name: Callable[[Any], str] = str) -> dict:
-    """`rows` as 'train' and 'test'; on which side one falls depends on the `name` of its key alone.
+def hold_out(
+    rows: Sequence[tuple[Any, Label]],
+    config_data,
+    where: str,
+    name: Callable[[Any], str] = str,
+) -> dict[str, list[tuple[Any, Label]]]:
+    """`rows` as 'train' and 'test', the share `config_data.holdout` of them in 'test'.
 
-    So further examples move none from one side to the other.
+    Every image has a number in [0, 1), a hash of the `name` of its key. By `holdout_by`, 'test' are
+
+      file: the images whose number is below the share. More images move none from one side to the
+        other.
+      class: of every class, the images with the smallest numbers, as many as the share of the class
+        is, rounded; at least one on each side where a class has two. More images of a class may
+        move others of it between the sides, the ones whose numbers are next to the border and no
+        more than were added; other classes stay as they are.
+
+    Raises:
+      ConfigError: by class, where images do not have one label each.
     """
+    share = config_data.holdout
+    numbers = [_number(name(key)) for key, _ in rows]
+    if config_data.holdout_by == "class":
+        held_out = _smallest_of_each_class(rows, numbers, share, where)
+    else:
+        held_out = [number < share * 2**64 for number in numbers]
     members = {"train": [], "test": []}
-    for row in rows:
-        digest = hashlib.blake2b(name(row[0]).encode(), digest_size=8).digest()
-        held_out = int.from_bytes(digest, "big") < share * 2**64
-        members["test" if held_out else "train"].append(row)
+    for row, out in zip(rows, held_out, strict=True):
+        members["test" if out else "train"].append(row)
     return members
 
 
+def _number(name: str) -> int:
+    """A hash of a file name, below 2**64."""
+    encoded = name.encode("utf-8", "surrogateescape")  # names of files may be any bytes
+    digest = hashlib.blake2b(encoded, digest_size=8).digest()
+    return int.from_bytes(digest, "big")
+
+
+def _smallest_of_each_class(rows, numbers: list[int], share: float, where: str) -> list[bool]:
+    """Whether each row is one of those of its class with the smallest numbers."""
+    by_class = collections.defaultdict(list)
+    for i, (_, label) in enumerate(rows):
+        if not isinstance(label, int):
+            have = "several" if isinstance(label, tuple) else "none"
+            raise ConfigError(
+                f"config.data.holdout_by = 'class' needs one label for each image, and those of "
+                f"{where} have {have}: hold out by 'file'"
+            )
+        by_class[label].append(i)
+    held_out = [False] * len(rows)
+    for members in by_class.values():
+        count = round(share * len(members))
+        if len(members) > 1 and 0 < share < 1:
+            count = min(max(count, 1), len(members) - 1)
+        for i in sorted(members, key=lambda i: (numbers[i], i))[:count]:
+            held_out[i] = True
+    return held_out
+
+
 def number_labels(
-    texts: Sequence[str | Sequence[str]], names_file, where: Callable[[int], str]
-) -> tuple[tuple[str, ...], list[Label]]:
-    """The classes, and the label of every example.
+    texts: Sequence[str | Sequence[str] | None], names_file, where: Callable[[int], str]
+) -> tuple[tuple[str, ...], bool, list[Label]]:
+    """The classes, whether examples have several labels each, and the label of every example.
 
     Args:
-      texts: class numbers or class names as text; of a multi-label set, a list of them for each
-        example.
+      texts: the class number or class name of each example as text, or a list of them, or `None`
+        if it has no label. If one has a list, all are taken to have several labels.
       names_file: a path: the names of the classes, one a line, if there is such a file; else the
         classes are those that occur, names sorted.
       where: what to call example i in errors.
 
     Raises:
-      ConfigError: a label is not among the classes.
+      ConfigError: some examples have a label and others none, a label is not among the classes, or
+        the numbers leave so many classes empty that they cannot be class numbers.
     """
-    multi_label = bool(texts) and not isinstance(texts[0], str)
+    without = [i for i, text in enumerate(texts) if text is None]
+    if len(without) == len(texts):
+        return (), False, list(texts)
+    if without:
+        labelled = next(i for i, text in enumerate(texts) if text is not None)
+        raise ConfigError(
+            f"{where(without[0])} has no label, but {where(labelled)} has one: either all images have "
+            "labels, or none"
+        )
+    multi_label = any(not isinstance(text, str) for text in texts)
+    if multi_label:
+        texts = [(text,) if isinstance(text, str) else tuple(text) for text in texts]
     occurring = set().union(*texts) if multi_label else set(texts)
+    if not occurring and not names_file.exists():
+        return (), False, [None] * len(texts)
     numbered = all(re.fullmatch(r"-?\d+", text) for text in occurring)
     if names_file.exists():
-        lines = (line.strip() for line in names_file.read_text().split("\n"))
-        classes = tuple(line for line in lines if line)
+        classes = tuple(line for line in map(str.strip, read_text(names_file).split("\n")) if line)
     elif numbered:
-        classes = tuple(map(str, range(max(map(int, occurring), default=-1) + 1)))
+        classes = _numbered_classes(occurring, names_file)
     else:
         classes = tuple(sorted(occurring, key=natural))
     index = {name: label for label, name in enumerate(classes)}
@@ -116,8 +181,24 @@ def number_labels(
         return label
 
     if multi_label:
-        return classes, [tuple(number(text, i) for text in few) for i, few in enumerate(texts)]
-    return classes, [number(text, i) for i, text in enumerate(texts)]
+        return (
+            classes,
+            True,
+            [tuple(number(text, i) for text in few) for i, few in enumerate(texts)],
+        )
+    return classes, False, [number(text, i) for i, text in enumerate(texts)]
+
+
+def _numbered_classes(occurring: set[str], names_file) -> tuple[str, ...]:
+    """The classes 0 to the largest number."""
+    numbers = set(map(int, occurring))
+    count = max(numbers, default=-1) + 1
+    if count > max(_ALWAYS_ALLOWED, _MAX_CLASSES_PER_LABEL * len(numbers)):
+        raise ConfigError(
+            f"the labels are {len(numbers)} numbers up to {count - 1}, which would make {count} classes. "
+            f"Number the classes from 0, or give them names; or, if there are so many, list them in {names_file}"
+        )
+    return tuple(map(str, range(count)))
 
 
 def natural(name: str) -> tuple:
@@ -127,6 +208,8 @@ def natural(name: str) -> tuple:
     ), name
 
 
-def label_at(labels: np.ndarray | tuple, index: int) -> Label:
-    """The label of an example, of (n,) integers or a tuple of tuples."""
+def label_at(labels: Labels, index: int) -> Label:
+    """The label of an example; see `record.Labels`."""
+    if labels is None:
+        return None
     return labels[index] if isinstance(labels, tuple) else int(labels[index])

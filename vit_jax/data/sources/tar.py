@@ -2,9 +2,10 @@
 makes the index, after that every image is one read.
 
 An image's label is in a file beside it, KEY.cls (text) or KEY.json (a field `label`); or else the
-name of the folder that it is in. Splits are the folders train/, test/, val/ or validation/ inside,
-or those words in the names of the tar files (imagenet-train-000.tar). Tar files must not be
-compressed.
+name of the folder that it is in; or else that of its tar file where that is a WordNet identifier
+(n01440764.tar, as ImageNet is distributed). Images in no folder, or in none but those of splits, have
+no labels if nothing beside them says one. Splits are the folders train/, test/, val/ or validation/ inside, or
+those words in the names of the tar files (imagenet-train-000.tar). Tar files must not be compressed.
 """
 
 import collections
@@ -21,9 +22,10 @@ from etils import epath
 from vit_jax.base import paths
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.record import BadImage, DataSet, Record
+from vit_jax.data.sources import fingerprint
 from vit_jax.data.sources.listed import json_label
 from vit_jax.data.sources.table import (
-    HELD_OUT,
+    SPLITS,
     SUFFIXES,
     Table,
     hold_out,
@@ -31,8 +33,8 @@ from vit_jax.data.sources.table import (
     natural,
     number_labels,
 )
+from vit_jax.data.sources.text import readable
 
-_SPLITS = ("train", *HELD_OUT)
 _Place = tuple[int, str, int, int]  # number of the tar file, name inside, first byte, bytes
 
 
@@ -46,7 +48,7 @@ class TarImages:
     classes: tuple[str, ...]
     multi_label: bool
     places: tuple[_Place, ...]
-    labels: np.ndarray | tuple[tuple[int, ...], ...]
+    labels: np.ndarray | tuple[tuple[int, ...], ...] | None
 
     def __len__(self) -> int:
         return len(self.places)
@@ -54,7 +56,7 @@ class TarImages:
     def __getitem__(self, index: int) -> Record:
         number, name, first, size = self.places[index]
         path = self.files[number]
-        name = f"{path}, {name}"
+        name = readable(f"{path}, {name}")
         try:
             with paths.open_bytes(path) as file:
                 file.seek(first)
@@ -62,13 +64,21 @@ class TarImages:
         except OSError as error:
             raise BadImage(name, error.strerror or str(error)) from None
 
+    def fingerprint(self) -> str:
+        """Of a sample of the names and sizes, and of all labels."""
+        some = [self.places[i] for i in fingerprint.sampled(len(self))]
+        names, sizes = [name for _, name, *_ in some], [size for *_, size in some]
+        labels = fingerprint.of_labels(self.labels)
+        return fingerprint.digest(self.classes, len(self), names, sizes, labels)
+
 
 def open_tar(config_data) -> DataSet:
     """The tar files that `config_data.path` names: one file, a folder of them, a pattern with *, or
-    a range of numbers {000000..000146}. Without splits, the share `holdout` of them is 'test'.
+    a range of numbers {000000..000146}. Without splits, some images are held out as 'test': see
+    `table.hold_out`; the name that decides is the one inside the tar file.
     """
     files = find_tars(config_data.path)
-    table = _read(files, config_data.path, config_data.holdout)
+    table = _read(files, config_data)
     return table.data_set(lambda *columns: TarImages(tuple(map(str, files)), *columns))
 
 
@@ -100,34 +110,34 @@ def find_tars(path: str) -> list:
     return files
 
 
-def _read(files: list, path: str, holdout: float) -> Table:
+def _read(files: list, config_data) -> Table:
+    path = config_data.path
     samples = [(number, *sample) for number, file in enumerate(files) for sample in _samples(file)]
     if not samples:
         raise ConfigError(f"{path} has no images ({', '.join(SUFFIXES)})")
     texts, splits = [], []
-    for number, name, _, _, text in samples:
-        if text is None and len(os.path.dirname(name)) == 0:
-            raise ConfigError(
-                f"{files[number]}: {name} has no label: neither a .cls or .json file beside it, nor "
-                "a folder of its class around it"
-            )
-        texts.append(os.path.basename(os.path.dirname(name)) if text is None else text)
-        folders = os.path.dirname(name).split("/")
-        splits.append(_split(folders[:-1] if text is None else folders, files[number].name))
-    multi_label = any(not isinstance(text, str) for text in texts)
-    if multi_label:
-        texts = [(text,) if isinstance(text, str) else text for text in texts]
-    classes, labels = number_labels(
+    for number, name, _, _, beside in samples:
+        folders = [part for part in os.path.dirname(name).split("/") if part not in ("", ".")]
+        if not folders and re.fullmatch(r"n\d{8}", files[number].stem):
+            folders = [files[number].stem]
+        texts.append(beside if beside is not None or not folders else readable(folders[-1]))
+        splits.append(_split(folders[:-1] if beside is None else folders, files[number].name))
+    if not any(text is not None for *_, text in samples) and {*texts} <= {None, *SPLITS}:
+        splits = [text or split for text, split in zip(texts, splits, strict=True)]
+        texts = [None] * len(samples)
+    classes, multi_label, labels = number_labels(
         texts,
         files[0].parent / "classes.txt",
-        lambda i: f"{files[samples[i][0]]}, {samples[i][1]}",
+        lambda i: f"{files[samples[i][0]]}, {readable(samples[i][1])}",
     )
     rows = collections.defaultdict(list)
     for split, sample, label in zip(splits, samples, labels, strict=True):
         rows[split].append((sample[:4], label))
     if "" in rows and len(rows) > 1:
         raise ConfigError(f"{path}: some images belong to a split, others to none")
-    members = dict(rows) if "" not in rows else hold_out(rows[""], holdout, lambda key: key[1])
+    members = dict(rows)
+    if "" in rows:
+        members = hold_out(rows[""], config_data, path, lambda key: key[1])
     return Table(path, classes, multi_label, members)
 
 
@@ -171,4 +181,4 @@ def _key(name: str) -> tuple[str, str]:
 def _split(folders: list[str], tar_name: str) -> str:
     """The split that the folders around an image name, or else the tar file's name; '' if neither."""
     words = folders + re.split(r"[^A-Za-z]+", tar_name)
-    return next((word for word in words if word in _SPLITS), "")
+    return next((word for word in words if word in SPLITS), "")

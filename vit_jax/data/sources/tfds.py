@@ -1,17 +1,19 @@
 """Data sets that TFDS has prepared, stored as ArrayRecord or TFRecord, read without TensorFlow.
 
-Preparing one needs TensorFlow, and is done by `download` alone. What the papers make of TFDS's data
-sets is in `named.py`.
+Preparing one needs TensorFlow, and is done in `preparation/download.py`. What the papers make of
+TFDS's data sets is in `named.py`.
 """
 
 import os
 
 import numpy as np
+from etils import epath
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
 from vit_jax.data import decode
-from vit_jax.data.record import DataSet, Record
+from vit_jax.data.record import DataSet, Label, Record
+from vit_jax.data.sources import fingerprint
 from vit_jax.data.sources.arrayrecord import ArrayRecords
 from vit_jax.data.sources.named import NAMED, Named
 from vit_jax.data.sources.tfrecord import TfRecords
@@ -25,6 +27,8 @@ class Tfds:
     that of a data set in `named.NAMED`, or ''.
     """
 
+    labels = None  # they are in the records
+
     def __init__(self, folder: str, parts: list[tuple[str, int, int]], name: str = ""):
         import tensorflow_datasets as tfds
 
@@ -32,8 +36,7 @@ class Tfds:
         self._args = folder, parts, name
         self._named = NAMED.get(name, Named(name, 0))
         self._label, self.classes, self.multi_label = _labels(builder.info.features, folder, name)
-        needed = {"image", "file_name", *self._named.features}
-        needed |= set() if callable(self._label) else {self._label}
+        needed = {"image", "file_name", *self._named.features, self._label}
         # Only what is needed is decoded, and the image is left to `decode.py`.
         self._features = tfds.features.FeaturesDict(
             {key: one for key, one in builder.info.features.items() if key in needed}
@@ -41,6 +44,7 @@ class Tfds:
         self._decoders = {"image": tfds.decode.SkipDecoding()}
         self._split = "+".join(f"{name}[{start}:{stop}]" for name, start, stop in parts)
         self._where = f"{builder.info.full_name} {self._split}"
+        self._sizes = {split: one.num_examples for split, one in builder.info.splits.items()}
         self._records = _open_records(builder, self._split)
 
     def __reduce__(self):
@@ -52,25 +56,34 @@ class Tfds:
     def __getitem__(self, index: int) -> Record:
         stored = self._records[index]
         fields = self._features.deserialize_example_np(stored, decoders=self._decoders)
-        label = self._label(fields) if callable(self._label) else fields[self._label]
-        label = tuple(int(one) for one in np.ravel(label)) if self.multi_label else int(label)
         file = fields.get("file_name", b"")
         name = f"{self._where}, record {index}" + (f" ({file.decode()})" if file else "")
         image = fields["image"]
         if self._named.white != 255:
             image = decode.decode(image, name=name) * np.uint8(255 // self._named.white)
-        return Record(image, label, name)
+        return Record(image, self._label_of(fields), name)
+
+    def _label_of(self, fields: dict) -> Label:
+        if self._label is None:
+            return None
+        label = self._label(fields) if callable(self._label) else fields[self._label]
+        return tuple(int(one) for one in np.ravel(label)) if self.multi_label else int(label)
+
+    def fingerprint(self) -> str:
+        """Of TFDS's name, version and sizes."""
+        return fingerprint.digest(self._where, self._sizes, self.classes)
 
 
 def open_tfds(config_data) -> DataSet:
     """The data set `config_data.name` ('cifar10', 'vtab/dtd', 'name/config', 'name:1.0.0') under
     `config_data.path`.
     """
-    import tensorflow_datasets as tfds
-
     name = config_data.name
     named = NAMED.get(name)
-    folder = str(_find(_root(config_data.path), name))
+    folder = str(_find(data_dir(config_data.path), name))
+
+    import tensorflow_datasets as tfds  # takes seconds, and what is not there is said at once
+
     info = tfds.builder_from_directory(folder).info
     if info.file_format.value not in _FORMATS:
         raise ConfigError(
@@ -91,43 +104,12 @@ def is_there(config_data) -> bool:
     """Whether TFDS has prepared the data set."""
     name = config_data.name
     path, _, version = (NAMED[name].tfds if name in NAMED else name).partition(":")
-    folder = _root(config_data.path) / path
+    folder = data_dir(config_data.path) / path
     return folder.exists() and any(folder.glob(f"{version or '*'}/dataset_info.json"))
 
 
-def download(config_data) -> None:
-    """Lets TFDS download and prepare the data set, as ArrayRecord. Needs TensorFlow.
-
-    Raises:
-      ConfigError: TensorFlow is not installed.
-    """
-    import tensorflow_datasets as tfds
-
-    name = config_data.name
-    name = NAMED[name].tfds if name in NAMED else name
-    try:
-        import tensorflow  # noqa: F401
-    except ModuleNotFoundError:
-        raise ConfigError(
-            f"{name!r} is not prepared in {_root(config_data.path)}, and TFDS needs TensorFlow to do "
-            "it: pip install 'vit_jax[prepare]'. Training does not need it"
-        ) from None
-    try:
-        builder = tfds.builder(
-            name, data_dir=str(_root(config_data.path)), file_format="array_record"
-        )
-    except tfds.core.DatasetNotFoundError:
-        hint = nearest(name, tfds.list_builders())
-        raise ConfigError(
-            f"{name!r} is not prepared in {_root(config_data.path)}, and TFDS has no such data set"
-            + (hint if "did you mean" in hint else "")
-        ) from None
-    builder.download_and_prepare()
-
-
-def _root(path: str):
-    from etils import epath
-
+def data_dir(path: str) -> epath.Path:
+    """The folder in which TFDS keeps its data sets; `path` if that says one."""
     default = os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
     return epath.Path(path or default).expanduser()
 
@@ -158,23 +140,41 @@ def _find(root, name: str):
         raise ConfigError(
             f"{path!r} has variants, {path}/VARIANT; there are: {', '.join(sorted(variants))}"
         )
-    there = (
-        sorted(entry.name for entry in root.iterdir() if entry.is_dir()) if root.exists() else []
-    )
-    known = ["digits", "folder", "prepared", "tar", "mixture", *NAMED, *there]
-    hint = "" if name in NAMED else nearest(name, known)
+    raise ConfigError(_not_prepared(root, name))
+
+
+def _not_prepared(root, name: str) -> str:
+    """What to do about a data set that is not there."""
+    if name in NAMED and NAMED[name].by_hand:
+        return NAMED[name].by_hand
+    there = sorted(e.name for e in root.iterdir() if e.is_dir()) if root.exists() else []
+    hint = ""
+    if name not in NAMED and not is_tfds_name(name):
+        hint = nearest(name, ["digits", "folder", "prepared", "tar", "mixture", *NAMED, *there])
     if "did you mean" not in hint:
         hint = f"; prepared are: {', '.join(there) or 'none'}"
-    raise ConfigError(
-        f"config.data.name = {name!r} is not prepared in {root}{hint}. "
-        "'digits' comes with the install, 'folder' reads your own images; others are prepared once, with TensorFlow: "
+    return (
+        f"config.data.name = {name!r} is not prepared in {root}{hint}. 'digits' comes with the install, "
+        "'folder' reads your own images; others are prepared once, with TensorFlow: "
         f"vit_jax prepare {name} --out=DIR"
     )
 
 
+def is_tfds_name(name: str) -> bool:
+    """Whether TFDS can prepare a data set of this name: 'name', 'name/config' or 'name:1.0.0'."""
+    return name.split("/")[0].split(":")[0] in tfds_names()
+
+
+def tfds_names() -> list[str]:
+    """The data sets that TFDS itself can prepare; found without a network and without TensorFlow."""
+    import tensorflow_datasets as tfds
+
+    return tfds.list_builders(with_community_datasets=False)
+
+
 def _labels(features, folder: str, name: str):
-    """The feature that holds the label (or the function that makes it), the class names, and whether
-    an example has many labels.
+    """The feature that holds the label (or the function that makes it; `None` if there is no label),
+    the class names, and whether an example has several labels.
     """
     import tensorflow_datasets as tfds
 
@@ -188,6 +188,8 @@ def _labels(features, folder: str, name: str):
         one = feature.feature if isinstance(feature, tfds.features.Sequence) else feature
         if isinstance(one, tfds.features.ClassLabel):
             found[key] = (key, tuple(one.names), one is not feature)
+    if not found and not named:
+        return None, (), False
     usual = [key for key in (named.label,) if key in found] if named else []
     usual += [key for key in _LABELS if key in found]
     if not usual and len(found) != 1:

@@ -1,0 +1,130 @@
+"""Labels that are most likely a mistake: said, with what to do about it."""
+
+import json
+
+import cv2
+import numpy as np
+import pytest
+
+from vit_jax.base.errors import ConfigError
+from vit_jax.config import Data, load_config
+from vit_jax.data import sources
+from vit_jax.data.preparation.prepare import prepare
+from vit_jax.training.assembly import assemble, resolve
+
+
+def write_csv(path, labels):
+    path.write_text("path,label\n" + "".join(f"{i}.png,{one}\n" for i, one in enumerate(labels)))
+    return Data(name="folder", path=str(path), holdout=0.0)
+
+
+def assemble_digits(num_classes, **fields):
+    config = load_config("configs/digits.py")
+    config.update_from_flattened_dict(fields)
+    return assemble(
+        resolve(config), num_classes=num_classes, examples_per_epoch=100, multi_label=True
+    )
+
+
+def test_numbers_with_huge_gaps_are_no_class_numbers(tmp_path):
+    config = write_csv(tmp_path / "a.csv", [0, 10**6, 2 * 10**6])
+    with pytest.raises(ConfigError) as raised:
+        sources.open_train(config)
+    told = str(raised.value)
+    assert "3 numbers up to 2000000, which would make 2000001 classes" in told
+    assert "give them names" in told and f"{tmp_path}/classes.txt" in told
+    (tmp_path / "classes.txt").write_text("\n".join(map(str, range(2_000_001))))
+    assert len(sources.open_train(config).classes) == 2_000_001
+
+
+@pytest.mark.parametrize("labels", [[0, 999], [0, 1, 2, 400], range(0, 21_843, 100)])
+def test_a_few_images_of_a_large_set_have_few_of_its_classes(tmp_path, labels):
+    source = sources.open_train(write_csv(tmp_path / "a.csv", labels))
+    assert len(source.classes) == max(labels) + 1
+
+
+def test_classes_without_images_to_train_on_are_named_once(tmp_path, caplog):
+    config = write_csv(tmp_path / "a.csv", [1, 2, 3, 1])
+    assert len(sources.open_train(config).classes) == 4
+    assert (
+        "1 of 4 classes have no images in 'train': '0'; do the labels count from 1?" in caplog.text
+    )
+    caplog.clear()
+    sources.open_train(write_csv(tmp_path / "a.csv", [0, 1, 2]))
+    sources.open_eval(Data(name="folder", path=config.path, eval_split="train[:1]"))
+    assert not caplog.text
+    sources.open_train(write_csv(tmp_path / "a.csv", [0, 9]))
+    assert "8 of 10 classes have no images in 'train': '1', '2', '3', '4', '5', …" in caplog.text
+
+
+def test_they_are_found_in_prepared_and_in_multi_label_sets_too(tmp_path, caplog):
+    lines = []
+    for i, labels in enumerate((["0"], ["2", "0"], [])):
+        cv2.imwrite(str(tmp_path / f"{i}.png"), np.full((4, 4, 3), i, np.uint8))
+        lines.append(json.dumps({"path": f"{i}.png", "label": labels}))
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    sources.open_train(Data(name="folder", path=str(tmp_path / "a.jsonl"), holdout=0.0))
+    assert "1 of 3 classes have no images in 'train': '1'" in caplog.text
+    caplog.clear()
+    write_csv(tmp_path / "a.csv", [0, 2, 2])
+    prepare(str(tmp_path / "a.csv"), str(tmp_path / "out"), holdout=0.0)
+    sources.open_train(Data(name="prepared", path=str(tmp_path / "out")))
+    assert "1 of 3 classes have no images in 'train': '1'" in caplog.text
+
+
+def test_several_labels_are_not_learnt_with_a_softmax():
+    with pytest.raises(
+        ConfigError, match="the softmax loss is for one: say --config.objective.loss"
+    ):
+        assemble_digits(10)
+    assert assemble_digits(10, **{"objective.loss": "sigmoid"}).multi_label
+
+
+def test_one_class_is_refused_where_labels_are_needed(tmp_path):
+    config = write_csv(tmp_path / "a.csv", ["cat", "cat"])
+    assert sources.open_train(config).classes == ("cat",)
+    with pytest.raises(ConfigError, match="needs two or more classes, and 'digits' .* only one"):
+        assemble_digits(1)
+
+
+def test_prepared_labels_are_known_without_reading_records(tmp_path):
+    labels = [0, 1, 1, 0, 2, 1, 0]
+    for i in range(7):
+        cv2.imwrite(str(tmp_path / f"{i}.png"), np.full((4, 4, 3), i, np.uint8))
+    (tmp_path / "3.png").write_bytes(b"no image")  # left out
+    write_csv(tmp_path / "a.csv", labels)
+    prepare(str(tmp_path / "a.csv"), str(tmp_path / "out"), holdout=0.0, num_shards=2)
+    config = Data(name="prepared", path=str(tmp_path / "out"))
+    source = sources.open_source(config, "train[1:]+train[:2]")
+    assert (
+        source.labels.tolist()
+        == [source[i].label for i in range(len(source))]
+        == [1, 1, 2, 1, 0, 0, 1]
+    )
+    for path in (tmp_path / "out").glob("*.array_record"):
+        path.unlink()
+    assert sources.open_source(config, "train[1:]+train[:2]").labels.tolist() == [
+        1,
+        1,
+        2,
+        1,
+        0,
+        0,
+        1,
+    ]
+
+
+def test_sets_prepared_by_an_earlier_version_have_no_file_of_labels(tmp_path):
+    for i in range(4):
+        cv2.imwrite(str(tmp_path / f"{i}.png"), np.full((4, 4, 3), i, np.uint8))
+    write_csv(tmp_path / "a.csv", [0, 1, 0, 1])
+    prepare(str(tmp_path / "a.csv"), str(tmp_path / "out"), holdout=0.0)
+    path = tmp_path / "out/dataset.json"
+    description = json.loads(path.read_text())
+    del description["splits"]["train"]["labels"]
+    path.write_text(json.dumps(description))
+    config = Data(name="prepared", path=str(tmp_path / "out"))
+    assert sources.open_train(config).labels is None and sources.open_train(config)[1].label == 1
+    config = Data(name="prepared", path=str(tmp_path / "out"), sampling="balanced")
+    with pytest.raises(ConfigError, match="store the data set anew with 'vit_jax prepare'"):
+        sources.open_train(config)

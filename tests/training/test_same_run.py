@@ -1,0 +1,78 @@
+"""Whether a run that is resumed is the one that was begun: its data, and where they lie."""
+
+import dataclasses
+import pathlib
+
+import pytest
+
+from vit_jax.config import load_config
+from vit_jax.training.assembly import resolve
+from vit_jax.training.guards import changed_fields
+
+RECIPE = str(pathlib.Path(__file__).resolve().parents[2] / "configs/digits.py")
+
+
+def config(path, **fields):
+    config = load_config(RECIPE)
+    config.data.update({"name": "folder", "path": str(path), **fields})
+    return config
+
+
+def described(config_, **changes):
+    """What a run of this config says of itself, without the data."""
+    fields = dataclasses.asdict(resolve(config_))
+    model = {"name": "ViT-mu/8", "image_size": 8}
+    return {"config": fields, "model": model, "classes": [], "training_examples": 1} | changes
+
+
+@pytest.mark.parametrize("path", ["", "gs://bucket/x", "/a/b/*.tar", "/a/x-{000..003}.tar"])
+def test_what_is_no_relative_path_stays_as_it_is(path):
+    assert resolve(config(path)).data.path == path
+
+
+def test_relative_paths_are_from_the_working_folder_and_home(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert resolve(config("x-*.tar")).data.path == f"{tmp_path}/x-*.tar"
+    assert resolve(config("../x")).data.path == str(tmp_path.parent / "x")
+    assert resolve(config("~/x")).data.path == f"{tmp_path}/home/x"
+    (tmp_path / "birds").mkdir()
+    mixed = config("", name="mixture", mixture=(("digits", 1), ("birds", 2), ("cars196", 1)))
+    assert resolve(mixed).data.mixture == (("digits", 1), (f"{tmp_path}/birds", 2), ("cars196", 1))
+
+
+def test_another_spelling_of_a_place_is_no_change_and_another_place_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "set").mkdir()
+    (tmp_path / "link").symlink_to("set")
+    before = described(config("set"))
+    for same in ("./set", "set/", str(tmp_path / "set"), "link", "../" + tmp_path.name + "/set"):
+        assert changed_fields(before, described(config(same))) == [], same
+    (told,) = changed_fields(before, described(config("other")))
+    assert told == f"config.data.path: '{tmp_path}/set' -> '{tmp_path}/other'"
+    mixed = config("", name="mixture", mixture=(("set", 1),))
+    linked = config("", name="mixture", mixture=(("link", 1),))
+    weighted = config("", name="mixture", mixture=(("set", 2),))
+    assert changed_fields(described(mixed), described(linked)) == []
+    assert len(changed_fields(described(mixed), described(weighted))) == 1
+
+
+def test_runs_of_an_earlier_version_kept_paths_as_typed_and_resume(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    old = described(config("x"))
+    for typed in ("data/set", "./data/set/", "~/set", "data/x-*.tar"):
+        old["config"]["data"]["path"] = typed
+        assert changed_fields(old, described(config(typed))) == [], typed
+    old["config"]["data"]["path"] = "data/set"
+    assert changed_fields(old, described(config("/elsewhere/data/set"))) == []
+    assert changed_fields(old, described(config("/elsewhere/other_data/set")))
+    del old["config"]["data"]["sampling"], old["config"]["data"]["holdout_by"]
+    assert changed_fields(old, described(config("data/set"), training_data="0123")) == []
+
+
+def test_other_training_images_are_a_change_that_is_said(tmp_path):
+    before = described(config(tmp_path), training_data="0123")
+    after = described(config(tmp_path), training_data="4567")
+    (told,) = changed_fields(before, after)
+    assert told == "the training images: their names, sizes, labels or order are not the same"
+    assert changed_fields(before, before) == []

@@ -1,0 +1,49 @@
+"""Text that others wrote: files in some encoding, and file names that are no text at all."""
+
+import codecs
+
+from vit_jax.base.errors import ConfigError
+
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+def read_text(path) -> str:
+    """The text of a file in UTF-8, or in UTF-16 that says so by its first bytes.
+
+    Raises:
+      ConfigError: it is in another encoding, or no text.
+    """
+    content = path.read_bytes()
+    encoding = "utf-16" if content.startswith(_UTF_16) else "utf-8-sig"
+    try:
+        text = content.decode(encoding)
+    except UnicodeDecodeError as error:
+        place = _place(path, content, error.start)
+        if encoding == "utf-16":
+            raise ConfigError(
+                f"{place}: this is not UTF-16, though it begins like it: {error.reason}"
+            ) from None
+        raise ConfigError(
+            f"{place}: the byte 0x{content[error.start]:02x} is not UTF-8; most likely the file is in "
+            f"Latin-1 or Windows-1252. Convert it: iconv -f WINDOWS-1252 -t UTF-8 {path} > NEW"
+        ) from None
+    if "\0" in text:
+        place = _place(path, content, content.index(b"\0"))
+        raise ConfigError(
+            f"{place}: there is a NUL character: this is no text, or it is UTF-16 that does not begin "
+            f"with a byte order mark. Convert that: iconv -f UTF-16LE -t UTF-8 {path} > NEW"
+        )
+    return text
+
+
+def _place(path, content: bytes, start: int) -> str:
+    return f"{path}, line {content.count(10, 0, start) + 1}"
+
+
+def readable(name: str) -> str:
+    """`name` as text that can be stored and printed: of a file name that is not UTF-8, the bytes
+    that are not stand as \\xE9.
+    """
+    if name.isascii():
+        return name
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
