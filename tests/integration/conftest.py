@@ -13,6 +13,7 @@ import time
 
 import pytest
 
+from tests.conftest import QUICK
 from vit_jax.config import load_config
 
 TINY = {
@@ -28,8 +29,6 @@ TINY = {
     "data.threads": 2,
 }
 
-# Half the time to compile; these programs run for milliseconds.
-QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 HOSTS = TINY | {
     "model.depth": 1,
     "log.every": "1 steps",
@@ -67,7 +66,7 @@ def cli(compilation_cache):
 
     def start(*arguments, tiny: bool = False, **options) -> subprocess.Popen:
         environment = (
-            os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"} | options.pop("env", {})
+            os.environ | {"XLA_FLAGS": QUICK, "JAX_PLATFORMS": "cpu"} | options.pop("env", {})
         )
         overrides = [f"--config.{name}={value}" for name, value in TINY.items()] if tiny else []
         overrides += [f"--config.compilation_cache={compilation_cache}"] if tiny else []
