@@ -24,7 +24,6 @@ def get_config():
     config.model.depth = 4
     config.model.heads = 4
     config.model.mlp_dim = 256
-    config.model.unroll = 0
     config.duration = "40 epochs"
     config.batch_size = 64
     config.optim.lr = 3e-3

@@ -27,7 +27,6 @@ def get_config():
     config.model.pool = "mean"
     config.model.position = "sincos2d"
     config.model.dtype = "bfloat16"
-    config.model.unroll = 0
     config.duration = "100 epochs"
     config.batch_size = 64
     config.optim.lr = 1e-3

@@ -44,6 +44,10 @@ _FROM_CHECKPOINT = (("init_from", ""), ("model.name", "ViT-B/16"), ("model.num_c
 _INPUTS = (("data.mean", (0.5, 0.5, 0.5)), ("data.std", (0.5, 0.5, 0.5)))
 CASES = {
     "digits": Case("digits.py", "v5e:2x2"),
+    "digits-2-slices": Case(
+        "digits.py", "v5e:2x2", slices=2,
+        changes=(("mesh.fsdp", 4), ("mesh.fsdp_min_size", 1024), ("model.depth", 2)),
+    ),
     "vit_s16_i1k": Case("vit_s16_i1k.py", "v5e:2x4"),
     "vit_s16_i1k-2-slices": Case("vit_s16_i1k.py", "v5e:2x2", slices=2, changes=(("mesh.fsdp", 4),)),
     "deit-S": Case("deit.py:S", "v5p:2x2x2"),

@@ -8,8 +8,8 @@ from tests.planning import golden
 
 pytest.importorskip("libtpu", reason="needs the TPU compiler: pip install 'vit_jax[plan]'")
 
-# Half a minute each; the others with -m slow.
-QUICK = ("digits", "vit_s16_i1k-2-slices")
+# Seconds each; the others with -m slow.
+QUICK = ("digits", "digits-2-slices")
 REWRITE = "if this is meant: python -m tests.planning.golden"
 
 
