@@ -3,8 +3,7 @@
 
 vit_jax train --config=configs/masked_patches.py:B/16 --workdir=DIR
     what is predicted is the mean colour of a patch; a folder of images needs no classes:
-    --config.data.name=folder --config.data.path=IMAGES --config.data.train_split=train
-    --config.data.eval_split=test;
+    --config.data.name=folder --config.data.path=IMAGES;
 vit_jax train --config=configs/masked_patches.py:B/16,downsized --workdir=DIR
 vit_jax train --config=configs/masked_patches.py:B/16,full --workdir=DIR
     the paper's other two targets: the colours of 4 x 4 parts, and every pixel;

@@ -136,3 +136,8 @@ def test_by_class_needs_one_label_for_each_image(tmp_path):
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     with pytest.raises(ConfigError, match="have several: hold out by 'file'"):
         by_class(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize("asked", ["test", "val", "validation"])
+def test_the_held_out_split_has_three_names(tmp_path, asked):
+    assert list(opened(write_csv(tmp_path / "a.csv", FILES), asked).paths) == HELD_OUT

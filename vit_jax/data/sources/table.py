@@ -19,8 +19,13 @@ from vit_jax.data.record import DataSet, Label, Labels, Source
 from vit_jax.data.sources.text import read_text
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".npy")
-HELD_OUT = ("test", "val", "validation")  # what 'test' may be called, the first that is there
-SPLITS = ("train", *HELD_OUT)
+SPLITS = ("train", "test", "val", "validation")
+# What a held-out split may be called instead: the first that is there.
+ALIASES = {
+    "test": ("val", "validation"),
+    "val": ("validation", "test"),
+    "validation": ("val", "test"),
+}
 
 # Class numbers may leave gaps: a few images of a large data set have few of its classes. Beyond
 # this they are taken for identifiers.
@@ -58,8 +63,11 @@ class Table:
             return make(self.classes, self.multi_label, keys, labels)
 
         sizes = {name: len(rows) for name, rows in self.splits.items()}
-        held_out = [name for name in HELD_OUT if name in sizes]
-        aliases = {"test": held_out[0]} if held_out and "test" not in sizes else {}
+        aliases = {
+            name: next(other for other in others if other in sizes)
+            for name, others in ALIASES.items()
+            if name not in sizes and not sizes.keys().isdisjoint(others)
+        }
         return DataSet(self.where, sizes, read, aliases, self.digest)
 
     def digest(self) -> str:
