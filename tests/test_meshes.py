@@ -14,8 +14,10 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.config import Optim
 from vit_jax.devices import meshes
 from vit_jax.models import registry
+from vit_jax.objectives.contract import Objective
 from vit_jax.planning import target
 from vit_jax.training import state as training_state
+from vit_jax.training.networks import Networks
 
 MINIMUM = 2048
 # Of `vit()` on 2 x 2 x 2 devices: the whole shape, and that of the part on a device. By hand: heads
@@ -69,7 +71,8 @@ def born(mesh, name):
     config.name = name
     shapes = registry.abstract(vit())[1]
     optimizer, _ = optim.make(config, shapes, total_steps=10, to_steps=lambda duration: 0)
-    init = training_state.initializer(vit(), optimizer, ema=True)
+    networks = Networks(vit(), lambda model: Objective(None, None))
+    init = training_state.initializer(networks, optimizer, ema=True)
     like = training_state.abstract(init, mesh, fsdp_min_size=MINIMUM)
     return training_state.create(init, 0, like)
 

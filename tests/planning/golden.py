@@ -56,6 +56,7 @@ CASES = {
     "vit_jft-H14": Case("vit_jft.py:H/14", "v5e:16x16"),
     "scaling_vit-B16": Case("scaling_vit.py:B/16", "v5e:8x8"),
     "scaling_vit-G14": Case("scaling_vit.py:G/14", "v5p:8x8x16"),
+    "masked_patches-B16": Case("masked_patches.py:B/16", "v5e:8x8"),
     "finetune": Case("finetune.py:imagenet2012", "v5p:2x2x2", changes=_FROM_CHECKPOINT + _INPUTS),
     "linear_probe": Case("linear_probe.py:imagenet2012", "v5e:2x2", changes=_FROM_CHECKPOINT + _INPUTS),
     "bit_hyperrule": Case(

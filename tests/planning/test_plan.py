@@ -39,7 +39,7 @@ def made():
 
 def test_memory_of_a_plan_is_what_xla_reports_of_the_step_that_runs(made):
     assembly, planned = made
-    mesh = meshes.make_mesh(assembly.config.mesh)
+    mesh = meshes.make_mesh(vars(assembly.config.mesh))
     random = np.random.default_rng(0)
     with jax.set_mesh(mesh):
         state = states.create(assembly.init, 0, assembly.abstract_state(mesh))
