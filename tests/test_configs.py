@@ -13,10 +13,11 @@ from vit_jax import recipes
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import walk
-from vit_jax.config import config_class, load_config
+from vit_jax.config import config_class
 from vit_jax.devices import meshes
 from vit_jax.models import registry
 from vit_jax.training.assembly import assemble, resolve
+from vit_jax.user_files import load_config
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / "configs"
 RECIPES = {path.stem: path for path in sorted(FOLDER.glob("*.py"))}

@@ -15,7 +15,7 @@ _PUBLIC = {
     "load_weights": "vit_jax.interchange.loading",
     "load_run": "vit_jax.checkpoints.reading",
     "default_config": "vit_jax.config",
-    "load_config": "vit_jax.config",
+    "load_config": "vit_jax.user_files",
 }
 
 

@@ -54,7 +54,7 @@ def define_config() -> None:
 
     from ml_collections import config_flags
 
-    from vit_jax.config import load_config
+    from vit_jax.user_files import load_config
 
     check_overrides()
     config_flags.DEFINE_config_dict("config", load_config(given[-1]))

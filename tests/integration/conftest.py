@@ -14,7 +14,7 @@ import time
 import pytest
 
 from tests.conftest import QUICK
-from vit_jax.config import load_config
+from vit_jax.user_files import load_config
 
 TINY = {
     "model.name": "ViT-mu/8",

@@ -10,9 +10,9 @@ import vit_jax
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
 from vit_jax.checkpoints.reading import CheckpointError
-from vit_jax.config import load_config
 from vit_jax.interchange import formats, loading
 from vit_jax.models import registry
+from vit_jax.user_files import load_config
 
 from .conftest import run
 from .test_load import ORACLE

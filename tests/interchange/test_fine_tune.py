@@ -8,10 +8,10 @@ import pytest
 
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
-from vit_jax.config import load_config
 from vit_jax.interchange import formats, loading
 from vit_jax.models import registry
 from vit_jax.training.assembly import model_config_of, resolve
+from vit_jax.user_files import load_config
 
 
 def taken_over(recipe, path, **data):

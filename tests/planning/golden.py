@@ -14,9 +14,9 @@ import sys
 import jax
 
 from vit_jax.base import patterns
-from vit_jax.config import load_config
 from vit_jax.planning import compiling, plan, target
 from vit_jax.planning.collectives import find, summary
+from vit_jax.user_files import load_config
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "tests" / "golden"

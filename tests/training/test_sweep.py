@@ -13,11 +13,11 @@ import pytest
 from vit_jax import cli
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
-from vit_jax.config import load_config
 from vit_jax.data import splits
 from vit_jax.training import sweep as sweeps
 from vit_jax.training.loop import train
 from vit_jax.training.sweep import divide, sweep, table
+from vit_jax.user_files import load_config
 
 TINY = {
     "model.name": "ViT-mu/8",
