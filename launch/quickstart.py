@@ -19,7 +19,7 @@ import time
 from PIL import Image
 
 import vit_jax
-from vit_jax.cli import log_to_stderr
+from vit_jax.base import logs
 from vit_jax.data.sources import open_eval
 from vit_jax.evaluation.predict import predict_files
 
@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--workdir", type=pathlib.Path, help="by default a new folder in runs/")
     arguments = parser.parse_args()
     workdir = arguments.workdir or pathlib.Path("runs") / time.strftime("quickstart-%Y%m%d-%H%M%S")
-    log_to_stderr()
+    logs.to_stderr()
 
     print("1. Pre-training on 32x32 digits", flush=True)
     pretrain = train("configs/digits.py", workdir / "pretrain", arguments.seed)

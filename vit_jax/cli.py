@@ -1,17 +1,19 @@
 """What the commands of `main.py` share: flags, the config on the command line, help, output."""
 
-import ast
 import contextlib
 import inspect
 import json
-import logging as python_logging
-import os
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
-from absl import flags, logging
+from absl import flags
+
+from vit_jax.base import logs
 
 FLAGS = flags.FLAGS
+_SETTING = re.compile(r"--?(?P<no>no)?config\.(?P<name>[\w.]+)(?:=(?P<value>.*))?", re.DOTALL)
+_ILLEGAL = re.compile(r"flag --(\w+)=(.*?): ", re.DOTALL)
 
 
 class HelpWanted(Exception):
@@ -19,59 +21,56 @@ class HelpWanted(Exception):
 
 
 def help_of(command: Callable) -> str:
-    """What a command does, its flags, and the fields of the config where it takes one."""
-    own = [
-        flag
-        for module in (command.__module__, __name__)
-        for flag in FLAGS.get_key_flags_for_module(sys.modules[module])
-    ]
-    text = (
-        inspect.getdoc(command)
-        + "\n\n"
-        + "\n".join(f"  --{flag.name}: {flag.help}" for flag in own)
-    )
-    if "--config" not in text:
-        return text
+    """What a command does, its flags, and the fields of the config where it takes one: with the
+    values of the recipe, if there is one on the command line, else with their defaults.
+    """
+    text = [inspect.getdoc(command), ""]
+    text += [f"  --{flag.name}: {flag.help}" for flag in _own_flags()]
+    if "config" not in FLAGS:
+        return "\n".join(text)
+    settings, others = _split(sys.argv)
+    FLAGS([argument for argument in others if argument not in ("-h", "--help")])
     from vit_jax.base.schema import describe
-    from vit_jax.config import config_class
+    from vit_jax.config import config_class, default_config
 
-    return f"{text}\n\nFields of the config, with their defaults:\n\n{describe(config_class())}"
+    config, of = default_config(), "their defaults"
+    if FLAGS.config:
+        (config, _), of = load_config(settings), f"the values of {FLAGS.config}"
+    return "\n".join(
+        [*text, "", f"Fields of the config, with {of}:", "", describe(config_class(), config)]
+    )
 
 
-def define_config() -> None:
-    """Flags --config=FILE[:ARGUMENT], whose file is read now, and --config.FIELD=VALUE."""
+def define_config() -> list[tuple[str, str]]:
+    """Flag --config=FILE[:ARGUMENT], and `take_settings` for --config.FIELD=VALUE."""
+    flags.DEFINE_string("config", None, "the recipe: FILE, or FILE:ARGUMENT")
     define_json()
+    define_register()
+    return take_settings()
+
+
+def take_settings() -> list[tuple[str, str]]:
+    """Takes --config.FIELD=VALUE, or --config.FIELD VALUE, out of the command line: (field, value)
+    of each.
+    """
     if wants_help():
-        return
-    given = [
-        argument.removeprefix("--config=")
-        for argument in sys.argv
-        if argument.startswith("--config=")
-    ]
-    if not given:
-        raise flags.Error("which config? --config=FILE[:ARGUMENT], e.g. --config=configs/digits.py")
-    sys.argv = [argument for argument in sys.argv if not argument.startswith("--config=")]
-
-    from ml_collections import config_flags
-
-    from vit_jax.user_files import load_config
-
-    check_overrides()
-    config_flags.DEFINE_config_dict("config", load_config(given[-1]))
+        return []
+    settings, sys.argv = _split(sys.argv)
+    return settings
 
 
-def check_overrides() -> None:
-    """Says the nearest name for a --config.FIELD that does not exist."""
-    from vit_jax.base.schema import nearest, walk
+def load_config(settings: list[tuple[str, str]]):
+    """The recipe that --config names with the settings of the command line, and what those changed
+    of it, see `base.settings.change`; after `parse`.
+    """
+    from vit_jax import user_files
+    from vit_jax.base.settings import change
     from vit_jax.config import config_class
 
-    known = [name for name, _ in walk(config_class())]
-    for argument in sys.argv[1:]:
-        name = argument.partition("=")[0].removeprefix("--config.")
-        if argument.startswith("--config.") and name not in known:
-            namesakes = [field for field in known if field.endswith("." + name.split(".")[-1])]
-            hint = f"; did you mean {namesakes[0]!r}?" if namesakes else nearest(name, known)
-            raise flags.Error(f"config has no field {name}{hint}")
+    if not FLAGS.config:
+        raise flags.Error("which config? --config=FILE[:ARGUMENT], e.g. --config=configs/digits.py")
+    config = user_files.load_config(FLAGS.config)
+    return config, change(config, config_class(), settings)
 
 
 def wants_help() -> bool:
@@ -80,36 +79,38 @@ def wants_help() -> bool:
 
 def options(assignments: list[str], flag: str = "model") -> dict:
     """['heads=3', 'activation=gelu'] as a dict; what is no Python literal is a string."""
+    from vit_jax.base.settings import literal
+
     options = {}
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if not equals:
             raise flags.Error(f"--{flag}={assignment}: say --{flag}=OPTION=VALUE")
-        try:
-            options[name] = ast.literal_eval(value)
-        except (ValueError, SyntaxError):
-            options[name] = value
+        options[name] = literal(value)
     return options
 
 
-def values(told) -> list:
+def values(value) -> list:
     """The values of '0.01,0.1', '500 steps,1000 steps' or one alone, as `options` gives them."""
-    if isinstance(told, tuple):
-        return list(told)
-    return told.split(",") if isinstance(told, str) else [told]
+    if isinstance(value, tuple):
+        return list(value)
+    return value.split(",") if isinstance(value, str) else [value]
 
 
 def define_checkpoint() -> None:
     flags.DEFINE_string(
-        "checkpoint",
-        None,
-        "a run's workdir, its checkpoints folder, or one checkpoint",
-        required=True,
+        "checkpoint", None, "a run's workdir, its checkpoints folder, or one checkpoint"
     )
 
 
 def define_json() -> None:
     flags.DEFINE_bool("json", False, "print one JSON object on the last line of standard output")
+
+
+def define_register() -> None:
+    flags.DEFINE_multi_string(
+        "register", [], "a Python file of yours that adds a model family, objective or data source"
+    )
 
 
 def define_hosts() -> None:
@@ -129,21 +130,30 @@ def hosts(**options) -> Iterator[int]:
     Args:
       **options: of `processes.initialize`.
     """
+    from vit_jax import exits
     from vit_jax.devices import processes
 
     processes.initialize(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id, **options)
     if processes.count() == 1:
         yield 0
         return
-    log_to_stderr()
+    index = processes.index()
+    logs.to_stderr(index, quiet=index > 0 and not FLAGS.log_all_processes)
     try:
-        yield processes.index()
+        yield index
+    except KeyboardInterrupt:
+        processes.leave("stopped", exits.STOPPED)
     except BaseException as error:
-        processes.leave_on_error(error)
+        processes.leave_on_error(exits.out_of_memory(error) or error)
 
 
-def parse(positional: str = "") -> list[str]:
-    """Parses the flags that were defined and returns the other arguments, which `positional` names.
+def parse(positional: str = "", required: Mapping[str, str] | None = None) -> list[str]:
+    """Parses the flags that were defined, imports the files to --register, and returns the other
+    arguments.
+
+    Args:
+      positional: what the other arguments are, of which there must be some; '': there are none.
+      required: flags that must be said, and what each takes: {"workdir": "DIR"}.
 
     Raises:
       HelpWanted: --help is among them.
@@ -151,38 +161,82 @@ def parse(positional: str = "") -> list[str]:
     """
     if wants_help():
         raise HelpWanted
-    arguments = FLAGS(sys.argv)[1:]
+    try:
+        arguments = FLAGS(sys.argv)[1:]
+    except flags.UnrecognizedFlagError as error:
+        raise flags.Error(_unknown_flag(error.flagname)) from None
+    except flags.IllegalFlagValueError as error:
+        raise flags.Error(_illegal_value(str(error))) from None
+    for name, value in (required or {}).items():
+        if not FLAGS[name].value:
+            raise flags.Error(f"--{name}={value} is missing: {FLAGS[name].help}")
     if positional and not arguments:
-        raise flags.Error(f"what is missing: {positional}")
+        raise flags.Error(f"{positional} is missing")
     if arguments and not positional:
-        raise flags.Error(f"cannot make anything of {' '.join(arguments)}")
-    log_to_stderr()
+        raise flags.Error(f"{' '.join(arguments)!r}: nothing is expected here but flags")
+    logs.to_stderr()
+    if "register" in FLAGS and FLAGS.register:
+        from vit_jax import user_files
+
+        for path in FLAGS.register:
+            user_files.register(path)
     return arguments
-
-
-def log_to_stderr() -> None:
-    """Says what happens in lines a person can read; of libraries only their warnings. Of several
-    processes each names itself, and only the first says more than warnings unless asked to.
-    """
-    processes = sys.modules.get("vit_jax.devices.processes")  # not loaded: one process
-    several = processes and processes.count() > 1
-    FLAGS.mark_as_parsed()  # From Python there are no flags; absl waits for them before it logs.
-    logging.use_absl_handler()
-    quiet = several and processes.index() and not FLAGS.log_all_processes
-    logging.set_verbosity(logging.WARNING if quiet else logging.INFO)
-    prefix = f"[{processes.index()}] " if several else ""
-    line = f"{prefix}%(asctime)s %(levelname).1s %(message)s"
-    handler = logging.get_absl_handler()
-    handler.setFormatter(python_logging.Formatter(line, datefmt="%H:%M:%S"))
-    handler.addFilter(
-        lambda record: (
-            record.levelno >= python_logging.WARNING
-            or f"{os.sep}vit_jax{os.sep}" in record.pathname
-        )
-    )
 
 
 def print_result(result: dict, text: str, process: int = 0) -> None:
     """Prints a command's result, of several processes the first."""
     if process == 0:
         print(json.dumps(result) if FLAGS.json else text)
+
+
+def _split(arguments: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
+    """The settings of config fields, and all other arguments."""
+    settings, others, arguments = [], [], iter(arguments)
+    for argument in arguments:
+        match = _SETTING.fullmatch(argument)
+        if argument == "--":
+            others += [argument, *arguments]
+        elif not match:
+            others.append(argument)
+        else:
+            name, value = match["name"], match["value"]
+            if value is None and _is_switch(name):
+                value = str(not match["no"])
+            elif value is None:
+                value = next(arguments, "--")
+                if value.startswith("--"):
+                    raise flags.Error(f"{argument}=VALUE: the value is missing")
+            settings.append((name, value))
+    return settings, others
+
+
+def _is_switch(name: str) -> bool:
+    """Whether a config field is a bool, which may be said without a value."""
+    from vit_jax.base.schema import said_type, walk
+    from vit_jax.config import config_class
+
+    field = dict(walk(config_class())).get(name)
+    return field is not None and said_type(field.type) is bool
+
+
+def _own_flags() -> list[flags.Flag]:
+    """The flags of the command, not those that libraries define."""
+    modules = [sys.modules[name] for name in ("vit_jax.main", __name__)]
+    return [flag for module in modules for flag in FLAGS.get_key_flags_for_module(module)]
+
+
+def _unknown_flag(name: str) -> str:
+    from vit_jax.base.schema import nearest
+
+    known = [f"--{flag.name}" for flag in _own_flags()]
+    return f"there is no flag --{name}{nearest(f'--{name}', known)}"
+
+
+def _illegal_value(message: str) -> str:
+    """What absl says of a value that a flag cannot have, in our words."""
+    match = _ILLEGAL.match(message)
+    if not match or match[1] not in FLAGS:
+        return message
+    flag = FLAGS[match[1]]
+    wanted = "true or false" if flag.boolean else flag.parser.syntactic_help
+    return f"--{match[1]}={match[2]} must be {wanted}: {flag.help}"

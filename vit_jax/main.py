@@ -1,8 +1,5 @@
 """The command line: one subcommand, one function. Each imports what it needs when it runs, so that
-`--help` is instant.
-
-Exit codes: 0 done; 1 error; 2 the command line or the config is wrong; 42 stopped by a signal after
-saving, start me again.
+`--help` is instant. How a command ends is in `exits.py`.
 """
 
 import dataclasses
@@ -13,10 +10,8 @@ from collections.abc import Callable
 
 from absl import flags
 
-from vit_jax import cli
-from vit_jax.base.errors import UserError
+from vit_jax import __version__, cli, exits
 
-EXIT_USAGE = 2
 FLAGS = flags.FLAGS
 
 
@@ -26,23 +21,21 @@ def train() -> None:
 
     With --json, the last line of standard output is the final metrics as one JSON object.
     """
-    cli.define_config()
+    settings = cli.define_config()
     flags.DEFINE_string(
-        "workdir",
-        None,
-        "where checkpoints and logs go; a run found there is resumed",
-        required=True,
+        "workdir", None, "where checkpoints and logs go; a run found there is resumed"
     )
     cli.define_hosts()
-    cli.parse()
+    cli.parse(required={"workdir": "DIR"})
 
     from vit_jax.training.loop import train
 
-    hosts = FLAGS.config.hosts
+    config, changes = cli.load_config(settings)
+    hosts = config.hosts
     with cli.hosts(
         heartbeat_seconds=hosts.heartbeat_seconds, wait_minutes=hosts.wait_minutes
     ) as process:
-        result = train(FLAGS.config, FLAGS.workdir)
+        result = train(config, FLAGS.workdir)
         cli.print_result(
             result,
             f"trained {result['step']} steps, {next(iter(result))} "
@@ -57,24 +50,24 @@ def sweep() -> None:
     Every setting of the grid is trained without some of the training examples, by which the best is
     chosen; that is trained on all of them with several seeds. Runs that have ended are not repeated.
     """
-    cli.define_config()
-    flags.DEFINE_string("workdir", None, "a folder for all the runs", required=True)
+    settings = cli.define_config()
+    flags.DEFINE_string("workdir", None, "a folder for all the runs")
     flags.DEFINE_multi_string(
-        "grid", None, "FIELD=VALUE,VALUE…, once for each field of the config: optim.lr=0.003,0.01",
-        required=True,
-    )  # fmt: skip
+        "grid", None, "FIELD=VALUE,VALUE…, once for each field of the config: optim.lr=0.003,0.01"
+    )
     flags.DEFINE_string(
         "select",
         "",
         "examples to choose by, e.g. train[98%:]; what the recipe's train_split leaves out",
     )
     flags.DEFINE_integer("seeds", 3, "final runs, each with another seed", lower_bound=1)
-    cli.parse()
+    cli.parse(required={"workdir": "DIR", "grid": "FIELD=VALUE,VALUE…"})
 
     from vit_jax.training.sweep import sweep, table
 
+    config, _ = cli.load_config(settings)
     grid = {name: cli.values(text) for name, text in cli.options(FLAGS.grid, "grid").items()}
-    result = sweep(FLAGS.config, FLAGS.workdir, grid, select=FLAGS.select, seeds=FLAGS.seeds)
+    result = sweep(config, FLAGS.workdir, grid, select=FLAGS.select, seeds=FLAGS.seeds)
     cli.print_result(result, table(result))
 
 
@@ -83,31 +76,24 @@ def evaluate() -> None:
 
     Data and preprocessing are those of the run, unless --config.data.FIELD says otherwise.
     """
+    settings = cli.take_settings()
     cli.define_checkpoint()
     flags.DEFINE_list("evaluators", [], "instead of the run's own: accuracy, few_shot, knn")
     cli.define_json()
+    cli.define_register()
     cli.define_hosts()
-    if cli.wants_help():
-        cli.parse()
-    FLAGS(sys.argv, known_only=True)
+    cli.parse(required={"checkpoint": "DIR"})
 
-    from ml_collections import config_flags
-
-    from vit_jax.base import schema
-    from vit_jax.checkpoints.reading import load_run
-    from vit_jax.config import config_class
+    from vit_jax.evaluation.overrides import load_to_evaluate
     from vit_jax.evaluation.run import evaluate_run
 
+    if FLAGS.evaluators:
+        settings.append(("eval.evaluators", repr(tuple(FLAGS.evaluators))))
     with cli.hosts() as process:
-        run = load_run(FLAGS.checkpoint)
-        cli.check_overrides()
-        config_flags.DEFINE_config_dict("config", run.config)
-        cli.parse()
-        if FLAGS.evaluators:
-            FLAGS.config.eval.evaluators = tuple(FLAGS.evaluators)
-        result = evaluate_run(run, schema.typed(config_class(), FLAGS.config))
-        told = "  ".join(f"{name} {value:.4g}" for name, value in result.items())
-        cli.print_result(result, told, process)
+        run, config = load_to_evaluate(FLAGS.checkpoint, settings)
+        result = evaluate_run(run, config)
+        text = "  ".join(f"{name} {value:.4g}" for name, value in result.items())
+        cli.print_result(result, text, process)
 
 
 def predict() -> None:
@@ -124,7 +110,7 @@ def predict() -> None:
     flags.DEFINE_string(
         "picture", None, "also draw the images with their classes into this PNG file"
     )
-    files = cli.parse("IMAGE…")
+    files = cli.parse("IMAGE…", required={"checkpoint": "DIR"})
 
     from vit_jax.evaluation.predict import predict_files
 
@@ -158,7 +144,7 @@ def benchmark() -> None:
     """Throughput with its context: {step|inference|input} --config=FILE [--config.FIELD=VALUE …]
     [--steps=20] [--profile=DIR] [--breakdown] [--json].
     """
-    cli.define_config()
+    settings = cli.define_config()
     flags.DEFINE_integer("steps", 20, "timed steps or batches", lower_bound=1)
     flags.DEFINE_string("profile", "", "step: a folder for a trace of three further steps")
     flags.DEFINE_bool("breakdown", False, "step: where its time goes, part by part")
@@ -173,7 +159,8 @@ def benchmark() -> None:
     }
     if what not in kinds:
         raise flags.Error(f"benchmark {what!r}: known are {', '.join(kinds)}")
-    result = kinds[what](FLAGS.config, steps=FLAGS.steps)
+    config, _ = cli.load_config(settings)
+    result = kinds[what](config, steps=FLAGS.steps)
     cli.print_result(result, "\n".join(f"{name:<28} {value}" for name, value in result.items()))
 
 
@@ -184,8 +171,8 @@ def plan() -> None:
     Compiles the train step for it: memory of a chip, traffic, time of a step, time and cost of the
     run. Topologies are KIND:SHAPE of v4, v5e, v5p, v6e and tpu7x, or cpu:N for simulated devices.
     """
-    cli.define_config()
-    flags.DEFINE_string("topology", None, "KIND:SHAPE, e.g. v5e:16x16, or cpu:N", required=True)
+    settings = cli.define_config()
+    flags.DEFINE_string("topology", None, "KIND:SHAPE, e.g. v5e:16x16, or cpu:N")
     flags.DEFINE_integer("slices", 1, "how many of them, joined by the data center's network")
     flags.DEFINE_bool("fit", False, "look for the fastest remat, mesh and accumulation that fit")
     flags.DEFINE_float("price_per_chip_hour", None, "to tell the cost", lower_bound=0)
@@ -193,20 +180,21 @@ def plan() -> None:
         "num_classes", None, "of the data, where nothing else tells", lower_bound=1
     )
     flags.DEFINE_integer("examples", None, "to train on, where nothing else tells", lower_bound=1)
-    cli.parse()
+    cli.parse(required={"topology": "KIND:SHAPE"})
 
     from vit_jax.planning import report
     from vit_jax.planning.fit import fit
     from vit_jax.planning.plan import make_assembly, make_plan
     from vit_jax.planning.target import find
 
+    config, _ = cli.load_config(settings)
     data = {"num_classes": FLAGS.num_classes, "examples": FLAGS.examples}
     price = FLAGS.price_per_chip_hour
     target = find(FLAGS.topology, slices=FLAGS.slices)
     if FLAGS.fit:
-        result = fit(FLAGS.config, target, price_per_chip_hour=price, **data)
+        result = fit(config, target, price_per_chip_hour=price, **data)
     else:
-        assembly = make_assembly(FLAGS.config, **data)
+        assembly = make_assembly(config, **data)
         result = make_plan(assembly, target, price_per_chip_hour=price)
     cli.print_result(result, report.text(result))
 
@@ -276,14 +264,12 @@ def convert() -> None:
     The source's format and model are recognised; --model=OPTION=VALUE, once for each option, says
     otherwise.
     """
-    flags.DEFINE_string(
-        "to", None, "official, big_vision, timm, huggingface or orbax (our own)", required=True
-    )
+    flags.DEFINE_string("to", None, "official, big_vision, timm, huggingface or orbax (our own)")
     flags.DEFINE_multi_string(
         "model", [], "OPTION=VALUE of the source's model, e.g. activation=gelu_tanh"
     )
     cli.define_json()
-    paths = cli.parse("SOURCE DESTINATION")
+    paths = cli.parse("SOURCE DESTINATION", required={"to": "FORMAT"})
     if len(paths) != 2:
         raise flags.Error(f"SOURCE and DESTINATION, not {' '.join(paths)}")
 
@@ -306,24 +292,30 @@ COMMANDS: dict[str, Callable[[], None]] = {
 
 
 def run() -> None:
-    """The entry point: runs a command, and turns what a user can cause into a message and an exit
-    code.
-    """
-    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help", "help"):
+    """The entry point: runs the command that the command line names."""
+    with exits.with_a_sentence():
+        _run(sys.argv[1:])
+
+
+def _run(arguments: list[str]) -> None:
+    if arguments[:1] == ["help"] and len(arguments) > 1:
+        arguments = [arguments[1], "--help"]
+    if not arguments:
+        raise flags.Error(f"which command?\n\n{_usage()}")
+    name, *rest = arguments
+    if name in ("-h", "--help", "help"):
         print(_usage())
-        sys.exit(0 if len(sys.argv) > 1 else EXIT_USAGE)
-    name = sys.argv.pop(1)
+        return
+    if name == "--version":
+        print(f"vit_jax {__version__}")
+        return
     if name not in COMMANDS:
-        _fail(f"unknown command {name!r}\n\n{_usage()}", EXIT_USAGE)
-    sys.argv[0] = f"vit_jax {name}"
+        raise flags.Error(f"unknown command {name!r}\n\n{_usage()}")
+    sys.argv = [f"vit_jax {name}", *rest]
     try:
         COMMANDS[name]()
     except cli.HelpWanted:
         print(cli.help_of(COMMANDS[name]))
-    except flags.Error as error:
-        _fail(str(error), EXIT_USAGE)
-    except UserError as error:
-        _fail(str(error), error.exit_code)
 
 
 def _usage() -> str:
@@ -332,8 +324,3 @@ def _usage() -> str:
     ]
     text = "vit_jax: Vision Transformers in JAX, from a laptop to a TPU pod.\n\n"
     return text + "\n".join(lines) + "\n\n'vit_jax COMMAND --help' says more."
-
-
-def _fail(message: str, code: int) -> None:
-    print(f"vit_jax: {message}", file=sys.stderr)
-    sys.exit(code)

@@ -1,14 +1,19 @@
-"""Python files of users: the recipe that --config=FILE names."""
+"""Python files of users: the recipe that --config=FILE names, and files that add to the package what
+it lacks (a model family, an objective, a data source).
+"""
 
 import importlib.util
 import inspect
 import pathlib
 import sys
 import traceback
+import types
 
 from ml_collections import ConfigDict
 
-from vit_jax.base.errors import ConfigError
+from vit_jax.base import schema
+from vit_jax.base.errors import ConfigError, UserError
+from vit_jax.config import config_class
 
 
 def load_config(spec: str) -> ConfigDict:
@@ -17,29 +22,80 @@ def load_config(spec: str) -> ConfigDict:
     The file defines `get_config()` or `get_config(argument)`; it may import its neighbours by name.
 
     Raises:
-      ConfigError: there is no such file, or it is no config, or it refuses the argument.
+      ConfigError: there is no such file, it fails, it is no config, or it refuses the argument.
     """
     name, _, argument = spec.partition(":")
-    path = pathlib.Path(name)
+    path, where = pathlib.Path(name), f"--config={spec}"
+    module = _load(path, where)
+    if not hasattr(module, "get_config"):
+        raise ConfigError(f"{where}: {name} defines no function get_config")
+    parameters = inspect.signature(module.get_config).parameters.values()
+    if argument and not parameters:
+        raise ConfigError(f"{where}: {name} takes no argument after ':'")
+    if not argument and any(p.default is p.empty for p in parameters):
+        raise ConfigError(f"{where}: {name} needs an argument: --config={name}:ARGUMENT")
+    try:
+        config = module.get_config(argument) if argument else module.get_config()
+    except UserError:
+        raise
+    except Exception as error:
+        raise _failure(error, where, path) from error
+    if not isinstance(config, ConfigDict):
+        raise ConfigError(
+            f"{where}: get_config() of {name} returned {_what(config)}. It must return a config that "
+            "starts from vit_jax.config.default_config()"
+        )
+    try:
+        schema.check_fields(config_class(), config)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}; a config starts from default_config()") from None
+    return config
+
+
+def register(path: str) -> None:
+    """Runs a user's file for what it adds to the package: it calls `objectives.register`, say.
+
+    Raises:
+      ConfigError: there is no such file, or it fails.
+    """
+    _load(pathlib.Path(path), f"--register={path}")
+
+
+def _load(path: pathlib.Path, where: str) -> types.ModuleType:
+    """The module of a file, which may import its neighbours by name."""
     if not path.is_file():
-        raise ConfigError(f"--config={spec}: there is no file {name}")
+        raise ConfigError(f"{where}: there is no file {path}")
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    module_spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(module_spec)
-    # A recipe may define a family, and dataclasses look their module up.
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    # A file may define a family, and dataclasses look their module up.
     sys.modules.setdefault(path.stem, module)
-    module_spec.loader.exec_module(module)
-    if not hasattr(module, "get_config"):
-        raise ConfigError(f"--config={spec}: {name} defines no function get_config")
-    if argument and not inspect.signature(module.get_config).parameters:
-        raise ConfigError(f"--config={spec}: {name} takes no argument after ':'")
     try:
-        return module.get_config(argument) if argument else module.get_config()
-    except (AttributeError, KeyError, TypeError) as error:
-        # What a locked config raises for a field it does not have, or a value of another type.
-        line = traceback.extract_tb(error.__traceback__)[1]
-        raise ConfigError(
-            f"--config={spec}: {line.filename}, line {line.lineno}, {line.line!r}: {error}"
-        ) from error
+        spec.loader.exec_module(module)
+    except UserError:
+        raise
+    except Exception as error:
+        raise _failure(error, where, path) from error
+    return module
+
+
+def _failure(error: Exception, where: str, path: pathlib.Path) -> ConfigError:
+    """An error in a user's file, told with the line where it arose: the last in the folder of the
+    file, which may have called others.
+    """
+    if isinstance(error, SyntaxError):
+        line = (error.text or "").strip()
+        return ConfigError(f"{where}: {error.filename}, line {error.lineno}: {error.msg}: {line!r}")
+    frames = traceback.extract_tb(error.__traceback__)
+    folder = path.resolve().parent
+    own = [f for f in frames if pathlib.Path(f.filename).resolve().parent == folder]
+    frame = (own or frames)[-1]
+    return ConfigError(
+        f"{where}: {frame.filename}, line {frame.lineno}, {frame.line!r}: {type(error).__name__}: {error}"
+    )
+
+
+def _what(value) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"

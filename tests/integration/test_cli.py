@@ -70,12 +70,12 @@ WRONG = {
     "argument not taken": (("--config=configs/digits.py:B",), "takes no argument"),
     "unknown field": (("--config.optim.lrr=1",), "config has no field optim.lrr; did you mean 'optim.lr'?"),
     "field in the wrong section": (("--config.lr=1",), "did you mean 'optim.lr'"),
-    "wrong type": (("--config.optim.lr=fast",), "could not convert string to float: 'fast'"),
+    "wrong type": (("--config.optim.lr=fast",), "config.optim.lr = 'fast' must be a number"),
     "unknown model": (("--config.model.name=Vit-B/16",), "unknown model 'Vit-B/16'; did you mean 'ViT-B/16'"),
     "unknown size": (("--config.model.name=ViT-XL/16",), "there is no ViT of size 'XL'"),
     "unknown pooling": (("--config.model.pool=avg",), "config.model.pool = 'avg' is not one of token, mean, map"),
     "unknown optimizer": (("--config.optim.name=adam",), "is not an optimizer; did you mean 'adamw'"),
-    "unknown objective": (("--config.objective.name=super",), "config.objective.name"),
+    "unknown objective": (("--config.objective.name=mae",), "'mae' is no objective; known: supervised"),
     "unknown data set": (("--config.data.name=digit",), "digits"),
     "image size not divisible by patch": (("--config.data.image_size=30",), "30 cannot be cut into patches of 8"),
     "no duration": (("--config.duration=soon",), "'soon' is not a duration"),
@@ -85,6 +85,14 @@ WRONG = {
     "freezing nothing": (("--config.optim.freeze=('heads/.*',)",), "config.optim.freeze"),
     "negative number": (("--config.optim.weight_decay=-1",), "config.optim.weight_decay = -1.0 must be at least 0"),
     "missing checkpoint to start from": (("--config.init_from=/nowhere",), "/nowhere does not exist"),
+    "half a mean": (("--config.data.mean=(0.5,0.5)",), "config.data.mean = (0.5, 0.5) must be 3 values or none"),
+    "one number for two": (("--config.data.crop_area=0.2",), "config.data.crop_area = (0.2,) must be 2 values"),
+    "texts without quotes": (("--config.optim.freeze=a.*,b.*",), "put quotes around each of several texts"),
+    "half a number": (("--config.seed=1.5",), "config.seed = 1.5 must be a whole number"),
+    "neither true nor false": (("--config.augment.flip=maybe",), "config.augment.flip = 'maybe' must be True or False"),
+    "a section": (("--config.optim=sgd",), "config.optim is a section: say one of its fields"),
+    "no value": (("--config.optim.lr",), "--config.optim.lr=VALUE: the value is missing"),
+    "mistyped flag": (("--coordinate=x:1",), "there is no flag --coordinate; did you mean '--coordinator'?"),
     "no folder": (("--config.data.name=folder", "--config.data.path=/nowhere"), "/nowhere"),
 }  # fmt: skip
 
@@ -109,6 +117,60 @@ def test_a_workdir_that_cannot_be_written_is_said_before_any_work(command, tmp_p
     (tmp_path / "file").write_text("")
     code, _, err = command("train", "--config=configs/digits.py", f"--workdir={tmp_path}/file/run")
     assert code == 2 and f"cannot write to --workdir={tmp_path}/file/run" in err
+
+
+@pytest.mark.parametrize("workdir", [(), ("--workdir=",)])
+def test_a_missing_workdir_is_asked_for(command, workdir):
+    code, _, err = command("train", "--config=configs/digits.py", *workdir)
+    assert code == 2 and "--workdir=DIR is missing: where checkpoints and logs go" in err
+
+
+def test_a_flag_with_a_value_it_cannot_have_says_what_it_takes(command):
+    code, _, err = command("models", "--image_size=big")
+    assert code == 2 and "--image_size=big must be a positive integer: side of the" in err
+    code, _, err = command("models", "--json=maybe")
+    assert code == 2 and "--json=maybe must be true or false" in err
+
+
+def test_flags_take_their_value_after_a_space_too_and_switches_need_none(command):
+    code, out, _ = command("train", "--config", "configs/digits.py", "--config.optim.lr", "-1",
+                           "--config.augment.flip", "--help")  # fmt: skip
+    assert code == 0 and "--config.optim.lr=-1.0\n" in out and "--config.augment.flip=True\n" in out
+    _, out, _ = command(
+        "train", "--config", "configs/digits.py", "--noconfig.log.tensorboard", "--help"
+    )
+    assert "--config.log.tensorboard=False\n" in out
+
+
+RECIPES = {
+    "returns nothing": ("def get_config():\n    pass\n", "get_config() of {} returned None"),
+    "returns a dict": ("def get_config():\n    return {{}}\n", "returned a dict. It must return a config that starts"),
+    "returns another config": (
+        "from ml_collections import ConfigDict\ndef get_config():\n    return ConfigDict({{'lr': 1}})\n",
+        "config has no field lr; known: seed",
+    ),
+    "lacks a section": (
+        "from ml_collections import ConfigDict\ndef get_config():\n    return ConfigDict({{'seed': 1}})\n",
+        "config lacks the field duration",
+    ),
+    "is no Python": ("\ndef get_config(:\n", "{}, line 2: invalid syntax: 'def get_config(:'"),
+    "fails when read": ("import nothing_of_that_name\n", "{}, line 1, 'import nothing_of_that_name': ModuleNotFound"),
+    "fails when asked": ("def get_config():\n    return 1 / 0\n", "{}, line 2, 'return 1 / 0': ZeroDivisionError"),
+    "sets no field": (
+        "from vit_jax.config import default_config\ndef get_config():\n    default_config().optim.lrr = 1\n",
+        "{}, line 3, 'default_config().optim.lrr = 1': AttributeError",
+    ),
+    "needs an argument": ("def get_config(size):\n    pass\n", "{} needs an argument: --config={}:ARGUMENT"),
+    "defines nothing": ("", "{} defines no function get_config"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text, message", RECIPES.values(), ids=RECIPES)
+def test_a_recipe_that_is_none_is_said_with_file_and_line(command, tmp_path, text, message):
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(text.format())
+    code, _, err = command("train", f"--config={recipe}", f"--workdir={tmp_path}/run")
+    assert code == 2 and message.replace("{}", str(recipe)) in err and "Traceback" not in err
 
 
 @pytest.mark.parametrize("path", ["nothing", "empty", "file"])

@@ -34,7 +34,7 @@ def option(
     maximum: float | None = None,
     above: float | None = None,
     below: float | None = None,
-    length: int | None = None,
+    length: int | tuple[int, ...] | None = None,
     parse: Callable | None = None,
     role: str = "",
     fitted: bool = False,
@@ -48,7 +48,7 @@ def option(
       doc: one line for the user.
       choices: the valid values, where they are few and named.
       minimum, maximum, above, below: bounds of a number, or of each number in a tuple.
-      length: how many values a tuple has.
+      length: how many values a tuple has; several numbers where it may have any of them.
       parse: (value, name) -> the value that code gets; raises `ConfigError` for a wrong one.
       role: of a model's option, what it is for: 'size', of the body's parameters; 'structure', what
         the parameters are used for; 'convention', what they compute without a change of shape;
@@ -126,7 +126,7 @@ def to_config(cls: type) -> ConfigDict:
     config = ConfigDict()
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
-        kind = _said_type(hints[field.name])
+        kind = said_type(hints[field.name])
         if "section" in field.metadata:
             config[field.name] = to_config(field.metadata["section"])
         elif field.default is None:
@@ -167,41 +167,52 @@ def walk(cls: type, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field]]
             yield prefix + field.name, field
 
 
-def describe(cls: type, values: ConfigDict | None = None) -> str:
-    """Every option with its value and what it does, a line each; by default with its default."""
-    flat = {} if values is None else dict(_flat(values))
+def describe(cls: type, values: ConfigDict) -> str:
+    """Every option with its value, or what the value is where none is said, and what it does."""
+    flat = dict(_flat(values))
     lines = []
     for name, field in walk(cls):
         choices = f" ({', '.join(field.metadata['choices'])})" if field.metadata["choices"] else ""
-        usual = field.metadata.get("usual", field.default)
-        value = flat.get(name)
-        lines.append(f"  --config.{name}={usual if value is None else value!r}")
+        value = field.metadata.get("usual") if flat[name] is None else flat[name]
+        lines.append(f"  --config.{name}={value}")
         lines.append(f"      {field.metadata['doc']}{choices}")
     return "\n".join(lines)
 
 
-def typed(cls: type, config: ConfigDict, prefix: str = ""):
+def check_fields(cls: type, config: ConfigDict, prefix: str = "") -> None:
+    """Raises `ConfigError` unless the config has the fields of `cls`, whatever their values."""
+    known = {field.name: field for field in dataclasses.fields(cls)}
+    for name in config:
+        if name not in known:
+            raise ConfigError(f"config has no field {prefix}{name}{nearest(name, known)}")
+    for name, field in known.items():
+        is_section = "section" in field.metadata
+        if name not in config or is_section and not isinstance(config[name], ConfigDict):
+            what = "section" if is_section else "field"
+            raise ConfigError(f"config lacks the {what} {prefix}{name}")
+        if is_section:
+            check_fields(field.metadata["section"], config[name], f"{prefix}{name}.")
+
+
+def typed(cls: type, config: ConfigDict):
     """The config as an instance of the dataclass that declares it.
 
     Raises:
       ConfigError: a field is missing, unknown, of another type, or has a value that it cannot have.
     """
-    known = {field.name: field for field in dataclasses.fields(cls)}
-    for name in config:
-        if name not in known:
-            raise ConfigError(f"config has no field {prefix}{name}{nearest(name, known)}")
+    check_fields(cls, config)
+    return _typed(cls, config, "")
+
+
+def _typed(cls: type, config: ConfigDict, prefix: str):
     values = {}
-    for name, field in known.items():
-        if name not in config:
-            raise ConfigError(
-                f"config lacks the field {prefix}{name}: start from vit_jax.config.default_config()"
-            )
+    for field in dataclasses.fields(cls):
+        name, value = prefix + field.name, config[field.name]
         if "section" in field.metadata:
-            values[name] = typed(field.metadata["section"], config[name], f"{prefix}{name}.")
-        elif config[name] is None and field.default is None:
-            values[name] = None
-        else:
-            values[name] = checked(f"config.{prefix}{name}", config[name], field)
+            value = _typed(field.metadata["section"], value, f"{name}.")
+        elif value is not None or field.default is not None:
+            value = checked(f"config.{name}", value, field)
+        values[field.name] = value
     return cls(**values)
 
 
@@ -239,14 +250,16 @@ def checked(name: str, value, field: dataclasses.Field):
     metadata = field.metadata
     if metadata.get("parse"):
         return metadata["parse"](value, name)
-    value = _converted(name, value, field.type)
+    value = converted(name, value, field)
     choices, length = metadata.get("choices"), metadata.get("length")
     if choices and value not in choices:
         close = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ConfigError(f"{name} = {value!r} is not one of {', '.join(choices)}{hint}")
-    if length is not None and len(value) != length and value != field.default:
-        raise ConfigError(f"{name} = {value!r} must be {length} values, separated by commas")
+    lengths = (length,) if isinstance(length, int) else length
+    if lengths is not None and len(value) not in lengths and value != field.default:
+        how_many = " or ".join(f"{n} values" if n else "none" for n in lengths)
+        raise ConfigError(f"{name} = {value!r} must be {how_many}, separated by commas")
     bounds = [(b, *_COMPARISONS[b]) for b in _COMPARISONS if metadata.get(b) is not None]
     for number in _numbers(value):
         if not math.isfinite(number):
@@ -257,9 +270,13 @@ def checked(name: str, value, field: dataclasses.Field):
     return value
 
 
-def _converted(name: str, value, kind: type):
-    """The value in the type that its option has."""
-    kind = _said_type(kind)
+def converted(name: str, value, field: dataclasses.Field):
+    """The value in the type of its option; whether it may have it is not looked at.
+
+    Raises:
+      ConfigError: it is of another type.
+    """
+    kind = said_type(field.type)
     if kind is object:
         return _tuples(value)
     if kind is tuple and isinstance(value, list | tuple):
@@ -270,7 +287,10 @@ def _converted(name: str, value, kind: type):
     if kind is int and isinstance(value, float) and value.is_integer():
         return int(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        wanted = {tuple: "several values, such as (0.5, 1.0)", str: "text", bool: "True or False"}
+        wanted = {
+            tuple: "several values, such as (0.5, 1.0)", str: "text", bool: "True or False",
+            int: "a whole number",
+        }  # fmt: skip
         raise ConfigError(f"{name} = {value!r} must be {wanted.get(kind, 'a number')}")
     return value
 
@@ -283,8 +303,8 @@ def _numbers(value) -> Iterator[float]:
         yield value
 
 
-def _said_type(kind) -> type:
-    """`int` of `int | None`; `object` where there are several."""
+def said_type(kind) -> type:
+    """`int` of the annotation `int | None`; `object` where there are several types."""
     if isinstance(kind, types.UnionType):
         kinds = [k for k in typing.get_args(kind) if k is not types.NoneType]
         return kinds[0] if len(kinds) == 1 else object

@@ -174,16 +174,22 @@ def load_param(folder: epath.Path, description: dict, like: dict, name: str) -> 
     return array
 
 
-def load_run(path, mesh: jax.sharding.Mesh | None = None) -> Run:
+def load_run(path, mesh: jax.sharding.Mesh | None = None, **options) -> Run:
     """A trained model from its directory alone.
 
     Args:
       path: a run's workdir, its checkpoints folder, or one checkpoint.
       mesh: where the parameters go; by default whole on every device.
+      **options: how the model is computed, where that is to be otherwise than in the run:
+        `dtype`, and options of the role 'compute'.
+
+    Raises:
+      CheckpointError: there is no checkpoint, or it is damaged.
+      ConfigError: an option has a value that it cannot have.
     """
     directory = find(path)
     description = read_description(directory)
-    model_config = stored_model_config(description)
+    model_config = stored_model_config(description, **options)
     definition, like = registry.abstract_weights(model_config)
     whole = meshes.replicated(mesh or meshes.replica_mesh())
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), like)
@@ -218,9 +224,9 @@ def saved_steps(folder: epath.Path) -> list[int]:
     return sorted(int(entry.name) for entry in entries if ocp.utils.is_checkpoint_finalized(entry))
 
 
-def stored_model_config(description: dict):
-    """The family's config of the model that a checkpoint holds."""
-    fields = dict(description["model"])
+def stored_model_config(description: dict, **options):
+    """The family's config of the model that a checkpoint holds, with `options` in place of its own."""
+    fields = description["model"] | options
     return registry.model_config(fields.pop("name"), **fields)
 
 

@@ -1,0 +1,45 @@
+"""What a run says on standard error: lines that a person can read, and of libraries only their
+warnings.
+"""
+
+import logging as python_logging
+import os
+import sys
+
+from absl import flags, logging
+
+
+def to_stderr(process: int | None = None, *, quiet: bool = False) -> None:
+    """From now on log lines go to standard error with their time.
+
+    Args:
+      process: which of several processes this is, said in each line; `None` where there is one.
+      quiet: nothing below warnings.
+    """
+    flags.FLAGS.mark_as_parsed()  # From Python there are no flags; absl waits for them before it logs.
+    logging.use_absl_handler()
+    logging.set_verbosity(logging.WARNING if quiet else logging.INFO)
+    prefix = "" if process is None else f"[{process}] "
+    handler = logging.get_absl_handler()
+    line = f"{prefix}%(asctime)s %(levelname).1s %(message)s"
+    handler.setFormatter(python_logging.Formatter(line, datefmt="%H:%M:%S"))
+    handler.addFilter(_of_ours_or_a_warning)
+
+
+def to_stderr_by_default(process: int | None = None, *, quiet: bool = False) -> None:
+    """As `to_stderr`, unless the program or notebook around has said where log lines go."""
+    if not _configured():
+        to_stderr(process, quiet=quiet)
+
+
+def _configured() -> bool:
+    root, verbosity = python_logging.root, flags.FLAGS["verbosity"]
+    # Importing some libraries gives the root logger a handler for standard error.
+    elsewhere = [h for h in root.handlers if getattr(h, "stream", None) is not sys.stderr]
+    levels = root.level != python_logging.WARNING or verbosity.value != verbosity.default
+    return bool(elsewhere) or levels
+
+
+def _of_ours_or_a_warning(record: python_logging.LogRecord) -> bool:
+    ours = f"{os.sep}vit_jax{os.sep}" in record.pathname
+    return ours or record.levelno >= python_logging.WARNING

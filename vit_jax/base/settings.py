@@ -1,0 +1,82 @@
+"""Settings of config fields as text, as a command line has them: `optim.lr=3e-4`."""
+
+import ast
+import dataclasses
+from collections.abc import Iterable
+
+from ml_collections import ConfigDict
+
+from vit_jax.base.errors import ConfigError
+from vit_jax.base.schema import converted, nearest, said_type, walk
+
+_BOOLS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
+
+
+def change(
+    config: ConfigDict, cls: type, settings: Iterable[tuple[str, str]]
+) -> dict[str, tuple[object, object]]:
+    """Sets fields of a config in place, the later of two settings of one field last.
+
+    Args:
+      config: with the fields of `cls`.
+      cls: the dataclass that declares them.
+      settings: (dotted name, value as text).
+
+    Returns:
+      By name: the value before and the new one, where they differ.
+
+    Raises:
+      ConfigError: there is no such field, or the text is no value of its type.
+    """
+    fields, changes = dict(walk(cls)), {}
+    for name, text in settings:
+        if name not in fields:
+            raise ConfigError(_unknown(name, list(fields)))
+        value = parse(name, text, fields[name])
+        section, _, field = name.rpartition(".")
+        of_section = config
+        for part in filter(None, section.split(".")):
+            of_section = of_section[part]
+        before, of_section[field] = of_section[field], value
+        changes[name] = (changes.get(name, (before,))[0], value)
+    return {name: pair for name, pair in changes.items() if pair[0] != pair[1]}
+
+
+def parse(name: str, text: str, field: dataclasses.Field):
+    """The value of a field as text says it. Whether the field may have it is checked later, by
+    `schema.typed`.
+
+    Raises:
+      ConfigError: it is no value of the field's type.
+    """
+    if field.default is None and text == "None":
+        return None
+    kind = said_type(field.type)
+    if kind is str:
+        return text
+    value = _BOOLS.get(text.lower(), text) if kind is bool else literal(text)
+    if kind is tuple and not isinstance(value, tuple | list):
+        if value is text and "," in text:
+            quoted = tuple(part.strip() for part in text.split(","))
+            raise ConfigError(
+                f"config.{name} = {text!r} cannot be read; put quotes around each of several texts, as in {quoted}"
+            )
+        value = (value,) if text else ()
+    return converted(f"config.{name}", value, field)
+
+
+def literal(text: str):
+    """The number, tuple, … that text is in Python's notation, or else the text itself."""
+    try:
+        return ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, TypeError):
+        return text
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    inside = [field for field in known if field.startswith(f"{name}.")]
+    if inside:
+        return f"config.{name} is a section: say one of its fields, such as config.{inside[0]}"
+    namesakes = [field for field in known if field.endswith("." + name.split(".")[-1])]
+    hint = f"; did you mean {namesakes[0]!r}?" if namesakes else nearest(name, known)
+    return f"config has no field {name}{hint}"

@@ -1,0 +1,55 @@
+"""What `vit_jax evaluate` may change of a run's config: where the data is and how it is read, and how
+the model is computed. Anything else would have no effect, and is refused.
+"""
+
+from collections.abc import Iterable
+
+from vit_jax.base import schema, settings
+from vit_jax.base.errors import ConfigError
+from vit_jax.checkpoints import reading
+from vit_jax.config import Config, config_class, default_config
+
+_SECTIONS = ("data", "eval")
+_OF_TRAINING = {
+    "data.train_crop", "data.crop_area", "data.crop_aspect", "data.resize", "data.pad", "data.repeats",
+    "eval.every", "eval.best", "eval.patience",
+}  # fmt: skip
+_FIELDS = ("batch_size", "model.dtype")
+
+
+def load_to_evaluate(path, changes: Iterable[tuple[str, str]]) -> tuple[reading.Run, Config]:
+    """A trained model and the config to evaluate it with.
+
+    Args:
+      path: see `reading.load_run`.
+      changes: of the run's config, see `settings.change`.
+
+    Raises:
+      ConfigError: a field is unknown or has no effect on an evaluation; said before the model is
+        read.
+      CheckpointError: see `reading.load_run`.
+    """
+    directory, changes = reading.find(path), list(changes)
+    description = reading.read_description(directory)
+    model_config = reading.stored_model_config(description)
+    config = schema.fill(default_config(), description["config"])
+    settings.change(config, config_class(), changes)
+    how = schema.with_role(type(model_config), "compute")
+    usable = (*_FIELDS, *(f"model.{name}" for name in how))
+    for name, _ in changes:
+        in_section = name.split(".")[0] in _SECTIONS and name not in _OF_TRAINING
+        if not in_section and name not in usable:
+            raise ConfigError(
+                f"evaluate cannot use config.{name}. Besides data and eval it takes {', '.join(usable)}; "
+                "what the model is, the checkpoint says"
+            )
+    typed = schema.typed(config_class(), config)
+    if typed.data.image_size != model_config.image_size:
+        raise ConfigError(
+            f"config.data.image_size is {typed.data.image_size}, but the model takes images of "
+            f"{model_config.image_size} pixels; for another size fine-tune it, with "
+            f"--config.init_from={path}"
+        )
+    of_model = {name.partition(".")[2] for name, _ in changes if name.startswith("model.")}
+    options = {name: config.model[name] for name in of_model if config.model[name] is not None}
+    return reading.load_run(directory, **options), typed

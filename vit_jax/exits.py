@@ -1,0 +1,91 @@
+"""How a command ends: what a user can cause, a closed pipe and Ctrl-C become a message and an exit
+code, without a traceback.
+
+0 done; 1 error; 2 the command line or the config is wrong; 42 stopped by a signal after saving,
+start me again; 130 stopped by Ctrl-C with nothing to save; 141 nobody reads the output any more.
+"""
+
+import contextlib
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+
+from absl import flags
+
+from vit_jax.base.errors import UserError
+
+USAGE = 2
+STOPPED = 128 + signal.SIGINT
+CLOSED_PIPE = 128 + signal.SIGPIPE
+_BYTES = re.compile(r"[Oo]ut of memory.*?(\d+) ?bytes")
+
+
+class OutOfMemory(UserError):
+    """The host or a device has not the memory that a command needs."""
+
+
+@contextlib.contextmanager
+def with_a_sentence() -> Iterator[None]:
+    """What is done in here ends the process with a sentence and an exit code, if it fails."""
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except flags.Error as error:
+        fail(str(error), USAGE)
+    except UserError as error:
+        fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _leave("stopped", STOPPED)
+    except BrokenPipeError:
+        if not _nobody_reads():
+            raise
+        _leave("", CLOSED_PIPE)
+    except (MemoryError, RuntimeError) as error:
+        known = out_of_memory(error)
+        if known is None:
+            raise
+        fail(str(known), known.exit_code)
+
+
+def fail(message: str, code: int) -> None:
+    """Ends the process with a message on standard error."""
+    print(f"vit_jax: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def out_of_memory(error: BaseException) -> OutOfMemory | None:
+    """The sentence for an error that says that memory did not suffice; `None` for any other."""
+    on_device = isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+    if not on_device and not isinstance(error, MemoryError):
+        return None
+    size = _BYTES.search(str(error))
+    asked = f", asked for {int(size[1]) / 2**30:.3g} GiB more" if size else ""
+    where = "a device" if on_device else "the host"
+    return OutOfMemory(
+        f"{where} is out of memory{asked}. What helps: fewer images at a time (config.batch_size, "
+        "config.eval.batch_size, or --batch_size of predict); the same batch in parts "
+        "(config.accumulate=4); recomputing activations (config.model.remat=full); parameters cut "
+        "over several devices (config.mesh.fsdp). 'vit_jax plan' counts what a step needs"
+    )
+
+
+def _nobody_reads() -> bool:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return True
+    return False
+
+
+def _leave(message: str, code: int) -> None:
+    """Ends the process without waiting for its threads, whose work nobody wants any more."""
+    if message:
+        print(f"vit_jax: {message}", file=sys.stderr)
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
+    os._exit(code)
