@@ -6,6 +6,8 @@ cost nothing.
 
 import importlib
 
+from vit_jax.devices import libtpu
+
 __version__ = "0.1.0"
 
 _PUBLIC = {
@@ -17,6 +19,9 @@ _PUBLIC = {
     "default_config": "vit_jax.config",
     "load_config": "vit_jax.user_files",
 }
+
+
+libtpu.hush()
 
 
 def __getattr__(name: str):

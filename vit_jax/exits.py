@@ -8,6 +8,7 @@ start me again; 130 stopped by Ctrl-C with nothing to save; 141 nobody reads the
 import contextlib
 import os
 import re
+import select
 import signal
 import sys
 from collections.abc import Iterator
@@ -29,6 +30,10 @@ class OutOfMemory(UserError):
 @contextlib.contextmanager
 def with_a_sentence() -> Iterator[None]:
     """What is done in here ends the process with a sentence and an exit code, if it fails."""
+    if (
+        signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    ):  # and not ignored, as by nohup
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         try:
             yield
@@ -39,17 +44,26 @@ def with_a_sentence() -> Iterator[None]:
     except UserError as error:
         fail(str(error), error.exit_code)
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _leave("stopped", STOPPED)
+        _stop()
     except BrokenPipeError:
         if not _nobody_reads():
             raise
-        _leave("", CLOSED_PIPE)
+        _leave(CLOSED_PIPE)
     except (MemoryError, RuntimeError) as error:
         known = out_of_memory(error)
         if known is None:
             raise
         fail(str(known), known.exit_code)
+    finally:
+        end_at_once_when_interrupted()  # What Python does before it exits needs no traceback.
+
+
+def end_at_once_when_interrupted() -> None:
+    """From now on Ctrl-C ends the process as SIGTERM does, without a word. For what handles the first
+    signal itself (`training/preemption.py`): the second must not wait for Python.
+    """
+    if callable(signal.getsignal(signal.SIGINT)):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def fail(message: str, code: int) -> None:
@@ -75,17 +89,29 @@ def out_of_memory(error: BaseException) -> OutOfMemory | None:
 
 
 def _nobody_reads() -> bool:
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        return True
-    return False
+    """Whether standard output is a pipe whose other end is closed."""
+    poll = select.poll()
+    poll.register(sys.stdout, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
-def _leave(message: str, code: int) -> None:
+def _interrupt(_, frame) -> None:
+    """Raises `KeyboardInterrupt`; but in an import, of which extensions make other errors, there is
+    nothing to leave in order.
+    """
+    while frame:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            _stop()
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+def _stop() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    print("vit_jax: stopped", file=sys.stderr, flush=True)
+    _leave(STOPPED)
+
+
+def _leave(code: int) -> None:
     """Ends the process without waiting for its threads, whose work nobody wants any more."""
-    if message:
-        print(f"vit_jax: {message}", file=sys.stderr)
-    with contextlib.suppress(OSError):
-        sys.stderr.flush()
     os._exit(code)

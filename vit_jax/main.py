@@ -35,6 +35,7 @@ def train() -> None:
     with cli.hosts(
         heartbeat_seconds=hosts.heartbeat_seconds, wait_minutes=hosts.wait_minutes
     ) as process:
+        exits.end_at_once_when_interrupted()
         result = train(config, FLAGS.workdir)
         cli.print_result(
             result,
@@ -67,6 +68,7 @@ def sweep() -> None:
 
     config, _ = cli.load_config(settings)
     grid = {name: cli.values(text) for name, text in cli.options(FLAGS.grid, "grid").items()}
+    exits.end_at_once_when_interrupted()
     result = sweep(config, FLAGS.workdir, grid, select=FLAGS.select, seeds=FLAGS.seeds)
     cli.print_result(result, table(result))
 

@@ -3,6 +3,7 @@ can be wrong.
 """
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -26,7 +27,7 @@ def command(monkeypatch, capfd):
     from absl import flags
 
     def call(*arguments):
-        before = set(flags.FLAGS)
+        before, on_interrupt = set(flags.FLAGS), signal.getsignal(signal.SIGINT)
         monkeypatch.setattr(sys, "argv", ["vit_jax", *map(str, arguments)])
         code = 0
         try:
@@ -34,6 +35,7 @@ def command(monkeypatch, capfd):
         except SystemExit as exit:
             code = exit.code or 0
         finally:
+            signal.signal(signal.SIGINT, on_interrupt)
             # What this command defined must not be there for the next one.
             for name in set(flags.FLAGS) - before:
                 if name.split(".")[0] == "config" or flags.FLAGS.find_module_defining_flag(

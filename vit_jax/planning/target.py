@@ -8,15 +8,7 @@ import jax
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
-from vit_jax.devices import chips, meshes
-
-# libtpu looks for a machine it runs on, and for nobody else who uses it.
-_NO_TPU_HERE = {
-    "TPU_SKIP_MDS_QUERY": "1",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-}
+from vit_jax.devices import chips, libtpu, meshes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,8 +71,7 @@ def find(name: str, *, slices: int = 1) -> Target:
 def _tpu_devices(kind: str, shape: str, slices: int) -> list:
     from jax.experimental import topologies as jax_topologies
 
-    for variable, value in _NO_TPU_HERE.items():
-        os.environ.setdefault(variable, value)
+    libtpu.expect_no_tpu()
     options = {"num_slices": slices} if slices > 1 else {}
     if kind == "v4":
         options["chip_config_name"] = "megacore"  # One device a chip, as on the machine.

@@ -2,18 +2,28 @@
 
 import os
 import signal
+import sys
+import threading
+import time
 
 from jax.experimental import multihost_utils
 
 from vit_jax.devices import processes
 
+# `timeout` sends its signal twice, and so do others who tell a process and its group.
+_SAME_SECONDS = 0.5
+
 
 class StopRequest:
     """Asked after every step whether to stop there.
 
-    One process stops after the step under way at the first signal; the second signal works as it
-    always did. Of several, any one may get the signal: JAX's pre-emption service, which then owns
-    SIGTERM, tells the others and finds a step that none of them has passed.
+    One process stops after the step under way at the first signal, and says so at once. The second
+    signal does what it did before: it ends the process at once where that is the system's default,
+    and raises `KeyboardInterrupt` where Python's is. Of several processes, any one may get the
+    signal: JAX's pre-emption service, which then owns SIGTERM, tells the others and finds a step
+    that none of them has passed.
+
+    In another thread than the main one, which alone may listen to signals, nothing is heard.
 
     Attributes:
       name: of the signal.
@@ -22,31 +32,70 @@ class StopRequest:
     name = "SIGTERM"
 
     def __init__(self):
-        self._heard = False
+        self._heard_at: float | None = None
         self._asked = 0
         self._several = processes.count() > 1
+        self._before: dict[int, object] = {}
 
     def __enter__(self) -> "StopRequest":
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        # Python runs handlers between two of its own instructions, and a compilation or a step may be
+        # one of minutes. What it writes at once is read by a thread.
+        reader, self._pipe = os.pipe()
+        os.set_blocking(self._pipe, False)
+        threading.Thread(
+            target=self._listen, args=(reader,), name="vit_jax-signals", daemon=True
+        ).start()
+        self._pipe_before = signal.set_wakeup_fd(self._pipe, warn_on_full_buffer=False)
         signals = (signal.SIGINT,) if self._several else (signal.SIGINT, signal.SIGTERM)
-        self._before = {s: signal.signal(s, self._hear) for s in signals}
+        self._before = {number: signal.signal(number, self._hear) for number in signals}
         return self
 
     def __exit__(self, *_) -> None:
-        self._restore()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        if self._before:
+            signal.set_wakeup_fd(self._pipe_before)
+            os.close(self._pipe)  # which ends the thread
 
     def after_step(self) -> bool:
         """Whether to stop now, the same in all processes; each calls it once after every step."""
         if not self._several:
-            return self._heard
+            return self._heard_at is not None
         self._asked += 1  # and not the step, which a rollback sets back
         return multihost_utils.reached_preemption_sync_point(self._asked)
 
-    def _hear(self, number: int, _) -> None:
-        self._heard, self.name = True, signal.Signals(number).name
-        self._restore()
-        if self._several:
-            os.kill(os.getpid(), signal.SIGTERM)
+    def _hear(self, number: int, frame) -> None:
+        """In the main thread, when it comes to it."""
+        if self._heard_at is None:
+            self._heard_at, self.name = time.monotonic(), signal.Signals(number).name
+            if self._several:
+                os.kill(os.getpid(), signal.SIGTERM)
+        elif callable(self._before[number]) and _is_another(self._heard_at):
+            self._before[number](number, frame)
 
-    def _restore(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+    def _listen(self, reader: int) -> None:
+        """In a thread, at once."""
+        heard_at = None
+        while number := os.read(reader, 1):
+            number = number[0]
+            if number not in self._before:
+                continue
+            name = signal.Signals(number).name
+            if heard_at is None:
+                heard_at = time.monotonic()
+                _say(f"{name}: saving after the steps under way; a second one ends without saving")
+            elif self._before[number] == signal.SIG_DFL and _is_another(heard_at):
+                _say(f"{name} again: ended without saving")
+                os._exit(128 + number)
+        os.close(reader)
+
+
+def _is_another(heard_at: float) -> bool:
+    return time.monotonic() - heard_at > _SAME_SECONDS
+
+
+def _say(message: str) -> None:
+    # Not by `logging` or `print`, whose locks the main thread may hold.
+    os.write(sys.__stderr__.fileno(), f"vit_jax: {message}\n".encode())

@@ -1,0 +1,118 @@
+"""How commands end before they are done: Ctrl-C once and twice, a closed pipe, too little memory."""
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.integration.conftest import TINY
+from vit_jax import exits
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def start():
+    """`start(*command, **environment)`: a Python process that Ctrl-C reaches as in a terminal; tests
+    that run in the background ignore it, and so would what they start.
+    """
+    with contextlib.ExitStack() as stack:
+
+        def begin(*command, **environment) -> subprocess.Popen:
+            process = subprocess.Popen(
+                [sys.executable, *map(str, command)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                cwd=ROOT,
+                env=os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"} | environment,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            )
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            return process
+
+        yield begin
+
+
+def until(condition, process, seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def training(compilation_cache, tmp_path) -> list[str]:
+    """The arguments of a run that does not end soon."""
+    options = TINY | {"duration": "100000 steps", "compilation_cache": compilation_cache}
+    overrides = [f"--config.{name}={value}" for name, value in options.items()]
+    return ["train", "--config=configs/digits.py", f"--workdir={tmp_path}", *overrides]
+
+
+@pytest.mark.parametrize(
+    "command", [["models"], ["benchmark", "step", "--config=configs/digits.py"]]
+)
+def test_ctrl_c_ends_a_command_with_a_line_and_130(start, command):
+    process = start("-m", "vit_jax", *command)
+    maps = pathlib.Path(f"/proc/{process.pid}/maps")
+    until(lambda: "jaxlib" in maps.read_text(), process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "vit_jax: stopped\n")
+
+
+def test_a_signal_that_comes_twice_at_once_is_one_and_the_run_is_saved(start, training, tmp_path):
+    process = start("-m", "vit_jax", *training)
+    until((tmp_path / "checkpoints" / "4").exists, process)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 42 and "Traceback" not in err, err
+    assert err.count("vit_jax: SIGINT: saving after the steps under way") == 1
+    assert "stopped by SIGINT after step" in err
+
+
+def test_the_first_ctrl_c_says_at_once_that_it_saves_and_the_second_ends_the_run(
+    start, training, tmp_path
+):
+    # An image that takes for ever to read: the run cannot get to its next step.
+    blocked = {"folder": str(tmp_path), "process": 0, "example": 40, "action": "block"}
+    process = start("-m", "tests.integration.observed", *training, OBSERVED=json.dumps(blocked))
+    until((tmp_path / "fifo").exists, process)
+    process.send_signal(signal.SIGINT)
+    until(lambda: "SIGINT: saving" in process.stderr.readline(), process)
+    time.sleep(0.6)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 130 and "Traceback" not in err, err
+    assert err.endswith("vit_jax: SIGINT again: ended without saving\n")
+
+
+@pytest.mark.parametrize("command", [["--help"], ["train", "--help"]])
+def test_a_closed_pipe_ends_a_command_quietly(start, command):
+    process = start("-m", "vit_jax", *command)
+    process.stdout.close()
+    err = process.stderr.read()
+    assert (process.wait(timeout=60), err) == (141, "")
+
+
+@pytest.mark.parametrize("full, where", [(jnp.zeros, "a device"), (np.zeros, "the host")])
+def test_too_little_memory_is_said_with_what_helps(full, where, capsys):
+    on_interrupt = signal.getsignal(signal.SIGINT)
+    with pytest.raises(SystemExit) as ended, exits.with_a_sentence():
+        full((2**24, 2**24), "uint8")  # more than any machine's addresses
+    signal.signal(signal.SIGINT, on_interrupt)
+    err = capsys.readouterr().err
+    assert ended.value.code == 1 and f"vit_jax: {where} is out of memory" in err
+    for advice in ("config.batch_size", "config.accumulate=4", "config.model.remat=full"):
+        assert advice in err
