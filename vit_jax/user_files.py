@@ -68,10 +68,12 @@ def _load(path: pathlib.Path, where: str) -> types.ModuleType:
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    # A file may define a family, and dataclasses look their module up.
-    sys.modules.setdefault(path.stem, module)
+    name, file = path.stem, str(path.resolve())
+    if name in sys.modules and getattr(sys.modules[name], "__file__", None) != file:
+        name = file  # Not in place of a module of the same name.
+    spec = importlib.util.spec_from_file_location(name, file)
+    # Where dataclasses of the file, such as a family's config, look their types up.
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except UserError:
