@@ -6,9 +6,12 @@ vit_jax train --config=configs/digits_finetune.py --config.init_from=/tmp/digits
 
 import digits
 
+from vit_jax.config import CHECKPOINT
+
 
 def get_config():
     config = digits.get_config()
+    config.init_from = CHECKPOINT
     config.data.image_size = 48
     config.data.pad = 6
     config.duration = "8 epochs"

@@ -13,7 +13,7 @@ from vit_jax import recipes
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import walk
-from vit_jax.config import config_class
+from vit_jax.config import CHECKPOINT, config_class
 from vit_jax.devices import meshes
 from vit_jax.models import registry
 from vit_jax.training.assembly import assemble, resolve
@@ -73,8 +73,8 @@ EXAMPLES = {
 
 def recipe(name: str, *argument: str):
     config = load_config(":".join([str(RECIPES[name]), *argument]))
-    if not config.model.name:  # That of a checkpoint, which is not here.
-        config.init_from, config.model.name = "", "ViT-B/16"
+    if config.init_from == CHECKPOINT:  # which is not here
+        config.init_from, config.model.name = "", config.model.name or "ViT-B/16"
         config.data.mean = config.data.std = (0.5, 0.5, 0.5)
     return config
 

@@ -16,6 +16,9 @@ from vit_jax.base import durations, schema, sizes
 from vit_jax.base.schema import option, section
 from vit_jax.models import registry as models
 
+# What `init_from` is in a recipe that needs a checkpoint, until it is said which.
+CHECKPOINT = "CHECKPOINT"
+
 
 @dataclasses.dataclass(frozen=True)
 class Data:

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
-from vit_jax.config import default_config
+from vit_jax.config import CHECKPOINT, default_config
 from vit_jax.models import registry
 
 # RandAugment layers, its magnitude, parameter of mixup (AugReg §3.2; big_vision). Its figures call
@@ -69,7 +69,7 @@ def width(model: str) -> int:
 def from_checkpoint() -> ConfigDict:
     """The default config, but whatever model `init_from` holds, with a new head."""
     config = default_config()
-    config.init_from = "CHECKPOINT"  # Has to be said: without it there is no model.
+    config.init_from = CHECKPOINT
     config.init_reset = ("(head|head_distilled|representation)/.*",)
     config.data.mean = config.data.std = ()
     config.model.name = ""

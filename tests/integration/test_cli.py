@@ -3,6 +3,7 @@ can be wrong.
 """
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -95,6 +96,8 @@ WRONG = {
     "a section": (("--config.optim=sgd",), "config.optim is a section: say one of its fields"),
     "no value": (("--config.optim.lr",), "--config.optim.lr=VALUE: the value is missing"),
     "mistyped flag": (("--coordinate=x:1",), "there is no flag --coordinate; did you mean '--coordinator'?"),
+    "a recipe that lacks its checkpoint": (("--config=configs/digits_finetune.py",), "recipe starts from a checkpoint"),
+    "and the same": (("--config=configs/finetune.py:cifar10",), "say which with --config.init_from=DIR_OR_FILE"),
     "no folder": (("--config.data.name=folder", "--config.data.path=/nowhere"), "/nowhere"),
 }  # fmt: skip
 
@@ -175,6 +178,15 @@ def test_a_recipe_that_is_none_is_said_with_file_and_line(command, tmp_path, tex
     assert code == 2 and message.replace("{}", str(recipe)) in err and "Traceback" not in err
 
 
+def test_a_compilation_cache_that_cannot_be_written_is_a_warning(command, tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    tiny = [f"--config.{k}={v}" for k, v in (TINY | {"duration": "1 steps"}).items()]
+    code, _, err = command("train", "--config=configs/digits.py", *tiny, f"--workdir={tmp_path}/run",
+                           f"--config.compilation_cache={tmp_path}/file/cache")  # fmt: skip
+    assert code == 0, err
+    assert "cannot be written to (Not a directory): compiled programs are not kept" in caplog.text
+
+
 @pytest.mark.parametrize("path", ["nothing", "empty", "file"])
 def test_a_checkpoint_that_is_none_is_said(command, tmp_path, path):
     (tmp_path / "empty").mkdir()
@@ -207,7 +219,55 @@ def test_evaluating_on_data_with_other_classes_is_an_error(command, trained, tmp
     code, _, err = command("evaluate", f"--checkpoint={trained[0]}",
                            "--config.data.name=folder", f"--config.data.path={tmp_path}",
                            "--config.data.eval_split=train", "--config.data.holdout=0")  # fmt: skip
-    assert code == 2 and "the checkpoint has 10 classes" in err and "has 2" in err
+    assert code == 2 and "the data has 2 classes, the model 10" in err
+
+
+UNUSED = {
+    "model.depth=3": "evaluate cannot use config.model.depth. Besides data and eval it takes batch_size, ",
+    "optim.lr=1": "evaluate cannot use config.optim.lr",
+    "data.train_crop=resize": "evaluate cannot use config.data.train_crop",
+    "eval.every=1 epochs": "evaluate cannot use config.eval.every",
+    "data.image_size=64": "config.data.image_size is 64, but the model takes images of 32 pixels; for another size "
+    "fine-tune it, with --config.init_from=",
+    "data.eval_crop=centre": "config.data.eval_crop = 'centre' is not one of central, resize; did you mean 'central'?",
+    "data.evalcrop=resize": "config has no field data.evalcrop; did you mean 'data.eval_crop'?",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("setting, message", UNUSED.items(), ids=UNUSED)
+def test_evaluate_refuses_by_name_what_it_cannot_use(command, trained, setting, message):
+    code, _, err = command("evaluate", f"--checkpoint={trained[0]}", f"--config.{setting}")
+    assert code == 2 and message in err
+
+
+def test_evaluate_computes_the_model_as_it_is_told(command, trained):
+    how = ["--config.model.unroll=1", "--config.model.remat=full", "--config.eval.batch_size=8"]
+    code, out, _ = command("evaluate", f"--checkpoint={trained[0]}", *how, "--json")
+    evaluated = json.loads(out.splitlines()[-1])
+    assert code == 0 and evaluated["loss"] == pytest.approx(trained[1]["loss"], rel=1e-5)
+
+
+def test_a_format_that_computes_otherwise_says_how_to_accept_it(command, trained, tmp_path):
+    arguments = ("convert", trained[0], tmp_path / "model.safetensors", "--to=timm")
+    code, _, err = command(*arguments)
+    assert code == 1 and "say --model=activation=gelu on the command line, or convert(" in err
+    assert command(*arguments, "--model=activation=gelu")[0] == 0
+
+
+def test_a_damaged_checkpoint_is_said_in_a_line(run_cli, trained, tmp_path):
+    shutil.copytree(trained[0] / "checkpoints" / "4", tmp_path / "4")
+    for file in (tmp_path / "4" / "state").glob("ocdbt.process_0/d/*"):
+        file.write_bytes(file.read_bytes()[:10])
+    code, _, err = run_cli("evaluate", f"--checkpoint={tmp_path}/4")
+    (line,) = (line for line in err.splitlines() if line.startswith("vit_jax:"))
+    assert code == 1 and f"{tmp_path}/4 is damaged" in line and "bound method" not in line
+    assert "exception was never retrieved" not in err
+
+
+def test_a_picture_that_cannot_be_written_is_said_before_any_work(command, tmp_path):
+    picture = tmp_path / "nowhere" / "sheet.png"
+    code, _, err = command("predict", "--checkpoint=/nowhere", "a.png", f"--picture={picture}")
+    assert code == 2 and f"--picture={picture}: there is no folder {picture.parent}" in err
 
 
 def write_image(path):

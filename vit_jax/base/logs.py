@@ -41,5 +41,9 @@ def _configured() -> bool:
 
 
 def _of_ours_or_a_warning(record: python_logging.LogRecord) -> bool:
+    # Of a damaged checkpoint Orbax reads all arrays at once, and asyncio prints what became of each,
+    # hundreds of lines, beside the error that ends the command.
+    if record.name == "asyncio":
+        return False
     ours = f"{os.sep}vit_jax{os.sep}" in record.pathname
     return ours or record.levelno >= python_logging.WARNING

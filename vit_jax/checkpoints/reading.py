@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import json
+import re
 from collections.abc import Callable
 
 import jax
@@ -287,8 +288,14 @@ def _restore(folder: epath.Path, tree: dict) -> dict:
         return ocp.PyTreeCheckpointHandler().restore(folder / "state", args=args)
     # Orbax and TensorStore report damage by exceptions of any type, Exception itself among them.
     except Exception as error:
-        why = (str(error) or type(error).__name__).splitlines()[0]
-        raise CheckpointError(f"{folder} is damaged: {why}") from error
+        raise CheckpointError(f"{folder} is damaged: {_why(error)}") from error
+
+
+def _why(error: Exception) -> str:
+    """What Orbax or TensorStore say, without their description of how the array is stored."""
+    cause = error.__cause__ or error
+    first_line = (str(cause) or type(cause).__name__).splitlines()[0]
+    return re.split(r" See full TensorStore details| \[tensorstore_spec", first_line)[0]
 
 
 def _changed(folder: epath.Path, field: str, name: str) -> CheckpointError:

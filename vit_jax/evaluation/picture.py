@@ -27,4 +27,4 @@ def draw(tiles: Sequence[tuple[np.ndarray, str]], path: str) -> None:
         while font.getlength(caption) > _TILE:
             caption = caption[:-2].rstrip("…") + "…"
         pen.text((x, y + _TILE), caption, fill="black", font=font)
-    sheet.save(path)
+    sheet.save(path, format="PNG")

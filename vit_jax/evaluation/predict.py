@@ -3,6 +3,8 @@
 import csv
 import dataclasses
 import json
+import os
+import pathlib
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -12,7 +14,7 @@ from absl import logging
 from etils import epath
 
 from vit_jax import objectives
-from vit_jax.base.errors import UserError
+from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import reading
 from vit_jax.data import crops
 from vit_jax.data.decode import eval_crop
@@ -91,8 +93,11 @@ def predict_files(
       picture: a PNG file to draw the images and their classes into.
 
     Raises:
+      ConfigError: the picture cannot be written; said before any work.
       UserError: some image could not be read; said after all others were predicted.
     """
+    if picture:
+        _check_folder(picture)
     run = reading.load_run(path)
     results = list(predict(run, files, topk=topk, batch_size=batch_size))
     good = [result for result in results if isinstance(result, Prediction)]
@@ -109,6 +114,14 @@ def predict_files(
         raise UserError(
             f"{len(files) - len(good)} of {len(files)} images cannot be read, see above"
         )
+
+
+def _check_folder(picture: str) -> None:
+    folder = pathlib.Path(picture).parent
+    if not folder.is_dir():
+        raise ConfigError(f"--picture={picture}: there is no folder {folder}")
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"--picture={picture}: {folder} cannot be written to")
 
 
 def _read(name: str, data) -> np.ndarray | BadImage:

@@ -20,7 +20,7 @@ from absl import logging
 
 from vit_jax.checkpoints.reading import CheckpointError
 from vit_jax.interchange import flax_names, npz, rules
-from vit_jax.interchange.formats import Foreign, configure
+from vit_jax.interchange.formats import Foreign, configure, how_to_accept
 from vit_jax.models import hybrid, mixer, registry, resnet, vit
 
 USUAL_IMAGE_SIZE = 224
@@ -100,8 +100,7 @@ def refuse_other_conventions(foreign: Foreign, path, code: str) -> None:
         if getattr(config, name, value) != value:
             raise CheckpointError(
                 f"{path} is not written: {code} computes with {name} = {value!r}, this model "
-                f"with {getattr(config, name)!r}. "
-                f"To accept other numbers, say {name}={value!r} when you read the model"
+                f"with {getattr(config, name)!r}. " + how_to_accept(name, value)
             )
 
 

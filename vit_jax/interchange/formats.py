@@ -145,6 +145,14 @@ def configure(config_class: type, recognised: dict, overrides: dict):
     )
 
 
+def how_to_accept(option: str, value) -> str:
+    """What to do where a format's code would compute a model with another value of an option."""
+    return (
+        f"To accept the other numbers, say --model={option}={value} on the command line, or "
+        f"convert(…, {option}={value!r}) in Python"
+    )
+
+
 def model_name(config) -> str:
     """The listed name that says most of a model; its options say the rest."""
     family = next(family for family in registry.FAMILIES if family.Config is type(config))

@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from vit_jax.base import patterns, schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
+from vit_jax.config import CHECKPOINT
 from vit_jax.interchange import adapt, formats
 from vit_jax.models import mixer, registry
 from vit_jax.models.registry import Weights
@@ -174,8 +175,14 @@ def resolve_from_checkpoint(config: ConfigDict, workdir=None) -> ConfigDict:
 
     Raises:
       CheckpointError: the checkpoint to start from cannot be read.
-      ConfigError: name, mean or std are left to a checkpoint, and there is none, or none that says.
+      ConfigError: the recipe needs a checkpoint, or name, mean or std are left to one, and there is
+        none, or none that says.
     """
+    if config.init_from == CHECKPOINT:
+        raise ConfigError(
+            "this recipe starts from a checkpoint: say which with --config.init_from=DIR_OR_FILE, a "
+            "run of yours or a file of any format in docs/checkpoints.md"
+        )
     if not config.init_from:
         if not (config.model.name and config.data.mean and config.data.std):
             raise ConfigError(

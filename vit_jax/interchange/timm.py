@@ -24,7 +24,7 @@ from etils import epath
 
 from vit_jax.checkpoints.reading import CheckpointError
 from vit_jax.interchange import adapt, pytorch, rules, safetensors, timm_names
-from vit_jax.interchange.formats import Foreign, Preprocessing, configure
+from vit_jax.interchange.formats import Foreign, Preprocessing, configure, how_to_accept
 from vit_jax.models import hybrid, mixer, registry, resnet, vit
 
 NAME = "timm"
@@ -108,8 +108,8 @@ def write(foreign: Foreign, path) -> None:
         if getattr(config, "activation", "gelu") != "gelu":
             raise CheckpointError(
                 f"{path} is not written: a file cannot tell timm of the activation {config.activation!r}, and it takes "
-                "the exact GELU. Write a folder, whose config.json tells it; or, to accept other numbers, say "
-                "activation='gelu' when you read the model"
+                "the exact GELU. Write a folder, whose config.json tells it. "
+                + how_to_accept("activation", "gelu")
             )
         pytorch.write(path, timm_names.table(config), foreign.params, dtypes, metadata)
         return
@@ -278,13 +278,12 @@ def _refuse_what_timm_lacks(config, path) -> None:
         if getattr(config, name, value) != value:
             raise CheckpointError(
                 f"{path} is not written: timm computes with {name} = {value!r}, "
-                f"this model with {getattr(config, name)!r}. "
-                f"To accept other numbers, say {name}={value!r} when you read the model"
+                f"this model with {getattr(config, name)!r}. " + how_to_accept(name, value)
             )
     if isinstance(config, mixer.Config) and config.activation != "gelu":
         raise CheckpointError(
             f"{path} is not written: timm computes Mixers with the exact GELU, this model with {config.activation!r}. "
-            "To accept other numbers, say activation='gelu' when you read the model"
+            + how_to_accept("activation", "gelu")
         )
     if getattr(config, "distilled", False) and (not config.distillation_head or config.registers):
         raise CheckpointError(

@@ -6,6 +6,7 @@ import json
 import operator
 import os
 import stat
+import tempfile
 import time
 
 import jax
@@ -104,21 +105,23 @@ def check_batch(config: Config, mesh: jax.sharding.Mesh) -> None:
 
 def use_compilation_cache(directory: str) -> None:
     """Keeps compiled programs between runs, readable by their owner only: who can write them can
-    run code in the job.
+    run code in the job. Where they cannot be kept, the run goes on without, and says so.
     """
-    if directory:
-        path = paths.locate(directory)
+    if not directory:
+        return
+    path = paths.locate(directory)
+    try:
         if not paths.in_bucket(path):
-            try:
-                path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            except OSError as error:
-                logging.warning(
-                    "config.compilation_cache = %s cannot be made (%s): compiled programs are not kept",
-                    path, error.strerror or error,
-                )  # fmt: skip
-                return
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=path).close()
             _warn_of_others(path)
-        jax.config.update("jax_compilation_cache_dir", str(path))
+    except OSError as error:
+        logging.warning(
+            "config.compilation_cache = %s cannot be written to (%s): compiled programs are not kept",
+            path, error.strerror or error,
+        )  # fmt: skip
+        return
+    jax.config.update("jax_compilation_cache_dir", str(path))
 
 
 def _warn_of_others(cache: epath.Path) -> None:
