@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 
-from absl import flags
+from absl import flags, logging
 
 from vit_jax.base import logs
 
@@ -147,13 +147,12 @@ def hosts(**options) -> Iterator[int]:
         processes.leave_on_error(exits.out_of_memory(error) or error)
 
 
-def parse(positional: str = "", required: Mapping[str, str] | None = None) -> list[str]:
+def parse(positional: str = "") -> list[str]:
     """Parses the flags that were defined, imports the files to --register, and returns the other
     arguments.
 
     Args:
       positional: what the other arguments are, of which there must be some; '': there are none.
-      required: flags that must be said, and what each takes: {"workdir": "DIR"}.
 
     Raises:
       HelpWanted: --help is among them.
@@ -167,9 +166,6 @@ def parse(positional: str = "", required: Mapping[str, str] | None = None) -> li
         raise flags.Error(_unknown_flag(error.flagname)) from None
     except flags.IllegalFlagValueError as error:
         raise flags.Error(_illegal_value(str(error))) from None
-    for name, value in (required or {}).items():
-        if not FLAGS[name].value:
-            raise flags.Error(f"--{name}={value} is missing: {FLAGS[name].help}")
     if positional and not arguments:
         raise flags.Error(f"{positional} is missing")
     if arguments and not positional:
@@ -181,6 +177,19 @@ def parse(positional: str = "", required: Mapping[str, str] | None = None) -> li
         for path in FLAGS.register:
             user_files.register(path)
     return arguments
+
+
+def require(**values: str) -> None:
+    """Raises `flags.Error` unless these flags were said; `values` are what each takes: 'DIR'."""
+    for name, value in values.items():
+        if not FLAGS[name].value:
+            raise flags.Error(f"--{name}={value} is missing: {FLAGS[name].help}")
+
+
+def log_recipe(changes: Mapping[str, tuple]) -> None:
+    """Logs which recipe runs, and what the command line changes of it; see `load_config`."""
+    changed = ", ".join(f"{n} = {new!r} (recipe: {old!r})" for n, (old, new) in changes.items())
+    logging.info("recipe: %s%s", FLAGS.config, f"; changed: {changed}" if changed else "")
 
 
 def print_result(result: dict, text: str, process: int = 0) -> None:

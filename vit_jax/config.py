@@ -326,6 +326,9 @@ class Log:
         "50 steps", "how often metrics are read from the devices and written", parse=durations.parse
     )
     tensorboard: bool = option(True, "write TensorBoard event files")
+    parameters: bool = option(
+        False, "print a table of all parameters, with their shapes and shardings, at the start"
+    )
     profile: tuple = option(
         (), "(first, last) step to record a trace of, into WORKDIR/profile", minimum=1, length=2
     )

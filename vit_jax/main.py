@@ -17,25 +17,37 @@ FLAGS = flags.FLAGS
 
 def train() -> None:
     """Train or fine-tune: --config=FILE[:ARGUMENT] --workdir=DIR [--config.FIELD=VALUE …] [--json].
-    Resumes by itself.
 
-    With --json, the last line of standard output is the final metrics as one JSON object.
+    A run that was begun in the workdir goes on. With --dry_run nothing is trained: the resolved
+    config is printed as a recipe that trains the same, headed by its model, parameters, data and
+    steps.
     """
     settings = cli.define_config()
     flags.DEFINE_string(
         "workdir", None, "where checkpoints and logs go; a run found there is resumed"
     )
+    flags.DEFINE_bool("dry_run", False, "print what would run, as a recipe, and train nothing")
     cli.define_hosts()
-    cli.parse(required={"workdir": "DIR"})
+    cli.parse()
+    if not FLAGS.dry_run:
+        cli.require(workdir="DIR")
+
+    config, changes = cli.load_config(settings)
+    if FLAGS.dry_run:
+        from vit_jax.planning.dry_run import dry_run
+
+        result, recipe = dry_run(config, FLAGS.workdir)
+        cli.print_result(result | {"config": recipe}, recipe.rstrip())
+        return
 
     from vit_jax.training.loop import train
 
-    config, changes = cli.load_config(settings)
     hosts = config.hosts
     with cli.hosts(
         heartbeat_seconds=hosts.heartbeat_seconds, wait_minutes=hosts.wait_minutes
     ) as process:
         exits.end_at_once_when_interrupted()
+        cli.log_recipe(changes)
         result = train(config, FLAGS.workdir)
         cli.print_result(
             result,
@@ -62,7 +74,8 @@ def sweep() -> None:
         "examples to choose by, e.g. train[98%:]; what the recipe's train_split leaves out",
     )
     flags.DEFINE_integer("seeds", 3, "final runs, each with another seed", lower_bound=1)
-    cli.parse(required={"workdir": "DIR", "grid": "FIELD=VALUE,VALUE…"})
+    cli.parse()
+    cli.require(workdir="DIR", grid="FIELD=VALUE,VALUE…")
 
     from vit_jax.training.sweep import sweep, table
 
@@ -84,7 +97,8 @@ def evaluate() -> None:
     cli.define_json()
     cli.define_register()
     cli.define_hosts()
-    cli.parse(required={"checkpoint": "DIR"})
+    cli.parse()
+    cli.require(checkpoint="DIR")
 
     from vit_jax.evaluation.overrides import load_to_evaluate
     from vit_jax.evaluation.run import evaluate_run
@@ -112,7 +126,8 @@ def predict() -> None:
     flags.DEFINE_string(
         "picture", None, "also draw the images with their classes into this PNG file"
     )
-    files = cli.parse("IMAGE…", required={"checkpoint": "DIR"})
+    files = cli.parse("IMAGE…")
+    cli.require(checkpoint="DIR")
 
     from vit_jax.evaluation.predict import predict_files
 
@@ -182,7 +197,8 @@ def plan() -> None:
         "num_classes", None, "of the data, where nothing else tells", lower_bound=1
     )
     flags.DEFINE_integer("examples", None, "to train on, where nothing else tells", lower_bound=1)
-    cli.parse(required={"topology": "KIND:SHAPE"})
+    cli.parse()
+    cli.require(topology="KIND:SHAPE")
 
     from vit_jax.planning import report
     from vit_jax.planning.fit import fit
@@ -271,7 +287,8 @@ def convert() -> None:
         "model", [], "OPTION=VALUE of the source's model, e.g. activation=gelu_tanh"
     )
     cli.define_json()
-    paths = cli.parse("SOURCE DESTINATION", required={"to": "FORMAT"})
+    paths = cli.parse("SOURCE DESTINATION")
+    cli.require(to="FORMAT")
     if len(paths) != 2:
         raise flags.Error(f"SOURCE and DESTINATION, not {' '.join(paths)}")
 

@@ -1,19 +1,22 @@
-"""Python files of users: the recipe that --config=FILE names, and files that add to the package what
-it lacks (a model family, an objective, a data source).
+"""Python files of users: the recipe that --config=FILE names, the one that a run keeps of itself, and
+files that add to the package what it lacks (a model family, an objective, an evaluator, a data
+source).
 """
 
 import importlib.util
 import inspect
+import operator
 import pathlib
 import sys
 import traceback
 import types
+from collections.abc import Iterable
 
 from ml_collections import ConfigDict
 
 from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError, UserError
-from vit_jax.config import config_class
+from vit_jax.config import Config, config_class
 
 
 def load_config(spec: str) -> ConfigDict:
@@ -59,6 +62,35 @@ def register(path: str) -> None:
       ConfigError: there is no such file, or it fails.
     """
     _load(pathlib.Path(path), f"--register={path}")
+
+
+def outside(parts: Iterable) -> list[str]:
+    """The files outside of the package that define some of `parts`, classes or functions."""
+    modules = [sys.modules.get(part.__module__) for part in parts]
+    files = [m.__file__ for m in modules if m and m.__name__.split(".")[0] != "vit_jax"]
+    return list(dict.fromkeys(files))
+
+
+def to_python(config: Config, head: Iterable[str], registered: Iterable[str] = ()) -> str:
+    """A recipe that gives this config: what differs from the defaults, in their order.
+
+    Args:
+      config: from `assembly.resolve`.
+      head: lines for the top of the file.
+      registered: files that it needs, see `register`.
+    """
+    head = "\n".join(head).replace("\\", "\\\\").replace('"', "'")
+    calls = [f"register({path!r})" for path in registered]
+    imports = ["from vit_jax.config import default_config"]
+    imports += ["from vit_jax.user_files import register"] if calls else []
+    settings = []
+    for name, field in schema.walk(type(config)):
+        value = operator.attrgetter(name)(config)
+        if value != field.default:
+            settings.append(f"    config.{name} = {value!r}")
+    body = ["def get_config():", "    config = default_config()", *settings, "    return config"]
+    calls = ["", *calls] if calls else []
+    return "\n".join([f'"""{head}\n"""', "", *imports, *calls, "", "", *body, ""])
 
 
 def _load(path: pathlib.Path, where: str) -> types.ModuleType:

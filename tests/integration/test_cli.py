@@ -178,15 +178,6 @@ def test_a_recipe_that_is_none_is_said_with_file_and_line(command, tmp_path, tex
     assert code == 2 and message.replace("{}", str(recipe)) in err and "Traceback" not in err
 
 
-def test_a_compilation_cache_that_cannot_be_written_is_a_warning(command, tmp_path, caplog):
-    (tmp_path / "file").write_text("")
-    tiny = [f"--config.{k}={v}" for k, v in (TINY | {"duration": "1 steps"}).items()]
-    code, _, err = command("train", "--config=configs/digits.py", *tiny, f"--workdir={tmp_path}/run",
-                           f"--config.compilation_cache={tmp_path}/file/cache")  # fmt: skip
-    assert code == 0, err
-    assert "cannot be written to (Not a directory): compiled programs are not kept" in caplog.text
-
-
 @pytest.mark.parametrize("path", ["nothing", "empty", "file"])
 def test_a_checkpoint_that_is_none_is_said(command, tmp_path, path):
     (tmp_path / "empty").mkdir()

@@ -2,7 +2,7 @@
 '5%'.
 
 Nothing else converts between units; whoever needs a duration calls `steps`. `parse` tells a wrong
-one before the run that it belongs to is known.
+one before the run that it belongs to is known, and `text` says seconds as a person does.
 """
 
 import math
@@ -72,6 +72,16 @@ def parse(duration: str | int, name: str = "the duration") -> str:
 def parse_all(durations: Iterable[str | int], name: str = "the durations") -> tuple[str, ...]:
     """`parse` of several."""
     return tuple(parse(duration, name) for duration in durations)
+
+
+def text(seconds: float) -> str:
+    """'48 s', '3.2 min', '5.1 h' or '2.5 days'."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    for unit, length, limit in (("min", 60, 6000), ("h", 3600, 172_800)):
+        if seconds < limit:
+            return f"{seconds / length:.3g} {unit}"
+    return f"{seconds / 86_400:.3g} days"
 
 
 def _number_and_unit(duration: str | int) -> tuple[float, str]:

@@ -165,6 +165,15 @@ def model_name(config) -> str:
     return max(family.VARIANTS, key=agreement)
 
 
+def describe(config) -> str:
+    """A model in words: 'ViT-B/16, 86,567,656 parameters, images of 224 pixels, 1,000 classes'."""
+    classes = f", {config.num_classes:,} classes" if config.num_classes else ", no head"
+    return (
+        f"{model_name(config)}, {registry.count_parameters(config):,} parameters, images of "
+        f"{sizes.text(config.image_size)} pixels{classes}"
+    )
+
+
 def _looks_like(path: epath.Path) -> str:
     if path.is_dir():
         held = sorted(entry.name for entry in path.iterdir())[:5]

@@ -118,7 +118,7 @@ def load_params(
       A tree like `fresh`, in its shardings.
     """
     foreign = formats.read(path, like=config)
-    logging.info("%s: %s holds %s", where, path, foreign.model_config)
+    logging.info("%s: %s holds %s", where, path, formats.describe(foreign.model_config))
     return adapt.adapt(
         foreign.params,
         foreign.model_config,

@@ -48,7 +48,7 @@ def make_assembly(
       ConfigError: the config is wrong, or one of these is not known.
     """
     config = resolve(config)
-    known_classes, known_examples = _known(config.data)
+    known_classes, known_examples = known_data(config.data)
     classes = num_classes or config.model.num_classes or known_classes
     if not classes:
         raise ConfigError(
@@ -159,7 +159,7 @@ def _of_run(plan: dict, target: Target, price: float | None) -> dict:
     return rows
 
 
-def _known(data: Data) -> tuple[int | None, int | None]:
+def known_data(data: Data) -> tuple[int | None, int | None]:
     """Classes and training examples of a data set, as far as they can be told without it."""
     if data.name == "digits":  # Comes with the installation.
         source = sources.open_train(data)

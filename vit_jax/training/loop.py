@@ -10,22 +10,20 @@ from collections.abc import Callable, Iterator
 
 import jax
 from absl import logging
-from clu import parameter_overview
 from ml_collections import ConfigDict
 
 from vit_jax import evaluation
 from vit_jax.base import paths
 from vit_jax.base.errors import UserError
 from vit_jax.checkpoints import reading, saving
-from vit_jax.compute import choices
 from vit_jax.data import decoders, loader, sources
 from vit_jax.data.record import Source
 from vit_jax.devices import meshes, processes
 from vit_jax.evaluation.contract import Subject, Trained
-from vit_jax.training import health
+from vit_jax.training import announce, health
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly, assemble, resolve
-from vit_jax.training.clock import KINDS, Clock
+from vit_jax.training.clock import Clock
 from vit_jax.training.guards import check_batch, make_workdir, use_compilation_cache
 from vit_jax.training.health import BadStep, LeftOut
 from vit_jax.training.lock import Lock
@@ -71,7 +69,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, float]:
         examples_per_epoch=len(source),
         multi_label=source.multi_label,
     )
-    suite = evaluation.make(config.eval.evaluators, _subject(assembly, source))
+    suite = evaluation.make(config.eval.evaluators, subject_of(assembly, source))
     decoder = decoders.agree(config)
     use_compilation_cache(config.compilation_cache)
     mesh = meshes.make_mesh(vars(config.mesh))
@@ -84,7 +82,8 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, float]:
         return _Run(assembly, source, suite, mesh, workdir, clock, stop, decoder).finish()
 
 
-def _subject(assembly: Assembly, source: Source) -> Subject:
+def subject_of(assembly: Assembly, source: Source) -> Subject:
+    """What the run's evaluators judge: its model, with the classes of the data to train on."""
     model_config = assembly.model_config
     return Subject(
         config=assembly.config,
@@ -116,7 +115,7 @@ class _Run:
             config, assembly.model_config, source.classes, len(source), source.fingerprint()
         ) | {"decoder": decoder}
         like = assembly.abstract_state(mesh)
-        _announce(assembly, like, mesh)
+        announce.announce(assembly, source, suite, like.params, workdir)
         self.checkpoints = saving.Checkpoints(workdir, config.checkpoint, config.hosts.wait_minutes)
         self.start = Start(assembly, self.checkpoints, self.description, like)
         self.left_out = LeftOut(workdir)
@@ -126,6 +125,7 @@ class _Run:
         self.results: dict[str, float] = {}
         self.evaluated_at = -1
         self.state = self.start()
+        announce.keep_recipe(assembly, source, suite, workdir)
         saved = self.start.saved
         self.clock.resumed_from(saved["goodput"], saved["seconds"])
         self.best, self.ended = saved["best"], saved.get("ended", "")
@@ -171,7 +171,7 @@ class _Run:
         result |= {"best": self.best, "goodput": self.clock.shares()}
         if jax.process_index() == 0:
             paths.write_whole(self.workdir / "result.json", json.dumps(result) + "\n")
-            logging.info("%s", _where_the_time_went(self.clock))
+            logging.info("%s", announce.where_the_time_went(self.clock))
         return result
 
     def _train(self, batches: loader.Batches) -> bool:
@@ -304,22 +304,3 @@ class _Run:
 def _due(step: int, every: int) -> bool:
     """Whether what is done `every` steps (0: never) is done now."""
     return every > 0 and step % every == 0
-
-
-def _where_the_time_went(clock: Clock) -> str:
-    shares = sorted(clock.shares().items(), key=lambda item: -item[1])
-    parts = ", ".join(f"{share:.1%} {KINDS[kind]}" for kind, share in shares if share >= 0.001)
-    return f"{sum(clock.seconds.values()):,.0f} s in all, restarts included: {parts}"
-
-
-def _announce(assembly: Assembly, like: states.TrainState, mesh: jax.sharding.Mesh) -> None:
-    """What is about to run: parameters, devices, steps."""
-    if jax.process_index() == 0:
-        overview = parameter_overview.get_parameter_overview(like.params, include_stats="sharding")
-        logging.info("parameters:\n%s", overview)
-    devices = mesh.devices.flat
-    logging.info(
-        "%s: %d steps of %d images on %d x %s, mesh %s", assembly.config.model.name, assembly.total_steps,
-        assembly.config.batch_size, mesh.size, devices[0].device_kind, dict(mesh.shape),
-    )  # fmt: skip
-    logging.info("%s", choices.summarize(assembly.model_config, mesh))

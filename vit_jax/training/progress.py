@@ -19,17 +19,6 @@ from vit_jax.training import writers as metric_writers
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.clock import Clock
 
-_SHOWN = (
-    "loss",
-    "accuracy",
-    "learning_rate",
-    "images_per_second",
-    "input_wait",
-    "mfu",
-    "eta_minutes",
-    "eval/accuracy",
-    "eval/loss",
-)
 # What the rest of a run will take time for as well.
 _PACE = ("steps", "input", "evaluate", "save")
 # The share of a step that is worth a word, if it is so in so many log lines one after the other and
@@ -178,7 +167,7 @@ def make_writers(workdir: epath.Path, config: Log) -> metric_writers.Writers:
         if (workdir / metrics).exists():
             (folder / metrics).write_bytes((workdir / metrics).read_bytes())
     writers = [
-        metric_writers.ConsoleWriter(_SHOWN),
+        metric_writers.ConsoleWriter(),
         metric_writers.JsonLinesWriter(folder / metrics),
     ]
     if config.tensorboard:

@@ -14,6 +14,18 @@ from typing import BinaryIO, Protocol
 from absl import logging
 from etils import epath
 
+from vit_jax.base import durations
+
+# What a line on the console shows of a step's scalars, and how.
+_SHOWN = {
+    "loss": "loss {:.3g}",
+    "accuracy": "accuracy {:.1%}",
+    "learning_rate": "learning rate {:.3g}",
+    "images_per_second": "{:,.0f} images/s",
+    "input_wait": "{:.0%} waiting for data",
+    "mfu": "MFU {:.1%}",
+}
+
 
 class MetricWriter(Protocol):
     """The part of CLU's interface that training uses."""
@@ -26,14 +38,19 @@ class MetricWriter(Protocol):
 
 
 class ConsoleWriter:
-    """One line of the scalars a person follows; all the others are in the files."""
-
-    def __init__(self, shown: tuple[str, ...]):
-        self._shown = shown
+    """One line of the scalars a person follows, with units and three figures; all the others are in
+    the files.
+    """
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
-        told = "  ".join(f"{name} {scalars[name]:.4g}" for name in self._shown if name in scalars)
-        logging.info("step %d  %s", step, told)
+        shown = [form.format(scalars[name]) for name, form in _SHOWN.items() if name in scalars]
+        for name, value in scalars.items():
+            if name.startswith("eval/"):
+                form = "{:.1%}" if name.endswith("accuracy") else "{:.3g}"
+                shown.append(f"{name} {form.format(value)}")
+        if scalars.get("eta_minutes"):
+            shown.append(f"{durations.text(60 * scalars['eta_minutes'])} left")
+        logging.info("step %d  %s", step, "  ".join(shown))
 
     def flush(self) -> None:
         sys.stderr.flush()

@@ -1,0 +1,124 @@
+"""What a run says of itself when it starts and when it is done, and the recipe that it keeps in its
+workdir. What it says while it trains is in `progress.py` and `writers.py`.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import jax
+from absl import logging
+from clu import parameter_overview
+from etils import epath
+
+from vit_jax import user_files
+from vit_jax.base import durations, paths, sizes
+from vit_jax.compute import choices
+from vit_jax.data import sources
+from vit_jax.data.record import Source
+from vit_jax.evaluation import Suite
+from vit_jax.evaluation.contract import Evaluator
+from vit_jax.models import registry
+from vit_jax.training.assembly import Assembly
+from vit_jax.training.clock import KINDS, Clock
+
+RECIPE = "config.py"
+
+
+def announce(assembly: Assembly, source: Source, suite: Suite, params: dict, workdir) -> None:
+    """Logs what is about to run, where the mesh is set.
+
+    Args:
+      assembly: the run.
+      source: the examples to train on.
+      suite: the evaluators.
+      params: shapes and shardings of the parameters.
+      workdir: of the run.
+    """
+    config, mesh = assembly.config, jax.sharding.get_mesh()
+    if config.log.parameters and jax.process_index() == 0:
+        table = parameter_overview.get_parameter_overview(params, include_stats="sharding")
+        logging.info("parameters:\n%s", table)
+    for line in lines(assembly, len(source), suite):
+        logging.info("%s", line)
+    cut = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
+    logging.info("devices: %d x %s, mesh %s", mesh.size, mesh.devices.flat[0].device_kind, cut)
+    logging.info("%s", choices.summarize(assembly.model_config, mesh))
+    every = config.checkpoint.every
+    when = "at the end" if assembly.to_steps(every) == 0 else f"every {every} and at the end"
+    logging.info("checkpoints %s in %s/checkpoints; metrics beside them", when, workdir)
+
+
+def lines(assembly: Assembly, examples: int, suite: Suite | None) -> list[str]:
+    """The model, the data and the length of a run, a line each.
+
+    Args:
+      assembly: the run.
+      examples: to train on.
+      suite: the evaluators, where the data is at hand.
+    """
+    config, model = assembly.config, assembly.model_config
+    data, steps = config.data, assembly.total_steps
+    count = registry.count_parameters(model)
+    classes = f", {assembly.num_classes:,} classes" if assembly.num_classes else ""
+    where = f" ({data.path})" if data.path else ""
+    judged = [
+        f"{len(held):,} to evaluate on ({config.data.eval_split})"
+        for held in map(_held_out, _evaluators(suite))
+        if held is not None
+    ]
+    data_line = f"data: {data.name}{where}, {examples:,} images to train on ({data.train_split})"
+    epochs = steps * config.batch_size / examples
+    start = f", starting from {config.init_from}" if config.init_from else ""
+    return [
+        f"model: {config.model.name}, {count:,} parameters, images of {sizes.text(model.image_size)} "
+        f"pixels{classes}{start}",
+        ", ".join([data_line, *dict.fromkeys(judged)]),
+        f"training: {steps:,} steps of {config.batch_size:,} images ({epochs:.3g} epochs), objective "
+        f"{config.objective.name}, optimizer {config.optim.name}, learning rate {config.optim.lr:g}",
+    ]
+
+
+def recipe(assembly: Assembly, head: Iterable[str], suite: Suite | None) -> str:
+    """A file that trains the same: the run's resolved config.
+
+    Args:
+      assembly: the run.
+      head: lines of what it says of itself.
+      suite: the evaluators, where the data is at hand.
+    """
+    config = assembly.config
+    guests = [type(assembly.model_config), type(assembly.networks.objective)]
+    guests += [type(evaluator) for evaluator in _evaluators(suite)]
+    guests += [sources.OPENERS[config.data.name]] if config.data.name in sources.OPENERS else []
+    return user_files.to_python(config, head, user_files.outside(guests))
+
+
+def keep_recipe(assembly: Assembly, source: Source, suite: Suite, workdir: epath.Path) -> None:
+    """Writes `recipe` into the run's workdir, by the first of its processes. A disk that is full is
+    no reason to end a run.
+    """
+    if jax.process_index():
+        return
+    path = workdir / RECIPE
+    command = f"vit_jax train --config={path} --workdir=DIR"
+    head = ["The config of a run, resolved:", "", command, "", *lines(assembly, len(source), suite)]
+    try:
+        paths.write_whole(path, recipe(assembly, head, suite))
+    except OSError as error:
+        logging.error("%s cannot be written: %s", path, error)
+
+
+def where_the_time_went(clock: Clock) -> str:
+    """A sentence on the time of a run, over all its starts."""
+    seconds = sum(clock.seconds.values())
+    shares = sorted(clock.shares().items(), key=lambda item: -item[1])
+    parts = [f"{share:.1%} {KINDS[kind]}" for kind, share in shares if share >= 0.001]
+    return f"The run took {durations.text(seconds)} over all its starts: {', '.join(parts)}."
+
+
+def _evaluators(suite: Suite | None) -> Iterator[Evaluator]:
+    return (evaluator for _, evaluator in suite.evaluators) if suite else iter(())
+
+
+def _held_out(evaluator: Evaluator) -> Source | None:
+    """What an evaluator judges on, if it keeps that as those of the package do."""
+    return getattr(evaluator, "source", None) or getattr(evaluator, "test", None)
