@@ -126,7 +126,7 @@ def test_a_folder_that_can_never_be_made_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write to --workdir=.*file/run") as raised:
         guards.make_workdir(epath.Path(tmp_path / "file" / "run"))
-    assert raised.value.exit_code == 1
+    assert raised.value.exit_code == 2
 
 
 def test_metrics_are_not_appended_to_a_line_that_was_cut(tmp_path):

@@ -24,7 +24,9 @@ _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
 
 
 class NotWritable(UserError):
-    """The workdir cannot be written to."""
+    """The workdir cannot be written to for now."""
+
+    exit_code = START_AGAIN
 
 
 def changed_fields(saved: dict, description: dict) -> list[str]:
@@ -138,7 +140,8 @@ def make_workdir(workdir: epath.Path) -> None:
     for a moment only, a full disk or one that is being mounted, is tried again.
 
     Raises:
-      NotWritable: it cannot; start again if that may change.
+      ConfigError: it cannot.
+      NotWritable: it cannot for now; start again.
     """
     probe = workdir / f".writable-{jax.process_index()}"
     for seconds in (*_RETRY_SECONDS, None):
@@ -153,7 +156,6 @@ def make_workdir(workdir: epath.Path) -> None:
                 logging.warning("--workdir=%s: %s; trying again in %g s", workdir, error, seconds)
                 time.sleep(seconds)
                 continue
+            failure = NotWritable if passing else ConfigError
             reason = error.strerror or error
-            failure = NotWritable(f"cannot write to --workdir={workdir}: {reason}")
-            failure.exit_code = START_AGAIN if passing else 1
-            raise failure from error
+            raise failure(f"cannot write to --workdir={workdir}: {reason}") from error
