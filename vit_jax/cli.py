@@ -104,7 +104,7 @@ def define_checkpoint() -> None:
 
 
 def define_json() -> None:
-    flags.DEFINE_bool("json", False, "print one JSON object on the last line of standard output")
+    flags.DEFINE_bool("json", False, "print the result as JSON, on the last line of standard output")
 
 
 def define_register() -> None:
@@ -192,7 +192,7 @@ def log_recipe(changes: Mapping[str, tuple]) -> None:
     logging.info("recipe: %s%s", FLAGS.config, f"; changed: {changed}" if changed else "")
 
 
-def print_result(result: dict, text: str, process: int = 0) -> None:
+def print_result(result: dict | list, text: str, process: int = 0) -> None:
     """Prints a command's result, of several processes the first."""
     if process == 0:
         print(json.dumps(result) if FLAGS.json else text)

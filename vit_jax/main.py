@@ -4,7 +4,6 @@
 
 import dataclasses
 import functools
-import json
 import sys
 from collections.abc import Callable
 
@@ -120,6 +119,7 @@ def predict() -> None:
     """
     cli.define_checkpoint()
     cli.define_json()
+    cli.define_register()
     flags.DEFINE_bool("csv", False, "print comma-separated values: file, rank, class, probability")
     flags.DEFINE_integer("topk", 5, "how many classes to name for each image", lower_bound=1)
     flags.DEFINE_integer("batch_size", 32, "images classified at a time", lower_bound=1)
@@ -149,12 +149,13 @@ def models() -> None:
     """
     flags.DEFINE_integer("image_size", 224, "side of the square images in pixels", lower_bound=1)
     cli.define_json()
+    cli.define_register()
     cli.parse()
 
     from vit_jax.models.listing import table, text
 
     rows = table(FLAGS.image_size)
-    print(json.dumps(rows) if FLAGS.json else text(rows))
+    cli.print_result(rows, text(rows))
 
 
 def benchmark() -> None:
@@ -275,6 +276,24 @@ def prepare() -> None:
         sys.exit(1)
 
 
+def show() -> None:
+    """What a checkpoint is: CHECKPOINT [--json].
+
+    CHECKPOINT is a run's workdir, its checkpoints folder, one checkpoint, or a file or folder of any
+    format: model, parameters, classes, preprocessing; of a run also its step, metrics and data.
+    """
+    cli.define_json()
+    cli.define_register()
+    paths = cli.parse("CHECKPOINT")
+    if len(paths) != 1:
+        raise flags.Error(f"one CHECKPOINT, not {' '.join(paths)}")
+
+    from vit_jax.interchange.summary import summarize, text
+
+    summary = summarize(paths[0])
+    cli.print_result(summary, text(summary))
+
+
 def convert() -> None:
     """A checkpoint in another format: SOURCE DESTINATION --to=FORMAT [--model=OPTION=VALUE …]
     [--json].
@@ -287,26 +306,37 @@ def convert() -> None:
         "model", [], "OPTION=VALUE of the source's model, e.g. activation=gelu_tanh"
     )
     cli.define_json()
+    cli.define_register()
     paths = cli.parse("SOURCE DESTINATION")
     cli.require(to="FORMAT")
     if len(paths) != 2:
         raise flags.Error(f"SOURCE and DESTINATION, not {' '.join(paths)}")
 
-    from vit_jax.interchange.formats import model_name
+    from vit_jax.interchange.formats import describe
     from vit_jax.interchange.loading import convert
 
     foreign = convert(*paths, FLAGS.to, **cli.options(FLAGS.model))
     config, source = foreign.model_config, foreign.layout.get("format", "orbax")
-    told = f"{model_name(config)}, {config.image_size} px, {config.num_classes} classes"
     cli.print_result(
         {"format": source, "model": dataclasses.asdict(config)},
-        f"{told}: {source} {paths[0]} -> {FLAGS.to} {paths[1]}",
+        f"{describe(config)}: {source} {paths[0]} -> {FLAGS.to} {paths[1]}",
     )
 
 
 COMMANDS: dict[str, Callable[[], None]] = {
     command.__name__: command
-    for command in (train, sweep, evaluate, predict, prepare, convert, models, plan, benchmark)
+    for command in (
+        train,
+        sweep,
+        evaluate,
+        predict,
+        show,
+        prepare,
+        convert,
+        models,
+        plan,
+        benchmark,
+    )
 }
 
 

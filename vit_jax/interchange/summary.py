@@ -1,0 +1,122 @@
+"""What `vit_jax show` says of a checkpoint of any format; weights are not read."""
+
+import dataclasses
+
+from etils import epath
+
+from vit_jax.base import paths, schema
+from vit_jax.checkpoints import reading
+from vit_jax.interchange import formats
+from vit_jax.models import registry
+
+_SHOWN_CLASSES = 10
+
+
+def summarize(path) -> dict:
+    """What a checkpoint is, as plain data.
+
+    Args:
+      path: a run's workdir, its checkpoints folder, one checkpoint, or a file or folder of any
+        format in `formats`.
+
+    Returns:
+      `path`, `format`, `model` (its listed name and all options), `parameters`, `classes` (`None`
+      where the file does not say), `preprocessing` (the same). Of a run also `step`, `metrics` (of
+      its last evaluation, if it is done), `best`, `data`, `training_examples`, `init_from` and
+      `versions`.
+
+    Raises:
+      CheckpointError: there is no checkpoint, or it is damaged.
+    """
+    path = paths.locate(path)
+    name, foreign = formats.detect(path), formats.read(path)
+    config, prepared = foreign.model_config, foreign.preprocessing
+    summary = {
+        "path": str(path),
+        "format": name,
+        "model": {"name": formats.model_name(config), **dataclasses.asdict(config)},
+        "parameters": registry.count_parameters(config),
+        "classes": None if foreign.classes is None else list(foreign.classes),
+        "preprocessing": prepared and dataclasses.asdict(prepared),
+    }
+    if name == "orbax":
+        folder = reading.find(path)
+        description = reading.read_description(folder)
+        summary["model"]["name"] = description["config"]["model"]["name"]
+        summary |= _of_run(folder, description)
+    return summary
+
+
+def text(summary: dict) -> str:
+    """`summarize`'s result for a person."""
+    rows = [("checkpoint", f"{summary['path']} ({summary['format']})"), ("model", _model(summary))]
+    rows += [("", _options(summary["model"])), ("classes", _classes(summary["classes"]))]
+    rows.append(("images", _images(summary["preprocessing"])))
+    if "step" in summary:
+        rows += _rows_of_run(summary)
+    return "\n".join(f"{name:<14}{value}" for name, value in rows)
+
+
+def _of_run(folder: epath.Path, description: dict) -> dict:
+    config, step = description["config"], int(folder.name)
+    result = None
+    if folder.parent.name == reading.FOLDER:
+        result = paths.read_json(folder.parent.parent / "result.json")
+    metrics = result if result and result.get("step") == step else None
+    known = ("step", "seconds", "best", "goodput")
+    return {
+        "path": str(folder),
+        "step": step,
+        "metrics": metrics and {n: value for n, value in metrics.items() if n not in known},
+        "best": description.get("best"),
+        "data": {n: config["data"][n] for n in ("name", "path", "train_split", "eval_split")},
+        "training_examples": description["training_examples"],
+        "init_from": config["init_from"],
+        "versions": description["versions"],
+    }
+
+
+def _model(summary: dict) -> str:
+    model = summary["model"]
+    return f"{model['name']}, {summary['parameters']:,} parameters"
+
+
+def _options(model: dict) -> str:
+    """The options that say what the model is; not how it is computed or trained."""
+    config_class = type(registry.model_config(model["name"]))
+    names = schema.with_role(config_class, "size", "structure", "convention")
+    return ", ".join(f"{name} {model[name]}" for name in names if name in model)
+
+
+def _classes(classes: list[str] | None) -> str:
+    if classes is None:
+        return "the file does not say which"
+    more = ", …" if len(classes) > _SHOWN_CLASSES else ""
+    return f"{len(classes):,}: {', '.join(classes[:_SHOWN_CLASSES])}{more}" if classes else "none"
+
+
+def _images(prepared: dict | None) -> str:
+    if prepared is None:
+        return "the file does not say how they are normalised"
+    crop = prepared["eval_crop"]
+    if crop == "central":
+        crop += f" crop of images resized to {prepared['eval_resize']}"
+    return (
+        f"{prepared['image_size']} pixels ({crop}), mean {prepared['mean']}, std {prepared['std']}"
+    )
+
+
+def _rows_of_run(summary: dict) -> list[tuple[str, str]]:
+    data, best = summary["data"], summary["best"]
+    rows = [("step", f"{summary['step']:,}")]
+    if summary["metrics"]:
+        metrics = "  ".join(f"{n} {v:.4g}" for n, v in summary["metrics"].items())
+        rows.append(("metrics", metrics))
+    if best:
+        rows.append(("best", f"{best['metric']} {best['value']:.4g} at step {best['step']:,}"))
+    where = f" ({data['path']})" if data["path"] else ""
+    trained = f"{data['train_split']}, {summary['training_examples']:,} images"
+    rows.append(("data", f"{data['name']}{where}: {trained}; evaluated on {data['eval_split']}"))
+    rows.append(("started from", summary["init_from"] or "nothing"))
+    versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
+    return [*rows, ("trained with", versions)]
