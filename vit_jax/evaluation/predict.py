@@ -1,26 +1,30 @@
-"""Class names and probabilities of image files, from a checkpoint directory alone."""
+"""Class names and probabilities of images, from a checkpoint directory alone. Which images, is in
+`images.py`.
+"""
 
 import csv
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import jax
 import numpy as np
 from absl import logging
-from etils import epath
 
 from vit_jax import objectives
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import reading
 from vit_jax.data import crops
-from vit_jax.data.decode import eval_crop
 from vit_jax.data.record import BadImage
 from vit_jax.evaluation.forward import make_forward
+from vit_jax.evaluation.images import Named, find
 from vit_jax.models import registry
+
+_PICTURED = 400  # images on one sheet
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +32,7 @@ class Prediction:
     """The most probable classes of an image, best first.
 
     Attributes:
-      file: as it was given.
+      file: its name, as `images.Named` has it.
       classes: label names.
       probabilities: in [0, 1]; softmax, or independent sigmoids for a model trained with sigmoid
         loss.
@@ -42,13 +46,14 @@ class Prediction:
 
 
 def predict(
-    run: reading.Run, files: Sequence[str], *, topk: int, batch_size: int
+    run: reading.Run, files: Iterable[Named], *, topk: int, batch_size: int
 ) -> Iterator[Prediction | BadImage]:
-    """Classifies images in batches; what cannot be read comes back as its `BadImage`, in place.
+    """Classifies images in batches, as they come; what cannot be read comes back as its `BadImage`, in
+    place.
 
     Args:
       run: from `reading.load_run`.
-      files: paths of images.
+      files: images, see `images.find`.
       topk: how many classes of each.
       batch_size: images at a time.
     """
@@ -62,21 +67,23 @@ def predict(
     def best(weights, images):
         return jax.lax.top_k(activation(forward(weights, images).logits), topk)
 
-    for first in range(0, len(files), batch_size):
-        names = files[first : first + batch_size]
-        images = [_read(name, data) for name in names]
+    files, batch = iter(files), None
+    while several := list(itertools.islice(files, batch_size)):
+        images = [_read(file, data) for file in several]
         good = [image for image in images if not isinstance(image, BadImage)]
-        # One shape, one compilation: the rest of the last batch stays empty.
-        batch = np.zeros((min(batch_size, len(files)), *crops.shape(data)), np.uint8)
+        if (
+            batch is None
+        ):  # One shape, one compilation: the rest of the last batch is not looked at.
+            batch = np.zeros((len(several), *crops.shape(data)), np.uint8)
         batch[: len(good)] = good or 0
         rows = zip(*jax.device_get(best(weights, batch)), strict=True)
-        for name, image in zip(names, images, strict=True):
+        for file, image in zip(several, images, strict=True):
             if isinstance(image, BadImage):
                 yield image
             else:
                 probabilities, classes = next(rows)
                 yield Prediction(
-                    name,
+                    file.name,
                     tuple(run.classes[c] for c in classes),
                     tuple(map(float, probabilities)),
                     image,
@@ -84,36 +91,47 @@ def predict(
 
 
 def predict_files(
-    path, files: Sequence[str], *, topk: int, batch_size: int, form: str, picture: str | None
+    path, sources: Sequence[str], *, topk: int, batch_size: int, form: str, picture: str | None
 ) -> None:
-    """Prints predictions as `text`, `csv` or `json` (one list, on the last line).
+    """Prints predictions as `text`, `csv` or `json` (one list, on the last line), each as soon as it is
+    made. The memory it takes does not grow with the number of images.
 
     Args:
       path: of a run or checkpoint.
-      picture: a PNG file to draw the images and their classes into.
+      sources: of images, see `images.find`.
+      picture: a PNG file to draw the first images and their classes into.
 
     Raises:
-      ConfigError: the picture cannot be written; said before any work.
+      ConfigError: a folder has no images, or the picture cannot be written; said before any work.
       UserError: some image could not be read; said after all others were predicted.
     """
     if picture:
         _check_folder(picture)
+    files = find(sources)
     run = reading.load_run(path)
-    results = list(predict(run, files, topk=topk, batch_size=batch_size))
-    good = [result for result in results if isinstance(result, Prediction)]
-    for result in results:
-        if isinstance(result, BadImage):
-            logging.error("%s", result)
-    {"text": _print_text, "csv": _print_csv, "json": _print_json}[form](good)
-    if picture and good:
+    tiles, good, bad = [], 0, 0
+
+    def predictions() -> Iterator[Prediction]:
+        nonlocal good, bad
+        for result in predict(run, files, topk=topk, batch_size=batch_size):
+            if isinstance(result, BadImage):
+                bad += 1
+                logging.error("%s", result)
+                continue
+            good += 1
+            if picture and good <= _PICTURED:
+                caption = f"{result.classes[0]} {result.probabilities[0]:.0%}"
+                tiles.append((result.image, caption))
+            yield result
+
+    {"text": _print_text, "csv": _print_csv, "json": _print_json}[form](predictions())
+    if tiles:
         from vit_jax.evaluation.picture import draw
 
-        draw([(p.image, f"{p.classes[0]} {p.probabilities[0]:.0%}") for p in good], picture)
-        logging.info("picture: %s", picture)
-    if len(good) < len(files):
-        raise UserError(
-            f"{len(files) - len(good)} of {len(files)} images cannot be read, see above"
-        )
+        draw(tiles, picture)
+        logging.info("picture: %s, with %d of %d images", picture, len(tiles), good)
+    if bad:
+        raise UserError(f"{bad} of {good + bad} images cannot be read, see above")
 
 
 def _check_folder(picture: str) -> None:
@@ -124,35 +142,37 @@ def _check_folder(picture: str) -> None:
         raise ConfigError(f"--picture={picture}: {folder} cannot be written to")
 
 
-def _read(name: str, data) -> np.ndarray | BadImage:
+def _read(file: Named, data) -> np.ndarray | BadImage:
     try:
-        return eval_crop(epath.Path(name).read_bytes(), data, name=name)
+        return file.read(data)
     except BadImage as error:
         return error
-    except OSError as error:
-        return BadImage(name, error.strerror)
 
 
-def _print_text(predictions: list[Prediction]) -> None:
+def _print_text(predictions: Iterable[Prediction]) -> None:
     for p in predictions:
         print(p.file)
         for name, probability in zip(p.classes, p.probabilities, strict=True):
             print(f"  {probability:7.2%}  {name}")
+        sys.stdout.flush()
 
 
-def _print_csv(predictions: list[Prediction]) -> None:
+def _print_csv(predictions: Iterable[Prediction]) -> None:
     writer = csv.writer(sys.stdout)
     writer.writerow(("file", "rank", "class", "probability"))
     for p in predictions:
         for rank, (name, probability) in enumerate(zip(p.classes, p.probabilities, strict=True), 1):
             writer.writerow((p.file, rank, name, f"{probability:.6f}"))
+        sys.stdout.flush()
 
 
-def _print_json(predictions: list[Prediction]) -> None:
-    rows = []
+def _print_json(predictions: Iterable[Prediction]) -> None:
+    before = "["
     for p in predictions:
         classes = [
             {"class": c, "probability": q} for c, q in zip(p.classes, p.probabilities, strict=True)
         ]
-        rows.append({"file": p.file, "predictions": classes})
-    print(json.dumps(rows))
+        row = json.dumps({"file": p.file, "predictions": classes})
+        print(f"{before}{row}", end="", flush=True)
+        before = ", "
+    print("[]" if before == "[" else "]")
