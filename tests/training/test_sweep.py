@@ -102,6 +102,18 @@ def test_started_again_it_repeats_no_run_that_ended(swept, cache, monkeypatch):
     assert after["seeds"][1]["accuracy"] == before["seeds"][1]["accuracy"]
 
 
+def test_which_run_it_is_and_how_many_are_left_is_logged(swept, cache, caplog):
+    caplog.set_level("INFO")
+    sweep(digits(cache), swept[0], {"optim.lr": [1e-5, 1e-2]}, seeds=2)
+    logged = [r.message for r in caplog.records if r.filename == "sweep.py"]
+    assert logged[0] == (
+        "setting 1 of 2, optim.lr=1e-05: trained on train[:90%], judged on train[90%:]; then 2 runs of the best one"
+    )
+    assert logged[1].endswith("optim.lr=1e-05: this run has ended, it is not repeated")
+    assert logged[2].startswith("setting 2 of 2, optim.lr=0.01")
+    assert logged[6] == "run 2 of 2 of the best setting, optim.lr=0.01: seed 1, trained on train"
+
+
 @pytest.mark.parametrize(
     ("field", "value"), [("optim__b1", 0.5), ("data__eval_crop", "central"), ("data__resize", 40)]
 )

@@ -19,7 +19,7 @@ from absl import logging
 from etils import epath
 from ml_collections import ConfigDict
 
-from vit_jax.base import paths
+from vit_jax.base import logs, paths
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest, walk
 from vit_jax.checkpoints import reading
@@ -69,11 +69,16 @@ def sweep(
       ConfigError: before anything is trained, for a grid or split that makes no sense.
       NonFiniteError: no setting of the grid survived.
     """
+    logs.to_stderr_by_default()
     workdir = paths.locate(workdir)
     part, select, whole = divide(config.data.train_split, select)
     settings = _settings(config, grid)
     tried = []
-    for name, setting in settings.items():
+    for number, (name, setting) in enumerate(settings.items(), start=1):
+        logging.info(
+            "setting %d of %d, %s: trained on %s, judged on %s; then %d runs of the best one",
+            number, len(settings), name, part, select, seeds,
+        )  # fmt: skip
         run = _with(config, {**setting, "data.train_split": part, "data.eval_split": select})
         try:
             result = _result(run, workdir / "select" / name)
@@ -88,7 +93,11 @@ def sweep(
     metrics = list(dict.fromkeys((best, *(["loss"] if "loss" in survived[0][1] else []))))
     chosen = min(survived, key=lambda one: (-sign * one[1][best], one[1].get("loss", 0.0)))[0]
     final = []
-    for seed in range(config.seed, config.seed + seeds):
+    for number, seed in enumerate(range(config.seed, config.seed + seeds), start=1):
+        logging.info(
+            "run %d of %d of the best setting, %s: seed %d, trained on %s",
+            number, seeds, _name(chosen), seed, whole,
+        )  # fmt: skip
         run = _with(config, {**chosen, "data.train_split": whole, "seed": seed})
         final.append({"seed": seed, **_result(run, workdir / "final" / f"seed_{seed}")})
     summary = {
@@ -196,6 +205,7 @@ def _result(config: ConfigDict, workdir: epath.Path) -> dict[str, float]:
     ended = paths.read_json(workdir / "result.json")
     if ended is None:
         return train(config, workdir)
+    logging.info("%s: this run has ended, it is not repeated", workdir)
     saved = reading.newest_description(workdir)
     now = dataclasses.asdict(resolve(config, workdir))
     changed = changed_fields(saved, {**saved, "config": now})
