@@ -21,6 +21,7 @@ from vit_jax.evaluation.contract import Subject, Trained
 from vit_jax.evaluation.features import Features
 from vit_jax.evaluation.few_shot import choose, fit_linear
 from vit_jax.evaluation.neighbours import nearest
+from vit_jax.evaluation.progress import shown
 from vit_jax.models import registry
 
 
@@ -113,14 +114,25 @@ def test_metrics_have_the_prefix_of_their_evaluator(subject):
     suite = evaluation.make(entries, subject)
     mesh = meshes.replica_mesh()
     params = registry.initialize(subject.model_config, jax.random.key(0))
+    counts = []
+
+    def watch(batches):
+        counts.append(len(batches))
+        return batches
+
     with jax.set_mesh(mesh):
-        found = suite(Trained(registry.Weights(params, {})), mesh)
+        found = suite(Trained(registry.Weights(params, {})), mesh, watch)
     assert set(found) == {
         "accuracy", "top5_accuracy", "loss", "examples", "near/accuracy", "near/top5_accuracy",
         "near/accuracy_1", "near/examples", "few_shot/2shot", "few_shot/2shot_std",
     }  # fmt: skip
     assert found["examples"] == found["near/examples"] == 359
     assert found["near/accuracy"] > 0.5 > found["accuracy"]  # random features, but no head
+    assert counts[:3] == [
+        15,
+        60,
+        15,
+    ]  # batches of 24, of 359 images to judge and 1,438 to learn from
 
 
 @pytest.mark.parametrize(
@@ -178,3 +190,12 @@ def test_the_best_metric_has_a_direction(best, expected):
         evaluation.best_metric("acuracy", metrics)
     with pytest.raises(ConfigError, match="METRIC:min or METRIC:max"):
         evaluation.best_metric("loss:low", metrics)
+
+
+def test_how_far_an_evaluation_is_is_logged_now_and_then(caplog):
+    caplog.set_level("INFO")
+    assert list(shown([{}] * 3, every_seconds=0)) == [{}] * 3
+    first, second = (record.message for record in caplog.records)
+    assert first == "1 of 3 batches evaluated, 0 s left" and second.startswith("2 of 3")
+    caplog.clear()
+    assert list(shown([{}] * 3)) == [{}] * 3 and not caplog.records

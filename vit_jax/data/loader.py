@@ -66,7 +66,7 @@ def train_batches(
     rows = local_rows(sharding, config.batch_size, "config.batch_size")
     blocks = TrainBatches(source, config, rows)
     steps = (data_step(step, left_out) for step in range(start_step, stop_step))
-    return Batches(blocks, steps, config.data, sharding)
+    return Batches(blocks, steps, stop_step - start_step, config.data, sharding)
 
 
 def eval_batches(
@@ -87,12 +87,12 @@ def eval_batches(
     batch_size = batch_size or config.eval.batch_size or config.batch_size
     rows = local_rows(sharding, batch_size, "the evaluation batch size")
     blocks = EvalBatches(source, config, rows, batch_size=batch_size)
-    return Batches(blocks, range(len(blocks)), config.data, sharding)
+    return Batches(blocks, range(len(blocks)), len(blocks), config.data, sharding)
 
 
 class Batches(Iterator[dict[str, jax.Array]]):
-    """An iterator of global batches that are prepared ahead. Close it, or use it in a `with`
-    statement: it has threads.
+    """An iterator of global batches that are prepared ahead; `len` is how many there are in all. Close
+    it, or use it in a `with` statement: it has threads.
 
     At most `config_data.prefetch` batches are on the devices before they are asked for, and two
     more on the host.
@@ -107,9 +107,12 @@ class Batches(Iterator[dict[str, jax.Array]]):
         self,
         blocks: TrainBatches | EvalBatches,
         steps: Iterable[int],
+        count: int,
         config_data,
         sharding: NamedSharding,
     ):
+        """Args: steps: whose batches these are, `count` of them."""
+        self._count = count
         self.wait_seconds = 0.0
         self.bad_images: dict[str, str] = {}
         self._max_bad_images = config_data.max_bad_images
@@ -132,8 +135,11 @@ class Batches(Iterator[dict[str, jax.Array]]):
             raise item
         self._room.release()
         batch, bad = item
-        self._count(bad)
+        self._note(bad)
         return batch
+
+    def __len__(self) -> int:
+        return self._count
 
     def _fill(self, steps: Iterable[int]) -> None:
         """Puts the batches of `steps` into the queue, and then `StopIteration`, or whatever error
@@ -176,7 +182,7 @@ class Batches(Iterator[dict[str, jax.Array]]):
         }
         self._ready.put((arrays, bad))
 
-    def _count(self, bad: dict[str, str]) -> None:
+    def _note(self, bad: dict[str, str]) -> None:
         kind = self._blocks.kind
         for name, why in bad.items():
             if name not in self.bad_images:

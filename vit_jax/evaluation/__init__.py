@@ -6,7 +6,7 @@ PREFIX/METRIC, but those of `accuracy` and `loss` by their own names.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from jax.sharding import Mesh
 
@@ -46,10 +46,17 @@ class Suite:
     ) -> dict[str, float]:
         """All metrics of a model; see `Evaluator`."""
         found = {}
+        for metrics in self.each(trained, mesh, watch):
+            found |= metrics
+        return found
+
+    def each(
+        self, trained: Trained, mesh: Mesh, watch: Callable[[Iterable], Iterable] = iter
+    ) -> Iterator[dict[str, float]]:
+        """The metrics of each evaluator, as they come."""
         for prefix, evaluator in self.evaluators:
             metrics = evaluator(trained, mesh, watch)
-            found |= {f"{prefix}/{n}" if prefix else n: value for n, value in metrics.items()}
-        return found
+            yield {f"{prefix}/{n}" if prefix else n: value for n, value in metrics.items()}
 
 
 def make(entries: Sequence, subject: Subject) -> Suite:

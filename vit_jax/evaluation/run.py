@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 
 import jax
+from absl import logging
 
 from vit_jax import evaluation
 from vit_jax.checkpoints.reading import Run
@@ -15,7 +16,7 @@ from vit_jax.models import registry
 def evaluate_run(
     run: Run, config: Config, watch: Callable[[Iterable], Iterable] = iter
 ) -> dict[str, float]:
-    """All metrics of `config.eval.evaluators`.
+    """All metrics of `config.eval.evaluators`, which are also logged as they come.
 
     Args:
       run: from `reading.load_run`.
@@ -30,5 +31,15 @@ def evaluate_run(
     subject = Subject(config, run.model_config, definition, classes)
     suite = evaluation.make(config.eval.evaluators, subject)
     mesh = meshes.replica_mesh()
+    found, data = {}, config.data
+    logging.info("evaluating on %s (%s)", data.path or data.name, data.eval_split)
     with jax.set_mesh(mesh):
-        return suite(Trained(weights), mesh, watch)
+        for metrics in suite.each(Trained(weights), mesh, watch):
+            logging.info("%s", text(metrics))
+            found |= metrics
+    return found
+
+
+def text(metrics: dict[str, float]) -> str:
+    """Metrics on one line."""
+    return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
