@@ -33,6 +33,8 @@ def to_stderr_by_default(process: int | None = None, *, quiet: bool = False) -> 
 
 
 def _configured() -> bool:
+    if _of_ours_or_a_warning in logging.get_absl_handler().filters:  # by `to_stderr`
+        return True
     root, verbosity = python_logging.root, flags.FLAGS["verbosity"]
     # Importing some libraries gives the root logger a handler for standard error.
     elsewhere = [h for h in root.handlers if getattr(h, "stream", None) is not sys.stderr]

@@ -13,7 +13,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from vit_jax import evaluation
-from vit_jax.base import paths
+from vit_jax.base import logs, paths
 from vit_jax.base.errors import UserError
 from vit_jax.checkpoints import reading, saving
 from vit_jax.data import decoders, loader, sources
@@ -40,7 +40,8 @@ class Interrupted(UserError):
 
 
 def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, float]:
-    """Trains, or goes on training, in `workdir`.
+    """Trains, or goes on training, in `workdir`, from any thread. It logs as the command does, unless
+    the program or notebook around has said where log lines go.
 
     The order matters:
     1. options of the model that the config leaves open are those of the checkpoint to start from;
@@ -60,6 +61,8 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, float]:
       Interrupted: SIGTERM or SIGINT came; the state was saved.
       CheckpointError, NonFiniteError, BadImage: the run cannot go on; what was saved stays.
     """
+    index = processes.index()
+    logs.to_stderr_by_default(index if processes.count() > 1 else None, quiet=index > 0)
     config = resolve(config, workdir)
     workdir = paths.locate(workdir)
     source = sources.open_train(config.data)
