@@ -104,7 +104,9 @@ def define_checkpoint() -> None:
 
 
 def define_json() -> None:
-    flags.DEFINE_bool("json", False, "print the result as JSON, on the last line of standard output")
+    flags.DEFINE_bool(
+        "json", False, "print the result as JSON, on the last line of standard output"
+    )
 
 
 def define_register() -> None:

@@ -78,7 +78,8 @@ def sweep() -> None:
 
     from vit_jax.training.sweep import sweep, table
 
-    config, _ = cli.load_config(settings)
+    config, changes = cli.load_config(settings)
+    cli.log_recipe(changes)
     grid = {name: cli.values(text) for name, text in cli.options(FLAGS.grid, "grid").items()}
     exits.end_at_once_when_interrupted()
     result = sweep(config, FLAGS.workdir, grid, select=FLAGS.select, seeds=FLAGS.seeds)
@@ -100,22 +101,24 @@ def evaluate() -> None:
     cli.require(checkpoint="DIR")
 
     from vit_jax.evaluation.overrides import load_to_evaluate
-    from vit_jax.evaluation.run import evaluate_run
+    from vit_jax.evaluation.progress import shown
+    from vit_jax.evaluation.run import evaluate_run, text
 
     if FLAGS.evaluators:
         settings.append(("eval.evaluators", repr(tuple(FLAGS.evaluators))))
     with cli.hosts() as process:
         run, config = load_to_evaluate(FLAGS.checkpoint, settings)
-        result = evaluate_run(run, config)
-        text = "  ".join(f"{name} {value:.4g}" for name, value in result.items())
-        cli.print_result(result, text, process)
+        result = evaluate_run(run, config, watch=shown)
+        cli.print_result(result, text(result), process)
 
 
 def predict() -> None:
     """Class names and probabilities of images: --checkpoint=DIR IMAGE… [--topk=5] [--json|--csv]
     [--picture=FILE.png].
 
-    An image that cannot be read is named, the others are still predicted, and the exit code is 1.
+    An IMAGE is a file, a folder, of which all images are taken, or -: standard input, an image or the
+    names of images, one a line. Each is printed as soon as it is classified. One that cannot be read
+    is named, the others are still predicted, and the exit code is 1.
     """
     cli.define_checkpoint()
     cli.define_json()
@@ -126,7 +129,7 @@ def predict() -> None:
     flags.DEFINE_string(
         "picture", None, "also draw the images with their classes into this PNG file"
     )
-    files = cli.parse("IMAGE…")
+    images = cli.parse("IMAGE…")
     cli.require(checkpoint="DIR")
 
     from vit_jax.evaluation.predict import predict_files
@@ -134,7 +137,7 @@ def predict() -> None:
     form = "json" if FLAGS.json else "csv" if FLAGS.csv else "text"
     predict_files(
         FLAGS.checkpoint,
-        files,
+        images,
         topk=FLAGS.topk,
         batch_size=FLAGS.batch_size,
         form=form,

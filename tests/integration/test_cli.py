@@ -2,12 +2,16 @@
 can be wrong.
 """
 
+import dataclasses
+import io
 import json
+import pathlib
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import types
 
 import cv2
 import numpy as np
@@ -17,7 +21,9 @@ import vit_jax
 from tests.integration.conftest import TINY
 from vit_jax.checkpoints import reading
 from vit_jax.data import decoders
+from vit_jax.evaluation import images, predict
 from vit_jax.main import run
+from vit_jax.training.assembly import resolve
 
 
 @pytest.fixture
@@ -303,6 +309,117 @@ def test_predict_prints_comma_separated_values(command, trained, tmp_path):
         and lines[0] == "file,rank,class,probability"
         and lines[1].startswith(f"{tmp_path}/a.png,1,")
     )
+
+
+def test_predict_takes_folders_and_standard_input(command, trained, tmp_path, monkeypatch):
+    names = ["b/2.png", "b/10.PNG", "a.png", ".hidden.png"]
+    for name in names:
+        write_image(tmp_path / "images" / name)
+    (tmp_path / "images" / "notes.txt").write_text("no image")
+    names = [str(tmp_path / "images" / name) for name in names]
+
+    def predicted(source, standard_input=b""):
+        stream = io.BufferedReader(io.BytesIO(standard_input))
+        monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=stream))
+        code, out, err = command("predict", f"--checkpoint={trained[0]}", source, "--json")
+        assert code == 0, err
+        return json.loads(out)
+
+    folder = predicted(tmp_path / "images")
+    assert [row["file"] for row in folder] == [names[2], names[0], names[1]]
+    listed = predicted("-", "".join(f"{row['file']}\n" for row in folder).encode())
+    assert listed == folder
+    piped = predicted("-", pathlib.Path(names[2]).read_bytes())
+    assert piped == [folder[0] | {"file": "-"}]
+    assert predicted("-") == []
+
+
+def test_a_folder_without_images_is_said_before_any_work(command, tmp_path):
+    code, _, err = command("predict", "--checkpoint=/nowhere", tmp_path)
+    assert code == 2 and f"{tmp_path} has no images (.jpg, " in err
+
+
+def test_predict_prints_each_image_before_it_reads_those_of_later_batches(trained, tmp_path):
+    write_image(tmp_path / "a.png")
+    read = []
+
+    def names():
+        for number in range(5):
+            read.append(number)
+            yield images.Named(str(tmp_path / "a.png"))
+
+    run = vit_jax.load_run(trained[0])
+    for number, _ in enumerate(predict.predict(run, names(), topk=1, batch_size=2)):
+        assert len(read) <= 2 * (number // 2 + 1)
+
+
+def test_show_says_what_a_checkpoint_is(command, trained, tmp_path):
+    workdir, result = trained
+    code, out, _ = command("show", workdir)
+    assert code == 0 and "ViT-mu/8, 24,170 parameters" in out
+    assert "10: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9" in out and "32 pixels (resize), mean [0.5" in out
+    assert "digits: train, 1,438 images; evaluated on test" in out
+    _, out, _ = command("show", workdir, "--json")
+    shown = json.loads(out)
+    assert (shown["step"], shown["format"], shown["init_from"]) == (4, "orbax", "")
+    assert shown["metrics"]["accuracy"] == result["accuracy"] and shown["versions"]["jax"]
+    file = tmp_path / "model.npz"
+    assert command("convert", workdir, file, "--to=official")[0] == 0
+    _, out, _ = command("show", file, "--json")
+    other = json.loads(out)
+    assert (other["format"], other["parameters"]) == ("official", shown["parameters"])
+    assert other["classes"] is None and "step" not in other
+    code, _, err = command("show", tmp_path / "nothing")
+    assert code == 1 and f"{tmp_path}/nothing does not exist" in err
+
+
+def test_dry_run_prints_a_recipe_that_resolves_to_the_same_config(command, tmp_path):
+    changes = ["--config.optim.lr=0.01", "--config.model.depth=2", "--config.duration=3 epochs"]
+    arguments = ["--config=configs/digits.py", *changes, "--dry_run"]
+    code, out, err = command("train", *arguments, f"--workdir={tmp_path}/run")
+    assert code == 0, err
+    assert "digits, 1,438 images to train on (train), 359 to evaluate on (test)" in out
+    assert "training: 67 steps of 64 images (2.98 epochs)" in out
+    (tmp_path / "again.py").write_text(out)
+    _, again, _ = command("train", f"--config={tmp_path}/again.py", "--dry_run")
+    _, out, _ = command("train", *arguments, "--json")
+    planned = json.loads(out)
+    assert again.strip() == planned["config"].strip() and not (tmp_path / "run").exists()
+    assert (planned["model"], planned["steps"], planned["examples"]) == ("ViT-S/4", 67, 1438)
+    assert "config.optim.lr = 0.01\n" in again and "config.model.depth = 2\n" in again
+
+
+def test_a_run_keeps_a_recipe_that_trains_the_same(trained):
+    workdir, _ = trained
+    kept = vit_jax.load_config(str(workdir / "config.py"))
+    description = reading.newest_description(workdir)
+    saved = json.loads(json.dumps(dataclasses.asdict(resolve(kept))))
+    assert saved == description["config"] | {"compilation_cache": ""}
+
+
+def test_training_from_python_logs_and_works_in_a_thread(trained, tmp_path):
+    shutil.copytree(trained[0], tmp_path / "run")
+    script = f"""
+import threading, vit_jax
+config = vit_jax.load_config("{tmp_path}/run/config.py")
+thread = threading.Thread(target=lambda: print(vit_jax.train(config, "{tmp_path}/run")["step"]))
+thread.start()
+thread.join()
+"""
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert process.stdout == "4\n", process.stderr
+    assert " I data: digits, 1,438 images to train on" in process.stderr
+    assert " I step 4  eval/accuracy " in process.stderr
+
+
+@pytest.mark.parametrize("arguments", [("help", "train"), ("train", "-h")])
+def test_help_of_a_command_may_be_asked_for_in_two_ways(command, arguments):
+    code, out, _ = command(*arguments)
+    assert code == 0 and out.startswith("Train or fine-tune") and "--dry_run" in out
+
+
+def test_the_version_is_told(command):
+    assert command("--version")[:2] == (0, f"vit_jax {vit_jax.__version__}\n")
 
 
 def test_models_lists_every_name_with_the_exact_count(command):
