@@ -66,6 +66,11 @@ def test_no_kernel_is_chosen_where_a_bias_is_added(monkeypatch):
         attention_on("gpu", monkeypatch, asked="cudnn", tokens=577, biased=True)
 
 
+def test_a_kernel_of_gpus_is_refused_elsewhere(monkeypatch):
+    with pytest.raises(ConfigError, match="cudnn needs a GPU, and this is computed on a CPU"):
+        attention_on("cpu", monkeypatch, asked="cudnn", tokens=577)
+
+
 @pytest.mark.parametrize(
     ("platform", "asked", "layers", "policy", "expected"),
     [

@@ -67,11 +67,16 @@ def attention(
       biased: something is added to the logits, which the kernels cannot do.
 
     Raises:
-      ConfigError: a kernel is asked for that cannot compute this.
+      ConfigError: a kernel is asked for that cannot compute this, or not on these devices.
     """
     if biased and asked not in ("auto", "xla"):
         raise ConfigError(
             f"model.attention={asked} cannot add a bias to the attention logits: take auto or xla"
+        )
+    if asked == "cudnn" and platform() != "gpu":
+        raise ConfigError(
+            f"config.model.attention=cudnn needs a GPU, and this is computed on a {platform().upper()}: "
+            "take auto or xla"
         )
     if biased or queries != keys:
         return "xla"
