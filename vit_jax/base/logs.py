@@ -24,6 +24,8 @@ def to_stderr(process: int | None = None, *, quiet: bool = False) -> None:
     line = f"{prefix}%(asctime)s %(levelname).1s %(message)s"
     handler.setFormatter(python_logging.Formatter(line, datefmt="%H:%M:%S"))
     handler.addFilter(_of_ours_or_a_warning)
+    if sys.unraisablehook is sys.__unraisablehook__:
+        sys.unraisablehook = _unraisable
 
 
 def to_stderr_by_default(process: int | None = None, *, quiet: bool = False) -> None:
@@ -49,3 +51,11 @@ def _of_ours_or_a_warning(record: python_logging.LogRecord) -> bool:
         return False
     ours = f"{os.sep}vit_jax{os.sep}" in record.pathname
     return ours or record.levelno >= python_logging.WARNING
+
+
+def _unraisable(unraisable) -> None:
+    """Of a save that fails, say on a full disk, what still writes prints that Orbax does not listen any
+    more, a traceback for each array, beside the error that is said.
+    """
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
