@@ -16,7 +16,7 @@ from vit_jax.models import registry
 def evaluate_run(
     run: Run, config: Config, watch: Callable[[Iterable], Iterable] = iter
 ) -> dict[str, float]:
-    """All metrics of `config.eval.evaluators`, which are also logged as they come.
+    """All metrics of `config.eval.evaluators`; of several, each one's are logged as they come.
 
     Args:
       run: from `reading.load_run`.
@@ -35,7 +35,8 @@ def evaluate_run(
     logging.info("evaluating on %s (%s)", data.path or data.name, data.eval_split)
     with jax.set_mesh(mesh):
         for metrics in suite.each(Trained(weights), mesh, watch):
-            logging.info("%s", text(metrics))
+            if len(suite.evaluators) > 1:
+                logging.info("%s", text(metrics))
             found |= metrics
     return found
 
