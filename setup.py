@@ -93,6 +93,7 @@ setup(
         "cuda": ["jax[cuda13]"],
         "gcs": ["gcsfs>=2026.10"],
         "prepare": PREPARE,
+        "tensorboard": ["tensorboard>=2.18"],
         "test": TEST,
     },
     entry_points={"console_scripts": ["vit_jax = vit_jax.main:run"]},
