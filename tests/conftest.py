@@ -2,6 +2,8 @@
 
 import os
 import pathlib
+import signal
+import sys
 
 # Before JAX is imported: meshes are tested on simulated devices.
 # Half the time to compile; these programs run for milliseconds.
@@ -21,3 +23,33 @@ def shared_data() -> pathlib.Path:
     if not path.is_dir():
         pytest.skip(f"no real data at {path}")
     return path
+
+
+@pytest.fixture
+def command(monkeypatch, capfd):
+    """`command(*arguments)`: runs vit_jax in this process: (exit code, standard output, standard
+    error).
+    """
+    from absl import flags
+
+    from vit_jax.main import run
+
+    def call(*arguments):
+        before, on_interrupt = set(flags.FLAGS), signal.getsignal(signal.SIGINT)
+        monkeypatch.setattr(sys, "argv", ["vit_jax", *map(str, arguments)])
+        code = 0
+        try:
+            run()
+        except SystemExit as exit:
+            code = exit.code or 0
+        finally:
+            signal.signal(signal.SIGINT, on_interrupt)
+            # What this command defined must not be there for the next one.
+            for name in set(flags.FLAGS) - before:
+                if name.split(".")[0] == "config" or flags.FLAGS.find_module_defining_flag(
+                    name
+                ).startswith("vit_jax."):
+                    delattr(flags.FLAGS, name)
+        return code, *capfd.readouterr()
+
+    return call

@@ -7,7 +7,6 @@ import io
 import json
 import pathlib
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -22,36 +21,7 @@ from tests.integration.conftest import TINY
 from vit_jax.checkpoints import reading
 from vit_jax.data import decoders
 from vit_jax.evaluation import images, predict
-from vit_jax.main import run
 from vit_jax.training.assembly import resolve
-
-
-@pytest.fixture
-def command(monkeypatch, capfd):
-    """`command(*arguments)`: runs vit_jax in this process: (exit code, standard output, standard
-    error).
-    """
-    from absl import flags
-
-    def call(*arguments):
-        before, on_interrupt = set(flags.FLAGS), signal.getsignal(signal.SIGINT)
-        monkeypatch.setattr(sys, "argv", ["vit_jax", *map(str, arguments)])
-        code = 0
-        try:
-            run()
-        except SystemExit as exit:
-            code = exit.code or 0
-        finally:
-            signal.signal(signal.SIGINT, on_interrupt)
-            # What this command defined must not be there for the next one.
-            for name in set(flags.FLAGS) - before:
-                if name.split(".")[0] == "config" or flags.FLAGS.find_module_defining_flag(
-                    name
-                ).startswith("vit_jax."):
-                    delattr(flags.FLAGS, name)
-        return code, *capfd.readouterr()
-
-    return call
 
 
 def test_help_answers_in_two_seconds_and_names_every_command():
