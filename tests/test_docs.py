@@ -1,0 +1,294 @@
+"""The commands of README.md and docs/*.md, as printed. What needs data, weights or places gets small
+stand-ins under the names that the guides use; what needs accelerators or hours goes as far as
+--dry_run, or up to the first thing that takes long.
+"""
+
+import importlib.util
+import operator
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+
+import cv2
+import numpy as np
+import pytest
+
+import vit_jax
+from vit_jax import cli, user_files
+from vit_jax.base import settings
+from vit_jax.benchmarks import input as step_input
+from vit_jax.benchmarks import step
+from vit_jax.config import config_class, default_config
+from vit_jax.data.preparation.prepare import prepare
+from vit_jax.interchange.loading import convert
+from vit_jax.models import registry
+from vit_jax.planning import fit, plan
+from vit_jax.training import loop, sweep
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+# Programs that are not ours, and what their lines are for.
+OTHERS = {
+    "curl": "needs a network",
+    "docker": "builds an image",
+    "gcloud": "needs Google Cloud",
+    "kubectl": "needs a cluster",
+    "mkdir": "makes what stands in already",
+    "scancel": "needs SLURM",
+    "tail": "follows a log of SLURM",
+    "tar": "needs ImageNet-21k",
+}
+# Of commands that cannot run here, only the flags are parsed.
+PARSED = {
+    "prepare cifar10": "downloads",
+    "gs://bucket/": "needs a bucket",
+}
+# Commands that end with the sentence that their data is not there.
+NOT_PREPARED = {"imagenet2012_real": "needs ImageNet", "scaling_vit.py:G/14": "JFT is not public"}
+# What stands in for data, weights and places: what is said, and what is taken.
+STAND_INS = {
+    r"--workdir=.*": "--workdir={folder}/new",
+    r"--checkpoint=.*": "--checkpoint={folder}/trained",
+    r"--out=.*": "--out={folder}/prepared",
+    r"--config.data.path=(IMAGES|DIR|/data/images)": "--config.data.path={folder}/IMAGES",
+    r"--config.data.path=(SET|/mnt/BUCKET/data|/shared/data)": "--config.data.path={folder}/SET",
+    r"--config.model.num_classes=21841": "--config.model.num_classes=2",
+    r"--register=.*": "--register={folder}/mine.py",
+    r"--config=WORKDIR/(.*)": r"--config={folder}/trained/\1",
+    r"(.*=|)(/data/runs/b16|CHECKPOINT|WORKDIR)": r"\1{folder}/trained",
+    r"/data/images": "{folder}/IMAGES",
+}
+
+
+def lines_of(guide: pathlib.Path):
+    """(where, command) of the shell lines in blocks, continued ones joined, one for each && part."""
+    fence, begun = None, ""
+    for number, line in enumerate(guide.read_text().splitlines(), start=1):
+        if line.startswith("```"):
+            fence = None if fence is not None else line[3:]
+            continue
+        indented = fence is None and re.match(r"    (vit_jax|pip|python|bash|mkdir|tar) ", line)
+        if not (fence == "bash" or indented or begun):
+            continue
+        begun += line.strip()
+        if begun.endswith("\\"):
+            begun = begun[:-1]
+            continue
+        words, begun = shlex.split(begun, comments=True), ""
+        while words:
+            end = words.index("&&") if "&&" in words else len(words)
+            yield f"{guide.name}:{number}", words[:end]
+            words = words[end + 1 :]
+
+
+def spans_of(guide: pathlib.Path):
+    """(where, words) of what stands between backquotes and is a command of ours or a list of flags."""
+    text = re.sub(
+        r"^```.*?^```", lambda m: "\n" * m[0].count("\n"), guide.read_text(), flags=re.M | re.S
+    )
+    for found in re.finditer(r"`((?:vit_jax|python|pytest|bash|--)[^`]*)`", text):
+        number = text.count("\n", 0, found.start()) + 1
+        if not re.search(r"…|\[|\*|^python tests/\S+$", found[1]) and not re.match(
+            "vit_jax[.]", found[1]
+        ):
+            yield f"{guide.name}:{number}", shlex.split(found[1])
+
+
+def is_synopsis(words: list[str]) -> bool:
+    """Whether a command stands for many: `--config=FILE[:ARGUMENT]`."""
+    return any(re.search(r"…|\[-|=FILE\b|\[:", word) for word in words)
+
+
+LINES = [(where, words) for guide in GUIDES for where, words in lines_of(guide)]
+SPANS = [(where, words) for guide in GUIDES for where, words in spans_of(guide)]
+
+
+def ours() -> dict[str, list[str]]:
+    """Every command of vit_jax once, and what launch scripts are told to run, by its text."""
+    found = []
+    for _, words in [*LINES, *SPANS]:
+        if "vit_jax" in words[:2]:
+            found.append(words[words.index("vit_jax") + 1 :])
+        elif "train" in words:
+            found.append(words[words.index("train") :])
+    return {
+        " ".join(words): words
+        for words in found
+        if any(re.search(r"^--|[.]|^[A-Z]+$", word) for word in words[1:])
+        and not is_synopsis(words)
+    }
+
+
+class Enough(Exception):
+    """What comes next takes long, or needs what is not here."""
+
+
+@pytest.fixture(scope="module")
+def sandbox(tmp_path_factory):
+    """A folder with small things under the names that the guides use."""
+    folder = tmp_path_factory.mktemp("guides")
+    random = np.random.default_rng(0)
+    for *place, number in np.ndindex(2, 2, 4):
+        split, label = ("train", "test")[place[0]], "ab"[place[1]]
+        for name, channels, suffix in (("IMAGES", 3, "png"), ("SENTINEL", 13, "npy")):
+            path = folder / name / split / label / f"{number}.{suffix}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            image = random.integers(0, 255, (32, 32, channels), np.uint8)
+            np.save(path, image) if suffix == "npy" else cv2.imwrite(str(path), image)
+    image = folder / "IMAGES/train/a/0.png"
+    for name in ("cat.jpg", "dog.jpg"):
+        (folder / name).write_bytes(image.read_bytes())
+    (folder / "mine.py").write_text("")
+    (folder / "CLASSES").symlink_to(folder / "IMAGES")
+    (folder / "configs").symlink_to(ROOT / "configs")
+    prepare(str(folder / "IMAGES"), str(folder / "SET"))
+    config = vit_jax.load_config(str(ROOT / "configs/folder.py"))
+    config.update_from_flattened_dict({
+        "data.path": str(folder / "IMAGES"), "model.name": "ViT-mu/16", "model.pool": "token",
+        "model.position": "learned", "batch_size": 8, "duration": "1 steps", "optim.warmup": "0 steps",
+        "augment.randaugment_layers": 0, "augment.mixup": 0.0, "compilation_cache": "", "log.tensorboard": False,
+    })  # fmt: skip
+    vit_jax.train(config, folder / "trained")
+    for name in ("B_16.npz", "S_16.npz"):
+        convert(folder / "trained", folder / name, "official")
+    convert(folder / "S_16.npz", folder / "hf_folder", "huggingface", activation="gelu")
+    convert(folder / "S_16.npz", folder / "vit.safetensors", "timm", activation="gelu")
+    return folder
+
+
+@pytest.fixture
+def inside(sandbox, monkeypatch):
+    """In that folder, where nothing that takes long is done."""
+
+    def enough(*_, **__):
+        raise Enough
+
+    monkeypatch.chdir(sandbox)
+    monkeypatch.setenv("HOME", str(sandbox))  # where TFDS would keep its data
+    monkeypatch.setattr(plan, "make_plan", enough)
+    monkeypatch.setattr(fit, "fit", lambda config, target, price_per_chip_hour, **data: (
+        plan.make_assembly(config, **data) and enough()
+    ))  # fmt: skip
+    monkeypatch.setattr(sweep, "train", enough)
+    for name in ("step", "inference"):
+        monkeypatch.setattr(step, name, enough)
+    monkeypatch.setattr(step_input, "input_pipeline", enough)
+    for name in ("new", "prepared", "out", "b16", "b16.npz", "run"):
+        path = sandbox / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    return sandbox
+
+
+@pytest.mark.parametrize("text", ours())
+def test_a_command_of_the_guides_is_understood_as_printed(command, inside, monkeypatch, text):
+    words = ours()[text]
+    for said, taken in STAND_INS.items():
+        pattern, by = re.compile(said), taken.replace("{folder}", str(inside))
+        words = [match.expand(by) if (match := pattern.fullmatch(w)) else w for w in words]
+    if any(part in text for part in PARSED):
+        parse = cli.parse
+
+        def parse_alone(*arguments):
+            parse(*arguments)
+            raise Enough
+
+        monkeypatch.setattr(cli, "parse", parse_alone)
+    elif words[0] == "train" and "--help" not in words:
+        words = [*words, "--dry_run"]
+        if f"--config.data.path={inside}/SET" in words:  # few images make few steps
+            words.append("--config.optim.warmup=0 steps")
+    try:
+        code, out, err = command(*words)
+    except Enough:
+        return
+    if any(part in text for part in NOT_PREPARED):
+        assert code == 2 and " is not prepared in " in err
+    else:
+        assert code == 0 and out, err
+
+
+def test_every_other_line_is_a_script_of_ours_or_has_a_reason(inside):
+    for where, words in [*LINES, *SPANS]:
+        program, flags = words[0], [w.split("=")[0] for w in words if w.startswith("--")]
+        flags = flags[: flags.index("--")] if "--" in flags else flags
+        if program in OTHERS or "vit_jax" in words[:2] or program.startswith("--"):
+            continue
+        if program == "pip":
+            continue  # see the test of extras
+        if words[1:2] == ["-m"]:
+            assert importlib.util.find_spec(words[2]), where
+            continue
+        if words[1:2] == ["-c"]:
+            exec(words[2], {})
+            continue
+        scripts = [ROOT / word for word in words if (ROOT / word).exists()]
+        assert scripts, (where, words)
+        text = "".join(p.read_text() for p in scripts if p.is_file())
+        if scripts[0].name == "quickstart.sh":
+            text += (ROOT / "launch/quickstart.py").read_text()
+        for flag in flags if program != "sbatch" else ():
+            assert re.search(rf"{flag}\b|\b{flag[2:]}\b", text), (where, flag)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [words for _, words in LINES if re.match("launch/.*sh$|sbatch", words[0])],
+    ids=lambda words: words[0],
+)
+def test_a_launch_script_takes_its_line(words):
+    if words[0] == "sbatch":
+        words = words[words.index("launch/slurm/train.sbatch") :]
+        words = [words[0], "--dry_run", *words[1:]]
+    else:
+        words = [*words[: words.index("--")], "--dry_run", *words[words.index("--") :]]
+    done = subprocess.run(["bash", *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and "train" in done.stdout, done.stderr
+
+
+def test_flags_between_backquotes_are_flags_with_values_that_they_can_have(inside):
+    known = (ROOT / "vit_jax/main.py").read_text() + (ROOT / "vit_jax/cli.py").read_text()
+    scripts = "".join(p.read_text() for p in (ROOT / "launch").rglob("*") if p.is_file())
+    for where, words in SPANS:
+        if not words[0].startswith("--") or is_synopsis(words):
+            continue
+        recipe = next((w for w in words if w.startswith("--config=")), "")
+        config = user_files.load_config(recipe.partition("=")[2]) if recipe else default_config()
+        for word in words:
+            flag, equals, value = word.removeprefix("--").partition("=")
+            if flag.startswith("config."):
+                name = flag.removeprefix("config.")
+                # A name of something to be filled in is no value.
+                change = [(name, value)] if equals and not re.fullmatch("[A-Z_]+", value) else []
+                settings.change(config, config_class(), change)
+            elif flag == "grid":
+                operator.attrgetter(value.partition("=")[0] or "optim.lr")(config)
+            else:
+                assert f'"{flag}"' in known or re.search(rf"\b{flag}\b", scripts) or flag in (
+                    "config", "help", "workdir"
+                ), (where, word)  # fmt: skip
+
+
+def test_extras_of_the_guides_exist():
+    setup = (ROOT / "setup.py").read_text()
+    for guide in GUIDES:
+        for extra in re.findall(r"(?:vit_jax|\.)\[(\w+)\]'", guide.read_text()):
+            assert f'"{extra}": ' in setup, (guide.name, extra)
+
+
+@pytest.mark.parametrize("guide", ["README.md", "docs/checkpoints.md"])
+def test_the_python_of_a_guide_runs(inside, monkeypatch, guide):
+    trained = []
+    monkeypatch.setattr(loop, "train", lambda config, workdir: trained.append(workdir))
+    create = registry.create_model
+
+    def small(name, **options):
+        sizes = {"image_size": 128} | options
+        return create("ViT-mu/16", **sizes | {"num_classes": 2} if name == "ViT-B/16" else options)
+
+    monkeypatch.setattr(registry, "create_model", small)
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / guide).read_text(), re.S)
+    exec(code.replace("/data/runs/b16", f"{inside}/trained"), {})
+    assert trained == (["/tmp/digits"] if guide == "README.md" else [])
