@@ -11,6 +11,7 @@ import re
 import select
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 
 from absl import flags
@@ -20,6 +21,7 @@ from vit_jax.base.errors import UserError
 USAGE = 2
 STOPPED = 128 + signal.SIGINT
 CLOSED_PIPE = 128 + signal.SIGPIPE
+_PATIENCE_SECONDS = 3.0  # for what is left in order after Ctrl-C
 _BYTES = re.compile(r"[Oo]ut of memory.*?(\d+) ?bytes")
 
 
@@ -97,17 +99,25 @@ def _nobody_reads() -> bool:
 
 def _interrupt(_, frame) -> None:
     """Raises `KeyboardInterrupt`; but in an import, of which extensions make other errors, there is
-    nothing to leave in order.
+    nothing to leave in order. A library that is called back may swallow it: then the process ends a
+    little later.
     """
     while frame:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             _stop()
         frame = frame.f_back
+    timer = threading.Timer(_PATIENCE_SECONDS, _say_stopped)
+    timer.daemon = True
+    timer.start()
     raise KeyboardInterrupt
 
 
 def _stop() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _say_stopped()
+
+
+def _say_stopped() -> None:
     print("vit_jax: stopped", file=sys.stderr, flush=True)
     _leave(STOPPED)
 

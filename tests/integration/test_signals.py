@@ -71,6 +71,20 @@ def test_ctrl_c_ends_a_command_with_a_line_and_130(start, command):
     assert (process.returncode, out, err) == (130, "", "vit_jax: stopped\n")
 
 
+def test_ctrl_c_that_a_library_swallows_ends_the_command_all_the_same(start):
+    script = """
+import os, signal, time
+from vit_jax import exits
+with exits.with_a_sentence():
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except KeyboardInterrupt:
+        time.sleep(60)
+"""
+    out, err = (process := start("-c", script)).communicate(timeout=30)
+    assert (process.returncode, out, err) == (130, "", "vit_jax: stopped\n")
+
+
 def test_a_signal_that_comes_twice_at_once_is_one_and_the_run_is_saved(start, training, tmp_path):
     process = start("-m", "vit_jax", *training)
     until((tmp_path / "checkpoints" / "4").exists, process)

@@ -55,7 +55,9 @@ def _of_ours_or_a_warning(record: python_logging.LogRecord) -> bool:
 
 def _unraisable(unraisable) -> None:
     """Of a save that fails, say on a full disk, what still writes prints that Orbax does not listen any
-    more, a traceback for each array, beside the error that is said.
+    more, a traceback for each array, beside the error that is said. And Ctrl-C is said where it is
+    heard, not where it happens to fall.
     """
-    if str(unraisable.exc_value) != "Event loop is closed":
+    error = unraisable.exc_value
+    if not isinstance(error, KeyboardInterrupt) and str(error) != "Event loop is closed":
         sys.__unraisablehook__(unraisable)
