@@ -11,6 +11,8 @@ import subprocess
 import sys
 import time
 
+import cv2
+import numpy as np
 import pytest
 
 from tests.conftest import QUICK
@@ -35,6 +37,13 @@ HOSTS = TINY | {
     "log.tensorboard": False,
     "data.threads": 1,
 }
+
+
+def write_image(path: pathlib.Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    assert cv2.imwrite(
+        str(path), np.random.default_rng(len(str(path))).integers(0, 255, (20, 30, 3), np.uint8)
+    )
 
 
 @pytest.fixture(scope="session")

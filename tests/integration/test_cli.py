@@ -2,26 +2,17 @@
 can be wrong.
 """
 
-import dataclasses
-import io
 import json
-import pathlib
-import shutil
 import subprocess
 import sys
 import time
-import types
 
-import cv2
-import numpy as np
 import pytest
 
 import vit_jax
-from tests.integration.conftest import TINY
+from tests.integration.conftest import TINY, write_image
 from vit_jax.checkpoints import reading
 from vit_jax.data import decoders
-from vit_jax.evaluation import images, predict
-from vit_jax.training.assembly import resolve
 
 
 def test_help_answers_in_two_seconds_and_names_every_command():
@@ -162,187 +153,6 @@ def test_a_checkpoint_that_is_none_is_said(command, tmp_path, path):
     assert code == 1 and str(tmp_path / path) in err and "Traceback" not in err
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    config = vit_jax.load_config("configs/digits.py")
-    config.update_from_flattened_dict(TINY | {"compilation_cache": "", "duration": "4 steps"})
-    workdir = tmp_path_factory.mktemp("cli_trained")
-    return workdir, vit_jax.train(config, workdir)
-
-
-def test_evaluate_needs_only_the_directory_and_repeats_the_accuracy_of_training(command, trained):
-    workdir, result = trained
-    code, out, _ = command("evaluate", f"--checkpoint={workdir}", "--json")
-    assert code == 0
-    evaluated = json.loads(out.splitlines()[-1])
-    assert evaluated["accuracy"] == pytest.approx(result["accuracy"]) and evaluated[
-        "loss"
-    ] == pytest.approx(result["loss"], rel=1e-5)
-
-
-def test_evaluating_on_data_with_other_classes_is_an_error(command, trained, tmp_path):
-    for name in "ab":
-        write_image(tmp_path / name / "0.png")
-    code, _, err = command("evaluate", f"--checkpoint={trained[0]}",
-                           "--config.data.name=folder", f"--config.data.path={tmp_path}",
-                           "--config.data.eval_split=train", "--config.data.holdout=0")  # fmt: skip
-    assert code == 2 and "the data has 2 classes, the model 10" in err
-
-
-UNUSED = {
-    "model.depth=3": "evaluate cannot use config.model.depth. Besides data and eval it takes batch_size, ",
-    "optim.lr=1": "evaluate cannot use config.optim.lr",
-    "data.train_crop=resize": "evaluate cannot use config.data.train_crop",
-    "eval.every=1 epochs": "evaluate cannot use config.eval.every",
-    "data.image_size=64": "config.data.image_size is 64, but the model takes images of 32 pixels; for another size "
-    "fine-tune it, with --config.init_from=",
-    "data.eval_crop=centre": "config.data.eval_crop = 'centre' is not one of central, resize; did you mean 'central'?",
-    "data.evalcrop=resize": "config has no field data.evalcrop; did you mean 'data.eval_crop'?",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("setting, message", UNUSED.items(), ids=UNUSED)
-def test_evaluate_refuses_by_name_what_it_cannot_use(command, trained, setting, message):
-    code, _, err = command("evaluate", f"--checkpoint={trained[0]}", f"--config.{setting}")
-    assert code == 2 and message in err
-
-
-def test_evaluate_computes_the_model_as_it_is_told(command, trained):
-    how = ["--config.model.unroll=1", "--config.model.remat=full", "--config.eval.batch_size=8"]
-    code, out, _ = command("evaluate", f"--checkpoint={trained[0]}", *how, "--json")
-    evaluated = json.loads(out.splitlines()[-1])
-    assert code == 0 and evaluated["loss"] == pytest.approx(trained[1]["loss"], rel=1e-5)
-
-
-def test_a_format_that_computes_otherwise_says_how_to_accept_it(command, trained, tmp_path):
-    arguments = ("convert", trained[0], tmp_path / "model.safetensors", "--to=timm")
-    code, _, err = command(*arguments)
-    assert code == 1 and "say --model=activation=gelu on the command line, or convert(" in err
-    assert command(*arguments, "--model=activation=gelu")[0] == 0
-
-
-def test_a_damaged_checkpoint_is_said_in_a_line(run_cli, trained, tmp_path):
-    shutil.copytree(trained[0] / "checkpoints" / "4", tmp_path / "4")
-    for file in (tmp_path / "4" / "state").glob("ocdbt.process_0/d/*"):
-        file.write_bytes(file.read_bytes()[:10])
-    code, _, err = run_cli("evaluate", f"--checkpoint={tmp_path}/4")
-    (line,) = (line for line in err.splitlines() if line.startswith("vit_jax:"))
-    assert code == 1 and f"{tmp_path}/4 is damaged" in line and "bound method" not in line
-    assert "exception was never retrieved" not in err
-
-
-def test_a_picture_that_cannot_be_written_is_said_before_any_work(command, tmp_path):
-    picture = tmp_path / "nowhere" / "sheet.png"
-    code, _, err = command("predict", "--checkpoint=/nowhere", "a.png", f"--picture={picture}")
-    assert code == 2 and f"--picture={picture}: there is no folder {picture.parent}" in err
-
-
-def write_image(path):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    assert cv2.imwrite(
-        str(path), np.random.default_rng(len(str(path))).integers(0, 255, (20, 30, 3), np.uint8)
-    )
-
-
-def test_predict_names_unreadable_files_goes_on_and_exits_with_1(
-    command, trained, tmp_path, caplog
-):
-    good = [tmp_path / f"{i}.png" for i in range(3)]
-    for path in good:
-        write_image(path)
-    (tmp_path / "text.png").write_text("no image")
-    files = [good[0], tmp_path / "text.png", good[1], tmp_path / "missing.png", good[2]]
-    code, out, err = command("predict", f"--checkpoint={trained[0]}", *files, "--json", "--batch_size=2", "--topk=3",
-                             f"--picture={tmp_path}/sheet.png")  # fmt: skip
-    assert code == 1 and "2 of 5 images cannot be read" in err
-    assert "text.png cannot be read" in caplog.text and "missing.png cannot be read" in caplog.text
-    rows = json.loads(out.splitlines()[-1])
-    assert [row["file"] for row in rows] == list(map(str, good))
-    for row in rows:
-        probabilities = [p["probability"] for p in row["predictions"]]
-        assert (
-            len(probabilities) == 3
-            and probabilities == sorted(probabilities, reverse=True)
-            and sum(probabilities) <= 1
-        )
-    assert cv2.imread(str(tmp_path / "sheet.png")) is not None
-
-
-def test_predict_prints_comma_separated_values(command, trained, tmp_path):
-    write_image(tmp_path / "a.png")
-    code, out, _ = command(
-        "predict", f"--checkpoint={trained[0]}", tmp_path / "a.png", "--csv", "--topk=2"
-    )
-    lines = out.splitlines()[-3:]
-    assert (
-        code == 0
-        and lines[0] == "file,rank,class,probability"
-        and lines[1].startswith(f"{tmp_path}/a.png,1,")
-    )
-
-
-def test_predict_takes_folders_and_standard_input(command, trained, tmp_path, monkeypatch):
-    names = ["b/2.png", "b/10.PNG", "a.png", ".hidden.png"]
-    for name in names:
-        write_image(tmp_path / "images" / name)
-    (tmp_path / "images" / "notes.txt").write_text("no image")
-    names = [str(tmp_path / "images" / name) for name in names]
-
-    def predicted(source, standard_input=b""):
-        stream = io.BufferedReader(io.BytesIO(standard_input))
-        monkeypatch.setattr(sys, "stdin", types.SimpleNamespace(buffer=stream))
-        code, out, err = command("predict", f"--checkpoint={trained[0]}", source, "--json")
-        assert code == 0, err
-        return json.loads(out)
-
-    folder = predicted(tmp_path / "images")
-    assert [row["file"] for row in folder] == [names[2], names[0], names[1]]
-    listed = predicted("-", "".join(f"{row['file']}\n" for row in folder).encode())
-    assert listed == folder
-    piped = predicted("-", pathlib.Path(names[2]).read_bytes())
-    assert piped == [folder[0] | {"file": "-"}]
-    assert predicted("-") == []
-
-
-def test_a_folder_without_images_is_said_before_any_work(command, tmp_path):
-    code, _, err = command("predict", "--checkpoint=/nowhere", tmp_path)
-    assert code == 2 and f"{tmp_path} has no images (.jpg, " in err
-
-
-def test_predict_prints_each_image_before_it_reads_those_of_later_batches(trained, tmp_path):
-    write_image(tmp_path / "a.png")
-    read = []
-
-    def names():
-        for number in range(5):
-            read.append(number)
-            yield images.Named(str(tmp_path / "a.png"))
-
-    run = vit_jax.load_run(trained[0])
-    for number, _ in enumerate(predict.predict(run, names(), topk=1, batch_size=2)):
-        assert len(read) <= 2 * (number // 2 + 1)
-
-
-def test_show_says_what_a_checkpoint_is(command, trained, tmp_path):
-    workdir, result = trained
-    code, out, _ = command("show", workdir)
-    assert code == 0 and "ViT-mu/8, 24,170 parameters" in out
-    assert "10: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9" in out and "32 pixels (resize), mean [0.5" in out
-    assert "digits: train, 1,438 images; evaluated on test" in out
-    _, out, _ = command("show", workdir, "--json")
-    shown = json.loads(out)
-    assert (shown["step"], shown["format"], shown["init_from"]) == (4, "orbax", "")
-    assert shown["metrics"]["accuracy"] == result["accuracy"] and shown["versions"]["jax"]
-    file = tmp_path / "model.npz"
-    assert command("convert", workdir, file, "--to=official")[0] == 0
-    _, out, _ = command("show", file, "--json")
-    other = json.loads(out)
-    assert (other["format"], other["parameters"]) == ("official", shown["parameters"])
-    assert other["classes"] is None and "step" not in other
-    code, _, err = command("show", tmp_path / "nothing")
-    assert code == 1 and f"{tmp_path}/nothing does not exist" in err
-
-
 def test_dry_run_prints_a_recipe_that_resolves_to_the_same_config(command, tmp_path):
     changes = ["--config.optim.lr=0.01", "--config.model.depth=2", "--config.duration=3 epochs"]
     arguments = ["--config=configs/digits.py", *changes, "--dry_run"]
@@ -357,29 +167,6 @@ def test_dry_run_prints_a_recipe_that_resolves_to_the_same_config(command, tmp_p
     assert again.strip() == planned["config"].strip() and not (tmp_path / "run").exists()
     assert (planned["model"], planned["steps"], planned["examples"]) == ("ViT-S/4", 67, 1438)
     assert "config.optim.lr = 0.01\n" in again and "config.model.depth = 2\n" in again
-
-
-def test_a_run_keeps_a_recipe_that_trains_the_same(trained):
-    workdir, _ = trained
-    kept = vit_jax.load_config(str(workdir / "config.py"))
-    description = reading.newest_description(workdir)
-    saved = json.loads(json.dumps(dataclasses.asdict(resolve(kept))))
-    assert saved == description["config"] | {"compilation_cache": ""}
-
-
-def test_training_from_python_logs_and_works_in_a_thread(trained, tmp_path):
-    shutil.copytree(trained[0], tmp_path / "run")
-    script = f"""
-import threading, vit_jax
-config = vit_jax.load_config("{tmp_path}/run/config.py")
-thread = threading.Thread(target=lambda: print(vit_jax.train(config, "{tmp_path}/run")["step"]))
-thread.start()
-thread.join()
-"""
-    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert process.stdout == "4\n", process.stderr
-    assert " I data: digits, 1,438 images to train on" in process.stderr
-    assert " I step 4  eval/accuracy " in process.stderr
 
 
 @pytest.mark.parametrize("arguments", [("help", "train"), ("train", "-h")])
