@@ -400,6 +400,12 @@ class Config:
         "init_from: how position embeddings are resized",
         choices=("scipy", "bilinear", "bicubic"),
     )
+    init_channels: str = option(
+        "error",
+        "init_from: what is done about images of other channels; mean: each of ours gets the mean of the "
+        "checkpoint's, scaled so that their sum stays",
+        choices=("error", "mean"),
+    )
     nonfinite: str = option(
         "stop",
         "what a non-finite loss or gradient, or a spike, does: end the run, leave the update out, or "

@@ -71,6 +71,7 @@ def from_checkpoint() -> ConfigDict:
     config = default_config()
     config.init_from = CHECKPOINT
     config.init_reset = ("(head|head_distilled|representation)/.*",)
+    config.init_channels = "mean"
     config.data.mean = config.data.std = ()
     config.model.name = ""
     config.model.dtype = "bfloat16"

@@ -15,8 +15,9 @@ import jax
 import numpy as np
 
 from vit_jax.base import patterns
-from vit_jax.interchange import formats, loading, rules
+from vit_jax.interchange import formats, loading
 from vit_jax.models import registry
+from vit_jax.models.conversions import rules
 
 
 def main(folder: str, model: str = "ViT-H/14") -> None:

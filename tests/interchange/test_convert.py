@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 import vit_jax
-from vit_jax.base.errors import ConfigError
+from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.checkpoints import reading
-from vit_jax.checkpoints.reading import CheckpointError
 from vit_jax.interchange import formats, loading
 from vit_jax.models import registry
 from vit_jax.user_files import load_config
@@ -131,6 +130,6 @@ def test_conventions_that_were_said_and_contradict_the_checkpoint_are_an_error(f
     config = registry.model_config(
         "ViT-mu/2", image_size=6, width=8, depth=2, heads=2, mlp_dim=12, activation="gelu"
     )
-    fresh = registry.abstract(config)[1]
+    like = registry.abstract_weights(config)[1]
     with pytest.raises(ConfigError, match="config.init_from: .* 'gelu_tanh' in the checkpoint"):
-        loading.load_params(file, fresh, config, reset=("head/.*",), resize="scipy")
+        loading.weights_from(file, like, config, reset=("head/.*",))

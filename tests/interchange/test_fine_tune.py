@@ -30,14 +30,14 @@ def test_any_family_is_fine_tuned_at_twice_its_resolution(recipe, name, shared_d
     path = shared_data / "oracle" / f"{name}.ckpt.npz"
     foreign = formats.read(path)
     size = 2 * foreign.model_config.image_size
-    config = taken_over(recipe, path, image_size=size)
+    config = taken_over(recipe, path, image_size=size, train_crop="resize", eval_crop="resize")
     model_config = model_config_of(config, num_classes=5)
     assert type(model_config) is type(foreign.model_config)
     assert (model_config.image_size, model_config.num_classes) == (size, 5)
     fresh = jax.tree.map(
-        lambda x: jax.numpy.zeros(x.shape, x.dtype), registry.abstract(model_config)[1]
+        lambda x: jax.numpy.zeros(x.shape, x.dtype), registry.abstract_weights(model_config)[1]
     )
-    params = loading.load_params(
+    params, _ = loading.weights_from(
         path, fresh, model_config, reset=config.init_reset, resize=config.init_resize
     )
     old, new = (

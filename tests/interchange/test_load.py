@@ -2,7 +2,9 @@
 
 import functools
 import json
+import re
 
+import absl.logging
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,9 +14,8 @@ from flax import nnx
 
 import vit_jax
 from vit_jax.base import patterns
-from vit_jax.base.errors import ConfigError
+from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.checkpoints import reading, saving
-from vit_jax.checkpoints.reading import CheckpointError
 from vit_jax.config import default_config
 from vit_jax.interchange import adapt, formats, loading
 from vit_jax.models import registry
@@ -130,7 +131,7 @@ def test_a_mixer_takes_images_twice_as_large_by_the_papers_rule(shared_data):
     np.testing.assert_allclose(
         run(large, np.tile(images, (1, 2, 2, 1))).logits, run(small, images).logits, atol=1e-5
     )
-    with pytest.raises(ConfigError, match="layers/token_mlp/up/kernel"):
+    with pytest.raises(ConfigError, match="What fits is 32, 64, 96, …: K times that size"):
         vit_jax.load(path, image_size=48)
 
 
@@ -244,3 +245,62 @@ def test_the_oracle_is_complete(shared_data):
     }
     assert there == {*ORACLE, "bv_flexi_tiny"}
     assert json.loads(str(answers(shared_data, "vt_vit_gap")["config"]))["classifier"] == "gap"
+
+
+@pytest.mark.parametrize(
+    "size", [0, -16, 16.5, 224.0, "16x", "wide", (16,) * 3, (16, 0), (16, "8"), True, None]
+)
+def test_what_is_no_size_is_refused_in_a_sentence(size, file):
+    for make in (lambda: vit_jax.create_model("ViT-mu/2", image_size=size),
+                 lambda: vit_jax.load(file, image_size=size)):  # fmt: skip
+        with pytest.raises(
+            ConfigError, match=f"image_size = {re.escape(repr(size))} is no image size: say"
+        ):
+            make()
+
+
+@pytest.mark.parametrize("size", [6, "6", "6x6", (6, 6), [6, 6]])
+def test_a_square_may_be_said_in_several_ways(size, file):
+    assert vit_jax.load(file, image_size=size).config.image_size == 6
+    assert registry.model_config("ViT-mu/2", image_size=size).image_size == 6
+
+
+@pytest.mark.parametrize("form", ["official", "timm", "huggingface", "orbax"])
+def test_a_tensor_with_a_nan_is_refused_by_name(form, file, tmp_path):
+    foreign = formats.read(file, activation="gelu" if form == "timm" else "gelu_tanh")
+    scale = np.array(foreign.params["encoder"]["norm"]["scale"])
+    scale[3] = np.nan
+    foreign.params["encoder"]["norm"]["scale"] = scale
+    path = tmp_path / {"official": "x.npz", "timm": "x.safetensors"}.get(form, "folder")
+    formats.write(foreign, path, form)
+    theirs = {"official": "Transformer/encoder_norm/scale", "timm": "norm.weight",
+              "huggingface": "vit.layernorm.weight", "orbax": "encoder/norm/scale"}[form]  # fmt: skip
+    with pytest.raises(CheckpointError, match=f"{theirs}: 1 of 8 numbers are not finite"):
+        vit_jax.load(path)
+    with pytest.raises(CheckpointError, match="not finite"):
+        loading.convert(path, tmp_path / "out.npz", "official", activation="gelu_tanh")
+    assert not (tmp_path / "out.npz").exists()
+    model = vit_jax.load(path, allow_nonfinite=True)
+    assert np.isnan(model.encoder.norm.scale[3]) and not np.isnan(model.encoder.norm.scale[0])
+
+
+def test_big_visions_pooling_by_the_first_token_is_not_taken_for_a_mean_without_a_word(
+    shared_data, tmp_path, caplog
+):
+    """Its pool_type='0' has the tensors of a mean; nothing but the user can tell."""
+    path = shared_data / "oracle" / "bv_vit_gap_learn.ckpt.npz"
+    io = answers(shared_data, "bv_vit_gap_learn")
+    absl.logging.get_absl_logger().propagate = True
+    mean = vit_jax.load(path)
+    assert "does not tell pool" in caplog.text and "say pool='first'" in caplog.text
+    caplog.clear()
+    first = vit_jax.load(path, pool="first")
+    assert "does not tell" not in caplog.text and mean.config.pool == "mean"
+    out = run(first, io["image"])
+    np.testing.assert_allclose(out.tokens, run(mean, io["image"]).tokens, atol=1e-6)
+    np.testing.assert_array_equal(out.features, out.tokens[:, 0])
+    # A model that says which is meant is not warned.
+    like = registry.abstract_weights(first.config)[1]
+    assert loading.weights_from(path, like, first.config) and "does not tell" not in caplog.text
+    with pytest.raises(CheckpointError, match="has no pooling 'first'"):
+        loading.convert(path, tmp_path / "x.npz", "official", pool="first")

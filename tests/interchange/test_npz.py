@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from vit_jax.base import patterns
-from vit_jax.base.errors import ConfigError
-from vit_jax.checkpoints.reading import CheckpointError
+from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.interchange import formats, loading, npz
 from vit_jax.models import hybrid, mixer, registry, resnet, vit
 
@@ -238,7 +237,7 @@ def test_a_missing_and_a_strange_tensor_are_both_named(arrays, tmp_path):
 
 def test_an_override_that_is_no_option_or_does_not_fit_is_an_error(file):
     with pytest.raises(
-        ConfigError, match="vit models have no option 'activations'; did you mean 'activation'"
+        ConfigError, match="a vit model has no option 'activations'; did you mean 'activation'"
     ):
         formats.read(file, activations="gelu")
     with pytest.raises(

@@ -6,15 +6,15 @@ import jax
 import numpy as np
 import pytest
 
-from vit_jax.checkpoints.reading import CheckpointError
-from vit_jax.interchange.rules import (
+from vit_jax.base.errors import CheckpointError
+from vit_jax.models.conversions.rules import (
     Lazy,
     Rule,
     chain,
     expanded,
     joined,
     reshaped,
-    shapes,
+    specs,
     stacked,
     to_ours,
     to_theirs,
@@ -134,8 +134,8 @@ def test_shapes_of_a_large_model_take_no_memory():
         }
     }
     tracemalloc.start()
-    wanted = shapes(RULES, like)
-    assert wanted["blocks.47.fc.weight"] == (16384, 4096)
+    wanted = specs(RULES, like)
+    assert wanted["blocks.47.fc.weight"] == ((16384, 4096), np.dtype("float32"))
     assert tracemalloc.get_traced_memory()[1] < 1e6
     tracemalloc.stop()
 

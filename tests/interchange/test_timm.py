@@ -19,9 +19,10 @@ from PIL import Image
 
 from tests import without_torchvision
 from vit_jax.base import patterns
-from vit_jax.checkpoints.reading import CheckpointError
-from vit_jax.interchange import formats, safetensors, timm
+from vit_jax.base.errors import CheckpointError
+from vit_jax.interchange import formats, safetensors
 from vit_jax.models import registry
+from vit_jax.models.conversions.contract import IMAGENET_MEAN, IMAGENET_STD
 from vit_jax.models.embeddings import resize_patch_embedding
 
 torch = pytest.importorskip("torch")
@@ -132,7 +133,7 @@ def test_distilled_deits(theirs, tmp_path):
     model = randomize(theirs.VisionTransformerDistilled(**VIT))
     foreign = check_both_ways(model, tmp_path, heads=4)
     assert foreign.model_config.distilled and foreign.model_config.prefix == 2
-    assert foreign.preprocessing.mean == timm.IMAGENET_MEAN
+    assert foreign.preprocessing.mean == IMAGENET_MEAN
 
 
 def test_mixers(theirs, tmp_path):
@@ -349,11 +350,15 @@ def test_without_torch_a_pth_file_is_an_error_that_says_what_to_do(tmp_path, mon
         ),
         (
             lambda t: t.pop("patch_embed.proj.weight"),
-            "holds no ViT, .* it lacks 'patch_embed.proj.weight'",
+            "looks like a vit model with the names of timm, but lacks 'patch_embed.proj.weight'",
         ),
         (
             lambda t: t.update(pos_embed=np.ones((1, 8, 32))),
-            "pos_embed of 8 rows is no square grid",
+            "position embedding of 8 rows is no square grid.*image_size='224x448'",
+        ),
+        (
+            lambda t: t.update({"patch_embed.proj.weight": np.ones((32, 3))}),
+            "looks like a vit model with the names of timm, but a tensor has other axes",
         ),
     ],
 )
@@ -440,4 +445,4 @@ def prepared(path):
     )
     left, top = (round((side - 224) / 2) for side in image.size)
     pixels = np.asarray(image.crop((left, top, left + 224, top + 224)), np.float32) / 255
-    return (pixels - np.float32(timm.IMAGENET_MEAN)) / np.float32(timm.IMAGENET_STD)
+    return (pixels - np.float32(IMAGENET_MEAN)) / np.float32(IMAGENET_STD)

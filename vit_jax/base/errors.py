@@ -17,3 +17,7 @@ class ConfigError(UserError, ValueError):
     """
 
     exit_code = 2
+
+
+class CheckpointError(UserError):
+    """A checkpoint cannot be found, read or written."""

@@ -23,7 +23,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from vit_jax.base import paths, patterns, schema
-from vit_jax.base.errors import UserError
+from vit_jax.base.errors import CheckpointError
 from vit_jax.config import Config, default_config
 from vit_jax.devices import meshes, processes
 from vit_jax.models import registry
@@ -34,10 +34,6 @@ _FORMAT = 1
 _SEAL = "sha256"
 # In a bucket Orbax writes this when all else of a checkpoint is there.
 COMMITTED = "commit_success.txt"
-
-
-class CheckpointError(UserError):
-    """A checkpoint cannot be found, read or written."""
 
 
 @dataclasses.dataclass
@@ -149,26 +145,28 @@ def load_weights(path, like: Weights | None = None) -> Weights:
     description = read_description(folder)
     if like is None:
         like = registry.abstract_weights(stored_model_config(description))[1]
-    names = _parts_to_use(description)
+    names = parts_to_use(description)
     wanted = {name: part for name, part in zip(names, like, strict=True) if part}
     found = read_parts(folder, wanted)
     return Weights(*(found.get(name, {}) for name in names))
 
 
-def load_param(folder: epath.Path, description: dict, like: dict, name: str) -> np.ndarray:
-    """One parameter of those that `load_weights` gives, read alone.
+def load_array(folder: epath.Path, description: dict, like: Weights, part: int, name: str):
+    """One array of those that `load_weights` gives, read alone.
 
     Args:
       folder, description: of a checkpoint.
-      like: shapes and dtypes of all its parameters.
-      name: as in `patterns.names(like)`.
+      like: shapes and dtypes of all its arrays.
+      part: which tree of `like`.
+      name: as in `patterns.names(like[part])`.
     """
-    field, index = _parts_to_use(description)[0], patterns.names(like).index(name)
-    part = jax.tree.leaves(like)[index]
+    field, index = parts_to_use(description)[part], patterns.names(like[part]).index(name)
+    leaves = jax.tree.leaves(like[part])
+    tree = leaves[index]
     for key in reversed(name.split("/")):
-        part = {key: part}
-    marks = jax.ShapeDtypeStruct((len(jax.tree.leaves(like)),), jnp.uint32)
-    restored = _restore(folder, {field: part, "fingerprint": {field: marks}})
+        tree = {key: tree}
+    marks = jax.ShapeDtypeStruct((len(leaves),), jnp.uint32)
+    restored = _restore(folder, {field: tree, "fingerprint": {field: marks}})
     (array,) = jax.tree.leaves(restored[field])
     if host_mark(array) != restored["fingerprint"][field][index]:
         raise _changed(folder, field, name)
@@ -252,7 +250,7 @@ def host_mark(array: np.ndarray) -> np.uint32:
     return np.sum(array, dtype=np.uint32)
 
 
-def _parts_to_use(description: dict) -> tuple[str, str]:
+def parts_to_use(description: dict) -> tuple[str, str]:
     """The names of the saved parts that are a model's parameters and what is not trained."""
     averaged = description["config"]["optim"]["ema"]
     return ("ema", "ema_variables") if averaged else ("params", "model_variables")

@@ -1,10 +1,9 @@
-"""Fits parameters to another model: a new head, another resolution or patch size.
+"""Fits parameters to another model: a new head, another resolution, other channels.
 
-The one place where parameters are started anew or resized. Everything else must be the same,
-name by name.
+The one place where parameters are started anew or resized; how they are resized, the families say.
+Everything else must be the same, name by name.
 """
 
-import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,14 +13,8 @@ from absl import logging
 
 from vit_jax.base import patterns, schema
 from vit_jax.base.errors import ConfigError
-from vit_jax.interchange.formats import Foreign
-from vit_jax.interchange.rules import Lazy
-from vit_jax.models import mixer, vit
-from vit_jax.models.embeddings import interpolate, resize_patch_embedding, sincos_2d
-from vit_jax.models.mixer import enlarge_token_mlp
-
-POSITION = "position"
-PATCHES = "embedding/kernel"
+from vit_jax.models import registry
+from vit_jax.models.conversions.rules import Lazy
 
 
 def adapt(
@@ -32,6 +25,7 @@ def adapt(
     *,
     reset: Iterable[str],
     resize: str,
+    init_channels: str = "error",
     where: str = "config.init_from",
     reset_option: str = "config.init_reset",
 ) -> dict:
@@ -46,6 +40,8 @@ def adapt(
         out.
       resize: how position embeddings of another grid are interpolated, see
         `embeddings.interpolate`.
+      init_channels: what is done about images of other channels: 'error', or 'mean', see
+        `spread_channels`.
       where, reset_option: what to name in messages.
 
     Returns:
@@ -56,13 +52,16 @@ def adapt(
         left over or of another shape, and nothing said so. All of them are named.
     """
     _check_conventions(source, target, where)
-    old, new = _named(_enlarged(loaded, source, target)), _named(fresh)
+    old, new = _named(loaded), _named(fresh)
     reset = tuple(reset)
     patterns.check_patterns(reset, [*new, *old], reset_option)
     anew = set(patterns.matching(reset, [*new, *old]))
+    _check_channels(source, target, init_channels, anew, where)
     for name in old.keys() & new.keys() - anew:
-        if old[name].shape != new[name].shape:
-            old[name] = _resized(name, old[name], source, target, resize)
+        try:
+            old[name] = _fitted(name, old[name], source, target, new[name].shape, resize)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error} (or name in {reset_option} {name!r})") from error
     old_shapes, new_shapes = (
         {n: tuple(x.shape) for n, x in tree.items() if n not in anew} for tree in (old, new)
     )
@@ -99,56 +98,8 @@ def adapt(
     return patterns.map_named(place, fresh)
 
 
-def with_learned_position(foreign: Foreign) -> Foreign:
-    """The same model with its fixed position embedding, or zeros for none, as a learned one."""
-    config = foreign.model_config
-    if getattr(config, "position", "learned") == "learned":
-        return foreign
-    sincos = config.position == "sincos2d"
-    table = (
-        sincos_2d(config.grid, config.width)
-        if sincos
-        else np.zeros((1, config.grid[0] * config.grid[1], config.width), np.float32)
-    )
-    config = dataclasses.replace(config, position="learned", position_of_class=False)
-    return dataclasses.replace(
-        foreign, model_config=config, params=foreign.params | {POSITION: table}
-    )
-
-
-def with_class_row(foreign: Foreign) -> Foreign:
-    """The same model with positions of class and distillation token: zero if it had none."""
-    config = foreign.model_config
-    if (
-        not isinstance(config, vit.Config)
-        or config.pool != "token"
-        or config.position != "learned"
-        or config.prefix
-    ):
-        return foreign
-    table = np.asarray(foreign.params[POSITION])
-    rows = np.zeros((1, config.placed_tokens, config.width), table.dtype)
-    table = np.concatenate([rows, table], axis=1)
-    config = dataclasses.replace(config, position_of_class=True)
-    return dataclasses.replace(
-        foreign, model_config=config, params=foreign.params | {POSITION: table}
-    )
-
-
-def without_class_row(foreign: Foreign) -> Foreign:
-    """The same model without a position of the class token: what it had is added to the token."""
-    config = foreign.model_config
-    if not isinstance(config, vit.Config) or config.prefix != 1:
-        return foreign
-    table, token = (np.asarray(foreign.params[name]) for name in (POSITION, "class_token"))
-    params = foreign.params | {POSITION: table[:, 1:], "class_token": token + table[:, :1]}
-    return dataclasses.replace(
-        foreign, model_config=dataclasses.replace(config, position_of_class=False), params=params
-    )
-
-
 def _check_conventions(source, target, where: str) -> None:
-    families = [config.__class__.__module__.split(".")[-1] for config in (source, target)]
+    families = [registry.family_name(registry.family_of(config)) for config in (source, target)]
     if families[0] != families[1]:
         raise ConfigError(
             f"{where}: the checkpoint holds a model of the family {families[0]}, the model "
@@ -167,38 +118,46 @@ def _check_conventions(source, target, where: str) -> None:
         )
 
 
-def _resized(name: str, old: Any, source, target, method: str):
-    """`old` in the target's shape, where there is a rule for that."""
-    if name == POSITION and source.prefix == target.prefix and source.width == target.width:
+def _check_channels(source, target, rule: str, anew: set[str], where: str) -> None:
+    if (
+        source.channels != target.channels
+        and rule == "error"
+        and not anew >= {*source.image_kernels}
+    ):
+        raise ConfigError(
+            f"{where}: the checkpoint is for images of {source.channels} channels, the model for images of "
+            f"{target.channels}. With init_channels='mean' every channel gets the mean of the checkpoint's, "
+            "scaled so that their sum stays"
+        )
 
-        def resize(x):
-            return interpolate(
-                x, target.grid, method=method, prefix=source.prefix, old_grid=source.grid
-            )
 
-        shape = (1, target.prefix + target.grid[0] * target.grid[1], target.width)
-    elif name == PATCHES and type(target) in (vit.Config, mixer.Config):
-
-        def resize(x):
-            return resize_patch_embedding(x, target.patch)
-
-        method, shape = "pseudo-inverse", (target.patch, target.patch, *old.shape[2:])
-    else:
+def _fitted(name: str, old: Any, source, target, shape: tuple[int, ...], resize: str):
+    """`old` as the target has it, where the family knows how; else as it is."""
+    steps = [source.fit(name, target, resize=resize)]
+    if name in source.image_kernels and source.channels != target.channels:
+        steps.append(("the mean of its channels", lambda x: spread_channels(x, target.channels)))
+    steps = [step for step in steps if step]
+    if not steps:
         return old
-    logging.info("%s: %s is resized to %s by %s", name, old.shape, shape, method)
-    return Lazy(shape, np.dtype(old.dtype), lambda: resize(np.asarray(old)))
+    by = " and ".join(words for words, _ in steps)
+    logging.info("%s: %s is fitted to %s by %s", name, tuple(old.shape), tuple(shape), by)
+
+    def read() -> np.ndarray:
+        array = np.asarray(old)
+        for _, function in steps:
+            array = function(array)
+        return array
+
+    return Lazy(tuple(shape), np.dtype(old.dtype), read)
 
 
-def _enlarged(loaded: dict, source, target) -> dict:
-    """A Mixer's parameters for images K times as large, if the target's token MLP is K² times."""
-    if not isinstance(source, mixer.Config):
-        return loaded
-    factor, rest = divmod(target.image_size, source.image_size)
-    if factor < 2 or rest or target.token_mlp_dim != factor**2 * source.token_mlp_dim:
-        return loaded
-    layers = loaded["layers"]
-    token_mlp = enlarge_token_mlp(jax.tree.map(np.asarray, layers["token_mlp"]), factor)
-    return loaded | {"layers": layers | {"token_mlp": token_mlp}}
+def spread_channels(kernel: np.ndarray, channels: int) -> np.ndarray:
+    """A kernel (..., C, D) for images of other channels: each gets the mean over the old ones, scaled
+    so that the sum over channels stays. To pixels that are the same in all channels it answers as
+    before.
+    """
+    mean = kernel.mean(-2, keepdims=True, dtype=np.float64) * (kernel.shape[-2] / channels)
+    return np.repeat(mean, channels, axis=-2).astype(kernel.dtype)
 
 
 def _named(tree: dict) -> dict[str, Any]:

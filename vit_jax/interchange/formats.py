@@ -2,27 +2,28 @@
 
 A format is a module with
 
-- `recognises(path) -> bool`: whether it can read what is there; looks at little and never runs
+- `recognises(opened) -> bool`: whether it can read what is there; looks at little and never runs
   code;
-- `read(path, **overrides) -> Foreign`: the file's own model; `overrides` are options of its config
-  that the user states;
-- `write(foreign, path) -> None`: whole or not at all;
-- `CANNOT_TELL`: names of options that its files leave open, which are taken from the model they are
-  loaded into.
+- `read(opened, wishes) -> Foreign`: the file's own model;
+- `write(foreign, path) -> None`: whole or not at all.
+
+`opened` is an `opened.Opened`, `wishes` are `Wishes`. Which tensors of a format are which parameters,
+the families say.
 """
 
 import dataclasses
 import importlib
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from etils import epath
-
 from vit_jax.base import paths, schema, sizes
-from vit_jax.base.errors import ConfigError
+from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.base.schema import nearest
-from vit_jax.checkpoints.reading import CheckpointError
+from vit_jax.data.augmentation import augment
+from vit_jax.interchange import opened
 from vit_jax.models import registry
+from vit_jax.models.conversions.contract import Preprocessing
 
 # Asked in this order.
 FORMATS = {
@@ -30,6 +31,7 @@ FORMATS = {
     "official": "vit_jax.interchange.official",
     "big_vision": "vit_jax.interchange.big_vision",
     "huggingface": "vit_jax.interchange.huggingface",
+    "authors": "vit_jax.interchange.authors",
     "timm": "vit_jax.interchange.timm",
 }
 _MAGIC = {
@@ -44,14 +46,18 @@ _MAGIC = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Preprocessing:
-    """How images are prepared for the model; names and meanings as in `config.data`."""
+class Wishes:
+    """What is said of a checkpoint's model from outside.
 
-    image_size: int
-    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
-    std: tuple[float, ...] = (0.5, 0.5, 0.5)
-    eval_crop: str = "resize"
-    eval_resize: int = 256
+    Attributes:
+      overrides: options of its config, where what is recognised is to be another.
+      hints: options of the model that the weights are for, taken where the file leaves them open.
+      allow_nonfinite: whether its tensors may have NaNs and infinities.
+    """
+
+    overrides: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    hints: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    allow_nonfinite: bool = False
 
 
 @dataclasses.dataclass
@@ -90,35 +96,46 @@ def detect(path) -> str:
     Raises:
       CheckpointError: nothing is there, it is damaged, or no format recognises it.
     """
+    return _detect(_open(path))
+
+
+def read(
+    path, *, hints: Mapping[str, Any] | None = None, allow_nonfinite: bool = False, **overrides
+) -> Foreign:
+    """What is at `path`, in whatever format.
+
+    Args:
+      path: file or directory, local or `gs://`.
+      hints: options of the model that the weights are for: taken where the file leaves them open.
+      allow_nonfinite: whether the tensors may have NaNs and infinities.
+      **overrides: options of the model's config, where what is recognised is to be another.
+
+    Raises:
+      CheckpointError: see `detect`; or the tensors are not those of a model of the family. What is
+        wrong with their numbers is told when they are read.
+      ConfigError: an override is no option of the family.
+    """
+    found = _open(path)
+    wishes = Wishes(overrides, {} if hints is None else hints, allow_nonfinite)
+    return module(_detect(found)).read(found, wishes)
+
+
+def _open(path) -> opened.Opened:
     path = paths.locate(path)
     if not path.exists():
         raise CheckpointError(f"{path} does not exist")
     if path.is_file() and path.stat().length == 0:
         raise CheckpointError(f"{path} is empty (an interrupted download?)")
+    return opened.open_once(path)
+
+
+def _detect(found: opened.Opened) -> str:
     for name in FORMATS:
-        if module(name).recognises(path):
+        if module(name).recognises(found):
             return name
     raise CheckpointError(
-        f"{path} is no checkpoint of a known format ({', '.join(FORMATS)}): {_looks_like(path)}"
+        f"{found.path} is no checkpoint of a known format ({', '.join(FORMATS)}): {_looks_like(found)}"
     )
-
-
-def read(path, *, like=None, **overrides) -> Foreign:
-    """What is at `path`, in whatever format.
-
-    Args:
-      path: file or directory, local or `gs://`.
-      like: a family's config that says what the file cannot.
-      **overrides: options of the model's config, where what is recognised is to be another.
-
-    Raises:
-      CheckpointError: see `detect`; or the tensors are not those of a model of the family.
-      ConfigError: an override is no option of the family.
-    """
-    path = paths.locate(path)
-    format = module(detect(path))
-    open_options = {name: getattr(like, name) for name in format.CANNOT_TELL if hasattr(like, name)}
-    return format.read(path, **open_options | overrides)
 
 
 def write(foreign: Foreign, path, to: str) -> None:
@@ -131,15 +148,35 @@ def write(foreign: Foreign, path, to: str) -> None:
     module(to).write(foreign, paths.locate(path))
 
 
-def configure(config_class: type, recognised: dict, overrides: dict):
+def preprocessing_with(foreign: Foreign, said: Mapping[str, Any], source) -> Preprocessing:
+    """The preprocessing of a checkpoint, with the fields that are said in place of its own.
+
+    Raises:
+      ConfigError: a field is none of `Preprocessing`, or neither `source` nor `said` has one without
+        which images cannot be normalised.
+    """
+    own = vars(foreign.preprocessing) if foreign.preprocessing else {"mean": (), "std": ()}
+    known = {"mean", "std", "eval_crop", "eval_resize"}
+    for name in said:
+        if name not in known:
+            raise ConfigError(f"preprocessing has no field {name!r}{nearest(name, known)}")
+    found = Preprocessing(**{"image_size": foreign.model_config.image_size} | own | dict(said))
+    augment.check_normalization(found, source)
+    return found
+
+
+def configure(config_class: type, recognised: Mapping[str, Any], overrides: Mapping[str, Any]):
     """The config of a checkpoint's model: what was recognised, unless the user says otherwise.
 
     Raises:
       ConfigError: an override is no option of the family, or sizes do not fit together.
     """
-    if "image_size" in overrides:
-        recognised = recognised | {"image_size": sizes.parse(overrides.pop("image_size"))}
-    family = config_class.__module__.split(".")[-1]
+    overrides = dict(overrides)
+    data = {name: overrides.pop(name) for name in ("image_size", "channels") if name in overrides}
+    if "image_size" in data:
+        data["image_size"] = sizes.parse(data["image_size"])
+    recognised = {**recognised, **data}
+    family = registry.family_name(next(f for f in registry.FAMILIES if f.Config is config_class))
     return config_class(
         **recognised | schema.said(config_class, overrides, f"a {family} model", "")
     )
@@ -155,7 +192,7 @@ def how_to_accept(option: str, value) -> str:
 
 def model_name(config) -> str:
     """The listed name that says most of a model; its options say the rest."""
-    family = next(family for family in registry.FAMILIES if family.Config is type(config))
+    family = registry.family_of(config)
 
     def agreement(name: str) -> tuple[int, int]:
         options = family.options_from_name(name)
@@ -174,13 +211,11 @@ def describe(config) -> str:
     )
 
 
-def _looks_like(path: epath.Path) -> str:
-    if path.is_dir():
-        held = sorted(entry.name for entry in path.iterdir())[:5]
+def _looks_like(found: opened.Opened) -> str:
+    if found.container == "folder":
+        held = sorted(entry.name for entry in found.path.iterdir())[:5]
         return f"a directory of {', '.join(held) or 'nothing'}"
-    with path.open("rb") as file:
-        head = file.read(32)
     for magic, description in _MAGIC.items():
-        if head.startswith(magic):
+        if found.head.startswith(magic):
             return f"it is {description}"
-    return f"it begins with {head[:8]!r}"
+    return f"it begins with {found.head[:8]!r}"

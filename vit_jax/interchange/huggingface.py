@@ -1,12 +1,7 @@
-"""Folders of Hugging Face `transformers`: ViT and DeiT, as `save_pretrained` writes them.
+"""Folders of Hugging Face `transformers`, as `save_pretrained` writes them.
 
-`config.json` says sizes, heads, activation and epsilon (by default exact GELU and 1e-12), `model.safetensors` has the
-tensors, `preprocessor_config.json` says how images are prepared. Classes of theirs and what they are here:
-
-- ViTForImageClassification: class token, linear head.
-- ViTModel: no head; the pooler, where there is one, is our `representation` (both are a tanh layer).
-- DeiTForImageClassificationWithTeacher: `distilled`.
-- DeiTForImageClassification, DeiTModel: `distilled`, but without `distillation_head`: the token is not read.
+`config.json` says what the model is, `model.safetensors` has the tensors, `preprocessor_config.json` says
+how images are prepared. Which classes of theirs are which models of ours, the families say.
 """
 
 import json
@@ -14,66 +9,31 @@ import re
 
 from etils import epath
 
-from vit_jax.checkpoints.reading import CheckpointError
-from vit_jax.interchange import adapt, pytorch, rules
-from vit_jax.interchange.formats import Foreign, Preprocessing, configure
-from vit_jax.interchange.rules import Rule
-from vit_jax.models import registry, vit
+from vit_jax.base.errors import CheckpointError
+from vit_jax.base.sizes import Size, height_width
+from vit_jax.interchange import named, pytorch
+from vit_jax.interchange.formats import Foreign, Preprocessing, Wishes
+from vit_jax.interchange.opened import CONFIG, Opened
 
 NAME = "huggingface"
-CANNOT_TELL = ()
-CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
-_FAMILIES = ("vit", "deit")
-_ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_new": "gelu_tanh",
-}
-_WRITTEN_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
-# What transformers takes where config.json says nothing.
-_DEFAULTS = {
-    "image_size": 224,
-    "patch_size": 16,
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "hidden_act": "gelu",
-    "layer_norm_eps": 1e-12,
-    "num_channels": 3,
-    "qkv_bias": True,
-    "pooler_act": "tanh",
-}
+PROCESSOR = "preprocessor_config.json"
 
 
-def recognises(path) -> bool:
-    """Whether this is a folder whose config.json names a ViT or DeiT, or its `model.safetensors`."""
-    config = _folder(path) / CONFIG
-    return config.exists() and pytorch.read_json(config).get("model_type") in _FAMILIES
+def recognises(opened: Opened) -> bool:
+    """Whether this is a folder whose config.json names a model of a family."""
+    return "model_type" in opened.config and named.is_found(opened, NAME, said=opened.config)
 
 
-def read(path, **overrides) -> Foreign:
-    """See `formats.read`; `layout` keeps `config.json` and the types of tensors that are not float32."""
-    folder = _folder(path)
-    said = pytorch.read_json(folder / CONFIG)
-    tensors = pytorch.read_folder(folder)
-    # transformers 5 has other names in its code; in files it reads and writes these.
-    prefix = next((p for p in ("vit.", "deit.") if any(name.startswith(p) for name in tensors)), "")
-    config = configure(vit.Config, _recognise(said, tensors, prefix, folder), overrides)
-    like = registry.abstract(config)[1]
-    params = rules.to_ours(table(config, prefix), tensors, like, source=folder)
-    processor = folder / PROCESSOR
-    preprocessing = None
+def read(opened: Opened, wishes: Wishes) -> Foreign:
+    """See `formats`; `layout` keeps `config.json` too."""
+    found = named.find(opened, NAME, opened.config | named.said(wishes))
+    foreign = named.read(opened, found, NAME, wishes, {})
+    config, processor = foreign.model_config, opened.path / PROCESSOR
     if processor.exists():
-        preprocessing = _preprocessing(pytorch.read_json(processor), config.image_size)
-    layout = {
-        "format": NAME,
-        "prefix": prefix,
-        "config": said,
-        "dtypes": pytorch.other_dtypes(tensors),
-    }
-    return Foreign(config, params, _classes(said, config.num_classes), preprocessing, layout)
+        foreign.preprocessing = _preprocessing(pytorch.read_json(processor), config.image_size)
+    foreign.classes = _classes(opened.config, config.num_classes)
+    foreign.layout["config"] = opened.config
+    return foreign
 
 
 def write(foreign: Foreign, path) -> None:
@@ -83,93 +43,22 @@ def write(foreign: Foreign, path) -> None:
       CheckpointError: transformers has no such model.
     """
     path = epath.Path(path)
-    _refuse_what_transformers_lacks(foreign.model_config, path)
-    own = foreign.layout.get("format") == NAME
-    foreign = adapt.with_class_row(adapt.with_learned_position(foreign))
+    conversion = named.conversion_of(foreign.model_config, NAME, path)
+    foreign = named.expressed(foreign, conversion, NAME)
     config = foreign.model_config
-    architecture, model_type = _architecture(config)
-    prefix = f"{model_type}." if config.num_classes else ""
-    dtypes = foreign.layout["dtypes"] if own else {}
-    said = (foreign.layout["config"] if own else {}) | _config(foreign, architecture, model_type)
+    # What config.json says of the model; the rest of one that was read stays.
+    described = foreign.layout.get("config", {}) | {"dtype": "float32"}
+    described |= conversion.config_json(config)
+    if config.num_classes:
+        names = foreign.classes or [f"LABEL_{i}" for i in range(config.num_classes)]
+        described["id2label"] = {str(i): name for i, name in enumerate(names)}
+        described["label2id"] = {name: i for i, name in enumerate(names)}
+    processor = foreign.preprocessing and _processor(foreign.preprocessing, path)
     with pytorch.NewFolder(path) as folder:
-        pytorch.write(folder / pytorch.WEIGHTS, table(config, prefix), foreign.params, dtypes, {})
-        (folder / CONFIG).write_text(json.dumps(said, indent=2))
-        if foreign.preprocessing:
-            processor = _processor(foreign.preprocessing)
+        named.write_safetensors(foreign, conversion, folder / pytorch.WEIGHTS, {})
+        (folder / CONFIG).write_text(json.dumps(described, indent=2))
+        if processor:
             (folder / PROCESSOR).write_text(json.dumps(processor, indent=2))
-
-
-def table(config: vit.Config, prefix: str) -> list[Rule]:
-    """The rules of a model.
-
-    Args:
-      config: of the model.
-      prefix: of all names but the heads': `vit.`, `deit.` or nothing.
-    """
-    ours, theirs = "encoder/layers", f"{prefix}encoder.layer.{{layer}}"
-    attention = f"{theirs}.attention.attention"
-    qkv = tuple(f"{attention}.{name}" for name in ("query", "key", "value"))
-    head = "cls_classifier" if config.two_heads else "classifier"
-    return [
-        Rule("class_token", f"{prefix}embeddings.cls_token"),
-        Rule("distillation_token", f"{prefix}embeddings.distillation_token"),
-        Rule("position", f"{prefix}embeddings.position_embeddings"),
-        pytorch.convolution("embedding", f"{prefix}embeddings.patch_embeddings.projection"),
-        Rule("embedding/bias", f"{prefix}embeddings.patch_embeddings.projection.bias"),
-        *pytorch.norm(f"{ours}/attention_norm", f"{theirs}.layernorm_before"),
-        *pytorch.attention(
-            f"{ours}/attention",
-            qkv,
-            f"{theirs}.attention.output.dense",
-            config.width,
-            config.heads,
-        ),
-        *pytorch.norm(f"{ours}/mlp_norm", f"{theirs}.layernorm_after"),
-        *pytorch.linear(f"{ours}/mlp/up", f"{theirs}.intermediate.dense"),
-        *pytorch.linear(f"{ours}/mlp/down", f"{theirs}.output.dense"),
-        *pytorch.norm("encoder/norm", f"{prefix}layernorm"),
-        *pytorch.linear("representation", f"{prefix}pooler.dense"),
-        *pytorch.linear("head", head),
-        *pytorch.linear("head_distilled", "distillation_classifier"),
-    ]
-
-
-def _folder(path) -> epath.Path:
-    path = epath.Path(path)
-    return path.parent if path.name == pytorch.WEIGHTS else path
-
-
-def _recognise(said: dict, tensors: dict, prefix: str, folder) -> dict:
-    """Options of the config."""
-    value = _DEFAULTS | said
-    if value["hidden_act"] not in _ACTIVATIONS:
-        raise CheckpointError(
-            f"{folder}: hidden_act {value['hidden_act']!r} is not supported; "
-            f"{', '.join(_ACTIVATIONS)} are"
-        )
-    for name in ("num_channels", "qkv_bias"):
-        if value[name] != _DEFAULTS[name]:
-            raise CheckpointError(f"{folder}: {name} = {value[name]} is not supported")
-    pooler = tensors.get(f"{prefix}pooler.dense.bias")
-    if pooler is not None and value["pooler_act"] != "tanh":
-        raise CheckpointError(f"{folder}: pooler_act {value['pooler_act']!r} is not supported")
-    heads = [name for name in ("classifier.bias", "cls_classifier.bias") if name in tensors]
-    distilled = f"{prefix}embeddings.distillation_token" in tensors
-    return {
-        "image_size": value["image_size"],
-        "num_classes": tensors[heads[0]].shape[0] if heads else 0,
-        "patch": value["patch_size"],
-        "depth": value["num_hidden_layers"],
-        "width": value["hidden_size"],
-        "mlp_dim": value["intermediate_size"],
-        "heads": value["num_attention_heads"],
-        "pool": "token",
-        "representation": 0 if pooler is None else pooler.shape[0],
-        "distilled": distilled,
-        "distillation_head": not distilled or "distillation_classifier.bias" in tensors,
-        "activation": _ACTIVATIONS[value["hidden_act"]],
-        "epsilon": value["layer_norm_eps"],
-    }
 
 
 def _classes(said: dict, count: int) -> tuple[str, ...] | None:
@@ -181,7 +70,7 @@ def _classes(said: dict, count: int) -> tuple[str, ...] | None:
     return tuple(names[i] for i in range(count))
 
 
-def _preprocessing(said: dict, image_size: int) -> Preprocessing:
+def _preprocessing(said: dict, image_size: Size) -> Preprocessing:
     """What preprocessor_config.json says, older and newer."""
     mean, std = said.get("image_mean", (0.5,) * 3), said.get("image_std", (0.5,) * 3)
     if said.get("do_normalize") is False:
@@ -194,9 +83,10 @@ def _preprocessing(said: dict, image_size: int) -> Preprocessing:
     return Preprocessing(image_size, tuple(mean), tuple(std), "central", size)
 
 
-def _processor(preprocessing: Preprocessing) -> dict:
+def _processor(preprocessing: Preprocessing, path) -> dict:
     """preprocessor_config.json."""
-    size = preprocessing.image_size
+    height, width = height_width(preprocessing.image_size)
+    size = {"height": height, "width": width}
     common = {
         "do_normalize": True,
         "do_rescale": True,
@@ -206,69 +96,17 @@ def _processor(preprocessing: Preprocessing) -> dict:
         "resample": 2,
         "rescale_factor": 1 / 255,
     }
-    square = {"height": size, "width": size}
     if preprocessing.eval_crop == "resize":
-        return common | {"image_processor_type": "ViTImageProcessor", "size": square}
+        return common | {"image_processor_type": "ViTImageProcessor", "size": size}
+    if height != width:
+        raise CheckpointError(
+            f"{path} is not written: transformers' processors cut only squares out of the middle of images; "
+            "to have them resized there, say --config.data.eval_crop=resize"
+        )
     # ViT's processor cannot crop.
     return common | {
         "image_processor_type": "BitImageProcessor",
         "size": {"shortest_edge": preprocessing.eval_resize},
         "do_center_crop": True,
-        "crop_size": square,
+        "crop_size": size,
     }
-
-
-def _refuse_what_transformers_lacks(config, path) -> None:
-    if type(config) is not vit.Config:
-        family = type(config).__module__.split(".")[-1]
-        raise CheckpointError(
-            f"{path} is not written: of a {family} model this format has nothing; timm's has"
-        )
-    lacks = {
-        f"pool={config.pool!r}": config.pool != "token",
-        "registers": config.registers,
-        "qk_norm": config.qk_norm,
-        "tanh layer before a head": config.representation and config.num_classes,
-        "tanh layer of another size than the width": config.representation not in (0, config.width),
-        "distillation_head without classes": config.two_heads and not config.num_classes,
-    }
-    found = [name for name, there in lacks.items() if there]
-    if found:
-        raise CheckpointError(
-            f"{path} is not written: transformers' ViT and DeiT have no {', no '.join(found)}"
-        )
-
-
-def _architecture(config: vit.Config) -> tuple[str, str]:
-    """Name of the class, and `model_type`."""
-    kind, model_type = ("DeiT", "deit") if config.distilled else ("ViT", "vit")
-    if not config.num_classes:
-        return f"{kind}Model", model_type
-    return f"{kind}ForImageClassification{'WithTeacher' * config.two_heads}", model_type
-
-
-def _config(foreign: Foreign, architecture: str, model_type: str) -> dict:
-    """What config.json says of the model; the rest of one that was read stays."""
-    config = foreign.model_config
-    said = {
-        "architectures": [architecture],
-        "model_type": model_type,
-        "dtype": "float32",
-        "image_size": config.image_size,
-        "patch_size": config.patch,
-        "num_channels": 3,
-        "hidden_size": config.width,
-        "num_hidden_layers": config.depth,
-        "num_attention_heads": config.heads,
-        "intermediate_size": config.mlp_dim,
-        "hidden_act": _WRITTEN_ACTIVATIONS[config.activation],
-        "layer_norm_eps": config.epsilon,
-        "hidden_dropout_prob": config.dropout,
-        "attention_probs_dropout_prob": config.attention_dropout,
-        "qkv_bias": True,
-    }
-    if config.num_classes:
-        names = foreign.classes or [f"LABEL_{i}" for i in range(config.num_classes)]
-        said["id2label"] = {str(i): name for i, name in enumerate(names)}
-        said["label2id"] = {name: i for i, name in enumerate(names)}
-    return said

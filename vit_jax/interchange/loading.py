@@ -1,23 +1,31 @@
 """Models from files of any format: `load`, `load_weights`, `vit_jax convert` and `init_from`."""
 
-import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import jax
 from absl import logging
 from flax import nnx
 from ml_collections import ConfigDict
 
-from vit_jax.base import patterns, schema
+from vit_jax.base import patterns, schema, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
 from vit_jax.config import CHECKPOINT
-from vit_jax.interchange import adapt, formats
-from vit_jax.models import mixer, registry
+from vit_jax.data.augmentation import augment
+from vit_jax.interchange import adapt, formats, named, opened
+from vit_jax.models import registry
 from vit_jax.models.registry import Weights
 
 
-def load(path, *, resize: str = "scipy", **overrides) -> nnx.Module:
+def load(
+    path,
+    *,
+    resize: str = "scipy",
+    init_channels: str = "error",
+    allow_nonfinite: bool = False,
+    **overrides,
+) -> nnx.Module:
     """A model from a checkpoint of any format; its `config` says what was recognised.
 
     >>> model = vit_jax.load("B_16.npz", image_size=384, num_classes=10)
@@ -26,9 +34,12 @@ def load(path, *, resize: str = "scipy", **overrides) -> nnx.Module:
       path: file or directory, local or `gs://`.
       resize: how position embeddings of another resolution are interpolated: `scipy` (official),
         `bilinear`, `bicubic`.
+      init_channels: what is done where `channels` are others than the checkpoint's: `error`, or
+        `mean`: each gets the mean of the old ones, scaled so that their sum stays.
+      allow_nonfinite: whether tensors may have NaNs and infinities.
       **overrides: options of the model's config. Another `image_size` or `patch` resizes what
-        depends on it, another `num_classes` or `representation` gives a new head (zero); any
-        other states what the file holds.
+        depends on it, other `channels` change the first kernel, another `num_classes` or
+        `representation` gives a new head (zero); any other states what the file holds.
 
     Raises:
       CheckpointError: there is no checkpoint, it is damaged, or a tensor does not fit; see
@@ -36,122 +47,121 @@ def load(path, *, resize: str = "scipy", **overrides) -> nnx.Module:
       ConfigError: an override is no option or value of the family, or the weights cannot be fitted
         to it.
     """
-    named = registry.fitted_options()
-    fitted = {name: overrides.pop(name) for name in named if name in overrides}
-    foreign = formats.read(path, **overrides)
+    names = registry.fitted_options()
+    fitted = {name: overrides.pop(name) for name in names if name in overrides}
+    if "image_size" in fitted:
+        fitted |= named.said_size(fitted["image_size"])
+    foreign = formats.read(path, hints=fitted, allow_nonfinite=allow_nonfinite, **overrides)
     source = foreign.model_config
-    if isinstance(source, mixer.Config):
-        image_size = fitted.get("image_size", source.image_size)
-        fitted["token_mlp_dim"] = _token_mlp_dim(source, image_size)
-    target = formats.configure(type(source), dataclasses.asdict(source), fitted)
-    definition, like = registry.abstract(target)
-    reset = []
-    if target.num_classes != source.num_classes:
-        reset.append("head(_distilled)?/.*")
-    if getattr(target, "representation", 0) != getattr(source, "representation", 0):
-        reset += ["representation/.*", "head/.*"]
-    fresh = _fresh(target, like, reset)
-    where, option = f"load({str(path)!r})", "load_weights(..., reset=...)"
-    params = adapt.adapt(
-        foreign.params,
-        source,
-        fresh,
+    if "image_size" in fitted:
+        fitted = source.at_size(fitted["image_size"]) | fitted
+    target = formats.configure(type(source), vars(source), fitted)
+    definition, like = registry.abstract_weights(target)
+    reset = source.starts_anew(target)
+    weights = _fit(
+        foreign,
+        _fresh(target, like, reset),
         target,
         reset=reset,
         resize=resize,
-        where=where,
-        reset_option=option,
+        init_channels=init_channels,
+        where=f"load({str(path)!r})",
+        reset_option="load_weights(..., reset=...)",
     )
-    return nnx.merge(definition, params)
+    return nnx.merge(definition, *weights)
 
 
 def load_weights(
-    model: nnx.Module, path, *, reset: Iterable[str] = (), resize: str = "scipy"
+    model: nnx.Module,
+    path,
+    *,
+    reset: Iterable[str] = (),
+    resize: str = "scipy",
+    init_channels: str = "error",
+    allow_nonfinite: bool = False,
 ) -> None:
-    """Replaces the parameters of a model by those of a checkpoint of any format.
+    """Replaces the arrays of a model by those of a checkpoint of any format.
 
     Args:
-      model: changed in place; its parameters stay where they are placed.
+      model: changed in place; its arrays stay where they are placed.
       path: file or directory, local or `gs://`.
       reset: patterns of parameters that stay as they are, e.g. `("head/.*",)`; what the checkpoint
         has there is left out.
-      resize: how position embeddings of another resolution are interpolated.
+      resize, init_channels, allow_nonfinite: see `load`.
 
     Raises:
       CheckpointError, ConfigError: as `load`; unless every tensor and every parameter is accounted
         for, nothing is changed.
     """
-    fresh = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    nnx.update(
-        model,
-        load_params(
-            path,
-            fresh,
-            model.config,
-            reset=reset,
-            resize=resize,
-            where="load_weights",
-            option="reset",
-        ),
+    weights = weights_from(
+        path,
+        registry.split(model)[1],
+        model.config,
+        reset=reset,
+        resize=resize,
+        init_channels=init_channels,
+        allow_nonfinite=allow_nonfinite,
+        where="load_weights",
+        reset_option="reset",
     )
+    nnx.update(model, *weights)
 
 
-def load_params(
+def weights_from(
     path,
-    fresh: dict,
+    like: Weights,
     config,
     *,
-    reset: Iterable[str],
-    resize: str,
-    where="config.init_from",
-    option="config.init_reset",
-) -> dict:
-    """Parameters for a model from a checkpoint of any format.
+    reset: Iterable[str] = (),
+    resize: str = "scipy",
+    init_channels: str = "error",
+    allow_nonfinite: bool = False,
+    where: str = "config.init_from",
+    reset_option: str = "config.init_reset",
+) -> Weights:
+    """All arrays of a model from a checkpoint of any format.
 
     Args:
       path: see `formats.read`.
-      fresh: the model's new parameters, on their devices.
+      like: the model's new arrays, or their shapes, dtypes and shardings where the checkpoint has
+        them.
       config: the model's.
-      reset, resize, where, option: see `adapt.adapt`.
+      reset, resize, init_channels, where, reset_option: see `adapt.adapt`.
 
     Returns:
-      A tree like `fresh`, in its shardings.
+      As `like`, in its shardings.
     """
-    foreign = formats.read(path, like=config)
+    foreign = formats.read(path, hints=vars(config), allow_nonfinite=allow_nonfinite)
     logging.info("%s: %s holds %s", where, path, formats.describe(foreign.model_config))
-    return adapt.adapt(
-        foreign.params,
-        foreign.model_config,
-        fresh,
+    return _fit(
+        foreign,
+        like,
         config,
         reset=reset,
         resize=resize,
+        init_channels=init_channels,
         where=where,
-        reset_option=option,
+        reset_option=reset_option,
     )
 
 
-def load_weights_like(path, like: Weights, config, *, where: str) -> Weights:
-    """All arrays of the model in a checkpoint, in the shardings of `like`.
+def convert(
+    source,
+    destination,
+    to: str,
+    *,
+    data: Mapping[str, Any] | None = None,
+    allow_nonfinite: bool = False,
+    **overrides,
+) -> formats.Foreign:
+    """Rewrites a checkpoint in another format; see `formats.read` for what `overrides` do.
 
     Args:
-      path: see `formats.read`.
-      like: shapes, dtypes and shardings of a model of `config`, which is the checkpoint's own.
-      where: what to name in messages.
-    """
-    foreign = formats.read(path, like=config)
-    trees = zip((foreign.params, foreign.variables), like, strict=True)
-    return Weights(
-        *(
-            adapt.adapt(tree, foreign.model_config, part, config, reset=(), resize="scipy",
-                        where=where, reset_option="")
-            for tree, part in trees
-        )
-    )  # fmt: skip
-
-
-def convert(source, destination, to: str, **overrides) -> formats.Foreign:
-    """Rewrites a checkpoint in another format; see `formats.read` for what `overrides` do.
+      source, destination: paths.
+      to: the format.
+      data: how images are prepared where that is to be other than the source says, or where it does not
+        say it: `mean`, `std`, `eval_crop`, `eval_resize`.
+      allow_nonfinite: whether tensors may have NaNs and infinities.
 
     Returns:
       What was written; its `params` can be read as long as the source is there.
@@ -159,9 +169,16 @@ def convert(source, destination, to: str, **overrides) -> formats.Foreign:
     Raises:
       CheckpointError: the source cannot be read, or the format cannot express its model; then
         nothing is written.
+      ConfigError: `data` has fields of no preprocessing, or says but a part of it.
     """
     formats.module(to)
-    foreign = formats.read(source, **overrides)
+    foreign = formats.read(source, allow_nonfinite=allow_nonfinite, **overrides)
+    if data:
+        foreign.preprocessing = formats.preprocessing_with(foreign, data, source)
+    elif not foreign.preprocessing:
+        logging.warning(
+            "%s does not say how its images are normalised; who uses it is asked", source
+        )
     formats.write(foreign, destination, to)
     return foreign
 
@@ -192,51 +209,73 @@ def resolve_from_checkpoint(config: ConfigDict, workdir=None) -> ConfigDict:
         return config
     begun = reading.newest_description(workdir) if workdir else None
     begun = begun and begun["config"]
-    source = None if begun else formats.read(config.init_from)
-    whole = not config.model.name
+    hints = schema.options_said(config.model) | {"image_size": config.data.image_size}
+    source = None if begun else formats.read(config.init_from, hints=hints)
     config = config.copy_and_resolve_references()
-    model = config.model
-    if whole:
-        model.name = begun["model"]["name"] if begun else formats.model_name(source.model_config)
-    family = next(
-        (f for f in registry.FAMILIES if f.options_from_name(model.name) is not None), None
-    )
-    # What the weights are used for; the name stands for their sizes, unless it is the checkpoint's.
-    roles = ("structure", "convention", "size") if whole else ("structure", "convention")
-    for name in schema.with_role(family.Config, *roles) if family else ():
-        if model[name] is not None:
-            continue
-        if name == "representation" and patterns.matching(
-            config.init_reset, ["representation/kernel"]
-        ):
-            continue
-        value = begun["model"].get(name) if begun else getattr(source.model_config, name, None)
-        if name == "token_mlp_dim" and source:
-            value = _token_mlp_dim(source.model_config, config.data.image_size)
-        if value is not None:
-            model[name] = value
+    _resolve_model(config, begun, source)
     prepared = begun["data"] if begun else source.preprocessing and vars(source.preprocessing)
     for name in ("mean", "std"):
-        if config.data[name]:
-            continue
-        if not prepared:
-            raise ConfigError(
-                f"{config.init_from} does not say how images are normalised: say config.data.mean and "
-                "std, (0.5, 0.5, 0.5) both for Google's weights, (0.485, 0.456, 0.406) and "
-                "(0.229, 0.224, 0.225) for DeiT's"
-            )
-        config.data[name] = tuple(prepared[name])
+        if prepared and not config.data[name]:
+            config.data[name] = tuple(prepared[name])
+    augment.check_normalization(config.data, config.init_from)
     return config
 
 
-def _token_mlp_dim(source: mixer.Config, image_size: int) -> int:
-    """Images K times as large take K² copies of a Mixer's MLP over tokens (Mixer §C)."""
-    return source.token_mlp_dim * max(image_size // source.image_size, 1) ** 2
+def _resolve_model(
+    config: ConfigDict, begun: Mapping[str, Any] | None, source: formats.Foreign | None
+) -> None:
+    """Fills in `config.model`: from the config of the run as it was begun, or from its checkpoint."""
+    model, whole = config.model, not config.model.name
+    if whole:
+        model.name = begun["model"]["name"] if begun else formats.model_name(source.model_config)
+    family = registry.family_named(model.name)
+    found = dict(begun["model"]) if begun else dict(vars(source.model_config))
+    if source:
+        found |= source.model_config.at_size(sizes.parse(config.data.image_size))
+    # What the weights are used for; the name stands for their sizes, unless it is the checkpoint's.
+    roles = ("structure", "convention", "size") if whole else ("structure", "convention")
+    for field in schema.options(family.Config):
+        name = field.name
+        if field.metadata["role"] not in roles or model[name] is not None:
+            continue
+        # What starts anew is what the config says it is: such as a layer before the head, or none.
+        anew = field.metadata["fitted"] and field.metadata["role"] == "structure"
+        if anew and patterns.matching(config.init_reset, [f"{name}/kernel"]):
+            continue
+        if found.get(name) is not None:
+            model[name] = found[name]
 
 
-def _fresh(config, like: dict, reset: Iterable[str]) -> dict:
+def _fit(
+    foreign: formats.Foreign,
+    like: Weights,
+    target,
+    *,
+    reset: Iterable[str],
+    resize: str,
+    init_channels: str,
+    where: str,
+    reset_option: str,
+) -> Weights:
+    """The weights of a checkpoint, fitted to the model `target` and placed as `like`."""
+    arrays = adapt.adapt(
+        named.union(foreign.params, foreign.variables),
+        foreign.model_config,
+        named.union(*like),
+        target,
+        reset=reset,
+        resize=resize,
+        init_channels=init_channels,
+        where=where,
+        reset_option=reset_option,
+    )
+    opened.forget()
+    return named.divided(arrays, like)
+
+
+def _fresh(config, like: Weights, reset: Iterable[str]) -> Weights:
     """`like` with new arrays for the parameters to reset; the others are never made."""
-    names = patterns.names(like)
+    names = patterns.names(like.params)
     anew = set(patterns.matching(reset, names))
     if not anew:
         return like
@@ -246,4 +285,6 @@ def _fresh(config, like: dict, reset: Iterable[str]) -> dict:
         return {name: leaf for name, leaf in zip(names, leaves, strict=True) if name in anew}
 
     new = jax.jit(init)(jax.random.key(0))
-    return patterns.map_named(lambda name, leaf: new.get(name, leaf), like)
+    return like._replace(
+        params=patterns.map_named(lambda name, leaf: new.get(name, leaf), like.params)
+    )

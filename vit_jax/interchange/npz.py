@@ -7,16 +7,17 @@ import os
 import struct
 import zipfile
 from collections.abc import Iterable
+from typing import BinaryIO
 
 import ml_dtypes
 import numpy as np
 from etils import epath
 
-from vit_jax.checkpoints.reading import CheckpointError
-from vit_jax.interchange.rules import Lazy
+from vit_jax.base.errors import CheckpointError
+from vit_jax.models.conversions.rules import Lazy
 
 SUFFIX = ".npy"
-_ZIP = b"PK\3\4"
+ZIP = b"PK\3\4"  # how the file begins
 # What zipfile and NumPy raise when bytes are missing or have changed.
 _DAMAGE = (zipfile.BadZipFile, EOFError, OSError, ValueError, SyntaxError, struct.error)
 _HEADERS = {
@@ -25,34 +26,28 @@ _HEADERS = {
 }
 
 
-def names(path) -> list[str]:
-    """The arrays in an `.npz` file; none if the file is something else.
+def read(path, file: BinaryIO) -> dict[str, Lazy]:
+    """Every array of the file by its name, read when used; `|V2` is bfloat16. None, if it is a zip
+    archive of something else.
 
-    Raises:
-      CheckpointError: it begins as a zip archive, but is cut short.
-    """
-    path = epath.Path(path)
-    if path.is_dir():
-        return []
-    with path.open("rb") as file:
-        if file.read(len(_ZIP)) != _ZIP:
-            return []
-        members = _archive(path, file).namelist()
-    is_npz = all(member.endswith(SUFFIX) for member in members)
-    return [member.removesuffix(SUFFIX) for member in members] if is_npz else []
-
-
-def read(path) -> dict[str, Lazy]:
-    """Every array of the file by its name, read when used; `|V2` is bfloat16.
+    Args:
+      path: for messages.
+      file: it, open to read; it stays open as long as an array may be read.
 
     Raises:
       CheckpointError: the file is damaged, or an array holds Python objects.
     """
-    # Stays open as long as an array may be read.
-    archive = _archive(path, epath.Path(path).open("rb"))
-    return {
-        member.removesuffix(SUFFIX): _lazy(path, archive, member) for member in archive.namelist()
-    }
+    try:
+        archive = zipfile.ZipFile(file)
+    except _DAMAGE as error:
+        raise CheckpointError(
+            f"{path} begins as a zip archive (.npz or PyTorch), but is cut short or damaged: "
+            f"{error}"
+        ) from error
+    members = archive.namelist()
+    if not all(member.endswith(SUFFIX) for member in members):
+        return {}
+    return {member.removesuffix(SUFFIX): _lazy(path, archive, member) for member in members}
 
 
 def write(path, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
@@ -76,16 +71,6 @@ def write(path, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
         raise CheckpointError(f"cannot write {path}: {error}") from error
     finally:
         partial.unlink(missing_ok=True)
-
-
-def _archive(path, file) -> zipfile.ZipFile:
-    try:
-        return zipfile.ZipFile(file)
-    except _DAMAGE as error:
-        raise CheckpointError(
-            f"{path} begins as a zip archive (.npz or PyTorch), but is cut short or damaged: "
-            f"{error}"
-        ) from error
 
 
 def _lazy(path, archive: zipfile.ZipFile, member: str) -> Lazy:

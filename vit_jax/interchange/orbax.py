@@ -1,6 +1,7 @@
 """Our own checkpoint directories as one format among others, written as step 0 of a run."""
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -8,55 +9,60 @@ import numpy as np
 from etils import epath
 
 from vit_jax.base import patterns, schema
+from vit_jax.base.errors import CheckpointError
 from vit_jax.checkpoints import reading, saving
-from vit_jax.checkpoints.reading import CheckpointError
 from vit_jax.config import config_class, default_config
-from vit_jax.interchange.formats import Foreign, Preprocessing, configure, model_name
-from vit_jax.interchange.rules import Lazy
+from vit_jax.data.augmentation import augment
+from vit_jax.interchange import named
+from vit_jax.interchange.formats import Foreign, Preprocessing, Wishes, configure, model_name
+from vit_jax.interchange.opened import Opened
 from vit_jax.models import registry
+from vit_jax.models.conversions.rules import Lazy
 
 NAME = "orbax"
-CANNOT_TELL = ()
 # Where a description keeps what is needed to write the format that the weights came from.
 LAYOUT = "layout"
 
 
-def recognises(path) -> bool:
+def recognises(opened: Opened) -> bool:
     """Whether it is a run's workdir, its checkpoints folder or one checkpoint."""
-    path = epath.Path(path)
+    path = opened.path
     folders = [folder for folder in (path, path / reading.FOLDER) if folder.is_dir()]
     entries = [entry.name for folder in folders for entry in folder.iterdir()]
     return any(name == "description" or name.isdigit() for name in entries)
 
 
-def read(path, **overrides) -> Foreign:
-    """See `formats.read`; the averaged parameters, if the run kept an average."""
-    folder = reading.find(path)
+def read(opened: Opened, wishes: Wishes) -> Foreign:
+    """See `formats`; the averaged weights, if the run kept an average."""
+    folder = reading.find(opened.path)
     description = reading.read_description(folder)
     stored = reading.stored_model_config(description)
-    config = configure(type(stored), dataclasses.asdict(stored), overrides)
-    like = registry.abstract(config)[1]
-    if like != registry.abstract(stored)[1]:
+    config = configure(type(stored), vars(stored), wishes.overrides)
+    like = registry.abstract_weights(config)[1]
+    if like != registry.abstract_weights(stored)[1]:
         raise CheckpointError(
-            f"{path} holds another model than one with {overrides}: it is {stored}"
+            f"{opened.path} holds another model than one with {wishes.overrides}: it is {stored}"
         )
 
-    params = patterns.map_named(
-        lambda name, leaf: Lazy(
-            leaf.shape,
-            np.dtype(leaf.dtype),
-            lambda: reading.load_param(folder, description, like, name),
-        ),
-        like,
+    def lazy(part: int, name: str, leaf) -> Lazy:
+        def read() -> np.ndarray:
+            return reading.load_array(folder, description, like, part, name)
+
+        array = Lazy(leaf.shape, np.dtype(leaf.dtype), read)
+        return array if wishes.allow_nonfinite else named.finite(f"{folder}: {name}", array)
+
+    params, variables = (
+        patterns.map_named(functools.partial(lazy, part), tree) for part, tree in enumerate(like)
     )
     data = description["config"]["data"]
-    preprocessing = {field.name: data[field.name] for field in dataclasses.fields(Preprocessing)}
+    prepared = {field.name: data[field.name] for field in dataclasses.fields(Preprocessing)}
     return Foreign(
         config,
         params,
         tuple(description["classes"]),
-        Preprocessing(**preprocessing),
+        named.preprocessing_of(prepared) if data["mean"] and data["std"] else None,
         description.get(LAYOUT, {}),
+        variables,
     )
 
 
@@ -71,13 +77,18 @@ def write(foreign: Foreign, path) -> None:
         raise CheckpointError(f"{path} is not written: something is there already")
     config = default_config()
     config.model.name = model_name(foreign.model_config)
-    if foreign.preprocessing:
-        config.data.update(dataclasses.asdict(foreign.preprocessing))
+    # Where nobody says how images are normalised, whoever uses the model is asked.
+    unsaid = Preprocessing(foreign.model_config.image_size, mean=(), std=())
+    config.data.update(dataclasses.asdict(foreign.preprocessing or unsaid))
     config.data.image_size = foreign.model_config.image_size
+    config.data.channels = foreign.model_config.channels
     config = schema.typed(config_class(), config)
+    if foreign.preprocessing:
+        config = dataclasses.replace(config, data=augment.with_channels(config.data))
     classes = foreign.classes or tuple(map(str, range(foreign.model_config.num_classes)))
     description = reading.describe(config, foreign.model_config, classes, examples=0)
-    largest = max(math.prod(leaf.shape) for leaf in jax.tree.leaves(foreign.params))
+    leaves = jax.tree.leaves((foreign.params, foreign.variables))
+    largest = max(math.prod(leaf.shape) for leaf in leaves)
     # One large array at a time is under way, and no compressed copy of it; Orbax refuses what is
     # larger than its buffer.
     writing = {"save_concurrent_gb": largest * 4 // 10**9 + 1, "use_compression": False}
@@ -91,8 +102,13 @@ def write(foreign: Foreign, path) -> None:
         return jax.device_put(array, host)
 
     try:
-        parts = {"params": jax.tree.map(hold, foreign.params)}
+        parts, fingerprints = {}, {}
+        trees = (foreign.params, foreign.variables)
+        for name, tree in zip(reading.parts_to_use(description), trees, strict=True):
+            if jax.tree.leaves(tree):
+                parts[name] = jax.tree.map(hold, tree)
+                fingerprints[name], marks = np.asarray(marks), []
         description |= {"seconds": 0.0, LAYOUT: foreign.layout}
-        checkpoints.save_now(0, parts, description, {"params": np.asarray(marks)})
+        checkpoints.save_now(0, parts, description, fingerprints)
     finally:
         checkpoints.close()

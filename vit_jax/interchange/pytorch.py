@@ -1,112 +1,55 @@
-"""What formats of PyTorch have in common: how layers keep their weights, and how files are read and written.
+"""The files of PyTorch: pickles, and folders as the hubs lay them out. Names are no business of theirs."""
 
-Weights of linear layers are (outputs, inputs), of convolutions (outputs, inputs, height, width).
-"""
-
+import argparse
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import BinaryIO
 
 import numpy as np
+from absl import logging
 from etils import epath
 
-from vit_jax.base import paths, patterns
-from vit_jax.checkpoints.reading import CheckpointError
-from vit_jax.interchange import rules, safetensors
-from vit_jax.interchange.rules import Lazy, Rule, chain, joined, reshaped, transposed
+from vit_jax.base import paths
+from vit_jax.base.errors import CheckpointError
+from vit_jax.interchange import safetensors
+from vit_jax.models.conversions.rules import Lazy
 
 WEIGHTS = "model.safetensors"
+INDEX = f"{WEIGHTS}.index.json"
 PICKLED = ("pytorch_model.bin",)
-# Where a training script may have put the parameters in what it saved.
-_WRAPPERS = ("state_dict", "model")
+SUFFIXES = (".pth", ".pt", ".bin", ".tar")
+METADATA = "vit_jax"  # where we write what a file's tensors do not tell
+# Where a training script may have put the parameters in what it saved; averaged ones, which are those
+# that it evaluates, first.
+_WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model")
+# What else scripts save: nothing of it runs code when it is rebuilt.
+_HARMLESS = [argparse.Namespace]
 _PARALLEL = "module."
 
 
-def linear(ours: str, theirs: str, first_layer: int = 0) -> list[Rule]:
-    """A linear layer."""
-    return [
-        Rule(f"{ours}/kernel", f"{theirs}.weight", transposed(1, 0), first_layer),
-        Rule(f"{ours}/bias", f"{theirs}.bias", first_layer=first_layer),
-    ]
-
-
-def norm(ours: str, theirs: str, first_layer: int = 0) -> list[Rule]:
-    """A layer norm or group norm."""
-    return [
-        Rule(f"{ours}/scale", f"{theirs}.weight", first_layer=first_layer),
-        Rule(f"{ours}/bias", f"{theirs}.bias", first_layer=first_layer),
-    ]
-
-
-def convolution(ours: str, theirs: str, first_layer: int = 0) -> Rule:
-    """The kernel of a convolution."""
-    return Rule(f"{ours}/kernel", f"{theirs}.weight", transposed(2, 3, 1, 0), first_layer)
-
-
-def attention(ours: str, qkv: tuple[str, ...], out: str, width: int, heads: int) -> list[Rule]:
-    """Attention whose queries, keys and values come from linear layers: one for all, or several one after the other.
+def begins_as_pickle(head: bytes, suffix: str) -> bool:
+    """Whether a file may be what `torch.save` writes: a zip archive, or before 2020 a pickle.
 
     Args:
-      ours: name of the `Attention`.
-      qkv: the layers: one of (3D, D), or some that are together, such as a query's (D, D) and a (2D, D).
-      out: the last layer.
-      width: D.
-      heads: their number; a head's channels follow each other.
+      head: its first bytes.
+      suffix: of its name.
     """
-    size = width // heads
-    parts = {1: [3], 2: [1, 2], 3: [1, 1, 1]}[len(qkv)]
-    together = joined(0, [part * width for part in parts])
-    kernel = chain(
-        together, transposed(1, 0), reshaped((width, 3, heads, size), (width, 3 * width))
-    )
-    bias = chain(together, reshaped((3, heads, size), (3 * width,)))
-    out_kernel = chain(transposed(1, 0), reshaped((heads, size, width), (width, width)))
-    return [
-        Rule(f"{ours}/qkv/kernel", tuple(f"{name}.weight" for name in qkv), kernel),
-        Rule(f"{ours}/qkv/bias", tuple(f"{name}.bias" for name in qkv), bias),
-        Rule(f"{ours}/out/kernel", f"{out}.weight", out_kernel),
-        Rule(f"{ours}/out/bias", f"{out}.bias"),
-    ]
-
-
-def begins_as_pickle(path) -> bool:
-    """Whether the file may be what `torch.save` writes: a zip archive, or before 2020 a pickle."""
-    with epath.Path(path).open("rb") as file:
-        head = file.read(4)
-    if head == b"PK\3\4":
-        return epath.Path(path).suffix in (".pth", ".pt", ".bin", ".tar")
-    return head[:1] == b"\x80"
-
-
-def read(path) -> tuple[dict[str, Lazy], dict[str, str]]:
-    """The tensors of a file, and what else its header says.
-
-    Args:
-      path: `.safetensors`, read tensor by tensor, or what `torch.save` wrote, held in memory.
-
-    Raises:
-      CheckpointError: it is damaged, or a pickle that holds more than tensors; no code of it is run.
-    """
-    if safetensors.begins_as_safetensors(path):
-        return safetensors.read(path)
-    return _read_pickle(epath.Path(path)), {}
+    return head[:1] == b"\x80" or head[:4] == b"PK\3\4" and suffix in SUFFIXES
 
 
 def read_folder(folder: epath.Path) -> dict[str, Lazy]:
     """The tensors of a folder as Hugging Face lays it out: in one file or in several that an index names."""
-    index = folder / f"{WEIGHTS}.index.json"
     if (folder / WEIGHTS).exists():
-        return read(folder / WEIGHTS)[0]
-    if index.exists():
+        return safetensors.read(folder / WEIGHTS)[0]
+    if (folder / INDEX).exists():
         tensors = {}
-        for name in sorted(set(read_json(index).get("weight_map", {}).values())):
-            tensors |= read(folder / name)[0]
+        for name in sorted(set(read_json(folder / INDEX).get("weight_map", {}).values())):
+            tensors |= safetensors.read(folder / name)[0]
         return tensors
     for name in PICKLED:
         if (folder / name).exists():
-            return read(folder / name)[0]
+            return read_pickle(folder / name)
     raise CheckpointError(
         f"{folder} has a config.json, but no {WEIGHTS} nor {' nor '.join(PICKLED)}"
     )
@@ -127,28 +70,12 @@ def read_json(path: epath.Path) -> dict:
     return value
 
 
-def other_dtypes(tensors: Mapping[str, Any]) -> dict[str, str]:
-    """The types of the tensors that are not float32, by their names: what `layout['dtypes']` keeps."""
-    return {name: np.dtype(t.dtype).name for name, t in tensors.items() if t.dtype != np.float32}
-
-
-def write(
-    path,
-    table: Iterable[Rule],
-    params: dict,
-    dtypes: Mapping[str, str],
-    metadata: Mapping[str, str],
-) -> None:
-    """Writes parameters as a `.safetensors` file, a tensor at a time.
-
-    Raises:
-      CheckpointError: the format has no place for a parameter, or the file cannot be written.
-    """
-    by_name = {rule.ours: rule for rule in table}
-    tensors = rules.to_theirs(by_name.values(), params, dtypes=dtypes)
-    shapes = rules.shapes([by_name[name] for name in patterns.names(params)], params)
-    specs = {name: (shape, np.dtype(dtypes.get(name, "float32"))) for name, shape in shapes.items()}
-    safetensors.write(path, tensors, specs, {"format": "pt"} | dict(metadata))
+def refuse_to_pickle(path: epath.Path) -> None:
+    """Raises `CheckpointError` for the name of a pickle."""
+    if path.suffix in SUFFIXES:
+        raise CheckpointError(
+            f"{path} is not written: pickles can run code. Name it .safetensors, which timm reads too"
+        )
 
 
 @dataclasses.dataclass
@@ -180,7 +107,17 @@ class NewFolder:
                 self._partial.rmtree()
 
 
-def _read_pickle(path: epath.Path) -> dict[str, Lazy]:
+def read_pickle(path: epath.Path, file: BinaryIO | None = None) -> dict[str, Lazy]:
+    """The tensors of what `torch.save` wrote, held in memory. Of weights and their average, as some
+    training scripts save both, the average.
+
+    Args:
+      path: of the file.
+      file: it, open to read, if it is; closed when it is read.
+
+    Raises:
+      CheckpointError: it is damaged, or holds more than tensors; no code of it is run.
+    """
     try:
         import torch
     except ImportError as error:
@@ -190,7 +127,7 @@ def _read_pickle(path: epath.Path) -> dict[str, Lazy]:
         ) from error
     try:
         # weights_only: torch rebuilds tensors and plain containers, and refuses everything else before running it.
-        with path.open("rb") as file:
+        with file or path.open("rb") as file, torch.serialization.safe_globals(_HARMLESS):
             content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # noqa: BLE001  torch raises what zip, pickle and its own code do
         reason = str(error).strip().split("\n")[0] or type(error).__name__
@@ -198,10 +135,11 @@ def _read_pickle(path: epath.Path) -> dict[str, Lazy]:
             f"{path} is not read: it is damaged, or a pickle with more than tensors in it, which could run code "
             f"({reason})"
         ) from error
-    for wrapper in _WRAPPERS:
-        if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
-            content = content[wrapper]
-            break
+    if isinstance(content, dict):
+        found = [name for name in _WRAPPERS if isinstance(content.get(name), dict)]
+        if len(found) > 1:
+            logging.info("%s holds %s: %s are read", path, " and ".join(found), found[0])
+        content = content[found[0]] if found else content
     if not isinstance(content, dict) or not all(
         isinstance(t, torch.Tensor) for t in content.values()
     ):

@@ -8,14 +8,16 @@ import json
 import math
 import os
 import struct
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import BinaryIO
 
 import ml_dtypes
 import numpy as np
 from etils import epath
 
-from vit_jax.checkpoints.reading import CheckpointError
-from vit_jax.interchange.rules import Lazy
+from vit_jax.base.errors import CheckpointError
+from vit_jax.models.conversions.rules import Lazy
 
 DTYPES = {
     "F64": np.dtype(np.float64),
@@ -34,28 +36,36 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _MAX_HEADER = 100_000_000
 
 
-def begins_as_safetensors(path) -> bool:
-    """Whether the file's first bytes are the size of a header and the begin of one."""
-    with epath.Path(path).open("rb") as file:
-        head = file.read(9)
-    return len(head) == 9 and head[8:] == b"{" and struct.unpack("<Q", head[:8])[0] <= _MAX_HEADER
+def begins_as_safetensors(head: bytes) -> bool:
+    """Whether a file's first bytes are the size of a header and the begin of one."""
+    return len(head) >= 9 and head[8:9] == b"{" and struct.unpack("<Q", head[:8])[0] <= _MAX_HEADER
 
 
-def read(path) -> tuple[dict[str, Lazy], dict[str, str]]:
+def read(path, file: BinaryIO | None = None) -> tuple[dict[str, Lazy], dict[str, str]]:
     """Every array of the file by its name, read when used, and the file's metadata.
+
+    Args:
+      path: of the file.
+      file: it, open to read, if it is; it stays open as long as an array may be read.
 
     Raises:
       CheckpointError: the file is damaged, or of a type that NumPy does not know.
     """
     path = epath.Path(path)
+    file, turn = file or path.open("rb"), threading.Lock()
     try:
-        with path.open("rb") as file:
-            (size,) = struct.unpack("<Q", file.read(8))
-            if size > _MAX_HEADER:
-                raise ValueError(f"a header of {size} bytes")
-            header = json.loads(file.read(size))
+        (size,) = struct.unpack("<Q", file.read(8))
+        if size > _MAX_HEADER:
+            raise ValueError(f"a header of {size} bytes")
+        header = json.loads(file.read(size))
         metadata = header.pop("__metadata__", {})
-        tensors = {name: _lazy(path, name, entry, 8 + size) for name, entry in header.items()}
+
+        def read_bytes(begin: int, count: int) -> bytes:
+            with turn:
+                file.seek(8 + size + begin)
+                return file.read(count)
+
+        tensors = {name: _lazy(path, name, entry, read_bytes) for name, entry in header.items()}
         end = 8 + size + max((entry["data_offsets"][1] for entry in header.values()), default=0)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise CheckpointError(f"{path} is damaged or no safetensors file: {error}") from error
@@ -106,7 +116,7 @@ def write(
         partial.unlink(missing_ok=True)
 
 
-def _lazy(path: epath.Path, name: str, entry: dict, start: int) -> Lazy:
+def _lazy(path: epath.Path, name: str, entry: dict, read_bytes: Callable) -> Lazy:
     if entry["dtype"] not in DTYPES:
         raise ValueError(f"{name} is of type {entry['dtype']}, which is not supported")
     dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
@@ -115,9 +125,7 @@ def _lazy(path: epath.Path, name: str, entry: dict, start: int) -> Lazy:
         raise ValueError(f"{name} has {end - begin} bytes for shape {shape} of {dtype}")
 
     def load() -> np.ndarray:
-        with path.open("rb") as file:
-            file.seek(start + begin)
-            data = file.read(end - begin)
+        data = read_bytes(begin, end - begin)
         if len(data) != end - begin:
             raise CheckpointError(f"{path} is damaged: {name} is cut short")
         return np.frombuffer(data, dtype).reshape(shape)

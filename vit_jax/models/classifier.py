@@ -3,7 +3,9 @@ bodies are not here.
 """
 
 import dataclasses
-from typing import ClassVar
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import jax
 from flax import nnx
@@ -14,6 +16,7 @@ from vit_jax.base.schema import option
 from vit_jax.base.sizes import Size
 from vit_jax.compute import recompute
 from vit_jax.compute.choices import AUTO
+from vit_jax.models.embeddings import interpolate, resize_patch_embedding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +25,11 @@ class Options:
 
     # Of every layer: XLA's CPU back end has convolutions in float32 only.
     convolutional: ClassVar[bool] = False
+    # Parameters whose last axis but one are the channels of the images.
+    image_kernels: ClassVar[tuple[str, ...]] = ("embedding/kernel",)
+    # What tensor parallelism cuts of layers that are the family's alone: (pattern, axis from the end),
+    # as `meshes.TENSOR_RULES` has it for those that families share.
+    tensor_rules: ClassVar[tuple[tuple[str, int], ...]] = ()
 
     image_size: Size
     num_classes: int = option(1000, "outputs of the head; 0: no head", minimum=0, fitted=True)
@@ -70,6 +78,30 @@ class Options:
         """
         return {}
 
+    def at_size(self, image_size: Size) -> dict[str, Any]:
+        """The options besides it that change with the size of the images, if the weights are kept."""
+        return {}
+
+    def starts_anew(self, target: "Options") -> tuple[str, ...]:
+        """Patterns of the parameters that are of no use to `target`, a model of the same family, or for
+        which this one has none: those of the head, if it has other classes.
+        """
+        return ("head/.*",) if target.num_classes != self.num_classes else ()
+
+    def fit(self, name: str, target: "Options", *, resize: str) -> tuple[str, Callable] | None:
+        """How the parameter `name` of this model becomes that of `target`, of the same family.
+
+        Args:
+          resize: how tables of positions are interpolated, see `embeddings.interpolate`.
+
+        Returns:
+          By what, in words, and a function of the array; `None` if it is taken as it is.
+
+        Raises:
+          ConfigError: it means something else there, though it may have the same shape.
+        """
+        return None
+
 
 def patch_grid(config) -> tuple[int, int]:
     """How many patches of side `config.patch` an image has, down and across.
@@ -84,6 +116,30 @@ def patch_grid(config) -> tuple[int, int]:
             f"{config.patch}: choose a multiple of it"
         )
     return height // config.patch, width // config.patch
+
+
+def fit_patches(name: str, source, target) -> tuple[str, Callable] | None:
+    """`Options.fit` of the patch embedding, for families whose patches are of the image."""
+    if name != "embedding/kernel" or source.patch == target.patch:
+        return None
+    return "pseudo-inverse", lambda x: resize_patch_embedding(x, target.patch)
+
+
+def fit_positions(source, target, resize: str) -> tuple[str, Callable] | None:
+    """`Options.fit` of learned positions (1, prefix + patches, width), of whose rows `prefix` are of
+    learned tokens.
+    """
+    rows = [math.prod(config.grid) + config.prefix for config in (source, target)]
+    if source.prefix != target.prefix and rows[0] == rows[1]:
+        raise ConfigError(
+            f"of the {rows[0]} rows of the position embedding, {source.prefix} belong to no patch in the "
+            f"checkpoint, {target.prefix} in the model: say position_of_class={source.position_of_class}"
+        )
+    same = (source.prefix, source.width) == (target.prefix, target.width)
+    if not same or source.grid == target.grid:
+        return None
+    grids = {"new_grid": target.grid, "old_grid": source.grid}
+    return resize, lambda x: interpolate(x, method=resize, prefix=source.prefix, **grids)
 
 
 def check_images(images: jax.Array, config: Options) -> None:

@@ -4,6 +4,7 @@
 
 import dataclasses
 import re
+from collections.abc import Callable
 from typing import ClassVar
 
 import jax
@@ -29,6 +30,7 @@ class Config(vit.Config):
     """
 
     convolutional: ClassVar[bool] = True
+    image_kernels: ClassVar[tuple[str, ...]] = ("embedding/backbone/root/conv/kernel",)
 
     units: tuple = option(
         (3, 4, 6, 3),
@@ -71,6 +73,10 @@ class Config(vit.Config):
         height, width = self.backbone.grid
         return height // self.patch, width // self.patch
 
+    def fit(self, name: str, target: "Config", *, resize: str) -> tuple[str, Callable] | None:
+        """See `classifier.Options`: patches of a map of features are not resized."""
+        return super().fit(name, target, resize=resize) if name == "position" else None
+
     def flops(self) -> int:
         """Operations of one image's forward pass, counted as in the two parts."""
         deeper_patches = (
@@ -110,6 +116,13 @@ def options_from_name(name: str) -> dict | None:
     return vit.options_from_name(size + "1") | dict(
         units=units if stride == "32" else (*units[:2], sum(units[2:]))
     )
+
+
+def conversions() -> dict:
+    """See `registry.conversions`."""
+    from vit_jax.models.conversions import hybrid  # which imports this file
+
+    return {"official": hybrid.Official(), "timm": hybrid.Timm()}
 
 
 class Model(vit.Model):

@@ -2,14 +2,17 @@
 
 import dataclasses
 import re
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest, option
+from vit_jax.base.sizes import Size
 from vit_jax.compute import choices, recompute, stack
 from vit_jax.compute.activations import ACTIVATIONS
 from vit_jax.compute.dropout import drop_path, split
@@ -75,6 +78,34 @@ class Config(classifier.Options):
         """See `classifier.Options`."""
         return {"layers": self.depth}
 
+    def at_size(self, image_size: Size) -> dict[str, int]:
+        """Images K times as large take K² copies of the MLPs over tokens (Mixer §C)."""
+        return {"token_mlp_dim": self.token_mlp_dim * (self._factor(image_size) or 1) ** 2}
+
+    def fit(self, name: str, target: "Config", *, resize: str) -> tuple[str, Callable] | None:
+        """See `classifier.Options`."""
+        prefix = "layers/token_mlp/"
+        if not name.startswith(prefix) or self.grid == target.grid:
+            return classifier.fit_patches(name, self, target)
+        factor = self._factor(target.image_size)
+        if not factor or target.token_mlp_dim != self.token_mlp_dim * factor**2:
+            tall, wide = self.height_width
+            fitting = [sizes.text(sizes.parse((tall * k, wide * k))) for k in (1, 2, 3)]
+            raise ConfigError(
+                f"a Mixer has weights for each token: those for images of {sizes.text(self.image_size)} pixels and "
+                f"token_mlp_dim {self.token_mlp_dim} do not fit images of {sizes.text(target.image_size)} and "
+                f"token_mlp_dim {target.token_mlp_dim}. What fits is {', '.join(fitting)}, …: K times that size, "
+                "with K² times the token_mlp_dim"
+            )
+        part = name.removeprefix(prefix)
+        return f"{factor}² copies", lambda x: enlarge_token_mlp(part, x, self.grid, factor)
+
+    def _factor(self, image_size: Size) -> int | None:
+        """K, if images of this size are K times as high and wide, and K is whole."""
+        pairs = zip(sizes.height_width(image_size), self.height_width, strict=True)
+        (factor, rest), (across, rest_across) = (divmod(*pair) for pair in pairs)
+        return factor if factor == across and not rest and not rest_across else None
+
     def flops(self) -> int:
         """Operations of one image's forward pass: matrix products only, a multiply-add counted as
         2.
@@ -102,6 +133,13 @@ def options_from_name(name: str) -> dict | None:
     return dict(
         patch=int(patch), depth=depth, width=width, mlp_dim=mlp_dim, token_mlp_dim=token_mlp_dim
     )
+
+
+def conversions() -> dict:
+    """See `registry.conversions`."""
+    from vit_jax.models.conversions import mixer  # which imports this file
+
+    return {"official": mixer.Flax(), "big_vision": mixer.Flax(), "timm": mixer.Timm()}
 
 
 class Model(nnx.Module):
@@ -133,7 +171,7 @@ class Model(nnx.Module):
         """Classifies images.
 
         Args:
-          images: (B, S, S, 3) float, normalised; S is the config's image size.
+          images: (B, H, W, C) float, normalised; of the config's image size.
           deterministic: no stochastic depth.
           rngs: its randomness (the stream `dropout`) when not deterministic.
           capture: also return every block's output, `blocks` (L, B, N, D).
@@ -197,45 +235,41 @@ class Mlp(nnx.Module):
         return self.down(ACTIVATIONS[self.activation](recompute.keep(self.up(x), recompute.HIDDEN)))
 
 
-def enlarge_token_mlp(token_mlp: dict, factor: int) -> dict:
-    """The token MLP for images `factor` = K times as large, which it treats as K·K images of the
-    old size (Mixer §C).
+def enlarge_token_mlp(
+    part: str, array: np.ndarray, grid: tuple[int, int], factor: int
+) -> np.ndarray:
+    """The token MLP for images `factor` = K times as high and wide, which it treats as K·K images of
+    the old size (Mixer §C).
 
     The paper writes K² copies of each kernel along a diagonal, for tokens which come sub-image by
     sub-image; here the rows of the first kernel and the columns of the second go where a model has
     its tokens, row by row of the image.
 
     Args:
-      token_mlp: parameters of one layer or a stack: `up/kernel` (..., S, H), `up/bias` (..., H),
-        `down/kernel` (..., H, S), `down/bias` (..., S), S tokens being a square.
+      part: `up/kernel` (..., S, H), `up/bias` (..., H), `down/kernel` (..., H, S) or `down/bias`
+        (..., S), of one layer or a stack, S tokens being a grid.
+      array: it.
+      grid: tokens down and across.
       factor: K, positive.
 
     Returns:
       The same with K²·S for S and K²·H for H.
     """
-    up, down = token_mlp["up"], token_mlp["down"]
-    tokens = up["kernel"].shape[-2]
-    side = round(tokens**0.5)
-    if side**2 != tokens or factor < 1:
-        raise ValueError(
-            f"a token MLP over {tokens} tokens cannot be enlarged {factor} times: it takes a square and a whole factor"
-        )
-    y, x = np.divmod(np.arange(factor**2 * tokens), factor * side)
+    rows, columns = grid
+    y, x = np.divmod(np.arange(factor**2 * rows * columns), factor * columns)
     # Of every new token: which sub-image it is in, and which token of that.
-    image = y // side * factor + x // side
-    place = y % side * side + x % side
+    image = y // rows * factor + x // columns
+    place = y % rows * columns + x % columns
     inside = image[:, None] == np.arange(factor**2)
-
-    up_kernel = np.take(up["kernel"], place, axis=-2)[..., :, None, :] * inside[:, :, None]
-    down_kernel = np.take(down["kernel"], place, axis=-1)[..., None, :, :] * inside.T[:, None, :]
-    repeats = (1,) * (up["bias"].ndim - 1) + (factor**2,)
-    return {
-        "up": {
-            "kernel": up_kernel.reshape(*up_kernel.shape[:-2], -1),
-            "bias": np.tile(up["bias"], repeats),
-        },
-        "down": {
-            "kernel": down_kernel.reshape(*down_kernel.shape[:-3], -1, len(place)),
-            "bias": np.take(down["bias"], place, axis=-1),
-        },
-    }
+    match part:
+        case "up/kernel":
+            kernel = np.take(array, place, axis=-2)[..., :, None, :] * inside[:, :, None]
+            return kernel.reshape(*kernel.shape[:-2], -1)
+        case "up/bias":
+            return np.tile(array, (1,) * (array.ndim - 1) + (factor**2,))
+        case "down/kernel":
+            kernel = np.take(array, place, axis=-1)[..., None, :, :] * inside.T[:, None, :]
+            return kernel.reshape(*kernel.shape[:-3], -1, len(place))
+        case "down/bias":
+            return np.take(array, place, axis=-1)
+    raise ValueError(f"a token MLP has no {part!r}")

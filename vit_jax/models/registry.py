@@ -1,5 +1,6 @@
-"""Model names to models. A new family is one module with `Config`, `Model`, `VARIANTS` and
-`options_from_name`, added to `FAMILIES`, or registered by a recipe with `register`.
+"""Model names to models. A new family is one module with `Config`, `Model`, `VARIANTS`,
+`options_from_name` and, if others have it too, `conversions`, added to `FAMILIES`, or registered by a
+recipe with `register`.
 """
 
 import dataclasses
@@ -15,6 +16,7 @@ from vit_jax.base.schema import nearest, option
 from vit_jax.base.sizes import Size
 from vit_jax.compute import choices
 from vit_jax.models import hybrid, mixer, resnet, vit
+from vit_jax.models.conversions.contract import Conversion
 
 FAMILIES = [vit, hybrid, mixer, resnet]
 
@@ -47,7 +49,7 @@ def fitted_options() -> list[str]:
     fitted = [
         f.name for cls in config_classes() for f in schema.options(cls) if f.metadata["fitted"]
     ]
-    return list(dict.fromkeys(["image_size", *fitted]))
+    return list(dict.fromkeys(["image_size", "channels", *fitted]))
 
 
 def model_config(name: str, *, image_size: Size | str = 224, channels: int = 3, **options):
@@ -60,24 +62,42 @@ def model_config(name: str, *, image_size: Size | str = 224, channels: int = 3, 
     Raises:
       ConfigError: unknown name or option, or sizes that do not fit together.
     """
-    for family in FAMILIES:
-        named = family.options_from_name(name)
-        if named is not None:
-            break
-    else:
-        raise ConfigError(f"unknown model {name!r}{nearest(name, variants())}")
+    family = family_named(name)
+    named = family.options_from_name(name)
     said = schema.said(family.Config, options, f"model {name}", "model.")
     said |= {"image_size": sizes.parse(image_size), "channels": channels}
     return family.Config(**(named | said))
 
 
-def build(config, *, rngs: nnx.Rngs) -> nnx.Module:
-    """The model of a family's config, its parameters drawn from `rngs`."""
+def family_named(name: str):
+    """The family of a model's name.
+
+    Raises:
+      ConfigError: there is none.
+    """
+    for family in FAMILIES:
+        if family.options_from_name(name) is not None:
+            return family
+    raise ConfigError(f"unknown model {name!r}{nearest(name, variants())}")
+
+
+def family_of(config):
+    """The family that a config is of."""
     for family in FAMILIES:
         # Not isinstance: one family's config may extend another's.
         if type(config) is family.Config:
-            return family.Model(config, rngs=rngs)
+            return family
     raise TypeError(f"{type(config)} is the config of no model family")
+
+
+def family_name(family) -> str:
+    """What to call a family, which is a module or a class: 'vit'."""
+    return family.__name__.split(".")[-1]
+
+
+def build(config, *, rngs: nnx.Rngs) -> nnx.Module:
+    """The model of a family's config, its parameters drawn from `rngs`."""
+    return family_of(config).Model(config, rngs=rngs)
 
 
 def create_model(
@@ -133,6 +153,11 @@ def initialize(config, key: jax.Array) -> dict:
     they are born where they live.
     """
     return split(build(config, rngs=nnx.Rngs(key)))[1].params
+
+
+def conversions(family) -> dict[str, Conversion]:
+    """What a family says of each format that others keep its models in; {} if it has no `conversions`."""
+    return family.conversions() if hasattr(family, "conversions") else {}
 
 
 def count_parameters(config) -> int:

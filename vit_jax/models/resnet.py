@@ -46,6 +46,7 @@ class Config(classifier.Options):
     """A ResNet. Images may have any size; what is counted here is for `image_size`."""
 
     convolutional: ClassVar[bool] = True
+    image_kernels: ClassVar[tuple[str, ...]] = ("backbone/root/conv/kernel",)
 
     units: tuple = option(
         (3, 4, 6, 3),
@@ -157,6 +158,13 @@ def options_from_name(name: str) -> dict | None:
             f"model {name!r}: there is no ResNet of depth {depth}{nearest(depth, UNITS)}"
         )
     return dict(units=UNITS[depth], width_factor=float(width_factor), preactivation=style == "BiT")
+
+
+def conversions() -> dict:
+    """See `registry.conversions`."""
+    from vit_jax.models.conversions import resnet  # which imports this file
+
+    return {"big_vision": resnet.BigVision(), "timm": resnet.Timm()}
 
 
 class Model(nnx.Module):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +59,10 @@ class Config(classifier.Options):
     mlp_dim: int = option(3072, "hidden size of the MLPs", minimum=1, role="size")
     heads: int = option(12, "attention heads", minimum=1, role="size")
     pool: str = option(
-        "token", "how tokens become one vector", choices=("token", "mean", "map"), role="structure"
+        "token",
+        "how tokens become one vector; token: the class token; first: the first patch, without one",
+        choices=("token", "mean", "map", "first"),
+        role="structure",
     )
     representation: int = option(
         0,
@@ -163,6 +167,20 @@ class Config(classifier.Options):
         """See `classifier.Options`."""
         return {"encoder/layers": self.depth}
 
+    def starts_anew(self, target: "Config") -> tuple[str, ...]:
+        """See `classifier.Options`."""
+        same_layer = target.representation == self.representation
+        same_head = same_layer and target.num_classes == self.num_classes
+        has_head = target.num_classes or self.num_classes
+        anew = () if same_head or not has_head else ("head(_distilled)?/.*",)
+        return anew if same_layer else (*anew, "representation/.*")
+
+    def fit(self, name: str, target: "Config", *, resize: str) -> tuple[str, Callable] | None:
+        """See `classifier.Options`."""
+        if name == "position":
+            return classifier.fit_positions(self, target, resize)
+        return classifier.fit_patches(name, self, target)
+
     def flops(self) -> int:
         """Operations of one image's forward pass: matrix products only, a multiply-add counted as 2, full attention."""
         n, d, m = self.tokens, self.width, self.mlp_dim
@@ -195,6 +213,18 @@ def options_from_name(name: str) -> dict | None:
     if kind == "DeiT":
         options["activation"] = "gelu"
     return options | (OPTIONS_22B if size == "22B" else {})
+
+
+def conversions() -> dict:
+    """See `registry.conversions`; they import this file."""
+    from vit_jax.models.conversions import vit_flax, vit_huggingface, vit_timm
+
+    return {
+        "official": vit_flax.Official(),
+        "big_vision": vit_flax.BigVision(),
+        "timm": vit_timm.Timm(),
+        "huggingface": vit_huggingface.HuggingFace(),
+    }
 
 
 class Model(nnx.Module):
@@ -251,7 +281,7 @@ class Model(nnx.Module):
         """Classifies images.
 
         Args:
-          images: (B, S, S, 3) float, normalised; S is the config's image size.
+          images: (B, H, W, C) float, normalised; of the config's image size.
           deterministic: no dropout, no stochastic depth.
           rngs: their randomness (the stream `dropout`) when not deterministic.
           capture: also return attention weights and every block's output.
@@ -361,7 +391,7 @@ class Model(nnx.Module):
     def _pool(self, tokens: jax.Array) -> jax.Array:
         if self.config.pool == "map":
             return self.pool(tokens)
-        return {"token": pooling.token, "mean": pooling.mean}[self.config.pool](tokens)
+        return pooling.mean(tokens) if self.config.pool == "mean" else pooling.token(tokens)
 
 
 def _prepend(learned: list[jax.Array], x: jax.Array) -> jax.Array:

@@ -9,6 +9,7 @@ from absl import logging
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading, saving
 from vit_jax.interchange import loading
+from vit_jax.models.registry import Weights
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.clock import KINDS
@@ -74,7 +75,7 @@ class Start:
         teacher = self.assembly.networks.teacher
         if teacher is None:
             return state
-        weights = loading.load_weights_like(
+        weights = loading.weights_from(
             teacher.path, self.like.fixed, teacher.config, where="config.objective.teacher"
         )
         sums = reading.fingerprint({"teacher": weights})["teacher"]
@@ -89,20 +90,35 @@ class Start:
 
 
 def start_from(assembly: Assembly, state: TrainState) -> TrainState:
-    """`state` with the parameters of `config.init_from` in place of the new ones, except those to
-    reset; what the objective owns stays new.
+    """`state` with the weights of `config.init_from` in place of the new ones, except those to reset;
+    what the objective owns stays new.
     """
     config = assembly.config
     own = {name: tree for name, tree in state.params.items() if name == OWN}
-    params = own | loading.load_params(
+    of_model = {name: tree for name, tree in state.params.items() if name != OWN}
+    weights = loading.weights_from(
         config.init_from,
-        {name: tree for name, tree in state.params.items() if name != OWN},
+        Weights(of_model, state.variables.get("model", {})),
         assembly.model_config,
         reset=config.init_reset,
         resize=config.init_resize,
+        init_channels=config.init_channels,
     )
+    params, variables = own | weights.params, dict(state.variables)
+    if weights.variables:
+        variables["model"] = weights.variables
+        if "ema" in variables:
+            variables["ema"] = _copied(weights.variables)
+        if "teacher" in variables:
+            variables["teacher"] = variables["teacher"] | {"model": _copied(weights.variables)}
     return state.replace(
         params=params,
-        ema=None if state.ema is None else jax.tree.map(lambda p: p.copy(), params),
-        teacher=None if state.teacher is None else jax.tree.map(lambda p: p.copy(), params),
+        ema=None if state.ema is None else _copied(params),
+        teacher=None if state.teacher is None else _copied(params),
+        variables=variables,
     )
+
+
+def _copied(tree):
+    """Buffers of its own: those of the parameters are donated to the step."""
+    return jax.tree.map(lambda x: x.copy(), tree)

@@ -49,6 +49,18 @@ def check(config, channels: int) -> None:
         )
 
 
+def check_normalization(config_data, source) -> None:
+    """Raises `ConfigError` if the section `config.data` leaves mean or std to `source`, a checkpoint
+    that does not say them.
+    """
+    if not (config_data.mean and config_data.std):
+        raise ConfigError(
+            f"{source} does not say how images are normalised: say config.data.mean and std, "
+            "(0.5, 0.5, 0.5) both for Google's weights, (0.485, 0.456, 0.406) and (0.229, 0.224, 0.225) "
+            "for DeiT's"
+        )
+
+
 def with_channels(config_data):
     """The section `config.data` with a `mean` and a `std` for each channel: one number stands for all
     channels, and so do the defaults.

@@ -1,0 +1,321 @@
+"""Models as named tensors: what all formats but our own do with a family's `Conversion`.
+
+Whose names a file has is asked of every family. Which files there are, and what stands beside the
+tensors, the formats know.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import jax
+import numpy as np
+from absl import logging
+
+from vit_jax.base import patterns, schema, sizes
+from vit_jax.base.errors import CheckpointError
+from vit_jax.interchange import safetensors
+from vit_jax.interchange.formats import Foreign, Preprocessing, Wishes, configure, how_to_accept
+from vit_jax.interchange.opened import Opened
+from vit_jax.models import registry
+from vit_jax.models.conversions import rules
+from vit_jax.models.conversions.contract import Conversion, Recognised
+from vit_jax.models.conversions.rules import Lazy
+from vit_jax.models.registry import Weights
+
+_BESIDE_OPTIONS = ("classes", "preprocessing")
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """Whose names a file has.
+
+    Attributes:
+      family, conversion: that recognise it.
+      recognised: the model.
+      prefix: what stands before all names of the model.
+      tensors: the file's, by the names that they have in the conversion's rules.
+      renamed: those names to the file's own, where they differ.
+    """
+
+    family: ModuleType
+    conversion: Conversion
+    recognised: Recognised
+    prefix: str
+    tensors: dict[str, Lazy]
+    renamed: dict[str, str]
+
+
+def find(
+    opened: Opened,
+    format: str,
+    said: Mapping[str, Any] | None = None,
+    prefixes: Sequence[str] = ("",),
+) -> Found | None:
+    """Whose names in a format a file has; `None` if those of no family.
+
+    Args:
+      said: see `Conversion.recognise`.
+      prefixes: what may stand before all names of a model, in the order in which to look.
+
+    Raises:
+      CheckpointError: it seems to be a family's, but lacks something; or the file is damaged.
+    """
+    problems = []
+    for prefix in prefixes:
+        mine = {
+            n.removeprefix(prefix): t for n, t in opened.tensors.items() if n.startswith(prefix)
+        }
+        for family in registry.FAMILIES:
+            conversion = registry.conversions(family).get(format)
+            if conversion is None:
+                continue
+            canonical = conversion.canonical(mine)
+            tensors = {canonical[name]: tensor for name, tensor in mine.items()}
+            shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+            try:
+                recognised = conversion.recognise(shapes, said or {})
+            except (KeyError, ValueError) as error:
+                whose = f"a {registry.family_name(family)} model with the names of {format}"
+                lacks = isinstance(error, KeyError)
+                why = f"lacks {error}" if lacks else f"a tensor has other axes ({error})"
+                problems.append(f"looks like {whose}, but {why}")
+                continue
+            except CheckpointError as error:
+                problems.append(str(error))
+                continue
+            if recognised:
+                renamed = {new: old for old, new in canonical.items() if new != old}
+                return Found(family, conversion, recognised, prefix, tensors, renamed)
+    if problems:
+        raise CheckpointError(f"{opened.path}: {problems[0]}")
+    return None
+
+
+def is_found(opened: Opened, format: str, **options) -> bool:
+    """Whether `find` finds a family's model, or part of one."""
+    try:
+        return find(opened, format, **options) is not None
+    except CheckpointError:
+        return bool(opened.tensors)
+
+
+def read(
+    opened: Opened, found: Found, format: str, wishes: Wishes, stated: Mapping[str, Any]
+) -> Foreign:
+    """The model that was found, its tensors unread.
+
+    Args:
+      stated: options that the file says beside its tensors.
+
+    Raises:
+      CheckpointError: a tensor or parameter is left over, missing or of another shape.
+      ConfigError: an override is no option of the family.
+    """
+    recognised, path = found.recognised, opened.path
+    options = recognised.options | {
+        name: value
+        for name, value in stated.items()
+        if name in found.family.Config.__dataclass_fields__
+    }
+    for name, left_open in recognised.open.items():
+        if name in stated or name in wishes.overrides:
+            continue
+        hint = wishes.hints.get(name)
+        if hint is not None and (not left_open.values or hint in left_open.values):
+            options[name] = hint
+        elif left_open.doubt:
+            logging.warning("%s does not tell %s: %s", path, name, left_open.doubt)
+    config = configure(found.family.Config, options, wishes.overrides)
+    tensors, reshaped = dict(found.tensors), recognised.layout.get("reshaped", {})
+    left_out = patterns.matching(recognised.left_out, tensors)
+    if left_out:
+        logging.info("%s: left out, no part of the model: %s", path, ", ".join(left_out))
+    tensors = {name: _squeezed(t) if name in reshaped else t for name, t in tensors.items()
+               if name not in left_out}  # fmt: skip
+    if not wishes.allow_nonfinite:
+        tensors = {
+            name: finite(f"{path}: {found.prefix}{found.renamed.get(name, name)}", tensor)
+            for name, tensor in tensors.items()
+        }
+    like = registry.abstract_weights(config)[1]
+    table = found.conversion.rules(config, recognised.layout)
+    arrays = rules.to_ours(table, tensors, union(*like), source=path)
+    params, variables = divided(arrays, like)
+    layout = {
+        "format": format,
+        "dtypes": {n: np.dtype(t.dtype).name for n, t in tensors.items() if t.dtype != np.float32},
+        "renamed": found.renamed,
+        "constants": rules.constants(table, tensors),
+    }
+    layout |= recognised.layout
+    preprocessing = found.conversion.preprocessing(config)
+    return Foreign(config, params, None, preprocessing, layout, variables)
+
+
+def conversion_of(config, format: str, path) -> Conversion:
+    """The conversion of a model's family to a format.
+
+    Raises:
+      CheckpointError: there is none, or the other code would compute the model with other numbers.
+    """
+    family = registry.family_of(config)
+    conversion = registry.conversions(family).get(format)
+    if conversion is None:
+        others = list(registry.conversions(family)) or ["none but orbax"]
+        raise CheckpointError(
+            f"{path} is not written: the format {format} has no {registry.family_name(family)} models; "
+            f"these have: {', '.join(others)}"
+        )
+    refuse_other_conventions(config, conversion.conventions, format, path)
+    if reason := conversion.refusal(config):
+        raise CheckpointError(f"{path} is not written: {reason}")
+    return conversion
+
+
+def refuse_other_conventions(config, conventions: Mapping[str, Any], code: str, path) -> None:
+    """Raises `CheckpointError` for a model that `code` would compute with other numbers."""
+    for name, value in conventions.items():
+        if getattr(config, name, value) != value:
+            raise CheckpointError(
+                f"{path} is not written: {code} computes with {name} = {value!r}, this model "
+                f"with {getattr(config, name)!r}. " + how_to_accept(name, value)
+            )
+
+
+def expressed(foreign: Foreign, conversion: Conversion, format: str) -> Foreign:
+    """The same model as a format can say it, with the layout of its file: that which it was read with,
+    if it was of this format.
+    """
+    if foreign.layout.get("format") == format:
+        return foreign
+    config, params = conversion.expressed(foreign.model_config, foreign.params)
+    layout = {"format": format, "dtypes": {}, "renamed": {}, "constants": None}
+    layout |= conversion.layout(config)
+    return dataclasses.replace(foreign, model_config=config, params=params, layout=layout)
+
+
+def arrays(foreign: Foreign, conversion: Conversion) -> Iterator[tuple[str, np.ndarray]]:
+    """A file's tensors, in the layout of `expressed`.
+
+    Raises:
+      CheckpointError: the format has no place for a parameter; before the first tensor.
+    """
+    layout = foreign.layout
+    table = conversion.rules(foreign.model_config, layout)
+    named = rules.to_theirs(
+        table,
+        union(foreign.params, foreign.variables),
+        dtypes=layout["dtypes"],
+        constants=layout.get("constants"),
+    )
+    renamed, reshaped = layout.get("renamed", {}), layout.get("reshaped", {})
+    return ((renamed.get(n, n), x.reshape(reshaped.get(n, x.shape))) for n, x in named)
+
+
+def write_safetensors(
+    foreign: Foreign, conversion: Conversion, path, metadata: Mapping[str, str]
+) -> None:
+    """Writes a model as a `.safetensors` file, a tensor at a time.
+
+    Raises:
+      CheckpointError: the format has no place for a parameter, or the file cannot be written.
+    """
+    tensors = arrays(foreign, conversion)
+    layout, params = foreign.layout, union(foreign.params, foreign.variables)
+    table = conversion.rules(foreign.model_config, layout)
+    specs = rules.specs(table, params, dtypes=layout["dtypes"], constants=layout.get("constants"))
+    renamed = layout.get("renamed", {})
+    specs = {renamed.get(name, name): spec for name, spec in specs.items()}
+    safetensors.write(path, tensors, specs, {"format": "pt"} | dict(metadata))
+
+
+def finite(name: str, tensor: Lazy) -> Lazy:
+    """The tensor, which raises `CheckpointError` when it is read and has NaNs or infinities."""
+
+    def read() -> np.ndarray:
+        array = tensor.read()
+        # Without an array of truths beside a large one: extremes are NaN where anything is.
+        if array.size and not np.isfinite([array.min(), array.max()]).all():
+            bad = array.size - np.count_nonzero(np.isfinite(array))
+            raise CheckpointError(
+                f"{name}: {bad} of {array.size} numbers are not finite (NaN or infinity): the file is "
+                "damaged, or its training diverged. To read it all the same, say allow_nonfinite=True"
+            )
+        return array
+
+    return Lazy(tensor.shape, tensor.dtype, read)
+
+
+def said(wishes: Wishes) -> dict[str, Any]:
+    """What `Conversion.recognise` is told of the user's wishes."""
+    sizes_said = said_size(wishes.overrides.get("image_size"))
+    wanted = wishes.hints.get("image_size")
+    return sizes_said | ({} if wanted is None else {"wanted_size": sizes.parse(wanted)})
+
+
+def said_size(size) -> dict[str, Any]:
+    """`image_size` for `Conversion.recognise`, where it is said."""
+    return {} if size is None else {"image_size": sizes.parse(size)}
+
+
+def header(foreign: Foreign, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file of ours says of its model beside the tensors; JSON."""
+    found = dict(options)
+    if foreign.classes:
+        found["classes"] = list(foreign.classes)
+    if foreign.preprocessing:
+        found["preprocessing"] = vars(foreign.preprocessing)
+    return found
+
+
+def in_header(opened: Opened) -> dict[str, Any]:
+    """The options of the model that `header` gave."""
+    options = {n: _tuples(x) for n, x in opened.said.items() if n not in _BESIDE_OPTIONS}
+    return options | said_size(options.get("image_size"))
+
+
+def with_header(foreign: Foreign, opened: Opened) -> Foreign:
+    """The model with classes and preprocessing that `header` gave."""
+    classes, prepared = (opened.said.get(name) for name in _BESIDE_OPTIONS)
+    return dataclasses.replace(
+        foreign,
+        classes=tuple(classes) if classes else None,
+        preprocessing=preprocessing_of(prepared) if prepared else foreign.preprocessing,
+    )
+
+
+def preprocessing_of(said: Mapping[str, Any]) -> Preprocessing:
+    """From JSON, which knows no tuples."""
+    fields = {name: _tuples(value) for name, value in said.items()}
+    return Preprocessing(**fields | said_size(fields["image_size"]))
+
+
+def options_of_model(config) -> dict[str, Any]:
+    """All options of what a model is, for a `header`."""
+    names = schema.with_role(type(config), "size", "structure", "convention")
+    return {name: getattr(config, name) for name in ("image_size", *names)}
+
+
+def union(params: dict, variables: dict) -> dict:
+    """Parameters and what is not trained as one tree; a name is in one of them."""
+    merged = dict(params)
+    for name, tree in variables.items():
+        merged[name] = union(merged[name], tree) if name in merged else tree
+    return merged
+
+
+def divided(arrays: dict, like: Weights) -> Weights:
+    """The way back from `union`."""
+    by_name = dict(zip(patterns.names(arrays), jax.tree.leaves(arrays), strict=True))
+    return Weights(*(patterns.map_named(lambda name, _: by_name[name], tree) for tree in like))
+
+
+def _tuples(value):
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _squeezed(tensor: Lazy) -> Lazy:
+    shape = tuple(size for size in tensor.shape if size > 1)
+    return Lazy(shape, tensor.dtype, lambda: tensor.read().reshape(shape))

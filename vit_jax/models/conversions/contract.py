@@ -1,0 +1,201 @@
+"""What a family says of each format that others keep its models in: how their tensors are recognised,
+which of them is which parameter, and what the other code cannot compute.
+
+A family gives its conversions by format, see `registry.conversions`: `official`, `big_vision`, `timm`,
+`huggingface`, or `authors`, the PyTorch code that the family was published with.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+from vit_jax.base import sizes
+from vit_jax.base.errors import CheckpointError
+from vit_jax.base.sizes import Size
+from vit_jax.models.conversions.rules import Constant, Rule
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+USUAL_IMAGE_SIZE = 224  # of a model whose file does not tell
+
+
+@dataclasses.dataclass(frozen=True)
+class Preprocessing:
+    """How images are prepared for the model; names and meanings as in `config.data`."""
+
+    image_size: Size
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    eval_crop: str = "resize"
+    eval_resize: int = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Open:
+    """An option that a file's tensors leave open.
+
+    Attributes:
+      values: that it may have; () for any.
+      doubt: what is taken, and why it may be wrong; '' where it is sure enough to say nothing.
+    """
+
+    values: tuple = ()
+    doubt: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Recognised:
+    """A model that a file holds.
+
+    Attributes:
+      options: of the family's config, `image_size` and `channels` among them.
+      layout: which variant of the format's names the file has, where there are several; JSON.
+      open: options of which the value in `options` is but the likely one. What the user says, or the
+        model that the weights are for, goes first.
+      left_out: patterns of tensors that are no part of the model.
+    """
+
+    options: dict[str, Any]
+    layout: dict[str, Any] = dataclasses.field(default_factory=dict)
+    open: dict[str, Open] = dataclasses.field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+
+
+class Conversion:
+    """One format's names of one family's parameters.
+
+    Attributes:
+      conventions: options that the other code cannot vary, with the values that it computes with. A
+        model with others is not written.
+      renamed: (pattern, new) by which other names of the same tensors become those of `rules`.
+    """
+
+    conventions: ClassVar[dict[str, Any]] = {}
+    renamed: ClassVar[tuple[tuple[str, str], ...]] = ()
+
+    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> Recognised | None:
+        """The model that a file holds, or `None` if it is none of this family.
+
+        Args:
+          shapes: of the file's tensors, by name.
+          said: what is known beside the tensors: fields of a config.json; and `image_size`, in its
+            one form, where a file or the user says it.
+
+        Raises:
+          KeyError, ValueError: it seems to be one of this family, but lacks a tensor, or one has other
+            axes.
+          CheckpointError: it is one of this family that ours cannot compute.
+        """
+        raise NotImplementedError
+
+    def rules(self, config, layout: Mapping[str, Any]) -> list[Rule | Constant]:
+        """Which tensors are which parameters; some may be of parameters that the model does not have.
+
+        Args:
+          layout: as `recognise` or `layout` gives it.
+        """
+        raise NotImplementedError
+
+    def layout(self, config) -> dict[str, Any]:
+        """The variant of the names that a new file gets."""
+        return {}
+
+    def refusal(self, config) -> str:
+        """Why the other code cannot compute a model, beside `conventions`; '' if it can."""
+        return ""
+
+    def expressed(self, config, params: dict) -> tuple[Any, dict]:
+        """The same model as the format can say it: (config, params)."""
+        return config, params
+
+    def preprocessing(self, config) -> Preprocessing | None:
+        """How images are prepared where the file does not say it; `None` if the code has several ways."""
+        return None
+
+    def canonical(self, names: Iterable[str]) -> dict[str, str]:
+        """Every name with the one that it has in `rules`."""
+        result = {name: name for name in names}
+        for pattern, new in self.renamed:
+            result = {name: re.sub(pattern, new, now) for name, now in result.items()}
+        return result
+
+
+class TimmConversion(Conversion):
+    """timm's names. `said` are a folder's `model_args`.
+
+    Attributes:
+      file_conventions: as `conventions`, for a file alone: what its code takes where no config.json
+        says otherwise.
+    """
+
+    file_conventions: ClassVar[dict[str, Any]] = {"activation": "gelu"}
+
+    def architecture(self, config) -> tuple[str, dict[str, Any]]:
+        """The model's name in timm, and the arguments that it needs beside those of that name.
+
+        Raises:
+          CheckpointError: timm has none, though it may have all of its tensors.
+        """
+        raise NotImplementedError
+
+
+class HuggingFaceConversion(Conversion):
+    """The names of `transformers`. `said` are the fields of config.json."""
+
+    def config_json(self, config) -> dict[str, Any]:
+        """What config.json says of the model, `architectures` and `model_type` among it."""
+        raise NotImplementedError
+
+
+def patch_grid(
+    rows: int, prefixes: Iterable[int], patch: int, said: Mapping[str, Any]
+) -> tuple[tuple[int, int], int]:
+    """The patches of a model with a position embedding of so many rows.
+
+    They are those of the image size that is said, else a square; else those of the size that is
+    wanted, `said["wanted_size"]`.
+
+    Args:
+      rows: of the position embedding.
+      prefixes: how many of these may belong to no patch, the likeliest first.
+      patch: pixels of a side.
+      said: see `Conversion.recognise`.
+
+    Returns:
+      (down, across), and the rows that belong to no patch.
+
+    Raises:
+      CheckpointError: nothing says how many rows are one below the other.
+    """
+    candidates = [(rows - prefix, prefix) for prefix in prefixes]
+
+    def of_size(name: str) -> list[tuple[int, int]]:
+        height, width = sizes.height_width(said.get(name) or 0)
+        return [(height // patch, width // patch)]
+
+    squares = [(math.isqrt(max(count, 0)),) * 2 for count, _ in candidates]
+    for grid in (*of_size("image_size"), *squares, *of_size("wanted_size")):
+        for count, prefix in candidates:
+            if 0 < count == math.prod(grid):
+                return grid, prefix
+    raise CheckpointError(
+        f"a position embedding of {rows} rows is no square grid, and nothing says its height and width: "
+        "say the size of the checkpoint's own images, such as image_size='224x448', when it is loaded or "
+        "converted (--model=image_size=224x448)"
+    )
+
+
+def image_size(grid: tuple[int, int], patch: int) -> Size:
+    """The size of images that are cut into such a grid of patches."""
+    return sizes.parse((grid[0] * patch, grid[1] * patch))
+
+
+def count(names: Iterable[str], pattern: str) -> int:
+    """How many layers there are, if `pattern` matches the beginning of their names and captures their
+    number, from 0.
+    """
+    found = map(re.compile(pattern).match, names)
+    return 1 + max((int(match[1]) for match in found if match), default=-1)

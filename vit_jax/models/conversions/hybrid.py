@@ -1,0 +1,93 @@
+"""ViTs on a ResNet: of google-research/vision_transformer and of timm.
+
+Where groups are normalised, timm adds 1e-5 instead of 1e-6, which moves logits by 1e-4 of their size.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from vit_jax.base.errors import CheckpointError
+from vit_jax.models import resnet as backbones
+from vit_jax.models.conversions import resnet, vit_flax, vit_timm
+from vit_jax.models.conversions.contract import (
+    USUAL_IMAGE_SIZE,
+    Preprocessing,
+    Recognised,
+    Shapes,
+)
+from vit_jax.models.conversions.rules import Rule
+
+# timm builds a hybrid's ResNet in the function of that name.
+_IN_TIMM = {
+    (): "vit_tiny_r_s16_p8_224",
+    (2, 2, 2, 2): "vit_small_r26_s32_224",
+    (3, 4, 9): "vit_base_r50_s16_224",
+    (3, 4, 6, 3): "vit_large_r50_s32_224",
+}
+_BACKBONE = "patch_embed.backbone."
+
+
+class Official(vit_flax.Official):
+    """google-research/vision_transformer."""
+
+    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> Recognised | None:
+        """See `Conversion`."""
+        if not {"conv_root/kernel", "embedding/kernel", vit_flax.POSITION_OFFICIAL} <= set(shapes):
+            return None
+        sizes = resnet.flax_sizes(shapes)
+        found = vit_flax.recognise(shapes, said, _stride(sizes))
+        layout = found.layout | resnet.flax_layout(shapes)
+        return dataclasses.replace(found, options=found.options | sizes, layout=layout)
+
+    def rules(self, config, layout: Mapping[str, Any]) -> list[Rule]:
+        """See `Conversion`."""
+        below = resnet.flax_rules("embedding/backbone", config.backbone, layout)
+        # Last norm and head are the ViT's.
+        return [*below, *super().rules(config, layout)]
+
+    def layout(self, config) -> dict:
+        """See `Conversion`."""
+        return super().layout(config) | dict(norm_axes=False, resnet="flax")
+
+
+class Timm(vit_timm.Timm):
+    """timm."""
+
+    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> Recognised | None:
+        """See `Conversion`."""
+        inner = {
+            name.removeprefix(_BACKBONE): shape
+            for name, shape in shapes.items()
+            if name.startswith(_BACKBONE)
+        }
+        if not inner:
+            return None
+        sizes = resnet.timm_sizes(inner)
+        found = vit_timm.recognise(shapes, said, _stride(sizes))
+        return dataclasses.replace(found, options=found.options | sizes)
+
+    def rules(self, config, layout: Mapping[str, Any]) -> list[Rule]:
+        """See `Conversion`."""
+        below = resnet.timm_rules("embedding/backbone", _BACKBONE, config.backbone)
+        return [*super().rules(config, layout), *below]
+
+    def preprocessing(self, config) -> Preprocessing:
+        """Of the published models."""
+        return Preprocessing(config.image_size)
+
+    def architecture(self, config) -> tuple[str, dict[str, Any]]:
+        """See `TimmConversion`."""
+        if config.units not in _IN_TIMM or config.width_factor != 1:
+            raise CheckpointError(
+                f"timm has no hybrid with units {config.units}: write a .safetensors file"
+            )
+        arguments = vit_timm.arguments(config)
+        return _IN_TIMM[config.units], arguments | (
+            {} if config.units else {"patch_size": config.patch}
+        )
+
+
+def _stride(sizes: Mapping[str, Any]) -> int:
+    options = {name: sizes[name] for name in ("units", "width_factor")}
+    return backbones.Config(USUAL_IMAGE_SIZE, **options, preactivation=False).stride

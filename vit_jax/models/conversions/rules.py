@@ -1,0 +1,350 @@
+"""Rules say how a format's tensors and our parameters correspond, in both directions.
+
+Here is what all formats share: what a rule is, how one is applied, and the proof that every tensor
+of a file and every parameter of a model is accounted for. Which names a format has for a family, its
+`Conversion` says. What is not trained, such as running statistics, is a parameter here.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from vit_jax.base import patterns
+from vit_jax.base.errors import CheckpointError
+
+Arrays = list[np.ndarray]
+LAYER = "{layer"
+
+
+@dataclasses.dataclass(frozen=True)
+class Lazy:
+    """An array that is read when used: `np.asarray(lazy)`. JAX takes it for one leaf of a tree.
+
+    Attributes:
+      shape, dtype: known without reading.
+      read: returns the array; called anew for every use, so that nothing is kept.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    read: Callable[[], np.ndarray] = dataclasses.field(repr=False)
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        array = self.read()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Transform:
+    """A reversible rearrangement of arrays: elements move, their bits stay. See those below.
+
+    Attributes:
+      to_ours: a format's arrays to ours.
+      to_theirs: exactly the way back.
+    """
+
+    to_ours: Callable[[Arrays], Arrays]
+    to_theirs: Callable[[Arrays], Arrays]
+
+
+SAME = Transform(lambda arrays: arrays, lambda arrays: arrays)
+
+
+def transposed(*axes: int) -> Transform:
+    """Ours is theirs with its axes in this order: (1, 0) for a PyTorch weight (outputs, inputs)."""
+    back = tuple(int(axis) for axis in np.argsort(axes))
+    return Transform(
+        lambda xs: [x.transpose(axes) for x in xs], lambda xs: [x.transpose(back) for x in xs]
+    )
+
+
+def reshaped(ours: Sequence[int], theirs: Sequence[int]) -> Transform:
+    """Ours has one shape, theirs the other."""
+    return Transform(
+        lambda xs: [x.reshape(ours) for x in xs],
+        lambda xs: [x.reshape(theirs) for x in xs],
+    )
+
+
+def expanded(*axes: int) -> Transform:
+    """Theirs has axes of length 1 in these places; ours lacks them."""
+    return Transform(
+        lambda xs: [np.squeeze(x, axes) for x in xs],
+        lambda xs: [np.expand_dims(x, axes) for x in xs],
+    )
+
+
+def stacked(axis: int) -> Transform:
+    """Theirs are several arrays (query, key, value), ours is one with a new axis (qkv)."""
+    return Transform(
+        lambda xs: [np.stack(xs, axis)],
+        lambda xs: [np.take(xs[0], i, axis) for i in range(xs[0].shape[axis])],
+    )
+
+
+def joined(axis: int, sizes: Sequence[int]) -> Transform:
+    """Theirs are several arrays of these sizes along an axis; ours is them, one after the other."""
+    cuts = np.cumsum(sizes)[:-1]
+    return Transform(lambda xs: [np.concatenate(xs, axis)], lambda xs: np.split(xs[0], cuts, axis))
+
+
+def chain(*transforms: Transform) -> Transform:
+    """From theirs to ours one transform after the other, and back in the opposite order."""
+
+    def to_ours(arrays: Arrays) -> Arrays:
+        for transform in transforms:
+            arrays = transform.to_ours(arrays)
+        return arrays
+
+    def to_theirs(arrays: Arrays) -> Arrays:
+        for transform in reversed(transforms):
+            arrays = transform.to_theirs(arrays)
+        return arrays
+
+    return Transform(to_ours, to_theirs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Constant:
+    """A tensor of theirs that no model of ours needs, such as BatchNorm's `num_batches_tracked`: its
+    value is kept to write the same file again.
+
+    Attributes:
+      theirs: its name.
+      value: a scalar, of a new file.
+    """
+
+    theirs: str
+    value: np.generic
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """One of our parameters and the tensors of a format that hold the same numbers.
+
+    A rule for a parameter under `layers`, which is stacked over the depth, speaks of one layer:
+    `transform` sees a layer's arrays. Where their names hold `{layer}` (or `{layer:02d}`), every layer
+    has its own tensors; where they do not, theirs are stacked along a leading axis too.
+
+    >>> Rule("encoder/layers/mlp/up/kernel", "blocks.{layer}.mlp.fc1.weight", transposed(1, 0))
+    >>> Rule("pool/attention/qkv/bias", ("query/bias", "key/bias", "value/bias"), stacked(0))
+
+    Attributes:
+      ours: the parameter's name.
+      theirs: the tensor's name, or several.
+      transform: between theirs and ours.
+      first_layer: the number of the first layer in their names.
+    """
+
+    ours: str
+    theirs: str | tuple[str, ...]
+    transform: Transform = SAME
+    first_layer: int = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """`theirs`, always several."""
+        return (self.theirs,) if isinstance(self.theirs, str) else tuple(self.theirs)
+
+    def names_of(self, layer: int) -> list[str]:
+        """Their names of one layer, counted from 0."""
+        return [name.format(layer=layer + self.first_layer) for name in self.names]
+
+    @property
+    def by_layer(self) -> bool:
+        """Whether every layer has tensors of its own."""
+        return any(LAYER in name for name in self.names)
+
+
+def specs(
+    rules: Iterable[Rule | Constant],
+    like: dict,
+    *,
+    dtypes: Mapping[str, Any] | None = None,
+    constants: Mapping[str, int | float] | None = None,
+) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    """Shape and type of all that `to_theirs` gives, in its order; arguments as there, but that `like`
+    needs no more than shapes and dtypes.
+    """
+    rules = tuple(rules)
+    by_name, leaves = _by_name(rules), _named(like)
+    wanted = _wanted({name: by_name[name] for name in leaves}, leaves)
+    found = {n: (shape, np.dtype((dtypes or {}).get(n, d))) for n, (shape, d) in wanted.items()}
+    return found | {n: ((), x.dtype) for n, x in _scalars(rules, constants).items()}
+
+
+def constants(
+    rules: Iterable[Rule | Constant], tensors: Mapping[str, Any]
+) -> dict[str, int | float]:
+    """The values of a format's constants in a file, as far as it has them."""
+    found = [rule.theirs for rule in rules if isinstance(rule, Constant)]
+    return {name: np.asarray(tensors[name]).item() for name in found if name in tensors}
+
+
+def to_ours(
+    rules: Iterable[Rule | Constant], tensors: Mapping[str, Any], like: dict, *, source: Any
+) -> dict:
+    """Our parameters from a file's tensors.
+
+    Args:
+      rules: of the format. Those for parameters that `like` does not have are passed over.
+      tensors: name to an array or what `np.asarray` makes one, with `shape` and `dtype` known
+        before: see `Lazy`.
+      like: shapes and dtypes of our parameters, from `registry.abstract`.
+      source: the file, for messages.
+
+    Returns:
+      A tree like `like` whose leaves are `Lazy`: what is used one at a time is held in memory one
+        at a time.
+
+    Raises:
+      CheckpointError: a tensor is left over, missing, of another shape or of a type that ours cannot
+        hold exactly, or the format has no place for a parameter. All of them are named.
+    """
+    rules = tuple(rules)
+    by_name, leaves = _by_name(rules), _named(like)
+    wanted = _wanted(by_name, leaves)
+    scalars = {rule.theirs for rule in rules if isinstance(rule, Constant)}
+    problems = [
+        f"{name} {leaf.shape}: the format has no such tensor"
+        for name, leaf in leaves.items()
+        if name not in by_name
+    ]
+    problems += [
+        f"{name} {shape}: missing in the file"
+        for name, (shape, _) in wanted.items()
+        if name not in tensors
+    ]
+    for name, tensor in tensors.items():
+        shape, dtype = wanted.get(name, ((), None))
+        if name not in wanted and name not in scalars:
+            problems.append(f"{name} {tuple(tensor.shape)}: in the file, but not in the model")
+        elif tuple(tensor.shape) != shape:
+            problems.append(f"{name}: {tuple(tensor.shape)} in the file, {shape} in the model")
+        elif dtype is not None and not _exact(tensor.dtype, dtype):
+            problems.append(f"{name}: of type {tensor.dtype}, which {dtype} cannot hold exactly")
+    if problems:
+        raise CheckpointError(f"{source} does not fit the model:\n  " + "\n  ".join(problems))
+
+    def lazy(name: str, leaf) -> Lazy:
+        return Lazy(
+            tuple(leaf.shape), np.dtype(leaf.dtype), lambda: _merge(by_name[name], tensors, leaf)
+        )
+
+    return patterns.map_named(lazy, like)
+
+
+def to_theirs(
+    rules: Iterable[Rule | Constant],
+    params: dict,
+    *,
+    dtypes: Mapping[str, Any] | None = None,
+    constants: Mapping[str, int | float] | None = None,
+) -> Iterator[tuple[str, np.ndarray]]:
+    """A format's tensors from our parameters: only one of these is in memory beside `params`.
+
+    Args:
+      rules: of the format. Those for parameters that `params` does not have are passed over.
+      params: nested dict of arrays, `Lazy` or not.
+      dtypes: of the tensors that are not to keep the type they have here, by their names.
+      constants: the values that they had in the file that is written again; by default a new file's.
+
+    Raises:
+      CheckpointError: the format has no place for a parameter; all of them are named. Raised before
+        the first tensor.
+    """
+    rules = tuple(rules)
+    by_name, leaves = _by_name(rules), _named(params)
+    homeless = [
+        f"{name} {tuple(leaf.shape)}" for name, leaf in leaves.items() if name not in by_name
+    ]
+    if homeless:
+        raise CheckpointError(
+            "the format has no place for these parameters:\n  " + "\n  ".join(homeless)
+        )
+    scalars = _scalars(rules, constants)
+    return itertools.chain(_stream(by_name, leaves, dtypes or {}), scalars.items())
+
+
+def _stream(rules: dict[str, Rule], leaves: dict[str, Any], dtypes: Mapping[str, Any]):
+    for name, leaf in leaves.items():
+        for their_name, array in _split(rules[name], np.asarray(leaf)):
+            # Contiguous in its own order: a transposed view would be written with its axes swapped.
+            yield (
+                their_name,
+                np.ascontiguousarray(array, dtypes.get(their_name, array.dtype)).reshape(
+                    array.shape
+                ),
+            )
+
+
+def _split(rule: Rule, array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Their tensors of one parameter."""
+    if not patterns.is_stacked(rule.ours):
+        yield from zip(rule.names, rule.transform.to_theirs([array]), strict=True)
+        return
+    layers = (rule.transform.to_theirs([x]) for x in array)
+    if rule.by_layer:
+        for i, theirs in enumerate(layers):
+            yield from zip(rule.names_of(i), theirs, strict=True)
+    else:
+        yield from zip(rule.names, map(np.stack, zip(*layers, strict=True)), strict=True)
+
+
+def _merge(rule: Rule, tensors: Mapping[str, Any], leaf) -> np.ndarray:
+    """One parameter from their tensors."""
+    if not patterns.is_stacked(rule.ours):
+        (array,) = rule.transform.to_ours([np.asarray(tensors[name]) for name in rule.names])
+        return np.ascontiguousarray(array, leaf.dtype).reshape(leaf.shape)
+    whole = None if rule.by_layer else [np.asarray(tensors[name]) for name in rule.names]
+    out = np.empty(leaf.shape, leaf.dtype)
+    for i in range(len(out)):
+        theirs = (
+            [x[i] for x in whole]
+            if whole
+            else [np.asarray(tensors[name]) for name in rule.names_of(i)]
+        )
+        (out[i],) = rule.transform.to_ours(theirs)
+    return out
+
+
+def _by_name(rules: Iterable[Rule | Constant]) -> dict[str, Rule]:
+    return {rule.ours: rule for rule in rules if isinstance(rule, Rule)}
+
+
+def _wanted(rules: dict[str, Rule], leaves: dict[str, Any]) -> dict[str, tuple]:
+    """Of every tensor that the format has for these parameters: shape, and type of the parameter."""
+    wanted = {}
+    for name, rule in rules.items():
+        if name in leaves:
+            # One element stands for all: no memory, whatever the size.
+            array = np.broadcast_to(np.float32(0), leaves[name].shape)
+            dtype = np.dtype(leaves[name].dtype)
+            wanted |= {theirs: (x.shape, dtype) for theirs, x in _split(rule, array)}
+    return wanted
+
+
+def _scalars(
+    rules: Iterable[Rule | Constant], constants: Mapping[str, int | float] | None
+) -> dict[str, np.ndarray]:
+    """The constants of a file, with the values that they had in it, or else a new file's."""
+    new = {rule.theirs: np.asarray(rule.value) for rule in rules if isinstance(rule, Constant)}
+    if constants is None:
+        return new
+    return {n: np.asarray(constants[n], x.dtype) for n, x in new.items() if n in constants}
+
+
+def _named(tree: dict) -> dict[str, Any]:
+    return dict(zip(patterns.names(tree), jax.tree.leaves(tree), strict=True))
+
+
+def _exact(theirs, ours: np.dtype) -> bool:
+    """Whether our type holds all values of theirs. NumPy knows no promotion of bfloat16."""
+    theirs = np.dtype(theirs)
+    if theirs.name == "bfloat16":
+        return ours == np.float32
+    return theirs.kind == ours.kind and np.can_cast(theirs, ours, "safe")

@@ -1,0 +1,165 @@
+"""ViT and DeiT of Hugging Face `transformers`. Classes of theirs and what they are here:
+
+- ViTForImageClassification: class token, linear head.
+- ViTModel: no head; the pooler, where there is one, is our `representation` (both are a tanh layer).
+- DeiTForImageClassificationWithTeacher: `distilled`.
+- DeiTForImageClassification, DeiTModel: `distilled`, but without `distillation_head`: the token is not read.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vit_jax.base import sizes
+from vit_jax.base.errors import CheckpointError
+from vit_jax.models.conversions import pytorch
+from vit_jax.models.conversions.contract import HuggingFaceConversion, Recognised, Shapes
+from vit_jax.models.conversions.rules import Rule
+from vit_jax.models.conversions.vit_flax import with_class_row, with_learned_position
+
+_MODEL_TYPES = ("vit", "deit")
+_ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+}
+_WRITTEN_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
+# What transformers takes where config.json says nothing.
+_DEFAULTS = {
+    "image_size": 224,
+    "patch_size": 16,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+    "num_channels": 3,
+    "qkv_bias": True,
+    "pooler_act": "tanh",
+}
+
+
+class HuggingFace(HuggingFaceConversion):
+    """ViT and DeiT."""
+
+    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> Recognised | None:
+        """See `Conversion`."""
+        if said.get("model_type") not in _MODEL_TYPES:
+            return None
+        # transformers 5 has other names in its code; in files it reads and writes these.
+        prefix = next((p for p in ("vit.", "deit.") if any(n.startswith(p) for n in shapes)), "")
+        value = _DEFAULTS | dict(said)
+        if value["hidden_act"] not in _ACTIVATIONS:
+            raise CheckpointError(
+                f"hidden_act {value['hidden_act']!r} is not supported; {', '.join(_ACTIVATIONS)} are"
+            )
+        if not value["qkv_bias"]:
+            raise CheckpointError(f"qkv_bias = {value['qkv_bias']} is not supported")
+        pooler = shapes.get(f"{prefix}pooler.dense.bias")
+        if pooler is not None and value["pooler_act"] != "tanh":
+            raise CheckpointError(f"pooler_act {value['pooler_act']!r} is not supported")
+        heads = [name for name in ("classifier.bias", "cls_classifier.bias") if name in shapes]
+        distilled = f"{prefix}embeddings.distillation_token" in shapes
+        options = {
+            "image_size": sizes.parse(value["image_size"]),
+            "num_classes": shapes[heads[0]][0] if heads else 0,
+            "patch": _side(value["patch_size"]),
+            "depth": value["num_hidden_layers"],
+            "width": value["hidden_size"],
+            "mlp_dim": value["intermediate_size"],
+            "heads": value["num_attention_heads"],
+            "pool": "token",
+            "representation": 0 if pooler is None else pooler[0],
+            "distilled": distilled,
+            "distillation_head": not distilled or "distillation_classifier.bias" in shapes,
+            "activation": _ACTIVATIONS[value["hidden_act"]],
+            "epsilon": value["layer_norm_eps"],
+            "channels": value["num_channels"],
+        }
+        return Recognised(options, {"prefix": prefix})
+
+    def rules(self, config, layout: Mapping[str, Any]) -> list[Rule]:
+        """See `Conversion`; `prefix` is of all names but the heads': `vit.`, `deit.` or nothing."""
+        prefix = layout["prefix"]
+        ours, theirs = "encoder/layers", f"{prefix}encoder.layer.{{layer}}"
+        attention = f"{theirs}.attention.attention"
+        qkv = tuple(f"{attention}.{name}" for name in ("query", "key", "value"))
+        head = "cls_classifier" if config.two_heads else "classifier"
+        return [
+            Rule("class_token", f"{prefix}embeddings.cls_token"),
+            Rule("distillation_token", f"{prefix}embeddings.distillation_token"),
+            Rule("position", f"{prefix}embeddings.position_embeddings"),
+            pytorch.convolution("embedding", f"{prefix}embeddings.patch_embeddings.projection"),
+            Rule("embedding/bias", f"{prefix}embeddings.patch_embeddings.projection.bias"),
+            *pytorch.norm(f"{ours}/attention_norm", f"{theirs}.layernorm_before"),
+            *pytorch.attention(
+                f"{ours}/attention",
+                qkv,
+                f"{theirs}.attention.output.dense",
+                config.width,
+                config.heads,
+            ),
+            *pytorch.norm(f"{ours}/mlp_norm", f"{theirs}.layernorm_after"),
+            *pytorch.linear(f"{ours}/mlp/up", f"{theirs}.intermediate.dense"),
+            *pytorch.linear(f"{ours}/mlp/down", f"{theirs}.output.dense"),
+            *pytorch.norm("encoder/norm", f"{prefix}layernorm"),
+            *pytorch.linear("representation", f"{prefix}pooler.dense"),
+            *pytorch.linear("head", head),
+            *pytorch.linear("head_distilled", "distillation_classifier"),
+        ]
+
+    def layout(self, config) -> dict:
+        """See `Conversion`."""
+        return {"prefix": f"{_model_type(config)}." if config.num_classes else ""}
+
+    def refusal(self, config) -> str:
+        """See `Conversion`."""
+        lacks = {
+            f"pool={config.pool!r}": config.pool != "token",
+            "registers": config.registers,
+            "qk_norm": config.qk_norm,
+            "tanh layer before a head": config.representation and config.num_classes,
+            "tanh layer of another size than the width": config.representation
+            not in (0, config.width),
+            "distillation_head without classes": config.two_heads and not config.num_classes,
+        }
+        found = [name for name, there in lacks.items() if there]
+        return f"transformers' ViT and DeiT have no {', no '.join(found)}" if found else ""
+
+    def expressed(self, config, params: dict) -> tuple[Any, dict]:
+        """Positions are learned, and the class token has one."""
+        return with_class_row(*with_learned_position(config, params))
+
+    def config_json(self, config) -> dict[str, Any]:
+        """See `HuggingFaceConversion`."""
+        kind, teacher = "DeiT" if config.distilled else "ViT", "WithTeacher" * config.two_heads
+        task = f"ForImageClassification{teacher}" if config.num_classes else "Model"
+        size = config.image_size
+        return {
+            "architectures": [f"{kind}{task}"],
+            "model_type": _model_type(config),
+            "image_size": size if isinstance(size, int) else list(size),
+            "patch_size": config.patch,
+            "num_channels": config.channels,
+            "hidden_size": config.width,
+            "num_hidden_layers": config.depth,
+            "num_attention_heads": config.heads,
+            "intermediate_size": config.mlp_dim,
+            "hidden_act": _WRITTEN_ACTIVATIONS[config.activation],
+            "layer_norm_eps": config.epsilon,
+            "hidden_dropout_prob": config.dropout,
+            "attention_probs_dropout_prob": config.attention_dropout,
+            "qkv_bias": True,
+        }
+
+
+def _model_type(config) -> str:
+    return "deit" if config.distilled else "vit"
+
+
+def _side(patch: int | list[int]) -> int:
+    sides = {patch} if isinstance(patch, int) else set(patch)
+    if len(sides) > 1:
+        raise CheckpointError(f"patches of {patch} pixels: only square ones are supported")
+    return sides.pop()
