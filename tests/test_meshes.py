@@ -192,6 +192,17 @@ def test_heads_that_tensor_parallelism_does_not_divide_stay_whole():
     assert layers["mlp"]["up"]["kernel"].spec == P(None, None, "tensor")
 
 
+def test_a_familys_own_rules_come_before_those_that_all_share():
+    leaf = jax.ShapeDtypeStruct((4, 8, 6), np.float32)
+    tree = {"gate": {"kernel": leaf}, "mlp": {"up": {"kernel": leaf}}}
+    rules = ((r".*gate/kernel", -2), (r"mlp/up/kernel", -3))
+    shardings = meshes.shardings(
+        tree, mesh(data=4, tensor=2), fsdp_min_size=2**16, tensor_rules=rules
+    )
+    assert shardings["gate"]["kernel"].spec == P(None, "tensor", None)
+    assert shardings["mlp"]["up"]["kernel"].spec == P("tensor", None, None)
+
+
 def test_a_model_cut_over_the_mesh_gives_what_one_device_gives():
     made = mesh(data=2, fsdp=2, tensor=2)
     config = vit(head_init="normal")

@@ -8,7 +8,7 @@ set is in `compute.partitioning`.
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
@@ -30,7 +30,8 @@ AXES = ("data", "fsdp", "tensor")
 BATCH = ("data", "fsdp")
 
 # (pattern, axis): which axis, counted from the end so that stacked and single layers read alike,
-# tensor parallelism cuts.
+# tensor parallelism cuts. These are of the layers that families share; a family with others has its own
+# in `classifier.Options.tensor_rules`.
 # Heads and MLP width: the products before and after need one all-reduce between them (Megatron-LM,
 # arXiv 1909.08053 §3).
 TENSOR_RULES = (
@@ -111,28 +112,39 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P())
 
 
-def shardings(tree, mesh: Mesh, *, fsdp_min_size: int):
+def shardings(
+    tree, mesh: Mesh, *, fsdp_min_size: int, tensor_rules: Sequence[tuple[str, int]] = ()
+):
     """How a tree of parameters, or a whole training state around one, lies on the mesh.
 
     Args:
       tree: arrays or `ShapeDtypeStruct`s. An array is laid out by the end of its path and its
         shape, so that optimizer state lies as its parameter does.
       fsdp_min_size: arrays with fewer elements stay whole on every replica.
+      tensor_rules: as `TENSOR_RULES`, and before these.
 
     Returns:
       The same tree of `NamedSharding`.
     """
-    sizes = dict(mesh.shape)
-    return patterns.map_named(
-        lambda name, leaf: NamedSharding(mesh, _spec(name, leaf.shape, sizes, fsdp_min_size)), tree
-    )
+    sizes, rules = dict(mesh.shape), (*tensor_rules, *TENSOR_RULES)
+
+    def place(name: str, leaf) -> NamedSharding:
+        return NamedSharding(mesh, _spec(name, leaf.shape, sizes, fsdp_min_size, rules))
+
+    return patterns.map_named(place, tree)
 
 
-def _spec(name: str, shape: tuple[int, ...], sizes: dict[str, int], fsdp_min_size: int) -> P:
+def _spec(
+    name: str,
+    shape: tuple[int, ...],
+    sizes: dict[str, int],
+    fsdp_min_size: int,
+    tensor_rules: Sequence[tuple[str, int]],
+) -> P:
     """Tensor parallelism by name, then FSDP on the largest axis left that divides."""
     axes: list[str | None] = [None] * len(shape)
     if sizes["tensor"] > 1:
-        for pattern, axis in TENSOR_RULES:
+        for pattern, axis in tensor_rules:
             if (
                 re.fullmatch(pattern, name)
                 and len(shape) >= -axis

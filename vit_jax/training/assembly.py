@@ -61,7 +61,11 @@ class Assembly:
 
     def abstract_state(self, mesh: jax.sharding.Mesh) -> states.TrainState:
         """Shapes, dtypes and shardings of the state on a mesh."""
-        return states.abstract(self.init, mesh, fsdp_min_size=self.config.mesh.fsdp_min_size)
+        teacher = self.networks.teacher
+        rules = self.model_config.tensor_rules + (teacher.config.tensor_rules if teacher else ())
+        return states.abstract(
+            self.init, mesh, fsdp_min_size=self.config.mesh.fsdp_min_size, tensor_rules=rules
+        )
 
     def abstract_batch(self, mesh: jax.sharding.Mesh) -> dict[str, jax.ShapeDtypeStruct]:
         """A batch of the run, on a mesh."""

@@ -1,6 +1,6 @@
 """What is trained: the pytree that a step maps to the next one and a checkpoint keeps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.struct
@@ -109,10 +109,20 @@ def _zeros(teacher: FixedTeacher | None) -> Weights | None:
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), weights)
 
 
-def abstract(init: Callable, mesh: jax.sharding.Mesh, *, fsdp_min_size: int) -> TrainState:
-    """Shapes, dtypes and shardings of the state, without memory."""
+def abstract(
+    init: Callable,
+    mesh: jax.sharding.Mesh,
+    *,
+    fsdp_min_size: int,
+    tensor_rules: Sequence[tuple[str, int]] = (),
+) -> TrainState:
+    """Shapes, dtypes and shardings of the state, without memory; the last two arguments are those of
+    `meshes.shardings`.
+    """
     shapes = jax.eval_shape(init, jax.random.key(0))
-    shardings = meshes.shardings(shapes, mesh, fsdp_min_size=fsdp_min_size)
+    shardings = meshes.shardings(
+        shapes, mesh, fsdp_min_size=fsdp_min_size, tensor_rules=tensor_rules
+    )
     # Every process reads it.
     whole = jax.tree.map(lambda _: meshes.replicated(mesh), shapes.health)
     shardings = shardings.replace(health=whole)
