@@ -1,0 +1,238 @@
+"""What every family promises, whatever is in it: `docs/extending.md` says it to who writes one."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.models.conftest import apply, parameters
+from vit_jax.base import patterns, sizes
+from vit_jax.base.errors import ConfigError
+from vit_jax.devices import meshes
+from vit_jax.interchange import adapt, formats
+from vit_jax.models import registry
+from vit_jax.models.contract import ModelOutput
+
+BATCH, CLASSES = 8, 5
+COMMON = dict(num_classes=CLASSES, remat="none", unroll=1, dtype_on_cpu="same")
+# By family: a listed name, options that make it tiny, and its parameters, counted by hand.
+TINY = {
+    "vit": (
+        "ViT-mu/16",
+        dict(image_size=(8, 12), patch=4, depth=2, width=16, mlp_dim=32, heads=2),
+        # patches, positions, class token, blocks, last norm, head
+        49 * 16 + 7 * 16 + 16 + 2 * (4 * 17 * 16 + 17 * 32 + 33 * 16 + 4 * 16) + 32 + 17 * 5,
+    ),
+    "hybrid": (
+        "R+ViT-Ti/16",
+        dict(image_size=(16, 24), patch=1, units=(1,), width_factor=0.5, depth=2, width=16,
+             mlp_dim=32, heads=2),
+        # as above, over (4, 6) patches of 128 channels; root and unit of the ResNet
+        129 * 16 + 25 * 16 + 16 + 2 * (4 * 17 * 16 + 17 * 32 + 33 * 16 + 4 * 16) + 32 + 17 * 5
+        + (147 * 32 + 64) + (32 * 32 + 9 * 32 * 32 + 32 * 128 + 128 + 256 + 32 * 128 + 256),
+    ),
+    "mixer": (
+        "Mixer-S/32",
+        dict(image_size=(8, 12), patch=4, depth=2, width=16, mlp_dim=32, token_mlp_dim=8),
+        49 * 16 + 2 * (7 * 8 + 9 * 6 + 17 * 32 + 33 * 16 + 4 * 16) + 32 + 17 * 5,
+    ),
+    "resnet": (
+        "BiT-R50x1",
+        dict(image_size=(16, 24), units=(2,), width_factor=0.5),
+        # root, first unit with its shortcut, second unit, last norm, head
+        147 * 32 + (64 + 32 * 32 + 64 + 9 * 32 * 32 + 64 + 32 * 128 + 32 * 128)
+        + (256 + 128 * 32 + 64 + 9 * 32 * 32 + 64 + 32 * 128) + 256 + 129 * 5,
+    ),
+}  # fmt: skip
+FAMILIES = [registry.family_name(family) for family in registry.FAMILIES]
+
+
+@functools.cache
+def tiny(family, **options):
+    name, own, _ = TINY[family]
+    return registry.model_config(name, **COMMON | own | options)
+
+
+@functools.cache
+def weights(family):
+    return parameters(tiny(family))
+
+
+def images(config, batch=BATCH):
+    shape = (batch, *config.height_width, config.channels)
+    return np.random.default_rng(1).uniform(-1, 1, shape).astype(np.float32)
+
+
+def learn(config, params, x):
+    """Logits and their gradient, each logit weighed differently."""
+
+    def loss(params):
+        logits = apply(config, params, x).logits
+        return jnp.sum(
+            logits * jnp.sin(1.0 + jnp.arange(logits.size).reshape(logits.shape))
+        ), logits
+
+    gradient, logits = jax.grad(loss, has_aux=True)(params)
+    return logits, gradient
+
+
+@functools.cache
+def learnt(family):
+    """Of the plain model: what `learn` gives."""
+    config = tiny(family)
+    return jax.jit(functools.partial(learn, config))(weights(family), images(config))
+
+
+def assert_close(found, expected):
+    """Trees that differ by rounding alone; gradients of each parameter relative to its largest."""
+    for name, one, other in zip(
+        patterns.names(expected), *map(jax.tree.leaves, (found, expected)), strict=True
+    ):
+        one, other = np.asarray(one), np.asarray(other)
+        atol = 1e-4 * max(np.abs(other).max(), 1e-2)
+        np.testing.assert_allclose(one, other, atol=atol, err_msg=name)
+
+
+def test_every_family_is_in_this_test():
+    assert list(TINY) == FAMILIES
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_listed_name_is_the_familys_and_says_what_it_costs(family):
+    module = next(f for f in registry.FAMILIES if registry.family_name(f) == family)
+    for name in module.VARIANTS:
+        assert registry.family_named(name) is module
+    assert module.options_from_name("Nobody-S/4") is None
+    config = tiny(family)
+    assert registry.family_of(config) is module and config.flops() > 0 and config.tokens > 0
+    # A config goes through JSON, as in the description of a checkpoint.
+    assert registry.model_config(TINY[family][0], **dataclasses.asdict(config)) == config
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parameters_are_counted_exactly_and_lie_where_layers_are_said_to_be(family):
+    config = tiny(family)
+    params = registry.abstract(config)[1]
+    assert sum(math.prod(x.shape) for x in jax.tree.leaves(params)) == TINY[family][2]
+    assert registry.count_parameters(config) == TINY[family][2]
+    assert {x.dtype for x in jax.tree.leaves(params)} == {np.dtype("float32")}
+    names = patterns.names(params)
+    shapes = dict(zip(names, (x.shape for x in jax.tree.leaves(params)), strict=True))
+    assert {shapes[name][-2] for name in config.image_kernels} == {config.channels}
+    for prefix, count in config.layers.items():
+        of_layer = [shape for name, shape in shapes.items() if name.startswith(f"{prefix}/")]
+        assert of_layer
+        if prefix.endswith("layers"):
+            assert {shape[0] for shape in of_layer} == {count}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_images_become_logits_features_and_tokens(family):
+    config = tiny(family)
+    arguments = weights(family), images(config)
+    output = jax.eval_shape(functools.partial(apply, config), *arguments)
+    captured = jax.jit(functools.partial(apply, config, capture=True))(*arguments)
+    assert isinstance(captured, ModelOutput) and output.intermediates == {}
+    for found in (output, captured):
+        assert found.logits.shape == (BATCH, CLASSES) and found.logits.dtype == jnp.float32
+        assert found.features.ndim == 2 and found.features.shape[0] == BATCH
+        assert found.tokens.shape == (BATCH, config.tokens, found.features.shape[1])
+    assert captured.intermediates and all(x.size for x in captured.intermediates.values())
+    np.testing.assert_allclose(captured.logits, learnt(family)[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_parameter_has_a_gradient(family):
+    _, gradient = learnt(family)
+    leaves = zip(patterns.names(gradient), jax.tree.leaves(gradient), strict=True)
+    without = {name for name, leaf in leaves if np.abs(leaf).max() < 1e-5}
+    # What a token MLP adds to all channels alike, each norm over channels takes away.
+    assert without == ({"layers/token_mlp/down/bias"} if family == "mixer" else set())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recomputing_and_unrolling_change_nothing(family):
+    config = tiny(family, remat="full", unroll=0)
+    assert_close(
+        jax.jit(functools.partial(learn, config))(weights(family), images(config)), learnt(family)
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_rounds_the_body_but_not_parameters_or_logits(family):
+    config = tiny(family, dtype="bfloat16")
+    like = registry.abstract(config)[1]
+    assert {x.dtype for x in jax.tree.leaves(like)} == {np.dtype("float32")}
+    output = jax.jit(functools.partial(apply, config))(weights(family), images(config))
+    assert output.logits.dtype == jnp.float32 and output.tokens.dtype == jnp.bfloat16
+    logits = np.asarray(learnt(family)[0])
+    np.testing.assert_allclose(output.logits, logits, atol=0.1 * np.abs(logits).max())
+    assert np.abs(output.logits - logits).max() > 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_cut_over_data_fsdp_and_tensor_learns_what_one_device_learns(family):
+    config, made = tiny(family), meshes.make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
+    shardings = meshes.shardings(
+        weights(family), made, fsdp_min_size=0, tensor_rules=config.tensor_rules
+    )
+    cut = {axis for s in jax.tree.leaves(shardings) for axis in s.spec if axis}
+    # A ResNet has nothing that one all-reduce would join again.
+    assert cut == ({"fsdp"} if family == "resnet" else {"fsdp", "tensor"})
+    params = jax.device_put(weights(family), shardings)
+    x = jax.device_put(images(config), meshes.batch_sharding(made))
+    with jax.set_mesh(made):
+        found = jax.jit(functools.partial(learn, config))(params, x)
+    assert_close(found, learnt(family))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_is_saved_is_loaded_bit_by_bit(family, tmp_path):
+    config = tiny(family)
+    formats.write(formats.Foreign(config, weights(family)), tmp_path / "run", "orbax")
+    found = formats.read(tmp_path / "run")
+    assert found.model_config == config
+    for one, other in zip(*map(jax.tree.leaves, (found.params, weights(family))), strict=True):
+        np.testing.assert_array_equal(np.asarray(one), other)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_without_classes_there_is_no_head_and_the_rest_is_the_same(family):
+    config = tiny(family)
+    headless = tiny(family, num_classes=0)
+    like = registry.abstract(headless)[1]
+    dropped = set(patterns.names(weights(family))) - set(patterns.names(like))
+    assert (
+        dropped
+        == {"head/kernel", "head/bias"}
+        == set(patterns.matching(config.starts_anew(headless), patterns.names(weights(family))))
+    )
+    params = {name: weights(family)[name] for name in like}
+    output = jax.eval_shape(functools.partial(apply, headless), params, images(config))
+    assert output.logits is None and output.features.shape[0] == BATCH
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_weights_go_to_another_resolution_or_are_refused_in_a_sentence(family):
+    """Twice as high and wide all of them; twice as wide alone not a Mixer, whose weights are of tokens."""
+    config = tiny(family)
+    height, width = config.height_width
+    refused = {(height, 2 * width)} if family == "mixer" else set()
+    for size in ((2 * height, 2 * width), (height, 2 * width)):
+        target = dataclasses.replace(config, image_size=size, **config.at_size(size))
+        like = registry.abstract(target)[1]
+        arguments = weights(family), config, like, target
+        if size in refused:
+            with pytest.raises(
+                ConfigError, match=f"fit images of {sizes.text(size)} .*What fits is"
+            ):
+                adapt.adapt(*arguments, reset=(), resize="bilinear")
+            continue
+        params = adapt.adapt(*arguments, reset=(), resize="bilinear")
+        output = jax.eval_shape(functools.partial(apply, target), params, images(target, 1))
+        assert output.logits.shape == (1, CLASSES)
+        assert output.tokens.shape[1] == target.tokens > config.tokens
