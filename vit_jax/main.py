@@ -114,12 +114,14 @@ def evaluate() -> None:
 
 def predict() -> None:
     """Class names and probabilities of images: --checkpoint=DIR IMAGE… [--topk=5] [--json|--csv]
-    [--picture=FILE.png].
+    [--picture=FILE.png] [--config.data.FIELD=VALUE …].
 
+    Images are prepared as in the run, unless --config.data.mean, std, eval_crop or eval_resize say otherwise.
     An IMAGE is a file, a folder, of which all images are taken, or -: standard input, an image or the
     names of images, one a line. Each is printed as soon as it is classified. One that cannot be read
     is named, the others are still predicted, and the exit code is 1.
     """
+    settings = cli.take_settings()
     cli.define_checkpoint()
     cli.define_json()
     cli.define_register()
@@ -142,6 +144,7 @@ def predict() -> None:
         batch_size=FLAGS.batch_size,
         form=form,
         picture=FLAGS.picture,
+        settings=settings,
     )
 
 
@@ -299,12 +302,16 @@ def show() -> None:
 
 def convert() -> None:
     """A checkpoint in another format: SOURCE DESTINATION --to=FORMAT [--model=OPTION=VALUE …]
-    [--json].
+    [--config.data.FIELD=VALUE …] [--allow_nonfinite] [--json].
 
     The source's format and model are recognised; --model=OPTION=VALUE, once for each option, says
-    otherwise.
+    otherwise. --config.data.mean, std, eval_crop and eval_resize say how its images are prepared.
     """
-    flags.DEFINE_string("to", None, "official, big_vision, timm, huggingface or orbax (our own)")
+    settings = cli.take_settings()
+    flags.DEFINE_string(
+        "to", None, "official, big_vision, timm, huggingface, authors or orbax (our own)"
+    )
+    flags.DEFINE_bool("allow_nonfinite", False, "tensors may have NaNs and infinities")
     flags.DEFINE_multi_string(
         "model", [], "OPTION=VALUE of the source's model, e.g. activation=gelu_tanh"
     )
@@ -315,10 +322,18 @@ def convert() -> None:
     if len(paths) != 2:
         raise flags.Error(f"SOURCE and DESTINATION, not {' '.join(paths)}")
 
+    from vit_jax.config import default_config
+    from vit_jax.evaluation.overrides import of_images
     from vit_jax.interchange.formats import describe
     from vit_jax.interchange.loading import convert
 
-    foreign = convert(*paths, FLAGS.to, **cli.options(FLAGS.model))
+    foreign = convert(
+        *paths,
+        FLAGS.to,
+        data=of_images(default_config(), settings, "convert"),
+        allow_nonfinite=FLAGS.allow_nonfinite,
+        **cli.options(FLAGS.model),
+    )
     config, source = foreign.model_config, foreign.layout.get("format", "orbax")
     cli.print_result(
         {"format": source, "model": dataclasses.asdict(config)},

@@ -6,13 +6,37 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from absl import logging
 from flax import nnx
 
+from vit_jax.base import sizes
 from vit_jax.compute import choices
-from vit_jax.data.augmentation.augment import normalize
+from vit_jax.config import Data
+from vit_jax.data.augmentation import augment
 from vit_jax.models import registry
 from vit_jax.models.contract import ModelOutput
 from vit_jax.models.registry import Weights
+
+
+def normalized_as(data: Data, source) -> Data:
+    """The section `config.data` with a mean and a deviation for each channel; says how images are
+    prepared.
+
+    Args:
+      data: of a run, perhaps changed by the user.
+      source: the checkpoint, for messages.
+
+    Raises:
+      ConfigError: neither the checkpoint nor the user says mean and std, or not for every channel.
+    """
+    augment.check_normalization(data, source)
+    data = augment.with_channels(data)
+    crop = data.eval_crop
+    if crop == "central":
+        crop += f" crop of images resized to {data.eval_resize}"
+    size, mean, std = sizes.text(data.image_size), data.mean, data.std
+    logging.info("images: %s pixels (%s), mean %s, std %s", size, crop, mean, std)
+    return data
 
 
 def make_forward(
@@ -32,7 +56,7 @@ def make_forward(
 
     def forward(weights: Weights, images: jax.Array) -> ModelOutput:
         dtype = jnp.dtype(choices.with_compute_dtype(model_config).dtype)
-        images = normalize(images, data.mean, data.std, dtype)
+        images = augment.normalize(images, data.mean, data.std, dtype)
         return nnx.merge(registry.for_devices(definition, model_config), *weights)(images)
 
     return forward

@@ -1,11 +1,16 @@
 """What `vit_jax evaluate` may change of a run's config: where the data is and how it is read, and how
-the model is computed. Anything else would have no effect, and is refused.
+the model is computed; what `predict` and `convert` may: how images are prepared. Anything else would
+have no effect, and is refused.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
-from vit_jax.base import schema, settings
+from ml_collections import ConfigDict
+
+from vit_jax.base import schema, sizes
 from vit_jax.base.errors import ConfigError
+from vit_jax.base.settings import change
 from vit_jax.checkpoints import reading
 from vit_jax.config import Config, config_class, default_config
 
@@ -15,6 +20,7 @@ _OF_TRAINING = {
     "eval.every", "eval.best", "eval.patience",
 }  # fmt: skip
 _FIELDS = ("batch_size", "model.dtype")
+_OF_IMAGES = ("mean", "std", "eval_crop", "eval_resize")
 
 
 def load_to_evaluate(path, changes: Iterable[tuple[str, str]]) -> tuple[reading.Run, Config]:
@@ -33,7 +39,7 @@ def load_to_evaluate(path, changes: Iterable[tuple[str, str]]) -> tuple[reading.
     description = reading.read_description(directory)
     model_config = reading.stored_model_config(description)
     config = schema.fill(default_config(), description["config"])
-    settings.change(config, config_class(), changes)
+    change(config, config_class(), changes)
     how = schema.with_role(type(model_config), "compute")
     usable = (*_FIELDS, *(f"model.{name}" for name in how))
     for name, _ in changes:
@@ -46,10 +52,33 @@ def load_to_evaluate(path, changes: Iterable[tuple[str, str]]) -> tuple[reading.
     typed = schema.typed(config_class(), config)
     if typed.data.image_size != model_config.image_size:
         raise ConfigError(
-            f"config.data.image_size is {typed.data.image_size}, but the model takes images of "
-            f"{model_config.image_size} pixels; for another size fine-tune it, with "
+            f"config.data.image_size is {sizes.text(typed.data.image_size)}, but the model takes images of "
+            f"{sizes.text(model_config.image_size)} pixels; for another size fine-tune it, with "
             f"--config.init_from={path}"
         )
     of_model = {name.partition(".")[2] for name, _ in changes if name.startswith("model.")}
     options = {name: config.model[name] for name in of_model if config.model[name] is not None}
     return reading.load_run(directory, **options), typed
+
+
+def of_images(
+    config: ConfigDict, settings: Iterable[tuple[str, str]], command: str
+) -> dict[str, Any]:
+    """The fields of `config.data` that settings change: `mean`, `std`, `eval_crop`, `eval_resize`.
+
+    Args:
+      config: of the run, not changed.
+      settings: see `settings.change`.
+      command: for messages.
+
+    Raises:
+      ConfigError: there is no such field, it is another one, or it cannot have the value.
+    """
+    settings, known = list(settings), [f"data.{name}" for name in _OF_IMAGES]
+    changed = config.copy_and_resolve_references()
+    change(changed, config_class(), settings)
+    for name, _ in settings:
+        if name not in known:
+            raise ConfigError(f"{command} cannot use config.{name}, only {', '.join(known)}")
+    data = schema.typed(config_class(), changed).data
+    return {name: getattr(data, name) for name in _OF_IMAGES if f"data.{name}" in dict(settings)}

@@ -16,12 +16,15 @@ import numpy as np
 from absl import logging
 
 from vit_jax import objectives
+from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import reading
+from vit_jax.config import config_class
 from vit_jax.data import crops
 from vit_jax.data.record import BadImage
-from vit_jax.evaluation.forward import make_forward
+from vit_jax.evaluation.forward import make_forward, normalized_as
 from vit_jax.evaluation.images import Named, find
+from vit_jax.evaluation.overrides import of_images
 from vit_jax.models import registry
 
 _PICTURED = 400  # images on one sheet
@@ -56,10 +59,14 @@ def predict(
       files: images, see `images.find`.
       topk: how many classes of each.
       batch_size: images at a time.
+
+    Raises:
+      ConfigError: nobody says how images are normalised.
     """
+    data = normalized_as(schema.typed(config_class(), run.config).data, run.directory)
     definition, weights = registry.split(run.model)
-    forward = make_forward(definition, run.model_config, run.config.data)
-    data, topk = run.config.data, min(topk, len(run.classes))
+    forward = make_forward(definition, run.model_config, data)
+    topk = min(topk, len(run.classes))
     kind = objectives.probabilities(run.config.objective)
     activation = {"sigmoid": jax.nn.sigmoid, "softmax": jax.nn.softmax}[kind]
 
@@ -91,7 +98,14 @@ def predict(
 
 
 def predict_files(
-    path, sources: Sequence[str], *, topk: int, batch_size: int, form: str, picture: str | None
+    path,
+    sources: Sequence[str],
+    *,
+    topk: int,
+    batch_size: int,
+    form: str,
+    picture: str | None = None,
+    settings: Sequence[tuple[str, str]] = (),
 ) -> None:
     """Prints predictions as `text`, `csv` or `json` (one list, on the last line), each as soon as it is
     made. The memory it takes does not grow with the number of images.
@@ -100,15 +114,18 @@ def predict_files(
       path: of a run or checkpoint.
       sources: of images, see `images.find`.
       picture: a PNG file to draw the first images and their classes into.
+      settings: of the run's config, see `overrides.of_images`.
 
     Raises:
-      ConfigError: a folder has no images, or the picture cannot be written; said before any work.
+      ConfigError: a folder has no images, or the picture cannot be written; said before any work. Or
+        nobody says how images are normalised.
       UserError: some image could not be read; said after all others were predicted.
     """
     if picture:
         _check_folder(picture)
     files = find(sources)
     run = reading.load_run(path)
+    run.config.data.update(of_images(run.config, settings, "predict"))
     tiles, good, bad = [], 0, 0
 
     def predictions() -> Iterator[Prediction]:

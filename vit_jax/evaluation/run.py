@@ -1,5 +1,6 @@
 """Evaluates a trained model from its checkpoint."""
 
+import dataclasses
 from collections.abc import Callable, Iterable
 
 import jax
@@ -10,6 +11,7 @@ from vit_jax.checkpoints.reading import Run
 from vit_jax.config import Config
 from vit_jax.devices import meshes
 from vit_jax.evaluation.contract import Subject, Trained
+from vit_jax.evaluation.forward import normalized_as
 from vit_jax.models import registry
 
 
@@ -24,8 +26,10 @@ def evaluate_run(
       watch: see `Evaluator`.
 
     Raises:
-      ConfigError: the data does not go with the model, or there is no such evaluator.
+      ConfigError: the data does not go with the model, there is no such evaluator, or nobody says how
+        images are normalised.
     """
+    config = dataclasses.replace(config, data=normalized_as(config.data, run.directory))
     definition, weights = registry.split(run.model)
     classes = run.classes if run.model_config.num_classes else ()
     subject = Subject(config, run.model_config, definition, classes)
