@@ -15,8 +15,10 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import walk
 from vit_jax.config import CHECKPOINT, config_class
 from vit_jax.devices import meshes
+from vit_jax.interchange import formats
 from vit_jax.models import registry
 from vit_jax.training.assembly import assemble, resolve
+from vit_jax.training.networks import OWN
 from vit_jax.user_files import load_config
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / "configs"
@@ -103,15 +105,34 @@ def lr(assembly, step: int) -> float:
     return float(assembly.learning_rate(step))
 
 
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    """`teacher(classes)` is the path of a checkpoint."""
+    folder = tmp_path_factory.mktemp("teachers")
+
+    def make(classes: int) -> str:
+        path = folder / f"{classes}.npz"
+        if not path.exists():
+            config = registry.model_config("ViT-mu/16", image_size=32, num_classes=classes)
+            zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), registry.abstract(config)[1])
+            formats.write(formats.Foreign(config, zeros), path, "official")
+        return str(path)
+
+    return make
+
+
 @pytest.mark.parametrize("case", cases(), ids=":".join)
-def test_a_recipe_builds_and_its_state_fits_on_eight_devices(case):
+def test_a_recipe_builds_and_its_state_fits_on_eight_devices(case, teacher):
     config = recipe(*case)
+    if config.objective.teacher == "":  # To be said on the command line.
+        config.objective.teacher = teacher(config.model.num_classes or 10)
     resolve(config)
     config.mesh.update({"data": 2, "fsdp": 4} if config.mesh.fsdp == 1 else {"data": -1})
     assembly = build(config)
     mesh = meshes.make_mesh(config.mesh)
     state = assembly.abstract_state(mesh)
-    assert sum(p.size for p in jax.tree.leaves(state.params)) == registry.count_parameters(
+    of_model = {name: tree for name, tree in state.params.items() if name != OWN}
+    assert sum(p.size for p in jax.tree.leaves(of_model)) == registry.count_parameters(
         assembly.model_config
     )
     kernel = state.params["encoder"]["layers"]["mlp"]["up"]["kernel"]
@@ -307,6 +328,8 @@ def test_deit_is_that_of_its_paper(size, headless):
     np.testing.assert_allclose(lr(assembly, assembly.total_steps), 1e-5, rtol=1e-3)
     assert config.data.repeats == 3 and config.objective.label_smoothing == 0.1
     assert (config.optim.weight_decay, config.optim.clip, config.model.drop_path) == (0.05, 0, 0.1)
+    # trunc_normal_(std=0.02) of its code; its bounds of ±2 cut nothing.
+    assert assembly.model_config.head_init == "normal"
     augment = config.augment
     assert (augment.mixup, augment.cutmix, augment.mix_switch, augment.erasing) == (
         0.8,
