@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from vit_jax import recipes
-from vit_jax.base import patterns
+from vit_jax.base import patterns, schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import walk
 from vit_jax.config import CHECKPOINT, config_class
@@ -474,3 +474,8 @@ def test_a_folder_of_images_needs_nothing_but_its_path():
     config = recipe("folder")
     assert (config.data.name, config.data.path, config.model.num_classes) == ("folder", "", None)
     assert build(config).total_steps == 100 * 2000 / 64
+
+
+def test_a_run_begun_before_recipes_said_how_it_starts_may_go_on():
+    """What acts on the first state alone is nothing to a run that resumes."""
+    assert {"init_channels", "model.head_init"} <= set(schema.may_change(config_class()))

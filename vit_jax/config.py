@@ -405,6 +405,7 @@ class Config:
         "init_from: what is done about images of other channels; mean: each of ours gets the mean of the "
         "checkpoint's, scaled so that their sum stays",
         choices=("error", "mean"),
+        may_change=True,
     )
     nonfinite: str = option(
         "stop",

@@ -34,7 +34,10 @@ class Options:
     image_size: Size
     num_classes: int = option(1000, "outputs of the head; 0: no head", minimum=0, fitted=True)
     head_init: str = option(
-        "zeros", "initial head kernel: zeros, or normal with std 0.02", choices=("zeros", "normal")
+        "zeros",
+        "initial head kernel: zeros, or normal with std 0.02",
+        choices=("zeros", "normal"),
+        may_change=True,
     )
     head_bias: float = option(0.0, "initial head bias; -10 for sigmoid loss on many classes")
     dtype: str = option(
