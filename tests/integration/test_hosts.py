@@ -82,6 +82,24 @@ def test_any_number_of_processes_trains_the_run_of_one(
 
 
 @pytest.mark.slow
+def test_neighbours_and_few_shots_of_four_processes_are_those_of_one(hosts, tmp_path):
+    entries = ("accuracy", ("knn", {"k": (3, 10)}), ("few_shot", {"shots": (2, 5)}))
+    changes = [
+        f"--config.eval.evaluators={entries}",
+        "--config.optim.lr=0",
+        "--config.duration=1 steps",
+    ]
+    for processes in (1, 4):
+        run = hosts(tmp_path / f"of_{processes}", *changes, processes=processes)
+        assert run.codes() == [0] * processes, run.log(0)
+    one, four = (json.loads((tmp_path / f"of_{n}/result.json").read_text()) for n in (1, 4))
+    names = [name for name in one if name.startswith(("knn", "few_shot"))]
+    assert len(names) >= 4
+    # Neighbours are counted; what is fitted by least squares may round otherwise.
+    assert {n: one[n] for n in names} == pytest.approx({n: four[n] for n in names}, abs=1e-12)
+
+
+@pytest.mark.slow
 def test_four_processes_go_on_where_one_was_stopped(hosts, one_process, tmp_path):
     one = hosts(tmp_path, processes=1, devices=2, seconds=0.012)
     one.until(lambda: steps_done(tmp_path) >= 3)
