@@ -12,6 +12,7 @@ import shutil
 import subprocess
 
 import cv2
+import jax
 import numpy as np
 import pytest
 
@@ -22,6 +23,7 @@ from vit_jax.benchmarks import input as step_input
 from vit_jax.benchmarks import step
 from vit_jax.config import config_class, default_config
 from vit_jax.data.preparation.prepare import prepare
+from vit_jax.interchange import formats
 from vit_jax.interchange.loading import convert
 from vit_jax.models import registry
 from vit_jax.planning import fit, plan
@@ -154,6 +156,9 @@ def sandbox(tmp_path_factory):
     vit_jax.train(config, folder / "trained")
     for name in ("B_16.npz", "S_16.npz"):
         convert(folder / "trained", folder / name, "official")
+    wide = registry.model_config("ViT-mu/16", image_size=(224, 448), num_classes=2)
+    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), registry.abstract(wide)[1])
+    formats.write(formats.Foreign(wide, zeros), folder / "panorama.npz", "official")
     convert(folder / "S_16.npz", folder / "hf_folder", "huggingface", activation="gelu")
     convert(folder / "S_16.npz", folder / "vit.safetensors", "timm", activation="gelu")
     return folder

@@ -101,14 +101,12 @@ class Data:
         "[-1, 1]; (): as init_from has it",
         minimum=0,
         maximum=1,
-        length=(3, 0),
     )
     std: tuple = option(
         (0.5, 0.5, 0.5),
         "what is left is divided by this, one number for each channel or one for all; (): as init_from has it",
         above=0,
         maximum=1,
-        length=(3, 0),
     )
     threads: int = option(
         0, "threads that decode batches; 0: one for each core", minimum=0, may_change=True

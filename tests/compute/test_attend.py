@@ -93,6 +93,7 @@ def test_cudnn_is_lowered_to_its_fused_kernels_forward_and_backward(monkeypatch)
     from jax._src.cudnn import fused_attention_stablehlo
 
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
+    monkeypatch.setattr(choices, "platform", lambda: "gpu")
     q = jax.ShapeDtypeStruct((2, 577, 4, 64), jnp.bfloat16)
 
     def loss(q, k, v):

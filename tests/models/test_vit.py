@@ -404,7 +404,11 @@ def test_without_a_head_there_are_features_and_no_logits(kit):
         ("ViT-B/16", {"patch": 0}, "model.patch = 0 must be at least 1"),
         ("ViT-B/16", {"dropout": 1.0}, "model.dropout = 1.0 must be below 1"),
         ("ViT-B/16", {"drop_path": 1.5}, "model.drop_path = 1.5 must be below 1"),
-        ("ViT-B/16", {"representation": True}, "model.representation = True must be a number"),
+        (
+            "ViT-B/16",
+            {"representation": True},
+            "model.representation = True must be a whole number",
+        ),
         (
             "ViT-mu/16",
             {"width": 6, "position": "sincos2d"},
