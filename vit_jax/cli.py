@@ -6,10 +6,14 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from absl import flags, logging
 
 from vit_jax.base import logs
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
 
 FLAGS = flags.FLAGS
 _SETTING = re.compile(r"--?(?P<no>no)?config\.(?P<name>[\w.]+)(?:=(?P<value>.*))?", re.DOTALL)
@@ -59,7 +63,7 @@ def take_settings() -> list[tuple[str, str]]:
     return settings
 
 
-def load_config(settings: list[tuple[str, str]]):
+def load_config(settings: list[tuple[str, str]]) -> "tuple[ConfigDict, dict[str, tuple]]":
     """The recipe that --config names with the settings of the command line, and what those changed
     of it, see `base.settings.change`; after `parse`.
     """
@@ -90,7 +94,7 @@ def options(assignments: list[str], flag: str = "model") -> dict:
     return options
 
 
-def values(value) -> list:
+def values(value: object) -> list:
     """The values of '0.01,0.1', '500 steps,1000 steps' or one alone, as `options` gives them."""
     if isinstance(value, tuple):
         return list(value)

@@ -13,7 +13,7 @@ from etils import epath
 from vit_jax.base.errors import ConfigError
 
 
-def locate(path: str | os.PathLike) -> epath.Path:
+def locate(path: epath.PathLike) -> epath.Path:
     """A path as a user says it: a local one absolute, with `~` expanded; a bucket's as it is.
 
     Raises:
@@ -37,7 +37,7 @@ def absolute(path: str) -> str:
     return str(place.resolve() if ".." in place.parts else place.absolute())
 
 
-def nearest_existing(path: str | os.PathLike) -> str:
+def nearest_existing(path: epath.PathLike) -> str:
     """'; did you mean …?' with the file or folder beside `path` whose name is most like its own, or
     ''.
     """
@@ -92,6 +92,6 @@ def open_bytes(path: str) -> BinaryIO:
     return epath.Path(path).open("rb") if in_bucket(path) else open(path, "rb")
 
 
-def in_bucket(path: str | os.PathLike) -> bool:
+def in_bucket(path: epath.PathLike) -> bool:
     """Whether a path is a bucket's: there files appear whole, and nothing can be appended to them."""
     return "://" in os.fspath(path)

@@ -12,6 +12,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
@@ -26,7 +27,7 @@ _COMPARISONS = {
 
 
 def option(
-    default,
+    default: Any,
     doc: str,
     *,
     choices: Iterable[str] = (),
@@ -152,7 +153,7 @@ def fill(config: ConfigDict, saved: dict) -> ConfigDict:
     return config
 
 
-def options_said(config) -> dict:
+def options_said(config: object) -> dict:
     """The options of a `union` section that were said, as plain keyword arguments."""
     items = config.items() if isinstance(config, ConfigDict) else vars(config).items()
     return {name: value for name, value in items if value is not None}
@@ -241,7 +242,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
 
 
-def checked(name: str, value, field: dataclasses.Field):
+def checked(name: str, value: Any, field: dataclasses.Field):
     """The value in the type of its option.
 
     Raises:
@@ -270,7 +271,7 @@ def checked(name: str, value, field: dataclasses.Field):
     return value
 
 
-def converted(name: str, value, field: dataclasses.Field):
+def converted(name: str, value: Any, field: dataclasses.Field):
     """The value in the type of its option; whether it may have it is not looked at.
 
     Raises:
@@ -303,7 +304,7 @@ def _numbers(value) -> Iterator[float]:
         yield value
 
 
-def said_type(kind) -> type:
+def said_type(kind: type | types.UnionType) -> type:
     """`int` of the annotation `int | None`; `object` where there are several types."""
     if isinstance(kind, types.UnionType):
         kinds = [k for k in typing.get_args(kind) if k is not types.NoneType]

@@ -26,7 +26,7 @@ from vit_jax.base import paths, patterns, schema
 from vit_jax.base.errors import CheckpointError
 from vit_jax.config import Config, default_config
 from vit_jax.devices import meshes, processes
-from vit_jax.models import registry
+from vit_jax.models import classifier, registry
 from vit_jax.models.registry import Weights
 
 FOLDER, BEST = "checkpoints", "best"
@@ -50,7 +50,7 @@ class Run:
     """
 
     model: nnx.Module
-    model_config: object
+    model_config: classifier.Options
     config: ConfigDict
     classes: tuple[str, ...]
     step: int
@@ -58,7 +58,11 @@ class Run:
 
 
 def describe(
-    config: Config, model_config, classes: tuple[str, ...], examples: int, training_data: str = ""
+    config: Config,
+    model_config: classifier.Options,
+    classes: tuple[str, ...],
+    examples: int,
+    training_data: str = "",
 ) -> dict:
     """What a checkpoint says of itself, as JSON.
 
@@ -81,7 +85,7 @@ def describe(
     }
 
 
-def find(path) -> epath.Path:
+def find(path: epath.PathLike) -> epath.Path:
     """The directory of one checkpoint: `path` itself, or the newest below a run's workdir or its
     `checkpoints`; for WORKDIR/best the one of the best evaluation.
 
@@ -134,7 +138,7 @@ def _seal_of(description: dict) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def load_weights(path, like: Weights | None = None) -> Weights:
+def load_weights(path: epath.PathLike, like: Weights | None = None) -> Weights:
     """A run's model (the averaged one, if it kept an average).
 
     Args:
@@ -151,7 +155,9 @@ def load_weights(path, like: Weights | None = None) -> Weights:
     return Weights(*(found.get(name, {}) for name in names))
 
 
-def load_array(folder: epath.Path, description: dict, like: Weights, part: int, name: str):
+def load_array(
+    folder: epath.Path, description: dict, like: Weights, part: int, name: str
+) -> np.ndarray:
     """One array of those that `load_weights` gives, read alone.
 
     Args:
@@ -173,7 +179,7 @@ def load_array(folder: epath.Path, description: dict, like: Weights, part: int, 
     return array
 
 
-def load_run(path, mesh: jax.sharding.Mesh | None = None, **options) -> Run:
+def load_run(path: epath.PathLike, mesh: jax.sharding.Mesh | None = None, **options) -> Run:
     """A trained model from its directory alone.
 
     Args:
@@ -202,7 +208,7 @@ def load_run(path, mesh: jax.sharding.Mesh | None = None, **options) -> Run:
     )
 
 
-def newest_description(workdir) -> dict | None:
+def newest_description(workdir: epath.PathLike) -> dict | None:
     """The description of a run's newest checkpoint that has one to read; `None` where no run was
     begun.
     """
@@ -223,7 +229,7 @@ def saved_steps(folder: epath.Path) -> list[int]:
     return sorted(int(entry.name) for entry in entries if ocp.utils.is_checkpoint_finalized(entry))
 
 
-def stored_model_config(description: dict, **options):
+def stored_model_config(description: dict, **options) -> classifier.Options:
     """The family's config of the model that a checkpoint holds, with `options` in place of its own."""
     fields = description["model"] | options
     return registry.model_config(fields.pop("name"), **fields)

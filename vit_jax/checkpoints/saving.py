@@ -41,7 +41,7 @@ class Checkpoints:
 
     def __init__(
         self,
-        workdir,
+        workdir: epath.PathLike,
         config: Checkpoint,
         wait_minutes: float = processes.WAIT_MINUTES,
         **writing,
@@ -140,7 +140,9 @@ class Checkpoints:
         if processes.count() == 1 or not self._writing:
             _failure_of(self._orbax.close)
 
-    def restore_latest(self, like: dict, before_restore=lambda description: None):
+    def restore_latest(
+        self, like: dict, before_restore: Callable[[dict], None] = lambda description: None
+    ) -> tuple[int, dict] | None:
         """The newest state that can be read whole.
 
         A damaged checkpoint is reported, moved to WORKDIR/damaged_checkpoints/STEP-TIME, and the

@@ -10,12 +10,16 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from vit_jax.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vit_jax.models.classifier import Options
 
 AUTO = -1  # of `unroll`
 
@@ -54,7 +58,13 @@ def by_platform(formula: Callable) -> Callable:
 
 
 def attention(
-    asked: str, *, queries: int, keys: int, head_size: int, dtype, biased: bool = False
+    asked: str,
+    *,
+    queries: int,
+    keys: int,
+    head_size: int,
+    dtype: jax.typing.DTypeLike,
+    biased: bool = False,
 ) -> str:
     """The implementation of attention (see `attend`): `asked`, or for `auto` what suits device and
     shape. The kernels are for as many queries as keys; of others plain XLA computes attention,
@@ -103,7 +113,7 @@ def unrolled(asked: int, layers: int, policy: str) -> int:
     return min(asked or layers, layers)
 
 
-def remat(config) -> str:
+def remat(config: "Options") -> str:
     """The policy of `recompute` for a model: the config's, or for `auto` what suits the device. On
     CPUs a loop that stores few arrays beats layers side by side that store all, since it touches
     less memory; except for convolutions, whose outputs it would not store.
@@ -114,7 +124,7 @@ def remat(config) -> str:
     return "save_products" if stores_few else "none"
 
 
-def with_compute_dtype(config):
+def with_compute_dtype(config: "Options") -> "Options":
     """The model's config with the dtype that it is computed in on these devices.
 
     Without AMX, a CPU emulates bfloat16: products are taken in float32 anyway and rounded, which
@@ -134,7 +144,7 @@ def has_amx() -> bool:
     return file.exists() and "amx_bf16" in file.read_text()
 
 
-def summarize(config, mesh: Mesh) -> str:
+def summarize(config: "Options", mesh: Mesh) -> str:
     """All choices for a model on a mesh: 'attention: xla, layers: unrolled, remat: none, …'."""
     with jax.set_mesh(mesh):
         dtype = with_compute_dtype(config).dtype

@@ -10,7 +10,12 @@ from vit_jax.compute.tokens import Tokens
 
 
 def layer_norm(
-    x: Tokens, scale: jax.Array, bias: jax.Array | None, *, epsilon: float, dtype
+    x: Tokens,
+    scale: jax.Array,
+    bias: jax.Array | None,
+    *,
+    epsilon: float,
+    dtype: jax.typing.DTypeLike,
 ) -> Tokens:
     """x (..., D), or several such, with mean 0 and variance 1 over the last axis, times scale (D,),
     plus bias (D,) or `None`: in `dtype`, computed in float32 (arXiv 1607.06450).

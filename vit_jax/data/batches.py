@@ -8,6 +8,7 @@ devices, in `loader.py`.
 import functools
 import threading
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -16,8 +17,13 @@ from vit_jax.data import crops, decode
 from vit_jax.data.order import crop_draws, order_of, repeated_places
 from vit_jax.data.record import BadImage, DataError, Record, Source
 
+if TYPE_CHECKING:
+    from vit_jax.config import Config, Data
 
-def spec(config, *, num_classes: int, multi_label: bool = False) -> dict[str, jax.ShapeDtypeStruct]:
+
+def spec(
+    config: "Config", *, num_classes: int, multi_label: bool = False
+) -> dict[str, jax.ShapeDtypeStruct]:
     """A training batch of all processes together, as arrays without memory: what the loader fills,
     what a step is compiled for.
 
@@ -51,7 +57,7 @@ class TrainBatches:
 
     kind = "training"
 
-    def __init__(self, source: Source, config, rows: Sequence[int] | np.ndarray):
+    def __init__(self, source: Source, config: "Config", rows: Sequence[int] | np.ndarray):
         self._source, self._seed = source, config.seed
         self._data = config.data
         self.rows, self.batch_size = np.asarray(rows, np.int64), config.batch_size
@@ -123,7 +129,7 @@ class EvalBatches:
     kind = "evaluation"
 
     def __init__(
-        self, source: Source, config, rows: Sequence[int] | np.ndarray, *, batch_size: int
+        self, source: Source, config: "Config", rows: Sequence[int] | np.ndarray, *, batch_size: int
     ):
         self._source, self._data = source, config.data
         self.rows, self.batch_size = np.asarray(rows, np.int64), batch_size
@@ -175,7 +181,7 @@ def check_bad_images(bad: dict[str, str], most: int, kind: str) -> None:
         )
 
 
-def _pass_over(error: BadImage, config_data) -> None:
+def _pass_over(error: BadImage, config_data: "Data") -> None:
     """Raises `BadImage`, with what to do about it, unless such images are to be skipped."""
     if config_data.on_bad_image == "error":
         advice = (
@@ -184,7 +190,7 @@ def _pass_over(error: BadImage, config_data) -> None:
         raise BadImage(error.name, f"{error.why}; {advice}") from error
 
 
-def _empty(source: Source, rows: int, config_data) -> dict[str, np.ndarray]:
+def _empty(source: Source, rows: int, config_data: "Data") -> dict[str, np.ndarray]:
     batch = {"image": np.empty((rows, *crops.shape(config_data)), np.uint8)}
     if source.multi_label:
         batch["label"] = np.empty((rows, len(source.classes)), np.float32)

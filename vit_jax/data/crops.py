@@ -5,9 +5,13 @@ Sizes are height × width. Cutting a part out of a file and resizing it is the w
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vit_jax.config import Data
 
 _TRIES = 10
 DRAWS = 4 * _TRIES  # random numbers that a training crop may need
@@ -17,12 +21,12 @@ DRAWS = 4 * _TRIES  # random numbers that a training crop may need
 Part = tuple[tuple[float, float, float, float], bool]
 
 
-def shape(config_data) -> tuple[int, int, int]:
+def shape(config_data: "Data") -> tuple[int, int, int]:
     """(height, width, channels) of an image as the model gets it."""
     return (*sizes.height_width(config_data.image_size), config_data.channels)
 
 
-def train_part(height: int, width: int, config_data, draws: Sequence[float]) -> Part:
+def train_part(height: int, width: int, config_data: "Data", draws: Sequence[float]) -> Part:
     """What is cut out of an image of this size for training, and then resized to
     `config_data.image_size`, the target.
 
@@ -49,7 +53,7 @@ def train_part(height: int, width: int, config_data, draws: Sequence[float]) -> 
     raise ConfigError(f"config.data.train_crop = {config_data.train_crop!r} is unknown")
 
 
-def eval_part(height: int, width: int, config_data) -> Part:
+def eval_part(height: int, width: int, config_data: "Data") -> Part:
     """What is cut out of an image of this size for evaluation, and then resized to
     `config_data.image_size`, the target.
 
@@ -66,7 +70,7 @@ def eval_part(height: int, width: int, config_data) -> Part:
     raise ConfigError(f"config.data.eval_crop = {config_data.eval_crop!r} is unknown")
 
 
-def check(config_data) -> None:
+def check(config_data: "Data") -> None:
     """Raises `ConfigError` if no crop can be cut with these sizes."""
     smaller = min(sizes.height_width(config_data.image_size))
     for crop, needs, field in (
@@ -125,7 +129,7 @@ def _place(
 
 
 def _inception_box(
-    height: int, width: int, config_data, draws: Sequence[float]
+    height: int, width: int, config_data: "Data", draws: Sequence[float]
 ) -> tuple[int, int, int, int]:
     """A random part of random area and aspect."""
     tall_target, wide_target = sizes.height_width(config_data.image_size)

@@ -1,12 +1,16 @@
 """Which decoder cuts images out of files: said when a run starts, and the same in all its processes."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from absl import logging
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.data import decode
 from vit_jax.devices import processes
+
+if TYPE_CHECKING:
+    from vit_jax.config import Config
 
 COMPILED, PYTHON = "native", "OpenCV"
 
@@ -22,7 +26,7 @@ def name() -> str:
     return COMPILED if decode.is_native() else PYTHON
 
 
-def agree(config) -> str:
+def agree(config: "Config") -> str:
     """Says which decoder this run has, and gives its name; of several, with commas between.
 
     Call it in all processes, before devices are used.

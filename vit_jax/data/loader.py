@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -28,6 +29,9 @@ from vit_jax.data.batches import (
 from vit_jax.data.order import data_step
 from vit_jax.data.record import DataError, Source
 
+if TYPE_CHECKING:
+    from vit_jax.config import Config, Data
+
 BLOCK = 16  # rows that a thread fills at once
 _INSTEAD = {"training": "another takes its place", "evaluation": "it is left out of evaluation"}
 _UNDER_WAY = 2  # batches being filled, so that no thread waits for the last rows of one
@@ -35,7 +39,7 @@ _UNDER_WAY = 2  # batches being filled, so that no thread waits for the last row
 
 def train_batches(
     source: Source,
-    config,
+    config: "Config",
     sharding: NamedSharding,
     *,
     start_step: int,
@@ -70,7 +74,7 @@ def train_batches(
 
 
 def eval_batches(
-    source: Source, config, sharding: NamedSharding, batch_size: int | None = None
+    source: Source, config: "Config", sharding: NamedSharding, batch_size: int | None = None
 ) -> "Batches":
     """Batches with every example once, in order, the last one padded.
 
@@ -108,7 +112,7 @@ class Batches(Iterator[dict[str, jax.Array]]):
         blocks: TrainBatches | EvalBatches,
         steps: Iterable[int],
         count: int,
-        config_data,
+        config_data: "Data",
         sharding: NamedSharding,
     ):
         """Args: steps: whose batches these are, `count` of them."""

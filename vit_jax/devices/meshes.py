@@ -9,6 +9,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -67,7 +68,7 @@ def make_mesh(sizes: Mapping[str, int], devices: list | None = None) -> Mesh:
     return Mesh(_arranged(tuple(sizes), devices), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def slice_of(device) -> int:
+def slice_of(device: jax.Device) -> int:
     """Which slice of a multi-slice TPU run a device belongs to; 0 where there is but one."""
     return getattr(device, "slice_index", 0) or 0
 
@@ -113,7 +114,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def shardings(
-    tree, mesh: Mesh, *, fsdp_min_size: int, tensor_rules: Sequence[tuple[str, int]] = ()
+    tree: Any, mesh: Mesh, *, fsdp_min_size: int, tensor_rules: Sequence[tuple[str, int]] = ()
 ):
     """How a tree of parameters, or a whole training state around one, lies on the mesh.
 

@@ -6,7 +6,7 @@ PREFIX/METRIC, but those of `accuracy` and `loss` by their own names.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from jax.sharding import Mesh
 
@@ -15,7 +15,7 @@ from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
 from vit_jax.evaluation.accuracy import Accuracy
-from vit_jax.evaluation.contract import Evaluator, Subject, Trained
+from vit_jax.evaluation.contract import Evaluator, Subject, Trained, Watch
 from vit_jax.evaluation.few_shot import FewShot
 from vit_jax.evaluation.loss import Loss
 from vit_jax.evaluation.neighbours import Neighbours
@@ -41,18 +41,14 @@ class Suite:
 
     evaluators: tuple[tuple[str, Evaluator], ...]
 
-    def __call__(
-        self, trained: Trained, mesh: Mesh, watch: Callable[[Iterable], Iterable] = iter
-    ) -> dict[str, float]:
+    def __call__(self, trained: Trained, mesh: Mesh, watch: Watch = iter) -> dict[str, float]:
         """All metrics of a model; see `Evaluator`."""
         found = {}
         for metrics in self.each(trained, mesh, watch):
             found |= metrics
         return found
 
-    def each(
-        self, trained: Trained, mesh: Mesh, watch: Callable[[Iterable], Iterable] = iter
-    ) -> Iterator[dict[str, float]]:
+    def each(self, trained: Trained, mesh: Mesh, watch: Watch = iter) -> Iterator[dict[str, float]]:
         """The metrics of each evaluator, as they come."""
         for prefix, evaluator in self.evaluators:
             metrics = evaluator(trained, mesh, watch)

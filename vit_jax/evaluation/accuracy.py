@@ -3,18 +3,20 @@ the number of hosts.
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import logging
+from jax.sharding import Mesh
 
 from vit_jax import objectives
 from vit_jax.base.errors import ConfigError
 from vit_jax.data import loader, sources
 from vit_jax.data.classes import with_classes
 from vit_jax.devices import meshes
-from vit_jax.evaluation.contract import Evaluator, Options, Subject
+from vit_jax.evaluation.contract import Evaluator, Options, Subject, Trained, Watch
 from vit_jax.evaluation.forward import make_forward
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.supervised import cross_entropy, to_targets
@@ -43,7 +45,7 @@ class Accuracy(Evaluator):
         self.source = with_classes(sources.open_eval(self.config.data), subject.classes)
         self._step, self._unlabelled_said = None, False
 
-    def __call__(self, trained, mesh, watch=iter):
+    def __call__(self, trained: Trained, mesh: Mesh, watch: Watch = iter) -> dict[str, float]:
         """See `Evaluator`."""
         self._step = self._step or self._make_step(mesh)
         # Each step waits for the sums of the one before: programs with collectives must not overtake
@@ -64,7 +66,7 @@ class Accuracy(Evaluator):
         means = {name: total / max(count, 1) for name, total in totals.items()}
         return means | {"examples": int(count)}
 
-    def _make_step(self, mesh: jax.sharding.Mesh):
+    def _make_step(self, mesh: Mesh) -> Callable:
         """The compiled (weights, sums, batch) -> sums that adds one batch."""
         subject = self.subject
         classes = subject.model_config.num_classes

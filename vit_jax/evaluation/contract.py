@@ -10,8 +10,12 @@ from jax.sharding import Mesh
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import checked, nearest, option
 from vit_jax.config import Config, Data
+from vit_jax.models import classifier
 from vit_jax.models.registry import Weights
 from vit_jax.training.networks import Networks
+
+# What every iterable over batches goes through: progress, signs of life.
+Watch = Callable[[Iterable], Iterable]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +31,7 @@ class Subject:
     """
 
     config: Config
-    model_config: Any
+    model_config: classifier.Options
     definition: nnx.GraphDef
     classes: tuple[str, ...]
     networks: Networks | None = None
@@ -79,15 +83,13 @@ class Evaluator:
         """Raises `ConfigError` for options or data that do not go with the model."""
         self.options, self.subject = options, subject
 
-    def __call__(
-        self, trained: Trained, mesh: Mesh, watch: Callable[[Iterable], Iterable] = iter
-    ) -> dict[str, float]:
+    def __call__(self, trained: Trained, mesh: Mesh, watch: Watch = iter) -> dict[str, float]:
         """Judges a model.
 
         Args:
           trained: its weights, on the mesh.
           mesh: of all devices; set for what is traced.
-          watch: every iterable over batches goes through it: progress, signs of life.
+          watch: wraps every iterable over batches, to show progress and count as a sign of life.
 
         Returns:
           Metrics by name, the same in all processes.

@@ -16,7 +16,7 @@ from vit_jax.data import loader, sources
 from vit_jax.data.classes import with_classes
 from vit_jax.data.record import Source
 from vit_jax.devices import meshes
-from vit_jax.evaluation.contract import Evaluator, Subject
+from vit_jax.evaluation.contract import Evaluator, Options, Subject, Watch
 from vit_jax.evaluation.forward import make_forward
 from vit_jax.models.registry import Weights
 
@@ -40,7 +40,7 @@ class FeatureEvaluator(Evaluator):
     cut as for evaluation.
     """
 
-    def __init__(self, options, subject: Subject):
+    def __init__(self, options: Options, subject: Subject):
         super().__init__(options, subject)
         data = self.data()
         self.train = sources.open_source(data, data.train_split)
@@ -54,7 +54,7 @@ class FeatureEvaluator(Evaluator):
         self._forward = None
 
     def batches(
-        self, source: Source, weights: Weights, mesh: Mesh, watch: Callable[[Iterable], Iterable]
+        self, source: Source, weights: Weights, mesh: Mesh, watch: Watch
     ) -> Iterator[Features]:
         """The features of `source`, a batch (B, …) at a time, cut over the mesh as batches are."""
         if self._forward is None:

@@ -3,13 +3,16 @@ features to {-1, 1} targets, in closed form (ViT §4.1; settings of big_vision's
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import scipy.linalg
 from absl import logging
+from jax.sharding import Mesh
 
 from vit_jax.base.schema import option
 from vit_jax.evaluation import contract
+from vit_jax.evaluation.contract import Trained, Watch
 from vit_jax.evaluation.features import FeatureEvaluator, on_host
 
 _BIAS = 100.0  # the constant feature; so large that its weight is hardly regularised
@@ -33,7 +36,7 @@ class FewShot(FeatureEvaluator):
 
     Options = Options
 
-    def __call__(self, trained, mesh, watch=iter):
+    def __call__(self, trained: Trained, mesh: Mesh, watch: Watch = iter) -> dict[str, float]:
         """See `Evaluator`. A class that has fewer examples than asked for gives all it has."""
         weights = trained.weights
         train, labels = on_host(self.batches(self.train, weights, mesh, watch), mesh)
@@ -67,7 +70,7 @@ def choose(labels: np.ndarray, shots: int, seed: int) -> np.ndarray:
     return np.concatenate(drawn)
 
 
-def fit_linear(features: np.ndarray, labels: np.ndarray, classes: int, l2: float):
+def fit_linear(features: np.ndarray, labels: np.ndarray, classes: int, l2: float) -> Callable:
     """The fit (n, D) -> (n, classes) scores that minimises Σ|X W - Y|² + l2 |W|², Y being 1 for an
     example's class and -1 for the others; a function of further features.
 

@@ -7,18 +7,19 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from absl import logging
+from etils import epath
 from flax import nnx
 
 from vit_jax.base import sizes
 from vit_jax.compute import choices
 from vit_jax.config import Data
 from vit_jax.data.augmentation import augment
-from vit_jax.models import registry
+from vit_jax.models import classifier, registry
 from vit_jax.models.contract import ModelOutput
 from vit_jax.models.registry import Weights
 
 
-def normalized_as(data: Data, source) -> Data:
+def normalized_as(data: Data, source: epath.PathLike) -> Data:
     """The section `config.data` with a mean and a deviation for each channel; says how images are
     prepared.
 
@@ -40,7 +41,7 @@ def normalized_as(data: Data, source) -> Data:
 
 
 def make_forward(
-    definition: nnx.GraphDef, model_config, data
+    definition: nnx.GraphDef, model_config: classifier.Options, data: Data
 ) -> Callable[[Weights, jax.Array], ModelOutput]:
     """The forward pass, to be compiled.
 

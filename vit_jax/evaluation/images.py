@@ -11,6 +11,7 @@ import numpy as np
 from etils import epath
 
 from vit_jax.base.errors import ConfigError
+from vit_jax.config import Data
 from vit_jax.data.decode import eval_crop
 from vit_jax.data.record import BadImage
 from vit_jax.data.sources.table import SUFFIXES, natural
@@ -28,7 +29,7 @@ class Named:
     name: str
     content: bytes | None = None
 
-    def read(self, data) -> np.ndarray:
+    def read(self, data: Data) -> np.ndarray:
         """(H, W, C) uint8, as `config.data` cuts it. Raises `BadImage`."""
         try:
             content = self.content or epath.Path(self.name).read_bytes()

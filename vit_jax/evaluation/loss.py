@@ -5,12 +5,13 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.data import loader, sources
 from vit_jax.data.augmentation.augment import normalize
 from vit_jax.devices import meshes
-from vit_jax.evaluation.contract import Evaluator, Options, Subject
+from vit_jax.evaluation.contract import Evaluator, Options, Subject, Trained, Watch
 
 
 class Loss(Evaluator):
@@ -31,7 +32,7 @@ class Loss(Evaluator):
         self.source = sources.open_eval(self.config.data)
         self._step = None
 
-    def __call__(self, trained, mesh, watch=iter):
+    def __call__(self, trained: Trained, mesh: Mesh, watch: Watch = iter) -> dict[str, float]:
         """See `Evaluator`."""
         self._step = self._step or jax.jit(self._sums, out_shardings=meshes.replicated(mesh))
         totals: dict[str, float] = {}

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from vit_jax.base.schema import option
 from vit_jax.devices import meshes
 from vit_jax.evaluation import contract
+from vit_jax.evaluation.contract import Trained, Watch
 from vit_jax.evaluation.features import FeatureEvaluator, Features, stacked
 
 
@@ -35,7 +36,7 @@ class Neighbours(FeatureEvaluator):
 
     Options = Options
 
-    def __call__(self, trained, mesh, watch=iter):
+    def __call__(self, trained: Trained, mesh: Mesh, watch: Watch = iter) -> dict[str, float]:
         """See `Evaluator`."""
         bank = stacked(self.batches(self.train, trained.weights, mesh, watch), mesh)
         bank = bank._replace(features=_unit(bank.features))

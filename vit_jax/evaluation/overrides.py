@@ -6,6 +6,7 @@ have no effect, and is refused.
 from collections.abc import Iterable
 from typing import Any
 
+from etils import epath
 from ml_collections import ConfigDict
 
 from vit_jax.base import schema, sizes
@@ -23,7 +24,9 @@ _FIELDS = ("batch_size", "model.dtype")
 _OF_IMAGES = ("mean", "std", "eval_crop", "eval_resize")
 
 
-def load_to_evaluate(path, changes: Iterable[tuple[str, str]]) -> tuple[reading.Run, Config]:
+def load_to_evaluate(
+    path: epath.PathLike, changes: Iterable[tuple[str, str]]
+) -> tuple[reading.Run, Config]:
     """A trained model and the config to evaluate it with.
 
     Args:

@@ -14,12 +14,13 @@ from collections.abc import Iterable, Iterator, Sequence
 import jax
 import numpy as np
 from absl import logging
+from etils import epath
 
 from vit_jax import objectives
 from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import reading
-from vit_jax.config import config_class
+from vit_jax.config import Data, config_class
 from vit_jax.data import crops
 from vit_jax.data.record import BadImage
 from vit_jax.evaluation.forward import make_forward, normalized_as
@@ -98,7 +99,7 @@ def predict(
 
 
 def predict_files(
-    path,
+    path: epath.PathLike,
     sources: Sequence[str],
     *,
     topk: int,
@@ -159,7 +160,7 @@ def _check_folder(picture: str) -> None:
         raise ConfigError(f"--picture={picture}: {folder} cannot be written to")
 
 
-def _read(file: Named, data) -> np.ndarray | BadImage:
+def _read(file: Named, data: Data) -> np.ndarray | BadImage:
     try:
         return file.read(data)
     except BadImage as error:

@@ -1,7 +1,6 @@
 """Evaluates a trained model from its checkpoint."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
 
 import jax
 from absl import logging
@@ -10,14 +9,12 @@ from vit_jax import evaluation
 from vit_jax.checkpoints.reading import Run
 from vit_jax.config import Config
 from vit_jax.devices import meshes
-from vit_jax.evaluation.contract import Subject, Trained
+from vit_jax.evaluation.contract import Subject, Trained, Watch
 from vit_jax.evaluation.forward import normalized_as
 from vit_jax.models import registry
 
 
-def evaluate_run(
-    run: Run, config: Config, watch: Callable[[Iterable], Iterable] = iter
-) -> dict[str, float]:
+def evaluate_run(run: Run, config: Config, watch: Watch = iter) -> dict[str, float]:
     """All metrics of `config.eval.evaluators`; of several, each one's are logged as they come.
 
     Args:

@@ -13,15 +13,15 @@ from absl import logging
 
 from vit_jax.base import patterns, schema
 from vit_jax.base.errors import ConfigError
-from vit_jax.models import registry
+from vit_jax.models import classifier, registry
 from vit_jax.models.conversions.rules import Lazy
 
 
 def adapt(
     loaded: dict,
-    source,
+    source: classifier.Options,
     fresh: dict,
-    target,
+    target: classifier.Options,
     *,
     reset: Iterable[str],
     resize: str,
@@ -98,7 +98,7 @@ def adapt(
     return patterns.map_named(place, fresh)
 
 
-def _check_conventions(source, target, where: str) -> None:
+def _check_conventions(source: classifier.Options, target: classifier.Options, where: str) -> None:
     families = [registry.family_name(registry.family_of(config)) for config in (source, target)]
     if families[0] != families[1]:
         raise ConfigError(
@@ -118,7 +118,9 @@ def _check_conventions(source, target, where: str) -> None:
         )
 
 
-def _check_channels(source, target, rule: str, anew: set[str], where: str) -> None:
+def _check_channels(
+    source: classifier.Options, target: classifier.Options, rule: str, anew: set[str], where: str
+) -> None:
     if (
         source.channels != target.channels
         and rule == "error"
@@ -131,7 +133,14 @@ def _check_channels(source, target, rule: str, anew: set[str], where: str) -> No
         )
 
 
-def _fitted(name: str, old: Any, source, target, shape: tuple[int, ...], resize: str):
+def _fitted(
+    name: str,
+    old: Any,
+    source: classifier.Options,
+    target: classifier.Options,
+    shape: tuple[int, ...],
+    resize: str,
+):
     """`old` as the target has it, where the family knows how; else as it is."""
     steps = [source.fit(name, target, resize=resize)]
     if name in source.image_kernels and source.channels != target.channels:

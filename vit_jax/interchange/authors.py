@@ -27,7 +27,7 @@ def read(opened: Opened, wishes: Wishes) -> Foreign:
     return named.with_header(named.read(opened, found, NAME, wishes, stated), opened)
 
 
-def write(foreign: Foreign, path) -> None:
+def write(foreign: Foreign, path: epath.PathLike) -> None:
     """Writes a `.safetensors` file.
 
     Raises:

@@ -3,6 +3,8 @@
 ViT's blocks may be scanned; a ResNet may have big_vision's names or the original TensorFlow ones.
 """
 
+from etils import epath
+
 from vit_jax.base.sizes import Size, height_width
 from vit_jax.interchange import flax_models
 from vit_jax.interchange.formats import Foreign, Preprocessing, Wishes
@@ -21,7 +23,7 @@ def read(opened: Opened, wishes: Wishes) -> Foreign:
     return flax_models.read(opened, NAME, wishes, _preprocessing)
 
 
-def write(foreign: Foreign, path) -> None:
+def write(foreign: Foreign, path: epath.PathLike) -> None:
     """Writes the names the model was read with, or `params/...` with a tensor for each block's."""
     flax_models.write(foreign, path, NAME, prefix="params/")
 

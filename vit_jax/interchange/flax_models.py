@@ -8,6 +8,7 @@ and epsilon, which all these code bases have as tanh GELU and 1e-6.
 from collections.abc import Callable
 
 from absl import logging
+from etils import epath
 
 from vit_jax.base.sizes import Size
 from vit_jax.interchange import named, npz
@@ -53,7 +54,7 @@ def read(
     return foreign
 
 
-def write(foreign: Foreign, path, format: str, prefix: str) -> None:
+def write(foreign: Foreign, path: epath.PathLike, format: str, prefix: str) -> None:
     """Writes the names that the model was read with, if these were of the same format, else those of
     a new file.
 

@@ -17,12 +17,14 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+from etils import epath
+
 from vit_jax.base import paths, schema, sizes
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.base.schema import nearest
 from vit_jax.data.augmentation import augment
 from vit_jax.interchange import opened
-from vit_jax.models import registry
+from vit_jax.models import classifier, registry
 from vit_jax.models.conversions.contract import Preprocessing
 
 # Asked in this order.
@@ -75,7 +77,7 @@ class Foreign:
       layout: `format`, and what else is needed to write the same names and bytes again; plain JSON.
     """
 
-    model_config: Any
+    model_config: classifier.Options
     params: dict
     classes: tuple[str, ...] | None = None
     preprocessing: Preprocessing | None = None
@@ -90,7 +92,7 @@ def module(name: str) -> ModuleType:
     return importlib.import_module(FORMATS[name])
 
 
-def detect(path) -> str:
+def detect(path: epath.PathLike) -> str:
     """The name of the format of what is at `path`.
 
     Raises:
@@ -100,7 +102,11 @@ def detect(path) -> str:
 
 
 def read(
-    path, *, hints: Mapping[str, Any] | None = None, allow_nonfinite: bool = False, **overrides
+    path: epath.PathLike,
+    *,
+    hints: Mapping[str, Any] | None = None,
+    allow_nonfinite: bool = False,
+    **overrides,
 ) -> Foreign:
     """What is at `path`, in whatever format.
 
@@ -120,7 +126,7 @@ def read(
     return module(_detect(found)).read(found, wishes)
 
 
-def _open(path) -> opened.Opened:
+def _open(path: epath.PathLike) -> opened.Opened:
     path = paths.locate(path)
     if not path.exists():
         raise CheckpointError(f"{path} does not exist")
@@ -138,7 +144,7 @@ def _detect(found: opened.Opened) -> str:
     )
 
 
-def write(foreign: Foreign, path, to: str) -> None:
+def write(foreign: Foreign, path: epath.PathLike, to: str) -> None:
     """Writes a checkpoint in the format `to`.
 
     Raises:
@@ -148,7 +154,9 @@ def write(foreign: Foreign, path, to: str) -> None:
     module(to).write(foreign, paths.locate(path))
 
 
-def preprocessing_with(foreign: Foreign, said: Mapping[str, Any], source) -> Preprocessing:
+def preprocessing_with(
+    foreign: Foreign, said: Mapping[str, Any], source: epath.PathLike
+) -> Preprocessing:
     """The preprocessing of a checkpoint, with the fields that are said in place of its own.
 
     Raises:
@@ -165,7 +173,9 @@ def preprocessing_with(foreign: Foreign, said: Mapping[str, Any], source) -> Pre
     return found
 
 
-def configure(config_class: type, recognised: Mapping[str, Any], overrides: Mapping[str, Any]):
+def configure(
+    config_class: type, recognised: Mapping[str, Any], overrides: Mapping[str, Any]
+) -> classifier.Options:
     """The config of a checkpoint's model: what was recognised, unless the user says otherwise.
 
     Raises:
@@ -182,7 +192,7 @@ def configure(config_class: type, recognised: Mapping[str, Any], overrides: Mapp
     )
 
 
-def how_to_accept(option: str, value) -> str:
+def how_to_accept(option: str, value: object) -> str:
     """What to do where a format's code would compute a model with another value of an option."""
     return (
         f"To accept the other numbers, say --model={option}={value} on the command line, or "
@@ -190,7 +200,7 @@ def how_to_accept(option: str, value) -> str:
     )
 
 
-def model_name(config) -> str:
+def model_name(config: classifier.Options) -> str:
     """The listed name that says most of a model; its options say the rest."""
     family = registry.family_of(config)
 
@@ -202,7 +212,7 @@ def model_name(config) -> str:
     return max(family.VARIANTS, key=agreement)
 
 
-def describe(config) -> str:
+def describe(config: classifier.Options) -> str:
     """A model in words: 'ViT-B/16, 86,567,656 parameters, images of 224 pixels, 1,000 classes'."""
     classes = f", {config.num_classes:,} classes" if config.num_classes else ", no head"
     return (

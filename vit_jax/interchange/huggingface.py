@@ -36,7 +36,7 @@ def read(opened: Opened, wishes: Wishes) -> Foreign:
     return foreign
 
 
-def write(foreign: Foreign, path) -> None:
+def write(foreign: Foreign, path: epath.PathLike) -> None:
     """Writes a new folder for `from_pretrained`.
 
     Raises:
@@ -83,7 +83,7 @@ def _preprocessing(said: dict, image_size: Size) -> Preprocessing:
     return Preprocessing(image_size, tuple(mean), tuple(std), "central", size)
 
 
-def _processor(preprocessing: Preprocessing, path) -> dict:
+def _processor(preprocessing: Preprocessing, path: epath.PathLike) -> dict:
     """preprocessor_config.json."""
     height, width = height_width(preprocessing.image_size)
     size = {"height": height, "width": width}

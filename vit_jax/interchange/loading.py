@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 from absl import logging
+from etils import epath
 from flax import nnx
 from ml_collections import ConfigDict
 
@@ -14,12 +15,12 @@ from vit_jax.checkpoints import reading
 from vit_jax.config import CHECKPOINT
 from vit_jax.data.augmentation import augment
 from vit_jax.interchange import adapt, formats, named, opened
-from vit_jax.models import registry
+from vit_jax.models import classifier, registry
 from vit_jax.models.registry import Weights
 
 
 def load(
-    path,
+    path: epath.PathLike,
     *,
     resize: str = "scipy",
     init_channels: str = "error",
@@ -73,7 +74,7 @@ def load(
 
 def load_weights(
     model: nnx.Module,
-    path,
+    path: epath.PathLike,
     *,
     reset: Iterable[str] = (),
     resize: str = "scipy",
@@ -108,9 +109,9 @@ def load_weights(
 
 
 def weights_from(
-    path,
+    path: epath.PathLike,
     like: Weights,
-    config,
+    config: classifier.Options,
     *,
     reset: Iterable[str] = (),
     resize: str = "scipy",
@@ -146,8 +147,8 @@ def weights_from(
 
 
 def convert(
-    source,
-    destination,
+    source: epath.PathLike,
+    destination: epath.PathLike,
     to: str,
     *,
     data: Mapping[str, Any] | None = None,
@@ -183,7 +184,9 @@ def convert(
     return foreign
 
 
-def resolve_from_checkpoint(config: ConfigDict, workdir=None) -> ConfigDict:
+def resolve_from_checkpoint(
+    config: ConfigDict, workdir: epath.PathLike | None = None
+) -> ConfigDict:
     """A run's config whose open options of the model are those of the checkpoint it starts from.
 
     These are the options of its structure and conventions (see `schema.option`); with
@@ -273,7 +276,7 @@ def _fit(
     return named.divided(arrays, like)
 
 
-def _fresh(config, like: Weights, reset: Iterable[str]) -> Weights:
+def _fresh(config: classifier.Options, like: Weights, reset: Iterable[str]) -> Weights:
     """`like` with new arrays for the parameters to reset; the others are never made."""
     names = patterns.names(like.params)
     anew = set(patterns.matching(reset, names))

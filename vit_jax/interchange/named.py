@@ -6,19 +6,20 @@ tensors, the formats know.
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from types import ModuleType
 from typing import Any
 
 import jax
 import numpy as np
 from absl import logging
+from etils import epath
 
 from vit_jax.base import patterns, schema, sizes
 from vit_jax.base.errors import CheckpointError
+from vit_jax.base.sizes import Size
 from vit_jax.interchange import safetensors
 from vit_jax.interchange.formats import Foreign, Preprocessing, Wishes, configure, how_to_accept
 from vit_jax.interchange.opened import Opened
-from vit_jax.models import registry
+from vit_jax.models import classifier, registry
 from vit_jax.models.conversions import rules
 from vit_jax.models.conversions.contract import Conversion, Recognised
 from vit_jax.models.conversions.rules import Lazy
@@ -39,7 +40,7 @@ class Found:
       renamed: those names to the file's own, where they differ.
     """
 
-    family: ModuleType
+    family: registry.Family
     conversion: Conversion
     recognised: Recognised
     prefix: str
@@ -154,7 +155,7 @@ def read(
     return Foreign(config, params, None, preprocessing, layout, variables)
 
 
-def conversion_of(config, format: str, path) -> Conversion:
+def conversion_of(config: classifier.Options, format: str, path: epath.PathLike) -> Conversion:
     """The conversion of a model's family to a format.
 
     Raises:
@@ -174,7 +175,9 @@ def conversion_of(config, format: str, path) -> Conversion:
     return conversion
 
 
-def refuse_other_conventions(config, conventions: Mapping[str, Any], code: str, path) -> None:
+def refuse_other_conventions(
+    config: classifier.Options, conventions: Mapping[str, Any], code: str, path: epath.PathLike
+) -> None:
     """Raises `CheckpointError` for a model that `code` would compute with other numbers."""
     for name, value in conventions.items():
         if getattr(config, name, value) != value:
@@ -215,7 +218,7 @@ def arrays(foreign: Foreign, conversion: Conversion) -> Iterator[tuple[str, np.n
 
 
 def write_safetensors(
-    foreign: Foreign, conversion: Conversion, path, metadata: Mapping[str, str]
+    foreign: Foreign, conversion: Conversion, path: epath.PathLike, metadata: Mapping[str, str]
 ) -> None:
     """Writes a model as a `.safetensors` file, a tensor at a time.
 
@@ -255,7 +258,7 @@ def said(wishes: Wishes) -> dict[str, Any]:
     return sizes_said | ({} if wanted is None else {"wanted_size": sizes.parse(wanted)})
 
 
-def said_size(size) -> dict[str, Any]:
+def said_size(size: Size | str | list[int] | None) -> dict[str, Any]:
     """`image_size` for `Conversion.recognise`, where it is said."""
     return {} if size is None else {"image_size": sizes.parse(size)}
 
@@ -292,7 +295,7 @@ def preprocessing_of(said: Mapping[str, Any]) -> Preprocessing:
     return Preprocessing(**fields | said_size(fields["image_size"]))
 
 
-def options_of_model(config) -> dict[str, Any]:
+def options_of_model(config: classifier.Options) -> dict[str, Any]:
     """All options of what a model is, for a `header`."""
     names = schema.with_role(type(config), "size", "structure", "convention")
     return {name: getattr(config, name) for name in ("image_size", *names)}

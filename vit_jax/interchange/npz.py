@@ -26,7 +26,7 @@ _HEADERS = {
 }
 
 
-def read(path, file: BinaryIO) -> dict[str, Lazy]:
+def read(path: epath.PathLike, file: BinaryIO) -> dict[str, Lazy]:
     """Every array of the file by its name, read when used; `|V2` is bfloat16. None, if it is a zip
     archive of something else.
 
@@ -50,7 +50,7 @@ def read(path, file: BinaryIO) -> dict[str, Lazy]:
     return {member.removesuffix(SUFFIX): _lazy(path, archive, member) for member in members}
 
 
-def write(path, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
+def write(path: epath.PathLike, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
     """Writes arrays one after the other; the file appears under its name when it is whole.
 
     Raises:
@@ -73,7 +73,7 @@ def write(path, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _lazy(path, archive: zipfile.ZipFile, member: str) -> Lazy:
+def _lazy(path: epath.PathLike, archive: zipfile.ZipFile, member: str) -> Lazy:
     try:
         with archive.open(member) as file:
             version = np.lib.format.read_magic(file)

@@ -1,5 +1,7 @@
 """Checkpoints of google-research/vision_transformer: `.npz` of ViT, hybrid and Mixer."""
 
+from etils import epath
+
 from vit_jax.interchange import flax_models
 from vit_jax.interchange.formats import Foreign, Preprocessing, Wishes
 from vit_jax.interchange.opened import Opened
@@ -17,6 +19,6 @@ def read(opened: Opened, wishes: Wishes) -> Foreign:
     return flax_models.read(opened, NAME, wishes, Preprocessing)
 
 
-def write(foreign: Foreign, path) -> None:
+def write(foreign: Foreign, path: epath.PathLike) -> None:
     """Writes the names the model was read with, or those from before Linen, as published files."""
     flax_models.write(foreign, path, NAME, prefix="")

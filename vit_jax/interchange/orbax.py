@@ -66,7 +66,7 @@ def read(opened: Opened, wishes: Wishes) -> Foreign:
     )
 
 
-def write(foreign: Foreign, path) -> None:
+def write(foreign: Foreign, path: epath.PathLike) -> None:
     """Writes a directory for `predict`, `evaluate` and `init_from`; unnamed classes are numbers.
 
     Raises:

@@ -41,7 +41,9 @@ def begins_as_safetensors(head: bytes) -> bool:
     return len(head) >= 9 and head[8:9] == b"{" and struct.unpack("<Q", head[:8])[0] <= _MAX_HEADER
 
 
-def read(path, file: BinaryIO | None = None) -> tuple[dict[str, Lazy], dict[str, str]]:
+def read(
+    path: epath.PathLike, file: BinaryIO | None = None
+) -> tuple[dict[str, Lazy], dict[str, str]]:
     """Every array of the file by its name, read when used, and the file's metadata.
 
     Args:
@@ -77,7 +79,10 @@ def read(path, file: BinaryIO | None = None) -> tuple[dict[str, Lazy], dict[str,
 
 
 def write(
-    path, tensors: Iterable[tuple[str, np.ndarray]], specs: Mapping, metadata: Mapping[str, str]
+    path: epath.PathLike,
+    tensors: Iterable[tuple[str, np.ndarray]],
+    specs: Mapping,
+    metadata: Mapping[str, str],
 ) -> None:
     """Writes arrays one after the other; the file appears under its name when it is whole.
 

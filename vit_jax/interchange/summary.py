@@ -12,7 +12,7 @@ from vit_jax.models import registry
 _SHOWN_CLASSES = 10
 
 
-def summarize(path) -> dict:
+def summarize(path: epath.PathLike) -> dict:
     """What a checkpoint is, as plain data.
 
     Args:

@@ -46,7 +46,7 @@ def read(opened: Opened, wishes: Wishes) -> Foreign:
     return foreign
 
 
-def write(foreign: Foreign, path) -> None:
+def write(foreign: Foreign, path: epath.PathLike) -> None:
     """Writes a `.safetensors` file, or a folder for `timm.create_model("local-dir:FOLDER", pretrained=True)`.
 
     Raises:

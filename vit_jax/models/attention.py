@@ -1,5 +1,7 @@
 """Multi-head attention with one QKV parameter (ViT §A)."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -38,7 +40,7 @@ class Attention(nnx.Module):
         norm_bias: bool = True,
         epsilon: float = 1e-6,
         implementation: str = "xla",
-        dtype,
+        dtype: jax.typing.DTypeLike,
         rngs: nnx.Rngs,
     ):
         if width % heads:
@@ -119,7 +121,13 @@ class Attention(nnx.Module):
 class _Affine(nnx.Module):
     """A kernel and perhaps a bias."""
 
-    def __init__(self, kernel_shape, bias_shape, init, rngs):
+    def __init__(
+        self,
+        kernel_shape: tuple[int, ...],
+        bias_shape: tuple[int, ...] | None,
+        init: Callable,
+        rngs: nnx.Rngs,
+    ):
         self.kernel = nnx.Param(init(rngs.params(), kernel_shape))
         if bias_shape is not None:
             self.bias = nnx.Param(jnp.zeros(bias_shape))
@@ -128,7 +136,7 @@ class _Affine(nnx.Module):
         return self.kernel[...], self.bias[...] if hasattr(self, "bias") else None
 
 
-def _xavier(width: int):
+def _xavier(width: int) -> Callable:
     """Xavier-uniform of a (width, width) projection, whatever axes its array has and however many
     lie in it.
     """

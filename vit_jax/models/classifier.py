@@ -106,7 +106,7 @@ class Options:
         return None
 
 
-def patch_grid(config) -> tuple[int, int]:
+def patch_grid(config: Options) -> tuple[int, int]:
     """How many patches of side `config.patch` an image has, down and across.
 
     Raises:
@@ -121,14 +121,14 @@ def patch_grid(config) -> tuple[int, int]:
     return height // config.patch, width // config.patch
 
 
-def fit_patches(name: str, source, target) -> tuple[str, Callable] | None:
+def fit_patches(name: str, source: Options, target: Options) -> tuple[str, Callable] | None:
     """`Options.fit` of the patch embedding, for families whose patches are of the image."""
     if name != "embedding/kernel" or source.patch == target.patch:
         return None
     return "pseudo-inverse", lambda x: resize_patch_embedding(x, target.patch)
 
 
-def fit_positions(source, target, resize: str) -> tuple[str, Callable] | None:
+def fit_positions(source: Options, target: Options, resize: str) -> tuple[str, Callable] | None:
     """`Options.fit` of learned positions (1, prefix + patches, width), of whose rows `prefix` are of
     learned tokens.
     """
@@ -152,7 +152,7 @@ def check_images(images: jax.Array, config: Options) -> None:
         raise ValueError(f"images of {images.shape[1:]} given to a model for {shape}")
 
 
-def head(width: int, config, rngs: nnx.Rngs) -> nnx.Linear:
+def head(width: int, config: Options, rngs: nnx.Rngs) -> nnx.Linear:
     """The last layer, (B, width) -> (B, num_classes). It computes in float32: logits and loss must
     not be rounded.
     """

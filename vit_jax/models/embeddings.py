@@ -17,7 +17,9 @@ class PatchEmbedding(nnx.Module):
     `kernel` (P, P, C, D) is laid out as the convolution of the published checkpoints, but used as one matrix product.
     """
 
-    def __init__(self, patch: int, channels: int, width: int, *, dtype, rngs: nnx.Rngs):
+    def __init__(
+        self, patch: int, channels: int, width: int, *, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs
+    ):
         # Flax's convolution default, as the official code has it.
         init = nnx.initializers.lecun_normal(in_axis=(0, 1, 2), out_axis=3)
         self.kernel = nnx.Param(init(rngs.params(), (patch, patch, channels, width)))

@@ -3,6 +3,7 @@
 """
 
 import functools
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -14,6 +15,9 @@ from vit_jax.compute.tokens import Tokens
 from vit_jax.models.attention import Attention
 from vit_jax.models.layers import Mlp, layer_norm
 
+if TYPE_CHECKING:
+    from vit_jax.models.vit import Config
+
 
 class Block(nnx.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)) (ViT Eq. 2 and 3).
@@ -22,7 +26,7 @@ class Block(nnx.Module):
     x + attention(norm(x)) + mlp(norm(x)) (ViT-22B §2).
     """
 
-    def __init__(self, config, *, dtype, rngs: nnx.Rngs):
+    def __init__(self, config: "Config", *, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs):
         norm = functools.partial(
             layer_norm, config.width, config.epsilon, dtype, rngs, bias=config.norm_bias
         )
@@ -69,7 +73,7 @@ class Encoder(nnx.Module):
     `depth`.
     """
 
-    def __init__(self, config, *, dtype, rngs: nnx.Rngs):
+    def __init__(self, config: "Config", *, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs):
         self.layers = stack.stack(
             lambda rngs: Block(config, dtype=dtype, rngs=rngs), config.depth, rngs
         )

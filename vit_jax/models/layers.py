@@ -31,7 +31,7 @@ class LayerNorm(nnx.LayerNorm):
 
 
 def layer_norm(
-    width: int, epsilon: float, dtype, rngs: nnx.Rngs, *, bias: bool = True
+    width: int, epsilon: float, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs, *, bias: bool = True
 ) -> LayerNorm:
     """Layer norm over the last axis, its statistics in float32 whatever `dtype`."""
     return LayerNorm(width, epsilon=epsilon, use_bias=bias, dtype=dtype, rngs=rngs)
@@ -43,7 +43,14 @@ class Mlp(nnx.Module):
     """
 
     def __init__(
-        self, width: int, hidden: int, *, activation: str, dropout: float, dtype, rngs: nnx.Rngs
+        self,
+        width: int,
+        hidden: int,
+        *,
+        activation: str,
+        dropout: float,
+        dtype: jax.typing.DTypeLike,
+        rngs: nnx.Rngs,
     ):
         linear = functools.partial(
             Linear,

@@ -202,7 +202,7 @@ class Model(nnx.Module):
 class Block(nnx.Module):
     """Mixes tokens, channel by channel, then channels, token by token (Mixer Eq. 1)."""
 
-    def __init__(self, config: Config, *, dtype, rngs: nnx.Rngs):
+    def __init__(self, config: Config, *, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs):
         self.token_norm = layer_norm(config.width, config.epsilon, dtype, rngs)
         self.token_mlp = Mlp(
             config.tokens, config.token_mlp_dim, config.activation, dtype=dtype, rngs=rngs
@@ -225,7 +225,15 @@ class Mlp(nnx.Module):
     (official code).
     """
 
-    def __init__(self, width: int, hidden: int, activation: str, *, dtype, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        activation: str,
+        *,
+        dtype: jax.typing.DTypeLike,
+        rngs: nnx.Rngs,
+    ):
         self.up = Linear(width, hidden, dtype=dtype, rngs=rngs)
         self.down = Linear(hidden, width, dtype=dtype, rngs=rngs)
         self.activation = activation

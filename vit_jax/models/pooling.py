@@ -31,7 +31,7 @@ class AttentionPooling(nnx.Module):
         *,
         epsilon: float,
         activation: str,
-        dtype,
+        dtype: jax.typing.DTypeLike,
         rngs: nnx.Rngs,
     ):
         self.probe = nnx.Param(nnx.initializers.xavier_uniform()(rngs.params(), (1, 1, width)))

@@ -5,6 +5,7 @@ recipe with `register`.
 
 import dataclasses
 import math
+from types import ModuleType
 from typing import NamedTuple
 
 import jax
@@ -16,9 +17,13 @@ from vit_jax.base.schema import nearest, option
 from vit_jax.base.sizes import Size
 from vit_jax.compute import choices
 from vit_jax.models import hybrid, mixer, resnet, vit
+from vit_jax.models.classifier import Options
 from vit_jax.models.conversions.contract import Conversion
 
-FAMILIES = [vit, hybrid, mixer, resnet]
+# A module, or a class, with what is listed above.
+Family = ModuleType | type
+
+FAMILIES: list[Family] = [vit, hybrid, mixer, resnet]
 
 
 @dataclasses.dataclass
@@ -28,7 +33,7 @@ class Name:
     name: str = option("ViT-B/16", "model: see 'vit_jax models'")
 
 
-def register(family) -> None:
+def register(family: Family) -> None:
     """Adds a family from outside the package; before the recipe calls `default_config()`."""
     if family not in FAMILIES:
         FAMILIES.append(family)
@@ -52,7 +57,9 @@ def fitted_options() -> list[str]:
     return list(dict.fromkeys(["image_size", "channels", *fitted]))
 
 
-def model_config(name: str, *, image_size: Size | str = 224, channels: int = 3, **options):
+def model_config(
+    name: str, *, image_size: Size | str = 224, channels: int = 3, **options
+) -> Options:
     """The config of a model: what its name says, then `options`.
 
     Args:
@@ -69,7 +76,7 @@ def model_config(name: str, *, image_size: Size | str = 224, channels: int = 3, 
     return family.Config(**(named | said))
 
 
-def family_named(name: str):
+def family_named(name: str) -> Family:
     """The family of a model's name.
 
     Raises:
@@ -81,7 +88,7 @@ def family_named(name: str):
     raise ConfigError(f"unknown model {name!r}{nearest(name, variants())}")
 
 
-def family_of(config):
+def family_of(config: Options) -> Family:
     """The family that a config is of."""
     for family in FAMILIES:
         # Not isinstance: one family's config may extend another's.
@@ -90,12 +97,12 @@ def family_of(config):
     raise TypeError(f"{type(config)} is the config of no model family")
 
 
-def family_name(family) -> str:
+def family_name(family: Family) -> str:
     """What to call a family, which is a module or a class: 'vit'."""
     return family.__name__.split(".")[-1]
 
 
-def build(config, *, rngs: nnx.Rngs) -> nnx.Module:
+def build(config: Options, *, rngs: nnx.Rngs) -> nnx.Module:
     """The model of a family's config, its parameters drawn from `rngs`."""
     return family_of(config).Model(config, rngs=rngs)
 
@@ -127,7 +134,7 @@ def split(model: nnx.Module) -> tuple[nnx.GraphDef, Weights]:
     return definition, Weights(nnx.to_pure_dict(params), nnx.to_pure_dict(variables))
 
 
-def abstract(config) -> tuple[nnx.GraphDef, dict]:
+def abstract(config: Options) -> tuple[nnx.GraphDef, dict]:
     """Definition and parameter shapes of a model, without memory: (graphdef, nested dict of
     `ShapeDtypeStruct`).
     """
@@ -135,32 +142,32 @@ def abstract(config) -> tuple[nnx.GraphDef, dict]:
     return definition, weights.params
 
 
-def abstract_weights(config) -> tuple[nnx.GraphDef, Weights]:
+def abstract_weights(config: Options) -> tuple[nnx.GraphDef, Weights]:
     """As `abstract`, with the shapes of what is not trained too."""
     definition, weights = split(nnx.eval_shape(lambda: build(config, rngs=nnx.Rngs(0))))
     # Without the sharding that a mesh in the context would give them.
     return definition, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), weights)
 
 
-def for_devices(definition: nnx.GraphDef, config) -> nnx.GraphDef:
+def for_devices(definition: nnx.GraphDef, config: Options) -> nnx.GraphDef:
     """`definition`, of `config`, computing in the type that suits the devices being traced for."""
     of_device = choices.with_compute_dtype(config)
     return definition if of_device == config else abstract(of_device)[0]
 
 
-def initialize(config, key: jax.Array) -> dict:
+def initialize(config: Options, key: jax.Array) -> dict:
     """New parameters as a nested dict of float32 arrays; pure, to be jitted with shardings so that
     they are born where they live.
     """
     return split(build(config, rngs=nnx.Rngs(key)))[1].params
 
 
-def conversions(family) -> dict[str, Conversion]:
+def conversions(family: Family) -> dict[str, Conversion]:
     """What a family says of each format that others keep its models in; {} if it has no `conversions`."""
     return family.conversions() if hasattr(family, "conversions") else {}
 
 
-def count_parameters(config) -> int:
+def count_parameters(config: Options) -> int:
     """Exact number of parameters, without building the model."""
     _, parameters = abstract(config)
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(parameters))

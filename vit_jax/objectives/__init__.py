@@ -4,6 +4,8 @@
 
 import dataclasses
 
+from ml_collections import ConfigDict
+
 from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest, option
@@ -36,7 +38,7 @@ def option_classes() -> list[type]:
     return [objective.Options for objective in OBJECTIVES.values()]
 
 
-def find(config) -> tuple[type[Objective], object]:
+def find(config: Name | ConfigDict) -> tuple[type[Objective], object]:
     """The objective that `config.objective` names, and its options.
 
     Raises:
@@ -53,12 +55,12 @@ def find(config) -> tuple[type[Objective], object]:
     return objective, objective.Options(**said)
 
 
-def make(config, setting: Setting) -> Objective:
+def make(config: Name, setting: Setting) -> Objective:
     """The objective of a run; see `find`."""
     objective, options = find(config)
     return objective(options, setting)
 
 
-def probabilities(config) -> str:
+def probabilities(config: Name | ConfigDict) -> str:
     """What turns the logits of a model trained so into probabilities: 'softmax' or 'sigmoid'."""
     return getattr(find(config)[1], "loss", "softmax")

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.base.sizes import Size, height_width
+from vit_jax.models.classifier import Options
 
 Batch = dict[str, jax.Array]
 
@@ -30,7 +31,7 @@ class Setting:
       to_steps: a duration of the config in steps.
     """
 
-    model: Any
+    model: Options
     mean: tuple[float, ...]
     std: tuple[float, ...]
     total_steps: int

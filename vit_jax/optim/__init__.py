@@ -16,6 +16,7 @@ import optax
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
+from vit_jax.config import Optim
 from vit_jax.optim import multipliers
 from vit_jax.optim.optimizers import OPTIMIZERS
 from vit_jax.optim.schedules import Schedule, schedule
@@ -24,7 +25,7 @@ __all__ = ["OPTIMIZERS", "ema_update", "make", "schedule"]
 
 
 def make(
-    config,
+    config: Optim,
     params: Any,
     *,
     total_steps: int,
@@ -134,7 +135,7 @@ def _step(relative: Schedule, rates: dict, decays: dict) -> optax.GradientTransf
 
 
 def _rates_and_decays(
-    config, shapes: dict[str, tuple[int, ...]], layers: Mapping[str, int] | None
+    config: Optim, shapes: dict[str, tuple[int, ...]], layers: Mapping[str, int] | None
 ) -> tuple[dict, dict]:
     """By parameter name, what multiplies the direction and the parameter, at the peak of the
     schedule.

@@ -9,13 +9,14 @@ import numpy as np
 
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
+from vit_jax.config import Optim
 
 # What comes before the first layer, at the top of the tree.
 _INPUTS = re.compile(r"(embedding|position|registers?|\w*token|backbone/root)(/.*)?")
 
 
 def learning_rates(
-    config, shapes: Mapping[str, tuple[int, ...]], layers: Mapping[str, int] | None = None
+    config: Optim, shapes: Mapping[str, tuple[int, ...]], layers: Mapping[str, int] | None = None
 ) -> dict[str, float | np.ndarray]:
     """By parameter name, the multiplier of the learning rate: `lr_rules` times layer-wise decay.
 
@@ -39,7 +40,7 @@ def learning_rates(
     }
 
 
-def weight_decays(config, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, float]:
+def weight_decays(config: Optim, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, float]:
     """By parameter name, `weight_decay` times the value of the first of `weight_decay_rules` that
     matches, else 0.
     """

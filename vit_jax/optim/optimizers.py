@@ -9,17 +9,18 @@ is kept in.
 import jax.numpy as jnp
 import optax
 
+from vit_jax.config import Optim
 from vit_jax.optim.adafactor import scale_by_adafactor
 
 
-def adamw(config) -> optax.GradientTransformation:
+def adamw(config: Optim) -> optax.GradientTransformation:
     """Adam with bias correction (Kingma & Ba 2015, Algorithm 1); second moment in float32 (Scaling
     ViT §3.4).
     """
     return _keep(optax.scale_by_adam(config.b1, config.b2, config.eps), "mu", config.moment_dtype)
 
 
-def sgd(config) -> optax.GradientTransformation:
+def sgd(config: Optim) -> optax.GradientTransformation:
     """Momentum b1, not dampened: m = b1 m + g; direction m (ViT §4.1). With b1 = 0 there is no
     state.
     """
@@ -30,7 +31,7 @@ def sgd(config) -> optax.GradientTransformation:
     )
 
 
-def adafactor(config) -> optax.GradientTransformation:
+def adafactor(config: Optim) -> optax.GradientTransformation:
     """Factored second moment, its decay capped by b2; then m = b1 m + (1 - b1) u, not debiased
     (Scaling ViT §3.4).
     """
@@ -40,7 +41,7 @@ def adafactor(config) -> optax.GradientTransformation:
     return optax.chain(scale_by_adafactor(config.b2), momentum)
 
 
-def lion(config) -> optax.GradientTransformation:
+def lion(config: Optim) -> optax.GradientTransformation:
     """The sign of b1 m + (1 - b1) g, then m = b2 m + (1 - b2) g (Chen et al. 2023, Algorithm 2)."""
     return _keep(optax.scale_by_lion(config.b1, config.b2), "mu", config.moment_dtype)
 

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
+from vit_jax.config import Optim
 
 Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
 
 
-def schedule(config, *, total_steps: int, to_steps: Callable[[str], int]) -> Schedule:
+def schedule(config: Optim, *, total_steps: int, to_steps: Callable[[str], int]) -> Schedule:
     """The learning rate relative to its peak, as a function of the number of updates already made.
 
     With t updates made, W the warm-up, T the total and p = clip((t - W) / (T - W), 0, 1), the shape
@@ -99,7 +100,7 @@ def schedule(config, *, total_steps: int, to_steps: Callable[[str], int]) -> Sch
     return relative
 
 
-def _boundaries(config, to_steps, warmup: int, total_steps: int) -> list[int]:
+def _boundaries(config: Optim, to_steps, warmup: int, total_steps: int) -> list[int]:
     if (config.schedule == "staircase") != bool(config.boundaries):
         raise ConfigError(
             f"config.optim.boundaries = {config.boundaries!r} with the {config.schedule} schedule: "
@@ -118,7 +119,7 @@ def _boundaries(config, to_steps, warmup: int, total_steps: int) -> list[int]:
     return boundaries
 
 
-def _steps(config, field: str, to_steps: Callable[[str], int]) -> int:
+def _steps(config: Optim, field: str, to_steps: Callable[[str], int]) -> int:
     try:
         return to_steps(getattr(config, field))
     except ConfigError as error:

@@ -2,9 +2,8 @@
 and the number of steps. Nothing is written, and no device is used.
 """
 
-import os
-
 import jax
+from etils import epath
 from ml_collections import ConfigDict
 
 from vit_jax import evaluation
@@ -18,7 +17,7 @@ from vit_jax.training.assembly import assemble, resolve
 from vit_jax.training.loop import subject_of
 
 
-def dry_run(config: ConfigDict, workdir: str | os.PathLike | None) -> tuple[dict, str]:
+def dry_run(config: ConfigDict, workdir: epath.PathLike | None) -> tuple[dict, str]:
     """The run in numbers, and the text of a recipe that trains the same.
 
     Data that is not here is taken as the catalogs have it, if they know it, and the recipe says so.

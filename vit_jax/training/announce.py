@@ -23,7 +23,9 @@ from vit_jax.training.clock import KINDS, Clock
 RECIPE = "config.py"
 
 
-def announce(assembly: Assembly, source: Source, suite: Suite, params: dict, workdir) -> None:
+def announce(
+    assembly: Assembly, source: Source, suite: Suite, params: dict, workdir: epath.Path
+) -> None:
     """Logs what is about to run, where the mesh is set.
 
     Args:

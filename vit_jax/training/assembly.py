@@ -6,11 +6,11 @@ tests all start here.
 """
 
 import dataclasses
-import os
 from collections.abc import Callable
 
 import jax
 import optax
+from etils import epath
 from flax import nnx
 from ml_collections import ConfigDict
 
@@ -22,8 +22,8 @@ from vit_jax.data import batches, crops, sources
 from vit_jax.data.augmentation import augment
 from vit_jax.devices import meshes
 from vit_jax.interchange import formats, loading
-from vit_jax.models import registry
-from vit_jax.objectives.contract import FromCheckpoint, Setting
+from vit_jax.models import classifier, registry
+from vit_jax.objectives.contract import FromCheckpoint, Objective, Setting
 from vit_jax.training import state as states
 from vit_jax.training.networks import FixedTeacher, Networks
 from vit_jax.training.step import make_train_step
@@ -47,7 +47,7 @@ class Assembly:
     """
 
     config: Config
-    model_config: object
+    model_config: classifier.Options
     definition: nnx.GraphDef
     networks: Networks
     optimizer: optax.GradientTransformation
@@ -74,7 +74,7 @@ class Assembly:
         return {n: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=cut) for n, x in spec.items()}
 
 
-def resolve(config: ConfigDict, workdir: str | os.PathLike | None = None) -> Config:
+def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config:
     """The config that a run is made of: what it leaves to the checkpoint it starts from is filled
     in, everything that can be told without data and devices is checked, paths of data are absolute,
     and it has types.
@@ -100,7 +100,7 @@ def resolve(config: ConfigDict, workdir: str | os.PathLike | None = None) -> Con
     return dataclasses.replace(typed, data=sources.from_anywhere(typed.data))
 
 
-def model_config_of(config: Config, num_classes: int):
+def model_config_of(config: Config, num_classes: int) -> classifier.Options:
     """The family's config for data with `num_classes` classes; without a head, where the objective
     needs no labels.
 
@@ -161,7 +161,7 @@ def assemble(
             total_steps=total_steps,
         )
 
-    def make_objective(model_config):
+    def make_objective(model_config: classifier.Options) -> Objective:
         data = config.data
         setting = Setting(model_config, data.mean, data.std, total_steps, to_steps)
         return objectives.make(config.objective, setting)

@@ -4,12 +4,12 @@
 
 import contextlib
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 
 import jax
 from absl import logging
+from etils import epath
 from ml_collections import ConfigDict
 
 from vit_jax import evaluation
@@ -39,7 +39,7 @@ class Interrupted(UserError):
     exit_code = 42
 
 
-def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, float]:
+def train(config: ConfigDict, workdir: epath.PathLike) -> dict[str, float]:
     """Trains, or goes on training, in `workdir`, from any thread. It logs as the command does, unless
     the program or notebook around has said where log lines go.
 
@@ -106,7 +106,7 @@ class _Run:
         source: Source,
         suite: evaluation.Suite,
         mesh: jax.sharding.Mesh,
-        workdir,
+        workdir: epath.Path,
         clock: Clock,
         stop: StopRequest,
         decoder: str,

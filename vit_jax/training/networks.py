@@ -7,13 +7,12 @@ own under `objective`.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 from flax import nnx
 
 from vit_jax.compute import choices
-from vit_jax.models import registry
+from vit_jax.models import classifier, registry
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.contract import Learner, MovingAverage, Objective, Teacher
 
@@ -31,7 +30,7 @@ class FixedTeacher:
     """
 
     path: str
-    config: Any
+    config: classifier.Options
     describe: dict
 
 
@@ -45,8 +44,8 @@ class Networks:
       teacher: the fixed teacher, if the objective has one.
     """
 
-    model_config: Any
-    make_objective: Callable[[Any], Objective]
+    model_config: classifier.Options
+    make_objective: Callable[[classifier.Options], Objective]
     teacher: FixedTeacher | None = None
 
     def for_devices(self) -> "Networks":

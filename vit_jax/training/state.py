@@ -136,6 +136,6 @@ def create(init: Callable, seed: int, like: TrainState) -> TrainState:
     return jax.jit(init, out_shardings=shardings_of(like))(jax.random.key(seed))
 
 
-def shardings_of(like) -> Any:
-    """The tree of shardings of a tree of arrays or shapes."""
+def shardings_of(like: TrainState) -> TrainState:
+    """The shardings of a state, or of its shapes, as a tree like it."""
     return jax.tree.map(lambda x: x.sharding, like)

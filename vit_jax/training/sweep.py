@@ -9,7 +9,6 @@ import dataclasses
 import itertools
 import json
 import math
-import os
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -34,7 +33,7 @@ from vit_jax.training.loop import train
 
 def sweep(
     config: ConfigDict,
-    workdir: str | os.PathLike,
+    workdir: epath.PathLike,
     grid: Mapping[str, Sequence],
     *,
     select: str = "",

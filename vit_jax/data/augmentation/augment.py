@@ -9,20 +9,28 @@ however the batch is sharded.
 
 import dataclasses
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+from etils import epath
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.augmentation.randaugment import GREY, randaugment
 from vit_jax.data.augmentation.three_augment import three_augment
 from vit_jax.data.augmentation.timm_augment import autoaugment, timm_randaugment
 
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
+
+    from vit_jax.config import Augment, Data
+    from vit_jax.models.conversions.contract import Preprocessing
+
 ERASING_ATTEMPTS = 10
 
 
-def check(config, channels: int) -> None:
+def check(config: "Augment", channels: int) -> None:
     """Raises `ConfigError` for what in the section `config.augment` contradicts itself, or does not
     suit images of so many channels.
     """
@@ -49,7 +57,9 @@ def check(config, channels: int) -> None:
         )
 
 
-def check_normalization(config_data, source) -> None:
+def check_normalization(
+    config_data: "Data | Preprocessing | ConfigDict", source: epath.PathLike
+) -> None:
     """Raises `ConfigError` if the section `config.data` leaves mean or std to `source`, a checkpoint
     that does not say them.
     """
@@ -61,7 +71,7 @@ def check_normalization(config_data, source) -> None:
         )
 
 
-def with_channels(config_data):
+def with_channels(config_data: "Data") -> "Data":
     """The section `config.data` with a `mean` and a `std` for each channel: one number stands for all
     channels, and so do the defaults.
 
@@ -88,11 +98,11 @@ def augment(
     images: jax.Array,
     targets: Any,
     key: jax.Array,
-    config,
+    config: "Augment",
     *,
-    mean,
-    std,
-    dtype=jnp.float32,
+    mean: Sequence[float],
+    std: Sequence[float],
+    dtype: jax.typing.DTypeLike = jnp.float32,
 ) -> tuple[jax.Array, Any]:
     """Augments and normalises a batch for training, as `config` says.
 
@@ -157,7 +167,9 @@ def augment(
     return images.astype(dtype), targets
 
 
-def normalize(images: jax.Array, mean, std, dtype) -> jax.Array:
+def normalize(
+    images: jax.Array, mean: Sequence[float], std: Sequence[float], dtype: jax.typing.DTypeLike
+) -> jax.Array:
     """(images / 255 - mean) / std, computed in float32; all that evaluation does.
 
     Args:

@@ -9,12 +9,20 @@ import threading
 import time
 import urllib.parse
 import urllib.request
+from typing import TYPE_CHECKING
+
+from etils import epath
 
 from vit_jax.base import paths
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.base.schema import nearest
 from vit_jax.data.sources.named import NAMED
 from vit_jax.data.sources.tfds import data_dir, is_tfds_name, tfds_names
+
+if TYPE_CHECKING:
+    import tensorflow_datasets as tfds
+
+    from vit_jax.config import Data
 
 # Data sets of which TFDS prepares what is there without a word, and the files that make them whole.
 _BY_HAND = {
@@ -25,7 +33,7 @@ _SECONDS = 5  # that a host may take to answer
 _HOSTS = 3  # of which one must answer
 
 
-def download(config_data) -> None:
+def download(config_data: "Data") -> None:
     """Lets TFDS download and prepare the data set that `config_data` names, as ArrayRecord.
 
     Raises:
@@ -63,7 +71,7 @@ def download(config_data) -> None:
         ) from error
 
 
-def check_downloads(builder, downloads) -> None:
+def check_downloads(builder: "tfds.core.DatasetBuilder", downloads: epath.Path) -> None:
     """Checks that what TFDS needs is there, or can be downloaded.
 
     Args:

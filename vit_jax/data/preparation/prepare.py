@@ -16,7 +16,7 @@ import os
 import pathlib
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from etils import epath
@@ -29,7 +29,7 @@ from vit_jax.data import sources
 from vit_jax.data.preparation import shards
 from vit_jax.data.preparation.download import download
 from vit_jax.data.preparation.reencode import measure
-from vit_jax.data.record import DataSet
+from vit_jax.data.record import DataSet, Source
 from vit_jax.data.sources import folder as folders
 from vit_jax.data.sources import tfds
 from vit_jax.data.sources.mixture import MixedSet
@@ -134,7 +134,7 @@ def _writing(out: pathlib.Path) -> Iterator[None]:
         ) from error
 
 
-def _report(done: list[dict], config_data) -> str:
+def _report(done: list[dict], config_data: Data) -> str:
     """A line of JSON for everything that a person may want to know of an image or a file."""
     lines = [one for note in done for one in note["findings"]]
     folder = pathlib.Path(config_data.path)
@@ -181,7 +181,7 @@ def _all_splits(name: str, data_set: DataSet) -> list[str]:
     return [split for split, size in data_set.sizes.items() if size]
 
 
-def _root(config_data) -> str:
+def _root(config_data: Data) -> str:
     """The folder that names of images begin with, or ''."""
     path = epath.Path(config_data.path).expanduser()
     if config_data.name not in ("folder", "tar", "prepared"):
@@ -292,7 +292,7 @@ def _result(out: pathlib.Path, opened: dict, options: shards.Options) -> dict:
 class _Some:
     """Some of the examples of a source."""
 
-    def __init__(self, source, indices):
+    def __init__(self, source: Source, indices: Sequence[int]):
         self._source, self._indices = source, indices
 
     def __len__(self):

@@ -131,7 +131,7 @@ def _writing() -> Iterator[None]:
         raise OSError(str(error).split(";")[0].removeprefix("write() failed: ")) from error
 
 
-def write_json(path: pathlib.Path, value) -> None:
+def write_json(path: pathlib.Path, value: dict) -> None:
     """Writes `value` to `path`, which is either whole or not there."""
     write_bytes(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
 

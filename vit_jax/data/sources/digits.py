@@ -3,11 +3,15 @@ no download.
 """
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from vit_jax.data.record import DataSet, Record
 from vit_jax.data.sources import fingerprint
+
+if TYPE_CHECKING:
+    from vit_jax.config import Data
 
 _TEST_SHARE = 0.2
 
@@ -35,7 +39,7 @@ class Digits:
         return fingerprint.digest("digits", self.ids)
 
 
-def open_digits(config_data) -> DataSet:
+def open_digits(config_data: "Data") -> DataSet:
     """'train' (80 % of every class) and 'test' (the rest)."""
     from sklearn.datasets import load_digits  # slow to import, and nothing else of it is used
 

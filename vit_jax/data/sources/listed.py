@@ -14,11 +14,17 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from etils import epath
 
 from vit_jax.base import paths
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.sources.table import Table, hold_out, number_labels
 from vit_jax.data.sources.text import read_text
+
+if TYPE_CHECKING:
+    from vit_jax.config import Data
 
 _FILE = ("path", "file", "filename")
 _LABEL = ("label", "labels", "class", "cls")
@@ -28,7 +34,7 @@ _WEB = ("http://", "https://", "ftp://")
 _Row = tuple[int, str, str | tuple[str, ...] | None, str]  # line, file, label as text, split
 
 
-def read_list(path: os.PathLike, config_data) -> Table:
+def read_list(path: epath.Path, config_data: "Data") -> Table:
     """The images that the file `path` lists. Where it names no splits, some of them are held out as
     'test': see `table.hold_out`; the name that decides is that of the file as seen from the folder
     of the list, however it is spelled there.
@@ -82,7 +88,7 @@ def _relative(folder: str, realpath: Callable[[str], str], file: str) -> str:
     return found
 
 
-def _csv_rows(path) -> Iterator[_Row]:
+def _csv_rows(path: epath.Path) -> Iterator[_Row]:
     reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
     try:
         header = reader.fieldnames or []
@@ -113,7 +119,7 @@ def _csv_label(row: dict[str, str], column: str | None) -> str | tuple[str, ...]
     return row[column].strip()
 
 
-def _json_rows(path) -> Iterator[_Row]:
+def _json_rows(path: epath.Path) -> Iterator[_Row]:
     for number, line in enumerate(read_text(path).splitlines(), 1):
         if not line.strip():
             continue

@@ -11,6 +11,7 @@ import io
 import json
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgpack
 import numpy as np
@@ -20,6 +21,9 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.data.record import DataError, DataSet, Labels, Record
 from vit_jax.data.sources import fingerprint
 from vit_jax.data.sources.arrayrecord import ArrayRecords
+
+if TYPE_CHECKING:
+    from vit_jax.config import Data
 
 FORMAT = "vit_jax prepared, version 1"
 DESCRIPTION = "dataset.json"
@@ -36,7 +40,7 @@ def unpack(stored: bytes) -> Record:
     return Record(**msgpack.unpackb(stored, use_list=False))
 
 
-def read_description(folder) -> dict:
+def read_description(folder: epath.PathLike) -> dict:
     """The content of `dataset.json` in `folder`.
 
     Raises:
@@ -117,7 +121,7 @@ class Prepared:
         return fingerprint.digest(self.classes, self._parts, files)
 
 
-def open_prepared(config_data) -> DataSet:
+def open_prepared(config_data: "Data") -> DataSet:
     """The data set that 'vit_jax prepare' made in the folder `config_data.path`."""
     if not config_data.path:
         raise ConfigError("config.data.path is empty: 'prepared' needs what 'prepare' has made")

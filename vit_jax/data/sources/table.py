@@ -10,13 +10,17 @@ import dataclasses
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from etils import epath
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.record import DataSet, Label, Labels, Source
 from vit_jax.data.sources.text import read_text
+
+if TYPE_CHECKING:
+    from vit_jax.config import Data
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".npy")
 SPLITS = ("train", "test", "val", "validation")
@@ -82,7 +86,7 @@ class Table:
 
 def hold_out(
     rows: Sequence[tuple[Any, Label]],
-    config_data,
+    config_data: "Data",
     where: str,
     name: Callable[[Any], str] = str,
 ) -> dict[str, list[tuple[Any, Label]]]:
@@ -141,7 +145,7 @@ def _smallest_of_each_class(rows, numbers: list[int], share: float, where: str) 
 
 
 def number_labels(
-    texts: Sequence[str | Sequence[str] | None], names_file, where: Callable[[int], str]
+    texts: Sequence[str | Sequence[str] | None], names_file: epath.Path, where: Callable[[int], str]
 ) -> tuple[tuple[str, ...], bool, list[Label]]:
     """The classes, whether examples have several labels each, and the label of every example.
 
@@ -197,7 +201,7 @@ def number_labels(
     return classes, False, [number(text, i) for i, text in enumerate(texts)]
 
 
-def _numbered_classes(occurring: set[str], names_file) -> tuple[str, ...]:
+def _numbered_classes(occurring: set[str], names_file: epath.Path) -> tuple[str, ...]:
     """The classes 0 to the largest number."""
     numbers = set(map(int, occurring))
     count = max(numbers, default=-1) + 1

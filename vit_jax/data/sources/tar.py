@@ -15,6 +15,7 @@ import os
 import re
 import tarfile
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 from etils import epath
@@ -34,6 +35,9 @@ from vit_jax.data.sources.table import (
     number_labels,
 )
 from vit_jax.data.sources.text import readable
+
+if TYPE_CHECKING:
+    from vit_jax.config import Data
 
 _Place = tuple[int, str, int, int]  # number of the tar file, name inside, first byte, bytes
 
@@ -72,7 +76,7 @@ class TarImages:
         return fingerprint.digest(self.classes, len(self), names, sizes, labels)
 
 
-def open_tar(config_data) -> DataSet:
+def open_tar(config_data: "Data") -> DataSet:
     """The tar files that `config_data.path` names: one file, a folder of them, a pattern with *, or
     a range of numbers {000000..000146}. Without splits, some images are held out as 'test': see
     `table.hold_out`; the name that decides is the one inside the tar file.
@@ -110,7 +114,7 @@ def find_tars(path: str) -> list:
     return files
 
 
-def _read(files: list, config_data) -> Table:
+def _read(files: list, config_data: "Data") -> Table:
     path = config_data.path
     samples = [(number, *sample) for number, file in enumerate(files) for sample in _samples(file)]
     if not samples:

@@ -2,12 +2,14 @@
 
 import codecs
 
+from etils import epath
+
 from vit_jax.base.errors import ConfigError
 
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
-def read_text(path) -> str:
+def read_text(path: epath.Path) -> str:
     """The text of a file in UTF-8, or in UTF-16 that says so by its first bytes.
 
     Raises:
@@ -36,7 +38,7 @@ def read_text(path) -> str:
     return text
 
 
-def _place(path, content: bytes, start: int) -> str:
+def _place(path: epath.Path, content: bytes, start: int) -> str:
     return f"{path}, line {content.count(10, 0, start) + 1}"
 
 

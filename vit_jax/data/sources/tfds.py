@@ -5,6 +5,7 @@ TFDS's data sets is in `named.py`.
 """
 
 import os
+from typing import TYPE_CHECKING
 
 import numpy as np
 from etils import epath
@@ -17,6 +18,9 @@ from vit_jax.data.sources import fingerprint
 from vit_jax.data.sources.arrayrecord import ArrayRecords
 from vit_jax.data.sources.named import NAMED, Named
 from vit_jax.data.sources.tfrecord import TfRecords
+
+if TYPE_CHECKING:
+    from vit_jax.config import Data
 
 _LABELS = ("label", "labels", "real_label")
 _FORMATS = ("array_record", "tfrecord")
@@ -74,7 +78,7 @@ class Tfds:
         return fingerprint.digest(self._where, self._sizes, self.classes)
 
 
-def open_tfds(config_data) -> DataSet:
+def open_tfds(config_data: "Data") -> DataSet:
     """The data set `config_data.name` ('cifar10', 'vtab/dtd', 'name/config', 'name:1.0.0') under
     `config_data.path`.
     """
@@ -100,7 +104,7 @@ def open_tfds(config_data) -> DataSet:
     )
 
 
-def is_there(config_data) -> bool:
+def is_there(config_data: "Data") -> bool:
     """Whether TFDS has prepared the data set."""
     name = config_data.name
     path, _, version = (NAMED[name].tfds if name in NAMED else name).partition(":")

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from vit_jax.base import sizes
 from vit_jax.base.errors import CheckpointError
 from vit_jax.base.sizes import Size
+from vit_jax.models.classifier import Options
 from vit_jax.models.conversions.rules import Constant, Rule
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -91,7 +92,7 @@ class Conversion:
         """
         raise NotImplementedError
 
-    def rules(self, config, layout: Mapping[str, Any]) -> list[Rule | Constant]:
+    def rules(self, config: Options, layout: Mapping[str, Any]) -> list[Rule | Constant]:
         """Which tensors are which parameters; some may be of parameters that the model does not have.
 
         Args:
@@ -99,19 +100,19 @@ class Conversion:
         """
         raise NotImplementedError
 
-    def layout(self, config) -> dict[str, Any]:
+    def layout(self, config: Options) -> dict[str, Any]:
         """The variant of the names that a new file gets."""
         return {}
 
-    def refusal(self, config) -> str:
+    def refusal(self, config: Options) -> str:
         """Why the other code cannot compute a model, beside `conventions`; '' if it can."""
         return ""
 
-    def expressed(self, config, params: dict) -> tuple[Any, dict]:
+    def expressed(self, config: Options, params: dict) -> tuple[Options, dict]:
         """The same model as the format can say it: (config, params)."""
         return config, params
 
-    def preprocessing(self, config) -> Preprocessing | None:
+    def preprocessing(self, config: Options) -> Preprocessing | None:
         """How images are prepared where the file does not say it; `None` if the code has several ways."""
         return None
 
@@ -133,7 +134,7 @@ class TimmConversion(Conversion):
 
     file_conventions: ClassVar[dict[str, Any]] = {"activation": "gelu"}
 
-    def architecture(self, config) -> tuple[str, dict[str, Any]]:
+    def architecture(self, config: Options) -> tuple[str, dict[str, Any]]:
         """The model's name in timm, and the arguments that it needs beside those of that name.
 
         Raises:
@@ -145,7 +146,7 @@ class TimmConversion(Conversion):
 class HuggingFaceConversion(Conversion):
     """The names of `transformers`. `said` are the fields of config.json."""
 
-    def config_json(self, config) -> dict[str, Any]:
+    def config_json(self, config: Options) -> dict[str, Any]:
         """What config.json says of the model, `architectures` and `model_type` among it."""
         raise NotImplementedError
 

@@ -9,7 +9,11 @@ def affine(ours: str, theirs: str) -> list[Rule]:
 
 
 def norm(
-    ours: str, theirs: str, axes: Transform = SAME, names=("scale", "bias"), first_layer: int = 0
+    ours: str,
+    theirs: str,
+    axes: Transform = SAME,
+    names: tuple[str, str] = ("scale", "bias"),
+    first_layer: int = 0,
 ) -> list[Rule]:
     """A layer norm or group norm."""
     pairs = zip(("scale", "bias"), names, strict=True)

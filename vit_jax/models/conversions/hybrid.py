@@ -17,6 +17,7 @@ from vit_jax.models.conversions.contract import (
     Shapes,
 )
 from vit_jax.models.conversions.rules import Rule
+from vit_jax.models.hybrid import Config
 
 # timm builds a hybrid's ResNet in the function of that name.
 _IN_TIMM = {
@@ -40,13 +41,13 @@ class Official(vit_flax.Official):
         layout = found.layout | resnet.flax_layout(shapes)
         return dataclasses.replace(found, options=found.options | sizes, layout=layout)
 
-    def rules(self, config, layout: Mapping[str, Any]) -> list[Rule]:
+    def rules(self, config: Config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`."""
         below = resnet.flax_rules("embedding/backbone", config.backbone, layout)
         # Last norm and head are the ViT's.
         return [*below, *super().rules(config, layout)]
 
-    def layout(self, config) -> dict:
+    def layout(self, config: Config) -> dict:
         """See `Conversion`."""
         return super().layout(config) | dict(norm_axes=False, resnet="flax")
 
@@ -67,16 +68,16 @@ class Timm(vit_timm.Timm):
         found = vit_timm.recognise(shapes, said, _stride(sizes))
         return dataclasses.replace(found, options=found.options | sizes)
 
-    def rules(self, config, layout: Mapping[str, Any]) -> list[Rule]:
+    def rules(self, config: Config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`."""
         below = resnet.timm_rules("embedding/backbone", _BACKBONE, config.backbone)
         return [*super().rules(config, layout), *below]
 
-    def preprocessing(self, config) -> Preprocessing:
+    def preprocessing(self, config: Config) -> Preprocessing:
         """Of the published models."""
         return Preprocessing(config.image_size)
 
-    def architecture(self, config) -> tuple[str, dict[str, Any]]:
+    def architecture(self, config: Config) -> tuple[str, dict[str, Any]]:
         """See `TimmConversion`."""
         if config.units not in _IN_TIMM or config.width_factor != 1:
             raise CheckpointError(

@@ -68,7 +68,7 @@ class Flax(Conversion):
         }
         return Recognised(options, {"reshaped": idle})
 
-    def rules(self, config, layout: Mapping[str, Any]) -> list[Rule]:
+    def rules(self, config: mixer.Config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`."""
         block = "MixerBlock_{layer}"
         return [
@@ -107,7 +107,7 @@ class Timm(TimmConversion):
         }
         return Recognised(options)
 
-    def rules(self, config, layout: Mapping[str, Any]) -> list[Rule]:
+    def rules(self, config: mixer.Config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`."""
         ours, theirs = "layers", "blocks.{layer}"
         result = [
@@ -120,12 +120,12 @@ class Timm(TimmConversion):
             result += pytorch.linear(f"{ours}/{kind}_mlp/down", f"{theirs}.mlp_{kind}s.fc2")
         return [*result, *pytorch.norm("norm", "norm"), *pytorch.linear("head", "head")]
 
-    def preprocessing(self, config) -> Preprocessing:
+    def preprocessing(self, config: mixer.Config) -> Preprocessing:
         """Of the published models."""
         side = math.floor(min(config.height_width) / 0.875)
         return Preprocessing(config.image_size, eval_crop="central", eval_resize=side)
 
-    def architecture(self, config) -> tuple[str, dict[str, Any]]:
+    def architecture(self, config: mixer.Config) -> tuple[str, dict[str, Any]]:
         """See `TimmConversion`."""
         sizes = {(depth, width): size for size, (depth, width, *_) in mixer.SIZES.items()}
         name = f"{sizes.get((config.depth, config.width), '?')}{config.patch}".lower()

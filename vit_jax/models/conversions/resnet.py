@@ -50,11 +50,11 @@ class BigVision(Conversion):
         }
         return Recognised(options, flax_layout(shapes))
 
-    def rules(self, config, layout: Mapping[str, Any]) -> list[Rule]:
+    def rules(self, config: resnet.Config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`."""
         return flax_rules("backbone", config, layout)
 
-    def layout(self, config) -> dict:
+    def layout(self, config: resnet.Config) -> dict:
         """The names of big_vision."""
         return dict(norm_axes=config.preactivation, resnet="flax")
 
@@ -76,7 +76,7 @@ class Timm(TimmConversion):
         }
         return Recognised(options)
 
-    def rules(self, config, layout: Mapping[str, Any]) -> list[Rule]:
+    def rules(self, config: resnet.Config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`. BiT's head is a convolution: (classes, channels, 1, 1)."""
         return [
             *timm_rules("backbone", "", config),
@@ -85,15 +85,15 @@ class Timm(TimmConversion):
             Rule("head/bias", "head.fc.bias"),
         ]
 
-    def refusal(self, config) -> str:
+    def refusal(self, config: resnet.Config) -> str:
         """See `Conversion`."""
         return "" if config.preactivation else "of ResNets v1 timm has those in hybrids only"
 
-    def preprocessing(self, config) -> Preprocessing:
+    def preprocessing(self, config: resnet.Config) -> Preprocessing:
         """Of the published models."""
         return Preprocessing(config.image_size)
 
-    def architecture(self, config) -> tuple[str, dict[str, Any]]:
+    def architecture(self, config: resnet.Config) -> tuple[str, dict[str, Any]]:
         """See `TimmConversion`."""
         depth = next((d for d, units in resnet.UNITS.items() if units == config.units), "?")
         name = f"{depth}x{config.width_factor:g}"

@@ -33,7 +33,9 @@ class Lazy:
     dtype: np.dtype
     read: Callable[[], np.ndarray] = dataclasses.field(repr=False)
 
-    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+    def __array__(
+        self, dtype: jax.typing.DTypeLike | None = None, copy: bool | None = None
+    ) -> np.ndarray:
         array = self.read()
         return array if dtype is None else array.astype(dtype, copy=False)
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.base.errors import CheckpointError
+from vit_jax.models import vit
 from vit_jax.models.conversions import flax
 from vit_jax.models.conversions.contract import (
     USUAL_IMAGE_SIZE,
@@ -50,21 +51,21 @@ class Official(Conversion):
             return None
         return recognise(shapes, said)
 
-    def rules(self, config, layout: Mapping[str, Any]) -> list[Rule]:
+    def rules(self, config: vit.Config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`."""
         return [*flax.affine("embedding", "embedding"), *rules(layout)]
 
-    def layout(self, config) -> dict:
+    def layout(self, config: vit.Config) -> dict:
         """The names from before Linen, as in most published files."""
         return dict(numbers="pre_linen", scanned=False, position=POSITION_OFFICIAL, pooling="")
 
-    def refusal(self, config) -> str:
+    def refusal(self, config: vit.Config) -> str:
         """See `Conversion`."""
         if config.pool in ("map", "first"):
             return f"google-research/vision_transformer has no pooling {config.pool!r}"
         return ""
 
-    def expressed(self, config, params: dict) -> tuple[Any, dict]:
+    def expressed(self, config: vit.Config, params: dict) -> tuple[vit.Config, dict]:
         """Positions are learned, and the class token has one."""
         return with_class_row(*with_learned_position(config, params))
 
@@ -81,17 +82,17 @@ class BigVision(Official):
             found = dataclasses.replace(found, open={"pool": Open(("mean", "first"), _NO_POOL)})
         return found
 
-    def layout(self, config) -> dict:
+    def layout(self, config: vit.Config) -> dict:
         """A tensor for each block's."""
         return dict(
             numbers="linen", scanned=False, position=POSITION_BIG_VISION, pooling="MAPHead_0/"
         )
 
-    def refusal(self, config) -> str:
+    def refusal(self, config: vit.Config) -> str:
         """See `Conversion`."""
         return ""
 
-    def expressed(self, config, params: dict) -> tuple[Any, dict]:
+    def expressed(self, config: vit.Config, params: dict) -> tuple[vit.Config, dict]:
         """See `Conversion`."""
         return without_class_row(config, params)
 
@@ -165,7 +166,7 @@ def rules(layout: Mapping[str, Any]) -> list[Rule]:
     ]
 
 
-def with_learned_position(config, params: dict) -> tuple[Any, dict]:
+def with_learned_position(config: vit.Config, params: dict) -> tuple[vit.Config, dict]:
     """The same model with its fixed position embedding, or zeros for none, as a learned one."""
     if config.position == "learned":
         return config, params
@@ -179,7 +180,7 @@ def with_learned_position(config, params: dict) -> tuple[Any, dict]:
     return config, params | {"position": table}
 
 
-def with_class_row(config, params: dict) -> tuple[Any, dict]:
+def with_class_row(config: vit.Config, params: dict) -> tuple[vit.Config, dict]:
     """The same model with positions of class and distillation token: zero if it had none."""
     if config.pool != "token" or config.position != "learned" or config.prefix:
         return config, params
@@ -189,7 +190,7 @@ def with_class_row(config, params: dict) -> tuple[Any, dict]:
     return config, params | {"position": np.concatenate([rows, table], axis=1)}
 
 
-def without_class_row(config, params: dict) -> tuple[Any, dict]:
+def without_class_row(config: vit.Config, params: dict) -> tuple[vit.Config, dict]:
     """The same model without a position of the class token: what it had is added to the token."""
     if config.prefix != 1:
         return config, params

@@ -11,6 +11,7 @@ from typing import Any
 
 from vit_jax.base import sizes
 from vit_jax.base.errors import CheckpointError
+from vit_jax.models import vit
 from vit_jax.models.conversions import pytorch
 from vit_jax.models.conversions.contract import HuggingFaceConversion, Recognised, Shapes
 from vit_jax.models.conversions.rules import Rule
@@ -79,7 +80,7 @@ class HuggingFace(HuggingFaceConversion):
         }
         return Recognised(options, {"prefix": prefix})
 
-    def rules(self, config, layout: Mapping[str, Any]) -> list[Rule]:
+    def rules(self, config: vit.Config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`; `prefix` is of all names but the heads': `vit.`, `deit.` or nothing."""
         prefix = layout["prefix"]
         ours, theirs = "encoder/layers", f"{prefix}encoder.layer.{{layer}}"
@@ -109,11 +110,11 @@ class HuggingFace(HuggingFaceConversion):
             *pytorch.linear("head_distilled", "distillation_classifier"),
         ]
 
-    def layout(self, config) -> dict:
+    def layout(self, config: vit.Config) -> dict:
         """See `Conversion`."""
         return {"prefix": f"{_model_type(config)}." if config.num_classes else ""}
 
-    def refusal(self, config) -> str:
+    def refusal(self, config: vit.Config) -> str:
         """See `Conversion`."""
         lacks = {
             f"pool={config.pool!r}": config.pool != "token",
@@ -127,11 +128,11 @@ class HuggingFace(HuggingFaceConversion):
         found = [name for name, there in lacks.items() if there]
         return f"transformers' ViT and DeiT have no {', no '.join(found)}" if found else ""
 
-    def expressed(self, config, params: dict) -> tuple[Any, dict]:
+    def expressed(self, config: vit.Config, params: dict) -> tuple[vit.Config, dict]:
         """Positions are learned, and the class token has one."""
         return with_class_row(*with_learned_position(config, params))
 
-    def config_json(self, config) -> dict[str, Any]:
+    def config_json(self, config: vit.Config) -> dict[str, Any]:
         """See `HuggingFaceConversion`."""
         kind, teacher = "DeiT" if config.distilled else "ViT", "WithTeacher" * config.two_heads
         task = f"ForImageClassification{teacher}" if config.num_classes else "Model"
@@ -154,7 +155,7 @@ class HuggingFace(HuggingFaceConversion):
         }
 
 
-def _model_type(config) -> str:
+def _model_type(config: vit.Config) -> str:
     return "deit" if config.distilled else "vit"
 
 

@@ -46,7 +46,7 @@ class Timm(TimmConversion):
             return None
         return recognise(shapes, said)
 
-    def rules(self, config, layout: Mapping[str, Any]) -> list[Rule]:
+    def rules(self, config: vit.Config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`."""
         ours, theirs = "encoder/layers", "blocks.{layer}"
         attention = f"{theirs}.attn"
@@ -89,7 +89,7 @@ class Timm(TimmConversion):
             *pytorch.linear("head_distilled", "head_dist"),
         ]
 
-    def refusal(self, config) -> str:
+    def refusal(self, config: vit.Config) -> str:
         """See `Conversion`."""
         if config.distilled and (not config.distillation_head or config.registers):
             return "timm's distilled models read both tokens and have no registers"
@@ -97,24 +97,24 @@ class Timm(TimmConversion):
             return "in timm registers have a position when the class token has one; here they have none"
         return "" if config.pool in _POOLS else f"timm has no pooling {config.pool!r}"
 
-    def expressed(self, config, params: dict) -> tuple[Any, dict]:
+    def expressed(self, config: vit.Config, params: dict) -> tuple[vit.Config, dict]:
         """Positions are learned."""
         return with_learned_position(config, params)
 
-    def preprocessing(self, config) -> Preprocessing | None:
+    def preprocessing(self, config: vit.Config) -> Preprocessing | None:
         """A plain ViT's may be Google's or DeiT's."""
         if not config.distilled:
             return None
         side = math.floor(min(config.height_width) / 0.9)
         return Preprocessing(config.image_size, IMAGENET_MEAN, IMAGENET_STD, "central", side)
 
-    def architecture(self, config) -> tuple[str, dict[str, Any]]:
+    def architecture(self, config: vit.Config) -> tuple[str, dict[str, Any]]:
         """See `TimmConversion`."""
         name = "deit_base_distilled_patch16_224" if config.distilled else "vit_base_patch16_224"
         return name, arguments(config) | {"patch_size": config.patch}
 
 
-def arguments(config) -> dict[str, Any]:
+def arguments(config: vit.Config) -> dict[str, Any]:
     """Of timm's VisionTransformer, but for its patches."""
     if config.representation:
         raise CheckpointError(
