@@ -1,8 +1,8 @@
 """Durations in any unit, as numbers of training steps: '500 steps', '90 epochs', '1e6 examples',
 '5%'.
 
-Nothing else converts between units; whoever needs a duration calls `steps`. `parse` tells a wrong
-one before the run that it belongs to is known, and `text` says seconds as a person does.
+Only `steps` converts between units. `parse` rejects a malformed duration before anything is known
+about its run, and `text` writes seconds for people.
 """
 
 import math
@@ -36,11 +36,11 @@ def steps(
     Args:
       duration: a number and a unit: steps (or none), epochs, examples, % (of the whole run).
       batch_size: examples in a step, over all devices and hosts.
-      examples_per_epoch: size of the training set, `None` where nobody knows it.
-      total_steps: length of the run, `None` where it is what is being asked for.
+      examples_per_epoch: size of the training set, `None` if unknown.
+      total_steps: length of the run, `None` while that is what is being computed.
 
     Raises:
-      ConfigError: it is no duration, or its unit means nothing here.
+      ConfigError: it is not a duration, or its unit cannot be converted here.
     """
     number, unit = _number_and_unit(duration)
     if unit == "epochs":
@@ -61,7 +61,7 @@ def steps(
 
 
 def parse(duration: str | int, name: str = "the duration") -> str:
-    """The duration as text. Raises `ConfigError` if it is none, whatever its unit may mean."""
+    """The duration as text. Raises `ConfigError` if it is malformed."""
     try:
         _number_and_unit(duration)
     except ConfigError as error:

@@ -1,6 +1,4 @@
-"""What a run says on standard error: lines that a person can read, and of libraries only their
-warnings.
-"""
+"""What a run prints on standard error: readable lines, and only the warnings of libraries."""
 
 import logging as python_logging
 import os
@@ -29,7 +27,7 @@ def to_stderr(process: int | None = None, *, quiet: bool = False) -> None:
 
 
 def to_stderr_by_default(process: int | None = None, *, quiet: bool = False) -> None:
-    """As `to_stderr`, unless the program or notebook around has said where log lines go."""
+    """As `to_stderr`, unless the surrounding program or notebook has configured logging."""
     if not _configured():
         to_stderr(process, quiet=quiet)
 
@@ -45,8 +43,8 @@ def _configured() -> bool:
 
 
 def _of_ours_or_a_warning(record: python_logging.LogRecord) -> bool:
-    # Of a damaged checkpoint Orbax reads all arrays at once, and asyncio prints what became of each,
-    # hundreds of lines, beside the error that ends the command.
+    # Orbax reads all arrays of a checkpoint at once; of a damaged one asyncio would print hundreds
+    # of lines, some for each array, beside the error that ends the command.
     if record.name == "asyncio":
         return False
     ours = f"{os.sep}vit_jax{os.sep}" in record.pathname
@@ -54,9 +52,9 @@ def _of_ours_or_a_warning(record: python_logging.LogRecord) -> bool:
 
 
 def _unraisable(unraisable) -> None:
-    """Of a save that fails, say on a full disk, what still writes prints that Orbax does not listen any
-    more, a traceback for each array, beside the error that is said. And Ctrl-C is said where it is
-    heard, not where it happens to fall.
+    """Drops what is reported elsewhere. When a save fails, say on a full disk, each write still
+    under way would print a traceback because Orbax's event loop is closed; and Ctrl-C is reported
+    where it is handled.
     """
     error = unraisable.exc_value
     if not isinstance(error, KeyboardInterrupt) and str(error) != "Event loop is closed":

@@ -14,7 +14,7 @@ from vit_jax.base.errors import ConfigError
 
 
 def locate(path: epath.PathLike) -> epath.Path:
-    """A path as a user says it: a local one absolute, with `~` expanded; a bucket's as it is.
+    """The path that a user gave: a local one absolute, with `~` expanded; a bucket's as it is.
 
     Raises:
       ConfigError: it is in a bucket, and the package that reads buckets is not installed.
@@ -48,7 +48,7 @@ def nearest_existing(path: epath.PathLike) -> str:
 
 
 def write_whole(path: epath.Path, text: str) -> None:
-    """Writes a file of which a reader never sees a part, whatever happens to the writer."""
+    """Writes a file so that readers never see a part of it, whatever happens to the writer."""
     if in_bucket(path):
         path.write_text(text)
         return
@@ -61,8 +61,8 @@ def write_whole(path: epath.Path, text: str) -> None:
 
 
 def read_json(path: epath.Path, kind: type = dict):
-    """What a small JSON file beside a run holds, or `None` where there is none, or none that can be
-    used: it is no reason to stop a run, so that it is said and left.
+    """The content of a small JSON file beside a run; `None` if it is missing or unusable. The
+    latter is logged and never stops a run.
 
     Args:
       kind: what must be in it, `dict` or `list`.
@@ -80,7 +80,7 @@ def read_json(path: epath.Path, kind: type = dict):
     return value
 
 
-# By the name of the thread: what a run that hangs may be waiting for.
+# The file that each thread, by name, opened last: what a run that hangs may be waiting for.
 last_opened: dict[str, str] = {}
 
 

@@ -3,7 +3,7 @@ loading and sharding.
 
 The name of a parameter is its path joined by '/': `encoder/layers/mlp/up/kernel`. A pattern is a
 regular expression that must match a whole name. Rules are (pattern, value) pairs of which the first
-that matches wins. What the values mean is not said here.
+that matches wins. What the values mean is up to the caller.
 """
 
 import difflib
@@ -25,7 +25,7 @@ def names(tree: Any) -> list[str]:
 
 
 def map_named(fn: Callable, tree: Any, *rest: Any) -> Any:
-    """`jax.tree.map` whose function is also told the name: `fn(name, leaf,
+    """`jax.tree.map` whose function also gets the name: `fn(name, leaf,
     *leaves_or_subtrees_of_rest)`.
 
     >>> map_named(lambda name, x: f"{name} {x}", {"head": {"bias": 7}})
@@ -100,9 +100,7 @@ def _compile(pattern: str) -> re.Pattern:
 
 
 def _nearest(pattern: str, names: Sequence[str], count: int = 3) -> list[str]:
-    """The names of which the beginning, the end or the whole looks most like the words of the
-    pattern.
-    """
+    """The names whose beginning, end or whole is most like the words of the pattern."""
     words = re.sub(r"[^\w/]+", "", pattern).strip("/")
 
     def likeness(name: str) -> float:

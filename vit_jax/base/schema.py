@@ -2,8 +2,8 @@
 
 An option is a dataclass field made with `option`. A dataclass of options becomes a section of the
 config; a dataclass that holds sections becomes the config. Recipes and flags change a `ConfigDict`;
-once it is checked, code gets the frozen dataclass. What the options are is said where they belong:
-`vit_jax/config.py`, the model families, the objectives, the evaluators.
+once it is checked, code gets the frozen dataclass. The options themselves are declared where they
+belong: `vit_jax/config.py`, the model families, the objectives, the evaluators.
 """
 
 import dataclasses
@@ -74,11 +74,11 @@ def section(cls, *, may_change: bool = False):
 
 
 def union(name: str, base: type, *classes: type) -> type:
-    """A frozen dataclass with the options of `base`, and those of all `classes`, none of the latter
-    said (`None`).
+    """A frozen dataclass with the options of `base`, and those of all `classes`, all of the latter
+    unset (`None`).
 
     So a section such as `config.model` takes the options of every family, and each family keeps its
-    own defaults. Options of the same name may differ in type, choices and bounds: what is said is
+    own defaults. Options of the same name may differ in type, choices and bounds: a value is
     checked by the class that takes it. Fields that are not options (made without `option`) are left
     out: the code fills them.
     """
@@ -140,8 +140,8 @@ def to_config(cls: type) -> ConfigDict:
 
 
 def fill(config: ConfigDict, saved: dict) -> ConfigDict:
-    """`config` with the values of a saved one, read back from JSON, which knows no tuples; what the
-    saved one lacks keeps its default, what is no field any more is left out.
+    """`config` with the values of a saved one, read back from JSON, which knows no tuples; fields
+    that the saved one lacks keep their default, and those that no longer exist are left out.
     """
     for name, value in saved.items():
         if name not in config:
@@ -154,7 +154,7 @@ def fill(config: ConfigDict, saved: dict) -> ConfigDict:
 
 
 def options_said(config: object) -> dict:
-    """The options of a `union` section that were said, as plain keyword arguments."""
+    """The options of a `union` section that are set, as plain keyword arguments."""
     items = config.items() if isinstance(config, ConfigDict) else vars(config).items()
     return {name: value for name, value in items if value is not None}
 
@@ -169,7 +169,7 @@ def walk(cls: type, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field]]
 
 
 def describe(cls: type, values: ConfigDict) -> str:
-    """Every option with its value, or what the value is where none is said, and what it does."""
+    """Every option with its value (or the one that applies where none is set) and what it does."""
     flat = dict(_flat(values))
     lines = []
     for name, field in walk(cls):
@@ -199,7 +199,7 @@ def typed(cls: type, config: ConfigDict):
     """The config as an instance of the dataclass that declares it.
 
     Raises:
-      ConfigError: a field is missing, unknown, of another type, or has a value that it cannot have.
+      ConfigError: a field is missing, unknown, of another type, or has an invalid value.
     """
     check_fields(cls, config)
     return _typed(cls, config, "")
@@ -218,7 +218,7 @@ def _typed(cls: type, config: ConfigDict, prefix: str):
 
 
 def said(cls: type, values: dict, where: str, prefix: str) -> dict:
-    """The values that were said for options of a dataclass, checked.
+    """The values given for options of a dataclass, checked.
 
     Args:
       values: by name.
@@ -226,7 +226,7 @@ def said(cls: type, values: dict, where: str, prefix: str) -> dict:
       prefix: before the name of an option, for messages: 'config.objective.'.
 
     Raises:
-      ConfigError: one of them is no option of the class, or has a value that it cannot have.
+      ConfigError: one of them is not an option of the class, or has an invalid value.
     """
     known = {field.name: field for field in options(cls)}
     for name in values:
@@ -246,7 +246,7 @@ def checked(name: str, value: Any, field: dataclasses.Field):
     """The value in the type of its option.
 
     Raises:
-      ConfigError: the option `field`, called `name`, cannot have this value.
+      ConfigError: the value is not valid for the option `field`, called `name`.
     """
     metadata = field.metadata
     if metadata.get("parse"):
@@ -272,7 +272,7 @@ def checked(name: str, value: Any, field: dataclasses.Field):
 
 
 def converted(name: str, value: Any, field: dataclasses.Field):
-    """The value in the type of its option; whether it may have it is not looked at.
+    """The value in the type of its option; bounds and choices are not checked.
 
     Raises:
       ConfigError: it is of another type.

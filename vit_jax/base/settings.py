@@ -15,7 +15,7 @@ _BOOLS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": F
 def change(
     config: ConfigDict, cls: type, settings: Iterable[tuple[str, str]]
 ) -> dict[str, tuple[object, object]]:
-    """Sets fields of a config in place, the later of two settings of one field last.
+    """Sets fields of a config in place; of two settings of one field the later wins.
 
     Args:
       config: with the fields of `cls`.
@@ -43,8 +43,7 @@ def change(
 
 
 def parse(name: str, text: str, field: dataclasses.Field):
-    """The value of a field as text says it. Whether the field may have it is checked later, by
-    `schema.typed`.
+    """The value of a field, from text. Bounds and choices are checked later, by `schema.typed`.
 
     Raises:
       ConfigError: it is no value of the field's type.
@@ -66,7 +65,7 @@ def parse(name: str, text: str, field: dataclasses.Field):
 
 
 def literal(text: str):
-    """The number, tuple, … that text is in Python's notation, or else the text itself."""
+    """The text as a Python literal (a number, a tuple, …), or else the text itself."""
     try:
         return ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, TypeError):

@@ -26,8 +26,8 @@ def _in_float32(formula: Callable) -> Callable:
 
 
 def _gelu(x):
-    """x Φ(x) (arXiv 1606.08415). By erf: erfc, which spares the tail's last digits, takes twice as
-    long, and x Φ(x) there is less than the rounding of what it is added to.
+    """x Φ(x) (arXiv 1606.08415). With erf: erfc, which keeps the tail's last digits, takes twice as
+    long, and there x Φ(x) is less than the rounding of what it is added to.
     """
     return x * (0.5 + 0.5 * jax.lax.erf(x * 0.5**0.5))
 

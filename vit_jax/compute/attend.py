@@ -14,9 +14,9 @@ from vit_jax.compute import choices, gpu, recompute, tokens, tpu
 from vit_jax.compute.dense import dense, product
 from vit_jax.compute.tokens import Tokens
 
-# Formulas that give the same: plain XLA, cuDNN's on GPUs, splash (Pallas) on TPUs.
+# Implementations with the same result: plain XLA, cuDNN's on GPUs, splash (Pallas) on TPUs.
 IMPLEMENTATIONS = ("auto", "xla", "cudnn", "splash")
-# Logits of a part with this many queries or keys at most are stored: that takes less than to read
+# Logits of a part with at most this many queries or keys are stored: that costs less than reading
 # all the others again.
 FEW = 8
 
@@ -57,7 +57,7 @@ def attend(
       implementation: one of `IMPLEMENTATIONS`.
 
     Returns:
-      The like of q, in the dtype of v.
+      As q, in the dtype of v.
 
     Raises:
       ConfigError: the implementation cannot add a bias.
@@ -99,7 +99,9 @@ def weighted_sums(exponentials: jax.Array, v: jax.Array) -> tuple[jax.Array, jax
 
 @jax.custom_vjp
 def _attend(qs, ks, vs, bias):
-    """Of scaled queries, each a tuple of parts: every query sees the keys of all parts."""
+    """Attention of scaled queries; each argument is a tuple of parts, and every query sees the keys
+    of all parts.
+    """
     return _forward(qs, ks, vs, bias)[0]
 
 

@@ -1,6 +1,6 @@
 """How a model is computed on the devices at hand: which formulas a platform computes its own way,
-what is chosen where the config leaves the choice, and the sentence that says so. No other file has a
-branch on the platform. What is computed is the same up to rounding.
+what is chosen where the config leaves the choice, and the sentence that reports it. No other file
+has a branch on the platform. What is computed is the same up to rounding.
 
 Choices are made while a program is traced, for the devices of the mesh that is set then: a program
 compiled for a TPU pod on a laptop gets the TPU's.
@@ -25,8 +25,8 @@ AUTO = -1  # of `unroll`
 
 # Up to this many layers are unrolled on CPUs and GPUs; beyond, compiling takes longer than it saves.
 UNROLLED = 24
-# From here on the logits of all pairs of tokens cost more than the kernels' extra work. Not measured
-# on accelerators yet: `tests/benchmarks/step_peers.py --device=cuda` compares the two.
+# From this many tokens on, the logits of all pairs cost more than the kernels' extra work. Not
+# measured on accelerators yet: `tests/benchmarks/step_peers.py --device=cuda` compares the two.
 CUDNN_TOKENS = 512
 SPLASH_TOKENS = 2048
 
@@ -67,14 +67,14 @@ def attention(
     biased: bool = False,
 ) -> str:
     """The implementation of attention (see `attend`): `asked`, or for `auto` what suits device and
-    shape. The kernels are for as many queries as keys; of others plain XLA computes attention,
-    whatever was asked.
+    shape. The kernels need as many queries as keys; without that plain XLA is used, whatever was
+    asked for.
 
     Args:
       asked: one of `attend.IMPLEMENTATIONS`.
       queries, keys: how many tokens attend, and to how many.
       head_size, dtype: of queries and keys.
-      biased: something is added to the logits, which the kernels cannot do.
+      biased: whether a bias is added to the logits, which the kernels cannot do.
 
     Raises:
       ConfigError: a kernel is asked for that cannot compute this, or not on these devices.
@@ -102,10 +102,10 @@ def attention(
 
 
 def unrolled(asked: int, layers: int, policy: str) -> int:
-    """How many of `layers` equal layers are compiled side by side, `asked` being the config's
-    `unroll`: 0 for all, `AUTO` for all on CPUs and GPUs. Except for a loop on TPUs, whose compiler
-    needs minutes for unrolled layers; and where a policy recomputes, since XLA for CPUs stores what
-    it should recompute unless forward and backward pass are loops of their own.
+    """How many of `layers` equal layers are compiled side by side. `asked` is the config's
+    `unroll`: 0 for all; `AUTO` for all, but one at a time on TPUs, whose compiler needs minutes for
+    unrolled layers, with more than `UNROLLED` layers, and where a policy recomputes: XLA for CPUs
+    stores what it should recompute unless forward and backward pass are loops of their own.
     """
     if asked == AUTO:
         loop = platform() == "tpu" or layers > UNROLLED or policy != "none"

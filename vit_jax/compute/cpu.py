@@ -1,5 +1,5 @@
-"""What CPUs compute their own way: products and stacks of bfloat16, of which XLA's CPU back end would
-make float32.
+"""What CPUs compute their own way: products and stacks of bfloat16, which XLA's CPU back end would
+convert to float32.
 """
 
 import math
@@ -57,8 +57,8 @@ _dense.defvjp(_dense_forward, _dense_backward)
 
 
 def _dkernel(x, dy):
-    """x (..., D), dy (..., *F) -> (D, *F). The narrower of both is moved, before the product: XLA
-    does not fold a contraction of several axes into it.
+    """x (..., D), dy (..., *F) -> (D, *F). The narrower of the two is transposed before the
+    product, since XLA does not fold a contraction over several axes into it.
     """
     tokens, tokens_moved = range(x.ndim - 1), range(1, x.ndim)
     features = dy.shape[x.ndim - 1 :]
@@ -66,7 +66,7 @@ def _dkernel(x, dy):
         return _contract(jnp.moveaxis(x, -1, 0), dy, tokens_moved, tokens)
     dy = dy.reshape(*x.shape[:-1], -1)
     product = _contract(jnp.moveaxis(dy, -1, 0), x, tokens_moved, tokens)
-    # In three axes: a plain transpose XLA would undo by moving x after all.
+    # Over three axes: XLA would undo a plain transpose by moving x after all.
     halves = product.reshape(len(product), 2, -1).transpose(1, 2, 0)
     return halves.reshape(x.shape[-1], *features)
 

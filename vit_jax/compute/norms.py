@@ -30,9 +30,9 @@ def layer_norm(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _normalise(x: jax.Array, epsilon: float) -> jax.Array:
-    """The backward pass reduces nothing that the forward pass has reduced: of automatic
-    differentiation CPUs take a third longer, and TPUs store float32 tokens where nothing is
-    recomputed (docs/notes/2026-11-22-step-on-tpus.md).
+    """The backward pass reuses what the forward pass has reduced: with automatic differentiation
+    CPUs take a third longer, and TPUs store float32 tokens where nothing is recomputed
+    (docs/notes/2026-11-22-step-on-tpus.md).
 
     Mean and deviation are named for `remat`, two numbers a token: recomputing them would take two
     more passes over the tokens.

@@ -14,8 +14,8 @@ from vit_jax.compute import choices
 # softmax's denominators; an MLP's first product.
 INPUT, STATISTICS, ATTENTION, HIDDEN = "input", "statistics", "attention", "hidden"
 
-# From what stores most to what stores least. QKV is of none: on TPUs and CPUs storing and fetching it
-# costs more than its products.
+# From what stores most to what stores least. QKV is in none of them: on TPUs and CPUs storing and
+# fetching it costs more than its products.
 POLICIES = {
     "none": None,
     "save_products": (INPUT, STATISTICS, ATTENTION, HIDDEN),
@@ -32,13 +32,13 @@ def keep(x: jax.Array, name: str) -> jax.Array:
 
 @keep.defjvp
 def _keep_jvp(name, primals, tangents):
-    # Not by `keep`: into what has a derivative of its own, no policy looks.
+    # Not with `keep`: policies do not look into functions with a derivative of their own.
     return named(*primals, name), *tangents
 
 
 @choices.by_platform
 def named(x: jax.Array, name: str) -> jax.Array:
-    """`keep` for functions that have a derivative of their own; itself it has none."""
+    """`keep` for use inside functions with a derivative of their own; it has none itself."""
     return checkpoint_name(x, name)
 
 

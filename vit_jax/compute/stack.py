@@ -2,7 +2,7 @@
 recomputes of them.
 
 Layers may hold state that is not trained, such as running means: variables that are no `nnx.Param`.
-What a layer makes of them is in the module when all layers have run.
+The values that layers give them are in the module when all layers have run.
 """
 
 from collections.abc import Callable
@@ -63,7 +63,7 @@ def scan(
 
 
 def call(layer: nnx.Module, x: jax.Array, *, remat: str) -> jax.Array:
-    """`layer(x)` of a layer that is in no stack, recomputed and updated as those of a stack are."""
+    """`layer(x)` of a layer outside any stack, recomputed and updated as those of a stack are."""
     definition, parameters, state = _split(layer)
 
     def body(parameters, state, x):

@@ -20,7 +20,9 @@ def count(x: Tokens) -> int:
 
 
 def cut(x: jax.Array, *, implementation: str, head_size: int) -> Tokens:
-    """x (B, N, ...), in parts where attention so implemented (see `attend`) takes them, and it pays."""
+    """x (B, N, ...), cut into parts where this implementation of attention (see `attend`) takes
+    them and it pays.
+    """
     tokens = count(x)
     chosen = choices.attention(
         implementation, queries=tokens, keys=tokens, head_size=head_size, dtype=x.dtype

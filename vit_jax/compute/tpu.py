@@ -14,25 +14,27 @@ from vit_jax.compute.tokens import Tokens
 
 # Length of a tile along the last axis; splash takes multiples of it.
 LANES = 128
-# Tokens that are a part of their own rather than the beginning of another tile: rows of a tile.
+# At most this many tokens are a part of their own rather than the beginning of another tile: the
+# rows of a tile.
 TAIL = 8
 
 
 def cuts(count: int) -> list[int]:
-    """So many tokens as begin another tile, and no more, are a part of their own."""
+    """Tokens beyond the last full tile are a part of their own if they are few, at most `TAIL`."""
     tail = count % LANES
     return [count - tail] if count > LANES and 0 < tail <= TAIL else []
 
 
 def project(x: Tokens, kernel: jax.Array, bias: jax.Array | None) -> tuple[Tokens, ...]:
-    """By products to H·C features, since what is smaller than a tile is padded; and of the kernel by
-    the tokens, so that tokens are written last, as attention's products read them: the other order
-    may need a copy.
+    """As products to H·C features, since axes smaller than a tile are padded; and of the kernel
+    with the tokens, so that tokens are written last, as attention's products read them: the other
+    order may need a copy.
     """
     dtype = jax.tree.leaves(x)[0].dtype
     kernel = kernel.astype(dtype)
     _, count, heads, size = kernel.shape
-    # Flat before the parts of x: their gradients would be added up in padded tiles otherwise.
+    # Flattened before it meets the parts of x: otherwise its gradients would be added up in padded
+    # tiles.
     kernels = [kernel[:, t].reshape(-1, heads * size) for t in range(count)]
     biases = [None] * count if bias is None else bias.astype(dtype).reshape(count, -1)
 
@@ -64,8 +66,8 @@ def splash(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
 
 def _splash(q, k, v):
-    """Of one device. Tokens are padded to a multiple of 128; real ones see real ones only."""
-    # Imported here: Pallas for TPUs takes a second that nobody else should wait.
+    """On one device. Tokens are padded to a multiple of 128; real ones see real ones only."""
+    # Imported here: Pallas for TPUs takes a second to import.
     from jax.experimental.pallas.ops.tpu.splash_attention import (
         splash_attention_kernel as splash,
     )

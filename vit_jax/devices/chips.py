@@ -1,5 +1,5 @@
-"""What accelerators can do and how they are sold. Vendors' figures, each with its source; what no
-source tells is `None`.
+"""What accelerators can do and how they are sold. Vendors' figures, each with its source; a figure
+without a source is `None`.
 
 Nothing here touches a device; compiling for one that is not there is `planning/target.py`.
 """
@@ -30,8 +30,8 @@ PEAK_BFLOAT16 = {
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """Dense bfloat16 peak of one device in FLOP/s; `None` for a device not known here, of which no
-    MFU is told.
+    """Dense bfloat16 peak of one device in FLOP/s; `None` for an unknown device, for which no MFU
+    is reported.
     """
     return PEAK_BFLOAT16.get(device_kind)
 
@@ -43,8 +43,8 @@ class Tpu:
     Attributes:
       device_kind: as JAX calls its devices.
       dimensions: of the torus that the chips form.
-      small: shapes smaller than a cube of 4 × 4 × 4 that can be had, or all there are.
-      max_chips: of the largest slice; 0 where `small` says all.
+      small: the shapes on offer that are smaller than a cube of 4 × 4 × 4, or all of them.
+      max_chips: of the largest slice; 0 where `small` lists all.
       devices_per_chip: JAX's devices.
       hbm_gib: memory that a program can use, of one device, GiB.
       hbm_rate: bytes/s.
@@ -72,14 +72,14 @@ class Tpu:
         return PEAK_BFLOAT16[self.device_kind] * self.devices_per_chip
 
     def shapes(self) -> list[str]:
-        """Every slice that can be had, smallest first."""
+        """Every slice on offer, smallest first."""
         if not self.max_chips:
             return list(self.small)
         sides = range(4, self.max_chips // 16 + 1, 4)
         cubes = [
             cube
             for cube in itertools.combinations_with_replacement(sides, 3)
-            # No source tells of slices longer than this.
+            # No source mentions longer slices.
             if math.prod(cube) <= self.max_chips and cube[-1] <= 24
         ]
         return [*self.small, *("x".join(map(str, c)) for c in sorted(cubes, key=math.prod))]

@@ -5,8 +5,8 @@ it.
 import glob
 import os
 
-# Where it would otherwise ask for a machine that it runs on, in vain and aloud, and for nobody else
-# who uses it.
+# Otherwise it would query the machine that it runs on, in vain and with errors, and refuse to be
+# loaded by a second process.
 _NO_TPU = {
     "TPU_SKIP_MDS_QUERY": "1",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
@@ -18,12 +18,14 @@ _TPU_DEVICES = ("/dev/accel*", "/dev/vfio/[0-9]*")
 
 
 def hush() -> None:
-    """Keeps it from printing errors when JAX looks for TPUs where there are none; before JAX does."""
+    """Keeps it from printing errors when JAX looks for TPUs where there are none; call it before
+    that.
+    """
     if not any(glob.glob(devices) for devices in _TPU_DEVICES):
         expect_no_tpu()
 
 
 def expect_no_tpu() -> None:
-    """Tells it that there is no TPU, by environment variables; those that are set stay."""
+    """Tells it by environment variables that there is no TPU; variables that are set stay."""
     for variable, value in _NO_TPU.items():
         os.environ.setdefault(variable, value)

@@ -30,11 +30,10 @@ if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
 AXES = ("data", "fsdp", "tensor")
 BATCH = ("data", "fsdp")
 
-# (pattern, axis): which axis, counted from the end so that stacked and single layers read alike,
-# tensor parallelism cuts. These are of the layers that families share; a family with others has its own
-# in `classifier.Options.tensor_rules`.
-# Heads and MLP width: the products before and after need one all-reduce between them (Megatron-LM,
-# arXiv 1909.08053 §3).
+# (pattern, axis): the axis that tensor parallelism cuts, counted from the end so that stacked and
+# single layers read alike. These rules are for the layers that families share; a family with layers
+# of its own declares theirs in `classifier.Options.tensor_rules`. Heads and MLP width: the products
+# before and after need one all-reduce between them (Megatron-LM, arXiv 1909.08053 §3).
 TENSOR_RULES = (
     (r".*attention/qkv/kernel", -2),
     (r".*attention/qkv/bias", -2),
@@ -69,15 +68,15 @@ def make_mesh(sizes: Mapping[str, int], devices: list | None = None) -> Mesh:
 
 
 def slice_of(device: jax.Device) -> int:
-    """Which slice of a multi-slice TPU run a device belongs to; 0 where there is but one."""
+    """Which slice of a multi-slice TPU run a device belongs to; 0 if there is only one."""
     return getattr(device, "slice_index", 0) or 0
 
 
 def _arranged(sizes: tuple[int, ...], devices: list) -> np.ndarray:
     """Devices in the shape `sizes`, so that neighbours in the mesh are neighbours in the machine.
 
-    Slices are told apart along `data` alone: the network between them is slow, and gradients are
-    all that `data` exchanges.
+    Only `data` crosses slices: the network between them is slow, and gradients are all that `data`
+    exchanges.
     """
     slices = len({slice_of(device) for device in devices})
     data, *inner = sizes

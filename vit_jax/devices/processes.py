@@ -1,7 +1,7 @@
 """Several processes as one run: how they find each other, wait for each other, agree, and end
 together.
 
-What they compute together is XLA's business, told by the mesh (`meshes.py`). In a run of one
+What they compute together is XLA's business, directed by the mesh (`meshes.py`). In a run of one
 process nothing is started and every function here answers at once.
 
 All of it goes through JAX's coordination service, a small server in process 0, and not through the
@@ -29,7 +29,7 @@ WAIT_MINUTES = 20.0
 _FAILURE = "vit_jax/failure"
 _LISTEN_SECONDS = 1.0
 _LEAVE_SECONDS = 10
-_turn = itertools.count()  # alike in all processes, which all ask the same questions in one order
+_turn = itertools.count()  # the same in all processes, which make the same calls in the same order
 
 
 class HostsError(UserError):
@@ -48,8 +48,8 @@ def initialize(
 ) -> None:
     """Joins the run's other processes; before any device is used, and once.
 
-    1. What is said by the arguments, or by JAX's own variables JAX_COORDINATOR_ADDRESS,
-       JAX_NUM_PROCESSES and JAX_PROCESS_ID;
+    1. What the arguments say, or JAX's own variables JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
+       JAX_PROCESS_ID;
     2. else what JAX finds around it, where that is more than one process: TPU pods and GKE, SLURM,
        Open MPI;
     3. else this process is alone, and nothing is started.
@@ -57,11 +57,12 @@ def initialize(
     Args:
       coordinator: HOST:PORT on which process 0 listens.
       num_processes, process_id: how many there are, and which of them this is.
-      heartbeat_seconds: a process not heard of for so long is taken for dead; all others end.
-      wait_minutes: how long to wait for the others to come; after that, exit code 42.
+      heartbeat_seconds: a process that gave no sign of life for this long is taken for dead, and
+        all others end.
+      wait_minutes: how long to wait for the others to join; after that, exit code 42.
 
     Raises:
-      ConfigError: some of the three are said and others are not, or they make no sense.
+      ConfigError: only some of the three are given, or they make no sense.
       HostsError: the others cannot be joined.
     """
     said = {
@@ -121,7 +122,7 @@ def count() -> int:
 
 
 def barrier(name: str, minutes: float = WAIT_MINUTES) -> None:
-    """Returns when all processes are here. Raises `HostsError` with those that are not in time."""
+    """Waits for all processes. Raises `HostsError`, which names those that are late."""
     if count() == 1:
         return
     try:
@@ -134,7 +135,7 @@ def barrier(name: str, minutes: float = WAIT_MINUTES) -> None:
 
 
 def gather(name: str, value: str, minutes: float = WAIT_MINUTES) -> list[str]:
-    """What each process says, in their order, for all of them; waits for all.
+    """The values that all processes pass, in their order, in each of them; waits for all.
 
     Raises:
       HostsError: see `barrier`.
@@ -152,21 +153,21 @@ def gather(name: str, value: str, minutes: float = WAIT_MINUTES) -> list[str]:
 
 
 def agree(name: str, value: str, minutes: float = WAIT_MINUTES) -> str:
-    """What process 0 says, for all; see `gather`."""
+    """The value that process 0 passes, in all processes; see `gather`."""
     return gather(name, value, minutes)[0]
 
 
 def leave(message: str, code: int, *, stacks: bool = False) -> None:
     """Ends this process at once, and all others with it, each saying why.
 
-    A process that ended alone would leave the others waiting in a collective: they are told, meet
-    for the last time and exit with the same code. If some do not come, they are dead or stuck, and
-    the code is 42: start all again.
+    A process that ended alone would leave the others waiting in a collective: they are notified,
+    meet at a last barrier and exit with the same code. If some do not come, they are dead or stuck,
+    and the code is 42: start all again.
 
     Args:
       message: what happened.
       code: exit code.
-      stacks: every process says what each of its threads is doing.
+      stacks: whether every process prints what each of its threads is doing.
     """
     if count() > 1:
         first = json.dumps({"process": index(), "message": message, "code": code, "stacks": stacks})
@@ -190,7 +191,9 @@ def leave_on_error(error: BaseException) -> None:
 
 
 def _bind_address(coordinator: str | None) -> str | None:
-    """Where process 0 listens: JAX would on all interfaces, also for a run on one machine."""
+    """The address on which process 0 listens in a run on one machine: JAX would listen on all
+    interfaces. `None` leaves it to JAX.
+    """
     host = (coordinator or "").rpartition(":")[0].strip("[]")
     return coordinator if host in ("localhost", "::1") or host.startswith("127.") else None
 
@@ -206,8 +209,8 @@ def _number(variable: str, said: int | None) -> int | None:
 def _cluster():
     """The cluster of more than one process that JAX finds around this one, or `None`."""
     known = [c for c in clusters.ClusterEnv._cluster_types if not c.opt_in_only_method]
-    # Any pod of Kubernetes would be asked for its job: TPUs there are found by their own variables,
-    # others say the three.
+    # Not Kubernetes: JAX would query the job of any pod. TPUs there are found by their own
+    # variables; other pods give the three arguments.
     found = next((c for c in known if c.name != "k8s" and c.is_env_present()), None)
     return found if found and found.get_process_count() > 1 else None
 
@@ -217,7 +220,7 @@ def _client():
 
 
 def _failure() -> str | None:
-    """What the first process to fail has said, if any did and the service still answers."""
+    """What the first process to fail has reported, if any did and the service still answers."""
     try:
         return _client().key_value_try_get(_FAILURE)
     except jax.errors.JaxRuntimeError:
@@ -240,7 +243,7 @@ _ending = threading.Lock()
 
 
 def _end(failure: dict, own: str = "") -> None:
-    """The last meeting."""
+    """Reports a failure, meets the other processes at a last barrier, and exits."""
     _ending.acquire()  # Never released: the other thread of this process that ends it waits here.
     told = failure["message"]
     if failure["process"] != index():
