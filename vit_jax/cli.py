@@ -21,7 +21,7 @@ _ILLEGAL = re.compile(r"flag --(\w+)=(.*?): ", re.DOTALL)
 
 
 class HelpWanted(Exception):
-    """A command was asked what it does."""
+    """Help on a command was asked for."""
 
 
 def help_of(command: Callable) -> str:
@@ -131,7 +131,7 @@ def define_hosts() -> None:
 
 @contextlib.contextmanager
 def hosts(**options) -> Iterator[int]:
-    """What several processes do together, and end together; yields which of them this is.
+    """Joins the run's other processes, and ends together with them; yields which of them this is.
 
     Args:
       **options: of `processes.initialize`.
@@ -158,7 +158,8 @@ def parse(positional: str = "") -> list[str]:
     arguments.
 
     Args:
-      positional: what the other arguments are, of which there must be some; '': there are none.
+      positional: what the other arguments are, at least one of which is needed; '': none are
+        expected.
 
     Raises:
       HelpWanted: --help is among them.

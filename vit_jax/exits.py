@@ -2,7 +2,7 @@
 code, without a traceback.
 
 0 done; 1 error; 2 the command line or the config is wrong; 42 stopped by a signal after saving,
-start me again; 130 stopped by Ctrl-C with nothing to save; 141 nobody reads the output any more.
+start me again; 130 stopped by Ctrl-C with nothing to save; 141 the reader of the output is gone.
 """
 
 import contextlib
@@ -26,12 +26,12 @@ _BYTES = re.compile(r"[Oo]ut of memory.*?(\d+) ?bytes")
 
 
 class OutOfMemory(UserError):
-    """The host or a device has not the memory that a command needs."""
+    """The host or a device does not have the memory that a command needs."""
 
 
 @contextlib.contextmanager
 def with_a_sentence() -> Iterator[None]:
-    """What is done in here ends the process with a sentence and an exit code, if it fails."""
+    """If the code inside fails, ends the process with a sentence and an exit code."""
     if (
         signal.getsignal(signal.SIGINT) is signal.default_int_handler
     ):  # and not ignored, as by nohup
@@ -61,8 +61,8 @@ def with_a_sentence() -> Iterator[None]:
 
 
 def end_at_once_when_interrupted() -> None:
-    """From now on Ctrl-C ends the process as SIGTERM does, without a word. For what handles the first
-    signal itself (`training/preemption.py`): the second must not wait for Python.
+    """From now on Ctrl-C ends the process silently, as SIGTERM does. For code that handles the
+    first signal itself (`training/preemption.py`): the second must not wait for Python.
     """
     if callable(signal.getsignal(signal.SIGINT)):
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -98,9 +98,9 @@ def _nobody_reads() -> bool:
 
 
 def _interrupt(_, frame) -> None:
-    """Raises `KeyboardInterrupt`; but in an import, of which extensions make other errors, there is
-    nothing to leave in order. A library that is called back may swallow it: then the process ends a
-    little later.
+    """Raises `KeyboardInterrupt`, except during an import, where extensions turn it into other
+    errors and there is nothing to clean up. A library's callback may swallow it: then the process
+    ends a little later.
     """
     while frame:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
@@ -123,5 +123,5 @@ def _say_stopped() -> None:
 
 
 def _leave(code: int) -> None:
-    """Ends the process without waiting for its threads, whose work nobody wants any more."""
+    """Ends the process without waiting for its threads, whose work is no longer needed."""
     os._exit(code)

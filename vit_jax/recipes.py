@@ -15,8 +15,7 @@ from vit_jax.config import CHECKPOINT, default_config
 from vit_jax.models import registry
 
 # RandAugment layers, its magnitude, parameter of mixup (AugReg §3.2; big_vision). Its figures call
-# strong heavy.
-# light1 is not none: most operations change an image even at magnitude 0.
+# 'strong' 'heavy'. light1 is not none: most operations change an image even at magnitude 0.
 AUGMENTATION = {
     "none": (0, 0, 0.0),
     "light1": (2, 0, 0.0),
@@ -67,7 +66,7 @@ def width(model: str) -> int:
 
 
 def from_checkpoint() -> ConfigDict:
-    """The default config, but whatever model `init_from` holds, with a new head."""
+    """The default config for whatever model `init_from` holds, with a new head."""
     config = default_config()
     config.init_from = CHECKPOINT
     config.init_reset = ("(head|head_distilled|representation)/.*",)
@@ -87,8 +86,9 @@ def augment(config: ConfigDict, level: str) -> None:
 
 
 def spread(config: ConfigDict) -> None:
-    """For models too large for one accelerator of 16 GB: the state is cut over 8, activations are
-    recomputed, but for those whose products would cost more time than they take memory.
+    """For models too large for one accelerator of 16 GB: the state is cut over 8, and activations
+    are recomputed, except those that are worth their memory because recomputing their products
+    takes long.
 
     Neither changes what is learnt; `vit_jax plan --fit` says what a pod has room for.
     """

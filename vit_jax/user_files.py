@@ -116,8 +116,8 @@ def _load(path: pathlib.Path, where: str) -> types.ModuleType:
 
 
 def _failure(error: Exception, where: str, path: pathlib.Path) -> ConfigError:
-    """An error in a user's file, told with the line where it arose: the last in the folder of the
-    file, which may have called others.
+    """An error in a user's file, reported with the line where it arose: the last in the folder of
+    the file, which may have called others.
     """
     if isinstance(error, SyntaxError):
         line = (error.text or "").strip()

@@ -160,7 +160,7 @@ def options_said(config: object) -> dict:
 
 
 def walk(cls: type, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field]]:
-    """Every option of `cls` and its sections with its dotted name, in reading order."""
+    """Every option of `cls` and its sections with its dotted name, in the order of declaration."""
     for field in dataclasses.fields(cls):
         if "section" in field.metadata:
             yield from walk(field.metadata["section"], f"{prefix}{field.name}.")

@@ -1,9 +1,9 @@
 """Where a step's time goes: its parts timed as programs of their own. The step as a whole is timed in
 `benchmark`.
 
-The parts do not add up to the step: alone, none overlaps or shares memory with another. What the step
-does beyond them (augmentation, embedding, residuals, guards) is told as `other`, and is negative
-where the whole is faster than its parts.
+The parts do not add up to the step: alone, none overlaps or shares memory with another. What the
+step does beyond them (augmentation, embedding, residuals, guards) is reported as `other`, which is
+negative where the whole is faster than its parts.
 """
 
 import statistics

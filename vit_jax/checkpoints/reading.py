@@ -121,7 +121,8 @@ def read_description(folder: epath.Path) -> dict:
         raise CheckpointError(
             f"{folder} is damaged or no checkpoint: its description cannot be read ({error})"
         ) from error
-    # Of earlier versions, which sealed none, at least what everybody asks for must be there.
+    # Earlier versions did not seal descriptions; theirs must at least have the fields that are
+    # always used.
     whole = isinstance(description, dict) and {"config", "model", "classes"} <= description.keys()
     if not whole or description.pop(_SEAL, None) not in (None, _seal_of(description)):
         raise CheckpointError(f"{folder} is damaged: its description is not the one that was saved")
@@ -185,12 +186,12 @@ def load_run(path: epath.PathLike, mesh: jax.sharding.Mesh | None = None, **opti
     Args:
       path: a run's workdir, its checkpoints folder, or one checkpoint.
       mesh: where the parameters go; by default whole on every device.
-      **options: how the model is computed, where that is to be otherwise than in the run:
-        `dtype`, and options of the role 'compute'.
+      **options: how the model is computed, where that should differ from the run: `dtype`, and
+        options of the role 'compute'.
 
     Raises:
       CheckpointError: there is no checkpoint, or it is damaged.
-      ConfigError: an option has a value that it cannot have.
+      ConfigError: an option has an invalid value.
     """
     directory = find(path)
     description = read_description(directory)
@@ -209,8 +210,7 @@ def load_run(path: epath.PathLike, mesh: jax.sharding.Mesh | None = None, **opti
 
 
 def newest_description(workdir: epath.PathLike) -> dict | None:
-    """The description of a run's newest checkpoint that has one to read; `None` where no run was
-    begun.
+    """The description of a run's newest checkpoint that has one to read; `None` if there is none.
     """
     folder = paths.locate(workdir) / FOLDER
     for step in reversed(saved_steps(folder)):
@@ -310,7 +310,7 @@ def _changed(folder: epath.Path, field: str, name: str) -> CheckpointError:
 
 def everywhere(read: Callable[[], dict]) -> dict:
     """What `read` gives in each process, once it has succeeded in all: no process may go on to
-    compute with others that met damage in their part.
+    compute with others whose part is damaged.
 
     Raises:
       CheckpointError: it failed somewhere; the same in all processes.

@@ -34,9 +34,9 @@ _RETRY_SECONDS = 5
 class Checkpoints:
     """Saves a run's states beside training and finds the last good one again.
 
-    All processes of a run call the same methods in the same order, and all of them are told the
-    same. A state is there when its directory has got its name, which Orbax gives it when everything
-    is written.
+    All processes of a run call the same methods in the same order, and all get the same answers. A
+    checkpoint exists once its directory has its final name, which Orbax gives it when everything is
+    written.
     """
 
     def __init__(
@@ -55,7 +55,8 @@ class Checkpoints:
         self._writing = False
         self._failures = 0
         self._best: int | None = None
-        # Said in full, so that Orbax waits by the coordination service, whose waits end.
+        # All are listed, so that Orbax waits through the coordination service, whose waits have an
+        # end.
         everyone = set(range(processes.count())) if processes.count() > 1 else None
         hosts = ocp.options.MultiprocessingOptions(active_processes=everyone)
         self._orbax = ocp.AsyncCheckpointer(
@@ -86,8 +87,8 @@ class Checkpoints:
     def save(self, step: int, parts: dict, description: dict, marks: dict | None = None) -> None:
         """Starts to save; the write goes on beside training.
 
-        A save that fails is said, and the next one tried as if nothing had happened; the last good
-        checkpoint stays.
+        A save that fails is logged, and the next one is tried as usual; the last good checkpoint
+        stays.
 
         Args:
           step: steps trained.
@@ -187,7 +188,7 @@ class Checkpoints:
             probe.rmdir()
 
     def _settle(self) -> None:
-        """Waits for the write under way and finds out how it ended."""
+        """Waits for the write under way and records how it ended."""
         if self._writing:
             failure = _failure_of(self._orbax.wait_until_finished)
             # Others may have found out only when their own wait for this process had ended.
@@ -265,7 +266,7 @@ class Checkpoints:
 
 
 def _not_a_traceback_of_orbax(record: python_logging.LogRecord) -> bool:
-    """A save that fails is said here, in a line; Orbax says it too, twice and by tracebacks."""
+    """A failed save is logged here, in a line; Orbax would log it too, twice and as tracebacks."""
     return not (record.exc_info and f"{os.sep}orbax{os.sep}" in record.pathname)
 
 

@@ -1,5 +1,5 @@
-"""What is in a batch, as NumPy arrays on the host: a pure function of (seed, step), whoever asks
-and however often.
+"""What is in a batch, as NumPy arrays on the host: a pure function of (seed, step), in whatever
+process and however often it is called.
 
 Which example stands where is decided in `order.py`; who builds which rows, and how they reach the
 devices, in `loader.py`.
@@ -88,7 +88,7 @@ class TrainBatches:
         return bad
 
     def _plan(self, step: int) -> tuple[list, list, list]:
-        """Of the rows of a step: the places of their examples in the order, their examples, and the
+        """For the rows of a step: where their examples stand in the order, which these are, and the
         random numbers of their crops.
         """
         start = step * self.batch_size
@@ -97,8 +97,8 @@ class TrainBatches:
         return examples.tolist(), ids.tolist(), crop_draws(self._seed, start + self.rows).tolist()
 
     def _cut_readable(self, position: int, index: int, cut: Callable, bad: dict) -> Record:
-        """Cuts example `index`, which stands at `position`, or the next readable one, which is given
-        back. Adds to `bad`.
+        """Cuts example `index`, which stands at `position`, or else the next readable one, and
+        returns the one it cut. Adds the unreadable ones to `bad`.
         """
         size = len(self._source)
         epoch, offset = divmod(position, size)

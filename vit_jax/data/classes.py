@@ -1,4 +1,4 @@
-"""Classes by name: labels of one data set as another, or a model, counts them."""
+"""Classes matched by name: the labels of a data set in the numbering of another, or of a model."""
 
 import dataclasses
 
@@ -35,10 +35,10 @@ class Relabelled:
 
 
 def with_classes(source: Source, classes: tuple[str, ...]) -> Source:
-    """The source with labels that count `classes`, which are matched by their names. The source may
-    have some of them only.
+    """The source with labels that number `classes`, which are matched by name. The source may have
+    only some of them.
 
-    Classes of one side that are mere numbers are taken in their order, which is said.
+    Where the classes of one side are mere numbers, they are taken in order, with a warning.
 
     Raises:
       ConfigError: the source has no labels, or a class that is not among them.

@@ -53,12 +53,12 @@ _PILLOW_ERRORS = (OSError, SyntaxError, ValueError, Image.DecompressionBombError
 
 
 def is_native() -> bool:
-    """Whether the compiled part is there."""
+    """Whether the compiled decoder can be used."""
     return _native is not None
 
 
 def why_not_native() -> str:
-    """Why it is not there."""
+    """Why it cannot."""
     built = glob.glob(os.path.join(os.path.dirname(__file__), "_native.*"))
     return _why_not_native if built else "it was not built at install"
 

@@ -95,8 +95,8 @@ def eval_batches(
 
 
 class Batches(Iterator[dict[str, jax.Array]]):
-    """An iterator of global batches that are prepared ahead; `len` is how many there are in all. Close
-    it, or use it in a `with` statement: it has threads.
+    """An iterator of global batches that are prepared ahead; `len` is their total number. Close it,
+    or use it in a `with` statement: it has threads.
 
     At most `config_data.prefetch` batches are on the devices before they are asked for, and two
     more on the host.

@@ -81,7 +81,7 @@ def repeated_places(batch_size: int, repeats: int) -> np.ndarray:
     different devices. Here they are a share 1 / `repeats` of the batch apart, and each share is
     rotated by two more than the one before: so that copies are not mixed with each other by mixup,
     and are in different groups of RandAugment. Where `repeats` does not divide the batch, the last
-    example goes on in the next. DeiT begins another permutation when as many images were seen as
+    example continues in the next. DeiT begins another permutation when as many images were seen as
     the set has, which leaves out most examples of the last; here every example comes as often.
     """
     shares = [np.roll(np.arange(copy, batch_size, repeats), -2 * copy) for copy in range(repeats)]

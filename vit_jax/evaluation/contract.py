@@ -51,7 +51,7 @@ class Trained:
 
 
 def _fields(changes: dict | tuple, name: str) -> tuple[tuple[str, Any], ...]:
-    """Fields of `config.data` and their values. Raises `ConfigError` for one that there is not."""
+    """Fields of `config.data` and their values. Raises `ConfigError` for an unknown one."""
     known = {field.name: field for field in dataclasses.fields(Data)}
     changes = dict(changes)
     for field in changes:

@@ -1,4 +1,4 @@
-"""The loss of what is learnt, on held-out examples: of objectives that need no labels."""
+"""The objective's own loss on held-out examples, for objectives that need no labels."""
 
 import dataclasses
 

@@ -1,5 +1,5 @@
-"""Class names and probabilities of images, from a checkpoint directory alone. Which images, is in
-`images.py`.
+"""Class names and probabilities of images, from a checkpoint directory alone. Which images these
+are is in `images.py`.
 """
 
 import csv
@@ -62,7 +62,7 @@ def predict(
       batch_size: images at a time.
 
     Raises:
-      ConfigError: nobody says how images are normalised.
+      ConfigError: it is not known how images are normalised.
     """
     data = normalized_as(schema.typed(config_class(), run.config).data, run.directory)
     definition, weights = registry.split(run.model)
@@ -118,8 +118,8 @@ def predict_files(
       settings: of the run's config, see `overrides.of_images`.
 
     Raises:
-      ConfigError: a folder has no images, or the picture cannot be written; said before any work. Or
-        nobody says how images are normalised.
+      ConfigError: a folder has no images, or the picture cannot be written; said before any work.
+        Or it is not known how images are normalised.
       UserError: some image could not be read; said after all others were predicted.
     """
     if picture:

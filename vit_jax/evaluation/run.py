@@ -23,8 +23,8 @@ def evaluate_run(run: Run, config: Config, watch: Watch = iter) -> dict[str, flo
       watch: see `Evaluator`.
 
     Raises:
-      ConfigError: the data does not go with the model, there is no such evaluator, or nobody says how
-        images are normalised.
+      ConfigError: the data does not go with the model, there is no such evaluator, or it is not
+        known how images are normalised.
     """
     config = dataclasses.replace(config, data=normalized_as(config.data, run.directory))
     definition, weights = registry.split(run.model)

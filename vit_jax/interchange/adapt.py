@@ -48,8 +48,8 @@ def adapt(
       A tree like `fresh`, in its shardings.
 
     Raises:
-      ConfigError: the models are of different families or conventions; or a parameter is missing,
-        left over or of another shape, and nothing said so. All of them are named.
+      ConfigError: the models are of different families or conventions; or parameters are missing,
+        left over or of another shape, and `reset` does not cover them. All of them are named.
     """
     _check_conventions(source, target, where)
     old, new = _named(loaded), _named(fresh)
@@ -92,7 +92,8 @@ def adapt(
         array = np.asarray(old[name], leaf.dtype)
         if leaf.sharding is None:
             return jax.device_put(array)
-        # Each device gets its part alone, of arrays too that other processes have devices of.
+        # Each device gets only its own part, also of arrays that lie on devices of other processes
+        # too.
         return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda part: array[part])
 
     return patterns.map_named(place, fresh)
@@ -161,9 +162,9 @@ def _fitted(
 
 
 def spread_channels(kernel: np.ndarray, channels: int) -> np.ndarray:
-    """A kernel (..., C, D) for images of other channels: each gets the mean over the old ones, scaled
-    so that the sum over channels stays. To pixels that are the same in all channels it answers as
-    before.
+    """A kernel (..., C, D) for images of other channels: each gets the mean over the old ones,
+    scaled so that the sum over channels stays. For pixels that are the same in all channels the
+    result stays as before.
     """
     mean = kernel.mean(-2, keepdims=True, dtype=np.float64) * (kernel.shape[-2] / channels)
     return np.repeat(mean, channels, axis=-2).astype(kernel.dtype)

@@ -7,8 +7,8 @@ A format is a module with
 - `read(opened, wishes) -> Foreign`: the file's own model;
 - `write(foreign, path) -> None`: whole or not at all.
 
-`opened` is an `opened.Opened`, `wishes` are `Wishes`. Which tensors of a format are which parameters,
-the families say.
+`opened` is an `opened.Opened`, `wishes` are `Wishes`. The families say which tensors of a format
+are which parameters.
 """
 
 import dataclasses
@@ -49,7 +49,7 @@ _MAGIC = {
 
 @dataclasses.dataclass(frozen=True)
 class Wishes:
-    """What is said of a checkpoint's model from outside.
+    """What the caller says about a checkpoint's model.
 
     Attributes:
       overrides: options of its config, where what is recognised is to be another.
@@ -117,8 +117,8 @@ def read(
       **overrides: options of the model's config, where what is recognised is to be another.
 
     Raises:
-      CheckpointError: see `detect`; or the tensors are not those of a model of the family. What is
-        wrong with their numbers is told when they are read.
+      CheckpointError: see `detect`; or the tensors are not those of a model of the family. Bad
+        numbers are reported when they are read.
       ConfigError: an override is no option of the family.
     """
     found = _open(path)

@@ -1,7 +1,8 @@
 """Folders of Hugging Face `transformers`, as `save_pretrained` writes them.
 
-`config.json` says what the model is, `model.safetensors` has the tensors, `preprocessor_config.json` says
-how images are prepared. Which classes of theirs are which models of ours, the families say.
+`config.json` says what the model is, `model.safetensors` has the tensors,
+`preprocessor_config.json` says how images are prepared. The families say which classes of theirs
+are which models of ours.
 """
 
 import json
@@ -62,7 +63,7 @@ def write(foreign: Foreign, path: epath.PathLike) -> None:
 
 
 def _classes(said: dict, count: int) -> tuple[str, ...] | None:
-    """The label names, unless they are those that stand for none."""
+    """The label names, unless they are mere placeholders."""
     names = {int(index): name for index, name in (said.get("id2label") or {}).items()}
     given = sorted(names) == list(range(count))
     if not count or not given or all(re.fullmatch(r"LABEL_\d+", n) for n in names.values()):

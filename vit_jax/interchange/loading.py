@@ -160,8 +160,8 @@ def convert(
     Args:
       source, destination: paths.
       to: the format.
-      data: how images are prepared where that is to be other than the source says, or where it does not
-        say it: `mean`, `std`, `eval_crop`, `eval_resize`.
+      data: how images are prepared, where that should differ from what the source says, or it says
+        nothing: `mean`, `std`, `eval_crop`, `eval_resize`.
       allow_nonfinite: whether tensors may have NaNs and infinities.
 
     Returns:
@@ -170,7 +170,7 @@ def convert(
     Raises:
       CheckpointError: the source cannot be read, or the format cannot express its model; then
         nothing is written.
-      ConfigError: `data` has fields of no preprocessing, or says but a part of it.
+      ConfigError: `data` has other fields than these, or mean or std stays unknown.
     """
     formats.module(to)
     foreign = formats.read(source, allow_nonfinite=allow_nonfinite, **overrides)
@@ -187,7 +187,7 @@ def convert(
 def resolve_from_checkpoint(
     config: ConfigDict, workdir: epath.PathLike | None = None
 ) -> ConfigDict:
-    """A run's config whose open options of the model are those of the checkpoint it starts from.
+    """A run's config, its open model options filled in from the checkpoint that it starts from.
 
     These are the options of its structure and conventions (see `schema.option`); with
     `config.model.name=''` also name and sizes; and `config.data.mean` and `std` where they are
@@ -196,7 +196,7 @@ def resolve_from_checkpoint(
     Raises:
       CheckpointError: the checkpoint to start from cannot be read.
       ConfigError: the recipe needs a checkpoint, or name, mean or std are left to one, and there is
-        none, or none that says.
+        none, or it does not say.
     """
     if config.init_from == CHECKPOINT:
         raise ConfigError(
@@ -241,7 +241,7 @@ def _resolve_model(
         name = field.name
         if field.metadata["role"] not in roles or model[name] is not None:
             continue
-        # What starts anew is what the config says it is: such as a layer before the head, or none.
+        # What starts anew is as the config says, e.g. a layer before the head, or none.
         anew = field.metadata["fitted"] and field.metadata["role"] == "structure"
         if anew and patterns.matching(config.init_reset, [f"{name}/kernel"]):
             continue

@@ -1,7 +1,7 @@
 """Models as named tensors: what all formats but our own do with a family's `Conversion`.
 
-Whose names a file has is asked of every family. Which files there are, and what stands beside the
-tensors, the formats know.
+Every family is asked whether a file has its names. Which files there are, and what stands beside
+the tensors, is known to the formats.
 """
 
 import dataclasses
@@ -188,8 +188,8 @@ def refuse_other_conventions(
 
 
 def expressed(foreign: Foreign, conversion: Conversion, format: str) -> Foreign:
-    """The same model as a format can say it, with the layout of its file: that which it was read with,
-    if it was of this format.
+    """An equivalent model that a format can express, with the layout of its file: the one that it
+    was read with, if that was of this format.
     """
     if foreign.layout.get("format") == format:
         return foreign
@@ -239,7 +239,7 @@ def finite(name: str, tensor: Lazy) -> Lazy:
 
     def read() -> np.ndarray:
         array = tensor.read()
-        # Without an array of truths beside a large one: extremes are NaN where anything is.
+        # No boolean array beside a large one: minimum and maximum are NaN if anything is.
         if array.size and not np.isfinite([array.min(), array.max()]).all():
             bad = array.size - np.count_nonzero(np.isfinite(array))
             raise CheckpointError(
@@ -252,7 +252,7 @@ def finite(name: str, tensor: Lazy) -> Lazy:
 
 
 def said(wishes: Wishes) -> dict[str, Any]:
-    """What `Conversion.recognise` is told of the user's wishes."""
+    """The user's wishes, as `Conversion.recognise` takes them."""
     sizes_said = said_size(wishes.overrides.get("image_size"))
     wanted = wishes.hints.get("image_size")
     return sizes_said | ({} if wanted is None else {"wanted_size": sizes.parse(wanted)})

@@ -27,12 +27,12 @@ _HEADERS = {
 
 
 def read(path: epath.PathLike, file: BinaryIO) -> dict[str, Lazy]:
-    """Every array of the file by its name, read when used; `|V2` is bfloat16. None, if it is a zip
-    archive of something else.
+    """Every array of the file by its name, read when used; `|V2` is bfloat16. {} for a zip archive
+    of something else.
 
     Args:
       path: for messages.
-      file: it, open to read; it stays open as long as an array may be read.
+      file: opened for reading; it stays open as long as an array may be read.
 
     Raises:
       CheckpointError: the file is damaged, or an array holds Python objects.

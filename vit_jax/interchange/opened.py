@@ -82,8 +82,8 @@ def open_once(path: epath.Path) -> Opened:
 
 
 def forget() -> None:
-    """Closes files that nothing uses any more. Call it when weights are where they belong: a run must
-    not hold them twice.
+    """Closes files that are no longer used. Call it once the weights are on their devices: a run
+    must not hold them twice.
     """
     _open.cache_clear()
 
@@ -94,7 +94,7 @@ def _open(path: epath.Path, mark: tuple) -> Opened:
 
 
 def _mark(path: epath.Path) -> tuple:
-    """Another one when the file, or a folder's config.json or weights, were written anew."""
+    """Changes when the file, or a folder's config.json or weights, are written anew."""
     names = (CONFIG, pytorch.WEIGHTS, pytorch.INDEX, *pytorch.PICKLED)
     files = [path / name for name in names] if path.is_dir() else [path]
     stats = [file.stat() for file in files if file.exists()]

@@ -20,7 +20,8 @@ from vit_jax.models import registry
 from vit_jax.models.conversions.rules import Lazy
 
 NAME = "orbax"
-# Where a description keeps what is needed to write the format that the weights came from.
+# The key under which a description keeps what is needed to write the format that the weights came
+# from.
 LAYOUT = "layout"
 
 
@@ -77,7 +78,7 @@ def write(foreign: Foreign, path: epath.PathLike) -> None:
         raise CheckpointError(f"{path} is not written: something is there already")
     config = default_config()
     config.model.name = model_name(foreign.model_config)
-    # Where nobody says how images are normalised, whoever uses the model is asked.
+    # Where it is not known how images are normalised, users of the model have to say it.
     unsaid = Preprocessing(foreign.model_config.image_size, mean=(), std=())
     config.data.update(dataclasses.asdict(foreign.preprocessing or unsaid))
     config.data.image_size = foreign.model_config.image_size
@@ -98,7 +99,7 @@ def write(foreign: Foreign, path: epath.PathLike) -> None:
     def hold(leaf) -> jax.Array:
         array = np.asarray(leaf)
         marks.append(reading.host_mark(array))
-        # Of NumPy's own arrays Orbax makes copies before it writes.
+        # Orbax would copy NumPy arrays before it writes them.
         return jax.device_put(array, host)
 
     try:

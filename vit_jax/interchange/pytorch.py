@@ -1,4 +1,6 @@
-"""The files of PyTorch: pickles, and folders as the hubs lay them out. Names are no business of theirs."""
+"""The files of PyTorch: pickles, and folders as the hubs lay them out. What tensors are called is
+not known here.
+"""
 
 import argparse
 import dataclasses
@@ -23,7 +25,7 @@ METADATA = "vit_jax"  # where we write what a file's tensors do not tell
 # Where a training script may have put the parameters in what it saved; averaged ones, which are those
 # that it evaluates, first.
 _WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model")
-# What else scripts save: nothing of it runs code when it is rebuilt.
+# Other types that scripts save; none of them runs code when it is rebuilt.
 _HARMLESS = [argparse.Namespace]
 _PARALLEL = "module."
 
@@ -108,12 +110,12 @@ class NewFolder:
 
 
 def read_pickle(path: epath.Path, file: BinaryIO | None = None) -> dict[str, Lazy]:
-    """The tensors of what `torch.save` wrote, held in memory. Of weights and their average, as some
-    training scripts save both, the average.
+    """The tensors of what `torch.save` wrote, held in memory. Where a training script saved both
+    the weights and their average, the average is read.
 
     Args:
       path: of the file.
-      file: it, open to read, if it is; closed when it is read.
+      file: the same, if it is open already; closed when it is read.
 
     Raises:
       CheckpointError: it is damaged, or holds more than tensors; no code of it is run.

@@ -37,7 +37,7 @@ _MAX_HEADER = 100_000_000
 
 
 def begins_as_safetensors(head: bytes) -> bool:
-    """Whether a file's first bytes are the size of a header and the begin of one."""
+    """Whether a file's first bytes are the size of a header and its beginning."""
     return len(head) >= 9 and head[8:9] == b"{" and struct.unpack("<Q", head[:8])[0] <= _MAX_HEADER
 
 
@@ -48,7 +48,7 @@ def read(
 
     Args:
       path: of the file.
-      file: it, open to read, if it is; it stays open as long as an array may be read.
+      file: the same, if it is open already; it stays open as long as an array may be read.
 
     Raises:
       CheckpointError: the file is damaged, or of a type that NumPy does not know.

@@ -90,7 +90,7 @@ def _preprocessing(said: dict) -> Preprocessing | None:
     mean, std = tuple(said["mean"]), tuple(said["std"])
     if said.get("crop_mode") == "squash":
         return Preprocessing(size, mean, std, "resize")
-    # As timm rounds, but for what is lost between our division and this one.
+    # Rounded down as in timm, plus a margin for rounding in our own division.
     side = math.floor(min(height_width(size)) / said.get("crop_pct", 0.875) + 1e-6)
     return Preprocessing(size, mean, std, "central", side)
 

@@ -23,12 +23,12 @@ from vit_jax.models.embeddings import interpolate, resize_patch_embedding
 class Options:
     """Base of a family's `Config`. `image_size` in pixels, and `channels`, come from the data."""
 
-    # Of every layer: XLA's CPU back end has convolutions in float32 only.
+    # Whether layers are convolutions, which XLA's CPU back end computes in float32 only.
     convolutional: ClassVar[bool] = False
-    # Parameters whose last axis but one are the channels of the images.
+    # Parameters whose last axis but one runs over the channels of the images.
     image_kernels: ClassVar[tuple[str, ...]] = ("embedding/kernel",)
-    # What tensor parallelism cuts of layers that are the family's alone: (pattern, axis from the end),
-    # as `meshes.TENSOR_RULES` has it for those that families share.
+    # The axes that tensor parallelism cuts in layers that only this family has: (pattern, axis from
+    # the end), as `meshes.TENSOR_RULES` has them for the shared layers.
     tensor_rules: ClassVar[tuple[tuple[str, int], ...]] = ()
 
     image_size: Size
@@ -82,12 +82,12 @@ class Options:
         return {}
 
     def at_size(self, image_size: Size) -> dict[str, Any]:
-        """The options besides it that change with the size of the images, if the weights are kept."""
+        """The other options that change with the size of the images, if the weights are kept."""
         return {}
 
     def starts_anew(self, target: "Options") -> tuple[str, ...]:
-        """Patterns of the parameters that are of no use to `target`, a model of the same family, or for
-        which this one has none: those of the head, if it has other classes.
+        """Patterns of the parameters that `target`, a model of the same family, cannot take from
+        this one, and that start anew: those of the head, if it has other classes.
         """
         return ("head/.*",) if target.num_classes != self.num_classes else ()
 
@@ -98,10 +98,10 @@ class Options:
           resize: how tables of positions are interpolated, see `embeddings.interpolate`.
 
         Returns:
-          By what, in words, and a function of the array; `None` if it is taken as it is.
+          The method in words, and a function of the array; `None` if the array is used as it is.
 
         Raises:
-          ConfigError: it means something else there, though it may have the same shape.
+          ConfigError: the parameter has another meaning there, though it may have the same shape.
         """
         return None
 
@@ -122,15 +122,15 @@ def patch_grid(config: Options) -> tuple[int, int]:
 
 
 def fit_patches(name: str, source: Options, target: Options) -> tuple[str, Callable] | None:
-    """`Options.fit` of the patch embedding, for families whose patches are of the image."""
+    """`Options.fit` of the patch embedding, for families that cut the image itself into patches."""
     if name != "embedding/kernel" or source.patch == target.patch:
         return None
     return "pseudo-inverse", lambda x: resize_patch_embedding(x, target.patch)
 
 
 def fit_positions(source: Options, target: Options, resize: str) -> tuple[str, Callable] | None:
-    """`Options.fit` of learned positions (1, prefix + patches, width), of whose rows `prefix` are of
-    learned tokens.
+    """`Options.fit` of learned positions (1, prefix + patches, width), whose first `prefix` rows
+    belong to learned tokens.
     """
     rows = [math.prod(config.grid) + config.prefix for config in (source, target)]
     if source.prefix != target.prefix and rows[0] == rows[1]:

@@ -1,5 +1,5 @@
-"""Every model name with what it costs, as `vit_jax models` prints it. What a model is, is said in
-its family's file.
+"""Every model name with what it costs, as `vit_jax models` prints it. The models themselves are in
+their families' files.
 """
 
 import dataclasses
@@ -16,12 +16,12 @@ def table(image_size: int = 224) -> list[dict]:
 
     Args:
       image_size: side of the images in pixels. A model that it does not fit is counted at the next
-        that does.
+        smaller size that does.
 
     Returns:
       Dicts of `COLUMNS`: parameters with a linear head of 1,000 classes; gflops of one image's
       forward pass, a multiply-add counted as 2; tokens with the class token. `None` where a family
-      knows no such size.
+      has no such size.
 
     Raises:
       ConfigError: the images are too small for some model.

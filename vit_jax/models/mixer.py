@@ -221,7 +221,7 @@ class Block(nnx.Module):
 
 
 class Mlp(nnx.Module):
-    """Dense, activation, dense over the last axis; drawn as Flax does by default, unlike ViT's
+    """Dense, activation, dense over the last axis; initialised by Flax's defaults, unlike ViT's
     (official code).
     """
 

@@ -50,7 +50,7 @@ def variants() -> list[str]:
 
 
 def fitted_options() -> list[str]:
-    """The options to whose value parameters of another can be fitted; all others say what they are."""
+    """The options that loaded parameters can be fitted to, by interpolation or by a new start."""
     fitted = [
         f.name for cls in config_classes() for f in schema.options(cls) if f.metadata["fitted"]
     ]
@@ -89,7 +89,7 @@ def family_named(name: str) -> Family:
 
 
 def family_of(config: Options) -> Family:
-    """The family that a config is of."""
+    """The family that a config belongs to."""
     for family in FAMILIES:
         # Not isinstance: one family's config may extend another's.
         if type(config) is family.Config:
@@ -150,7 +150,7 @@ def abstract_weights(config: Options) -> tuple[nnx.GraphDef, Weights]:
 
 
 def for_devices(definition: nnx.GraphDef, config: Options) -> nnx.GraphDef:
-    """`definition`, of `config`, computing in the type that suits the devices being traced for."""
+    """`definition`, of `config`, computing in the dtype that suits the devices being traced for."""
     of_device = choices.with_compute_dtype(config)
     return definition if of_device == config else abstract(of_device)[0]
 

@@ -1,10 +1,10 @@
 """Bottleneck ResNets with group norm and standardised weights: BiT's (arXiv 1912.11370) and the one
 below hybrid ViTs.
 
-`BiT-R50x1` normalises before each convolution (ResNet v2), as published BiT weights want it; it is
+`BiT-R50x1` normalises before each convolution (ResNet v2), as published BiT weights need it; it is
 big_vision's `bit_paper`. `ResNet-R50x1` normalises after each (ResNet v1), as the hybrids of the
-ViT papers do; it is big_vision's `bit`. They also standardise, pad and normalise with other
-details, on which published weights depend.
+ViT papers do; it is big_vision's `bit`. They also differ in how they standardise, pad and
+normalise, and published weights depend on these details.
 """
 
 import dataclasses
@@ -360,8 +360,8 @@ class Convolution(nnx.Module):
 
 
 def standardize(kernel: jax.Array, preactivation: bool) -> jax.Array:
-    """kernel (h, w, inputs, outputs) with mean 0 and variance 1 for each output, but for each
-    style's own epsilon.
+    """kernel (h, w, inputs, outputs) with mean 0 and variance 1 for each output, up to an epsilon
+    that each style adds in its own way.
     """
     centred = kernel - kernel.mean(axis=(0, 1, 2))
     variance = jnp.square(centred).mean(axis=(0, 1, 2))

@@ -1,8 +1,8 @@
 """What an objective is: what is learnt, and all that it needs besides the model.
 
 An objective may own parameters (a mask token, a decoder, projection heads), which are trained,
-decayed, sharded and saved as the model's are, under the name `objective/…`; and have a teacher, no
-gradient of which is taken. Neither is part of the model that is evaluated, converted or fine-tuned.
+decayed, sharded and saved as the model's are, under the name `objective/…`; and have a teacher, of
+which no gradient is taken. Neither is part of the model that is evaluated, converted or fine-tuned.
 """
 
 import dataclasses
@@ -112,8 +112,8 @@ class Objective:
 
     Attributes:
       Options: its frozen dataclass of options.
-      needs_labels: whether examples must have labels. If not, those that there are go unused and
-        the model has no head.
+      needs_labels: whether examples must have labels. If not, existing labels go unused and the
+        model has no head.
       mixes: whether images and targets may be mixed, by mixup and cutmix.
     """
 
@@ -159,6 +159,6 @@ class Objective:
 
     def flops(self) -> int:
         """Operations of one image's forward pass: matrix products only, a multiply-add counted as
-        2. A training step is taken for three of them.
+        2. A training step counts as three of them.
         """
         return self.setting.model.flops()

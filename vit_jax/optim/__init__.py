@@ -38,10 +38,9 @@ def make(
     1. clip the gradients of all parameters that are not frozen, together, to the norm `clip`;
     2. the named optimizer turns them into a direction u;
     3. update = -s (lr m u + d p), with s the relative schedule, m the parameter's multiplier of the
-       learning rate
-       and d its decay: d = lr m wd for decay by 'lr' (AdamW: wherever the learning rate goes, the
-       decay goes), d = wd by 'schedule' (big_vision: m does not touch the decay), where wd is
-       `weight_decay` times the multiplier of `weight_decay_rules`;
+       learning rate and d its decay: d = lr m wd for decay by 'lr' (AdamW: wherever the learning
+       rate goes, the decay goes), d = wd by 'schedule' (big_vision: m does not touch the decay),
+       where wd is `weight_decay` times the multiplier of `weight_decay_rules`;
     4. frozen parameters get an update of exactly 0. Nothing is stored for them.
 
     Args:
@@ -90,7 +89,7 @@ def ema_update(ema: Any, params: Any, decay: float, count: jax.typing.ArrayLike)
     count)).
 
     The second term lets the average forget the initialisation in short runs, as TensorFlow's
-    ExponentialMovingAverage does when told the step; for ViT's 0.9999 (ViT §4.1) it holds for the
+    ExponentialMovingAverage does when given the step; for ViT's 0.9999 (ViT §4.1) it holds for the
     first 90,000 updates. An average that equals its parameter stays so exactly.
 
     Args:

@@ -57,8 +57,8 @@ def _layer_multiplier(
     """decay^(depth + 1 - l), with l = 0 for the inputs, i + 1 for layer i of all `depth` layers, depth
     + 1 for all that follows them.
 
-    As in MAE (util/lr_decay.py), the last norm, pooling and head all follow; so does a name that
-    nobody foresaw, and what an objective owns.
+    As in MAE (util/lr_decay.py), the last norm, pooling and head all follow; so do unknown names,
+    and what an objective owns.
     """
     depth, before = sum(layers.values()), 0
     for prefix, count in layers.items():

@@ -1,4 +1,4 @@
-"""What devices say to each other in a step: every collective of a compiled program."""
+"""What devices exchange in a step: every collective of a compiled program."""
 
 import collections
 import dataclasses

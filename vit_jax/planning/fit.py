@@ -14,8 +14,8 @@ from vit_jax.planning import compiling, report
 from vit_jax.planning.plan import make_assembly, make_plan
 from vit_jax.planning.target import Target
 
-# Above, XLA may turn gathers of parameters into all-reduces of twice the bytes; and each further
-# cut makes messages smaller.
+# Above this, XLA may turn gathers of parameters into all-reduces of twice the bytes; and each
+# further cut makes messages smaller.
 LARGEST_FSDP = 64
 MESHES = 2
 SMALLEST_PASS = 4
@@ -51,9 +51,9 @@ def fit(
 ) -> dict:
     """Tries remat policies, meshes and accumulation.
 
-    For the least cut of the state that leaves room, every remat policy is compiled; one that does
-    not fit is tried again with the batch in as many parts as its excess asks for, while the last
-    tries say that it can. The best of these is compiled with the next cut as well.
+    Every remat policy is compiled with the smallest fsdp at which the state leaves room. One that
+    does not fit is tried again with as much accumulation as its excess asks for, as long as the
+    last tries say that it can fit. The best of these is compiled with the next fsdp as well.
 
     Args:
       config, target, price_per_chip_hour: see `plan`.
@@ -119,7 +119,8 @@ def _cuts(config: ConfigDict, target: Target, data: dict) -> list[int]:
 
 
 def _parts(refused: list[dict]) -> int | None:
-    """In how many parts the batch should fit, by the memory of the last tries; `None` if in none.
+    """The accumulation with which the batch should fit, by the memory of the last tries; `None` if
+    there is none.
 
     Memory is taken to be a line over the images of a pass: through the last two tries, or through
     the state alone and the only one.

@@ -37,7 +37,7 @@ def _of_equation(equation) -> int:
     if name == "conv_general_dilated":
         kernel = equation.invars[1].aval.shape
         taps = math.prod(kernel) // kernel[params["dimension_numbers"].rhs_spec[0]]
-        # Of a dilated input only every so manieth value is not zero.
+        # Of the values of a dilated input, only one in `dilation` is not zero.
         dilation = math.prod(params["lhs_dilation"])
         return 2 * equation.outvars[0].aval.size * taps // dilation
     if name == "cond":

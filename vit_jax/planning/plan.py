@@ -29,7 +29,7 @@ EXAMPLES = {
     "jft300m": {"train": 303_000_000},
 }
 CLASSES = {name: NAMED[name].classes for name in EXAMPLES if name in NAMED} | {"jft300m": 18_291}
-# So many of a TPU program's operations are listed, those that take longest.
+# How many of a TPU program's operations are listed: those that take longest.
 OPERATIONS = 40
 # ViT Table 2 counts cost in days of one core of a TPU v3; this many FLOP/s at its peak.
 TPU_V3_CORE = 61.5e12

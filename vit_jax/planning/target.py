@@ -46,7 +46,7 @@ def find(name: str, *, slices: int = 1) -> Target:
     Raises:
       ConfigError: there is no such topology, or the TPU compiler is not installed.
     """
-    # With the TPU compiler installed, JAX would look for TPUs, and wait.
+    # With the TPU compiler installed, JAX would look for TPUs and wait for them.
     if not jax.config.jax_platforms:
         jax.config.update("jax_platforms", "cpu")
     kind, _, shape = name.partition(":")

@@ -95,8 +95,8 @@ def recipe(assembly: Assembly, head: Iterable[str], suite: Suite | None) -> str:
 
 
 def keep_recipe(assembly: Assembly, source: Source, suite: Suite, workdir: epath.Path) -> None:
-    """Writes `recipe` into the run's workdir, by the first of its processes. A disk that is full is
-    no reason to end a run.
+    """Writes `recipe` into the run's workdir, by the first of its processes. A full disk does not
+    end a run.
     """
     if jax.process_index():
         return

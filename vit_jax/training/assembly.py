@@ -76,8 +76,8 @@ class Assembly:
 
 def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config:
     """The config that a run is made of: what it leaves to the checkpoint it starts from is filled
-    in, everything that can be told without data and devices is checked, paths of data are absolute,
-    and it has types.
+    in, everything that can be checked without data and devices is checked, paths of data are made
+    absolute, and fields get their types.
 
     Args:
       config: from a recipe and flags; not changed.
@@ -208,7 +208,7 @@ def _check_labels(config: Config, num_classes: int, multi_label: bool) -> None:
 
 
 def _fixed_teacher(networks: Networks, config: Config) -> FixedTeacher | None:
-    """The teacher that the objective takes from a checkpoint, as far as it is known without weights."""
+    """The teacher that the objective takes from a checkpoint, still without its weights."""
     source = networks.objective.teacher()
     if not isinstance(source, FromCheckpoint):
         return None

@@ -76,7 +76,7 @@ class Clock:
 
         Args:
           seconds: as they were when it was saved.
-          training_seconds: the same of `training_seconds`.
+          training_seconds: as it was then.
         """
         for kind in _MOVING:
             lost = max(self.seconds[kind] - seconds[kind], 0)
@@ -86,7 +86,7 @@ class Clock:
 
     @property
     def training_seconds(self) -> float:
-        """Of training, with all that belongs to it, over all restarts."""
+        """Seconds of training, with all that belongs to it, over all restarts."""
         return self._before + time.monotonic() - self._began
 
     @contextlib.contextmanager
@@ -105,7 +105,7 @@ class Clock:
             self._count_as(before)
 
     def training(self) -> None:
-        """From now on everything that is nothing else counts as steps."""
+        """From now on, time that counts as nothing else counts as steps."""
         self._count_as("steps")
 
     def each(self, items: Iterable, kind: str) -> Iterator:

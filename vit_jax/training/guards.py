@@ -1,4 +1,4 @@
-"""What is looked at before a run may start: nothing is at stake yet, and a clear error costs nothing."""
+"""Checks before a run may start, when nothing is at stake yet and a clear error costs nothing."""
 
 import dataclasses
 import errno
@@ -73,7 +73,7 @@ def _value(description: dict, key: str):
 
 def _config_of(description: dict, key: str) -> dict:
     """The config in a description, of this version or an earlier one: fields that it did not have
-    are at their defaults, and options of the model that were not said are as the model has them.
+    are at their defaults, and options of the model that were not set are as the model has them.
     """
     filled = schema.fill(default_config(), description[key]).to_dict()
     model = dataclasses.asdict(reading.stored_model_config(description))
@@ -106,8 +106,8 @@ def check_batch(config: Config, mesh: jax.sharding.Mesh) -> None:
 
 
 def use_compilation_cache(directory: str) -> None:
-    """Keeps compiled programs between runs, readable by their owner only: who can write them can
-    run code in the job. Where they cannot be kept, the run goes on without, and says so.
+    """Keeps compiled programs between runs, readable by their owner only: whoever can write them
+    can run code in the job. Where they cannot be kept, the run goes on without, and says so.
     """
     if not directory:
         return
@@ -136,8 +136,8 @@ def _warn_of_others(cache: epath.Path) -> None:
 
 
 def make_workdir(workdir: epath.Path) -> None:
-    """Makes the folder and proves that it can be written to, before any work is done. What may be so
-    for a moment only, a full disk or one that is being mounted, is tried again.
+    """Makes the folder and proves that it can be written to, before any work is done. What may
+    pass, such as a full disk or one that is being mounted, is tried again.
 
     Raises:
       ConfigError: it cannot.

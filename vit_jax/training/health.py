@@ -1,8 +1,8 @@
-"""Steps that go wrong: how they are found on the devices, what is made of them on the host, and how
-a run goes back and leaves their data out.
+"""Steps that go wrong: how they are found on the devices, what the host does about them, and how a
+run goes back and leaves their data out.
 
 A step is bad if its loss or gradient is not finite, or if its loss is a spike. Its update is never
-made. What happens next, `config.nonfinite` says: the run stops, goes on without the update, or goes
+made. `config.nonfinite` says what happens next: the run stops, goes on without the update, or goes
 back to the last checkpoint and on without the data.
 """
 
@@ -98,7 +98,7 @@ def examine(old: Health, step: jax.Array, loss: jax.Array, grads: dict, spike: S
 def update_is_made(health: Health, nonfinite: str) -> jax.Array:
     """Whether the update of the step just examined counts; part of the compiled step."""
     made = health.in_a_row == 0
-    if nonfinite != "skip":  # the run ends or goes back, as soon as somebody looks
+    if nonfinite != "skip":  # the run ends or goes back, as soon as the host looks
         made &= health.first_bad_step < 0
     return made
 

@@ -1,8 +1,9 @@
 """One run at a time in a workdir: two that write to one would delete each other's checkpoints and mix
 their metrics.
 
-On local disks the lock is the operating system's, which a process cannot keep beyond its death. In a
-bucket it is a small file that its holder renews; one that has not been renewed for a while is nobody's.
+On local disks the lock is the operating system's, which a process cannot keep beyond its death. In
+a bucket it is a small file that its holder renews; one that has not been renewed for a while counts
+as free.
 """
 
 import fcntl
@@ -35,7 +36,7 @@ class Lock:
     """
 
     def __init__(self, workdir: epath.Path, *, patience: float = 15.0):
-        """Args: patience: how long to wait for one that may be about to end, after a signal."""
+        """Args: patience: how long to wait for a run that may be about to end, after a signal."""
         self._path, self._patience = workdir / _NAME, patience
         self._in_bucket = paths.in_bucket(workdir)
         self._token = f"{socket.gethostname()}, process {os.getpid()}"

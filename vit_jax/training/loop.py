@@ -40,13 +40,13 @@ class Interrupted(UserError):
 
 
 def train(config: ConfigDict, workdir: epath.PathLike) -> dict[str, float]:
-    """Trains, or goes on training, in `workdir`, from any thread. It logs as the command does, unless
-    the program or notebook around has said where log lines go.
+    """Trains, or goes on training, in `workdir`, from any thread. It logs as the command does,
+    unless the surrounding program or notebook has configured logging.
 
     The order matters:
     1. options of the model that the config leaves open are those of the checkpoint to start from;
-       what is wrong with the config or the data is said before devices are used or files written;
-    2. the parts of the run are put together, the state is described, not made;
+       errors in the config or the data are reported before devices are used or files written;
+    2. the parts of the run are put together; the state is described, not made;
     3. an earlier run in `workdir` is resumed: its step is all that is needed to go on with the same
        examples and the same randomness; otherwise the state is made in its shards, from `init_from`
        if that is given;
@@ -188,7 +188,7 @@ class _Run:
             self.profiler.before(step)
             if not self.compiled:
                 self._compile(batch)
-            # Whatever else is moved between host and devices in here would be a wait in every step.
+            # Any other transfer between host and devices in here would stall every step.
             with jax.transfer_guard("disallow"):
                 self.state, metrics = self.train_step(self.state, batch)
             self.meter.add(step, metrics)

@@ -10,7 +10,7 @@ from jax.experimental import multihost_utils
 
 from vit_jax.devices import processes
 
-# `timeout` sends its signal twice, and so do others who tell a process and its group.
+# `timeout` sends its signal twice, as do others that signal a process and its group.
 _SAME_SECONDS = 0.5
 
 
@@ -23,7 +23,7 @@ class StopRequest:
     signal: JAX's pre-emption service, which then owns SIGTERM, tells the others and finds a step
     that none of them has passed.
 
-    In another thread than the main one, which alone may listen to signals, nothing is heard.
+    Outside the main thread, which alone may handle signals, none is noticed.
 
     Attributes:
       name: of the signal.
@@ -40,8 +40,8 @@ class StopRequest:
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is not threading.main_thread():
             return self
-        # Python runs handlers between two of its own instructions, and a compilation or a step may be
-        # one of minutes. What it writes at once is read by a thread.
+        # Python runs handlers between two of its own instructions, and one of these, a compilation
+        # or a step, may take minutes. What it writes to this pipe at once is read by a thread.
         reader, self._pipe = os.pipe()
         os.set_blocking(self._pipe, False)
         threading.Thread(
@@ -67,7 +67,7 @@ class StopRequest:
         return multihost_utils.reached_preemption_sync_point(self._asked)
 
     def _hear(self, number: int, frame) -> None:
-        """In the main thread, when it comes to it."""
+        """The handler: in the main thread, when Python gets to it."""
         if self._heard_at is None:
             self._heard_at, self.name = time.monotonic(), signal.Signals(number).name
             if self._several:
@@ -76,7 +76,7 @@ class StopRequest:
             self._before[number](number, frame)
 
     def _listen(self, reader: int) -> None:
-        """In a thread, at once."""
+        """Reports signals at once, in a thread."""
         heard_at = None
         while number := os.read(reader, 1):
             number = number[0]

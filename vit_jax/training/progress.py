@@ -1,4 +1,4 @@
-"""What a run tells while it trains: metrics, throughput, progress bar, trace."""
+"""What a run reports while it trains: metrics, throughput, progress bar, trace."""
 
 import collections
 import pathlib
@@ -19,10 +19,10 @@ from vit_jax.training import writers as metric_writers
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.clock import Clock
 
-# What the rest of a run will take time for as well.
+# What the rest of a run will spend time on.
 _PACE = ("steps", "input", "evaluate", "save")
-# The share of a step that is worth a word, if it is so in so many log lines one after the other and
-# has added up to so many seconds.
+# Waiting is worth a warning when it takes more than this share of the time, in this many log lines
+# in a row, and has added up to this many seconds.
 _MUCH_WAITING, _LINES, _SECONDS = 0.1, 3, 10.0
 
 
@@ -63,7 +63,7 @@ class Meter:
         self._bar.update(step - self._bar.n)
 
     def rewind(self, step: int) -> None:
-        """Forgets what came after `step`, with which the run goes on."""
+        """Forgets what came after `step`, from which the run goes on."""
         self._pending.clear()
         self._logged_at, self._before = step, self._clock.read()
         self._start = step, self._before

@@ -26,7 +26,8 @@ class Start:
       assembly, checkpoints: of the run.
       description: of the run as it is now.
       like: shapes, dtypes and shardings of the state.
-      saved: what the checkpoint said that was restored, or what one says of a new run.
+      saved: the description of the checkpoint that was restored, or what stands for it in a new
+        run.
     """
 
     assembly: Assembly
@@ -39,7 +40,7 @@ class Start:
         """The state.
 
         Raises:
-          ConfigError: the run that was begun is another one.
+          ConfigError: the run in the workdir is another one.
           CheckpointError: there are checkpoints, and none can be read; or the one to start from.
         """
         self.saved = {"seconds": 0.0, "goodput": dict.fromkeys(KINDS, 0.0), "best": None}

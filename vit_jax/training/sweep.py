@@ -50,7 +50,7 @@ def sweep(
     Started again, it goes on: runs that have ended are not repeated.
 
     Args:
-      config: of all runs; nothing else than what is said here changes.
+      config: of all runs; only what is said here changes.
       workdir: a folder for all of them; `sweep.json` in it holds what is returned.
       grid: values by the dotted name of a field, e.g. `{"optim.lr": [0.003, 0.01]}`; of several
         fields every combination is tried.
@@ -200,7 +200,7 @@ def _with(config: ConfigDict, fields: dict) -> ConfigDict:
 
 
 def _result(config: ConfigDict, workdir: epath.Path) -> dict[str, float]:
-    """What a run ended with, be it now or before."""
+    """The result of a run, trained now or before."""
     ended = paths.read_json(workdir / "result.json")
     if ended is None:
         return train(config, workdir)

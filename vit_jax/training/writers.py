@@ -79,8 +79,8 @@ class JsonLinesWriter:
 
 
 def _drop_cut_line(file: BinaryIO) -> None:
-    """Ends a file of lines after its last whole one: the next would be appended to what a process
-    that was killed left of its last.
+    """Ends a file of lines after its last whole one: the next line would be appended to what a
+    killed process left of its last.
     """
     end = file.seek(0, 2)
     position = end
@@ -99,8 +99,8 @@ def _drop_cut_line(file: BinaryIO) -> None:
 class TensorBoardWriter:
     """TensorBoard event files, without TensorFlow.
 
-    Not by tensorboardX's `SummaryWriter`: its thread dies of a full disk, and who writes then waits
-    for it for ever.
+    Not with tensorboardX's `SummaryWriter`: its thread dies when the disk is full, and writers then
+    wait for it for ever.
     """
 
     def __init__(self, folder: pathlib.Path):
@@ -112,7 +112,7 @@ class TensorBoardWriter:
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import Event
 
-        # A file that could not be written to the end is left; TensorBoard reads them all.
+        # A file that could not be written to the end is left behind; TensorBoard reads all files.
         events, self._events = self._events or EventsWriter(self._prefix), None
         for name, value in scalars.items():
             events.write_event(
@@ -142,7 +142,7 @@ class BucketWriter:
         self._due = time.monotonic()
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
-        """What others write is copied."""
+        """Writes nothing: `flush` copies the files of the other writers."""
 
     def flush(self) -> None:
         if time.monotonic() >= self._due:
@@ -168,7 +168,7 @@ def copy_grown(
 
 
 class Writers:
-    """Several writers as one. What cannot be written is told and lost: no reason to end a run."""
+    """Several writers as one. What cannot be written is logged and lost; it does not end a run."""
 
     def __init__(self, *writers: MetricWriter):
         self._writers = writers

@@ -7,7 +7,7 @@ RandAugment of the TensorFlow code, and how operations are dealt to groups of a 
 
 How timm's RandAugment differs from that one:
 
-- An operation that was drawn is made with probability 1/2, decided for each image.
+- An operation that was drawn is applied with probability 1/2, decided for each image.
 - Its magnitude is drawn for each image: normal, clipped to [0, 10].
 - There is no Cutout; translations are shares of the side.
 - Contrast blends with the mean grey of the image; blends start from values to the nearest level.
@@ -94,7 +94,7 @@ def timm_randaugment(
 
 def autoaugment(images: jax.Array, key: jax.Array, *, fill: tuple[int, int, int]) -> jax.Array:
     """AutoAugment for ImageNet: a pair of `AUTOAUGMENT`, drawn for a group of images; each of its
-    two operations is made with its probability, decided for each image.
+    two operations is applied with its probability, decided for each image.
 
     Args:
       images: (B, H, W, 3) uint8.
@@ -212,7 +212,7 @@ def _with_columns(function: Callable) -> Callable:
 def _apply(
     branches: dict[str, Operation], images: jax.Array, key: jax.Array, drawn: tuple, std: float
 ) -> jax.Array:
-    """Works `drawn` off: indices, probabilities and magnitudes, each (groups, layers)."""
+    """Applies what was `drawn`: indices, probabilities and magnitudes, each (groups, layers)."""
 
     def one_layer(group, index, probability, magnitude, key):
         use_key, noise_key, op_key = jax.random.split(key, 3)

@@ -1,5 +1,5 @@
-"""TFDS data sets downloaded and prepared, which TFDS does with TensorFlow. Everything that can be
-wrong before it starts is said first: it would retry for minutes, or answer with an assertion.
+"""TFDS data sets downloaded and prepared, which TFDS does with TensorFlow. What can be checked
+before it starts is checked first: TFDS would retry for minutes, or fail with an assertion.
 """
 
 import importlib.util
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from vit_jax.config import Data
 
-# Data sets of which TFDS prepares what is there without a word, and the files that make them whole.
+# Data sets of which TFDS silently prepares whatever part is there, and the files that they need.
 _BY_HAND = {
     "imagenet2012": ("ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"),
     "imagenet2012_real": ("ILSVRC2012_img_val.tar",),

@@ -53,7 +53,7 @@ def prepare(
     holdout_by: str = "file",
     data_dir: str = "",
 ) -> dict:
-    """Makes the prepared data set `out` of `source`; goes on where a killed one ended.
+    """Makes the prepared data set `out` of `source`; continues where a killed run stopped.
 
     Args:
       source: a folder of images or of class folders, a CSV or JSON-lines file, tar files, or the
@@ -123,7 +123,7 @@ def prepare(
 
 @contextmanager
 def _writing(out: pathlib.Path) -> Iterator[None]:
-    """Says in a sentence that something cannot be written to `out`."""
+    """Turns an error of writing to `out` into a sentence for the user."""
     try:
         yield
     except OSError as error:
@@ -198,7 +198,7 @@ def _notes(out: pathlib.Path, recipe: dict) -> Iterator[pathlib.Path]:
     """The folder of what is done so far, for this process alone.
 
     Raises:
-      ConfigError: something else is there, or another process is at it.
+      ConfigError: something else is there, or another process is working on it.
     """
     notes = out / _NOTES
     if out.is_dir() and any(out.iterdir()) and not notes.is_dir():

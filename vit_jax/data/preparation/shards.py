@@ -67,8 +67,8 @@ def write(
     pool: concurrent.futures.ThreadPoolExecutor,
     progress: Callable[[int], None],
 ) -> dict:
-    """Makes the file of `shard` in `folder`; it gets its name when it is whole. Names of images lose
-    `root`, which is where the source is.
+    """Makes the file of `shard` in `folder`; it gets its name when it is whole. `root`, the place
+    of the source, is cut off the names of images.
 
     Returns:
       {"file", "examples", "bytes", "sha256"}, and of this split: "labels" (of the examples; `None`
@@ -218,6 +218,6 @@ def _within(root: str, name: str) -> str:
 
 
 def _keep(path: pathlib.Path) -> None:
-    """Sees to it that the content of a file is on the disk before it gets its name."""
+    """Flushes the content of a file to the disk, before it gets its name."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())

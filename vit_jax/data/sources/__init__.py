@@ -1,4 +1,4 @@
-"""Which data sets there are, by name. Each is found in a file of its own; what they give is in
+"""Which data sets there are, by name. Each kind has a file of its own; what they give is in
 `record.py`.
 """
 

@@ -1,5 +1,5 @@
-"""ArrayRecord files read at random, a record at a time: in blocks costs more, since the records of
-a block are all in memory before the first is used.
+"""ArrayRecord files read at random, a record at a time: blocks would cost more, since all records
+of a block are in memory before the first is used.
 """
 
 import bisect
@@ -51,5 +51,5 @@ def open_reader(path: str):
     """An ArrayRecord reader of the file `path`."""
     from array_record.python.array_record_module import ArrayRecordReader
 
-    # Read-ahead is for reading in order; at random places it reads what nobody wants.
+    # Read-ahead helps reading in order; at random places it reads records that are not used.
     return ArrayRecordReader(path, options="readahead_buffer_size:0")

@@ -1,4 +1,4 @@
-"""Text that others wrote: files in some encoding, and file names that are no text at all."""
+"""Text from users: files in some encoding, and file names that may not be text at all."""
 
 import codecs
 

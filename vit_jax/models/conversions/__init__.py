@@ -1,3 +1,3 @@
-"""Other people's names and layouts of the parameters of our models. Files are none of its business:
-formats, which know them, are in `interchange`.
+"""Other people's names and layouts of the parameters of our models. Nothing here knows about files:
+the formats, which do, are in `interchange`.
 """

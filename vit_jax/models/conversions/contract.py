@@ -39,8 +39,8 @@ class Open:
     """An option that a file's tensors leave open.
 
     Attributes:
-      values: that it may have; () for any.
-      doubt: what is taken, and why it may be wrong; '' where it is sure enough to say nothing.
+      values: the possible ones; () for any.
+      doubt: which value is assumed, and why it may be wrong; '' if that need not be said.
     """
 
     values: tuple = ()
@@ -54,9 +54,9 @@ class Recognised:
     Attributes:
       options: of the family's config, `image_size` and `channels` among them.
       layout: which variant of the format's names the file has, where there are several; JSON.
-      open: options of which the value in `options` is but the likely one. What the user says, or the
-        model that the weights are for, goes first.
-      left_out: patterns of tensors that are no part of the model.
+      open: options whose value in `options` is only the likeliest. What the user says, or the model
+        that the weights are for, takes precedence.
+      left_out: patterns of tensors that are not part of the model.
     """
 
     options: dict[str, Any]
@@ -71,14 +71,15 @@ class Conversion:
     Attributes:
       conventions: options that the other code cannot vary, with the values that it computes with. A
         model with others is not written.
-      renamed: (pattern, new) by which other names of the same tensors become those of `rules`.
+      renamed: (pattern, replacement) pairs that turn other names of the same tensors into those of
+        `rules`.
     """
 
     conventions: ClassVar[dict[str, Any]] = {}
     renamed: ClassVar[tuple[tuple[str, str], ...]] = ()
 
     def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> Recognised | None:
-        """The model that a file holds, or `None` if it is none of this family.
+        """The model that a file holds, or `None` if it is not of this family.
 
         Args:
           shapes: of the file's tensors, by name.
@@ -86,9 +87,9 @@ class Conversion:
             one form, where a file or the user says it.
 
         Raises:
-          KeyError, ValueError: it seems to be one of this family, but lacks a tensor, or one has other
+          KeyError, ValueError: it seems to be of this family, but lacks a tensor, or one has other
             axes.
-          CheckpointError: it is one of this family that ours cannot compute.
+          CheckpointError: it is of this family, but our code cannot compute it.
         """
         raise NotImplementedError
 
@@ -109,7 +110,7 @@ class Conversion:
         return ""
 
     def expressed(self, config: Options, params: dict) -> tuple[Options, dict]:
-        """The same model as the format can say it: (config, params)."""
+        """An equivalent model that the format can express: (config, params)."""
         return config, params
 
     def preprocessing(self, config: Options) -> Preprocessing | None:
@@ -154,9 +155,9 @@ class HuggingFaceConversion(Conversion):
 def patch_grid(
     rows: int, prefixes: Iterable[int], patch: int, said: Mapping[str, Any]
 ) -> tuple[tuple[int, int], int]:
-    """The patches of a model with a position embedding of so many rows.
+    """The grid of patches of a model whose position embedding has this many rows.
 
-    They are those of the image size that is said, else a square; else those of the size that is
+    It is that of the image size if this is known, else a square, else that of the size that is
     wanted, `said["wanted_size"]`.
 
     Args:
@@ -169,7 +170,7 @@ def patch_grid(
       (down, across), and the rows that belong to no patch.
 
     Raises:
-      CheckpointError: nothing says how many rows are one below the other.
+      CheckpointError: nothing tells how high and wide the grid is.
     """
     candidates = [(rows - prefix, prefix) for prefix in prefixes]
 

@@ -1,6 +1,7 @@
 """ViTs on a ResNet: of google-research/vision_transformer and of timm.
 
-Where groups are normalised, timm adds 1e-5 instead of 1e-6, which moves logits by 1e-4 of their size.
+timm's group norms have an epsilon of 1e-5 instead of 1e-6, which moves logits by 1e-4 of their
+size.
 """
 
 import dataclasses

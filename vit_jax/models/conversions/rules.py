@@ -46,7 +46,7 @@ class Transform:
 
     Attributes:
       to_ours: a format's arrays to ours.
-      to_theirs: exactly the way back.
+      to_theirs: its exact inverse.
     """
 
     to_ours: Callable[[Arrays], Arrays]
@@ -169,8 +169,8 @@ def specs(
     dtypes: Mapping[str, Any] | None = None,
     constants: Mapping[str, int | float] | None = None,
 ) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Shape and type of all that `to_theirs` gives, in its order; arguments as there, but that `like`
-    needs no more than shapes and dtypes.
+    """Shape and type of all that `to_theirs` gives, in its order; arguments as there, except that
+    `like` needs only shapes and dtypes.
     """
     rules = tuple(rules)
     by_name, leaves = _by_name(rules), _named(like)
@@ -182,7 +182,7 @@ def specs(
 def constants(
     rules: Iterable[Rule | Constant], tensors: Mapping[str, Any]
 ) -> dict[str, int | float]:
-    """The values of a format's constants in a file, as far as it has them."""
+    """The values of a format's constants in a file, those that it has."""
     found = [rule.theirs for rule in rules if isinstance(rule, Constant)]
     return {name: np.asarray(tensors[name]).item() for name in found if name in tensors}
 
@@ -252,8 +252,9 @@ def to_theirs(
     Args:
       rules: of the format. Those for parameters that `params` does not have are passed over.
       params: nested dict of arrays, `Lazy` or not.
-      dtypes: of the tensors that are not to keep the type they have here, by their names.
-      constants: the values that they had in the file that is written again; by default a new file's.
+      dtypes: by their names, of the tensors that are written in another type than they have here.
+      constants: their values in the file that is being written again; by default those of a new
+        file.
 
     Raises:
       CheckpointError: the format has no place for a parameter; all of them are named. Raised before

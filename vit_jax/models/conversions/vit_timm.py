@@ -1,9 +1,9 @@
 """ViT and DeiT of timm.
 
-What no tensor tells, and what is then taken unless a config.json, the user or the model that is loaded
-says it: heads, those of the published size of that depth and width; the activation, the exact GELU with
-which timm computes ViT and DeiT, also where the weights come from code with the tanh one (not so for
-some SigLIP models). Layer norms have 1e-6.
+What the tensors do not tell is assumed, unless a config.json, the user or the model that is loaded
+says it: the number of heads, as in the published size of that depth and width; the activation, the
+exact GELU with which timm computes ViT and DeiT, even where the weights come from code with the
+tanh one (not so for some SigLIP models). The epsilon of layer norms is 1e-6.
 """
 
 import math
@@ -115,7 +115,7 @@ class Timm(TimmConversion):
 
 
 def arguments(config: vit.Config) -> dict[str, Any]:
-    """Of timm's VisionTransformer, but for its patches."""
+    """The arguments of timm's VisionTransformer, except its patch size."""
     if config.representation:
         raise CheckpointError(
             "timm has had no layer before the head since version 0.8: write a .safetensors file"
