@@ -93,13 +93,13 @@ def test_two_families_may_have_an_option_of_the_same_name():
 
     joined = schema.union("Joined", Name, One, Other)
     made = schema.to_config(joined)
-    assert schema.options_said(schema.typed(joined, made)) == {"name": "one"}
+    assert schema.given_options(schema.typed(joined, made)) == {"name": "one"}
     made.pool, made.depth = "gem", (3, 4)
     assert schema.typed(joined, made).depth == (3, 4)
     made.depth = 12
-    said = schema.options_said(schema.typed(joined, made))
+    said = schema.given_options(schema.typed(joined, made))
     with pytest.raises(ConfigError, match="model.pool = 'gem' is not one of token, mean"):
-        schema.said(One, {"pool": said["pool"]}, "model One", "model.")
+        schema.checked_options(One, {"pool": said["pool"]}, "model One", "model.")
     assert schema.with_role(joined, "size") == ["depth"]
 
 

@@ -228,11 +228,11 @@ def _split(arguments: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
 
 def _is_switch(name: str) -> bool:
     """Whether a config field is a bool, which may be said without a value."""
-    from vit_jax.base.schema import said_type, walk
+    from vit_jax.base.schema import option_type, walk
     from vit_jax.config import config_class
 
     field = dict(walk(config_class())).get(name)
-    return field is not None and said_type(field.type) is bool
+    return field is not None and option_type(field.type) is bool
 
 
 def _own_flags() -> list[flags.Flag]:

@@ -48,7 +48,7 @@ def with_a_sentence() -> Iterator[None]:
     except KeyboardInterrupt:
         _stop()
     except BrokenPipeError:
-        if not _nobody_reads():
+        if not _reader_is_gone():
             raise
         _leave(CLOSED_PIPE)
     except (MemoryError, RuntimeError) as error:
@@ -90,7 +90,7 @@ def out_of_memory(error: BaseException) -> OutOfMemory | None:
     )
 
 
-def _nobody_reads() -> bool:
+def _reader_is_gone() -> bool:
     """Whether standard output is a pipe whose other end is closed."""
     poll = select.poll()
     poll.register(sys.stdout, 0)

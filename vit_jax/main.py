@@ -259,7 +259,7 @@ def prepare() -> None:
     from vit_jax.data.preparation.shards import Options
     from vit_jax.data.preparation.verify import verify
 
-    result, told = {}, []
+    result, lines = {}, []
     if FLAGS.out:
         result = prepare(
             source,
@@ -272,12 +272,12 @@ def prepare() -> None:
             holdout_by=FLAGS.holdout_by,
             data_dir=FLAGS.data_dir,
         )
-        told = [text(result)]
+        lines = [text(result)]
     if FLAGS.verify:
         result["verified"] = verify(FLAGS.out or source, workers=FLAGS.workers)
-        told += [f"{one['name']}: {one['why']}" for one in result["verified"]["bad"]]
-        told.append(f"{result['verified']['examples']} records are good")
-    cli.print_result(result, "\n".join(told))
+        lines += [f"{one['name']}: {one['why']}" for one in result["verified"]["bad"]]
+        lines.append(f"{result['verified']['examples']} records are good")
+    cli.print_result(result, "\n".join(lines))
     if FLAGS.verify and result["verified"]["bad"]:
         sys.exit(1)
 

@@ -64,9 +64,9 @@ def register(path: str) -> None:
     _load(pathlib.Path(path), f"--register={path}")
 
 
-def outside(parts: Iterable) -> list[str]:
-    """The files outside of the package that define some of `parts`, classes or functions."""
-    modules = [sys.modules.get(part.__module__) for part in parts]
+def outside(definitions: Iterable) -> list[str]:
+    """The files outside of the package that define some of these classes or functions."""
+    modules = [sys.modules.get(one.__module__) for one in definitions]
     files = [m.__file__ for m in modules if m and m.__name__.split(".")[0] != "vit_jax"]
     return list(dict.fromkeys(files))
 

@@ -145,11 +145,11 @@ def refused(passes, peak, accumulate=1):
 
 
 def test_parts_of_a_batch_are_as_many_as_the_excess_asks_for():
-    assert fit._parts([refused(64, 44)]) == 4  # 42 GiB of activations into 14.
+    assert fit._next_accumulate([refused(64, 44)]) == 4  # 42 GiB of activations into 14.
     # They shrink by less than the batch does: 10 GiB are there whatever the batch.
-    assert fit._parts([refused(64, 90), refused(32, 50, 2)]) == 16
-    assert fit._parts([refused(64, 90), refused(32, 80, 2)]) is None
-    assert fit._parts([refused(8, 200)]) is None  # Passes would become too small.
+    assert fit._next_accumulate([refused(64, 90), refused(32, 50, 2)]) == 16
+    assert fit._next_accumulate([refused(64, 90), refused(32, 80, 2)]) is None
+    assert fit._next_accumulate([refused(8, 200)]) is None  # Passes would become too small.
 
 
 def test_fit_says_the_flags_that_differ_and_keeps_the_batch():

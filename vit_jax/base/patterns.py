@@ -104,10 +104,9 @@ def _nearest(pattern: str, names: Sequence[str], count: int = 3) -> list[str]:
     words = re.sub(r"[^\w/]+", "", pattern).strip("/")
 
     def likeness(name: str) -> float:
-        parts = name.split("/")
-        pieces = ["/".join(parts[i:]) for i in range(len(parts))] + [
-            "/".join(parts[:i]) for i in range(1, len(parts))
-        ]
-        return max(difflib.SequenceMatcher(None, words, piece).ratio() for piece in pieces)
+        path = name.split("/")
+        ends = ["/".join(path[i:]) for i in range(len(path))]
+        beginnings = ["/".join(path[:i]) for i in range(1, len(path))]
+        return max(difflib.SequenceMatcher(None, words, x).ratio() for x in ends + beginnings)
 
     return sorted(names, key=likeness, reverse=True)[:count]

@@ -44,8 +44,8 @@ def option(
     """A dataclass field that is a config option.
 
     Args:
-      default: its value when nothing is said; `None` with an annotation `T | None` means "not
-        said".
+      default: its value where none is given; `None` with an annotation `T | None` means "not
+        given".
       doc: one line for the user.
       choices: the valid values, where they are few and named.
       minimum, maximum, above, below: bounds of a number, or of each number in a tuple.
@@ -127,7 +127,7 @@ def to_config(cls: type) -> ConfigDict:
     config = ConfigDict()
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
-        kind = said_type(hints[field.name])
+        kind = option_type(hints[field.name])
         if "section" in field.metadata:
             config[field.name] = to_config(field.metadata["section"])
         elif field.default is None:
@@ -153,7 +153,7 @@ def fill(config: ConfigDict, saved: dict) -> ConfigDict:
     return config
 
 
-def options_said(config: object) -> dict:
+def given_options(config: object) -> dict:
     """The options of a `union` section that are set, as plain keyword arguments."""
     items = config.items() if isinstance(config, ConfigDict) else vars(config).items()
     return {name: value for name, value in items if value is not None}
@@ -217,7 +217,7 @@ def _typed(cls: type, config: ConfigDict, prefix: str):
     return cls(**values)
 
 
-def said(cls: type, values: dict, where: str, prefix: str) -> dict:
+def checked_options(cls: type, values: dict, where: str, prefix: str) -> dict:
     """The values given for options of a dataclass, checked.
 
     Args:
@@ -277,7 +277,7 @@ def converted(name: str, value: Any, field: dataclasses.Field):
     Raises:
       ConfigError: it is of another type.
     """
-    kind = said_type(field.type)
+    kind = option_type(field.type)
     if kind is object:
         return _tuples(value)
     if kind is tuple and isinstance(value, list | tuple):
@@ -304,7 +304,7 @@ def _numbers(value) -> Iterator[float]:
         yield value
 
 
-def said_type(kind: type | types.UnionType) -> type:
+def option_type(kind: type | types.UnionType) -> type:
     """`int` of the annotation `int | None`; `object` where there are several types."""
     if isinstance(kind, types.UnionType):
         kinds = [k for k in typing.get_args(kind) if k is not types.NoneType]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from ml_collections import ConfigDict
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.base.schema import converted, nearest, said_type, walk
+from vit_jax.base.schema import converted, nearest, option_type, walk
 
 _BOOLS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
 
@@ -33,11 +33,11 @@ def change(
         if name not in fields:
             raise ConfigError(_unknown(name, list(fields)))
         value = parse(name, text, fields[name])
-        section, _, field = name.rpartition(".")
-        of_section = config
-        for part in filter(None, section.split(".")):
-            of_section = of_section[part]
-        before, of_section[field] = of_section[field], value
+        *path, field = name.split(".")
+        section = config
+        for key in path:
+            section = section[key]
+        before, section[field] = section[field], value
         changes[name] = (changes.get(name, (before,))[0], value)
     return {name: pair for name, pair in changes.items() if pair[0] != pair[1]}
 
@@ -50,7 +50,7 @@ def parse(name: str, text: str, field: dataclasses.Field):
     """
     if field.default is None and text == "None":
         return None
-    kind = said_type(field.type)
+    kind = option_type(field.type)
     if kind is str:
         return text
     value = _BOOLS.get(text.lower(), text) if kind is bool else literal(text)

@@ -42,8 +42,8 @@ def breakdown(
         raise UserError(
             f"{assembly.config.model.name} has no Transformer blocks: no breakdown of its step"
         )
-    parts = assembly.config.accumulate
-    images = assembly.config.batch_size // parts
+    passes = assembly.config.accumulate
+    images = assembly.config.batch_size // passes
     shape = (images, config.tokens, config.width)
     x = jax.device_put(
         jax.random.normal(jax.random.key(0), shape, jnp.dtype(config.dtype)),
@@ -51,7 +51,7 @@ def breakdown(
     )
     definition, stacked = nnx.split(model.encoder.layers)
     block = nnx.merge(definition, jax.tree.map(lambda p: p[0], stacked))
-    times = config.depth * parts
+    times = config.depth * passes
     norms = 1 if config.parallel else 2
 
     def median(function: Callable, *arguments) -> float:
@@ -84,9 +84,9 @@ def breakdown(
     return {
         "attention": times * there_and_back(block.attention, lambda module, x: module(x)[0], x),
         "mlp": times * there_and_back(block.mlp, lambda module, x: module(x), x),
-        "norms": (norms * times + parts)
+        "norms": (norms * times + passes)
         * there_and_back(block.attention_norm, lambda module, x: module(x), x),
-        "loss": parts
+        "loss": passes
         * median(
             jax.grad(loss, argnums=(0, 1)), jnp.zeros((config.width, config.num_classes)), features
         ),

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from vit_jax.benchmarks import breakdown as parts
+from vit_jax.benchmarks import breakdown as timing
 from vit_jax.benchmarks.context import context
 from vit_jax.compute import choices
 from vit_jax.devices import chips, meshes
@@ -49,15 +49,15 @@ def step(config: ConfigDict, *, steps: int, profile: str = "", breakdown: bool =
             state, metrics = compiled(state, batch)
             return metrics
 
-        times = parts.seconds(run, steps)
+        times = timing.seconds(run, steps)
         if profile:
             with jax.profiler.trace(profile):
-                parts.seconds(run, 3, warm_up=0)
-        where = parts.breakdown(assembly, mesh, state, batch, steps) if breakdown else {}
+                timing.seconds(run, 3, warm_up=0)
+        where = timing.breakdown(assembly, mesh, state, batch, steps) if breakdown else {}
     median = statistics.median(times)
     flops = 3 * assembly.networks.objective.flops() * config.batch_size
     peak = chips.peak_flops(jax.devices()[0].device_kind)
-    result = _told(assembly, mesh, times) | {
+    result = _summary(assembly, mesh, times) | {
         "compile_seconds": compile_seconds,
         "model_flops_per_step": flops,
         "model_flops_per_second": flops / median,
@@ -91,8 +91,8 @@ def inference(config: ConfigDict, *, steps: int) -> dict:
             .compile()
         )
         compile_seconds = time.perf_counter() - began
-        times = parts.seconds(lambda: compiled(weights, images), steps)
-    return _told(assembly, mesh, times) | {"compile_seconds": compile_seconds} | context()
+        times = timing.seconds(lambda: compiled(weights, images), steps)
+    return _summary(assembly, mesh, times) | {"compile_seconds": compile_seconds} | context()
 
 
 def _assembled(config: ConfigDict) -> tuple[Assembly, jax.sharding.Mesh]:
@@ -105,7 +105,7 @@ def _assembled(config: ConfigDict) -> tuple[Assembly, jax.sharding.Mesh]:
     return assembly, mesh
 
 
-def _told(assembly: Assembly, mesh: jax.sharding.Mesh, times: list[float]) -> dict:
+def _summary(assembly: Assembly, mesh: jax.sharding.Mesh, times: list[float]) -> dict:
     config, median = assembly.config, statistics.median(times)
     return {
         "model": config.model.name,

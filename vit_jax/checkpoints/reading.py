@@ -210,8 +210,7 @@ def load_run(path: epath.PathLike, mesh: jax.sharding.Mesh | None = None, **opti
 
 
 def newest_description(workdir: epath.PathLike) -> dict | None:
-    """The description of a run's newest checkpoint that has one to read; `None` if there is none.
-    """
+    """The description of a run's newest checkpoint that has one to read; `None` if there is none."""
     folder = paths.locate(workdir) / FOLDER
     for step in reversed(saved_steps(folder)):
         try:
@@ -320,7 +319,7 @@ def everywhere(read: Callable[[], dict]) -> dict:
         result = read()
     except CheckpointError as error:
         failure = str(error)
-    failures = [told for told in processes.gather("read a checkpoint", failure) if told]
+    failures = [message for message in processes.gather("read a checkpoint", failure) if message]
     if failures:
         raise CheckpointError(failures[0])
     return result

@@ -75,8 +75,8 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """The steps that have a whole checkpoint, oldest first."""
-        told = json.dumps(saved_steps(self._folder)) if _first() else ""
-        return json.loads(processes.agree("steps", told, self._wait))
+        steps = json.dumps(saved_steps(self._folder)) if _first() else ""
+        return json.loads(processes.agree("steps", steps, self._wait))
 
     def keep_best(self, step: int | None) -> None:
         """From now on the checkpoint of this step is kept whatever its age, and no earlier best one."""
@@ -174,9 +174,9 @@ class Checkpoints:
             self._newest = step
             return step, parts
         if reasons:
-            told = "\n".join(f"  step {step}: {reason}" for step, reason in reasons.items())
+            details = "\n".join(f"  step {step}: {reason}" for step, reason in reasons.items())
             raise CheckpointError(
-                f"no checkpoint in {self._folder} can be read; nothing was changed there:\n{told}"
+                f"no checkpoint in {self._folder} can be read; nothing was changed there:\n{details}"
             )
         return None
 
@@ -208,22 +208,22 @@ class Checkpoints:
         if _first():
             self._delete(self._unfinished)
         several = len(failures) > 1
-        told = "; ".join(
+        reasons = "; ".join(
             f"process {process}: {failure}" if several else failure
             for process, failure in enumerate(failures)
             if failure
         )
-        told = f"cannot write the checkpoint of step {step} to {self._folder}: {told}"
+        message = f"cannot write the checkpoint of step {step} to {self._folder}: {reasons}"
         most = self._config.max_failures
         if self._failures >= most:
             raise CheckpointError(
-                f"{told}. These were {most} failures in a row (config.checkpoint.max_failures). "
+                f"{message}. These were {most} failures in a row (config.checkpoint.max_failures). "
                 "Free or enlarge the disk and start again: the last good checkpoint is kept"
             )
         if _first():
             logging.error(
                 "%s. Training goes on, the last good checkpoint is kept, and the next save is tried: "
-                "failure %d of %d in a row", told, self._failures, most,
+                "failure %d of %d in a row", message, self._failures, most,
             )  # fmt: skip
 
     def _superfluous(self) -> list[epath.Path]:
@@ -255,8 +255,8 @@ class Checkpoints:
             aside = self._folder.parent / f"{DAMAGED}_{FOLDER}" / f"{step}-{int(time.time())}"
             in_bucket = paths.in_bucket(folder)
             done = "marked it as unfinished" if in_bucket else f"moved it to {aside}"
-            told = "checkpoint of step %d is damaged (%s); going back to step %d, %s"
-            logging.warning(told, step, reason, good, done)
+            message = "checkpoint of step %d is damaged (%s); going back to step %d, %s"
+            logging.warning(message, step, reason, good, done)
             if in_bucket:  # A folder cannot be renamed there, only each of its files.
                 (folder / COMMITTED).unlink()
             else:

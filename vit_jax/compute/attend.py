@@ -125,12 +125,12 @@ def _backward(saved, douts):
     dqs, dks, dvs = [0] * len(qs), [0] * len(ks), [0] * len(vs)
     dbias = None
     for i, (q, out, logsumexp, dout) in enumerate(zip(qs, outs, logsumexps, douts, strict=True)):
-        mean = product("bqhc,bqhc->bhq", dout, out)[..., None]
+        delta = product("bqhc,bqhc->bhq", dout, out)[..., None]
         for j, (k, v) in enumerate(zip(ks, vs, strict=True)):
             logits = _logits(q, k, bias) if stored[i][j] is None else stored[i][j]
             p = jnp.exp(logits - logsumexp[..., None])
             dp = product("bqhc,bnhc->bhqn", dout, v)
-            dlogits = p * (dp - mean)
+            dlogits = p * (dp - delta)
             if bias is not None:
                 dbias = dlogits.sum(range(4 - bias.ndim)).astype(bias.dtype)
             dlogits = dlogits.astype(q.dtype)

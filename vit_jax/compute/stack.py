@@ -47,8 +47,8 @@ def scan(
     count = len(jax.tree.leaves(parameters)[0])
     unroll = choices.unrolled(unroll, count, remat)
 
-    def body(x, of_layer):
-        layer_parameters, layer_state, layer_arguments = of_layer
+    def body(x, slices):
+        layer_parameters, layer_state, layer_arguments = slices
         layer = nnx.merge(definition, layer_parameters, layer_state)
         x, captured = step(layer, _keep(x), *layer_arguments)
         x = jax.tree.map(partitioning.constrain_batch, x)

@@ -68,9 +68,9 @@ def train_batches(
     """
     crops.check(config.data)
     rows = local_rows(sharding, config.batch_size, "config.batch_size")
-    blocks = TrainBatches(source, config, rows)
+    host_batches = TrainBatches(source, config, rows)
     steps = (data_step(step, left_out) for step in range(start_step, stop_step))
-    return Batches(blocks, steps, stop_step - start_step, config.data, sharding)
+    return Batches(host_batches, steps, stop_step - start_step, config.data, sharding)
 
 
 def eval_batches(
@@ -90,8 +90,8 @@ def eval_batches(
     crops.check(config.data)
     batch_size = batch_size or config.eval.batch_size or config.batch_size
     rows = local_rows(sharding, batch_size, "the evaluation batch size")
-    blocks = EvalBatches(source, config, rows, batch_size=batch_size)
-    return Batches(blocks, range(len(blocks)), len(blocks), config.data, sharding)
+    host_batches = EvalBatches(source, config, rows, batch_size=batch_size)
+    return Batches(host_batches, range(len(host_batches)), len(host_batches), config.data, sharding)
 
 
 class Batches(Iterator[dict[str, jax.Array]]):
@@ -109,18 +109,23 @@ class Batches(Iterator[dict[str, jax.Array]]):
 
     def __init__(
         self,
-        blocks: TrainBatches | EvalBatches,
+        host_batches: TrainBatches | EvalBatches,
         steps: Iterable[int],
         count: int,
         config_data: "Data",
         sharding: NamedSharding,
     ):
-        """Args: steps: whose batches these are, `count` of them."""
+        """Starts to prepare batches.
+
+        Args:
+          host_batches: fills them.
+          steps: of the batches, `count` of them.
+        """
         self._count = count
         self.wait_seconds = 0.0
         self.bad_images: dict[str, str] = {}
         self._max_bad_images = config_data.max_bad_images
-        self._blocks, self._sharding = blocks, sharding
+        self._host_batches, self._sharding = host_batches, sharding
         self._threads = config_data.threads or len(os.sched_getaffinity(0))
         self._ready: queue.Queue = queue.Queue()
         self._room = threading.Semaphore(config_data.prefetch)
@@ -168,9 +173,9 @@ class Batches(Iterator[dict[str, jax.Array]]):
             self._ready.put(error)
 
     def _begin(self, pool: concurrent.futures.Executor, step: int) -> tuple[dict, list]:
-        batch = self._blocks.empty()
-        parts = [slice(i, i + BLOCK) for i in range(0, len(self._blocks.rows), BLOCK)]
-        return batch, [pool.submit(self._blocks.fill, batch, step, part) for part in parts]
+        batch = self._host_batches.empty()
+        parts = [slice(i, i + BLOCK) for i in range(0, len(self._host_batches.rows), BLOCK)]
+        return batch, [pool.submit(self._host_batches.fill, batch, step, part) for part in parts]
 
     def _deliver(self, batch: dict[str, np.ndarray], filled: list) -> None:
         self._room.acquire()
@@ -181,13 +186,13 @@ class Batches(Iterator[dict[str, jax.Array]]):
             bad |= part.result()
         # The host's arrays are not used again: on a CPU, the device's are the same memory.
         arrays = {
-            name: _global_array(array, self._blocks, self._sharding)
+            name: _global_array(array, self._host_batches, self._sharding)
             for name, array in batch.items()
         }
         self._ready.put((arrays, bad))
 
     def _note(self, bad: dict[str, str]) -> None:
-        kind = self._blocks.kind
+        kind = self._host_batches.kind
         for name, why in bad.items():
             if name not in self.bad_images:
                 self.bad_images[name] = why
@@ -222,10 +227,10 @@ def local_rows(
     """
     axes = sharding.spec[0] if len(sharding.spec) else None
     axes = (axes,) if isinstance(axes, str) else axes or ()
-    parts = math.prod(sharding.mesh.shape[axis] for axis in axes)
-    if batch_size % parts:
+    shards = math.prod(sharding.mesh.shape[axis] for axis in axes)
+    if batch_size % shards:
         raise ConfigError(
-            f"{what} = {batch_size} is not divisible by {parts}, the number of parts a batch is cut into"
+            f"{what} = {batch_size} is not divisible by {shards}, the number of parts a batch is cut into"
         )
     held = (
         np.arange(batch_size)[rows]
@@ -235,13 +240,13 @@ def local_rows(
 
 
 def _global_array(
-    local: np.ndarray, blocks: TrainBatches | EvalBatches, sharding: NamedSharding
+    local: np.ndarray, host_batches: TrainBatches | EvalBatches, sharding: NamedSharding
 ) -> jax.Array:
-    shape = (blocks.batch_size, *local.shape[1:])
+    shape = (host_batches.batch_size, *local.shape[1:])
     places = sharding.addressable_devices_indices_map(shape)
     bounds = [
-        np.searchsorted(blocks.rows, index[0].indices(blocks.batch_size)[:2])
+        np.searchsorted(host_batches.rows, index[0].indices(host_batches.batch_size)[:2])
         for index in places.values()
     ]
-    parts = jax.device_put([local[first:last] for first, last in bounds], list(places))
-    return jax.make_array_from_single_device_arrays(shape, sharding, parts)
+    shards = jax.device_put([local[first:last] for first, last in bounds], list(places))
+    return jax.make_array_from_single_device_arrays(shape, sharding, shards)

@@ -87,12 +87,12 @@ def initialize(
             )
         if not said["--coordinator"].rpartition(":")[2].isdigit():
             raise ConfigError(f"--coordinator={said['--coordinator']} is not HOST:PORT")
-    told = (
+    message = (
         f"waited {wait_minutes:g} minutes for the other processes of {where}, and some did not come. "
         "Is each of them started, with the same --coordinator and --num_processes?"
     )
     # JAX itself would abort, and say less.
-    late = threading.Timer(wait_minutes * 60, leave, (told, START_AGAIN))
+    late = threading.Timer(wait_minutes * 60, leave, (message, START_AGAIN))
     late.daemon = True
     late.start()
     try:
@@ -245,12 +245,12 @@ _ending = threading.Lock()
 def _end(failure: dict, own: str = "") -> None:
     """Reports a failure, meets the other processes at a last barrier, and exits."""
     _ending.acquire()  # Never released: the other thread of this process that ends it waits here.
-    told = failure["message"]
+    message = failure["message"]
     if failure["process"] != index():
-        told = f"process {failure['process']} ended the run: {told}"
+        message = f"process {failure['process']} ended the run: {message}"
         if own:
-            told = f"{own}\n{told}"
-    _say(told, failure["stacks"])
+            message = f"{own}\n{message}"
+    _say(message, failure["stacks"])
     code = failure["code"]
     try:
         _client().wait_at_barrier("vit_jax/leave", _LEAVE_SECONDS * 1000)

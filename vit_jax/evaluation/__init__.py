@@ -78,7 +78,9 @@ def make(entries: Sequence, subject: Subject) -> Suite:
             )
         evaluator = EVALUATORS[name]
         where = f"config.eval.evaluators: {name}"
-        options = evaluator.Options(**schema.said(evaluator.Options, said, where, f"{where}: "))
+        options = evaluator.Options(
+            **schema.checked_options(evaluator.Options, said, where, f"{where}: ")
+        )
         prefix = options.prefix or ("" if name in _UNPREFIXED else name)
         if prefix in found:
             raise ConfigError(

@@ -46,14 +46,14 @@ class Loss(Evaluator):
         }
 
     def _sums(self, state, batch: dict, number: jax.Array) -> dict[str, jax.Array]:
-        here, data = self.subject.networks.for_devices(), self.config.data
-        objective = here.objective
+        on_devices, data = self.subject.networks.for_devices(), self.config.data
+        objective = on_devices.objective
         params = state.params if state.ema is None else state.ema
         average = None if state.teacher is None else (state.teacher, state.variables.get("teacher"))
-        learner = here.learner(
+        learner = on_devices.learner(
             params, state.variables, step=state.step, average=average, fixed=state.fixed
         )
-        dtype = jnp.dtype(here.model_config.dtype)
+        dtype = jnp.dtype(on_devices.model_config.dtype)
         images = normalize(batch["image"], data.mean, data.std, dtype)
         key = jax.random.fold_in(jax.random.key(self.config.seed), number)
         given = {"image": images, **objective.targets(batch)}

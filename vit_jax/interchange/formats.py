@@ -188,7 +188,7 @@ def configure(
     recognised = {**recognised, **data}
     family = registry.family_name(next(f for f in registry.FAMILIES if f.Config is config_class))
     return config_class(
-        **recognised | schema.said(config_class, overrides, f"a {family} model", "")
+        **recognised | schema.checked_options(config_class, overrides, f"a {family} model", "")
     )
 
 

@@ -210,13 +210,13 @@ def resolve_from_checkpoint(
                 "to start from: say which with --config.init_from=CHECKPOINT"
             )
         return config
-    begun = reading.newest_description(workdir) if workdir else None
-    begun = begun and begun["config"]
-    hints = schema.options_said(config.model) | {"image_size": config.data.image_size}
-    source = None if begun else formats.read(config.init_from, hints=hints)
+    saved = reading.newest_description(workdir) if workdir else None
+    saved = saved and saved["config"]
+    hints = schema.given_options(config.model) | {"image_size": config.data.image_size}
+    source = None if saved else formats.read(config.init_from, hints=hints)
     config = config.copy_and_resolve_references()
-    _resolve_model(config, begun, source)
-    prepared = begun["data"] if begun else source.preprocessing and vars(source.preprocessing)
+    _resolve_model(config, saved, source)
+    prepared = saved["data"] if saved else source.preprocessing and vars(source.preprocessing)
     for name in ("mean", "std"):
         if prepared and not config.data[name]:
             config.data[name] = tuple(prepared[name])
@@ -225,14 +225,14 @@ def resolve_from_checkpoint(
 
 
 def _resolve_model(
-    config: ConfigDict, begun: Mapping[str, Any] | None, source: formats.Foreign | None
+    config: ConfigDict, saved: Mapping[str, Any] | None, source: formats.Foreign | None
 ) -> None:
-    """Fills in `config.model`: from the config of the run as it was begun, or from its checkpoint."""
+    """Fills in `config.model`: from the config of the run that is resumed, or from the checkpoint."""
     model, whole = config.model, not config.model.name
     if whole:
-        model.name = begun["model"]["name"] if begun else formats.model_name(source.model_config)
+        model.name = saved["model"]["name"] if saved else formats.model_name(source.model_config)
     family = registry.family_named(model.name)
-    found = dict(begun["model"]) if begun else dict(vars(source.model_config))
+    found = dict(saved["model"]) if saved else dict(vars(source.model_config))
     if source:
         found |= source.model_config.at_size(sizes.parse(config.data.image_size))
     # What the weights are used for; the name stands for their sizes, unless it is the checkpoint's.

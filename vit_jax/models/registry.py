@@ -71,7 +71,7 @@ def model_config(
     """
     family = family_named(name)
     named = family.options_from_name(name)
-    said = schema.said(family.Config, options, f"model {name}", "model.")
+    said = schema.checked_options(family.Config, options, f"model {name}", "model.")
     said |= {"image_size": sizes.parse(image_size), "channels": channels}
     return family.Config(**(named | said))
 

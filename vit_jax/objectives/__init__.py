@@ -44,14 +44,14 @@ def find(config: Name | ConfigDict) -> tuple[type[Objective], object]:
     Raises:
       ConfigError: there is none of this name, or an option belongs to another objective.
     """
-    said = schema.options_said(config)
+    said = schema.given_options(config)
     name = said.pop("name")
     if name not in OBJECTIVES:
         raise ConfigError(
             f"config.objective.name = {name!r} is no objective{nearest(name, OBJECTIVES)}"
         )
     objective = OBJECTIVES[name]
-    said = schema.said(objective.Options, said, f"objective {name}", "config.objective.")
+    said = schema.checked_options(objective.Options, said, f"objective {name}", "config.objective.")
     return objective, objective.Options(**said)
 
 

@@ -79,13 +79,13 @@ def fit(
 
     first, *others = _cuts(config, target, data)
     for remat in recompute.POLICIES:
-        parts, refused = config.accumulate, []
-        while parts:
-            plan = attempt(Choice(first, remat, parts))
+        accumulate, refused = config.accumulate, []
+        while accumulate:
+            plan = attempt(Choice(first, remat, accumulate))
             if plan is None or plan["fits"]:
                 break
             refused.append(plan)
-            parts = _parts(refused)
+            accumulate = _next_accumulate(refused)
     fitting = {choice: plan for choice, plan in tried.items() if plan["fits"]}
     for fsdp in others if fitting else ():
         attempt(dataclasses.replace(min(fitting, key=lambda c: _cost(fitting[c])), fsdp=fsdp))
@@ -118,7 +118,7 @@ def _cuts(config: ConfigDict, target: Target, data: dict) -> list[int]:
     return possible[-1:]
 
 
-def _parts(refused: list[dict]) -> int | None:
+def _next_accumulate(refused: list[dict]) -> int | None:
     """The accumulation with which the batch should fit, by the memory of the last tries; `None` if
     there is none.
 

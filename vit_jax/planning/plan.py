@@ -191,9 +191,12 @@ def _advice(assembly: Assembly, step: compiling.Step, plan: dict) -> list[str]:
         )
     room = capacity - state
     if room > 0:
-        parts = 2 ** math.ceil(math.log2((plan["memory"]["peak"] - state) / room))
-        parts *= config.accumulate
-        if parts > config.accumulate and plan["batch_per_pass"] * config.accumulate % parts == 0:
-            advice.append(f"--config.accumulate={parts}: the batch in parts, one after the other")
+        accumulate = 2 ** math.ceil(math.log2((plan["memory"]["peak"] - state) / room))
+        accumulate *= config.accumulate
+        images = plan["batch_per_pass"] * config.accumulate
+        if accumulate > config.accumulate and images % accumulate == 0:
+            advice.append(
+                f"--config.accumulate={accumulate}: the batch in parts, one after the other"
+            )
     advice.append("--fit: tries these for you; or more chips, or a kind with more memory")
     return advice

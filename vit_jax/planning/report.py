@@ -30,14 +30,14 @@ def text(plan: dict) -> str:
 
 def summary_row(plan: dict) -> str:
     """A plan in one line, for lists of what was tried."""
-    told = (
+    choice = (
         f"remat {plan['remat']:<14} accumulate {plan['accumulate']:<3}"
         f" mesh {' x '.join(map(str, plan['mesh'].values())):<12}"
     )
     if not plan["fits"]:
-        return f"{told} out of memory by {_bytes(plan['missing_bytes'])}"
+        return f"{choice} out of memory by {_bytes(plan['missing_bytes'])}"
     time = f"{1e3 * plan['seconds']['expected']:.0f} ms" if "seconds" in plan else ""
-    return f"{told} {_bytes(plan['memory']['peak'])} {time}".rstrip()
+    return f"{choice} {_bytes(plan['memory']['peak'])} {time}".rstrip()
 
 
 def _work(plan: dict) -> list[tuple[str, str]]:

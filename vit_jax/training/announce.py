@@ -113,8 +113,8 @@ def where_the_time_went(clock: Clock) -> str:
     """A sentence on the time of a run, over all its starts."""
     seconds = sum(clock.seconds.values())
     shares = sorted(clock.shares().items(), key=lambda item: -item[1])
-    parts = [f"{share:.1%} {KINDS[kind]}" for kind, share in shares if share >= 0.001]
-    return f"The run took {durations.text(seconds)} over all its starts: {', '.join(parts)}."
+    phrases = [f"{share:.1%} {KINDS[kind]}" for kind, share in shares if share >= 0.001]
+    return f"The run took {durations.text(seconds)} over all its starts: {', '.join(phrases)}."
 
 
 def _evaluators(suite: Suite | None) -> Iterator[Evaluator]:

@@ -107,7 +107,7 @@ def model_config_of(config: Config, num_classes: int) -> classifier.Options:
     Raises:
       ConfigError: the config states another number, or describes no model.
     """
-    options = schema.options_said(config.model)
+    options = schema.given_options(config.model)
     if not objectives.find(config.objective)[0].needs_labels:
         num_classes = 0
     said = options.get("num_classes", num_classes)

@@ -51,8 +51,8 @@ def make_train_step(
         # and skips none.
         key = jax.random.fold_in(jax.random.key(config.seed), state.step)
         augment_key, model_key = jax.random.split(key)
-        here = networks.for_devices()
-        objective = here.objective
+        on_devices = networks.for_devices()
+        objective = on_devices.objective
         images, targets = augment(
             batch["image"],
             objective.targets(batch),
@@ -60,13 +60,13 @@ def make_train_step(
             config.augment,
             mean=config.data.mean,
             std=config.data.std,
-            dtype=jnp.dtype(here.model_config.dtype),
+            dtype=jnp.dtype(on_devices.model_config.dtype),
         )
         images = partitioning.constrain_batch(images)
         average = None if state.teacher is None else (state.teacher, state.variables.get("teacher"))
 
         def loss_of(params: dict, variables: dict, batch: Batch, key: jax.Array):
-            learner = here.learner(
+            learner = on_devices.learner(
                 patterns.map_named(held, params), variables, step=state.step, average=average,
                 fixed=state.fixed,
             )  # fmt: skip

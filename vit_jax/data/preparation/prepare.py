@@ -209,10 +209,10 @@ def _notes(out: pathlib.Path, recipe: dict) -> Iterator[pathlib.Path]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(f"--out={out}: another process is preparing it") from None
-        begun = notes / "recipe.json"
-        if not begun.exists():
-            shards.write_json(begun, recipe)
-        elif json.loads(begun.read_text()) != recipe:
+        noted_recipe = notes / "recipe.json"
+        if not noted_recipe.exists():
+            shards.write_json(noted_recipe, recipe)
+        elif json.loads(noted_recipe.read_text()) != recipe:
             raise ConfigError(
                 f"--out={out} was begun from another source or with other options: choose another "
                 "folder, or remove this one"
