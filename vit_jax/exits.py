@@ -21,7 +21,7 @@ from vit_jax.base.errors import UserError
 USAGE = 2
 STOPPED = 128 + signal.SIGINT
 CLOSED_PIPE = 128 + signal.SIGPIPE
-_PATIENCE_SECONDS = 3.0  # for what is left in order after Ctrl-C
+_PATIENCE_SECONDS = 3.0  # for cleaning up after Ctrl-C
 _BYTES = re.compile(r"[Oo]ut of memory.*?(\d+) ?bytes")
 
 
@@ -32,9 +32,8 @@ class OutOfMemory(UserError):
 @contextlib.contextmanager
 def with_a_sentence() -> Iterator[None]:
     """If the code inside fails, ends the process with a sentence and an exit code."""
-    if (
-        signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    ):  # and not ignored, as by nohup
+    # Not where the signal is ignored, as by nohup.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
     try:
         try:

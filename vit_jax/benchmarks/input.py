@@ -87,10 +87,8 @@ def _read_seconds(source, config: Config) -> float:
 
 def _machinery_seconds(source, config: Config, mesh) -> float:
     """What a record costs when there is nothing to read, decode or resize: images of one pixel."""
-    tiny, steps = (
-        dataclasses.replace(config, data=dataclasses.replace(config.data, image_size=1)),
-        50,
-    )
+    steps = 50
+    tiny = dataclasses.replace(config, data=dataclasses.replace(config.data, image_size=1))
     dot = Record(np.zeros((1, 1, config.data.channels), np.uint8), 0, "dot")
     dots = _Dots(source.classes, source.multi_label, dot)
     return _time_batches(dots, tiny, mesh, steps)[1] / (steps * config.batch_size)

@@ -37,10 +37,8 @@ def step(config: ConfigDict, *, steps: int, profile: str = "", breakdown: bool =
         like = assembly.abstract_state(mesh)
         batch = _made_up_batch(assembly, mesh)
         began = time.perf_counter()
-        lowered = compile_train_step(assembly.train_step, states.shardings_of(like), mesh).lower(
-            like, batch
-        )
-        compiled = lowered.compile()
+        jitted = compile_train_step(assembly.train_step, states.shardings_of(like), mesh)
+        compiled = jitted.lower(like, batch).compile()
         compile_seconds = time.perf_counter() - began
         state, metrics = states.create(assembly.init, config.seed, like), {}
 
@@ -85,11 +83,8 @@ def inference(config: ConfigDict, *, steps: int) -> dict:
         weights = states.create(assembly.init, 0, assembly.abstract_state(mesh)).weights()
         images = _made_up_batch(assembly, mesh)["image"]
         began = time.perf_counter()
-        compiled = (
-            jax.jit(lambda weights, images: forward(weights, images).logits)
-            .lower(weights, images)
-            .compile()
-        )
+        jitted = jax.jit(lambda weights, images: forward(weights, images).logits)
+        compiled = jitted.lower(weights, images).compile()
         compile_seconds = time.perf_counter() - began
         times = timing.seconds(lambda: compiled(weights, images), steps)
     return _summary(assembly, mesh, times) | {"compile_seconds": compile_seconds} | context()

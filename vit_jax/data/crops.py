@@ -121,10 +121,7 @@ def _place(
     else:
         top, left = int(draws[0] * (down_room + 1)), int(draws[1] * (across_room + 1))
     down, across = height / tall, width / wide
-    bottom, right = (
-        min((top + target[0]) * down, height),
-        min((left + target[1]) * across, width),
-    )
+    bottom, right = min((top + target[0]) * down, height), min((left + target[1]) * across, width)
     return top * down, left * across, bottom, right
 
 

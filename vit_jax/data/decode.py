@@ -37,12 +37,10 @@ else:
 
 __all__ = ["BadImage", "decode", "eval_crop", "is_native", "train_crop"]
 
-cv2.setNumThreads(
-    1
-)  # whole batches run in parallel; threads inside an image would only get in their way
-cv2.utils.logging.setLogLevel(
-    cv2.utils.logging.LOG_LEVEL_SILENT
-)  # what cannot be read is said by BadImage
+# Whole batches run in parallel; threads inside an image would only get in their way.
+cv2.setNumThreads(1)
+# What cannot be read is reported as `BadImage`.
+cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
 _PNG = b"\x89PNG"
 _PNG_DEPTH, _PNG_COLORS = 24, 25  # where a file says its bits per channel and its kind of colours
@@ -139,9 +137,8 @@ def _truncated(image: bytes) -> bool:
     """Whether the end mark is missing: decoders may give half an image, the rest grey, and say
     nothing.
     """
-    if image.startswith(
-        b"\xff\xd8"
-    ):  # JPEG: end of image after the last start of scan; a thumbnail inside has its own
+    # JPEG: end of image after the last start of scan; a thumbnail inside has its own.
+    if image.startswith(b"\xff\xd8"):
         end = image.rfind(b"\xff\xd9")
         return end < 0 or image.find(b"\xff\xda", end) >= 0
     if image.startswith(_PNG):

@@ -93,9 +93,8 @@ class BadImage(DataError):
     """An image cannot be read."""
 
     def __init__(self, name: str, why: str):
-        super().__init__(
-            name, why
-        )  # both are arguments, so that it survives the way back from a worker process
+        # Both are arguments, so that it survives the way back from a worker process.
+        super().__init__(name, why)
         self.name, self.why = name, why
 
     def __str__(self) -> str:

@@ -32,8 +32,9 @@ BATCH = ("data", "fsdp")
 
 # (pattern, axis): the axis that tensor parallelism cuts, counted from the end so that stacked and
 # single layers read alike. These rules are for the layers that families share; a family with layers
-# of its own declares theirs in `classifier.Options.tensor_rules`. Heads and MLP width: the products
-# before and after need one all-reduce between them (Megatron-LM, arXiv 1909.08053 §3).
+# of its own declares theirs in `classifier.Options.tensor_rules`.
+# Heads and MLP width: the products before and after need one all-reduce between them (Megatron-LM,
+# arXiv 1909.08053 §3).
 TENSOR_RULES = (
     (r".*attention/qkv/kernel", -2),
     (r".*attention/qkv/bias", -2),
@@ -91,8 +92,7 @@ def _arranged(sizes: tuple[int, ...], devices: list) -> np.ndarray:
     except (NotImplementedError, ValueError, AssertionError) as error:
         why = f"the devices do not lie in such a shape ({error})"
     logging.warning(
-        "config.mesh: %s; devices are taken in their order, collectives may be slow",
-        why,
+        "config.mesh: %s; devices are taken in their order, collectives may be slow", why
     )
     return np.array(sorted(devices, key=lambda d: (slice_of(d), d.id))).reshape(sizes)
 
@@ -145,20 +145,16 @@ def _spec(
     axes: list[str | None] = [None] * len(shape)
     if sizes["tensor"] > 1:
         for pattern, axis in tensor_rules:
-            if (
-                re.fullmatch(pattern, name)
-                and len(shape) >= -axis
-                and shape[axis] % sizes["tensor"] == 0
-            ):
+            fits = len(shape) >= -axis and shape[axis] % sizes["tensor"] == 0
+            if fits and re.fullmatch(pattern, name):
                 axes[axis] = "tensor"
                 break
     if sizes["fsdp"] > 1 and math.prod(shape) >= fsdp_min_size:
         # Cutting the stack of layers itself would gather one layer from one device: never cut that
         # axis.
         first = int(patterns.is_stacked(name))
-        free = [
-            i for i in range(first, len(shape)) if axes[i] is None and shape[i] % sizes["fsdp"] == 0
-        ]
+        free = [i for i in range(first, len(shape)) if axes[i] is None]
+        free = [i for i in free if shape[i] % sizes["fsdp"] == 0]
         if free:
             axes[max(free, key=lambda i: shape[i])] = "fsdp"
     return P(*axes)

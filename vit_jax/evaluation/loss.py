@@ -41,9 +41,8 @@ class Loss(Evaluator):
                 sums = jax.device_get(self._step(trained.state, batch, number))
                 totals = {n: totals.get(n, 0.0) + float(value) for n, value in sums.items()}
         count = totals.pop("examples")
-        return {name: total / max(count, 1) for name, total in totals.items()} | {
-            "examples": int(count)
-        }
+        means = {name: total / max(count, 1) for name, total in totals.items()}
+        return means | {"examples": int(count)}
 
     def _sums(self, state, batch: dict, number: jax.Array) -> dict[str, jax.Array]:
         on_devices, data = self.subject.networks.for_devices(), self.config.data

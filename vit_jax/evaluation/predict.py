@@ -79,9 +79,8 @@ def predict(
     while several := list(itertools.islice(files, batch_size)):
         images = [_read(file, data) for file in several]
         good = [image for image in images if not isinstance(image, BadImage)]
-        if (
-            batch is None
-        ):  # One shape, one compilation: the rest of the last batch is not looked at.
+        # One shape, one compilation: the rest of the last batch is not looked at.
+        if batch is None:
             batch = np.zeros((len(several), *crops.shape(data)), np.uint8)
         batch[: len(good)] = good or 0
         rows = zip(*jax.device_get(best(weights, batch)), strict=True)

@@ -122,11 +122,8 @@ def _check_conventions(source: classifier.Options, target: classifier.Options, w
 def _check_channels(
     source: classifier.Options, target: classifier.Options, rule: str, anew: set[str], where: str
 ) -> None:
-    if (
-        source.channels != target.channels
-        and rule == "error"
-        and not anew >= {*source.image_kernels}
-    ):
+    differ = source.channels != target.channels and not anew >= {*source.image_kernels}
+    if differ and rule == "error":
         raise ConfigError(
             f"{where}: the checkpoint is for images of {source.channels} channels, the model for images of "
             f"{target.channels}. With init_channels='mean' every channel gets the mean of the checkpoint's, "

@@ -44,10 +44,8 @@ def read(
     if other:
         logging.info(
             "%s: %d tensors beside '%s' (optimizer state, text tower) are left out",
-            opened.path,
-            other,
-            found.prefix,
-        )
+            opened.path, other, found.prefix,
+        )  # fmt: skip
     foreign = named.read(opened, found, format, wishes, {})
     foreign.layout["prefix"] = found.prefix
     foreign.preprocessing = preprocessing(foreign.model_config.image_size)

@@ -133,8 +133,8 @@ def read(
     left_out = patterns.matching(recognised.left_out, tensors)
     if left_out:
         logging.info("%s: left out, no part of the model: %s", path, ", ".join(left_out))
-    tensors = {name: _squeezed(t) if name in reshaped else t for name, t in tensors.items()
-               if name not in left_out}  # fmt: skip
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in left_out}
+    tensors = {n: _squeezed(t) if n in reshaped else t for n, t in tensors.items()}
     if not wishes.allow_nonfinite:
         tensors = {
             name: finite(f"{path}: {found.prefix}{found.renamed.get(name, name)}", tensor)

@@ -156,12 +156,11 @@ def head(width: int, config: Options, rngs: nnx.Rngs) -> nnx.Linear:
     """The last layer, (B, width) -> (B, num_classes). It computes in float32: logits and loss must
     not be rounded.
     """
+    zeros = config.head_init == "zeros"
     return nnx.Linear(
         width,
         config.num_classes,
-        kernel_init=nnx.initializers.zeros
-        if config.head_init == "zeros"
-        else nnx.initializers.normal(0.02),
+        kernel_init=nnx.initializers.zeros if zeros else nnx.initializers.normal(0.02),
         bias_init=nnx.initializers.constant(config.head_bias),
         rngs=rngs,
     )

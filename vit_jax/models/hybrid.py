@@ -79,14 +79,9 @@ class Config(vit.Config):
 
     def flops(self) -> int:
         """Operations of one image's forward pass, counted as in the two parts."""
-        deeper_patches = (
-            2
-            * self.grid[0]
-            * self.grid[1]
-            * self.patch**2
-            * (self.backbone.outputs - self.channels)
-            * self.width
-        )
+        rows, columns = self.grid
+        deeper = self.backbone.outputs - self.channels
+        deeper_patches = 2 * rows * columns * self.patch**2 * deeper * self.width
         return self.backbone.flops() + super().flops() + deeper_patches
 
 

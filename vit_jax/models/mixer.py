@@ -112,11 +112,8 @@ class Config(classifier.Options):
         """
         n, d = self.tokens, self.width
         block = 4 * n * d * (self.token_mlp_dim + self.mlp_dim)
-        return (
-            2 * n * self.patch**2 * self.channels * d
-            + self.depth * block
-            + 2 * d * self.num_classes
-        )
+        patches = 2 * n * self.patch**2 * self.channels * d
+        return patches + self.depth * block + 2 * d * self.num_classes
 
 
 def options_from_name(name: str) -> dict | None:

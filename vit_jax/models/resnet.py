@@ -90,11 +90,9 @@ class Config(classifier.Options):
     @property
     def outputs(self) -> int:
         """Channels of the last feature map."""
-        return (
-            self.root_channels * EXPANSION * 2 ** (len(self.units) - 1)
-            if self.units
-            else self.root_channels
-        )
+        if not self.units:
+            return self.root_channels
+        return self.root_channels * EXPANSION * 2 ** (len(self.units) - 1)
 
     @property
     def stride(self) -> int:
@@ -203,9 +201,8 @@ class Model(nnx.Module):
             x = nnx.relu(self.norm(x))
         features = x.mean(axis=(1, 2))
         logits = self.head(features.astype(jnp.float32)) if self.config.num_classes else None
-        return ModelOutput(
-            logits, features, x.reshape(x.shape[0], -1, x.shape[-1]), captured if capture else {}
-        )
+        tokens = x.reshape(x.shape[0], -1, x.shape[-1])
+        return ModelOutput(logits, features, tokens, captured if capture else {})
 
 
 class Backbone(nnx.Module):
@@ -248,9 +245,8 @@ class Root(nnx.Module):
             x = nnx.relu(self.norm(x))
         if self.config.root_zeros:
             # Not the same as no border: without a ReLU before, all may be negative.
-            return nnx.max_pool(
-                jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0))), (3, 3), strides=(2, 2)
-            )
+            x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+            return nnx.max_pool(x, (3, 3), strides=(2, 2))
         return nnx.max_pool(x, (3, 3), strides=(2, 2), padding=_padding(3, self.config))
 
 
@@ -345,11 +341,8 @@ class Convolution(nnx.Module):
     ):
         init = nnx.initializers.lecun_normal(in_axis=(0, 1, 2), out_axis=3)
         self.kernel = nnx.Param(init(rngs.params(), (size, size, inputs, outputs)))
-        self.stride, self.padding, self.preactivation = (
-            stride,
-            _padding(size, config),
-            config.preactivation,
-        )
+        self.stride, self.padding = stride, _padding(size, config)
+        self.preactivation = config.preactivation
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """(B, H, W, inputs) -> (B, H/stride, W/stride, outputs), rounded up."""

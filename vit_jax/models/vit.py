@@ -188,9 +188,8 @@ class Config(classifier.Options):
         block = 8 * n * d * d + 4 * n * n * d + 4 * n * d * m
         # The probe's own projections, the keys and values of all tokens, the MLP of one token.
         pool = 4 * n * d * d + 4 * n * d + 4 * d * d + 4 * d * m if self.pool == "map" else 0
-        head = 2 * d * self.representation + 2 * (self.representation or d) * self.num_classes * (
-            1 + self.two_heads
-        )
+        heads = (1 + self.two_heads) * (self.representation or d) * self.num_classes
+        head = 2 * d * self.representation + 2 * heads
         return 2 * patches * self.patch**2 * self.channels * d + self.depth * block + pool + head
 
 
@@ -350,11 +349,8 @@ class Model(nnx.Module):
           The tokens after the last norm, without registers, and what was captured.
         """
         config = self.config
-        if (
-            not deterministic
-            and rngs is None
-            and (config.dropout or config.attention_dropout or config.drop_path)
-        ):
+        stochastic = config.dropout or config.attention_dropout or config.drop_path
+        if stochastic and not deterministic and rngs is None:
             raise ValueError(
                 "a model with dropout or stochastic depth needs rngs unless deterministic=True"
             )

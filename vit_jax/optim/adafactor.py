@@ -78,9 +78,8 @@ def scale_by_adafactor(cap: float) -> optax.GradientTransformation:
             columns = jnp.expand_dims(second.columns, smaller)
             # Two roots, not one of the product: squares of small gradients multiplied would
             # underflow float32.
-            return (
-                g * jax.lax.rsqrt(rows / rows.mean(smaller, keepdims=True)) * jax.lax.rsqrt(columns)
-            )
+            share = rows / rows.mean(smaller, keepdims=True)
+            return g * jax.lax.rsqrt(share) * jax.lax.rsqrt(columns)
 
         second = patterns.map_named(moment, grads, state.second)
         return patterns.map_named(direction, grads, second), AdafactorState(count, second)

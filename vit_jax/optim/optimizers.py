@@ -24,11 +24,9 @@ def sgd(config: Optim) -> optax.GradientTransformation:
     """Momentum b1, not dampened: m = b1 m + g; direction m (ViT §4.1). With b1 = 0 there is no
     state.
     """
-    return (
-        _keep(optax.trace(config.b1), "trace", config.moment_dtype)
-        if config.b1
-        else optax.identity()
-    )
+    if not config.b1:
+        return optax.identity()
+    return _keep(optax.trace(config.b1), "trace", config.moment_dtype)
 
 
 def adafactor(config: Optim) -> optax.GradientTransformation:

@@ -38,15 +38,14 @@ def largest(program: Program, number: int) -> list[dict]:
     for instruction, times in program.steps():
         estimate = _ESTIMATE.search(instruction.attributes)
         if estimate:
-            rows.append(
-                {
-                    "name": instruction.name,
-                    "cycles": times * int(estimate[1]),
-                    "times": times,
-                    "shapes": [f"{s.dtype}{list(s.dims)}" for s in instruction.shapes],
-                    "source": instruction.source,
-                }
-            )
+            row = {
+                "name": instruction.name,
+                "cycles": times * int(estimate[1]),
+                "times": times,
+                "shapes": [f"{s.dtype}{list(s.dims)}" for s in instruction.shapes],
+                "source": instruction.source,
+            }
+            rows.append(row)
     return sorted(rows, key=lambda row: -row["cycles"])[:number]
 
 

@@ -19,10 +19,8 @@ def text(plan: dict) -> str:
         lines += [f"  {advice}" for advice in plan["advice"]]
     if "tried" in plan:
         lines += ["", "Tried:", *(f"  {tried}" for tried in plan["tried"])]
-        lines += [
-            "",
-            f"Say {' '.join(plan['options'])}" if plan["options"] else "The config is best.",
-        ]
+        advice = f"Say {' '.join(plan['options'])}" if plan["options"] else "The config is best."
+        lines += ["", advice]
     if "seconds" in plan:
         lines += ["", *(f"{name}: {said}." for name, said in BLIND.items())]
     return "\n".join(lines)
@@ -71,19 +69,17 @@ def _memory(plan: dict) -> list[tuple[str, str]]:
         ("  arguments", f"{_bytes(memory['arguments'])}, of that state {_bytes(memory['state'])}"),
         ("  temporaries", _bytes(memory["temporaries"])),
     ]
-    return rows + [("  large", f"{_bytes(one['bytes'])}  {one['what']}") for one in memory["largest"][:4]]  # fmt: skip
+    for one in memory["largest"][:4]:
+        rows.append(("  large", f"{_bytes(one['bytes'])}  {one['what']}"))
+    return rows
 
 
 def _network(plan: dict) -> list[tuple[str, str]]:
     rows = [("collectives of a step", "" if plan["collectives"] else "none")]
     for row in plan["collectives"]:
         among = f"{row['devices']} {'slices' if row['crosses_slices'] else 'devices'}"
-        rows.append(
-            (
-                f"  {row['kind']}",
-                f"{row['count']:>5} over {among:<13} {_bytes(row['bytes'])}, {_bytes(row['sent_bytes'])} sent",
-            )
-        )
+        size, sent = _bytes(row["bytes"]), _bytes(row["sent_bytes"])
+        rows.append((f"  {row['kind']}", f"{row['count']:>5} over {among:<13} {size}, {sent} sent"))
     return rows
 
 

@@ -141,9 +141,8 @@ def assemble(
     """
     if objectives.find(config.objective)[0].needs_labels:
         _check_labels(config, num_classes, multi_label)
-    if not objectives.find(config.objective)[0].mixes and (
-        config.augment.mixup or config.augment.cutmix
-    ):
+    mixed = config.augment.mixup or config.augment.cutmix
+    if mixed and not objectives.find(config.objective)[0].mixes:
         raise ConfigError(
             f"the objective {config.objective.name!r} cannot learn from mixed images: set "
             "config.augment.mixup and cutmix to 0"

@@ -94,10 +94,8 @@ def check_batch(config: Config, mesh: jax.sharding.Mesh) -> None:
     """Raises `ConfigError` unless batches can be cut evenly over the mesh."""
     replicas = mesh.shape["data"] * mesh.shape["fsdp"]
     part = config.batch_size // config.accumulate
-    for name, size in (
-        ("batch_size / accumulate", part),
-        ("eval.batch_size", config.eval.batch_size),
-    ):
+    sizes = {"batch_size / accumulate": part, "eval.batch_size": config.eval.batch_size}
+    for name, size in sizes.items():
         if size % replicas:
             raise ConfigError(
                 f"config.{name} = {size} cannot be spread over {replicas} devices (data x fsdp); "

@@ -116,19 +116,16 @@ def operations(magnitude: float) -> dict[str, Callable[[jax.Array, jax.Array], j
 
     def signed(function, amount):
         def apply(images, key):
-            return function(
-                images, amount * jax.random.rademacher(key, images.shape[:1], dtype=jnp.float32)
-            )
+            signs = jax.random.rademacher(key, images.shape[:1], dtype=jnp.float32)
+            return function(images, amount * signs)
 
         return apply
 
     def random_cutout(images, key):
         batch, height, width, _ = images.shape
         y_key, x_key = jax.random.split(key)
-        y, x = (
-            jax.random.randint(y_key, (batch,), 0, height),
-            jax.random.randint(x_key, (batch,), 0, width),
-        )
+        y = jax.random.randint(y_key, (batch,), 0, height)
+        x = jax.random.randint(x_key, (batch,), 0, width)
         pad = int(40 * level)
         return cutout(images, y, x, (pad * height // 224, pad * width // 224))
 
@@ -272,13 +269,10 @@ def cutout(images: jax.Array, y: jax.Array, x: jax.Array, pad: tuple[int, int]) 
     """
     rows = jnp.arange(images.shape[1]) - y[:, None]
     columns = jnp.arange(images.shape[2]) - x[:, None]
-    in_rows, in_columns = (
-        (rows >= -pad[0]) & (rows < pad[0]),
-        (columns >= -pad[1]) & (columns < pad[1]),
-    )
-    return jnp.where(
-        (in_rows[:, :, None] & in_columns[:, None, :])[..., None], jnp.uint8(FILL), images
-    )
+    in_rows = (rows >= -pad[0]) & (rows < pad[0])
+    in_columns = (columns >= -pad[1]) & (columns < pad[1])
+    box = in_rows[:, :, None] & in_columns[:, None, :]
+    return jnp.where(box[..., None], jnp.uint8(FILL), images)
 
 
 def blend(start: jax.Array | float, images: jax.Array, factor: jax.Array | float) -> jax.Array:

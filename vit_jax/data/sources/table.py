@@ -193,12 +193,10 @@ def number_labels(
         return label
 
     if multi_label:
-        return (
-            classes,
-            True,
-            [tuple(number(text, i) for text in few) for i, few in enumerate(texts)],
-        )
-    return classes, False, [number(text, i) for i, text in enumerate(texts)]
+        labels = [tuple(number(text, i) for text in few) for i, few in enumerate(texts)]
+    else:
+        labels = [number(text, i) for i, text in enumerate(texts)]
+    return classes, multi_label, labels
 
 
 def _numbered_classes(occurring: set[str], names_file: epath.Path) -> tuple[str, ...]:

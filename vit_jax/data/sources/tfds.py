@@ -130,21 +130,22 @@ def _open_records(builder, split: str) -> ArrayRecords | TfRecords:
 def _find(root, name: str):
     """The folder ROOT/NAME[/CONFIG]/VERSION; of the newest version, if the name does not say which."""
     path, _, version = (NAMED[name].tfds if name in NAMED else name).partition(":")
-    versions = {}
-    for info in (
-        (root / path).glob(f"{version or '*'}/dataset_info.json") if (root / path).exists() else ()
-    ):
-        versions[
-            tuple(int(part) if part.isdecimal() else -1 for part in info.parent.name.split("."))
-        ] = info.parent
+    folder = root / path
+    found = folder.glob(f"{version or '*'}/dataset_info.json") if folder.exists() else ()
+    versions = [info.parent for info in found]
     if versions:
-        return versions[max(versions)]
+        return max(versions, key=_version)
     variants = {info.parent.parent.name for info in (root / path).glob("*/*/dataset_info.json")}
     if variants and not version:
         raise ConfigError(
             f"{path!r} has variants, {path}/VARIANT; there are: {', '.join(sorted(variants))}"
         )
     raise ConfigError(_not_prepared(root, name))
+
+
+def _version(folder: epath.Path) -> tuple[int, ...]:
+    """The version that a folder is called: '1.10.0' comes after '1.9.0'."""
+    return tuple(int(part) if part.isdecimal() else -1 for part in folder.name.split("."))
 
 
 def _not_prepared(root, name: str) -> str:

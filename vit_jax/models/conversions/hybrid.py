@@ -85,9 +85,9 @@ class Timm(vit_timm.Timm):
                 f"timm has no hybrid with units {config.units}: write a .safetensors file"
             )
         arguments = vit_timm.arguments(config)
-        return _IN_TIMM[config.units], arguments | (
-            {} if config.units else {"patch_size": config.patch}
-        )
+        if not config.units:
+            arguments["patch_size"] = config.patch
+        return _IN_TIMM[config.units], arguments
 
 
 def _stride(sizes: Mapping[str, Any]) -> int:

@@ -277,12 +277,8 @@ def _stream(rules: dict[str, Rule], leaves: dict[str, Any], dtypes: Mapping[str,
     for name, leaf in leaves.items():
         for their_name, array in _split(rules[name], np.asarray(leaf)):
             # Contiguous in its own order: a transposed view would be written with its axes swapped.
-            yield (
-                their_name,
-                np.ascontiguousarray(array, dtypes.get(their_name, array.dtype)).reshape(
-                    array.shape
-                ),
-            )
+            dtype = dtypes.get(their_name, array.dtype)
+            yield their_name, np.ascontiguousarray(array, dtype).reshape(array.shape)
 
 
 def _split(rule: Rule, array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:

@@ -99,19 +99,17 @@ class BigVision(Official):
 
 def recognise(shapes: Shapes, said: Mapping[str, Any], stride: int = 1) -> Recognised:
     """A ViT whose patches are counted in `stride` pixels."""
+    before_linen = any("MultiHeadDotProductAttention_1/" in name for name in shapes)
     layout = {
-        "numbers": "pre_linen"
-        if any("MultiHeadDotProductAttention_1/" in name for name in shapes)
-        else "linen",
+        "numbers": "pre_linen" if before_linen else "linen",
         "scanned": any(name.startswith("Transformer/encoderblock/") for name in shapes),
         "position": next((name for name in POSITIONS if name in shapes), None),
         "pooling": "" if "probe" in shapes else "MAPHead_0/",
     }
     _, attention, mlp = NUMBERS[layout["numbers"]]
     block = "Transformer/encoderblock" + ("" if layout["scanned"] else "_0")
-    *layers, width, heads, _ = shapes[
-        f"{block}/MultiHeadDotProductAttention_{attention}/query/kernel"
-    ]
+    query = f"{block}/MultiHeadDotProductAttention_{attention}/query/kernel"
+    *layers, width, heads, _ = shapes[query]
     patch, across, channels, _ = shapes["embedding/kernel"]
     if patch != across:
         raise CheckpointError(f"patches of {patch}x{across} pixels: only square ones are supported")
@@ -171,11 +169,9 @@ def with_learned_position(config: vit.Config, params: dict) -> tuple[vit.Config,
     if config.position == "learned":
         return config, params
     rows = config.grid[0] * config.grid[1]
-    table = (
-        sincos_2d(config.grid, config.width)
-        if config.position == "sincos2d"
-        else np.zeros((1, rows, config.width), np.float32)
-    )
+    table = np.zeros((1, rows, config.width), np.float32)
+    if config.position == "sincos2d":
+        table = sincos_2d(config.grid, config.width)
     config = dataclasses.replace(config, position="learned", position_of_class=False)
     return config, params | {"position": table}
 
