@@ -16,7 +16,7 @@ from vit_jax.base import durations, schema, sizes
 from vit_jax.base.schema import option, section
 from vit_jax.models import registry as models
 
-# What `init_from` is in a recipe that needs a checkpoint, until it is said which.
+# The value of `init_from` in a recipe that needs a checkpoint, until the user names one.
 CHECKPOINT = "CHECKPOINT"
 
 
@@ -318,7 +318,9 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True)
 class Log:
-    """What is said of a run, on the console, in WORKDIR/metrics.jsonl and in WORKDIR/tensorboard."""
+    """What is reported about a run, on the console, in WORKDIR/metrics.jsonl and in
+    WORKDIR/tensorboard.
+    """
 
     every: str = option(
         "50 steps", "how often metrics are read from the devices and written", parse=durations.parse

@@ -102,9 +102,9 @@ def _load(path: pathlib.Path, where: str) -> types.ModuleType:
         sys.path.insert(0, folder)
     name, file = path.stem, str(path.resolve())
     if name in sys.modules and getattr(sys.modules[name], "__file__", None) != file:
-        name = file  # Not in place of a module of the same name.
+        name = file  # So that it does not replace a module of the same name.
     spec = importlib.util.spec_from_file_location(name, file)
-    # Where dataclasses of the file, such as a family's config, look their types up.
+    # Dataclasses of the file, such as a family's config, look up their types here.
     sys.modules[name] = module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)

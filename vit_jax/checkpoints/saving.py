@@ -46,8 +46,12 @@ class Checkpoints:
         wait_minutes: float = processes.WAIT_MINUTES,
         **writing,
     ):
-        """Args: config: the section `checkpoint`; wait_minutes: how long processes wait for each
-        other's writes; writing: options of Orbax's handler of the state.
+        """Makes the folder, and deletes what an earlier run left unfinished.
+
+        Args:
+          config: the section `checkpoint`.
+          wait_minutes: how long processes wait for each other's writes.
+          **writing: options of Orbax's handler of the state.
         """
         self._folder = paths.locate(workdir) / FOLDER
         self._config, self._wait = config, wait_minutes
@@ -195,7 +199,14 @@ class Checkpoints:
             self._end_of_save(processes.gather("end of a save", failure, 2 * self._wait))
 
     def _end_of_save(self, failures: list[str]) -> None:
-        """Args: what went wrong in each process, '' for nothing."""
+        """Counts and logs a save that has ended, and deletes what it leaves behind.
+
+        Args:
+          failures: what went wrong in each process, '' for nothing.
+
+        Raises:
+          CheckpointError: too many saves in a row have failed.
+        """
         step, self._writing = self._newest, False
         if not any(failures):
             self._failures = 0

@@ -30,7 +30,7 @@ try:
 
     if getattr(_native, "INTERFACE", 1) != _INTERFACE:
         raise ImportError("it was compiled from another version of the code")
-except ImportError as error:  # or there was no C compiler at install, or this is another Python
+except ImportError as error:  # no C compiler at install, or another version of Python
     _native, _why_not_native = None, str(error)
 else:
     _why_not_native = ""
@@ -150,7 +150,7 @@ def _decode_with_pillow(image: bytes, channels: int, name: str) -> np.ndarray:
     try:
         with Image.open(io.BytesIO(image)) as opened:
             upright = ImageOps.exif_transpose(opened)
-            # Of what has more than 8 bits, Pillow would cut off all above 255.
+            # Where there are more than 8 bits, Pillow would clip all values above 255.
             is_wide = upright.mode.startswith(("I", "F"))
             pixels = np.asarray(upright if is_wide else upright.convert("RGB"))
     except Image.UnidentifiedImageError:

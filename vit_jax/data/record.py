@@ -1,5 +1,5 @@
 """What a data source gives: one record for one index; and what a data set is before a split of it
-is opened. How sources find their records is said in the file of each.
+is opened. Each source's own file says how it finds its records.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ class Source(Protocol):
       classes: the label names; the label is the index. Empty where there are no labels: then the
         label of every record is `None`.
       multi_label: whether labels are tuples.
-      labels: of all examples, as far as they are known without reading them.
+      labels: of all examples, if they are known without reading them.
     """
 
     classes: tuple[str, ...]

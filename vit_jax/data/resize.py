@@ -13,7 +13,7 @@ from vit_jax.data.crops import Part
 
 BLOCK = 8  # pixels of a side of the blocks that JPEG transforms
 
-# A JPEG is decoded at half its size (or a quarter, an eighth) while each side keeps so many times
+# A JPEG is decoded at half its size (or a quarter, an eighth) while each side keeps this many times
 # the pixels of the result. Of 200 photos that leaves 44 dB to a full decode at worst for bilinear
 # crops of 224 pixels, 35 for those of 32; for bicubic ones, which are sharper, 45 at any size.
 SPARE = {"bilinear": 1.5, "bicubic": 3.0}

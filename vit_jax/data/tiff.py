@@ -1,9 +1,9 @@
 """TIFF files as the numbers they hold: any number of channels, 8 or 16 bits or floats.
 
-OpenCV reads TIFF files that are pictures, of one or three channels and 8 bits. What it and Pillow
-do with others is wrong or nothing; but both decompress one channel of any type. So here a file's
-directory is read (TIFF 6.0, Adobe 1992), and OpenCV is given the same data as one channel that is
-so many times as wide.
+OpenCV reads TIFF files that are pictures, of one or three channels and 8 bits. Others it and Pillow
+read wrongly or not at all; but both decompress one channel of any type. So the file's directory is
+read here (TIFF 6.0, Adobe 1992), and OpenCV gets the same data as one channel that is as many times
+as wide.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ _STRIPS, _ORIENTATION, _SAMPLES, _ROWS, _STRIP_BYTES, _PLANAR = 273, 274, 277, 2
 _PREDICTOR, _TILE_WIDTH, _TILE_HEIGHT, _TILES, _TILE_BYTES = 317, 322, 323, 324, 325
 _EXTRA, _FORMAT = 338, 339
 
-_TYPES = {1: "B", 3: "H", 4: "I", 16: "Q"}  # of the numbers that the tags above have
+_TYPES = {1: "B", 3: "H", 4: "I", 16: "Q"}  # of the numbers in the tags above
 _COMPRESSIONS = {1: "none", 5: "LZW", 8: "deflate", 32773: "PackBits", 32946: "deflate"}
 _DTYPES = {(1, 8): "uint8", (1, 16): "uint16", (3, 32): "float32", (3, 64): "float64"}
 _WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB = 0, 1, 2
@@ -32,7 +32,7 @@ _COLOR_CHANNELS = {
 }  # fmt: skip
 _ALPHAS = 1, 2
 _DIFFERENCES = 2  # the predictor that stores each sample less the one before it in its channel
-_MOST_BYTES = 2**15  # of pixels that a byte of a file can stand for
+_MOST_BYTES = 2**15  # of pixels that one byte of a file can hold, compressed
 
 
 @dataclasses.dataclass(frozen=True)

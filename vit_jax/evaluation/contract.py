@@ -20,7 +20,7 @@ Watch = Callable[[Iterable], Iterable]
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """The model that is evaluated, without weights.
+    """The model that is evaluated, without its weights.
 
     Attributes:
       config: of its run; `data` says how its images are cut and normalised.

@@ -75,7 +75,7 @@ def of_images(
       command: for messages.
 
     Raises:
-      ConfigError: there is no such field, it is another one, or it cannot have the value.
+      ConfigError: there is no such field, it is not one of these, or the value is invalid.
     """
     settings, known = list(settings), [f"data.{name}" for name in _OF_IMAGES]
     changed = config.copy_and_resolve_references()

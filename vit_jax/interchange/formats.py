@@ -157,7 +157,7 @@ def write(foreign: Foreign, path: epath.PathLike, to: str) -> None:
 def preprocessing_with(
     foreign: Foreign, said: Mapping[str, Any], source: epath.PathLike
 ) -> Preprocessing:
-    """The preprocessing of a checkpoint, with the fields that are said in place of its own.
+    """The preprocessing of a checkpoint, with the given fields in place of its own.
 
     Raises:
       ConfigError: a field is none of `Preprocessing`, or neither `source` nor `said` has one without

@@ -178,7 +178,8 @@ def convert(
         foreign.preprocessing = formats.preprocessing_with(foreign, data, source)
     elif not foreign.preprocessing:
         logging.warning(
-            "%s does not say how its images are normalised; who uses it is asked", source
+            "%s does not say how its images are normalised; users of the result have to say it",
+            source,
         )
     formats.write(foreign, destination, to)
     return foreign

@@ -36,7 +36,7 @@ class Found:
       family, conversion: that recognise it.
       recognised: the model.
       prefix: what stands before all names of the model.
-      tensors: the file's, by the names that they have in the conversion's rules.
+      tensors: the file's, by their names in the conversion's rules.
       renamed: those names to the file's own, where they differ.
     """
 
@@ -259,7 +259,7 @@ def said(wishes: Wishes) -> dict[str, Any]:
 
 
 def said_size(size: Size | str | list[int] | None) -> dict[str, Any]:
-    """`image_size` for `Conversion.recognise`, where it is said."""
+    """`image_size` for `Conversion.recognise`, if one is given."""
     return {} if size is None else {"image_size": sizes.parse(size)}
 
 

@@ -1,6 +1,6 @@
 """The container `.npz`: named arrays in a zip archive, read one at a time, and never by unpickling.
 
-What the names mean is said elsewhere.
+What the names mean is not known here.
 """
 
 import os

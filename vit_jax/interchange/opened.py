@@ -1,4 +1,4 @@
-"""What lies at a path: named arrays, and what is said beside them. Every format looks at the same
+"""What is at a path: named arrays, and the metadata beside them. Every format looks at the same
 `Opened`, so that a file is opened once, however many look at it.
 """
 
@@ -77,7 +77,7 @@ class Opened:
 
 
 def open_once(path: epath.Path) -> Opened:
-    """What lies at a path: the same as before, if it was looked at before and has not changed."""
+    """What is at a path: the same object as before, if it was opened before and has not changed."""
     return _open(path, _mark(path))
 
 

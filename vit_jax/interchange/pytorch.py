@@ -22,8 +22,8 @@ INDEX = f"{WEIGHTS}.index.json"
 PICKLED = ("pytorch_model.bin",)
 SUFFIXES = (".pth", ".pt", ".bin", ".tar")
 METADATA = "vit_jax"  # where we write what a file's tensors do not tell
-# Where a training script may have put the parameters in what it saved; averaged ones, which are those
-# that it evaluates, first.
+# Where a training script may have put the parameters in what it saved. Averaged ones come first:
+# those are what it evaluates.
 _WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model")
 # Other types that scripts save; none of them runs code when it is rebuilt.
 _HARMLESS = [argparse.Namespace]

@@ -1,7 +1,8 @@
 """The container `.safetensors`: named arrays behind a JSON header, read and written one at a time.
 
-What the names mean is said elsewhere. The format (its size, the header, the numbers) is specified in the README of
-huggingface/safetensors; the package of that name wants all tensors in memory to write them.
+What the names mean is not known here. The format (its size, the header, the numbers) is specified
+in the README of huggingface/safetensors; the package of that name wants all tensors in memory to
+write them.
 """
 
 import json

@@ -54,9 +54,9 @@ class Options:
     )
     remat: str = option(
         "auto",
-        "what the backward pass finds stored: all (none), attention's result and what MLPs first "
-        "multiply to (save_products), attention's result (save_attention), each block's input "
-        "alone (full); auto: save_products on CPUs, but none for convolutions and elsewhere",
+        "which activations are stored for the backward pass: all (none), attention's result and the "
+        "MLPs' first product (save_products), attention's result (save_attention), only each block's "
+        "input (full); auto: save_products on CPUs, but none for convolutions and elsewhere",
         choices=("auto", *recompute.POLICIES),
         role="compute",
     )

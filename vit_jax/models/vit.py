@@ -239,7 +239,7 @@ class Model(nnx.Module):
         if config.pool == "token":
             self.class_token = nnx.Param(jnp.zeros((1, 1, width)))
         if config.distilled:
-            # Not zero as the class token: without positions the two would be one.
+            # Not zero like the class token: without positions the two could not be told apart.
             self.distillation_token = nnx.Param(
                 nnx.initializers.normal(0.02)(rngs.params(), (1, 1, width))
             )
@@ -286,9 +286,9 @@ class Model(nnx.Module):
           capture: also return attention weights and every block's output.
 
         Returns:
-          `tokens` are class and distillation token, as far as there are, then the patches; registers are dropped,
-          but stand between these in what is captured. With two heads, `logits` and `features` are the means of the two
-          tokens' and `exits` has the logits apart.
+          `tokens` are the class and the distillation token, if there are any, then the patches;
+          registers are dropped, but stand between these in what is captured. With two heads,
+          `logits` and `features` are the means of the two tokens' and `exits` has the logits apart.
         """
         classifier.check_images(images, self.config)
         tokens, intermediates = self.encode(
@@ -311,8 +311,8 @@ class Model(nnx.Module):
           visible: (B, V) integers, the patches that are kept, in this order; by default all.
 
         Returns:
-          [class, distillation, registers, patches], as far as there are: (B, …, D). Registers have no
-          position (2309.16588 §2.2).
+          [class, distillation, registers, patches], those that the model has: (B, …, D). Registers
+          have no position (2309.16588 §2.2).
         """
         config, x = self.config, patches
         position = prefix = None
@@ -367,7 +367,7 @@ class Model(nnx.Module):
         return tokens, intermediates
 
     def read(self, tokens: jax.Array, intermediates: dict[str, jax.Array]) -> ModelOutput:
-        """What the model says of the tokens that `encode` gives."""
+        """The model's output for the tokens that `encode` gives."""
         config = self.config
         if config.two_heads:
             features = tokens[:, :2].mean(axis=1)

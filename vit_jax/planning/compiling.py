@@ -46,8 +46,8 @@ class Step:
       state: shapes, dtypes and shardings.
       lowered: the program before it is compiled.
       flops: operations of a step on all devices together, recomputation included.
-      kept: the largest arrays that loops stack up, as `Memory.largest`: what the backward pass
-        needs of every layer.
+      kept: the largest arrays that loops stack up, which the backward pass needs of every layer;
+        rows as in `Memory.largest`.
     """
 
     mesh: jax.sharding.Mesh

@@ -20,7 +20,7 @@ from vit_jax.training.loop import subject_of
 def dry_run(config: ConfigDict, workdir: epath.PathLike | None) -> tuple[dict, str]:
     """The run in numbers, and the text of a recipe that trains the same.
 
-    Data that is not here is taken as the catalogs have it, if they know it, and the recipe says so.
+    If the data is not here, its size is taken from a catalog that has it, and the recipe says so.
 
     Args:
       config: the run's.

@@ -160,7 +160,7 @@ def _of_run(plan: dict, target: Target, price: float | None) -> dict:
 
 
 def known_data(data: Data) -> tuple[int | None, int | None]:
-    """Classes and training examples of a data set, as far as they can be told without it."""
+    """Classes and training examples of a data set, where they are known without it."""
     if data.name == "digits":  # Comes with the installation.
         source = sources.open_train(data)
         return len(source.classes), len(source)

@@ -47,7 +47,11 @@ class Clock:
     """
 
     def __init__(self, workdir: epath.Path, hosts: Hosts, *, write: bool):
-        """Args: write: whether this process keeps the file; all of them count."""
+        """Goes on from the file of an earlier start, if there is one.
+
+        Args:
+          write: whether this process keeps the file; all of them count.
+        """
         self._path, self._write = workdir / "goodput.json", write
         self._minutes = {kind: hosts.step_minutes for kind in _MOVING}
         self._other_minutes = hosts.other_minutes

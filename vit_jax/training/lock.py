@@ -36,7 +36,11 @@ class Lock:
     """
 
     def __init__(self, workdir: epath.Path, *, patience: float = 15.0):
-        """Args: patience: how long to wait for a run that may be about to end, after a signal."""
+        """Makes a lock that is not held yet.
+
+        Args:
+          patience: seconds to wait for a run that may be about to end, after a signal.
+        """
         self._path, self._patience = workdir / _NAME, patience
         self._in_bucket = paths.in_bucket(workdir)
         self._token = f"{socket.gethostname()}, process {os.getpid()}"

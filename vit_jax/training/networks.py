@@ -65,7 +65,7 @@ class Networks:
         return self.make_objective(self.model_config)
 
     def moving_average(self) -> MovingAverage | None:
-        """The teacher that follows the student, if the objective has such a one."""
+        """The teacher that follows the student, if the objective has one."""
         source = self.objective.teacher()
         return source if isinstance(source, MovingAverage) else None
 

@@ -27,8 +27,8 @@ _MUCH_WAITING, _LINES, _SECONDS = 0.1, 3, 10.0
 
 
 class Meter:
-    """Collects the metrics of each step on the devices, and reads, completes and writes them when
-    asked to.
+    """Collects the metrics of each step on the devices, and reads, completes and writes them on
+    demand.
     """
 
     def __init__(
@@ -39,7 +39,11 @@ class Meter:
         clock: Clock,
         start_step: int,
     ):
-        """Args: examples: in the training set."""
+        """Starts at `start_step`.
+
+        Args:
+          examples: in the training set.
+        """
         self._assembly, self._writers, self._examples = assembly, writers, examples
         self._clock, self._before = clock, clock.read()
         self._pending: list[dict] = []

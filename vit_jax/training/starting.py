@@ -40,7 +40,7 @@ class Start:
         """The state.
 
         Raises:
-          ConfigError: the run in the workdir is another one.
+          ConfigError: the run in the workdir is a different one.
           CheckpointError: there are checkpoints, and none can be read; or the one to start from.
         """
         self.saved = {"seconds": 0.0, "goodput": dict.fromkeys(KINDS, 0.0), "best": None}
@@ -56,7 +56,7 @@ class Start:
         return self._with_teacher(state)
 
     def _check_same_run(self, saved: dict) -> None:
-        """Raises `ConfigError` if the run that was saved is another one."""
+        """Raises `ConfigError` if the saved run is a different one."""
         self.saved |= saved
         changed = changed_fields(saved, self.description)
         if not changed:

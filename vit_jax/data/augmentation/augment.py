@@ -31,8 +31,8 @@ ERASING_ATTEMPTS = 10
 
 
 def check(config: "Augment", channels: int) -> None:
-    """Raises `ConfigError` for what in the section `config.augment` contradicts itself, or does not
-    suit images of so many channels.
+    """Raises `ConfigError` if the section `config.augment` contradicts itself, or does not suit
+    images with this number of channels.
     """
     for name in ("color_jitter", "randaugment_layers", "autoaugment", "three_augment"):
         if getattr(config, name) and channels != 3:

@@ -1,8 +1,8 @@
 """Shears, shifts and rotations of batches of images without a gather, which is slow on TPUs.
 
 Everything is made of one move: each row shifted by an amount of its own, by rotating it by the
-powers of two that make up the amount: log2(W) selections. A rotation is three shears. Which
-operations use this, and how far they go, is said in `randaugment.py` and `timm_augment.py`.
+powers of two that make up the amount: log2(W) selections. A rotation is three shears. The
+operations that use this, and their strengths, are in `randaugment.py` and `timm_augment.py`.
 """
 
 from collections.abc import Callable

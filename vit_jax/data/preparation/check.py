@@ -56,7 +56,7 @@ def examine(image: bytes, name: str) -> tuple[np.ndarray, list[str]]:
 
 
 def check_label(record: Record, classes: int) -> None:
-    """Raises `BadImage` if a label of `record` is none of the `classes`; 0: there are no labels."""
+    """Raises `BadImage` if a label of `record` is not one of the `classes`; 0: there are no labels."""
     if not classes:
         return
     for label in record.label if isinstance(record.label, tuple) else (record.label,):

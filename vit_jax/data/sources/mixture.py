@@ -1,10 +1,10 @@
 """Several data sets as one, mixed by weight.
 
-Training: with weights w, set i makes up the share w_i / Σw of an epoch, exactly. An epoch is as long
-as it takes to see the set that is oversampled least once: N = max_i n_i · Σw / w_i examples; each of
-the other sets is gone through again and again, so that within an epoch none of its examples comes
-more than once more often than another. Which example stands where in the epoch is decided as for
-any source: by a permutation of the N places that depends on the seed and the epoch alone.
+Training: with weights w, set i makes up the share w_i / Σw of an epoch, exactly. An epoch is as
+long as it takes to see the set that is oversampled least once: N = max_i n_i · Σw / w_i examples;
+each of the other sets is repeated, so that within an epoch the counts of its examples differ by at
+most one. Which example stands where in the epoch is decided as for any source: by a permutation of
+the N places that depends on the seed and the epoch alone.
 
 Evaluation, and any other use: every example of every set once.
 

@@ -2,7 +2,7 @@
 them that is held out.
 
 Lives here: what `folder.py`, `listed.py` and `tar.py` have in common. How each finds its images and
-labels is said there.
+labels is described there.
 """
 
 import collections

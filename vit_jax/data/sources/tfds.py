@@ -86,7 +86,7 @@ def open_tfds(config_data: "Data") -> DataSet:
     named = NAMED.get(name)
     folder = str(_find(data_dir(config_data.path), name))
 
-    import tensorflow_datasets as tfds  # takes seconds, and what is not there is said at once
+    import tensorflow_datasets as tfds  # slow to import; what is missing is reported before it
 
     info = tfds.builder_from_directory(folder).info
     if info.file_format.value not in _FORMATS:
