@@ -37,11 +37,11 @@ def help_of(command: Callable) -> str:
     from vit_jax.base.schema import describe
     from vit_jax.config import config_class, default_config
 
-    config, of = default_config(), "their defaults"
+    config, whose = default_config(), "their defaults"
     if FLAGS.config:
-        (config, _), of = load_config(settings), f"the values of {FLAGS.config}"
+        (config, _), whose = load_config(settings), f"the values of {FLAGS.config}"
     return "\n".join(
-        [*text, "", f"Fields of the config, with {of}:", "", describe(config_class(), config)]
+        [*text, "", f"Fields of the config, with {whose}:", "", describe(config_class(), config)]
     )
 
 

@@ -8,7 +8,7 @@ from absl import flags, logging
 
 
 def to_stderr(process: int | None = None, *, quiet: bool = False) -> None:
-    """From now on log lines go to standard error with their time.
+    """Sends log lines to standard error, with their time.
 
     Args:
       process: which of several processes this is, said in each line; `None` where there is one.

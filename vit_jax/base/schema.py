@@ -313,7 +313,7 @@ def option_type(kind: type | types.UnionType) -> type:
 
 
 def _either(one: typing.Mapping, other: typing.Mapping) -> dict:
-    """What two options of the same name have in common; of choices and documents, both."""
+    """What two options of the same name have in common, with the choices and documentation of both."""
     both = {key: value for key, value in one.items() if other.get(key) == value}
     docs = dict.fromkeys((one["doc"], other["doc"]))
     choices = dict.fromkeys((*one["choices"], *other["choices"]))

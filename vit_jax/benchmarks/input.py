@@ -74,7 +74,7 @@ def _time_batches(source, config: Config, mesh, steps: int) -> tuple[float, ...]
 
 
 def _read_seconds(source, config: Config) -> float:
-    """What reading a record costs; median of batches."""
+    """Processor seconds of reading a record; the median of batches."""
     times = []
     for step in range(5):
         ids = batch_indices(config.seed, step, config.batch_size, len(source), config.data.repeats)
@@ -86,7 +86,9 @@ def _read_seconds(source, config: Config) -> float:
 
 
 def _machinery_seconds(source, config: Config, mesh) -> float:
-    """What a record costs when there is nothing to read, decode or resize: images of one pixel."""
+    """Processor seconds of a record when there is nothing to read, decode or resize: images of one
+    pixel.
+    """
     steps = 50
     tiny = dataclasses.replace(config, data=dataclasses.replace(config.data, image_size=1))
     dot = Record(np.zeros((1, 1, config.data.channels), np.uint8), 0, "dot")

@@ -283,7 +283,7 @@ def read_parts(folder: epath.Path, like: dict) -> dict:
 
 
 def _restore(folder: epath.Path, tree: dict) -> dict:
-    """What is saved under the names of `tree`, unproven."""
+    """What is saved under the names of `tree`, not compared with its fingerprint."""
     args = ocp.args.PyTreeRestore(
         item=tree, restore_args=jax.tree.map(_restore_args, tree), partial_restore=True
     )

@@ -83,7 +83,9 @@ class Checkpoints:
         return json.loads(processes.agree("steps", steps, self._wait))
 
     def keep_best(self, step: int | None) -> None:
-        """From now on the checkpoint of this step is kept whatever its age, and no earlier best one."""
+        """Keeps the checkpoint of this step from now on, whatever its age, and no longer an earlier
+        best one.
+        """
         self._best = step
         if _first():
             self._delete(self._superfluous)

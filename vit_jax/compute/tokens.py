@@ -38,5 +38,5 @@ def join(x: Tokens) -> jax.Array:
 
 @choices.by_platform
 def cuts(count: int) -> list[int]:
-    """Where that many tokens are cut into parts: nowhere, except on TPUs."""
+    """The places where `count` tokens are cut into parts: none, except on TPUs."""
     return []

@@ -27,7 +27,7 @@ def shape(config_data: "Data") -> tuple[int, int, int]:
 
 
 def train_part(height: int, width: int, config_data: "Data", draws: Sequence[float]) -> Part:
-    """What is cut out of an image of this size for training, and then resized to
+    """The part that is cut out of an image of this size for training, and then resized to
     `config_data.image_size`, the target.
 
     `config_data.train_crop` says how:
@@ -54,7 +54,7 @@ def train_part(height: int, width: int, config_data: "Data", draws: Sequence[flo
 
 
 def eval_part(height: int, width: int, config_data: "Data") -> Part:
-    """What is cut out of an image of this size for evaluation, and then resized to
+    """The part that is cut out of an image of this size for evaluation, and then resized to
     `config_data.image_size`, the target.
 
     `config_data.eval_crop` says how:

@@ -43,8 +43,8 @@ def cut_pixels(pixels: np.ndarray, part: Part, out: np.ndarray, interpolation: s
 
 
 def jpeg_scale(part: Part, height: int, width: int, interpolation: str) -> int:
-    """Of eight pixels, how many a side of a block is decoded to for a result of this size: 8, 4, 2
-    or 1.
+    """The pixels (8, 4, 2 or 1) to which the 8 of a side of a block are decoded, for a result of
+    this size.
     """
     (top, left, bottom, right), _ = part
     scale, needed = BLOCK, 2 * BLOCK * SPARE[interpolation]

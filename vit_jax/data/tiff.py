@@ -37,7 +37,7 @@ _MOST_BYTES = 2**15  # of pixels that one byte of a file can hold, compressed
 
 @dataclasses.dataclass(frozen=True)
 class Directory:
-    """What a file says of its first image.
+    """What a file says about its first image.
 
     Attributes:
       order: '<' or '>', as in `struct`.

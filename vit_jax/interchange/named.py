@@ -33,7 +33,7 @@ class Found:
     """Whose names a file has.
 
     Attributes:
-      family, conversion: that recognise it.
+      family, conversion: those that recognise the file.
       recognised: the model.
       prefix: what stands before all names of the model.
       tensors: the file's, by their names in the conversion's rules.
@@ -54,7 +54,8 @@ def find(
     said: Mapping[str, Any] | None = None,
     prefixes: Sequence[str] = ("",),
 ) -> Found | None:
-    """Whose names in a format a file has; `None` if those of no family.
+    """The family whose names in a format a file uses, and its model; `None` if no family recognises
+    it.
 
     Args:
       said: see `Conversion.recognise`.
@@ -264,7 +265,7 @@ def said_size(size: Size | str | list[int] | None) -> dict[str, Any]:
 
 
 def header(foreign: Foreign, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What a file of ours says of its model beside the tensors; JSON."""
+    """What our files say about the model beside the tensors; JSON."""
     found = dict(options)
     if foreign.classes:
         found["classes"] = list(foreign.classes)
@@ -290,7 +291,7 @@ def with_header(foreign: Foreign, opened: Opened) -> Foreign:
 
 
 def preprocessing_of(said: Mapping[str, Any]) -> Preprocessing:
-    """From JSON, which knows no tuples."""
+    """The preprocessing in a JSON object, which has lists for tuples."""
     fields = {name: _tuples(value) for name, value in said.items()}
     return Preprocessing(**fields | said_size(fields["image_size"]))
 

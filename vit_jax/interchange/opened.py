@@ -55,7 +55,7 @@ class Opened:
 
     @functools.cached_property
     def said(self) -> dict:
-        """What we wrote into the header of a `.safetensors` file."""
+        """The header that our code wrote into a `.safetensors` file."""
         text = self._content[1].get(pytorch.METADATA, "{}")
         try:
             return json.loads(text)

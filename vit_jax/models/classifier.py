@@ -71,7 +71,7 @@ class Options:
 
     @property
     def height_width(self) -> tuple[int, int]:
-        """Of the images, in pixels."""
+        """Height and width of the images in pixels."""
         return sizes.height_width(self.image_size)
 
     @property

@@ -28,7 +28,7 @@ FAMILIES: list[Family] = [vit, hybrid, mixer, resnet]
 
 @dataclasses.dataclass
 class Name:
-    """What model; its other options default to what the name says."""
+    """Which model it is; its other options default to what the name says."""
 
     name: str = option("ViT-B/16", "model: see 'vit_jax models'")
 
@@ -163,7 +163,7 @@ def initialize(config: Options, key: jax.Array) -> dict:
 
 
 def conversions(family: Family) -> dict[str, Conversion]:
-    """What a family says of each format that others keep its models in; {} if it has no `conversions`."""
+    """A family's `Conversion` for each format that others keep its models in; {} if it has none."""
     return family.conversions() if hasattr(family, "conversions") else {}
 
 

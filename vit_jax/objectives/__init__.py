@@ -62,5 +62,7 @@ def make(config: Name, setting: Setting) -> Objective:
 
 
 def probabilities(config: Name | ConfigDict) -> str:
-    """What turns the logits of a model trained so into probabilities: 'softmax' or 'sigmoid'."""
+    """The function that turns the logits of a model trained this way into probabilities: 'softmax'
+    or 'sigmoid'.
+    """
     return getattr(find(config)[1], "loss", "softmax")

@@ -75,7 +75,7 @@ class Teacher:
     student_std: tuple[float, ...]
 
     def logits(self, images: jax.Array) -> jax.Array:
-        """What it says of the student's images (B, H, W, C): (B, classes) float32. They are resized
+        """Its logits (B, classes) float32 for the student's images (B, H, W, C). They are resized
         bilinearly, antialiased where they shrink.
         """
         mean, std, own_mean, own_std = (
@@ -92,7 +92,7 @@ class Teacher:
 
 @flax.struct.dataclass
 class Learner:
-    """What an objective works with, inside of a compiled step.
+    """What an objective works with inside a compiled step.
 
     Attributes:
       model: the model.

@@ -136,8 +136,8 @@ def _step(relative: Schedule, rates: dict, decays: dict) -> optax.GradientTransf
 def _rates_and_decays(
     config: Optim, shapes: dict[str, tuple[int, ...]], layers: Mapping[str, int] | None
 ) -> tuple[dict, dict]:
-    """By parameter name, what multiplies the direction and the parameter, at the peak of the
-    schedule.
+    """The factors of the direction and of the parameter at the peak of the schedule, by parameter
+    name.
     """
     relative = multipliers.learning_rates(config, shapes, layers)
     rates = {name: config.lr * multiplier for name, multiplier in relative.items()}

@@ -18,7 +18,7 @@ _INPUTS = re.compile(r"(embedding|position|registers?|\w*token|backbone/root)(/.
 def learning_rates(
     config: Optim, shapes: Mapping[str, tuple[int, ...]], layers: Mapping[str, int] | None = None
 ) -> dict[str, float | np.ndarray]:
-    """By parameter name, the multiplier of the learning rate: `lr_rules` times layer-wise decay.
+    """The multiplier of the learning rate by parameter name: `lr_rules` times layer-wise decay.
 
     Args:
       config: `config.optim`.
@@ -41,8 +41,8 @@ def learning_rates(
 
 
 def weight_decays(config: Optim, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, float]:
-    """By parameter name, `weight_decay` times the value of the first of `weight_decay_rules` that
-    matches, else 0.
+    """The weight decay by parameter name: `weight_decay` times the value of the first of
+    `weight_decay_rules` that matches, else 0.
     """
     patterns.check_rules(config.weight_decay_rules, list(shapes), "config.optim.weight_decay_rules")
     return {

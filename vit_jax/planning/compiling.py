@@ -57,7 +57,7 @@ class Step:
     kept: list[dict]
 
     def state_bytes(self) -> int:
-        """Of parameters, optimizer state and averages on one device."""
+        """Bytes of parameters, optimizer state and averages on one device."""
         return sum(
             x.dtype.itemsize * math.prod(x.sharding.shard_shape(x.shape))
             for x in jax.tree.leaves(self.state)
@@ -150,7 +150,7 @@ def largest_arrays(program: hlo.Program, number: int = LARGEST) -> list[dict]:
 
 
 def _refused(message: str, step: Step) -> Memory:
-    """What the compiler's complaint says of the memory that it would need."""
+    """The memory that the step would need, from the compiler's error message."""
     arguments = step.state_bytes()
     used = re.search(r"Used ([\d.]+)([KMGT]?) of [\d.]+[KMGT]? hbm", message)
     temporaries = re.search(r"HLO temporaries \(([\d.]+)([KMGT]?)\)", message)

@@ -23,7 +23,7 @@ SMALLEST_PASS = 4
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """What a plan was made with."""
+    """The settings that a plan was made with."""
 
     fsdp: int
     remat: str

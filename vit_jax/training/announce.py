@@ -122,5 +122,7 @@ def _evaluators(suite: Suite | None) -> Iterator[Evaluator]:
 
 
 def _held_out(evaluator: Evaluator) -> Source | None:
-    """What an evaluator judges on, if it keeps that as those of the package do."""
+    """The examples that an evaluator judges on, if it keeps them under the names that the package's
+    evaluators use.
+    """
     return getattr(evaluator, "source", None) or getattr(evaluator, "test", None)

@@ -95,7 +95,7 @@ class Clock:
 
     @contextlib.contextmanager
     def during(self, kind: str, after: Any = None) -> Iterator[None]:
-        """What is done in here counts as `kind`.
+        """Counts the time inside as `kind`.
 
         Args:
           after: arrays that the devices are still working on; waiting for them counts as what was
@@ -109,7 +109,7 @@ class Clock:
             self._count_as(before)
 
     def training(self) -> None:
-        """From now on, time that counts as nothing else counts as steps."""
+        """Starts to count time as steps, unless it counts as something else."""
         self._count_as("steps")
 
     def each(self, items: Iterable, kind: str) -> Iterator:

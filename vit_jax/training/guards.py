@@ -30,7 +30,9 @@ class NotWritable(UserError):
 
 
 def changed_fields(saved: dict, description: dict) -> list[str]:
-    """What of two descriptions differs and would change the result, as 'field: old -> new'."""
+    """The differences between two descriptions that would change the result, as 'field: old ->
+    new'.
+    """
     may_change = {f"config.{name}" for name in schema.may_change(config_class())}
     compare = {"config.data.path": _same_place, "config.data.mixture": _same_mixture}
     changed = []

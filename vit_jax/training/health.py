@@ -41,7 +41,7 @@ class BadStep(NonFiniteError):
 
 @flax.struct.dataclass
 class Health:
-    """What bad steps did so far; kept on the devices so that watching costs no synchronisation.
+    """The bad steps so far; kept on the devices so that watching costs no synchronisation.
 
     Attributes:
       first_bad_step: int32, the first of them; −1 for none.

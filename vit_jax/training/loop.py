@@ -251,7 +251,7 @@ class _Run:
 
     @contextlib.contextmanager
     def _during(self, kind: str) -> Iterator[None]:
-        """What is done in here is no step; `kind` of `clock.KINDS`."""
+        """Counts the time inside as `kind` of `clock.KINDS`, not as steps."""
         with self.clock.during(kind, after=self.state):
             yield
 

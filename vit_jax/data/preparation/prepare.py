@@ -221,7 +221,7 @@ def _notes(out: pathlib.Path, recipe: dict) -> Iterator[pathlib.Path]:
 
 
 def _write_all(plan, opened, out, notes, how: tuple, workers: int) -> list[dict]:
-    """What is known of every file of `plan`, once all are written."""
+    """Writes all files of `plan` and returns the note of each."""
     done = []
     total = sum(shard.stop - shard.start for shard in plan)
     with (
@@ -263,7 +263,7 @@ def _clear(out: pathlib.Path) -> None:
 
 
 def _result(out: pathlib.Path, opened: dict, options: shards.Options) -> dict:
-    """What a finished data set is, read back from it."""
+    """The result of `prepare`, read back from the finished data set."""
     description = read_description(out)
     splits = description["splits"]
     report = [json.loads(line) for line in (out / REPORT).read_text().splitlines()]
@@ -285,11 +285,11 @@ def _result(out: pathlib.Path, opened: dict, options: shards.Options) -> dict:
         }
         good = [index for index in range(len(opened[name])) if index not in bad]
         stored = open_prepared(Data(path=str(out))).open(name)
-        result |= measure(_Some(opened[name], good), stored)
+        result |= measure(_Subset(opened[name], good), stored)
     return result
 
 
-class _Some:
+class _Subset:
     """Some of the examples of a source."""
 
     def __init__(self, source: Source, indices: Sequence[int]):

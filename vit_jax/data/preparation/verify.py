@@ -55,7 +55,9 @@ def verify(folder: str, *, workers: int = 0) -> dict:
 
 
 def _changed(folder: pathlib.Path, file: dict) -> str:
-    """What is wrong with a file of which the description has the name and the checksum, or ''."""
+    """What is wrong with a file, of which the description has the name and the checksum; '' if
+    nothing is.
+    """
     path = folder / file["file"]
     if not path.exists():
         return "the file is missing"
@@ -63,7 +65,7 @@ def _changed(folder: pathlib.Path, file: dict) -> str:
 
 
 def _wrong(reader, classes: int, row: int) -> tuple[str, str] | None:
-    """Which record it is, and what is wrong with it."""
+    """The place of a record and what is wrong with it; `None` if it is good."""
     place = str(row)
     try:
         record = unpack(reader.read([row])[0])

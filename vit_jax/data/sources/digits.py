@@ -35,7 +35,7 @@ class Digits:
         return Record(self.images[index], int(self.labels[index]), f"digits/{self.ids[index]}")
 
     def fingerprint(self) -> str:
-        """Of which digits these are."""
+        """A fingerprint of which digits these are."""
         return fingerprint.digest("digits", self.ids)
 
 

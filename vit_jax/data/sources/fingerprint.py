@@ -29,7 +29,7 @@ def sampled(count: int) -> list[int]:
 
 
 def of_labels(labels: Labels) -> np.ndarray | list | None:
-    """What of the labels goes into a fingerprint: all, or, where an example has several, a sample."""
+    """The labels that go into a fingerprint: all, or, where an example has several, a sample."""
     if isinstance(labels, tuple):
         return [labels[i] for i in sampled(len(labels))]
     return labels

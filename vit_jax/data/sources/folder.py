@@ -64,7 +64,9 @@ class ImageFiles:
             raise BadImage(readable(path), error.strerror or str(error)) from None
 
     def fingerprint(self) -> str:
-        """Of a sample of the names and, on a local disk, of the sizes; and of all labels."""
+        """A fingerprint of a sample of the names and, on a local disk, of the sizes; and of all
+        labels.
+        """
         some = fingerprint.sampled(len(self))
         names = [self.paths[i] for i in some]
         sizes = [_size(self._path(i)) for i in some]

@@ -68,7 +68,7 @@ class Mixture:
         return labels[record.label]
 
     def fingerprint(self) -> str:
-        """Of those of the sets, and of how often each is seen."""
+        """A fingerprint of those of the sets, and of how often each is seen."""
         return fingerprint.digest([one.fingerprint() for one in self._sources], self._counts)
 
 

@@ -30,7 +30,7 @@ DESCRIPTION = "dataset.json"
 
 
 def pack(record: Record) -> bytes:
-    """What is stored of `record`, whose image is encoded."""
+    """The stored form of a record, whose image is encoded."""
     label = list(record.label) if isinstance(record.label, tuple) else record.label
     return msgpack.packb({"image": record.image, "label": label, "name": record.name})
 
@@ -113,7 +113,7 @@ class Prepared:
         return np.concatenate(found)
 
     def fingerprint(self) -> str:
-        """Of the checksums of all files of the splits."""
+        """A fingerprint of the checksums of all files of the splits."""
         files = {
             split: [(one["file"], one["sha256"]) for one in self._splits[split]["shards"]]
             for split, _, _ in self._parts

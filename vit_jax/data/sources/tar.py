@@ -69,7 +69,7 @@ class TarImages:
             raise BadImage(name, error.strerror or str(error)) from None
 
     def fingerprint(self) -> str:
-        """Of a sample of the names and sizes, and of all labels."""
+        """A fingerprint of a sample of the names and sizes, and of all labels."""
         some = [self.places[i] for i in fingerprint.sampled(len(self))]
         names, sizes = [name for _, name, *_ in some], [size for *_, size in some]
         labels = fingerprint.of_labels(self.labels)

@@ -74,7 +74,7 @@ class Tfds:
         return tuple(int(one) for one in np.ravel(label)) if self.multi_label else int(label)
 
     def fingerprint(self) -> str:
-        """Of TFDS's name, version and sizes."""
+        """A fingerprint of TFDS's name, version and sizes."""
         return fingerprint.digest(self._where, self._sizes, self.classes)
 
 

@@ -1,5 +1,5 @@
-"""What a family says of each format that others keep its models in: how their tensors are recognised,
-which of them is which parameter, and what the other code cannot compute.
+"""What a family says about each format that others keep its models in: how their tensors are
+recognised, which of them is which parameter, and what the other code cannot compute.
 
 A family gives its conversions by format, see `registry.conversions`: `official`, `big_vision`, `timm`,
 `huggingface`, or `authors`, the PyTorch code that the family was published with.
@@ -148,7 +148,7 @@ class HuggingFaceConversion(Conversion):
     """The names of `transformers`. `said` are the fields of config.json."""
 
     def config_json(self, config: Options) -> dict[str, Any]:
-        """What config.json says of the model, `architectures` and `model_type` among it."""
+        """What config.json says about the model, including `architectures` and `model_type`."""
         raise NotImplementedError
 
 

@@ -75,7 +75,7 @@ class Timm(vit_timm.Timm):
         return [*super().rules(config, layout), *below]
 
     def preprocessing(self, config: Config) -> Preprocessing:
-        """Of the published models."""
+        """As for the published models."""
         return Preprocessing(config.image_size)
 
     def architecture(self, config: Config) -> tuple[str, dict[str, Any]]:

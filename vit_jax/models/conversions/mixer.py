@@ -121,7 +121,7 @@ class Timm(TimmConversion):
         return [*result, *pytorch.norm("norm", "norm"), *pytorch.linear("head", "head")]
 
     def preprocessing(self, config: mixer.Config) -> Preprocessing:
-        """Of the published models."""
+        """As for the published models."""
         side = math.floor(min(config.height_width) / 0.875)
         return Preprocessing(config.image_size, eval_crop="central", eval_resize=side)
 

@@ -90,7 +90,7 @@ class Timm(TimmConversion):
         return "" if config.preactivation else "of ResNets v1 timm has those in hybrids only"
 
     def preprocessing(self, config: resnet.Config) -> Preprocessing:
-        """Of the published models."""
+        """As for the published models."""
         return Preprocessing(config.image_size)
 
     def architecture(self, config: resnet.Config) -> tuple[str, dict[str, Any]]:

@@ -95,7 +95,9 @@ def joined(axis: int, sizes: Sequence[int]) -> Transform:
 
 
 def chain(*transforms: Transform) -> Transform:
-    """From theirs to ours one transform after the other, and back in the opposite order."""
+    """Several transforms as one: applied in this order from theirs to ours, and in reverse on the
+    way back.
+    """
 
     def to_ours(arrays: Arrays) -> Arrays:
         for transform in transforms:
@@ -316,7 +318,9 @@ def _by_name(rules: Iterable[Rule | Constant]) -> dict[str, Rule]:
 
 
 def _wanted(rules: dict[str, Rule], leaves: dict[str, Any]) -> dict[str, tuple]:
-    """Of every tensor that the format has for these parameters: shape, and type of the parameter."""
+    """The shape of every tensor that the format has for these parameters, and the type of the
+    parameter.
+    """
     wanted = {}
     for name, rule in rules.items():
         if name in leaves:

@@ -141,7 +141,7 @@ def recognise(shapes: Shapes, said: Mapping[str, Any], stride: int = 1) -> Recog
 
 
 def rules(layout: Mapping[str, Any]) -> list[Rule]:
-    """Of all but the patch embedding."""
+    """The rules of all parameters but the patch embedding."""
     block = "Transformer/encoderblock" if layout["scanned"] else "Transformer/encoderblock_{layer}"
     norm, attention, mlp = NUMBERS[layout["numbers"]]
     pooling = layout["pooling"]
