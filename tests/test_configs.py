@@ -17,8 +17,8 @@ from vit_jax.config import CHECKPOINT, config_class
 from vit_jax.devices import meshes
 from vit_jax.interchange import formats
 from vit_jax.models import registry
+from vit_jax.objectives.networks import OWN
 from vit_jax.training.assembly import assemble, resolve
-from vit_jax.training.networks import OWN
 from vit_jax.user_files import load_config
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / "configs"

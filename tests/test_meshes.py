@@ -15,9 +15,9 @@ from vit_jax.config import Optim
 from vit_jax.devices import meshes
 from vit_jax.models import registry
 from vit_jax.objectives.contract import Objective
+from vit_jax.objectives.networks import Networks
 from vit_jax.planning import target
 from vit_jax.training import state as training_state
-from vit_jax.training.networks import Networks
 
 MINIMUM = 2048
 # Of `vit()` on 2 x 2 x 2 devices: the whole shape, and that of the part on a device. By hand: heads

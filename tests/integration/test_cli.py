@@ -55,7 +55,7 @@ WRONG = {
     "freezing nothing": (("--config.optim.freeze=('heads/.*',)",), "config.optim.freeze"),
     "negative number": (("--config.optim.weight_decay=-1",), "config.optim.weight_decay = -1.0 must be at least 0"),
     "missing checkpoint to start from": (("--config.init_from=/nowhere",), "/nowhere does not exist"),
-    "half a mean": (("--config.data.mean=(0.5,0.5)",), "config.data.mean = (0.5, 0.5) has 2 numbers, and config.data.channels is 3"),
+    "half a mean": (("--config.data.mean=(0.5,0.5)",), "(0.5, 0.5) has 2 numbers, and config.data.channels is 3"),
     "one number for two": (("--config.data.crop_area=0.2",), "config.data.crop_area = (0.2,) must be 2 values"),
     "texts without quotes": (("--config.optim.freeze=a.*,b.*",), "put quotes around each of several texts"),
     "half a number": (("--config.seed=1.5",), "config.seed = 1.5 must be a whole number"),

@@ -12,7 +12,7 @@ from vit_jax.base.schema import checked, nearest, option
 from vit_jax.config import Config, Data
 from vit_jax.models import classifier
 from vit_jax.models.registry import Weights
-from vit_jax.training.networks import Networks
+from vit_jax.objectives.networks import Networks
 
 # What every iterable over batches goes through: progress, signs of life.
 Watch = Callable[[Iterable], Iterable]

@@ -24,8 +24,8 @@ from vit_jax.devices import meshes
 from vit_jax.interchange import formats, loading
 from vit_jax.models import classifier, registry
 from vit_jax.objectives.contract import FromCheckpoint, Objective, Setting
+from vit_jax.objectives.networks import FixedTeacher, Networks
 from vit_jax.training import state as states
-from vit_jax.training.networks import FixedTeacher, Networks
 from vit_jax.training.step import make_train_step
 
 

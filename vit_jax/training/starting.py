@@ -10,11 +10,11 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading, saving
 from vit_jax.interchange import loading
 from vit_jax.models.registry import Weights
+from vit_jax.objectives.networks import OWN
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.clock import KINDS
 from vit_jax.training.guards import changed_fields
-from vit_jax.training.networks import OWN
 from vit_jax.training.state import TrainState
 
 

@@ -11,8 +11,8 @@ import optax
 from vit_jax.devices import meshes
 from vit_jax.models import registry
 from vit_jax.models.registry import Weights
+from vit_jax.objectives.networks import OWN, FixedTeacher, Networks
 from vit_jax.training.health import Health, healthy
-from vit_jax.training.networks import OWN, FixedTeacher, Networks
 
 
 @flax.struct.dataclass

@@ -16,8 +16,8 @@ from vit_jax.config import Config
 from vit_jax.data.augmentation.augment import augment
 from vit_jax.devices import meshes
 from vit_jax.objectives.contract import Batch, MovingAverage
+from vit_jax.objectives.networks import OWN, Networks, variables_of
 from vit_jax.training.health import examine, update_is_made
-from vit_jax.training.networks import OWN, Networks, variables_of
 from vit_jax.training.state import TrainState
 
 Metrics = dict[str, jax.Array]
