@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 
 import cv2
 import numpy as np
@@ -72,20 +71,16 @@ def test_one_image_of_very_many_in_another_class_is_found():
     assert one.fingerprint() != two.fingerprint()
 
 
-def test_a_million_files_take_less_than_a_tenth_of_a_second(tmp_path):
+def test_of_a_million_files_no_more_than_a_thousand_are_looked_at(tmp_path, monkeypatch):
     paths = tuple(f"class/{i}.jpg" for i in range(1_000_000))
-    (tmp_path / "class").mkdir()
-    for i in range(0, 1_000_000, 1000):
-        (tmp_path / f"class/{i}.jpg").touch()
+    looked_at = []
+    exists = os.path.exists
+    monkeypatch.setattr(os.path, "exists", lambda path: looked_at.append(path) or exists(path))
     several = tuple((0, 1) for _ in range(1_000_000))
     for labels in (np.zeros(1_000_000, np.int32), several, None):
-        source = ImageFiles(str(tmp_path), ("a", "b"), labels is several, paths, labels)
-        seconds = []
-        for _ in range(3):
-            start = time.perf_counter()
-            source.fingerprint()
-            seconds.append(time.perf_counter() - start)
-        assert min(seconds) < 0.1
+        looked_at.clear()
+        ImageFiles(str(tmp_path), ("a", "b"), labels is several, paths, labels).fingerprint()
+        assert 0 < len(looked_at) <= 1000
 
 
 def test_prepared_sets_are_known_by_their_checksums(animals, tmp_path):
