@@ -66,4 +66,5 @@ class BatchNorm(nnx.Module):
         return y
 
     def _average(self, running: nnx.Variable, newest: jax.Array) -> None:
-        running[...] += self.momentum * (newest.astype(running.dtype) - running[...])
+        now = running[...]
+        running.set_value(now + self.momentum * (newest.astype(now.dtype) - now))
