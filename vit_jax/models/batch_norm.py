@@ -23,6 +23,13 @@ class Options(classifier.Options):
     )
 
 
+def with_fixed_statistics(config):
+    """The config of a model of any family, its batch norms, if it has any, with `fixed_statistics`."""
+    if not isinstance(config, Options):
+        return config
+    return dataclasses.replace(config, fixed_statistics=True)
+
+
 class BatchNorm(nnx.Module):
     """Batch norm as PyTorch defines it: running statistics are averaged with weight `momentum` for
     the newest batch, of its variance the unbiased estimate.
