@@ -55,6 +55,14 @@ TINY = {
         49 * 16 + 7 * 16 + 16 + 2 * (4 * 17 * 16 + 17 * 32 + 33 * 16 + 4 * 16) + 32 + 17 * 5
         + (2 * 2 + 2 + 2 * 2),
     ),
+    "localvit": (
+        "LocalViT-T",
+        dict(image_size=(8, 12), patch=4, depth=2, width=16, mlp_dim=32, heads=2, reduction=8),
+        # patches, positions, class token, blocks' attention and norm, last norm, head
+        49 * 16 + 7 * 16 + 16 + 2 * (4 * 17 * 16 + 2 * 16) + 32 + 17 * 5
+        # MLPs: three convolutions and their norms, squeeze-excite
+        + 2 * (16 * 32 + 9 * 32 + 32 * 16 + 2 * (32 + 32 + 16) + 33 * 4 + 5 * 32),
+    ),
 }  # fmt: skip
 FAMILIES = [registry.family_name(family) for family in registry.FAMILIES]
 
