@@ -1,6 +1,7 @@
 """DeepViT against its authors' code, its formula in float64, and plain attention."""
 
 import functools
+import re
 
 import jax
 import numpy as np
@@ -15,6 +16,7 @@ from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.devices import meshes
 from vit_jax.interchange import formats, loading, safetensors
 from vit_jax.models import deepvit, registry
+from vit_jax.models.conversions.rules import to_theirs
 
 PARAMETERS = {
     "DeepViT-16": 24_426_664,
@@ -124,20 +126,13 @@ def test_logits_maps_and_statistics_are_those_of_the_authors_code(name, shared_d
     logits, after = train(config, params, variables, answers["images"])
     close(logits, answers["logits_training"])
     rules = deepvit.conversions()["authors"].rules(config, {})
-    written = dict(formats_tensors(rules, after))
+    written = dict(to_theirs(rules, after, constants={}))
     expected = {
         k.split("/", 1)[1]: v for k, v in answers.items() if k.startswith("after_training/")
     }
     assert set(written) == {k for k in expected if "num_batches" not in k}
     for key, value in written.items():
         close(value, expected[key], err_msg=key)
-
-
-def formats_tensors(rules, tree):
-    """The authors' tensors of some of our arrays."""
-    from vit_jax.models.conversions.rules import to_theirs
-
-    return to_theirs(rules, tree, constants={})
 
 
 @pytest.mark.parametrize("name", ORACLES[1:3])
@@ -283,3 +278,10 @@ def test_a_model_without_reattention_is_not_written_as_one(tmp_path):
     with pytest.raises(CheckpointError, match="plain ViT's, and would be read as one"):
         foreign = formats.Foreign(config, parameters(config))
         formats.write(foreign, tmp_path / "a.safetensors", "authors")
+
+
+@pytest.mark.slow
+def test_a_small_one_learns_digits(command, tmp_path):
+    recipe = "configs/deepvit.py:smoke"
+    code, out, _ = command("train", f"--config={recipe}", f"--workdir={tmp_path / 'run'}")
+    assert code == 0 and float(re.search(r"accuracy ([\d.]+)", out)[1]) >= 0.95

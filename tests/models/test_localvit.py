@@ -1,6 +1,7 @@
 """LocalViT against its authors' code and its formula in float64."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -265,3 +266,10 @@ def test_a_file_that_lacks_a_tensor_or_has_one_more_names_it(shared_data, tmp_pa
         vit_jax.load(tmp_path / "a.npz")
     assert "blocks.1.conv.conv.4.running_var (128,): missing in the file" in str(error.value)
     assert "blocks.1.surplus (128,): in the file, but not in the model" in str(error.value)
+
+
+@pytest.mark.slow
+def test_a_small_one_learns_digits(command, tmp_path):
+    recipe = "configs/localvit.py:smoke"
+    code, out, _ = command("train", f"--config={recipe}", f"--workdir={tmp_path / 'run'}")
+    assert code == 0 and float(re.search(r"accuracy ([\d.]+)", out)[1]) >= 0.95

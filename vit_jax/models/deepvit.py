@@ -243,11 +243,7 @@ class Model(nnx.Module):
         keys = jax.random.split(rngs.dropout(), config.depth) if stochastic else None
         training = not deterministic and not config.fixed_statistics
 
-        x = (
-            self.embedding(images, training=training)
-            if config.conv_stem
-            else self.embedding(images)
-        )
+        x = self.embedding(images, **({"training": training} if config.conv_stem else {}))
         x = prepend([self.class_token[...].astype(x.dtype)], x)
         x = x + self.position[...].astype(x.dtype)
         captured, first = [], 0
@@ -295,17 +291,11 @@ class Block(nnx.Module):
 
     def __init__(self, config: Config, reattention: bool, *, dtype, rngs: nnx.Rngs):
         self.attention_norm = layer_norm(config.width, EPSILON, dtype, rngs)
-        self.attention = (
-            ReAttention(config, dtype=dtype, rngs=rngs)
-            if reattention
-            else Attention(
-                config.width,
-                config.heads,
-                implementation=config.attention,
-                dtype=dtype,
-                rngs=rngs,
-            )
-        )
+        if reattention:
+            self.attention = ReAttention(config, dtype=dtype, rngs=rngs)
+        else:
+            how = dict(implementation=config.attention, dtype=dtype, rngs=rngs)
+            self.attention = Attention(config.width, config.heads, **how)
         self.mlp_norm = layer_norm(config.width, EPSILON, dtype, rngs)
         self.mlp = Mlp(
             config.width, config.mlp_dim, activation="gelu", dropout=0.0, dtype=dtype, rngs=rngs
