@@ -135,7 +135,8 @@ def test_a_recipe_builds_and_its_state_fits_on_eight_devices(case, teacher):
     assert sum(p.size for p in jax.tree.leaves(of_model)) == registry.count_parameters(
         assembly.model_config
     )
-    kernel = state.params["encoder"]["layers"]["mlp"]["up"]["kernel"]
+    named = zip(patterns.names(of_model), jax.tree.leaves(of_model), strict=True)
+    kernel = next(leaf for name, leaf in named if name.endswith("layers/mlp/up/kernel"))
     parts = mesh.shape["fsdp"] if kernel.size >= config.mesh.fsdp_min_size else 1
     assert np.prod(kernel.sharding.shard_shape(kernel.shape)) == kernel.size / parts
     assert config.batch_size % (config.accumulate * mesh.shape["data"] * mesh.shape["fsdp"]) == 0

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.models.conftest import apply, parameters
+from tests.models.conftest import apply, parameters, statistics
 from vit_jax.base import patterns, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.devices import meshes
@@ -46,6 +46,22 @@ TINY = {
         # root, first unit with its shortcut, second unit, last norm, head
         147 * 32 + (64 + 32 * 32 + 64 + 9 * 32 * 32 + 64 + 32 * 128 + 32 * 128)
         + (256 + 128 * 32 + 64 + 9 * 32 * 32 + 64 + 32 * 128) + 256 + 129 * 5,
+    ),
+    "deepvit": (
+        "DeepViT-S",
+        dict(image_size=(8, 12), patch=4, stages=(1, 1), width=16, mlp_dim=32, heads=2,
+             conv_stem=False),
+        # as a ViT; Θ of the second block, its bias and norm
+        49 * 16 + 7 * 16 + 16 + 2 * (4 * 17 * 16 + 17 * 32 + 33 * 16 + 4 * 16) + 32 + 17 * 5
+        + (2 * 2 + 2 + 2 * 2),
+    ),
+    "localvit": (
+        "LocalViT-T",
+        dict(image_size=(8, 12), patch=4, depth=2, width=16, mlp_dim=32, heads=2, reduction=8),
+        # patches, positions, class token, blocks' attention and norm, last norm, head
+        49 * 16 + 7 * 16 + 16 + 2 * (4 * 17 * 16 + 2 * 16) + 32 + 17 * 5
+        # MLPs: three convolutions and their norms, squeeze-excite
+        + 2 * (16 * 32 + 9 * 32 + 32 * 16 + 2 * (32 + 32 + 16) + 33 * 4 + 5 * 32),
     ),
 }  # fmt: skip
 FAMILIES = [registry.family_name(family) for family in registry.FAMILIES]
@@ -193,10 +209,12 @@ def test_a_model_cut_over_data_fsdp_and_tensor_learns_what_one_device_learns(fam
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_saved_is_loaded_bit_by_bit(family, tmp_path):
     config = tiny(family)
-    formats.write(formats.Foreign(config, weights(family)), tmp_path / "run", "orbax")
+    written = formats.Foreign(config, weights(family), variables=statistics(config))
+    formats.write(written, tmp_path / "run", "orbax")
     found = formats.read(tmp_path / "run")
     assert found.model_config == config
-    for one, other in zip(*map(jax.tree.leaves, (found.params, weights(family))), strict=True):
+    arrays = ((x.params, x.variables) for x in (found, written))
+    for one, other in zip(*map(jax.tree.leaves, arrays), strict=True):
         np.testing.assert_array_equal(np.asarray(one), other)
 
 

@@ -12,6 +12,7 @@ from vit_jax.data import loader, sources
 from vit_jax.data.augmentation.augment import normalize
 from vit_jax.devices import meshes
 from vit_jax.evaluation.contract import Evaluator, Options, Subject, Trained, Watch
+from vit_jax.models import batch_norm
 
 
 class Loss(Evaluator):
@@ -46,11 +47,16 @@ class Loss(Evaluator):
 
     def _sums(self, state, batch: dict, number: jax.Array) -> dict[str, jax.Array]:
         on_devices, data = self.subject.networks.for_devices(), self.config.data
+        # An example's loss may not depend on others of its batch, some of which only fill it.
+        model_config = batch_norm.with_fixed_statistics(on_devices.model_config)
+        on_devices = dataclasses.replace(on_devices, model_config=model_config)
         objective = on_devices.objective
-        params = state.params if state.ema is None else state.ema
+        params, variables = state.params, state.variables
+        if state.ema is not None:
+            params, variables = state.ema, variables | {"model": state.weights().variables}
         average = None if state.teacher is None else (state.teacher, state.variables.get("teacher"))
         learner = on_devices.learner(
-            params, state.variables, step=state.step, average=average, fixed=state.fixed
+            params, variables, step=state.step, average=average, fixed=state.fixed
         )
         dtype = jnp.dtype(on_devices.model_config.dtype)
         images = normalize(batch["image"], data.mean, data.std, dtype)

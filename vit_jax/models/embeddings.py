@@ -37,6 +37,12 @@ class PatchEmbedding(nnx.Module):
         return dense(x, self.kernel[...].reshape(-1, width), self.bias[...])
 
 
+def prepend(learned: list[jax.Array], x: jax.Array) -> jax.Array:
+    """Learned tokens (1, n, D), the same for every example, before x (B, N, D)."""
+    tokens = [jnp.broadcast_to(t, (x.shape[0], *t.shape[1:])) for t in learned]
+    return jnp.concatenate([*tokens, x], axis=1)
+
+
 def sincos_2d(grid: tuple[int, int], width: int, temperature: float = 10_000.0) -> np.ndarray:
     """Fixed 2-D sine-cosine position embedding (1, h·w, D) float32 of MoCo v3, as in arXiv 2205.01580 and big_vision.
 

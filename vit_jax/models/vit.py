@@ -15,7 +15,7 @@ from vit_jax.compute.activations import ACTIVATIONS
 from vit_jax.compute.dropout import dropout
 from vit_jax.models import classifier, pooling
 from vit_jax.models.contract import ModelOutput
-from vit_jax.models.embeddings import PatchEmbedding, sincos_2d
+from vit_jax.models.embeddings import PatchEmbedding, prepend, sincos_2d
 from vit_jax.models.encoder import Encoder
 
 # depth, width, MLP width, heads. Ti, S: AugReg Table 1; B, L, H: ViT Table 1; g, G: Scaling ViT Table 2; the others
@@ -333,7 +333,7 @@ class Model(nnx.Module):
                 t + p for t, p in zip(learned, jnp.split(prefix, len(learned), 1), strict=True)
             ]
         learned += [self.registers[...].astype(x.dtype)] if config.registers else []
-        return _prepend(learned, x)
+        return prepend(learned, x)
 
     def encode(
         self,
@@ -388,9 +388,3 @@ class Model(nnx.Module):
         if self.config.pool == "map":
             return self.pool(tokens)
         return pooling.mean(tokens) if self.config.pool == "mean" else pooling.token(tokens)
-
-
-def _prepend(learned: list[jax.Array], x: jax.Array) -> jax.Array:
-    """Learned tokens (1, n, D), the same for every example, before x (B, N, D)."""
-    tokens = [jnp.broadcast_to(t, (x.shape[0], *t.shape[1:])) for t in learned]
-    return jnp.concatenate([*tokens, x], axis=1)

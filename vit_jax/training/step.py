@@ -135,7 +135,7 @@ def _accumulated(gradient_of: Callable, parts: int) -> Callable:
             grads, (metrics, variables) = gradient_of(params, variables, batch, key)
             return (jax.tree.map(jnp.add, total, (grads, metrics)), variables), None
 
-        first = jax.tree.map(lambda x: x[:1], batch)
+        first = jax.tree.map(lambda x: x[0], cut)
         grads, (metrics, _) = jax.eval_shape(gradient_of, params, variables, first, key)
         zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (grads, metrics))
         keys = jax.random.split(key, parts)

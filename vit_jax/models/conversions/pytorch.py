@@ -5,7 +5,15 @@ Weights of linear layers are (outputs, inputs), of convolutions (outputs, inputs
 
 import numpy as np
 
-from vit_jax.models.conversions.rules import Constant, Rule, chain, joined, reshaped, transposed
+from vit_jax.models.conversions.rules import (
+    Constant,
+    Rule,
+    chain,
+    expanded,
+    joined,
+    reshaped,
+    transposed,
+)
 
 
 def linear(ours: str, theirs: str, first_layer: int = 0) -> list[Rule]:
@@ -45,7 +53,20 @@ def convolution(ours: str, theirs: str, first_layer: int = 0) -> Rule:
     return Rule(f"{ours}/kernel", f"{theirs}.weight", transposed(2, 3, 1, 0), first_layer)
 
 
-def attention(ours: str, qkv: tuple[str, ...], out: str, width: int, heads: int) -> list[Rule]:
+def pointwise(ours: str, theirs: str, first_layer: int = 0) -> Rule:
+    """The kernel (inputs, outputs) of a 1x1 convolution."""
+    transform = chain(expanded(2, 3), transposed(1, 0))
+    return Rule(f"{ours}/kernel", f"{theirs}.weight", transform, first_layer)
+
+
+def attention(
+    ours: str,
+    qkv: tuple[str, ...],
+    out: str,
+    width: int,
+    heads: int,
+    first_layer: int = 0,
+) -> list[Rule]:
     """Attention whose queries, keys and values come from linear layers: one for all, or several one after the other.
 
     Args:
@@ -63,9 +84,10 @@ def attention(ours: str, qkv: tuple[str, ...], out: str, width: int, heads: int)
     )
     bias = chain(together, reshaped((3, heads, size), (3 * width,)))
     out_kernel = chain(transposed(1, 0), reshaped((heads, size, width), (width, width)))
+    biases = tuple(f"{name}.bias" for name in qkv)
     return [
-        Rule(f"{ours}/qkv/kernel", tuple(f"{name}.weight" for name in qkv), kernel),
-        Rule(f"{ours}/qkv/bias", tuple(f"{name}.bias" for name in qkv), bias),
-        Rule(f"{ours}/out/kernel", f"{out}.weight", out_kernel),
-        Rule(f"{ours}/out/bias", f"{out}.bias"),
+        Rule(f"{ours}/qkv/kernel", tuple(f"{name}.weight" for name in qkv), kernel, first_layer),
+        Rule(f"{ours}/qkv/bias", biases, bias, first_layer),
+        Rule(f"{ours}/out/kernel", f"{out}.weight", out_kernel, first_layer),
+        Rule(f"{ours}/out/bias", f"{out}.bias", first_layer=first_layer),
     ]

@@ -1,0 +1,108 @@
+"""LocalViTs with the names of their authors' code, ofsoundof/LocalViT.
+
+What no tensor tells: heads, of which published widths have theirs; the activation, taken for the hard
+swish of all published models; and which sigmoid efficient channel attention has.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vit_jax.models import localvit
+from vit_jax.models.conversions import pytorch
+from vit_jax.models.conversions.contract import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    Conversion,
+    Open,
+    Preprocessing,
+    Recognised,
+    Shapes,
+    count,
+    image_size,
+    patch_grid,
+)
+from vit_jax.models.conversions.rules import Constant, Rule, reshaped
+
+# In the `Sequential` of an MLP: the convolutions, their norms, and the gate, which moves what follows.
+_UP, _UP_NORM, _DEPTHWISE, _DEPTHWISE_NORM, _GATE = 0, 1, 3, 4, 6
+
+
+class Authors(Conversion):
+    """ofsoundof/LocalViT."""
+
+    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> Recognised | None:
+        """See `Conversion`."""
+        if _part(_DEPTHWISE).format(layer=0) + ".weight" not in shapes:
+            return None
+        mlp = {n.removeprefix("blocks.0.conv.conv."): shape for n, shape in shapes.items()}
+        width, channels, patch, _ = shapes["patch_embed.proj.weight"]
+        hidden = mlp[f"{_UP}.weight"][0]
+        grid, _ = patch_grid(shapes["pos_embed"][1], (1,), patch, said)
+        squeezed = mlp.get(f"{_GATE}.fc.0.bias")
+        gate = "se" if squeezed else "eca" if f"{_GATE}.conv.weight" in mlp else "none"
+        published = {size["width"]: size["heads"] for size in localvit.SIZES.values()}
+        heads = published.get(width, max(width // 48, 1))
+        options = {
+            "image_size": image_size(grid, patch),
+            "num_classes": shapes.get("head.bias", (0,))[0],
+            "patch": patch,
+            "depth": count(shapes, r"blocks\.(\d+)\."),
+            "width": width,
+            "mlp_dim": hidden,
+            "heads": heads,
+            "activation": "hard_swish",
+            "gate": gate,
+            "reduction": hidden // squeezed[0] if squeezed else 1,
+            "channels": channels,
+        }
+        left_open = {
+            "heads": Open(doubt="" if width in published else f"heads={heads} is taken"),
+            "activation": Open(doubt="" if squeezed else "activation=hard_swish is taken"),
+        }
+        if gate == "eca":
+            left_open["gate"] = Open(("eca", "eca_hard"), "gate=eca is taken")
+        return Recognised(options, open=left_open)
+
+    def rules(self, config, layout: Mapping[str, Any]) -> list[Rule | Constant]:
+        """See `Conversion`."""
+        block, layers = "blocks.{layer}", range(config.depth)
+        mlp, gate = "layers/mlp", _part(_GATE)
+        down = _GATE + (config.gate != "none")
+        eca = localvit.eca_size(config.mlp_dim)
+        return [
+            pytorch.convolution("embedding", "patch_embed.proj"),
+            Rule("embedding/bias", "patch_embed.proj.bias"),
+            Rule("class_token", "cls_token"),
+            Rule("position", "pos_embed"),
+            *pytorch.norm("layers/attention_norm", f"{block}.norm1"),
+            *pytorch.attention(
+                "layers/attention",
+                (f"{block}.attn.qkv",),
+                f"{block}.attn.proj",
+                config.width,
+                config.heads,
+            ),
+            pytorch.pointwise(f"{mlp}/up", _part(_UP)),
+            *pytorch.batch_norm(f"{mlp}/up_norm", _part(_UP_NORM), layers),
+            pytorch.convolution(f"{mlp}/depthwise", _part(_DEPTHWISE)),
+            *pytorch.batch_norm(f"{mlp}/depthwise_norm", _part(_DEPTHWISE_NORM), layers),
+            *pytorch.linear(f"{mlp}/gate/reduce", f"{gate}.fc.0"),
+            *pytorch.linear(f"{mlp}/gate/expand", f"{gate}.fc.2"),
+            Rule(f"{mlp}/gate/kernel", f"{gate}.conv.weight", reshaped((eca,), (1, 1, eca))),
+            pytorch.pointwise(f"{mlp}/down", _part(down)),
+            *pytorch.batch_norm(f"{mlp}/down_norm", _part(down + 1), layers),
+            *pytorch.norm("norm", "norm"),
+            *pytorch.linear("head", "head"),
+        ]
+
+    def preprocessing(self, config) -> Preprocessing:
+        """Of the published models."""
+        side = int(np.floor(min(config.height_width) / 0.875))
+        return Preprocessing(config.image_size, IMAGENET_MEAN, IMAGENET_STD, "central", side)
+
+
+def _part(number: int) -> str:
+    """A part of a block's `Sequential`."""
+    return f"blocks.{{layer}}.conv.conv.{number}"

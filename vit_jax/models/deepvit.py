@@ -1,0 +1,395 @@
+"""DeepViT (arXiv 2103.11886): a ViT whose deep blocks mix the attention maps of their heads, since in
+deep plain ones the maps become alike.
+
+Sources: the paper and the authors' code (zhoudaquan/dvit_repo). Where these differ, the code decides:
+maps are normalised after Θ wherever there is a Θ, though the README lists the plain sizes without
+(`reattention_norm=False`); DeepViT-L has 58,883,708 parameters, where the README prints 48.1 M.
+
+Ours: linear layers begin as in the other families, Xavier-uniform, in that code normal with std 0.02;
+tensor parallelism cuts heads here too, though Θ then has to gather the maps of all.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from vit_jax.base.errors import ConfigError
+from vit_jax.base.schema import nearest, option
+from vit_jax.compute import attend, choices, stack
+from vit_jax.compute.dropout import drop_path, split
+from vit_jax.models import batch_norm, classifier
+from vit_jax.models.attention import Attention
+from vit_jax.models.batch_norm import BatchNorm
+from vit_jax.models.contract import ModelOutput
+from vit_jax.models.embeddings import PatchEmbedding, prepend
+from vit_jax.models.layers import Mlp, layer_norm
+
+_DEEP = dict(conv_stem=True, residual_scale=0.5)
+# The authors' code; all have patches of 16 pixels, 12 heads, and MLPs three times as wide as a token.
+SIZES = {
+    "16": dict(stages=(0, 16), width=384),
+    "24": dict(stages=(0, 24), width=384),
+    "32": dict(stages=(0, 32), width=384),
+    "S": dict(stages=(11, 5), width=396, scaled_maps=True, **_DEEP),
+    "L": dict(stages=(20, 12), width=420, **_DEEP),
+}
+VARIANTS = [f"DeepViT-{size}" for size in SIZES]
+STEM_CHANNELS = 64
+EPSILON = 1e-6  # of the layer norms
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(batch_norm.Options):
+    """A DeepViT."""
+
+    patch: int = option(16, "side of a patch in pixels", minimum=1, role="size", fitted=True)
+    stages: tuple = option(
+        (0, 16),
+        "how many blocks have no re-attention, how many after them have it, and so on by turns",
+        minimum=0,
+        role="size",
+    )
+    width: int = option(384, "size of a token", minimum=1, role="size")
+    mlp_dim: int = option(1152, "hidden size of the MLPs", minimum=1, role="size")
+    heads: int = option(12, "attention heads", minimum=1, role="size")
+    conv_stem: bool = option(
+        False,
+        "two convolutions with batch norm before the patches (DeepViT-S, L)",
+        role="structure",
+    )
+    reattention_norm: bool = option(
+        True, "batch norm of the attention maps after Θ", role="structure"
+    )
+    scaled_maps: bool = option(
+        False,
+        "maps after Θ are divided by the root of a head's size (DeepViT-S)",
+        role="convention",
+    )
+    residual_scale: float = option(
+        1.0,
+        "a in x + f(norm(a x)) / a, of attention and MLP (DeepViT-S, L: 0.5)",
+        above=0,
+        role="convention",
+    )
+    drop_path: float = option(
+        0.0, "stochastic depth of the last block, growing linearly from 0", minimum=0, below=1
+    )
+    attention: str = option(
+        "auto",
+        "how attention is computed where there is no Θ; all give the same. cudnn: GPU, 16 bits; "
+        "splash: TPU",
+        choices=attend.IMPLEMENTATIONS,
+        role="compute",
+    )
+
+    def __post_init__(self):
+        # JSON has no tuples.
+        object.__setattr__(self, "stages", tuple(self.stages))
+        classifier.patch_grid(self)
+        if self.width % self.heads:
+            raise ConfigError(f"model width {self.width} cannot be cut into {self.heads} heads")
+        if not self.depth or any(not isinstance(count, int) for count in self.stages):
+            raise ConfigError(
+                f"model.stages = {self.stages}: say how many blocks have no re-attention, how many have "
+                "it, and so on, such as (11, 5)"
+            )
+        if self.conv_stem and self.patch % 2:
+            raise ConfigError(
+                f"model.conv_stem halves the image before it is cut: patches of {self.patch} pixels "
+                "cannot be, choose an even size"
+            )
+
+    @property
+    def convolutional(self) -> bool:
+        """See `classifier.Options`: of the stem."""
+        return self.conv_stem
+
+    @property
+    def image_kernels(self) -> tuple[str, ...]:
+        """See `classifier.Options`."""
+        return ("embedding/stem/conv1/kernel",) if self.conv_stem else ("embedding/kernel",)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Patches down and across."""
+        return classifier.patch_grid(self)
+
+    @property
+    def tokens(self) -> int:
+        """The class token and the patches."""
+        return 1 + self.grid[0] * self.grid[1]
+
+    @property
+    def prefix(self) -> int:
+        """Rows of the position embedding that stand for no patch: the class token's."""
+        return 1
+
+    @property
+    def depth(self) -> int:
+        """Number of blocks."""
+        return sum(self.stages)
+
+    @property
+    def named_stages(self) -> dict[str, tuple[int, bool]]:
+        """By name, how many blocks a stage has, and whether they have re-attention."""
+        stages = [(count, bool(i % 2)) for i, count in enumerate(self.stages) if count]
+        # Strings: integers would come back as such from some checkpoint formats only.
+        return {str(i): stage for i, stage in enumerate(stages, 1)}
+
+    @property
+    def layers(self) -> dict[str, int]:
+        """See `classifier.Options`."""
+        return {f"stages/{name}/layers": count for name, (count, _) in self.named_stages.items()}
+
+    def fit(self, name: str, target: "Config", *, resize: str) -> tuple[str, Callable] | None:
+        """See `classifier.Options`; patches of a stem's features are not resized."""
+        if name == "position":
+            return classifier.fit_positions(self, target, resize)
+        return None if self.conv_stem else classifier.fit_patches(name, self, target)
+
+    def flops(self) -> int:
+        """Operations of one image's forward pass: matrix products and convolutions only, a multiply-add
+        counted as 2, full attention.
+        """
+        n, d, (rows, columns) = self.tokens, self.width, self.grid
+        patch, channels, stem = self.patch, self.channels, 0
+        if self.conv_stem:
+            places = rows * columns * (patch // 2) ** 2
+            stem = 2 * places * STEM_CHANNELS * (7 * 7 * channels + 3 * 3 * STEM_CHANNELS)
+            patch, channels = patch // 2, STEM_CHANNELS
+        block = 8 * n * d * d + 4 * n * n * d + 4 * n * d * self.mlp_dim
+        mixing = 2 * n * n * self.heads**2 * sum(self.stages[1::2])
+        embedding = stem + 2 * rows * columns * patch**2 * channels * d
+        return embedding + self.depth * block + mixing + 2 * d * self.num_classes
+
+
+def options_from_name(name: str) -> dict | None:
+    """`DeepViT-S` -> its size; `None` for a name of another family."""
+    match = re.fullmatch(r"DeepViT-(.+)", name)
+    if not match:
+        return None
+    size = match[1]
+    if size not in SIZES:
+        raise ConfigError(
+            f"model {name!r}: there is no DeepViT of size {size!r}{nearest(size, SIZES)}"
+        )
+    return dict(patch=16, heads=12, mlp_dim=3 * SIZES[size]["width"]) | SIZES[size]
+
+
+def conversions() -> dict:
+    """See `registry.conversions`."""
+    from vit_jax.models.conversions import deepvit  # which imports this file
+
+    return {"authors": deepvit.Authors()}
+
+
+class Model(nnx.Module):
+    """Images to logits; see `Config` for what varies. Parameters are float32 whatever the compute
+    dtype.
+    """
+
+    def __init__(self, config: Config, *, rngs: nnx.Rngs):
+        dtype = jnp.dtype(config.dtype)
+        self.config = config
+        embedding = ConvolutionalEmbedding if config.conv_stem else PatchEmbedding
+        self.embedding = embedding(
+            config.patch, config.channels, config.width, dtype=dtype, rngs=rngs
+        )
+        draw = nnx.initializers.normal(0.02)
+        self.class_token = nnx.Param(draw(rngs.params(), (1, 1, config.width)))
+        self.position = nnx.Param(draw(rngs.params(), (1, config.tokens, config.width)))
+        self.stages = nnx.Dict(
+            {
+                name: Stage(config, count, reattention, dtype=dtype, rngs=rngs)
+                for name, (count, reattention) in config.named_stages.items()
+            }
+        )
+        self.norm = layer_norm(config.width, EPSILON, dtype, rngs)
+        if config.num_classes:
+            self.head = classifier.head(config.width, config, rngs)
+
+    def __call__(
+        self,
+        images: jax.Array,
+        *,
+        deterministic: bool = True,
+        rngs: nnx.Rngs | None = None,
+        capture: bool = False,
+    ) -> ModelOutput:
+        """Classifies images.
+
+        Args:
+          images: (B, H, W, C) float, normalised; of the config's image size.
+          deterministic: no stochastic depth, and batch norm by running statistics.
+          rngs: randomness (the stream `dropout`) when not deterministic.
+          capture: also return what multiplies the values, `attention` (L, B, H, N, N), after
+            re-attention where there is one, and every block's output, `blocks` (L, B, N, D).
+
+        Returns:
+          `tokens` are the class token, then the patches.
+        """
+        config = self.config
+        classifier.check_images(images, config)
+        stochastic = not deterministic and config.drop_path > 0
+        if stochastic and rngs is None:
+            raise ValueError("a model with stochastic depth needs rngs unless deterministic=True")
+        # Stochastic depth grows linearly from 0 in the first block (arXiv 1603.09382 §3).
+        rates = np.linspace(0, config.drop_path, config.depth, dtype=np.float32)
+        keys = jax.random.split(rngs.dropout(), config.depth) if stochastic else None
+        training = not deterministic and not config.fixed_statistics
+
+        x = self.embedding(images, **({"training": training} if config.conv_stem else {}))
+        x = prepend([self.class_token[...].astype(x.dtype)], x)
+        x = x + self.position[...].astype(x.dtype)
+        captured, first = [], 0
+        for name, (count, _) in config.named_stages.items():
+            mine = slice(first, first + count)
+            of_layers = (rates[mine], None if keys is None else keys[mine])
+            x, found = self.stages[name](x, of_layers, training=training, capture=capture)
+            captured.append(found)
+            first += count
+        tokens = self.norm(x)
+        features = tokens[:, 0]
+        logits = self.head(features.astype(jnp.float32)) if config.num_classes else None
+        intermediates = {name: jnp.concatenate([c[name] for c in captured]) for name in captured[0]}
+        return ModelOutput(logits, features, tokens, intermediates)
+
+
+class Stage(nnx.Module):
+    """Equal blocks, one after the other."""
+
+    def __init__(self, config: Config, count: int, reattention: bool, *, dtype, rngs: nnx.Rngs):
+        self.layers = stack.stack(
+            lambda rngs: Block(config, reattention, dtype=dtype, rngs=rngs), count, rngs
+        )
+        self.config = config
+
+    def __call__(
+        self, x: jax.Array, of_layers: tuple, *, training: bool, capture: bool
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """Tokens (B, N, D) -> the same, and what is captured of every block.
+
+        Args:
+          of_layers: rates of stochastic depth (L,) and keys (L,), or `None`.
+        """
+
+        def step(block, x, rate, key):
+            x, maps = block(x, rate, key, training=training)
+            return x, {"attention": maps, "blocks": x} if capture else {}
+
+        remat = choices.remat(self.config)
+        return stack.scan(step, self.layers, x, of_layers, remat=remat, unroll=self.config.unroll)
+
+
+class Block(nnx.Module):
+    """x + attention(norm(a x)) / a, then x + mlp(norm(a x)) / a (dvit_repo: `scale_adjustment`)."""
+
+    def __init__(self, config: Config, reattention: bool, *, dtype, rngs: nnx.Rngs):
+        self.attention_norm = layer_norm(config.width, EPSILON, dtype, rngs)
+        if reattention:
+            self.attention = ReAttention(config, dtype=dtype, rngs=rngs)
+        else:
+            how = dict(implementation=config.attention, dtype=dtype, rngs=rngs)
+            self.attention = Attention(config.width, config.heads, **how)
+        self.mlp_norm = layer_norm(config.width, EPSILON, dtype, rngs)
+        self.mlp = Mlp(
+            config.width, config.mlp_dim, activation="gelu", dropout=0.0, dtype=dtype, rngs=rngs
+        )
+        self.reattention, self.scale = reattention, config.residual_scale
+
+    def __call__(
+        self, x: jax.Array, drop_path_rate: jax.Array, key: jax.Array | None, *, training: bool
+    ) -> tuple[jax.Array, jax.Array]:
+        """(B, N, D) -> the same, and what multiplied the values (B, H, N, N)."""
+        keys = split(key, 2)
+        options = {"training": training} if self.reattention else {}
+        y, maps = self.attention(self.attention_norm(x * self.scale), **options)
+        x = x + drop_path(y / self.scale, drop_path_rate, keys[0])
+        y = self.mlp(self.mlp_norm(x * self.scale))
+        return x + drop_path(y / self.scale, drop_path_rate, keys[1]), maps
+
+
+class ReAttention(Attention):
+    """Attention whose maps, softmax(q kᵀ / √C) of every head, are mixed by Θ and normalised by head
+    before they multiply the values (DeepViT Eq. 3).
+
+    Parameters: those of `Attention`; `theta/kernel` (heads, heads), from heads to heads, and
+    `theta/bias` (heads,); with `reattention_norm` a batch norm over heads, `theta/norm`.
+    """
+
+    def __init__(self, config: Config, *, dtype, rngs: nnx.Rngs):
+        super().__init__(config.width, config.heads, dtype=dtype, rngs=rngs)
+        self.theta = Theta(config, rngs=rngs)
+
+    def __call__(self, x: jax.Array, *, training: bool) -> tuple[jax.Array, jax.Array]:
+        """(B, N, D) -> the same, and the mixed maps (B, H, N, N)."""
+        q, k, v = self.project(x, None)
+        maps = self.theta(attend.weights(q, k), training=training)
+        return attend.merge(attend.weighted(maps, v), *self.out.parameters()), maps
+
+
+class Theta(nnx.Module):
+    """Mixes heads: a 1x1 convolution over them, begun as PyTorch begins one, and its norm."""
+
+    def __init__(self, config: Config, *, rngs: nnx.Rngs):
+        heads = config.heads
+        limit = heads**-0.5
+
+        def draw(*shape):
+            return jax.random.uniform(rngs.params(), shape, minval=-limit, maxval=limit)
+
+        self.kernel, self.bias = nnx.Param(draw(heads, heads)), nnx.Param(draw(heads))
+        self.norm = BatchNorm(heads, axis=1) if config.reattention_norm else None
+        self.factor = (config.width // heads) ** -0.5 if config.scaled_maps else 1.0
+
+    def __call__(self, maps: jax.Array, *, training: bool) -> jax.Array:
+        """(B, H, Q, N) -> the same."""
+        kernel, bias = (p[...].astype(maps.dtype) for p in (self.kernel, self.bias))
+        maps = jnp.einsum("bhqn,hg->bgqn", maps, kernel) + bias[:, None, None]
+        if self.norm is not None:
+            maps = self.norm(maps, training=training)
+        return maps * self.factor
+
+
+class ConvolutionalEmbedding(PatchEmbedding):
+    """Patches of a map of features at half the resolution: beside their `kernel` and `bias` stands
+    the `stem` that makes it.
+    """
+
+    def __init__(self, patch: int, channels: int, width: int, *, dtype, rngs: nnx.Rngs):
+        super().__init__(patch // 2, STEM_CHANNELS, width, dtype=dtype, rngs=rngs)
+        self.stem = Stem(channels, dtype=dtype, rngs=rngs)
+
+    def __call__(self, images: jax.Array, *, training: bool) -> jax.Array:
+        """images (B, H, W, C) -> tokens (B, N, D), row by row."""
+        return super().__call__(self.stem(images, training=training))
+
+
+class Stem(nnx.Module):
+    """Convolution, batch norm and ReLU, twice: 7x7 of stride 2, then 3x3."""
+
+    def __init__(self, channels: int, *, dtype, rngs: nnx.Rngs):
+        def convolution(inputs, size, stride):
+            return nnx.Conv(
+                inputs,
+                STEM_CHANNELS,
+                (size, size),
+                strides=stride,
+                padding=size // 2,
+                use_bias=False,
+                dtype=dtype,
+                rngs=rngs,
+            )
+
+        self.conv1, self.norm1 = convolution(channels, 7, 2), BatchNorm(STEM_CHANNELS)
+        self.conv2, self.norm2 = convolution(STEM_CHANNELS, 3, 1), BatchNorm(STEM_CHANNELS)
+
+    def __call__(self, images: jax.Array, *, training: bool) -> jax.Array:
+        """images (B, H, W, C) -> (B, H/2, W/2, 64)."""
+        x = nnx.relu(self.norm1(self.conv1(images), training=training))
+        return nnx.relu(self.norm2(self.conv2(x), training=training))

@@ -1,0 +1,331 @@
+"""LocalViT (arXiv 2104.05707): a ViT whose MLPs are convolutional, a depth-wise one between two of 1x1, so
+that neighbours exchange what they hold; the class token goes round them.
+
+Sources: the paper and the authors' code (ofsoundof/LocalViT; its class `Block`, of the released DeiT
+variant). Where these differ, the code decides: no norm and no stochastic depth before or on the
+convolutional path; 4 and 8 heads where DeiT has 3 and 6; LocalViT-T has 5,908,696 parameters, where the
+README says 5.7 M.
+
+Ours: linear layers begin Xavier-uniform as in the other families, in that code normal with std 0.02.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from vit_jax.base.errors import ConfigError
+from vit_jax.base.schema import nearest, option
+from vit_jax.compute import attend, choices, convolution, recompute, stack
+from vit_jax.compute.dense import dense
+from vit_jax.compute.dropout import drop_path
+from vit_jax.models import batch_norm, classifier
+from vit_jax.models.attention import Attention
+from vit_jax.models.batch_norm import BatchNorm
+from vit_jax.models.contract import ModelOutput
+from vit_jax.models.embeddings import PatchEmbedding, prepend
+from vit_jax.models.layers import Linear, layer_norm
+
+# The authors' code; all have patches of 16 pixels, 12 blocks, and MLPs four times as wide as a token.
+SIZES = {
+    "T": dict(width=192, heads=4, reduction=192),
+    "T-SE4": dict(width=192, heads=4, reduction=4),
+    "S": dict(width=384, heads=8, reduction=384),
+}
+VARIANTS = [f"LocalViT-{size}" for size in SIZES]
+ACTIVATIONS = {"relu6": jax.nn.relu6, "hard_swish": jax.nn.hard_swish}
+GATES = {"none": None, "se": None, "eca": jax.nn.sigmoid, "eca_hard": jax.nn.hard_sigmoid}
+EPSILON = 1e-6  # of the layer norms
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(batch_norm.Options):
+    """A LocalViT."""
+
+    # Of the convolutions inside of the MLPs; `meshes.TENSOR_RULES` has the rest.
+    tensor_rules = (
+        (r".*mlp/(up_norm|depthwise_norm)/(scale|bias|mean|var)", -1),
+        (r".*mlp/depthwise/kernel", -1),
+    )
+
+    patch: int = option(16, "side of a patch in pixels", minimum=1, role="size", fitted=True)
+    depth: int = option(12, "number of blocks", minimum=1, role="size")
+    width: int = option(192, "size of a token", minimum=1, role="size")
+    mlp_dim: int = option(768, "hidden size of the MLPs", minimum=1, role="size")
+    heads: int = option(4, "attention heads", minimum=1, role="size")
+    activation: str = option("hard_swish", "of the MLPs", choices=ACTIVATIONS, role="convention")
+    gate: str = option(
+        "se",
+        "of an MLP's channels, by their means over the image: squeeze-excite, efficient channel "
+        "attention with a sigmoid or a hard one",
+        choices=GATES,
+        role="structure",
+    )
+    reduction: int = option(
+        192, "gate=se: hidden channels over those between", minimum=1, role="size"
+    )
+    drop_path: float = option(
+        0.0,
+        "stochastic depth of the last block's attention, growing linearly from 0",
+        minimum=0,
+        below=1,
+    )
+    attention: str = option(
+        "auto",
+        "how attention is computed; all give the same. cudnn: GPU, 16 bits; splash: TPU",
+        choices=attend.IMPLEMENTATIONS,
+        role="compute",
+    )
+
+    def __post_init__(self):
+        classifier.patch_grid(self)
+        if self.width % self.heads:
+            raise ConfigError(f"model width {self.width} cannot be cut into {self.heads} heads")
+        if self.gate == "se" and self.reduction > self.mlp_dim:
+            raise ConfigError(
+                f"model.reduction = {self.reduction} leaves none of the {self.mlp_dim} channels of an MLP: "
+                "choose at most as many"
+            )
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Patches down and across."""
+        return classifier.patch_grid(self)
+
+    @property
+    def tokens(self) -> int:
+        """The class token and the patches."""
+        return 1 + self.grid[0] * self.grid[1]
+
+    @property
+    def prefix(self) -> int:
+        """Rows of the position embedding that stand for no patch: the class token's."""
+        return 1
+
+    @property
+    def layers(self) -> dict[str, int]:
+        """See `classifier.Options`."""
+        return {"layers": self.depth}
+
+    def fit(self, name: str, target: "Config", *, resize: str) -> tuple[str, Callable] | None:
+        """See `classifier.Options`."""
+        if name == "position":
+            return classifier.fit_positions(self, target, resize)
+        return classifier.fit_patches(name, self, target)
+
+    def flops(self) -> int:
+        """Operations of one image's forward pass: matrix products and convolutions only, a multiply-add
+        counted as 2, full attention.
+        """
+        n, d, m = self.tokens, self.width, self.mlp_dim
+        patches = n - 1
+        gate = {"se": 4 * m * (m // self.reduction), "none": 0}.get(self.gate, 2 * m * eca_size(m))
+        block = 8 * n * d * d + 4 * n * n * d + patches * (4 * d * m + 2 * 9 * m) + gate
+        embedding = 2 * patches * self.patch**2 * self.channels * d
+        return embedding + self.depth * block + 2 * d * self.num_classes
+
+
+def options_from_name(name: str) -> dict | None:
+    """`LocalViT-S` -> its size; `None` for a name of another family."""
+    match = re.fullmatch(r"LocalViT-(.+)", name)
+    if not match:
+        return None
+    size = match[1]
+    if size not in SIZES:
+        raise ConfigError(
+            f"model {name!r}: there is no LocalViT of size {size!r}{nearest(size, SIZES)}"
+        )
+    return dict(patch=16, depth=12, mlp_dim=4 * SIZES[size]["width"]) | SIZES[size]
+
+
+def conversions() -> dict:
+    """See `registry.conversions`."""
+    from vit_jax.models.conversions import localvit  # which imports this file
+
+    return {"authors": localvit.Authors()}
+
+
+class Model(nnx.Module):
+    """Images to logits; see `Config` for what varies. Parameters are float32 whatever the compute
+    dtype.
+    """
+
+    def __init__(self, config: Config, *, rngs: nnx.Rngs):
+        dtype = jnp.dtype(config.dtype)
+        self.config = config
+        self.embedding = PatchEmbedding(
+            config.patch, config.channels, config.width, dtype=dtype, rngs=rngs
+        )
+        draw = nnx.initializers.normal(0.02)
+        self.class_token = nnx.Param(draw(rngs.params(), (1, 1, config.width)))
+        self.position = nnx.Param(draw(rngs.params(), (1, config.tokens, config.width)))
+        self.layers = stack.stack(
+            lambda rngs: Block(config, dtype=dtype, rngs=rngs), config.depth, rngs
+        )
+        self.norm = layer_norm(config.width, EPSILON, dtype, rngs)
+        if config.num_classes:
+            self.head = classifier.head(config.width, config, rngs)
+
+    def __call__(
+        self,
+        images: jax.Array,
+        *,
+        deterministic: bool = True,
+        rngs: nnx.Rngs | None = None,
+        capture: bool = False,
+    ) -> ModelOutput:
+        """Classifies images.
+
+        Args:
+          images: (B, H, W, C) float, normalised; of the config's image size.
+          deterministic: no stochastic depth, and batch norm by running statistics.
+          rngs: randomness (the stream `dropout`) when not deterministic.
+          capture: also return attention weights, `attention` (L, B, H, N, N), and every block's
+            output, `blocks` (L, B, N, D).
+
+        Returns:
+          `tokens` are the class token, then the patches.
+        """
+        config = self.config
+        classifier.check_images(images, config)
+        stochastic = not deterministic and config.drop_path > 0
+        if stochastic and rngs is None:
+            raise ValueError("a model with stochastic depth needs rngs unless deterministic=True")
+        # Stochastic depth grows linearly from 0 in the first block (arXiv 1603.09382 §3).
+        rates = np.linspace(0, config.drop_path, config.depth, dtype=np.float32)
+        keys = jax.random.split(rngs.dropout(), config.depth) if stochastic else None
+        training = not deterministic and not config.fixed_statistics
+
+        def step(block, x, rate, key):
+            x, weights = block(x, rate, key, training=training)
+            return x, {"attention": weights, "blocks": x} if capture else {}
+
+        x = self.embedding(images)
+        x = prepend([self.class_token[...].astype(x.dtype)], x)
+        x = x + self.position[...].astype(x.dtype)
+        x, captured = stack.scan(
+            step, self.layers, x, (rates, keys), remat=choices.remat(config), unroll=config.unroll
+        )
+        tokens = self.norm(x)
+        features = tokens[:, 0]
+        logits = self.head(features.astype(jnp.float32)) if config.num_classes else None
+        return ModelOutput(logits, features, tokens, captured)
+
+
+class Block(nnx.Module):
+    """x + attention(norm(x)), of which the patches then go through the convolutional MLP."""
+
+    def __init__(self, config: Config, *, dtype, rngs: nnx.Rngs):
+        self.attention_norm = layer_norm(config.width, EPSILON, dtype, rngs)
+        self.attention = Attention(
+            config.width, config.heads, implementation=config.attention, dtype=dtype, rngs=rngs
+        )
+        self.mlp = ConvolutionalMlp(config, dtype=dtype, rngs=rngs)
+        self.grid = config.grid
+
+    def __call__(
+        self, x: jax.Array, drop_path_rate: jax.Array, key: jax.Array | None, *, training: bool
+    ) -> tuple[jax.Array, jax.Array]:
+        """(B, N, D) -> the same, and the attention weights (B, H, N, N)."""
+        y, weights = self.attention(self.attention_norm(x))
+        x = x + drop_path(y, drop_path_rate, key)
+        of_class, patches = x[:, :1], x[:, 1:]
+        y = self.mlp(patches.reshape(len(x), *self.grid, -1), training=training)
+        return jnp.concatenate([of_class, patches + y.reshape(patches.shape)], axis=1), weights
+
+
+class ConvolutionalMlp(nnx.Module):
+    """1x1 convolution, 3x3 depth-wise convolution, a gate of channels, 1x1 convolution; a batch norm after
+    each convolution, an activation after the first two (LocalViT Eq. 5; authors' code).
+
+    Parameters: `up/kernel` (D, M), `depthwise/kernel` (3, 3, 1, M), `down/kernel` (M, D).
+    """
+
+    def __init__(self, config: Config, *, dtype, rngs: nnx.Rngs):
+        width, hidden = config.width, config.mlp_dim
+        xavier = nnx.initializers.xavier_uniform()
+        self.up = Kernel(xavier, (width, hidden), rngs)
+        self.up_norm = BatchNorm(hidden)
+        draw = nnx.initializers.variance_scaling(2.0, "fan_in", "normal", (0, 1, 2), 3)
+        self.depthwise = Kernel(draw, (3, 3, 1, hidden), rngs)
+        self.depthwise_norm = BatchNorm(hidden)
+        self.gate = gate(config, dtype=dtype, rngs=rngs)
+        self.down = Kernel(xavier, (hidden, width), rngs)
+        self.down_norm = BatchNorm(width)
+        self.activation = config.activation
+
+    def __call__(self, x: jax.Array, *, training: bool) -> jax.Array:
+        """Feature maps (B, H, W, D) -> the same."""
+        activate = ACTIVATIONS[self.activation]
+        y = recompute.keep(dense(x, self.up.kernel[...], None), recompute.HIDDEN)
+        y = activate(self.up_norm(y, training=training))
+        y = convolution.depthwise(y, self.depthwise.kernel[...])
+        y = activate(self.depthwise_norm(y, training=training))
+        y = y if self.gate is None else self.gate(y)
+        return self.down_norm(dense(y, self.down.kernel[...], None), training=training)
+
+
+class Kernel(nnx.Module):
+    """The kernel of a layer without bias."""
+
+    def __init__(self, init: Callable, shape: tuple[int, ...], rngs: nnx.Rngs):
+        self.kernel = nnx.Param(init(rngs.params(), shape))
+
+
+def gate(config: Config, *, dtype, rngs: nnx.Rngs) -> nnx.Module | None:
+    """What gates the channels of an MLP's feature maps (B, H, W, M), if anything does."""
+    if config.gate == "none":
+        return None
+    if config.gate == "se":
+        hidden = config.mlp_dim // config.reduction
+        return SqueezeExcite(config.mlp_dim, hidden, dtype=dtype, rngs=rngs)
+    return ChannelAttention(config.mlp_dim, GATES[config.gate], rngs=rngs)
+
+
+class SqueezeExcite(nnx.Module):
+    """Each channel times a gate in [0, 1]: a small MLP of all channels' means over the image (arXiv
+    1709.01507), with ReLU and a hard sigmoid.
+    """
+
+    def __init__(self, channels: int, hidden: int, *, dtype, rngs: nnx.Rngs):
+        self.reduce = Linear(channels, hidden, dtype=dtype, rngs=rngs)
+        self.expand = Linear(hidden, channels, dtype=dtype, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(B, H, W, C) -> the same."""
+        gate = jax.nn.hard_sigmoid(self.expand(nnx.relu(self.reduce(x.mean((1, 2))))))
+        return x * gate[:, None, None]
+
+
+class ChannelAttention(nnx.Module):
+    """Each channel times a gate in [0, 1]: a convolution along the channels' means over the image
+    (ECA-Net, arXiv 1910.03151), `kernel` (K,) without bias.
+    """
+
+    def __init__(self, channels: int, sigmoid: Callable, *, rngs: nnx.Rngs):
+        size = eca_size(channels)
+        limit = size**-0.5
+        self.kernel = nnx.Param(
+            jax.random.uniform(rngs.params(), (size,), minval=-limit, maxval=limit)
+        )
+        self.sigmoid = sigmoid
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(B, H, W, C) -> the same."""
+        kernel, means = self.kernel[...].astype(x.dtype), x.mean((1, 2))
+        size, channels = kernel.shape[0], means.shape[1]
+        padded = jnp.pad(means, ((0, 0), (size // 2, size // 2)))
+        gate = sum(kernel[i] * padded[:, i : i + channels] for i in range(size))
+        return x * self.sigmoid(gate)[:, None, None]
+
+
+def eca_size(channels: int) -> int:
+    """The size of the convolution along so many channels: odd, about half of their log2 (ECA-Net
+    Eq. 12, γ 2, b 1).
+    """
+    size = int(abs(np.log2(channels) + 1) / 2)
+    return size if size % 2 else size + 1
