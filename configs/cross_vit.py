@@ -84,7 +84,7 @@ def smoke(config):
     config.model.small_width, config.model.small_mlp_dim = 32, 96
     config.model.width, config.model.mlp_dim, config.model.heads = 64, 192, 4
     config.model.depths = ((1, 2), (1, 2))
-    config.duration = "40 epochs"
+    config.duration = "30 epochs"
     config.batch_size = 64
     config.optim.lr = 3e-3
     config.optim.warmup = "5%"

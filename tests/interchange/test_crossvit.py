@@ -129,7 +129,7 @@ def test_a_folder_of_timm_is_built_there_also_for_images_that_are_no_squares(
     [
         (dict(activation="gelu_tanh"), "timm computes with activation = 'gelu'"),
         (dict(epsilon=1e-5), "timm computes with epsilon = 1e-06"),
-        (dict(large_image_size="32x64"), "timm scales height and width alike"),
+        (dict(large_image_size="32x64"), "timm scales height and width by one factor"),
     ],
 )
 def test_what_timm_has_not_is_not_written(tmp_path, options, words):

@@ -1,5 +1,5 @@
-"""Two branches of Transformer blocks side by side, whose class tokens attend to each other's patches
-(CrossViT, arXiv 2103.14899 §3.2 and §3.3). Which sizes they have is said in `crossvit`.
+"""Two branches of Transformer blocks whose class tokens attend to the other branch's patches (arXiv
+2103.14899 §3.2 and §3.3). The network around them is in `crossvit`.
 """
 
 import jax
@@ -17,7 +17,7 @@ from vit_jax.models.layers import Linear, layer_norm
 
 
 class Stage(nnx.Module):
-    """Blocks of both branches side by side, then their class tokens change places (§3.3)."""
+    """The blocks of both branches, then cross-attention in both directions (§3.3)."""
 
     def __init__(
         self, branches: dict[str, vit.Config], depths: tuple[int, int], *, dtype, rngs: nnx.Rngs
@@ -37,11 +37,16 @@ class Stage(nnx.Module):
         key: jax.Array | None,
         capture: bool,
     ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
-        """Tokens of both branches (B, N, D), the class token first -> the same, and what was captured.
+        """Runs the stage.
 
         Args:
-          rates: of stochastic depth, of the deeper branch's blocks; the last is the cross-attention's.
-          key: its randomness; `None` for none.
+          small, large: tokens of the branches, (B, N, D) each, class token first.
+          rates: of stochastic depth, for the deeper branch's blocks; cross-attention has the last.
+          key: randomness of stochastic depth; `None` for none.
+          capture: see `crossvit.Model`.
+
+        Returns:
+          small, large, and what was captured.
         """
         keys = split(key, 4)
         small, of_small = self.small(small, rates, keys[0], capture)
@@ -70,8 +75,8 @@ class Branch(nnx.Module):
     def __call__(
         self, x: jax.Array, rates: np.ndarray, key: jax.Array | None, capture: bool
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """(B, N, D) -> the same, and `attention` (L, B, H, N, N) and `blocks` (L, B, N, D) if they are
-        to be captured.
+        """Tokens (B, N, D) -> the same, and with `capture` the blocks' `attention` (L, B, H, N, N) and
+        outputs `blocks` (L, B, N, D).
         """
 
         def step(block, x, rate, key):
@@ -90,7 +95,9 @@ class Branch(nnx.Module):
 
 
 class CrossAttention(nnx.Module):
-    """A branch's class token attends to the other's patches, as wide as they are, and returns (Eq. 5)."""
+    """A branch's class token, projected to the other branch's width, attends to the other branch's patches
+    and is projected back (Eq. 4 and 5).
+    """
 
     def __init__(self, own: vit.Config, other: vit.Config, *, dtype, rngs: nnx.Rngs):
         self.project = Projection(own.width, other.width, own, dtype=dtype, rngs=rngs)
@@ -104,7 +111,7 @@ class CrossAttention(nnx.Module):
         """Class token (B, 1, D) and the other branch's patches (B, N, E) -> the class token."""
         class_token, patches = tokens
         x = self.project(class_token)
-        # In two parts: no copy of the patches with another class token before them.
+        # Two parts (see `compute.tokens`) instead of a copy of all patches.
         y = self.attention_norm((x, patches))
         attended, _ = self.attention(y, queries=y[0])
         return self.back(x + drop_path(attended, drop_path_rate, key))

@@ -1,15 +1,18 @@
-"""CrossViT (arXiv 2103.14899): two branches with patches of two sizes, which meet by their class tokens.
+"""CrossViT (arXiv 2103.14899): two branches with patches of different sizes, which exchange information
+through their class tokens.
 
-As the authors' code and timm compute it, from which these differ:
-- kernels and biases of the transformer begin as everywhere here, Xavier-uniform; theirs normal, std
-  0.02. Those of the convolutional stem begin as Flax's;
-- `vit_jax models` counts a multiply-add twice; the paper once (5.6 G for S is 11.2 here). Neither
-  counts the resizing of the image. The paper's 6.9, 26.7 and 104.7 M parameters of Ti, S and B are
-  7.0, 26.9 and 105.0 in its code;
-- 224 in the names of the authors' files is what the branch of large patches sees; the images have 240.
+It computes what the authors' code and timm compute. Differences and conventions:
+- Kernels of the transformer are initialised Xavier-uniform, as in all families here; the authors draw
+  them from a normal distribution with std 0.02.
+- GFLOPs: `vit_jax models` counts a multiply-add as 2, the paper as 1 (5.6 G for S is 11.2 here).
+  Neither counts the resizing of the image.
+- Parameters: the paper prints 6.9, 26.7 and 104.7 M for Ti, S and B; the authors' code has 7.0, 26.9
+  and 105.0 M, and so has this.
+- Image sizes: the authors' file names and the paper give the large branch's, 224 or 384; the images
+  have 240 or 408 pixels, which is `image_size` here.
 
-Options without `small_` are of the branch of large patches, which has most of the layers and whose
-tokens are the model's.
+Options and `tokens` without `small_` belong to the large branch, the one with large patches and most
+of the layers.
 """
 
 import dataclasses
@@ -34,8 +37,8 @@ from vit_jax.models.contract import ModelOutput
 from vit_jax.models.embeddings import ConvolutionalStem, PatchEmbedding, resize_images
 from vit_jax.models.layers import layer_norm
 
-# Width of the branch of small patches, half of the other's; heads; blocks of the other in a stage;
-# MLP width over width (Tables 1 and 2).
+# Width of the small branch (the large one has twice that), heads, blocks of the large branch in a
+# stage, ratio of MLP width to width (Tables 1 and 2).
 SIZES = {
     "Ti": (96, 3, 4, 4),
     "S": (192, 6, 4, 4),
@@ -58,35 +61,33 @@ VARIANTS = [
 
 @dataclasses.dataclass(frozen=True)
 class Config(classifier.Options):
-    """A CrossViT. `image_size` is what the branch of small patches sees."""
+    """A CrossViT. `image_size` is that of the small branch; the large one resizes the images."""
 
     patch: int = option(16, "side of a patch in pixels", minimum=1, role="size")
     width: int = option(384, "size of a token", minimum=1, role="size")
     mlp_dim: int = option(1536, "hidden size of the MLPs", minimum=1, role="size")
     heads: int = option(6, "attention heads", minimum=1, role="size")
     small_patch: int = option(
-        12, "side of a patch of the branch of small ones", minimum=1, role="size"
+        12, "side of a patch of the small branch, in pixels", minimum=1, role="size"
     )
-    small_width: int = option(
-        192, "size of a token of the branch of small patches", minimum=1, role="size"
-    )
+    small_width: int = option(192, "size of a token of the small branch", minimum=1, role="size")
     small_mlp_dim: int = option(
-        768, "hidden size of the MLPs of the branch of small patches", minimum=1, role="size"
+        768, "hidden size of the small branch's MLPs", minimum=1, role="size"
     )
     depths: tuple = option(
         ((1, 4),) * STAGES,
-        "of every stage: blocks of the branch of small patches, and of that of large ones",
+        "blocks in each stage: (of the small branch, of the large branch)",
         role="size",
     )
     large_image_size: int | str | tuple = option(
         0,
-        "what the branch of large patches sees images at, as image_size; "
-        "0: that less a patch, in whole patches (240: 224, 408: 384, 504: 480)",
+        "image size of the large branch, in the form of image_size; "
+        "0: one patch less than image_size, in whole patches (240: 224, 408: 384, 504: 480)",
         role="structure",
         fitted=True,
     )
     convolutional_stem: bool = option(
-        False, "three convolutions make a token of a patch (the paper's †)", role="structure"
+        False, "patches are embedded by three convolutions (the paper's †)", role="structure"
     )
     drop_path: float = option(
         0.0, "stochastic depth of the last block, growing linearly from 0", minimum=0, below=1
@@ -98,7 +99,10 @@ class Config(classifier.Options):
         role="compute",
     )
     activation: str = option(
-        "gelu", "of MLPs and class tokens' projections", choices=ACTIVATIONS, role="convention"
+        "gelu",
+        "of the MLPs and of the projections of class tokens",
+        choices=ACTIVATIONS,
+        role="convention",
     )
     epsilon: float = option(1e-6, "of the layer norms", role="convention")
 
@@ -107,7 +111,7 @@ class Config(classifier.Options):
         depths = tuple(tuple(stage) for stage in self.depths)
         if not depths or any(len(stage) != 2 or min(stage) < 1 for stage in depths):
             raise ConfigError(
-                f"model.depths = {self.depths}: every stage has two numbers of blocks, at least 1 each"
+                f"model.depths = {self.depths}: each stage needs two numbers of blocks, both at least 1"
             )
         object.__setattr__(self, "depths", depths)
         if self.large_image_size:
@@ -124,7 +128,7 @@ class Config(classifier.Options):
 
     @property
     def large_size(self) -> Size:
-        """The images of the branch of large patches, in pixels."""
+        """Image size of the large branch, in pixels."""
         return self.large_image_size or default_large_size(self.image_size, self.patch)
 
     @property
@@ -154,16 +158,16 @@ class Config(classifier.Options):
 
     @property
     def tokens(self) -> int:
-        """Tokens of the branch of large patches, its class token among them."""
+        """Tokens of the large branch, its class token included."""
         return self.branches["large"].tokens
 
     @property
     def layers(self) -> dict[str, int]:
-        """See `classifier.Options`: branches are side by side, so a stage counts as one layer."""
+        """See `classifier.Options`. Branches run side by side, so each stage counts as one layer."""
         return {f"stages/{i + 1}": 1 for i in range(len(self.depths))}
 
     def at_size(self, image_size: Size) -> dict[str, Size]:
-        """The branches' images keep their ratio, but for rounding to whole patches."""
+        """Both branches' image sizes change by the same factor, rounded to whole patches."""
         if not self.large_image_size:
             return {}
         return {
@@ -171,7 +175,7 @@ class Config(classifier.Options):
         }
 
     def fit(self, name: str, target: "Config", *, resize: str) -> tuple[str, Callable] | None:
-        """See `classifier.Options`: the positions of each branch are interpolated."""
+        """See `classifier.Options`. Each branch's positions are interpolated."""
         for branch in BRANCHES:
             if name == f"position/{branch}":
                 return classifier.fit_positions(
@@ -184,7 +188,7 @@ class Config(classifier.Options):
         a multiply-add counted as 2.
         """
         small, large = self.branches.values()
-        # Of a branch alone; then what its class token does in the other.
+        # Each branch by itself, then its class token in the other branch.
         products = sum(self._stem_products(branch) for branch in (small, large))
         for branch in (small, large):
             n, d, m = branch.tokens, branch.width, branch.mlp_dim
@@ -198,7 +202,7 @@ class Config(classifier.Options):
         return 2 * products
 
     def _stem_products(self, branch: vit.Config) -> int:
-        """Multiply-adds from an image to the patches of a branch."""
+        """Multiply-adds of a branch's patch embedding."""
         down, across = branch.grid
         if not self.convolutional_stem:
             return down * across * branch.patch**2 * self.channels * branch.width
@@ -211,8 +215,8 @@ class Config(classifier.Options):
 
 
 def default_large_size(image_size: Size, patch: int) -> Size:
-    """What the branch of large patches sees of images of `image_size`, so that those of the paper have
-    their 224, 384 and 480.
+    """The large branch's image size where only `image_size` is given: the paper's 224, 384 and 480 for
+    240, 408 and 504.
     """
     sides = sizes.height_width(image_size)
     return sizes.parse(tuple(max(side // patch - 1, 1) * patch for side in sides))
@@ -251,7 +255,7 @@ def conversions() -> dict:
 
 class Model(nnx.Module):
     """Images to logits; see `Config` for what varies. Parameters are float32 whatever the compute
-    dtype. What there is once for each branch is named `…/small` and `…/large`.
+    dtype. Parameters of a branch are named `…/small` or `…/large`.
     """
 
     def __init__(self, config: Config, *, rngs: nnx.Rngs):
@@ -300,13 +304,12 @@ class Model(nnx.Module):
           deterministic: no stochastic depth.
           rngs: its randomness (the stream `dropout`) when not deterministic.
           capture: also return every block's attention weights and output: `attention` (L, B, H, N,
-            N) and `blocks` (L, B, N, D) of the branch of large patches, `small_attention` and
-            `small_blocks` of the other; and `small_tokens` (B, N, D), after its last norm.
+            N) and `blocks` (L, B, N, D) of the large branch, `small_attention` and `small_blocks` of
+            the small one, and `small_tokens` (B, N, D) after its last norm.
 
         Returns:
-          `logits` are the mean of the two branches', which `exits` has apart, small patches first.
-          `features` are the class tokens of both, one after the other; `tokens` are those of the
-          branch of large patches, the class token first.
+          `exits` are the logits of the small and of the large branch, `logits` their mean. `features`
+          are both class tokens, concatenated; `tokens` are the large branch's, class token first.
         """
         config = self.config
         classifier.check_images(images, config)
@@ -341,7 +344,7 @@ class Model(nnx.Module):
         return ModelOutput(exits.mean(axis=0), features, large, intermediates, exits)
 
     def _embed(self, name: str, images: jax.Array) -> jax.Array:
-        """Images (B, H, W, C) -> a branch's class token and patches, with positions: (B, N, D)."""
+        """Images (B, H, W, C) -> class token and patches of a branch with positions, (B, N, D)."""
         x = self.embedding[name](images)
         class_token = self.class_token[name][...].astype(x.dtype)
         class_token = jnp.broadcast_to(class_token, (len(x), 1, x.shape[-1]))
@@ -361,7 +364,7 @@ def _check_size(name: str, size: Size, patch: int) -> None:
 
 
 def _scaled(size: Size, old: Size, new: Size, patch: int) -> Size:
-    """What images of `size` become where those of `old` become `new`, rounded to whole patches."""
+    """`size` times `new` / `old`, rounded to whole patches."""
     sides = zip(*map(sizes.height_width, (size, old, new)), strict=True)
     # Half a patch rounds up.
     counts = ((2 * side * b + patch * a) // (2 * patch * a) for side, a, b in sides)
@@ -375,8 +378,8 @@ def _stem(branch: vit.Config) -> list[tuple[int, int, int, int]]:
 
 
 def _drop_path_rates(config: Config) -> list[np.ndarray]:
-    """Of every stage, those of its deeper branch's blocks; they grow from 0 over all of these (arXiv
-    1603.09382 §3).
+    """For each stage, the rates of its deeper branch's blocks. They grow linearly from 0 in the first
+    block to the last stage's last (arXiv 1603.09382 §3).
     """
     deepest = [max(stage) for stage in config.depths]
     rates = np.linspace(0, config.drop_path, sum(deepest), dtype=np.float32)

@@ -38,7 +38,7 @@ class PatchEmbedding(nnx.Module):
 
 
 class ConvolutionalStem(nnx.Module):
-    """Convolutions `conv1`, `conv2`, … with a ReLU between each two, from images to tokens."""
+    """Convolutions `conv1`, `conv2`, … with ReLUs between them, from images to tokens."""
 
     def __init__(
         self, channels: int, layers: list[tuple[int, int, int, int]], *, dtype, rngs: nnx.Rngs
@@ -60,13 +60,13 @@ class ConvolutionalStem(nnx.Module):
 
 
 def resize_images(images: jax.Array, new: tuple[int, int]) -> jax.Array:
-    """Images (B, H, W, C) with (height, width) `new`, as PyTorch's bicubic `interpolate` has them: no
-    antialiasing, half-pixel centres, a border that goes on, Keys' kernel with a = -0.75.
+    """Resizes images (B, H, W, C) to (height, width) `new` as PyTorch's bicubic `interpolate` does: no
+    antialiasing, half-pixel centres, repeated borders, Keys' kernel with a = -0.75.
     """
     if images.shape[1:3] == new:
         return images
     rows, columns = (_bicubic(*sides) for sides in zip(new, images.shape[1:3], strict=True))
-    # Pixels are not to be rounded, as products are by default on accelerators.
+    # Accelerators round the operands of products by default.
     exact = jax.lax.Precision.HIGHEST
     x = jnp.einsum("xw,bhwc->bhxc", columns, images.astype(jnp.float32), precision=exact)
     return jnp.einsum("yh,bhxc->byxc", rows, x, precision=exact)

@@ -1,8 +1,8 @@
-"""CrossViTs: of IBM/CrossViT and of timm, whose names differ in a dot.
+"""CrossViTs of IBM/CrossViT and of timm.
 
-What no tensor tells: heads, those of the published size of that width; the patches of a convolutional
-stem, 12 and 16 in both codes; how high and wide images are that are no squares, and those of the
-branch of large patches, which have about the proportions of the others.
+The tensors leave open: the heads, assumed to be those of the published size of that width; the patches
+of a convolutional stem, 12 and 16 in both codes; the height and width of images that are not square.
+The large branch's images are assumed to have about the proportions of the small branch's.
 """
 
 import math
@@ -34,7 +34,7 @@ _WHOLE = 408
 
 
 class Authors(Conversion):
-    """IBM/CrossViT. The number of a branch follows a dot in all names."""
+    """IBM/CrossViT: `cls_token.0`, where timm has `cls_token_0`."""
 
     conventions = {"epsilon": 1e-6, "activation": "gelu"}
     dot = "."
@@ -78,7 +78,7 @@ class Authors(Conversion):
         doubt = "" if width in published else f"heads={heads} is taken, one for 64 channels"
         return Recognised(options | {"heads": heads}, open={"heads": Open(doubt=doubt)})
 
-    def rules(self, config, layout: Mapping[str, Any]) -> list[Rule]:
+    def rules(self, config: crossvit.Config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`."""
         widths = [branch.width for branch in config.branches.values()]
         rules = []
@@ -103,7 +103,7 @@ class Authors(Conversion):
                 rules += _projection(f"{cross}/back", f"{theirs}.revert_projs.{i}")
         return rules
 
-    def preprocessing(self, config) -> Preprocessing:
+    def preprocessing(self, config: crossvit.Config) -> Preprocessing:
         """Of the published models."""
         side = min(config.height_width)
         resized = side if side >= _WHOLE else math.floor(side / 0.875)
@@ -131,14 +131,14 @@ class Timm(Authors, TimmConversion):
             raise CheckpointError(f"branches with different heads {heads} are not supported")
         return Recognised(found.options | {"heads": heads[0]})
 
-    def architecture(self, config) -> tuple[str, dict[str, Any]]:
+    def architecture(self, config: crossvit.Config) -> tuple[str, dict[str, Any]]:
         """See `TimmConversion`."""
         branches = config.branches.values()
         (height, width), large = (branch.height_width for branch in branches)
         scale = ratio(large[0], height)
         if int(width * scale) != large[1]:
             raise CheckpointError(
-                f"timm scales height and width alike, and does not make images of {large[0]}x{large[1]} of "
+                f"timm scales height and width by one factor, which cannot make {large[0]}x{large[1]} of "
                 f"{height}x{width}: write a .safetensors file"
             )
         return f"crossvit_15_{'dagger_' if config.convolutional_stem else ''}240", {
@@ -157,7 +157,7 @@ def _stem(ours: str, theirs: str, convolutional: bool) -> list[Rule]:
         return [pytorch.convolution(ours, theirs), Rule(f"{ours}/bias", f"{theirs}.bias")]
     rules = []
     for i in range(3):
-        # A ReLU has a number in theirs, too.
+        # Theirs count the ReLUs too.
         layer = f"{ours}/conv{i + 1}", f"{theirs}.{2 * i}"
         rules += [pytorch.convolution(*layer), Rule(f"{layer[0]}/bias", f"{layer[1]}.bias")]
     return rules
@@ -192,7 +192,7 @@ def _projection(ours: str, theirs: str) -> list[Rule]:
 
 
 def _grid_like(size: sizes.Size, patches: int) -> tuple[int, int]:
-    """So many patches, down and across, in the proportions nearest to those of images."""
+    """The grid (down, across) of so many patches whose proportions are nearest to those of `size`."""
     height, width = sizes.height_width(size)
     divisors = [down for down in range(1, patches + 1) if patches % down == 0]
     down = min(divisors, key=lambda down: abs(math.log(down**2 / patches * width / height)))
