@@ -38,6 +38,7 @@ ARGUMENTS = {
     "vit_jft": ["B/16", "B/32", "L/32", "H/14"],
     "vit_s16_i1k": ["150", "300"],
     "deit": ["Ti", "B"],
+    "cross_vit": ["Ti", "18"],
     "scaling_vit": [
         "s/28",
         "s/16",
@@ -135,8 +136,8 @@ def test_a_recipe_builds_and_its_state_fits_on_eight_devices(case, teacher):
     assert sum(p.size for p in jax.tree.leaves(of_model)) == registry.count_parameters(
         assembly.model_config
     )
-    named = zip(patterns.names(of_model), jax.tree.leaves(of_model), strict=True)
-    kernel = next(leaf for name, leaf in named if name.endswith("layers/mlp/up/kernel"))
+    leaves = zip(patterns.names(of_model), jax.tree.leaves(of_model), strict=True)
+    kernel = max((x for name, x in leaves if name.endswith("mlp/up/kernel")), key=lambda x: x.size)
     parts = mesh.shape["fsdp"] if kernel.size >= config.mesh.fsdp_min_size else 1
     assert np.prod(kernel.sharding.shard_shape(kernel.shape)) == kernel.size / parts
     assert config.batch_size % (config.accumulate * mesh.shape["data"] * mesh.shape["fsdp"]) == 0
@@ -170,6 +171,7 @@ def test_a_recipe_is_headed_by_its_command_and_names_only_fields_there_are(name)
         (("vit_jft", "H/16"), "there is no model 'H/16'; did you mean"),
         (("vit_s16_i1k", "200"), "there is no epochs '200'; did you mean '300'?"),
         (("scaling_vit", "g/16"), "there is no model 'g/16'; did you mean"),
+        (("cross_vit", "15†"), "there is no size '15†'; did you mean '15'?"),
         (("finetune", "cifar"), "there is no task 'cifar'; did you mean 'cifar10'?"),
         (("finetune", "cifar10,bigvision"), "there is no source 'bigvision'; did you mean"),
         (
@@ -469,6 +471,24 @@ def test_the_hyperrule_is_that_of_the_bit_paper(
         before_and_after = [lr(assembly, fall - 1), lr(assembly, fall)]
         np.testing.assert_allclose(before_and_after, [0.003 / 10**n, 0.0003 / 10**n], rtol=1e-5)
     assert (config.optim.name, config.optim.b1, config.optim.weight_decay) == ("sgd", 0.9, 0.0)
+
+
+def test_cross_vit_is_that_of_its_paper():
+    config = recipe("cross_vit", "18-dagger")
+    assembly = build(config)
+    assert registry.count_parameters(assembly.model_config) == 44_266_976
+    steps = 1_281_167 / 4096
+    assert (config.batch_size, assembly.total_steps) == (4096, round(300 * steps))
+    warmup = round(30 * steps)
+    np.testing.assert_allclose(
+        [lr(assembly, warmup), lr(assembly, assembly.total_steps)], [0.004, 1e-5], rtol=1e-5
+    )
+    assert (config.optim.weight_decay, config.model.drop_path, config.data.repeats) == (
+        0.05,
+        0.1,
+        3,
+    )
+    assert recipe("cross_vit", "15").data.repeats == 1
 
 
 def test_a_folder_of_images_needs_nothing_but_its_path():

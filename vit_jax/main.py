@@ -151,9 +151,10 @@ def predict() -> None:
 def models() -> None:
     """Every model name with its parameters, GFLOPs and tokens: [--image_size=224] [--json].
 
-    Patches that do not divide the image are counted at the next smaller size that they do.
+    By default for images of the size that a model was published with. Patches that do not divide the image
+    are counted at the next smaller size that they do.
     """
-    flags.DEFINE_integer("image_size", 224, "side of the square images in pixels", lower_bound=1)
+    flags.DEFINE_integer("image_size", None, "side of the square images in pixels", lower_bound=1)
     cli.define_json()
     cli.define_register()
     cli.parse()

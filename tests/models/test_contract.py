@@ -63,7 +63,20 @@ TINY = {
         # MLPs: three convolutions and their norms, squeeze-excite
         + 2 * (16 * 32 + 9 * 32 + 32 * 16 + 2 * (32 + 32 + 16) + 33 * 4 + 5 * 32),
     ),
+    "crossvit": (
+        "CrossViT-S",
+        dict(image_size=(8, 12), large_image_size=(6, 9), patch=3, width=16, mlp_dim=32, heads=2,
+             small_patch=4, small_width=8, small_mlp_dim=16, depths=((1, 2),)),
+        # of each branch: patches, class token and positions, blocks, last norm, head
+        49 * 8 + 8 * 8 + (4 * 9 * 8 + 9 * 16 + 17 * 8 + 4 * 8) + 16 + 9 * 5
+        + 28 * 16 + 8 * 16 + 2 * (4 * 17 * 16 + 17 * 32 + 33 * 16 + 4 * 16) + 32 + 17 * 5
+        # class tokens in the other branch: two projections with their norms, norm, attention
+        + (16 + 9 * 16 + 32 + 17 * 8) + 32 + 4 * 17 * 16
+        + (32 + 17 * 8 + 16 + 9 * 16) + 16 + 4 * 9 * 8,
+    ),
 }  # fmt: skip
+# Features that come from other tokens than those of the output: those of a CrossViT's other branch.
+BESIDE = {"crossvit": 8}
 FAMILIES = [registry.family_name(family) for family in registry.FAMILIES]
 
 
@@ -156,7 +169,9 @@ def test_images_become_logits_features_and_tokens(family):
     for found in (output, captured):
         assert found.logits.shape == (BATCH, CLASSES) and found.logits.dtype == jnp.float32
         assert found.features.ndim == 2 and found.features.shape[0] == BATCH
-        assert found.tokens.shape == (BATCH, config.tokens, found.features.shape[1])
+        width = found.features.shape[1] - BESIDE.get(family, 0)
+        assert found.tokens.shape == (BATCH, config.tokens, width)
+        assert found.exits is None or found.exits.shape[1:] == found.logits.shape
     assert captured.intermediates and all(x.size for x in captured.intermediates.values())
     np.testing.assert_allclose(captured.logits, learnt(family)[0], atol=1e-5)
 
@@ -226,7 +241,7 @@ def test_without_classes_there_is_no_head_and_the_rest_is_the_same(family):
     dropped = set(patterns.names(weights(family))) - set(patterns.names(like))
     assert (
         dropped
-        == {"head/kernel", "head/bias"}
+        == {name for name in patterns.names(weights(family)) if name.startswith("head/")}
         == set(patterns.matching(config.starts_anew(headless), patterns.names(weights(family))))
     )
     params = {name: weights(family)[name] for name in like}

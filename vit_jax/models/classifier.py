@@ -75,6 +75,11 @@ class Options:
         return sizes.height_width(self.image_size)
 
     @property
+    def two_heads(self) -> bool:
+        """Whether the second of two heads is there to learn from a teacher; those are the model's exits."""
+        return False
+
+    @property
     def layers(self) -> dict[str, int]:
         """The network's layers from input to output, as layer-wise decay counts them: the beginning
         of their parameters' names, and how many there are. Stacked ones end in `layers`.

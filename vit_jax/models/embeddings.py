@@ -1,4 +1,4 @@
-"""From images to tokens: patch embedding, position embeddings, and their interpolation to another resolution."""
+"""From images to tokens: patch embedding, position embeddings, and the interpolation of images and positions."""
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +41,41 @@ def prepend(learned: list[jax.Array], x: jax.Array) -> jax.Array:
     """Learned tokens (1, n, D), the same for every example, before x (B, N, D)."""
     tokens = [jnp.broadcast_to(t, (x.shape[0], *t.shape[1:])) for t in learned]
     return jnp.concatenate([*tokens, x], axis=1)
+
+
+class ConvolutionalStem(nnx.Module):
+    """Convolutions `conv1`, `conv2`, … with ReLUs between them, from images to tokens."""
+
+    def __init__(
+        self, channels: int, layers: list[tuple[int, int, int, int]], *, dtype, rngs: nnx.Rngs
+    ):
+        """`layers` are (output channels, side of the kernel, stride, zeros around) of each."""
+        self.names = [f"conv{i + 1}" for i in range(len(layers))]
+        for name, (outputs, side, stride, padding) in zip(self.names, layers, strict=True):
+            window = dict(kernel_size=(side, side), strides=stride, padding=padding)
+            setattr(self, name, nnx.Conv(channels, outputs, **window, dtype=dtype, rngs=rngs))
+            channels = outputs
+
+    def __call__(self, images: jax.Array) -> jax.Array:
+        """images (B, H, W, C) -> tokens (B, N, D), row by row."""
+        first, *others = (getattr(self, name) for name in self.names)
+        x = first(images)
+        for layer in others:
+            x = layer(nnx.relu(x))
+        return x.reshape(len(x), -1, x.shape[-1])
+
+
+def resize_images(images: jax.Array, new: tuple[int, int]) -> jax.Array:
+    """Resizes images (B, H, W, C) to (height, width) `new` as PyTorch's bicubic `interpolate` does: no
+    antialiasing, half-pixel centres, repeated borders, Keys' kernel with a = -0.75.
+    """
+    if images.shape[1:3] == new:
+        return images
+    rows, columns = (_bicubic(*sides) for sides in zip(new, images.shape[1:3], strict=True))
+    # Accelerators round the operands of products by default.
+    exact = jax.lax.Precision.HIGHEST
+    x = jnp.einsum("xw,bhwc->bhxc", columns, images.astype(jnp.float32), precision=exact)
+    return jnp.einsum("yh,bhxc->byxc", rows, x, precision=exact)
 
 
 def sincos_2d(grid: tuple[int, int], width: int, temperature: float = 10_000.0) -> np.ndarray:
@@ -143,6 +178,18 @@ def _half_pixel(new: int, old: int) -> np.ndarray:
     """(new, old) weights of linear interpolation at the centres of `new` pixels that cover `old` ones."""
     at = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
     return np.maximum(0, 1 - np.abs(at[:, None] - np.arange(old)))
+
+
+def _bicubic(new: int, old: int) -> np.ndarray:
+    """(new, old) weights of `resize_images` along an axis."""
+    at = (np.arange(new) + 0.5) * old / new - 0.5
+    weights = np.zeros((new, old))
+    for tap in range(-1, 3):
+        pixel = np.floor(at).astype(int) + tap
+        x = np.abs(at - pixel)
+        near, far = 1.25 * x**3 - 2.25 * x**2 + 1, -0.75 * (x**3 - 5 * x**2 + 8 * x - 4)
+        np.add.at(weights, (np.arange(new), pixel.clip(0, old - 1)), np.where(x <= 1, near, far))
+    return weights.astype(np.float32)
 
 
 def _corner_aligned(new: int, old: int) -> np.ndarray:

@@ -11,12 +11,12 @@ SIZES = ("depth", "width", "mlp_dim", "heads")
 COLUMNS = ("name", "image_size", "tokens", "parameters", "gflops", *SIZES)
 
 
-def table(image_size: int = 224) -> list[dict]:
+def table(image_size: int | None = None) -> list[dict]:
     """A row for every listed model, by counting alone: no memory, no devices.
 
     Args:
-      image_size: side of the images in pixels. A model that it does not fit is counted at the next
-        smaller size that does.
+      image_size: side of the images in pixels, by default that which a model was published with. A
+        model that it does not fit is counted at the next smaller one that does.
 
     Returns:
       Dicts of `COLUMNS`: parameters with a linear head of 1,000 classes; gflops of one image's
@@ -42,10 +42,12 @@ def text(rows: list[dict]) -> str:
     return "\n".join([*lines, "", counted])
 
 
-def _fitting(name: str, image_size: int):
+def _fitting(name: str, image_size: int | None):
     """The model's config at the largest size up to `image_size` that it takes; which these are, its
     family knows.
     """
+    if image_size is None:
+        return registry.model_config(name)
     refusal = None
     for size in range(image_size, 0, -1):
         try:

@@ -16,14 +16,14 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest, option
 from vit_jax.base.sizes import Size
 from vit_jax.compute import choices
-from vit_jax.models import deepvit, hybrid, localvit, mixer, resnet, vit
+from vit_jax.models import crossvit, deepvit, hybrid, localvit, mixer, resnet, vit
 from vit_jax.models.classifier import Options
 from vit_jax.models.conversions.contract import Conversion
 
 # A module, or a class, with what is listed above.
 Family = ModuleType | type
 
-FAMILIES: list[Family] = [vit, hybrid, mixer, resnet, deepvit, localvit]
+FAMILIES: list[Family] = [vit, hybrid, mixer, resnet, deepvit, localvit, crossvit]
 
 
 @dataclasses.dataclass
@@ -58,12 +58,13 @@ def fitted_options() -> list[str]:
 
 
 def model_config(
-    name: str, *, image_size: Size | str = 224, channels: int = 3, **options
+    name: str, *, image_size: Size | str | None = None, channels: int = 3, **options
 ) -> Options:
     """The config of a model: what its name says, then `options`.
 
     Args:
-      image_size: pixels of a side, or (height, width), or "HEIGHTxWIDTH".
+      image_size: pixels of a side, or (height, width), or "HEIGHTxWIDTH"; by default what the name
+        says, or 224.
       channels: of the images.
 
     Raises:
@@ -72,8 +73,9 @@ def model_config(
     family = family_named(name)
     named = family.options_from_name(name)
     said = schema.checked_options(family.Config, options, f"model {name}", "model.")
-    said |= {"image_size": sizes.parse(image_size), "channels": channels}
-    return family.Config(**(named | said))
+    if image_size is not None:
+        said["image_size"] = sizes.parse(image_size)
+    return family.Config(**({"image_size": 224} | named | said | {"channels": channels}))
 
 
 def family_named(name: str) -> Family:
@@ -108,7 +110,7 @@ def build(config: Options, *, rngs: nnx.Rngs) -> nnx.Module:
 
 
 def create_model(
-    name: str, *, image_size: Size | str = 224, seed: int = 0, **options
+    name: str, *, image_size: Size | str | None = None, seed: int = 0, **options
 ) -> nnx.Module:
     """A new model by name, e.g. `create_model("ViT-B/16", num_classes=10, image_size=384,
     pool="mean", dtype="bfloat16")`.

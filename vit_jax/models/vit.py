@@ -154,7 +154,7 @@ class Config(classifier.Options):
 
     @property
     def two_heads(self) -> bool:
-        """Whether two tokens are read, with a head each."""
+        """See `classifier.Options`: whether two tokens are read, with a head each."""
         return self.distilled and self.distillation_head
 
     @property

@@ -70,7 +70,9 @@ class Distill(Objective):
         options, labels = self.options, batch["label"]
         taught = jax.lax.stop_gradient(learner.teacher.logits(batch["image"]))
         output = learner.model(batch["image"], deterministic=False, rngs=rngs)
-        by_label, by_teacher = (output.logits,) * 2 if output.exits is None else output.exits
+        by_label, by_teacher = (
+            output.exits if self.setting.model.two_heads else (output.logits,) * 2
+        )
         targets = smoothed(labels, options.label_smoothing)
         loss = (1 - options.alpha) * cross_entropy(by_label, targets, options.loss)
         loss += options.alpha * self._from_teacher(by_teacher, taught)
