@@ -62,15 +62,17 @@ def scan(
     return x, captured
 
 
-def call(layer: nnx.Module, x: jax.Array, *, remat: str) -> jax.Array:
-    """`layer(x)` of a layer outside any stack, recomputed and updated as those of a stack are."""
+def call(layer: nnx.Module, x: jax.Array, *arguments, remat: str) -> jax.Array:
+    """`layer(x, *arguments)` of a layer outside any stack, recomputed and updated as those of a stack
+    are.
+    """
     definition, parameters, state = _split(layer)
 
-    def body(parameters, state, x):
+    def body(parameters, state, x, arguments):
         inner = nnx.merge(definition, parameters, state)
-        return inner(_keep(x)), _state(inner)
+        return inner(_keep(x), *arguments), _state(inner)
 
-    x, state = recompute.apply(body, remat, prevent_cse=True)(parameters, state, x)
+    x, state = recompute.apply(body, remat, prevent_cse=True)(parameters, state, x, arguments)
     nnx.update(layer, state)
     return partitioning.constrain_batch(x)
 
