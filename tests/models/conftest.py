@@ -47,9 +47,22 @@ def parameters(config, seed=0):
     return patterns.map_named(draw, registry.abstract(config)[1])
 
 
+def statistics(config, seed=0):
+    """Random state that is not trained: means near 0, variances near 1."""
+    rng = np.random.default_rng(seed)
+
+    def draw(name, leaf):
+        noise = rng.standard_normal(leaf.shape).astype(np.float32)
+        return np.exp(noise / 3) if name.endswith("var") else noise / 5
+
+    return patterns.map_named(draw, registry.abstract_weights(config)[1].variables)
+
+
 def apply(config, parameters, images, key=None, **options):
-    """The model's output; with a key, not deterministic."""
-    model = nnx.merge(registry.abstract(config)[0], parameters)
+    """The model's output, its running statistics those of `statistics`; with a key, not
+    deterministic.
+    """
+    model = nnx.merge(registry.abstract(config)[0], parameters, statistics(config))
     rngs = None if key is None else nnx.Rngs(dropout=key)
     return model(images, deterministic=key is None, rngs=rngs, **options)
 

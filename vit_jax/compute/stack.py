@@ -49,16 +49,17 @@ def scan(
 
     def body(x, slices):
         layer_parameters, layer_state, layer_arguments = slices
+        before = jax.tree.leaves(layer_state)
         layer = nnx.merge(definition, layer_parameters, layer_state)
         x, captured = step(layer, _keep(x), *layer_arguments)
         x = jax.tree.map(partitioning.constrain_batch, x)
-        return x, (captured, _state(layer))
+        return x, (captured, _changed(layer, before))
 
     # A loop keeps XLA from sharing what is recomputed with the forward pass; unrolling may leave
     # layers outside a loop.
     body = recompute.apply(body, remat, prevent_cse=unroll == count or count % unroll > 0)
-    x, (captured, state) = jax.lax.scan(body, x, (parameters, state, arguments), unroll=unroll)
-    nnx.update(layers, state)
+    x, (captured, changed) = jax.lax.scan(body, x, (parameters, state, arguments), unroll=unroll)
+    _update(layers, changed)
     return x, captured
 
 
@@ -69,11 +70,12 @@ def call(layer: nnx.Module, x: jax.Array, *arguments, remat: str) -> jax.Array:
     definition, parameters, state = _split(layer)
 
     def body(parameters, state, x, arguments):
+        before = jax.tree.leaves(state)
         inner = nnx.merge(definition, parameters, state)
-        return inner(_keep(x), *arguments), _state(inner)
+        return inner(_keep(x), *arguments), _changed(inner, before)
 
-    x, state = recompute.apply(body, remat, prevent_cse=True)(parameters, state, x, arguments)
-    nnx.update(layer, state)
+    x, changed = recompute.apply(body, remat, prevent_cse=True)(parameters, state, x, arguments)
+    _update(layer, changed)
     return partitioning.constrain_batch(x)
 
 
@@ -82,9 +84,19 @@ def _split(layer: nnx.Module) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
     return nnx.split(layer, nnx.Param, ...)
 
 
-def _state(layer: nnx.Module) -> nnx.State:
-    """The state that is not trained, as the layer leaves it; no gradient goes through it."""
-    return jax.lax.stop_gradient(_split(layer)[2])
+def _changed(layer: nnx.Module, before: list[jax.Array]) -> nnx.State | None:
+    """The state that is not trained, as the layer leaves it, or `None` if its arrays are those of
+    `before`; no gradient goes through it.
+    """
+    after = _split(layer)[2]
+    pairs = zip(before, jax.tree.leaves(after), strict=True)
+    return jax.lax.stop_gradient(after) if any(a is not b for a, b in pairs) else None
+
+
+def _update(layer: nnx.Module, changed: nnx.State | None) -> None:
+    # Not by what is the same: a compiled function may use a model without being its owner.
+    if changed is not None:
+        nnx.update(layer, changed)
 
 
 def _keep(x):

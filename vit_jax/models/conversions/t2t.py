@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.base.errors import CheckpointError
+from vit_jax.base.sizes import Size
 from vit_jax.models import t2t
 from vit_jax.models.conversions import pytorch
 from vit_jax.models.conversions.contract import (
@@ -56,10 +57,8 @@ class Authors(Conversion):
         (inputs,) = shapes[f"{_FIRST}.norm1.weight"]
         split = _first_split(inputs, said)
         performer = f"{_FIRST}.w" in shapes
-        stride = math.prod([split[1], t2t.LATER_SPLIT[1], t2t.LATER_SPLIT[1]])
-        grid, _ = patch_grid(shapes["pos_embed"][1], (1,), stride, said)
         options = {
-            "image_size": image_size(grid, stride),
+            "image_size": _image_size(shapes["pos_embed"][1], split, said),
             "channels": inputs // split[0] ** 2,
             "num_classes": shapes.get("head.bias", (0,))[0],
             "depth": depth,
@@ -166,6 +165,14 @@ def _places_first(axis: int, channels: int, split: Split) -> Transform:
     size = split[0]
     order = np.arange(channels * size**2).reshape(channels, -1).T.ravel()
     return reordered(axis, order)
+
+
+def _image_size(rows: int, split: Split, said: Mapping[str, Any]) -> Size:
+    """What is said, else that of a square grid."""
+    if "image_size" in said:
+        return said["image_size"]
+    stride = split[1] * t2t.LATER_SPLIT[1] ** 2
+    return image_size(patch_grid(rows, (1,), stride, said)[0], stride)
 
 
 def _first_split(inputs: int, said: Mapping[str, Any]) -> Split:
