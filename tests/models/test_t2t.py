@@ -1,6 +1,7 @@
 """T2T-ViT against its authors' code, its formula in float64, and softmax attention."""
 
 import functools
+import json
 import re
 
 import jax
@@ -391,3 +392,11 @@ def test_weights_for_other_channels_are_refused_in_a_sentence(tmp_path):
     path = written(tiny(), tmp_path / "a.safetensors")
     with pytest.raises(ConfigError, match="normalises the 3 channels of its windows together"):
         vit_jax.load(path, channels=1, init_channels="mean")
+
+
+@pytest.mark.slow
+def test_a_small_one_learns_digits_by_the_recipes_smoke_argument(command, tmp_path):
+    code, *_ = command("train", "--config=configs/t2t_vit.py:smoke", f"--workdir={tmp_path}")
+    assert code == 0
+    last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["eval/accuracy"] >= 0.95
