@@ -39,6 +39,7 @@ ARGUMENTS = {
     "vit_s16_i1k": ["150", "300"],
     "deit": ["Ti", "B"],
     "cross_vit": ["Ti", "18"],
+    "t2t_vit": ["7", "10", "12", "19", "24", "t-14", "t-19", "t-24"],
     "scaling_vit": [
         "s/28",
         "s/16",
@@ -342,6 +343,27 @@ def test_deit_is_that_of_its_paper(size, headless):
     )
     assert (augment.randaugment_kind, augment.randaugment_layers) == ("timm-inc1", 2)
     assert (augment.randaugment_magnitude, augment.randaugment_std) == (9, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("size", "name", "rate", "decay"),
+    [
+        ("7", "T2T-ViT-7", 1e-3, 0.03),
+        ("t-14", "T2T-ViT_t-14", 5e-4, 0.05),
+        ("24", "T2T-ViT-24", 5e-4, 0.065),
+    ],
+)
+def test_t2t_vit_is_that_of_its_authors(size, name, rate, decay):
+    config = recipe("t2t_vit", size)
+    assembly = build(config)
+    assert (config.model.name, config.batch_size) == (name, 512)
+    assert assembly.total_steps == round(310 * 1_281_167 / 512)
+    warmup = round(10 * 1_281_167 / 512)
+    np.testing.assert_allclose(lr(assembly, warmup), rate, rtol=1e-3)
+    np.testing.assert_allclose(lr(assembly, assembly.total_steps), 1e-5, rtol=1e-3)
+    assert (config.optim.weight_decay, config.optim.ema) == (decay, 0.99996)
+    assert (config.model.drop_path, assembly.model_config.head_init) == (0.1, "normal")
+    assert (config.augment.mixup, config.augment.cutmix, config.augment.erasing) == (0.8, 1, 0.25)
 
 
 @pytest.mark.parametrize(

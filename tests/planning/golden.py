@@ -51,6 +51,7 @@ CASES = {
     "vit_s16_i1k": Case("vit_s16_i1k.py", "v5e:2x4"),
     "vit_s16_i1k-2-slices": Case("vit_s16_i1k.py", "v5e:2x2", slices=2, changes=(("mesh.fsdp", 4),)),
     "deit-S": Case("deit.py:S", "v5p:2x2x2"),
+    "t2t_vit-14": Case("t2t_vit.py:14", "v5p:2x2x2"),
     "vit_i1k-B16": Case("vit_i1k.py:B/16", "v5p:2x4x4"),
     "vit_i21k-L16": Case("vit_i21k.py:L/16", "v5p:4x4x4"),
     "vit_jft-H14": Case("vit_jft.py:H/14", "v5e:16x16"),

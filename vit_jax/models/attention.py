@@ -17,8 +17,9 @@ KEY = 1  # where in QKV keys begin, and queries end
 class Attention(nnx.Module):
     """Multi-head dot-product attention; queries may come from elsewhere (attention pooling).
 
-    Parameters: `qkv/kernel` (D, 3, H, D/H), `qkv/bias` (3, H, D/H), `out/kernel` (H, D/H, D),
-    `out/bias` (D,); with `qk_norm` a layer norm of D/H on queries and keys (ViT-22B §2.1).
+    Parameters: `qkv/kernel` (D, 3, H, D/H), or where tokens are of another size than D (`inputs`, …);
+    `qkv/bias` (3, H, D/H), `out/kernel` (H, D/H, D), `out/bias` (D,); with `qk_norm` a layer norm of D/H
+    on queries and keys (ViT-22B §2.1).
     `implementation` is one of `attend.IMPLEMENTATIONS`.
 
     To build on it, override
@@ -33,6 +34,7 @@ class Attention(nnx.Module):
         width: int,
         heads: int,
         *,
+        inputs: int | None = None,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
         qk_norm: bool = False,
@@ -48,7 +50,7 @@ class Attention(nnx.Module):
         size = width // heads
         qkv_shape = (3, heads, size)
         self.qkv = _Affine(
-            (width, *qkv_shape), qkv_shape if qkv_bias else None, _xavier(width), rngs
+            (inputs or width, *qkv_shape), qkv_shape if qkv_bias else None, _xavier(width), rngs
         )
         self.out = _Affine((heads, size, width), (width,), _xavier(width), rngs)
         self.qk_norm = qk_norm

@@ -95,6 +95,15 @@ def sincos_2d(grid: tuple[int, int], width: int, temperature: float = 10_000.0) 
     )
 
 
+def sinusoids(rows: int, width: int) -> np.ndarray:
+    """Fixed position embedding (1, rows, D) float32 over the row number (arXiv 1706.03762 §3.5): of a
+    pair of channels 2i, 2i + 1 the sine and the cosine of row / 10000^(2i / D).
+    """
+    angles = np.arange(rows)[:, None] / 10_000 ** (np.arange(width) // 2 * 2 / width)
+    table = np.where(np.arange(width) % 2, np.cos(angles), np.sin(angles))
+    return table[None].astype(np.float32)
+
+
 def interpolate(
     table: np.ndarray,
     new_grid: tuple[int, int],

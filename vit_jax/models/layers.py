@@ -37,6 +37,16 @@ def layer_norm(
     return LayerNorm(width, epsilon=epsilon, use_bias=bias, dtype=dtype, rngs=rngs)
 
 
+def draw_kernels(module: nnx.Module, std: float, rngs: nnx.Rngs) -> None:
+    """Draws every `kernel` of a module anew, from a normal distribution: how PyTorch's transformers
+    usually begin (`trunc_normal_`, whose bounds of ±2 cut nothing).
+    """
+    for path, parameter in nnx.to_flat_state(nnx.state(module, nnx.Param)):
+        if path[-1] == "kernel":
+            value = std * jax.random.normal(rngs.params(), parameter.shape)
+            parameter.set_value(value)
+
+
 class Mlp(nnx.Module):
     """Dense, activation, dropout, dense, dropout (ViT Eq. 3); kernels Xavier-uniform, biases
     normal(1e-6).

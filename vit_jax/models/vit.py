@@ -122,7 +122,7 @@ class Config(classifier.Options):
     epsilon: float = option(1e-6, "of the layer norms", role="convention")
 
     def __post_init__(self):
-        classifier.patch_grid(self)
+        _ = self.grid  # which the image size may not give
         if self.width % self.heads:
             raise ConfigError(f"model width {self.width} cannot be cut into {self.heads} heads")
         if self.position == "sincos2d" and (self.width % 4 or self.width < 8):
@@ -160,7 +160,12 @@ class Config(classifier.Options):
     @property
     def prefix(self) -> int:
         """Rows of the position embedding that stand for no patch."""
-        return self.placed_tokens if self.position == "learned" and self.position_of_class else 0
+        return self.placed_tokens if self.has_table and self.position_of_class else 0
+
+    @property
+    def has_table(self) -> bool:
+        """Whether positions are an array of the model: one of its parameters, unless a family's is fixed."""
+        return self.position == "learned"
 
     @property
     def layers(self) -> dict[str, int]:
@@ -184,13 +189,17 @@ class Config(classifier.Options):
     def flops(self) -> int:
         """Operations of one image's forward pass: matrix products only, a multiply-add counted as 2, full attention."""
         n, d, m = self.tokens, self.width, self.mlp_dim
-        patches = self.grid[0] * self.grid[1]
         block = 8 * n * d * d + 4 * n * n * d + 4 * n * d * m
         # The probe's own projections, the keys and values of all tokens, the MLP of one token.
         pool = 4 * n * d * d + 4 * n * d + 4 * d * d + 4 * d * m if self.pool == "map" else 0
         heads = (1 + self.two_heads) * (self.representation or d) * self.num_classes
         head = 2 * d * self.representation + 2 * heads
-        return 2 * patches * self.patch**2 * self.channels * d + self.depth * block + pool + head
+        return self.embedding_flops() + self.depth * block + pool + head
+
+    def embedding_flops(self) -> int:
+        """Those of `flops` that make tokens of an image."""
+        rows, columns = self.grid
+        return 2 * rows * columns * self.patch**2 * self.channels * self.width
 
 
 def options_from_name(name: str) -> dict | None:
@@ -233,9 +242,7 @@ class Model(nnx.Module):
         dtype = jnp.dtype(config.dtype)
         width = config.width
         self.config = config
-        self.embedding = PatchEmbedding(
-            config.patch, config.channels, width, dtype=dtype, rngs=rngs
-        )
+        self.embedding = self.make_embedding(config, rngs)
         if config.pool == "token":
             self.class_token = nnx.Param(jnp.zeros((1, 1, width)))
         if config.distilled:
@@ -292,15 +299,26 @@ class Model(nnx.Module):
         """
         classifier.check_images(images, self.config)
         tokens, intermediates = self.encode(
-            self.place(self.patches(images)),
+            self.place(self.patches(images, deterministic=deterministic, rngs=rngs)),
             deterministic=deterministic,
             rngs=rngs,
             capture=capture,
         )
         return self.read(tokens, intermediates)
 
-    def patches(self, images: jax.Array) -> jax.Array:
-        """The patches of images (B, H, W, C) as tokens (B, N, D), row by row, without positions."""
+    def make_embedding(self, config: Config, rngs: nnx.Rngs) -> nnx.Module:
+        """From images (B, H, W, C) to tokens (B, N, D); a family that embeds otherwise has its own."""
+        dtype = jnp.dtype(config.dtype)
+        return PatchEmbedding(config.patch, config.channels, config.width, dtype=dtype, rngs=rngs)
+
+    def patches(
+        self, images: jax.Array, *, deterministic: bool = True, rngs: nnx.Rngs | None = None
+    ) -> jax.Array:
+        """The patches of images (B, H, W, C) as tokens (B, N, D), row by row, without positions.
+
+        Args:
+          deterministic, rngs: as in every family; nothing is random in a linear layer.
+        """
         return self.embedding(images)
 
     def place(self, patches: jax.Array, visible: jax.Array | None = None) -> jax.Array:
@@ -316,7 +334,7 @@ class Model(nnx.Module):
         """
         config, x = self.config, patches
         position = prefix = None
-        if config.position == "learned":
+        if config.has_table:
             position = self.position[...].astype(x.dtype)
             position, prefix = position[:, config.prefix :], position[:, : config.prefix]
         elif config.position == "sincos2d":

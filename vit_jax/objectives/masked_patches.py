@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.models import vit
@@ -64,6 +65,11 @@ class MaskedPatches(Objective):
                 "objective masked_patches needs a model of patches: a ViT, a DeiT or a hybrid"
             )
         rows, columns = model.grid
+        if model.height_width[0] % rows or model.height_width[1] % columns:
+            raise ConfigError(
+                f"objective masked_patches predicts as many equal patches as the model has tokens: images of "
+                f"{sizes.text(model.image_size)} cannot be cut into {rows} x {columns}"
+            )
         self.patches = rows * columns
         self.count = round(options.corrupted * self.patches)
         if not 0 < self.count < self.patches:
@@ -100,7 +106,10 @@ class MaskedPatches(Objective):
         """See `Objective`."""
         images, key = batch["image"], rngs.dropout()
         chosen, x = corrupt(
-            learner.model.patches(images), learner.own.mask[...], key, count=self.count
+            learner.model.patches(images, deterministic=False, rngs=rngs),
+            learner.own.mask[...],
+            key,
+            count=self.count,
         )
         tokens, _ = learner.model.encode(learner.model.place(x), deterministic=False, rngs=rngs)
         tokens = tokens[:, tokens.shape[1] - self.patches :]

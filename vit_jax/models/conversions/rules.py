@@ -94,6 +94,15 @@ def joined(axis: int, sizes: Sequence[int]) -> Transform:
     return Transform(lambda xs: [np.concatenate(xs, axis)], lambda xs: np.split(xs[0], cuts, axis))
 
 
+def reordered(axis: int, order: Sequence[int]) -> Transform:
+    """Ours is theirs with what lies along an axis in this order."""
+    back = np.argsort(order)
+    return Transform(
+        lambda xs: [np.take(x, order, axis) for x in xs],
+        lambda xs: [np.take(x, back, axis) for x in xs],
+    )
+
+
 def chain(*transforms: Transform) -> Transform:
     """Several transforms as one: applied in this order from theirs to ours, and in reverse on the
     way back.
