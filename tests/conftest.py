@@ -10,6 +10,8 @@ import sys
 QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 os.environ.setdefault("XLA_FLAGS", f"--xla_force_host_platform_device_count=8 {QUICK}")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Where a test keeps compiled programs, it keeps small ones too.
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 import pytest  # noqa: E402
 

@@ -40,6 +40,7 @@ def test_a_step_is_timed_in_all_and_in_parts():
     assert np.isfinite(result["loss"]) and result["temporary_memory_bytes"] > 0
 
 
+@pytest.mark.slow
 def test_a_profile_leaves_a_trace(tmp_path):
     step.step(tiny(), steps=1, profile=str(tmp_path))
     assert list(tmp_path.rglob("*.xplane.pb"))

@@ -69,6 +69,7 @@ def operations_per_image(function, *args, batch):
     return jax.jit(function).lower(*args).compile().cost_analysis()["flops"] / batch
 
 
+@pytest.mark.slow
 def test_augmentation_costs_less_than_3_percent_of_the_step_of_vit_s16():
     """The step is 3 times the forward pass, a multiply-add counted as 2; the operations of
     RandAugment are as likely as each other.

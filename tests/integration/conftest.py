@@ -48,8 +48,11 @@ def write_image(path: pathlib.Path) -> None:
 
 @pytest.fixture(scope="session")
 def compilation_cache(tmp_path_factory) -> str:
-    """One for all runs of a test process: the same tiny programs again and again."""
-    return str(tmp_path_factory.mktemp("xla"))
+    """One for all runs of all test processes: the same tiny programs again and again."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "xla"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return str(folder)
 
 
 @pytest.fixture
@@ -127,7 +130,6 @@ class Hosts:
             environment = os.environ | {
                 "JAX_PLATFORMS": "cpu",
                 "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {QUICK}",
-                "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             }
             if processes > 1:
                 environment |= {

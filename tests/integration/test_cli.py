@@ -179,6 +179,7 @@ def test_the_version_is_told(command):
     assert command("--version")[:2] == (0, f"vit_jax {vit_jax.__version__}\n")
 
 
+@pytest.mark.slow
 def test_models_lists_every_name_with_the_exact_count(command):
     code, out, _ = command("models", "--json")
     rows = {row["name"]: row for row in json.loads(out.splitlines()[-1])}

@@ -56,6 +56,7 @@ def one_process(tmp_path_factory, compilation_cache):
     return workdir
 
 
+@pytest.mark.slow
 def test_two_processes_train_the_run_of_one(hosts, one_process, tmp_path):
     run = hosts(tmp_path, *FSDP)
     assert run.codes() == [0, 0], run.log(0) + run.log(1)
@@ -153,6 +154,7 @@ def test_when_one_process_is_killed_the_others_end_soon(hosts, tmp_path, killed)
     assert codes[1 - killed] in (42, -signal.SIGABRT), run.log(1 - killed)
 
 
+@pytest.mark.slow
 def test_a_process_that_is_stuck_is_found_and_every_stack_told(hosts, tmp_path):
     run = hosts(
         tmp_path, *FSDP, "--config.hosts.step_minutes=0.05", process=1, example=96, action="block"

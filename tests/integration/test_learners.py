@@ -110,6 +110,7 @@ def test_a_teacher_follows_by_its_momentum_and_not_in_skipped_steps(agree, tiny_
         jax.tree.map(np.testing.assert_array_equal, getattr(skipped, tree), getattr(state, tree))
 
 
+@pytest.mark.slow
 def test_a_fixed_teacher_is_read_again_and_not_saved(tiny_config, tmp_path):
     vit_jax.train(tiny_config(duration="2 steps"), tmp_path / "teacher")
     config = tiny_config(

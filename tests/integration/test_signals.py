@@ -85,6 +85,7 @@ with exits.with_a_sentence():
     assert (process.returncode, out, err) == (130, "", "vit_jax: stopped\n")
 
 
+@pytest.mark.slow
 def test_a_signal_that_comes_twice_at_once_is_one_and_the_run_is_saved(start, training, tmp_path):
     process = start("-m", "vit_jax", *training)
     until((tmp_path / "checkpoints" / "4").exists, process)

@@ -34,6 +34,7 @@ def test_a_save_that_fails_is_told_and_the_next_one_is_tried(hosts, tmp_path):
     assert not [p for p in (tmp_path / "checkpoints").iterdir() if "tmp" in p.name]
 
 
+@pytest.mark.slow
 def test_a_disk_that_stays_full_ends_the_run_with_the_last_good_checkpoint(hosts, tmp_path):
     first = hosts(tmp_path, *WIDE, "--config.duration=4 steps", processes=1)
     assert first.codes() == [0], first.log(0)

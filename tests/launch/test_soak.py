@@ -143,6 +143,7 @@ def soak(folder: pathlib.Path, cache: str, processes: int, steps: int, moments: 
         np.testing.assert_array_equal(expected[name], got[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_two_processes_killed_in_a_save_end_with_the_bits_of_the_undisturbed_run(
     tmp_path, compilation_cache
 ):
