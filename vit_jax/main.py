@@ -149,20 +149,21 @@ def predict() -> None:
 
 
 def models() -> None:
-    """Every model name with its parameters, GFLOPs and tokens: [--image_size=224] [--json].
+    """Every model name with its parameters, GFLOPs and tokens: [--image_size=224] [--json]; --markdown: as docs/models.md.
 
     By default for images of the size that a model was published with. Patches that do not divide the image
     are counted at the next smaller size that they do.
     """
     flags.DEFINE_integer("image_size", None, "side of the square images in pixels", lower_bound=1)
+    flags.DEFINE_bool("markdown", False, "families with sources and published accuracies")
     cli.define_json()
     cli.define_register()
     cli.parse()
 
-    from vit_jax.models.listing import table, text
+    from vit_jax.models.listing import page, table, text
 
     rows = table(FLAGS.image_size)
-    cli.print_result(rows, text(rows))
+    cli.print_result(rows, page(rows) if FLAGS.markdown else text(rows))
 
 
 def benchmark() -> None:

@@ -3,6 +3,7 @@ text.
 """
 
 import json
+import pathlib
 
 import pytest
 
@@ -82,6 +83,13 @@ def test_the_text_is_aligned_and_the_rows_are_json(rows):
     assert heading.split()[0] == "name" and len({len(line) for line in lines[: len(rows) + 1]}) == 1
     assert "ViT-B/16" in body[8] and "86,567,656" in body[8] and "35.13" in body[8]
     assert json.loads(json.dumps(list(rows.values()))) == list(rows.values())
+
+
+def test_the_page_of_the_docs_is_what_the_command_prints(rows):
+    page = pathlib.Path(__file__).resolve().parents[2] / "docs/models.md"
+    assert page.read_text() == listing.page(list(rows.values())), (
+        "vit_jax models --markdown > docs/models.md"
+    )
 
 
 def test_a_family_without_heads_has_a_gap_there(rows):

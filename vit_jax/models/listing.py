@@ -1,8 +1,9 @@
 """Every model name with what it costs, as `vit_jax models` prints it. The models themselves are in
-their families' files.
+their families' files, as are the accuracies that were published.
 """
 
 import dataclasses
+import inspect
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.models import registry
@@ -40,6 +41,43 @@ def text(rows: list[dict]) -> str:
         lines.append("  ".join([name.ljust(widths[0]), *numbers]))
     counted = "Parameters with a linear head of 1,000 classes; GFLOPs of one forward pass, a multiply-add counted as 2."
     return "\n".join([*lines, "", counted])
+
+
+def page(rows: list[dict]) -> str:
+    """docs/models.md, of the rows of `table`: of every family its sources, what differs from them (the
+    docstring of its module), what a small one reaches on digits, and its models.
+    """
+    by_name = {row["name"]: row for row in rows}
+    parts = [_INTRODUCTION]
+    for family in registry.FAMILIES:
+        title, _, text = inspect.getdoc(family).partition("\n\n")
+        recipe, accuracy = family.SMOKE
+        parts += [
+            f"## {family.TITLE}",
+            title,
+            text,
+            f"A small one on digits, `configs/{recipe}`: {accuracy} % of the test images.",
+            "\n".join([
+                "| name | image size | tokens | parameters | multiply-adds, G | ImageNet, % |",
+                "|---|--:|--:|--:|--:|--:|",
+                *(_published(by_name[name], family) for name in family.VARIANTS),
+            ]),
+        ]  # fmt: skip
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+_INTRODUCTION = """# Models
+
+Made by `vit_jax models --markdown`. Parameters are exact, with a head of 1,000 classes. Multiply-adds are those of
+matrix products, attention and convolutions, counted once; `vit_jax models` prints GFLOPs, which are twice as many.
+Accuracies are top-1, as published for networks that learnt from ImageNet-1k alone at the size that is shown: what
+to expect of the family's recipe, not what was measured here."""
+
+
+def _published(row: dict, family: registry.Family) -> str:
+    cells = [row[column] for column in ("name", "image_size", "tokens", "parameters")]
+    cells += [row["gflops"] / 2, family.ACCURACY.get(row["name"])]
+    return f"| {' | '.join(map(_cell, cells))} |"
 
 
 def _fitting(name: str, image_size: int | None):
