@@ -13,9 +13,9 @@ from vit_jax.base.schema import nearest, option
 from vit_jax.compute import attend
 from vit_jax.compute.activations import ACTIVATIONS
 from vit_jax.compute.dropout import dropout
-from vit_jax.models import classifier, pooling
+from vit_jax.models import classifier, pooling, positions
 from vit_jax.models.contract import ModelOutput
-from vit_jax.models.embeddings import PatchEmbedding, prepend, sincos_2d
+from vit_jax.models.embeddings import PatchEmbedding, prepend
 from vit_jax.models.encoder import Encoder
 
 # depth, width, MLP width, heads. Ti, S: AugReg Table 1; B, L, H: ViT Table 1; g, G: Scaling ViT Table 2; the others
@@ -50,7 +50,7 @@ VARIANTS = [
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(classifier.Options):
+class Config(positions.Options, classifier.Options):
     """A ViT."""
 
     patch: int = option(16, "side of a patch in pixels", minimum=1, role="size", fitted=True)
@@ -70,14 +70,6 @@ class Config(classifier.Options):
         minimum=0,
         role="structure",
         fitted=True,
-    )
-    position: str = option(
-        "learned", "position embeddings", choices=("learned", "sincos2d", "none"), role="structure"
-    )
-    position_of_class: bool = option(
-        True,
-        "the class token has a learned position too (official code; not big_vision)",
-        role="structure",
     )
     distilled: bool = option(
         False,
@@ -125,10 +117,7 @@ class Config(classifier.Options):
         _ = self.grid  # which the image size may not give
         if self.width % self.heads:
             raise ConfigError(f"model width {self.width} cannot be cut into {self.heads} heads")
-        if self.position == "sincos2d" and (self.width % 4 or self.width < 8):
-            raise ConfigError(
-                f"position sincos2d needs a model width of 8 or more that 4 divides, not {self.width}"
-            )
+        positions.check(self)
         if self.distilled and (
             self.pool != "token" or (self.representation and self.distillation_head)
         ):
@@ -158,16 +147,6 @@ class Config(classifier.Options):
         return self.distilled and self.distillation_head
 
     @property
-    def prefix(self) -> int:
-        """Rows of the position embedding that stand for no patch."""
-        return self.placed_tokens if self.has_table and self.position_of_class else 0
-
-    @property
-    def has_table(self) -> bool:
-        """Whether positions are an array of the model: one of its parameters, unless a family's is fixed."""
-        return self.position == "learned"
-
-    @property
     def layers(self) -> dict[str, int]:
         """See `classifier.Options`."""
         return {"encoder/layers": self.depth}
@@ -182,14 +161,15 @@ class Config(classifier.Options):
 
     def fit(self, name: str, target: "Config", *, resize: str) -> tuple[str, Callable] | None:
         """See `classifier.Options`."""
-        if name == "position":
-            return classifier.fit_positions(self, target, resize)
-        return classifier.fit_patches(name, self, target)
+        return positions.fit(name, self, target, resize) or classifier.fit_patches(
+            name, self, target
+        )
 
     def flops(self) -> int:
         """Operations of one image's forward pass: matrix products only, a multiply-add counted as 2, full attention."""
         n, d, m = self.tokens, self.width, self.mlp_dim
         block = 8 * n * d * d + 4 * n * n * d + 4 * n * d * m
+        block += 2 * n * n * d * self.biased_attention
         # The probe's own projections, the keys and values of all tokens, the MLP of one token.
         pool = 4 * n * d * d + 4 * n * d + 4 * d * d + 4 * d * m if self.pool == "map" else 0
         heads = (1 + self.two_heads) * (self.representation or d) * self.num_classes
@@ -250,11 +230,8 @@ class Model(nnx.Module):
             self.distillation_token = nnx.Param(
                 nnx.initializers.normal(0.02)(rngs.params(), (1, 1, width))
             )
-        if config.position == "learned":
-            rows = config.grid[0] * config.grid[1] + config.prefix
-            self.position = nnx.Param(
-                nnx.initializers.normal(0.02)(rngs.params(), (1, rows, width))
-            )
+        of_model = config.position_place in ("stem", "shared")
+        self.position = positions.variables(config, rngs) if of_model else None
         if config.registers:
             draw = nnx.initializers.normal(1e-6)
             self.registers = nnx.Param(draw(rngs.params(), (1, config.registers, width)))
@@ -333,20 +310,22 @@ class Model(nnx.Module):
           have no position (2309.16588 §2.2).
         """
         config, x = self.config, patches
-        position = prefix = None
-        if config.has_table:
-            position = self.position[...].astype(x.dtype)
-            position, prefix = position[:, config.prefix :], position[:, : config.prefix]
-        elif config.position == "sincos2d":
-            position = jnp.asarray(sincos_2d(config.grid, config.width), x.dtype)
-        if position is not None:
-            x = x + position
+        prefix = None
+        if config.position_place == "stem":
+            table = positions.table(self.position, config, x.dtype)
+            table, prefix = table[:, config.prefix :], table[:, : config.prefix]
+            x = x + table
         if visible is not None:
+            if config.position_place in ("layers", "shared"):
+                raise ConfigError(
+                    "positions in every layer need all patches: say model.position_at=stem, and "
+                    "no model.position=relative"
+                )
             x = jnp.take_along_axis(x, visible[..., None], axis=1)
         learned = [self.class_token] if config.pool == "token" else []
         learned += [self.distillation_token] if config.distilled else []
         learned = [token[...].astype(x.dtype) for token in learned]
-        if config.prefix:
+        if prefix is not None and config.prefix:
             learned = [
                 t + p for t, p in zip(learned, jnp.split(prefix, len(learned), 1), strict=True)
             ]
@@ -376,7 +355,10 @@ class Model(nnx.Module):
             (None, None) if deterministic or rngs is None else jax.random.split(rngs.dropout())
         )
         x = dropout(x, config.dropout, embed_key)
-        tokens, intermediates = self.encoder(x, encoder_key, capture)
+        position = None
+        if config.position_place == "shared":
+            position = positions.of_layer(self.position, config, x.dtype)
+        tokens, intermediates = self.encoder(x, encoder_key, capture, position)
         if config.registers:
             placed = config.placed_tokens
             tokens = jnp.concatenate(

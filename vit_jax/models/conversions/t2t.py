@@ -113,7 +113,8 @@ class Authors(Conversion):
         """See `Conversion`."""
         if config.pool != "token" or not config.norm_bias:
             return "its authors' T2T-ViT reads a class token, after blocks whose norms have biases"
-        if not config.has_table or not config.position_of_class:
+        table = config.position in ("sinusoid", "learned") and config.position_place == "stem"
+        if not table or not config.position_of_class:
             return "its authors' T2T-ViT has a table of positions, with a row for the class token"
         if config.token_bias != (config.token_attention == "performer"):
             return "between the splits its authors' performers have biases, and full attention has none"
