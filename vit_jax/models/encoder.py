@@ -12,7 +12,7 @@ from flax import nnx
 from vit_jax.compute import choices, relative, stack, tokens
 from vit_jax.compute.dropout import drop_path, split
 from vit_jax.compute.tokens import Tokens
-from vit_jax.models import positions
+from vit_jax.models import pooling, positions
 from vit_jax.models.attention import Attention
 from vit_jax.models.layers import Mlp, layer_norm
 
@@ -88,14 +88,16 @@ class Block(nnx.Module):
 
 
 class Encoder(nnx.Module):
-    """`depth` blocks and one last norm. Every parameter below `layers` has a leading axis of length
-    `depth`.
+    """`depth` blocks and one norm, of the last one's output or of a weighted sum of all. Every parameter
+    below `layers` has a leading axis of length `depth`.
     """
 
     def __init__(self, config: "Config", *, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs):
         self.layers = stack.stack(
             lambda rngs: Block(config, dtype=dtype, rngs=rngs), config.depth, rngs
         )
+        if config.weighted_layers:
+            self.layer_weights = pooling.LayerWeights(config.depth)
         self.norm = layer_norm(config.width, config.epsilon, dtype, rngs, bias=config.norm_bias)
         self.config = config
 
@@ -132,7 +134,8 @@ class Encoder(nnx.Module):
         # Dropout draws for all tokens at once; what is captured, or added to logits, is of all tokens.
         whole = capture or (stochastic and (config.dropout or config.attention_dropout))
         whole = whole or config.biased_attention
-        x, captured = stack.scan(
+        scan = self.layer_weights.scan if config.weighted_layers else stack.scan
+        x, captured = scan(
             step,
             self.layers,
             x if whole else self.layers.attention.cut(x),

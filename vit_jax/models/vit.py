@@ -50,7 +50,7 @@ VARIANTS = [
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(positions.Options, classifier.Options):
+class Config(positions.Options, pooling.Options, classifier.Options):
     """A ViT."""
 
     patch: int = option(16, "side of a patch in pixels", minimum=1, role="size", fitted=True)
@@ -60,8 +60,9 @@ class Config(positions.Options, classifier.Options):
     heads: int = option(12, "attention heads", minimum=1, role="size")
     pool: str = option(
         "token",
-        "how tokens become one vector; token: the class token; first: the first patch, without one",
-        choices=("token", "mean", "map", "first"),
+        "how tokens become one vector; token: the class token; first: the first patch, without one; "
+        "gem: generalised mean, its power learned; map: attention",
+        choices=("token", "mean", "map", "first", "gem"),
         role="structure",
     )
     representation: int = option(
@@ -147,6 +148,11 @@ class Config(positions.Options, classifier.Options):
         return self.distilled and self.distillation_head
 
     @property
+    def pool_heads(self) -> int:
+        """See `pooling.Options`."""
+        return self.heads
+
+    @property
     def layers(self) -> dict[str, int]:
         """See `classifier.Options`."""
         return {"encoder/layers": self.depth}
@@ -170,11 +176,9 @@ class Config(positions.Options, classifier.Options):
         n, d, m = self.tokens, self.width, self.mlp_dim
         block = 8 * n * d * d + 4 * n * n * d + 4 * n * d * m
         block += 2 * n * n * d * self.biased_attention
-        # The probe's own projections, the keys and values of all tokens, the MLP of one token.
-        pool = 4 * n * d * d + 4 * n * d + 4 * d * d + 4 * d * m if self.pool == "map" else 0
         heads = (1 + self.two_heads) * (self.representation or d) * self.num_classes
         head = 2 * d * self.representation + 2 * heads
-        return self.embedding_flops() + self.depth * block + pool + head
+        return self.embedding_flops() + self.depth * block + pooling.flops(self) + head
 
     def embedding_flops(self) -> int:
         """Those of `flops` that make tokens of an image."""
@@ -236,16 +240,7 @@ class Model(nnx.Module):
             draw = nnx.initializers.normal(1e-6)
             self.registers = nnx.Param(draw(rngs.params(), (1, config.registers, width)))
         self.encoder = Encoder(config, dtype=dtype, rngs=rngs)
-        if config.pool == "map":
-            self.pool = pooling.AttentionPooling(
-                width,
-                config.heads,
-                config.mlp_dim,
-                epsilon=config.epsilon,
-                activation=config.activation,
-                dtype=dtype,
-                rngs=rngs,
-            )
+        self.pool = pooling.make(config, dtype=dtype, rngs=rngs)
         if config.representation:
             self.representation = nnx.Linear(width, config.representation, dtype=dtype, rngs=rngs)
         if config.num_classes:
@@ -378,13 +373,8 @@ class Model(nnx.Module):
                 self.head_distilled(tokens[:, 1].astype(jnp.float32)),
             ])  # fmt: skip
             return ModelOutput(exits.mean(axis=0), features, tokens, intermediates, exits)
-        features = self._pool(tokens)
+        features = self.pool(tokens)
         if config.representation:
             features = jnp.tanh(self.representation(features))
         logits = self.head(features.astype(jnp.float32)) if config.num_classes else None
         return ModelOutput(logits, features, tokens, intermediates)
-
-    def _pool(self, tokens: jax.Array) -> jax.Array:
-        if self.config.pool == "map":
-            return self.pool(tokens)
-        return pooling.mean(tokens) if self.config.pool == "mean" else pooling.token(tokens)

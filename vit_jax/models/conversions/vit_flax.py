@@ -63,7 +63,7 @@ class Official(Conversion):
         """See `Conversion`."""
         if config.pool not in ("token", "mean"):
             return f"google-research/vision_transformer has no pooling {config.pool!r}"
-        return refusal_of_positions(config)
+        return refusal_everywhere(config)
 
     def expressed(self, config: vit.Config, params: dict) -> tuple[vit.Config, dict]:
         """Positions are learned, and the class token has one."""
@@ -90,7 +90,7 @@ class BigVision(Official):
 
     def refusal(self, config: vit.Config) -> str:
         """See `Conversion`."""
-        return refusal_of_positions(config)
+        return refusal_everywhere(config)
 
     def expressed(self, config: vit.Config, params: dict) -> tuple[vit.Config, dict]:
         """See `Conversion`."""
@@ -166,8 +166,11 @@ def rules(layout: Mapping[str, Any]) -> list[Rule]:
     ]
 
 
-def refusal_of_positions(config: vit.Config) -> str:
-    """See `Conversion.refusal`: none of these codes has positions that are not added at the stem."""
+def refusal_everywhere(config: vit.Config) -> str:
+    """See `Conversion.refusal`: what none of these codes has."""
+    if config.pool == "gem" or config.weighted_layers:
+        option = "pool=gem" if config.pool == "gem" else "weighted_layers=True"
+        return f"the format has no {option}"
     if config.position_place in ("", "stem"):
         return ""
     return (

@@ -16,7 +16,7 @@ from vit_jax.models.conversions import pytorch
 from vit_jax.models.conversions.contract import HuggingFaceConversion, Recognised, Shapes
 from vit_jax.models.conversions.rules import Rule
 from vit_jax.models.conversions.vit_flax import (
-    refusal_of_positions,
+    refusal_everywhere,
     with_class_row,
     with_learned_position,
 )
@@ -132,7 +132,7 @@ class HuggingFace(HuggingFaceConversion):
         found = [name for name, there in lacks.items() if there]
         if found:
             return f"transformers' ViT and DeiT have no {', no '.join(found)}"
-        return refusal_of_positions(config)
+        return refusal_everywhere(config)
 
     def expressed(self, config: vit.Config, params: dict) -> tuple[vit.Config, dict]:
         """Positions are learned, and the class token has one."""
