@@ -38,6 +38,7 @@ from vit_jax.models import classifier
 from vit_jax.models.embeddings import interpolate, sincos_2d, sinusoids
 
 KINDS = ("learned", "learned2d", "sincos2d", "relative", "none")
+PLACES = ("auto", "stem", "layers", "shared")
 _STACK = "encoder/layers/"
 
 
@@ -57,7 +58,7 @@ class Options:
         "auto",
         "where they are added: at the stem, in all layers each its own, in all layers the same (shared); "
         "auto: relative in layers, others at the stem",
-        choices=("auto", "stem", "layers", "shared"),
+        choices=PLACES,
         role="structure",
     )
     position_of_class: bool = option(
