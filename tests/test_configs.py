@@ -2,6 +2,7 @@
 paper says.
 """
 
+import itertools
 import pathlib
 import re
 
@@ -38,6 +39,7 @@ ARGUMENTS = {
     "vit_jft": ["B/16", "B/32", "L/32", "H/14"],
     "vit_s16_i1k": ["150", "300"],
     "deit": ["Ti", "B"],
+    "feed_forward": ["Ti/16", "L/32"],
     "cross_vit": ["Ti", "18"],
     "t2t_vit": ["7", "10", "12", "19", "24", "t-14", "t-19", "t-24"],
     "scaling_vit": [
@@ -172,6 +174,9 @@ def test_a_recipe_is_headed_by_its_command_and_names_only_fields_there_are(name)
         (("vit_jft", "H/16"), "there is no model 'H/16'; did you mean"),
         (("vit_s16_i1k", "200"), "there is no epochs '200'; did you mean '300'?"),
         (("scaling_vit", "g/16"), "there is no model 'g/16'; did you mean"),
+        (("positions", "smoke,2d"), "there is no position '2d'"),
+        (("positions", "smoke,learned,layer"), "there is no place 'layer'; did you mean 'layers'?"),
+        (("feed_forward", "L/16"), "there is no size 'L/16'; did you mean 'B/16'?"),
         (("cross_vit", "15†"), "there is no size '15†'; did you mean '15'?"),
         (("finetune", "cifar"), "there is no task 'cifar'; did you mean 'cifar10'?"),
         (("finetune", "cifar10,bigvision"), "there is no source 'bigvision'; did you mean"),
@@ -364,6 +369,30 @@ def test_t2t_vit_is_that_of_its_authors(size, name, rate, decay):
     assert (config.optim.weight_decay, config.optim.ema) == (decay, 0.99996)
     assert (config.model.drop_path, assembly.model_config.head_init) == (0.1, "normal")
     assert (config.augment.mixup, config.augment.cutmix, config.augment.erasing) == (0.8, 1, 0.25)
+
+
+def test_positions_have_a_run_on_digits_for_every_network_of_table_8_of_the_vits_paper():
+    rows = [("none", None), ("relative", "layers"), ("relative", "shared")]
+    rows += itertools.product(("learned", "learned2d", "sincos2d"), ("stem", "layers", "shared"))
+    found = {}
+    for kind, place in rows:
+        config = recipe("positions", ",".join(filter(None, ("smoke", kind, place))))
+        assert config.data.name == "digits"
+        model = resolve(config).model
+        found[kind, place] = (model.position, model.position_at)
+    assert len(found) == 12
+    assert all(found[k, p] == (k, p or "auto") for k, p in found)
+    paper, plain = recipe("positions", "B/16,learned2d,layers"), recipe("vit_jft", "B/16")
+    plain.model.update({"position": "learned2d", "position_at": "layers"})
+    assert paper == plain
+
+
+@pytest.mark.parametrize("size", ["Ti/16", "B/16", "L/32"])
+def test_feed_forward_only_networks_are_trained_as_deit_with_dropout(size):
+    config, deit = recipe("feed_forward", size), recipe("deit", "S")
+    deit.model.update({"name": f"FF-{size}", "dropout": 0.1})
+    assert config == deit
+    assert build(config).total_steps == round(300 * 1_281_167 / 1024)
 
 
 @pytest.mark.parametrize(

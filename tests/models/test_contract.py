@@ -82,6 +82,13 @@ TINY = {
         sum(2 * n + (n + 1) * 24 + 3 * 9 * 8 + 16 for n in (27, 72)) + 73 * 16
         + 16 + 2 * (16 * 48 + 17 * 16 + 17 * 32 + 33 * 16 + 4 * 16) + 32 + 17 * 5,
     ),
+    "feed_forward": (
+        "FF-Ti/16",
+        dict(image_size=(8, 12), patch=4, depth=2, width=16, mlp_dim=32, token_mlp_dim=8,
+             position_grid=(2, 2)),
+        # patches, positions, class token, blocks over channels and over tokens, last norm, head
+        49 * 16 + 5 * 16 + 16 + 2 * (17 * 32 + 33 * 16 + 32) + 2 * (8 * 8 + 9 * 7 + 14) + 32 + 17 * 5,
+    ),
 }  # fmt: skip
 # Features that come from other tokens than those of the output: those of a CrossViT's other branch.
 BESIDE = {"crossvit": 8}
@@ -259,11 +266,12 @@ def test_without_classes_there_is_no_head_and_the_rest_is_the_same(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_weights_go_to_another_resolution_or_are_refused_in_a_sentence(family):
-    """Twice as high and wide all of them; twice as wide alone not a Mixer, whose weights are of tokens."""
+    """Twice as high and wide all but one; twice as wide alone not a Mixer either, whose weights are of tokens."""
     config = tiny(family)
     height, width = config.height_width
-    refused = {(height, 2 * width)} if family == "mixer" else set()
-    for size in ((2 * height, 2 * width), (height, 2 * width)):
+    larger = (2 * height, 2 * width), (height, 2 * width)
+    refused = {"mixer": larger[1:], "feed_forward": larger}.get(family, ())
+    for size in larger:
         target = dataclasses.replace(config, image_size=size, **config.at_size(size))
         like = registry.abstract(target)[1]
         arguments = weights(family), config, like, target

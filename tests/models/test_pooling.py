@@ -1,11 +1,17 @@
-"""Pooling against NumPy float64."""
+"""Pooling of tokens and of layers, against NumPy float64 and loops."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
-from vit_jax.models import pooling
+from vit_jax.base import patterns
+from vit_jax.base.errors import CheckpointError, ConfigError
+from vit_jax.interchange import adapt, formats
+from vit_jax.models import pooling, registry
 
 TOKENS = np.random.default_rng(0).standard_normal((3, 6, 8)).astype(np.float32)
 
@@ -58,3 +64,192 @@ def test_attention_pooling_is_its_formula():
     pooled = jax.jit(lambda state, tokens: nnx.merge(definition, state)(tokens))(state, TOKENS)
     assert pooled.shape == (3, 8)
     np.testing.assert_allclose(pooled, expected, atol=1e-5)
+
+
+def gem(p, tokens):
+    return (np.maximum(np.asarray(tokens, np.float64), 1e-6) ** p).mean(1) ** (1 / p)
+
+
+def gem_of(p, tokens):
+    pool = pooling.GeM()
+    pool.p[...] = jnp.full((1,), p)
+    return pool(tokens)
+
+
+def test_the_generalised_mean_of_power_1_is_the_mean_and_of_a_large_one_the_largest():
+    positive = np.abs(TOKENS)
+    np.testing.assert_allclose(gem_of(1, positive), pooling.mean(positive), rtol=1e-6)
+    np.testing.assert_allclose(gem_of(400, positive), positive.max(1), rtol=6e-3)
+    np.testing.assert_allclose(pooling.GeM()(TOKENS), gem(3, TOKENS), rtol=1e-5)
+    assert pooling.GeM()(TOKENS.astype(jnp.bfloat16)).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("p", [0.5, 3, 9])
+def test_the_gradients_of_a_generalised_mean_are_those_of_differences(p):
+    """Also where a channel has negative tokens alone."""
+    rng = np.random.default_rng(2)
+    tokens = TOKENS.copy()
+    tokens[:, :, 0] = -1
+    target = rng.standard_normal((3, 8))
+    way = np.where(tokens > 0, rng.standard_normal(tokens.shape), 0)
+    loss = lambda p, tokens: jnp.sum(gem_of(p, tokens) * target)  # noqa: E731
+    of_power, of_tokens = jax.jit(jax.grad(loss, (0, 1)))(float(p), tokens)
+    ends = [
+        [np.sum(gem(p + h, tokens) * target), np.sum(gem(p, tokens + h * way) * target)]
+        for h in (1e-6, -1e-6)
+    ]
+    expected = np.subtract(*ends) / 2e-6
+    np.testing.assert_allclose([of_power, np.sum(of_tokens * way)], expected, rtol=1e-3)
+    assert not np.asarray(of_tokens)[tokens < 0].any()
+
+
+FAMILIES = ("vit", "mixer")
+
+
+def of_family(kit, family, **options):
+    """Three layers, all read."""
+    options = dict(weighted_layers=True) | options
+    if family == "vit":
+        return kit.config(**options)
+    sizes = dict(image_size=12, patch=4, depth=3, width=16, mlp_dim=32, token_mlp_dim=8)
+    sizes |= dict(num_classes=5, unroll=1)
+    return registry.model_config("Mixer-S/16", **sizes | options)
+
+
+def gradients(kit, config, params, key=None):
+    """Of every parameter, and the output."""
+
+    def loss(params):
+        output = kit.apply(config, params, kit.images, key, capture=key is None)
+        return jnp.square(output.logits - 1).sum(), output
+
+    return jax.jit(jax.grad(loss, has_aux=True))(params)
+
+
+def split_weights(params, family):
+    """The layers' weights, and all other parameters."""
+    rest = params["encoder"] if family == "vit" else params
+    ours, rest = rest["layer_weights"], {n: x for n, x in rest.items() if n != "layer_weights"}
+    return ours, params | {"encoder": rest} if family == "vit" else rest
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_last_norm_reads_the_weighted_sum_of_all_layers(kit, family):
+    config = of_family(kit, family)
+    params = kit.parameters(config)
+    found, output = gradients(kit, config, params)
+    weights, rest = split_weights(params, family)
+    norm = (rest["encoder"] if family == "vit" else rest)["norm"]
+
+    def read(weights):
+        shares = weights["gain"] * jax.nn.softmax(weights["scores"])
+        x = jnp.einsum("l,lbnd->bnd", shares, output.intermediates["blocks"])
+        x = (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-6)
+        x = x * norm["scale"] + norm["bias"]
+        x = x[:, 0] if family == "vit" else x.mean(1)
+        logits = x @ rest["head"]["kernel"] + rest["head"]["bias"]
+        return jnp.square(logits - 1).sum(), logits
+
+    expected, logits = jax.grad(read, has_aux=True)(weights)
+    np.testing.assert_allclose(output.logits, logits, atol=1e-5)
+    for name in ("scores", "gain"):
+        np.testing.assert_allclose(
+            split_weights(found, family)[0][name], expected[name], rtol=1e-4, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_all_weight_on_one_layer_is_the_network_that_ends_with_it(kit, family):
+    config = of_family(kit, family)
+    shorter = of_family(kit, family, weighted_layers=False, depth=2)
+    params = kit.parameters(config)
+    weights, rest = split_weights(params, family)
+    weights |= {"scores": np.array([0, 200, 0], np.float32), "gain": np.ones(1, np.float32)}
+
+    def first(tree):
+        two = lambda name, x: x[:2] if patterns.is_stacked(name) else x  # noqa: E731
+        return patterns.map_named(two, tree)
+
+    expected, output = gradients(kit, shorter, first(rest))
+    (params["encoder"] if family == "vit" else params)["layer_weights"] = weights
+    found, ours = gradients(kit, config, params)
+    found = split_weights(found, family)[1]
+    np.testing.assert_allclose(ours.logits, output.logits, atol=1e-6)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max() + 1e-7),
+        first(found),
+        expected,
+    )
+    layers = (found["encoder"] if family == "vit" else found)["layers"]
+    assert not any(np.any(x[2]) for x in jax.tree.leaves(layers))
+
+
+def test_how_layers_are_compiled_changes_nothing_of_their_sum(kit):
+    options = dict(drop_path=0.5, pool="gem", dropout=0.1)
+    key = jax.random.key(0)
+    plain, other = (
+        np.concatenate([np.ravel(x) for x in jax.tree.leaves(gradients(kit, config, params, key))])
+        for how in (dict(remat="none"), dict(remat="full", unroll=2))
+        for config in [of_family(kit, "vit", **options, **how)]
+        for params in [kit.parameters(config)]
+    )
+    assert np.linalg.norm(other - plain) <= 1e-6 * np.linalg.norm(plain)
+
+
+def test_the_sum_of_layers_costs_the_backward_pass_no_further_copy_of_their_outputs(kit):
+    def stored(**options):
+        config = kit.config(remat="full", depth=8, **options)
+        params = registry.abstract(config)[1]
+        apply = lambda p: kit.apply(config, p, kit.images).tokens  # noqa: E731
+        _, back = jax.eval_shape(lambda p: jax.vjp(apply, p), params)
+        return sum(x.size for x in jax.tree.leaves(back))
+
+    config = kit.config()
+    output = len(kit.images) * config.tokens * config.width
+    assert stored(weighted_layers=True) - stored() < 4 * output
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("pool", ["gem", "map"])
+def test_what_is_pooled_are_the_normalised_tokens(kit, family, pool):
+    config = of_family(kit, family, weighted_layers=False, pool=pool)
+    params = kit.parameters(config)
+    output = kit.run(config, params, kit.images)
+    model = nnx.merge(registry.abstract(config)[0], params)
+    assert output.tokens.shape == (4, 9, 16)
+    np.testing.assert_allclose(output.features, model.pool(output.tokens), rtol=1e-4, atol=1e-5)
+
+
+FORMATS = [("vit", format) for format in ("official", "big_vision", "timm", "huggingface")]
+FORMATS += [("mixer", format) for format in ("official", "timm")]
+
+
+@pytest.mark.parametrize(("family", "format"), FORMATS)
+def test_no_other_code_has_generalised_means_or_sums_of_layers(kit, tmp_path, family, format):
+    for options in ({}, dict(weighted_layers=False, pool="gem")):
+        activation = "gelu" if format == "timm" else "gelu_tanh"
+        config = of_family(kit, family, epsilon=1e-6, activation=activation, **options)
+        foreign = formats.Foreign(config, kit.parameters(config))
+        with pytest.raises(CheckpointError, match="no weighted_layers|pool.*gem|mean of the last"):
+            formats.write(foreign, tmp_path / "x.npz", format)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_checkpoint_may_be_fine_tuned_by_what_its_layers_say(kit):
+    source = kit.config()
+    target = kit.config(weighted_layers=True)
+    params, fresh = kit.parameters(source), registry.abstract(target)[1]
+    adjust = functools.partial(adapt.adapt, params, source, fresh, target, resize="scipy")
+    with pytest.raises(ConfigError, match=r"layer_weights/gain \(1,\) is not in the checkpoint"):
+        adjust(reset=())
+    found = adjust(reset=["head/.*", ".*layer_weights/.*"])
+    new, rest = split_weights(found, "vit")
+    assert new == fresh["encoder"]["layer_weights"]  # which are shapes
+    np.testing.assert_array_equal(rest["class_token"], params["class_token"])
+
+
+def test_attention_pooling_of_a_mixer_has_heads_of_64_channels():
+    with pytest.raises(ConfigError, match="a head for 64 channels, 3 in all, and model width 200"):
+        registry.model_config("Mixer-S/16", width=200, pool="map")
+    with pytest.raises(ConfigError, match="'token' is not one of mean, gem, map"):
+        registry.model_config("Mixer-S/16", pool="token")

@@ -16,6 +16,8 @@ from vit_jax.compute.tokens import Tokens
 
 # Implementations with the same result: plain XLA, cuDNN's on GPUs, splash (Pallas) on TPUs.
 IMPLEMENTATIONS = ("auto", "xla", "cudnn", "splash")
+# What is added to the logits.
+Bias = jax.Array | jax.tree_util.Partial
 # Logits of a part with at most this many queries or keys are stored: that costs less than reading
 # all the others again.
 FEW = 8
@@ -41,7 +43,7 @@ def attend(
     k: Tokens,
     v: Tokens,
     *,
-    bias: jax.Array | None = None,
+    bias: Bias | None = None,
     implementation: str = "auto",
 ) -> Tokens:
     """softmax(q kᵀ / √C + bias) v.
@@ -53,7 +55,9 @@ def attend(
     Args:
       q: queries (B, Q, H, C), whole or in parts.
       k, v: keys and values (B, N, H, C), in as many parts.
-      bias: (H, Q, N) or (B, H, Q, N), for queries and keys that are whole; it has a gradient.
+      bias: (H, Q, N) or (B, H, Q, N), for queries and keys that are whole; it has a gradient. Or a
+        function that gives (B, H, Q, N) for the scaled queries: it is computed again in the
+        backward pass, which stores its arguments alone.
       implementation: one of `IMPLEMENTATIONS`.
 
     Returns:
@@ -78,7 +82,7 @@ def attend(
     return jax.tree.unflatten(jax.tree.structure(q), outs)
 
 
-def weights(q: Tokens, k: Tokens, *, bias: jax.Array | None = None) -> jax.Array:
+def weights(q: Tokens, k: Tokens, *, bias: Bias | None = None) -> jax.Array:
     """softmax(q kᵀ / √C + bias): (B, H, Q, N) in the dtype of q, of all parts together."""
     q, k = tokens.join(_scaled(q)), tokens.join(k)
     return jax.nn.softmax(_logits(q, k, bias)).astype(q.dtype)
@@ -131,7 +135,11 @@ def _backward(saved, douts):
             p = jnp.exp(logits - logsumexp[..., None])
             dp = product("bqhc,bnhc->bhqn", dout, v)
             dlogits = p * (dp - delta)
-            if bias is not None:
+            if callable(bias):
+                added, back = jax.vjp(lambda bias, q: bias(q), bias, q)
+                dbias, dq = back(dlogits.astype(added.dtype))
+                dqs[i] += dq
+            elif bias is not None:
                 dbias = dlogits.sum(range(4 - bias.ndim)).astype(bias.dtype)
             dlogits = dlogits.astype(q.dtype)
             dqs[i] += product("bhqn,bnhc->bqhc", dlogits, k).astype(q.dtype)
@@ -149,7 +157,9 @@ def _scaled(q: Tokens) -> Tokens:
 
 def _logits(q, k, bias):
     logits = product("bqhc,bnhc->bhqn", q, k)
-    return logits if bias is None else logits + bias
+    if bias is None:
+        return logits
+    return logits + (bias(q) if callable(bias) else bias)
 
 
 def _if_few(logits: jax.Array) -> jax.Array | None:

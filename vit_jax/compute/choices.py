@@ -156,6 +156,7 @@ def summarize(config: "Options", mesh: Mesh) -> str:
                 keys=config.tokens,
                 head_size=config.width // config.heads,
                 dtype=dtype,
+                biased=config.biased_attention,
             )
             phrases.append(f"attention: {kind}")
         policy = remat(config)

@@ -61,7 +61,12 @@ class Attention(nnx.Module):
         self.dropout, self.attention_dropout = dropout, attention_dropout
 
     def __call__(
-        self, x: Tokens, *, queries: jax.Array | None = None, key: jax.Array | None = None
+        self,
+        x: Tokens,
+        *,
+        queries: jax.Array | None = None,
+        key: jax.Array | None = None,
+        bias: attend.Bias | None = None,
     ) -> tuple[Tokens, jax.Array]:
         """Attends to x.
 
@@ -69,12 +74,14 @@ class Attention(nnx.Module):
           x: (B, N, D) what is attended to, whole or as `cut` gives it.
           queries: (B, Q, D), by default x itself.
           key: randomness of dropout, for whole x; `None` for none.
+          bias: what is added to the logits, for whole x, see `attend.attend`.
 
         Returns:
           (B, Q, D) and the attention weights (B, H, Q, N), which cost nothing unless used.
         """
         keys = split(key, 2)
-        heads, weights = self.attend(*self.project(x, queries), key=keys[0])
+        added = {} if bias is None else {"bias": bias}  # what builds on it may take none
+        heads, weights = self.attend(*self.project(x, queries), key=keys[0], **added)
         out = attend.merge(heads, *self.out.parameters())
         return jax.tree.map(lambda y: dropout(y, self.dropout, keys[1]), out), weights
 
@@ -97,14 +104,14 @@ class Attention(nnx.Module):
         v: Tokens,
         *,
         key: jax.Array | None,
-        bias: jax.Array | None = None,
+        bias: attend.Bias | None = None,
     ) -> tuple[Tokens, jax.Array]:
         """softmax(q kᵀ / √C + bias) v, with dropout on the weights.
 
         Args:
           q, k, v: see `project`.
           key: randomness of dropout; `None` for none.
-          bias: (H, Q, N) or (B, H, Q, N) to add to the logits.
+          bias: what is added to the logits, see `attend.attend`.
 
         Returns:
           (B, Q, H, C) and the weights (B, H, Q, N).

@@ -77,7 +77,7 @@ class Config(vit.Config):
 
     def fit(self, name: str, target: "Config", *, resize: str) -> tuple[str, Callable] | None:
         """See `classifier.Options`: patches of a map of features are not resized."""
-        return super().fit(name, target, resize=resize) if name == "position" else None
+        return None if name == "embedding/kernel" else super().fit(name, target, resize=resize)
 
     def flops(self) -> int:
         """Operations of one image's forward pass, counted as in the two parts."""

@@ -16,7 +16,7 @@ from vit_jax.base.sizes import Size
 from vit_jax.compute import choices, recompute, stack
 from vit_jax.compute.activations import ACTIVATIONS
 from vit_jax.compute.dropout import drop_path, split
-from vit_jax.models import classifier
+from vit_jax.models import classifier, pooling
 from vit_jax.models.contract import ModelOutput
 from vit_jax.models.embeddings import PatchEmbedding
 from vit_jax.models.layers import Linear, layer_norm
@@ -43,7 +43,7 @@ SMOKE = ("digits.py:mixer", 98.6)
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(classifier.Options):
+class Config(pooling.Options, classifier.Options):
     """A Mixer. The shapes of its parameters depend on the image size."""
 
     patch: int = option(16, "side of a patch in pixels", minimum=1, role="size", fitted=True)
@@ -56,6 +56,12 @@ class Config(classifier.Options):
         minimum=1,
         role="size",
     )
+    pool: str = option(
+        "mean",
+        "how tokens become one vector; gem: generalised mean, its power learned; map: attention",
+        choices=("mean", "gem", "map"),
+        role="structure",
+    )
     drop_path: float = option(
         0.0, "stochastic depth of the last block, growing linearly from 0", minimum=0, below=1
     )
@@ -64,6 +70,7 @@ class Config(classifier.Options):
 
     def __post_init__(self):
         classifier.patch_grid(self)
+        pooling.check(self)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -115,7 +122,7 @@ class Config(classifier.Options):
         n, d = self.tokens, self.width
         block = 4 * n * d * (self.token_mlp_dim + self.mlp_dim)
         patches = 2 * n * self.patch**2 * self.channels * d
-        return patches + self.depth * block + 2 * d * self.num_classes
+        return patches + self.depth * block + pooling.flops(self) + 2 * d * self.num_classes
 
 
 def options_from_name(name: str) -> dict | None:
@@ -155,7 +162,10 @@ class Model(nnx.Module):
         self.layers = stack.stack(
             lambda rngs: Block(config, dtype=dtype, rngs=rngs), config.depth, rngs
         )
+        if config.weighted_layers:
+            self.layer_weights = pooling.LayerWeights(config.depth)
         self.norm = layer_norm(config.width, config.epsilon, dtype, rngs)
+        self.pool = pooling.make(config, dtype=dtype, rngs=rngs)
         if config.num_classes:
             self.head = classifier.head(config.width, config, rngs)
 
@@ -189,11 +199,12 @@ class Model(nnx.Module):
             return x, {"blocks": x} if capture else {}
 
         x = self.embedding(images)
-        x, captured = stack.scan(
+        scan = self.layer_weights.scan if config.weighted_layers else stack.scan
+        x, captured = scan(
             step, self.layers, x, (rates, keys), remat=choices.remat(config), unroll=config.unroll
         )
         tokens = self.norm(x)
-        features = tokens.mean(axis=1)
+        features = self.pool(tokens)
         logits = self.head(features.astype(jnp.float32)) if config.num_classes else None
         return ModelOutput(logits, features, tokens, captured)
 

@@ -1,11 +1,86 @@
-"""From tokens to one vector: class token, mean, attention pooling."""
+"""From tokens to one vector: class token, mean, generalised mean, attention pooling; and from the outputs
+of all layers to one, as a weighted sum.
+"""
+
+import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from vit_jax.base.errors import ConfigError
+from vit_jax.base.schema import option
+from vit_jax.compute import stack
 from vit_jax.models.attention import Attention
 from vit_jax.models.layers import Mlp, layer_norm
+
+SMALLEST = 1e-6  # of what the generalised mean is taken
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Of a family whose tokens go through one stack of layers; it has `tokens`, `width`, `mlp_dim`,
+    `epsilon` and `activation` too.
+    """
+
+    pool: str = option(
+        "token",
+        "how tokens become one vector; token: the class token, which others do without; gem: generalised "
+        "mean, its power learned; map: attention",
+        choices=("token", "mean", "gem", "map"),
+        role="structure",
+    )
+    weighted_layers: bool = option(
+        False,
+        "the last norm reads a sum of all layers' outputs, its weights γ·softmax(s) learned, in place of "
+        "the last one's",
+        role="structure",
+    )
+
+    @property
+    def pool_heads(self) -> int:
+        """Heads of attention pooling, where layers have none: one for 64 channels."""
+        return max(self.width // 64, 1)
+
+
+def check(config: Options) -> None:
+    """Raises `ConfigError` for attention pooling of a width that its heads do not divide."""
+    if config.pool == "map" and config.width % config.pool_heads:
+        raise ConfigError(
+            f"model.pool=map has a head for 64 channels, {config.pool_heads} in all, and model width "
+            f"{config.width} cannot be cut into so many"
+        )
+
+
+def make(
+    config: Options, *, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs
+) -> Callable[[jax.Array], jax.Array]:
+    """What `config.pool` makes of tokens (B, N, D): (B, D); a module where something of it is learned."""
+    match config.pool:
+        case "mean":
+            return mean
+        case "gem":
+            return GeM()
+        case "map":
+            return AttentionPooling(
+                config.width,
+                config.pool_heads,
+                config.mlp_dim,
+                epsilon=config.epsilon,
+                activation=config.activation,
+                dtype=dtype,
+                rngs=rngs,
+            )
+    return token
+
+
+def flops(config: Options) -> int:
+    """Operations of pooling, counted as in `vit.Config.flops`: of attention pooling, the probe's own
+    projections, the keys and values of all tokens, the MLP of one token.
+    """
+    n, d, m = config.tokens, config.width, config.mlp_dim
+    return 4 * n * d * d + 4 * n * d + 4 * d * d + 4 * d * m if config.pool == "map" else 0
 
 
 def token(tokens: jax.Array) -> jax.Array:
@@ -16,6 +91,51 @@ def token(tokens: jax.Array) -> jax.Array:
 def mean(tokens: jax.Array) -> jax.Array:
     """Global average pooling (ViT §D.3): tokens (B, N, D) -> (B, D)."""
     return tokens.mean(axis=1)
+
+
+class GeM(nnx.Module):
+    """Generalised mean of each channel, (mean of max(x, 1e-6)^p)^(1/p), with a learned `p` (1,) that begins
+    as 3 (arXiv 1711.02512; cnnimageretrieval-pytorch).
+
+    Of positive tokens p = 1 gives the mean, a large p the maximum. Negative ones count as 1e-6.
+    """
+
+    def __init__(self):
+        self.p = nnx.Param(jnp.full((1,), 3.0))
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """tokens (B, N, D) -> (B, D)."""
+        p = self.p[...]
+        # By logarithms: 1e-6 to the power of 7 is nothing in float32, of which a root has no gradient.
+        powers = p * jnp.log(jnp.maximum(tokens.astype(jnp.float32), SMALLEST))
+        log_mean = jax.nn.logsumexp(powers, axis=1) - jnp.log(tokens.shape[1])
+        return jnp.exp(log_mean / p).astype(tokens.dtype)
+
+
+class LayerWeights(nnx.Module):
+    """The layers' outputs h as one, γ·Σ softmax(s)·h: `scores` s (L,), which begin as 0, and `gain` γ (1,),
+    as 1 (ScalarMix of AllenNLP; arXiv 1802.05365 Eq. 1). No layer has a norm of its own: one norm follows.
+    """
+
+    def __init__(self, layers: int):
+        self.scores = nnx.Param(jnp.zeros((layers,)))
+        self.gain = nnx.Param(jnp.ones((1,)))
+
+    def scan(self, step: Callable, layers: nnx.Module, x, arguments: tuple = (), **options):
+        """`stack.scan`, whose result is this sum in place of the last layer's output."""
+
+        def weighted(layer, carried, weight, *arguments):
+            x, total = carried
+            x, captured = step(layer, x, *arguments)
+            total = jax.tree.map(lambda total, y: total + weight.astype(y.dtype) * y, total, x)
+            return (x, total), captured
+
+        weights = self.gain[...] * jax.nn.softmax(self.scores[...])
+        carried = (x, jax.tree.map(jnp.zeros_like, x))
+        (_, total), captured = stack.scan(
+            weighted, layers, carried, (weights, *arguments), **options
+        )
+        return total, captured
 
 
 class AttentionPooling(nnx.Module):

@@ -29,7 +29,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest, option
 from vit_jax.compute import attend, choices, performer, recompute, stack, windows
 from vit_jax.compute.dropout import dropout, split
-from vit_jax.models import vit
+from vit_jax.models import positions, vit
 from vit_jax.models.attention import Attention
 from vit_jax.models.embeddings import sinusoids
 from vit_jax.models.layers import Linear, Mlp, draw_kernels, layer_norm
@@ -86,8 +86,8 @@ class Config(vit.Config):
     )
     position: str = option(
         "sinusoid",
-        "position embeddings; sinusoid: fixed, over the row number",
-        choices=("sinusoid", "learned", "sincos2d", "none"),
+        "position embeddings; sinusoid: fixed, over the row number; the others as in ViT",
+        choices=("sinusoid", *positions.KINDS),
         role="structure",
     )
 
@@ -136,11 +136,6 @@ class Config(vit.Config):
         return self.grids[-1]
 
     @property
-    def has_table(self) -> bool:
-        """See `vit.Config`."""
-        return self.position in ("sinusoid", "learned")
-
-    @property
     def table(self) -> tuple[int, int]:
         """Rows and width of the table of positions."""
         return self.prefix + math.prod(self.grid), self.width
@@ -152,9 +147,7 @@ class Config(vit.Config):
                 f"the first layer normalises the {self.channels} channels of its windows together: its "
                 f"weights do not fit images of {target.channels}"
             )
-        if name != "position":
-            return None
-        if target.position != "sinusoid":
+        if name != "position" or target.position != "sinusoid":
             return super().fit(name, target, resize=resize)
         same = (self.table, self.grid) == (target.table, target.grid)
         return None if same else ("sinusoids made anew", lambda _: sinusoids(*target.table))
@@ -209,8 +202,6 @@ class Model(vit.Model):
         if config.pool == "token":
             draw = nnx.initializers.normal(0.02)
             self.class_token = nnx.Param(draw(rngs.params(), self.class_token.shape))
-        if config.position == "sinusoid":
-            self.position = nnx.Variable(jnp.asarray(sinusoids(*config.table)))
 
     def make_embedding(self, config: Config, rngs: nnx.Rngs) -> "TokensToToken":
         """See `vit.Model`."""

@@ -13,9 +13,9 @@ from vit_jax.base.schema import nearest, option
 from vit_jax.compute import attend
 from vit_jax.compute.activations import ACTIVATIONS
 from vit_jax.compute.dropout import dropout
-from vit_jax.models import classifier, pooling
+from vit_jax.models import classifier, pooling, positions
 from vit_jax.models.contract import ModelOutput
-from vit_jax.models.embeddings import PatchEmbedding, prepend, sincos_2d
+from vit_jax.models.embeddings import PatchEmbedding, prepend
 from vit_jax.models.encoder import Encoder
 
 # depth, width, MLP width, heads. Ti, S: AugReg Table 1; B, L, H: ViT Table 1; g, G: Scaling ViT Table 2; the others
@@ -56,7 +56,7 @@ SMOKE = ("digits.py", 99.2)
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(classifier.Options):
+class Config(positions.Options, pooling.Options, classifier.Options):
     """A ViT."""
 
     patch: int = option(16, "side of a patch in pixels", minimum=1, role="size", fitted=True)
@@ -66,8 +66,9 @@ class Config(classifier.Options):
     heads: int = option(12, "attention heads", minimum=1, role="size")
     pool: str = option(
         "token",
-        "how tokens become one vector; token: the class token; first: the first patch, without one",
-        choices=("token", "mean", "map", "first"),
+        "how tokens become one vector; token: the class token; first: the first patch, without one; "
+        "gem: generalised mean, its power learned; map: attention",
+        choices=("token", "mean", "map", "first", "gem"),
         role="structure",
     )
     representation: int = option(
@@ -76,14 +77,6 @@ class Config(classifier.Options):
         minimum=0,
         role="structure",
         fitted=True,
-    )
-    position: str = option(
-        "learned", "position embeddings", choices=("learned", "sincos2d", "none"), role="structure"
-    )
-    position_of_class: bool = option(
-        True,
-        "the class token has a learned position too (official code; not big_vision)",
-        role="structure",
     )
     distilled: bool = option(
         False,
@@ -131,10 +124,7 @@ class Config(classifier.Options):
         _ = self.grid  # which the image size may not give
         if self.width % self.heads:
             raise ConfigError(f"model width {self.width} cannot be cut into {self.heads} heads")
-        if self.position == "sincos2d" and (self.width % 4 or self.width < 8):
-            raise ConfigError(
-                f"position sincos2d needs a model width of 8 or more that 4 divides, not {self.width}"
-            )
+        positions.check(self)
         if self.distilled and (
             self.pool != "token" or (self.representation and self.distillation_head)
         ):
@@ -164,14 +154,9 @@ class Config(classifier.Options):
         return self.distilled and self.distillation_head
 
     @property
-    def prefix(self) -> int:
-        """Rows of the position embedding that stand for no patch."""
-        return self.placed_tokens if self.has_table and self.position_of_class else 0
-
-    @property
-    def has_table(self) -> bool:
-        """Whether positions are an array of the model: one of its parameters, unless a family's is fixed."""
-        return self.position == "learned"
+    def pool_heads(self) -> int:
+        """See `pooling.Options`."""
+        return self.heads
 
     @property
     def layers(self) -> dict[str, int]:
@@ -188,19 +173,18 @@ class Config(classifier.Options):
 
     def fit(self, name: str, target: "Config", *, resize: str) -> tuple[str, Callable] | None:
         """See `classifier.Options`."""
-        if name == "position":
-            return classifier.fit_positions(self, target, resize)
-        return classifier.fit_patches(name, self, target)
+        return positions.fit(name, self, target, resize) or classifier.fit_patches(
+            name, self, target
+        )
 
     def flops(self) -> int:
         """Operations of one image's forward pass: matrix products only, a multiply-add counted as 2, full attention."""
         n, d, m = self.tokens, self.width, self.mlp_dim
         block = 8 * n * d * d + 4 * n * n * d + 4 * n * d * m
-        # The probe's own projections, the keys and values of all tokens, the MLP of one token.
-        pool = 4 * n * d * d + 4 * n * d + 4 * d * d + 4 * d * m if self.pool == "map" else 0
+        block += 2 * n * n * d * self.biased_attention
         heads = (1 + self.two_heads) * (self.representation or d) * self.num_classes
         head = 2 * d * self.representation + 2 * heads
-        return self.embedding_flops() + self.depth * block + pool + head
+        return self.embedding_flops() + self.depth * block + pooling.flops(self) + head
 
     def embedding_flops(self) -> int:
         """Those of `flops` that make tokens of an image."""
@@ -256,25 +240,13 @@ class Model(nnx.Module):
             self.distillation_token = nnx.Param(
                 nnx.initializers.normal(0.02)(rngs.params(), (1, 1, width))
             )
-        if config.position == "learned":
-            rows = config.grid[0] * config.grid[1] + config.prefix
-            self.position = nnx.Param(
-                nnx.initializers.normal(0.02)(rngs.params(), (1, rows, width))
-            )
+        of_model = config.position_place in ("stem", "shared")
+        self.position = positions.variables(config, rngs) if of_model else None
         if config.registers:
             draw = nnx.initializers.normal(1e-6)
             self.registers = nnx.Param(draw(rngs.params(), (1, config.registers, width)))
         self.encoder = Encoder(config, dtype=dtype, rngs=rngs)
-        if config.pool == "map":
-            self.pool = pooling.AttentionPooling(
-                width,
-                config.heads,
-                config.mlp_dim,
-                epsilon=config.epsilon,
-                activation=config.activation,
-                dtype=dtype,
-                rngs=rngs,
-            )
+        self.pool = pooling.make(config, dtype=dtype, rngs=rngs)
         if config.representation:
             self.representation = nnx.Linear(width, config.representation, dtype=dtype, rngs=rngs)
         if config.num_classes:
@@ -339,20 +311,22 @@ class Model(nnx.Module):
           have no position (2309.16588 §2.2).
         """
         config, x = self.config, patches
-        position = prefix = None
-        if config.has_table:
-            position = self.position[...].astype(x.dtype)
-            position, prefix = position[:, config.prefix :], position[:, : config.prefix]
-        elif config.position == "sincos2d":
-            position = jnp.asarray(sincos_2d(config.grid, config.width), x.dtype)
-        if position is not None:
-            x = x + position
+        prefix = None
+        if config.position_place == "stem":
+            table = positions.table(self.position, config, x.dtype)
+            table, prefix = table[:, config.prefix :], table[:, : config.prefix]
+            x = x + table
         if visible is not None:
+            if config.position_place in ("layers", "shared"):
+                raise ConfigError(
+                    "positions in every layer need all patches: say model.position_at=stem, and "
+                    "no model.position=relative"
+                )
             x = jnp.take_along_axis(x, visible[..., None], axis=1)
         learned = [self.class_token] if config.pool == "token" else []
         learned += [self.distillation_token] if config.distilled else []
         learned = [token[...].astype(x.dtype) for token in learned]
-        if config.prefix:
+        if prefix is not None and config.prefix:
             learned = [
                 t + p for t, p in zip(learned, jnp.split(prefix, len(learned), 1), strict=True)
             ]
@@ -382,7 +356,10 @@ class Model(nnx.Module):
             (None, None) if deterministic or rngs is None else jax.random.split(rngs.dropout())
         )
         x = dropout(x, config.dropout, embed_key)
-        tokens, intermediates = self.encoder(x, encoder_key, capture)
+        position = None
+        if config.position_place == "shared":
+            position = positions.of_layer(self.position, config, x.dtype)
+        tokens, intermediates = self.encoder(x, encoder_key, capture, position)
         if config.registers:
             placed = config.placed_tokens
             tokens = jnp.concatenate(
@@ -402,13 +379,8 @@ class Model(nnx.Module):
                 self.head_distilled(tokens[:, 1].astype(jnp.float32)),
             ])  # fmt: skip
             return ModelOutput(exits.mean(axis=0), features, tokens, intermediates, exits)
-        features = self._pool(tokens)
+        features = self.pool(tokens)
         if config.representation:
             features = jnp.tanh(self.representation(features))
         logits = self.head(features.astype(jnp.float32)) if config.num_classes else None
         return ModelOutput(logits, features, tokens, intermediates)
-
-    def _pool(self, tokens: jax.Array) -> jax.Array:
-        if self.config.pool == "map":
-            return self.pool(tokens)
-        return pooling.mean(tokens) if self.config.pool == "mean" else pooling.token(tokens)

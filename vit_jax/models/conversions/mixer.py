@@ -81,6 +81,10 @@ class Flax(Conversion):
             *flax.affine("head", "head"),
         ]
 
+    def refusal(self, config: mixer.Config) -> str:
+        """See `Conversion`."""
+        return _refusal(config)
+
 
 class Timm(TimmConversion):
     """timm."""
@@ -120,6 +124,10 @@ class Timm(TimmConversion):
             result += pytorch.linear(f"{ours}/{kind}_mlp/down", f"{theirs}.mlp_{kind}s.fc2")
         return [*result, *pytorch.norm("norm", "norm"), *pytorch.linear("head", "head")]
 
+    def refusal(self, config: mixer.Config) -> str:
+        """See `Conversion`."""
+        return _refusal(config)
+
     def preprocessing(self, config: mixer.Config) -> Preprocessing:
         """As for the published models."""
         side = math.floor(min(config.height_width) / 0.875)
@@ -136,6 +144,12 @@ class Timm(TimmConversion):
             )
         ratios = [ratio(hidden, config.width) for hidden in (config.token_mlp_dim, config.mlp_dim)]
         return f"mixer_{name}_224", {"img_size": timm_size(config.image_size), "mlp_ratio": ratios}
+
+
+def _refusal(config: mixer.Config) -> str:
+    if config.pool == "mean" and not config.weighted_layers:
+        return ""
+    return "the format's Mixers take the mean of the last layer's tokens"
 
 
 def _has_idle_axes(name: str, shape: tuple[int, ...]) -> bool:

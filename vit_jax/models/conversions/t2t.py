@@ -37,6 +37,7 @@ from vit_jax.models.conversions.rules import (
     reshaped,
     transposed,
 )
+from vit_jax.models.conversions.vit_flax import refusal_everywhere
 
 Split = tuple[int, int, int]
 _MODULE = "tokens_to_token"
@@ -111,9 +112,11 @@ class Authors(Conversion):
 
     def refusal(self, config) -> str:
         """See `Conversion`."""
+        if refusal := refusal_everywhere(config):
+            return refusal
         if config.pool != "token" or not config.norm_bias:
             return "its authors' T2T-ViT reads a class token, after blocks whose norms have biases"
-        if not config.has_table or not config.position_of_class:
+        if config.position not in ("sinusoid", "learned") or not config.position_of_class:
             return "its authors' T2T-ViT has a table of positions, with a row for the class token"
         if config.token_bias != (config.token_attention == "performer"):
             return "between the splits its authors' performers have biases, and full attention has none"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.base.errors import CheckpointError
-from vit_jax.models import vit
+from vit_jax.models import positions, vit
 from vit_jax.models.conversions import flax
 from vit_jax.models.conversions.contract import (
     USUAL_IMAGE_SIZE,
@@ -61,9 +61,9 @@ class Official(Conversion):
 
     def refusal(self, config: vit.Config) -> str:
         """See `Conversion`."""
-        if config.pool in ("map", "first"):
+        if config.pool not in ("token", "mean"):
             return f"google-research/vision_transformer has no pooling {config.pool!r}"
-        return ""
+        return refusal_everywhere(config)
 
     def expressed(self, config: vit.Config, params: dict) -> tuple[vit.Config, dict]:
         """Positions are learned, and the class token has one."""
@@ -90,10 +90,12 @@ class BigVision(Official):
 
     def refusal(self, config: vit.Config) -> str:
         """See `Conversion`."""
-        return ""
+        return refusal_everywhere(config)
 
     def expressed(self, config: vit.Config, params: dict) -> tuple[vit.Config, dict]:
         """See `Conversion`."""
+        if config.position != "sincos2d":  # which files without a table have
+            config, params = with_learned_position(config, params)
         return without_class_row(config, params)
 
 
@@ -164,10 +166,29 @@ def rules(layout: Mapping[str, Any]) -> list[Rule]:
     ]
 
 
+def refusal_everywhere(config: vit.Config) -> str:
+    """See `Conversion.refusal`: what none of these codes has."""
+    if config.pool == "gem" or config.weighted_layers:
+        option = "pool=gem" if config.pool == "gem" else "weighted_layers=True"
+        return f"the format has no {option}"
+    if config.position_place in ("", "stem"):
+        return ""
+    return (
+        f"the format has no {config.position} positions in layers (position_at="
+        f"{config.position_at}), only at the stem"
+    )
+
+
 def with_learned_position(config: vit.Config, params: dict) -> tuple[vit.Config, dict]:
-    """The same model with its fixed position embedding, or zeros for none, as a learned one."""
+    """The same model with its positions as a learned table of all patches: fixed ones, those of columns
+    and rows, or zeros for none.
+    """
     if config.position == "learned":
         return config, params
+    if config.position == "learned2d":
+        tables = {name: np.asarray(x) for name, x in params["position"].items()}
+        config = dataclasses.replace(config, position="learned")
+        return config, params | {"position": positions.joined(**tables)}
     rows = config.grid[0] * config.grid[1]
     table = np.zeros((1, rows, config.width), np.float32)
     if config.position == "sincos2d":

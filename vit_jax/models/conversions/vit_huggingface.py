@@ -15,7 +15,11 @@ from vit_jax.models import vit
 from vit_jax.models.conversions import pytorch
 from vit_jax.models.conversions.contract import HuggingFaceConversion, Recognised, Shapes
 from vit_jax.models.conversions.rules import Rule
-from vit_jax.models.conversions.vit_flax import with_class_row, with_learned_position
+from vit_jax.models.conversions.vit_flax import (
+    refusal_everywhere,
+    with_class_row,
+    with_learned_position,
+)
 
 _MODEL_TYPES = ("vit", "deit")
 _ACTIVATIONS = {
@@ -126,7 +130,9 @@ class HuggingFace(HuggingFaceConversion):
             "distillation_head without classes": config.two_heads and not config.num_classes,
         }
         found = [name for name, there in lacks.items() if there]
-        return f"transformers' ViT and DeiT have no {', no '.join(found)}" if found else ""
+        if found:
+            return f"transformers' ViT and DeiT have no {', no '.join(found)}"
+        return refusal_everywhere(config)
 
     def expressed(self, config: vit.Config, params: dict) -> tuple[vit.Config, dict]:
         """Positions are learned, and the class token has one."""

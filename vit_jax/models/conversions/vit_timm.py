@@ -27,7 +27,7 @@ from vit_jax.models.conversions.contract import (
     patch_grid,
 )
 from vit_jax.models.conversions.rules import Rule
-from vit_jax.models.conversions.vit_flax import with_learned_position
+from vit_jax.models.conversions.vit_flax import refusal_everywhere, with_learned_position
 
 _ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_tanh", "gelu_erf": "gelu"}
 _POOLS = {"token": "token", "mean": "avg", "map": "map"}
@@ -95,7 +95,9 @@ class Timm(TimmConversion):
             return "timm's distilled models read both tokens and have no registers"
         if config.registers and config.prefix:
             return "in timm registers have a position when the class token has one; here they have none"
-        return "" if config.pool in _POOLS else f"timm has no pooling {config.pool!r}"
+        if config.pool not in _POOLS:
+            return f"timm has no pooling {config.pool!r}"
+        return refusal_everywhere(config)
 
     def expressed(self, config: vit.Config, params: dict) -> tuple[vit.Config, dict]:
         """Positions are learned."""

@@ -1,0 +1,86 @@
+"""1-D relative attention (ViT §D.4; arXiv 1803.02155 §3.2): an embedding for every distance between two
+patches, which queries meet as if it were one more key.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def bias(table: jax.Array) -> jax.tree_util.Partial:
+    """What `attend` adds to the logits for a table of embeddings: see `logits`. It is a function of
+    the queries, so that the backward pass stores the table instead of a number for each pair of tokens.
+    """
+    return jax.tree_util.Partial(logits, table)
+
+
+def logits(table: jax.Array, q: jax.Array) -> jax.Array:
+    """The product of each query with the embedding of its distance to each key.
+
+    Args:
+      table: (2N - 1, C) float32, the embeddings of the distances -(N - 1) to N - 1 from a key to a
+        query, N being the patches; all heads share them.
+      q: (B, T, H, C), scaled queries of T >= N tokens, of which the last N are the patches in their
+        order. To and from the others there is no distance: their logits are 0.
+
+    Returns:
+      (B, H, T, T) float32.
+    """
+    count = q.shape[1]
+    others = count - (len(table) + 1) // 2
+    # A row for each key's place less the query's, from -(T - 1), and one that nothing takes.
+    keys = jnp.pad(table[::-1], ((others, others + 1), (0, 0))).astype(q.dtype)
+    products = _products(q, keys)
+    if not others:
+        return products
+    patches = np.arange(count) >= others
+    return jnp.where(np.outer(patches, patches), products, 0)
+
+
+@jax.custom_vjp
+def _products(q, keys):
+    """q (B, T, H, C), keys (2T, C) -> (B, H, T, T), of which [i, j] is with the key j - i + T - 1."""
+    return _forward(q, keys)[0]
+
+
+def _forward(q, keys):
+    q = q.swapaxes(1, 2)  # Before the product: its result is larger.
+    return _shift(_contract(q, keys, [3], [1])), (q, keys)
+
+
+def _backward(saved, dlogits):
+    """Every product with what is smaller on the left, or summed over its last axes, which CPUs need."""
+    q, keys = saved
+    dlogits = _shift_back(dlogits.astype(q.dtype))
+    dq = _contract(dlogits, keys, [3], [0]).astype(q.dtype)
+    dkeys = _contract(jnp.moveaxis(q, -1, 0), dlogits, [1, 2, 3], [0, 1, 2])
+    # In three axes: a plain transpose XLA for CPUs would undo by moving the larger factor after all.
+    dkeys = dkeys.reshape(len(dkeys), 2, -1).transpose(1, 2, 0).reshape(keys.shape)
+    return dq.swapaxes(1, 2), dkeys.astype(keys.dtype)
+
+
+_products.defvjp(_forward, _backward)
+
+
+def _shift(x):
+    """(..., T, 2T) -> (..., T, T), of which row i begins in column T - 1 - i of x.
+
+    Each row begins one earlier than the row before: in one sequence of all rows, they are 2T - 1 apart.
+    """
+    *batch, count, width = x.shape
+    sequence = x.reshape(*batch, -1)[..., count - 1 : -1]
+    return sequence.reshape(*batch, count, width - 1)[..., :count]
+
+
+def _shift_back(x):
+    """(..., T, T) -> (..., T, 2T), with zeros elsewhere."""
+    *batch, count, _ = x.shape
+    whole = [(0, 0)] * len(batch)
+    rows = jnp.pad(x, (*whole, (0, 0), (0, count - 1)))
+    sequence = jnp.pad(rows.reshape(*batch, -1), (*whole, (count - 1, 1)))
+    return sequence.reshape(*batch, count, 2 * count)
+
+
+def _contract(a, b, axes_of_a, axes_of_b):
+    dimensions = ((axes_of_a, axes_of_b), ((), ()))
+    return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)

@@ -1,0 +1,242 @@
+"""Feed-forward-only networks ("Do You Even Need Attention?", arXiv 2105.02723): ViTs whose attention is
+an MLP over the tokens.
+
+Sources: the paper and the authors' code (lukemelas/do-you-even-need-attention). Where these differ, the
+code decides: FF-L has patches of 32 pixels, and its table of positions stays 14 × 14, resized to the 7 × 7
+patches at every use. `position_grid` says the size of the table.
+
+Weights at another resolution: each token has weights of its own, and neither paper nor code says what to
+do with others. So the grid of patches stays: larger images take larger patches, whose embedding is
+resized, or are refused with the sizes that fit.
+
+Ours: without a class token (`pool`) there is one token less; linear layers begin normal with std 0.02, which
+is truncated there at ±2.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from vit_jax.base import sizes
+from vit_jax.base.errors import ConfigError
+from vit_jax.base.schema import nearest, option
+from vit_jax.compute import choices, stack
+from vit_jax.compute.activations import ACTIVATIONS
+from vit_jax.compute.dropout import drop_path, dropout, split
+from vit_jax.models import classifier, pooling
+from vit_jax.models.contract import ModelOutput
+from vit_jax.models.embeddings import PatchEmbedding, prepend
+from vit_jax.models.layers import Mlp, draw_kernels, layer_norm
+
+# depth, width; MLPs four times as wide as what they mix (the authors' code).
+SIZES = {"Ti": (12, 192), "B": (12, 768), "L": (24, 1024)}
+# Listed by `vit_jax models`; any other patch size works as well.
+VARIANTS = ["FF-Ti/16", "FF-B/16", "FF-L/32"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(pooling.Options, classifier.Options):
+    """A feed-forward-only network. The shapes of its parameters depend on the number of patches."""
+
+    patch: int = option(16, "side of a patch in pixels", minimum=1, role="size", fitted=True)
+    depth: int = option(12, "number of blocks", minimum=1, role="size")
+    width: int = option(768, "size of a token", minimum=1, role="size")
+    mlp_dim: int = option(3072, "hidden size of the MLPs", minimum=1, role="size")
+    token_mlp_dim: int = option(
+        0,
+        "hidden size of the MLPs over tokens; 0: four times the tokens",
+        minimum=0,
+        role="size",
+    )
+    position_grid: tuple = option(
+        (14, 14),
+        "rows and columns of the table of positions, which is resized to those of the patches",
+        minimum=1,
+        length=2,
+        role="size",
+    )
+    dropout: float = option(
+        0.0, "after the embedding and in the MLPs, after both layers", minimum=0, below=1
+    )
+    drop_path: float = option(
+        0.0, "stochastic depth of the last block, growing linearly from 0", minimum=0, below=1
+    )
+    activation: str = option("gelu", "of the MLPs", choices=ACTIVATIONS, role="convention")
+    epsilon: float = option(1e-6, "of the layer norms", role="convention")
+
+    def __post_init__(self):
+        # JSON has no tuples.
+        object.__setattr__(self, "position_grid", tuple(self.position_grid))
+        classifier.patch_grid(self)
+        pooling.check(self)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Patches down and across."""
+        return classifier.patch_grid(self)
+
+    @property
+    def tokens(self) -> int:
+        """The class token, if it is read, and the patches."""
+        return (self.pool == "token") + self.grid[0] * self.grid[1]
+
+    @property
+    def token_hidden(self) -> int:
+        """Hidden size of the MLPs over tokens."""
+        return self.token_mlp_dim or 4 * self.tokens
+
+    @property
+    def layers(self) -> dict[str, int]:
+        """See `classifier.Options`."""
+        return {"layers": self.depth}
+
+    def fit(self, name: str, target: "Config", *, resize: str) -> tuple[str, Callable] | None:
+        """See `classifier.Options`."""
+        if name.startswith("layers/token_") and self.grid != target.grid:
+            tall, wide = self.height_width
+            fitting = [
+                f"{sizes.text(sizes.parse((tall * k, wide * k)))} with model.patch={self.patch * k}"
+                for k in (1, 2, 3)
+            ]
+            raise ConfigError(
+                f"a feed-forward-only network has weights for each token: those for {self.grid[0]} × "
+                f"{self.grid[1]} patches do not fit images of {sizes.text(target.image_size)} in patches "
+                f"of {target.patch}. What fits is {', '.join(fitting)}, …: the same number of patches"
+            )
+        return classifier.fit_patches(name, self, target)
+
+    def flops(self) -> int:
+        """Operations of one image's forward pass: matrix products only, a multiply-add counted as
+        2.
+        """
+        n, d, (rows, columns) = self.tokens, self.width, self.grid
+        block = 4 * n * d * (self.token_hidden + self.mlp_dim)
+        patches = 2 * rows * columns * self.patch**2 * self.channels * d
+        return patches + self.depth * block + pooling.flops(self) + 2 * d * self.num_classes
+
+
+def options_from_name(name: str) -> dict | None:
+    """`FF-B/16` -> its size and patch; `None` for a name of another family."""
+    match = re.fullmatch(r"FF-(.+)/([1-9]\d*)", name)
+    if not match:
+        return None
+    size, patch = match.groups()
+    if size not in SIZES:
+        raise ConfigError(f"model {name!r}: there is no FF of size {size!r}{nearest(size, SIZES)}")
+    depth, width = SIZES[size]
+    return dict(patch=int(patch), depth=depth, width=width, mlp_dim=4 * width)
+
+
+def conversions() -> dict:
+    """See `registry.conversions`."""
+    from vit_jax.models.conversions import feed_forward  # which imports this file
+
+    return {"authors": feed_forward.Authors()}
+
+
+class Model(nnx.Module):
+    """Images to logits; see `Config` for what varies. Parameters are float32 whatever the compute
+    dtype.
+    """
+
+    def __init__(self, config: Config, *, rngs: nnx.Rngs):
+        dtype, width = jnp.dtype(config.dtype), config.width
+        self.config = config
+        self.embedding = PatchEmbedding(
+            config.patch, config.channels, width, dtype=dtype, rngs=rngs
+        )
+        draw = nnx.initializers.normal(0.02)
+        if config.pool == "token":
+            self.class_token = nnx.Param(draw(rngs.params(), (1, 1, width)))
+            self.class_position = nnx.Param(draw(rngs.params(), (1, 1, width)))
+        self.position = nnx.Param(draw(rngs.params(), (1, *config.position_grid, width)))
+        self.layers = stack.stack(
+            lambda rngs: Block(config, dtype=dtype, rngs=rngs), config.depth, rngs
+        )
+        draw_kernels(self.layers, 0.02, rngs)
+        if config.weighted_layers:
+            self.layer_weights = pooling.LayerWeights(config.depth)
+        self.norm = layer_norm(width, config.epsilon, dtype, rngs)
+        self.pool = pooling.make(config, dtype=dtype, rngs=rngs)
+        if config.num_classes:
+            self.head = classifier.head(width, config, rngs)
+
+    def __call__(
+        self,
+        images: jax.Array,
+        *,
+        deterministic: bool = True,
+        rngs: nnx.Rngs | None = None,
+        capture: bool = False,
+    ) -> ModelOutput:
+        """Classifies images.
+
+        Args:
+          images: (B, H, W, C) float, normalised; of the config's image size.
+          deterministic: no dropout, no stochastic depth.
+          rngs: their randomness (the stream `dropout`) when not deterministic.
+          capture: also return every block's output, `blocks` (L, B, N, D).
+
+        Returns:
+          `tokens` are the class token, if there is one, then the patches.
+        """
+        config = self.config
+        classifier.check_images(images, config)
+        stochastic = not deterministic and (config.dropout > 0 or config.drop_path > 0)
+        if stochastic and rngs is None:
+            raise ValueError(
+                "a model with dropout or stochastic depth needs rngs unless deterministic=True"
+            )
+        # Stochastic depth grows linearly from 0 in the first block (arXiv 1603.09382 §3).
+        rates = np.linspace(0, config.drop_path, config.depth, dtype=np.float32)
+        first, of_layers = split(rngs.dropout() if stochastic else None, 2)
+        keys = jax.random.split(of_layers, config.depth) if stochastic else None
+
+        def step(block, x, rate, key):
+            x = block(x, rate, key)
+            return x, {"blocks": x} if capture else {}
+
+        x = dropout(self.place(self.embedding(images)), config.dropout, first)
+        scan = self.layer_weights.scan if config.weighted_layers else stack.scan
+        x, captured = scan(
+            step, self.layers, x, (rates, keys), remat=choices.remat(config), unroll=config.unroll
+        )
+        tokens = self.norm(x)
+        features = self.pool(tokens)
+        logits = self.head(features.astype(jnp.float32)) if config.num_classes else None
+        return ModelOutput(logits, features, tokens, captured)
+
+    def place(self, patches: jax.Array) -> jax.Array:
+        """Patches (B, N, D) with their positions, after the class token and its own, if there is one."""
+        table = self.position[...]
+        # Half-pixel centres, without antialiasing: PyTorch's `interpolate`.
+        shape = (1, *self.config.grid, table.shape[-1])
+        table = jax.image.resize(table, shape, "linear", antialias=False)
+        x = patches + table.reshape(1, -1, table.shape[-1]).astype(patches.dtype)
+        if self.config.pool != "token":
+            return x
+        return prepend([(self.class_token[...] + self.class_position[...]).astype(x.dtype)], x)
+
+
+class Block(nnx.Module):
+    """x + mlp(norm(x)) over channels, then the same over tokens, where the norm too is over tokens."""
+
+    def __init__(self, config: Config, *, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs):
+        how = dict(activation=config.activation, dropout=config.dropout, dtype=dtype, rngs=rngs)
+        self.channel_norm = layer_norm(config.width, config.epsilon, dtype, rngs)
+        self.channel_mlp = Mlp(config.width, config.mlp_dim, **how)
+        self.token_norm = layer_norm(config.tokens, config.epsilon, dtype, rngs)
+        self.token_mlp = Mlp(config.tokens, config.token_hidden, **how)
+
+    def __call__(self, x: jax.Array, drop_path_rate: jax.Array, key: jax.Array | None) -> jax.Array:
+        """(B, N, D) -> the same."""
+        keys = split(key, 4)
+        y = self.channel_mlp(self.channel_norm(x), keys[0])
+        x = x + drop_path(y, drop_path_rate, keys[1])
+        y = self.token_mlp(self.token_norm(x.swapaxes(1, 2)), keys[2]).swapaxes(1, 2)
+        return x + drop_path(y, drop_path_rate, keys[3])

@@ -1,0 +1,257 @@
+"""How tokens know their places (ViT §D.4, Table 8): what kinds of positions there are, and where they
+are added. What is computed of images before that is in `embeddings`.
+
+  learned     1-D: a vector for every patch, row by row of the image.
+  learned2d   vectors of half the width for every column (X) and every row (Y), one after the other.
+  sincos2d    fixed sines and cosines of column and row.
+  sinusoid    fixed ones of the row number in a table, which a checkpoint has: T2T's.
+  relative    1-D relative attention: an embedding for every distance p_q - p_k of two patches' places
+              in that row, as a further key; queries meet it as they do keys: q·(k + e) / √C.
+
+They are added at the stem, after the patch embedding, or at the beginning of every layer, in each its
+own or in all the same. Relative ones act in attention, so in every layer.
+
+Where the paper says nothing: an embedding of a distance has the size of a head, and all heads of a layer
+share it (1803.02155 §3.4); tokens that are no patches have no distance; all that is learned begins as
+the 1-D table of the official code, normal with 0.02.
+
+At another resolution, learned2d's tables are interpolated along their axis, which is what would become
+of the 2-D table that they make together. A table of distances is one of distances down and across, in
+which those share a row that are as far apart in the row of all patches: so spread out, it is interpolated
+as a table of (2h - 1, 2w - 1) places, and each new distance takes the mean over the pairs of patches that
+are so far apart.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from vit_jax.base.errors import ConfigError
+from vit_jax.base.schema import option
+from vit_jax.compute.tokens import Tokens
+from vit_jax.models import classifier
+from vit_jax.models.embeddings import interpolate, sincos_2d, sinusoids
+
+KINDS = ("learned", "learned2d", "sincos2d", "relative", "none")
+PLACES = ("auto", "stem", "layers", "shared")
+_STACK = "encoder/layers/"
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Of a family whose tokens have positions; it has `grid`, `tokens`, `placed_tokens`, `width`, `heads` and
+    `attention` too.
+    """
+
+    position: str = option(
+        "learned",
+        "position embeddings; learned: 1-D; learned2d: columns and rows; relative: in attention's logits",
+        choices=KINDS,
+        role="structure",
+    )
+    position_at: str = option(
+        "auto",
+        "where they are added: at the stem, in all layers each its own, in all layers the same (shared); "
+        "auto: relative in layers, others at the stem",
+        choices=PLACES,
+        role="structure",
+    )
+    position_of_class: bool = option(
+        True,
+        "the class token has a learned position too (official code; not big_vision)",
+        role="structure",
+    )
+
+    @property
+    def position_place(self) -> str:
+        """`stem`, `layers` where each layer has parameters of its own, `shared`; '' for no positions."""
+        if self.position == "none":
+            return ""
+        usual = "layers" if self.position == "relative" else "stem"
+        place = usual if self.position_at == "auto" else self.position_at
+        # What is fixed is the same in every layer.
+        fixed = self.position in ("sincos2d", "sinusoid")
+        return "shared" if fixed and place == "layers" else place
+
+    @property
+    def biased_attention(self) -> bool:
+        """See `classifier.Options`."""
+        return self.position == "relative"
+
+    @property
+    def prefix(self) -> int:
+        """Rows of the position embedding that stand for no patch."""
+        has_rows = self.position in ("learned", "learned2d", "sinusoid")
+        return self.placed_tokens if has_rows and self.position_of_class else 0
+
+
+def check(config: Options) -> None:
+    """Raises `ConfigError` for positions that there are not."""
+    kind, at = config.position, config.position_at
+    if kind == "sincos2d" and (config.width % 4 or config.width < 8):
+        raise ConfigError(
+            f"position sincos2d needs a model width of 8 or more that 4 divides, not {config.width}"
+        )
+    if kind == "learned2d" and config.width % 2:
+        raise ConfigError(f"position learned2d needs an even model width, not {config.width}")
+    if kind == "none" and at != "auto":
+        raise ConfigError(
+            f"model.position=none has nothing to add at model.position_at={at}: leave that at auto"
+        )
+    if kind == "relative" and at == "stem":
+        raise ConfigError(
+            "model.position=relative acts in attention, so in every layer: model.position_at is layers or shared"
+        )
+    if kind == "relative" and config.attention not in ("auto", "xla"):
+        raise ConfigError(
+            f"model.position=relative adds to the attention logits, which the kernel of model.attention="
+            f"{config.attention} cannot do: take auto or xla"
+        )
+
+
+def variables(config: Options, rngs: nnx.Rngs) -> nnx.Module | nnx.Variable | None:
+    """What a checkpoint has of the positions of one place; `None` if nothing."""
+    patches = math.prod(config.grid)
+    match config.position:
+        case "sinusoid":
+            return nnx.Variable(jnp.asarray(sinusoids(config.prefix + patches, config.width)))
+        case "learned":
+            return _draw((1, config.prefix + patches, config.width), rngs)
+        case "learned2d":
+            return Learned2d(config, rngs)
+        case "relative":
+            return _draw((2 * patches - 1, config.width // config.heads), rngs)
+    return None
+
+
+class Learned2d(nnx.Module):
+    """Tables `x` (1, columns, D/2) and `y` (1, rows, D/2), and whole vectors `tokens` (1, prefix, D) of learned
+    tokens.
+    """
+
+    def __init__(self, config: Options, rngs: nnx.Rngs):
+        rows, columns = config.grid
+        self.x = _draw((1, columns, config.width // 2), rngs)
+        self.y = _draw((1, rows, config.width // 2), rngs)
+        if config.prefix:
+            self.tokens = _draw((1, config.prefix, config.width), rngs)
+
+    def __call__(self) -> jax.Array:
+        """(1, prefix + N, D), as a table of 1-D positions."""
+        tokens = self.tokens[...] if hasattr(self, "tokens") else None
+        return joined(self.x[...], self.y[...], tokens)
+
+
+def joined(x, y, tokens=None):
+    """The table that those of `Learned2d` make, arrays of JAX or NumPy."""
+    grid = (y.shape[1], x.shape[1], x.shape[2])
+    xp = np if isinstance(x, np.ndarray) else jnp
+    patches = xp.concatenate(
+        [xp.broadcast_to(x, grid), xp.broadcast_to(y[0][:, None], grid)], axis=-1
+    ).reshape(1, -1, 2 * x.shape[2])
+    return patches if tokens is None else xp.concatenate([tokens, patches], axis=1)
+
+
+def table(learned, config: Options, dtype) -> jax.Array:
+    """What is added to the tokens: (1, prefix + N, D).
+
+    Args:
+      learned: from `variables`.
+    """
+    if config.position == "sincos2d":
+        return jnp.asarray(sincos_2d(config.grid, config.width), dtype)
+    return (learned() if config.position == "learned2d" else learned[...]).astype(dtype)
+
+
+def of_layer(learned, config: Options, dtype) -> jax.Array:
+    """What `add` takes: the whole (1, T, D), with rows of zeros for tokens of no place; of relative
+    positions, the embeddings of distances.
+    """
+    if config.position == "relative":
+        return learned[...]
+    added = table(learned, config, dtype)
+    placeless = jnp.zeros((1, config.tokens - added.shape[1], config.width), dtype)
+    return jnp.concatenate(
+        [added[:, : config.prefix], placeless, added[:, config.prefix :]], axis=1
+    )
+
+
+def add(x: Tokens, position: jax.Array) -> Tokens:
+    """Tokens (B, T, D), whole or in parts, with positions (1, T, D) of them all."""
+    parts, structure = jax.tree.flatten(x)
+    ends = np.cumsum([part.shape[1] for part in parts])[:-1]
+    added = [a + b for a, b in zip(parts, jnp.split(position, ends, axis=1), strict=True)]
+    return jax.tree.unflatten(structure, added)
+
+
+def fit(name: str, source: Options, target: Options, resize: str) -> tuple[str, Callable] | None:
+    """`classifier.Options.fit` of positions; `None` for other parameters."""
+    stacked, part = name.startswith(_STACK), name.removeprefix(_STACK)
+    if part.split("/")[0] != "position":
+        return None
+    kinds = [(config.position, config.position_place) for config in (source, target)]
+    # A table of sinusoids may be trained.
+    if kinds[0] != kinds[1] and kinds != [("sinusoid", kinds[1][1]), ("learned", kinds[0][1])]:
+        raise ConfigError(
+            f"{name} is of positions {' at '.join(kinds[0])} in the checkpoint, {' at '.join(kinds[1])} in the "
+            "model: say model.position and model.position_at as they are there"
+        )
+    step = _fit(part, source, target, resize)
+    if step and stacked:
+        words, function = step
+        return words, lambda x: np.stack([function(layer) for layer in x])
+    return step
+
+
+def _fit(part: str, source, target, resize: str) -> tuple[str, Callable] | None:
+    """`fit` of a parameter of one place."""
+    if source.position in ("learned", "sinusoid"):
+        return classifier.fit_positions(source, target, resize)
+    if part == "position/tokens" or source.grid == target.grid:
+        return None
+    if source.position == "relative":
+        return resize, lambda x: interpolate_distances(x, source.grid, target.grid, method=resize)
+    axis = 1 if part == "position/x" else 0
+    old, new = ((1, config.grid[axis]) for config in (source, target))
+    return resize, lambda x: interpolate(x, new, method=resize, old_grid=old)
+
+
+def interpolate_distances(
+    table: np.ndarray, old_grid: tuple[int, int], new_grid: tuple[int, int], *, method: str
+) -> np.ndarray:
+    """Embeddings of distances for another resolution, as told above.
+
+    Args:
+      table: (2N - 1, C), of the patches of `old_grid`, rows and columns.
+      new_grid: with N' patches.
+      method: see `embeddings.interpolate`.
+
+    Returns:
+      (2N' - 1, C) in the dtype of `table`.
+    """
+    spread = table[_distances(old_grid)].reshape(1, -1, table.shape[1])
+    old, new = ([2 * side - 1 for side in grid] for grid in (old_grid, new_grid))
+    spread = interpolate(spread, tuple(new), method=method, old_grid=tuple(old))[0]
+    rows, columns = (side - np.abs(np.arange(1 - side, side)) for side in new_grid)
+    pairs = np.outer(rows, columns).reshape(-1, 1)  # so many patches are that far apart
+    index = _distances(new_grid).ravel()
+    total = np.zeros((2, 2 * math.prod(new_grid) - 1, table.shape[1]))
+    np.add.at(total[0], index, pairs * spread.astype(np.float64))
+    np.add.at(total[1], index, pairs)
+    return (total[0] / total[1]).astype(table.dtype)
+
+
+def _distances(grid: tuple[int, int]) -> np.ndarray:
+    """(2h - 1, 2w - 1): which row of a table of distances is for so many rows and columns."""
+    rows, columns = grid
+    down, across = np.arange(1 - rows, rows), np.arange(1 - columns, columns)
+    return down[:, None] * columns + across + rows * columns - 1
+
+
+def _draw(shape: tuple[int, ...], rngs: nnx.Rngs) -> nnx.Param:
+    return nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), shape))
