@@ -16,14 +16,14 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest, option
 from vit_jax.base.sizes import Size
 from vit_jax.compute import choices
-from vit_jax.models import crossvit, deepvit, hybrid, localvit, mixer, resnet, t2t, vit
+from vit_jax.models import crossvit, deepvit, dynamic_vit, hybrid, localvit, mixer, resnet, t2t, vit
 from vit_jax.models.classifier import Options
 from vit_jax.models.conversions.contract import Conversion
 
 # A module, or a class, with what is listed above.
 Family = ModuleType | type
 
-FAMILIES: list[Family] = [vit, hybrid, mixer, resnet, deepvit, localvit, crossvit, t2t]
+FAMILIES: list[Family] = [vit, hybrid, mixer, resnet, deepvit, localvit, crossvit, t2t, dynamic_vit]
 
 
 @dataclasses.dataclass
