@@ -15,7 +15,14 @@ from vit_jax.config import default_config
 OTHERS = {
     "mixer": dict(name="Mixer-S/4", width=64, depth=4, mlp_dim=256, token_mlp_dim=64),
     "hybrid": dict(
-        name="R26+ViT-S/32", patch=1, units=(1, 1), width_factor=0.5, width=64, depth=2, heads=4, mlp_dim=256
+        name="R26+ViT-S/32",
+        patch=1,
+        units=(1, 1),
+        width_factor=0.5,
+        width=64,
+        depth=2,
+        heads=4,
+        mlp_dim=256,
     ),
     "resnet": dict(name="BiT-R26x1", units=(1, 1), width_factor=0.5),
 }

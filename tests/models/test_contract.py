@@ -89,6 +89,16 @@ TINY = {
         # patches, positions, class token, blocks over channels and over tokens, last norm, head
         49 * 16 + 5 * 16 + 16 + 2 * (17 * 32 + 33 * 16 + 32) + 2 * (8 * 8 + 9 * 7 + 14) + 32 + 17 * 5,
     ),
+    "dynamic_vit": (
+        "DVT-DeiT-S",
+        dict(image_size=(8, 12), grids=((2, 3), (4, 6)), depth=2, width=16, mlp_dim=32, heads=2,
+             feature_width=4, feature_hidden=8),
+        # as two ViTs of patches of 4 and of 2
+        49 * 16 + 13 * 16 + (7 + 25) * 16
+        + 2 * (16 + 2 * (4 * 17 * 16 + 17 * 32 + 33 * 16 + 4 * 16) + 32 + 17 * 5)
+        # features into two layers, relations of 2 x 2 maps
+        + 2 * (2 * 4 + 4 * 32 + 32 + 17 * 8 + 9 * 4) + (5 * 12 + 13 * 4),
+    ),
 }  # fmt: skip
 # Features that come from other tokens than those of the output: those of a CrossViT's other branch.
 BESIDE = {"crossvit": 8}
@@ -111,11 +121,16 @@ def images(config, batch=BATCH):
     return np.random.default_rng(1).uniform(-1, 1, shape).astype(np.float32)
 
 
+def logits_of(output):
+    """Of all heads or exits."""
+    return output.logits if output.exits is None else output.exits
+
+
 def learn(config, params, x):
     """Logits and their gradient, each logit weighed differently."""
 
     def loss(params):
-        logits = apply(config, params, x).logits
+        logits = logits_of(apply(config, params, x))
         return jnp.sum(
             logits * jnp.sin(1.0 + jnp.arange(logits.size).reshape(logits.shape))
         ), logits
@@ -188,7 +203,7 @@ def test_images_become_logits_features_and_tokens(family):
         assert found.tokens.shape == (BATCH, config.tokens, width)
         assert found.exits is None or found.exits.shape[1:] == found.logits.shape
     assert captured.intermediates and all(x.size for x in captured.intermediates.values())
-    np.testing.assert_allclose(captured.logits, learnt(family)[0], atol=1e-5)
+    np.testing.assert_allclose(logits_of(captured), learnt(family)[0], atol=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -196,8 +211,13 @@ def test_every_parameter_has_a_gradient(family):
     _, gradient = learnt(family)
     leaves = zip(patterns.names(gradient), jax.tree.leaves(gradient), strict=True)
     without = {name for name, leaf in leaves if np.abs(leaf).max() < 1e-5}
-    # What a token MLP adds to all channels alike, each norm over channels takes away.
-    assert without == ({"layers/token_mlp/down/bias"} if family == "mixer" else set())
+    # What a token MLP adds to all channels alike, each norm over channels takes away; what is added
+    # to all of a softmax's logits alike, this does.
+    useless = {
+        "mixer": {"layers/token_mlp/down/bias"},
+        "dynamic_vit": {"exit_2/relations/down/bias"},
+    }
+    assert without == useless.get(family, set())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -216,8 +236,9 @@ def test_bfloat16_rounds_the_body_but_not_parameters_or_logits(family):
     output = jax.jit(functools.partial(apply, config))(weights(family), images(config))
     assert output.logits.dtype == jnp.float32 and output.tokens.dtype == jnp.bfloat16
     logits = np.asarray(learnt(family)[0])
-    np.testing.assert_allclose(output.logits, logits, atol=0.1 * np.abs(logits).max())
-    assert np.abs(output.logits - logits).max() > 1e-5
+    found = logits_of(output)
+    np.testing.assert_allclose(found, logits, atol=0.1 * np.abs(logits).max())
+    assert np.abs(found - logits).max() > 1e-5
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -256,10 +277,13 @@ def test_without_classes_there_is_no_head_and_the_rest_is_the_same(family):
     dropped = set(patterns.names(weights(family))) - set(patterns.names(like))
     assert (
         dropped
-        == {name for name in patterns.names(weights(family)) if name.startswith("head/")}
+        == {name for name in patterns.names(weights(family)) if "head" in name.split("/")}
         == set(patterns.matching(config.starts_anew(headless), patterns.names(weights(family))))
     )
-    params = {name: weights(family)[name] for name in like}
+    leaves = dict(
+        zip(patterns.names(weights(family)), jax.tree.leaves(weights(family)), strict=True)
+    )
+    params = patterns.map_named(lambda name, _: leaves[name], like)
     output = jax.eval_shape(functools.partial(apply, headless), params, images(config))
     assert output.logits is None and output.features.shape[0] == BATCH
 

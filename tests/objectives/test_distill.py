@@ -14,13 +14,14 @@ from vit_jax.objectives.distill import Distill, Options
 
 
 def setting(**options):
-    return Setting(SimpleNamespace(num_classes=7, **options), (0.5,) * 3, (0.5,) * 3, 10, int)
+    model = SimpleNamespace(**dict(num_classes=7, two_heads=False, exit_flops=()) | options)
+    return Setting(model, (0.5,) * 3, (0.5,) * 3, 10, int)
 
 
-def losses(options, logits, exits, taught, labels, two_heads):
+def losses(options, logits, exits, taught, labels, **of_model):
     model = lambda images, **_: ModelOutput(logits, None, None, {}, exits)  # noqa: E731
     teacher = SimpleNamespace(logits=lambda images: taught)
-    objective = Distill(options, setting(two_heads=two_heads))
+    objective = Distill(options, setting(**of_model))
     return objective(Learner(model, None, teacher, 0), {"image": None, "label": labels}, None)
 
 
@@ -38,7 +39,7 @@ def test_the_losses_are_those_of_deit(kind, two_heads):
     options = Options("T", kind, alpha=0.3, temperature=3.0, label_smoothing=0.1)
     logits = exits.mean(0)
     loss, metrics = losses(
-        options, jnp.asarray(logits), jnp.asarray(exits), taught, labels, two_heads
+        options, jnp.asarray(logits), jnp.asarray(exits), taught, labels, two_heads=two_heads
     )
     by_label, by_teacher = map(torch.from_numpy, exits if two_heads else (logits,) * 2)
     smooth = torch.from_numpy(labels * 0.9 + 0.1 / 7)
@@ -53,6 +54,17 @@ def test_the_losses_are_those_of_deit(kind, two_heads):
         ).sum(1)  # fmt: skip
     np.testing.assert_allclose(loss, 0.7 * base + 0.3 * other, rtol=1e-5)
     np.testing.assert_array_equal(metrics["agreement"], logits.argmax(1) == taught.argmax(1))
+
+
+@pytest.mark.parametrize("kind", ["hard", "soft"])
+def test_every_early_exit_learns_from_labels_and_teacher(kind):
+    random = np.random.default_rng(0)
+    exits = jnp.asarray(random.normal(size=(3, 5, 7)), jnp.float32)
+    taught, labels = random.normal(size=(5, 7)), random.dirichlet(np.ones(7), 5)
+    options = Options("T", kind, alpha=0.3, temperature=3.0, label_smoothing=0.1)
+    found, _ = losses(options, exits[-1], exits, taught, labels, exit_flops=(1, 2, 3))
+    apart = [losses(options, logits, None, taught, labels)[0] for logits in exits]
+    np.testing.assert_allclose(found, sum(apart), rtol=1e-6)
 
 
 def test_a_teacher_sees_the_students_images_at_its_own_size_and_normalisation():

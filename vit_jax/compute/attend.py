@@ -84,8 +84,12 @@ def attend(
 
 def weights(q: Tokens, k: Tokens, *, bias: Bias | None = None) -> jax.Array:
     """softmax(q kᵀ / √C + bias): (B, H, Q, N) in the dtype of q, of all parts together."""
-    q, k = tokens.join(_scaled(q)), tokens.join(k)
-    return jax.nn.softmax(_logits(q, k, bias)).astype(q.dtype)
+    return jax.nn.softmax(logits(q, k, bias=bias)).astype(jax.tree.leaves(q)[0].dtype)
+
+
+def logits(q: Tokens, k: Tokens, *, bias: jax.Array | None = None) -> jax.Array:
+    """q kᵀ / √C + bias: (B, H, Q, N) float32, of all parts together."""
+    return _logits(tokens.join(_scaled(q)), tokens.join(k), bias)
 
 
 def weighted(weights: jax.Array, v: jax.Array) -> jax.Array:

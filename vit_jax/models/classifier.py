@@ -82,6 +82,13 @@ class Options:
         return False
 
     @property
+    def exit_flops(self) -> tuple[int, ...]:
+        """Operations of one image up to each early exit, all that came before included, counted as
+        `flops` are; () for a model without early exits. See `contract.Exiting`.
+        """
+        return ()
+
+    @property
     def layers(self) -> dict[str, int]:
         """The network's layers from input to output, as layer-wise decay counts them: the beginning
         of their parameters' names, and how many there are. Stacked ones end in `layers`.

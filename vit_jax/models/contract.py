@@ -1,5 +1,7 @@
 """What a model gives, whatever its family; what a family is, see `registry`."""
 
+from typing import Any, Protocol
+
 import flax.struct
 import jax
 
@@ -9,7 +11,8 @@ class ModelOutput:
     """What every model returns.
 
     Attributes:
-      logits: (B, classes) float32, the prediction; `None` for a model without a head.
+      logits: (B, classes) float32, the prediction, of early exits the last one's; `None` for a model
+        without a head.
       features: (B, D) the input of the last linear layer; what few-shot and retrieval use.
       tokens: (B, N, D) after the last norm; of several branches, those that the family says.
       intermediates: on request, by name; e.g. `attention` (L, B, H, N, N) and `blocks` (L, B, N,
@@ -23,3 +26,26 @@ class ModelOutput:
     tokens: jax.Array
     intermediates: dict[str, jax.Array] = flax.struct.field(default_factory=dict)
     exits: jax.Array | None = None
+
+
+class Exiting(Protocol):
+    """A model with early exits, which `config.exit_flops` tells: the loop over `exit` gives the
+    `exits` of its `ModelOutput`, the last of which are its `logits`.
+    """
+
+    @property
+    def num_exits(self) -> int:
+        """How many there are, the last one included."""
+
+    def exit(self, index: int, images: jax.Array, carried: Any = None) -> tuple[jax.Array, Any]:
+        """Computes one exit, without dropout.
+
+        Args:
+          index: of the exit, from 0.
+          images: (B, H, W, C), as the model gets them.
+          carried: what the exit before gave for the same images; `None` for the first.
+
+        Returns:
+          logits (B, classes) float32, and what the next exit needs: a tree of arrays (B, ...), none
+          after the last exit.
+        """

@@ -57,6 +57,7 @@ class Mlp(nnx.Module):
         width: int,
         hidden: int,
         *,
+        inputs: int | None = None,
         activation: str,
         dropout: float,
         dtype: jax.typing.DTypeLike,
@@ -69,11 +70,11 @@ class Mlp(nnx.Module):
             dtype=dtype,
             rngs=rngs,
         )
-        self.up, self.down = linear(width, hidden), linear(hidden, width)
+        self.up, self.down = linear(inputs or width, hidden), linear(hidden, width)
         self.activation, self.dropout = activation, dropout
 
     def __call__(self, x: Tokens, key: jax.Array | None = None) -> Tokens:
-        """(..., D) -> the same; or several such, without dropout."""
+        """(..., D), or (..., `inputs`) -> (..., D); or several such, without dropout."""
         keys = split(key, 2)
 
         def activate(y):

@@ -19,6 +19,7 @@ from vit_jax.compute import choices
 from vit_jax.models import (
     crossvit,
     deepvit,
+    dynamic_vit,
     feed_forward,
     hybrid,
     localvit,
@@ -34,16 +35,8 @@ from vit_jax.models.conversions.contract import Conversion
 Family = ModuleType | type
 
 FAMILIES: list[Family] = [
-    vit,
-    hybrid,
-    mixer,
-    resnet,
-    deepvit,
-    localvit,
-    crossvit,
-    t2t,
-    feed_forward,
-]
+    vit, hybrid, mixer, resnet, deepvit, localvit, crossvit, t2t, dynamic_vit, feed_forward,
+]  # fmt: skip
 
 
 @dataclasses.dataclass

@@ -36,7 +36,9 @@ VARIANTS = [
     "BiT-R152x4", "BiT-R200x3",
     "ResNet-R26x1", "ResNet-R50x1", "ResNet-R50x2", "ResNet-R101x1", "ResNet-R152x1", "ResNet-R152x2",
 ]  # fmt: skip
-ACCURACY = {"BiT-R50x1": 76.0}  # Group norm and standardised weights, in BiT's ablation of batch norm.
+ACCURACY = {
+    "BiT-R50x1": 76.0
+}  # Group norm and standardised weights, in BiT's ablation of batch norm.
 SMOKE = ("digits.py:resnet", 99.7)
 GROUPS = 32
 # A unit's outputs over its inner channels.

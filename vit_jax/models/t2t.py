@@ -17,7 +17,7 @@ table, and `first_split` changes the grid: at 224 pixels (7, 4, 2) gives 14 × 1
 import dataclasses
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import ClassVar
 
 import jax
@@ -118,10 +118,11 @@ class Config(vit.Config):
         Raises:
           ConfigError: the image size leaves pixels that no window sees.
         """
-        found = [_counts(side, self.splits) for side in self.height_width]
+        found = [window_counts(side, self.splits) for side in self.height_width]
         for side, counts in zip(self.height_width, found, strict=True):
             if counts is None:
-                fitting = [n for n in range(1, 2 * side + self.stride) if _counts(n, self.splits)]
+                possible = range(1, 2 * side + self.stride)
+                fitting = [n for n in possible if window_counts(n, self.splits)]
                 near = sorted(fitting, key=lambda n: abs(n - side))[:2]
                 raise ConfigError(
                     f"image size {sizes.text(self.image_size)} leaves pixels outside the windows of "
@@ -315,8 +316,13 @@ def _split(x: jax.Array, split: tuple[int, int, int]) -> jax.Array:
     return windows.soft_split(x, size=size, stride=stride, padding=padding)
 
 
-def _counts(side: int, splits) -> tuple[int, ...] | None:
-    """Windows along a side after each split; `None` if they do not see all of it."""
+def window_counts(side: int, splits: Iterable[tuple[int, int, int]]) -> tuple[int, ...] | None:
+    """Windows along a side after each split; `None` if they do not see all of it.
+
+    Args:
+      side: in pixels.
+      splits: side, stride and padding of the windows of each.
+    """
     found = []
     for size, stride, padding in splits:
         count = windows.count(side, size, stride, padding)

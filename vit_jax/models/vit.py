@@ -245,7 +245,7 @@ class Model(nnx.Module):
         if config.registers:
             draw = nnx.initializers.normal(1e-6)
             self.registers = nnx.Param(draw(rngs.params(), (1, config.registers, width)))
-        self.encoder = Encoder(config, dtype=dtype, rngs=rngs)
+        self.encoder = self.make_encoder(config, rngs)
         self.pool = pooling.make(config, dtype=dtype, rngs=rngs)
         if config.representation:
             self.representation = nnx.Linear(width, config.representation, dtype=dtype, rngs=rngs)
@@ -288,6 +288,10 @@ class Model(nnx.Module):
         """From images (B, H, W, C) to tokens (B, N, D); a family that embeds otherwise has its own."""
         dtype = jnp.dtype(config.dtype)
         return PatchEmbedding(config.patch, config.channels, config.width, dtype=dtype, rngs=rngs)
+
+    def make_encoder(self, config: Config, rngs: nnx.Rngs) -> nnx.Module:
+        """From tokens to tokens; a family whose blocks are others has its own."""
+        return Encoder(config, dtype=jnp.dtype(config.dtype), rngs=rngs)
 
     def patches(
         self, images: jax.Array, *, deterministic: bool = True, rngs: nnx.Rngs | None = None

@@ -3,7 +3,8 @@
 `hard`: half of the loss is the cross-entropy with the labels, half that with the teacher's decision.
 `soft`: (1 - alpha) of it is the first, alpha is τ² KL(teacher ‖ student) of logits divided by the
 temperature τ. A model with a distillation token learns from the teacher by that token's head, from
-labels by the class token's; another does both by the one head that it has. The teacher sees the
+labels by the class token's; another does both by the one head that it has, or by each of its early
+exits, whose losses are added up. The teacher sees the
 images that the student sees, mixed-up ones too, at its own size and normalisation.
 
 Where sources differ: the authors' code divides its soft loss by the number of classes as well, the
@@ -70,20 +71,22 @@ class Distill(Objective):
         options, labels = self.options, batch["label"]
         taught = jax.lax.stop_gradient(learner.teacher.logits(batch["image"]))
         output = learner.model(batch["image"], deterministic=False, rngs=rngs)
-        by_label, by_teacher = (
-            output.exits if self.setting.model.two_heads else (output.logits,) * 2
-        )
+        exits = self.setting.model.exit_flops
+        if self.setting.model.two_heads:
+            by_label, by_teacher = output.exits
+        else:
+            by_label = by_teacher = output.exits if exits else output.logits
         targets = smoothed(labels, options.label_smoothing)
         loss = (1 - options.alpha) * cross_entropy(by_label, targets, options.loss)
         loss += options.alpha * self._from_teacher(by_teacher, taught)
         decision = output.logits.argmax(-1)
-        return loss, {
+        return loss.sum(axis=0) if exits else loss, {
             "accuracy": (decision == labels.argmax(-1)).astype(jnp.float32),
             "agreement": (decision == taught.argmax(-1)).astype(jnp.float32),
         }
 
     def _from_teacher(self, logits: jax.Array, taught: jax.Array) -> jax.Array:
-        """logits, taught (B, classes) -> (B,)."""
+        """logits (…, B, classes), taught (B, classes) -> (…, B)."""
         if self.options.kind == "hard":
             decision = jax.nn.one_hot(taught.argmax(-1), taught.shape[-1], dtype=jnp.float32)
             return cross_entropy(logits, decision, "softmax")

@@ -33,7 +33,9 @@ class Options:
 
 
 class Supervised(Objective):
-    """Cross-entropy between the model's logits and the targets, which mixup may have mixed."""
+    """Cross-entropy between the model's logits and the targets, which mixup may have mixed; of a model
+    with early exits the sum of theirs (arXiv 2105.15075, Eq. 2).
+    """
 
     Options = Options
 
@@ -52,14 +54,19 @@ class Supervised(Objective):
 
     def __call__(self, learner: Learner, batch: Batch, rngs: nnx.Rngs):
         """See `Objective`; the metric is `accuracy`, of the heaviest target."""
-        logits = learner.model(batch["image"], deterministic=False, rngs=rngs).logits
+        output = learner.model(batch["image"], deterministic=False, rngs=rngs)
         options = self.options
         targets = smoothed(batch["label"], options.label_smoothing)
-        accuracy = (logits.argmax(-1) == targets.argmax(-1)).astype(jnp.float32)
+        accuracy = (output.logits.argmax(-1) == targets.argmax(-1)).astype(jnp.float32)
+        exits = self.setting.model.exit_flops
         loss = cross_entropy(
-            logits, targets, options.loss, focal=options.focal, weights=options.class_weights
+            output.exits if exits else output.logits,
+            targets,
+            options.loss,
+            focal=options.focal,
+            weights=options.class_weights,
         )
-        return loss, {"accuracy": accuracy}
+        return loss.sum(axis=0) if exits else loss, {"accuracy": accuracy}
 
 
 def cross_entropy(
@@ -70,7 +77,7 @@ def cross_entropy(
     focal: float = 0.0,
     weights: Sequence[float] = (),
 ) -> jax.Array:
-    """logits, targets (B, K) float32 -> (B,).
+    """logits (…, B, K), targets (B, K) float32 -> (…, B).
 
     `softmax`: −Σ t log p with p = softmax(z). `sigmoid`: Σ over classes of the binary
     cross-entropies, not their mean, as the JFT and ImageNet-21k recipes have it (Scaling ViT,

@@ -11,7 +11,9 @@ from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.config import Optim
 
-# What comes before the first layer, at the top of the tree.
+# What comes before the first layer, at the top of the tree of a network.
+# Networks that stand side by side, such as the exits of a cascade.
+_NETWORK = re.compile(r"exit_\d+/")
 _INPUTS = re.compile(r"(embedding|position|registers?|\w*token|backbone/root)(/.*)?")
 
 
@@ -58,8 +60,12 @@ def _layer_multiplier(
     + 1 for all that follows them.
 
     As in MAE (util/lr_decay.py), the last norm, pooling and head all follow; so do unknown names,
-    and what an objective owns.
+    and what an objective owns. In networks that stand side by side each counts its own layers.
     """
+    if of_network := _NETWORK.match(name):
+        own = of_network[0]
+        name = name.removeprefix(own)
+        layers = {n.removeprefix(own): count for n, count in layers.items() if n.startswith(own)}
     depth, before = sum(layers.values()), 0
     for prefix, count in layers.items():
         if name.startswith(f"{prefix}/"):

@@ -1,0 +1,390 @@
+"""What a Transformer takes over from a smaller one that has seen the same image in fewer tokens (arXiv
+2105.15075 §3.2): its features, as a context for MLPs, and its attention logits, its relations, as
+biases of the new ones. The cascade that consists of such Transformers is in `dynamic_vit`.
+
+Maps go from one grid of tokens to another as the authors' code does it: repeated to the next
+multiple of their size, then averaged over windows.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from vit_jax.base.schema import option
+from vit_jax.compute import attend, choices, stack
+from vit_jax.compute.activations import ACTIVATIONS
+from vit_jax.compute.dropout import drop_path, dropout, split
+from vit_jax.models import attention, vit
+from vit_jax.models.layers import Mlp, layer_norm
+
+# What an exit hands to the next: `features` and `relations`, those that are reused, (B, ...) each.
+Carried = dict[str, jax.Array]
+PREFIX = 1  # the class token
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What is reused and how; defaults are the paper's choices, the others its ablations."""
+
+    feature_reuse: bool = option(True, "MLPs see the features of the exit before", role="structure")
+    feature_source: str = option(
+        "last",
+        "which of these features a layer sees: those after the last layer, or after its own",
+        choices=("last", "layers"),
+        role="convention",
+    )
+    feature_layers: str = option(
+        "all", "layers that see features", choices=("all", "first"), role="structure"
+    )
+    feature_class_token: bool = option(
+        False, "the class token sees that of the exit before", role="convention"
+    )
+    feature_norm: bool = option(True, "features are normalised first", role="structure")
+    feature_hidden: int = option(
+        128, "hidden size of the MLPs that prepare features", minimum=1, role="size"
+    )
+    feature_width: int = option(48, "size of prepared features", minimum=1, role="size")
+    relation_reuse: bool = option(
+        True, "attention logits of the exit before become biases", role="structure"
+    )
+    relation_source: str = option(
+        "all",
+        "which of these logits a layer's come from: all layers', its own layer's, the last layer's",
+        choices=("all", "layers", "last"),
+        role="structure",
+    )
+    relation_map: str = option(
+        "mlp", "what maps logits to biases", choices=("mlp", "linear"), role="structure"
+    )
+    relation_resize: str = option(
+        "grid",
+        "how logits are resized; grid: tokens in their places, the class token apart; whole: as an image",
+        choices=("grid", "whole"),
+        role="convention",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Link:
+    """Between an exit and its neighbours.
+
+    Attributes:
+      options: what is reused.
+      before: the grid of the exit before, down and across; `None` for the first.
+      last: whether no exit follows.
+    """
+
+    options: Options
+    before: tuple[int, int] | None
+    last: bool
+
+    @property
+    def takes_features(self) -> bool:
+        """Whether features come from the exit before."""
+        return self.options.feature_reuse and self.before is not None
+
+    @property
+    def takes_relations(self) -> bool:
+        """Whether relations come from the exit before."""
+        return self.options.relation_reuse and self.before is not None
+
+    @property
+    def gives_features(self) -> bool:
+        """Whether the next exit takes features."""
+        return self.options.feature_reuse and not self.last
+
+    @property
+    def gives_relations(self) -> bool:
+        """Whether the next exit takes relations."""
+        return self.options.relation_reuse and not self.last
+
+    def maps(self, depth: int, heads: int) -> tuple[int, int, int]:
+        """Maps of logits that go into a mapping, between its layers, and that come out."""
+        inputs = heads * (depth if self.options.relation_source == "all" else 1)
+        outputs = heads * (1 if self.options.relation_source == "layers" else depth)
+        return inputs, 3 * outputs, outputs
+
+    def flops(self, config: vit.Config) -> int:
+        """Operations of taking over, for one image, counted as `vit.Config.flops` counts."""
+        options, depth, total = self.options, config.depth, 0
+        if self.takes_features:
+            before = math.prod(self.before) + PREFIX * options.feature_class_token
+            width, hidden = options.feature_width, options.feature_hidden
+            of_layer = before * hidden * (config.width + width)
+            of_layer += config.tokens * width * config.mlp_dim
+            total += of_layer * (depth if options.feature_layers == "all" else 1)
+        if self.takes_relations:
+            inputs, hidden, outputs = self.maps(depth, config.heads)
+            linear = options.relation_map == "linear"
+            products = inputs * outputs if linear else hidden * (inputs + outputs)
+            mappings = depth if options.relation_source == "layers" else 1
+            total += mappings * (math.prod(self.before) + PREFIX) ** 2 * products
+        return 2 * total
+
+
+class Encoder(nnx.Module):
+    """Blocks that reuse, and one last norm. With `feature_layers=first` the first block is `first`,
+    and the others are the stack.
+    """
+
+    def __init__(self, config: vit.Config, link: Link, *, rngs: nnx.Rngs):
+        dtype = jnp.dtype(config.dtype)
+        apart = link.takes_features and link.options.feature_layers == "first"
+        features = link.takes_features and not apart
+
+        def block(features: bool, rngs: nnx.Rngs) -> Block:
+            return Block(config, link, features=features, dtype=dtype, rngs=rngs)
+
+        self.first = block(True, rngs) if apart else None
+        self.layers = stack.stack(lambda rngs: block(features, rngs), config.depth - apart, rngs)
+        self.norm = layer_norm(config.width, config.epsilon, dtype, rngs, bias=config.norm_bias)
+        self.config, self.link = config, link
+
+    def __call__(
+        self,
+        x: jax.Array,
+        features: jax.Array | None,
+        biases: jax.Array | None,
+        key: jax.Array | None = None,
+        capture: bool = False,
+    ) -> tuple[jax.Array, dict[str, jax.Array], Carried]:
+        """Runs the blocks.
+
+        Args:
+          x: (B, N, D).
+          features: (B, M, D) of the exit before, or with `feature_source=layers` (B, L, M, D).
+          biases: (L, B, H, N, N) for the attention logits; with `relation_source=layers`
+            (L, B, H, M, M), not yet mapped.
+          key: randomness of dropout and stochastic depth; `None` for none.
+          capture: also return `attention` (L, B, H, N, N) and `blocks` (L, B, N, D).
+
+        Returns:
+          tokens (B, N, D) after the last norm, what was captured, and what the next exit takes.
+        """
+        config, link, options = self.config, self.link, self.link.options
+        rates = np.linspace(0, config.drop_path, config.depth, dtype=np.float32)
+        stochastic = key is not None and (config.dropout or config.drop_path)
+        keys = jax.random.split(key, config.depth) if stochastic else None
+        by_layer = features is not None and options.feature_source == "layers"
+        of_layers = features.swapaxes(0, 1) if by_layer else None
+        keep_blocks = capture or (link.gives_features and options.feature_source == "layers")
+
+        def step(block, x, rate, key, bias, of_layer):
+            x, weights, logits = block(x, rate, key, bias, of_layer if by_layer else features)
+            found = {"relations": logits} if link.gives_relations else {}
+            found |= {"blocks": x} if keep_blocks else {}
+            return x, found | ({"attention": weights} if capture else {})
+
+        arguments, first = (rates, keys, biases, of_layers), None
+        if self.first is not None:
+            x, first = step(self.first, x, *jax.tree.map(lambda a: a[0], arguments))
+            arguments = jax.tree.map(lambda a: a[1:], arguments)
+        x, found = stack.scan(
+            step, self.layers, x, arguments, remat=choices.remat(config), unroll=config.unroll
+        )
+        if first is not None:
+            found = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), first, found)
+        carried = self._carried(x, found)
+        captured = {name: found[name] for name in ("attention", "blocks")} if capture else {}
+        return self.norm(x), captured, carried
+
+    def _carried(self, x: jax.Array, found: dict[str, jax.Array]) -> Carried:
+        options, carried = self.link.options, {}
+        start = 0 if options.feature_class_token else PREFIX
+        if self.link.gives_features:
+            by_layer = options.feature_source == "layers"
+            features = found["blocks"].swapaxes(0, 1) if by_layer else x
+            carried["features"] = features[..., start:, :]
+        if self.link.gives_relations:
+            relations = found["relations"]
+            if options.relation_source == "last":
+                carried["relations"] = relations[-1]
+            else:
+                relations = relations.swapaxes(0, 1)  # (B, L, H, N, N)
+                carried["relations"] = relations.reshape(len(x), -1, *relations.shape[-2:])
+        return carried
+
+
+class Block(nnx.Module):
+    """A block of the ViT whose attention logits get biases, and whose MLP sees features beside its
+    tokens.
+    """
+
+    def __init__(self, config: vit.Config, link: Link, *, features: bool, dtype, rngs: nnx.Rngs):
+        options = link.options
+        width = config.width + (options.feature_width if features else 0)
+        self.attention_norm = layer_norm(config.width, config.epsilon, dtype, rngs)
+        self.attention = Attention(
+            config.width,
+            config.heads,
+            dropout=config.dropout,
+            qkv_bias=config.qkv_bias,
+            implementation=config.attention,
+            dtype=dtype,
+            rngs=rngs,
+        )
+        self.mlp_norm = layer_norm(width, config.epsilon, dtype, rngs)
+        self.mlp = Mlp(
+            config.width,
+            config.mlp_dim,
+            inputs=width,
+            activation=config.activation,
+            dropout=config.dropout,
+            dtype=dtype,
+            rngs=rngs,
+        )
+        self.features = Features(config, link, dtype=dtype, rngs=rngs) if features else None
+        own = link.takes_relations and options.relation_source == "layers"
+        self.relations = Relations(config, link, rngs=rngs) if own else None
+        self.gives_relations = link.gives_relations
+
+    def __call__(
+        self,
+        x: jax.Array,
+        drop_path_rate: jax.Array,
+        key: jax.Array | None,
+        bias: jax.Array | None,
+        features: jax.Array | None,
+    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+        """Tokens (B, N, D) -> the same, the attention weights (B, H, N, N), and the logits (B, H, N, N)
+        with what was added to them, if the next exit takes them.
+
+        Args:
+          bias: (B, H, N, N); with `relation_source=layers` (B, H, M, M) of the exit before.
+          features: (B, M, D) of the exit before.
+        """
+        keys = split(key, 5)
+        if self.relations is not None:
+            bias = self.relations(bias)
+        y = self.attention_norm(x)
+        attended, weights, logits = self.attention.relate(y, bias, keys[0], self.gives_relations)
+        x = y = x + drop_path(attended, drop_path_rate, keys[1])
+        if self.features is not None:
+            y = jnp.concatenate([x, self.features(features, keys[4])], axis=-1)
+        y = self.mlp(self.mlp_norm(y), key=keys[2])
+        return x + drop_path(y, drop_path_rate, keys[3]), weights, logits
+
+
+class Attention(attention.Attention):
+    """Attention that hands on its logits."""
+
+    def relate(
+        self, x: jax.Array, bias: jax.Array | None, key: jax.Array | None, give: bool
+    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+        """Attends to x (B, N, D), with a bias (B, H, N, N) on the logits.
+
+        Returns:
+          (B, N, D), the weights (B, H, N, N), and if `give` the logits (B, H, N, N), with the bias.
+        """
+        q, k, v = self.project(x, None)
+        if give:
+            logits = attend.logits(q, k, bias=bias)
+            weights = jax.nn.softmax(logits).astype(x.dtype)
+            heads, logits = attend.weighted(weights, v), logits.astype(x.dtype)
+        else:
+            (heads, weights), logits = self.attend(q, k, v, key=None, bias=bias), None
+        out = attend.merge(heads, *self.out.parameters())
+        return dropout(out, self.dropout, key), weights, logits
+
+
+class Features(nnx.Module):
+    """Features of the exit before, prepared for one layer: norm, MLP, another grid."""
+
+    def __init__(self, config: vit.Config, link: Link, *, dtype, rngs: nnx.Rngs):
+        options = link.options
+        norm = layer_norm(config.width, config.epsilon, dtype, rngs)
+        self.norm = norm if options.feature_norm else None
+        self.mlp = Mlp(
+            options.feature_width,
+            options.feature_hidden,
+            inputs=config.width,
+            activation=config.activation,
+            dropout=config.dropout,
+            dtype=dtype,
+            rngs=rngs,
+        )
+        self.grids = link.before, config.grid
+        self.class_token = options.feature_class_token
+
+    def __call__(self, x: jax.Array, key: jax.Array | None) -> jax.Array:
+        """(B, M, D) -> (B, N, C) with a row for the class token, of zeros unless there is one; `key` is
+        the randomness of dropout.
+        """
+        x = self.mlp(x if self.norm is None else self.norm(x), key=key)
+        resize = with_class_token(resizing(*self.grids))
+        resize = resize if self.class_token else resize[:, PREFIX:]
+        return jnp.einsum("nm,bmc->bnc", resize.astype(x.dtype), x)
+
+
+class Relations(nnx.Module):
+    """Attention logits of the exit before, mapped across layers and heads, and resized."""
+
+    def __init__(self, config: vit.Config, link: Link, *, rngs: nnx.Rngs):
+        inputs, hidden, outputs = link.maps(config.depth, config.heads)
+        linear = link.options.relation_map == "linear"
+        self.up = None if linear else MapMixing(inputs, hidden, rngs=rngs)
+        self.down = MapMixing(inputs if linear else hidden, outputs, rngs=rngs)
+        self.activation = config.activation
+        self.whole = link.options.relation_resize == "whole"
+        self.grids = link.before, config.grid
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(B, maps, M, M) -> (B, maps, N, N)."""
+        if self.up is not None:
+            x = ACTIVATIONS[self.activation](self.up(x))
+        x = self.down(x)
+        if self.whole:
+            resize = averaging(*(math.prod(grid) + PREFIX for grid in self.grids))
+        else:
+            resize = with_class_token(resizing(*self.grids))
+        resize = resize.astype(x.dtype)
+        x = jnp.einsum("qm,bnmk->bnqk", resize, x)
+        return jnp.einsum("bnqm,km->bnqk", x, resize)
+
+
+class MapMixing(nnx.Module):
+    """A linear layer over the maps of every pair of tokens, which is a 1x1 convolution."""
+
+    def __init__(self, inputs: int, outputs: int, *, rngs: nnx.Rngs):
+        # As PyTorch draws convolutions: uniform within ±1/√inputs.
+        draw = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+        self.kernel = nnx.Param(draw(rngs.params(), (inputs, outputs)))
+        self.bias = nnx.Param(
+            jax.random.uniform(rngs.params(), (outputs,), minval=-1, maxval=1) / inputs**0.5
+        )
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(B, inputs, M, M) -> (B, outputs, M, M), in the dtype of x."""
+        kernel, bias = self.kernel[...].astype(x.dtype), self.bias[...].astype(x.dtype)
+        return jnp.einsum("bnqk,nm->bmqk", x, kernel) + bias[:, None, None]
+
+
+def resizing(old: tuple[int, int], new: tuple[int, int]) -> np.ndarray:
+    """The matrix (new tokens, old tokens) float32 from one grid to another, tokens row by row."""
+    rows, columns = (averaging(*sides) for sides in zip(old, new, strict=True))
+    return np.kron(rows, columns)
+
+
+def with_class_token(matrix: np.ndarray) -> np.ndarray:
+    """The matrix (1 + new tokens, 1 + old tokens) that leaves the class token as it is."""
+    return np.block([
+        [np.ones((1, 1), np.float32), np.zeros((1, matrix.shape[1]), np.float32)],
+        [np.zeros((len(matrix), 1), np.float32), matrix],
+    ])  # fmt: skip
+
+
+def averaging(old: int, new: int) -> np.ndarray:
+    """The matrix (new, old) float32 that repeats each of `old` places alike, until there are at least
+    `new`, and averages them over `new` windows, from ⌊i n / new⌋ to ⌈(i + 1) n / new⌉ of n places.
+    """
+    times = -(-new // old)
+    count = times * old
+    matrix = np.zeros((new, old))
+    for i in range(new):
+        start, stop = i * count // new, -(-(i + 1) * count // new)
+        np.add.at(matrix[i], np.arange(start, stop) // times, 1 / (stop - start))
+    return matrix.astype(np.float32)
