@@ -191,7 +191,7 @@ def exits() -> None:
 
 
 def models() -> None:
-    """Every model name with its parameters, GFLOPs and tokens: [--image_size=224] [--json]; --markdown: as docs/models.md.
+    """Every model name with its parameters, GFLOPs and tokens: [--image_size=224] [--json|--markdown].
 
     By default for images of the size that a model was published with. Patches that do not divide the image
     are counted at the next smaller size that they do.
