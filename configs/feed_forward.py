@@ -1,7 +1,7 @@
 """Feed-forward-only networks on ImageNet ("Do You Even Need Attention?", arXiv 2105.02723).
 
 vit_jax train --config=configs/feed_forward.py:B/16 --workdir=DIR
-    Ti/16, B/16 or L/32: the sizes of the authors' code; its FF-L, which the paper calls /16, has patches of 32.
+    Ti/16, B/16 or L/32: the sizes of the authors' code.
 vit_jax train --config=configs/feed_forward.py:smoke --workdir=DIR
     a small one on digits, two to three minutes on two CPU cores.
 

@@ -140,7 +140,10 @@ def test_a_recipe_builds_and_its_state_fits_on_eight_devices(case, teacher):
         assembly.model_config
     )
     leaves = zip(patterns.names(of_model), jax.tree.leaves(of_model), strict=True)
-    kernel = max((x for name, x in leaves if name.endswith("mlp/up/kernel")), key=lambda x: x.size)
+    kernel = max(
+        (x for name, x in leaves if name.endswith(("mlp/up/kernel", "conv2/kernel"))),
+        key=lambda x: x.size,
+    )
     parts = mesh.shape["fsdp"] if kernel.size >= config.mesh.fsdp_min_size else 1
     assert np.prod(kernel.sharding.shard_shape(kernel.shape)) == kernel.size / parts
     assert config.batch_size % (config.accumulate * mesh.shape["data"] * mesh.shape["fsdp"]) == 0
@@ -174,6 +177,9 @@ def test_a_recipe_is_headed_by_its_command_and_names_only_fields_there_are(name)
         (("vit_jft", "H/16"), "there is no model 'H/16'; did you mean"),
         (("vit_s16_i1k", "200"), "there is no epochs '200'; did you mean '300'?"),
         (("scaling_vit", "g/16"), "there is no model 'g/16'; did you mean"),
+        (("mixer", "S/16,imagenet2012"), "Mixer Table 4 has B, L on imagenet2012, and no S"),
+        (("bit", "S,R50"), "there is no model 'R50'; did you mean 'R50x"),
+        (("vit_jft", "R200x3"), "there is no model 'R200x3'; did you mean"),
         (("positions", "smoke,2d"), "there is no position '2d'"),
         (("positions", "smoke,learned,layer"), "there is no place 'layer'; did you mean 'layers'?"),
         (("feed_forward", "L/16"), "there is no size 'L/16'; did you mean 'B/16'?"),
@@ -385,6 +391,67 @@ def test_positions_have_a_run_on_digits_for_every_network_of_table_8_of_the_vits
     paper, plain = recipe("positions", "B/16,learned2d,layers"), recipe("vit_jft", "B/16")
     plain.model.update({"position": "learned2d", "position_at": "layers"})
     assert paper == plain
+
+
+@pytest.mark.parametrize(
+    ("arguments", "steps", "rate", "values"),
+    [
+        ("B/16,imagenet2012", 300 * 1_268_355 / 4096, 1e-3, (0.1, 0.1, 2, 15, 0.5)),
+        ("B/16,imagenet21k", 300 * 14_000_000 / 4096, 1e-3, (0.1, 0.1, 2, 10, 0.2)),
+        ("L/16,imagenet21k", 300 * 14_000_000 / 4096, 1e-3, (0.1, 0.1, 2, 20, 0.5)),
+        ("S/32,jft300m", 5 * 303_000_000 / 4096, 3e-3, (0.03, 0, 0, 0, 0)),
+        ("H/14,jft300m", 14 * 303_000_000 / 4096, 1e-3, (0.03, 0, 0, 0, 0)),
+    ],
+)
+def test_mixers_are_trained_as_table_4_of_their_paper_says(arguments, steps, rate, values):
+    config = recipe("mixer", arguments)
+    assembly, augment = build(config), config.augment
+    assert assembly.total_steps == round(steps)
+    np.testing.assert_allclose(lr(assembly, 10_000), rate, rtol=1e-6)
+    np.testing.assert_allclose(lr(assembly, assembly.total_steps), 1e-5, rtol=1e-3)
+    layers, magnitude = augment.randaugment_layers, augment.randaugment_magnitude
+    assert (
+        config.optim.weight_decay, config.model.drop_path, layers, magnitude, augment.mixup
+    ) == values  # fmt: skip
+    assert (config.optim.clip, config.batch_size) == (1, 4096)
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "rate"),
+    [
+        ("R50x2", "BiT-R50x2", 1e-3),
+        ("R152x1", "BiT-R152x1", 6e-4),
+        ("R50+L/32", "R50+ViT-L/32", 2e-4),
+        ("R50+B/16", "R50+ViT-B/16", 8e-4),
+    ],
+)
+def test_resnets_and_hybrids_are_on_jft_what_vits_are(model, name, rate):
+    config, vit = recipe("vit_jft", model), recipe("vit_jft", "B/16")
+    assert config.model.name == name
+    np.testing.assert_allclose(lr(build(config), 10_000), rate, rtol=1e-6)
+    assert {**config, "model": 0, "optim": 0} == {**vit, "model": 0, "optim": 0}
+    assert config.model.head_bias == -10 and (config.model.representation or 0) in (0, 768, 1024)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "epochs", "examples", "falls"),
+    [
+        ("S,R50x1", 90, 1_281_167, (30, 60, 80)),
+        ("M,R101x3", 90, 14_000_000, (30, 60, 80)),
+        ("L,R152x4", 40, 303_000_000, (10, 23, 30, 37)),
+    ],
+)
+def test_bit_is_trained_as_its_paper_says(arguments, epochs, examples, falls):
+    config = recipe("bit", arguments)
+    assembly = build(config)
+    epoch = examples / 4096
+    assert assembly.total_steps == round(epochs * epoch)
+    np.testing.assert_allclose(lr(assembly, 5000), 0.48, rtol=1e-6)
+    for i, fall in enumerate(falls):
+        found = [lr(assembly, round(fall * epoch) + step) for step in (-2, 2)]
+        np.testing.assert_allclose(found, [0.48 / 10**i, 0.48 / 10 ** (i + 1)], rtol=1e-5)
+    np.testing.assert_allclose(config.optim.weight_decay, 1e-3)
+    assert (config.optim.name, config.optim.b1, config.optim.clip) == ("sgd", 0.9, 0)
 
 
 @pytest.mark.parametrize("size", ["Ti/16", "B/16", "L/32"])

@@ -116,6 +116,52 @@ def test_the_published_checkpoint_gives_what_its_own_code_gives(shared_data, kit
         np.testing.assert_allclose(block, io[f"tap/MixerBlock_{i}"], atol=1e-5)
 
 
+def convolved(block, x, grid):
+    """A block of a Mixer by convolutions alone."""
+
+    def act(x):
+        return jax.nn.gelu(x, approximate=True)
+
+    def norm(p, x):
+        x = x - x.mean(-1, keepdims=True)
+        return (
+            x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-6) * p["scale"] + p["bias"]
+        )
+
+    def convolve(x, kernel, groups):
+        axes = ("NHWC", "HWIO", "NHWC")
+        how = dict(dimension_numbers=axes, feature_group_count=groups)
+        return jax.lax.conv_general_dilated(x, kernel, (1, 1), "VALID", **how)
+
+    def depthwise(p, x, places):
+        """Sees all places (h, w) of (B, h w, C) at once, with the same kernels for each channel: (B, F, C)."""
+        channels, (_, features) = x.shape[-1], p["kernel"].shape
+        kernels = jnp.tile(p["kernel"].reshape(*places, 1, features), channels)
+        y = convolve(x.reshape(-1, *places, channels), kernels, channels)
+        return y.reshape(-1, channels, features).swapaxes(1, 2) + p["bias"][:, None]
+
+    def pointwise(p, x):
+        return convolve(x[:, :, None], p["kernel"][None, None], 1)[:, :, 0] + p["bias"]
+
+    mlp = block["token_mlp"]
+    y = act(depthwise(mlp["up"], norm(block["token_norm"], x), grid))
+    x = x + depthwise(mlp["down"], y, (y.shape[1], 1))
+    mlp = block["channel_mlp"]
+    return x + pointwise(mlp["down"], act(pointwise(mlp["up"], norm(block["channel_norm"], x))))
+
+
+def test_tokens_are_mixed_by_a_depthwise_convolution_that_channels_share_channels_by_a_1x1(kit):
+    """Mixer §2, "connections to CNNs"."""
+    config = tiny(image_size=(8, 12))
+    parameters = kit.parameters(config)
+    images = np.random.default_rng(0).uniform(-1, 1, (2, 8, 12, 3)).astype(np.float32)
+    blocks = kit.run(config, parameters, images, capture=True).intermediates["blocks"]
+    for i in (1, 2):
+        block = jax.tree.map(lambda x, i=i: x[i], parameters["layers"])
+        found = jax.jit(convolved, static_argnums=2)(block, blocks[i - 1], (2, 3))
+        np.testing.assert_allclose(found, blocks[i], atol=1e-5)
+
+
 def enlarged_token_mlp(token_mlp, factor):
     return patterns.map_named(
         lambda part, array: mixer.enlarge_token_mlp(part, array, (3, 3), factor), token_mlp
