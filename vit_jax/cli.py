@@ -136,7 +136,7 @@ def hosts(**options) -> Iterator[int]:
     Args:
       **options: of `processes.initialize`.
     """
-    from vit_jax import exits
+    from vit_jax import ending
     from vit_jax.devices import processes
 
     processes.initialize(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id, **options)
@@ -148,9 +148,9 @@ def hosts(**options) -> Iterator[int]:
     try:
         yield index
     except KeyboardInterrupt:
-        processes.leave("stopped", exits.STOPPED)
+        processes.leave("stopped", ending.STOPPED)
     except BaseException as error:
-        processes.leave_on_error(exits.out_of_memory(error) or error)
+        processes.leave_on_error(ending.out_of_memory(error) or error)
 
 
 def parse(positional: str = "") -> list[str]:

@@ -1,5 +1,5 @@
 """The command line: one subcommand, one function. Each imports what it needs when it runs, so that
-`--help` is instant. How a command ends is in `exits.py`.
+`--help` is instant. How a command ends is in `ending.py`.
 """
 
 import dataclasses
@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from absl import flags
 
-from vit_jax import __version__, cli, exits
+from vit_jax import __version__, cli, ending
 
 FLAGS = flags.FLAGS
 
@@ -45,7 +45,7 @@ def train() -> None:
     with cli.hosts(
         heartbeat_seconds=hosts.heartbeat_seconds, wait_minutes=hosts.wait_minutes
     ) as process:
-        exits.end_at_once_when_interrupted()
+        ending.end_at_once_when_interrupted()
         cli.log_recipe(changes)
         result = train(config, FLAGS.workdir)
         cli.print_result(
@@ -81,7 +81,7 @@ def sweep() -> None:
     config, changes = cli.load_config(settings)
     cli.log_recipe(changes)
     grid = {name: cli.values(text) for name, text in cli.options(FLAGS.grid, "grid").items()}
-    exits.end_at_once_when_interrupted()
+    ending.end_at_once_when_interrupted()
     result = sweep(config, FLAGS.workdir, grid, select=FLAGS.select, seeds=FLAGS.seeds)
     cli.print_result(result, table(result))
 
@@ -361,7 +361,7 @@ COMMANDS: dict[str, Callable[[], None]] = {
 
 def run() -> None:
     """The entry point: runs the command that the command line names."""
-    with exits.with_a_sentence():
+    with ending.with_a_sentence():
         _run(sys.argv[1:])
 
 

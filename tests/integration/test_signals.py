@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.integration.conftest import TINY
-from vit_jax import exits
+from vit_jax import ending
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -74,8 +74,8 @@ def test_ctrl_c_ends_a_command_with_a_line_and_130(start, command):
 def test_ctrl_c_that_a_library_swallows_ends_the_command_all_the_same(start):
     script = """
 import os, signal, time
-from vit_jax import exits
-with exits.with_a_sentence():
+from vit_jax import ending
+with ending.with_a_sentence():
     try:
         os.kill(os.getpid(), signal.SIGINT)
     except KeyboardInterrupt:
@@ -123,7 +123,7 @@ def test_a_closed_pipe_ends_a_command_quietly(start, command):
 @pytest.mark.parametrize("full, where", [(jnp.zeros, "a device"), (np.zeros, "the host")])
 def test_too_little_memory_is_said_with_what_helps(full, where, capsys):
     on_interrupt = signal.getsignal(signal.SIGINT)
-    with pytest.raises(SystemExit) as ended, exits.with_a_sentence():
+    with pytest.raises(SystemExit) as ended, ending.with_a_sentence():
         full((2**24, 2**24), "uint8")  # more than any machine's addresses
     signal.signal(signal.SIGINT, on_interrupt)
     err = capsys.readouterr().err
