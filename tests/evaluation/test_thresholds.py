@@ -55,9 +55,7 @@ def test_no_setting_within_the_budget_is_better_than_the_solver(images, exits, t
         thresholds.outcome(confidence, right, costs, one)
         for one in thresholds.solve(confidence, right, costs, budgets)
     ]
-    tried = [
-        thresholds.outcome(confidence, right, costs, one) for one in every_setting(confidence)
-    ]
+    tried = [thresholds.outcome(confidence, right, costs, one) for one in every_setting(confidence)]
     for budget, one in zip(budgets, found, strict=True):
         assert one.cost <= budget * (1 + 1e-9)
         assert one.accuracy == max(t.accuracy for t in tried if t.cost <= budget * (1 + 1e-9))

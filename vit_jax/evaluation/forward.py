@@ -3,6 +3,7 @@ inference share.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -56,8 +57,34 @@ def make_forward(
     """
 
     def forward(weights: Weights, images: jax.Array) -> ModelOutput:
-        dtype = jnp.dtype(choices.with_compute_dtype(model_config).dtype)
-        images = augment.normalize(images, data.mean, data.std, dtype)
-        return nnx.merge(registry.for_devices(definition, model_config), *weights)(images)
+        return _model(definition, model_config, weights)(_normalized(images, model_config, data))
 
     return forward
+
+
+def make_exit(
+    definition: nnx.GraphDef, model_config: classifier.Options, data: Data
+) -> Callable[[int, Weights, jax.Array, Any], tuple[jax.Array, Any]]:
+    """One exit of a model that has several, to be compiled; arguments as for `make_forward`.
+
+    Returns:
+      `exit(index, weights, images, carried)`: uint8 (B, H, W, C) and what the exit before passes on
+      (`None` to the first) to logits (B, classes) float32 and what is passed on, arrays (B, …).
+    """
+
+    def exit(index: int, weights: Weights, images: jax.Array, carried: Any):
+        model = _model(definition, model_config, weights)
+        return model.exit(index, _normalized(images, model_config, data), carried)
+
+    return exit
+
+
+def _model(
+    definition: nnx.GraphDef, model_config: classifier.Options, weights: Weights
+) -> nnx.Module:
+    return nnx.merge(registry.for_devices(definition, model_config), *weights)
+
+
+def _normalized(images: jax.Array, model_config: classifier.Options, data: Data) -> jax.Array:
+    dtype = jnp.dtype(choices.with_compute_dtype(model_config).dtype)
+    return augment.normalize(images, data.mean, data.std, dtype)

@@ -1,0 +1,200 @@
+"""Images leave early: the answers of the full forward pass, in their order, whatever the batches."""
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from tests.evaluation import toy_exits
+from vit_jax.base.errors import ConfigError
+from vit_jax.config import Data
+from vit_jax.devices import meshes
+from vit_jax.evaluation.early_exit import cascade as cascades
+from vit_jax.evaluation.early_exit import thresholds
+from vit_jax.evaluation.early_exit.cascade import ACTIVATIONS, Cascade
+from vit_jax.evaluation.forward import make_forward
+from vit_jax.models import registry
+
+DATA = Data(mean=(0.5,) * 3, std=(0.25,) * 3)
+
+
+@pytest.fixture(scope="module")
+def toy():
+    """(definition, weights, config) of the toy family."""
+    config = toy_exits.Config(image_size=8, num_classes=5, head_init="normal")
+    definition, weights = registry.split(toy_exits.Model(config, rngs=nnx.Rngs(3)))
+    # Heads of 0.02 would be sure of nothing.
+    weights.params["heads"] = jax.tree.map(lambda x: 40 * x, weights.params["heads"])
+    return definition, weights, config
+
+
+@pytest.fixture(autouse=True)
+def family(monkeypatch):
+    monkeypatch.setattr(registry, "FAMILIES", [*registry.FAMILIES, toy_exits])
+
+
+def some_images(count):
+    return np.random.default_rng(0).integers(0, 256, (count, 8, 8, 3), np.uint8)
+
+
+def in_full(toy, images):
+    """Logits of every exit (E, N, classes)."""
+    definition, weights, config = toy
+    return np.asarray(jax.jit(make_forward(definition, config, DATA))(weights, images).exits)
+
+
+def cascade(toy, batch_size, devices, thresholds, probabilities="softmax"):
+    mesh = meshes.make_mesh({"data": -1, "fsdp": 1, "tensor": 1}, jax.devices()[:devices])
+    return Cascade(
+        toy[0], toy[2], DATA, thresholds=thresholds, probabilities=probabilities,
+        batch_size=batch_size, mesh=mesh,
+    )  # fmt: skip
+
+
+def batched(images, size, there=None):
+    """Batches with padding at the end; `there` says which images are."""
+    there = np.ones(len(images), bool) if there is None else there
+    for start in range(0, len(images), size):
+        part, real = images[start : start + size], there[start : start + size]
+        padding = size - len(part)
+        yield (
+            np.concatenate([part, np.zeros((padding, *part.shape[1:]), np.uint8)]),
+            np.concatenate([real, np.zeros(padding, bool)]),
+        )
+
+
+def answered(one, toy, batches):
+    weights = jax.device_put(toy[1], meshes.replicated(one._mesh))
+    logits, exits = zip(*one.answers(weights, batches), strict=True)
+    return np.concatenate(logits), np.concatenate(exits)
+
+
+@pytest.mark.parametrize(
+    ("count", "batch_size", "devices"), [(45, 8, 1), (7, 1, 1), (5, 16, 1), (45, 8, 4), (21, 3, 4)]
+)
+def test_answers_are_those_of_the_full_forward_at_the_exit_an_image_leaves_at(
+    toy, count, batch_size, devices
+):
+    images = some_images(count)
+    full = in_full(toy, images)
+    confidence = np.asarray(jax.nn.softmax(full)).max(-1)
+    chosen = [float(np.quantile(confidence[0], 0.6)), float(np.quantile(confidence[1], 0.4))]
+    one = cascade(toy, batch_size, devices, chosen)
+    logits, exits = answered(one, toy, batched(images, batch_size))
+    expected = thresholds.exits_of(confidence, chosen)
+    assert set(expected) == {0, 1, 2}
+    np.testing.assert_array_equal(exits[:count], expected)
+    np.testing.assert_allclose(logits[:count], full[expected, np.arange(count)], atol=1e-5)
+    assert not logits[count:].any()
+
+
+def test_shuffled_images_get_the_same_answers(toy):
+    images = some_images(40)
+    order = np.random.default_rng(1).permutation(40)
+    plain, plain_exits = answered(cascade(toy, 8, 1, (0.6, 0.5)), toy, batched(images, 8))
+    mixed, mixed_exits = answered(cascade(toy, 8, 1, (0.6, 0.5)), toy, batched(images[order], 8))
+    np.testing.assert_array_equal(mixed_exits, plain_exits[order])
+    np.testing.assert_allclose(mixed, plain[order], atol=1e-6)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_rows_without_an_image_are_passed_over(toy, devices):
+    images = some_images(48)
+    there = np.random.default_rng(2).uniform(size=48) < 0.6
+    there[8:16] = False
+    chosen = (0.6, 0.5)
+    logits, exits = answered(cascade(toy, 8, devices, chosen), toy, batched(images, 8, there))
+    full = in_full(toy, images)
+    expected = thresholds.exits_of(np.asarray(jax.nn.softmax(full)).max(-1), chosen)
+    np.testing.assert_array_equal(exits[there], expected[there])
+    np.testing.assert_allclose(logits[there], full[expected, np.arange(48)][there], atol=1e-5)
+    assert not logits[~there].any()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "exit"),
+    [((0.0, 0.0), 0), ((thresholds.NOBODY, 0.0), 1), ((thresholds.NOBODY,) * 2, 2)],
+)
+def test_everybody_may_leave_at_the_same_exit(toy, chosen, exit):
+    images = some_images(20)
+    one = cascade(toy, 8, 1, chosen)
+    logits, exits = answered(one, toy, batched(images, 8))
+    assert set(exits[:20]) == {exit} and one.runs == [3] * (exit + 1) + [0] * (2 - exit)
+    np.testing.assert_allclose(logits[:20], in_full(toy, images)[exit], atol=1e-5)
+
+
+def test_later_exits_run_on_full_batches(toy):
+    images = some_images(256)
+    confidence = np.asarray(jax.nn.softmax(in_full(toy, images))).max(-1)
+    chosen = thresholds.geometric(confidence, 0.6)
+    one = cascade(toy, 16, 1, chosen)
+    _, exits = answered(one, toy, batched(images, 16))
+    reach = [256, int((exits > 0).sum()), int((exits > 1).sum())]
+    assert one.runs == [-(-n // 16) for n in reach]
+
+
+def test_one_that_waits_alone_does_not_wait_without_end(toy, monkeypatch):
+    monkeypatch.setattr(cascades, "_PATIENCE", 3)
+    two = some_images(2)
+    confidence = np.asarray(jax.nn.softmax(in_full(toy, two))).max(-1)[0]
+    images = np.repeat(two[[confidence.argmax()]], 80, axis=0)
+    images[0] = two[confidence.argmin()]  # The only one that does not leave at once.
+    one = cascade(toy, 8, 1, (float(confidence.mean()), thresholds.NOBODY))
+    weights = jax.device_put(toy[1], meshes.replicated(one._mesh))
+    came = 0
+
+    def counted():
+        nonlocal came
+        for batch in batched(images, 8):
+            came += 1
+            yield batch
+
+    next(iter(one.answers(weights, counted())))
+    assert came == 4
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_every_function_is_compiled_once_and_nothing_is_sent_between_devices(toy, devices):
+    one = cascade(toy, 8, devices, (0.6, 0.5))
+    answered(one, toy, batched(some_images(61), 8))
+    # The rows that wait for the toy's two later exits have the same shapes.
+    assert (one._first._cache_size(), one._later._cache_size(), one._put._cache_size()) == (1, 2, 1)
+    weights, images = toy[1], some_images(8)
+    with jax.set_mesh(one._mesh):
+        logits, _, carried = jax.eval_shape(one._first, weights, images)
+        del logits
+        placed = jax.device_put(images, one.sharding)
+        put = jax.device_put(np.zeros((devices, 16, 2), np.float32), one.sharding)
+        rows = jax.device_put(np.zeros((8, 2), np.float32), one.sharding)
+        slots = np.zeros((devices, 8 // devices), np.int64)
+        whole = jax.device_put(weights, meshes.replicated(one._mesh))
+        programs = [
+            one._first.lower(whole, placed).compile(),
+            one._put.lower(put, rows, slots).compile(),
+        ]
+        waiting = jax.tree.map(
+            lambda x: jax.device_put(np.zeros((devices, 16, *x.shape[1:]), x.dtype), one.sharding),
+            (images, carried),
+        )
+        programs.append(one._later.lower(1, whole, waiting, slots).compile())
+    for program in programs:
+        assert not any(
+            word in program.as_text() for word in ("all-gather", "all-reduce", "all-to-all", "collective-permute")
+        )  # fmt: skip
+
+
+def test_of_a_model_with_sigmoid_loss_the_largest_probability_counts(toy):
+    images = some_images(32)
+    full = in_full(toy, images)
+    confidence = np.asarray(ACTIVATIONS["sigmoid"](full)).max(-1)
+    chosen = [float(np.median(row)) for row in confidence[:2]]
+    _, exits = answered(cascade(toy, 8, 1, chosen, "sigmoid"), toy, batched(images, 8))
+    np.testing.assert_array_equal(exits, thresholds.exits_of(confidence, chosen))
+
+
+def test_thresholds_that_do_not_fit_the_model_are_refused(toy):
+    with pytest.raises(ConfigError, match="1 thresholds for a model with 3 exits: it takes 2"):
+        cascade(toy, 8, 1, (0.5,))
+    single = toy_exits.Config(image_size=8, num_classes=5, exits=1)
+    with pytest.raises(ConfigError, match="it has no exits"):
+        cascade((toy[0], toy[1], single), 8, 1, ())

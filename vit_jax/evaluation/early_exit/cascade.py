@@ -1,0 +1,309 @@
+"""Inference with early exit: images that are confident leave, the others are gathered into full
+batches for the next exit and carry along what it takes over from the exits before.
+
+Every compiled function has one shape, so that a network of E exits takes 2 E - 1 compilations: E
+exits, and E - 1 functions that move rows into a waiting room. Which image goes where is decided on
+the host; on the devices nothing depends on values. Each device has waiting rooms of its own, so that
+nothing is sent between devices.
+"""
+
+import collections
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from vit_jax.base.errors import ConfigError
+from vit_jax.config import Data
+from vit_jax.devices import meshes, processes
+from vit_jax.evaluation.forward import make_exit
+from vit_jax.models import classifier
+from vit_jax.models.registry import Weights
+
+ACTIVATIONS = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}
+_EMPTY = -1  # The number of a row without an image.
+_PATIENCE = 32  # batches that may be unanswered before images that wait go on in part-filled ones
+
+
+class Answers(NamedTuple):
+    """What became of a batch of n images, in their order.
+
+    Attributes:
+      logits: (n, classes) float32, of the exit that the image left at.
+      exits: (n,) int32, which that is, from 0.
+    """
+
+    logits: np.ndarray
+    exits: np.ndarray
+
+
+class Running(NamedTuple):
+    """An exit's batch whose results have not been read yet.
+
+    Attributes:
+      exit: which one, from 0.
+      numbers: (B,) of its images, in the order that they came in.
+      logits, confidence: (B, classes), (B,) float32.
+      rows: what the next exit needs of each image; `None` after the last exit.
+    """
+
+    exit: int
+    numbers: np.ndarray
+    logits: jax.Array
+    confidence: jax.Array
+    rows: Any
+
+
+class Cascade:
+    """A network with exits, compiled for batches of one size.
+
+    Attributes:
+      runs: how many batches each exit has computed, full or not.
+    """
+
+    def __init__(
+        self,
+        definition: nnx.GraphDef,
+        model_config: classifier.Options,
+        data: Data,
+        *,
+        thresholds: Sequence[float],
+        probabilities: str,
+        batch_size: int,
+        mesh: Mesh,
+    ):
+        """Compiles nothing yet.
+
+        Args:
+          definition, model_config, data: see `forward.make_forward`.
+          thresholds: one for each exit but the last, see `thresholds`.
+          probabilities: 'softmax' or 'sigmoid'; the largest one is the confidence.
+          batch_size: B, of every exit.
+          mesh: the batch is cut over its devices, or whole on each where they do not divide it.
+
+        Raises:
+          ConfigError: the model has no exits, or another number; or there are several processes.
+        """
+        check_thresholds(model_config, thresholds)
+        if processes.count() > 1:
+            raise ConfigError("images leave early in one process only: start it without the others")
+        self._exit = make_exit(definition, model_config, data)
+        self._thresholds, self._activation = tuple(thresholds), ACTIVATIONS[probabilities]
+        self._batch, self._mesh = batch_size, mesh
+        divides = batch_size % mesh.size == 0
+        self.sharding = meshes.batch_sharding(mesh) if divides else meshes.replicated(mesh)
+        self._lanes = mesh.size if divides else 1
+        self._classes = model_config.num_classes
+        self._first = jax.jit(self._run_first, out_shardings=self.sharding)
+        self._later = jax.jit(self._run_later, static_argnums=0, out_shardings=self.sharding)
+        self._put = jax.jit(self._put_rows, donate_argnums=0, out_shardings=self.sharding)
+        self.runs = [0] * len(model_config.exit_flops)
+
+    def answers(
+        self, weights: Weights, batches: Iterable[tuple[jax.Array | np.ndarray, np.ndarray]]
+    ) -> Iterator[Answers]:
+        """The answers to batches of images, one for each, in their order; later than they come in.
+
+        Args:
+          weights: on the mesh.
+          batches: of images (B, H, W, C) uint8, and which of their rows are images, (B,) bool; the
+            others are not looked at, and their answers are zeros.
+        """
+        lanes, each = self._lanes, self._batch // self._lanes
+        rooms = [_WaitingRoom(lanes, each, self._put) for _ in self._thresholds]
+        running: collections.deque[Running] = collections.deque()
+        open_batches: collections.deque[_Open] = collections.deque()
+        # With one image at a time an answer is wanted at once, not when the next image is there.
+        ahead = 0 if self._batch == 1 else 1
+
+        def settle(most: int) -> None:
+            """Reads results until at most `most` batches are unread: images leave, or wait."""
+            while len(running) > most:
+                self._settle(running.popleft(), weights, rooms, running, open_batches)
+
+        def flush() -> None:
+            settle(0)
+            for exit, room in enumerate(rooms, start=1):
+                while room.waiting():
+                    running.append(self._go_on(exit, weights, room))
+                    settle(0)
+
+        shape = (self._batch, self._classes)
+        for count, (images, there) in enumerate(batches):
+            numbers = np.where(there, count * self._batch + np.arange(self._batch), _EMPTY)
+            open_batches.append(_Open(count, int(np.sum(there)), shape))
+            running.append(self._start(weights, images, numbers))
+            settle(ahead)
+            if len(open_batches) > _PATIENCE or self._batch == 1:
+                flush()
+            while open_batches and not open_batches[0].missing:
+                yield open_batches.popleft().answers
+        flush()
+        while open_batches:
+            yield open_batches.popleft().answers
+
+    def _start(self, weights: Weights, images, numbers: np.ndarray) -> Running:
+        """Starts the first exit on new images."""
+        with jax.set_mesh(self._mesh):
+            images = jax.device_put(images, self.sharding)
+            logits, confidence, carried = self._first(weights, images)
+        self.runs[0] += 1
+        return Running(0, numbers, logits, confidence, (images, carried))
+
+    def _go_on(self, exit: int, weights: Weights, room: "_WaitingRoom") -> Running:
+        """Starts a later exit on images that wait for it."""
+        slots, numbers = room.take()
+        with jax.set_mesh(self._mesh):
+            logits, confidence, rows = self._later(exit, weights, room.rows, slots)
+        self.runs[exit] += 1
+        return Running(exit, numbers, logits, confidence, rows)
+
+    def _settle(
+        self,
+        done: Running,
+        weights: Weights,
+        rooms: list["_WaitingRoom"],
+        running: collections.deque,
+        open_batches: collections.deque,
+    ) -> None:
+        """Lets images leave, and the others wait for the next exit, which starts if it can."""
+        confidence, logits = jax.device_get((done.confidence, done.logits))
+        last = done.exit == len(self._thresholds)
+        leaves = (
+            np.full(len(confidence), True) if last else confidence >= self._thresholds[done.exit]
+        )
+        stays = (done.numbers != _EMPTY) & ~leaves
+        first = open_batches[0].number
+        for row in np.flatnonzero((done.numbers != _EMPTY) & leaves):
+            batch, place = divmod(int(done.numbers[row]), self._batch)
+            open_batches[batch - first].answer(place, logits[row], done.exit)
+        if stays.any():
+            room = rooms[done.exit]
+            with jax.set_mesh(self._mesh):
+                room.add(done.rows, np.where(stays, done.numbers, _EMPTY))
+            if room.full():
+                running.append(self._go_on(done.exit + 1, weights, room))
+
+    def _run_first(self, weights: Weights, images: jax.Array):
+        logits, carried = self._exit(0, weights, images, None)
+        return logits, self._confidence(logits), carried
+
+    def _run_later(self, exit: int, weights: Weights, waiting: Any, slots: jax.Array):
+        images, carried = self._reshaped(jax.vmap(_take)(waiting, slots), (self._batch,), 2)
+        logits, carried = self._exit(exit, weights, images, carried)
+        last = exit == len(self._thresholds)
+        return logits, self._confidence(logits), None if last else (images, carried)
+
+    def _put_rows(self, waiting: Any, rows: Any, slots: jax.Array):
+        rows = self._reshaped(rows, slots.shape, 1)
+        return jax.vmap(_put)(waiting, rows, slots)
+
+    def _confidence(self, logits: jax.Array) -> jax.Array:
+        return self._activation(logits).max(axis=-1)
+
+    @staticmethod
+    def _reshaped(rows: Any, leading: tuple[int, ...], axes: int):
+        """`rows` with other `leading` axes in place of the first `axes`."""
+        return jax.tree.map(lambda x: x.reshape(*leading, *x.shape[axes:]), rows)
+
+
+class _Open:
+    """A batch that has not all its answers."""
+
+    def __init__(self, number: int, images: int, shape: tuple[int, int]):
+        self.number, self.missing = number, images
+        self.answers = Answers(np.zeros(shape, np.float32), np.zeros(shape[0], np.int32))
+
+    def answer(self, place: int, logits: np.ndarray, exit: int) -> None:
+        self.answers.logits[place], self.answers.exits[place] = logits, exit
+        self.missing -= 1
+
+
+class _WaitingRoom:
+    """Images that wait for an exit: on every device slots for their rows, on the host the numbers of
+    the images in them.
+    """
+
+    def __init__(self, lanes: int, batch: int, put: Callable):
+        """For batches of `batch` rows on each of `lanes` devices."""
+        self._batch, self._put = batch, put
+        # What fills a batch, and what one more brings. Where several devices have to start together,
+        # one may have to wait longer than the others.
+        self._capacity = 2 * batch if lanes == 1 else 4 * batch
+        self._numbers = np.full((lanes, self._capacity), _EMPTY)
+        self.rows: Any = None
+
+    def waiting(self) -> bool:
+        """Whether any image waits."""
+        return bool((self._numbers != _EMPTY).any())
+
+    def full(self) -> bool:
+        """Whether the exit should start: all devices have a full batch, or one has no more room."""
+        waiting = (self._numbers != _EMPTY).sum(axis=1)
+        return waiting.min() >= self._batch or waiting.max() > self._capacity - self._batch
+
+    def add(self, rows: Any, numbers: np.ndarray) -> None:
+        """Keeps the rows (B, …) of the images that `numbers` (B,) has."""
+        numbers = numbers.reshape(len(self._numbers), self._batch)
+        # Rows that nobody needs get a slot that is not there, each another.
+        slots = np.broadcast_to(self._capacity + np.arange(self._batch), numbers.shape).copy()
+        for lane, taken in enumerate(self._numbers):
+            stays = np.flatnonzero(numbers[lane] != _EMPTY)
+            free = np.flatnonzero(taken == _EMPTY)[: len(stays)]
+            slots[lane, stays], taken[free] = free, numbers[lane, stays]
+        if self.rows is None:
+            self.rows = self._room_for(rows)
+        self.rows = self._put(self.rows, rows, slots)
+
+    def take(self) -> tuple[np.ndarray, np.ndarray]:
+        """The slots (lanes, batch) of those that wait longest, which become free, and the numbers (B,)
+        of the images; the rows stay readable until `add`.
+        """
+        age = np.where(self._numbers == _EMPTY, np.iinfo(self._numbers.dtype).max, self._numbers)
+        slots = np.argsort(age, axis=1, kind="stable")[:, : self._batch]
+        numbers = np.take_along_axis(self._numbers, slots, axis=1)
+        np.put_along_axis(self._numbers, slots, _EMPTY, axis=1)
+        return slots, numbers.ravel()
+
+    def _room_for(self, rows: Any):
+        leading = self._numbers.shape
+
+        def zeros():
+            return jax.tree.map(lambda x: jnp.zeros((*leading, *x.shape[1:]), x.dtype), rows)
+
+        sharding = jax.tree.leaves(rows)[0].sharding
+        return jax.jit(zeros, out_shardings=sharding)()
+
+
+def check_thresholds(model_config: classifier.Options, thresholds: Sequence[float]) -> None:
+    """Raises `ConfigError` unless there is a threshold for each exit but the last."""
+    exits = check_exits(model_config)
+    if len(thresholds) != exits - 1:
+        raise ConfigError(
+            f"{len(thresholds)} thresholds for a model with {exits} exits: it takes {exits - 1}, one for "
+            "each exit but the last"
+        )
+
+
+def check_exits(model_config: classifier.Options) -> int:
+    """How many exits a model has. Raises `ConfigError` if images cannot leave it early."""
+    if len(model_config.exit_flops) < 2:
+        raise ConfigError(
+            "images cannot leave this model early: it has no exits, as Dynamic ViTs (DVT-…) have"
+        )
+    return len(model_config.exit_flops)
+
+
+def _take(waiting: Any, slots: jax.Array):
+    return jax.tree.map(lambda x: x[slots], waiting)
+
+
+def _put(waiting: Any, rows: Any, slots: jax.Array):
+    def put(x, new):
+        return x.at[slots].set(new, mode="drop", unique_indices=True)
+
+    return jax.tree.map(put, waiting, rows)
