@@ -93,15 +93,6 @@ class Options:
         """
         return {}
 
-    @property
-    def exit_flops(self) -> tuple[int, ...]:
-        """What an image costs that leaves at each exit, with the exits before it, in operations (a
-        multiply-add counted as 2), of a model with exits. Its `Model` has `exit(index, images,
-        carried) -> (logits, carried)`: `carried` is what the exit before passes on, arrays (B, …),
-        `None` into the first.
-        """
-        return ()
-
     def at_size(self, image_size: Size) -> dict[str, Any]:
         """The other options that change with the size of the images, if the weights are kept."""
         return {}
