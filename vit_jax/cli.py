@@ -107,6 +107,44 @@ def define_checkpoint() -> None:
     )
 
 
+def define_exits() -> None:
+    flags.DEFINE_float(
+        "budget",
+        None,
+        "of a model with exits: 10⁹ multiply-adds of an image in the mean; images leave early by the "
+        "thresholds that 'vit_jax exits' keeps beside the checkpoint",
+        lower_bound=0,
+    )
+    flags.DEFINE_list(
+        "threshold",
+        [],
+        "instead of a budget: how probable the best class has to be to leave at each exit but the "
+        "last, e.g. 0.8,0.9",
+    )
+
+
+def thresholds() -> tuple[float, ...]:
+    """What --budget or --threshold say, for the checkpoint of --checkpoint; () if neither is there."""
+    if FLAGS.threshold and FLAGS.budget is not None:
+        raise flags.Error("say --budget or --threshold, not both")
+    if FLAGS.threshold:
+        return tuple(numbers("threshold"))
+    if FLAGS.budget is None:
+        return ()
+    from vit_jax.evaluation.early_exit.calibration import for_budget
+
+    return for_budget(FLAGS.checkpoint, FLAGS.budget)
+
+
+def numbers(flag: str) -> list[float]:
+    """The values of a flag that lists numbers."""
+    try:
+        return [float(value) for value in FLAGS[flag].value]
+    except ValueError:
+        said = ",".join(FLAGS[flag].value)
+        raise flags.Error(f"--{flag}={said} must be numbers: {FLAGS[flag].help}") from None
+
+
 def define_json() -> None:
     flags.DEFINE_bool(
         "json", False, "print the result as JSON, on the last line of standard output"

@@ -278,7 +278,8 @@ class Eval:
     batch_size: int = option(0, "over all devices and hosts; 0: as in training", minimum=0)
     evaluators: tuple = option(
         (),
-        "what is measured: names, or (name, {option: value}); of accuracy, loss, few_shot, knn; "
+        "what is measured: names, or (name, {option: value}); of accuracy, loss, few_shot, knn, "
+        "early_exit; "
         "(): accuracy, or of what is learnt without labels the loss",
     )
     best: str = option(

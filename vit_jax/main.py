@@ -87,13 +87,16 @@ def sweep() -> None:
 
 
 def evaluate() -> None:
-    """Accuracy and loss of a checkpoint: --checkpoint=DIR [--config.FIELD=VALUE …] [--json].
+    """Accuracy and loss of a checkpoint: --checkpoint=DIR [--budget=GFLOPS] [--config.FIELD=VALUE …]
+    [--json].
 
-    Data and preprocessing are those of the run, unless --config.data.FIELD says otherwise.
+    Data and preprocessing are those of the run, unless --config.data.FIELD says otherwise. With --budget
+    or --threshold images leave a model with exits early.
     """
     settings = cli.take_settings()
     cli.define_checkpoint()
     flags.DEFINE_list("evaluators", [], "instead of the run's own: accuracy, few_shot, knn")
+    cli.define_exits()
     cli.define_json()
     cli.define_register()
     cli.define_hosts()
@@ -104,8 +107,13 @@ def evaluate() -> None:
     from vit_jax.evaluation.progress import shown
     from vit_jax.evaluation.run import evaluate_run, text
 
-    if FLAGS.evaluators:
-        settings.append(("eval.evaluators", repr(tuple(FLAGS.evaluators))))
+    evaluators = tuple(FLAGS.evaluators)
+    if thresholds := cli.thresholds():
+        if evaluators:
+            raise flags.Error("say --budget and --threshold without --evaluators")
+        evaluators = (("early_exit", {"thresholds": thresholds}),)
+    if evaluators:
+        settings.append(("eval.evaluators", repr(evaluators)))
     with cli.hosts() as process:
         run, config = load_to_evaluate(FLAGS.checkpoint, settings)
         result = evaluate_run(run, config, watch=shown)
@@ -114,15 +122,17 @@ def evaluate() -> None:
 
 def predict() -> None:
     """Class names and probabilities of images: --checkpoint=DIR IMAGE… [--topk=5] [--json|--csv]
-    [--picture=FILE.png] [--config.data.FIELD=VALUE …].
+    [--picture=FILE.png] [--budget=GFLOPS] [--config.data.FIELD=VALUE …].
 
     Images are prepared as in the run, unless --config.data.mean, std, eval_crop or eval_resize say otherwise.
     An IMAGE is a file, a folder, of which all images are taken, or -: standard input, an image or the
     names of images, one a line. Each is printed as soon as it is classified. One that cannot be read
-    is named, the others are still predicted, and the exit code is 1.
+    is named, the others are still predicted, and the exit code is 1. With --budget or --threshold images
+    leave a model with exits early.
     """
     settings = cli.take_settings()
     cli.define_checkpoint()
+    cli.define_exits()
     cli.define_json()
     cli.define_register()
     flags.DEFINE_bool("csv", False, "print comma-separated values: file, rank, class, probability")
@@ -145,7 +155,39 @@ def predict() -> None:
         form=form,
         picture=FLAGS.picture,
         settings=settings,
+        thresholds=cli.thresholds(),
     )
+
+
+def exits() -> None:
+    """Thresholds for early exit: --checkpoint=DIR --budgets=GFLOPS,… [--images=50000]
+    [--config.data.FIELD=VALUE …] [--json].
+
+    For each budget, 10⁹ multiply-adds of an image in the mean, the thresholds with the best accuracy on
+    training images; judged on the evaluation images beside the official code's, entropy and chance. They
+    are kept beside the checkpoint as exits.json, for --budget of predict, evaluate and benchmark, with a
+    picture, exits.png. The same command makes both anew.
+    """
+    settings = cli.take_settings()
+    cli.define_checkpoint()
+    flags.DEFINE_list("budgets", [], "10⁹ multiply-adds of an image in the mean, e.g. 0.75,1.0,1.5")
+    flags.DEFINE_integer("images", 50_000, "training images to solve with, at most", lower_bound=1)
+    cli.define_json()
+    cli.define_register()
+    cli.parse()
+    cli.require(checkpoint="DIR", budgets="GFLOPS,…")
+    budgets = sorted(set(cli.numbers("budgets")))
+
+    from vit_jax.evaluation.early_exit import calibration, report
+    from vit_jax.evaluation.overrides import load_to_evaluate
+    from vit_jax.evaluation.progress import shown
+
+    run, config = load_to_evaluate(FLAGS.checkpoint, settings)
+    result = calibration.calibrate(run, config, budgets, images=FLAGS.images, watch=shown)
+    path = calibration.keep(run.directory, result)
+    picture = path.with_name(calibration.PICTURE)
+    report.draw(result, picture)
+    cli.print_result(result, f"{report.text(result)}\n\n{path}\n{picture}")
 
 
 def models() -> None:
@@ -349,6 +391,7 @@ COMMANDS: dict[str, Callable[[], None]] = {
         sweep,
         evaluate,
         predict,
+        exits,
         show,
         prepare,
         convert,

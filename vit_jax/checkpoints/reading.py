@@ -180,6 +180,25 @@ def load_array(
     return array
 
 
+def weights_mark(folder: epath.Path) -> str:
+    """A text that other weights would most likely not have, read without them.
+
+    Args:
+      folder: of a checkpoint.
+    """
+    description = read_description(folder)
+    like = registry.abstract_weights(stored_model_config(description))[1]
+    marks = {
+        name: jax.ShapeDtypeStruct((len(leaves),), jnp.uint32)
+        for name, part in zip(parts_to_use(description), like, strict=True)
+        if (leaves := jax.tree.leaves(part))
+    }
+    found = _restore(folder, {"fingerprint": marks})["fingerprint"]
+    return hashlib.sha256(
+        b"".join(np.asarray(found[n]).tobytes() for n in sorted(marks))
+    ).hexdigest()
+
+
 def load_run(path: epath.PathLike, mesh: jax.sharding.Mesh | None = None, **options) -> Run:
     """A trained model from its directory alone.
 

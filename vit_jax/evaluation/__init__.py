@@ -16,6 +16,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
 from vit_jax.evaluation.accuracy import Accuracy
 from vit_jax.evaluation.contract import Evaluator, Subject, Trained, Watch
+from vit_jax.evaluation.early_exit.evaluator import EarlyExit
 from vit_jax.evaluation.few_shot import FewShot
 from vit_jax.evaluation.loss import Loss
 from vit_jax.evaluation.neighbours import Neighbours
@@ -25,6 +26,7 @@ EVALUATORS: dict[str, type[Evaluator]] = {
     "loss": Loss,
     "few_shot": FewShot,
     "knn": Neighbours,
+    "early_exit": EarlyExit,
 }
 _UNPREFIXED = ("accuracy", "loss")
 _LOW_IS_GOOD = ("loss", "error", "nll")

@@ -50,11 +50,14 @@ class Accuracy(Evaluator):
         self._step = self._step or self._make_step(mesh)
         # Each step waits for the sums of the one before: programs with collectives must not overtake
         # each other, and on simulated devices nothing else keeps them in line.
-        zero, whole = np.zeros((), np.float32), meshes.replicated(mesh)
-        sums = {n: jax.make_array_from_callback((), whole, zero.__getitem__) for n in SUMMED}
+        sums = no_sums(mesh)
         with loader.eval_batches(self.source, self.config, meshes.batch_sharding(mesh)) as batches:
             for batch in watch(batches):
                 sums = self._step(trained.weights, sums, batch)
+        return self._means(sums)
+
+    def _means(self, sums: dict) -> dict[str, float]:
+        """The metrics of all batches together."""
         totals = {name: float(value) for name, value in jax.device_get(sums).items()}
         count = totals.pop("examples")
         if self.source.multi_label and not self._unlabelled_said:
@@ -69,17 +72,27 @@ class Accuracy(Evaluator):
     def _make_step(self, mesh: Mesh) -> Callable:
         """The compiled (weights, sums, batch) -> sums that adds one batch."""
         subject = self.subject
-        classes = subject.model_config.num_classes
-        top, loss = min(5, classes), objectives.probabilities(subject.config.objective)
         forward = make_forward(subject.definition, subject.model_config, self.config.data)
 
         def step(weights: Weights, sums: dict, batch: dict) -> dict[str, jax.Array]:
-            logits = forward(weights, batch["image"]).logits
-            targets = to_targets(batch["label"], classes)
-            mask = batch["mask"] * (targets.sum(-1) > 0)
-            best = jax.lax.top_k(logits, top)[1]
-            right = jnp.take_along_axis(targets, best, axis=1) > 0
-            new = (right[:, 0], right.any(axis=1), cross_entropy(logits, targets, loss), 1)
-            return {n: sums[n] + jnp.sum(v * mask) for n, v in zip(SUMMED, new, strict=True)}
+            return self._added(sums, forward(weights, batch["image"]).logits, batch)
 
         return jax.jit(step, out_shardings=meshes.replicated(mesh))
+
+    def _added(self, sums: dict, logits: jax.Array, batch: dict) -> dict[str, jax.Array]:
+        """`sums` with those of a batch, whose images have these logits."""
+        subject = self.subject
+        classes = subject.model_config.num_classes
+        top, loss = min(5, classes), objectives.probabilities(subject.config.objective)
+        targets = to_targets(batch["label"], classes)
+        mask = batch["mask"] * (targets.sum(-1) > 0)
+        best = jax.lax.top_k(logits, top)[1]
+        right = jnp.take_along_axis(targets, best, axis=1) > 0
+        new = (right[:, 0], right.any(axis=1), cross_entropy(logits, targets, loss), 1)
+        return {n: sums[n] + jnp.sum(v * mask) for n, v in zip(SUMMED, new, strict=True)}
+
+
+def no_sums(mesh: Mesh) -> dict[str, jax.Array]:
+    """`SUMMED` of no examples, on all devices."""
+    zero, whole = np.zeros((), np.float32), meshes.replicated(mesh)
+    return {n: jax.make_array_from_callback((), whole, zero.__getitem__) for n in SUMMED}

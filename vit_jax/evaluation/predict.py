@@ -2,6 +2,7 @@
 are is in `images.py`.
 """
 
+import collections
 import csv
 import dataclasses
 import itertools
@@ -9,7 +10,7 @@ import json
 import os
 import pathlib
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -23,6 +24,8 @@ from vit_jax.checkpoints import reading
 from vit_jax.config import Data, config_class
 from vit_jax.data import crops
 from vit_jax.data.record import BadImage
+from vit_jax.devices import meshes
+from vit_jax.evaluation.early_exit.cascade import ACTIVATIONS, Cascade
 from vit_jax.evaluation.forward import make_forward, normalized_as
 from vit_jax.evaluation.images import Named, find
 from vit_jax.evaluation.overrides import of_images
@@ -50,7 +53,12 @@ class Prediction:
 
 
 def predict(
-    run: reading.Run, files: Iterable[Named], *, topk: int, batch_size: int
+    run: reading.Run,
+    files: Iterable[Named],
+    *,
+    topk: int,
+    batch_size: int,
+    thresholds: Sequence[float] = (),
 ) -> Iterator[Prediction | BadImage]:
     """Classifies images in batches, as they come; what cannot be read comes back as its `BadImage`, in
     place.
@@ -60,31 +68,32 @@ def predict(
       files: images, see `images.find`.
       topk: how many classes of each.
       batch_size: images at a time.
+      thresholds: how probable the best class has to be for an image to leave at each exit but the
+        last, of a model with exits; none: all images go through to the last one.
 
     Raises:
-      ConfigError: it is not known how images are normalised.
+      ConfigError: it is not known how images are normalised, or the thresholds do not fit the model.
     """
     data = normalized_as(schema.typed(config_class(), run.config).data, run.directory)
-    definition, weights = registry.split(run.model)
-    forward = make_forward(definition, run.model_config, data)
-    topk = min(topk, len(run.classes))
-    kind = objectives.probabilities(run.config.objective)
-    activation = {"sigmoid": jax.nn.sigmoid, "softmax": jax.nn.softmax}[kind]
+    held, files = collections.deque(), iter(files)
+    first = list(itertools.islice(files, batch_size))
 
-    @jax.jit
-    def best(weights, images):
-        return jax.lax.top_k(activation(forward(weights, images).logits), topk)
+    def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        several = first
+        while several:
+            images = [_read(file, data) for file in several]
+            held.append((several, images))
+            good = [image for image in images if not isinstance(image, BadImage)]
+            # One shape, one compilation: the rest of the last batch is not looked at.
+            batch = np.zeros((len(first), *crops.shape(data)), np.uint8)
+            batch[: len(good)] = good or 0
+            yield batch, np.arange(len(first)) < len(good)
+            several = list(itertools.islice(files, batch_size))
 
-    files, batch = iter(files), None
-    while several := list(itertools.islice(files, batch_size)):
-        images = [_read(file, data) for file in several]
-        good = [image for image in images if not isinstance(image, BadImage)]
-        # One shape, one compilation: the rest of the last batch is not looked at.
-        if batch is None:
-            batch = np.zeros((len(several), *crops.shape(data)), np.uint8)
-        batch[: len(good)] = good or 0
-        rows = zip(*jax.device_get(best(weights, batch)), strict=True)
-        for file, image in zip(several, images, strict=True):
+    classify = _make_classifier(run, data, min(topk, len(run.classes)), len(first), thresholds)
+    for answers in classify(batches()):
+        rows = zip(*answers, strict=True)
+        for file, image in zip(*held.popleft(), strict=True):
             if isinstance(image, BadImage):
                 yield image
             else:
@@ -97,6 +106,37 @@ def predict(
                 )
 
 
+def _make_classifier(
+    run: reading.Run, data: Data, topk: int, batch_size: int, thresholds: Sequence[float]
+) -> Callable[[Iterable[tuple[np.ndarray, np.ndarray]]], Iterator[tuple[np.ndarray, np.ndarray]]]:
+    """From batches of images (B, H, W, C), and which rows are images, to the probabilities and numbers
+    of the best classes, (B, topk) each, batch by batch.
+    """
+    definition, weights = registry.split(run.model)
+    kind = objectives.probabilities(run.config.objective)
+
+    def best(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return jax.lax.top_k(ACTIVATIONS[kind](logits), topk)
+
+    if not thresholds:
+        forward = make_forward(definition, run.model_config, data)
+        whole = jax.jit(lambda weights, images: best(forward(weights, images).logits))
+        return lambda batches: (jax.device_get(whole(weights, images)) for images, _ in batches)
+
+    cascade = Cascade(
+        definition, run.model_config, data, thresholds=thresholds, probabilities=kind,
+        batch_size=batch_size, mesh=meshes.replica_mesh(),
+    )  # fmt: skip
+    of_logits = jax.jit(best)
+
+    def classify(batches: Iterable) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for answers in cascade.answers(weights, batches):
+            yield jax.device_get(of_logits(answers.logits))
+        logging.info("%s", cascade.text())
+
+    return classify
+
+
 def predict_files(
     path: epath.PathLike,
     sources: Sequence[str],
@@ -106,6 +146,7 @@ def predict_files(
     form: str,
     picture: str | None = None,
     settings: Sequence[tuple[str, str]] = (),
+    thresholds: Sequence[float] = (),
 ) -> None:
     """Prints predictions as `text`, `csv` or `json` (one list, on the last line), each as soon as it is
     made. The memory it takes does not grow with the number of images.
@@ -115,6 +156,7 @@ def predict_files(
       sources: of images, see `images.find`.
       picture: a PNG file to draw the first images and their classes into.
       settings: of the run's config, see `overrides.of_images`.
+      thresholds: for leaving early, see `predict`.
 
     Raises:
       ConfigError: a folder has no images, or the picture cannot be written; said before any work.
@@ -130,7 +172,7 @@ def predict_files(
 
     def predictions() -> Iterator[Prediction]:
         nonlocal good, bad
-        for result in predict(run, files, topk=topk, batch_size=batch_size):
+        for result in predict(run, files, topk=topk, batch_size=batch_size, thresholds=thresholds):
             if isinstance(result, BadImage):
                 bad += 1
                 logging.error("%s", result)

@@ -63,6 +63,7 @@ class Cascade:
 
     Attributes:
       runs: how many batches each exit has computed, full or not.
+      left: how many images have left at each exit.
     """
 
     def __init__(
@@ -98,10 +99,12 @@ class Cascade:
         self.sharding = meshes.batch_sharding(mesh) if divides else meshes.replicated(mesh)
         self._lanes = mesh.size if divides else 1
         self._classes = model_config.num_classes
+        self._costs = np.array(model_config.exit_flops) / 2e9
         self._first = jax.jit(self._run_first, out_shardings=self.sharding)
         self._later = jax.jit(self._run_later, static_argnums=0, out_shardings=self.sharding)
         self._put = jax.jit(self._put_rows, donate_argnums=0, out_shardings=self.sharding)
         self.runs = [0] * len(model_config.exit_flops)
+        self.left = np.zeros(len(model_config.exit_flops), np.int64)
 
     def answers(
         self, weights: Weights, batches: Iterable[tuple[jax.Array | np.ndarray, np.ndarray]]
@@ -146,6 +149,18 @@ class Cascade:
         while open_batches:
             yield open_batches.popleft().answers
 
+    def gflops(self) -> float:
+        """Mean cost of the images that have left, in 10⁹ multiply-adds."""
+        return float(self.left @ self._costs / max(self.left.sum(), 1))
+
+    def text(self) -> str:
+        """Where images left, for a log."""
+        shares = ", ".join(f"{n / max(self.left.sum(), 1):.0%}" for n in self.left)
+        return (
+            f"{shares} of the images left at the exits; {self.gflops():.3g} GFLOPs (multiply-adds) an "
+            f"image instead of {self._costs[-1]:.3g}"
+        )
+
     def _start(self, weights: Weights, images, numbers: np.ndarray) -> Running:
         """Starts the first exit on new images."""
         with jax.set_mesh(self._mesh):
@@ -157,6 +172,7 @@ class Cascade:
     def _go_on(self, exit: int, weights: Weights, room: "_WaitingRoom") -> Running:
         """Starts a later exit on images that wait for it."""
         slots, numbers = room.take()
+        slots = jax.device_put(slots, self.sharding)
         with jax.set_mesh(self._mesh):
             logits, confidence, rows = self._later(exit, weights, room.rows, slots)
         self.runs[exit] += 1
@@ -178,7 +194,9 @@ class Cascade:
         )
         stays = (done.numbers != _EMPTY) & ~leaves
         first = open_batches[0].number
-        for row in np.flatnonzero((done.numbers != _EMPTY) & leaves):
+        leaving = np.flatnonzero((done.numbers != _EMPTY) & leaves)
+        self.left[done.exit] += len(leaving)
+        for row in leaving:
             batch, place = divmod(int(done.numbers[row]), self._batch)
             open_batches[batch - first].answer(place, logits[row], done.exit)
         if stays.any():
@@ -255,9 +273,10 @@ class _WaitingRoom:
             stays = np.flatnonzero(numbers[lane] != _EMPTY)
             free = np.flatnonzero(taken == _EMPTY)[: len(stays)]
             slots[lane, stays], taken[free] = free, numbers[lane, stays]
+        sharding = jax.tree.leaves(rows)[0].sharding
         if self.rows is None:
-            self.rows = self._room_for(rows)
-        self.rows = self._put(self.rows, rows, slots)
+            self.rows = self._room_for(rows, sharding)
+        self.rows = self._put(self.rows, rows, jax.device_put(slots, sharding))
 
     def take(self) -> tuple[np.ndarray, np.ndarray]:
         """The slots (lanes, batch) of those that wait longest, which become free, and the numbers (B,)
@@ -269,13 +288,12 @@ class _WaitingRoom:
         np.put_along_axis(self._numbers, slots, _EMPTY, axis=1)
         return slots, numbers.ravel()
 
-    def _room_for(self, rows: Any):
+    def _room_for(self, rows: Any, sharding: jax.sharding.Sharding):
         leading = self._numbers.shape
 
         def zeros():
             return jax.tree.map(lambda x: jnp.zeros((*leading, *x.shape[1:]), x.dtype), rows)
 
-        sharding = jax.tree.leaves(rows)[0].sharding
         return jax.jit(zeros, out_shardings=sharding)()
 
 

@@ -67,13 +67,17 @@ def geometric(confidence: np.ndarray, p: float) -> tuple[float, ...]:
       confidence: (E, N) of the images to calibrate with.
       p: below 1 more images leave early; the code takes those of `GEOMETRIC`.
     """
-    exits, count = confidence.shape
     # In float32, as there: rounding decides how many leave.
-    powers = np.exp(np.log(np.float32(p)) * np.arange(1, exits + 1, dtype=np.float32))
-    shares = powers / powers.sum(dtype=np.float32)
+    powers = np.exp(np.log(np.float32(p)) * np.arange(1, len(confidence) + 1, dtype=np.float32))
+    return with_shares(confidence, powers / powers.sum(dtype=np.float32))
+
+
+def with_shares(confidence: np.ndarray, shares: Sequence[float]) -> tuple[float, ...]:
+    """The thresholds that let `shares` of the images, (E,), leave at each exit."""
+    count = confidence.shape[1]
     stays, thresholds = np.ones(count, bool), []
     for share, sure in zip(shares[:-1], confidence, strict=False):
-        leave = int(np.float32(count) * share)
+        leave = int(np.float32(count) * np.float32(share))
         among = np.sort(sure[stays])[::-1]
         enough = 0 < leave <= len(among)
         thresholds.append(float(among[leave - 1]) if enough else NOBODY)

@@ -1,0 +1,67 @@
+"""Accuracy where images leave early."""
+
+import collections
+import dataclasses
+from collections.abc import Iterator
+
+import jax
+from jax.sharding import Mesh
+
+from vit_jax import objectives
+from vit_jax.base.schema import option
+from vit_jax.data import loader
+from vit_jax.devices import meshes
+from vit_jax.evaluation import contract
+from vit_jax.evaluation.accuracy import Accuracy, no_sums
+from vit_jax.evaluation.contract import Subject, Trained, Watch
+from vit_jax.evaluation.early_exit.cascade import Cascade, check_thresholds
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(contract.Options):
+    """What `early_exit` takes."""
+
+    thresholds: tuple = option(
+        (), "how probable the best class has to be to leave at each exit but the last"
+    )
+
+
+class EarlyExit(Accuracy):
+    """The metrics of `accuracy`, of the logits of the exit that each image leaves at; `gflops`, the
+    10⁹ multiply-adds of an image in the mean, and `exit1` and so on, the shares that leave there.
+    """
+
+    Options = Options
+
+    def __init__(self, options: Options, subject: Subject):
+        super().__init__(options, subject)
+        check_thresholds(subject.model_config, options.thresholds)
+
+    def __call__(self, trained: Trained, mesh: Mesh, watch: Watch = iter) -> dict[str, float]:
+        """See `Evaluator`."""
+        config, subject = self.config, self.subject
+        cascade = Cascade(
+            subject.definition,
+            subject.model_config,
+            config.data,
+            thresholds=self.options.thresholds,
+            probabilities=objectives.probabilities(config.objective),
+            batch_size=config.eval.batch_size or config.batch_size,
+            mesh=mesh,
+        )
+        step = jax.jit(self._added, out_shardings=meshes.replicated(mesh))
+        unanswered, sums = collections.deque(), no_sums(mesh)
+        with loader.eval_batches(self.source, config, meshes.batch_sharding(mesh)) as batches:
+
+            def images() -> Iterator:
+                for batch in watch(batches):
+                    there = jax.device_get(batch["mask"]) > 0
+                    unanswered.append({name: batch[name] for name in ("label", "mask")})
+                    yield batch["image"], there
+
+            for answers in cascade.answers(trained.weights, images()):
+                logits = jax.device_put(answers.logits, cascade.sharding)
+                sums = step(sums, logits, unanswered.popleft())
+        shares = cascade.left / max(cascade.left.sum(), 1)
+        found = self._means(sums) | {"gflops": cascade.gflops()}
+        return found | {f"exit{n}": float(share) for n, share in enumerate(shares, start=1)}
