@@ -25,14 +25,18 @@ class Config(classifier.Options):
     def tokens(self):
         return sum(grid**2 for grid in GRIDS[: self.exits])
 
+    def _cumulative(self):
+        inputs = [grid**2 * self.channels for grid in GRIDS[: self.exits]]
+        # As if each operation were a million, so that costs are numbers that a person can read.
+        alone = [2_000_000 * self.width * (n + self.num_classes) for n in inputs]
+        return tuple(itertools.accumulate(alone))
+
     @property
     def exit_flops(self):
-        inputs = [grid**2 * self.channels for grid in GRIDS[: self.exits]]
-        alone = [2 * self.width * (n + self.num_classes) for n in inputs]
-        return tuple(itertools.accumulate(alone)) if self.exits > 1 else ()
+        return self._cumulative() if self.exits > 1 else ()
 
     def flops(self):
-        return self.exit_flops[-1]
+        return self._cumulative()[-1]
 
 
 def options_from_name(name):

@@ -25,7 +25,7 @@ from vit_jax.config import Data, config_class
 from vit_jax.data import crops
 from vit_jax.data.record import BadImage
 from vit_jax.devices import meshes
-from vit_jax.evaluation.early_exit.cascade import ACTIVATIONS, Cascade
+from vit_jax.evaluation.early_exit.inference import ACTIVATIONS, Inference, check_thresholds
 from vit_jax.evaluation.forward import make_forward, normalized_as
 from vit_jax.evaluation.images import Named, find
 from vit_jax.evaluation.overrides import of_images
@@ -123,16 +123,16 @@ def _make_classifier(
         whole = jax.jit(lambda weights, images: best(forward(weights, images).logits))
         return lambda batches: (jax.device_get(whole(weights, images)) for images, _ in batches)
 
-    cascade = Cascade(
-        definition, run.model_config, data, thresholds=thresholds, probabilities=kind,
-        batch_size=batch_size, mesh=meshes.replica_mesh(),
+    check_thresholds(run.model_config, thresholds)
+    inference = Inference(
+        definition, run.model_config, data, probabilities=kind, batch_size=batch_size, mesh=meshes.replica_mesh(),
     )  # fmt: skip
     of_logits = jax.jit(best)
 
     def classify(batches: Iterable) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for answers in cascade.answers(weights, batches):
+        for answers in inference.answers(weights, thresholds, batches):
             yield jax.device_get(of_logits(answers.logits))
-        logging.info("%s", cascade.text())
+        logging.info("%s", inference.text())
 
     return classify
 

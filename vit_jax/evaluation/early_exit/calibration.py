@@ -25,7 +25,7 @@ from vit_jax.data.loader import Batches
 from vit_jax.devices import meshes, processes
 from vit_jax.evaluation.contract import Watch
 from vit_jax.evaluation.early_exit import thresholds
-from vit_jax.evaluation.early_exit.cascade import ACTIVATIONS, check_exits
+from vit_jax.evaluation.early_exit.inference import ACTIVATIONS, check_exits
 from vit_jax.evaluation.forward import make_forward, normalized_as
 from vit_jax.models import classifier, registry
 from vit_jax.objectives.supervised import to_targets

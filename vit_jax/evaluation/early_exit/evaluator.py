@@ -14,7 +14,7 @@ from vit_jax.devices import meshes
 from vit_jax.evaluation import contract
 from vit_jax.evaluation.accuracy import Accuracy, no_sums
 from vit_jax.evaluation.contract import Subject, Trained, Watch
-from vit_jax.evaluation.early_exit.cascade import Cascade, check_thresholds
+from vit_jax.evaluation.early_exit.inference import Inference, check_thresholds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,11 +40,10 @@ class EarlyExit(Accuracy):
     def __call__(self, trained: Trained, mesh: Mesh, watch: Watch = iter) -> dict[str, float]:
         """See `Evaluator`."""
         config, subject = self.config, self.subject
-        cascade = Cascade(
+        inference = Inference(
             subject.definition,
             subject.model_config,
             config.data,
-            thresholds=self.options.thresholds,
             probabilities=objectives.probabilities(config.objective),
             batch_size=config.eval.batch_size or config.batch_size,
             mesh=mesh,
@@ -59,9 +58,9 @@ class EarlyExit(Accuracy):
                     unanswered.append({name: batch[name] for name in ("label", "mask")})
                     yield batch["image"], there
 
-            for answers in cascade.answers(trained.weights, images()):
-                logits = jax.device_put(answers.logits, cascade.sharding)
+            for answers in inference.answers(trained.weights, self.options.thresholds, images()):
+                logits = jax.device_put(answers.logits, inference.sharding)
                 sums = step(sums, logits, unanswered.popleft())
-        shares = cascade.left / max(cascade.left.sum(), 1)
-        found = self._means(sums) | {"gflops": cascade.gflops()}
+        shares = inference.left / max(inference.left.sum(), 1)
+        found = self._means(sums) | {"gflops": inference.gflops()}
         return found | {f"exit{n}": float(share) for n, share in enumerate(shares, start=1)}

@@ -58,11 +58,14 @@ class Running(NamedTuple):
     rows: Any
 
 
-class Cascade:
+class Inference:
     """A network with exits, compiled for batches of one size.
 
     Attributes:
-      runs: how many batches each exit has computed, full or not.
+      batch_size: B.
+      shape: (B, classes), of logits.
+      sharding: of a batch.
+      runs: how many batches each exit has computed, full or not, since `answers` was last called.
       left: how many images have left at each exit.
     """
 
@@ -72,7 +75,6 @@ class Cascade:
         model_config: classifier.Options,
         data: Data,
         *,
-        thresholds: Sequence[float],
         probabilities: str,
         batch_size: int,
         mesh: Mesh,
@@ -81,73 +83,50 @@ class Cascade:
 
         Args:
           definition, model_config, data: see `forward.make_forward`.
-          thresholds: one for each exit but the last, see `thresholds`.
           probabilities: 'softmax' or 'sigmoid'; the largest one is the confidence.
           batch_size: B, of every exit.
           mesh: the batch is cut over its devices, or whole on each where they do not divide it.
 
         Raises:
-          ConfigError: the model has no exits, or another number; or there are several processes.
+          ConfigError: the model has no exits, or there are several processes.
         """
-        check_thresholds(model_config, thresholds)
+        exits = check_exits(model_config)
         if processes.count() > 1:
             raise ConfigError("images leave early in one process only: start it without the others")
         self._exit = make_exit(definition, model_config, data)
-        self._thresholds, self._activation = tuple(thresholds), ACTIVATIONS[probabilities]
-        self._batch, self._mesh = batch_size, mesh
+        self._last, self._activation = exits - 1, ACTIVATIONS[probabilities]
+        self.batch_size, self._mesh = batch_size, mesh
         divides = batch_size % mesh.size == 0
         self.sharding = meshes.batch_sharding(mesh) if divides else meshes.replicated(mesh)
         self._lanes = mesh.size if divides else 1
-        self._classes = model_config.num_classes
+        self.shape = (batch_size, model_config.num_classes)
         self._costs = np.array(model_config.exit_flops) / 2e9
         self._first = jax.jit(self._run_first, out_shardings=self.sharding)
         self._later = jax.jit(self._run_later, static_argnums=0, out_shardings=self.sharding)
         self._put = jax.jit(self._put_rows, donate_argnums=0, out_shardings=self.sharding)
-        self.runs = [0] * len(model_config.exit_flops)
-        self.left = np.zeros(len(model_config.exit_flops), np.int64)
+        self.runs, self.left = [0] * exits, np.zeros(exits, np.int64)
 
     def answers(
-        self, weights: Weights, batches: Iterable[tuple[jax.Array | np.ndarray, np.ndarray]]
+        self,
+        weights: Weights,
+        thresholds: Sequence[float],
+        batches: Iterable[tuple[jax.Array | np.ndarray, np.ndarray]],
     ) -> Iterator[Answers]:
         """The answers to batches of images, one for each, in their order; later than they come in.
 
         Args:
           weights: on the mesh.
+          thresholds: how confident an image has to be to leave at each exit but the last.
           batches: of images (B, H, W, C) uint8, and which of their rows are images, (B,) bool; the
             others are not looked at, and their answers are zeros.
         """
-        lanes, each = self._lanes, self._batch // self._lanes
-        rooms = [_WaitingRoom(lanes, each, self._put) for _ in self._thresholds]
-        running: collections.deque[Running] = collections.deque()
-        open_batches: collections.deque[_Open] = collections.deque()
-        # With one image at a time an answer is wanted at once, not when the next image is there.
-        ahead = 0 if self._batch == 1 else 1
-
-        def settle(most: int) -> None:
-            """Reads results until at most `most` batches are unread: images leave, or wait."""
-            while len(running) > most:
-                self._settle(running.popleft(), weights, rooms, running, open_batches)
-
-        def flush() -> None:
-            settle(0)
-            for exit, room in enumerate(rooms, start=1):
-                while room.waiting():
-                    running.append(self._go_on(exit, weights, room))
-                    settle(0)
-
-        shape = (self._batch, self._classes)
-        for count, (images, there) in enumerate(batches):
-            numbers = np.where(there, count * self._batch + np.arange(self._batch), _EMPTY)
-            open_batches.append(_Open(count, int(np.sum(there)), shape))
-            running.append(self._start(weights, images, numbers))
-            settle(ahead)
-            if len(open_batches) > _PATIENCE or self._batch == 1:
-                flush()
-            while open_batches and not open_batches[0].missing:
-                yield open_batches.popleft().answers
-        flush()
-        while open_batches:
-            yield open_batches.popleft().answers
+        self.runs, self.left = [0] * (self._last + 1), np.zeros(self._last + 1, np.int64)
+        going = _Pass(self, weights, thresholds)
+        for images, there in batches:
+            going.start(images, there)
+            yield from going.answered()
+        going.flush()
+        yield from going.answered()
 
     def gflops(self) -> float:
         """Mean cost of the images that have left, in 10⁹ multiply-adds."""
@@ -161,7 +140,9 @@ class Cascade:
             f"image instead of {self._costs[-1]:.3g}"
         )
 
-    def _start(self, weights: Weights, images, numbers: np.ndarray) -> Running:
+    def start(
+        self, weights: Weights, images: jax.Array | np.ndarray, numbers: np.ndarray
+    ) -> Running:
         """Starts the first exit on new images."""
         with jax.set_mesh(self._mesh):
             images = jax.device_put(images, self.sharding)
@@ -169,7 +150,7 @@ class Cascade:
         self.runs[0] += 1
         return Running(0, numbers, logits, confidence, (images, carried))
 
-    def _go_on(self, exit: int, weights: Weights, room: "_WaitingRoom") -> Running:
+    def go_on(self, exit: int, weights: Weights, room: "_WaitingRoom") -> Running:
         """Starts a later exit on images that wait for it."""
         slots, numbers = room.take()
         slots = jax.device_put(slots, self.sharding)
@@ -178,43 +159,19 @@ class Cascade:
         self.runs[exit] += 1
         return Running(exit, numbers, logits, confidence, rows)
 
-    def _settle(
-        self,
-        done: Running,
-        weights: Weights,
-        rooms: list["_WaitingRoom"],
-        running: collections.deque,
-        open_batches: collections.deque,
-    ) -> None:
-        """Lets images leave, and the others wait for the next exit, which starts if it can."""
-        confidence, logits = jax.device_get((done.confidence, done.logits))
-        last = done.exit == len(self._thresholds)
-        leaves = (
-            np.full(len(confidence), True) if last else confidence >= self._thresholds[done.exit]
-        )
-        stays = (done.numbers != _EMPTY) & ~leaves
-        first = open_batches[0].number
-        leaving = np.flatnonzero((done.numbers != _EMPTY) & leaves)
-        self.left[done.exit] += len(leaving)
-        for row in leaving:
-            batch, place = divmod(int(done.numbers[row]), self._batch)
-            open_batches[batch - first].answer(place, logits[row], done.exit)
-        if stays.any():
-            room = rooms[done.exit]
-            with jax.set_mesh(self._mesh):
-                room.add(done.rows, np.where(stays, done.numbers, _EMPTY))
-            if room.full():
-                running.append(self._go_on(done.exit + 1, weights, room))
+    def waiting_rooms(self) -> list["_WaitingRoom"]:
+        """Empty ones, for each exit but the first."""
+        lanes = self._lanes
+        return [_WaitingRoom(lanes, self.batch_size // lanes, self._put) for _ in range(self._last)]
 
     def _run_first(self, weights: Weights, images: jax.Array):
         logits, carried = self._exit(0, weights, images, None)
         return logits, self._confidence(logits), carried
 
     def _run_later(self, exit: int, weights: Weights, waiting: Any, slots: jax.Array):
-        images, carried = self._reshaped(jax.vmap(_take)(waiting, slots), (self._batch,), 2)
+        images, carried = self._reshaped(jax.vmap(_take)(waiting, slots), (self.batch_size,), 2)
         logits, carried = self._exit(exit, weights, images, carried)
-        last = exit == len(self._thresholds)
-        return logits, self._confidence(logits), None if last else (images, carried)
+        return logits, self._confidence(logits), None if exit == self._last else (images, carried)
 
     def _put_rows(self, waiting: Any, rows: Any, slots: jax.Array):
         rows = self._reshaped(rows, slots.shape, 1)
@@ -227,6 +184,67 @@ class Cascade:
     def _reshaped(rows: Any, leading: tuple[int, ...], axes: int):
         """`rows` with other `leading` axes in place of the first `axes`."""
         return jax.tree.map(lambda x: x.reshape(*leading, *x.shape[axes:]), rows)
+
+
+class _Pass:
+    """One pass over batches of images: who is where, and what is computed meanwhile."""
+
+    def __init__(self, inference: Inference, weights: Weights, thresholds: Sequence[float]):
+        self._inference, self._weights, self._thresholds = inference, weights, tuple(thresholds)
+        self._rooms = inference.waiting_rooms()
+        self._running: collections.deque[Running] = collections.deque()
+        self._open: collections.deque[_Open] = collections.deque()
+        self._count = 0
+
+    def start(self, images: jax.Array | np.ndarray, there: np.ndarray) -> None:
+        """Takes in a batch."""
+        inference, size = self._inference, self._inference.batch_size
+        numbers = np.where(there, self._count * size + np.arange(size), _EMPTY)
+        self._open.append(_Open(self._count, int(np.sum(there)), inference.shape))
+        self._count += 1
+        self._running.append(inference.start(self._weights, images, numbers))
+        # The devices compute while the results before are looked at; but with one image at a time an
+        # answer is wanted at once.
+        self._settle(unread=1)
+        if size == 1 or len(self._open) > _PATIENCE:
+            self.flush()
+
+    def answered(self) -> Iterator[Answers]:
+        """The answers to the batches that are complete, up to the first that is not."""
+        while self._open and not self._open[0].missing:
+            yield self._open.popleft().answers
+
+    def flush(self) -> None:
+        """Lets all images that wait go on, in batches that are not full."""
+        self._settle(unread=0)
+        for exit, room in enumerate(self._rooms, start=1):
+            while room.waiting():
+                self._running.append(self._inference.go_on(exit, self._weights, room))
+                self._settle(unread=0)
+
+    def _settle(self, unread: int) -> None:
+        """Reads results until those of at most `unread` batches are left."""
+        while len(self._running) > unread:
+            self._leave_or_wait(self._running.popleft())
+
+    def _leave_or_wait(self, done: Running) -> None:
+        """Images leave, or wait for the next exit, which starts if it can."""
+        confidence, logits = jax.device_get((done.confidence, done.logits))
+        leaves = np.full(len(confidence), True)
+        if done.exit < len(self._thresholds):
+            leaves = confidence >= self._thresholds[done.exit]
+        leaving = np.flatnonzero((done.numbers != _EMPTY) & leaves)
+        self._inference.left[done.exit] += len(leaving)
+        for row in leaving:
+            batch, place = divmod(int(done.numbers[row]), self._inference.batch_size)
+            self._open[batch - self._open[0].number].answer(place, logits[row], done.exit)
+        staying = np.where(leaves, _EMPTY, done.numbers)
+        if (staying == _EMPTY).all():
+            return
+        room = self._rooms[done.exit]
+        room.add(done.rows, staying)
+        if room.full():
+            self._running.append(self._inference.go_on(done.exit + 1, self._weights, room))
 
 
 class _Open:

@@ -1,5 +1,7 @@
 """Images leave early: the answers of the full forward pass, in their order, whatever the batches."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -9,9 +11,9 @@ from tests.evaluation import toy_exits
 from vit_jax.base.errors import ConfigError
 from vit_jax.config import Data
 from vit_jax.devices import meshes
-from vit_jax.evaluation.early_exit import cascade as cascades
+from vit_jax.evaluation.early_exit import inference as module
 from vit_jax.evaluation.early_exit import thresholds
-from vit_jax.evaluation.early_exit.cascade import ACTIVATIONS, Cascade
+from vit_jax.evaluation.early_exit.inference import ACTIVATIONS, Inference, check_thresholds
 from vit_jax.evaluation.forward import make_forward
 from vit_jax.models import registry
 
@@ -43,12 +45,18 @@ def in_full(toy, images):
     return np.asarray(jax.jit(make_forward(definition, config, DATA))(weights, images).exits)
 
 
-def cascade(toy, batch_size, devices, thresholds, probabilities="softmax"):
-    mesh = meshes.make_mesh({"data": -1, "fsdp": 1, "tensor": 1}, jax.devices()[:devices])
-    return Cascade(
-        toy[0], toy[2], DATA, thresholds=thresholds, probabilities=probabilities,
-        batch_size=batch_size, mesh=mesh,
-    )  # fmt: skip
+@pytest.fixture(scope="module")
+def inference(toy):
+    """`inference(batch_size, devices)`, each compiled once for all tests."""
+
+    @functools.cache
+    def make(batch_size, devices, probabilities="softmax"):
+        mesh = meshes.make_mesh({"data": -1, "fsdp": 1, "tensor": 1}, jax.devices()[:devices])
+        return Inference(
+            toy[0], toy[2], DATA, probabilities=probabilities, batch_size=batch_size, mesh=mesh
+        )
+
+    return make
 
 
 def batched(images, size, there=None):
@@ -63,9 +71,9 @@ def batched(images, size, there=None):
         )
 
 
-def answered(one, toy, batches):
+def answered(one, toy, thresholds, batches):
     weights = jax.device_put(toy[1], meshes.replicated(one._mesh))
-    logits, exits = zip(*one.answers(weights, batches), strict=True)
+    logits, exits = zip(*one.answers(weights, thresholds, batches), strict=True)
     return np.concatenate(logits), np.concatenate(exits)
 
 
@@ -73,14 +81,14 @@ def answered(one, toy, batches):
     ("count", "batch_size", "devices"), [(45, 8, 1), (7, 1, 1), (5, 16, 1), (45, 8, 4), (21, 3, 4)]
 )
 def test_answers_are_those_of_the_full_forward_at_the_exit_an_image_leaves_at(
-    toy, count, batch_size, devices
+    toy, inference, count, batch_size, devices
 ):
     images = some_images(count)
     full = in_full(toy, images)
     confidence = np.asarray(jax.nn.softmax(full)).max(-1)
     chosen = [float(np.quantile(confidence[0], 0.6)), float(np.quantile(confidence[1], 0.4))]
-    one = cascade(toy, batch_size, devices, chosen)
-    logits, exits = answered(one, toy, batched(images, batch_size))
+    batches = batched(images, batch_size)
+    logits, exits = answered(inference(batch_size, devices), toy, chosen, batches)
     expected = thresholds.exits_of(confidence, chosen)
     assert set(expected) == {0, 1, 2}
     np.testing.assert_array_equal(exits[:count], expected)
@@ -88,22 +96,22 @@ def test_answers_are_those_of_the_full_forward_at_the_exit_an_image_leaves_at(
     assert not logits[count:].any()
 
 
-def test_shuffled_images_get_the_same_answers(toy):
+def test_shuffled_images_get_the_same_answers(toy, inference):
     images = some_images(40)
     order = np.random.default_rng(1).permutation(40)
-    plain, plain_exits = answered(cascade(toy, 8, 1, (0.6, 0.5)), toy, batched(images, 8))
-    mixed, mixed_exits = answered(cascade(toy, 8, 1, (0.6, 0.5)), toy, batched(images[order], 8))
+    plain, plain_exits = answered(inference(8, 1), toy, (0.6, 0.5), batched(images, 8))
+    mixed, mixed_exits = answered(inference(8, 1), toy, (0.6, 0.5), batched(images[order], 8))
     np.testing.assert_array_equal(mixed_exits, plain_exits[order])
     np.testing.assert_allclose(mixed, plain[order], atol=1e-6)
 
 
 @pytest.mark.parametrize("devices", [1, 4])
-def test_rows_without_an_image_are_passed_over(toy, devices):
+def test_rows_without_an_image_are_passed_over(toy, inference, devices):
     images = some_images(48)
     there = np.random.default_rng(2).uniform(size=48) < 0.6
     there[8:16] = False
     chosen = (0.6, 0.5)
-    logits, exits = answered(cascade(toy, 8, devices, chosen), toy, batched(images, 8, there))
+    logits, exits = answered(inference(8, devices), toy, chosen, batched(images, 8, there))
     full = in_full(toy, images)
     expected = thresholds.exits_of(np.asarray(jax.nn.softmax(full)).max(-1), chosen)
     np.testing.assert_array_equal(exits[there], expected[there])
@@ -115,31 +123,31 @@ def test_rows_without_an_image_are_passed_over(toy, devices):
     ("chosen", "exit"),
     [((0.0, 0.0), 0), ((thresholds.NOBODY, 0.0), 1), ((thresholds.NOBODY,) * 2, 2)],
 )
-def test_everybody_may_leave_at_the_same_exit(toy, chosen, exit):
+def test_everybody_may_leave_at_the_same_exit(toy, inference, chosen, exit):
     images = some_images(20)
-    one = cascade(toy, 8, 1, chosen)
-    logits, exits = answered(one, toy, batched(images, 8))
+    one = inference(8, 1)
+    logits, exits = answered(one, toy, chosen, batched(images, 8))
     assert set(exits[:20]) == {exit} and one.runs == [3] * (exit + 1) + [0] * (2 - exit)
     np.testing.assert_allclose(logits[:20], in_full(toy, images)[exit], atol=1e-5)
 
 
-def test_later_exits_run_on_full_batches(toy):
+def test_later_exits_run_on_full_batches(toy, inference):
     images = some_images(256)
     confidence = np.asarray(jax.nn.softmax(in_full(toy, images))).max(-1)
     chosen = thresholds.geometric(confidence, 0.6)
-    one = cascade(toy, 16, 1, chosen)
-    _, exits = answered(one, toy, batched(images, 16))
+    one = inference(16, 1)
+    _, exits = answered(one, toy, chosen, batched(images, 16))
     reach = [256, int((exits > 0).sum()), int((exits > 1).sum())]
     assert one.runs == [-(-n // 16) for n in reach]
 
 
-def test_one_that_waits_alone_does_not_wait_without_end(toy, monkeypatch):
-    monkeypatch.setattr(cascades, "_PATIENCE", 3)
+def test_one_that_waits_alone_does_not_wait_without_end(toy, inference, monkeypatch):
+    monkeypatch.setattr(module, "_PATIENCE", 3)
     two = some_images(2)
     confidence = np.asarray(jax.nn.softmax(in_full(toy, two))).max(-1)[0]
     images = np.repeat(two[[confidence.argmax()]], 80, axis=0)
     images[0] = two[confidence.argmin()]  # The only one that does not leave at once.
-    one = cascade(toy, 8, 1, (float(confidence.mean()), thresholds.NOBODY))
+    one, chosen = inference(8, 1), (float(confidence.mean()), thresholds.NOBODY)
     weights = jax.device_put(toy[1], meshes.replicated(one._mesh))
     came = 0
 
@@ -149,14 +157,16 @@ def test_one_that_waits_alone_does_not_wait_without_end(toy, monkeypatch):
             came += 1
             yield batch
 
-    next(iter(one.answers(weights, counted())))
+    next(iter(one.answers(weights, chosen, counted())))
     assert came == 4
 
 
 @pytest.mark.parametrize("devices", [1, 4])
-def test_every_function_is_compiled_once_and_nothing_is_sent_between_devices(toy, devices):
-    one = cascade(toy, 8, devices, (0.6, 0.5))
-    answered(one, toy, batched(some_images(61), 8))
+def test_every_function_is_compiled_once_and_nothing_is_sent_between_devices(
+    toy, inference, devices
+):
+    one = inference(8, devices)
+    answered(one, toy, (0.6, 0.5), batched(some_images(61), 8))
     # The rows that wait for the toy's two later exits have the same shapes.
     assert (one._first._cache_size(), one._later._cache_size(), one._put._cache_size()) == (1, 2, 1)
     weights, images = toy[1], some_images(8)
@@ -183,18 +193,17 @@ def test_every_function_is_compiled_once_and_nothing_is_sent_between_devices(toy
         )  # fmt: skip
 
 
-def test_of_a_model_with_sigmoid_loss_the_largest_probability_counts(toy):
+def test_of_a_model_with_sigmoid_loss_the_largest_probability_counts(toy, inference):
     images = some_images(32)
     full = in_full(toy, images)
     confidence = np.asarray(ACTIVATIONS["sigmoid"](full)).max(-1)
     chosen = [float(np.median(row)) for row in confidence[:2]]
-    _, exits = answered(cascade(toy, 8, 1, chosen, "sigmoid"), toy, batched(images, 8))
+    _, exits = answered(inference(8, 1, "sigmoid"), toy, chosen, batched(images, 8))
     np.testing.assert_array_equal(exits, thresholds.exits_of(confidence, chosen))
 
 
 def test_thresholds_that_do_not_fit_the_model_are_refused(toy):
     with pytest.raises(ConfigError, match="1 thresholds for a model with 3 exits: it takes 2"):
-        cascade(toy, 8, 1, (0.5,))
-    single = toy_exits.Config(image_size=8, num_classes=5, exits=1)
+        check_thresholds(toy[2], (0.5,))
     with pytest.raises(ConfigError, match="it has no exits"):
-        cascade((toy[0], toy[1], single), 8, 1, ())
+        check_thresholds(toy_exits.Config(image_size=8, num_classes=5, exits=1), ())
