@@ -210,14 +210,21 @@ def models() -> None:
 def benchmark() -> None:
     """Throughput with its context: {step|inference|input} --config=FILE [--config.FIELD=VALUE …]
     [--steps=20] [--profile=DIR] [--breakdown] [--json].
+
+    'inference --checkpoint=DIR --budget=GFLOPS' lets images of the run's data leave a model with exits
+    early, against always going on to the last exit; 'inference --config=FILE --shares=0.5,0.25,0.25' does
+    so with a new model and made-up images, of which these shares leave at its exits.
     """
     settings = cli.define_config()
     flags.DEFINE_integer("steps", 20, "timed steps or batches", lower_bound=1)
     flags.DEFINE_string("profile", "", "step: a folder for a trace of three further steps")
     flags.DEFINE_bool("breakdown", False, "step: where its time goes, part by part")
+    flags.DEFINE_list("shares", [], "inference: of the images that leave at each exit")
+    cli.define_checkpoint()
+    cli.define_exits()
     what = cli.parse("step, inference or input")[0]
 
-    from vit_jax.benchmarks import input, step
+    from vit_jax.benchmarks import early_exit, input, step
 
     kinds = {
         "step": functools.partial(step.step, profile=FLAGS.profile, breakdown=FLAGS.breakdown),
@@ -226,8 +233,23 @@ def benchmark() -> None:
     }
     if what not in kinds:
         raise flags.Error(f"benchmark {what!r}: known are {', '.join(kinds)}")
-    config, _ = cli.load_config(settings)
-    result = kinds[what](config, steps=FLAGS.steps)
+    if FLAGS.shares and what != "inference":
+        raise flags.Error("--shares is for 'benchmark inference'")
+    if FLAGS.checkpoint:
+        if what != "inference" or FLAGS.config or not (chosen := cli.thresholds()):
+            raise flags.Error(
+                "a --checkpoint is for 'benchmark inference --checkpoint=DIR --budget=GFLOPS', or --threshold"
+            )
+        from vit_jax.evaluation.overrides import load_to_evaluate
+
+        run, typed = load_to_evaluate(FLAGS.checkpoint, settings)
+        result = early_exit.of_checkpoint(run, typed, thresholds=chosen, steps=FLAGS.steps)
+    else:
+        config, _ = cli.load_config(settings)
+        run = kinds[what]
+        if FLAGS.shares:
+            run = functools.partial(early_exit.of_config, shares=cli.numbers("shares"))
+        result = run(config, steps=FLAGS.steps)
     cli.print_result(result, "\n".join(f"{name:<28} {value}" for name, value in result.items()))
 
 

@@ -31,7 +31,7 @@ def step(config: ConfigDict, *, steps: int, profile: str = "", breakdown: bool =
       matrix products only, times 3 for forward and backward), XLA's own count of FLOPs (which
       counts the body of a scan once), peak memory, and what was chosen for the device.
     """
-    assembly, mesh = _assembled(config)
+    assembly, mesh = assembled(config)
     config = assembly.config
     with jax.set_mesh(mesh):
         like = assembly.abstract_state(mesh)
@@ -77,7 +77,7 @@ def inference(config: ConfigDict, *, steps: int) -> dict:
     Returns:
       Compile time, median and spread of a batch's time, images/s, and what was chosen.
     """
-    assembly, mesh = _assembled(config)
+    assembly, mesh = assembled(config)
     forward = make_forward(assembly.definition, assembly.model_config, assembly.config.data)
     with jax.set_mesh(mesh):
         weights = states.create(assembly.init, 0, assembly.abstract_state(mesh)).weights()
@@ -90,7 +90,7 @@ def inference(config: ConfigDict, *, steps: int) -> dict:
     return _summary(assembly, mesh, times) | {"compile_seconds": compile_seconds} | context()
 
 
-def _assembled(config: ConfigDict) -> tuple[Assembly, jax.sharding.Mesh]:
+def assembled(config: ConfigDict) -> tuple[Assembly, jax.sharding.Mesh]:
     """A run of the config on data with as many classes as it says, 1,000 if it says none."""
     config = resolve(config)
     classes = config.model.num_classes or 1000

@@ -1,0 +1,166 @@
+"""Images a second of a model with exits when images leave early, against always going on to the last
+exit; and what becomes of the time between the exits.
+"""
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from vit_jax import objectives
+from vit_jax.benchmarks import breakdown
+from vit_jax.benchmarks.context import context
+from vit_jax.benchmarks.step import assembled
+from vit_jax.checkpoints import reading
+from vit_jax.compute import choices
+from vit_jax.config import Config
+from vit_jax.data import loader, sources
+from vit_jax.devices import meshes
+from vit_jax.evaluation.early_exit import thresholds as solving
+from vit_jax.evaluation.early_exit.inference import ACTIVATIONS, Inference, check_thresholds
+from vit_jax.evaluation.forward import make_exit, make_forward, normalized_as
+from vit_jax.models import classifier, registry
+from vit_jax.training import state as states
+
+
+def of_checkpoint(
+    run: reading.Run, config: Config, *, thresholds: Sequence[float], steps: int
+) -> dict:
+    """Times a trained model on images of its evaluation split, which are on the devices already.
+
+    Args:
+      run: from `reading.load_run`.
+      config: the run's; `batch_size` is that of every exit.
+      thresholds: how confident an image has to be to leave at each exit but the last.
+      steps: batches of images, at most.
+
+    Raises:
+      ConfigError: the thresholds do not fit the model.
+    """
+    check_thresholds(run.model_config, thresholds)
+    config = dataclasses.replace(config, data=normalized_as(config.data, run.directory))
+    mesh = meshes.replica_mesh()
+    source = sources.open_eval(config.data)
+    with loader.eval_batches(
+        source, config, meshes.batch_sharding(mesh), config.batch_size
+    ) as found:
+        batches = [
+            (batch["image"], jax.device_get(batch["mask"]) > 0)
+            for batch, _ in zip(found, range(steps), strict=False)
+        ]
+    definition, weights = registry.split(run.model)
+    return _time(definition, run.model_config, weights, config, batches, mesh, lambda _: thresholds)
+
+
+def of_config(config: ConfigDict, *, shares: Sequence[float], steps: int) -> dict:
+    """Times a new model on made-up images, of which `shares` leave at each exit: thresholds are set by
+    what the model says of these.
+
+    Raises:
+      ConfigError: the model has no exits, or another number of them than shares.
+    """
+    config = config.copy_and_resolve_references()
+    config.model.head_init = "normal"  # With heads of zeros all images are equally sure.
+    assembly, mesh = assembled(config)
+    model_config, config = assembly.model_config, assembly.config
+    check_thresholds(model_config, shares[:-1])
+    with jax.set_mesh(mesh):
+        weights = states.create(assembly.init, 0, assembly.abstract_state(mesh)).weights()
+    random, shape = np.random.default_rng(0), assembly.abstract_batch(mesh)["image"]
+    batches = [
+        (
+            jax.device_put(random.integers(0, 256, shape.shape, np.uint8), shape.sharding),
+            np.ones(config.batch_size, bool),
+        )
+        for _ in range(steps)
+    ]
+
+    def choose(confidence: np.ndarray) -> tuple[float, ...]:
+        return solving.with_shares(confidence, shares)
+
+    return _time(assembly.definition, model_config, weights, config, batches, mesh, choose)
+
+
+def _time(
+    definition,
+    model_config: classifier.Options,
+    weights: registry.Weights,
+    config: Config,
+    batches: list[tuple[jax.Array, np.ndarray]],
+    mesh: jax.sharding.Mesh,
+    choose: Callable[[np.ndarray], Sequence[float]],
+) -> dict:
+    """Times all ways through the model.
+
+    Args:
+      batches: images, and which of them are none.
+      choose: from confidences (E, N) to thresholds.
+    """
+    kind, size = objectives.probabilities(config.objective), config.batch_size
+    forward = make_forward(definition, model_config, config.data)
+    exit = make_exit(definition, model_config, config.data)
+    exits, steps = len(model_config.exit_flops), len(batches)
+
+    def confidences(weights: registry.Weights, images: jax.Array) -> jax.Array:
+        return ACTIVATIONS[kind](forward(weights, images).exits).max(-1)
+
+    with jax.set_mesh(mesh):
+        judge = jax.jit(confidences)
+        confidence = np.concatenate([jax.device_get(judge(weights, x)) for x, _ in batches], axis=1)
+        there = np.concatenate([real for _, real in batches])
+        thresholds = tuple(choose(confidence[:, there]))
+        images = batches[0][0]
+        whole = jax.jit(lambda weights, images: forward(weights, images).logits)
+        always_last = statistics.median(breakdown.seconds(lambda: whole(weights, images), steps))
+        carried, alone = None, []
+        for index in range(exits):
+            one = jax.jit(exit, static_argnums=0)
+            alone.append(
+                statistics.median(
+                    breakdown.seconds(
+                        lambda one=one, index=index, carried=carried: one(
+                            index, weights, images, carried
+                        ),
+                        steps,
+                    )
+                )
+            )
+            _, carried = one(index, weights, images, carried)
+    inference = Inference(
+        definition, model_config, config.data, probabilities=kind, batch_size=size, mesh=mesh
+    )
+    times = []
+    for _ in range(4):  # The first compiles.
+        began = time.perf_counter()
+        for _ in inference.answers(weights, thresholds, batches):
+            pass
+        times.append(time.perf_counter() - began)
+    seconds, count = statistics.median(times[1:]), int(there.sum())
+    in_exits = float(np.dot(inference.runs, alone))
+    promised = model_config.exit_flops[-1] / 2e9 / inference.gflops()
+    speedup = count / seconds * always_last / size
+    return {
+        "model": config.model.name,
+        "image_size": config.data.image_size,
+        "dtype": model_config.dtype,
+        "choices": choices.summarize(model_config, mesh),
+        "batch_size": size,
+        "images": count,
+        "thresholds": list(thresholds),
+        "shares": (inference.left / inference.left.sum()).tolist(),
+        "gflops": inference.gflops(),
+        "images_per_second": count / seconds,
+        "images_per_second_always_last": size / always_last,
+        "speedup": speedup,
+        "speedup_by_flops": promised,
+        "speedup_of_promised": speedup / promised,
+        "exit_seconds": alone,
+        "exit_runs": inference.runs,
+        "seconds": seconds,
+        "seconds_in_exits": in_exits,
+        "gathering_share": 1 - in_exits / seconds,
+    } | context()
