@@ -254,7 +254,7 @@ def test_a_launch_script_takes_its_line(words):
 
 
 def test_flags_between_backquotes_are_flags_with_values_that_they_can_have(inside):
-    known = (ROOT / "vit_jax/main.py").read_text() + (ROOT / "vit_jax/cli.py").read_text()
+    known = "".join((ROOT / f"vit_jax/{name}.py").read_text() for name in ("main", "using", "cli"))
     scripts = "".join(p.read_text() for p in (ROOT / "launch").rglob("*") if p.is_file())
     for where, words in SPANS:
         if not words[0].startswith("--") or is_synopsis(words):
