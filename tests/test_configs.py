@@ -41,6 +41,7 @@ ARGUMENTS = {
     "deit": ["Ti", "B"],
     "feed_forward": ["Ti/16", "L/32"],
     "cross_vit": ["Ti", "18"],
+    "dynamic_vit": ["DeiT-S"],
     "t2t_vit": ["7", "10", "12", "19", "24", "t-14", "t-19", "t-24"],
     "scaling_vit": [
         "s/28",
@@ -460,6 +461,21 @@ def test_feed_forward_only_networks_are_trained_as_deit_with_dropout(size):
     deit.model.update({"name": f"FF-{size}", "dropout": 0.1})
     assert config == deit
     assert build(config).total_steps == round(300 * 1_281_167 / 1024)
+
+
+def test_dynamic_vit_is_that_of_its_authors():
+    config = recipe("dynamic_vit", "T2T-14")
+    assembly = build(config)
+    assert (config.model.name, config.batch_size) == ("DVT-T2T-ViT-14", 512)
+    assert assembly.total_steps == round(310 * 1_281_167 / 512)
+    np.testing.assert_allclose(lr(assembly, round(20 * 1_281_167 / 512)), 5e-4, rtol=1e-3)
+    np.testing.assert_allclose(lr(assembly, assembly.total_steps), 1e-5, rtol=1e-3)
+    assert (config.optim.weight_decay, config.optim.ema) == (0.05, 0.99996)
+    assert (config.model.drop_path, config.objective.label_smoothing) == (0.1, 0.1)
+    assert (config.augment.mixup, config.augment.cutmix, config.augment.erasing) == (0.8, 1, 0.25)
+    smaller = recipe("dynamic_vit", "T2T-12")
+    found = smaller.batch_size, smaller.optim.lr, smaller.optim.weight_decay
+    assert found == (1024, 2e-3, 0.03)
 
 
 @pytest.mark.parametrize(

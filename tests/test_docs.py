@@ -19,8 +19,8 @@ import pytest
 import vit_jax
 from vit_jax import cli, user_files
 from vit_jax.base import settings
+from vit_jax.benchmarks import early_exit, step
 from vit_jax.benchmarks import input as step_input
-from vit_jax.benchmarks import step
 from vit_jax.config import config_class, default_config
 from vit_jax.data.preparation.prepare import prepare
 from vit_jax.interchange import formats
@@ -50,6 +50,8 @@ PARSED = {
 }
 # Commands that end with the sentence that their data is not there.
 NOT_PREPARED = {"imagenet2012_real": "needs ImageNet", "scaling_vit.py:G/14": "JFT is not public"}
+# Commands for a model with exits, which the one that stands in has not.
+EARLY = ("exits --checkpoint", "--budget=", "--threshold=")
 # What stands in for data, weights and places: what is said, and what is taken.
 STAND_INS = {
     r"--workdir=.*": "--workdir={folder}/new",
@@ -180,6 +182,7 @@ def inside(sandbox, monkeypatch):
     monkeypatch.setattr(sweep, "train", enough)
     for name in ("step", "inference"):
         monkeypatch.setattr(step, name, enough)
+    monkeypatch.setattr(early_exit, "of_config", enough)
     monkeypatch.setattr(step_input, "input_pipeline", enough)
     for name in ("new", "prepared", "out", "b16", "b16.npz", "run"):
         path = sandbox / name
@@ -209,7 +212,9 @@ def test_a_command_of_the_guides_is_understood_as_printed(command, inside, monke
         code, out, err = command(*words)
     except Enough:
         return
-    if any(part in text for part in NOT_PREPARED):
+    if any(part in text for part in EARLY):
+        assert code == 2 and "images cannot leave this model early" in err
+    elif any(part in text for part in NOT_PREPARED):
         assert code == 2 and " is not prepared in " in err
     else:
         assert code == 0 and out, err
@@ -254,7 +259,7 @@ def test_a_launch_script_takes_its_line(words):
 
 
 def test_flags_between_backquotes_are_flags_with_values_that_they_can_have(inside):
-    known = (ROOT / "vit_jax/main.py").read_text() + (ROOT / "vit_jax/cli.py").read_text()
+    known = "".join((ROOT / f"vit_jax/{name}.py").read_text() for name in ("main", "using", "cli"))
     scripts = "".join(p.read_text() for p in (ROOT / "launch").rglob("*") if p.is_file())
     for where, words in SPANS:
         if not words[0].startswith("--") or is_synopsis(words):

@@ -1,4 +1,4 @@
-"""What the commands of `main.py` share: flags, the config on the command line, help, output."""
+"""What the commands of `main.py` and `using.py` share: flags, the config on the command line, help, output."""
 
 import contextlib
 import inspect
@@ -275,7 +275,7 @@ def _is_switch(name: str) -> bool:
 
 def _own_flags() -> list[flags.Flag]:
     """The flags of the command, not those that libraries define."""
-    modules = [sys.modules[name] for name in ("vit_jax.main", __name__)]
+    modules = [sys.modules[name] for name in ("vit_jax.main", "vit_jax.using", __name__)]
     return [flag for module in modules for flag in FLAGS.get_key_flags_for_module(module)]
 
 

@@ -1,15 +1,15 @@
-"""The command line: one subcommand, one function. Each imports what it needs when it runs, so that
-`--help` is instant. How a command ends is in `ending.py`.
+"""The command line: one subcommand, one function; those that use a model are in `using.py`. Each
+imports what it needs when it runs, so that `--help` is instant. How a command ends is in `ending.py`.
 """
 
 import dataclasses
-import functools
 import sys
 from collections.abc import Callable
 
 from absl import flags
 
 from vit_jax import __version__, cli, ending
+from vit_jax.using import benchmark, evaluate, exits, predict
 
 FLAGS = flags.FLAGS
 
@@ -86,110 +86,6 @@ def sweep() -> None:
     cli.print_result(result, table(result))
 
 
-def evaluate() -> None:
-    """Accuracy and loss of a checkpoint: --checkpoint=DIR [--budget=GFLOPS] [--config.FIELD=VALUE …]
-    [--json].
-
-    Data and preprocessing are those of the run, unless --config.data.FIELD says otherwise. With --budget
-    or --threshold images leave a model with exits early.
-    """
-    settings = cli.take_settings()
-    cli.define_checkpoint()
-    flags.DEFINE_list("evaluators", [], "instead of the run's own: accuracy, few_shot, knn")
-    cli.define_exits()
-    cli.define_json()
-    cli.define_register()
-    cli.define_hosts()
-    cli.parse()
-    cli.require(checkpoint="DIR")
-
-    from vit_jax.evaluation.overrides import load_to_evaluate
-    from vit_jax.evaluation.progress import shown
-    from vit_jax.evaluation.run import evaluate_run, text
-
-    evaluators = tuple(FLAGS.evaluators)
-    if thresholds := cli.thresholds():
-        if evaluators:
-            raise flags.Error("say --budget and --threshold without --evaluators")
-        evaluators = (("early_exit", {"thresholds": thresholds}),)
-    if evaluators:
-        settings.append(("eval.evaluators", repr(evaluators)))
-    with cli.hosts() as process:
-        run, config = load_to_evaluate(FLAGS.checkpoint, settings)
-        result = evaluate_run(run, config, watch=shown)
-        cli.print_result(result, text(result), process)
-
-
-def predict() -> None:
-    """Class names and probabilities of images: --checkpoint=DIR IMAGE… [--topk=5] [--json|--csv]
-    [--picture=FILE.png] [--budget=GFLOPS] [--config.data.FIELD=VALUE …].
-
-    Images are prepared as in the run, unless --config.data.mean, std, eval_crop or eval_resize say otherwise.
-    An IMAGE is a file, a folder, of which all images are taken, or -: standard input, an image or the
-    names of images, one a line. Each is printed as soon as it is classified. One that cannot be read
-    is named, the others are still predicted, and the exit code is 1. With --budget or --threshold images
-    leave a model with exits early.
-    """
-    settings = cli.take_settings()
-    cli.define_checkpoint()
-    cli.define_exits()
-    cli.define_json()
-    cli.define_register()
-    flags.DEFINE_bool("csv", False, "print comma-separated values: file, rank, class, probability")
-    flags.DEFINE_integer("topk", 5, "how many classes to name for each image", lower_bound=1)
-    flags.DEFINE_integer("batch_size", 32, "images classified at a time", lower_bound=1)
-    flags.DEFINE_string(
-        "picture", None, "also draw the images with their classes into this PNG file"
-    )
-    images = cli.parse("IMAGE…")
-    cli.require(checkpoint="DIR")
-
-    from vit_jax.evaluation.predict import predict_files
-
-    form = "json" if FLAGS.json else "csv" if FLAGS.csv else "text"
-    predict_files(
-        FLAGS.checkpoint,
-        images,
-        topk=FLAGS.topk,
-        batch_size=FLAGS.batch_size,
-        form=form,
-        picture=FLAGS.picture,
-        settings=settings,
-        thresholds=cli.thresholds(),
-    )
-
-
-def exits() -> None:
-    """Thresholds for early exit: --checkpoint=DIR --budgets=GFLOPS,… [--images=50000]
-    [--config.data.FIELD=VALUE …] [--json].
-
-    For each budget, 10⁹ multiply-adds of an image in the mean, the thresholds with the best accuracy on
-    training images; judged on the evaluation images beside the official code's, entropy and chance. They
-    are kept beside the checkpoint as exits.json, for --budget of predict, evaluate and benchmark, with a
-    picture, exits.png. The same command makes both anew.
-    """
-    settings = cli.take_settings()
-    cli.define_checkpoint()
-    flags.DEFINE_list("budgets", [], "10⁹ multiply-adds of an image in the mean, e.g. 0.75,1.0,1.5")
-    flags.DEFINE_integer("images", 50_000, "training images to solve with, at most", lower_bound=1)
-    cli.define_json()
-    cli.define_register()
-    cli.parse()
-    cli.require(checkpoint="DIR", budgets="GFLOPS,…")
-    budgets = sorted(set(cli.numbers("budgets")))
-
-    from vit_jax.evaluation.early_exit import calibration, report
-    from vit_jax.evaluation.overrides import load_to_evaluate
-    from vit_jax.evaluation.progress import shown
-
-    run, config = load_to_evaluate(FLAGS.checkpoint, settings)
-    result = calibration.calibrate(run, config, budgets, images=FLAGS.images, watch=shown)
-    path = calibration.keep(run.directory, result)
-    picture = path.with_name(calibration.PICTURE)
-    report.draw(result, picture)
-    cli.print_result(result, f"{report.text(result)}\n\n{path}\n{picture}")
-
-
 def models() -> None:
     """Every model name with its parameters, GFLOPs and tokens: [--image_size=224] [--json|--markdown].
 
@@ -206,52 +102,6 @@ def models() -> None:
 
     rows = table(FLAGS.image_size)
     cli.print_result(rows, page(rows) if FLAGS.markdown else text(rows))
-
-
-def benchmark() -> None:
-    """Throughput with its context: {step|inference|input} --config=FILE [--config.FIELD=VALUE …]
-    [--steps=20] [--profile=DIR] [--breakdown] [--json].
-
-    'inference --checkpoint=DIR --budget=GFLOPS' lets images of the run's data leave a model with exits
-    early, against always going on to the last exit; 'inference --config=FILE --shares=0.5,0.25,0.25' does
-    so with a new model and made-up images, of which these shares leave at its exits.
-    """
-    settings = cli.define_config()
-    flags.DEFINE_integer("steps", 20, "timed steps or batches", lower_bound=1)
-    flags.DEFINE_string("profile", "", "step: a folder for a trace of three further steps")
-    flags.DEFINE_bool("breakdown", False, "step: where its time goes, part by part")
-    flags.DEFINE_list("shares", [], "inference: of the images that leave at each exit")
-    cli.define_checkpoint()
-    cli.define_exits()
-    what = cli.parse("step, inference or input")[0]
-
-    from vit_jax.benchmarks import early_exit, input, step
-
-    kinds = {
-        "step": functools.partial(step.step, profile=FLAGS.profile, breakdown=FLAGS.breakdown),
-        "inference": step.inference,
-        "input": input.input_pipeline,
-    }
-    if what not in kinds:
-        raise flags.Error(f"benchmark {what!r}: known are {', '.join(kinds)}")
-    if FLAGS.shares and what != "inference":
-        raise flags.Error("--shares is for 'benchmark inference'")
-    if FLAGS.checkpoint:
-        if what != "inference" or FLAGS.config or not (chosen := cli.thresholds()):
-            raise flags.Error(
-                "a --checkpoint is for 'benchmark inference --checkpoint=DIR --budget=GFLOPS', or --threshold"
-            )
-        from vit_jax.evaluation.overrides import load_to_evaluate
-
-        run, typed = load_to_evaluate(FLAGS.checkpoint, settings)
-        result = early_exit.of_checkpoint(run, typed, thresholds=chosen, steps=FLAGS.steps)
-    else:
-        config, _ = cli.load_config(settings)
-        run = kinds[what]
-        if FLAGS.shares:
-            run = functools.partial(early_exit.of_config, shares=cli.numbers("shares"))
-        result = run(config, steps=FLAGS.steps)
-    cli.print_result(result, "\n".join(f"{name:<28} {value}" for name, value in result.items()))
 
 
 def plan() -> None:

@@ -207,3 +207,22 @@ def test_thresholds_that_do_not_fit_the_model_are_refused(toy):
         check_thresholds(toy[2], (0.5,))
     with pytest.raises(ConfigError, match="it has no exits"):
         check_thresholds(toy_exits.Config(image_size=8, num_classes=5, exits=1), ())
+
+
+def test_a_dynamic_vit_lets_images_leave_with_the_logits_of_its_full_forward():
+    config = registry.model_config(
+        "DVT-DeiT-S", image_size=16, num_classes=5, grids=(2, 4), depth=2, width=16, heads=2, mlp_dim=32,
+        feature_hidden=8, feature_width=4, head_init="normal",
+    )  # fmt: skip
+    dvt = *registry.split(registry.build(config, rngs=nnx.Rngs(0))), config
+    images = np.random.default_rng(0).integers(0, 256, (21, 16, 16, 3), np.uint8)
+    full = in_full(dvt, images)
+    confidence = np.asarray(jax.nn.softmax(full)).max(-1)
+    chosen = (float(np.median(confidence[0])),)
+    mesh = meshes.make_mesh({"data": -1, "fsdp": 1, "tensor": 1}, jax.devices()[:4])
+    one = Inference(dvt[0], config, DATA, probabilities="softmax", batch_size=8, mesh=mesh)
+    logits, exits = answered(one, dvt, chosen, batched(images, 8))
+    expected = thresholds.exits_of(confidence, chosen)
+    assert set(expected) == {0, 1}
+    np.testing.assert_array_equal(exits[:21], expected)
+    np.testing.assert_allclose(logits[:21], full[expected, np.arange(21)], atol=1e-5)

@@ -176,3 +176,32 @@ def test_exits_says_what_it_cannot_work_with(command, trained, tmp_path):
     ):
         code, _, err = command(*words, f"--checkpoint={tmp_path}")
         assert code == 2 and "images cannot leave this model early: it has no exits" in err
+
+
+def test_benchmark_tells_images_a_second_and_what_gathering_costs(command, trained, tmp_path):
+    code, out, err = command("benchmark", "inference", f"--checkpoint={trained}", "--threshold=0.4,0.5",
+                             "--steps=3", "--json")  # fmt: skip
+    assert code == 0, err
+    of_run = json.loads(out.splitlines()[-1])
+    assert of_run["images"] == 3 * 64 and of_run["exit_runs"][0] == 3
+    assert len(of_run["exit_seconds"]) == 3 and sum(of_run["shares"]) == pytest.approx(1)
+    toy = TOY | {"model.num_classes": 10}
+    (tmp_path / "toy.py").write_text(
+        "from vit_jax.config import default_config\n\n\ndef get_config():\n"
+        f"    config = default_config()\n    config.update_from_flattened_dict({toy!r})\n    return config\n"
+    )
+    recipe = f"--config={tmp_path}/toy.py"
+    code, out, err = command(
+        "benchmark", "inference", recipe, "--shares=0.5,0.25,0.25", "--steps=4", "--json"
+    )
+    assert code == 0, err
+    of_shares = json.loads(out.splitlines()[-1])
+    assert of_shares["shares"] == [0.5, 0.25, 0.25] and of_shares["exit_runs"][0] == 4
+    assert of_shares["speedup_by_flops"] == pytest.approx(2.232 / of_shares["gflops"])
+    for flags, message in (
+        (("inference", f"--checkpoint={trained}"), "a --checkpoint is for 'benchmark inference"),
+        (("step", recipe, "--shares=1"), "--shares is for 'benchmark inference'"),
+        (("inference", recipe, "--shares=0.5,0.5"), "1 thresholds for a model with 3 exits"),
+    ):
+        code, _, err = command("benchmark", *flags)
+        assert code == 2 and message in err

@@ -3,8 +3,7 @@ exit; and what becomes of the time between the exits.
 """
 
 import dataclasses
-import statistics
-import time
+import functools
 from collections.abc import Callable, Sequence
 
 import jax
@@ -25,6 +24,8 @@ from vit_jax.evaluation.early_exit.inference import ACTIVATIONS, Inference, chec
 from vit_jax.evaluation.forward import make_exit, make_forward, normalized_as
 from vit_jax.models import classifier, registry
 from vit_jax.training import state as states
+
+_ROUNDS = 3
 
 
 def of_checkpoint(
@@ -103,7 +104,7 @@ def _time(
     kind, size = objectives.probabilities(config.objective), config.batch_size
     forward = make_forward(definition, model_config, config.data)
     exit = make_exit(definition, model_config, config.data)
-    exits, steps = len(model_config.exit_flops), len(batches)
+    exits = len(model_config.exit_flops)
 
     def confidences(weights: registry.Weights, images: jax.Array) -> jax.Array:
         return ACTIVATIONS[kind](forward(weights, images).exits).max(-1)
@@ -113,36 +114,31 @@ def _time(
         confidence = np.concatenate([jax.device_get(judge(weights, x)) for x, _ in batches], axis=1)
         there = np.concatenate([real for _, real in batches])
         thresholds = tuple(choose(confidence[:, there]))
-        images = batches[0][0]
         whole = jax.jit(lambda weights, images: forward(weights, images).logits)
-        always_last = statistics.median(breakdown.seconds(lambda: whole(weights, images), steps))
-        carried, alone = None, []
+        each, carried = [], None
         for index in range(exits):
-            one = jax.jit(exit, static_argnums=0)
-            alone.append(
-                statistics.median(
-                    breakdown.seconds(
-                        lambda one=one, index=index, carried=carried: one(
-                            index, weights, images, carried
-                        ),
-                        steps,
-                    )
-                )
-            )
-            _, carried = one(index, weights, images, carried)
+            alone = functools.partial(jax.jit(exit, static_argnums=0), index, weights)
+            each.append(functools.partial(alone, batches[0][0], carried))
+            _, carried = each[-1]()
     inference = Inference(
         definition, model_config, config.data, probabilities=kind, batch_size=size, mesh=mesh
     )
-    times = []
-    for _ in range(4):  # The first compiles.
-        began = time.perf_counter()
-        for _ in inference.answers(weights, thresholds, batches):
-            pass
-        times.append(time.perf_counter() - began)
-    seconds, count = statistics.median(times[1:]), int(there.sum())
-    in_exits = float(np.dot(inference.runs, alone))
+
+    def always_last() -> list[jax.Array]:
+        return [whole(weights, images) for images, _ in batches]
+
+    def leaving_early() -> list:
+        return list(inference.answers(weights, thresholds, batches))
+
+    # Side by side, so that what else the machine does reaches all of them.
+    ways, times = [always_last, leaving_early, *each], []
+    with jax.set_mesh(mesh):
+        for _ in range(_ROUNDS + 1):  # The first compiles.
+            times.append([breakdown.seconds(way, 1, warm_up=0)[0] for way in ways])
+    last, seconds, *alone = np.median(times[1:], axis=0)
+    speedup = float(np.median([before / after for before, after, *_ in times[1:]]))
+    count, in_exits = int(there.sum()), float(np.dot(inference.runs, alone))
     promised = model_config.exit_flops[-1] / 2e9 / inference.gflops()
-    speedup = count / seconds * always_last / size
     return {
         "model": config.model.name,
         "image_size": config.data.image_size,
@@ -154,11 +150,11 @@ def _time(
         "shares": (inference.left / inference.left.sum()).tolist(),
         "gflops": inference.gflops(),
         "images_per_second": count / seconds,
-        "images_per_second_always_last": size / always_last,
+        "images_per_second_always_last": count / last,
         "speedup": speedup,
         "speedup_by_flops": promised,
         "speedup_of_promised": speedup / promised,
-        "exit_seconds": alone,
+        "exit_seconds": list(alone),
         "exit_runs": inference.runs,
         "seconds": seconds,
         "seconds_in_exits": in_exits,

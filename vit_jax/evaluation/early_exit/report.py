@@ -59,7 +59,7 @@ def draw(result: dict, path: epath.PathLike) -> None:
     for point in solved:
         plot.dot(point, _GREEN)
     plot.legend([
-        ("shares p, p², p³ …", _BLUE), ("solved for a budget", _GREEN),
+        ("geometric shares", _BLUE), ("solved for a budget", _GREEN),
         ("one exit alone", _RED), ("leaving by lot", _GREY),
     ])  # fmt: skip
     plot.save(path)
@@ -85,7 +85,7 @@ class _Plot:
             self._text((column - 8 * _SCALE, row), f"{100 * y:.4g} %", "rm")
         middle = (left + _SIZE[0] - right) / 2 * _SCALE
         below = (_SIZE[1] - bottom + 44) * _SCALE
-        self._text((middle, below), "GFLOPs (multiply-adds) an image; accuracy", "mm")
+        self._text((middle, below), "accuracy over GFLOPs (multiply-adds) of an image", "mm")
 
     def line(self, points: Sequence[tuple[float, float]], colour: str) -> None:
         self._pen.line([self._at(point) for point in points], colour, 2 * _SCALE, joint="curve")
