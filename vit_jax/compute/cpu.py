@@ -34,15 +34,17 @@ def named(x: jax.Array, name: str) -> jax.Array:
     return jax.lax.bitcast_convert_type(bits, x.dtype)
 
 
-def depthwise(x: jax.Array, kernel: jax.Array) -> jax.Array:
+def depthwise(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
     """XLA's CPU back end takes ten times as long for the convolution, forward and backward, as for the
     sum of shifted maps, which it fuses; in float32 either way.
     """
-    size, (height, width) = kernel.shape[0], x.shape[1:3]
-    pad = (size // 2, size // 2)
-    padded = jnp.pad(x.astype(jnp.promote_types(x.dtype, jnp.float32)), ((0, 0), pad, pad, (0, 0)))
+    size, area = kernel.shape[0], x.shape[1:3]
+    pads = jax.lax.padtype_to_pads(area, (size, size), (stride, stride), "SAME")
+    padded = jnp.pad(x.astype(jnp.promote_types(x.dtype, jnp.float32)), ((0, 0), *pads, (0, 0)))
+    # From the first place that a kernel's element meets to just after the last.
+    height, width = (stride * (-(-length // stride) - 1) + 1 for length in area)
     shifted = (
-        padded[:, i : i + height, j : j + width] * kernel[i, j, 0]
+        padded[:, i : i + height : stride, j : j + width : stride] * kernel[i, j, 0]
         for i in range(size)
         for j in range(size)
     )

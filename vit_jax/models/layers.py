@@ -1,6 +1,7 @@
-"""What every family shares: linear layer, norm and MLP. Attention is next door."""
+"""What families share: linear layers, norm, MLP and a gate of channels. Attention is next door."""
 
 import functools
+from collections.abc import Callable
 
 import jax
 from flax import nnx
@@ -19,6 +20,13 @@ class Linear(nnx.Linear):
         """(..., D) -> (..., F) in the layer's dtype; or several such."""
         x = jax.tree.map(lambda x: x.astype(self.dtype), x)
         return dense(x, self.kernel[...], self.bias[...])
+
+
+class Kernel(nnx.Module):
+    """The kernel of a layer without bias."""
+
+    def __init__(self, init: Callable, shape: tuple[int, ...], rngs: nnx.Rngs):
+        self.kernel = nnx.Param(init(rngs.params(), shape))
 
 
 class LayerNorm(nnx.LayerNorm):
@@ -83,3 +91,29 @@ class Mlp(nnx.Module):
 
         y = self.down(jax.tree.map(activate, self.up(x)))
         return jax.tree.map(lambda y: dropout(y, self.dropout, keys[1]), y)
+
+
+class SqueezeExcite(nnx.Module):
+    """Each channel times a gate in [0, 1]: a small MLP of all channels' means over the image (arXiv
+    1709.01507).
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        hidden: int,
+        activation: Callable,
+        sigmoid: Callable,
+        *,
+        kernel_init: Callable,
+        dtype: jax.typing.DTypeLike,
+        rngs: nnx.Rngs,
+    ):
+        linear = functools.partial(Linear, kernel_init=kernel_init, dtype=dtype, rngs=rngs)
+        self.reduce, self.expand = linear(channels, hidden), linear(hidden, channels)
+        self.activation, self.sigmoid = activation, sigmoid
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(B, H, W, C) -> the same."""
+        gate = self.sigmoid(self.expand(self.activation(self.reduce(x.mean((1, 2))))))
+        return x * gate[:, None, None]

@@ -28,7 +28,7 @@ from vit_jax.models.attention import Attention
 from vit_jax.models.batch_norm import BatchNorm
 from vit_jax.models.contract import ModelOutput
 from vit_jax.models.embeddings import PatchEmbedding, prepend
-from vit_jax.models.layers import Linear, layer_norm
+from vit_jax.models.layers import Kernel, SqueezeExcite, layer_norm
 
 # The authors' code; all have patches of 16 pixels, 12 blocks, and MLPs four times as wide as a token.
 SIZES = {
@@ -271,36 +271,22 @@ class ConvolutionalMlp(nnx.Module):
         return self.down_norm(dense(y, self.down.kernel[...], None), training=training)
 
 
-class Kernel(nnx.Module):
-    """The kernel of a layer without bias."""
-
-    def __init__(self, init: Callable, shape: tuple[int, ...], rngs: nnx.Rngs):
-        self.kernel = nnx.Param(init(rngs.params(), shape))
-
-
 def gate(config: Config, *, dtype, rngs: nnx.Rngs) -> nnx.Module | None:
     """What gates the channels of an MLP's feature maps (B, H, W, M), if anything does."""
     if config.gate == "none":
         return None
     if config.gate == "se":
         hidden = config.mlp_dim // config.reduction
-        return SqueezeExcite(config.mlp_dim, hidden, dtype=dtype, rngs=rngs)
+        return SqueezeExcite(
+            config.mlp_dim,
+            hidden,
+            nnx.relu,
+            jax.nn.hard_sigmoid,
+            kernel_init=nnx.initializers.lecun_normal(),
+            dtype=dtype,
+            rngs=rngs,
+        )
     return ChannelAttention(config.mlp_dim, GATES[config.gate], rngs=rngs)
-
-
-class SqueezeExcite(nnx.Module):
-    """Each channel times a gate in [0, 1]: a small MLP of all channels' means over the image (arXiv
-    1709.01507), with ReLU and a hard sigmoid.
-    """
-
-    def __init__(self, channels: int, hidden: int, *, dtype, rngs: nnx.Rngs):
-        self.reduce = Linear(channels, hidden, dtype=dtype, rngs=rngs)
-        self.expand = Linear(hidden, channels, dtype=dtype, rngs=rngs)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """(B, H, W, C) -> the same."""
-        gate = jax.nn.hard_sigmoid(self.expand(nnx.relu(self.reduce(x.mean((1, 2))))))
-        return x * gate[:, None, None]
 
 
 class ChannelAttention(nnx.Module):
