@@ -191,7 +191,7 @@ class Optim:
     parameter name; the first that does wins.
     """
 
-    name: str = option("adamw", "adamw, sgd, adafactor or lion")
+    name: str = option("adamw", "adamw, sgd, adafactor, lion or rmsprop")
     lr: float = option(1e-3, "peak learning rate", minimum=0)
     schedule: str = option(
         "cosine",
@@ -217,24 +217,35 @@ class Optim:
     )
     lr_end: float = option(0.0, "cosine and linear: the learning rate at the end", minimum=0)
     b1: float = option(
-        0.9, "adamw, lion, adafactor: decay of the first moment; sgd: momentum", minimum=0, below=1
+        0.9,
+        "adamw, lion, adafactor: decay of the first moment; sgd, rmsprop: momentum",
+        minimum=0,
+        below=1,
     )
     b2: float = option(
-        0.999, "adamw, lion: decay of the second moment; adafactor: its cap", minimum=0, below=1
+        0.999,
+        "adamw, lion, rmsprop: decay of the second moment; adafactor: its cap",
+        minimum=0,
+        below=1,
     )
-    eps: float = option(1e-8, "adamw: added to the root of the second moment", minimum=0)
+    eps: float = option(
+        1e-8,
+        "adamw: added to the root of the second moment; rmsprop: to the moment itself",
+        minimum=0,
+    )
     moment_dtype: str = option(
         "float32", "type the first moment is kept in", choices=("float32", "bfloat16")
     )
     clip: float = option(1.0, "largest global norm of the gradient; 0: no clipping", minimum=0)
-    weight_decay: float = option(0.0, "decoupled weight decay", minimum=0)
+    weight_decay: float = option(0.0, "weight decay, see weight_decay_by", minimum=0)
     weight_decay_rules: tuple = option(
         ((".*kernel", 1.0),), "(pattern, multiplier): what decays and how much; others do not"
     )
     weight_decay_by: str = option(
         "lr",
-        "decay is multiplied by the learning rate (papers, AdamW) or the schedule alone (big_vision)",
-        choices=("lr", "schedule"),
+        "decoupled decay, multiplied by the learning rate (papers, AdamW) or the schedule alone (big_vision); or "
+        "gradient: added to the gradient after clipping, as that of a squared norm in the loss is",
+        choices=("lr", "schedule", "gradient"),
     )
     lr_rules: tuple = option((), "(pattern, multiplier) of the learning rate; others 1")
     freeze: tuple = option((), "patterns of parameters that stay as they are")

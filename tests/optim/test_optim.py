@@ -86,6 +86,27 @@ def test_decay_by_schedule_ignores_the_learning_rate_and_its_rules(kit):
     )
 
 
+def test_decay_by_gradient_is_the_decay_of_a_loss_with_a_squared_norm(kit):
+    """It goes through momentum and second moment, and is multiplied by the rate of each parameter."""
+    params, gradients = kit.vit(), [kit.vit(1), kit.vit(2)]
+    rules = dict(lr_rules=(("head/.*", 7.0),), name="rmsprop", lr=1e-2, eps=1e-3)
+    config = kit.config(
+        **rules, weight_decay=0.3, weight_decay_by="gradient", freeze=("pool/probe",)
+    )
+    found, _ = kit.train(config, params, gradients)
+    optimizer, _ = kit.make(kit.config(**rules, freeze=("pool/probe",)), params)
+    expected, state = params, optimizer.init(params)
+    for gradient in gradients:
+        penalised = flat(gradient)
+        for name, p in flat(expected).items():
+            if name.endswith("kernel"):
+                penalised[name] = penalised[name] + 0.3 * p
+        tree = jax.tree.unflatten(jax.tree.structure(gradient), list(penalised.values()))
+        updates, state = optimizer.update(tree, state, expected)
+        expected = optax.apply_updates(expected, updates)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found[-1], expected)
+
+
 def test_by_default_only_kernels_decay(kit):
     params, zero = kit.vit(), jax.tree.map(np.zeros_like, kit.vit())
     after = flat(kit.train(kit.config(weight_decay=0.5), params, [zero])[0][-1])

@@ -35,12 +35,13 @@ def make(
     """The optimizer of a run.
 
     Updates are made in this order:
-    1. clip the gradients of all parameters that are not frozen, together, to the norm `clip`;
+    1. clip the gradients of all parameters that are not frozen, together, to the norm `clip`; for decay
+       by 'gradient', add wd p to them;
     2. the named optimizer turns them into a direction u;
     3. update = -s (lr m u + d p), with s the relative schedule, m the parameter's multiplier of the
        learning rate and d its decay: d = lr m wd for decay by 'lr' (AdamW: wherever the learning
        rate goes, the decay goes), d = wd by 'schedule' (big_vision: m does not touch the decay),
-       where wd is `weight_decay` times the multiplier of `weight_decay_rules`;
+       d = 0 by 'gradient', where wd is `weight_decay` times the multiplier of `weight_decay_rules`;
     4. frozen parameters get an update of exactly 0. Nothing is stored for them.
 
     Args:
@@ -71,10 +72,15 @@ def make(
     if len(frozen) == len(names):
         raise ConfigError("config.optim.freeze leaves no parameter to train")
 
+    rates, decays = _rates_and_decays(config, shapes, layers)
+    direction = OPTIMIZERS[config.name](config)
+    if config.weight_decay_by == "gradient":
+        direction = optax.chain(_penalty(decays), direction)
+        decays = dict.fromkeys(decays, 0.0)
     trained = optax.chain(
         optax.clip_by_global_norm(config.clip) if config.clip else optax.identity(),
-        OPTIMIZERS[config.name](config),
-        _step(relative, *_rates_and_decays(config, shapes, layers)),
+        direction,
+        _step(relative, rates, decays),
     )
     is_frozen = patterns.map_named(lambda name, _: name in frozen, params)
     optimizer = optax.chain(
@@ -133,11 +139,20 @@ def _step(relative: Schedule, rates: dict, decays: dict) -> optax.GradientTransf
     return optax.GradientTransformation(lambda params: _StepState(jnp.zeros([], jnp.int32)), update)
 
 
+def _penalty(decays: dict) -> optax.GradientTransformation:
+    """Gradients plus decay times parameter."""
+
+    def add(name, g, p):
+        return g + decays[name] * p if np.any(decays[name]) else g
+
+    return optax.stateless(lambda g, params: patterns.map_named(add, g, params))
+
+
 def _rates_and_decays(
     config: Optim, shapes: dict[str, tuple[int, ...]], layers: Mapping[str, int] | None
 ) -> tuple[dict, dict]:
-    """The factors of the direction and of the parameter at the peak of the schedule, by parameter
-    name.
+    """The factors of the direction and of the parameter, by parameter name; of decoupled ones those at the
+    peak of the schedule.
     """
     relative = multipliers.learning_rates(config, shapes, layers)
     rates = {name: config.lr * multiplier for name, multiplier in relative.items()}

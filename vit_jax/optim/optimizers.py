@@ -39,12 +39,27 @@ def adafactor(config: Optim) -> optax.GradientTransformation:
     return optax.chain(scale_by_adafactor(config.b2), momentum)
 
 
+def rmsprop(config: Optim) -> optax.GradientTransformation:
+    """v = b2 v + (1 - b2) g², v beginning at 1; then momentum m = b1 m + g / sqrt(v + eps); direction m.
+    TensorFlow's, as EfficientNets are trained with it (arXiv 1905.11946 §5); there the learning rate goes
+    into m.
+    """
+    scaled = optax.scale_by_rms(config.b2, config.eps, initial_scale=1.0)
+    return optax.chain(scaled, sgd(config))
+
+
 def lion(config: Optim) -> optax.GradientTransformation:
     """The sign of b1 m + (1 - b1) g, then m = b2 m + (1 - b2) g (Chen et al. 2023, Algorithm 2)."""
     return _keep(optax.scale_by_lion(config.b1, config.b2), "mu", config.moment_dtype)
 
 
-OPTIMIZERS = {"adamw": adamw, "sgd": sgd, "adafactor": adafactor, "lion": lion}
+OPTIMIZERS = {
+    "adamw": adamw,
+    "sgd": sgd,
+    "adafactor": adafactor,
+    "lion": lion,
+    "rmsprop": rmsprop,
+}
 
 
 def _keep(
