@@ -99,6 +99,14 @@ TINY = {
         # features into two layers, relations of 2 x 2 maps
         + 2 * (2 * 4 + 4 * 32 + 32 + 17 * 8 + 9 * 4) + (5 * 12 + 13 * 4),
     ),
+    "efficientnet": (
+        "EfficientNet-B0",
+        dict(image_size=(16, 24), units=(1, 2), width_factor=0.25),
+        # root, first block, two blocks of 48 channels inside, last convolution, head
+        27 * 8 + 16 + (9 * 8 + 16 + 9 * 2 + 3 * 8 + 8 * 8 + 16)
+        + 2 * (8 * 48 + 96 + 9 * 48 + 96 + 49 * 2 + 3 * 48 + 48 * 8 + 16)
+        + 8 * 320 + 640 + 321 * 5,
+    ),
 }  # fmt: skip
 # Features that come from other tokens than those of the output: those of a CrossViT's other branch.
 BESIDE = {"crossvit": 8}

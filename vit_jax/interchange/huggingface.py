@@ -18,6 +18,8 @@ from vit_jax.interchange.opened import CONFIG, Opened
 
 NAME = "huggingface"
 PROCESSOR = "preprocessor_config.json"
+# For a network with a head, these divide by the deviations once more: their files have the roots.
+_DIVIDING_TWICE = ("EfficientNetImageProcessor", "EfficientNetImageProcessorFast")
 
 
 def recognises(opened: Opened) -> bool:
@@ -76,6 +78,8 @@ def _preprocessing(said: dict, image_size: Size) -> Preprocessing:
     mean, std = said.get("image_mean", (0.5,) * 3), said.get("image_std", (0.5,) * 3)
     if said.get("do_normalize") is False:
         mean, std = (0.0,) * 3, (1.0,) * 3
+    if said.get("image_processor_type") in _DIVIDING_TWICE and said.get("include_top", True):
+        std = [x * x for x in std]
     if not said.get("do_center_crop"):
         return Preprocessing(image_size, tuple(mean), tuple(std), "resize")
     size = said.get("size", 256)

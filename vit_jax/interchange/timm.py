@@ -30,7 +30,8 @@ def recognises(opened: Opened) -> bool:
 def read(opened: Opened, wishes: Wishes) -> Foreign:
     """See `formats`."""
     stated = named.in_header(opened)
-    said = opened.config.get("model_args", {}) | _image_size(opened.config) | stated
+    architecture = {n: opened.config[n] for n in ("architecture",) if n in opened.config}
+    said = architecture | opened.config.get("model_args", {}) | _image_size(opened.config) | stated
     found = named.find(opened, NAME, said | named.said(wishes))
     if found is None:
         first = ", ".join(sorted(opened.tensors)[:3]) or "nothing"

@@ -20,6 +20,7 @@ from vit_jax.models import (
     crossvit,
     deepvit,
     dynamic_vit,
+    efficientnet,
     feed_forward,
     hybrid,
     localvit,
@@ -35,7 +36,7 @@ from vit_jax.models.conversions.contract import Conversion
 Family = ModuleType | type
 
 FAMILIES: list[Family] = [
-    vit, hybrid, mixer, resnet, deepvit, localvit, crossvit, t2t, dynamic_vit, feed_forward,
+    vit, hybrid, mixer, resnet, deepvit, localvit, crossvit, t2t, dynamic_vit, feed_forward, efficientnet,
 ]  # fmt: skip
 
 

@@ -11,10 +11,10 @@ from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.config import Optim
 
-# What comes before the first layer, at the top of the tree of a network.
 # Networks that stand side by side, such as the exits of a cascade.
 _NETWORK = re.compile(r"exit_\d+/")
-_INPUTS = re.compile(r"(embedding|position|registers?|\w*token|backbone/root)(/.*)?")
+# What comes before the first layer, at the top of the tree of a network.
+_INPUTS = re.compile(r"(embedding|position|registers?|\w*token|(backbone/)?root)(/.*)?")
 
 
 def learning_rates(

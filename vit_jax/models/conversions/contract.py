@@ -126,7 +126,7 @@ class Conversion:
 
 
 class TimmConversion(Conversion):
-    """timm's names. `said` are a folder's `model_args`.
+    """timm's names. `said` are a folder's `model_args` and its `architecture`.
 
     Attributes:
       file_conventions: as `conventions`, for a file alone: what its code takes where no config.json
