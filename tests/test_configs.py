@@ -63,6 +63,7 @@ ARGUMENTS = {
         "imagenet2012,big_vision",
     ],
     "linear_probe": ["imagenet2012", "vtab/dtd"],
+    "efficientnet": ["B7", "B3,noisy"],
     "bit_hyperrule": [
         "cifar100",
         "imagenet2012",
@@ -141,10 +142,8 @@ def test_a_recipe_builds_and_its_state_fits_on_eight_devices(case, teacher):
         assembly.model_config
     )
     leaves = zip(patterns.names(of_model), jax.tree.leaves(of_model), strict=True)
-    kernel = max(
-        (x for name, x in leaves if name.endswith(("mlp/up/kernel", "conv2/kernel"))),
-        key=lambda x: x.size,
-    )
+    wide = ("mlp/up/kernel", "conv2/kernel", "conv3/kernel", "layers/expand/kernel")
+    kernel = max((x for name, x in leaves if name.endswith(wide)), key=lambda x: x.size)
     parts = mesh.shape["fsdp"] if kernel.size >= config.mesh.fsdp_min_size else 1
     assert np.prod(kernel.sharding.shard_shape(kernel.shape)) == kernel.size / parts
     assert config.batch_size % (config.accumulate * mesh.shape["data"] * mesh.shape["fsdp"]) == 0
