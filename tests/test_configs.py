@@ -63,6 +63,7 @@ ARGUMENTS = {
         "imagenet2012,big_vision",
     ],
     "linear_probe": ["imagenet2012", "vtab/dtd"],
+    "axial": ["ViT-B/32", "smoke-resnet"],
     "efficientnet": ["B7", "B3,noisy"],
     "bit_hyperrule": [
         "cifar100",

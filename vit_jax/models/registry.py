@@ -17,6 +17,8 @@ from vit_jax.base.schema import nearest, option
 from vit_jax.base.sizes import Size
 from vit_jax.compute import choices
 from vit_jax.models import (
+    axial_resnet,
+    axial_vit,
     crossvit,
     deepvit,
     dynamic_vit,
@@ -37,6 +39,7 @@ Family = ModuleType | type
 
 FAMILIES: list[Family] = [
     vit, hybrid, mixer, resnet, deepvit, localvit, crossvit, t2t, dynamic_vit, feed_forward, efficientnet,
+    axial_vit, axial_resnet,
 ]  # fmt: skip
 
 
