@@ -149,7 +149,7 @@ def summarize(config: "Options", mesh: Mesh) -> str:
     with jax.set_mesh(mesh):
         dtype = with_compute_dtype(config).dtype
         phrases = []
-        if hasattr(config, "heads"):
+        if hasattr(config, "attention"):
             kind = attention(
                 config.attention,
                 queries=config.tokens,
