@@ -45,6 +45,8 @@ SIZES = {
     "DeiT-S": ("deit", vit.SIZES["S"]),
 }
 VARIANTS = [f"DVT-{size}" for size in SIZES]
+ACCURACY = {"DVT-T2T-ViT-12": 80.0}  # of the last exit
+SMOKE = ("dynamic_vit.py:smoke", 98.1)
 GRIDS = (7, 10, 14)
 
 
