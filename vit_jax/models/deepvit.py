@@ -12,6 +12,7 @@ tensor parallelism cuts heads here too, though Θ then has to gather the maps of
 import dataclasses
 import re
 from collections.abc import Callable
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest, option
 from vit_jax.compute import attend, choices, stack
 from vit_jax.compute.dropout import drop_path, split
-from vit_jax.models import batch_norm, classifier
+from vit_jax.models import batch_norm, classifier, pooling
 from vit_jax.models.attention import Attention
 from vit_jax.models.batch_norm import BatchNorm
 from vit_jax.models.contract import ModelOutput
@@ -43,12 +44,14 @@ VARIANTS = [f"DeepViT-{size}" for size in SIZES]
 ACCURACY = dict(zip(VARIANTS, (79.1, 80.0, 80.9, 82.3, 83.1), strict=True))
 SMOKE = ("deepvit.py:smoke", 98.6)
 STEM_CHANNELS = 64
-EPSILON = 1e-6  # of the layer norms
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(batch_norm.Options):
+class Config(pooling.Options, batch_norm.Options):
     """A DeepViT."""
+
+    activation: ClassVar[str] = "gelu"
+    epsilon: ClassVar[float] = 1e-6  # of the layer norms
 
     patch: int = option(16, "side of a patch in pixels", minimum=1, role="size", fitted=True)
     stages: tuple = option(
@@ -124,13 +127,18 @@ class Config(batch_norm.Options):
 
     @property
     def tokens(self) -> int:
-        """The class token and the patches."""
-        return 1 + self.grid[0] * self.grid[1]
+        """The class token, if it is read, and the patches."""
+        return self.prefix + self.grid[0] * self.grid[1]
 
     @property
     def prefix(self) -> int:
         """Rows of the position embedding that stand for no patch: the class token's."""
-        return 1
+        return int(self.pool == "token")
+
+    @property
+    def pool_heads(self) -> int:
+        """See `pooling.Options`."""
+        return self.heads
 
     @property
     def depth(self) -> int:
@@ -168,7 +176,8 @@ class Config(batch_norm.Options):
         block = 8 * n * d * d + 4 * n * n * d + 4 * n * d * self.mlp_dim
         mixing = 2 * n * n * self.heads**2 * sum(self.stages[1::2])
         embedding = stem + 2 * rows * columns * patch**2 * channels * d
-        return embedding + self.depth * block + mixing + 2 * d * self.num_classes
+        head = pooling.flops(self) + 2 * d * self.num_classes
+        return embedding + self.depth * block + mixing + head
 
 
 def options_from_name(name: str) -> dict | None:
@@ -204,7 +213,8 @@ class Model(nnx.Module):
             config.patch, config.channels, config.width, dtype=dtype, rngs=rngs
         )
         draw = nnx.initializers.normal(0.02)
-        self.class_token = nnx.Param(draw(rngs.params(), (1, 1, config.width)))
+        if config.pool == "token":
+            self.class_token = nnx.Param(draw(rngs.params(), (1, 1, config.width)))
         self.position = nnx.Param(draw(rngs.params(), (1, config.tokens, config.width)))
         self.stages = nnx.Dict(
             {
@@ -212,7 +222,10 @@ class Model(nnx.Module):
                 for name, (count, reattention) in config.named_stages.items()
             }
         )
-        self.norm = layer_norm(config.width, EPSILON, dtype, rngs)
+        if config.weighted_layers:
+            self.layer_weights = pooling.LayerWeights(config.depth)
+        self.norm = layer_norm(config.width, config.epsilon, dtype, rngs)
+        self.pool = pooling.make(config, dtype=dtype, rngs=rngs)
         if config.num_classes:
             self.head = classifier.head(config.width, config, rngs)
 
@@ -234,7 +247,7 @@ class Model(nnx.Module):
             re-attention where there is one, and every block's output, `blocks` (L, B, N, D).
 
         Returns:
-          `tokens` are the class token, then the patches.
+          `tokens` are the class token, if it is read, then the patches.
         """
         config = self.config
         classifier.check_images(images, config)
@@ -247,17 +260,21 @@ class Model(nnx.Module):
         training = not deterministic and not config.fixed_statistics
 
         x = self.embedding(images, **({"training": training} if config.conv_stem else {}))
-        x = prepend([self.class_token[...].astype(x.dtype)], x)
+        if config.pool == "token":
+            x = prepend([self.class_token[...].astype(x.dtype)], x)
         x = x + self.position[...].astype(x.dtype)
-        captured, first = [], 0
+        captured, first, weights = [], 0, ()
+        if config.weighted_layers:
+            x, weights = pooling.with_sum(x), (self.layer_weights(),)
         for name, (count, _) in config.named_stages.items():
             mine = slice(first, first + count)
             of_layers = (rates[mine], None if keys is None else keys[mine])
+            of_layers = (*(weight[mine] for weight in weights), *of_layers)
             x, found = self.stages[name](x, of_layers, training=training, capture=capture)
             captured.append(found)
             first += count
-        tokens = self.norm(x)
-        features = tokens[:, 0]
+        tokens = self.norm(x[1] if weights else x)
+        features = self.pool(tokens)
         logits = self.head(features.astype(jnp.float32)) if config.num_classes else None
         intermediates = {name: jnp.concatenate([c[name] for c in captured]) for name in captured[0]}
         return ModelOutput(logits, features, tokens, intermediates)
@@ -273,18 +290,21 @@ class Stage(nnx.Module):
         self.config = config
 
     def __call__(
-        self, x: jax.Array, of_layers: tuple, *, training: bool, capture: bool
+        self, x, of_layers: tuple, *, training: bool, capture: bool
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Tokens (B, N, D) -> the same, and what is captured of every block.
+        """Tokens (B, N, D), with a sum if layers are weighted -> the same, and what is captured of every
+        block.
 
         Args:
-          of_layers: rates of stochastic depth (L,) and keys (L,), or `None`.
+          of_layers: weights (L,) if there is a sum, rates of stochastic depth (L,) and keys (L,), or `None`.
         """
 
         def step(block, x, rate, key):
             x, maps = block(x, rate, key, training=training)
             return x, {"attention": maps, "blocks": x} if capture else {}
 
+        if self.config.weighted_layers:
+            step = pooling.weighted(step)
         remat = choices.remat(self.config)
         return stack.scan(step, self.layers, x, of_layers, remat=remat, unroll=self.config.unroll)
 
@@ -293,13 +313,13 @@ class Block(nnx.Module):
     """x + attention(norm(a x)) / a, then x + mlp(norm(a x)) / a (dvit_repo: `scale_adjustment`)."""
 
     def __init__(self, config: Config, reattention: bool, *, dtype, rngs: nnx.Rngs):
-        self.attention_norm = layer_norm(config.width, EPSILON, dtype, rngs)
+        self.attention_norm = layer_norm(config.width, config.epsilon, dtype, rngs)
         if reattention:
             self.attention = ReAttention(config, dtype=dtype, rngs=rngs)
         else:
             how = dict(implementation=config.attention, dtype=dtype, rngs=rngs)
             self.attention = Attention(config.width, config.heads, **how)
-        self.mlp_norm = layer_norm(config.width, EPSILON, dtype, rngs)
+        self.mlp_norm = layer_norm(config.width, config.epsilon, dtype, rngs)
         self.mlp = Mlp(
             config.width, config.mlp_dim, activation="gelu", dropout=0.0, dtype=dtype, rngs=rngs
         )

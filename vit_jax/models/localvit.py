@@ -23,7 +23,7 @@ from vit_jax.base.schema import nearest, option
 from vit_jax.compute import attend, choices, convolution, recompute, stack
 from vit_jax.compute.dense import dense
 from vit_jax.compute.dropout import drop_path
-from vit_jax.models import batch_norm, classifier
+from vit_jax.models import batch_norm, classifier, pooling
 from vit_jax.models.attention import Attention
 from vit_jax.models.batch_norm import BatchNorm
 from vit_jax.models.contract import ModelOutput
@@ -45,7 +45,7 @@ EPSILON = 1e-6  # of the layer norms
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(batch_norm.Options):
+class Config(pooling.Options, batch_norm.Options):
     """A LocalViT."""
 
     # Of the convolutions inside of the MLPs; `meshes.TENSOR_RULES` has the rest.
@@ -69,6 +69,13 @@ class Config(batch_norm.Options):
     )
     reduction: int = option(
         192, "gate=se: hidden channels over those between", minimum=1, role="size"
+    )
+    pool: str = option(
+        "token",
+        "how tokens become one vector; token: the class token, which others do without; gem: generalised "
+        "mean, its power learned",
+        choices=("token", "mean", "gem"),
+        role="structure",
     )
     drop_path: float = option(
         0.0,
@@ -100,13 +107,13 @@ class Config(batch_norm.Options):
 
     @property
     def tokens(self) -> int:
-        """The class token and the patches."""
-        return 1 + self.grid[0] * self.grid[1]
+        """The class token, if it is read, and the patches."""
+        return self.prefix + self.grid[0] * self.grid[1]
 
     @property
     def prefix(self) -> int:
         """Rows of the position embedding that stand for no patch: the class token's."""
-        return 1
+        return int(self.pool == "token")
 
     @property
     def layers(self) -> dict[str, int]:
@@ -124,7 +131,7 @@ class Config(batch_norm.Options):
         counted as 2, full attention.
         """
         n, d, m = self.tokens, self.width, self.mlp_dim
-        patches = n - 1
+        patches = self.grid[0] * self.grid[1]
         gate = {"se": 4 * m * (m // self.reduction), "none": 0}.get(self.gate, 2 * m * eca_size(m))
         block = 8 * n * d * d + 4 * n * n * d + patches * (4 * d * m + 2 * 9 * m) + gate
         embedding = 2 * patches * self.patch**2 * self.channels * d
@@ -163,12 +170,16 @@ class Model(nnx.Module):
             config.patch, config.channels, config.width, dtype=dtype, rngs=rngs
         )
         draw = nnx.initializers.normal(0.02)
-        self.class_token = nnx.Param(draw(rngs.params(), (1, 1, config.width)))
+        if config.pool == "token":
+            self.class_token = nnx.Param(draw(rngs.params(), (1, 1, config.width)))
         self.position = nnx.Param(draw(rngs.params(), (1, config.tokens, config.width)))
         self.layers = stack.stack(
             lambda rngs: Block(config, dtype=dtype, rngs=rngs), config.depth, rngs
         )
+        if config.weighted_layers:
+            self.layer_weights = pooling.LayerWeights(config.depth)
         self.norm = layer_norm(config.width, EPSILON, dtype, rngs)
+        self.pool = pooling.make(config, dtype=dtype, rngs=rngs)
         if config.num_classes:
             self.head = classifier.head(config.width, config, rngs)
 
@@ -190,7 +201,7 @@ class Model(nnx.Module):
             output, `blocks` (L, B, N, D).
 
         Returns:
-          `tokens` are the class token, then the patches.
+          `tokens` are the class token, if it is read, then the patches.
         """
         config = self.config
         classifier.check_images(images, config)
@@ -207,13 +218,15 @@ class Model(nnx.Module):
             return x, {"attention": weights, "blocks": x} if capture else {}
 
         x = self.embedding(images)
-        x = prepend([self.class_token[...].astype(x.dtype)], x)
+        if config.pool == "token":
+            x = prepend([self.class_token[...].astype(x.dtype)], x)
         x = x + self.position[...].astype(x.dtype)
-        x, captured = stack.scan(
+        scan = self.layer_weights.scan if config.weighted_layers else stack.scan
+        x, captured = scan(
             step, self.layers, x, (rates, keys), remat=choices.remat(config), unroll=config.unroll
         )
         tokens = self.norm(x)
-        features = tokens[:, 0]
+        features = self.pool(tokens)
         logits = self.head(features.astype(jnp.float32)) if config.num_classes else None
         return ModelOutput(logits, features, tokens, captured)
 
@@ -227,7 +240,7 @@ class Block(nnx.Module):
             config.width, config.heads, implementation=config.attention, dtype=dtype, rngs=rngs
         )
         self.mlp = ConvolutionalMlp(config, dtype=dtype, rngs=rngs)
-        self.grid = config.grid
+        self.grid, self.prefix = config.grid, config.prefix
 
     def __call__(
         self, x: jax.Array, drop_path_rate: jax.Array, key: jax.Array | None, *, training: bool
@@ -235,7 +248,7 @@ class Block(nnx.Module):
         """(B, N, D) -> the same, and the attention weights (B, H, N, N)."""
         y, weights = self.attention(self.attention_norm(x))
         x = x + drop_path(y, drop_path_rate, key)
-        of_class, patches = x[:, :1], x[:, 1:]
+        of_class, patches = x[:, : self.prefix], x[:, self.prefix :]
         y = self.mlp(patches.reshape(len(x), *self.grid, -1), training=training)
         return jnp.concatenate([of_class, patches + y.reshape(patches.shape)], axis=1), weights
 

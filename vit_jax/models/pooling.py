@@ -20,7 +20,7 @@ SMALLEST = 1e-6  # of what the generalised mean is taken
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Of a family whose tokens go through one stack of layers; it has `tokens`, `width`, `mlp_dim`,
+    """Of a family whose tokens go through layers of one shape; it has `tokens`, `width`, `mlp_dim`,
     `epsilon` and `activation` too.
     """
 
@@ -114,28 +114,40 @@ class GeM(nnx.Module):
 
 class LayerWeights(nnx.Module):
     """The layers' outputs h as one, γ·Σ softmax(s)·h: `scores` s (L,), which begin as 0, and `gain` γ (1,),
-    as 1 (ScalarMix of AllenNLP; arXiv 1802.05365 Eq. 1). No layer has a norm of its own: one norm follows.
+    as 1 (ScalarMix of AllenNLP; arXiv 1802.05365 Eq. 1). No layer has a norm of its own: one norm
+    follows, which takes γ away again but for its epsilon.
     """
 
     def __init__(self, layers: int):
         self.scores = nnx.Param(jnp.zeros((layers,)))
         self.gain = nnx.Param(jnp.ones((1,)))
 
+    def __call__(self) -> jax.Array:
+        """(L,) float32."""
+        return self.gain[...] * jax.nn.softmax(self.scores[...])
+
     def scan(self, step: Callable, layers: nnx.Module, x, arguments: tuple = (), **options):
         """`stack.scan`, whose result is this sum in place of the last layer's output."""
-
-        def weighted(layer, carried, weight, *arguments):
-            x, total = carried
-            x, captured = step(layer, x, *arguments)
-            total = jax.tree.map(lambda total, y: total + weight.astype(y.dtype) * y, total, x)
-            return (x, total), captured
-
-        weights = self.gain[...] * jax.nn.softmax(self.scores[...])
-        carried = (x, jax.tree.map(jnp.zeros_like, x))
-        (_, total), captured = stack.scan(
-            weighted, layers, carried, (weights, *arguments), **options
-        )
+        arguments = (self(), *arguments)
+        (_, total), captured = stack.scan(weighted(step), layers, with_sum(x), arguments, **options)
         return total, captured
+
+
+def with_sum(x):
+    """x, and the weighted sum of what layers make of it, before the first."""
+    return x, jax.tree.map(jnp.zeros_like, x)
+
+
+def weighted(step: Callable) -> Callable:
+    """The step of `stack.scan` for what `with_sum` gives; its first argument is the layer's weight."""
+
+    def wrapped(layer, carried, weight, *arguments):
+        x, total = carried
+        x, captured = step(layer, x, *arguments)
+        total = jax.tree.map(lambda total, y: total + weight.astype(y.dtype) * y, total, x)
+        return (x, total), captured
+
+    return wrapped
 
 
 class AttentionPooling(nnx.Module):

@@ -152,6 +152,13 @@ class HuggingFaceConversion(Conversion):
         raise NotImplementedError
 
 
+def refusal_of_pooling(config: Options) -> str:
+    """`Conversion.refusal` of code that reads the class token of the last layer and nothing else."""
+    if config.pool == "token" and not config.weighted_layers:
+        return ""
+    return "its authors' network reads the class token of the last layer"
+
+
 def patch_grid(
     rows: int, prefixes: Iterable[int], patch: int, said: Mapping[str, Any]
 ) -> tuple[tuple[int, int], int]:

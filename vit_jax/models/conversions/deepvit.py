@@ -21,6 +21,7 @@ from vit_jax.models.conversions.contract import (
     count,
     image_size,
     patch_grid,
+    refusal_of_pooling,
 )
 from vit_jax.models.conversions.rules import Constant, Rule
 
@@ -81,7 +82,7 @@ class Authors(Conversion):
     def refusal(self, config) -> str:
         """See `Conversion`."""
         if any(config.stages[1::2]):
-            return ""
+            return refusal_of_pooling(config)
         return "without re-attention its tensors are a plain ViT's, and would be read as one"
 
     def preprocessing(self, config) -> Preprocessing:

@@ -15,6 +15,7 @@ from vit_jax.models.conversions.contract import (
     count,
     image_size,
     patch_grid,
+    refusal_of_pooling,
 )
 from vit_jax.models.conversions.rules import Rule, transposed
 
@@ -64,9 +65,7 @@ class Authors(Conversion):
 
     def refusal(self, config) -> str:
         """See `Conversion`."""
-        if config.pool == "token" and not config.weighted_layers:
-            return ""
-        return "its authors' network reads the class token of the last layer"
+        return refusal_of_pooling(config)
 
     def preprocessing(self, config) -> Preprocessing:
         """Of the published models."""

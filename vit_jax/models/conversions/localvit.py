@@ -22,6 +22,7 @@ from vit_jax.models.conversions.contract import (
     count,
     image_size,
     patch_grid,
+    refusal_of_pooling,
 )
 from vit_jax.models.conversions.rules import Constant, Rule, reshaped
 
@@ -96,6 +97,10 @@ class Authors(Conversion):
             *pytorch.norm("norm", "norm"),
             *pytorch.linear("head", "head"),
         ]
+
+    def refusal(self, config) -> str:
+        """See `Conversion`."""
+        return refusal_of_pooling(config)
 
     def preprocessing(self, config) -> Preprocessing:
         """Of the published models."""
