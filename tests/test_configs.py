@@ -451,7 +451,7 @@ def test_bit_is_trained_as_its_paper_says(arguments, epochs, examples, falls):
     for i, fall in enumerate(falls):
         found = [lr(assembly, round(fall * epoch) + step) for step in (-2, 2)]
         np.testing.assert_allclose(found, [0.48 / 10**i, 0.48 / 10 ** (i + 1)], rtol=1e-5)
-    np.testing.assert_allclose(config.optim.weight_decay, 1e-3)
+    assert (config.optim.weight_decay, config.optim.weight_decay_by) == (1e-4, "gradient")
     assert (config.optim.name, config.optim.b1, config.optim.clip) == ("sgd", 0.9, 0)
 
 
