@@ -109,6 +109,7 @@ FAMILIES = {
     "mixer": ("Mixer-S/16", dict(depth=3, token_mlp_dim=8)),
     "feed_forward": ("FF-Ti/16", dict(depth=3, token_mlp_dim=8, position_grid=(3, 3))),
     "deepvit": ("DeepViT-16", dict(stages=(1, 2), heads=2)),
+    "axial_vit": ("Axial-ViT-B/16", dict(depth=3, heads=2)),
     "localvit": ("LocalViT-T", dict(depth=3, heads=2, reduction=8)),
 }
 SIZES = dict(image_size=12, patch=4, width=16, mlp_dim=32, num_classes=5, unroll=1)
@@ -156,7 +157,7 @@ def test_the_last_norm_reads_the_weighted_sum_of_all_layers(kit, family):
         x = jnp.einsum("l,lbnd->bnd", shares, output.intermediates["blocks"])
         x = (x - x.mean(-1, keepdims=True)) * jax.lax.rsqrt(x.var(-1, keepdims=True) + 1e-6)
         x = x * norm["scale"] + norm["bias"]
-        x = x.mean(1) if family == "mixer" else x[:, 0]
+        x = x.mean(1) if family in ("mixer", "axial_vit") else x[:, 0]
         logits = x @ rest["head"]["kernel"] + rest["head"]["bias"]
         return jnp.square(logits - 1).sum(), logits
 

@@ -2,13 +2,14 @@
 MLP, then attention within its columns and a second MLP.
 
 Source: the paper's sentences; no code was released. What they leave open is decided here: no class token, which
-has no row or column, so that the mean of the patches is classified; all else is the ViT's.
+has no row or column, so that the mean of the patches is classified (`pool`); all else is the ViT's.
 """
 
 import dataclasses
 import functools
 import re
 from collections.abc import Callable
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ from vit_jax.base.schema import nearest, option
 from vit_jax.compute import attend, choices, stack
 from vit_jax.compute.activations import ACTIVATIONS
 from vit_jax.compute.dropout import drop_path, dropout, split
-from vit_jax.models import classifier, vit
+from vit_jax.models import classifier, pooling, vit
 from vit_jax.models.attention import Attention
 from vit_jax.models.contract import ModelOutput
 from vit_jax.models.embeddings import PatchEmbedding
@@ -30,12 +31,13 @@ from vit_jax.models.layers import Mlp, layer_norm
 VARIANTS = ["Axial-ViT-B/16", "Axial-ViT-B/32"]
 ACCURACY = {}  # none was published
 SMOKE = ("axial.py:smoke", None)
-EPSILON = 1e-6  # of the layer norms
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(classifier.Options):
+class Config(pooling.PatchOptions, classifier.Options):
     """An Axial-ViT."""
+
+    epsilon: ClassVar[float] = 1e-6  # of the layer norms
 
     patch: int = option(16, "side of a patch in pixels", minimum=1, role="size", fitted=True)
     depth: int = option(12, "number of blocks", minimum=1, role="size")
@@ -77,6 +79,11 @@ class Config(classifier.Options):
         return 0
 
     @property
+    def pool_heads(self) -> int:
+        """See `pooling.Options`."""
+        return self.heads
+
+    @property
     def layers(self) -> dict[str, int]:
         """See `classifier.Options`."""
         return {"layers": self.depth}
@@ -92,7 +99,8 @@ class Config(classifier.Options):
         n, d, m = self.tokens, self.width, self.mlp_dim
         block = 2 * (8 * n * d * d + 4 * n * d * m) + 4 * n * sum(self.grid) * d
         embedding = 2 * n * self.patch**2 * self.channels * d
-        return embedding + self.depth * block + 2 * d * self.num_classes
+        head = pooling.flops(self) + 2 * d * self.num_classes
+        return embedding + self.depth * block + head
 
 
 def options_from_name(name: str) -> dict | None:
@@ -125,7 +133,10 @@ class Model(nnx.Module):
         self.layers = stack.stack(
             lambda rngs: Block(config, dtype=dtype, rngs=rngs), config.depth, rngs
         )
-        self.norm = layer_norm(config.width, EPSILON, dtype, rngs)
+        if config.weighted_layers:
+            self.layer_weights = pooling.LayerWeights(config.depth)
+        self.norm = layer_norm(config.width, config.epsilon, dtype, rngs)
+        self.pool = pooling.make(config, dtype=dtype, rngs=rngs)
         if config.num_classes:
             self.head = classifier.head(config.width, config, rngs)
 
@@ -148,7 +159,7 @@ class Model(nnx.Module):
             (L, B, N, D).
 
         Returns:
-          `tokens` are the patches, row by row, and `features` their mean.
+          `tokens` are the patches, row by row.
         """
         config = self.config
         classifier.check_images(images, config)
@@ -171,7 +182,8 @@ class Model(nnx.Module):
 
         x = self.embedding(images)
         x = dropout(x + self.position[...].astype(x.dtype), config.dropout, first_key)
-        x, captured = stack.scan(
+        scan = self.layer_weights.scan if config.weighted_layers else stack.scan
+        x, captured = scan(
             step,
             self.layers,
             x.reshape(len(x), *config.grid, -1),
@@ -180,7 +192,7 @@ class Model(nnx.Module):
             unroll=config.unroll,
         )
         tokens = self.norm(x.reshape(len(x), config.tokens, -1))
-        features = tokens.mean(1)
+        features = self.pool(tokens)
         logits = self.head(features.astype(jnp.float32)) if config.num_classes else None
         return ModelOutput(logits, features, tokens, captured)
 
@@ -208,7 +220,7 @@ class Half(nnx.Module):
     """x + attention(norm(x)) in each line of a grid, then x + mlp(norm(x))."""
 
     def __init__(self, config: Config, *, dtype, rngs: nnx.Rngs):
-        norm = functools.partial(layer_norm, config.width, EPSILON, dtype, rngs)
+        norm = functools.partial(layer_norm, config.width, config.epsilon, dtype, rngs)
         self.attention_norm = norm()
         self.attention = Attention(
             config.width,

@@ -43,7 +43,7 @@ SMOKE = ("digits.py:mixer", 98.6)
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(pooling.Options, classifier.Options):
+class Config(pooling.PatchOptions, classifier.Options):
     """A Mixer. The shapes of its parameters depend on the image size."""
 
     patch: int = option(16, "side of a patch in pixels", minimum=1, role="size", fitted=True)
@@ -55,12 +55,6 @@ class Config(pooling.Options, classifier.Options):
         "hidden size of a Mixer's token MLPs; K² times that of weights from images K times smaller",
         minimum=1,
         role="size",
-    )
-    pool: str = option(
-        "mean",
-        "how tokens become one vector; gem: generalised mean, its power learned; map: attention",
-        choices=("mean", "gem", "map"),
-        role="structure",
     )
     drop_path: float = option(
         0.0, "stochastic depth of the last block, growing linearly from 0", minimum=0, below=1

@@ -44,6 +44,18 @@ class Options:
         return max(self.width // 64, 1)
 
 
+@dataclasses.dataclass(frozen=True)
+class PatchOptions(Options):
+    """The same where every token is a patch."""
+
+    pool: str = option(
+        "mean",
+        "how tokens become one vector; gem: generalised mean, its power learned; map: attention",
+        choices=("mean", "gem", "map"),
+        role="structure",
+    )
+
+
 def check(config: Options) -> None:
     """Raises `ConfigError` for attention pooling of a width that its heads do not divide."""
     if config.pool == "map" and config.width % config.pool_heads:
