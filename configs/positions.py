@@ -9,6 +9,16 @@ After the model come the kind (learned is 1-D, with a vector for every patch; le
 and every column; sincos2d is fixed; relative is 1-D relative attention; none) and the place (stem; layers: in
 every layer its own; shared: in every layer the same). `none,auto` has no place, and relative acts in layers.
 With what is fixed, layers and shared are the same network.
+
+Expect, of ImageNet's images by five examples of each class (Table 8; left) and of digits by the smoke runs
+(right: % of 359 images, seed 0, so that a difference below 2 says nothing):
+               stem             layers           shared
+    none       61.38  83.8
+    learned    64.21  96.1      63.96  98.3      64.29  96.7
+    learned2d  64.00  97.5      64.05  97.5      64.02  96.7
+    sincos2d     -    97.2        -    97.8        -    97.8
+    relative   64.03    -         -    87.5        -    86.6
+The paper prints one number for relative positions, without a place.
 """
 
 from vit_jax import recipes
