@@ -82,13 +82,6 @@ TINY = {
         sum(2 * n + (n + 1) * 24 + 3 * 9 * 8 + 16 for n in (27, 72)) + 73 * 16
         + 16 + 2 * (16 * 48 + 17 * 16 + 17 * 32 + 33 * 16 + 4 * 16) + 32 + 17 * 5,
     ),
-    "feed_forward": (
-        "FF-Ti/16",
-        dict(image_size=(8, 12), patch=4, depth=2, width=16, mlp_dim=32, token_mlp_dim=8,
-             position_grid=(2, 2)),
-        # patches, positions, class token, blocks over channels and over tokens, last norm, head
-        49 * 16 + 5 * 16 + 16 + 2 * (17 * 32 + 33 * 16 + 32) + 2 * (8 * 8 + 9 * 7 + 14) + 32 + 17 * 5,
-    ),
     "dynamic_vit": (
         "DVT-DeiT-S",
         dict(image_size=(8, 12), grids=((2, 3), (4, 6)), depth=2, width=16, mlp_dim=32, heads=2,
@@ -98,6 +91,13 @@ TINY = {
         + 2 * (16 + 2 * (4 * 17 * 16 + 17 * 32 + 33 * 16 + 4 * 16) + 32 + 17 * 5)
         # features into two layers, relations of 2 x 2 maps
         + 2 * (2 * 4 + 4 * 32 + 32 + 17 * 8 + 9 * 4) + (5 * 12 + 13 * 4),
+    ),
+    "feed_forward": (
+        "FF-Ti/16",
+        dict(image_size=(8, 12), patch=4, depth=2, width=16, mlp_dim=32, token_mlp_dim=8,
+             position_grid=(2, 2)),
+        # patches, positions, class token, blocks over channels and over tokens, last norm, head
+        49 * 16 + 5 * 16 + 16 + 2 * (17 * 32 + 33 * 16 + 32) + 2 * (8 * 8 + 9 * 7 + 14) + 32 + 17 * 5,
     ),
     "efficientnet": (
         "EfficientNet-B0",
