@@ -41,7 +41,6 @@ ARGUMENTS = {
     "deit": ["Ti", "B"],
     "feed_forward": ["Ti/16", "L/32"],
     "cross_vit": ["Ti", "18"],
-    "dynamic_vit": ["DeiT-S"],
     "t2t_vit": ["7", "10", "12", "19", "24", "t-14", "t-19", "t-24"],
     "scaling_vit": [
         "s/28",

@@ -154,7 +154,7 @@ def _time(
         "speedup": speedup,
         "speedup_by_flops": promised,
         "speedup_of_promised": speedup / promised,
-        "exit_seconds": list(alone),
+        "exit_seconds": list(map(float, alone)),
         "exit_runs": inference.runs,
         "seconds": seconds,
         "seconds_in_exits": in_exits,

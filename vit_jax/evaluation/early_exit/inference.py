@@ -1,10 +1,10 @@
 """Inference with early exit: images that are confident leave, the others are gathered into full
 batches for the next exit and carry along what it takes over from the exits before.
 
-Every compiled function has one shape, so that a network of E exits takes 2 E - 1 compilations: E
-exits, and E - 1 functions that move rows into a waiting room. Which image goes where is decided on
-the host; on the devices nothing depends on values. Each device has waiting rooms of its own, so that
-nothing is sent between devices.
+Every compiled function has one shape. A network of E exits is compiled as E programs, and as two for
+each waiting room: to make it, and to put rows into it. Which image goes where is decided on the host;
+on the devices nothing depends on values. Each device has waiting rooms of its own, so that nothing is
+sent between devices.
 """
 
 import collections
@@ -104,6 +104,7 @@ class Inference:
         self._first = jax.jit(self._run_first, out_shardings=self.sharding)
         self._later = jax.jit(self._run_later, static_argnums=0, out_shardings=self.sharding)
         self._put = jax.jit(self._put_rows, donate_argnums=0, out_shardings=self.sharding)
+        self._room = jax.jit(_zeros, static_argnums=1, out_shardings=self.sharding)
         self.runs, self.left = [0] * exits, np.zeros(exits, np.int64)
 
     def answers(
@@ -161,8 +162,8 @@ class Inference:
 
     def waiting_rooms(self) -> list["_WaitingRoom"]:
         """Empty ones, for each exit but the first."""
-        lanes = self._lanes
-        return [_WaitingRoom(lanes, self.batch_size // lanes, self._put) for _ in range(self._last)]
+        lanes, each = self._lanes, self.batch_size // self._lanes
+        return [_WaitingRoom(lanes, each, self._room, self._put) for _ in range(self._last)]
 
     def _run_first(self, weights: Weights, images: jax.Array):
         logits, carried = self._exit(0, weights, images, None)
@@ -264,9 +265,9 @@ class _WaitingRoom:
     the images in them.
     """
 
-    def __init__(self, lanes: int, batch: int, put: Callable):
-        """For batches of `batch` rows on each of `lanes` devices."""
-        self._batch, self._put = batch, put
+    def __init__(self, lanes: int, batch: int, make: Callable, put: Callable):
+        """For batches of `batch` rows on each of `lanes` devices; `make` and `put` are compiled."""
+        self._batch, self._make, self._put = batch, make, put
         # What fills a batch, and what one more brings. Where several devices have to start together,
         # one may have to wait longer than the others.
         self._capacity = 2 * batch if lanes == 1 else 4 * batch
@@ -293,7 +294,7 @@ class _WaitingRoom:
             slots[lane, stays], taken[free] = free, numbers[lane, stays]
         sharding = jax.tree.leaves(rows)[0].sharding
         if self.rows is None:
-            self.rows = self._room_for(rows, sharding)
+            self.rows = self._make(rows, self._numbers.shape)
         self.rows = self._put(self.rows, rows, jax.device_put(slots, sharding))
 
     def take(self) -> tuple[np.ndarray, np.ndarray]:
@@ -305,14 +306,6 @@ class _WaitingRoom:
         numbers = np.take_along_axis(self._numbers, slots, axis=1)
         np.put_along_axis(self._numbers, slots, _EMPTY, axis=1)
         return slots, numbers.ravel()
-
-    def _room_for(self, rows: Any, sharding: jax.sharding.Sharding):
-        leading = self._numbers.shape
-
-        def zeros():
-            return jax.tree.map(lambda x: jnp.zeros((*leading, *x.shape[1:]), x.dtype), rows)
-
-        return jax.jit(zeros, out_shardings=sharding)()
 
 
 def check_thresholds(model_config: classifier.Options, thresholds: Sequence[float]) -> None:
@@ -332,6 +325,10 @@ def check_exits(model_config: classifier.Options) -> int:
             "images cannot leave this model early: it has no exits, as Dynamic ViTs (DVT-…) have"
         )
     return len(model_config.exit_flops)
+
+
+def _zeros(rows: Any, leading: tuple[int, ...]):
+    return jax.tree.map(lambda x: jnp.zeros((*leading, *x.shape[1:]), x.dtype), rows)
 
 
 def _take(waiting: Any, slots: jax.Array):

@@ -16,14 +16,14 @@ def text(result: dict) -> str:
     judged, known = result["judged_on"], result["calibrated_on"]
     rows = [("", "GFLOPs", "accuracy", "geometric", "entropy", "random", "leave", "thresholds")]
     for number, one in enumerate(result["exits"], start=1):
-        rows.append((f"exit {number}", f"{one['gflops']:.3f}", f"{one['accuracy']:.2%}"))
+        rows.append((f"exit {number}", f"{one['gflops']:.4g}", f"{one['accuracy']:.2%}"))
     for one in result["budgets"]:
         rivals = (
             "-" if one[n] is None else f"{one[n]:.2%}" for n in ("geometric", "entropy", "random")
         )
         shares = " ".join(f"{share:.0%}" for share in one["shares"])
         values = ",".join(f"{value:.4f}" for value in one["thresholds"])
-        name, spent = f"budget {one['budget']:g}", f"{one['gflops']:.3f}"
+        name, spent = f"budget {one['budget']:g}", f"{one['gflops']:.4g}"
         rows.append((name, spent, f"{one['accuracy']:.2%}", *rivals, shares, values))
     rows = [(*row, *[""] * (len(rows[0]) - len(row))) for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
