@@ -1,6 +1,6 @@
 """Dynamic Vision Transformers on ImageNet ("Not All Images are Worth 16x16 Words", arXiv 2105.15075).
 
-vit_jax train --config=configs/dynamic_vit.py:T2T-12 --workdir=DIR
+vit_jax train --config=configs/dynamic_vit.py:DeiT-S --workdir=DIR
     T2T-12, T2T-14 or DeiT-S: three of these networks, which see 7 x 7, 10 x 10 and 14 x 14 tokens.
     Without reuse: --config.model.feature_reuse=False --config.model.relation_reuse=False; two exits:
     --config.model.grids=7,14; the paper's ablations: other values of the feature_… and relation_… options.

@@ -39,7 +39,6 @@ ARGUMENTS = {
     "vit_s16_i1k": ["150", "300"],
     "deit": ["Ti", "B"],
     "cross_vit": ["Ti", "18"],
-    "dynamic_vit": ["DeiT-S"],
     "t2t_vit": ["7", "10", "12", "19", "24", "t-14", "t-19", "t-24"],
     "scaling_vit": [
         "s/28",

@@ -47,6 +47,11 @@ TINY = dict(
 )  # fmt: skip
 # Grids that are no multiples of each other; T2T's windows of 3 pixels, DeiT's of 4 and of 3, with zeros
 # around the image.
+BY_LAYERS = dict(feature_source="layers", feature_class_token=True, relation_source="layers")
+FIRST_AND_LAST = dict(
+    feature_layers="first", feature_norm=False, relation_source="last", relation_map="linear",
+    relation_resize="whole",
+)  # fmt: skip
 ORDER = np.array([2, 0])
 GRIDS = {"t2t": ((1, 2), (2, 3)), "deit": ((2, 3), (4, 5))}
 
@@ -262,12 +267,11 @@ def test_the_loss_and_its_gradients_are_those_of_the_authors_code(shared_data):
     [
         ("deit", {}),
         pytest.param("t2t", {}, marks=pytest.mark.slow),
-        ("deit", dict(feature_source="layers", feature_class_token=True, relation_source="layers")),
-        ("deit", dict(feature_layers="first", feature_norm=False, relation_source="last",
-                      relation_map="linear", relation_resize="whole")),
+        pytest.param("deit", BY_LAYERS, marks=pytest.mark.slow),
+        pytest.param("deit", FIRST_AND_LAST, marks=pytest.mark.slow),
     ],
     ids=["DeiT", "T2T", "by layers", "first and last layers"],
-)  # fmt: skip
+)
 def test_logits_are_those_of_the_formula_and_gradients_its_slopes(backbone, options):
     config = tiny(backbone, **options)
     params, variables, x = parameters(config), statistics(config), images(config)
@@ -288,6 +292,14 @@ def test_logits_are_those_of_the_formula_and_gradients_its_slopes(backbone, opti
         found = np.sum(np.asarray(gradients[name], np.float64) * direction)
         scale = np.linalg.norm(gradients[name]) * np.linalg.norm(direction)
         assert found == pytest.approx(slope, abs=1e-4 * scale + 1e-6), name
+
+
+def test_logits_of_the_ablations_are_those_of_the_formula():
+    config = tiny(**FIRST_AND_LAST | BY_LAYERS)
+    params, x = parameters(config), images(config)
+    exact = oracles.in_float64(params, statistics(config))
+    found = run(config, params, x).exits
+    np.testing.assert_allclose(found, forward(config, exact, x), atol=1e-5)
 
 
 def test_exits_one_by_one_are_those_of_the_full_forward_pass():
@@ -368,9 +380,9 @@ def test_grids_are_resized_as_pytorch_repeats_and_averages(old, new):
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-def test_dropout_and_stochastic_depth_are_on_in_training_alone():
+def test_stochastic_depth_is_on_in_training_alone():
     _, params, x, (exact, *_) = answers()
-    config = tiny(drop_path=0.5, dropout=0.2)
+    config = tiny(drop_path=0.5)
     drawn = run(config, params, x, jax.random.key(0)).exits
     for i in range(2):
         assert np.abs(exact.exits[i] - drawn[i]).max() > 1e-3
