@@ -51,5 +51,5 @@ def smoke(model):
         of_vit = ("pool", "width", "depth", "mlp_dim")
     for option in of_vit:
         config.model[option] = None  # of a ViT
-    config.duration = "20 epochs" if model == "smoke" else "12 epochs"
+    config.duration = "20 epochs"
     return config

@@ -197,9 +197,7 @@ def test_what_is_captured_of_an_axial_vit_are_maps_of_rows_and_of_columns():
 
 def test_the_summary_of_an_axial_resnet_names_no_kernel_of_attention():
     mesh = meshes.make_mesh({"data": -1, "fsdp": 1, "tensor": 1})
-    assert (
-        choices.summarize(resnet(), mesh) == "layers: unrolled, remat: none, computed in: float32"
-    )
+    assert choices.summarize(resnet(), mesh) == "remat: none, computed in: float32"
     assert choices.summarize(vit(), mesh).startswith("attention: xla, layers: scanned")
 
 
