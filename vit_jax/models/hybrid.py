@@ -1,5 +1,5 @@
-"""ViT on the feature map of a ResNet (ViT §3.1 "Hybrid architecture"; R and R26 from AugReg, arXiv
-2106.10270).
+"""Hybrid (ViT §3.1 "Hybrid architecture"; R and R26 from AugReg, arXiv 2106.10270): a ViT on the feature
+map of a ResNet.
 """
 
 import dataclasses

@@ -50,11 +50,10 @@ def page(rows: list[dict]) -> str:
     by_name = {row["name"]: row for row in rows}
     parts = [_INTRODUCTION]
     for family in registry.FAMILIES:
-        title, _, text = inspect.getdoc(family).partition("\n\n")
+        text = inspect.getdoc(family)
         recipe, accuracy = family.SMOKE
         parts += [
-            f"## {family.TITLE}",
-            title,
+            f"## {text.partition(' (')[0]}",
             text,
             f"A small one on digits, `configs/{recipe}`: {accuracy} % of the test images.",
             "\n".join([
@@ -70,8 +69,8 @@ _INTRODUCTION = """# Models
 
 Made by `vit_jax models --markdown`. Parameters are exact, with a head of 1,000 classes. Multiply-adds are those of
 matrix products, attention and convolutions, counted once; `vit_jax models` prints GFLOPs, which are twice as many.
-Accuracies are top-1, as published for networks that learnt from ImageNet-1k alone at the size that is shown: what
-to expect of the family's recipe, not what was measured here."""
+Accuracies are top-1 as published for networks trained on ImageNet-1k at the size that is shown, EfficientNets as
+students of Noisy Student: what to expect of the family's recipe, not what was measured here."""
 
 
 def _published(row: dict, family: registry.Family) -> str:

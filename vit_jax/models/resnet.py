@@ -1,5 +1,5 @@
-"""Bottleneck ResNets with group norm and standardised weights: BiT's (arXiv 1912.11370) and the one
-below hybrid ViTs.
+"""BiT and ResNet (arXiv 1912.11370): bottleneck ResNets with group norm and standardised weights, BiT's
+and the one below hybrid ViTs.
 
 `BiT-R50x1` normalises before each convolution (ResNet v2), as published BiT weights need it; it is
 big_vision's `bit_paper`. `ResNet-R50x1` normalises after each (ResNet v1), as the hybrids of the
