@@ -75,7 +75,8 @@ students of Noisy Student: what to expect of the family's recipe, not what was m
 
 def _published(row: dict, family: registry.Family) -> str:
     cells = [row[column] for column in ("name", "image_size", "tokens", "parameters")]
-    cells += [row["gflops"] / 2, family.ACCURACY.get(row["name"])]
+    accuracy = family.ACCURACY.get(row["name"])
+    cells += [row["gflops"] / 2, accuracy and f"{accuracy:.1f}"]
     return f"| {' | '.join(map(_cell, cells))} |"
 
 
