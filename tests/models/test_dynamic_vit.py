@@ -405,6 +405,19 @@ def test_any_rising_grids_that_images_give_get_their_windows(grids, windows):
     assert [network.grid for network in config.networks] == [(g, g) for g in grids]
 
 
+@pytest.mark.parametrize(
+    ("name", "size", "grids", "windows"),
+    [
+        ("DVT-T2T-ViT-12", 112, (4, 5, 7), ((14, 8, 3), (11, 6, 5), (7, 4, 2))),
+        ("DVT-DeiT-S", 384, (12, 17, 24), ((32, 32, 0), (23, 23, 4), (16, 16, 0))),
+    ],
+)
+def test_at_another_resolution_windows_stay_and_grids_change(name, size, grids, windows):
+    found = registry.model_config(name).at_size(size)
+    assert found == {"windows": windows, "grids": grids}
+    assert registry.model_config(name, image_size=size, **found).grids == grids
+
+
 def test_published_patches_of_deit_are_those_of_the_authors_code():
     config = registry.model_config("DVT-DeiT-S")
     windows = tuple(network.windows for network in config.networks)

@@ -152,6 +152,21 @@ def count(backbone: str, side: int, windows: Windows) -> int | None:
     return found[-1] if found else None
 
 
+def at_size(
+    backbone: str, height_width: tuple[int, int], windows: Windows
+) -> tuple[Windows, tuple[int, int]] | None:
+    """The windows for images of another size, and the grid that they give. DeiT's keep their pixels,
+    with the least zeros around the image. `None` if there are none.
+    """
+    side, stride, padding = windows
+    for around in (padding,) if backbone == "t2t" else range(side):
+        found = side, stride, around
+        grid = tuple(count(backbone, length, found) for length in height_width)
+        if all(grid):
+            return found, grid
+    return None
+
+
 @functools.cache
 def fitting(backbone: str, height_width: tuple[int, int]) -> dict[tuple[int, int], Windows]:
     """The grids that images can be cut into, and by which windows."""

@@ -179,14 +179,12 @@ class Config(reuse.Options, classifier.Options):
 
     def at_size(self, image_size: Size) -> dict[str, Any]:
         """The windows of the image stay; so there are other grids."""
-        windows = tuple(network.windows for network in self.networks)
-        counts = [
-            [cascade.count(self.backbone, side, of_exit) for side in sizes.height_width(image_size)]
-            for of_exit in windows
-        ]
-        if not all(all(grid) for grid in counts):
+        pixels = sizes.height_width(image_size)
+        found = [cascade.at_size(self.backbone, pixels, n.windows) for n in self.networks]
+        if not all(found):
             return {}  # whose error says what does not fit
-        return {"windows": windows, "grids": tuple(sizes.parse(tuple(grid)) for grid in counts)}
+        windows, grids = zip(*found, strict=True)
+        return {"windows": windows, "grids": tuple(map(sizes.parse, grids))}
 
     def starts_anew(self, target: "Config") -> tuple[str, ...]:
         """See `classifier.Options`."""

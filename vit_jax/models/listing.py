@@ -84,14 +84,17 @@ def _fitting(name: str, image_size: int | None):
     """The model's config at the largest size up to `image_size` that it takes; which these are, its
     family knows.
     """
+    published = registry.model_config(name)
     if image_size is None:
-        return registry.model_config(name)
+        return published
     refusal = None
     for size in range(image_size, 0, -1):
-        try:
-            return registry.model_config(name, image_size=size)
-        except ConfigError as error:
-            refusal = refusal or error
+        # As it is, or else as its weights are used at another resolution.
+        for options in ({}, published.at_size(size)):
+            try:
+                return registry.model_config(name, image_size=size, **options)
+            except ConfigError as error:
+                refusal = refusal or error
     raise ConfigError(f"{name}: no size up to {image_size} fits: {refusal}")
 
 
