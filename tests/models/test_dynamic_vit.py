@@ -427,7 +427,7 @@ def test_published_patches_of_deit_are_those_of_the_authors_code():
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("DVT-T2T-ViT-13", {}, "there is no DVT on 'T2T-ViT-13'; did you mean 'T2T-ViT-1"),
+        ("DVT-T2T-ViT-13", {}, "there is no DVT of size 'T2T-ViT-13'; did you mean 'T2T-ViT-1"),
         ("DVT-DeiT-S", {"grids": (10, 7)}, "10,7: each exit must have more tokens than the one before"),
         ("DVT-DeiT-S", {"grids": (7, 7)}, "7,7: each exit must have more tokens"),
         ("DVT-DeiT-S", {"grids": ((7, 10), (10, 7))}, "7x10,10x7: each exit must have more"),

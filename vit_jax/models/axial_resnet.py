@@ -21,7 +21,7 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.base.schema import nearest, option
+from vit_jax.base.schema import option
 from vit_jax.compute import choices, recompute, stack
 from vit_jax.compute.dense import dense
 from vit_jax.models import classifier, resnet
@@ -143,10 +143,7 @@ def options_from_name(name: str) -> dict | None:
     match = re.fullmatch(r"AxialResNet-(.+)", name)
     if not match:
         return None
-    if match[1] not in resnet.UNITS:
-        raise ConfigError(
-            f"model {name!r}: there is no AxialResNet of depth {match[1]}{nearest(match[1], resnet.UNITS)}"
-        )
+    classifier.check_size(name, "AxialResNet", match[1], resnet.UNITS)
     return dict(units=resnet.UNITS[match[1]])
 
 

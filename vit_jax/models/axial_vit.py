@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.base.schema import nearest, option
+from vit_jax.base.schema import option
 from vit_jax.compute import attend, choices, stack
 from vit_jax.compute.activations import ACTIVATIONS
 from vit_jax.compute.dropout import drop_path, dropout, split
@@ -109,10 +109,7 @@ def options_from_name(name: str) -> dict | None:
     if not match:
         return None
     size, patch = match.groups()
-    if size not in vit.SIZES:
-        raise ConfigError(
-            f"model {name!r}: there is no ViT of size {size!r}{nearest(size, vit.SIZES)}"
-        )
+    classifier.check_size(name, "ViT", size, vit.SIZES)
     depth, width, mlp_dim, heads = vit.SIZES[size]
     return dict(patch=int(patch), depth=depth, width=width, mlp_dim=mlp_dim, heads=heads)
 

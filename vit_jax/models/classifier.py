@@ -4,7 +4,7 @@ bodies are not here.
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, ClassVar
 
 import jax
@@ -12,7 +12,7 @@ from flax import nnx
 
 from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
-from vit_jax.base.schema import option
+from vit_jax.base.schema import nearest, option
 from vit_jax.base.sizes import Size
 from vit_jax.compute import recompute
 from vit_jax.compute.choices import AUTO
@@ -118,6 +118,14 @@ class Options:
           ConfigError: the parameter has another meaning there, though it may have the same shape.
         """
         return None
+
+
+def check_size(name: str, kind: str, size: str, known: Collection[str]) -> None:
+    """Refuses the name of a model whose size is none of its family's."""
+    if size not in known:
+        raise ConfigError(
+            f"model {name!r}: there is no {kind} of size {size!r}{nearest(size, known)}"
+        )
 
 
 def patch_grid(config: Options) -> tuple[int, int]:

@@ -26,7 +26,7 @@ from flax import nnx
 
 from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
-from vit_jax.base.schema import nearest, option
+from vit_jax.base.schema import option
 from vit_jax.base.sizes import Size
 from vit_jax.compute import attend
 from vit_jax.compute.activations import ACTIVATIONS
@@ -230,10 +230,7 @@ def options_from_name(name: str) -> dict | None:
     if not match:
         return None
     size, dagger = match.groups()
-    if size not in SIZES:
-        raise ConfigError(
-            f"model {name!r}: there is no CrossViT of size {size!r}{nearest(size, SIZES)}"
-        )
+    classifier.check_size(name, "CrossViT", size, SIZES)
     small_width, heads, depth, ratio = SIZES[size]
     width = 2 * small_width
     return dict(

@@ -20,7 +20,7 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.base.schema import nearest, option
+from vit_jax.base.schema import option
 from vit_jax.compute import attend, choices, stack
 from vit_jax.compute.dropout import drop_path, split
 from vit_jax.models import batch_norm, classifier, pooling
@@ -186,10 +186,7 @@ def options_from_name(name: str) -> dict | None:
     if not match:
         return None
     size = match[1]
-    if size not in SIZES:
-        raise ConfigError(
-            f"model {name!r}: there is no DeepViT of size {size!r}{nearest(size, SIZES)}"
-        )
+    classifier.check_size(name, "DeepViT", size, SIZES)
     return dict(patch=16, heads=12, mlp_dim=3 * SIZES[size]["width"]) | SIZES[size]
 
 

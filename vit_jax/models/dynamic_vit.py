@@ -31,7 +31,7 @@ from flax import nnx
 
 from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
-from vit_jax.base.schema import nearest, option
+from vit_jax.base.schema import option
 from vit_jax.base.sizes import Size
 from vit_jax.compute import attend
 from vit_jax.compute.activations import ACTIVATIONS
@@ -207,10 +207,7 @@ def options_from_name(name: str) -> dict | None:
     match = re.fullmatch(r"DVT-(.+)", name)
     if not match:
         return None
-    if match[1] not in SIZES:
-        raise ConfigError(
-            f"model {name!r}: there is no DVT on {match[1]!r}{nearest(match[1], SIZES)}"
-        )
+    classifier.check_size(name, "DVT", match[1], SIZES)
     backbone, (depth, width, mlp_dim, heads) = SIZES[match[1]]
     options = dict(backbone=backbone, depth=depth, width=width, mlp_dim=mlp_dim, heads=heads)
     if backbone == "deit":

@@ -21,7 +21,7 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.base.schema import nearest, option
+from vit_jax.base.schema import option
 from vit_jax.compute import choices, convolution, recompute, stack
 from vit_jax.compute.dense import dense
 from vit_jax.compute.dropout import drop_path, dropout
@@ -220,10 +220,7 @@ def options_from_name(name: str) -> dict | None:
     match = re.fullmatch(r"EfficientNet-(.+)", name)
     if not match:
         return None
-    if match[1] not in SIZES:
-        raise ConfigError(
-            f"model {name!r}: there is no EfficientNet of size {match[1]!r}{nearest(match[1], SIZES)}"
-        )
+    classifier.check_size(name, "EfficientNet", match[1], SIZES)
     size = SIZES[match[1]]
     return dict(units=units(size.depth), width_factor=size.width, image_size=size.resolution)
 

@@ -24,7 +24,7 @@ from flax import nnx
 
 from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
-from vit_jax.base.schema import nearest, option
+from vit_jax.base.schema import option
 from vit_jax.compute import choices, stack
 from vit_jax.compute.activations import ACTIVATIONS
 from vit_jax.compute.dropout import drop_path, dropout, split
@@ -128,8 +128,7 @@ def options_from_name(name: str) -> dict | None:
     if not match:
         return None
     size, patch = match.groups()
-    if size not in SIZES:
-        raise ConfigError(f"model {name!r}: there is no FF of size {size!r}{nearest(size, SIZES)}")
+    classifier.check_size(name, "FF", size, SIZES)
     depth, width = SIZES[size]
     return dict(patch=int(patch), depth=depth, width=width, mlp_dim=4 * width)
 

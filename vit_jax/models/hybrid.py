@@ -14,7 +14,7 @@ from flax import nnx
 from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest, option
-from vit_jax.models import resnet, vit
+from vit_jax.models import classifier, resnet, vit
 from vit_jax.models.embeddings import PatchEmbedding
 
 # Listed by `vit_jax models`.
@@ -100,10 +100,8 @@ def options_from_name(name: str) -> dict | None:
         return None
     depth, size, stride = match.groups()
     known = [variant for variant in VARIANTS if variant.startswith(f"R{depth}+")] or VARIANTS
-    if depth and depth not in resnet.UNITS:
-        raise ConfigError(
-            f"model {name!r}: there is no ResNet of depth {depth}{nearest(depth, resnet.UNITS)}"
-        )
+    if depth:
+        classifier.check_size(name, "ResNet", depth, resnet.UNITS)
     if stride not in (("16", "32") if depth else ("16",)):
         raise ConfigError(
             f"model {name!r}: there is no such hybrid of total stride {stride}{nearest(name, known)}"

@@ -19,7 +19,7 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.base.schema import nearest, option
+from vit_jax.base.schema import option
 from vit_jax.compute import attend, choices, convolution, recompute, stack
 from vit_jax.compute.dense import dense
 from vit_jax.compute.dropout import drop_path
@@ -144,10 +144,7 @@ def options_from_name(name: str) -> dict | None:
     if not match:
         return None
     size = match[1]
-    if size not in SIZES:
-        raise ConfigError(
-            f"model {name!r}: there is no LocalViT of size {size!r}{nearest(size, SIZES)}"
-        )
+    classifier.check_size(name, "LocalViT", size, SIZES)
     return dict(patch=16, depth=12, mlp_dim=4 * SIZES[size]["width"]) | SIZES[size]
 
 

@@ -11,7 +11,7 @@ from flax import nnx
 
 from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
-from vit_jax.base.schema import nearest, option
+from vit_jax.base.schema import option
 from vit_jax.base.sizes import Size
 from vit_jax.compute import choices, recompute, stack
 from vit_jax.compute.activations import ACTIVATIONS
@@ -125,10 +125,7 @@ def options_from_name(name: str) -> dict | None:
     if not match:
         return None
     size, patch = match.groups()
-    if size not in SIZES:
-        raise ConfigError(
-            f"model {name!r}: there is no Mixer of size {size!r}{nearest(size, SIZES)}"
-        )
+    classifier.check_size(name, "Mixer", size, SIZES)
     depth, width, mlp_dim, token_mlp_dim = SIZES[size]
     return dict(
         patch=int(patch), depth=depth, width=width, mlp_dim=mlp_dim, token_mlp_dim=token_mlp_dim

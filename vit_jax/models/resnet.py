@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.base.schema import nearest, option
+from vit_jax.base.schema import option
 from vit_jax.compute import choices, stack
 from vit_jax.models import classifier
 from vit_jax.models.contract import ModelOutput
@@ -155,10 +155,7 @@ def options_from_name(name: str) -> dict | None:
     if not match:
         return None
     style, depth, width_factor = match.groups()
-    if depth not in UNITS:
-        raise ConfigError(
-            f"model {name!r}: there is no ResNet of depth {depth}{nearest(depth, UNITS)}"
-        )
+    classifier.check_size(name, "ResNet", depth, UNITS)
     return dict(units=UNITS[depth], width_factor=float(width_factor), preactivation=style == "BiT")
 
 

@@ -26,10 +26,10 @@ from flax import nnx
 
 from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
-from vit_jax.base.schema import nearest, option
+from vit_jax.base.schema import option
 from vit_jax.compute import attend, choices, performer, recompute, stack, windows
 from vit_jax.compute.dropout import dropout, split
-from vit_jax.models import positions, vit
+from vit_jax.models import classifier, positions, vit
 from vit_jax.models.attention import Attention
 from vit_jax.models.embeddings import sinusoids
 from vit_jax.models.layers import Linear, Mlp, draw_kernels, layer_norm
@@ -174,10 +174,7 @@ def options_from_name(name: str) -> dict | None:
         return None
     full, size = match.groups()
     known = SIZES_T if full else tuple(SIZES)
-    if size not in known:
-        raise ConfigError(
-            f"model {name!r}: there is no T2T-ViT{full or ''} of size {size!r}{nearest(size, known)}"
-        )
+    classifier.check_size(name, f"T2T-ViT{full or ''}", size, known)
     depth, width, mlp_dim, heads = SIZES[size]
     options = dict(depth=depth, width=width, mlp_dim=mlp_dim, heads=heads)
     options |= dict(activation="gelu", epsilon=1e-5, qkv_bias=False)

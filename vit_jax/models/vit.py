@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.base.schema import nearest, option
+from vit_jax.base.schema import option
 from vit_jax.compute import attend
 from vit_jax.compute.activations import ACTIVATIONS
 from vit_jax.compute.dropout import dropout
@@ -202,10 +202,7 @@ def options_from_name(name: str) -> dict | None:
         return None
     kind, size, patch = match.groups()
     sizes = SIZES if kind == "ViT" else DEIT_SIZES
-    if size not in sizes:
-        raise ConfigError(
-            f"model {name!r}: there is no {kind} of size {size!r}{nearest(size, sizes)}"
-        )
+    classifier.check_size(name, kind, size, sizes)
     depth, width, mlp_dim, heads = SIZES[size]
     options = dict(patch=int(patch), depth=depth, width=width, mlp_dim=mlp_dim, heads=heads)
     if kind == "DeiT":
