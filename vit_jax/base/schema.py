@@ -235,11 +235,15 @@ def checked_options(cls: type, values: dict, where: str, prefix: str) -> dict:
     return {name: checked(prefix + name, value, known[name]) for name, value in values.items()}
 
 
+_NAMED = 30  # of what is known
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
-    """'; did you mean …?' for a mistyped name, or the list of what there is."""
+    """'; did you mean …?' for a mistyped name, or what there is, of a long list the beginning."""
     known = [str(k) for k in known]
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
+    if close := difflib.get_close_matches(name, known, n=1, cutoff=0.5):
+        return f"; did you mean {close[0]!r}?"
+    return f"; known: {', '.join(known[:_NAMED])}{' …' if len(known) > _NAMED else ''}"
 
 
 def checked(name: str, value: Any, field: dataclasses.Field):
