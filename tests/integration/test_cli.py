@@ -37,7 +37,7 @@ def test_help_of_a_command_lists_the_fields_of_the_config(command):
 WRONG = {
     "no config": ((), "which config"),
     "no such file": (("--config=configs/digit.py",), "there is no file configs/digit.py"),
-    "argument not taken": (("--config=configs/digits.py:B",), "takes no argument"),
+    "argument not taken": (("--config=configs/folder.py:B",), "takes no argument"),
     "unknown field": (("--config.optim.lrr=1",), "config has no field optim.lrr; did you mean 'optim.lr'?"),
     "field in the wrong section": (("--config.lr=1",), "did you mean 'optim.lr'"),
     "wrong type": (("--config.optim.lr=fast",), "config.optim.lr = 'fast' must be a number"),

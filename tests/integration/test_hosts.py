@@ -133,6 +133,7 @@ def test_a_signal_to_one_process_stops_all_after_the_same_step_and_others_go_on(
     assert_close(one_process, tmp_path)
 
 
+@pytest.mark.slow
 def test_an_error_in_one_process_ends_all_with_its_message_and_code(hosts, tmp_path):
     run = hosts(tmp_path, *FSDP, process=1, example=48, action="fail")
     assert run.codes() == [1, 1], run.log(0) + run.log(1)

@@ -417,6 +417,7 @@ def test_patches_are_resized_as_there_without_antialiasing(theirs, new):
     )
 
 
+@pytest.mark.slow
 def test_the_real_deit_classifies_real_images(shared_data):
     """top-1 80.5 %, top-5 97.0 % of 200 images, as timm: short side 248 bicubic, middle 224."""
     foreign = formats.read(shared_data / "weights" / "deit_tiny_patch16_224_lnq.timm.safetensors")

@@ -4,6 +4,8 @@ The oracle of patch resizing is big_vision's FlexiViT; timm, where it is install
 `torchvision` stubbed as in `tests/interchange/test_timm.py`), has its own.
 """
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -154,7 +156,7 @@ def test_a_distilled_model_without_head_has_features_only(kit):
 def test_supervised_learning_moves_both_heads_and_both_tokens(kit):
     config = kit.config(distilled=True, depth=1)
     batch = {"image": kit.images, "label": jnp.eye(5)[jnp.array([0, 1, 2, 3])]}
-    objective = Supervised(Options(), None)
+    objective = Supervised(Options(), types.SimpleNamespace(model=config))
 
     def loss(parameters):
         model = lambda images, **_: kit.apply(config, parameters, images)  # noqa: E731

@@ -63,16 +63,16 @@ def scan(
     return x, captured
 
 
-def call(layer: nnx.Module, x, *arguments, remat: str) -> jax.Array:
-    """`layer(x, *arguments)` of a layer outside any stack, recomputed and updated as those of a stack
-    are; x is (B, ...), or several such.
+def call(layer: nnx.Module, x, *arguments, remat: str, **settings) -> jax.Array:
+    """`layer(x, *arguments, **settings)` of a layer outside any stack, recomputed and updated as those of
+    a stack are; x is (B, ...), or several such; settings are no arrays.
     """
     definition, parameters, state = _split(layer)
 
     def body(parameters, state, x, arguments):
         before = jax.tree.leaves(state)
         inner = nnx.merge(definition, parameters, state)
-        return inner(_keep(x), *arguments), _changed(inner, before)
+        return inner(_keep(x), *arguments, **settings), _changed(inner, before)
 
     x, changed = recompute.apply(body, remat, prevent_cse=True)(parameters, state, x, arguments)
     _update(layer, changed)

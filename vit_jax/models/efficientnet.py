@@ -307,7 +307,7 @@ class Model(nnx.Module):
             arguments = rates[these], None if keys is None else keys[these]
             if part == "first":
                 rate, key = jax.tree.map(lambda x: x[0], arguments)
-                x = stack.call(block, x, rate, key, training, remat=remat)
+                x = stack.call(block, x, rate, key, training=training, remat=remat)
             else:
                 x, _ = stack.scan(step, block, x, arguments, remat=remat, unroll=config.unroll)
             maps[f"stage{stage}"] = x

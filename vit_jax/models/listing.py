@@ -62,7 +62,7 @@ def page(rows: list[dict]) -> str:
                 *(_published(by_name[name], family) for name in family.VARIANTS),
             ]),
         ]  # fmt: skip
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return "\n\n".join(part for part in parts)
 
 
 _INTRODUCTION = """# Models

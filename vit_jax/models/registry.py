@@ -4,6 +4,7 @@ recipe with `register`.
 """
 
 import dataclasses
+import functools
 import math
 from types import ModuleType
 from typing import NamedTuple
@@ -163,6 +164,13 @@ def abstract(config: Options) -> tuple[nnx.GraphDef, dict]:
 
 def abstract_weights(config: Options) -> tuple[nnx.GraphDef, Weights]:
     """As `abstract`, with the shapes of what is not trained too."""
+    definition, weights = _abstract(config, jax.config.jax_enable_x64)
+    return definition, jax.tree.map(lambda x: x, weights)  # Dicts of the caller's own.
+
+
+@functools.lru_cache(maxsize=64)
+def _abstract(config: Options, _: bool) -> tuple[nnx.GraphDef, Weights]:
+    """Tracing takes 0.2 s and more, and a run asks some six times."""
     definition, weights = split(nnx.eval_shape(lambda: build(config, rngs=nnx.Rngs(0))))
     # Without the sharding that a mesh in the context would give them.
     return definition, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), weights)
