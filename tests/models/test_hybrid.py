@@ -130,7 +130,7 @@ def test_the_root_alone_is_cut_into_patches_of_eight(kit):
     [
         ("R50+ViT-B/8", {}, "no such hybrid of total stride 8; did you mean 'R50\\+ViT-B/"),
         ("R+ViT-Ti/32", {}, "no such hybrid of total stride 32; did you mean 'R\\+ViT-Ti/16'"),
-        ("R51+ViT-B/16", {}, "no ResNet of depth 51"),
+        ("R51+ViT-B/16", {}, "no ResNet of size .51."),
         ("R50+ViT-BB/16", {}, "no ViT of size 'BB'"),
         (
             "R50+ViT-B/32",

@@ -219,7 +219,7 @@ def test_units_of_a_new_v1_resnet_begin_as_the_identity():
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("BiT-R51x1", {}, "no ResNet of depth 51; did you mean '50'"),
+        ("BiT-R51x1", {}, "no ResNet of size .51.; did you mean '50'"),
         ("BiT-R50", {}, "unknown model 'BiT-R50'; did you mean 'BiT-R50x"),
         ("BiT-R50x1", {"units": (1, 0)}, "every stage has at least one unit"),
         ("ResNet-R50x1", {"root_zeros": True}, "model.root_zeros is for BiT"),

@@ -121,10 +121,11 @@ def read_description(folder: epath.Path) -> dict:
         raise CheckpointError(
             f"{folder} is damaged or no checkpoint: its description cannot be read ({error})"
         ) from error
-    # Earlier versions did not seal descriptions; theirs must at least have the fields that are
-    # always used.
     whole = isinstance(description, dict) and {"config", "model", "classes"} <= description.keys()
-    if not whole or description.pop(_SEAL, None) not in (None, _seal_of(description)):
+    if whole and (_SEAL in description or "training_data" in description):
+        whole = description.pop(_SEAL, None) == _seal_of(description)
+    # Earlier versions had neither of the two.
+    if not whole:
         raise CheckpointError(f"{folder} is damaged: its description is not the one that was saved")
     return description
 
