@@ -99,12 +99,11 @@ def documented(name: str) -> list[str]:
     return re.findall(rf"--config=configs/{name}\.py:(\S+)", RECIPES[name].read_text())
 
 
-def cases() -> list[tuple[str, ...]]:
+def cases() -> list:
     found = [(name,) for name in RECIPES]
     found += [(name, argument) for name in RECIPES for argument in documented(name)]
-    return found + [
-        (name, argument) for name, arguments in ARGUMENTS.items() for argument in arguments
-    ]
+    others = [(name, argument) for name, arguments in ARGUMENTS.items() for argument in arguments]
+    return found + [pytest.param(case, marks=pytest.mark.slow) for case in others]
 
 
 def lr(assembly, step: int) -> float:

@@ -141,9 +141,8 @@ def test_an_error_in_one_process_ends_all_with_its_message_and_code(hosts, tmp_p
     assert "process 1 ended the run: the disk of process 1 has crashed" in run.log(0)
 
 
-@pytest.mark.parametrize(
-    "killed", [1, pytest.param(0, marks=pytest.mark.slow)], ids=["worker", "coordinator"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [1, 0], ids=["worker", "coordinator"])
 def test_when_one_process_is_killed_the_others_end_soon(hosts, tmp_path, killed):
     run = hosts(tmp_path, *FSDP, "--config.hosts.heartbeat_seconds=10", seconds=0.006)
     run.until(lambda: steps_done(tmp_path) >= 5)

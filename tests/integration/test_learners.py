@@ -59,6 +59,7 @@ def agree():
     del objectives.OBJECTIVES["agree"]
 
 
+@pytest.mark.slow
 def test_a_teacher_that_follows_the_student_and_a_centre_are_saved_and_restored(
     agree, tiny_config, tmp_path, monkeypatch
 ):

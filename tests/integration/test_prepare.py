@@ -4,6 +4,7 @@ import json
 
 import cv2
 import numpy as np
+import pytest
 
 import vit_jax
 
@@ -36,6 +37,7 @@ def test_a_folder_with_bad_files_is_prepared_verified_and_trained_on(
     assert code == 1 and f"{file.name}: its checksum has changed" in told, errors
 
 
+@pytest.mark.slow
 def test_images_with_several_labels_are_prepared_and_learnt_with_a_sigmoid(
     tmp_path, tiny_config, caplog
 ):

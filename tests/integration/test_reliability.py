@@ -71,7 +71,6 @@ def test_killed_and_started_again_equals_the_uninterrupted_run_bit_for_bit(
             lambda: steps_done(tmp_path) >= 18 and saving(tmp_path),
             signal.SIGKILL,
         ),
-        ("SIGKILL before the first step", (tmp_path / "checkpoints").exists, signal.SIGKILL),
         ("SIGTERM", lambda: steps_done(tmp_path) >= 33, signal.SIGTERM),
     ]
     for way, condition, number in ways:

@@ -212,6 +212,7 @@ def test_an_averaged_model_is_what_is_evaluated_and_loaded(tiny_config, tmp_path
     assert np.abs(params_of(tmp_path / "plain")["position"] - averaged["position"]).max() > 0
 
 
+@pytest.mark.slow
 def test_a_trace_is_recorded_on_request(tiny_config, tmp_path):
     vit_jax.train(tiny_config(log__profile=(2, 3)), tmp_path)
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))

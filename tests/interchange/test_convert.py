@@ -109,6 +109,7 @@ def test_a_run_takes_from_its_checkpoint_what_its_config_leaves_open(file, tmp_p
     assert (said.model.activation, said.model.pool) == ("gelu", "map")
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_a_published_file_and_goes_on_without_it(arrays, tmp_path):
     path = tmp_path / "vit.npz"
     np.savez(path, **arrays)

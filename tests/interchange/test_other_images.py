@@ -99,7 +99,7 @@ def test_a_rectangles_positions_go_to_another_rectangle(tmp_path):
 @pytest.mark.parametrize(
     ("name", "size"),
     [
-        ("vt_vit_tok_rep", (1, 2)),
+        pytest.param("vt_vit_tok_rep", (1, 2), marks=pytest.mark.slow),
         pytest.param("vt_hybrid_tiny", (1, 2), marks=pytest.mark.slow),
         pytest.param("bv_vit_map_sincos2d", (2, 1), marks=pytest.mark.slow),
         pytest.param("bv_bit_tiny", (1, 2), marks=pytest.mark.slow),

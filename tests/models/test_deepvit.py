@@ -156,7 +156,7 @@ def test_the_authors_file_comes_back_byte_by_byte(name, shared_data, tmp_path):
     "options",
     [
         {},
-        {"reattention_norm": False, "residual_scale": 0.5},
+        pytest.param({"reattention_norm": False, "residual_scale": 0.5}, marks=pytest.mark.slow),
         {"conv_stem": True, "scaled_maps": True, "residual_scale": 0.5},
     ],
     ids=["norm", "no norm", "S"],

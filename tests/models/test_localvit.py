@@ -154,7 +154,12 @@ def test_the_authors_file_comes_back_byte_by_byte(name, shared_data, tmp_path):
 @pytest.mark.parametrize("training", [False, True], ids=["evaluated", "trained"])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"gate": "eca"}, {"gate": "eca_hard"}, {"gate": "none", "activation": "relu6"}],
+    [
+        {},
+        pytest.param({"gate": "eca"}, marks=pytest.mark.slow),
+        {"gate": "eca_hard"},
+        pytest.param({"gate": "none", "activation": "relu6"}, marks=pytest.mark.slow),
+    ],
     ids=["se", "eca", "eca_hard", "relu6"],
 )
 def test_logits_and_the_gradient_of_every_parameter_are_those_of_float64(options, training):

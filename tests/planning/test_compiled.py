@@ -24,7 +24,7 @@ FAMILIES = {
 }
 MESHES = {"data": (8, 1, 1), "fsdp": (1, 8, 1), "tensor": (4, 1, 2), "mixed": (2, 2, 2)}
 # Four seconds each. Tensor parallelism cuts heads and MLPs, of which a ResNet has none.
-QUICK = [("vit", "mixed"), ("mixer", "mixed"), ("resnet", "fsdp")]
+QUICK = [("vit", "mixed"), ("mixer", "mixed")]
 SLOW = [
     ("vit", "data"),
     ("vit", "fsdp"),
@@ -36,6 +36,7 @@ SLOW = [
     ("hybrid", "data"),
     ("hybrid", "mixed"),
     ("resnet", "data"),
+    ("resnet", "fsdp"),
 ]
 CASES = QUICK + [pytest.param(case, marks=pytest.mark.slow) for case in SLOW]
 # The program is looked at, never run.

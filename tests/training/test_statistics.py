@@ -6,6 +6,7 @@ import dataclasses
 
 import jax
 import numpy as np
+import pytest
 from flax import nnx
 
 from tests.training.test_step import MESHES, make_batches, make_config, run
@@ -31,6 +32,7 @@ def assert_close(found, expected, tolerance=1e-5):
         np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
 def test_parts_of_a_batch_over_a_mesh_move_them_the_average_follows_and_bad_steps_leave_them():
     config = deepvit(accumulate=2, nonfinite="skip", **{"model.unroll": 1})
     first, state, _, step = run(config, MESHES["mixed"], steps=1)

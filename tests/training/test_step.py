@@ -81,7 +81,13 @@ def assert_close(a, b, tolerance):
         np.testing.assert_allclose(x, y, rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("sizes", MESHES.values(), ids=MESHES)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        pytest.param(sizes, id=name, marks=[] if name == "mixed" else pytest.mark.slow)
+        for name, sizes in MESHES.items()
+    ],
+)
 def test_every_mesh_trains_the_same_parameters_as_one_device(on_one_device, sizes):
     first, state, metrics, step = run(make_config(), sizes)
     expected_first, expected, expected_metrics, _ = on_one_device

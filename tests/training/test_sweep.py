@@ -57,6 +57,7 @@ def config_of(run):
     return reading.newest_description(run)["config"]
 
 
+@pytest.mark.slow
 def test_the_best_on_the_examples_left_out_is_trained_on_all_with_each_seed(swept):
     workdir, summary = swept
     slow, fast, _ = summary["settings"]
@@ -71,6 +72,7 @@ def test_the_best_on_the_examples_left_out_is_trained_on_all_with_each_seed(swep
         assert (config["data"]["train_split"], config["data"]["eval_split"]) == ("train", "test")
 
 
+@pytest.mark.slow
 def test_mean_and_standard_deviation_are_those_of_the_seeds(swept):
     workdir, summary = swept
     ends = [json.loads((workdir / f"final/seed_{s}/result.json").read_text()) for s in (0, 1)]
@@ -86,6 +88,7 @@ def test_mean_and_standard_deviation_are_those_of_the_seeds(swept):
     assert "±" in lines[-1] and lines[-1].endswith("(n = 2)")
 
 
+@pytest.mark.slow
 def test_started_again_it_repeats_no_run_that_ended(swept, cache, monkeypatch):
     workdir, before = swept
     started = []
@@ -102,6 +105,7 @@ def test_started_again_it_repeats_no_run_that_ended(swept, cache, monkeypatch):
     assert after["seeds"][1]["accuracy"] == before["seeds"][1]["accuracy"]
 
 
+@pytest.mark.slow
 def test_which_run_it_is_and_how_many_are_left_is_logged(swept, cache, caplog):
     caplog.set_level("INFO")
     sweep(digits(cache), swept[0], {"optim.lr": [1e-5, 1e-2]}, seeds=2)
@@ -117,11 +121,13 @@ def test_which_run_it_is_and_how_many_are_left_is_logged(swept, cache, caplog):
 @pytest.mark.parametrize(
     ("field", "value"), [("optim__b1", 0.5), ("data__eval_crop", "central"), ("data__resize", 40)]
 )
+@pytest.mark.slow
 def test_runs_of_another_config_are_not_taken_for_its_own(swept, cache, field, value):
     with pytest.raises(ConfigError, match=f"{field.replace('__', '.')}: .* Use another --workdir"):
         sweep(digits(cache, **{field: value}), swept[0], GRID, seeds=1)
 
 
+@pytest.mark.slow
 def test_a_setting_that_diverges_is_told_and_cannot_be_chosen(swept):
     summary = swept[1]
     diverged = {"setting": {"optim.lr": 1e30}, "accuracy": None, "loss": None}
@@ -129,6 +135,7 @@ def test_a_setting_that_diverges_is_told_and_cannot_be_chosen(swept):
     assert re.search(r"optim.lr=1e\+30 +diverged$", table(summary), re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_one_seed_has_no_deviation(swept, cache):
     summary = sweep(digits(cache), swept[0], {"optim.lr": [1e-2]}, seeds=1)
     mean = summary["seeds"][0]["accuracy"]
