@@ -34,6 +34,16 @@ print("ready", flush=True)
 """
 
 
+def _as_from_a_terminal() -> None:
+    """Tests that run in the background ignore SIGINT, and so would the supervisor; so it is with what
+    a library in this process does to other signals.
+    """
+    numbers = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+    for number in numbers:
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.fixture
 def launch(tmp_path):
     """`launch(program, *options)`: a supervisor whose processes run `program`; killed at the end."""
@@ -49,8 +59,7 @@ def launch(tmp_path):
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-                # Tests that run in the background ignore SIGINT, and so would the supervisor.
-                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+                preexec_fn=_as_from_a_terminal,
             )
         )
         return supervisors[-1]
