@@ -70,9 +70,9 @@ def our_parts(flags, remat: str = "auto"):
         "duration": "1000 steps", "optim.lr": LEARNING_RATE, "optim.weight_decay": DECAY,
         "optim.schedule": "constant", "optim.weight_decay_rules": ((".*", 1.0),),
     })  # fmt: skip
-    config.model.activation = "gelu"  # timm's and Hugging Face's
-    if not flags.model.startswith("Mixer"):
-        config.model.attention = flags.attention
+    wanted = {"activation": "gelu", "attention": flags.attention}  # timm's and Hugging Face's GELU
+    known = registry.family_named(flags.model).Config.__dataclass_fields__
+    config.model.update({name: value for name, value in wanted.items() if name in known})
     assembly = assemble(resolve(config), num_classes=1000, examples_per_epoch=1000)
     mesh = meshes.make_mesh({"data": 1, "fsdp": 1, "tensor": 1}, jax.devices()[:1])
     random = np.random.default_rng(0)
@@ -162,7 +162,11 @@ def written(parts, form: str, folder: str) -> str:
     """Our weights in another library's format."""
     assembly, _, state, _ = parts
     path = os.path.join(folder, form)
-    foreign = formats.Foreign(assembly.model_config, jax.device_get(state.params))
+    foreign = formats.Foreign(
+        assembly.model_config,
+        jax.device_get(state.params),
+        variables=jax.device_get(state.variables),
+    )
     formats.write(foreign, path, form)
     return path
 

@@ -2,6 +2,8 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from flax import nnx
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
@@ -32,3 +34,26 @@ def drop_path(residual: jax.Array, rate: jax.Array | float, key: jax.Array | Non
 def split(key: jax.Array | None, count: int) -> list:
     """`count` keys, or that many `None` where there is no randomness."""
     return [None] * count if key is None else list(jax.random.split(key, count))
+
+
+def draw(rngs: nnx.Rngs | None, deterministic: bool, *rates: float) -> jax.Array | None:
+    """A key of the stream `dropout`; `None` where nothing is random: when deterministic, or if all rates are 0.
+
+    Raises:
+      ValueError: a rate is not 0 and there are no `rngs`.
+    """
+    if deterministic or not any(rates):
+        return None
+    if rngs is None:
+        raise ValueError(
+            "a model with dropout or stochastic depth needs rngs unless deterministic=True"
+        )
+    return rngs.dropout()
+
+
+def by_depth(rate: float, depth: int, key: jax.Array | None) -> tuple[np.ndarray, jax.Array | None]:
+    """Each layer's rate of stochastic depth, growing linearly from 0 in the first to `rate` in the last (arXiv
+    1603.09382 §3), and each layer's key: (depth,) both; no keys without `key`.
+    """
+    rates = np.linspace(0, rate, depth, dtype=np.float32)
+    return rates, None if key is None else jax.random.split(key, depth)

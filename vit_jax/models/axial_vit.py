@@ -13,14 +13,13 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.compute import attend, choices, stack
 from vit_jax.compute.activations import ACTIVATIONS
-from vit_jax.compute.dropout import drop_path, dropout, split
+from vit_jax.compute.dropout import by_depth, draw, drop_path, dropout, split
 from vit_jax.models import classifier, pooling, vit
 from vit_jax.models.attention import Attention
 from vit_jax.models.contract import ModelOutput
@@ -160,15 +159,8 @@ class Model(nnx.Module):
         """
         config = self.config
         classifier.check_images(images, config)
-        stochastic = not deterministic and (config.dropout or config.drop_path)
-        if stochastic and rngs is None:
-            raise ValueError(
-                "a model with dropout or stochastic depth needs rngs unless deterministic=True"
-            )
-        first_key, key = jax.random.split(rngs.dropout()) if stochastic else (None, None)
-        # Stochastic depth grows linearly from 0 in the first block (arXiv 1603.09382 §3).
-        rates = np.linspace(0, config.drop_path, config.depth, dtype=np.float32)
-        keys = jax.random.split(key, config.depth) if stochastic else None
+        first_key, key = split(draw(rngs, deterministic, config.dropout, config.drop_path), 2)
+        rates, keys = by_depth(config.drop_path, config.depth, key)
 
         def step(block, x, rate, key):
             x, rows, columns = block(x, rate, key)

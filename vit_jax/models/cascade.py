@@ -12,7 +12,7 @@ from flax import nnx
 
 from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
-from vit_jax.compute.dropout import dropout
+from vit_jax.compute.dropout import draw, dropout, split
 from vit_jax.models import classifier, reuse, t2t, vit
 from vit_jax.models.contract import ModelOutput
 from vit_jax.models.layers import draw_kernels
@@ -81,12 +81,7 @@ class Exit:
         """The output of this exit alone, and what the next one takes; arguments as in every family."""
         config, carried = self.config, carried or {}
         classifier.check_images(images, config)
-        stochastic = not deterministic and (config.dropout or config.drop_path)
-        if stochastic and rngs is None:
-            raise ValueError(
-                "a model with dropout or stochastic depth needs rngs unless deterministic=True"
-            )
-        embed_key, key = jax.random.split(rngs.dropout()) if stochastic else (None, None)
+        embed_key, key = split(draw(rngs, deterministic, config.dropout, config.drop_path), 2)
         x = self.place(self.patches(images, deterministic=deterministic, rngs=rngs))
         x = dropout(x, config.dropout, embed_key)
         features, biases = carried.get("features"), carried.get("relations")

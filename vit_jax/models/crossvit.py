@@ -30,7 +30,7 @@ from vit_jax.base.schema import option
 from vit_jax.base.sizes import Size
 from vit_jax.compute import attend
 from vit_jax.compute.activations import ACTIVATIONS
-from vit_jax.compute.dropout import split
+from vit_jax.compute.dropout import by_depth, draw, split
 from vit_jax.models import classifier, vit
 from vit_jax.models.branches import Stage
 from vit_jax.models.contract import ModelOutput
@@ -312,10 +312,7 @@ class Model(nnx.Module):
         """
         config = self.config
         classifier.check_images(images, config)
-        stochastic = not deterministic and config.drop_path > 0
-        if stochastic and rngs is None:
-            raise ValueError("a model with stochastic depth needs rngs unless deterministic=True")
-        keys = split(rngs.dropout() if stochastic else None, len(config.depths))
+        keys = split(draw(rngs, deterministic, config.drop_path), len(config.depths))
         small, large = (
             self._embed(name, resize_images(images, branch.height_width))
             for name, branch in config.branches.items()
@@ -377,9 +374,7 @@ def _stem(branch: vit.Config) -> list[tuple[int, int, int, int]]:
 
 
 def _drop_path_rates(config: Config) -> list[np.ndarray]:
-    """For each stage, the rates of its deeper branch's blocks. They grow linearly from 0 in the first
-    block to the last stage's last (arXiv 1603.09382 §3).
-    """
+    """For each stage, the rates of its deeper branch's blocks, which grow over all stages."""
     deepest = [max(stage) for stage in config.depths]
-    rates = np.linspace(0, config.drop_path, sum(deepest), dtype=np.float32)
+    rates, _ = by_depth(config.drop_path, sum(deepest), None)
     return np.split(rates, np.cumsum(deepest)[:-1])

@@ -16,13 +16,12 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.compute import attend, choices, stack
-from vit_jax.compute.dropout import drop_path, split
+from vit_jax.compute.dropout import by_depth, draw, drop_path, split
 from vit_jax.models import batch_norm, classifier, pooling
 from vit_jax.models.attention import Attention
 from vit_jax.models.batch_norm import BatchNorm
@@ -248,12 +247,8 @@ class Model(nnx.Module):
         """
         config = self.config
         classifier.check_images(images, config)
-        stochastic = not deterministic and config.drop_path > 0
-        if stochastic and rngs is None:
-            raise ValueError("a model with stochastic depth needs rngs unless deterministic=True")
-        # Stochastic depth grows linearly from 0 in the first block (arXiv 1603.09382 §3).
-        rates = np.linspace(0, config.drop_path, config.depth, dtype=np.float32)
-        keys = jax.random.split(rngs.dropout(), config.depth) if stochastic else None
+        key = draw(rngs, deterministic, config.drop_path)
+        rates, keys = by_depth(config.drop_path, config.depth, key)
         training = not deterministic and not config.fixed_statistics
 
         x = self.embedding(images, **({"training": training} if config.conv_stem else {}))

@@ -24,7 +24,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.compute import choices, convolution, recompute, stack
 from vit_jax.compute.dense import dense
-from vit_jax.compute.dropout import drop_path, dropout
+from vit_jax.compute.dropout import draw, drop_path, dropout, split
 from vit_jax.models import batch_norm, classifier
 from vit_jax.models.batch_norm import BatchNorm
 from vit_jax.models.contract import ModelOutput
@@ -273,12 +273,7 @@ class Model(nnx.Module):
           `tokens` are the places of the last feature map, row by row, and `features` their mean.
         """
         config = self.config
-        random = not deterministic and (config.dropout or config.drop_path)
-        if random and rngs is None:
-            raise ValueError(
-                "a model with dropout or stochastic depth needs rngs unless deterministic=True"
-            )
-        path_key, head_key = jax.random.split(rngs.dropout()) if random else (None, None)
+        path_key, head_key = split(draw(rngs, deterministic, config.dropout, config.drop_path), 2)
         training = not deterministic and not config.fixed_statistics
 
         root = self.root(images.astype(config.dtype), training=training)

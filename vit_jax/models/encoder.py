@@ -6,11 +6,10 @@ import functools
 from typing import TYPE_CHECKING
 
 import jax
-import numpy as np
 from flax import nnx
 
 from vit_jax.compute import choices, relative, stack, tokens
-from vit_jax.compute.dropout import drop_path, split
+from vit_jax.compute.dropout import by_depth, drop_path, split
 from vit_jax.compute.tokens import Tokens
 from vit_jax.models import pooling, positions
 from vit_jax.models.attention import Attention
@@ -120,26 +119,20 @@ class Encoder(nnx.Module):
           tokens (B, N, D) after the last norm, and what was captured.
         """
         config = self.config
-        # Stochastic depth grows linearly from 0 in the first block (arXiv 1603.09382 §3).
-        rates = np.linspace(0, config.drop_path, config.depth, dtype=np.float32)
-        stochastic = key is not None and (
-            config.dropout or config.attention_dropout or config.drop_path
-        )
-        keys = jax.random.split(key, config.depth) if stochastic else None
 
         def step(block, x, rate, key):
             x, weights = block(x, rate, key, position)
             return x, {"attention": weights, "blocks": x} if capture else {}
 
         # Dropout draws for all tokens at once; what is captured, or added to logits, is of all tokens.
-        whole = capture or (stochastic and (config.dropout or config.attention_dropout))
+        whole = capture or (key is not None and (config.dropout or config.attention_dropout))
         whole = whole or config.biased_attention
         scan = self.layer_weights.scan if config.weighted_layers else stack.scan
         x, captured = scan(
             step,
             self.layers,
             x if whole else self.layers.attention.cut(x),
-            (rates, keys),
+            by_depth(config.drop_path, config.depth, key),
             remat=choices.remat(config),
             unroll=config.unroll,
         )

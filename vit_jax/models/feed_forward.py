@@ -19,7 +19,6 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from vit_jax.base import sizes
@@ -27,7 +26,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.compute import choices, stack
 from vit_jax.compute.activations import ACTIVATIONS
-from vit_jax.compute.dropout import drop_path, dropout, split
+from vit_jax.compute.dropout import by_depth, draw, drop_path, dropout, split
 from vit_jax.models import classifier, pooling
 from vit_jax.models.contract import ModelOutput
 from vit_jax.models.embeddings import PatchEmbedding, prepend
@@ -188,15 +187,8 @@ class Model(nnx.Module):
         """
         config = self.config
         classifier.check_images(images, config)
-        stochastic = not deterministic and (config.dropout > 0 or config.drop_path > 0)
-        if stochastic and rngs is None:
-            raise ValueError(
-                "a model with dropout or stochastic depth needs rngs unless deterministic=True"
-            )
-        # Stochastic depth grows linearly from 0 in the first block (arXiv 1603.09382 §3).
-        rates = np.linspace(0, config.drop_path, config.depth, dtype=np.float32)
-        first, of_layers = split(rngs.dropout() if stochastic else None, 2)
-        keys = jax.random.split(of_layers, config.depth) if stochastic else None
+        first, of_layers = split(draw(rngs, deterministic, config.dropout, config.drop_path), 2)
+        rates, keys = by_depth(config.drop_path, config.depth, of_layers)
 
         def step(block, x, rate, key):
             x = block(x, rate, key)

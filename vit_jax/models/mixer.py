@@ -15,7 +15,7 @@ from vit_jax.base.schema import option
 from vit_jax.base.sizes import Size
 from vit_jax.compute import choices, recompute, stack
 from vit_jax.compute.activations import ACTIVATIONS
-from vit_jax.compute.dropout import drop_path, split
+from vit_jax.compute.dropout import by_depth, draw, drop_path, split
 from vit_jax.models import classifier, pooling
 from vit_jax.models.contract import ModelOutput
 from vit_jax.models.embeddings import PatchEmbedding
@@ -178,12 +178,8 @@ class Model(nnx.Module):
         """
         config = self.config
         classifier.check_images(images, config)
-        stochastic = not deterministic and config.drop_path > 0
-        if stochastic and rngs is None:
-            raise ValueError("a model with stochastic depth needs rngs unless deterministic=True")
-        # Stochastic depth grows linearly from 0 in the first block (arXiv 1603.09382 §3).
-        rates = np.linspace(0, config.drop_path, config.depth, dtype=np.float32)
-        keys = jax.random.split(rngs.dropout(), config.depth) if stochastic else None
+        key = draw(rngs, deterministic, config.drop_path)
+        rates, keys = by_depth(config.drop_path, config.depth, key)
 
         def step(block, x, rate, key):
             x = block(x, rate, key)

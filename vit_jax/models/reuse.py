@@ -17,7 +17,7 @@ from flax import nnx
 from vit_jax.base.schema import option
 from vit_jax.compute import attend, choices, stack
 from vit_jax.compute.activations import ACTIVATIONS
-from vit_jax.compute.dropout import drop_path, dropout, split
+from vit_jax.compute.dropout import by_depth, drop_path, dropout, split
 from vit_jax.models import attention, vit
 from vit_jax.models.layers import Mlp, layer_norm
 
@@ -166,9 +166,7 @@ class Encoder(nnx.Module):
           tokens (B, N, D) after the last norm, what was captured, and what the next exit takes.
         """
         config, link, options = self.config, self.link, self.link.options
-        rates = np.linspace(0, config.drop_path, config.depth, dtype=np.float32)
-        stochastic = key is not None and (config.dropout or config.drop_path)
-        keys = jax.random.split(key, config.depth) if stochastic else None
+        drawn = by_depth(config.drop_path, config.depth, key)
         by_layer = features is not None and options.feature_source == "layers"
         of_layers = features.swapaxes(0, 1) if by_layer else None
         keep_blocks = capture or (link.gives_features and options.feature_source == "layers")
@@ -179,7 +177,7 @@ class Encoder(nnx.Module):
             found |= {"blocks": x} if keep_blocks else {}
             return x, found | ({"attention": weights} if capture else {})
 
-        arguments, first = (rates, keys, biases, of_layers), None
+        arguments, first = (*drawn, biases, of_layers), None
         if self.first is not None:
             x, first = step(self.first, x, *jax.tree.map(lambda a: a[0], arguments))
             arguments = jax.tree.map(lambda a: a[1:], arguments)

@@ -28,7 +28,7 @@ from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.compute import attend, choices, performer, recompute, stack, windows
-from vit_jax.compute.dropout import dropout, split
+from vit_jax.compute.dropout import draw, dropout, split
 from vit_jax.models import classifier, positions, vit
 from vit_jax.models.attention import Attention
 from vit_jax.models.embeddings import sinusoids
@@ -209,12 +209,7 @@ class Model(vit.Model):
         self, images: jax.Array, *, deterministic: bool = True, rngs: nnx.Rngs | None = None
     ) -> jax.Array:
         """See `vit.Model`; with dropout unless deterministic."""
-        key = None
-        if not deterministic and self.config.token_dropout:
-            if rngs is None:
-                raise ValueError("a model with dropout needs rngs unless deterministic=True")
-            key = rngs.dropout()
-        return self.embedding(images, key)
+        return self.embedding(images, draw(rngs, deterministic, self.config.token_dropout))
 
 
 class TokensToToken(nnx.Module):

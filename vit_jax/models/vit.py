@@ -12,7 +12,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.compute import attend
 from vit_jax.compute.activations import ACTIVATIONS
-from vit_jax.compute.dropout import dropout
+from vit_jax.compute.dropout import draw, dropout, split
 from vit_jax.models import classifier, pooling, positions
 from vit_jax.models.contract import ModelOutput
 from vit_jax.models.embeddings import PatchEmbedding, prepend
@@ -348,14 +348,8 @@ class Model(nnx.Module):
           The tokens after the last norm, without registers, and what was captured.
         """
         config = self.config
-        stochastic = config.dropout or config.attention_dropout or config.drop_path
-        if stochastic and not deterministic and rngs is None:
-            raise ValueError(
-                "a model with dropout or stochastic depth needs rngs unless deterministic=True"
-            )
-        embed_key, encoder_key = (
-            (None, None) if deterministic or rngs is None else jax.random.split(rngs.dropout())
-        )
+        rates = config.dropout, config.attention_dropout, config.drop_path
+        embed_key, encoder_key = split(draw(rngs, deterministic, *rates), 2)
         x = dropout(x, config.dropout, embed_key)
         position = None
         if config.position_place == "shared":
