@@ -8,14 +8,12 @@ has no row or column, so that the mean of the patches is classified (`pool`); al
 import dataclasses
 import functools
 import re
-from collections.abc import Callable
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.compute import attend, choices, stack
 from vit_jax.compute.activations import ACTIVATIONS
@@ -33,12 +31,11 @@ SMOKE = ("axial.py:smoke", 99.2)
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(pooling.PatchOptions, classifier.Options):
+class Config(pooling.PatchOptions, classifier.Patches, classifier.Options):
     """An Axial-ViT."""
 
     epsilon: ClassVar[float] = 1e-6  # of the layer norms
 
-    patch: int = option(16, "side of a patch in pixels", minimum=1, role="size", fitted=True)
     depth: int = option(12, "number of blocks", minimum=1, role="size")
     width: int = option(768, "size of a token", minimum=1, role="size")
     mlp_dim: int = option(3072, "hidden size of the MLPs", minimum=1, role="size")
@@ -59,13 +56,7 @@ class Config(pooling.PatchOptions, classifier.Options):
 
     def __post_init__(self):
         classifier.patch_grid(self)
-        if self.width % self.heads:
-            raise ConfigError(f"model width {self.width} cannot be cut into {self.heads} heads")
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Patches down and across."""
-        return classifier.patch_grid(self)
+        classifier.check_heads(self)
 
     @property
     def tokens(self) -> int:
@@ -86,12 +77,6 @@ class Config(pooling.PatchOptions, classifier.Options):
     def layers(self) -> dict[str, int]:
         """See `classifier.Options`."""
         return {"layers": self.depth}
-
-    def fit(self, name: str, target: "Config", *, resize: str) -> tuple[str, Callable] | None:
-        """See `classifier.Options`."""
-        if name == "position":
-            return classifier.fit_positions(self, target, resize)
-        return classifier.fit_patches(name, self, target)
 
     def flops(self) -> int:
         """Operations of one image's forward pass: matrix products only, a multiply-add counted as 2."""

@@ -120,6 +120,30 @@ class Options:
         return None
 
 
+@dataclasses.dataclass(frozen=True)
+class Patches:
+    """Beside `Options`, for a family that cuts the image itself into patches."""
+
+    patch: int = option(16, "side of a patch in pixels", minimum=1, role="size", fitted=True)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Patches down and across."""
+        return patch_grid(self)
+
+    def fit(self, name: str, target: "Options", *, resize: str) -> tuple[str, Callable] | None:
+        """See `Options`; for learned positions named `position`, and the patch embedding."""
+        if name == "position":
+            return fit_positions(self, target, resize)
+        return fit_patches(name, self, target)
+
+
+def check_heads(config: Options) -> None:
+    """Raises `ConfigError` unless `config.heads` divide `config.width`."""
+    if config.width % config.heads:
+        raise ConfigError(f"model width {config.width} cannot be cut into {config.heads} heads")
+
+
 def check_size(name: str, kind: str, size: str, known: Collection[str]) -> None:
     """Refuses the name of a model whose size is none of its family's."""
     if size not in known:

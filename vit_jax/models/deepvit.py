@@ -46,13 +46,12 @@ STEM_CHANNELS = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(pooling.Options, batch_norm.Options):
+class Config(pooling.Options, classifier.Patches, batch_norm.Options):
     """A DeepViT."""
 
     activation: ClassVar[str] = "gelu"
     epsilon: ClassVar[float] = 1e-6  # of the layer norms
 
-    patch: int = option(16, "side of a patch in pixels", minimum=1, role="size", fitted=True)
     stages: tuple = option(
         (0, 16),
         "how many blocks have no re-attention, how many after them have it, and so on by turns",
@@ -96,8 +95,7 @@ class Config(pooling.Options, batch_norm.Options):
         # JSON has no tuples.
         object.__setattr__(self, "stages", tuple(self.stages))
         classifier.patch_grid(self)
-        if self.width % self.heads:
-            raise ConfigError(f"model width {self.width} cannot be cut into {self.heads} heads")
+        classifier.check_heads(self)
         if not self.depth or any(not isinstance(count, int) for count in self.stages):
             raise ConfigError(
                 f"model.stages = {self.stages}: say how many blocks have no re-attention, how many have "
@@ -118,11 +116,6 @@ class Config(pooling.Options, batch_norm.Options):
     def image_kernels(self) -> tuple[str, ...]:
         """See `classifier.Options`."""
         return ("embedding/stem/conv1/kernel",) if self.conv_stem else ("embedding/kernel",)
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Patches down and across."""
-        return classifier.patch_grid(self)
 
     @property
     def tokens(self) -> int:
@@ -158,9 +151,8 @@ class Config(pooling.Options, batch_norm.Options):
 
     def fit(self, name: str, target: "Config", *, resize: str) -> tuple[str, Callable] | None:
         """See `classifier.Options`; patches of a stem's features are not resized."""
-        if name == "position":
-            return classifier.fit_positions(self, target, resize)
-        return None if self.conv_stem else classifier.fit_patches(name, self, target)
+        embedding = name.startswith("embedding/")
+        return None if self.conv_stem and embedding else super().fit(name, target, resize=resize)
 
     def flops(self) -> int:
         """Operations of one image's forward pass: matrix products and convolutions only, a multiply-add

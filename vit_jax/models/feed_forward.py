@@ -41,10 +41,9 @@ SMOKE = ("feed_forward.py:smoke", 98.9)
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(pooling.Options, classifier.Options):
+class Config(pooling.Options, classifier.Patches, classifier.Options):
     """A feed-forward-only network. The shapes of its parameters depend on the number of patches."""
 
-    patch: int = option(16, "side of a patch in pixels", minimum=1, role="size", fitted=True)
     depth: int = option(12, "number of blocks", minimum=1, role="size")
     width: int = option(768, "size of a token", minimum=1, role="size")
     mlp_dim: int = option(3072, "hidden size of the MLPs", minimum=1, role="size")
@@ -75,11 +74,6 @@ class Config(pooling.Options, classifier.Options):
         object.__setattr__(self, "position_grid", tuple(self.position_grid))
         classifier.patch_grid(self)
         pooling.check(self)
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Patches down and across."""
-        return classifier.patch_grid(self)
 
     @property
     def tokens(self) -> int:

@@ -45,7 +45,7 @@ EPSILON = 1e-6  # of the layer norms
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(pooling.Options, batch_norm.Options):
+class Config(pooling.Options, classifier.Patches, batch_norm.Options):
     """A LocalViT."""
 
     # Of the convolutions inside of the MLPs; `meshes.TENSOR_RULES` has the rest.
@@ -54,7 +54,6 @@ class Config(pooling.Options, batch_norm.Options):
         (r".*mlp/depthwise/kernel", -1),
     )
 
-    patch: int = option(16, "side of a patch in pixels", minimum=1, role="size", fitted=True)
     depth: int = option(12, "number of blocks", minimum=1, role="size")
     width: int = option(192, "size of a token", minimum=1, role="size")
     mlp_dim: int = option(768, "hidden size of the MLPs", minimum=1, role="size")
@@ -92,18 +91,12 @@ class Config(pooling.Options, batch_norm.Options):
 
     def __post_init__(self):
         classifier.patch_grid(self)
-        if self.width % self.heads:
-            raise ConfigError(f"model width {self.width} cannot be cut into {self.heads} heads")
+        classifier.check_heads(self)
         if self.gate == "se" and self.reduction > self.mlp_dim:
             raise ConfigError(
                 f"model.reduction = {self.reduction} leaves none of the {self.mlp_dim} channels of an MLP: "
                 "choose at most as many"
             )
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Patches down and across."""
-        return classifier.patch_grid(self)
 
     @property
     def tokens(self) -> int:
@@ -119,12 +112,6 @@ class Config(pooling.Options, batch_norm.Options):
     def layers(self) -> dict[str, int]:
         """See `classifier.Options`."""
         return {"layers": self.depth}
-
-    def fit(self, name: str, target: "Config", *, resize: str) -> tuple[str, Callable] | None:
-        """See `classifier.Options`."""
-        if name == "position":
-            return classifier.fit_positions(self, target, resize)
-        return classifier.fit_patches(name, self, target)
 
     def flops(self) -> int:
         """Operations of one image's forward pass: matrix products and convolutions only, a multiply-add

@@ -43,10 +43,9 @@ SMOKE = ("digits.py:mixer", 98.6)
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(pooling.PatchOptions, classifier.Options):
+class Config(pooling.PatchOptions, classifier.Patches, classifier.Options):
     """A Mixer. The shapes of its parameters depend on the image size."""
 
-    patch: int = option(16, "side of a patch in pixels", minimum=1, role="size", fitted=True)
     depth: int = option(12, "number of blocks", minimum=1, role="size")
     width: int = option(768, "size of a token", minimum=1, role="size")
     mlp_dim: int = option(3072, "hidden size of the MLPs", minimum=1, role="size")
@@ -65,11 +64,6 @@ class Config(pooling.PatchOptions, classifier.Options):
     def __post_init__(self):
         classifier.patch_grid(self)
         pooling.check(self)
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Patches down and across."""
-        return classifier.patch_grid(self)
 
     @property
     def tokens(self) -> int:
