@@ -238,7 +238,7 @@ def test_published_sizes_are_counted_by_hand():
         ("Axial-ViT-B/16", {"heads": 7}, "width 768 cannot be cut into 7 heads"),
         ("AxialResNet-49", {}, "no AxialResNet of size '49'"),
         ("AxialResNet-50", {"heads": 5}, "64 channels cannot be cut into 5 heads"),
-        ("AxialResNet-50", {"units": ()}, "at least one unit"),
+        ("AxialResNet-50", {"units": ()}, "at least one stage"),
         ("AxialResNet-50", {"width_factor": 0.7}, "take a multiple of 0.5"),
     ],
 )

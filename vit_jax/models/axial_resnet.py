@@ -22,12 +22,13 @@ from flax import nnx
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
-from vit_jax.compute import choices, recompute, stack
+from vit_jax.compute import recompute, stack
 from vit_jax.compute.dense import dense
 from vit_jax.models import classifier, resnet
 from vit_jax.models.contract import ModelOutput
+from vit_jax.models.embeddings import corner_aligned
 from vit_jax.models.layers import Kernel
-from vit_jax.models.resnet import EXPANSION, GROUPS, standardize
+from vit_jax.models.resnet import EXPANSION, GROUPS, Stages, standardize
 
 # Listed by `vit_jax models`; the other depths of `resnet.UNITS` work as well.
 VARIANTS = ["AxialResNet-50"]
@@ -37,50 +38,24 @@ EPSILON = 1e-4  # of the group norms
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(classifier.Options):
+class Config(Stages, classifier.Options):
     """An AxialResNet."""
 
     convolutional: ClassVar[bool] = True
     image_kernels: ClassVar[tuple[str, ...]] = ("root/kernel",)
 
-    units: tuple = option(
-        (3, 4, 6, 3),
-        "residual units of each stage of the ResNet; each but the first has stride 2",
-        role="size",
-    )
-    width_factor: float = option(
-        1.0, "the ResNet's channels, as a multiple of 64 in its root and first stage", role="size"
-    )
     heads: int = option(2, "attention heads", minimum=1, role="size")
 
     def __post_init__(self):
-        # JSON has no tuples.
-        object.__setattr__(self, "units", tuple(self.units))
-        if not self.units or min(self.units) < 1:
-            raise ConfigError(
-                f"model.units = {self.units}: every stage has at least one unit, and there is a first"
-            )
+        super().__post_init__()
+        if not self.units:
+            raise ConfigError("model.units = (): there is at least one stage")
         channels = self.root_channels
-        if channels < GROUPS or channels % GROUPS:
-            raise ConfigError(
-                f"model.width_factor = {self.width_factor} gives {channels} channels, which cannot be normalised in "
-                f"{GROUPS} groups: take a multiple of 0.5"
-            )
         if channels % (2 * self.heads):
             raise ConfigError(
                 f"{channels} channels cannot be cut into {self.heads} heads whose queries are half as wide as "
                 "their values"
             )
-
-    @property
-    def root_channels(self) -> int:
-        """Channels after the root."""
-        return int(64 * self.width_factor)
-
-    @property
-    def outputs(self) -> int:
-        """Channels of the last feature map."""
-        return self.root_channels * EXPANSION * 2 ** (len(self.units) - 1)
 
     @property
     def grids(self) -> list[tuple[int, int]]:
@@ -99,12 +74,7 @@ class Config(classifier.Options):
     @property
     def layers(self) -> dict[str, int]:
         """See `classifier.Options`: every unit is a layer."""
-        found = {}
-        for stage, count in enumerate(self.units, 1):
-            found[f"stages/{stage}/first"] = 1
-            if count > 1:
-                found[f"stages/{stage}/layers"] = count - 1
-        return found
+        return self.unit_layers("stages")
 
     def fit(self, name: str, target: "Config", *, resize: str) -> tuple[str, Callable] | None:
         """See `classifier.Options`."""
@@ -149,11 +119,7 @@ def options_from_name(name: str) -> dict | None:
 
 def resize_offsets(table: jax.Array, offsets: int) -> jax.Array:
     """A table of relative positions (..., old offsets) at this number of offsets, between the same ends."""
-    at = np.linspace(0, table.shape[-1] - 1, offsets)
-    before = np.minimum(at.astype(int), table.shape[-1] - 1)
-    after = np.minimum(before + 1, table.shape[-1] - 1)
-    share = (at - before).astype(np.float32)
-    return (table[..., before] * (1 - share) + table[..., after] * share).astype(table.dtype)
+    return (table @ corner_aligned(offsets, table.shape[-1]).T).astype(table.dtype)
 
 
 class Model(nnx.Module):
@@ -204,7 +170,7 @@ class Model(nnx.Module):
         return ModelOutput(logits, features, tokens, captured if capture else {})
 
 
-class Stage(nnx.Module):
+class Stage(resnet.Stage):
     """Units at one resolution: `first` changes it and the channels; the others are equal and stacked."""
 
     def __init__(self, index: int, config: Config, *, rngs: nnx.Rngs):
@@ -217,15 +183,6 @@ class Stage(nnx.Module):
         others = config.units[index] - 1
         self.layers = stack.stack(make, others, rngs) if others else None
         self.config = config
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """(B, h, w, C) -> (B, h', w', C')."""
-        remat = choices.remat(self.config)
-        x = stack.call(self.first, x, remat=remat)
-        if self.layers is None:
-            return x
-        step = lambda unit, x: (unit(x), None)  # noqa: E731
-        return stack.scan(step, self.layers, x, remat=remat, unroll=self.config.unroll)[0]
 
 
 class Unit(nnx.Module):

@@ -34,7 +34,7 @@ from vit_jax.compute.dropout import by_depth, draw, split
 from vit_jax.models import classifier, vit
 from vit_jax.models.branches import Stage
 from vit_jax.models.contract import ModelOutput
-from vit_jax.models.embeddings import ConvolutionalStem, PatchEmbedding, resize_images
+from vit_jax.models.embeddings import ConvolutionalStem, PatchEmbedding, prepend, resize_images
 from vit_jax.models.layers import layer_norm
 
 # Width of the small branch (the large one has twice that), heads, blocks of the large branch in a
@@ -343,8 +343,7 @@ class Model(nnx.Module):
         """Images (B, H, W, C) -> class token and patches of a branch with positions, (B, N, D)."""
         x = self.embedding[name](images)
         class_token = self.class_token[name][...].astype(x.dtype)
-        class_token = jnp.broadcast_to(class_token, (len(x), 1, x.shape[-1]))
-        return jnp.concatenate([class_token, x], axis=1) + self.position[name][...].astype(x.dtype)
+        return prepend([class_token], x) + self.position[name][...].astype(x.dtype)
 
 
 def _check_size(name: str, size: Size, patch: int) -> None:

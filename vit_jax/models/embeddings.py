@@ -148,7 +148,7 @@ def interpolate(
     kept, grid = table[:, :prefix], table[0, prefix:].reshape(*old_grid, width)
     if method == "scipy":
         grid = np.einsum(
-            "yh,xw,hwd->yxd", *map(_corner_aligned, new_grid, old_grid), grid.astype(np.float64)
+            "yh,xw,hwd->yxd", *map(corner_aligned, new_grid, old_grid), grid.astype(np.float64)
         )
     else:
         shape = (*new_grid, width)
@@ -201,7 +201,7 @@ def _bicubic(new: int, old: int) -> np.ndarray:
     return weights.astype(np.float32)
 
 
-def _corner_aligned(new: int, old: int) -> np.ndarray:
+def corner_aligned(new: int, old: int) -> np.ndarray:
     """(new, old) weights of linear interpolation at `new` points spread evenly from the first to the last of `old`."""
     at = np.linspace(0, old - 1, new) if new > 1 else np.zeros(1)
     return np.maximum(0, 1 - np.abs(at[:, None] - np.arange(old)))

@@ -13,7 +13,7 @@ from flax import nnx
 
 from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
-from vit_jax.base.schema import nearest, option
+from vit_jax.base.schema import nearest
 from vit_jax.models import classifier, resnet, vit
 from vit_jax.models.embeddings import PatchEmbedding
 
@@ -27,7 +27,7 @@ SMOKE = ("digits.py:hybrid", 98.9)
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(vit.Config):
+class Config(resnet.Stages, vit.Config):
     """A ViT that sees the last feature map of a ResNet v1 in place of the image; `patch` counts
     places of that map.
     """
@@ -35,18 +35,9 @@ class Config(vit.Config):
     convolutional: ClassVar[bool] = True
     image_kernels: ClassVar[tuple[str, ...]] = ("embedding/backbone/root/conv/kernel",)
 
-    units: tuple = option(
-        (3, 4, 6, 3),
-        "residual units of each stage of the ResNet; each but the first has stride 2",
-        role="size",
-    )
-    width_factor: float = option(
-        1.0, "the ResNet's channels, as a multiple of 64 in its root and first stage", role="size"
-    )
-
     def __post_init__(self):
-        object.__setattr__(self, "units", tuple(self.units))
-        super().__post_init__()
+        resnet.Stages.__post_init__(self)
+        vit.Config.__post_init__(self)
         stride = self.backbone.stride * self.patch
         if any(side % stride for side in self.height_width):
             raise ConfigError(

@@ -46,11 +46,8 @@ EXPANSION = 4
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(classifier.Options):
-    """A ResNet. Images may have any size; what is counted here is for `image_size`."""
-
-    convolutional: ClassVar[bool] = True
-    image_kernels: ClassVar[tuple[str, ...]] = ("backbone/root/conv/kernel",)
+class Stages:
+    """Options of networks with a ResNet's stages."""
 
     units: tuple = option(
         (3, 4, 6, 3),
@@ -59,16 +56,6 @@ class Config(classifier.Options):
     )
     width_factor: float = option(
         1.0, "the ResNet's channels, as a multiple of 64 in its root and first stage", role="size"
-    )
-    preactivation: bool = option(
-        True,
-        "normalise before each convolution (BiT, ResNet v2), not after it (ResNet v1)",
-        role="size",
-    )
-    root_zeros: bool = option(
-        False,
-        "zeros around what BiT's root pools (BiT's first code, timm; not big_vision)",
-        role="convention",
     )
 
     def __post_init__(self):
@@ -80,10 +67,6 @@ class Config(classifier.Options):
             raise ConfigError(
                 f"model.width_factor = {self.width_factor} gives {self.root_channels} channels, which cannot be "
                 f"normalised in {GROUPS} groups: take a multiple of 0.5"
-            )
-        if self.root_zeros and not self.preactivation:
-            raise ConfigError(
-                "model.root_zeros is for BiT: in a ResNet v1 what is pooled is positive"
             )
 
     @property
@@ -97,6 +80,41 @@ class Config(classifier.Options):
         if not self.units:
             return self.root_channels
         return self.root_channels * EXPANSION * 2 ** (len(self.units) - 1)
+
+    def unit_layers(self, stages: str) -> dict[str, int]:
+        """`classifier.Options.layers` of the stages with this name: every unit is a layer."""
+        found = {}
+        for stage, count in enumerate(self.units, 1):
+            found[f"{stages}/{stage}/first"] = 1
+            if count > 1:
+                found[f"{stages}/{stage}/layers"] = count - 1
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(Stages, classifier.Options):
+    """A ResNet. Images may have any size; what is counted here is for `image_size`."""
+
+    convolutional: ClassVar[bool] = True
+    image_kernels: ClassVar[tuple[str, ...]] = ("backbone/root/conv/kernel",)
+
+    preactivation: bool = option(
+        True,
+        "normalise before each convolution (BiT, ResNet v2), not after it (ResNet v1)",
+        role="size",
+    )
+    root_zeros: bool = option(
+        False,
+        "zeros around what BiT's root pools (BiT's first code, timm; not big_vision)",
+        role="convention",
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.root_zeros and not self.preactivation:
+            raise ConfigError(
+                "model.root_zeros is for BiT: in a ResNet v1 what is pooled is positive"
+            )
 
     @property
     def stride(self) -> int:
@@ -117,12 +135,7 @@ class Config(classifier.Options):
     @property
     def layers(self) -> dict[str, int]:
         """See `classifier.Options`: every unit is a layer."""
-        found = {}
-        for stage, count in enumerate(self.units, 1):
-            found[f"backbone/stages/{stage}/first"] = 1
-            if count > 1:
-                found[f"backbone/stages/{stage}/layers"] = count - 1
-        return found
+        return self.unit_layers("backbone/stages")
 
     def flops(self) -> int:
         """Operations of one image's forward pass: convolutions and head only, a multiply-add
