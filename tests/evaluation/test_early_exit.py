@@ -8,12 +8,13 @@ import pytest
 from flax import nnx
 
 from tests.evaluation import toy_exits
+from vit_jax import objectives
 from vit_jax.base.errors import ConfigError
 from vit_jax.config import Data
 from vit_jax.devices import meshes
 from vit_jax.evaluation.early_exit import inference as module
 from vit_jax.evaluation.early_exit import thresholds
-from vit_jax.evaluation.early_exit.inference import ACTIVATIONS, Inference, check_thresholds
+from vit_jax.evaluation.early_exit.inference import Inference, check_thresholds
 from vit_jax.evaluation.forward import make_forward
 from vit_jax.models import registry
 
@@ -196,7 +197,7 @@ def test_every_function_is_compiled_once_and_nothing_is_sent_between_devices(
 def test_of_a_model_with_sigmoid_loss_the_largest_probability_counts(toy, inference):
     images = some_images(32)
     full = in_full(toy, images)
-    confidence = np.asarray(ACTIVATIONS["sigmoid"](full)).max(-1)
+    confidence = np.asarray(objectives.ACTIVATIONS["sigmoid"](full)).max(-1)
     chosen = [float(np.median(row)) for row in confidence[:2]]
     _, exits = answered(inference(8, 1, "sigmoid"), toy, chosen, batched(images, 8))
     np.testing.assert_array_equal(exits, thresholds.exits_of(confidence, chosen))

@@ -25,7 +25,7 @@ from vit_jax.config import Data, config_class
 from vit_jax.data import crops
 from vit_jax.data.record import BadImage
 from vit_jax.devices import meshes
-from vit_jax.evaluation.early_exit.inference import ACTIVATIONS, Inference, check_thresholds
+from vit_jax.evaluation.early_exit.inference import Inference, check_thresholds
 from vit_jax.evaluation.forward import make_forward, normalized_as
 from vit_jax.evaluation.images import Named, find
 from vit_jax.evaluation.overrides import of_images
@@ -116,7 +116,7 @@ def _make_classifier(
     kind = objectives.probabilities(run.config.objective)
 
     def best(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return jax.lax.top_k(ACTIVATIONS[kind](logits), topk)
+        return jax.lax.top_k(objectives.ACTIVATIONS[kind](logits), topk)
 
     if not thresholds:
         forward = make_forward(definition, run.model_config, data)

@@ -4,6 +4,7 @@
 
 import dataclasses
 
+import jax
 from ml_collections import ConfigDict
 
 from vit_jax.base import schema
@@ -19,6 +20,8 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "masked_patches": MaskedPatches,
     "distill": Distill,
 }
+# What turns logits into probabilities, by the names that `probabilities` gives.
+ACTIVATIONS = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,7 +25,7 @@ from vit_jax.data.loader import Batches
 from vit_jax.devices import meshes, processes
 from vit_jax.evaluation.contract import Watch
 from vit_jax.evaluation.early_exit import thresholds
-from vit_jax.evaluation.early_exit.inference import ACTIVATIONS, check_exits
+from vit_jax.evaluation.early_exit.inference import check_exits
 from vit_jax.evaluation.forward import make_forward, normalized_as
 from vit_jax.models import classifier, registry
 from vit_jax.objectives.supervised import to_targets
@@ -231,7 +231,7 @@ class _Judge:
         definition, self._weights = registry.split(run.model)
         self._mesh, classes = mesh, run.model_config.num_classes
         forward = make_forward(definition, run.model_config, config.data)
-        activation = ACTIVATIONS[objectives.probabilities(config.objective)]
+        activation = objectives.ACTIVATIONS[objectives.probabilities(config.objective)]
 
         def judge(weights: registry.Weights, batch: dict) -> tuple[jax.Array, ...]:
             logits = forward(weights, batch["image"]).exits.swapaxes(0, 1)

@@ -17,6 +17,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
+from vit_jax import objectives
 from vit_jax.base.errors import ConfigError
 from vit_jax.config import Data
 from vit_jax.devices import meshes, processes
@@ -24,7 +25,6 @@ from vit_jax.evaluation.forward import make_exit
 from vit_jax.models import classifier
 from vit_jax.models.registry import Weights
 
-ACTIVATIONS = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}
 _EMPTY = -1  # The number of a row without an image.
 _PATIENCE = 32  # batches that may be unanswered before images that wait go on in part-filled ones
 
@@ -94,7 +94,7 @@ class Inference:
         if processes.count() > 1:
             raise ConfigError("images leave early in one process only: start it without the others")
         self._exit = make_exit(definition, model_config, data)
-        self._last, self._activation = exits - 1, ACTIVATIONS[probabilities]
+        self._last, self._activation = exits - 1, objectives.ACTIVATIONS[probabilities]
         self.batch_size, self._mesh = batch_size, mesh
         divides = batch_size % mesh.size == 0
         self.sharding = meshes.batch_sharding(mesh) if divides else meshes.replicated(mesh)
