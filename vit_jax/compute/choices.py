@@ -9,14 +9,15 @@ compiled for a TPU pod on a laptop gets the TPU's.
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from vit_jax.base.errors import ConfigError
+from vit_jax.base.patterns import STACK
 
 if TYPE_CHECKING:
     from vit_jax.models.classifier import Options
@@ -160,7 +161,7 @@ def summarize(config: "Options", mesh: Mesh) -> str:
             )
             phrases.append(f"attention: {kind}")
         policy = remat(config)
-        depth = max((n for name, n in config.layers.items() if name.endswith("layers")), default=0)
+        depth = max(_stacks(config.layers), default=0)
         if depth:
             count = unrolled(config.unroll, depth, policy)
             how = {1: "scanned", depth: "unrolled"}.get(count, f"{count} at a time")
@@ -171,3 +172,12 @@ def summarize(config: "Options", mesh: Mesh) -> str:
             f" ({config.dtype} would be emulated; config.model.dtype_on_cpu=same insists on it)"
         )
     return ", ".join(phrases)
+
+
+def _stacks(layers: Mapping[str, Any]) -> Iterator[int]:
+    """How many layers each stack has, of `classifier.Options.layers`."""
+    for name, count in layers.items():
+        if isinstance(count, Mapping):
+            yield from _stacks(count)
+        elif name.endswith(STACK):
+            yield count

@@ -89,9 +89,10 @@ class Options:
         return ()
 
     @property
-    def layers(self) -> dict[str, int]:
+    def layers(self) -> dict[str, int | dict[str, int]]:
         """The network's layers from input to output, as layer-wise decay counts them: the beginning
-        of their parameters' names, and how many there are. Stacked ones end in `layers`.
+        of their parameters' names, and how many there are. Stacked ones end in `layers`. Networks
+        that stand side by side have such a dict each, by the beginning of their parameters' names.
         """
         return {}
 

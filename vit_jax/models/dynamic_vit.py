@@ -155,13 +155,13 @@ class Config(reuse.Options, classifier.Options):
         return self.networks[-1].tokens
 
     @property
-    def layers(self) -> dict[str, int]:
+    def layers(self) -> dict[str, dict[str, int]]:
         """See `classifier.Options`; exits stand side by side."""
         found = {}
         for name, network in zip(exit_names(self), self.networks, strict=True):
             apart = network.link.takes_features and self.feature_layers == "first"
-            found |= {f"{name}/encoder/first": 1} if apart else {}
-            found[f"{name}/encoder/layers"] = self.depth - apart
+            found[name] = {"encoder/first": 1} if apart else {}
+            found[name]["encoder/layers"] = self.depth - apart
         return found
 
     @property

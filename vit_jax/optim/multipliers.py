@@ -11,8 +11,6 @@ from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.config import Optim
 
-# Networks that stand side by side, such as the exits of a cascade.
-_NETWORK = re.compile(r"exit_\d+/")
 # What comes before the first layer, at the top of the tree of a network.
 _INPUTS = re.compile(r"(embedding|position|registers?|\w*token|(backbone/)?root)(/.*)?")
 
@@ -62,10 +60,10 @@ def _layer_multiplier(
     As in MAE (util/lr_decay.py), the last norm, pooling and head all follow; so do unknown names,
     and what an objective owns. In networks that stand side by side each counts its own layers.
     """
-    if of_network := _NETWORK.match(name):
-        own = of_network[0]
-        name = name.removeprefix(own)
-        layers = {n.removeprefix(own): count for n, count in layers.items() if n.startswith(own)}
+    for network, own in layers.items():
+        if isinstance(own, Mapping) and name.startswith(f"{network}/"):
+            return _layer_multiplier(name.removeprefix(f"{network}/"), rank, own, decay)
+    layers = {name: count for name, count in layers.items() if isinstance(count, int)}
     depth, before = sum(layers.values()), 0
     for prefix, count in layers.items():
         if name.startswith(f"{prefix}/"):
