@@ -27,66 +27,37 @@ SIZES = [name.removeprefix("CrossViT-") for name in crossvit.VARIANTS]
 
 def get_config(arg="15-dagger"):
     (size,) = recipes.arguments(arg, size=(*SIZES, "smoke"))
-    config = default_config()
-    config.objective.loss = "softmax"
-    config.objective.label_smoothing = 0.1
-    config.optim.schedule = "cosine"
-    config.optim.weight_decay = 0.05
-    if size == "smoke":
-        smoke(config)
-    else:
-        paper(config, size)
-    return config
+    return smoke() if size == "smoke" else paper(size)
 
 
-def paper(config, size):
-    config.data.name = "imagenet2012"
-    config.data.train_split = "train"
-    config.data.eval_split = "validation"
+def paper(size):
+    import deit
+
+    config = deit.get_config()
     config.data.image_size = 240
-    config.data.crop_area = (0.08, 1.0)
     config.data.interpolation = "bicubic"
     config.data.eval_resize = 274  # 240 / 0.875
     config.data.repeats = 3 if size.startswith("18") else 1
-    config.data.mean = (0.485, 0.456, 0.406)
-    config.data.std = (0.229, 0.224, 0.225)
-    config.augment.randaugment_kind = "timm-inc1"  # rand-m9-mstd0.5-inc1
-    config.augment.randaugment_layers = 2
-    config.augment.randaugment_magnitude = 9.0
-    config.augment.randaugment_std = 0.5
-    config.augment.erasing = 0.25
-    config.augment.mixup = 0.8
-    config.augment.cutmix = 1.0
-    config.augment.mix_switch = 0.5
     config.model.name = f"CrossViT-{size}"
-    config.model.num_classes = 1000
-    config.model.head_init = "normal"
-    config.model.drop_path = 0.1
-    config.model.dtype = "bfloat16"
-    config.duration = "300 epochs"
     config.batch_size = 4096
     config.optim.lr = 0.004
-    config.optim.lr_end = 1e-5
     config.optim.warmup = "30 epochs"
-    config.optim.clip = 0.0
-    config.eval.every = "5 epochs"
+    return config
 
 
-def smoke(config):
-    config.data.name = "digits"
+def smoke():
+    import digits
+
+    config = digits.get_config()
     config.data.image_size = 24
-    config.data.train_crop = "pad"
     config.data.pad = 3
-    config.data.eval_crop = "resize"
-    config.augment.flip = False  # A mirrored digit is another digit, or none.
+    config.augment.mixup = 0.0
+    config.objective.label_smoothing = 0.1
+    config.model = default_config().model
     config.model.name = "CrossViT-9"
     config.model.small_patch, config.model.patch = 3, 4
     config.model.small_width, config.model.small_mlp_dim = 32, 96
     config.model.width, config.model.mlp_dim, config.model.heads = 64, 192, 4
     config.model.depths = ((1, 2), (1, 2))
     config.duration = "30 epochs"
-    config.batch_size = 64
-    config.optim.lr = 3e-3
-    config.optim.warmup = "5%"
-    config.optim.ema = 0.995
-    config.log.every = "50 steps"
+    return config

@@ -34,52 +34,31 @@ SCHEDULES = {
 
 def get_config(arg="T2T-12"):
     (size,) = recipes.arguments(arg, size=(*SCHEDULES, "smoke"))
-    config = default_config()
-    config.objective.loss = "softmax"
-    config.objective.label_smoothing = 0.1
-    (smoke if size == "smoke" else paper)(config, size)
-    return config
+    return smoke() if size == "smoke" else paper(size)
 
 
-def paper(config, size):
-    config.data.name = "imagenet2012"
-    config.data.train_split = "train"
-    config.data.eval_split = "validation"
-    config.data.crop_area = (0.08, 1.0)
+def paper(size):
+    import deit
+
+    config = deit.get_config()
+    config.data.repeats = 1
     config.data.interpolation = "bicubic"
-    config.data.eval_resize = 256
-    config.data.mean = (0.485, 0.456, 0.406)
-    config.data.std = (0.229, 0.224, 0.225)
-    config.augment.randaugment_kind = "timm-inc1"  # rand-m9-mstd0.5-inc1
-    config.augment.randaugment_layers = 2
-    config.augment.randaugment_magnitude = 9.0
-    config.augment.randaugment_std = 0.5
-    config.augment.erasing = 0.25
-    config.augment.mixup = 0.8
-    config.augment.cutmix = 1.0
-    config.augment.mix_switch = 0.5
     backbone, _, number = size.partition("-")
     config.model.name = f"DVT-T2T-ViT-{number}" if backbone == "T2T" else f"DVT-{size}"
-    config.model.num_classes = 1000
-    config.model.head_init = "normal"
-    config.model.drop_path = 0.1
-    config.model.dtype = "bfloat16"
     batch, rate, decay, warmup, duration = SCHEDULES[size]
     config.batch_size, config.duration = batch, duration
     config.optim.lr, config.optim.weight_decay, config.optim.warmup = rate, decay, warmup
-    config.optim.lr_end = 1e-5
-    config.optim.schedule = "cosine"
-    config.optim.clip = 0.0
     config.optim.ema = 0.99996
-    config.eval.every = "5 epochs"
+    return config
 
 
-def smoke(config, _):
-    config.data.name = "digits"
-    config.data.image_size = 32
-    config.data.train_crop = "pad"
-    config.data.eval_crop = "resize"
-    config.augment.flip = False  # A mirrored digit is another digit, or none.
+def smoke():
+    import digits
+
+    config = digits.get_config()
+    config.augment.mixup = 0.0
+    config.objective.label_smoothing = 0.1
+    config.model = default_config().model
     config.model.name = "DVT-DeiT-S"
     config.model.grids = (2, 4, 8)
     config.model.depth = 3
@@ -89,9 +68,5 @@ def smoke(config, _):
     config.model.feature_hidden = 32
     config.model.feature_width = 16
     config.duration = "30 epochs"
-    config.batch_size = 64
     config.optim.lr = 2e-3
-    config.optim.warmup = "5%"
-    config.optim.weight_decay = 0.05
-    config.optim.ema = 0.995
-    config.log.every = "50 steps"
+    return config
