@@ -65,6 +65,7 @@ def test_killed_and_started_again_equals_the_uninterrupted_run_bit_for_bit(
     assert whole.wait() == 0, whole.stderr.read()
 
     ways = [
+        ("SIGKILL before the first step", (tmp_path / "checkpoints").exists, signal.SIGKILL),
         ("SIGKILL between steps", lambda: steps_done(tmp_path) >= 8, signal.SIGKILL),
         (
             "SIGKILL during a save",

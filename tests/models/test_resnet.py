@@ -174,6 +174,21 @@ def test_standardised_kernels_are_those_of_the_formula(preactivation):
     )
 
 
+@pytest.mark.slow
+def test_unrolling_and_recomputing_change_neither_output_nor_gradient(kit, images, tiny):
+    def gradient(**options):
+        one_stage = dict(units=(3,), preactivation=tiny.preactivation)
+        config = registry.model_config("BiT-R50x1", **TINY | one_stage | options)
+        loss = lambda p: jnp.square(kit.apply(config, p, images).logits - 1).sum()  # noqa: E731
+        return jax.jit(jax.value_and_grad(loss))(kit.parameters(config))
+
+    expected = gradient()
+    for value, exact in zip(
+        jax.tree.leaves(gradient(remat="full", unroll=0)), jax.tree.leaves(expected), strict=True
+    ):
+        np.testing.assert_allclose(value, exact, atol=1e-4 * np.abs(exact).max())
+
+
 def test_bfloat16_computes_close_to_float32_and_keeps_parameters_and_logits_in_float32(
     kit, images, tiny
 ):
