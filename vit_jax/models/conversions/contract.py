@@ -32,6 +32,7 @@ class Preprocessing:
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     eval_crop: str = "resize"
     eval_resize: int = 256
+    interpolation: str = "bilinear"
 
 
 @dataclasses.dataclass(frozen=True)
