@@ -82,18 +82,25 @@ class Data:
     resize: int = option(256, "random crop: the smaller side is first resized to this", minimum=1)
     interpolation: str = option(
         "bilinear",
-        "antialiased filter by which crops for training and evaluation are resized",
-        choices=("bilinear", "bicubic"),
+        "antialiased filter by which crops for training and evaluation are resized; '': as init_from has it",
+        choices=("bilinear", "bicubic", ""),
     )
     repeats: int = option(
         1, "how many times an example is in a batch, cut anew each time (DeiT: 3)", minimum=1
     )
     pad: int = option(4, "pad crop: zero border, in pixels, from which the crop is cut", minimum=0)
     eval_crop: str = option(
-        "central", "how evaluation images are cut", choices=("central", "resize"), may_change=True
+        "central",
+        "how evaluation images are cut: the middle of the resized image, also with others' rounding; that of one "
+        "squeezed to the model's aspect ratio; or the whole image",
+        choices=("central", "torchvision", "transformers", "squash", "resize"),
+        may_change=True,
     )
     eval_resize: int = option(
-        256, "central crop: the smaller side is first resized to this", minimum=1, may_change=True
+        256,
+        "all but resize: the smaller side is first resized to this",
+        minimum=1,
+        may_change=True,
     )
     mean: tuple = option(
         (0.5, 0.5, 0.5),

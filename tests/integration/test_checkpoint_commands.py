@@ -55,7 +55,8 @@ UNUSED = {
     "eval.every=1 epochs": "evaluate cannot use config.eval.every",
     "data.image_size=64": "config.data.image_size is 64, but the model takes images of 32 pixels; for another size "
     "fine-tune it, with --config.init_from=",
-    "data.eval_crop=centre": "config.data.eval_crop = 'centre' is not one of central, resize; did you mean 'central'?",
+    "data.eval_crop=centre": "config.data.eval_crop = 'centre' is not one of central, torchvision, transformers, "
+    "squash, resize; did you mean 'central'?",
     "data.evalcrop=resize": "config has no field data.evalcrop; did you mean 'data.eval_crop'?",
 }  # fmt: skip
 

@@ -4,7 +4,7 @@ Sizes are height × width. Cutting a part out of a file and resizing it is the w
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from vit_jax.base import sizes
@@ -12,8 +12,15 @@ from vit_jax.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from vit_jax.config import Data
+    from vit_jax.models.conversions.contract import Preprocessing
 
 _TRIES = 10
+_RESIZING = (
+    "central",
+    "torchvision",
+    "transformers",
+    "squash",
+)  # how evaluation uses `eval_resize`
 DRAWS = 4 * _TRIES  # random numbers that a training crop may need
 
 # (top, left, bottom, right) of a part of an image in pixels, and whether the pixels around it do
@@ -59,26 +66,46 @@ def eval_part(height: int, width: int, config_data: "Data") -> Part:
 
     `config_data.eval_crop` says how:
       central: the middle of the image resized by `eval_resize`, see `_place` (AlexNet, §4.1).
+      torchvision: the same with the rounding of torchvision's Resize and CenterCrop, as timm and
+        what is trained with them evaluate; it moves a crop by up to a pixel.
+      transformers: the same with the rounding of Hugging Face's image processors.
+      squash: the middle of the image squeezed to the target's aspect ratio, its smaller side
+        `eval_resize` pixels (timm's crop mode of that name).
       resize: the whole image.
     """
+    target, side = sizes.height_width(config_data.image_size), config_data.eval_resize
     match config_data.eval_crop:
         case "central":
-            target = sizes.height_width(config_data.image_size)
-            return _place((height, width), target, config_data.eval_resize), False
+            return _place((height, width), target, side), False
+        case "torchvision" | "transformers":
+            resized = _resized_by_torchvision((height, width), target, side)
+            half = round if config_data.eval_crop == "torchvision" else math.floor
+            return _middle((height, width), resized, target, half), False
+        case "squash":
+            resized = [math.floor(side * length / min(target)) for length in target]
+            return _middle((height, width), resized, target, round), False
         case "resize":
             return (0, 0, height, width), False
     raise ConfigError(f"config.data.eval_crop = {config_data.eval_crop!r} is unknown")
 
 
+def describe(config_data: "Data | Preprocessing") -> str:
+    """How evaluation images are cut, in words: 'torchvision crop of images resized to 248, bicubic'."""
+    how = config_data.eval_crop
+    if how in _RESIZING:
+        how += f" crop of images resized to {config_data.eval_resize}"
+    return f"{how}, {config_data.interpolation}"
+
+
 def check(config_data: "Data") -> None:
     """Raises `ConfigError` if no crop can be cut with these sizes."""
     smaller = min(sizes.height_width(config_data.image_size))
-    for crop, needs, field in (
-        ("train_crop", "random", "resize"),
-        ("eval_crop", "central", "eval_resize"),
+    for crop, needing, field in (
+        ("train_crop", ("random",), "resize"),
+        ("eval_crop", _RESIZING, "eval_resize"),
     ):
         side = getattr(config_data, field)
-        if getattr(config_data, crop) == needs and side < smaller:
+        if getattr(config_data, crop) in needing and side < smaller:
             raise ConfigError(
                 f"config.data.{field} = {side} is smaller than config.data.image_size = "
                 f"{sizes.text(config_data.image_size)}: nothing of that size can be cut out. Raise it "
@@ -123,6 +150,37 @@ def _place(
     down, across = height / tall, width / wide
     bottom, right = min((top + target[0]) * down, height), min((left + target[1]) * across, width)
     return top * down, left * across, bottom, right
+
+
+def _resized_by_torchvision(
+    image: tuple[int, int], target: tuple[int, int], side: int
+) -> list[int]:
+    """(height, width) to which torchvision resizes an image for a square target: its smaller side
+    becomes `side`, its larger one is rounded down. For other targets timm's ResizeKeepRatio: the
+    image covers a frame of the target's aspect ratio, and is rounded to the nearest.
+    """
+    if target[0] == target[1]:
+        return [side * length // min(image) for length in image]
+    frame = [math.floor(side * length / min(target)) for length in target]
+    ratio = min(length / framed for length, framed in zip(image, frame, strict=True))
+    return [round(length / ratio) for length in image]
+
+
+def _middle(
+    image: tuple[int, int],
+    resized: Sequence[int],
+    target: tuple[int, int],
+    rounded: Callable[[float], int],
+) -> tuple[float, float, float, float]:
+    """The middle of a resized image, in pixels of the image as it is; `rounded` decides where that
+    is half a pixel off, torchvision's CenterCrop by `round`.
+    """
+    corners = []
+    for length, new, size in zip(image, resized, target, strict=True):
+        begin = rounded((new - size) / 2)
+        corners.append((begin * length / new, (begin + size) * length / new))
+    (top, bottom), (left, right) = corners
+    return top, left, min(bottom, image[0]), min(right, image[1])
 
 
 def _inception_box(

@@ -14,6 +14,7 @@ from flax import nnx
 from vit_jax.base import sizes
 from vit_jax.compute import choices
 from vit_jax.config import Data
+from vit_jax.data import crops
 from vit_jax.data.augmentation import augment
 from vit_jax.models import classifier, registry
 from vit_jax.models.contract import ModelOutput
@@ -33,11 +34,8 @@ def normalized_as(data: Data, source: epath.PathLike) -> Data:
     """
     augment.check_normalization(data, source)
     data = augment.with_channels(data)
-    crop = data.eval_crop
-    if crop == "central":
-        crop += f" crop of images resized to {data.eval_resize}"
-    size, mean, std = sizes.text(data.image_size), data.mean, data.std
-    logging.info("images: %s pixels (%s), mean %s, std %s", size, crop, mean, std)
+    size, how = sizes.text(data.image_size), crops.describe(data)
+    logging.info("images: %s pixels (%s), mean %s, std %s", size, how, data.mean, data.std)
     return data
 
 

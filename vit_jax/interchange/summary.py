@@ -6,7 +6,8 @@ from etils import epath
 
 from vit_jax.base import paths, schema
 from vit_jax.checkpoints import reading
-from vit_jax.interchange import formats
+from vit_jax.data import crops
+from vit_jax.interchange import formats, remote
 from vit_jax.models import registry
 
 _SHOWN_CLASSES = 10
@@ -28,8 +29,8 @@ def summarize(path: epath.PathLike) -> dict:
     Raises:
       CheckpointError: there is no checkpoint, or it is damaged.
     """
-    path = paths.locate(path)
     name, foreign = formats.detect(path), formats.read(path)
+    path = path if remote.is_remote(path) else paths.locate(path)
     config, prepared = foreign.model_config, foreign.preprocessing
     summary = {
         "path": str(path),
@@ -98,11 +99,9 @@ def _classes(classes: list[str] | None) -> str:
 def _images(prepared: dict | None) -> str:
     if prepared is None:
         return "the file does not say how they are normalised"
-    crop = prepared["eval_crop"]
-    if crop == "central":
-        crop += f" crop of images resized to {prepared['eval_resize']}"
+    how = crops.describe(formats.Preprocessing(**prepared))
     return (
-        f"{prepared['image_size']} pixels ({crop}), mean {prepared['mean']}, std {prepared['std']}"
+        f"{prepared['image_size']} pixels ({how}), mean {prepared['mean']}, std {prepared['std']}"
     )
 
 

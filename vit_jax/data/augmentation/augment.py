@@ -67,7 +67,8 @@ def check_normalization(
         raise ConfigError(
             f"{source} does not say how images are normalised: say config.data.mean and std, "
             "(0.5, 0.5, 0.5) both for Google's weights, (0.485, 0.456, 0.406) and (0.229, 0.224, 0.225) "
-            "for DeiT's"
+            "for DeiT's; and eval_crop, eval_resize and interpolation, unless images are just resized by a "
+            "bilinear filter"
         )
 
 
