@@ -16,14 +16,14 @@ NAME = "authors"
 def recognises(opened: Opened) -> bool:
     """Whether a family knows the names."""
     return opened.container not in ("folder", "") and named.is_found(
-        opened, NAME, said=named.in_header(opened)
+        opened, NAME, said=named.in_header(opened), prefixes=opened.prefixes
     )
 
 
 def read(opened: Opened, wishes: Wishes) -> Foreign:
     """See `formats`."""
     stated = named.in_header(opened)
-    found = named.find(opened, NAME, stated | named.said(wishes))
+    found = named.find(opened, NAME, stated | named.said(wishes), opened.prefixes)
     return named.with_header(named.read(opened, found, NAME, wishes, stated), opened)
 
 

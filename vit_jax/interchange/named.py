@@ -16,7 +16,7 @@ from etils import epath
 from vit_jax.base import patterns, schema, sizes
 from vit_jax.base.errors import CheckpointError
 from vit_jax.base.sizes import Size
-from vit_jax.interchange import safetensors
+from vit_jax.interchange import safetensors, state_dicts
 from vit_jax.interchange.formats import Foreign, Preprocessing, Wishes, configure, how_to_accept
 from vit_jax.interchange.opened import Opened
 from vit_jax.models import classifier, registry
@@ -131,9 +131,19 @@ def read(
             logging.warning("%s does not tell %s: %s", path, name, left_open.doubt)
     config = configure(found.family.Config, options, wishes.overrides)
     tensors, reshaped = dict(found.tensors), recognised.layout.get("reshaped", {})
-    left_out = patterns.matching(recognised.left_out, tensors)
+    like = registry.abstract_weights(config)[1]
+    table = found.conversion.rules(config, recognised.layout)
+    known = rules.specs(table, union(*like))
+    extras = [n for n in patterns.matching(state_dicts.EXTRAS, tensors) if n not in known]
+    left_out = list(dict.fromkeys([*patterns.matching(recognised.left_out, tensors), *extras]))
     if left_out:
         logging.info("%s: left out, no part of the model: %s", path, ", ".join(left_out))
+    if found.prefix and opened.container != "npz":
+        state_dicts.check_beside(opened.tensors, found.prefix, path)
+    wide = [name for name, tensor in tensors.items() if tensor.dtype == np.float64]
+    if wide:
+        logging.info("%s: %d tensors of float64 are rounded to float32", path, len(wide))
+        tensors |= {name: _rounded(tensors[name]) for name in wide}
     tensors = {name: tensor for name, tensor in tensors.items() if name not in left_out}
     tensors = {n: _squeezed(t) if n in reshaped else t for n, t in tensors.items()}
     if not wishes.allow_nonfinite:
@@ -141,8 +151,6 @@ def read(
             name: finite(f"{path}: {found.prefix}{found.renamed.get(name, name)}", tensor)
             for name, tensor in tensors.items()
         }
-    like = registry.abstract_weights(config)[1]
-    table = found.conversion.rules(config, recognised.layout)
     arrays = rules.to_ours(table, tensors, union(*like), source=path)
     params, variables = divided(arrays, like)
     layout = {
@@ -318,6 +326,11 @@ def divided(arrays: dict, like: Weights) -> Weights:
 
 def _tuples(value):
     return tuple(value) if isinstance(value, list) else value
+
+
+def _rounded(tensor: Lazy) -> Lazy:
+    dtype = np.dtype(np.float32)
+    return Lazy(tensor.shape, dtype, lambda: tensor.read().astype(dtype))
 
 
 def _squeezed(tensor: Lazy) -> Lazy:

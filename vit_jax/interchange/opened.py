@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from etils import epath
 
 from vit_jax.base.errors import CheckpointError
-from vit_jax.interchange import npz, pytorch, safetensors
+from vit_jax.interchange import npz, pickles, pytorch, safetensors, state_dicts
 from vit_jax.models.conversions.rules import Lazy
 
 CONFIG = "config.json"
@@ -20,15 +20,20 @@ class Opened:
     """A file of arrays, or a folder as the hubs lay it out: config.json beside the weights. The
     weights of such a folder stand for it.
 
+    Args:
+      path: of the file or folder.
+      state_dict: which weights of a pickle, see `state_dicts.find`.
+
     Attributes:
       path: of the file or folder.
       head: the file's first bytes.
       container: 'folder', 'npz', 'safetensors' or 'pickle'; '' for none of these.
     """
 
-    def __init__(self, path: epath.Path):
-        if path.name == pytorch.WEIGHTS and (path.parent / CONFIG).exists():
-            path = path.parent
+    def __init__(self, path: epath.Path, state_dict: str = ""):
+        self._weights, self._state_dict = None, state_dict
+        if path.name in pytorch.NAMES and (path.parent / CONFIG).exists():
+            self._weights, path = path, path.parent
         self.path = path
         self.head, self.container, self._file = b"", "folder", None
         if not path.is_dir():
@@ -54,6 +59,12 @@ class Opened:
         return self._content[0]
 
     @functools.cached_property
+    def prefixes(self) -> list[str]:
+        """What may stand before all names of the model, see `state_dicts.prefixes`."""
+        pytorch_file = self.container in ("safetensors", "pickle")
+        return state_dicts.prefixes(self.tensors) if pytorch_file else [""]
+
+    @functools.cached_property
     def said(self) -> dict:
         """The header that our code wrote into a `.safetensors` file."""
         text = self._content[1].get(pytorch.METADATA, "{}")
@@ -66,19 +77,24 @@ class Opened:
     def _content(self) -> tuple[dict[str, Lazy], Mapping[str, str]]:
         match self.container:
             case "folder":
-                return (pytorch.read_folder(self.path) if self.config else {}), {}
+                if not self.config:
+                    return {}, {}
+                weights = self._weights or pytorch.weights_of(self.path)
+                return pytorch.read_weights(weights, self._state_dict)
             case "npz":
                 return npz.read(self.path, self._file), {}
             case "safetensors":
-                return safetensors.read(self.path, self._file)
+                tensors, metadata = safetensors.read(self.path, self._file)
+                return state_dicts.without_wrappers(tensors), metadata
             case "pickle":
-                return pytorch.read_pickle(self.path, self._file), {}
+                content = pickles.read(self.path, self._file)
+                return state_dicts.find(content, self.path, self._state_dict), {}
         return {}, {}
 
 
-def open_once(path: epath.Path) -> Opened:
+def open_once(path: epath.Path, state_dict: str = "") -> Opened:
     """What is at a path: the same object as before, if it was opened before and has not changed."""
-    return _open(path, _mark(path))
+    return _open(path, state_dict, _mark(path))
 
 
 def forget() -> None:
@@ -89,13 +105,13 @@ def forget() -> None:
 
 
 @functools.lru_cache(maxsize=2)  # a checkpoint to start from and a teacher
-def _open(path: epath.Path, mark: tuple) -> Opened:
-    return Opened(path)
+def _open(path: epath.Path, state_dict: str, mark: tuple) -> Opened:
+    return Opened(path, state_dict)
 
 
 def _mark(path: epath.Path) -> tuple:
     """Changes when the file, or a folder's config.json or weights, are written anew."""
-    names = (CONFIG, pytorch.WEIGHTS, pytorch.INDEX, *pytorch.PICKLED)
+    names = (CONFIG, *pytorch.NAMES)
     files = [path / name for name in names] if path.is_dir() else [path]
     stats = [file.stat() for file in files if file.exists()]
     return tuple((stat.length, stat.mtime) for stat in stats)

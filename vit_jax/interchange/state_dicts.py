@@ -1,0 +1,169 @@
+"""Which of the tensors that a training script saved are the model's weights, and what stands before
+their names.
+
+A script saves a dictionary of its state: weights, often twice (as trained and averaged), optimizer,
+options. Weights are a dictionary of tensors by name, under one of the keys below or, where the user
+says so, any other.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from absl import logging
+from etils import epath
+
+from vit_jax.base.errors import CheckpointError, ConfigError
+from vit_jax.models.conversions.rules import Lazy
+
+# Averaged weights come first: those are what a script evaluates. A teacher is an average, too.
+KEYS = (
+    "state_dict_ema", "model_ema", "ema_state_dict", "ema", "teacher",
+    "state_dict", "model_state_dict", "model", "module", "net", "network", "student",
+)  # fmt: skip
+# What scripts and wrappers put before all names of a model.
+_BEFORE = (
+    "ema", "model_ema", "ema_model", "teacher", "momentum_encoder", "module", "model", "backbone", "encoder",
+    "net", "network", "student", "base_encoder",
+)  # fmt: skip
+# Parts of names that compilers and wrappers of layers leave anywhere in them.
+_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+_DEPTH = 3  # how deep dictionaries of dictionaries are searched
+# Patterns of tensors that pre-training needs beside the network that it trains; not part of a model.
+EXTRAS = (
+    "mask_token", r"decoder_(pos_embed|embed|blocks|norm|pred)(\..*)?", r"decoder\..*",
+    r"(dino_head|ibot_head|projection_head|projector|predictor|prototypes)\..*",
+)  # fmt: skip
+# The same beside the network that a prefix names.
+_BESIDE = (
+    r"(mask_token|queue\w*|center|logit_scale|logit_bias|epoch|step|num_updates|decay)",
+    r"(\w*head\w*|fc|classifier|projector|projection|predictor|prototypes|decoder\w*|neck|loss\w*|criterion)\..*",
+    r"decoder_\w+(\..*)?",
+)
+
+
+def find(content: Any, path: epath.Path, wanted: str = "") -> dict[str, Lazy]:
+    """The tensors by name of what a script saved, of the averaged model if it has both.
+
+    Args:
+      content: see `pickles.read`.
+      path: for messages.
+      wanted: the key under which they are, with dots between keys of keys; '': see `KEYS`.
+
+    Raises:
+      CheckpointError: it holds no dictionary of tensors under a known key.
+      ConfigError: there is none under `wanted`.
+    """
+    every = dict(_dictionaries(content, ""))
+    if wanted:
+        if wanted not in every:
+            raise ConfigError(
+                f"{path}#state_dict={wanted}: there are no tensors under that name{_listed(every)}"
+            )
+        chosen = wanted
+    else:
+        known = [name for name in every if all(key in KEYS for key in name.split(".") if key)]
+        if not known:
+            kinds = sorted(content) if isinstance(content, dict) else [type(content).__name__]
+            raise CheckpointError(
+                f"{path} holds no state dict, a dictionary of tensors by name, under {', '.join(KEYS)}"
+                f"{_listed(every) or '; it has ' + ', '.join(map(str, kinds[:8]))}"
+            )
+        # A number or a table may stand beside the weights: the dictionary itself comes last.
+        chosen = min(
+            known, key=lambda name: [KEYS.index(k) if k else len(KEYS) for k in name.split(".")]
+        )
+        others = [name for name in known if name not in (chosen, "")]
+        if others:
+            logging.info(
+                "%s holds the weights %s: %s are read; to read others, say %s#state_dict=%s",
+                path, " and ".join([chosen, *others]), chosen, path, others[0],
+            )  # fmt: skip
+    beside = [str(key) for key in content if key != chosen.split(".")[0]] if chosen else []
+    if beside:
+        logging.info("%s: left out, beside %s: %s", path, chosen, ", ".join(beside))
+    return _tensors(every[chosen], path)
+
+
+def _dictionaries(content: Any, name: str, depth: int = 0) -> Iterable[tuple[str, dict]]:
+    """Every dictionary of tensors in what was saved, by its key."""
+    if not isinstance(content, dict):
+        return
+    if any(isinstance(value, Lazy) for value in content.values()):
+        yield name, content
+    if depth < _DEPTH:
+        for key, value in content.items():
+            yield from _dictionaries(value, f"{name}.{key}" if name else str(key), depth + 1)
+
+
+def _tensors(found: Mapping[Any, Any], path: epath.Path) -> dict[str, Lazy]:
+    """The tensors of a state dict, without what compilers put into their names."""
+    others = [str(name) for name, value in found.items() if not isinstance(value, Lazy)]
+    if others:
+        logging.info("%s: left out, no tensors: %s", path, ", ".join(others))
+    return without_wrappers({n: t for n, t in found.items() if isinstance(t, Lazy)})
+
+
+def without_wrappers(tensors: Mapping[str, Lazy]) -> dict[str, Lazy]:
+    """The tensors by their names without the parts that compilers and wrappers of layers put in."""
+    cut = {".".join(k for k in name.split(".") if k not in _WRAPPERS): name for name in tensors}
+    return {short: tensors[name] for short, name in cut.items()}
+
+
+def prefixes(names: Iterable[str]) -> list[str]:
+    """What may stand before all names of a model, in the order in which to look: nothing, else what
+    begins with an average's name, else what most names begin with.
+    """
+    counts: dict[str, int] = {}
+    for name in names:
+        before = ""
+        for part in name.split(".")[:-1]:
+            if part not in _BEFORE:
+                break
+            before += f"{part}."
+            counts[before] = counts.get(before, 0) + 1
+
+    def order(prefix: str) -> tuple[int, int]:
+        return min(_BEFORE.index(part) for part in prefix.split(".")[:-1]) // 5, -counts[prefix]
+
+    return ["", *sorted(counts, key=order)]
+
+
+def check_beside(names: Iterable[str], prefix: str, path: epath.Path) -> None:
+    """Says which tensors are beside the model `prefix`.
+
+    Raises:
+      CheckpointError: some are neither another network's nor of a kind that pre-training needs.
+    """
+    beside, unknown = [], []
+    for name in names:
+        if name.startswith(prefix):
+            continue
+        parts = name.split(".")
+        own = next((i for i, part in enumerate(parts) if part not in _BEFORE), len(parts) - 1)
+        rest = ".".join(parts[own:])
+        network = own and not prefix.startswith(".".join(parts[:own]) + ".")
+        if network or any(re.fullmatch(pattern, rest) for pattern in _BESIDE):
+            beside.append(name)
+        else:
+            unknown.append(name)
+    if unknown:
+        raise CheckpointError(
+            f"{path}: the model's tensors begin with {prefix!r}, and these, of no known kind, do not: "
+            f"{_some(unknown)}"
+        )
+    if beside:
+        logging.info("%s: left out, beside the model %s: %s", path, prefix, _some(beside))
+
+
+def _some(names: list[str], most: int = 12) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def _listed(every: Mapping[str, dict]) -> str:
+    named = [f"{name} ({len(tensors)})" for name, tensors in every.items() if name]
+    if not named:
+        return ""
+    first = next(name for name in every if name)
+    return f"; tensors are under {', '.join(named)}: say which with #state_dict={first}"
