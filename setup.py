@@ -92,6 +92,7 @@ setup(
         "plan": PLAN,
         "cuda": ["jax[cuda13]"],
         "gcs": ["gcsfs>=2026.10"],
+        "hub": ["huggingface_hub>=2.4"],
         "prepare": PREPARE,
         "tensorboard": ["tensorboard>=2.18"],
         "test": TEST,

@@ -23,7 +23,7 @@ from vit_jax.base import paths, schema, sizes
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.base.schema import nearest
 from vit_jax.data.augmentation import augment
-from vit_jax.interchange import opened
+from vit_jax.interchange import opened, remote
 from vit_jax.models import classifier, registry
 from vit_jax.models.conversions.contract import Preprocessing
 
@@ -111,7 +111,7 @@ def read(
     """What is at `path`, in whatever format.
 
     Args:
-      path: file or directory, local or `gs://`.
+      path: file or directory, local, `gs://`, `hf://` or `https://`, see `remote`.
       hints: options of the model that the weights are for: taken where the file leaves them open.
       allow_nonfinite: whether the tensors may have NaNs and infinities.
       **overrides: options of the model's config, where what is recognised is to be another.
@@ -127,12 +127,13 @@ def read(
 
 
 def _open(path: epath.PathLike) -> opened.Opened:
-    path = paths.locate(path)
+    name = remote.parse(path)
+    path = remote.locate(name)
     if not path.exists():
-        raise CheckpointError(f"{path} does not exist")
+        raise CheckpointError(f"{path} does not exist{paths.nearest_existing(path)}")
     if path.is_file() and path.stat().length == 0:
         raise CheckpointError(f"{path} is empty (an interrupted download?)")
-    return opened.open_once(path)
+    return opened.open_once(path, name.state_dict)
 
 
 def _detect(found: opened.Opened) -> str:
@@ -164,7 +165,7 @@ def preprocessing_with(
         which images cannot be normalised.
     """
     own = vars(foreign.preprocessing) if foreign.preprocessing else {"mean": (), "std": ()}
-    known = {"mean", "std", "eval_crop", "eval_resize"}
+    known = {"mean", "std", "eval_crop", "eval_resize", "interpolation"}
     for name in said:
         if name not in known:
             raise ConfigError(f"preprocessing has no field {name!r}{nearest(name, known)}")
@@ -222,6 +223,15 @@ def describe(config: classifier.Options) -> str:
 
 
 def _looks_like(found: opened.Opened) -> str:
+    if found.container == "folder" and "model_type" in found.config:
+        said, known = found.config, []
+        for family in registry.FAMILIES:
+            conversion = registry.conversions(family).get("huggingface")
+            known += conversion.model_types if conversion else ()
+        return (
+            f"its config.json says that it is a {said['model_type']} ({', '.join(said.get('architectures') or ())}) of "
+            f"transformers; supported are {', '.join(known)}"
+        )
     if found.container == "folder":
         held = sorted(entry.name for entry in found.path.iterdir())[:5]
         return f"a directory of {', '.join(held) or 'nothing'}"

@@ -146,7 +146,13 @@ class TimmConversion(Conversion):
 
 
 class HuggingFaceConversion(Conversion):
-    """The names of `transformers`. `said` are the fields of config.json."""
+    """The names of `transformers`. `said` are the fields of config.json.
+
+    Attributes:
+      model_types: those of `config.json` that it reads.
+    """
+
+    model_types: ClassVar[tuple[str, ...]] = ()
 
     def config_json(self, config: Options) -> dict[str, Any]:
         """What config.json says about the model, including `architectures` and `model_type`."""

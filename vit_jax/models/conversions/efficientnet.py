@@ -123,9 +123,11 @@ class Timm(TimmConversion):
 class HuggingFace(HuggingFaceConversion):
     """EfficientNetForImageClassification, and EfficientNetModel without a head."""
 
+    model_types = ("efficientnet",)
+
     def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> Recognised | None:
         """See `Conversion`."""
-        if said.get("model_type") != "efficientnet":
+        if said.get("model_type") not in self.model_types:
             return None
         value = _DEFAULTS | dict(said)
         depth = value["depth_coefficient"]

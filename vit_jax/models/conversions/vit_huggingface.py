@@ -21,7 +21,6 @@ from vit_jax.models.conversions.vit_flax import (
     with_learned_position,
 )
 
-_MODEL_TYPES = ("vit", "deit")
 _ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_python": "gelu",
@@ -48,9 +47,11 @@ _DEFAULTS = {
 class HuggingFace(HuggingFaceConversion):
     """ViT and DeiT."""
 
+    model_types = ("vit", "deit")
+
     def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> Recognised | None:
         """See `Conversion`."""
-        if said.get("model_type") not in _MODEL_TYPES:
+        if said.get("model_type") not in self.model_types:
             return None
         # transformers 5 has other names in its code; in files it reads and writes these.
         prefix = next((p for p in ("vit.", "deit.") if any(n.startswith(p) for n in shapes)), "")

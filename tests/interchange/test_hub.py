@@ -1,0 +1,292 @@
+"""Checkpoints by name, against a server on this machine that speaks the hub's protocol."""
+
+import contextlib
+import hashlib
+import http.server
+import json
+import re
+import threading
+
+import absl.logging
+import jax
+import numpy as np
+import pytest
+
+import vit_jax
+from vit_jax.base.errors import CheckpointError, ConfigError
+from vit_jax.interchange import formats, opened, remote
+from vit_jax.models import registry
+
+pytest.importorskip("huggingface_hub")
+from huggingface_hub import constants  # noqa: E402
+
+COMMIT = "a" * 40
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """The parts of the hub that a download needs: what a repository holds, and its files."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        hub = self.server.hub
+        hub.asked.append((self.command, self.path))
+        api = re.fullmatch(
+            r"/api/models/([\w.-]+/[\w.-]+)(?:/(revision|tree)/([^/?]+))?(\?.*)?", self.path
+        )
+        file = re.fullmatch(r"/([\w.-]+/[\w.-]+)/resolve/([^/]+)/(.+)", self.path)
+        plain = hub.web.get(self.path)
+        if plain is not None:
+            self.give(plain, {"ETag": f'"{hashlib.sha256(plain).hexdigest()}"'})
+            return
+        found = api or file
+        if not found:
+            self.refuse(404, "")
+            return
+        repo = hub.repositories.get(found[1])
+        if found[1] in hub.private and "Bearer secret" not in self.headers.get("Authorization", ""):
+            self.refuse(hub.private[found[1]][0], hub.private[found[1]][1])
+            return
+        if repo is None:
+            self.refuse(401, "RepoNotFound")
+            return
+        if (api[3] if api else file[2]) not in (None, "main", COMMIT):
+            self.refuse(404, "RevisionNotFound")
+            return
+        if api and api[2] == "tree":
+            tree = [
+                {"type": "file", "path": name, "size": len(data), "oid": "0" * 40}
+                for name, data in repo.items()
+            ]
+            self.give(json.dumps(tree).encode())
+            return
+        if api:
+            siblings = [{"rfilename": name} for name in repo]
+            about = {"_id": "1", "id": found[1], "sha": COMMIT, "siblings": siblings}
+            self.give(json.dumps(about).encode())
+            return
+        data = repo.get(file[3])
+        if data is None:
+            self.refuse(404, "EntryNotFound")
+            return
+        mark = hashlib.sha256(data).hexdigest()
+        self.give(data, {"ETag": f'"{mark}"', "X-Repo-Commit": COMMIT})
+        return
+
+    def give(self, data, headers=None):
+        headers = headers or {}
+        if self.headers.get("If-None-Match") and self.headers["If-None-Match"] == headers.get(
+            "ETag"
+        ):
+            self.refuse(304, "")
+            return
+        first = int((re.match(r"bytes=(\d+)-", self.headers.get("Range", "")) or [0, 0])[1])
+        self.send_response(206 if first else 200)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data) - first))
+        self.end_headers()
+        if self.command == "GET":
+            cut = self.server.hub.cut
+            self.wfile.write(data[first:] if cut is None else data[first : first + cut])
+            self.close_connection = cut is not None
+
+    def refuse(self, code, why):
+        self.send_response(code)
+        if why:
+            self.send_header("X-Error-Code", why)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+
+class Hub:
+    """What the server has, and what it was asked."""
+
+    def __init__(self):
+        self.repositories, self.private, self.web, self.asked, self.cut = {}, {}, {}, [], None
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A hub that is empty, and an empty cache."""
+    hub = Hub()
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.hub, hub.address = hub, f"http://127.0.0.1:{server.server_port}"
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    monkeypatch.setattr(constants, "ENDPOINT", hub.address)
+    monkeypatch.setattr(
+        constants,
+        "HUGGINGFACE_CO_URL_TEMPLATE",
+        hub.address + "/{repo_id}/resolve/{revision}/{filename}",
+    )
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "token"))
+    hub.stop = lambda: (server.shutdown(), server.server_close())
+    remote.fetch.cache_clear()
+    yield hub
+    with contextlib.suppress(OSError):
+        hub.stop()
+    remote.fetch.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A small ViT as timm lays it out on the hub, with names of classes and its own preprocessing."""
+    config = registry.model_config(
+        "ViT-mu/4", image_size=8, depth=1, num_classes=3, activation="gelu"
+    )
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(
+        lambda x: rng.standard_normal(x.shape).astype(np.float32), registry.abstract(config)[1]
+    )
+    prepared = formats.Preprocessing(
+        8, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "torchvision", 9, "bicubic"
+    )
+    path = tmp_path_factory.mktemp("timm") / "vit"
+    formats.write(formats.Foreign(config, params, ("cat", "dog", "emu"), prepared), path, "timm")
+    return path
+
+
+@pytest.fixture
+def files(folder):
+    """The files of `folder`, by name."""
+    return {entry.name: entry.read_bytes() for entry in folder.iterdir()}
+
+
+def again():
+    """As another command would ask: nothing is remembered but what is on the disk."""
+    remote.fetch.cache_clear()
+    opened.forget()
+
+
+def test_a_repository_is_read_with_its_classes_and_preprocessing(hub, files, folder):
+    hub.repositories["timm/vit_mu"] = files | {
+        "README.md": b"# hello",
+        "pytorch_model.bin": b"junk",
+    }
+    there, here = formats.read("hf://timm/vit_mu"), formats.read(folder)
+    assert there.model_config == here.model_config and there.classes == ("cat", "dog", "emu")
+    assert there.preprocessing == here.preprocessing
+    assert there.preprocessing.interpolation == "bicubic"
+    for a, b in zip(jax.tree.leaves(there.params), jax.tree.leaves(here.params), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+    fetched = {path for command, path in hub.asked if "/resolve/" in path}
+    assert not any(name in path for path in fetched for name in ("README", "pytorch_model"))
+    # Asked again in the same process, the hub is not; the same weights by revision and by file.
+    before = len(hub.asked)
+    model = vit_jax.load("hf://timm/vit_mu", image_size=16, num_classes=2)
+    assert (model.config.image_size, model.config.num_classes) == (16, 2)
+    assert len(hub.asked) == before
+    for name in (f"hf://timm/vit_mu@{COMMIT}", "hf://timm/vit_mu@main/model.safetensors"):
+        assert formats.read(name).classes == ("cat", "dog", "emu")
+
+
+def test_without_a_network_the_cache_is_read(hub, files, monkeypatch, caplog):
+    absl.logging.get_absl_logger().propagate = True
+    hub.repositories["timm/vit_mu"] = files
+    formats.read("hf://timm/vit_mu")
+    again()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    asked = len(hub.asked)
+    assert formats.read("hf://timm/vit_mu").classes == ("cat", "dog", "emu")
+    assert formats.read("hf://timm/vit_mu/model.safetensors").classes == ("cat", "dog", "emu")
+    assert len(hub.asked) == asked
+    with pytest.raises(CheckpointError, match="cannot be reached, and the cache has no copy of it"):
+        formats.read("hf://timm/other")
+    again()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    caplog.clear()
+    assert formats.read("hf://timm/vit_mu").classes == ("cat", "dog", "emu")
+    assert "hf://timm/vit_mu: the hub cannot be reached" in caplog.text
+    with pytest.raises(CheckpointError, match="hf://timm/other: the hub cannot be reached"):
+        formats.read("hf://timm/other")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("hf://timm/other", "no repository timm/other, or it is private: check the name, or log in"),
+        ("hf://timm/vit_mu@v2", "timm/vit_mu has no revision 'v2'"),
+        ("hf://timm/vit_mu/b.pth", "timm/vit_mu has no file 'b.pth' at main"),
+        ("hf://timm/empty", "timm/empty has no weights that can be read here; it has README.md"),
+        ("hf://timm/two", "has several files of weights, a.pth, b.pth: say which: hf://timm/two/a.pth"),
+        ("hf://timm/gated", "timm/gated is not open to everybody: ask for access on its page"),
+        ("hf://timm/private", "no repository timm/private, or it is private"),
+        ("hf://timm/hidden", "timm/hidden is not open to everybody"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_fetched_is_said(hub, files, name, words):
+    hub.repositories |= {
+        "timm/vit_mu": files, "timm/empty": {"README.md": b""}, "timm/gated": files,
+        "timm/private": files, "timm/hidden": files, "timm/two": {"b.pth": b"", "a.pth": b""},
+    }  # fmt: skip
+    hub.private = {
+        "timm/gated": (403, "GatedRepo"), "timm/private": (401, "RepoNotFound"), "timm/hidden": (403, ""),
+    }  # fmt: skip
+    with pytest.raises(CheckpointError, match=words):
+        formats.read(name)
+
+
+@pytest.mark.parametrize("name", ["hf://vit_mu", "hf://a/b/../c@x y", "hf://", "hf://a/--b..c"])
+def test_a_name_that_is_none_is_an_error_of_the_command_line(hub, name):
+    with pytest.raises((ConfigError, CheckpointError)):
+        formats.read(name)
+    assert not [path for command, path in hub.asked if command == "GET" and "resolve" in path]
+
+
+def test_a_private_repository_is_read_with_a_token(hub, files, monkeypatch):
+    hub.repositories["me/mine"], hub.private["me/mine"] = files, (401, "RepoNotFound")
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    assert formats.read("hf://me/mine").classes == ("cat", "dog", "emu")
+
+
+@pytest.mark.slow  # the package tries again for some seconds
+def test_a_download_that_breaks_is_an_error_and_goes_on_later(hub, files):
+    hub.repositories["timm/vit_mu"], hub.cut = files, 1000
+    with pytest.raises(CheckpointError, match="hf://timm/vit_mu: "):
+        formats.read("hf://timm/vit_mu")
+    hub.cut = None
+    again()
+    assert formats.read("hf://timm/vit_mu").classes == ("cat", "dog", "emu")
+
+
+def test_a_file_from_the_web_is_downloaded_once_and_compared_with_its_checksum(hub, files, caplog):
+    absl.logging.get_absl_logger().propagate = True
+    hub.web["/files/vit.safetensors"] = data = files["model.safetensors"]
+    address, sum = f"{hub.address}/files/vit.safetensors", hashlib.sha256(data).hexdigest()
+    with pytest.raises(ConfigError, match="#sha256= is for https:// addresses"):
+        formats.read(f"gs://a/b#sha256={sum}")
+    assert formats.read(address).classes == ("cat", "dog", "emu")
+    again()
+    formats.read(address)  # asked whether it has changed
+    assert [c for c, _ in hub.asked] == ["GET", "GET"]
+    named = f"{address}#sha256={sum}"
+    formats.read(named)
+    again()
+    formats.read(named)  # its checksum says that it has not
+    assert len(hub.asked) == 3
+    again()
+    with pytest.raises(CheckpointError, match=f"has the SHA-256 {sum}, not {'0' * 64}"):
+        formats.read(f"{address}#sha256={'0' * 64}")
+    hub.cut = 1000
+    hub.web["/files/b.safetensors"] = data
+    with pytest.raises(CheckpointError, match=r"cut short, 1,000 of [\d,]+ bytes"):
+        formats.read(f"{hub.address}/files/b.safetensors")
+    with pytest.raises(CheckpointError, match="cannot be downloaded: 404"):
+        formats.read(f"{hub.address}/files/none.safetensors")
+    hub.stop()
+    again()
+    formats.read(address)
+    assert "cannot be reached" in caplog.text
+    with pytest.raises(ConfigError, match="anybody on the way can change what comes by http"):
+        formats.read("http://example.com/a.pth")

@@ -1,0 +1,85 @@
+"""What the name of a checkpoint means: a path as it is, `hf://` and `https://` the file or folder that
+was downloaded for it. What follows a `#` says more:
+
+    hf://OWNER/NAME[@REVISION][/FILE]
+    https://HOST/FILE#sha256=SUM
+    FILE#state_dict=KEY            which weights, of a file with several; after the others also: &state_dict=KEY
+"""
+
+import dataclasses
+import functools
+import os
+import re
+
+from etils import epath
+
+from vit_jax.base import paths
+from vit_jax.base.errors import ConfigError
+
+_SAYS = re.compile(r"#((?:sha256|state_dict)=[^#]*)$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Name:
+    """The name of a checkpoint, taken apart.
+
+    Attributes:
+      place: path or address.
+      sha256: of the file, in hexadecimal; '' if nobody says.
+      state_dict: which weights of it; '' if nobody says.
+    """
+
+    place: str
+    sha256: str = ""
+    state_dict: str = ""
+
+
+def parse(name: epath.PathLike) -> Name:
+    """Takes a name apart.
+
+    Raises:
+      ConfigError: what follows the `#` is not understood.
+    """
+    text = os.fspath(name)
+    found = _SAYS.search(text)
+    if not found:
+        return Name(text)
+    said = dict(part.partition("=")[::2] for part in found[1].split("&"))
+    if unknown := said.keys() - {"sha256", "state_dict"}:
+        raise ConfigError(
+            f"{text}: #{sorted(unknown)[0]}= is not known, only #sha256= and #state_dict="
+        )
+    place = text[: found.start()]
+    said["sha256"] = said.get("sha256", "").lower()
+    if said["sha256"] and not re.fullmatch("[0-9a-f]{64}", said["sha256"]):
+        raise ConfigError(f"{text}: #sha256= takes the 64 hexadecimal digits that sha256sum prints")
+    if said["sha256"] and not place.startswith(("https://", "http://")):
+        raise ConfigError(f"{text}: #sha256= is for https:// addresses")
+    return Name(place, **said)
+
+
+def is_remote(name: epath.PathLike) -> bool:
+    """Whether a name is one that is downloaded."""
+    return os.fspath(name).startswith(("hf://", "https://", "http://"))
+
+
+def locate(name: Name) -> epath.Path:
+    """Where the file or folder is, downloaded if need be.
+
+    Raises:
+      ConfigError: the name makes no sense, or a package is missing.
+      CheckpointError: it cannot be downloaded.
+    """
+    return fetch(name.place, name.sha256) if is_remote(name.place) else paths.locate(name.place)
+
+
+@functools.cache  # a command asks several times: one visit to the network
+def fetch(place: str, sha256: str = "") -> epath.Path:
+    """Downloads what an address names, unless it is in the cache."""
+    if place.startswith("hf://"):
+        from vit_jax.interchange import hub
+
+        return hub.fetch(place)
+    from vit_jax.interchange import web
+
+    return web.fetch(place, sha256)

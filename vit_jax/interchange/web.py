@@ -1,0 +1,110 @@
+"""Checkpoints from web addresses, downloaded once into vit_jax/downloads of the user's cache
+(XDG_CACHE_HOME, or ~/.cache).
+
+A file whose checksum is said is never asked for again. Of any other the server says whether it has
+changed; without a network the copy is used.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import urllib.error
+import urllib.parse
+import urllib.request
+
+from absl import logging
+from etils import epath
+
+from vit_jax.base.errors import CheckpointError, ConfigError
+
+_CHUNK = 1 << 20
+_TIMEOUT = 30.0  # seconds without a byte
+_SAME = 304
+
+
+def fetch(address: str, sha256: str = "") -> epath.Path:
+    """The file at an address, in the cache.
+
+    Args:
+      address: https://… (http:// only for this machine).
+      sha256: what the file must have, in hexadecimal.
+
+    Raises:
+      ConfigError: the address is not safe or names no file.
+      CheckpointError: it cannot be downloaded whole, or has another checksum.
+    """
+    parts = urllib.parse.urlsplit(address)
+    name = os.path.basename(urllib.parse.unquote(parts.path))
+    if parts.scheme == "http" and parts.hostname not in ("localhost", "127.0.0.1"):
+        raise ConfigError(
+            f"{address}: anybody on the way can change what comes by http: say https://"
+        )
+    if not name:
+        raise ConfigError(f"{address} names no file")
+    key = hashlib.sha256(f"{address}#{sha256}".encode()).hexdigest()[:24]
+    cache = epath.Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    folder = cache / "vit_jax" / "downloads" / key
+    folder.mkdir(parents=True, exist_ok=True)
+    # Processes of one machine wait for the first of them.
+    with (folder / "lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _fetch(address, sha256, folder / name)
+
+
+def _fetch(address: str, sha256: str, path: epath.Path) -> epath.Path:
+    marks = path.parent / "marks.json"
+    known = json.loads(marks.read_text()) if path.exists() and marks.exists() else {}
+    if known and sha256:
+        return path
+    request = urllib.request.Request(
+        address, headers={"User-Agent": "vit_jax"} | _conditions(known)
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
+            partial = path.with_name(f"{path.name}.partial")
+            found = _copy(answer, partial, address)
+            if sha256 and found != sha256:
+                partial.unlink()
+                raise CheckpointError(
+                    f"{address} has the SHA-256 {found}, not {sha256}: it is not the file that was meant, or damaged"
+                )
+            partial.replace(path)
+            marks.write_text(
+                json.dumps({n: answer.headers.get(n) for n in ("ETag", "Last-Modified")})
+            )
+            logging.info("%s is %s (SHA-256 %s)", address, path, found)
+    except urllib.error.HTTPError as error:
+        if error.code == _SAME and known:
+            return path
+        raise CheckpointError(
+            f"{address} cannot be downloaded: {error.code} {error.reason}"
+        ) from error
+    except (OSError, urllib.error.URLError) as error:
+        reason = getattr(error, "reason", error)
+        if not known:
+            raise CheckpointError(f"{address} cannot be downloaded: {reason}") from error
+        logging.warning("%s cannot be reached (%s): the copy in the cache is used", address, reason)
+    return path
+
+
+def _conditions(known: dict[str, str | None]) -> dict[str, str]:
+    """The headers of a request for a file only if it has changed."""
+    headers = {"If-None-Match": known.get("ETag"), "If-Modified-Since": known.get("Last-Modified")}
+    return {name: value for name, value in headers.items() if value}
+
+
+def _copy(answer, partial: epath.Path, address: str) -> str:
+    """Writes an answer to a file, and gives its SHA-256."""
+    size, done, digest = answer.headers.get("Content-Length"), 0, hashlib.sha256()
+    with partial.open("wb") as file:
+        while block := answer.read(_CHUNK):
+            file.write(block)
+            digest.update(block)
+            done += len(block)
+    if size is not None and done != int(size):
+        partial.unlink()
+        raise CheckpointError(
+            f"{address}: the download was cut short, {done:,} of {int(size):,} bytes: try again"
+        )
+    return digest.hexdigest()
