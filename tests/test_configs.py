@@ -84,6 +84,7 @@ def recipe(name: str, *argument: str):
     if config.init_from == CHECKPOINT:  # which is not here
         config.init_from, config.model.name = "", config.model.name or "ViT-B/16"
         config.data.mean = config.data.std = (0.5, 0.5, 0.5)
+        config.data.interpolation = "bilinear"
     return config
 
 

@@ -15,7 +15,7 @@ _PUBLIC = {
     "train": "vit_jax.training.loop",
     "load": "vit_jax.interchange.loading",
     "load_weights": "vit_jax.interchange.loading",
-    "load_run": "vit_jax.checkpoints.reading",
+    "load_run": "vit_jax.interchange.loading",
     "default_config": "vit_jax.config",
     "load_config": "vit_jax.user_files",
 }

@@ -103,7 +103,10 @@ def values(value: object) -> list:
 
 def define_checkpoint() -> None:
     flags.DEFINE_string(
-        "checkpoint", None, "a run's workdir, its checkpoints folder, or one checkpoint"
+        "checkpoint",
+        None,
+        "a run's workdir, its checkpoints folder, or a checkpoint of any format: a file, a folder, or "
+        "hf://OWNER/NAME",
     )
 
 

@@ -221,7 +221,7 @@ def convert() -> None:
     [--config.data.FIELD=VALUE …] [--allow_nonfinite] [--json].
 
     The source's format and model are recognised; --model=OPTION=VALUE, once for each option, says
-    otherwise. --config.data.mean, std, eval_crop and eval_resize say how its images are prepared.
+    otherwise. --config.data.mean, std, eval_crop, eval_resize and interpolation say how its images are prepared.
     """
     settings = cli.take_settings()
     flags.DEFINE_string(

@@ -72,6 +72,7 @@ def from_checkpoint() -> ConfigDict:
     config.init_reset = ("(head|head_distilled|representation)/.*",)
     config.init_channels = "mean"
     config.data.mean = config.data.std = ()
+    config.data.interpolation = ""
     config.model.name = ""
     config.model.dtype = "bfloat16"
     return config

@@ -49,7 +49,8 @@ def predict() -> None:
     """Class names and probabilities of images: --checkpoint=DIR IMAGE… [--topk=5] [--json|--csv]
     [--picture=FILE.png] [--budget=GFLOPS] [--config.data.FIELD=VALUE …].
 
-    Images are prepared as in the run, unless --config.data.mean, std, eval_crop or eval_resize say otherwise.
+    Images are prepared as in the run, unless --config.data.mean, std, eval_crop, eval_resize or interpolation
+    say otherwise.
     An IMAGE is a file, a folder, of which all images are taken, or -: standard input, an image or the
     names of images, one a line. Each is printed as soon as it is classified. One that cannot be read
     is named, the others are still predicted, and the exit code is 1. With --budget or --threshold images

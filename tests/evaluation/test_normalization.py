@@ -78,7 +78,9 @@ def test_what_is_said_at_conversion_is_used_and_named(file, unsaid, image, caplo
     with caplog.at_level("INFO"):
         (found,) = predict(run, find([str(image)]), topk=10, batch_size=1)
     assert isinstance(found, Prediction)
-    assert "images: 8 pixels (resize), mean (0.485, 0.456, 0.406), std (0.229" in caplog.text
+    assert (
+        "images: 8 pixels (resize, bilinear), mean (0.485, 0.456, 0.406), std (0.229" in caplog.text
+    )
     pixels = np.asarray(Image.open(image), np.float32) / 255
     logits = run.model((pixels - SAID["mean"])[None] / SAID["std"]).logits[0]
     np.testing.assert_allclose(

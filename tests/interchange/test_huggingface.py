@@ -169,17 +169,21 @@ def test_placeholders_are_no_names_of_classes(tmp_path):
     [
         formats.Preprocessing(12, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)),
         formats.Preprocessing(12, eval_crop="central", eval_resize=16),
+        formats.Preprocessing(12, eval_crop="squash", eval_resize=16, interpolation="bicubic"),
     ],
 )
 def test_preprocessing_goes_there_and_comes_back(tmp_path, prepared):
     formats.write(ours(preprocessing=prepared), tmp_path / "out", "huggingface")
     again = formats.read(tmp_path / "out").preprocessing
-    assert (again.mean, again.std, again.eval_crop) == (
+    # There is but one way to round where the middle begins.
+    crop = "transformers" if prepared.eval_crop == "central" else prepared.eval_crop
+    assert (again.mean, again.std, again.eval_crop, again.interpolation) == (
         prepared.mean,
         prepared.std,
-        prepared.eval_crop,
+        crop,
+        prepared.interpolation,
     )
-    if prepared.eval_crop == "central":
+    if crop != "resize":
         assert again.eval_resize == prepared.eval_resize
     pixels = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
     processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "out")
@@ -190,21 +194,28 @@ def test_preprocessing_goes_there_and_comes_back(tmp_path, prepared):
 @pytest.mark.parametrize(
     ("said", "expected"),
     [
-        ({"size": 224}, ("resize", 256)),
-        ({"size": {"height": 256, "width": 256}, "do_center_crop": True}, ("central", 256)),
-        ({"size": {"shortest_edge": 232}, "do_center_crop": True}, ("central", 232)),
-        ({"size": 248, "do_center_crop": True}, ("central", 248)),
+        ({"size": 224}, ("resize", 256, "bilinear")),
+        (
+            {"size": {"height": 256, "width": 256}, "do_center_crop": True},
+            ("squash", 256, "bilinear"),
+        ),
+        (
+            {"size": {"shortest_edge": 232}, "do_center_crop": True, "resample": 3},
+            ("transformers", 232, "bicubic"),
+        ),
+        ({"size": 248, "do_center_crop": True}, ("transformers", 248, "bilinear")),
+        (
+            {"size": 256, "feature_extractor_type": "DeiTFeatureExtractor"},
+            ("squash", 256, "bicubic"),
+        ),
     ],
 )
 def test_older_preprocessing_is_understood(tmp_path, said, expected):
     formats.write(ours(), tmp_path / "out", "huggingface")
     (tmp_path / "out" / "preprocessor_config.json").write_text(json.dumps(said))
     prepared = formats.read(tmp_path / "out").preprocessing
-    assert (prepared.eval_crop, prepared.eval_resize) == expected and prepared.mean == (
-        0.5,
-        0.5,
-        0.5,
-    )
+    assert (prepared.eval_crop, prepared.eval_resize, prepared.interpolation) == expected
+    assert prepared.mean == (0.5, 0.5, 0.5)
 
 
 def test_the_weights_alone_are_read_with_the_config_beside_them(tmp_path):

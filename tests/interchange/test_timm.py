@@ -9,7 +9,6 @@ import csv
 import dataclasses
 import importlib.util
 import json
-import sys
 
 import jax
 import numpy as np
@@ -289,23 +288,6 @@ def test_half_precision_is_read_exactly_and_written_as_it_was(tmp_path):
         )
 
 
-@pytest.mark.parametrize("wrapper", ["state_dict", "model", None])
-def test_pth_files_are_read_in_the_wrappings_of_training_scripts(tmp_path, wrapper):
-    foreign = vit()
-    formats.write(foreign, tmp_path / "a.safetensors", "timm")
-    tensors, _ = safetensors.read(tmp_path / "a.safetensors")
-    state = {
-        f"module.{name}": torch.from_numpy(np.asarray(tensor).copy()) + 1
-        for name, tensor in tensors.items()
-    }
-    torch.save({wrapper: state, "epoch": 3} if wrapper else state, tmp_path / "a.pth")
-    loaded = formats.read(tmp_path / "a.pth", heads=2)
-    assert loaded.model_config == foreign.model_config
-    assert {
-        float(x) for leaf in jax.tree.leaves(loaded.params) for x in np.asarray(leaf).ravel()
-    } == {1.0}
-
-
 class Evil:
     """Unpickling it makes a file."""
 
@@ -325,15 +307,6 @@ def test_a_pickle_with_code_in_it_is_an_error_and_no_code_runs(tmp_path, zipped)
     with pytest.raises(CheckpointError, match="bad.pth is not read: .* which could run code"):
         formats.read(tmp_path / "bad.pth")
     assert not witness.exists()
-
-
-def test_without_torch_a_pth_file_is_an_error_that_says_what_to_do(tmp_path, monkeypatch):
-    torch.save({}, tmp_path / "a.pth")
-    monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(
-        CheckpointError, match="reading it needs torch.*or save the weights as .safetensors"
-    ):
-        formats.read(tmp_path / "a.pth")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.settings import change
 from vit_jax.checkpoints import reading
 from vit_jax.config import Config, config_class, default_config
+from vit_jax.interchange import formats, loading, orbax
 
 _SECTIONS = ("data", "eval")
 _OF_TRAINING = {
@@ -21,7 +22,7 @@ _OF_TRAINING = {
     "eval.every", "eval.best", "eval.patience",
 }  # fmt: skip
 _FIELDS = ("batch_size", "model.dtype")
-_OF_IMAGES = ("mean", "std", "eval_crop", "eval_resize")
+_OF_IMAGES = ("mean", "std", "eval_crop", "eval_resize", "interpolation")
 
 
 def load_to_evaluate(
@@ -30,19 +31,26 @@ def load_to_evaluate(
     """A trained model and the config to evaluate it with.
 
     Args:
-      path: see `reading.load_run`.
+      path: see `loading.load_run`.
       changes: of the run's config, see `settings.change`.
 
     Raises:
       ConfigError: a field is unknown or has no effect on an evaluation; said before the model is
         read.
-      CheckpointError: see `reading.load_run`.
+      CheckpointError: see `loading.load_run`.
     """
-    directory, changes = reading.find(path), list(changes)
-    description = reading.read_description(directory)
+    changes = list(changes)
+    description = loading.describe(path)
     model_config = reading.stored_model_config(description)
     config = schema.fill(default_config(), description["config"])
+    if formats.detect(path) != orbax.NAME:
+        config.data.name = ""
     change(config, config_class(), changes)
+    if not config.data.name:
+        raise ConfigError(
+            f"{path} is not a run of yours and names no data: say what to evaluate on, --config.data.name=imagenet2012 "
+            "or --config.data.name=folder --config.data.path=FOLDER"
+        )
     how = schema.with_role(type(model_config), "compute")
     usable = (*_FIELDS, *(f"model.{name}" for name in how))
     for name, _ in changes:
@@ -61,13 +69,13 @@ def load_to_evaluate(
         )
     of_model = {name.partition(".")[2] for name, _ in changes if name.startswith("model.")}
     options = {name: config.model[name] for name in of_model if config.model[name] is not None}
-    return reading.load_run(directory, **options), typed
+    return loading.load_run(path, **options), typed
 
 
 def of_images(
     config: ConfigDict, settings: Iterable[tuple[str, str]], command: str
 ) -> dict[str, Any]:
-    """The fields of `config.data` that settings change: `mean`, `std`, `eval_crop`, `eval_resize`.
+    """The fields of `config.data` that settings change, of those in `_OF_IMAGES`.
 
     Args:
       config: of the run, not changed.

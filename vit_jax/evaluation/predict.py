@@ -29,6 +29,7 @@ from vit_jax.evaluation.early_exit.inference import Inference, check_thresholds
 from vit_jax.evaluation.forward import make_forward, normalized_as
 from vit_jax.evaluation.images import Named, find
 from vit_jax.evaluation.overrides import of_images
+from vit_jax.interchange import loading
 from vit_jax.models import registry
 
 _PICTURED = 400  # images on one sheet
@@ -152,7 +153,7 @@ def predict_files(
     made. The memory it takes does not grow with the number of images.
 
     Args:
-      path: of a run or checkpoint.
+      path: of a run, or of a checkpoint of any format.
       sources: of images, see `images.find`.
       picture: a PNG file to draw the first images and their classes into.
       settings: of the run's config, see `overrides.of_images`.
@@ -166,7 +167,7 @@ def predict_files(
     if picture:
         _check_folder(picture)
     files = find(sources)
-    run = reading.load_run(path)
+    run = loading.load_run(path)
     run.config.data.update(of_images(run.config, settings, "predict"))
     tiles, good, bad = [], 0, 0
 

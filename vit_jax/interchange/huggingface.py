@@ -8,6 +8,7 @@ are which models of ours.
 import json
 import re
 
+from absl import logging
 from etils import epath
 
 from vit_jax.base.errors import CheckpointError
@@ -19,6 +20,27 @@ from vit_jax.interchange.opened import CONFIG, Opened
 NAME = "huggingface"
 PROCESSOR = "preprocessor_config.json"
 # For a network with a head, these divide by the deviations once more: their files have the roots.
+_FILTERS = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+_USUAL = {
+    "image_mean": (0.5,) * 3,
+    "image_std": (0.5,) * 3,
+    "do_center_crop": False,
+    "size": 256,
+    "resample": 2,
+}
+_CROPPING = {"do_center_crop": True, "resample": 3}
+_CLIP = {
+    "image_mean": (0.48145466, 0.4578275, 0.40821073),
+    "image_std": (0.26862954, 0.26130258, 0.27577711),
+    "size": {"shortest_edge": 224},
+}
+_OF_PROCESSORS = {
+    "DeiT": _CROPPING,
+    "Bit": _CROPPING | _CLIP,
+    "CLIP": _CROPPING | _CLIP,
+    "Siglip": {"resample": 3},
+    "EfficientNet": {"resample": 3},
+}
 _DIVIDING_TWICE = ("EfficientNetImageProcessor", "EfficientNetImageProcessorFast")
 
 
@@ -33,7 +55,9 @@ def read(opened: Opened, wishes: Wishes) -> Foreign:
     foreign = named.read(opened, found, NAME, wishes, {})
     config, processor = foreign.model_config, opened.path / PROCESSOR
     if processor.exists():
-        foreign.preprocessing = _preprocessing(pytorch.read_json(processor), config.image_size)
+        foreign.preprocessing = _preprocessing(
+            pytorch.read_json(processor), config.image_size, processor
+        )
     foreign.classes = _classes(opened.config, config.num_classes)
     foreign.layout["config"] = opened.config
     return foreign
@@ -73,19 +97,33 @@ def _classes(said: dict, count: int) -> tuple[str, ...] | None:
     return tuple(names[i] for i in range(count))
 
 
-def _preprocessing(said: dict, image_size: Size) -> Preprocessing:
-    """What preprocessor_config.json says, older and newer."""
-    mean, std = said.get("image_mean", (0.5,) * 3), said.get("image_std", (0.5,) * 3)
+def _preprocessing(said: dict, image_size: Size, path: epath.Path) -> Preprocessing:
+    """What preprocessor_config.json says, older and newer; what it leaves out is as its processor has
+    it.
+    """
+    kind = said.get("image_processor_type") or said.get("feature_extractor_type") or ""
+    kind = re.sub("(ImageProcessor|FeatureExtractor).*", "", kind)
+    said = _USUAL | _OF_PROCESSORS.get(kind, {}) | said
+    resample = said["resample"]
+    if resample not in _FILTERS:
+        logging.warning(
+            "%s: resample=%s is not supported: images are resized by a bilinear filter",
+            path,
+            resample,
+        )
+    filter = _FILTERS.get(resample, "bilinear")
+    mean, std = said["image_mean"], said["image_std"]
     if said.get("do_normalize") is False:
         mean, std = (0.0,) * 3, (1.0,) * 3
     if said.get("image_processor_type") in _DIVIDING_TWICE and said.get("include_top", True):
         std = [x * x for x in std]
-    if not said.get("do_center_crop"):
-        return Preprocessing(image_size, tuple(mean), tuple(std), "resize")
-    size = said.get("size", 256)
+    if not said["do_center_crop"]:
+        return Preprocessing(image_size, tuple(mean), tuple(std), "resize", interpolation=filter)
+    size, crop = said["size"], "squash" if kind == "DeiT" else "transformers"
     if isinstance(size, dict):
-        size = size.get("shortest_edge") or size["height"]
-    return Preprocessing(image_size, tuple(mean), tuple(std), "central", size)
+        crop = "transformers" if "shortest_edge" in size else "squash"
+        size = size.get("shortest_edge") or min(size["height"], size["width"])
+    return Preprocessing(image_size, tuple(mean), tuple(std), crop, size, filter)
 
 
 def _processor(preprocessing: Preprocessing, path: epath.PathLike) -> dict:
@@ -98,7 +136,7 @@ def _processor(preprocessing: Preprocessing, path: epath.PathLike) -> dict:
         "do_resize": True,
         "image_mean": list(preprocessing.mean),
         "image_std": list(preprocessing.std),
-        "resample": 2,
+        "resample": 3 if preprocessing.interpolation == "bicubic" else 2,
         "rescale_factor": 1 / 255,
     }
     if preprocessing.eval_crop == "resize":
@@ -108,6 +146,14 @@ def _processor(preprocessing: Preprocessing, path: epath.PathLike) -> dict:
             f"{path} is not written: transformers' processors cut only squares out of the middle of images; "
             "to have them resized there, say --config.data.eval_crop=resize"
         )
+    if preprocessing.eval_crop == "squash":
+        side = preprocessing.eval_resize
+        return common | {
+            "image_processor_type": "DeiTImageProcessor",
+            "size": {"height": side, "width": side},
+            "do_center_crop": True,
+            "crop_size": size,
+        }
     # ViT's processor cannot crop.
     return common | {
         "image_processor_type": "BitImageProcessor",

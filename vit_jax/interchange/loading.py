@@ -1,5 +1,6 @@
 """Models from files of any format: `load`, `load_weights`, `vit_jax convert` and `init_from`."""
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,11 +13,16 @@ from ml_collections import ConfigDict
 from vit_jax.base import patterns, schema, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
-from vit_jax.config import CHECKPOINT
+from vit_jax.config import CHECKPOINT, default_config
 from vit_jax.data.augmentation import augment
-from vit_jax.interchange import adapt, formats, named, opened
+from vit_jax.devices import meshes
+from vit_jax.interchange import adapt, formats, named, opened, orbax
 from vit_jax.models import classifier, registry
 from vit_jax.models.registry import Weights
+
+# What may be left to the checkpoint, and its value where that, or an earlier version of this code,
+# does not say it.
+_UNSAID = {"mean": (), "std": (), "interpolation": "bilinear"}
 
 
 def load(
@@ -70,6 +76,55 @@ def load(
         reset_option="load_weights(..., reset=...)",
     )
     return nnx.merge(definition, *weights)
+
+
+def describe(path: epath.PathLike) -> dict:
+    """What a checkpoint of any format says of itself, as `reading.read_description` gives it."""
+    if formats.detect(path) == orbax.NAME:
+        return reading.read_description(reading.find(path))
+    return orbax.described(formats.read(path))[1]
+
+
+def load_run(path: epath.PathLike, mesh: jax.sharding.Mesh | None = None, **options) -> reading.Run:
+    """A trained model and what is needed to use it, from a checkpoint of any format.
+
+    Args:
+      path: a run's workdir, its checkpoints folder, one checkpoint, or see `formats.read`.
+      mesh, **options: see `reading.load_run`.
+
+    Returns:
+      The run; of a checkpoint that is not of ours `config` says what is known of its images, and
+      `step` is 0.
+
+    Raises:
+      CheckpointError, ConfigError: see `formats.read` and `reading.load_run`.
+    """
+    if formats.detect(path) == orbax.NAME:
+        return reading.load_run(path, mesh, **options)
+    foreign = formats.read(path)
+    config, description = orbax.described(foreign)
+    model_config = reading.stored_model_config(description, **options)
+    definition, like = registry.abstract_weights(model_config)
+    whole = meshes.replicated(mesh or meshes.replica_mesh())
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), like)
+    weights = _fit(
+        foreign,
+        like,
+        model_config,
+        reset=(),
+        resize="scipy",
+        init_channels="error",
+        where=f"load_run({str(path)!r})",
+        reset_option="reset",
+    )
+    return reading.Run(
+        model=nnx.merge(definition, *weights),
+        model_config=model_config,
+        config=schema.fill(default_config(), dataclasses.asdict(config)),
+        classes=tuple(description["classes"]),
+        step=0,
+        directory=epath.Path(path),
+    )
 
 
 def load_weights(
@@ -161,7 +216,7 @@ def convert(
       source, destination: paths.
       to: the format.
       data: how images are prepared, where that should differ from what the source says, or it says
-        nothing: `mean`, `std`, `eval_crop`, `eval_resize`.
+        nothing: `mean`, `std`, `eval_crop`, `eval_resize`, `interpolation`.
       allow_nonfinite: whether tensors may have NaNs and infinities.
 
     Returns:
@@ -191,23 +246,23 @@ def resolve_from_checkpoint(
     """A run's config, its open model options filled in from the checkpoint that it starts from.
 
     These are the options of its structure and conventions (see `schema.option`); with
-    `config.model.name=''` also name and sizes; and `config.data.mean` and `std` where they are
-    empty. A run that was begun in `workdir`, if that is given, keeps what it took then.
+    `config.model.name=''` also name and sizes; and `config.data.mean`, `std` and `interpolation` where
+    they are empty. A run that was begun in `workdir`, if that is given, keeps what it took then.
 
     Raises:
       CheckpointError: the checkpoint to start from cannot be read.
-      ConfigError: the recipe needs a checkpoint, or name, mean or std are left to one, and there is
-        none, or it does not say.
+      ConfigError: the recipe needs a checkpoint, or name, mean, std or interpolation are left to one,
+        and there is none; or it does not say mean and std.
     """
     if config.init_from == CHECKPOINT:
         raise ConfigError(
-            "this recipe starts from a checkpoint: say which with --config.init_from=DIR_OR_FILE, a "
-            "run of yours or a file of any format in docs/checkpoints.md"
+            "this recipe starts from a checkpoint: say which with --config.init_from=CHECKPOINT, a run of "
+            "yours, a file of any format in docs/checkpoints.md, or hf://OWNER/NAME"
         )
     if not config.init_from:
-        if not (config.model.name and config.data.mean and config.data.std):
+        if not (config.model.name and all(config.data[name] for name in _UNSAID)):
             raise ConfigError(
-                "config.model.name, data.mean or data.std is empty, which leaves it to the checkpoint "
+                "config.model.name, data.mean, std or interpolation is empty, which leaves it to the checkpoint "
                 "to start from: say which with --config.init_from=CHECKPOINT"
             )
         return config
@@ -218,9 +273,10 @@ def resolve_from_checkpoint(
     config = config.copy_and_resolve_references()
     _resolve_model(config, saved, source)
     prepared = saved["data"] if saved else source.preprocessing and vars(source.preprocessing)
-    for name in ("mean", "std"):
-        if prepared and not config.data[name]:
-            config.data[name] = tuple(prepared[name])
+    for name, unsaid in _UNSAID.items():
+        if not config.data[name]:
+            found = (prepared or {}).get(name, unsaid)
+            config.data[name] = tuple(found) if isinstance(found, list) else found
     augment.check_normalization(config.data, config.init_from)
     return config
 

@@ -11,7 +11,7 @@ from etils import epath
 from vit_jax.base import patterns, schema
 from vit_jax.base.errors import CheckpointError
 from vit_jax.checkpoints import reading, saving
-from vit_jax.config import config_class, default_config
+from vit_jax.config import Config, config_class, default_config
 from vit_jax.data.augmentation import augment
 from vit_jax.interchange import named
 from vit_jax.interchange.formats import Foreign, Preprocessing, Wishes, configure, model_name
@@ -55,7 +55,8 @@ def read(opened: Opened, wishes: Wishes) -> Foreign:
     params, variables = (
         patterns.map_named(functools.partial(lazy, part), tree) for part, tree in enumerate(like)
     )
-    data = description["config"]["data"]
+    # An earlier version's lacks fields that came later: they are at their defaults.
+    data = schema.fill(default_config(), description["config"]).data
     prepared = {field.name: data[field.name] for field in dataclasses.fields(Preprocessing)}
     return Foreign(
         config,
@@ -67,15 +68,10 @@ def read(opened: Opened, wishes: Wishes) -> Foreign:
     )
 
 
-def write(foreign: Foreign, path: epath.PathLike) -> None:
-    """Writes a directory for `predict`, `evaluate` and `init_from`; unnamed classes are numbers.
-
-    Raises:
-      CheckpointError: the directory holds something already, or cannot be written.
+def described(foreign: Foreign) -> tuple[Config, dict]:
+    """The config of a run that would have given this model, as far as that is known, and what a
+    checkpoint of it would say; unnamed classes are numbers.
     """
-    path = epath.Path(path)
-    if path.exists() and (path.is_file() or any(path.iterdir())):
-        raise CheckpointError(f"{path} is not written: something is there already")
     config = default_config()
     config.model.name = model_name(foreign.model_config)
     # Where it is not known how images are normalised, users of the model have to say it.
@@ -87,7 +83,19 @@ def write(foreign: Foreign, path: epath.PathLike) -> None:
     if foreign.preprocessing:
         config = dataclasses.replace(config, data=augment.with_channels(config.data))
     classes = foreign.classes or tuple(map(str, range(foreign.model_config.num_classes)))
-    description = reading.describe(config, foreign.model_config, classes, examples=0)
+    return config, reading.describe(config, foreign.model_config, classes, examples=0)
+
+
+def write(foreign: Foreign, path: epath.PathLike) -> None:
+    """Writes a directory for `predict`, `evaluate` and `init_from`; unnamed classes are numbers.
+
+    Raises:
+      CheckpointError: the directory holds something already, or cannot be written.
+    """
+    path = epath.Path(path)
+    if path.exists() and (path.is_file() or any(path.iterdir())):
+        raise CheckpointError(f"{path} is not written: something is there already")
+    config, description = described(foreign)
     leaves = jax.tree.leaves((foreign.params, foreign.variables))
     largest = max(math.prod(leaf.shape) for leaf in leaves)
     # One large array at a time is under way, and no compressed copy of it; Orbax refuses what is

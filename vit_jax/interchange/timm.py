@@ -4,9 +4,13 @@ What a file alone cannot tell, such as heads and activation, the families guess 
 config.json says it; files that we write say it in their header.
 """
 
+import dataclasses
 import json
 import math
+from collections.abc import Mapping
+from typing import Any
 
+from absl import logging
 from etils import epath
 
 from vit_jax.base.errors import CheckpointError
@@ -16,6 +20,7 @@ from vit_jax.interchange.formats import Foreign, Preprocessing, Wishes, how_to_a
 from vit_jax.interchange.opened import CONFIG, Opened
 
 NAME = "timm"
+_CROPS = {"center": "torchvision", "squash": "squash"}  # `crop_mode` -> `eval_crop`
 _STATED = ("heads", "activation", "epsilon", "image_size")
 
 
@@ -32,7 +37,7 @@ def read(opened: Opened, wishes: Wishes) -> Foreign:
     stated = named.in_header(opened)
     architecture = {n: opened.config[n] for n in ("architecture",) if n in opened.config}
     said = architecture | opened.config.get("model_args", {}) | _image_size(opened.config) | stated
-    found = named.find(opened, NAME, said | named.said(wishes))
+    found = named.find(opened, NAME, said | named.said(wishes), opened.prefixes)
     if found is None:
         first = ", ".join(sorted(opened.tensors)[:3]) or "nothing"
         raise CheckpointError(
@@ -42,8 +47,9 @@ def read(opened: Opened, wishes: Wishes) -> Foreign:
     foreign = named.with_header(named.read(opened, found, NAME, wishes, stated), opened)
     if opened.config:
         foreign.classes = tuple(opened.config.get("label_names", ())) or None
-        said = _preprocessing(opened.config.get("pretrained_cfg", opened.config))
-        foreign.preprocessing = said or foreign.preprocessing
+        said = preprocessing_of(opened.config.get("pretrained_cfg", opened.config), opened.path)
+        if said != _as_read(foreign.preprocessing):
+            foreign.preprocessing = said or foreign.preprocessing
     return foreign
 
 
@@ -83,17 +89,34 @@ def _image_size(said: dict) -> dict:
     return named.said_size(size if size is not None else pretrained and pretrained[1:])
 
 
-def _preprocessing(said: dict) -> Preprocessing | None:
-    """What a config.json's `pretrained_cfg` says of images."""
+def preprocessing_of(said: Mapping[str, Any], source: epath.PathLike) -> Preprocessing | None:
+    """What a `pretrained_cfg` of timm says of images; fields that it leaves out are timm's own. `None`
+    if it says nothing, or, with a warning, what we cannot do.
+    """
     if not {"mean", "std", "input_size"} <= said.keys():
         return None
+    interpolation, mode = said.get("interpolation", "bicubic"), said.get("crop_mode", "center")
+    if interpolation not in ("bilinear", "bicubic") or mode not in _CROPS:
+        logging.warning(
+            "%s says of its images interpolation %r and crop_mode %r, which are not supported",
+            source, interpolation, mode,
+        )  # fmt: skip
+        return None
     size = named.said_size(said["input_size"][1:])["image_size"]
-    mean, std = tuple(said["mean"]), tuple(said["std"])
-    if said.get("crop_mode") == "squash":
-        return Preprocessing(size, mean, std, "resize")
+    share, smaller = said.get("crop_pct", 0.875), min(height_width(size))
+    crop = "resize" if mode == "squash" and share == 1 else _CROPS[mode]
     # Rounded down as in timm, plus a margin for rounding in our own division.
-    side = math.floor(min(height_width(size)) / said.get("crop_pct", 0.875) + 1e-6)
-    return Preprocessing(size, mean, std, "central", side)
+    side = 256 if crop == "resize" else math.floor(smaller / share + 1e-6)
+    return Preprocessing(size, tuple(said["mean"]), tuple(said["std"]), crop, side, interpolation)
+
+
+def _as_read(prepared: Preprocessing | None) -> Preprocessing | None:
+    """What `preprocessing_of` makes of the config.json that we write for `prepared`: timm has but
+    one way to round.
+    """
+    if prepared and prepared.eval_crop in ("central", "transformers"):
+        return dataclasses.replace(prepared, eval_crop="torchvision")
+    return prepared
 
 
 def _description(foreign: Foreign, architecture: str, arguments: dict) -> dict:
@@ -105,14 +128,13 @@ def _description(foreign: Foreign, architecture: str, arguments: dict) -> dict:
         "num_classes": config.num_classes,
     }
     if prepared:
-        squash = prepared.eval_crop == "resize"
         share = min(height_width(prepared.image_size)) / prepared.eval_resize
         pretrained |= {
             "mean": list(prepared.mean),
             "std": list(prepared.std),
-            "crop_pct": 1.0 if squash else share,
-            "crop_mode": "squash" if squash else "center",
-            "interpolation": "bilinear",
+            "crop_pct": 1.0 if prepared.eval_crop == "resize" else share,
+            "crop_mode": "squash" if prepared.eval_crop in ("resize", "squash") else "center",
+            "interpolation": prepared.interpolation,
         }
     description = {
         "architecture": architecture,
