@@ -53,7 +53,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["vit_jax", "vit_jax.*"]),
-    package_data={"vit_jax": ["py.typed"]},
+    package_data={"vit_jax": ["py.typed", "models/conversions/published.json"]},
     # Cuts JPEG files faster than any wheel. Without a C compiler the install goes on, and OpenCV and
     # Pillow do the work.
     cmdclass={"build_ext": BuildExtension},

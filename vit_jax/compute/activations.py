@@ -35,4 +35,7 @@ def _gelu(x):
 ACTIVATIONS: dict[str, Callable] = {
     "gelu_tanh": _in_float32(lambda x: jax.nn.gelu(x, approximate=True)),
     "gelu": _in_float32(_gelu),
+    # x σ(1.702 x), of OpenAI's CLIP (arXiv 1606.08415 §2).
+    "quick_gelu": _in_float32(lambda x: x * jax.nn.sigmoid(1.702 * x)),
+    "silu": _in_float32(jax.nn.silu),
 }

@@ -60,6 +60,36 @@ def _normalise_backward(epsilon, saved, dy):
 _normalise.defvjp(_normalise_forward, _normalise_backward)
 
 
+def rms_norm(x: Tokens, scale: jax.Array, *, epsilon: float, dtype: jax.typing.DTypeLike) -> Tokens:
+    """x (..., D), or several such, with a mean square of 1 over the last axis, times scale (D,): in
+    `dtype`, computed in float32 (arXiv 1910.07467).
+    """
+    return jax.tree.map(lambda x: (_divide_by_rms(x, epsilon) * scale).astype(dtype), x)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _divide_by_rms(x: jax.Array, epsilon: float) -> jax.Array:
+    """As `_normalise`, without the mean."""
+    return _rms_forward(x, epsilon)[0]
+
+
+def _rms_forward(x, epsilon):
+    y = x.astype(jnp.float32)
+    inverse = jax.lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + epsilon)
+    inverse = recompute.named(inverse, recompute.STATISTICS)
+    return y * inverse, (x, inverse)
+
+
+def _rms_backward(epsilon, saved, dy):
+    x, inverse = saved
+    y = x.astype(jnp.float32) * inverse
+    dx = (dy - y * (dy * y).mean(-1, keepdims=True)) * inverse
+    return (dx.astype(x.dtype),)
+
+
+_divide_by_rms.defvjp(_rms_forward, _rms_backward)
+
+
 def batch_norm(
     x: jax.Array, scale: jax.Array, bias: jax.Array, *, axis: int, epsilon: float
 ) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -5,7 +5,7 @@ the tensors, is known to the formats.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -121,14 +121,24 @@ def read(
         for name, value in stated.items()
         if name in found.family.Config.__dataclass_fields__
     }
+    asked = {}
     for name, left_open in recognised.open.items():
         if name in stated or name in wishes.overrides:
             continue
         hint = wishes.hints.get(name)
         if hint is not None and (not left_open.values or hint in left_open.values):
             options[name] = hint
+        elif left_open.ask:
+            asked[name] = left_open.ask
         elif left_open.doubt:
             logging.warning("%s does not tell %s: %s", path, name, left_open.doubt)
+    if asked:
+        raise CheckpointError(
+            f"{path} does not tell what these options are, and another value gives other results:\n  "
+            + "\n  ".join(asked.values())
+            + f"\nSay them ({_how_to_say(asked)}), or name the file or its folder as the published model "
+            "is called ('vit_jax models --published'), or put its config.json beside it"
+        )
     config = configure(found.family.Config, options, wishes.overrides)
     tensors, reshaped = dict(found.tensors), recognised.layout.get("reshaped", {})
     like = registry.abstract_weights(config)[1]
@@ -162,6 +172,11 @@ def read(
     layout |= recognised.layout
     preprocessing = found.conversion.preprocessing(config)
     return Foreign(config, params, None, preprocessing, layout, variables)
+
+
+def _how_to_say(names: Iterable[str]) -> str:
+    """Of options, on the command line."""
+    return " ".join(f"--model={name}=…" for name in names)
 
 
 def conversion_of(config: classifier.Options, format: str, path: epath.PathLike) -> Conversion:

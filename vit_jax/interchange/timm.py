@@ -6,11 +6,7 @@ config.json says it; files that we write say it in their header.
 
 import dataclasses
 import json
-import math
-from collections.abc import Mapping
-from typing import Any
 
-from absl import logging
 from etils import epath
 
 from vit_jax.base.errors import CheckpointError
@@ -18,10 +14,10 @@ from vit_jax.base.sizes import height_width
 from vit_jax.interchange import named, pytorch
 from vit_jax.interchange.formats import Foreign, Preprocessing, Wishes, how_to_accept
 from vit_jax.interchange.opened import CONFIG, Opened
+from vit_jax.models.conversions import published, vit_options
 
 NAME = "timm"
-_CROPS = {"center": "torchvision", "squash": "squash"}  # `crop_mode` -> `eval_crop`
-_STATED = ("heads", "activation", "epsilon", "image_size")
+_STATED = (*vit_options.UNTOLD, "image_size")
 
 
 def recognises(opened: Opened) -> bool:
@@ -35,8 +31,9 @@ def recognises(opened: Opened) -> bool:
 def read(opened: Opened, wishes: Wishes) -> Foreign:
     """See `formats`."""
     stated = named.in_header(opened)
-    architecture = {n: opened.config[n] for n in ("architecture",) if n in opened.config}
-    said = architecture | opened.config.get("model_args", {}) | _image_size(opened.config) | stated
+    architecture, tag = published_name(opened)
+    said = {"architecture": architecture, "tag": tag} | _arguments(opened.config)
+    said |= _image_size(opened.config) | stated
     found = named.find(opened, NAME, said | named.said(wishes), opened.prefixes)
     if found is None:
         first = ", ".join(sorted(opened.tensors)[:3]) or "nothing"
@@ -45,12 +42,23 @@ def read(opened: Opened, wishes: Wishes) -> Foreign:
             f"{first}, …. Of a Hugging Face model give the folder with its config.json"
         )
     foreign = named.with_header(named.read(opened, found, NAME, wishes, stated), opened)
+    if not opened.said:
+        said = published.preprocessing(architecture, tag)
+        foreign.preprocessing = said or foreign.preprocessing
     if opened.config:
         foreign.classes = tuple(opened.config.get("label_names", ())) or None
-        said = preprocessing_of(opened.config.get("pretrained_cfg", opened.config), opened.path)
+        said = opened.config.get("pretrained_cfg", opened.config)
+        said = published.preprocessing_from(said, opened.path)
         if said != _as_read(foreign.preprocessing):
             foreign.preprocessing = said or foreign.preprocessing
     return foreign
+
+
+def published_name(opened: Opened) -> tuple[str, str]:
+    """The published model that config.json names, or the path: (architecture, tag), '' for what is not said."""
+    if architecture := opened.config.get("architecture"):
+        return architecture, opened.config.get("pretrained_cfg", {}).get("tag", "")
+    return published.named_in(opened.path.parts)
 
 
 def write(foreign: Foreign, path: epath.PathLike) -> None:
@@ -62,12 +70,15 @@ def write(foreign: Foreign, path: epath.PathLike) -> None:
     path = epath.Path(path)
     pytorch.refuse_to_pickle(path)
     conversion = named.conversion_of(foreign.model_config, NAME, path)
+    again = foreign.layout.get("format") == NAME
     foreign = named.expressed(foreign, conversion, NAME)
     config = foreign.model_config
-    options = {name: getattr(config, name) for name in _STATED if hasattr(config, name)}
+    known = vars(config) | foreign.layout
+    options = {name: known[name] for name in _STATED if name in known}
     header = {pytorch.METADATA: json.dumps(named.header(foreign, options))}
     if path.suffix == ".safetensors":
-        for name, value in conversion.file_conventions.items():
+        # What was such a file can be one again.
+        for name, value in {} if again else conversion.file_conventions.items():
             if getattr(config, name, value) != value:
                 raise CheckpointError(
                     f"{path} is not written: a file cannot tell timm of the {name} {getattr(config, name)!r}, and it "
@@ -76,10 +87,16 @@ def write(foreign: Foreign, path: epath.PathLike) -> None:
                 )
         named.write_safetensors(foreign, conversion, path, header)
         return
-    description = _description(foreign, *conversion.architecture(config))
+    description = _description(foreign, *conversion.architecture(config, foreign.layout))
     with pytorch.NewFolder(path) as folder:
         named.write_safetensors(foreign, conversion, folder / pytorch.WEIGHTS, header)
         (folder / CONFIG).write_text(json.dumps(description, indent=2))
+
+
+def _arguments(said: dict) -> dict:
+    """The arguments of the model's class that a config.json says; how it pools stands beside them."""
+    pool = {"global_pool": said["global_pool"]} if "global_pool" in said else {}
+    return pool | said.get("model_args", {})
 
 
 def _image_size(said: dict) -> dict:
@@ -89,31 +106,8 @@ def _image_size(said: dict) -> dict:
     return named.said_size(size if size is not None else pretrained and pretrained[1:])
 
 
-def preprocessing_of(said: Mapping[str, Any], source: epath.PathLike) -> Preprocessing | None:
-    """What a `pretrained_cfg` of timm says of images; fields that it leaves out are timm's own. `None`
-    if it says nothing, or, with a warning, what we cannot do.
-    """
-    if not {"mean", "std", "input_size"} <= said.keys():
-        return None
-    interpolation, mode = said.get("interpolation", "bicubic"), said.get("crop_mode", "center")
-    if interpolation not in ("bilinear", "bicubic") or mode not in _CROPS:
-        logging.warning(
-            "%s says of its images interpolation %r and crop_mode %r, which are not supported",
-            source, interpolation, mode,
-        )  # fmt: skip
-        return None
-    size = named.said_size(said["input_size"][1:])["image_size"]
-    share, smaller = said.get("crop_pct", 0.875), min(height_width(size))
-    crop = "resize" if mode == "squash" and share == 1 else _CROPS[mode]
-    # Rounded down as in timm, plus a margin for rounding in our own division.
-    side = 256 if crop == "resize" else math.floor(smaller / share + 1e-6)
-    return Preprocessing(size, tuple(said["mean"]), tuple(said["std"]), crop, side, interpolation)
-
-
 def _as_read(prepared: Preprocessing | None) -> Preprocessing | None:
-    """What `preprocessing_of` makes of the config.json that we write for `prepared`: timm has but
-    one way to round.
-    """
+    """What is read of the config.json that we write for `prepared`: timm has but one way to round."""
     if prepared and prepared.eval_crop in ("central", "transformers"):
         return dataclasses.replace(prepared, eval_crop="torchvision")
     return prepared

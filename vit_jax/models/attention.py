@@ -1,25 +1,29 @@
 """Multi-head attention with one QKV parameter (ViT §A)."""
 
+import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax.compute import attend, tokens
+from vit_jax.compute import attend, rope, tokens
 from vit_jax.compute.dropout import dropout, split
 from vit_jax.compute.tokens import Tokens
-from vit_jax.models.layers import layer_norm
+from vit_jax.models.layers import norm
 
 KEY = 1  # where in QKV keys begin, and queries end
+# Cosines and sines of the angles that queries and keys are turned by, see `rope.turn`.
+Angles = tuple[jax.Array, jax.Array]
 
 
 class Attention(nnx.Module):
     """Multi-head dot-product attention; queries may come from elsewhere (attention pooling).
 
     Parameters: `qkv/kernel` (D, 3, H, D/H), or where tokens are of another size than D (`inputs`, …);
-    `qkv/bias` (3, H, D/H), `out/kernel` (H, D/H, D), `out/bias` (D,); with `qk_norm` a layer norm of D/H
-    on queries and keys (ViT-22B §2.1).
+    `qkv/bias` (3, H, D/H), or (2, H, D/H) without that of keys; `out/kernel` (H, D/H, D), `out/bias`
+    (D,); with `qk_norm` a norm of D/H on queries and keys (ViT-22B §2.1), with `inner_norm` one of D
+    on all heads' results together (arXiv 2210.06423).
     `implementation` is one of `attend.IMPLEMENTATIONS`.
 
     To build on it, override
@@ -39,6 +43,10 @@ class Attention(nnx.Module):
         attention_dropout: float = 0.0,
         qk_norm: bool = False,
         qkv_bias: bool = True,
+        key_bias: bool = True,
+        out_bias: bool = True,
+        inner_norm: bool = False,
+        norm_kind: str = "layer",
         norm_bias: bool = True,
         epsilon: float = 1e-6,
         implementation: str = "xla",
@@ -48,15 +56,17 @@ class Attention(nnx.Module):
         if width % heads:
             raise ValueError(f"width {width} cannot be cut into {heads} heads")
         size = width // heads
-        qkv_shape = (3, heads, size)
-        self.qkv = _Affine(
-            (inputs or width, *qkv_shape), qkv_shape if qkv_bias else None, _xavier(width), rngs
+        bias_shape = (3 if key_bias else 2, heads, size) if qkv_bias else None
+        self.qkv = _Affine((inputs or width, 3, heads, size), bias_shape, _xavier(width), rngs)
+        out_shape = (width,) if out_bias else None
+        self.out = _Affine((heads, size, width), out_shape, _xavier(width), rngs)
+        make_norm = functools.partial(
+            norm, norm_kind, epsilon=epsilon, dtype=dtype, rngs=rngs, bias=norm_bias
         )
-        self.out = _Affine((heads, size, width), (width,), _xavier(width), rngs)
         self.qk_norm = qk_norm
         if qk_norm:
-            self.query_norm = layer_norm(size, epsilon, dtype, rngs, bias=norm_bias)
-            self.key_norm = layer_norm(size, epsilon, dtype, rngs, bias=norm_bias)
+            self.query_norm, self.key_norm = make_norm(size), make_norm(size)
+        self.inner_norm = make_norm(width) if inner_norm else None
         self.implementation = implementation
         self.dropout, self.attention_dropout = dropout, attention_dropout
 
@@ -67,6 +77,7 @@ class Attention(nnx.Module):
         queries: jax.Array | None = None,
         key: jax.Array | None = None,
         bias: attend.Bias | None = None,
+        angles: Angles | None = None,
     ) -> tuple[Tokens, jax.Array]:
         """Attends to x.
 
@@ -75,19 +86,27 @@ class Attention(nnx.Module):
           queries: (B, Q, D), by default x itself.
           key: randomness of dropout, for whole x; `None` for none.
           bias: what is added to the logits, for whole x, see `attend.attend`.
+          angles: that queries and keys are turned by, where both are x.
 
         Returns:
           (B, Q, D) and the attention weights (B, H, Q, N), which cost nothing unless used.
         """
         keys = split(key, 2)
         added = {} if bias is None else {"bias": bias}  # what builds on it may take none
-        heads, weights = self.attend(*self.project(x, queries), key=keys[0], **added)
+        q, k, v = self.project(x, queries)
+        if angles is not None:
+            q, k = rope.turn(q, *angles), rope.turn(k, *angles)
+        heads, weights = self.attend(q, k, v, key=keys[0], **added)
+        if self.inner_norm is not None:
+            heads = jax.tree.map(self._norm_heads, heads)
         out = attend.merge(heads, *self.out.parameters())
         return jax.tree.map(lambda y: dropout(y, self.dropout, keys[1]), out), weights
 
     def project(self, x: Tokens, queries: jax.Array | None) -> tuple[Tokens, Tokens, Tokens]:
         """Queries (B, Q, H, C), keys and values (B, N, H, C) of x (B, N, D) and queries (B, Q, D)."""
         kernel, bias = self.qkv.parameters()
+        if bias is not None and len(bias) == 2:  # no keys'
+            bias = jnp.stack([bias[0], jnp.zeros_like(bias[0]), bias[1]])
         if queries is None:
             q, k, v = attend.project(x, kernel, bias)
         else:
@@ -120,6 +139,9 @@ class Attention(nnx.Module):
         if key is not None and self.attention_dropout:
             return attend.weighted(dropout(weights, self.attention_dropout, key), v), weights
         return attend.attend(q, k, v, bias=bias, implementation=self.implementation), weights
+
+    def _norm_heads(self, heads: jax.Array) -> jax.Array:
+        return self.inner_norm(heads.reshape(*heads.shape[:2], -1)).reshape(heads.shape)
 
     def cut(self, x: jax.Array) -> Tokens:
         """Tokens (B, N, D) as layers should hand them on: in parts where that is faster."""

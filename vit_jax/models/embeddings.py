@@ -1,14 +1,28 @@
 """From images to tokens: patch embedding, position embeddings, and the interpolation of images and positions."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from vit_jax.base.schema import option
 from vit_jax.compute.dense import dense
 
 # How `interpolate` resizes, and the name `jax.image.resize` has for it.
 METHODS = {"scipy": None, "bilinear": "linear", "bicubic": "cubic"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What is done to patches before the blocks."""
+
+    patch_bias: bool = option(True, "bias of the patch embedding (none in CLIP)", role="structure")
+    patch_norm: bool = option(
+        False, "norm on the patches before their positions (AIMv2)", role="structure"
+    )
+    pre_norm: bool = option(False, "norm on all tokens before the blocks (CLIP)", role="structure")
 
 
 class PatchEmbedding(nnx.Module):
@@ -18,12 +32,19 @@ class PatchEmbedding(nnx.Module):
     """
 
     def __init__(
-        self, patch: int, channels: int, width: int, *, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs
+        self,
+        patch: int,
+        channels: int,
+        width: int,
+        *,
+        bias: bool = True,
+        dtype: jax.typing.DTypeLike,
+        rngs: nnx.Rngs,
     ):
         # Flax's convolution default, as the official code has it.
         init = nnx.initializers.lecun_normal(in_axis=(0, 1, 2), out_axis=3)
         self.kernel = nnx.Param(init(rngs.params(), (patch, patch, channels, width)))
-        self.bias = nnx.Param(jnp.zeros((width,)))
+        self.bias = nnx.Param(jnp.zeros((width,))) if bias else None
         self.dtype = dtype
 
     def __call__(self, images: jax.Array) -> jax.Array:
@@ -34,7 +55,8 @@ class PatchEmbedding(nnx.Module):
             raise ValueError(f"images of {h}x{w} cannot be cut into patches of {patch}x{patch}")
         x = images.astype(self.dtype).reshape(b, h // patch, patch, w // patch, patch, channels)
         x = x.transpose(0, 1, 3, 2, 4, 5).reshape(b, -1, patch * patch * channels)
-        return dense(x, self.kernel[...].reshape(-1, width), self.bias[...])
+        bias = None if self.bias is None else self.bias[...]
+        return dense(x, self.kernel[...].reshape(-1, width), bias)
 
 
 def prepend(learned: list[jax.Array], x: jax.Array) -> jax.Array:

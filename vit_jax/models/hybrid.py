@@ -130,6 +130,7 @@ class Embedding(PatchEmbedding):
             config.patch,
             config.backbone.outputs,
             config.width,
+            bias=config.patch_bias,
             dtype=jnp.dtype(config.dtype),
             rngs=rngs,
         )

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.compute import norms, recompute
@@ -19,7 +20,35 @@ class Linear(nnx.Linear):
     def __call__(self, x: Tokens) -> Tokens:
         """(..., D) -> (..., F) in the layer's dtype; or several such."""
         x = jax.tree.map(lambda x: x.astype(self.dtype), x)
-        return dense(x, self.kernel[...], self.bias[...])
+        return dense(x, self.kernel[...], None if self.bias is None else self.bias[...])
+
+
+class GatedLinear(nnx.Module):
+    """Two linear layers of the same input, a gate and what it multiplies, with one `kernel` (D, 2, F)
+    and one `bias` (2, F).
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        bias: bool,
+        dtype: jax.typing.DTypeLike,
+        rngs: nnx.Rngs,
+    ):
+        init = nnx.initializers.xavier_uniform(in_axis=0, out_axis=2, batch_axis=1)
+        self.kernel = nnx.Param(init(rngs.params(), (inputs, 2, outputs)))
+        draw = nnx.initializers.normal(1e-6)
+        self.bias = nnx.Param(draw(rngs.params(), (2, outputs))) if bias else None
+        self.dtype = dtype
+
+    def __call__(self, x: Tokens) -> tuple[Tokens, Tokens]:
+        """(..., D) -> twice (..., F), the gate first; or several such."""
+        x = jax.tree.map(lambda x: x.astype(self.dtype), x)
+        kernel, bias = self.kernel[...], None if self.bias is None else self.bias[...]
+        gate, up = (dense(x, kernel[:, i], None if bias is None else bias[i]) for i in (0, 1))
+        return gate, up
 
 
 class Kernel(nnx.Module):
@@ -45,6 +74,50 @@ def layer_norm(
     return LayerNorm(width, epsilon=epsilon, use_bias=bias, dtype=dtype, rngs=rngs)
 
 
+class RMSNorm(nnx.Module):
+    """`norms.rms_norm` over the last axis of (..., D); parameter `scale` (D,)."""
+
+    def __init__(self, width: int, *, epsilon: float, dtype: jax.typing.DTypeLike):
+        self.scale = nnx.Param(jnp.ones((width,)))
+        self.epsilon, self.dtype = epsilon, dtype
+
+    def __call__(self, x: Tokens) -> Tokens:
+        """(..., D) -> the same in the norm's dtype; or several such."""
+        return norms.rms_norm(x, self.scale[...], epsilon=self.epsilon, dtype=self.dtype)
+
+
+NORMS = ("layer", "rms")
+
+
+def norm(
+    kind: str,
+    width: int,
+    epsilon: float,
+    dtype: jax.typing.DTypeLike,
+    rngs: nnx.Rngs,
+    *,
+    bias: bool = True,
+) -> LayerNorm | RMSNorm:
+    """A norm of one of `NORMS`; `bias` is of a layer norm, the other has none."""
+    if kind == "rms":
+        return RMSNorm(width, epsilon=epsilon, dtype=dtype)
+    return layer_norm(width, epsilon, dtype, rngs, bias=bias)
+
+
+class LayerScale(nnx.Module):
+    """What a residual branch gives, times a learned number for each channel, `scale` (D,) (CaiT,
+    arXiv 2103.17239 §2.1).
+    """
+
+    def __init__(self, width: int, initial: float):
+        self.scale = nnx.Param(jnp.full((width,), initial))
+
+    def __call__(self, x: Tokens) -> Tokens:
+        """(..., D) -> the same; or several such."""
+        scale = self.scale[...]
+        return jax.tree.map(lambda x: x * scale.astype(x.dtype), x)
+
+
 def draw_kernels(module: nnx.Module, std: float, rngs: nnx.Rngs) -> None:
     """Draws every `kernel` of a module anew, from a normal distribution: how PyTorch's transformers
     usually begin (`trunc_normal_`, whose bounds of ±2 cut nothing).
@@ -58,6 +131,10 @@ def draw_kernels(module: nnx.Module, std: float, rngs: nnx.Rngs) -> None:
 class Mlp(nnx.Module):
     """Dense, activation, dropout, dense, dropout (ViT Eq. 3); kernels Xavier-uniform, biases
     normal(1e-6).
+
+    With `gated` the first layer gives twice as many, and the activation of one half multiplies the
+    other (arXiv 2002.05202; with silu SwiGLU). `inner_norm` makes the norm of what the last layer gets,
+    of a width.
     """
 
     def __init__(
@@ -68,28 +145,41 @@ class Mlp(nnx.Module):
         inputs: int | None = None,
         activation: str,
         dropout: float,
+        gated: bool = False,
+        bias: bool = True,
+        inner_norm: Callable[[int], nnx.Module] | None = None,
         dtype: jax.typing.DTypeLike,
         rngs: nnx.Rngs,
     ):
         linear = functools.partial(
             Linear,
+            use_bias=bias,
             kernel_init=nnx.initializers.xavier_uniform(),
             bias_init=nnx.initializers.normal(1e-6),
             dtype=dtype,
             rngs=rngs,
         )
-        self.up, self.down = linear(inputs or width, hidden), linear(hidden, width)
-        self.activation, self.dropout = activation, dropout
+        if gated:
+            self.up = GatedLinear(inputs or width, hidden, bias=bias, dtype=dtype, rngs=rngs)
+        else:
+            self.up = linear(inputs or width, hidden)
+        self.down = linear(hidden, width)
+        self.norm = inner_norm(hidden) if inner_norm else None
+        self.activation, self.dropout, self.gated = activation, dropout, gated
 
     def __call__(self, x: Tokens, key: jax.Array | None = None) -> Tokens:
         """(..., D), or (..., `inputs`) -> (..., D); or several such, without dropout."""
         keys = split(key, 2)
 
-        def activate(y):
+        def activate(y, factor=None):
             y = ACTIVATIONS[self.activation](recompute.keep(y, recompute.HIDDEN))
+            if factor is not None:
+                y = y * recompute.keep(factor, recompute.HIDDEN)
             return dropout(y, self.dropout, keys[0])
 
-        y = self.down(jax.tree.map(activate, self.up(x)))
+        y = self.up(x)
+        y = jax.tree.map(activate, *y) if self.gated else jax.tree.map(activate, y)
+        y = self.down(y if self.norm is None else self.norm(y))
         return jax.tree.map(lambda y: dropout(y, self.dropout, keys[1]), y)
 
 

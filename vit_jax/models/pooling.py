@@ -43,6 +43,64 @@ class Options:
         """Heads of attention pooling, where layers have none: one for 64 channels."""
         return max(self.width // 64, 1)
 
+    @property
+    def pool_mlp_dim(self) -> int:
+        """Hidden size of attention pooling's MLP."""
+        return self.mlp_dim
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenOptions(Options):
+    """The same where learned tokens may stand before the patches; it has `heads` too."""
+
+    pool: str = option(
+        "token",
+        "how tokens become one vector; token: the class token; first: the first patch, without one; "
+        "gem: generalised mean, its power learned; map: attention",
+        choices=("token", "mean", "map", "first", "gem"),
+        role="structure",
+    )
+    keep_class_token: bool = option(
+        False,
+        "a class token also where pool reads none: blocks do (EVA, DINOv3)",
+        role="structure",
+    )
+    pool_prefix: bool = option(
+        False,
+        "pool=mean, gem and map read class token and registers beside the patches",
+        role="structure",
+    )
+    map_heads: int = option(
+        0, "heads of attention pooling; 0: as the blocks", minimum=0, role="structure"
+    )
+    map_mlp_dim: int = option(
+        0,
+        "hidden size of attention pooling's MLP; 0: as the blocks'",
+        minimum=0,
+        role="structure",
+    )
+    last_norm: str = option(
+        "tokens",
+        "what the last norm norms: all tokens, or their one vector (pooled); none: there is none",
+        choices=("tokens", "pooled", "none"),
+        role="structure",
+    )
+
+    @property
+    def has_class_token(self) -> bool:
+        """Whether a class token stands before the patches."""
+        return self.pool == "token" or self.keep_class_token
+
+    @property
+    def pool_heads(self) -> int:
+        """See `Options`."""
+        return self.map_heads or self.heads
+
+    @property
+    def pool_mlp_dim(self) -> int:
+        """See `Options`."""
+        return self.map_mlp_dim or self.mlp_dim
+
 
 @dataclasses.dataclass(frozen=True)
 class PatchOptions(Options):
@@ -78,7 +136,7 @@ def make(
             return AttentionPooling(
                 config.width,
                 config.pool_heads,
-                config.mlp_dim,
+                config.pool_mlp_dim,
                 epsilon=config.epsilon,
                 activation=config.activation,
                 dtype=dtype,
@@ -91,7 +149,7 @@ def flops(config: Options) -> int:
     """Operations of pooling, counted as in `vit.Config.flops`: of attention pooling, the probe's own
     projections, the keys and values of all tokens, the MLP of one token.
     """
-    n, d, m = config.tokens, config.width, config.mlp_dim
+    n, d, m = config.tokens, config.width, config.pool_mlp_dim
     return 4 * n * d * d + 4 * n * d + 4 * d * d + 4 * d * m if config.pool == "map" else 0
 
 

@@ -44,8 +44,8 @@ _STACK = "encoder/layers/"
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Of a family whose tokens have positions; it has `grid`, `tokens`, `placed_tokens`, `width`, `heads` and
-    `attention` too.
+    """Of a family whose tokens have positions; it has `grid`, `tokens`, `placed_tokens`, `registers`, `width`,
+    `heads` and `attention` too.
     """
 
     position: str = option(
@@ -65,6 +65,9 @@ class Options:
         True,
         "the class token has a learned position too (official code; not big_vision)",
         role="structure",
+    )
+    position_of_registers: bool = option(
+        False, "registers have learned positions too (timm's reg_tokens)", role="structure"
     )
 
     @property
@@ -86,8 +89,10 @@ class Options:
     @property
     def prefix(self) -> int:
         """Rows of the position embedding that stand for no patch."""
-        has_rows = self.position in ("learned", "learned2d", "sinusoid")
-        return self.placed_tokens if has_rows and self.position_of_class else 0
+        if self.position not in ("learned", "learned2d", "sinusoid"):
+            return 0
+        registers = self.registers if self.position_of_registers else 0
+        return (self.placed_tokens if self.position_of_class else 0) + registers
 
 
 def check(config: Options) -> None:
@@ -99,6 +104,10 @@ def check(config: Options) -> None:
         )
     if kind == "learned2d" and config.width % 2:
         raise ConfigError(f"position learned2d needs an even model width, not {config.width}")
+    if config.position_of_registers and config.placed_tokens and not config.position_of_class:
+        raise ConfigError(
+            "model.position_of_registers needs model.position_of_class: the class token stands before them"
+        )
     if kind == "none" and at != "auto":
         raise ConfigError(
             f"model.position=none has nothing to add at model.position_at={at}: leave that at auto"

@@ -60,6 +60,7 @@ class Config(vit.Config):
     # The first split normalises all channels of a window together: no kernel is of one channel.
     image_kernels: ClassVar[tuple[str, ...]] = ()
     patch: ClassVar[None] = None
+    patch_bias: ClassVar[bool] = True
 
     first_split: tuple = option(
         FIRST_SPLIT,
@@ -197,7 +198,7 @@ class Model(vit.Model):
         super().__init__(config, rngs=rngs)
         for module in (self.embedding, self.encoder):
             draw_kernels(module, 0.02, rngs)
-        if config.pool == "token":
+        if config.has_class_token:
             draw = nnx.initializers.normal(0.02)
             self.class_token = nnx.Param(draw(rngs.params(), self.class_token.shape))
 
@@ -209,7 +210,8 @@ class Model(vit.Model):
         self, images: jax.Array, *, deterministic: bool = True, rngs: nnx.Rngs | None = None
     ) -> jax.Array:
         """See `vit.Model`; with dropout unless deterministic."""
-        return self.embedding(images, draw(rngs, deterministic, self.config.token_dropout))
+        x = self.embedding(images, draw(rngs, deterministic, self.config.token_dropout))
+        return self.patch_norm(x) if self.config.patch_norm else x
 
 
 class TokensToToken(nnx.Module):

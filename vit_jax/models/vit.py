@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from vit_jax.base.errors import ConfigError
@@ -13,10 +14,9 @@ from vit_jax.base.schema import option
 from vit_jax.compute import attend
 from vit_jax.compute.activations import ACTIVATIONS
 from vit_jax.compute.dropout import draw, dropout, split
-from vit_jax.models import classifier, pooling, positions
+from vit_jax.models import classifier, embeddings, encoder, pooling, positions, rotary
 from vit_jax.models.contract import ModelOutput
 from vit_jax.models.embeddings import PatchEmbedding, prepend
-from vit_jax.models.encoder import Encoder
 
 # depth, width, MLP width, heads. Ti, S: AugReg Table 1; B, L, H: ViT Table 1; g, G: Scaling ViT Table 2; the others
 # big_vision. 22B: width, depth and heads from secondary listings, MLP width from the parameter count (unconfirmed in a
@@ -56,7 +56,14 @@ SMOKE = ("digits.py", 99.2)
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(positions.Options, pooling.Options, classifier.Options):
+class Config(
+    encoder.Options,
+    rotary.Options,
+    positions.Options,
+    embeddings.Options,
+    pooling.TokenOptions,
+    classifier.Options,
+):
     """A ViT."""
 
     patch: int = option(16, "side of a patch in pixels", minimum=1, role="size", fitted=True)
@@ -64,13 +71,6 @@ class Config(positions.Options, pooling.Options, classifier.Options):
     width: int = option(768, "size of a token", minimum=1, role="size")
     mlp_dim: int = option(3072, "hidden size of the MLPs", minimum=1, role="size")
     heads: int = option(12, "attention heads", minimum=1, role="size")
-    pool: str = option(
-        "token",
-        "how tokens become one vector; token: the class token; first: the first patch, without one; "
-        "gem: generalised mean, its power learned; map: attention",
-        choices=("token", "mean", "map", "first", "gem"),
-        role="structure",
-    )
     representation: int = option(
         0,
         "size of a tanh layer before the head, as a rule the width; 0: none",
@@ -105,32 +105,31 @@ class Config(positions.Options, pooling.Options, classifier.Options):
         choices=attend.IMPLEMENTATIONS,
         role="compute",
     )
-    parallel: bool = option(
-        False,
-        "attention and MLP of a block work side by side on one norm (ViT-22B)",
-        role="structure",
-    )
-    qk_norm: bool = option(False, "layer norm on queries and keys (ViT-22B)", role="structure")
-    qkv_bias: bool = option(
-        True, "biases of the blocks' QKV projections (none in ViT-22B)", role="structure"
-    )
-    norm_bias: bool = option(
-        True, "biases of the encoder's layer norms (none in ViT-22B)", role="structure"
-    )
     activation: str = option("gelu_tanh", "of the MLPs", choices=ACTIVATIONS, role="convention")
-    epsilon: float = option(1e-6, "of the layer norms", role="convention")
+    epsilon: float = option(1e-6, "of the norms", role="convention")
 
     def __post_init__(self):
+        # JSON has no tuples.
+        object.__setattr__(self, "rope_grid", tuple(self.rope_grid))
+        # Where the class token is read, it is there anyway.
+        object.__setattr__(self, "keep_class_token", self.keep_class_token and self.pool != "token")
         _ = self.grid  # which the image size may not give
         if self.width % self.heads:
             raise ConfigError(f"model width {self.width} cannot be cut into {self.heads} heads")
+        encoder.check(self)
+        rotary.check(self)
         positions.check(self)
         if self.distilled and (
-            self.pool != "token" or (self.representation and self.distillation_head)
+            (self.pool, self.last_norm) != ("token", "tokens")
+            or (self.representation and self.distillation_head)
         ):
             raise ConfigError(
                 "model.distilled reads class and distillation token with a linear head each: "
-                "it needs model.pool=token and model.representation=0"
+                "it needs model.pool=token and model.representation=0, and model.last_norm=tokens"
+            )
+        if self.width % self.pool_heads:
+            raise ConfigError(
+                f"model width {self.width} cannot be cut into model.map_heads={self.map_heads}"
             )
 
     @property
@@ -146,17 +145,12 @@ class Config(positions.Options, pooling.Options, classifier.Options):
     @property
     def placed_tokens(self) -> int:
         """Learned tokens that may have a position: the class token and the distillation token."""
-        return (self.pool == "token") + self.distilled
+        return self.has_class_token + self.distilled
 
     @property
     def two_heads(self) -> bool:
         """See `classifier.Options`: whether two tokens are read, with a head each."""
         return self.distilled and self.distillation_head
-
-    @property
-    def pool_heads(self) -> int:
-        """See `pooling.Options`."""
-        return self.heads
 
     @property
     def layers(self) -> dict[str, int]:
@@ -180,7 +174,7 @@ class Config(positions.Options, pooling.Options, classifier.Options):
     def flops(self) -> int:
         """Operations of one image's forward pass: matrix products only, a multiply-add counted as 2, full attention."""
         n, d, m = self.tokens, self.width, self.mlp_dim
-        block = 8 * n * d * d + 4 * n * n * d + 4 * n * d * m
+        block = 8 * n * d * d + 4 * n * n * d + (6 if self.gated_mlp else 4) * n * d * m
         block += 2 * n * n * d * self.biased_attention
         heads = (1 + self.two_heads) * (self.representation or d) * self.num_classes
         head = 2 * d * self.representation + 2 * heads
@@ -230,7 +224,9 @@ class Model(nnx.Module):
         width = config.width
         self.config = config
         self.embedding = self.make_embedding(config, rngs)
-        if config.pool == "token":
+        if config.patch_norm:
+            self.patch_norm = encoder.make_norm(config, dtype=dtype, rngs=rngs)(width)
+        if config.has_class_token:
             self.class_token = nnx.Param(jnp.zeros((1, 1, width)))
         if config.distilled:
             # Not zero like the class token: without positions the two could not be told apart.
@@ -242,8 +238,13 @@ class Model(nnx.Module):
         if config.registers:
             draw = nnx.initializers.normal(1e-6)
             self.registers = nnx.Param(draw(rngs.params(), (1, config.registers, width)))
+        self.rope = rotary.variables(config, rngs)
+        if config.pre_norm:
+            self.pre_norm = encoder.make_norm(config, dtype=dtype, rngs=rngs)(width)
         self.encoder = self.make_encoder(config, rngs)
         self.pool = pooling.make(config, dtype=dtype, rngs=rngs)
+        if config.last_norm == "pooled":
+            self.pool_norm = encoder.make_norm(config, dtype=dtype, rngs=rngs)(width)
         if config.representation:
             self.representation = nnx.Linear(width, config.representation, dtype=dtype, rngs=rngs)
         if config.num_classes:
@@ -269,7 +270,8 @@ class Model(nnx.Module):
 
         Returns:
           `tokens` are the class and the distillation token, if there are any, then the patches;
-          registers are dropped, but stand between these in what is captured. With two heads,
+          registers are dropped, but stand between these in what is captured, and where
+          `pool_prefix` reads them. With two heads,
           `logits` and `features` are the means of the two tokens' and `exits` has the logits apart.
         """
         classifier.check_images(images, self.config)
@@ -284,11 +286,18 @@ class Model(nnx.Module):
     def make_embedding(self, config: Config, rngs: nnx.Rngs) -> nnx.Module:
         """From images (B, H, W, C) to tokens (B, N, D); a family that embeds otherwise has its own."""
         dtype = jnp.dtype(config.dtype)
-        return PatchEmbedding(config.patch, config.channels, config.width, dtype=dtype, rngs=rngs)
+        return PatchEmbedding(
+            config.patch,
+            config.channels,
+            config.width,
+            bias=config.patch_bias,
+            dtype=dtype,
+            rngs=rngs,
+        )
 
     def make_encoder(self, config: Config, rngs: nnx.Rngs) -> nnx.Module:
         """From tokens to tokens; a family whose blocks are others has its own."""
-        return Encoder(config, dtype=jnp.dtype(config.dtype), rngs=rngs)
+        return encoder.Encoder(config, dtype=jnp.dtype(config.dtype), rngs=rngs)
 
     def patches(
         self, images: jax.Array, *, deterministic: bool = True, rngs: nnx.Rngs | None = None
@@ -298,7 +307,8 @@ class Model(nnx.Module):
         Args:
           deterministic, rngs: as in every family; nothing is random in a linear layer.
         """
-        return self.embedding(images)
+        x = self.embedding(images)
+        return self.patch_norm(x) if self.config.patch_norm else x
 
     def place(self, patches: jax.Array, visible: jax.Array | None = None) -> jax.Array:
         """The encoder's input: patches with their positions, and the learned tokens.
@@ -308,8 +318,8 @@ class Model(nnx.Module):
           visible: (B, V) integers, the patches that are kept, in this order; by default all.
 
         Returns:
-          [class, distillation, registers, patches], those that the model has: (B, …, D). Registers
-          have no position (2309.16588 §2.2).
+          [class, distillation, registers, patches], those that the model has: (B, …, D). As a rule
+          registers have no position (2309.16588 §2.2).
         """
         config, x = self.config, patches
         prefix = None
@@ -318,20 +328,20 @@ class Model(nnx.Module):
             table, prefix = table[:, config.prefix :], table[:, : config.prefix]
             x = x + table
         if visible is not None:
-            if config.position_place in ("layers", "shared"):
+            if config.position_place in ("layers", "shared") or config.rope != "none":
                 raise ConfigError(
                     "positions in every layer need all patches: say model.position_at=stem, and "
-                    "no model.position=relative"
+                    "no model.position=relative or model.rope"
                 )
             x = jnp.take_along_axis(x, visible[..., None], axis=1)
-        learned = [self.class_token] if config.pool == "token" else []
+        learned = [self.class_token] if config.has_class_token else []
         learned += [self.distillation_token] if config.distilled else []
+        learned += [self.registers] if config.registers else []
         learned = [token[...].astype(x.dtype) for token in learned]
         if prefix is not None and config.prefix:
-            learned = [
-                t + p for t, p in zip(learned, jnp.split(prefix, len(learned), 1), strict=True)
-            ]
-        learned += [self.registers[...].astype(x.dtype)] if config.registers else []
+            ends = np.cumsum([token.shape[1] for token in learned])
+            rows = jnp.split(prefix, ends[ends < config.prefix], 1)
+            learned[: len(rows)] = [t + row for t, row in zip(learned, rows, strict=False)]
         return prepend(learned, x)
 
     def encode(
@@ -345,7 +355,8 @@ class Model(nnx.Module):
         """Runs the encoder on what `place` gives; see `__call__`.
 
         Returns:
-          The tokens after the last norm, without registers, and what was captured.
+          The tokens after the last norm, without registers unless these are pooled too, and what
+          was captured.
         """
         config = self.config
         rates = config.dropout, config.attention_dropout, config.drop_path
@@ -354,8 +365,10 @@ class Model(nnx.Module):
         position = None
         if config.position_place == "shared":
             position = positions.of_layer(self.position, config, x.dtype)
-        tokens, intermediates = self.encoder(x, encoder_key, capture, position)
-        if config.registers:
+        x = self.pre_norm(x) if config.pre_norm else x
+        angles = rotary.angles(self.rope, config)
+        tokens, intermediates = self.encoder(x, encoder_key, capture, position, angles)
+        if config.registers and not config.pool_prefix:
             placed = config.placed_tokens
             tokens = jnp.concatenate(
                 [tokens[:, :placed], tokens[:, placed + config.registers :]], axis=1
@@ -374,7 +387,10 @@ class Model(nnx.Module):
                 self.head_distilled(tokens[:, 1].astype(jnp.float32)),
             ])  # fmt: skip
             return ModelOutput(exits.mean(axis=0), features, tokens, intermediates, exits)
-        features = self.pool(tokens)
+        skipped = 0 if config.pool == "token" or config.pool_prefix else config.placed_tokens
+        features = self.pool(tokens[:, skipped:] if skipped else tokens)
+        if config.last_norm == "pooled":
+            features = self.pool_norm(features)
         if config.representation:
             features = jnp.tanh(self.representation(features))
         logits = self.head(features.astype(jnp.float32)) if config.num_classes else None

@@ -42,10 +42,13 @@ class Open:
     Attributes:
       values: the possible ones; () for any.
       doubt: which value is assumed, and why it may be wrong; '' if that need not be said.
+      ask: the option and what it may be, where no value is likely enough to be assumed: it has to be
+        said. '' if one is.
     """
 
     values: tuple = ()
     doubt: str = ""
+    ask: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +130,8 @@ class Conversion:
 
 
 class TimmConversion(Conversion):
-    """timm's names. `said` are a folder's `model_args` and its `architecture`.
+    """timm's names. `said` are a folder's `model_args`, and the published model's `architecture` and
+    `tag` (see `published`) where its config.json or name says them.
 
     Attributes:
       file_conventions: as `conventions`, for a file alone: what its code takes where no config.json
@@ -136,8 +140,11 @@ class TimmConversion(Conversion):
 
     file_conventions: ClassVar[dict[str, Any]] = {"activation": "gelu"}
 
-    def architecture(self, config: Options) -> tuple[str, dict[str, Any]]:
+    def architecture(self, config: Options, layout: Mapping[str, Any]) -> tuple[str, dict]:
         """The model's name in timm, and the arguments that it needs beside those of that name.
+
+        Args:
+          layout: of the file's names, see `rules`.
 
         Raises:
           CheckpointError: timm has none, though it may have all of its tensors.

@@ -131,7 +131,7 @@ class Timm(Authors, TimmConversion):
             raise CheckpointError(f"branches with different heads {heads} are not supported")
         return Recognised(found.options | {"heads": heads[0]})
 
-    def architecture(self, config: crossvit.Config) -> tuple[str, dict[str, Any]]:
+    def architecture(self, config: crossvit.Config, layout: Mapping[str, Any]) -> tuple[str, dict]:
         """See `TimmConversion`."""
         branches = config.branches.values()
         (height, width), large = (branch.height_width for branch in branches)

@@ -107,7 +107,7 @@ class Timm(TimmConversion):
         """As for the published models."""
         return _preprocessing(config)
 
-    def architecture(self, config: Config) -> tuple[str, dict[str, Any]]:
+    def architecture(self, config: Config, layout: Mapping[str, Any]) -> tuple[str, dict]:
         """See `TimmConversion`."""
         for name, size in efficientnet.SIZES.items():
             published = efficientnet.units(size.depth), size.width

@@ -78,13 +78,13 @@ class Timm(vit_timm.Timm):
         """As for the published models."""
         return Preprocessing(config.image_size)
 
-    def architecture(self, config: Config) -> tuple[str, dict[str, Any]]:
+    def architecture(self, config: Config, layout: Mapping[str, Any]) -> tuple[str, dict]:
         """See `TimmConversion`."""
         if config.units not in _IN_TIMM or config.width_factor != 1:
             raise CheckpointError(
                 f"timm has no hybrid with units {config.units}: write a .safetensors file"
             )
-        arguments = vit_timm.arguments(config)
+        arguments = vit_timm.arguments(config, layout)
         if not config.units:
             arguments["patch_size"] = config.patch
         return _IN_TIMM[config.units], arguments

@@ -133,7 +133,7 @@ class Timm(TimmConversion):
         side = math.floor(min(config.height_width) / 0.875)
         return Preprocessing(config.image_size, eval_crop="central", eval_resize=side)
 
-    def architecture(self, config: mixer.Config) -> tuple[str, dict[str, Any]]:
+    def architecture(self, config: mixer.Config, layout: Mapping[str, Any]) -> tuple[str, dict]:
         """See `TimmConversion`."""
         sizes = {(depth, width): size for size, (depth, width, *_) in mixer.SIZES.items()}
         name = f"{sizes.get((config.depth, config.width), '?')}{config.patch}".lower()

@@ -3,15 +3,20 @@
 Weights of linear layers are (outputs, inputs), of convolutions (outputs, inputs, height, width).
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from vit_jax.models.conversions.rules import (
+    SAME,
     Constant,
     Rule,
+    Transform,
     chain,
     expanded,
     joined,
     reshaped,
+    stacked,
     transposed,
 )
 
@@ -24,11 +29,11 @@ def linear(ours: str, theirs: str, first_layer: int = 0) -> list[Rule]:
     ]
 
 
-def norm(ours: str, theirs: str, first_layer: int = 0) -> list[Rule]:
+def norm(ours: str, theirs: str, first_layer: int = 0, transform: Transform = SAME) -> list[Rule]:
     """A layer norm or group norm."""
     return [
-        Rule(f"{ours}/scale", f"{theirs}.weight", first_layer=first_layer),
-        Rule(f"{ours}/bias", f"{theirs}.bias", first_layer=first_layer),
+        Rule(f"{ours}/scale", f"{theirs}.weight", transform, first_layer),
+        Rule(f"{ours}/bias", f"{theirs}.bias", transform, first_layer),
     ]
 
 
@@ -66,6 +71,9 @@ def attention(
     width: int,
     heads: int,
     first_layer: int = 0,
+    *,
+    query_value_biases: tuple[str, str] | None = None,
+    channels: Sequence[int] | None = None,
 ) -> list[Rule]:
     """Attention whose queries, keys and values come from linear layers: one for all, or several one after the other.
 
@@ -75,6 +83,8 @@ def attention(
       out: the last layer.
       width: D.
       heads: their number; a head's channels follow each other.
+      query_value_biases: the tensors of biases where keys have none; by default those of the layers.
+      channels: the order of theirs in ours, in each head's queries and keys, see `rotary_channels`.
     """
     size = width // heads
     parts = {1: [3], 2: [1, 2], 3: [1, 1, 1]}[len(qkv)]
@@ -82,12 +92,65 @@ def attention(
     kernel = chain(
         together, transposed(1, 0), reshaped((width, 3, heads, size), (width, 3 * width))
     )
-    bias = chain(together, reshaped((3, heads, size), (3 * width,)))
+    biases, biased = tuple(f"{name}.bias" for name in qkv), 3
+    if query_value_biases:
+        biases, biased, together = query_value_biases, 2, joined(0, [width, width])
+    bias = chain(together, reshaped((biased, heads, size), (biased * width,)))
+    if channels is not None:
+        kernel = chain(kernel, _leading(channels, 2, axis=1))
+        bias = chain(bias, _leading(channels, biased - 1, axis=0))
     out_kernel = chain(transposed(1, 0), reshaped((heads, size, width), (width, width)))
-    biases = tuple(f"{name}.bias" for name in qkv)
     return [
         Rule(f"{ours}/qkv/kernel", tuple(f"{name}.weight" for name in qkv), kernel, first_layer),
         Rule(f"{ours}/qkv/bias", biases, bias, first_layer),
         Rule(f"{ours}/out/kernel", f"{out}.weight", out_kernel, first_layer),
         Rule(f"{ours}/out/bias", f"{out}.bias", first_layer=first_layer),
     ]
+
+
+def gated(ours: str, theirs: str | tuple[str, str]) -> list[Rule]:
+    """A `GatedLinear`, whose gate comes first: one layer of twice as many outputs, or two layers."""
+    names = (theirs,) if isinstance(theirs, str) else theirs
+    halves = _in_halves if isinstance(theirs, str) else stacked(0)
+    return [
+        Rule(
+            f"{ours}/kernel",
+            tuple(f"{name}.weight" for name in names),
+            chain(halves, transposed(2, 0, 1)),
+        ),
+        Rule(f"{ours}/bias", tuple(f"{name}.bias" for name in names), halves),
+    ]
+
+
+# (2F, …) in theirs, (2, F, …) in ours.
+_in_halves = Transform(
+    lambda xs: [x.reshape(2, -1, *x.shape[1:]) for x in xs],
+    lambda xs: [x.reshape(-1, *x.shape[2:]) for x in xs],
+)
+
+
+def rotary_channels(size: int, *, columns_first: bool = False) -> np.ndarray:
+    """The order of a head's channels, of which 2i and 2i + 1 are a pair in theirs, in ours, where i and
+    i + size/2 are (`compute.rope`).
+
+    Args:
+      size: channels of a head.
+      columns_first: whether theirs has channels that columns turn before those that rows turn.
+    """
+    pairs = np.arange(size // 2)
+    if columns_first:
+        pairs = np.roll(pairs, size // 4)
+    return np.concatenate([2 * pairs, 2 * pairs + 1])
+
+
+def _leading(order: Sequence[int], count: int, *, axis: int) -> Transform:
+    """Of the first `count` along `axis`, what lies along the last axis in another order."""
+
+    def applied(order):
+        def apply(arrays):
+            first, rest = np.split(arrays[0], [count], axis)
+            return [np.concatenate([np.take(first, order, -1), rest], axis)]
+
+        return apply
+
+    return Transform(applied(np.asarray(order)), applied(np.argsort(order)))

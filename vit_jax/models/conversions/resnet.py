@@ -93,7 +93,7 @@ class Timm(TimmConversion):
         """As for the published models."""
         return Preprocessing(config.image_size)
 
-    def architecture(self, config: resnet.Config) -> tuple[str, dict[str, Any]]:
+    def architecture(self, config: resnet.Config, layout: Mapping[str, Any]) -> tuple[str, dict]:
         """See `TimmConversion`."""
         depth = next((d for d, units in resnet.UNITS.items() if units == config.units), "?")
         name = f"{depth}x{config.width_factor:g}"

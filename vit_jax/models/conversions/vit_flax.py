@@ -7,13 +7,14 @@ both codes have as tanh GELU and 1e-6; the image size of a ViT with sine-cosine 
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
 
+from vit_jax.base import schema
 from vit_jax.base.errors import CheckpointError
-from vit_jax.models import positions, vit
+from vit_jax.models import embeddings, encoder, pooling, positions, rotary, vit
 from vit_jax.models.conversions import flax
 from vit_jax.models.conversions.contract import (
     USUAL_IMAGE_SIZE,
@@ -168,6 +169,8 @@ def rules(layout: Mapping[str, Any]) -> list[Rule]:
 
 def refusal_everywhere(config: vit.Config) -> str:
     """See `Conversion.refusal`: what none of these codes has."""
+    if parts := parts_beside(config):
+        return f"the format has no {', no '.join(parts)}"
     if config.pool == "gem" or config.weighted_layers:
         option = "pool=gem" if config.pool == "gem" else "weighted_layers=True"
         return f"the format has no {option}"
@@ -177,6 +180,26 @@ def refusal_everywhere(config: vit.Config) -> str:
         f"the format has no {config.position} positions in layers (position_at="
         f"{config.position_at}), only at the stem"
     )
+
+
+def parts_beside(config: vit.Config, known: Collection[str] = ()) -> list[str]:
+    """The parts of a ViT that are not in the one of 2020, as 'option=value', but for the options `known`."""
+    groups = (encoder.Options, rotary.Options, embeddings.Options, pooling.TokenOptions)
+    fields = [field for group in groups for field in schema.options(group)]
+    names = {
+        field.name for field in fields if field.metadata["role"] in ("structure", "convention")
+    }
+    names |= {"position_of_registers"}
+    usual = {field.name: field.default for field in dataclasses.fields(vit.Config)}
+    return [
+        f"{name}={getattr(config, name)!r}"
+        for name in sorted(names - {*_OLD_PARTS, *known})
+        if getattr(config, name) != usual[name]
+    ]
+
+
+# What each code refuses in its own words, or has.
+_OLD_PARTS = ("parallel", "qk_norm", "qkv_bias", "norm_bias", "pool", "weighted_layers")
 
 
 def with_learned_position(config: vit.Config, params: dict) -> tuple[vit.Config, dict]:

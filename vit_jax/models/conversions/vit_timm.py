@@ -1,9 +1,6 @@
-"""ViT and DeiT of timm.
-
-What the tensors do not tell is assumed, unless a config.json, the user or the model that is loaded
-says it: the number of heads, as in the published size of that depth and width; the activation, the
-exact GELU with which timm computes ViT and DeiT, even where the weights come from code with the
-tanh one (not so for some SigLIP models). The epsilon of layer norms is 1e-6.
+"""ViTs of timm: its VisionTransformer (also DeiT, CLIP, SigLIP, DINOv2, …) and its Eva (also DINOv3,
+Perception Encoders, …). What their arguments and tensors say is in `vit_options`; here is which tensor
+is which parameter.
 """
 
 import math
@@ -13,64 +10,102 @@ from typing import Any
 from vit_jax.base import sizes
 from vit_jax.base.errors import CheckpointError
 from vit_jax.models import vit
-from vit_jax.models.conversions import pytorch
+from vit_jax.models.conversions import published, pytorch, vit_options
 from vit_jax.models.conversions.contract import (
     IMAGENET_MEAN,
     IMAGENET_STD,
-    Open,
     Preprocessing,
     Recognised,
     Shapes,
     TimmConversion,
-    count,
     image_size,
     patch_grid,
 )
-from vit_jax.models.conversions.rules import Rule
-from vit_jax.models.conversions.vit_flax import refusal_everywhere, with_learned_position
+from vit_jax.models.conversions.rules import SAME, Rule, reordered
+from vit_jax.models.conversions.vit_flax import with_learned_position
 
-_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_tanh", "gelu_erf": "gelu"}
-_POOLS = {"token": "token", "mean": "avg", "map": "map"}
+_POOLS = {ours: theirs for theirs, ours in vit_options.POOLS.items()}
+_ROPES = {ours: theirs for theirs, ours in vit_options.ROPES.items()}
+# Layers and the epsilon of norms are no JSON: architectures that have them, by class, norm, its epsilon, whether
+# blocks norm what they give, and the MLP's names (see `Timm.layout`).
+_BASES = {
+    ("vit", "layer", 1e-6, False, ""): "vit_base_patch16_224",
+    ("vit", "layer", 1e-5, False, ""): "vit_base_patch16_clip_224",
+    ("vit", "layer", 1e-6, False, "packed"): "vit_giant_patch14_dinov2",
+    ("vit", "rms", 1e-5, False, "separate"): "aimv2_large_patch14_224",
+    ("vit", "layer", 1e-6, True, ""): "vit_base_patch16_rpn_224",
+    ("eva", "layer", 1e-6, False): "eva_giant_patch14_224",
+    ("eva", "layer", 1e-5, False): "vit_base_patch16_dinov3",
+    ("eva", "rms", 1e-6, False): "vit_base_patch16_sapiens2",
+    ("eva", "layer", 1e-6, True): "eva02_enormous_patch14_clip_224",
+}
 
 
 class Timm(TimmConversion):
-    """ViT and DeiT."""
+    """VisionTransformer and Eva."""
 
-    conventions = {"epsilon": 1e-6}
+    file_conventions = {"activation": "gelu", "epsilon": 1e-6}
 
     def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> Recognised | None:
         """See `Conversion`."""
-        names = ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight")
+        names = ("blocks.0.attn.qkv.weight", "blocks.0.attn.q_proj.weight")
         backbone = any(name.startswith("patch_embed.backbone.") for name in shapes)
         if backbone or not any(name in shapes for name in names):
             return None
         return recognise(shapes, said)
 
     def rules(self, config: vit.Config, layout: Mapping[str, Any]) -> list[Rule]:
-        """See `Conversion`."""
+        """See `Conversion`, and `layout`."""
         ours, theirs = "encoder/layers", "blocks.{layer}"
-        attention = f"{theirs}.attn"
+        attention, mlp = f"{theirs}.attn", f"{theirs}.mlp"
+        qkv = (f"{attention}.qkv",)
+        biases = (f"{attention}.q_bias", f"{attention}.v_bias")
+        if layout.get("qkv") == "separate":
+            qkv = tuple(f"{attention}.{name}_proj" for name in "qkv")
+            biases = (f"{qkv[0]}.bias", f"{qkv[2]}.bias")
+        size = config.width // config.heads
+        channels = None
+        if config.rope in ("axial", "mixed"):
+            first = layout.get("rope_columns_first", False)
+            channels = pytorch.rotary_channels(size, columns_first=first)
+        of_head = SAME if channels is None else reordered(0, channels)
+        up = pytorch.linear(f"{ours}/mlp/up", f"{mlp}.fc1")
+        if config.gated_mlp:
+            separate = layout.get("mlp") == "separate"
+            names = (f"{mlp}.fc1_g", f"{mlp}.fc1_x") if separate else f"{mlp}.fc1"
+            up = pytorch.gated(f"{ours}/mlp/up", names)
+        gamma = layout.get("layer_scale") == "gamma"
+        scales = [f"{theirs}.gamma_{i}" if gamma else f"{theirs}.ls{i}.gamma" for i in (1, 2)]
         pool = "attn_pool"
         return [
             pytorch.convolution("embedding", "patch_embed.proj"),
             Rule("embedding/bias", "patch_embed.proj.bias"),
+            *pytorch.norm("patch_norm", "patch_embed.norm"),
             Rule("class_token", "cls_token"),
             Rule("distillation_token", "dist_token"),
             Rule("registers", "reg_token"),
             Rule("position", "pos_embed"),
+            Rule("rope", "rope.freqs"),
+            *pytorch.norm("pre_norm", "norm_pre"),
             *pytorch.norm(f"{ours}/attention_norm", f"{theirs}.norm1"),
             *pytorch.attention(
                 f"{ours}/attention",
-                (f"{attention}.qkv",),
+                qkv,
                 f"{attention}.proj",
                 config.width,
                 config.heads,
+                query_value_biases=None if config.key_bias else biases,
+                channels=channels,
             ),
-            *pytorch.norm(f"{ours}/attention/query_norm", f"{attention}.q_norm"),
-            *pytorch.norm(f"{ours}/attention/key_norm", f"{attention}.k_norm"),
+            *pytorch.norm(f"{ours}/attention/query_norm", f"{attention}.q_norm", 0, of_head),
+            *pytorch.norm(f"{ours}/attention/key_norm", f"{attention}.k_norm", 0, of_head),
+            *pytorch.norm(f"{ours}/attention/inner_norm", f"{attention}.norm"),
+            Rule(f"{ours}/attention_scale/scale", scales[0]),
             *pytorch.norm(f"{ours}/mlp_norm", f"{theirs}.norm2"),
-            *pytorch.linear(f"{ours}/mlp/up", f"{theirs}.mlp.fc1"),
-            *pytorch.linear(f"{ours}/mlp/down", f"{theirs}.mlp.fc2"),
+            *up,
+            *pytorch.norm(f"{ours}/mlp/norm", f"{mlp}.norm"),
+            *pytorch.linear(f"{ours}/mlp/down", f"{mlp}.fc2"),
+            Rule(f"{ours}/mlp_scale/scale", scales[1]),
             *pytorch.norm("encoder/norm", "norm"),
             Rule("pool/probe", f"{pool}.latent"),
             *pytorch.attention(
@@ -78,29 +113,61 @@ class Timm(TimmConversion):
                 (f"{pool}.q", f"{pool}.kv"),
                 f"{pool}.proj",
                 config.width,
-                config.heads,
+                config.pool_heads,
             ),
             *pytorch.norm("pool/norm", f"{pool}.norm"),
             *pytorch.linear("pool/mlp/up", f"{pool}.mlp.fc1"),
             *pytorch.linear("pool/mlp/down", f"{pool}.mlp.fc2"),
+            *pytorch.norm("pool_norm", "fc_norm"),
             # Before its version 0.8, for ImageNet-21k.
             *pytorch.linear("representation", "pre_logits.fc"),
             *pytorch.linear("head", "head"),
             *pytorch.linear("head_distilled", "head_dist"),
         ]
 
+    def layout(self, config: vit.Config) -> dict[str, Any]:
+        """Names that differ: `layer_scale` is 'gamma' in Eva; `mlp` with a gate is 'packed' in one layer or in
+        'separate' ones; `qkv` may be 'separate' too; `rope_columns_first`, see `rotary_channels`.
+        """
+        eva = _is_eva(config)
+        packed = eva and not config.mlp_inner_norm
+        return {
+            "layer_scale": "gamma" if eva else "ls",
+            "qkv": "fused",
+            "mlp": ("packed" if packed else "separate") if config.gated_mlp else "",
+            "rope_columns_first": False,
+        }
+
     def refusal(self, config: vit.Config) -> str:
         """See `Conversion`."""
         if config.distilled and (not config.distillation_head or config.registers):
             return "timm's distilled models read both tokens and have no registers"
-        if config.registers and config.prefix:
+        has_table = config.position != "none"
+        registers = config.position_of_registers or not config.registers
+        if has_table and config.placed_tokens and config.position_of_class and not registers:
             return "in timm registers have a position when the class token has one; here they have none"
+        if config.epsilon not in (1e-6, 1e-5):
+            return (
+                f"timm computes with epsilon = 1e-06 or 1e-05, this model with {config.epsilon!r}. To accept the "
+                "other numbers, say --model=epsilon=1e-06 on the command line, or convert(…, epsilon=1e-6) in Python"
+            )
         if config.pool not in _POOLS:
             return f"timm has no pooling {config.pool!r}"
-        return refusal_everywhere(config)
+        if config.parallel or (config.norm == "layer" and not config.norm_bias):
+            return "timm has no parallel blocks with such tensors, nor layer norms without biases"
+        if config.weighted_layers:
+            return "the format has no weighted_layers=True"
+        if config.position_place not in ("", "stem"):
+            return (
+                f"the format has no {config.position} positions in layers (position_at="
+                f"{config.position_at}), only at the stem"
+            )
+        return ""
 
     def expressed(self, config: vit.Config, params: dict) -> tuple[vit.Config, dict]:
-        """Positions are learned."""
+        """Positions are learned, where there are any beside rotary ones."""
+        if config.position == "none" and _is_eva(config):
+            return config, params
         return with_learned_position(config, params)
 
     def preprocessing(self, config: vit.Config) -> Preprocessing | None:
@@ -108,75 +175,169 @@ class Timm(TimmConversion):
         if not config.distilled:
             return None
         side = math.floor(min(config.height_width) / 0.9)
-        return Preprocessing(config.image_size, IMAGENET_MEAN, IMAGENET_STD, "central", side)
+        return Preprocessing(
+            config.image_size, IMAGENET_MEAN, IMAGENET_STD, "central", side, "bicubic"
+        )
 
-    def architecture(self, config: vit.Config) -> tuple[str, dict[str, Any]]:
+    def architecture(self, config: vit.Config, layout: Mapping[str, Any]) -> tuple[str, dict]:
         """See `TimmConversion`."""
-        name = "deit_base_distilled_patch16_224" if config.distilled else "vit_base_patch16_224"
-        return name, arguments(config) | {"patch_size": config.patch}
+        return architecture(config, layout, arguments(config, layout))
 
 
-def arguments(config: vit.Config) -> dict[str, Any]:
-    """The arguments of timm's VisionTransformer, except its patch size."""
+def architecture(
+    config: vit.Config, layout: Mapping[str, Any], said: dict[str, Any]
+) -> tuple[str, dict[str, Any]]:
+    """`TimmConversion.architecture` for such arguments."""
+    said = said | {"patch_size": config.patch}
+    if config.distilled:
+        return "deit_base_distilled_patch16_224", said
+    kind = (config.norm, config.epsilon, config.norm_after)
+    eva = _is_eva(config, layout)
+    base = _BASES.get(("eva", *kind) if eva else ("vit", *kind, layout.get("mlp") or ""))
+    if base is None or config.patch_norm and "aimv2" not in base:
+        raise CheckpointError(
+            f"timm builds no model with norm={config.norm!r}, epsilon={config.epsilon:g}, norm_after="
+            f"{config.norm_after}, gated_mlp={config.gated_mlp} and patch_norm={config.patch_norm} by a name: write a "
+            ".safetensors file"
+        )
+    return base, said
+
+
+def arguments(config: vit.Config, layout: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of timm's VisionTransformer or Eva, except patch size and what is no JSON."""
     if config.representation:
         raise CheckpointError(
             "timm has had no layer before the head since version 0.8: write a .safetensors file"
         )
-    return {
+    hidden = config.mlp_dim * (
+        2 if not _is_eva(config, layout) and layout.get("mlp") == "packed" else 1
+    )
+    if config.patch_bias == config.pre_norm:
+        raise CheckpointError(
+            "timm's patch embeddings have a bias just where there is no norm before the blocks: write a "
+            ".safetensors file"
+        )
+    common = {
         "img_size": timm_size(config.image_size),
         "embed_dim": config.width,
         "depth": config.depth,
         "num_heads": config.heads,
-        "mlp_ratio": ratio(config.mlp_dim, config.width),
-        "class_token": config.pool == "token",
+        "mlp_ratio": ratio(hidden, config.width),
+        "class_token": config.has_class_token,
         "global_pool": _POOLS[config.pool],
-        "fc_norm": False,
-        "no_embed_class": not config.prefix,
-        "reg_tokens": config.registers,
+        "qkv_bias": config.qkv_bias,
         "qk_norm": config.qk_norm,
+        "no_embed_class": not config.prefix,
+        "init_values": config.layer_scale_init if config.layer_scale != "none" else None,
+    }
+    return common | (_eva_arguments if _is_eva(config, layout) else _vit_arguments)(config, layout)
+
+
+def _vit_arguments(config: vit.Config, layout: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "fc_norm": config.last_norm == "pooled",
+        "final_norm": config.last_norm != "none",
+        "reg_tokens": config.registers,
+        "pre_norm": config.pre_norm,
+        "proj_bias": config.projection_bias,
+        "scale_attn_norm": config.attention_inner_norm,
+        "scale_mlp_norm": config.mlp_inner_norm,
+        "pool_include_prefix": config.pool_prefix,
         "act_layer": config.activation,
+    }
+
+
+def _eva_arguments(config: vit.Config, layout: Mapping[str, Any]) -> dict[str, Any]:
+    if config.activation != ("silu" if config.gated_mlp else "gelu") or not config.projection_bias:
+        raise CheckpointError(
+            "timm's Eva has the activation gelu, or with a gate silu, and biases: write a .safetensors file"
+        )
+    if config.placed_tokens and config.pool_prefix != (config.pool == "map"):
+        raise CheckpointError(
+            "timm's Eva pools the class token by attention, and leaves it out of a mean: write a .safetensors file"
+        )
+    rope = config.rope != "none"
+    columns = config.rope == "mixed" or layout.get("rope_columns_first")
+    return {
+        "num_reg_tokens": config.registers,
+        "qkv_fused": layout.get("qkv") != "separate",
+        "attn_type": "rope" if config.key_bias and config.qkv_bias else "eva",
+        "swiglu_mlp": config.gated_mlp,
+        "swiglu_align_to": int(layout.get("mlp") == "separate"),
+        "scale_mlp": config.mlp_inner_norm,
+        "scale_attn_inner": config.attention_inner_norm,
+        "attn_only_layer_scale": config.layer_scale == "attention",
+        "use_abs_pos_emb": config.position != "none",
+        "use_rot_pos_emb": rope,
+        "rope_type": _ROPES.get(config.rope, "cat"),
+        "rope_temperature": config.rope_theta,
+        "rope_grid_offset": config.rope_offset,
+        "rope_grid_indexing": "xy" if columns else "ij",
+        "rope_rotate_half": config.rope == "centred",
+        "ref_feat_shape": list(config.rope_grid) or None,
+        "use_pre_transformer_norm": config.pre_norm,
+        "use_post_transformer_norm": config.last_norm == "tokens",
+        "use_fc_norm": config.last_norm == "pooled",
+        "use_post_norm": config.norm_after,
+        "attn_pool_num_heads": config.map_heads or None,
+        "attn_pool_mlp_ratio": ratio(config.pool_mlp_dim, config.width),
+        "num_kv_heads": None,
     }
 
 
 def recognise(shapes: Shapes, said: Mapping[str, Any], stride: int = 1) -> Recognised:
     """A ViT whose patches are counted in `stride` pixels."""
-    width, channels, patch, _ = shapes["patch_embed.proj.weight"]
-    depth = count(shapes, r"blocks\.(\d+)\.")
-    distilled, has_class = "dist_token" in shapes, "cls_token" in shapes
-    prefixes = (1 + distilled, 0) if has_class else (0,)
-    grid, prefix = patch_grid(shapes["pos_embed"][1], prefixes, patch * stride, said)
-    options = {
-        "image_size": image_size(grid, patch * stride),
-        "num_classes": shapes.get("head.bias", (0,))[0],
-        "patch": patch,
-        "depth": depth,
-        "width": width,
-        "mlp_dim": shapes["blocks.0.mlp.fc1.weight"][0],
-        "pool": "map" if "attn_pool.latent" in shapes else "token" if has_class else "mean",
-        "representation": shapes.get("pre_logits.fc.bias", (0,))[0],
-        "position_of_class": bool(prefix),
-        "distilled": distilled,
-        "registers": shapes["reg_token"][1] if "reg_token" in shapes else 0,
-        "qk_norm": "blocks.0.attn.q_norm.weight" in shapes,
-        "activation": activation(said),
-        "channels": channels,
+    has_class = "cls_token" in shapes
+    told = vit_options.from_tensors(shapes)
+    found, left = vit_options.settled(told, has_class, said)
+    columns_first = found.pop("rope_columns_first", False)
+    options = told | found | {"keep_class_token": has_class}
+    pixels, placed = told["patch"] * stride, has_class + told["distilled"]
+    known = published.preprocessing(said.get("architecture", ""), said.get("tag", ""))
+    said = ({"image_size": known.image_size} if known else {}) | dict(said)
+    if "pos_embed" in shapes:
+        prefixes = dict.fromkeys((placed + told["registers"], placed, 0))
+        grid, prefix = patch_grid(shapes["pos_embed"][1], prefixes, pixels, said)
+        options |= {
+            "image_size": image_size(grid, pixels),
+            "position_of_class": bool(prefix),
+            "position_of_registers": prefix > placed,
+        }
+    else:
+        size = said.get("image_size") or said.get("wanted_size")
+        if not size:
+            raise CheckpointError(
+                "there is no table of positions, and nothing says the size of the images: say it when it is "
+                "loaded or converted, such as image_size=224 (--model=image_size=224)"
+            )
+        options["image_size"] = size
+    attention = "blocks.0.attn"
+    separate = "blocks.0.mlp.fc1_g.weight" in shapes
+    layout = {
+        "layer_scale": "gamma" if "blocks.0.gamma_1" in shapes else "ls",
+        "qkv": "separate" if f"{attention}.q_proj.weight" in shapes else "fused",
+        "mlp": ("separate" if separate else "packed") if told["gated_mlp"] else "",
+        "rope_columns_first": columns_first,
     }
-    if "num_heads" in said:
-        return Recognised(options | {"heads": said["num_heads"]})
-    published = {(d, w): heads for d, w, _, heads in vit.SIZES.values()}
-    heads = published.get((depth, width), max(width // 64, 1))
-    doubt = "" if (depth, width) in published else f"heads={heads} is taken, one for 64 channels"
-    return Recognised(options | {"heads": heads}, open={"heads": Open(doubt=doubt)})
+    return Recognised(options, layout, left)
 
 
 def activation(said: Mapping[str, Any]) -> str:
     """What a folder's config.json says, or timm's usual one."""
     name = said.get("act_layer", "gelu")
-    if name not in _ACTIVATIONS:
+    if name not in vit_options.ACTIVATIONS:
         raise CheckpointError(
-            f"the activation {name!r} is not supported; {', '.join(_ACTIVATIONS)} are"
+            f"the activation {name!r} is not supported; {', '.join(vit_options.ACTIVATIONS)} are"
         )
-    return _ACTIVATIONS[name]
+    return vit_options.ACTIVATIONS[name]
+
+
+def _is_eva(config: vit.Config, layout: Mapping[str, Any] | None = None) -> bool:
+    """Whether it is timm's Eva that can compute a model."""
+    if layout and (layout.get("layer_scale") == "gamma" or layout.get("qkv") == "separate"):
+        return True
+    only_there = config.map_heads or config.map_mlp_dim or config.layer_scale == "attention"
+    return bool(config.rope != "none" or not config.key_bias or only_there)
 
 
 def timm_size(size: sizes.Size) -> int | list[int]:

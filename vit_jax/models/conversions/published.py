@@ -1,0 +1,109 @@
+"""Published models by their names in timm: what no weight file tells, such as heads, activation and how
+images are prepared. The names and facts are in published.json, which tests/interchange/published_names.py
+writes.
+"""
+
+import functools
+import json
+import math
+import pathlib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from absl import logging
+
+from vit_jax.base import sizes
+from vit_jax.base.sizes import height_width
+from vit_jax.models.conversions.contract import Preprocessing
+
+FILE = pathlib.Path(__file__).with_name("published.json")
+
+
+class Architecture(NamedTuple):
+    """A model without its weights.
+
+    Attributes:
+      kind: timm's class.
+      arguments: of that class, as JSON, those that are not its defaults. `norm_eps` is the epsilon
+        of `norm_layer`.
+      tags: of its published weights, each with how its images are prepared.
+    """
+
+    kind: str
+    arguments: dict[str, Any]
+    tags: dict[str, Preprocessing]
+
+
+@functools.cache
+def architectures() -> dict[str, Architecture]:
+    """All by their names."""
+    found = json.loads(FILE.read_text())
+    prepared = [
+        preprocessing_from(dict(zip(_FIELDS, row, strict=True))) for row in found["preprocessing"]
+    ]
+    return {
+        name: Architecture(
+            *found["architectures"][name], {tag: prepared[i] for tag, i in tags.items()}
+        )
+        for name, tags in found["names"].items()
+    }
+
+
+def names() -> list[str]:
+    """Every published name, with its tag."""
+    return [
+        f"{name}.{tag}" if tag else name
+        for name, found in architectures().items()
+        for tag in found.tags
+    ]
+
+
+def named_in(parts: Iterable[str]) -> tuple[str, str]:
+    """The published model that words name, such as the parts of a path: (architecture, tag), the tag ''
+    where they do not say it; ('', '') for none. The last part that names one decides.
+    """
+    known = architectures()
+    for part in reversed(list(parts)):
+        for word in re.findall(r"[A-Za-z0-9_]+(?:\.[A-Za-z0-9_]+)*", part):
+            name, *rest = word.split(".")
+            name = name.rpartition("__")[2]  # as caches write owners before names
+            if name in known:
+                return name, next((tag for tag in rest if tag in known[name].tags), "")
+    return "", ""
+
+
+def preprocessing(architecture: str, tag: str) -> Preprocessing | None:
+    """How images are prepared for a published model; `None` if its tags differ and none is said."""
+    found = architectures().get(architecture)
+    if found is None:
+        return None
+    if tag in found.tags:
+        return found.tags[tag]
+    different = set(found.tags.values())
+    return different.pop() if len(different) == 1 else None
+
+
+def preprocessing_from(said: Mapping[str, Any], source: object = "timm") -> Preprocessing | None:
+    """What a `pretrained_cfg` of timm says of images; fields that it leaves out are timm's own. `None`
+    if it says nothing, or, with a warning that names `source`, what we cannot do.
+    """
+    if not {"mean", "std", "input_size"} <= said.keys():
+        return None
+    interpolation, mode = said.get("interpolation") or "bicubic", said.get("crop_mode") or "center"
+    if interpolation not in ("bilinear", "bicubic") or mode not in _CROPS:
+        logging.warning(
+            "%s says of its images interpolation %r and crop_mode %r, which are not supported",
+            source, interpolation, mode,
+        )  # fmt: skip
+        return None
+    size = sizes.parse(said["input_size"][1:])
+    share, smaller = said.get("crop_pct", 0.875), min(height_width(size))
+    crop = "resize" if mode == "squash" and share == 1 else _CROPS[mode]
+    # Rounded down as in timm, plus a margin for rounding in our own division.
+    side = 256 if crop == "resize" else math.floor(smaller / share + 1e-6)
+    return Preprocessing(size, tuple(said["mean"]), tuple(said["std"]), crop, side, interpolation)
+
+
+_CROPS = {"center": "torchvision", "squash": "squash"}  # `crop_mode` -> `eval_crop`
+_FIELDS = ("input_size", "crop_pct", "crop_mode", "interpolation", "mean", "std")

@@ -1,0 +1,411 @@
+"""What timm's arguments and tensors say about a ViT, as options of ours.
+
+Tensors tell most of it. The rest (heads, activation, which of several poolings, rotary positions, …)
+a published architecture or a config.json tells, and where there is neither, all published models that
+have such tensors, if these agree. Where they do not, it has to be said.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vit_jax.base.errors import CheckpointError
+from vit_jax.models.conversions import published
+from vit_jax.models.conversions.contract import Open, Shapes, count
+
+Options = dict[str, Any]
+
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_erf": "gelu",
+    "gelu_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
+    "silu": "silu",
+    "swish": "silu",
+}
+POOLS = {"token": "token", "avg": "mean", "map": "map"}
+ROPES = {"cat": "axial", "dinov3": "centred", "mixed": "mixed"}
+NORMS = {"LayerNorm": "layer", "layernorm": "layer", "RmsNorm": "rms", "rmsnorm": "rms"}
+VIT, DISTILLED, EVA = "VisionTransformer", "VisionTransformerDistilled", "Eva"
+KINDS = (VIT, DISTILLED, EVA)
+# What no tensor tells, and what timm takes where nothing else is said.
+UNTOLD = {
+    "heads": None,
+    "activation": "gelu",
+    "epsilon": 1e-6,
+    "pool": None,
+    "pool_prefix": False,
+    "map_heads": 0,
+    "norm_after": False,
+    "rope": "none",
+    "rope_theta": 10_000.0,
+    "rope_grid": (),
+    "rope_offset": 0.0,
+    "rope_columns_first": False,
+}
+# Of these a wrong guess is no other model of the same kind, but another result all the same.
+_SIZES = ("depth", "width", "mlp_dim", "patch")
+# Sizes of what is trained anew, and of what is interpolated.
+_FITTED = ("num_classes", "channels", "image_size", "representation")
+_SHOWN = 3  # names in a sentence
+
+
+def from_arguments(kind: str, arguments: Mapping[str, Any]) -> Options:
+    """The options of timm's VisionTransformer or Eva with these arguments. `rope_columns_first` says
+    that columns turn the first channels.
+
+    Raises:
+      CheckpointError: an argument that changes what is computed is not supported.
+    """
+    said = dict(arguments)
+    used: set[str] = set()
+
+    def take(name: str, default):
+        used.add(name)
+        value = said.get(name)
+        return default if value is None else value
+
+    eva = kind == EVA
+    width, depth = take("embed_dim", 768), take("depth", 12)
+    heads = take("num_heads", 12)
+    pool = take("global_pool", "avg" if eva else "token")
+    class_token = take("class_token", True)
+    registers = take("num_reg_tokens" if eva else "reg_tokens", 0)
+    norm = take("norm_layer", "LayerNorm")
+    activation = take("act_layer", "gelu")
+    gated, hidden = _mlp(take, eva, width)
+    activation = "silu" if eva and gated else activation
+    known = [(pool, POOLS, "global_pool"), (activation, ACTIVATIONS, "act_layer")]
+    known += [(norm, NORMS, "norm_layer")]
+    for value, names, name in known:
+        if value not in names:
+            raise CheckpointError(
+                f"timm's {name}={value!r} is not supported; {', '.join(names)} are"
+            )
+    options = {
+        "patch": take("patch_size", 16),
+        "depth": depth,
+        "width": width,
+        "mlp_dim": hidden,
+        "heads": heads,
+        "activation": ACTIVATIONS[activation],
+        "epsilon": take("norm_eps", 1e-6),
+        "norm": NORMS[norm],
+        "pool": POOLS[pool],
+        "keep_class_token": class_token and pool != "token",
+        "distilled": kind == DISTILLED,
+        "registers": registers,
+        "gated_mlp": gated,
+        "qk_norm": take("qk_norm", False),
+        "qkv_bias": take("qkv_bias", True),
+        "projection_bias": take("proj_bias", True),
+    }
+    options |= (_eva if eva else _vit)(take, options, said)
+    unknown = {n: v for n, v in said.items() if n not in used | _HARMLESS and v is not None}
+    if unknown:
+        listed = ", ".join(f"{name}={value!r}" for name, value in unknown.items())
+        raise CheckpointError(f"timm's {listed} is not supported")
+    return options
+
+
+# Arguments of training, and of what is read elsewhere.
+_HARMLESS = {
+    "img_size", "in_chans", "num_classes", "drop_rate", "pos_drop_rate", "patch_drop_rate", "proj_drop_rate",
+    "attn_drop_rate", "drop_path_rate", "weight_init", "fix_init", "head_init_scale", "dynamic_img_size",
+    "strict_img_size", "rope_shift_coords", "rope_jitter_coords", "rope_rescale_coords",
+}  # fmt: skip
+
+
+def _mlp(take, eva: bool, width: int) -> tuple[bool, int]:
+    """Whether the MLPs have a gate, and the size of their hidden layer."""
+    ratio = 4.0 if (found := take("mlp_ratio", 4.0)) is None else found
+    hidden = int(width * ratio)
+    if eva:
+        aligned = take("swiglu_align_to", 0)
+        gated = take("swiglu_mlp", False)
+        return gated, hidden + (-hidden % aligned if aligned and gated else 0)
+    layer = take("mlp_layer", "Mlp")
+    if layer not in ("Mlp", "SwiGLU", "GluMlp", "SwiGLUPacked"):
+        raise CheckpointError(f"timm's mlp_layer={layer!r} is not supported")
+    packed = layer in ("GluMlp", "SwiGLUPacked")
+    return layer != "Mlp", hidden // 2 if packed else hidden
+
+
+def _vit(take, options: Options, said: Mapping[str, Any]) -> Options:
+    """What VisionTransformer has in its own way."""
+    pooled = options["pool"] == "mean" if (norm := take("fc_norm", None)) is None else norm
+    block = take("block_fn", "Block")
+    if block not in ("Block", "ResPostBlock"):
+        raise CheckpointError(f"timm's block_fn={block!r} is not supported")
+    after = block == "ResPostBlock"
+    pre_norm, embed_norm = take("pre_norm", False), take("embed_norm_layer", None)
+    scaled = take("init_values", 0) and not after
+    own = not take("no_embed_class", False)
+    if take("pos_embed", "learn") != "learn":
+        raise CheckpointError(f"timm's pos_embed={said['pos_embed']!r} is not supported")
+    for name, usual in (("attn_layer", "attn"), ("embed_layer", "PatchEmbed")):
+        if (value := take(name, usual)) != usual:
+            raise CheckpointError(f"timm's {name}={value!r} is not supported")
+    return {
+        "key_bias": True,
+        "attention_inner_norm": take("scale_attn_norm", False),
+        "mlp_inner_norm": take("scale_mlp_norm", False),
+        "layer_scale": "all" if scaled else "none",
+        "norm_after": after,
+        "pre_norm": pre_norm,
+        "patch_bias": not pre_norm,
+        "patch_norm": bool(embed_norm),
+        "last_norm": ("pooled" if pooled else "tokens") if take("final_norm", True) else "none",
+        "pool_prefix": take("pool_include_prefix", False),
+        "map_heads": 0,
+        "position": "learned",
+        "position_of_class": own,
+        "position_of_registers": bool(own and options["registers"]),
+        **_no_rope(),
+    }
+
+
+def _eva(take, options: Options, said: Mapping[str, Any]) -> Options:
+    """What Eva has in its own way."""
+    heads = take("num_kv_heads", options["heads"])
+    if heads != options["heads"]:
+        raise CheckpointError(
+            f"timm's num_kv_heads={heads}: fewer heads of keys and values than of queries are not supported"
+        )
+    attention = take("attn_type", "eva")
+    rope = take("use_rot_pos_emb", False)
+    pooled = options["pool"] == "mean" if (norm := take("use_fc_norm", None)) is None else norm
+    kept = not pooled if (norm := take("use_post_transformer_norm", None)) is None else norm
+    after = take("use_post_norm", False)
+    scaled = said.get("init_values") is not None and not after
+    only_attention = take("attn_only_layer_scale", False)
+    own, table = not take("no_embed_class", False), take("use_abs_pos_emb", True)
+    pre_norm = take("use_pre_transformer_norm", False)
+    take("init_values", None), take("qkv_fused", True)  # Tensors tell them.
+    map_heads, map_ratio = take("attn_pool_num_heads", 0), take("attn_pool_mlp_ratio", 0)
+    if pooled and kept:
+        raise CheckpointError("norms of both the tokens and what is pooled are not supported")
+    options = {
+        "key_bias": attention == "rope" or not options["qkv_bias"],
+        "attention_inner_norm": take("scale_attn_inner", False),
+        "mlp_inner_norm": take("scale_mlp", False),
+        "layer_scale": ("attention" if only_attention else "all") if scaled else "none",
+        "norm_after": after,
+        "pre_norm": pre_norm,
+        "patch_bias": not pre_norm,
+        "patch_norm": False,
+        "last_norm": "pooled" if pooled else "tokens" if kept else "none",
+        "pool_prefix": options["pool"] == "map",
+        "map_heads": map_heads if map_heads != options["heads"] else 0,
+        "map_mlp_dim": int(options["width"] * map_ratio) if map_ratio else 0,
+        "position": "learned" if table else "none",
+        "position_of_class": own,
+        "position_of_registers": bool(table and own and options["registers"]),
+    }
+    if options["map_mlp_dim"] == options.get("mlp_dim"):
+        options["map_mlp_dim"] = 0
+    return options | (_rope(take) if rope else _no_rope(take))
+
+
+def _no_rope(take=None) -> Options:
+    for name in _ROPE_ARGUMENTS if take else ():
+        take(name, None)
+    return {name: UNTOLD[name] for name in UNTOLD if name.startswith("rope")}
+
+
+_ROPE_ARGUMENTS = (
+    "use_rot_pos_emb", "rope_type", "rope_temperature", "ref_feat_shape", "rope_grid_offset", "rope_grid_indexing",
+    "rope_rotate_half",
+)  # fmt: skip
+
+
+def _rope(take) -> Options:
+    kind, columns = take("rope_type", "cat"), take("rope_grid_indexing", "ij") == "xy"
+    grid = take("ref_feat_shape", None)
+    half = take("rope_rotate_half", False)
+    unsupported = (
+        kind not in ROPES or half != (kind == "dinov3") or (kind == "mixed" and not columns)
+    )
+    if unsupported or (kind == "dinov3" and columns):
+        raise CheckpointError(
+            f"timm's rope_type={kind!r} with rope_rotate_half={half} and rope_grid_indexing="
+            f"{'xy' if columns else 'ij'!r} is not supported"
+        )
+    axial = kind == "cat"
+    offset = take("rope_grid_offset", 0.0)
+    return {
+        "rope": ROPES[kind],
+        "rope_theta": float(take("rope_temperature", 10_000.0)),
+        "rope_grid": tuple([grid] * 2 if isinstance(grid, int) else grid or ()) if axial else (),
+        "rope_offset": float(offset) if axial else 0.0,
+        "rope_columns_first": axial and columns,
+    }
+
+
+def from_tensors(shapes: Shapes) -> Options:
+    """The options that a ViT's tensors tell, but its positions and the size of its images."""
+    width, channels, patch, across = shapes["patch_embed.proj.weight"]
+    if patch != across:
+        raise CheckpointError(f"patches of {patch}x{across} pixels: only square ones are supported")
+    block, attention = "blocks.0", "blocks.0.attn"
+    has_class = "cls_token" in shapes
+    separate = f"{attention}.q_proj.weight" in shapes
+    qv = f"{attention}.q_bias" in shapes
+    if separate:
+        biased, of_keys = (f"{attention}.{n}_proj.bias" in shapes for n in "qk")
+        if shapes[f"{attention}.k_proj.weight"] != shapes[f"{attention}.q_proj.weight"]:
+            raise CheckpointError(
+                "fewer heads of keys and values than of queries are not supported"
+            )
+    else:
+        biased, of_keys = qv or f"{attention}.qkv.bias" in shapes, not qv
+    down = shapes[f"{block}.mlp.fc2.weight"][1]
+    gate = f"{block}.mlp.fc1_g.weight" in shapes
+    gated = gate or shapes[f"{block}.mlp.fc1.weight"][0] == 2 * down
+    scales = [any(f"{block}.{n}" in shapes for n in (f"gamma_{i}", f"ls{i}.gamma")) for i in (1, 2)]
+    pooled, tokens = "fc_norm.weight" in shapes, "norm.weight" in shapes
+    if pooled and tokens:
+        raise CheckpointError("norms of both the tokens and what is pooled are not supported")
+    found = {
+        "num_classes": shapes.get("head.bias", (0,))[0],
+        "channels": channels,
+        "patch": patch,
+        "depth": count(shapes, r"blocks\.(\d+)\."),
+        "width": width,
+        "mlp_dim": down,
+        "representation": shapes.get("pre_logits.fc.bias", (0,))[0],
+        "distilled": "dist_token" in shapes,
+        "registers": shapes["reg_token"][1] if "reg_token" in shapes else 0,
+        "norm": "layer" if f"{block}.norm1.bias" in shapes else "rms",
+        "qk_norm": f"{attention}.q_norm.weight" in shapes,
+        "attention_inner_norm": f"{attention}.norm.weight" in shapes,
+        "mlp_inner_norm": f"{block}.mlp.norm.weight" in shapes,
+        "qkv_bias": biased,
+        "key_bias": of_keys if biased else True,
+        "projection_bias": f"{attention}.proj.bias" in shapes,
+        "gated_mlp": gated,
+        "layer_scale": {(True, True): "all", (True, False): "attention"}.get(tuple(scales), "none"),
+        "patch_bias": "patch_embed.proj.bias" in shapes,
+        "patch_norm": "patch_embed.norm.weight" in shapes,
+        "pre_norm": "norm_pre.weight" in shapes,
+        "last_norm": "pooled" if pooled else "tokens" if tokens else "none",
+        "position": "learned" if "pos_embed" in shapes else "none",
+    }
+    if "attn_pool.latent" in shapes:
+        hidden = shapes["attn_pool.mlp.fc1.bias"][0]
+        found |= {"pool": "map", "map_mlp_dim": 0 if hidden == down else hidden}
+    elif not has_class:
+        found |= {"pool": "mean"}
+    if "rope.freqs" in shapes:
+        found |= {"rope": "mixed"}
+    return found
+
+
+def settled(
+    found: Options, has_class: bool, said: Mapping[str, Any]
+) -> tuple[Options, dict[str, Open]]:
+    """The options that tensors do not tell, and those of them that nobody does.
+
+    Args:
+      found: what the tensors tell.
+      has_class: whether there is a class token.
+      said: see `TimmConversion`.
+
+    Raises:
+      CheckpointError: what is said contradicts the tensors, or is not supported.
+    """
+    own = {name: said[name] for name in UNTOLD if name in said}
+    options, left = _from_said(found, has_class, said)
+    return options | own, {name: ask for name, ask in left.items() if name not in own}
+
+
+def _from_said(
+    found: Options, has_class: bool, said: Mapping[str, Any]
+) -> tuple[Options, dict[str, Open]]:
+    """As `settled`, of a file that is not ours."""
+    named = said.get("architecture", "")
+    known = published.architectures().get(named)
+    arguments = {n: v for n, v in said.items() if n not in _BESIDE_ARGUMENTS}
+    if known or _stated(arguments):
+        kind = known.kind if known else _kind(arguments)
+        if kind not in KINDS:
+            raise CheckpointError(
+                f"the tensors are those of a ViT, but {named} is a {kind} of timm"
+            )
+        options = from_arguments(kind, (known.arguments if known else {}) | arguments)
+        _compare(found, options, has_class, named)
+        return {name: options[name] for name in UNTOLD if name not in found}, {}
+    return _by_comparison(found, has_class)
+
+
+# What `said` has that is no argument of timm's class.
+_BESIDE_ARGUMENTS = {"architecture", "tag", "image_size", "wanted_size", *UNTOLD}
+# Arguments without which little of a model is said.
+_STATING = {"embed_dim", "num_heads"}
+
+
+def _stated(arguments: Mapping[str, Any]) -> bool:
+    return arguments.keys() >= _STATING
+
+
+def _kind(arguments: Mapping[str, Any]) -> str:
+    of_eva = any(name.startswith(("use_", "rope_", "swiglu", "num_reg")) for name in arguments)
+    return EVA if of_eva else VIT
+
+
+def _compare(found: Options, options: Options, has_class: bool, named: str) -> None:
+    """Raises `CheckpointError` where tensors and what is said of them contradict each other."""
+    said = options | {"class_token": options["pool"] == "token" or options["keep_class_token"]}
+    told = found | {"class_token": has_class}
+    for name in said.keys() & told.keys() - {*_FITTED, *UNTOLD, "map_mlp_dim", "last_norm"}:
+        if said[name] != told[name]:
+            raise CheckpointError(
+                f"{named or 'config.json'} says {name}={said[name]!r}, the tensors have {told[name]!r}: this is "
+                "another model than its name or config.json says"
+            )
+
+
+def _by_comparison(found: Options, has_class: bool) -> tuple[Options, dict[str, Open]]:
+    """What all published models with such tensors have in common; of what they have not, the likeliest."""
+    told = {n: v for n, v in found.items() if n not in (*_FITTED, *UNTOLD)} | {"class": has_class}
+    alike = [(name, o) for name, o in _known() if all(o[n] == v for n, v in told.items() if n in o)]
+    if not alike:
+        same = {n: v for n, v in told.items() if n not in _SIZES}
+        alike = [
+            (name, o) for name, o in _known() if all(o[n] == v for n, v in same.items() if n in o)
+        ]
+        alike = [(name, o | {"heads": None, "rope_grid": ()}) for name, o in alike]
+    likeliest = {"pool": "token" if has_class else "mean", "heads": None}
+    options, left = {}, {}
+    for name, usual in UNTOLD.items():
+        if name in found:
+            continue
+        values: dict[Any, list[str]] = {}
+        for architecture, other in alike:
+            if name not in ("map_heads", "pool_prefix") or found.get("pool") == "map":
+                values.setdefault(other[name], []).append(architecture)
+        options[name] = next(iter(values), likeliest.get(name, usual))
+        if len(values) > 1 or options[name] is None:
+            left[name] = Open(ask=_ask(name, values))
+        elif not alike and name in ("activation", "pool"):
+            left[name] = Open(ask=_ask(name, {}))
+    return options, left
+
+
+def _known():
+    """Every published ViT with its options."""
+    for name, known in published.architectures().items():
+        if known.kind in KINDS:
+            try:
+                options = from_arguments(known.kind, known.arguments)
+            except CheckpointError:
+                continue
+            has_class = options["pool"] == "token" or options["keep_class_token"]
+            yield name, options | {"class": has_class}
+
+
+def _ask(name: str, values: Mapping[Any, list[str]]) -> str:
+    known = [(v, names) for v, names in values.items() if v is not None]
+    if len(known) < 2:
+        return f"{name} (published models of this size are not known)"
+    listed = " or ".join(f"{value!r} ({', '.join(names[:_SHOWN])})" for value, names in known)
+    return f"{name}: published models with such tensors have {listed}"

@@ -1,0 +1,112 @@
+"""Rotary positions of the patches: which kinds there are, and their angles for a model. What they do to
+queries and keys is in `compute.rope`. Tokens that are no patches have no place, and are not turned.
+
+  axial    integer rows and columns turn a half of each head's channels each (EVA-02, ViT-5).
+  centred  the same with places from -1 to 1 along each side, whatever the resolution (DINOv3).
+  mixed    rows and columns together, with frequencies that each layer and head learns (2403.13298).
+
+At another resolution, axial ones count on, or with `rope_grid` spread the places of that grid.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from vit_jax.base.errors import ConfigError
+from vit_jax.base.schema import option
+from vit_jax.compute import rope
+from vit_jax.models.attention import Angles
+
+KINDS = ("none", "axial", "centred", "mixed")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Of a family whose attention may know places; it has `grid`, `tokens`, `depth`, `width` and `heads` too."""
+
+    rope: str = option(
+        "none",
+        "rotary positions; axial: integer places (EVA-02); centred: from -1 to 1 (DINOv3); mixed: learned "
+        "frequencies (2403.13298)",
+        choices=KINDS,
+        role="structure",
+    )
+    rope_theta: float = option(
+        10_000.0,
+        "base of their frequencies (100 in DINOv3); mixed: what these begin with",
+        above=0,
+        role="convention",
+    )
+    rope_grid: tuple = option(
+        (),
+        "axial: rows and columns of the grid whose places are spread over the patches, as a rule that "
+        "of pre-training; (): each grid has its own",
+        minimum=1,
+        length=(0, 2),
+        role="convention",
+    )
+    rope_offset: float = option(
+        0.0, "axial: the first row and column (1 in Perception Encoders)", role="convention"
+    )
+
+
+def check(config: Options) -> None:
+    """Raises `ConfigError` for heads whose channels cannot be turned."""
+    size = config.width // config.heads
+    if config.rope != "none" and size % 4:
+        raise ConfigError(
+            f"model.rope={config.rope} turns pairs of channels by rows and by columns: heads of {size} "
+            "channels, model.width / model.heads, cannot be cut in four"
+        )
+
+
+def variables(config: Options, rngs: nnx.Rngs) -> nnx.Param | None:
+    """What a checkpoint has of them: frequencies (2, L, H, C/2) of columns and rows; `None` if nothing.
+
+    They begin as those of `axial`, turned by a random angle for each layer and head (2403.13298 §3.2).
+    """
+    if config.rope != "mixed":
+        return None
+    size = config.width // config.heads
+    lengths = config.rope_theta ** (-jnp.arange(size // 4) / (size // 4))
+    turns = jax.random.uniform(rngs.params(), (config.depth, config.heads, 1), maxval=2 * math.pi)
+    turns = jnp.concatenate([turns, turns + math.pi / 2], axis=-1)[..., None]
+    both = jnp.stack([jnp.cos(turns), jnp.sin(turns)]) * lengths
+    return nnx.Param(both.reshape(2, config.depth, config.heads, size // 2))
+
+
+def angles(frequencies: nnx.Param | None, config: Options) -> jax.Array | None:
+    """The angles of all tokens: (T, 1, C/2), or where layers have their own (L, T, H, C/2); float32.
+
+    Args:
+      frequencies: from `variables`.
+    """
+    size = config.width // config.heads
+    match config.rope:
+        case "none":
+            return None
+        case "mixed":
+            found = rope.mixed_angles(config.grid, frequencies[...])
+        case "centred":
+            found = rope.centred_angles(config.grid, size, theta=config.rope_theta)[:, None]
+        case "axial":
+            found = rope.axial_angles(
+                config.grid,
+                size,
+                theta=config.rope_theta,
+                offset=config.rope_offset,
+                trained_grid=config.rope_grid or None,
+            )[:, None]
+    others = config.tokens - math.prod(config.grid)
+    return jnp.pad(found, [(0, 0)] * (found.ndim - 3) + [(others, 0), (0, 0), (0, 0)])
+
+
+def rotations(angles: jax.Array | None) -> tuple[Angles | None, Angles | None]:
+    """Cosines and sines as attention takes them: those of all layers, or with a leading axis for layers."""
+    if angles is None:
+        return None, None
+    both = jnp.cos(angles), jnp.sin(angles)
+    return (both, None) if angles.ndim == 3 else (None, both)
