@@ -127,7 +127,7 @@ def fewer_layers(kind: str, arguments: dict) -> dict:
     if kind not in ("VisionTransformer", "VisionTransformerDistilled", "Eva"):
         return {}
     width, depth = arguments.get("embed_dim", 768), arguments.get("depth", 12)
-    fewer = {"depth": min(depth, 1 if width > 1500 else 2)}
+    fewer = {"depth": min(depth, 1 if width >= 1024 else 2)}
     heads = arguments.get("num_kv_heads")
     if isinstance(heads, list | tuple):
         fewer["num_kv_heads"] = (

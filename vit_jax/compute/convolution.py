@@ -1,6 +1,9 @@
-"""Depth-wise convolution: each channel with a kernel of its own."""
+"""Depth-wise convolution, each channel with a kernel of its own; and standardised kernels (arXiv
+1903.10520).
+"""
 
 import jax
+import jax.numpy as jnp
 
 from vit_jax.compute import choices
 
@@ -21,3 +24,14 @@ def depthwise(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
         feature_group_count=x.shape[-1],
     )
+
+
+def standardize(kernel: jax.Array, preactivation: bool, epsilons: str = "official") -> jax.Array:
+    """kernel (h, w, inputs, outputs) with mean 0 and variance 1 for each output, up to an epsilon
+    that each style, and these 'official' or 'timm' `epsilons`, adds in its own way.
+    """
+    centred = kernel - kernel.mean(axis=(0, 1, 2))
+    variance = jnp.square(centred).mean(axis=(0, 1, 2))
+    if epsilons == "timm":
+        return centred / jnp.sqrt(variance + 1e-8)
+    return centred / (jnp.sqrt(variance + 1e-10) if preactivation else jnp.sqrt(variance) + 1e-5)

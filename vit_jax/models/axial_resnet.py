@@ -23,12 +23,13 @@ from flax import nnx
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.compute import recompute, stack
+from vit_jax.compute.convolution import standardize
 from vit_jax.compute.dense import dense
 from vit_jax.models import classifier, resnet
 from vit_jax.models.contract import ModelOutput
 from vit_jax.models.embeddings import corner_aligned
 from vit_jax.models.layers import Kernel
-from vit_jax.models.resnet import EXPANSION, GROUPS, Stages, standardize
+from vit_jax.models.resnet import EXPANSION, GROUPS, Stages
 
 # Listed by `vit_jax models`; the other depths of `resnet.UNITS` work as well.
 VARIANTS = ["AxialResNet-50"]

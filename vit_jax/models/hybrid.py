@@ -13,7 +13,7 @@ from flax import nnx
 
 from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
-from vit_jax.base.schema import nearest
+from vit_jax.base.schema import nearest, option
 from vit_jax.models import classifier, resnet, vit
 from vit_jax.models.embeddings import PatchEmbedding
 
@@ -35,6 +35,13 @@ class Config(resnet.Stages, vit.Config):
     convolutional: ClassVar[bool] = True
     image_kernels: ClassVar[tuple[str, ...]] = ("embedding/backbone/root/conv/kernel",)
 
+    epsilons: str = option(
+        "official",
+        "those that its ResNet is normalised with; timm's move logits by 1e-4",
+        choices=resnet.EPSILONS,
+        role="convention",
+    )
+
     def __post_init__(self):
         resnet.Stages.__post_init__(self)
         vit.Config.__post_init__(self)
@@ -54,6 +61,7 @@ class Config(resnet.Stages, vit.Config):
             units=self.units,
             width_factor=self.width_factor,
             preactivation=False,
+            epsilons=self.epsilons,
             dtype=self.dtype,
             remat=self.remat,
             unroll=self.unroll,

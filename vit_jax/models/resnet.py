@@ -19,6 +19,7 @@ from flax import nnx
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.compute import choices, stack
+from vit_jax.compute.convolution import standardize
 from vit_jax.models import classifier
 from vit_jax.models.contract import ModelOutput
 
@@ -41,6 +42,7 @@ ACCURACY = {
 }  # Group norm and standardised weights, in BiT's ablation of batch norm.
 SMOKE = ("digits.py:resnet", 99.7)
 GROUPS = 32
+EPSILONS = ("official", "timm")
 # A unit's outputs over its inner channels.
 EXPANSION = 4
 
@@ -106,6 +108,13 @@ class Config(Stages, classifier.Options):
     root_zeros: bool = option(
         False,
         "zeros around what BiT's root pools (BiT's first code, timm; not big_vision)",
+        role="convention",
+    )
+
+    epsilons: str = option(
+        "official",
+        "those that group norms and kernels are normalised with; timm's move logits by 1e-4 in hybrids",
+        choices=EPSILONS,
         role="convention",
     )
 
@@ -356,23 +365,14 @@ class Convolution(nnx.Module):
         init = nnx.initializers.lecun_normal(in_axis=(0, 1, 2), out_axis=3)
         self.kernel = nnx.Param(init(rngs.params(), (size, size, inputs, outputs)))
         self.stride, self.padding = stride, _padding(size, config)
-        self.preactivation = config.preactivation
+        self.preactivation, self.epsilons = config.preactivation, config.epsilons
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """(B, H, W, inputs) -> (B, H/stride, W/stride, outputs), rounded up."""
-        kernel = standardize(self.kernel[...], self.preactivation).astype(x.dtype)
+        kernel = standardize(self.kernel[...], self.preactivation, self.epsilons).astype(x.dtype)
         return jax.lax.conv_general_dilated(
             x, kernel, (self.stride,) * 2, self.padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
         )
-
-
-def standardize(kernel: jax.Array, preactivation: bool) -> jax.Array:
-    """kernel (h, w, inputs, outputs) with mean 0 and variance 1 for each output, up to an epsilon
-    that each style adds in its own way.
-    """
-    centred = kernel - kernel.mean(axis=(0, 1, 2))
-    variance = jnp.square(centred).mean(axis=(0, 1, 2))
-    return centred / (jnp.sqrt(variance + 1e-10) if preactivation else jnp.sqrt(variance) + 1e-5)
 
 
 def _padding(size: int, config: Config) -> str | tuple:
@@ -388,7 +388,7 @@ def _group_norm(
     return nnx.GroupNorm(
         channels,
         GROUPS,
-        epsilon=1e-5 if config.preactivation else 1e-6,
+        epsilon=1e-5 if config.preactivation or config.epsilons == "timm" else 1e-6,
         # BiT's weights notice how the variance is computed (comment in bit_paper).
         use_fast_variance=not config.preactivation,
         scale_init=scale_init,

@@ -1,7 +1,7 @@
 """ViTs on a ResNet: of google-research/vision_transformer and of timm.
 
 timm's group norms have an epsilon of 1e-5 instead of 1e-6, which moves logits by 1e-4 of their
-size.
+size: what is read keeps that, what is written gets it.
 """
 
 import dataclasses
@@ -67,7 +67,7 @@ class Timm(vit_timm.Timm):
             return None
         sizes = resnet.timm_sizes(inner)
         found = vit_timm.recognise(shapes, said, _stride(sizes))
-        return dataclasses.replace(found, options=found.options | sizes)
+        return dataclasses.replace(found, options=found.options | sizes | {"epsilons": "timm"})
 
     def rules(self, config: Config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`."""

@@ -60,7 +60,9 @@ class BigVision(Conversion):
 
 
 class Timm(TimmConversion):
-    """timm's BiT. Its kernels are standardised with an epsilon of 1e-8, which moves logits by 2e-5."""
+    """timm's BiT. Its kernels are standardised with an epsilon of 1e-8, which moves logits by 2e-5: what is
+    read keeps that, what is written gets it.
+    """
 
     conventions = {"root_zeros": True}
 
@@ -73,6 +75,7 @@ class Timm(TimmConversion):
             "num_classes": shapes.get("head.fc.bias", (0,))[0],
             "preactivation": True,
             "root_zeros": True,
+            "epsilons": "timm",
         }
         return Recognised(options)
 
