@@ -26,7 +26,7 @@ from vit_jax.compute import recompute, stack
 from vit_jax.compute.convolution import standardize
 from vit_jax.compute.dense import dense
 from vit_jax.models import classifier, resnet
-from vit_jax.models.contract import ModelOutput
+from vit_jax.models.contract import Capture, ModelOutput, kept
 from vit_jax.models.embeddings import corner_aligned
 from vit_jax.models.layers import Kernel
 from vit_jax.models.resnet import EXPANSION, GROUPS, Stages
@@ -145,7 +145,7 @@ class Model(nnx.Module):
         *,
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
-        capture: bool = False,
+        capture: Capture = False,
     ) -> ModelOutput:
         """Classifies images.
 
@@ -168,7 +168,7 @@ class Model(nnx.Module):
         features = x.mean((1, 2))
         logits = self.head(features.astype(jnp.float32)) if config.num_classes else None
         tokens = x.reshape(x.shape[0], -1, x.shape[-1])
-        return ModelOutput(logits, features, tokens, captured if capture else {})
+        return ModelOutput(logits, features, tokens, kept(capture, **captured))
 
 
 class Stage(resnet.Stage):

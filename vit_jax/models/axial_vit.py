@@ -20,7 +20,7 @@ from vit_jax.compute.activations import ACTIVATIONS
 from vit_jax.compute.dropout import by_depth, draw, drop_path, dropout, split
 from vit_jax.models import classifier, pooling, vit
 from vit_jax.models.attention import Attention
-from vit_jax.models.contract import ModelOutput
+from vit_jax.models.contract import Capture, ModelOutput, kept
 from vit_jax.models.embeddings import PatchEmbedding
 from vit_jax.models.layers import Mlp, layer_norm
 
@@ -127,7 +127,7 @@ class Model(nnx.Module):
         *,
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
-        capture: bool = False,
+        capture: Capture = False,
     ) -> ModelOutput:
         """Classifies images.
 
@@ -152,7 +152,7 @@ class Model(nnx.Module):
             if not capture:
                 return x, {}
             blocks = x.reshape(len(x), config.tokens, -1)
-            return x, {"row_attention": rows, "column_attention": columns, "blocks": blocks}
+            return x, kept(capture, row_attention=rows, column_attention=columns, blocks=blocks)
 
         x = self.embedding(images)
         x = dropout(x + self.position[...].astype(x.dtype), config.dropout, first_key)

@@ -12,6 +12,7 @@ from vit_jax.compute.activations import ACTIVATIONS
 from vit_jax.compute.dropout import drop_path, split
 from vit_jax.models import vit
 from vit_jax.models.attention import Attention
+from vit_jax.models.contract import Capture, kept
 from vit_jax.models.encoder import Block
 from vit_jax.models.layers import Linear, layer_norm
 
@@ -35,7 +36,7 @@ class Stage(nnx.Module):
         large: jax.Array,
         rates: np.ndarray,
         key: jax.Array | None,
-        capture: bool,
+        capture: Capture,
     ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array]]:
         """Runs the stage.
 
@@ -73,7 +74,7 @@ class Branch(nnx.Module):
         self.config, self.depth = config, depth
 
     def __call__(
-        self, x: jax.Array, rates: np.ndarray, key: jax.Array | None, capture: bool
+        self, x: jax.Array, rates: np.ndarray, key: jax.Array | None, capture: Capture
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Tokens (B, N, D) -> the same, and with `capture` the blocks' `attention` (L, B, H, N, N) and
         outputs `blocks` (L, B, N, D).
@@ -81,7 +82,7 @@ class Branch(nnx.Module):
 
         def step(block, x, rate, key):
             x, weights = block(x, rate, key)
-            return x, {"attention": weights, "blocks": x} if capture else {}
+            return x, kept(capture, attention=weights, blocks=x)
 
         x, captured = stack.scan(
             step,

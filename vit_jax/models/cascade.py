@@ -14,7 +14,7 @@ from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.compute.dropout import draw, dropout, split
 from vit_jax.models import classifier, reuse, t2t, vit
-from vit_jax.models.contract import ModelOutput
+from vit_jax.models.contract import Capture, ModelOutput
 from vit_jax.models.layers import draw_kernels
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Exit:
         *,
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
-        capture: bool = False,
+        capture: Capture = False,
     ) -> tuple[ModelOutput, reuse.Carried]:
         """The output of this exit alone, and what the next one takes; arguments as in every family."""
         config, carried = self.config, carried or {}

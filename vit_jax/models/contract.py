@@ -1,9 +1,15 @@
 """What a model gives, whatever its family; what a family is, see `registry`."""
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import flax.struct
 import jax
+
+# What a model gives beside its output: nothing, all it knows of every layer, or what a function makes
+# of that of one layer: arrays by name to arrays by name. So no more than one layer's attention weights
+# need be held at a time.
+Capture = bool | Callable[[dict[str, jax.Array]], dict[str, jax.Array]]
 
 
 @flax.struct.dataclass
@@ -49,3 +55,10 @@ class Exiting(Protocol):
           logits (B, classes) float32, and what the next exit needs: a tree of arrays (B, ...), none
           after the last exit.
         """
+
+
+def kept(capture: Capture, **found: jax.Array) -> dict[str, jax.Array]:
+    """Of the arrays that a layer has `found`, what `capture` asks for."""
+    if callable(capture):
+        return capture(found)
+    return found if capture else {}

@@ -33,7 +33,7 @@ from vit_jax.compute.activations import ACTIVATIONS
 from vit_jax.compute.dropout import by_depth, draw, split
 from vit_jax.models import classifier, vit
 from vit_jax.models.branches import Stage
-from vit_jax.models.contract import ModelOutput
+from vit_jax.models.contract import Capture, ModelOutput
 from vit_jax.models.embeddings import ConvolutionalStem, PatchEmbedding, prepend, resize_images
 from vit_jax.models.layers import layer_norm
 
@@ -294,7 +294,7 @@ class Model(nnx.Module):
         *,
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
-        capture: bool = False,
+        capture: Capture = False,
     ) -> ModelOutput:
         """Classifies images.
 

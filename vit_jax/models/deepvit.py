@@ -25,7 +25,7 @@ from vit_jax.compute.dropout import by_depth, draw, drop_path, split
 from vit_jax.models import batch_norm, classifier, pooling
 from vit_jax.models.attention import Attention
 from vit_jax.models.batch_norm import BatchNorm
-from vit_jax.models.contract import ModelOutput
+from vit_jax.models.contract import Capture, ModelOutput, kept
 from vit_jax.models.embeddings import PatchEmbedding, prepend
 from vit_jax.models.layers import Mlp, layer_norm
 from vit_jax.models.reattention import ReAttention
@@ -223,7 +223,7 @@ class Model(nnx.Module):
         *,
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
-        capture: bool = False,
+        capture: Capture = False,
     ) -> ModelOutput:
         """Classifies images.
 
@@ -274,7 +274,7 @@ class Stage(nnx.Module):
         self.config = config
 
     def __call__(
-        self, x, of_layers: tuple, *, training: bool, capture: bool
+        self, x, of_layers: tuple, *, training: bool, capture: Capture
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Tokens (B, N, D), with a sum if layers are weighted -> the same, and what is captured of every
         block.
@@ -285,7 +285,7 @@ class Stage(nnx.Module):
 
         def step(block, x, rate, key):
             x, maps = block(x, rate, key, training=training)
-            return x, {"attention": maps, "blocks": x} if capture else {}
+            return x, kept(capture, attention=maps, blocks=x)
 
         if self.config.weighted_layers:
             step = pooling.weighted(step)

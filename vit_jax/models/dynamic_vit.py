@@ -36,7 +36,7 @@ from vit_jax.base.sizes import Size
 from vit_jax.compute import attend
 from vit_jax.compute.activations import ACTIVATIONS
 from vit_jax.models import cascade, classifier, reuse, t2t, vit
-from vit_jax.models.contract import ModelOutput
+from vit_jax.models.contract import Capture, ModelOutput
 
 # Backbone and size.
 SIZES = {
@@ -252,7 +252,7 @@ class Model(nnx.Module):
         *,
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
-        capture: bool = False,
+        capture: Capture = False,
     ) -> ModelOutput:
         """Runs all exits on images (B, H, W, C); arguments as in every family.
 

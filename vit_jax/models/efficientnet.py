@@ -27,7 +27,7 @@ from vit_jax.compute.dense import dense
 from vit_jax.compute.dropout import draw, drop_path, dropout, split
 from vit_jax.models import batch_norm, classifier
 from vit_jax.models.batch_norm import BatchNorm
-from vit_jax.models.contract import ModelOutput
+from vit_jax.models.contract import Capture, ModelOutput, kept
 from vit_jax.models.layers import Kernel, SqueezeExcite
 
 
@@ -259,7 +259,7 @@ class Model(nnx.Module):
         *,
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
-        capture: bool = False,
+        capture: Capture = False,
     ) -> ModelOutput:
         """Classifies images.
 
@@ -284,7 +284,7 @@ class Model(nnx.Module):
         if config.num_classes:
             logits = self.head(dropout(features.astype(jnp.float32), config.dropout, head_key))
         tokens = x.reshape(x.shape[0], -1, x.shape[-1])
-        return ModelOutput(logits, features, tokens, {"root": root} | maps if capture else {})
+        return ModelOutput(logits, features, tokens, kept(capture, root=root, **maps))
 
     def _stages(
         self, x: jax.Array, key: jax.Array | None, training: bool

@@ -17,6 +17,7 @@ from vit_jax.compute.dropout import by_depth, drop_path, split
 from vit_jax.compute.tokens import Tokens
 from vit_jax.models import pooling, positions, rotary
 from vit_jax.models.attention import Angles, Attention
+from vit_jax.models.contract import Capture, kept
 from vit_jax.models.layers import NORMS, LayerScale, Mlp, norm
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ class Encoder(nnx.Module):
         self,
         x: jax.Array,
         key: jax.Array | None = None,
-        capture: bool = False,
+        capture: Capture = False,
         position: jax.Array | None = None,
         angles: jax.Array | None = None,
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -222,7 +223,7 @@ class Encoder(nnx.Module):
 
         def step(block, x, rate, key, own):
             x, weights = block(x, rate, key, position, rotations if own is None else own)
-            return x, {"attention": weights, "blocks": x} if capture else {}
+            return x, kept(capture, attention=weights, blocks=x)
 
         # Dropout draws for all tokens at once; what is captured, or added to logits, is of all tokens.
         whole = capture or (key is not None and (config.dropout or config.attention_dropout))

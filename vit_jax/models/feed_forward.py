@@ -28,7 +28,7 @@ from vit_jax.compute import choices, stack
 from vit_jax.compute.activations import ACTIVATIONS
 from vit_jax.compute.dropout import by_depth, draw, drop_path, dropout, split
 from vit_jax.models import classifier, pooling
-from vit_jax.models.contract import ModelOutput
+from vit_jax.models.contract import Capture, ModelOutput, kept
 from vit_jax.models.embeddings import PatchEmbedding, prepend
 from vit_jax.models.layers import Mlp, draw_kernels, layer_norm
 
@@ -166,7 +166,7 @@ class Model(nnx.Module):
         *,
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
-        capture: bool = False,
+        capture: Capture = False,
     ) -> ModelOutput:
         """Classifies images.
 
@@ -186,7 +186,7 @@ class Model(nnx.Module):
 
         def step(block, x, rate, key):
             x = block(x, rate, key)
-            return x, {"blocks": x} if capture else {}
+            return x, kept(capture, blocks=x)
 
         x = dropout(self.place(self.embedding(images)), config.dropout, first)
         scan = self.layer_weights.scan if config.weighted_layers else stack.scan

@@ -26,7 +26,7 @@ from vit_jax.compute.dropout import by_depth, draw, drop_path
 from vit_jax.models import batch_norm, classifier, pooling
 from vit_jax.models.attention import Attention
 from vit_jax.models.batch_norm import BatchNorm
-from vit_jax.models.contract import ModelOutput
+from vit_jax.models.contract import Capture, ModelOutput, kept
 from vit_jax.models.embeddings import PatchEmbedding, prepend
 from vit_jax.models.layers import Kernel, SqueezeExcite, layer_norm
 
@@ -173,7 +173,7 @@ class Model(nnx.Module):
         *,
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
-        capture: bool = False,
+        capture: Capture = False,
     ) -> ModelOutput:
         """Classifies images.
 
@@ -195,7 +195,7 @@ class Model(nnx.Module):
 
         def step(block, x, rate, key):
             x, weights = block(x, rate, key, training=training)
-            return x, {"attention": weights, "blocks": x} if capture else {}
+            return x, kept(capture, attention=weights, blocks=x)
 
         x = self.embedding(images)
         if config.pool == "token":

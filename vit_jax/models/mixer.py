@@ -17,7 +17,7 @@ from vit_jax.compute import choices, recompute, stack
 from vit_jax.compute.activations import ACTIVATIONS
 from vit_jax.compute.dropout import by_depth, draw, drop_path, split
 from vit_jax.models import classifier, pooling
-from vit_jax.models.contract import ModelOutput
+from vit_jax.models.contract import Capture, ModelOutput, kept
 from vit_jax.models.embeddings import PatchEmbedding
 from vit_jax.models.layers import Linear, layer_norm
 
@@ -160,7 +160,7 @@ class Model(nnx.Module):
         *,
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
-        capture: bool = False,
+        capture: Capture = False,
     ) -> ModelOutput:
         """Classifies images.
 
@@ -177,7 +177,7 @@ class Model(nnx.Module):
 
         def step(block, x, rate, key):
             x = block(x, rate, key)
-            return x, {"blocks": x} if capture else {}
+            return x, kept(capture, blocks=x)
 
         x = self.embedding(images)
         scan = self.layer_weights.scan if config.weighted_layers else stack.scan

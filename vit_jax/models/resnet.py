@@ -21,7 +21,7 @@ from vit_jax.base.schema import option
 from vit_jax.compute import choices, stack
 from vit_jax.compute.convolution import standardize
 from vit_jax.models import classifier
-from vit_jax.models.contract import ModelOutput
+from vit_jax.models.contract import Capture, ModelOutput, kept
 
 # Units of each stage (BiT §4; 26 is AugReg's).
 UNITS = {
@@ -207,7 +207,7 @@ class Model(nnx.Module):
         *,
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
-        capture: bool = False,
+        capture: Capture = False,
     ) -> ModelOutput:
         """Classifies images.
 
@@ -225,7 +225,7 @@ class Model(nnx.Module):
         features = x.mean(axis=(1, 2))
         logits = self.head(features.astype(jnp.float32)) if self.config.num_classes else None
         tokens = x.reshape(x.shape[0], -1, x.shape[-1])
-        return ModelOutput(logits, features, tokens, captured if capture else {})
+        return ModelOutput(logits, features, tokens, kept(capture, **captured))
 
 
 class Backbone(nnx.Module):

@@ -19,11 +19,13 @@ from vit_jax.compute import attend, choices, stack
 from vit_jax.compute.activations import ACTIVATIONS
 from vit_jax.compute.dropout import by_depth, drop_path, dropout, split
 from vit_jax.models import attention, vit
+from vit_jax.models.contract import Capture, kept
 from vit_jax.models.layers import Mlp, layer_norm
 
 # What an exit hands to the next: `features` and `relations`, those that are reused, (B, ...) each.
 Carried = dict[str, jax.Array]
 PREFIX = 1  # the class token
+_KEPT = "kept"  # of what a layer gives, that which the caller captures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +152,7 @@ class Encoder(nnx.Module):
         features: jax.Array | None,
         biases: jax.Array | None,
         key: jax.Array | None = None,
-        capture: bool = False,
+        capture: Capture = False,
     ) -> tuple[jax.Array, dict[str, jax.Array], Carried]:
         """Runs the blocks.
 
@@ -169,13 +171,13 @@ class Encoder(nnx.Module):
         drawn = by_depth(config.drop_path, config.depth, key)
         by_layer = features is not None and options.feature_source == "layers"
         of_layers = features.swapaxes(0, 1) if by_layer else None
-        keep_blocks = capture or (link.gives_features and options.feature_source == "layers")
+        keep_blocks = link.gives_features and options.feature_source == "layers"
 
         def step(block, x, rate, key, bias, of_layer):
             x, weights, logits = block(x, rate, key, bias, of_layer if by_layer else features)
             found = {"relations": logits} if link.gives_relations else {}
             found |= {"blocks": x} if keep_blocks else {}
-            return x, found | ({"attention": weights} if capture else {})
+            return x, found | {_KEPT: kept(capture, attention=weights, blocks=x)}
 
         arguments, first = (*drawn, biases, of_layers), None
         if self.first is not None:
@@ -187,8 +189,7 @@ class Encoder(nnx.Module):
         if first is not None:
             found = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), first, found)
         carried = self._carried(x, found)
-        captured = {name: found[name] for name in ("attention", "blocks")} if capture else {}
-        return self.norm(x), captured, carried
+        return self.norm(x), found[_KEPT], carried
 
     def _carried(self, x: jax.Array, found: dict[str, jax.Array]) -> Carried:
         options, carried = self.link.options, {}

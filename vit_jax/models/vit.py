@@ -15,7 +15,7 @@ from vit_jax.compute import attend
 from vit_jax.compute.activations import ACTIVATIONS
 from vit_jax.compute.dropout import draw, dropout, split
 from vit_jax.models import classifier, embeddings, encoder, pooling, positions, rotary
-from vit_jax.models.contract import ModelOutput
+from vit_jax.models.contract import Capture, ModelOutput
 from vit_jax.models.embeddings import PatchEmbedding, prepend
 
 # depth, width, MLP width, heads. Ti, S: AugReg Table 1; B, L, H: ViT Table 1; g, G: Scaling ViT Table 2; the others
@@ -258,7 +258,7 @@ class Model(nnx.Module):
         *,
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
-        capture: bool = False,
+        capture: Capture = False,
     ) -> ModelOutput:
         """Classifies images.
 
@@ -266,7 +266,8 @@ class Model(nnx.Module):
           images: (B, H, W, C) float, normalised; of the config's image size.
           deterministic: no dropout, no stochastic depth.
           rngs: their randomness (the stream `dropout`) when not deterministic.
-          capture: also return attention weights and every block's output.
+          capture: also return attention weights and every block's output, or what a function makes of
+            those of each block, see `contract.Capture`.
 
         Returns:
           `tokens` are the class and the distillation token, if there are any, then the patches;
@@ -350,7 +351,7 @@ class Model(nnx.Module):
         *,
         deterministic: bool = True,
         rngs: nnx.Rngs | None = None,
-        capture: bool = False,
+        capture: Capture = False,
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Runs the encoder on what `place` gives; see `__call__`.
 
