@@ -9,7 +9,7 @@ from collections.abc import Callable
 from absl import flags
 
 from vit_jax import __version__, cli, ending
-from vit_jax.using import benchmark, evaluate, exits, predict
+from vit_jax.using import benchmark, evaluate, exits, inspect, predict
 
 FLAGS = flags.FLAGS
 
@@ -265,6 +265,7 @@ COMMANDS: dict[str, Callable[[], None]] = {
         evaluate,
         predict,
         exits,
+        inspect,
         show,
         prepare,
         convert,

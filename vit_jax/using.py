@@ -3,6 +3,7 @@
 """
 
 import functools
+import sys
 
 from absl import flags
 
@@ -114,6 +115,51 @@ def exits() -> None:
     picture = path.with_name(calibration.PICTURE)
     report.draw(result, picture)
     cli.print_result(result, f"{report.text(result)}\n\n{path}\n{picture}")
+
+
+def inspect() -> None:
+    """What a model has learnt, as pictures: --checkpoint=DIR|FILE --images='photos/*.jpg' --out=REPORT
+    [--shown=6] [--patch=0.5,0.5] [--flow] [--config.data.FIELD=VALUE …] [--json].
+
+    REPORT/report.html shows attention distance, rollout, heads, mean maps, collapse, features, filters,
+    positions, health and more, of any family; what has no meaning for one, it says. The checkpoint is a run
+    or a file of any format. An image that cannot be read is named, the others are inspected, and the exit
+    code is 1.
+    """
+    settings = cli.take_settings()
+    flags.DEFINE_string("checkpoint", None, "a run, or a checkpoint of any format")
+    flags.DEFINE_multi_string(
+        "images", [], "an image, a folder, or a pattern in quotes; several: say it again"
+    )
+    flags.DEFINE_string("out", None, "the folder to make")
+    flags.DEFINE_integer("batch_size", 16, "images at a time", lower_bound=1)
+    flags.DEFINE_integer("shown", 6, "of how many images maps are drawn", lower_bound=1)
+    flags.DEFINE_list(
+        "patch", ["0.5", "0.5"], "the patch whose attention is drawn: shares of height and width"
+    )
+    flags.DEFINE_list(
+        "threshold", [], "of a model with exits: how probable the best class has to be"
+    )
+    flags.DEFINE_bool("flow", False, "also attention flow, which takes minutes for each image")
+    cli.define_json()
+    cli.define_register()
+    cli.parse()
+    cli.require(checkpoint="DIR", images="PATTERN", out="REPORT")
+    patch = tuple(cli.numbers("patch"))
+    if len(patch) != 2 or not all(0 <= share <= 1 for share in patch):
+        raise flags.Error("--patch must be two numbers between 0 and 1: rows first, e.g. 0.5,0.25")
+
+    from vit_jax.inspection import run
+
+    options = run.Options(
+        FLAGS.batch_size, FLAGS.shown, patch, tuple(cli.numbers("threshold")), FLAGS.flow
+    )
+    result = run.inspect(
+        FLAGS.checkpoint, FLAGS.images, FLAGS.out, options=options, settings=settings
+    )
+    cli.print_result(result, run.text(result))
+    if result["unreadable"]:
+        sys.exit(1)
 
 
 def benchmark() -> None:

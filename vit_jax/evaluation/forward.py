@@ -17,7 +17,7 @@ from vit_jax.config import Data
 from vit_jax.data import crops
 from vit_jax.data.augmentation import augment
 from vit_jax.models import classifier, registry
-from vit_jax.models.contract import ModelOutput
+from vit_jax.models.contract import Capture, ModelOutput
 from vit_jax.models.registry import Weights
 
 
@@ -40,7 +40,11 @@ def normalized_as(data: Data, source: epath.PathLike) -> Data:
 
 
 def make_forward(
-    definition: nnx.GraphDef, model_config: classifier.Options, data: Data
+    definition: nnx.GraphDef,
+    model_config: classifier.Options,
+    data: Data,
+    *,
+    capture: Capture = False,
 ) -> Callable[[Weights, jax.Array], ModelOutput]:
     """The forward pass, to be compiled.
 
@@ -48,14 +52,17 @@ def make_forward(
       definition: the model's, from `registry.abstract` or `registry.split`.
       model_config: the family's config.
       data: that section of a run's config; `mean` and `std` are used.
+      capture: what the model gives beside its output.
 
     Returns:
       `forward(weights, images)`: uint8 (B, H, W, C) to what the model gives, computed in the type that
       suits the devices that are traced for.
     """
+    options = {"capture": capture} if capture else {}
 
     def forward(weights: Weights, images: jax.Array) -> ModelOutput:
-        return _model(definition, model_config, weights)(_normalized(images, model_config, data))
+        model = _model(definition, model_config, weights)
+        return model(_normalized(images, model_config, data), **options)
 
     return forward
 

@@ -1,0 +1,3 @@
+"""What a model has learnt: quantities that are functions of arrays, pictures of them, and a page.
+Nothing here trains or judges.
+"""

@@ -1,0 +1,35 @@
+"""Attention collapse (DeepViT, arXiv 2103.11886): layers that attend as others do."""
+
+import numpy as np
+
+from vit_jax.inspection.contract import Section, Subject
+from vit_jax.pictures import tiles
+
+ALIKE = 0.9  # the cosine from which a layer's attention is that of the layer before
+
+
+def alike(similarity: np.ndarray) -> int:
+    """How many layers attend as the one before does: of (L, L) similarities."""
+    return int((np.diagonal(similarity, offset=1) > ALIKE).sum())
+
+
+def inspect(subject: Subject) -> Section:
+    """Similarity of attention between layers."""
+    section, found = Section("Collapse: do layers attend alike?", ""), subject.details.similarity
+    if not found:
+        section.text = "No meaning here: this model has no attention."
+        return section
+    texts = [
+        f"The cosine between what a query attends to in two layers, averaged over queries, heads and "
+        f"{subject.shown} images (DeepViT). Layers count as alike here above {ALIKE:g}."
+    ]
+    for name, similarity in found.items():
+        title, count = name.replace("_", " "), alike(similarity)
+        section.numbers |= {f"{name}/similarity": similarity, f"{name}/alike": np.array(count)}
+        texts.append(f"{title}: {count} of {len(similarity) - 1} layers are like the one before.")
+        section.figures[f"{name}_similarity"] = tiles.matrix(
+            f"Similarity between layers ({title})",
+            similarity, tiles.Bar(min(0.0, float(similarity.min())), 1, "cosine"), x="layer", y="layer",
+        )  # fmt: skip
+    section.text = " ".join(texts)
+    return section

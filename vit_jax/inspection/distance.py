@@ -1,0 +1,84 @@
+"""Attention distance by head and depth (ViT Fig. 7 right, Fig. 11), and its spread over the heads."""
+
+import numpy as np
+
+from vit_jax.inspection.attention import distances
+from vit_jax.inspection.contract import Section, Subject
+from vit_jax.inspection.observe import Stream
+from vit_jax.pictures import style
+from vit_jax.pictures.plot import Plot
+
+TITLE = "Attention distance"
+_VARIANTS = {
+    "renormalised": "rows normalised over the patches",
+    "with_class": "with the class token, placed in the centre",
+}
+
+
+def spread(distance: np.ndarray) -> np.ndarray:
+    """Standard deviation over the heads of distances (L, n, H), averaged over images first: (L,)."""
+    return distance.astype(np.float64).mean(1).std(-1)
+
+
+def inspect(subject: Subject) -> Section:
+    """One dot for each head: distance over depth; below, how far the heads of a layer are apart."""
+    section = Section(TITLE, "")
+    if not subject.observed.streams:
+        section.text = "No meaning here: this model has no attention."
+        return section
+    count = len(subject.images)
+    section.text = (
+        f"How far a patch looks, in pixels of the input image: distances to all patches, weighted by "
+        f"attention, averaged over the patches and {count} images. The class token's row and column "
+        "are dropped without normalising again, and a patch's distance to itself counts as 0, as the "
+        "ViT paper's authors count. A head near 0 looks around itself; looking everywhere alike would "
+        "give the grey line."
+    )
+    for name, stream in subject.observed.streams.items():
+        section.numbers |= {
+            f"{name}/{key}": getattr(stream, key)
+            for key in ("distance", *_VARIANTS)
+            if getattr(stream, key) is not None
+        }
+        section.figures |= _pictures(name, stream, count)
+    return section
+
+
+def _pictures(name: str, stream: Stream, count: int) -> dict:
+    title, mean = name.replace("_", " "), stream.distance.mean(1)
+    layers, heads = mean.shape
+    at = np.repeat(np.arange(1, layers + 1), heads)
+    plot = Plot(
+        f"Distance of {title}, {count} images, a dot for each of {heads} heads",
+        x="layer", y="mean distance [pixels]", x_limits=(0.5, layers + 0.5),
+    )  # fmt: skip
+    plot.dots(at, mean.ravel(), style.COLOURS[0], "a head")
+    depths = np.arange(1, layers + 1)
+    plot.line(depths, mean.mean(1), style.COLOURS[1], "mean of heads")
+    alike = _uniform(stream)
+    plot.line([0.5, layers + 0.5], [alike, alike], style.GREY, "everywhere alike", width=1)
+    apart = Plot(
+        f"Spread over heads of the distance of {title}",
+        x="layer", y="standard deviation [pixels]", x_limits=(0.5, layers + 0.5),
+    )  # fmt: skip
+    apart.line(depths, spread(stream.distance), style.COLOURS[0])
+    apart.dots(depths, spread(stream.distance), style.COLOURS[0])
+    variants = Plot(
+        f"Other ways to count the distance of {title}: mean of heads",
+        x="layer", y="mean distance [pixels]", x_limits=(0.5, layers + 0.5),
+    )  # fmt: skip
+    variants.line(depths, mean.mean(1), style.COLOURS[0], "as the authors count")
+    for number, (key, words) in enumerate(_VARIANTS.items(), start=1):
+        if getattr(stream, key) is not None:
+            values = getattr(stream, key).mean((1, 2))
+            variants.line(depths, values, style.COLOURS[number], words)
+    return {
+        f"{name}_distance": plot.image(),
+        f"{name}_distance_spread": apart.image(),
+        f"{name}_distance_variants": variants.image(),
+    }
+
+
+def _uniform(stream: Stream) -> float:
+    """The distance of attention that is the same everywhere."""
+    return float(distances(stream.layout.grid, stream.layout.size).mean())

@@ -1,0 +1,56 @@
+"""Images by the exit where they leave a model with several (Dynamic ViT, Fig. 8 there)."""
+
+import numpy as np
+
+from vit_jax.inspection.contract import Section, Subject, picture_of
+from vit_jax.pictures import tiles
+
+_MOST = 8  # images of an exit
+
+
+def leaves_at(confidences: np.ndarray, thresholds: tuple[float, ...]) -> np.ndarray:
+    """The exit, from 0, at which each image leaves.
+
+    Args:
+      confidences: (E, n) probability of the best class.
+      thresholds: how large it has to be at each exit but the last.
+
+    Returns:
+      (n,) integers.
+    """
+    enough = confidences >= np.array([*thresholds, -np.inf])[:, None]
+    return enough.argmax(0)
+
+
+def inspect(subject: Subject) -> Section:
+    """Rows of images, the surest first."""
+    section = Section("Images by exit", "")
+    if subject.exits is None:
+        section.text = "No meaning here: this model has no early exits."
+        return section
+    confidences = subject.exits(subject.images)
+    thresholds = tuple(subject.options["thresholds"]) or (0.8,) * (len(confidences) - 1)
+    left = leaves_at(confidences, thresholds)
+    section.numbers |= {"confidences": confidences, "leaves_at": left}
+    shown, names, rows = [], [], []
+    for number in range(len(confidences)):
+        mine = np.flatnonzero(left == number)
+        mine = mine[np.argsort(-confidences[number, mine], kind="stable")]
+        rows.append(f"exit {number + 1}: {len(mine)}")
+        blank = np.full((*subject.images.shape[1:3], 3), 255, np.uint8)
+        some = [
+            (picture_of(subject.images[i]), f"{confidences[number, i]:.0%}") for i in mine[:_MOST]
+        ]
+        some += [(blank, "")] * (_MOST - len(some))
+        shown += [image for image, _ in some]
+        names += [name for _, name in some]
+    section.figures["exits"] = tiles.draw(
+        "Images by the exit where they leave, with the probability of their best class",
+        shown, names=names, columns=_MOST, rows_named=rows, side=110,
+    )  # fmt: skip
+    said = ", ".join(f"{threshold:g}" for threshold in thresholds)
+    section.text = (
+        f"An image leaves at the first exit whose best class has at least the probability {said} "
+        "(--threshold), else at the last. Attention and health above are those of the last exit."
+    )
+    return section

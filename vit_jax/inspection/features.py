@@ -1,0 +1,51 @@
+"""The patches' features as colours: their three main directions over all images shown."""
+
+import numpy as np
+
+from vit_jax.inspection.contract import Section, Subject, picture_of
+from vit_jax.pictures import tiles
+
+
+def colours(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The first three principal components of features.
+
+    Args:
+      tokens: (n, N, D) of n images, which share the components.
+
+    Returns:
+      (n, N, 3) in 0 … 1, each component stretched between its 1st and 99th percentile, and the three
+      shares of variance.
+    """
+    flat = tokens.reshape(-1, tokens.shape[-1]).astype(np.float64)
+    flat = flat - flat.mean(0)
+    _, sizes, directions = np.linalg.svd(flat, full_matrices=False)
+    directions = directions[:3]
+    # Of the two signs the one that makes the largest number positive.
+    largest = np.take_along_axis(directions, np.abs(directions).argmax(1)[:, None], axis=1)
+    found = flat @ (directions * np.where(largest < 0, -1, 1)).T
+    found = np.pad(found, ((0, 0), (0, 3 - found.shape[1])))
+    low, high = np.percentile(found, (1, 99), axis=0)
+    found = np.clip((found - low) / np.where(high > low, high - low, 1), 0, 1)
+    shares = np.pad(sizes[:3] ** 2, (0, 3 - len(sizes[:3]))) / ((sizes**2).sum() or 1)
+    return found.reshape(*tokens.shape[:2], 3), shares
+
+
+def inspect(subject: Subject) -> Section:
+    """Each image beside its patches' features."""
+    tokens = subject.observed.tokens
+    found, shares = colours(tokens)
+    pictures = (255 * found).round().astype(np.uint8).reshape(len(tokens), *subject.grid, 3)
+    shown = []
+    for image, picture in zip(subject.images, pictures, strict=False):
+        shown += [picture_of(image), picture]
+    text = (
+        f"Red, green and blue are the first three principal components of the patches after the last "
+        f"norm, over {len(tokens)} images together, with {', '.join(f'{s:.0%}' for s in shares)} of the "
+        "variance. Patches of one colour are alike to the model."
+    )
+    figure = tiles.draw(
+        "Features of patches: principal components as red, green, blue",
+        shown, names=["image", "features"] * len(tokens), columns=6 if len(tokens) > 2 else 2, side=150,
+    )  # fmt: skip
+    numbers = {"components": found, "shares": shares}
+    return Section("Features of patches", text, {"features": figure}, numbers)

@@ -1,0 +1,79 @@
+"""What the first layer looks for: principal components of the patch embedding (ViT Fig. 7 left), and
+the filters of convolutional stems as they are.
+"""
+
+import jax
+import numpy as np
+
+from vit_jax.base import patterns
+from vit_jax.inspection.contract import Section, Subject
+from vit_jax.pictures import tiles
+
+COMPONENTS = 28  # ViT Fig. 7
+_LARGE = 8  # pixels; smaller kernels are drawn as they are
+_MOST_FILTERS = 64
+
+
+def principal_components(
+    kernel: np.ndarray, count: int = COMPONENTS
+) -> tuple[np.ndarray, np.ndarray]:
+    """The directions in which the filters of a patch embedding differ most.
+
+    Args:
+      kernel: (P, Q, C, D): D filters.
+      count: how many, at most.
+
+    Returns:
+      components (count, P, Q, C) float64 of length 1, the first largest, each with the sign that
+      makes its largest number positive; and their shares of the filters' variance (count,).
+    """
+    filters = kernel.reshape(-1, kernel.shape[-1]).T.astype(np.float64)
+    filters = filters - filters.mean(0)
+    _, sizes, directions = np.linalg.svd(filters, full_matrices=False)
+    count = min(count, len(sizes))
+    directions = directions[:count]
+    largest = np.take_along_axis(directions, np.abs(directions).argmax(1)[:, None], axis=1)
+    directions = directions * np.where(largest < 0, -1, 1)
+    variance = sizes**2
+    return directions.reshape(count, *kernel.shape[:-1]), variance[:count] / (variance.sum() or 1)
+
+
+def inspect(subject: Subject) -> Section:
+    """Of every kernel that meets the image."""
+    section = Section("Filters of the first layer", "")
+    tree = subject.weights.params
+    params = dict(zip(patterns.names(tree), map(np.asarray, jax.tree.leaves(tree)), strict=True))
+    kernels = {name: params[name] for name in subject.config.image_kernels if name in params}
+    texts = []
+    for name, kernel in kernels.items():
+        key = name.replace("/", "_").removesuffix("_kernel")
+        if min(kernel.shape[:2]) >= _LARGE or name.endswith("embedding/kernel"):
+            components, shares = principal_components(kernel)
+            section.numbers |= {f"{key}/components": components, f"{key}/shares": shares}
+            texts.append(
+                f"The first {len(shares)} principal components of {name} hold {shares.sum():.1%} of the "
+                "filters' variance; a trained one has bases for smooth structure within a patch."
+            )
+            section.figures[f"{key}_components"] = tiles.draw(
+                f"Principal components of {name}, with their share of variance",
+                [_stretched(one) for one in components],
+                names=[f"{share:.1%}" for share in shares], columns=7, side=72,
+            )  # fmt: skip
+        else:
+            shown = np.moveaxis(kernel, -1, 0)[:_MOST_FILTERS]
+            section.numbers[f"{key}/filters"] = shown
+            texts.append(f"{name}: {len(shown)} of {kernel.shape[-1]} filters as they are.")
+            section.figures[f"{key}_filters"] = tiles.draw(
+                f"Filters of {name}", [_stretched(one) for one in shown], columns=8, side=48, gap=4
+            )
+    section.text = " ".join(texts) or (
+        "No picture here: the first layer of this family is no kernel over the pixels of an image "
+        "(its windows are normalised or unfolded first)."
+    )
+    return section
+
+
+def _stretched(one: np.ndarray) -> np.ndarray:
+    """(P, Q, C) numbers as RGB, 0 grey; of other channels than three their mean."""
+    one = one if one.shape[-1] == 3 else one.mean(-1, keepdims=True).repeat(3, axis=-1)
+    return (127.5 + 127.5 * one / (np.abs(one).max() or 1)).round().astype(np.uint8)

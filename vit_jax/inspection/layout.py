@@ -1,0 +1,60 @@
+"""Where the tokens of a model are in the image, for any family: from its config and the shapes of what
+it captures.
+"""
+
+import dataclasses
+
+from vit_jax.base import sizes
+from vit_jax.models import classifier
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Of the attention weights of one name.
+
+    Attributes:
+      name: in `ModelOutput.intermediates`: `attention`, `small_attention`, `row_attention`, …
+      grid: patches down and across among which is attended.
+      size: height and width in pixels of what they cover.
+      class_token: whether the first token is one, which the head reads.
+    """
+
+    name: str
+    grid: tuple[int, int]
+    size: tuple[float, float]
+    class_token: bool
+
+    @property
+    def patches(self) -> int:
+        """How many there are."""
+        return self.grid[0] * self.grid[1]
+
+
+def network(config: classifier.Options) -> classifier.Options:
+    """The config of the network whose tokens the model gives: of a cascade its last exit's, of two
+    branches the large one's.
+    """
+    if hasattr(config, "networks"):
+        return config.networks[-1]
+    return config.branches["large"] if hasattr(config, "branches") else config
+
+
+def grid(config: classifier.Options) -> tuple[int, int]:
+    """Rows and columns of `ModelOutput.tokens`, the learned ones before them not counted."""
+    config = network(config)
+    return config.grid if hasattr(config, "grid") else tuple(config.grids[-1])
+
+
+def layouts(config: classifier.Options) -> dict[str, Layout]:
+    """By the name of captured attention weights, also of those that the model does not have."""
+    own, size = network(config), tuple(map(float, sizes.height_width(config.image_size)))
+    rows, columns = grid(config)
+    class_token = getattr(own, "pool", "token") == "token"
+    found = [
+        Layout("attention", (rows, columns), size, class_token),
+        Layout("row_attention", (1, columns), (0.0, size[1]), False),
+        Layout("column_attention", (rows, 1), (size[0], 0.0), False),
+    ]
+    if hasattr(config, "branches"):
+        found.append(Layout("small_attention", config.branches["small"].grid, size, True))
+    return {one.name: one for one in found}

@@ -1,0 +1,187 @@
+"""Where a model looks: rollout and last-layer attention over images (ViT Fig. 6, 14), maps of single
+heads, and the mean map of every layer.
+"""
+
+import cv2
+import numpy as np
+
+from vit_jax.inspection.attention import centre_share
+from vit_jax.inspection.contract import Section, Subject, picture_of
+from vit_jax.inspection.observe import Stream
+from vit_jax.pictures import style, tiles
+from vit_jax.pictures.plot import Plot
+
+_MOST_HEADS, _MOST_LAYERS = 16, 12
+
+
+def overlay(image: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """An image, dark where a mask is low, as the authors make it (vision_transformer's issue 27): the
+    mask over its maximum is resized (Lanczos), blurred over one patch, stretched to 0 … 1, and
+    multiplies the brightness.
+
+    Args:
+      image: (H, W, 3) uint8.
+      mask: (h, w) of the patches.
+
+    Returns:
+      (H, W, 3) uint8.
+    """
+    height, width = image.shape[:2]
+    patch = (height / mask.shape[0], width / mask.shape[1])
+    shown = (mask / (mask.max() or 1)).astype(np.float32)
+    shown = cv2.resize(shown, (width, height), interpolation=cv2.INTER_LANCZOS4)
+    shown = cv2.GaussianBlur(shown, (0, 0), sigmaX=patch[1], sigmaY=patch[0])
+    shown = shown - shown.min()
+    shown = shown / (shown.max() or 1)
+    return (image * shown[..., None]).round().astype(np.uint8)
+
+
+def inspect_overlays(subject: Subject) -> Section:
+    """Rollout and last-layer attention over the images shown."""
+    section = Section("Where it looks: rollout and last layer", "")
+    streams = {n: s for n, s in subject.observed.streams.items() if s.rollout is not None}
+    if not streams:
+        section.text = _why_not(subject, "rollout needs attention among all patches")
+        return section
+    section.text = (
+        "Bright is what reaches the output. Rollout multiplies the attention of all layers, averaged "
+        "over heads, with the identity added for the residual path; the last layer's attention is "
+        f"that of {_reader(next(iter(streams.values())))} alone. Learned tokens other than the class "
+        "token take part, and are not drawn."
+    )
+    images = [picture_of(image) for image in subject.images[: subject.shown]]
+    for name, stream in streams.items():
+        rollout, last = stream.rollout[-1], stream.read[-1].mean(1)
+        section.numbers |= {f"{name}/rollout": stream.rollout, f"{name}/last_layer": last}
+        shown = []
+        for image, of_rollout, of_last in zip(images, rollout, last, strict=True):
+            masks = (of_rollout.reshape(stream.layout.grid), of_last.reshape(stream.layout.grid))
+            shown += [image, *(overlay(image, mask) for mask in masks)]
+        columns = 6 if len(images) > 1 else 3
+        labels = ["image", "rollout", "last layer"] * len(images)
+        section.figures[f"{name}_overlays"] = tiles.draw(
+            f"Rollout and last layer's {name.replace('_', ' ')}",
+            shown, names=labels, columns=columns, side=150,
+        )  # fmt: skip
+    return section
+
+
+def inspect_heads(subject: Subject) -> Section:
+    """Every head's map of the first image: of what reads, and of the chosen patch."""
+    section = Section("Maps of single heads", "")
+    if not subject.observed.streams:
+        section.text = _why_not(subject, "")
+        return section
+    place = ", ".join(f"{share:g}" for share in subject.options["patch"])
+    section.text = (
+        f"Each head of each layer on the first image, {subject.names[0]}. Colours go from nothing to "
+        "the map's own largest weight, so that weak and strong maps can both be read. The chosen "
+        f"patch is at ({place}) of height and width; --patch=ROW,COLUMN chooses another."
+    )
+    for name, stream in subject.observed.streams.items():
+        layers = _some(stream.read.shape[0], _MOST_LAYERS)
+        heads = min(stream.read.shape[2], _MOST_HEADS)
+        for key, of in (("read", _reader(stream)), ("chosen", "the chosen patch")):
+            maps = getattr(stream, key)[layers, 0, :heads].astype(np.float64)
+            maps = maps.reshape(-1, *stream.layout.grid)
+            shown = [one / (one.max() or 1) for one in maps]
+            section.figures[f"{name}_heads_{key}"] = tiles.draw(
+                f"{name.replace('_', ' ').capitalize()} of {of}, one image",
+                shown, columns=heads, side=max(24, min(90, 900 // heads)), gap=3,
+                bar=tiles.Bar(0, 1, "share of the map's maximum"),
+                rows_named=[f"layer {layer + 1}" for layer in layers], x="heads",
+            )  # fmt: skip
+            section.numbers[f"{name}/{key}"] = getattr(stream, key)
+    return section
+
+
+def inspect_means(subject: Subject) -> Section:
+    """The mean map of every layer over all images: does it look at the centre?"""
+    section = Section("Mean maps: does it look at the centre?", "")
+    if not subject.observed.streams:
+        section.text = _why_not(subject, "")
+        return section
+    count, texts = len(subject.images), []
+    for name, stream in subject.observed.streams.items():
+        if min(stream.layout.grid) == 1:
+            texts.append(
+                f"{name.replace('_', ' ')} is along lines, which have no centre of an image."
+            )
+            continue
+        title, kinds = name.replace("_", " "), {"attention": stream.mean_read}
+        kinds |= {} if stream.mean_rollout is None else {"rollout": stream.mean_rollout}
+        plot = Plot(
+            f"The middle quarter of the image, in the mean of {count} images ({title})",
+            x="layer", y="share of attention over share of area",
+        )  # fmt: skip
+        depths = np.arange(1, len(stream.mean_read) + 1)
+        for number, (kind, means) in enumerate(kinds.items()):
+            share = centre_share(means, stream.layout.grid)
+            plot.line(depths, share, style.COLOURS[number], f"{kind} of {_reader(stream)}")
+            plot.dots(depths, share, style.COLOURS[number])
+            section.numbers |= {f"{name}/mean_{kind}": means, f"{name}/centre_{kind}": share}
+            texts.append(
+                f"In the mean of {count} images the middle quarter gets {share[-1]:.2f} times its "
+                f"share of the last layer's {title if kind == 'attention' else kind}, {share[0]:.2f} "
+                "times in the first."
+            )
+            layers = _some(len(means), 16)
+            maps = [means[layer].reshape(stream.layout.grid) for layer in layers]
+            maps = [one / one.sum() * one.size for one in maps]
+            high = max(one.max() for one in maps)
+            section.figures[f"{name}_mean_{kind}"] = tiles.draw(
+                f"Mean {title if kind == 'attention' else kind} of {_reader(stream)} over {count} images",
+                maps, names=[f"layer {layer + 1}" for layer in layers],
+                columns=min(6, len(maps)), bar=tiles.Bar(0, high, "times the mean"), side=110,
+            )  # fmt: skip
+        plot.line([1, len(depths)], [1, 1], style.GREY, "no preference", width=1)
+        section.figures[f"{name}_centre"] = plot.image()
+    section.text = " ".join([
+        "A reader of the ViT paper suspects that the last layers look at the centre of the image.",
+        *texts, "1 is no preference.",
+    ])  # fmt: skip
+    return section
+
+
+def _reader(stream: Stream) -> str:
+    return "the class token" if stream.layout.class_token else "all patches in the mean"
+
+
+def _some(count: int, most: int) -> list[int]:
+    """At most so many layers, spread from the first to the last."""
+    return sorted({round(i) for i in np.linspace(0, count - 1, min(count, most))})
+
+
+def _why_not(subject: Subject, otherwise: str) -> str:
+    if subject.observed.streams:
+        return f"No meaning here: {otherwise}, and this model attends along rows and columns."
+    return "No meaning here: this model has no attention."
+
+
+def inspect_flow(subject: Subject) -> Section:
+    """Attention flow over the images shown."""
+    section = Section("Attention flow", "")
+    flows = subject.details.flow
+    if flows is None:
+        asked = subject.options["flow"]
+        section.text = (
+            "No meaning here: this model has no attention among all patches."
+            if asked
+            else "Not computed: it takes minutes for each image. --flow asks for it."
+        )
+        return section
+    stream = subject.observed.streams["attention"]
+    shown = []
+    for image, one in zip(subject.images, flows, strict=False):
+        image = picture_of(image)
+        shown += [image, overlay(image, one.reshape(stream.layout.grid))]
+    section.text = (
+        "How much could flow from the first token of the last layer to each patch, if every layer let "
+        "through what it attends to, with half for the residual path."
+    )
+    section.numbers["flow"] = flows
+    section.figures["flow"] = tiles.draw(
+        "Attention flow", shown, names=["image", "flow"] * len(flows),
+        columns=6 if len(flows) > 2 else 2, side=150,
+    )  # fmt: skip
+    return section

@@ -1,0 +1,127 @@
+"""What a Mixer does in place of attention: the weights of its token mixing as pictures, and how it
+takes images whose patches and pixels are permuted (Mixer §4.4 and Fig. 5).
+"""
+
+import jax
+import numpy as np
+
+from vit_jax.base import patterns
+from vit_jax.inspection.contract import Section, Subject, picture_of
+from vit_jax.models.registry import Weights
+from vit_jax.pictures import tiles
+
+_UNITS, _MOST_LAYERS = 36, 3
+_MIXING = "token_mlp/up/kernel"
+KINDS = ("patches", "pixels in patches", "both", "all pixels")
+
+
+def permuted(images: np.ndarray, patch: int, kind: str, seed: int = 0) -> np.ndarray:
+    """Images (n, H, W, C) whose patches, or pixels in the patches, or both, or pixels of the whole
+    image, are permuted, in all images alike; `kind` is one of `KINDS`.
+    """
+    n, height, width, channels = images.shape
+    if kind == "all pixels":
+        order = np.random.default_rng(seed).permutation(height * width)
+        return images.reshape(n, -1, channels)[:, order].reshape(images.shape)
+    of_patches, of_pixels = orders(height // patch * (width // patch), patch, kind, seed)
+    x = images.reshape(n, height // patch, patch, width // patch, patch, channels)
+    x = x.transpose(0, 1, 3, 2, 4, 5).reshape(n, len(of_patches), len(of_pixels), channels)
+    x = x[:, of_patches][:, :, of_pixels]
+    x = x.reshape(n, height // patch, width // patch, patch, patch, channels)
+    return x.transpose(0, 1, 3, 2, 4, 5).reshape(images.shape)
+
+
+def orders(count: int, patch: int, kind: str, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Which patch, and which pixel of a patch, comes where: (count,) and (patch²,)."""
+    of_patches, of_pixels = np.arange(count), np.arange(patch * patch)
+    if kind in ("patches", "both"):
+        of_patches = np.random.default_rng((seed, 0)).permutation(count)
+    if kind in ("pixels in patches", "both"):
+        of_pixels = np.random.default_rng((seed, 1)).permutation(patch * patch)
+    return of_patches, of_pixels
+
+
+def permuted_weights(weights: Weights, patch: int, kind: str, seed: int = 0) -> Weights:
+    """A Mixer's weights that take images permuted by `permuted` as its own take them unpermuted: what
+    permutes patches and pixels is linear, and can be learned as well.
+    """
+
+    def move(name: str, x: np.ndarray) -> np.ndarray:
+        x = np.asarray(x)
+        if name == "embedding/kernel":
+            pixels = x.reshape(-1, *x.shape[2:])
+            return pixels[orders(1, patch, kind, seed)[1]].reshape(x.shape)
+        # Stacked: (L, tokens, hidden) and back.
+        if name.endswith(_MIXING):
+            return x[:, orders(x.shape[1], patch, kind, seed)[0]]
+        if name.endswith("token_mlp/down/kernel"):
+            return x[:, :, orders(x.shape[2], patch, kind, seed)[0]]
+        if name.endswith("token_mlp/down/bias"):
+            return x[:, orders(x.shape[1], patch, kind, seed)[0]]
+        return x
+
+    return weights._replace(params=patterns.map_named(move, weights.params))
+
+
+def inspect(subject: Subject) -> Section:
+    """Pictures of the weights, and the permutation test."""
+    section, params = Section("Mixing of tokens, and permutations", ""), subject.weights.params
+    leaves = zip(patterns.names(params), jax.tree.leaves(params), strict=True)
+    kernels = [np.asarray(leaf) for name, leaf in leaves if name.endswith(_MIXING)]
+    patch, texts = getattr(subject.config, "patch", None), []
+    if kernels:
+        (kernel,) = kernels
+        layers = list(range(min(_MOST_LAYERS, len(kernel))))
+        rows, columns = subject.grid
+        for layer in layers:
+            units = kernel[layer].T[:_UNITS, -rows * columns :].reshape(-1, rows, columns)
+            section.figures[f"mixing_layer_{layer + 1}"] = tiles.draw(
+                f"Token mixing of layer {layer + 1}: what its first {len(units)} hidden units take",
+                [unit / (np.abs(unit).max() or 1) for unit in units], columns=9, side=64, gap=4,
+                bar=tiles.Bar(-1, 1, "weight over its largest", "diverging"),
+            )  # fmt: skip
+        section.numbers["token_mixing"] = kernel[layers]
+        texts.append(
+            "Each map is one unit's weights over the patches; some look at all, some around one."
+        )
+    else:
+        texts.append(
+            "Pictures of token mixing have no meaning here: this model mixes by no fixed weights."
+        )
+    logits = subject.observed.logits
+    divisible = patch and not any(side % patch for side in subject.images.shape[1:3])
+    if logits is None or not divisible:
+        why = "it has no head" if logits is None else "it does not cut images into patches"
+        section.text = " ".join([*texts, f"The permutation test has no meaning here: {why}."])
+        return section
+    few = subject.images[: subject.options["batch_size"]]
+    before = logits[: len(few)].argmax(-1)
+    rows, shown = {}, []
+    for kind in KINDS:
+        moved = permuted(few, patch, kind)
+        shown.append(picture_of(moved[0]))
+        rows[kind] = float((subject.classify(moved).argmax(-1) == before).mean())
+        section.numbers[f"same_class/{kind}"] = np.array(rows[kind])
+    section.figures["permutations"] = tiles.draw(
+        "One image, permuted, and how many of the images keep their class",
+        [picture_of(few[0]), *shown],
+        names=["image", *(f"{kind}: {share:.0%}" for kind, share in rows.items())], columns=5, side=160,
+    )  # fmt: skip
+    texts.append(
+        f"Of {len(few)} images, permuted now and not in training, keep their class: "
+        + ", ".join(f"{kind} {share:.0%}" for kind, share in rows.items())
+        + "."
+    )
+    if kernels and not {"position", "class_token"} & params.keys():
+        changed = subject.classify(
+            permuted(few, patch, "both"), permuted_weights(subject.weights, patch, "both")
+        )
+        apart = float(np.abs(changed - logits[: len(few)]).max())
+        section.numbers["logits_with_permuted_weights"] = np.array(apart)
+        texts.append(
+            "With its weights permuted alike, patches and pixels in patches may be in any order: logits "
+            f"differ by at most {apart:.1g}. So a Mixer that is trained on permuted images is the same "
+            "Mixer; a convolutional network is not."
+        )
+    section.text = " ".join(texts)
+    return section

@@ -1,0 +1,131 @@
+"""How alike the positions of patches are: a grid of grids (ViT Fig. 7 centre, Fig. 10), and what comes
+nearest to it where positions are of another kind.
+"""
+
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+
+from vit_jax.base import patterns
+from vit_jax.inspection.contract import Section, Subject
+from vit_jax.models.classifier import Options
+from vit_jax.models.embeddings import sincos_2d
+from vit_jax.models.positions import joined
+from vit_jax.pictures import tiles
+
+_MOST_TABLES, _MOST_TILES = 4, 16  # pictures; tiles in a row or column of one
+
+
+def similarity(table: np.ndarray) -> np.ndarray:
+    """The cosine of each row of a table (n, D) with each: (n, n) float64."""
+    table = table.astype(np.float64)
+    length = np.linalg.norm(table, axis=-1, keepdims=True)
+    table = table / np.where(length > 0, length, 1)
+    return table @ table.T
+
+
+def offsets(table: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+    """Of a table of distances in the row of all patches (2n - 1, C), the cosine of each distance with
+    distance 0, spread out to rows and columns: (2h - 1, 2w - 1) float64.
+    """
+    rows, columns = grid
+    zero = rows * columns - 1
+    down, across = np.arange(1 - rows, rows), np.arange(1 - columns, columns)
+    return similarity(table)[zero][down[:, None] * columns + across + zero]
+
+
+def tables(subject: Subject) -> Iterator[tuple[str, str, np.ndarray, tuple[int, int]]]:
+    """(name, what it is, the table, grid) of all positions of a model: rows of patches (n, D), of
+    distances (2n - 1, C).
+    """
+    named = {}
+    for part in subject.weights:
+        leaves = map(np.asarray, jax.tree.leaves(part))
+        named |= dict(zip(patterns.names(part), leaves, strict=True))
+    for name, array in named.items():
+        words = name.split("/")
+        if "position" not in words or words[-1] in ("y", "tokens"):
+            continue
+        network = _network(subject.config, words)
+        grid = getattr(network, "position_grid", None) or network.grid
+        if words[-1] == "x":
+            stem = name.removesuffix("/x")
+            array = _joined(array, named[f"{stem}/y"])
+            words = words[:-1]
+        layers = array if patterns.is_stacked(name) else array[None]
+        for number in _some(len(layers)):
+            table = layers[number].reshape(-1, array.shape[-1])
+            relative = getattr(network, "position", "") == "relative"
+            kind = "distances" if relative else "rows"
+            label = f"{'/'.join(words)}, layer {number + 1}" if len(layers) > 1 else "/".join(words)
+            yield label, kind, table if relative else table[-grid[0] * grid[1] :], tuple(grid)
+    if getattr(subject.config, "position", "") == "sincos2d":
+        table = sincos_2d(subject.config.grid, subject.config.width)[0]
+        yield "fixed sines and cosines", "rows", table, subject.config.grid
+
+
+def inspect(subject: Subject) -> Section:
+    """A picture for each table, of several layers for some."""
+    section = Section("Similarity of positions", "")
+    kinds = set()
+    for label, kind, table, grid in tables(subject):
+        kinds.add(kind)
+        key = "".join(c if c.isalnum() else "_" for c in label)
+        rows, columns = grid
+        if kind == "distances":
+            found = offsets(table, grid)
+            picture = tiles.matrix(
+                f"Similarity of relative positions to distance 0 ({label})",
+                found, tiles.Bar(-1, 1, "cosine", "diverging"),
+                x="patches to the right, from the leftmost", y="patches down, from the highest",
+            )  # fmt: skip
+        else:
+            found = similarity(table).reshape(rows, columns, rows, columns)
+            down, across = _thinned(rows), _thinned(columns)
+            shown = [found[row, column] for row in down for column in across]
+            picture = tiles.draw(
+                f"Similarity of each patch's position with all others ({label})",
+                shown, columns=len(across), side=max(14, 560 // max(len(down), len(across))), gap=1,
+                bar=tiles.Bar(-1, 1, "cosine", "diverging"), x="column of the patch", y="row of the patch",
+            )  # fmt: skip
+        section.figures[f"positions_{key}"] = picture
+        section.numbers[key] = found
+    texts = {
+        "rows": (
+            "A tile for each patch, at its place: how alike its position is to that of every other. "
+            "A patch's own place is red; a trained table shows its row and column."
+        ),
+        "distances": (
+            "Relative positions have no table of patches: the picture shows, for each distance down "
+            "and across, how alike its embedding is to that of distance 0, in the middle."
+        ),
+    }
+    section.text = " ".join(texts[kind] for kind in sorted(kinds)) or (
+        "No meaning here: this model has no position embeddings of patches."
+    )
+    return section
+
+
+def _network(config: Options, words: list[str]) -> Options:
+    """The config of the part of a model that a parameter belongs to."""
+    for word in words:
+        if word in getattr(config, "branches", {}):
+            return config.branches[word]
+        if word.startswith("exit_") and hasattr(config, "networks"):
+            return config.networks[int(word.removeprefix("exit_")) - 1]
+    return config
+
+
+def _joined(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    if x.ndim == 3:
+        return joined(x, y)
+    return np.stack([joined(of_x, of_y) for of_x, of_y in zip(x, y, strict=True)])
+
+
+def _some(count: int) -> list[int]:
+    return sorted({round(i) for i in np.linspace(0, count - 1, min(count, _MOST_TABLES))})
+
+
+def _thinned(count: int) -> range:
+    return range(0, count, -(-count // _MOST_TILES))

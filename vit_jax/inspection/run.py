@@ -1,0 +1,256 @@
+"""What `vit_jax inspect` does: a model of any checkpoint, images, and a folder with a page, pictures
+and numbers.
+"""
+
+import dataclasses
+import glob
+import json
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import logging
+from etils import epath
+
+from vit_jax.base import paths, sizes
+from vit_jax.base.errors import ConfigError, UserError
+from vit_jax.config import Data, default_config
+from vit_jax.data.record import BadImage
+from vit_jax.evaluation.forward import make_exit, make_forward, normalized_as
+from vit_jax.evaluation.images import Named, find
+from vit_jax.evaluation.overrides import of_images
+from vit_jax.inspection import (
+    collapse,
+    distance,
+    exits,
+    features,
+    filters,
+    health_pictures,
+    maps,
+    mixing,
+    observe,
+    positions,
+)
+from vit_jax.inspection.contract import Section, Subject
+from vit_jax.interchange import formats, loading
+from vit_jax.models import registry
+from vit_jax.pictures.page import Page, png
+
+# In the order of the page. A further quantity is a function from a subject to a section.
+QUANTITIES: list[Callable[[Subject], Section]] = [
+    distance.inspect,
+    maps.inspect_overlays,
+    maps.inspect_heads,
+    maps.inspect_means,
+    collapse.inspect,
+    features.inspect,
+    filters.inspect,
+    positions.inspect,
+    health_pictures.inspect,
+    mixing.inspect,
+    exits.inspect,
+    maps.inspect_flow,
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What a user may choose.
+
+    Attributes:
+      batch_size: images at a time.
+      shown: images of which maps are drawn.
+      patch: the place of the patch whose attention is drawn, as shares of height and width.
+      thresholds: of early exits; (): 0.8 each.
+      flow: whether attention flow is computed.
+    """
+
+    batch_size: int = 16
+    shown: int = 6
+    patch: tuple[float, float] = (0.5, 0.5)
+    thresholds: tuple[float, ...] = ()
+    flow: bool = False
+
+
+def inspect(
+    checkpoint: epath.PathLike,
+    images: Sequence[str],
+    out: epath.PathLike,
+    *,
+    options: Options | None = None,
+    settings: Sequence[tuple[str, str]] = (),
+) -> dict:
+    """Writes OUT/report.html, the pictures beside it, and `numbers.npz`.
+
+    Args:
+      checkpoint: a run, or a file or folder of any format in `formats`.
+      images: files, folders, and patterns such as `photos/*.jpg`.
+      out: a folder, made if it is not there.
+      options: see there.
+      settings: of `config.data`, see `overrides.of_images`.
+
+    Returns:
+      `report`, `images`, `unreadable`, and `sections`: the text of each.
+
+    Raises:
+      ConfigError: no image is found, the folder cannot be written, or it is not known how images are
+        normalised; said before the model runs.
+      CheckpointError: the checkpoint cannot be read.
+      UserError: no image can be read.
+    """
+    options = options or Options()
+    named = list(_find(images))
+    out = _folder(out)
+    foreign = formats.read(checkpoint)
+    data = _data(foreign, checkpoint, settings)
+    config = observe.for_inspection(foreign.model_config)
+    if options.thresholds and len(options.thresholds) != len(config.exit_flops) - 1:
+        raise ConfigError(
+            f"--threshold has {len(options.thresholds)} numbers, but the model has "
+            f"{len(config.exit_flops) or 1} exits: say one for each but the last"
+        )
+    pixels, read, bad = _read(named, data)
+    weights = jax.device_get(registry.split(loading.load(checkpoint))[1])
+    subject = _subject(config, weights, data, pixels, read, options)
+    sections = []
+    for quantity in QUANTITIES:
+        sections.append(quantity(subject))
+        logging.info("%s", sections[-1].title)
+    page = _page(foreign.model_config, checkpoint, read, bad, sections)
+    _write(out, page, sections)
+    return {
+        "report": str(out / "report.html"),
+        "images": len(read),
+        "unreadable": {error.name: str(error) for error in bad},
+        "sections": {section.title: section.text for section in sections},
+    }
+
+
+def text(result: dict) -> str:
+    """`inspect`'s result for a person."""
+    lines = [f"{title}: {words}" for title, words in result["sections"].items()]
+    return "\n".join([*lines, "", f"{result['images']} images inspected: {result['report']}"])
+
+
+def _find(sources: Sequence[str]) -> Iterator[Named]:
+    """As `images.find`, with patterns."""
+    for source in sources:
+        matched = sorted(glob.glob(source, recursive=True)) if glob.has_magic(source) else [source]
+        if not matched:
+            raise ConfigError(
+                f"--images={source} matches no file; a pattern is written in quotes, e.g. "
+                "--images='photos/*.jpg'"
+            )
+        yield from find(matched)
+
+
+def _folder(out: epath.PathLike) -> epath.Path:
+    out = paths.locate(out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out={out}: the folder cannot be made ({error.strerror})") from None
+    return out
+
+
+def _data(foreign: formats.Foreign, source: epath.PathLike, settings) -> Data:
+    """How images are cut and normalised: as the checkpoint says, or else the user."""
+    config, own = default_config(), foreign.preprocessing
+    known = {} if own is None else dataclasses.asdict(own)
+    config.data.update({**known, "image_size": foreign.model_config.image_size})
+    config.data.update(of_images(config, settings, "inspect"))
+    data = Data(**{**config.data.to_dict(), "channels": foreign.model_config.channels})
+    return normalized_as(data, source)
+
+
+def _read(named: Sequence[Named], data: Data) -> tuple[np.ndarray, list[str], list[BadImage]]:
+    """The images that can be read, their names, and what is wrong with the others."""
+    pixels, names, bad = [], [], []
+    for one in named:
+        try:
+            pixels.append(one.read(data))
+            names.append(one.name)
+        except BadImage as error:
+            logging.error("%s", error)
+            bad.append(error)
+    if not pixels:
+        raise UserError(f"none of {len(named)} images can be read, see above")
+    return np.stack(pixels), names, bad
+
+
+def _subject(config, weights, data: Data, pixels: np.ndarray, names, options: Options) -> Subject:
+    definition = observe.definition_of(config)
+    how = (definition, weights, config, data)
+    logging.info("%d images of %s pixels", len(pixels), sizes.text(config.image_size))
+    observed = observe.observe(
+        *how, pixels, batch_size=options.batch_size, shown=options.shown, chosen=options.patch
+    )
+    forward = jax.jit(make_forward(definition, config, data))
+
+    def classify(images: np.ndarray, changed=None) -> np.ndarray:
+        return np.asarray(forward(changed or weights, images).logits)
+
+    return Subject(
+        config=config,
+        weights=weights,
+        images=pixels,
+        names=names,
+        observed=observed,
+        details=observe.details(*how, pixels[: options.shown], with_flow=options.flow),
+        classify=classify if config.num_classes else None,
+        exits=_exits(how, options.batch_size) if config.exit_flops and config.num_classes else None,
+        options=dataclasses.asdict(options),
+    )
+
+
+def _exits(how: tuple, batch_size: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Images to the probability of the best class at each exit: (E, n)."""
+    definition, weights, config, data = how
+    leave, count = make_exit(definition, config, data), len(config.exit_flops)
+
+    @jax.jit
+    def confidences(weights, images: jax.Array) -> jax.Array:
+        carried, found = None, []
+        for index in range(count):
+            logits, carried = leave(index, weights, images, carried)
+            found.append(jax.nn.softmax(logits).max(-1))
+        return jnp.stack(found)
+
+    def of_images(images: np.ndarray) -> np.ndarray:
+        starts = range(0, len(images), batch_size)
+        found = [confidences(weights, images[i : i + batch_size]) for i in starts]
+        return np.concatenate(jax.device_get(found), axis=1)
+
+    return of_images
+
+
+def _page(config, checkpoint, names, bad: Sequence[BadImage], sections: Sequence[Section]) -> Page:
+    page = Page(f"What {formats.model_name(config)} has learnt")
+    page.text(
+        f"{checkpoint}: {formats.describe(config)}. {len(names)} images, of which the first are shown."
+    )
+    if bad:
+        page.text(f"{len(bad)} images cannot be read: " + "; ".join(map(str, bad)))
+    for section in sections:
+        page.heading(section.title)
+        page.text(section.text, absent=not section.figures)
+        for name, figure in section.figures.items():
+            page.picture(figure, f"{section.title}: {name.replace('_', ' ')}")
+    return page
+
+
+def _write(out: epath.Path, page: Page, sections: Sequence[Section]) -> None:
+    for section in sections:
+        for name, figure in section.figures.items():
+            (out / f"{name}.png").write_bytes(png(figure))
+    numbers = {
+        f"{section.title}/{name}": values
+        for section in sections
+        for name, values in section.numbers.items()
+    }
+    with (out / "numbers.npz").open("wb") as file:
+        np.savez_compressed(file, **numbers)
+    said = {section.title: section.text for section in sections}
+    paths.write_whole(out / "report.json", json.dumps(said, indent=1, ensure_ascii=False) + "\n")
+    paths.write_whole(out / "report.html", page.html())

@@ -1,0 +1,5 @@
+"""Pictures of numbers, for people: axes with curves and dots, tiles of maps and images, pages. They
+know arrays and texts, and nothing of models, runs or images' meaning.
+
+Drawn with Pillow, which reads images for training anyway: no further package is needed.
+"""
