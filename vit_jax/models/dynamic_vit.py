@@ -259,10 +259,11 @@ class Model(nnx.Module):
         Returns:
           All but `exits` is the last exit's.
         """
-        carried, exits = None, []
+        carried, exits, last = None, [], self.num_exits - 1
         for index in range(self.num_exits):
+            wanted = capture if index == last else False
             output, carried = self._network(index)(
-                images, carried, deterministic=deterministic, rngs=rngs, capture=capture
+                images, carried, deterministic=deterministic, rngs=rngs, capture=wanted
             )
             exits.append(output.logits)
         return output.replace(exits=jnp.stack(exits) if self.config.num_classes else None)
