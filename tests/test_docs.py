@@ -47,6 +47,7 @@ OTHERS = {
 PARSED = {
     "prepare cifar10": "downloads",
     "gs://bucket/": "needs a bucket",
+    "inspect --": "takes seconds; tests/inspection",
     "models --markdown": "counts every model; tests/models/test_listing.py",
 }
 # Commands that end with the sentence that their data is not there.

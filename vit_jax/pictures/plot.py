@@ -95,6 +95,7 @@ class Plot:
     def _add(self, kind, xs, ys, tops, colour, label, width) -> None:
         xs, ys = np.asarray(xs, np.float64), np.asarray(ys, np.float64)
         self._marks.append(_Mark(kind, xs, ys, tops, colour, width))
+        colour = _pale(colour) if kind == "band" else colour
         if label and (label, colour) not in self._labels:
             self._labels.append((label, colour))
 
@@ -163,6 +164,12 @@ class Plot:
 
     def _at(self, x: float, y: float) -> tuple[float, float]:
         return tuple(self._places(np.array([x]), np.array([y]))[0])
+
+
+def _pale(colour: str) -> str:
+    """A colour as bands show it on white."""
+    parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{255 - (255 - part) * 0x38 // 255:02x}" for part in parts)
 
 
 def _dot(pen: ImageDraw.ImageDraw, at, radius: int, colour: str) -> None:

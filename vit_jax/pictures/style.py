@@ -83,7 +83,7 @@ def coloured(values: np.ndarray, low: float, high: float, scheme: str = "sequent
 
 
 def limits(values: Sequence[float]) -> tuple[float, float]:
-    """The smallest and the largest of those that are finite, apart from each other."""
+    """The smallest and the largest of those that are finite; around a single one, room."""
     values = np.asarray(values, np.float64)
     values = values[np.isfinite(values)]
     if not values.size:
@@ -91,8 +91,7 @@ def limits(values: Sequence[float]) -> tuple[float, float]:
     low, high = float(values.min()), float(values.max())
     if low < high:
         return low, high
-    apart = abs(low) / 10 or 1.0
-    return low - apart, high + apart
+    return (0.0, 2 * low or 1.0) if low >= 0 else (2 * low, 0.0)
 
 
 def step(span: float, count: int = 6) -> float:
