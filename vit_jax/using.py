@@ -13,15 +13,20 @@ FLAGS = flags.FLAGS
 
 
 def evaluate() -> None:
-    """Accuracy and loss of a checkpoint: --checkpoint=DIR [--budget=GFLOPS] [--config.FIELD=VALUE …]
-    [--json].
+    """Accuracy and loss of a checkpoint: --checkpoint=DIR [--suite=NAME] [--budget=GFLOPS]
+    [--config.FIELD=VALUE …] [--json].
 
     Data and preprocessing are those of the run, unless --config.data.FIELD says otherwise. With --budget
-    or --threshold images leave a model with exits early.
+    or --threshold images leave a model with exits early. With --suite=imagenet or few_shot the model is judged on
+    all sets of that name that are there.
     """
     settings = cli.take_settings()
     cli.define_checkpoint()
-    flags.DEFINE_list("evaluators", [], "instead of the run's own: accuracy, few_shot, knn")
+    flags.DEFINE_list(
+        "evaluators", [], "instead of the run's own: accuracy, classification, few_shot, knn"
+    )
+    flags.DEFINE_string("suite", "", "imagenet or few_shot, instead of evaluators")
+    flags.DEFINE_string("data_dir", "", "suite: where its data sets are; by default as TFDS has it")
     cli.define_exits()
     cli.define_json()
     cli.define_register()
@@ -32,9 +37,14 @@ def evaluate() -> None:
     from vit_jax.evaluation.overrides import load_to_evaluate
     from vit_jax.evaluation.progress import shown
     from vit_jax.evaluation.run import evaluate_run, text
+    from vit_jax.evaluation.suites import table
 
     with cli.hosts() as process:
         evaluators = tuple(FLAGS.evaluators)
+        if FLAGS.suite and (evaluators or cli.thresholds()):
+            raise flags.Error("say --suite without --evaluators, --budget and --threshold")
+        if FLAGS.data_dir and not FLAGS.suite:
+            raise flags.Error("--data_dir is for --suite; else say --config.data.path=DIR")
         if thresholds := cli.thresholds():
             if evaluators:
                 raise flags.Error("say --budget and --threshold without --evaluators")
@@ -42,8 +52,11 @@ def evaluate() -> None:
         if evaluators:
             settings.append(("eval.evaluators", repr(evaluators)))
         run, config = load_to_evaluate(FLAGS.checkpoint, settings)
-        result = evaluate_run(run, config, watch=shown)
-        cli.print_result(result, text(result), process)
+        result, absent = evaluate_run(
+            run, config, watch=shown, suite=FLAGS.suite, data_dir=FLAGS.data_dir
+        )
+        lines = "\n".join(table(result, absent)) if FLAGS.suite else text(result)
+        cli.print_result(result | ({"left_out": absent} if absent else {}), lines, process)
 
 
 def predict() -> None:

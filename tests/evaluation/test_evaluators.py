@@ -1,11 +1,13 @@
 """Evaluators: against NumPy and scikit-learn, by config, by name, and with data that does not fit."""
 
+import csv
 import dataclasses
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from sklearn.neighbors import KNeighborsClassifier
@@ -14,8 +16,9 @@ from vit_jax import evaluation
 from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.config import config_class, default_config
+from vit_jax.data import sources
 from vit_jax.data.classes import with_classes
-from vit_jax.data.record import Record
+from vit_jax.data.record import DataSet, Record
 from vit_jax.devices import meshes
 from vit_jax.evaluation.contract import Subject, Trained
 from vit_jax.evaluation.features import Features
@@ -23,6 +26,8 @@ from vit_jax.evaluation.few_shot import choose, fit_linear
 from vit_jax.evaluation.neighbours import nearest
 from vit_jax.evaluation.progress import shown
 from vit_jax.models import registry
+
+TABLES = ("classes", "confusion", "calibration", "images")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +43,17 @@ class Labels:
 
     def __getitem__(self, index):
         return Record(b"", self.labels[index], str(index))
+
+
+class Odd(Labels):
+    """Images of noise of the odd ones of ten classes."""
+
+    def __init__(self):
+        super().__init__(tuple(2 * (i % 5) + 1 for i in range(40)), tuple("0123456789"))
+
+    def __getitem__(self, index):
+        pixels = np.random.default_rng(index).integers(0, 256, (16, 16, 3), np.uint8)
+        return Record(pixels, self.labels[index], str(index))
 
 
 @pytest.fixture(scope="module")
@@ -199,3 +215,56 @@ def test_how_far_an_evaluation_is_is_logged_now_and_then(caplog):
     assert first == "1 of 3 batches evaluated, 0 s left" and second.startswith("2 of 3")
     caplog.clear()
     assert list(shown([{}] * 3)) == [{}] * 3 and not caplog.records
+
+
+def test_classification_counts_what_accuracy_counts_and_writes_tables(subject, tmp_path):
+    entries = ("accuracy", ("classification", {"out": str(tmp_path), "images": True}))
+    suite = evaluation.make(entries, subject)
+    mesh = meshes.replica_mesh()
+    config = dataclasses.replace(subject.model_config, head_init="normal")
+    weights = registry.Weights(registry.initialize(config, jax.random.key(0)), {})
+    weights.params["head"]["kernel"] *= 30  # surer than it should be
+    with jax.set_mesh(mesh):
+        found = suite(Trained(weights), mesh)
+    own = {n.partition("/")[2]: v for n, v in found.items() if n.startswith("classification/")}
+    for same in ("accuracy", "top5_accuracy", "examples"):
+        assert own[same] == pytest.approx(found[same], abs=1e-6)
+    assert own["nll"] == pytest.approx(found["loss"], rel=1e-5)
+    assert own["accuracy_low"] < own["accuracy"] < own["accuracy_high"]
+    assert own["nll_scaled"] < own["nll"] and own["ece_scaled"] < own["ece"]
+    assert own["temperature"] > 1
+
+    rows = {name: list(csv.DictReader((tmp_path / f"{name}.csv").open())) for name in TABLES}
+    labels = sources.open_eval(subject.config.data).labels
+    assert [int(row["examples"]) for row in rows["classes"]] == np.bincount(labels).tolist()
+    assert sum(int(row["examples"]) for row in rows["confusion"]) == 359
+    assert sum(int(row["examples"]) for row in rows["calibration"]) == 359
+    right = [row["class"] == row["predicted"] for row in rows["images"]]
+    assert np.mean(right) == pytest.approx(own["accuracy"])
+
+
+def test_only_classes_that_the_data_has_are_predicted_if_asked(subject):
+    odd = {"data": {"name": "odd-digits"}}
+    sources.OPENERS["odd-digits"] = lambda _: DataSet(
+        "odd digits", {"train": 1, "test": 40}, lambda parts: Odd()
+    )
+    try:
+        entries = [
+            ("classification", odd | {"present": p, "prefix": str(p)}) for p in (True, False)
+        ]
+        suite = evaluation.make(entries, subject)
+    finally:
+        del sources.OPENERS["odd-digits"]
+    mesh = meshes.replica_mesh()
+    config = dataclasses.replace(subject.model_config, head_init="normal")
+    weights = registry.Weights(registry.initialize(config, jax.random.key(0)), {})
+    with jax.set_mesh(mesh):
+        found = suite(Trained(weights), mesh)
+    records = [Odd()[i] for i in range(40)]
+    images = jnp.stack([record.image for record in records]) / 127.5 - 1
+    logits = np.asarray(nnx.merge(subject.definition, *weights)(images).logits)
+    labels = np.array([record.label for record in records])
+    assert found["False/accuracy"] == pytest.approx(np.mean(logits.argmax(-1) == labels))
+    odds = logits[:, 1::2].argmax(-1) * 2 + 1
+    assert found["True/accuracy"] == pytest.approx(np.mean(odds == labels))
+    assert found["True/accuracy"] > found["False/accuracy"]

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from vit_jax.base.errors import UserError
+from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.data import splits
 
 Label = int | tuple[int, ...] | None  # of one example; see `Record`
@@ -83,6 +83,10 @@ class DataSet:
           ConfigError: there is no such split, or it is empty.
         """
         return self.read(splits.select(split, self.sizes, self.where, self.aliases))
+
+
+class DataAbsent(ConfigError):
+    """A data set is not where it is looked for."""
 
 
 class DataError(UserError, ValueError):

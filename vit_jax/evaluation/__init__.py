@@ -15,7 +15,9 @@ from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
 from vit_jax.evaluation.accuracy import Accuracy
+from vit_jax.evaluation.classification import Classification
 from vit_jax.evaluation.contract import Evaluator, Subject, Trained, Watch
+from vit_jax.evaluation.corruptions import Corruptions
 from vit_jax.evaluation.early_exit.evaluator import EarlyExit
 from vit_jax.evaluation.few_shot import FewShot
 from vit_jax.evaluation.loss import Loss
@@ -23,13 +25,15 @@ from vit_jax.evaluation.neighbours import Neighbours
 
 EVALUATORS: dict[str, type[Evaluator]] = {
     "accuracy": Accuracy,
+    "classification": Classification,
     "loss": Loss,
     "few_shot": FewShot,
     "knn": Neighbours,
     "early_exit": EarlyExit,
+    "imagenet_c": Corruptions,
 }
 _UNPREFIXED = ("accuracy", "loss")
-_LOW_IS_GOOD = ("loss", "error", "nll")
+_LOW_IS_GOOD = ("loss", "error", "nll", "brier", "ece", "mce")
 
 
 def register(name: str, evaluator: type[Evaluator]) -> None:

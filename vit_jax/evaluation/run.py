@@ -9,18 +9,26 @@ from vit_jax import evaluation
 from vit_jax.checkpoints.reading import Run
 from vit_jax.config import Config
 from vit_jax.devices import meshes
+from vit_jax.evaluation import suites
 from vit_jax.evaluation.contract import Subject, Trained, Watch
 from vit_jax.evaluation.forward import normalized_as
 from vit_jax.models import registry
 
 
-def evaluate_run(run: Run, config: Config, watch: Watch = iter) -> dict[str, float]:
+def evaluate_run(
+    run: Run, config: Config, watch: Watch = iter, *, suite: str = "", data_dir: str = ""
+) -> tuple[dict[str, float], dict[str, str]]:
     """All metrics of `config.eval.evaluators`; of several, each one's are logged as they come.
 
     Args:
       run: from `reading.load_run`.
       config: the run's, perhaps with other fields in its sections `data` and `eval`.
       watch: see `Evaluator`.
+      suite: one of `suites.SUITES`, in place of the config's evaluators.
+      data_dir: where its data sets are, see `suites.make`.
+
+    Returns:
+      The metrics, and why parts of the suite are left out, by their prefix.
 
     Raises:
       ConfigError: the data does not go with the model, there is no such evaluator, or it is not
@@ -30,16 +38,19 @@ def evaluate_run(run: Run, config: Config, watch: Watch = iter) -> dict[str, flo
     definition, weights = registry.split(run.model)
     classes = run.classes if run.model_config.num_classes else ()
     subject = Subject(config, run.model_config, definition, classes)
-    suite = evaluation.make(config.eval.evaluators, subject)
-    mesh = meshes.replica_mesh()
-    found, data = {}, config.data
-    logging.info("evaluating on %s (%s)", data.path or data.name, data.eval_split)
+    if suite:
+        judges, absent = suites.make(suite, subject, data_dir)
+    else:
+        judges, absent = evaluation.make(config.eval.evaluators, subject), {}
+        data = config.data
+        logging.info("evaluating on %s (%s)", data.path or data.name, data.eval_split)
+    mesh, found = meshes.replica_mesh(), {}
     with jax.set_mesh(mesh):
-        for metrics in suite.each(Trained(weights), mesh, watch):
-            if len(suite.evaluators) > 1:
+        for metrics in judges.each(Trained(weights), mesh, watch):
+            if len(judges.evaluators) > 1:
                 logging.info("%s", text(metrics))
             found |= metrics
-    return found
+    return found, absent
 
 
 def text(metrics: dict[str, float]) -> str:

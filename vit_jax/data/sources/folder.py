@@ -23,7 +23,7 @@ from etils import epath
 
 from vit_jax.base import paths
 from vit_jax.base.errors import ConfigError
-from vit_jax.data.record import BadImage, DataSet, Label, Record
+from vit_jax.data.record import BadImage, DataAbsent, DataSet, Label, Record
 from vit_jax.data.sources import fingerprint
 from vit_jax.data.sources.listed import read_list
 from vit_jax.data.sources.table import SPLITS, SUFFIXES, Table, hold_out, label_at, natural
@@ -98,7 +98,7 @@ def open_folder(config_data: "Data") -> DataSet:
         )
     path = epath.Path(config_data.path).expanduser()
     if not path.exists():
-        raise ConfigError(
+        raise DataAbsent(
             f"config.data.path = {str(path)!r} does not exist{paths.nearest_existing(path)}"
         )
     if (path / "dataset.json").exists():

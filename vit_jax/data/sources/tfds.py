@@ -13,7 +13,7 @@ from etils import epath
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
 from vit_jax.data import decode
-from vit_jax.data.record import DataSet, Label, Record
+from vit_jax.data.record import DataAbsent, DataSet, Label, Record
 from vit_jax.data.sources import fingerprint
 from vit_jax.data.sources.arrayrecord import ArrayRecords
 from vit_jax.data.sources.named import NAMED, Named
@@ -140,7 +140,7 @@ def _find(root, name: str):
         raise ConfigError(
             f"{path!r} has variants, {path}/VARIANT; there are: {', '.join(sorted(variants))}"
         )
-    raise ConfigError(_not_prepared(root, name))
+    raise DataAbsent(_not_prepared(root, name))
 
 
 def _version(folder: epath.Path) -> tuple[int, ...]:

@@ -1,0 +1,182 @@
+"""How good a classifier is in detail, and how far its probabilities can be believed."""
+
+import csv
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import numpy as np
+from etils import epath
+from jax.sharding import Mesh
+
+from vit_jax import objectives
+from vit_jax.base.errors import ConfigError
+from vit_jax.base.schema import option
+from vit_jax.data import loader
+from vit_jax.devices import meshes
+from vit_jax.evaluation import contract, measures
+from vit_jax.evaluation.accuracy import Accuracy
+from vit_jax.evaluation.contract import Subject, Trained, Watch
+from vit_jax.evaluation.forward import make_forward
+from vit_jax.models.registry import Weights
+from vit_jax.objectives.supervised import to_targets
+
+_LOGITS = 2**30  # kept at most, on each host
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(contract.Options):
+    """What `classification` takes."""
+
+    present: bool = option(
+        False, "only the classes that the data has can be predicted (ImageNet-R and -A)"
+    )
+    out: str = option("", "a folder for tables: classes.csv, confusion.csv, calibration.csv")
+    images: bool = option(False, "with out: also images.csv, what is predicted for each image")
+
+
+class Classification(Accuracy):
+    """Measures of single-label examples, each once:
+
+    `accuracy` with the bounds of its 95 % interval, `accuracy_low` and `accuracy_high`; `top5_accuracy`;
+    `precision`, `recall` and `f1`, means over the classes that have examples; `nll`, `brier` and `ece`
+    (15 bins) of the probabilities; the `temperature` that suits these examples best, and `nll_scaled` and
+    `ece_scaled`, with the temperature fitted on the other half of the examples.
+
+    Of examples with several labels: `accuracy` as the evaluator of that name has it, its interval,
+    `top5_accuracy`, and `mean_average_precision` over the classes that have examples.
+    """
+
+    Options = Options
+
+    def __init__(self, options: Options, subject: Subject):
+        super().__init__(options, subject)
+        if options.images and not options.out:
+            raise ConfigError("config.eval.evaluators: classification: images needs out=FOLDER")
+        size = len(self.source) * subject.model_config.num_classes
+        if size > _LOGITS:
+            raise ConfigError(
+                f"classification keeps all logits, {len(self.source):,} x "
+                f"{subject.model_config.num_classes:,}, and takes at most {_LOGITS:,}: evaluate a slice of the "
+                "split, or 'accuracy' alone"
+            )
+
+    def __call__(self, trained: Trained, mesh: Mesh, watch: Watch = iter) -> dict[str, float]:
+        """See `Evaluator`."""
+        logits, targets, places = self._collect(trained.weights, mesh, watch)
+        scored = targets.any(-1)
+        logits, targets, places = logits[scored], targets[scored], places[scored]
+        if not len(logits):
+            raise ConfigError("classification: no example has a label")
+        if self.options.present:
+            logits = np.where(targets.any(0), logits, -np.inf)
+        kind = objectives.probabilities(self.subject.config.objective)
+        found = _ranked(logits, targets)
+        if self.source.multi_label:
+            precisions = measures.average_precision(logits, targets)
+            found["mean_average_precision"] = float(np.nanmean(precisions))
+        else:
+            found |= _single(logits, targets) | _calibration(logits, targets, kind)
+        if self.options.out and jax.process_index() == 0:
+            self._write(logits, targets, places, measures.probabilities(logits, kind))
+        return found | {"examples": len(logits)}
+
+    def _collect(self, weights: Weights, mesh: Mesh, watch: Watch) -> tuple[np.ndarray, ...]:
+        """Logits (n, classes), targets (n, classes) and places in the source (n,) of all examples that could be
+        read, in every process.
+        """
+        self._step = self._step or self._make_step(mesh)
+        rows, waiting = [], None
+        with loader.eval_batches(self.source, self.config, meshes.batch_sharding(mesh)) as batches:
+            for batch in watch(batches):
+                # What a batch gives is fetched while the next one is computed.
+                waiting, previous = self._step(weights, batch), waiting
+                rows += [] if previous is None else [jax.device_get(previous)]
+        rows.append(jax.device_get(waiting))
+        logits, targets, mask = (np.concatenate(arrays) for arrays in zip(*rows, strict=True))
+        places = np.flatnonzero(mask > 0)
+        return logits[places], targets[places] > 0, places
+
+    def _make_step(self, mesh: Mesh) -> Callable:
+        """The compiled (weights, batch) -> logits, targets and mask, on every device."""
+        subject = self.subject
+        forward = make_forward(subject.definition, subject.model_config, self.config.data)
+
+        def step(weights: Weights, batch: dict) -> tuple[jax.Array, ...]:
+            logits = forward(weights, batch["image"]).logits
+            return logits, to_targets(batch["label"], logits.shape[-1]), batch["mask"]
+
+        return jax.jit(step, out_shardings=meshes.replicated(mesh))
+
+    def _write(
+        self, logits: np.ndarray, targets: np.ndarray, places: np.ndarray, probabilities: np.ndarray
+    ) -> None:
+        """The tables of `options.out`."""
+        folder, classes = epath.Path(self.options.out), self.subject.classes
+        folder.mkdir(parents=True, exist_ok=True)
+        best = logits.argmax(-1)
+        if not self.source.multi_label:
+            pairs = measures.confusion(targets.argmax(-1), best, len(classes))
+            columns = measures.by_class(pairs)
+            rows = zip(classes, *columns.values(), strict=True)
+            _table(folder / "classes.csv", ("class", *columns), rows)
+            rows = ((classes[t], classes[p], pairs[t, p]) for t, p in np.argwhere(pairs))
+            _table(folder / "confusion.csv", ("class", "predicted", "examples"), rows)
+            bins = measures.bins_of(probabilities, targets)
+            edges = np.arange(1, measures.BINS + 1) / measures.BINS
+            rows = zip(edges, *bins, strict=True)
+            header = ("confidence_at_most", "examples", "confidence", "accuracy")
+            _table(folder / "calibration.csv", header, rows)
+        if self.options.images:
+            names = (self.source[int(place)].name for place in places)
+            labels = (" ".join(classes[c] for c in np.flatnonzero(row)) for row in targets)
+            sure = np.take_along_axis(probabilities, best[:, None], 1)[:, 0]
+            rows = zip(names, labels, (classes[c] for c in best), sure, strict=True)
+            _table(folder / "images.csv", ("image", "class", "predicted", "probability"), rows)
+
+
+def _ranked(logits: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+    """Accuracy with its interval, and top-5 accuracy."""
+    top = np.argsort(-logits, axis=-1, kind="stable")[:, :5]
+    right = np.take_along_axis(targets, top, 1)
+    low, high = measures.interval(right[:, 0].sum(), len(logits))
+    return {
+        "accuracy": float(right[:, 0].mean()),
+        "accuracy_low": low,
+        "accuracy_high": high,
+        "top5_accuracy": float(right.any(-1).mean()),
+    }
+
+
+def _single(logits: np.ndarray, targets: np.ndarray) -> dict[str, float]:
+    """Means over the classes that have examples."""
+    pairs = measures.confusion(targets.argmax(-1), logits.argmax(-1), logits.shape[-1])
+    columns = measures.by_class(pairs)
+    there = columns.pop("examples") > 0
+    return {name: float(values[there].mean()) for name, values in columns.items()}
+
+
+def _calibration(logits: np.ndarray, targets: np.ndarray, kind: str) -> dict[str, float]:
+    """How far probabilities can be believed, as they are and with a temperature."""
+    there = np.isfinite(logits[0])  # of the classes that can be predicted
+    logits, targets = logits[:, there], targets[:, there]
+    scaled = logits.astype(np.float64)
+    for half in (slice(0, None, 2), slice(1, None, 2)) if len(logits) > 1 else ():
+        others = slice(1 - half.start, None, 2)
+        scaled[half] /= measures.fit_temperature(logits[others], targets[others], kind)
+    found = {}
+    for ending, values in (("", logits), ("_scaled", scaled)):
+        likely = measures.probabilities(values, kind)
+        found |= {
+            f"nll{ending}": measures.negative_log_likelihood(values, targets, kind),
+            f"brier{ending}": measures.brier_score(likely, targets),
+            f"ece{ending}": measures.calibration_error(measures.bins_of(likely, targets)),
+        }
+    return found | {"temperature": measures.fit_temperature(logits, targets, kind)}
+
+
+def _table(path: epath.Path, header: tuple[str, ...], rows) -> None:
+    with path.open("w") as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        writer.writerows(rows)

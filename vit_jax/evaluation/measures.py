@@ -1,0 +1,120 @@
+"""How good and how honest the probabilities of a classifier are, from its logits: NumPy, in float64.
+
+Logits (n, classes) and targets (n, classes), 1 for an example's class, or classes, and 0 for the others.
+Probabilities are softmax's, or where the model is trained so, sigmoid's: then every class is a question of its
+own, and likelihoods are of all their answers.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import scipy.optimize
+import scipy.special
+
+BINS = 15
+_LOG_TEMPERATURES = (-5.0, 5.0)
+
+
+class Bins(NamedTuple):
+    """Examples by how confident the model is of its best class; (bins,) each.
+
+    Attributes:
+      count: examples whose confidence is above b / bins and at most (b + 1) / bins.
+      confidence, accuracy: their means; 0 where there are none.
+    """
+
+    count: np.ndarray
+    confidence: np.ndarray
+    accuracy: np.ndarray
+
+
+def probabilities(logits: np.ndarray, kind: str) -> np.ndarray:
+    """(n, classes) by 'softmax' or 'sigmoid'."""
+    logits = np.asarray(logits, np.float64)
+    return scipy.special.expit(logits) if kind == "sigmoid" else scipy.special.softmax(logits, -1)
+
+
+def negative_log_likelihood(logits: np.ndarray, targets: np.ndarray, kind: str) -> float:
+    """The mean over examples."""
+    logits = np.asarray(logits, np.float64)
+    parts = np.logaddexp(0, logits).sum(-1) if kind == "sigmoid" else _log_sum(logits)
+    return float(np.mean(parts - (logits * targets).sum(-1)))
+
+
+def brier_score(probabilities: np.ndarray, targets: np.ndarray) -> float:
+    """The mean over examples of the squared distance from the targets, summed over classes (Brier 1950)."""
+    return float(np.mean(np.square(probabilities - targets).sum(-1)))
+
+
+def bins_of(probabilities: np.ndarray, targets: np.ndarray, count: int = BINS) -> Bins:
+    """Examples in bins of equal width of the best class's probability."""
+    best = probabilities.argmax(-1)
+    confidence = np.take_along_axis(probabilities, best[:, None], 1)[:, 0]
+    right = np.take_along_axis(targets, best[:, None], 1)[:, 0]
+    number = np.clip(np.ceil(confidence * count).astype(int) - 1, 0, count - 1)
+    counts = np.bincount(number, minlength=count)
+    sums = (np.bincount(number, values, minlength=count) for values in (confidence, right))
+    return Bins(counts, *(total / np.maximum(counts, 1) for total in sums))
+
+
+def calibration_error(bins: Bins) -> float:
+    """Expected calibration error: Σ (n_b / n) |accuracy - confidence| (Guo et al., arXiv 1706.04599 §2)."""
+    gaps = np.abs(bins.accuracy - bins.confidence)
+    return float(np.sum(bins.count * gaps) / max(bins.count.sum(), 1))
+
+
+def fit_temperature(logits: np.ndarray, targets: np.ndarray, kind: str) -> float:
+    """The number to divide logits by that makes the targets likeliest, between e^-5 and e^5 (arXiv 1706.04599
+    §4.2).
+    """
+    found = scipy.optimize.minimize_scalar(
+        lambda t: negative_log_likelihood(logits / np.exp(t), targets, kind),
+        bounds=_LOG_TEMPERATURES,
+        method="bounded",
+        options={"xatol": 1e-7},
+    )
+    return float(np.exp(found.x))
+
+
+def interval(right: float, total: int, z: float = 1.959964) -> tuple[float, float]:
+    """Bounds of a share, `right` of `total`, that hold in 95 % of samples (Wilson 1927)."""
+    share, spread = right / total, z * z / total
+    middle = share + spread / 2
+    half = z * np.sqrt(share * (1 - share) / total + spread / (4 * total))
+    return float((middle - half) / (1 + spread)), float((middle + half) / (1 + spread))
+
+
+def confusion(truth: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
+    """(classes, classes) counts, a row for each true class and a column for each predicted one."""
+    pairs = truth.astype(np.int64) * classes + predicted
+    return np.bincount(pairs, minlength=classes**2).reshape(classes, classes)
+
+
+def by_class(confusion: np.ndarray) -> dict[str, np.ndarray]:
+    """`examples`, `precision`, `recall` and `f1` of each class, (classes,); 0 where one divides by nothing."""
+    right, true, said = np.diag(confusion), confusion.sum(1), confusion.sum(0)
+    return {
+        "examples": true,
+        "precision": right / np.maximum(said, 1),
+        "recall": right / np.maximum(true, 1),
+        "f1": 2 * right / np.maximum(true + said, 1),
+    }
+
+
+def average_precision(scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Of each class the mean of the precisions at its examples, ranked by score, those of equal score together;
+    NaN for a class without examples: (classes,).
+    """
+    found = np.full(scores.shape[1], np.nan)
+    for c in np.flatnonzero(targets.sum(0)):
+        order = np.argsort(-scores[:, c], kind="stable")
+        ranked, hits = scores[order, c], np.cumsum(targets[order, c])
+        # The last place of each run of equal scores.
+        ends = np.append(np.flatnonzero(np.diff(ranked)), len(ranked) - 1)
+        gained = np.diff(hits[ends], prepend=0)
+        found[c] = np.sum(gained * hits[ends] / (ends + 1)) / hits[-1]
+    return found
+
+
+def _log_sum(logits: np.ndarray) -> np.ndarray:
+    return scipy.special.logsumexp(logits, axis=-1)
