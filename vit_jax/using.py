@@ -8,6 +8,7 @@ import sys
 from absl import flags
 
 from vit_jax import cli
+from vit_jax.base.errors import UserError
 
 FLAGS = flags.FLAGS
 
@@ -61,14 +62,14 @@ def evaluate() -> None:
 
 def predict() -> None:
     """Class names and probabilities of images: --checkpoint=DIR IMAGE… [--topk=5] [--json|--csv]
-    [--picture=FILE.png] [--budget=GFLOPS] [--config.data.FIELD=VALUE …].
+    [--picture=FILE.png] [--features=FILE.npz] [--budget=GFLOPS] [--config.data.FIELD=VALUE …].
 
     Images are prepared as in the run, unless --config.data.mean, std, eval_crop, eval_resize or interpolation
-    say otherwise.
-    An IMAGE is a file, a folder, of which all images are taken, or -: standard input, an image or the
-    names of images, one a line. Each is printed as soon as it is classified. One that cannot be read
-    is named, the others are still predicted, and the exit code is 1. With --budget or --threshold images
-    leave a model with exits early.
+    say otherwise. An IMAGE is a file, a folder, of which all images are taken, a pattern in quotes, or -:
+    standard input, an image or the names of images, one a line. Each is printed as soon as it is classified.
+    One that cannot be read is named, the others are still predicted, and the exit code is 1. With --features
+    nothing is classified: features go to a .npz or .parquet file, with the names of the images. With --budget
+    or --threshold images leave a model with exits early.
     """
     settings = cli.take_settings()
     cli.define_checkpoint()
@@ -81,8 +82,27 @@ def predict() -> None:
     flags.DEFINE_string(
         "picture", None, "also draw the images with their classes into this PNG file"
     )
+    flags.DEFINE_string("features", None, "write features instead, to FILE.npz or FILE.parquet")
     images = cli.parse("IMAGE…")
     cli.require(checkpoint="DIR")
+
+    if FLAGS.features:
+        if FLAGS.csv or FLAGS.picture or cli.thresholds():
+            raise flags.Error("say --features without --csv, --picture, --budget and --threshold")
+        from vit_jax.evaluation.embed import write_features
+
+        result = write_features(
+            FLAGS.checkpoint,
+            images,
+            FLAGS.features,
+            batch_size=FLAGS.batch_size,
+            settings=settings,
+        )
+        cli.print_result(result, "{images} x {width}: ".format(**result) + FLAGS.features)
+        if bad := result["unreadable"]:
+            total = bad + result["images"]
+            raise UserError(f"{bad} of {total} images cannot be read, see above")
+        return
 
     from vit_jax.evaluation.predict import predict_files
 

@@ -12,6 +12,9 @@ import sys
 import types
 
 import cv2
+import jax.numpy as jnp
+import numpy as np
+import pyarrow.parquet
 import pytest
 
 import vit_jax
@@ -157,23 +160,63 @@ def test_predict_takes_folders_and_standard_input(command, trained, tmp_path, mo
     assert predicted("-") == []
 
 
+@pytest.mark.parametrize("name", ["features.npz", "features.parquet"])
+def test_features_are_written_with_the_names_of_the_images(
+    command, trained, tmp_path, caplog, name
+):
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 32, 32, 3), np.uint8)
+    (tmp_path / "images").mkdir()
+    for number, image in enumerate(pixels):
+        cv2.imwrite(str(tmp_path / "images" / f"{number}.png"), image[..., ::-1])
+    (tmp_path / "images" / "3.png").write_bytes(b"no image")
+    out, pattern = tmp_path / name, f"{tmp_path}/images/*.png"
+    code, said, err = command("predict", f"--checkpoint={trained[0]}", pattern, f"--features={out}", "--batch_size=2",
+                              "--json")  # fmt: skip
+    assert code == 1 and "1 of 5 images cannot be read" in err and "3.png cannot" in caplog.text
+    assert json.loads(said) == {"images": 4, "unreadable": 1, "width": 32}
+    if out.suffix == ".npz":
+        with np.load(out) as archive:
+            files, rows = archive["files"].tolist(), archive["features"]
+    else:
+        table = pyarrow.parquet.read_table(out)
+        files, rows = table["file"].to_pylist(), np.array(table["features"].to_pylist())
+    assert files == [f"{tmp_path}/images/{number}.png" for number in (0, 1, 2, 4)]
+    model = vit_jax.load_run(trained[0]).model
+    expected = model(jnp.asarray(pixels[[0, 1, 2, 4]], jnp.float32) / 127.5 - 1).features
+    np.testing.assert_allclose(rows, expected, atol=1e-5)
+    assert not list(tmp_path.glob(".*partial*"))
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--features=x.csv", "name it .npz or .parquet"),
+        ("--features=/nowhere/x.npz", "/nowhere is no folder that can be written to"),
+    ],
+)
+def test_features_that_cannot_be_written_are_refused_before_any_work(command, flag, message):
+    code, _, err = command("predict", "--checkpoint=/nowhere", "a.png", flag)
+    assert code == 2 and message in err
+
+
 def test_a_folder_without_images_is_said_before_any_work(command, tmp_path):
     code, _, err = command("predict", "--checkpoint=/nowhere", tmp_path)
     assert code == 2 and f"{tmp_path} has no images (.jpg, " in err
 
 
-def test_predict_prints_each_image_before_it_reads_those_of_later_batches(trained, tmp_path):
+def test_predict_reads_few_batches_ahead_of_what_it_prints(trained, tmp_path):
     write_image(tmp_path / "a.png")
     read = []
 
     def names():
-        for number in range(5):
+        for number in range(20):
             read.append(number)
             yield images.Named(str(tmp_path / "a.png"))
 
     run = vit_jax.load_run(trained[0])
     for number, _ in enumerate(predict.predict(run, names(), topk=1, batch_size=2)):
-        assert len(read) <= 2 * (number // 2 + 1)
+        # One batch is printed, one waits, one is handed over and one is being read.
+        assert len(read) <= 2 * (number // 2 + 4)
 
 
 def test_show_says_what_a_checkpoint_is(command, trained, tmp_path):

@@ -1,11 +1,17 @@
-"""The images that `vit_jax predict` is asked about: files, all those of a folder, or standard input."""
+"""The images that `vit_jax predict` is asked about: files, all those of a folder or of a pattern, or
+standard input.
+"""
 
+import concurrent.futures
 import dataclasses
+import glob
 import io
 import itertools
 import os
+import queue
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from etils import epath
@@ -42,23 +48,80 @@ def find(sources: Sequence[str]) -> Iterator[Named]:
     """The images of a command line, one after the other, as they are found.
 
     Args:
-      sources: files; folders, whose images of all levels are taken, in the order of their names; or
-        '-': standard input, an image or the names of images, one a line.
+      sources: files; folders, whose images of all levels are taken, in the order of their names;
+        patterns such as 'photos/**/*.jpg'; or '-': standard input, an image or the names of images, one
+        a line.
 
     Raises:
-      ConfigError: a folder has no images; said at once.
+      ConfigError: a folder has no images, or a pattern finds nothing; said at once.
     """
     for source in sources:
         if os.path.isdir(source) and not any(_below(source)):
             raise ConfigError(f"{source} has no images ({', '.join(SUFFIXES)})")
+        if _is_pattern(source) and not any(glob.iglob(source, recursive=True)):
+            raise ConfigError(f"{source} finds no file")
     return itertools.chain.from_iterable(map(_find, sources))
+
+
+def read_ahead(
+    files: Iterable[Named], data: Data, batch_size: int
+) -> Iterator[list[tuple[Named, np.ndarray | BadImage]]]:
+    """Images in batches of up to `batch_size`, decoded in threads while the caller works: not more than two
+    batches ahead, so that the memory does not grow with their number.
+
+    Args:
+      data: how they are cut.
+    """
+    ready: queue.Queue = queue.Queue(maxsize=1)
+    closed = threading.Event()
+
+    def decode(file: Named) -> tuple[Named, np.ndarray | BadImage]:
+        try:
+            return file, file.read(data)
+        except BadImage as error:
+            return file, error
+
+    def put(item) -> None:
+        while not closed.is_set():
+            try:
+                ready.put(item, timeout=0.1)
+                return
+            except queue.Full:
+                pass
+
+    def fill() -> None:
+        try:
+            remaining = iter(files)
+            with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+                while several := list(itertools.islice(remaining, batch_size)):
+                    put(list(pool.map(decode, several)))
+                    if closed.is_set():
+                        return
+            put(None)
+        except BaseException as error:  # noqa: BLE001  raised where the batches are used
+            put(error)
+
+    threading.Thread(target=fill, name="vit_jax-images", daemon=True).start()
+    try:
+        while (item := ready.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        closed.set()
 
 
 def _find(source: str) -> Iterator[Named]:
     if source == "-":
         return _standard_input(sys.stdin.buffer)
+    if _is_pattern(source):
+        return map(Named, sorted(glob.iglob(source, recursive=True), key=natural))
     names = _below(source) if os.path.isdir(source) else (source,)
     return map(Named, names)
+
+
+def _is_pattern(source: str) -> bool:
+    return glob.has_magic(source) and not os.path.exists(source)
 
 
 def _below(folder: str) -> Iterator[str]:

@@ -27,7 +27,7 @@ from vit_jax.data.record import BadImage
 from vit_jax.devices import meshes
 from vit_jax.evaluation.early_exit.inference import Inference, check_thresholds
 from vit_jax.evaluation.forward import make_forward, normalized_as
-from vit_jax.evaluation.images import Named, find
+from vit_jax.evaluation.images import Named, find, read_ahead
 from vit_jax.evaluation.overrides import of_images
 from vit_jax.interchange import loading
 from vit_jax.models import registry
@@ -76,35 +76,41 @@ def predict(
       ConfigError: it is not known how images are normalised, or the thresholds do not fit the model.
     """
     data = normalized_as(schema.typed(config_class(), run.config).data, run.directory)
-    held, files = collections.deque(), iter(files)
-    first = list(itertools.islice(files, batch_size))
+    read, held = read_ahead(files, data, batch_size), collections.deque()
+    first = list(itertools.islice(read, 1))
+    rows = len(first[0]) if first else 0
 
     def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        several = first
-        while several:
-            images = [_read(file, data) for file in several]
-            held.append((several, images))
-            good = [image for image in images if not isinstance(image, BadImage)]
-            # One shape, one compilation: the rest of the last batch is not looked at.
-            batch = np.zeros((len(first), *crops.shape(data)), np.uint8)
-            batch[: len(good)] = good or 0
-            yield batch, np.arange(len(first)) < len(good)
-            several = list(itertools.islice(files, batch_size))
+        for several in itertools.chain(first, read):
+            held.append(several)
+            yield padded(several, rows, data)
 
-    classify = _make_classifier(run, data, min(topk, len(run.classes)), len(first), thresholds)
+    classify = _make_classifier(run, data, min(topk, len(run.classes)), rows, thresholds)
     for answers in classify(batches()):
-        rows = zip(*answers, strict=True)
-        for file, image in zip(*held.popleft(), strict=True):
+        answered = zip(*answers, strict=True)
+        for file, image in held.popleft():
             if isinstance(image, BadImage):
                 yield image
             else:
-                probabilities, classes = next(rows)
+                probabilities, classes = next(answered)
                 yield Prediction(
                     file.name,
                     tuple(run.classes[c] for c in classes),
                     tuple(map(float, probabilities)),
                     image,
                 )
+
+
+def padded(
+    several: Sequence[tuple[Named, np.ndarray | BadImage]], rows: int, data: Data
+) -> tuple[np.ndarray, np.ndarray]:
+    """Those that are images as one batch, (rows, H, W, C) uint8, and which of its rows are images. One shape, one
+    compilation.
+    """
+    good = [image for _, image in several if not isinstance(image, BadImage)]
+    batch = np.zeros((rows, *crops.shape(data)), np.uint8)
+    batch[: len(good)] = good or 0
+    return batch, np.arange(rows) < len(good)
 
 
 def _make_classifier(
@@ -200,13 +206,6 @@ def _check_folder(picture: str) -> None:
         raise ConfigError(f"--picture={picture}: there is no folder {folder}")
     if not os.access(folder, os.W_OK):
         raise ConfigError(f"--picture={picture}: {folder} cannot be written to")
-
-
-def _read(file: Named, data: Data) -> np.ndarray | BadImage:
-    try:
-        return file.read(data)
-    except BadImage as error:
-        return error
 
 
 def _print_text(predictions: Iterable[Prediction]) -> None:
