@@ -64,7 +64,7 @@ WRONG = {
     "no value": (("--config.optim.lr",), "--config.optim.lr=VALUE: the value is missing"),
     "mistyped flag": (("--coordinate=x:1",), "there is no flag --coordinate; did you mean '--coordinator'?"),
     "a recipe that lacks its checkpoint": (("--config=configs/digits_finetune.py",), "recipe starts from a checkpoint"),
-    "and the same": (("--config=configs/finetune.py:cifar10",), "say which with --config.init_from=DIR_OR_FILE"),
+    "and the same": (("--config=configs/finetune.py:cifar10",), "say which with --config.init_from=CHECKPOINT"),
     "no folder": (("--config.data.name=folder", "--config.data.path=/nowhere"), "/nowhere"),
 }  # fmt: skip
 

@@ -20,7 +20,7 @@ from vit_jax.config import Config
 from vit_jax.data import loader, sources
 from vit_jax.devices import meshes
 from vit_jax.evaluation.early_exit import thresholds as solving
-from vit_jax.evaluation.early_exit.inference import ACTIVATIONS, Inference, check_thresholds
+from vit_jax.evaluation.early_exit.inference import Inference, check_thresholds
 from vit_jax.evaluation.forward import make_exit, make_forward, normalized_as
 from vit_jax.models import classifier, registry
 from vit_jax.training import state as states
@@ -107,7 +107,7 @@ def _time(
     exits = len(model_config.exit_flops)
 
     def confidences(weights: registry.Weights, images: jax.Array) -> jax.Array:
-        return ACTIVATIONS[kind](forward(weights, images).exits).max(-1)
+        return objectives.ACTIVATIONS[kind](forward(weights, images).exits).max(-1)
 
     with jax.set_mesh(mesh):
         judge = jax.jit(confidences)

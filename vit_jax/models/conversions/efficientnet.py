@@ -70,7 +70,7 @@ class Timm(TimmConversion):
         """See `Conversion`."""
         if not {"conv_stem.weight", "conv_head.weight", "blocks.0.0.conv_dw.weight"} <= set(shapes):
             return None
-        architecture = said.get("architecture", "tf_efficientnet")
+        architecture = said.get("architecture") or "tf_efficientnet"
         if not architecture.startswith("tf_efficientnet"):
             raise CheckpointError(
                 f"of EfficientNets only timm's tf_efficientnet_* are supported, not {architecture}, which pads and "
