@@ -416,8 +416,8 @@ class Config:
     )
     init_resize: str = option(
         "scipy",
-        "init_from: how position embeddings are resized",
-        choices=("scipy", "bilinear", "bicubic"),
+        "init_from: how position embeddings are resized; torch: as transformers does, dinov2: as DINOv2",
+        choices=("scipy", "bilinear", "bicubic", "torch", "dinov2"),
     )
     init_channels: str = option(
         "error",

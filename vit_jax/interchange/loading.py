@@ -40,7 +40,7 @@ def load(
     Args:
       path: file or directory, local or `gs://`.
       resize: how position embeddings of another resolution are interpolated: `scipy` (official),
-        `bilinear`, `bicubic`.
+        `bilinear`, `bicubic`, `torch`, `dinov2`, see `embeddings.interpolate`.
       init_channels: what is done where `channels` are others than the checkpoint's: `error`, or
         `mean`: each gets the mean of the old ones, scaled so that their sum stays.
       allow_nonfinite: whether tensors may have NaNs and infinities.

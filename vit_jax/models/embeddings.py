@@ -11,7 +11,7 @@ from vit_jax.base.schema import option
 from vit_jax.compute.dense import dense
 
 # How `interpolate` resizes, and the name `jax.image.resize` has for it.
-METHODS = {"scipy": None, "bilinear": "linear", "bicubic": "cubic"}
+METHODS = {"scipy": None, "bilinear": "linear", "bicubic": "cubic", "torch": None, "dinov2": None}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,6 +143,8 @@ def interpolate(
         For some sizes (28 to 14, 15 to 30) SciPy's rounding steps off the grid and zeroes the last row and column;
         here it does not.
         `bilinear`, `bicubic`: half-pixel centres with antialiasing, what timm and big_vision's NaFlex do.
+        `torch`: bicubic by PyTorch without antialiasing, what transformers does; `dinov2`: the same with DINOv2's
+        scale factor, (new + 0.1) / old, which its models without registers were published with.
       prefix: rows kept as they are.
       old_grid: (h, w) of the table; by default square.
 
@@ -172,11 +174,35 @@ def interpolate(
         grid = np.einsum(
             "yh,xw,hwd->yxd", *map(corner_aligned, new_grid, old_grid), grid.astype(np.float64)
         )
+    elif method in ("torch", "dinov2"):
+        offset = 0.1 if method == "dinov2" else 0.0
+        sides = zip(new_grid, old_grid, strict=True)
+        matrices = [pytorch_cubic(new, old, old / (new + offset)) for new, old in sides]
+        grid = np.einsum("yh,xw,hwd->yxd", *matrices, grid.astype(np.float64))
     else:
         shape = (*new_grid, width)
         grid = jax.image.resize(grid, shape, METHODS[method], antialias=True)
     grid = np.asarray(grid, table.dtype).reshape(1, -1, width)
     return np.concatenate([kept, grid], axis=1)
+
+
+def pytorch_cubic(new: int, old: int, step: float) -> np.ndarray:
+    """(new, old) float64: PyTorch's bicubic interpolation of a side, without antialiasing: Keys' cubic with
+    a = -3/4 through the four nearest points, those at the border repeated.
+
+    Args:
+      step: from one new point to the next, in old ones.
+    """
+    places = (np.arange(new) + 0.5) * step - 0.5
+    first = np.floor(places).astype(int) - 1
+    matrix = np.zeros((new, old))
+    for i in range(4):
+        distance, a = np.abs(places - (first + i)), -0.75
+        near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
+        far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
+        columns = np.clip(first + i, 0, old - 1)
+        np.add.at(matrix, (np.arange(new), columns), np.where(distance <= 1, near, far))
+    return matrix
 
 
 def resize_patch_embedding(kernel: np.ndarray, new_patch: int | tuple[int, int]) -> np.ndarray:
