@@ -50,7 +50,11 @@ def test_a_released_file_computes_the_same_and_is_written_again_bit_by_bit(share
     for name in before:
         assert np.asarray(before[name]).tobytes() == np.asarray(after[name]).tobytes(), name
     found = formats.read(path).preprocessing
-    assert (found.eval_crop, found.eval_resize) == ("central", 256)
+    assert (found.eval_crop, found.eval_resize, found.interpolation) == (
+        "torchvision",
+        256,
+        "bicubic",
+    )
 
 
 @pytest.mark.parametrize(

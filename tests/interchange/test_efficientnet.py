@@ -208,7 +208,7 @@ def test_a_folder_for_timm_is_built_there_by_its_name(timm, tmp_path):
     prepared = again.preprocessing
     assert (prepared.mean, prepared.eval_crop, prepared.eval_resize) == (
         IMAGENET_MEAN,
-        "central",
+        "torchvision",
         64,
     )
 

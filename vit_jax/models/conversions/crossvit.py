@@ -107,7 +107,9 @@ class Authors(Conversion):
         """Of the published models."""
         side = min(config.height_width)
         resized = side if side >= _WHOLE else math.floor(side / 0.875)
-        return Preprocessing(config.image_size, IMAGENET_MEAN, IMAGENET_STD, "central", resized)
+        return Preprocessing(
+            config.image_size, IMAGENET_MEAN, IMAGENET_STD, "torchvision", resized, "bicubic"
+        )
 
 
 class Timm(Authors, TimmConversion):

@@ -88,7 +88,9 @@ class Authors(Conversion):
     def preprocessing(self, config) -> Preprocessing:
         """Of the published models."""
         side = int(min(config.height_width) / 0.9)
-        return Preprocessing(config.image_size, IMAGENET_MEAN, IMAGENET_STD, "central", side)
+        return Preprocessing(
+            config.image_size, IMAGENET_MEAN, IMAGENET_STD, "torchvision", side, "bicubic"
+        )
 
 
 def _block(number: int | str) -> str:

@@ -145,7 +145,9 @@ class Authors(Conversion):
     def preprocessing(self, config) -> Preprocessing:
         """Of the published models."""
         side = round(min(config.height_width) * 256 / 224)
-        return Preprocessing(config.image_size, IMAGENET_MEAN, IMAGENET_STD, "central", side)
+        return Preprocessing(
+            config.image_size, IMAGENET_MEAN, IMAGENET_STD, "torchvision", side, "bicubic"
+        )
 
 
 def _below(name: str, shapes: Shapes) -> Shapes:

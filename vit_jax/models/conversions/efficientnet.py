@@ -193,7 +193,7 @@ class HuggingFace(HuggingFaceConversion):
         """As for the published models."""
         return _preprocessing(config)
 
-    def config_json(self, config: Config) -> dict[str, Any]:
+    def config_json(self, config: Config, layout: Mapping[str, Any]) -> dict[str, Any]:
         """See `HuggingFaceConversion`."""
         size = config.image_size
         task = "ForImageClassification" if config.num_classes else "Model"
@@ -233,7 +233,9 @@ def _block(
 def _preprocessing(config: Config) -> Preprocessing:
     """Of the published models: an image is cut with 32 pixels to spare."""
     side = min(config.height_width) + 32
-    return Preprocessing(config.image_size, IMAGENET_MEAN, IMAGENET_STD, "central", side)
+    return Preprocessing(
+        config.image_size, IMAGENET_MEAN, IMAGENET_STD, "torchvision", side, "bicubic"
+    )
 
 
 def _of_stages(config: Config) -> dict[str, Any]:

@@ -105,7 +105,9 @@ class Authors(Conversion):
     def preprocessing(self, config) -> Preprocessing:
         """Of the published models."""
         side = int(np.floor(min(config.height_width) / 0.875))
-        return Preprocessing(config.image_size, IMAGENET_MEAN, IMAGENET_STD, "central", side)
+        return Preprocessing(
+            config.image_size, IMAGENET_MEAN, IMAGENET_STD, "torchvision", side, "bicubic"
+        )
 
 
 def _part(number: int) -> str:
