@@ -11,6 +11,7 @@ import re
 from absl import logging
 from etils import epath
 
+from vit_jax.base import sizes
 from vit_jax.base.errors import CheckpointError
 from vit_jax.base.sizes import Size, height_width
 from vit_jax.interchange import named, pytorch
@@ -19,7 +20,6 @@ from vit_jax.interchange.opened import CONFIG, Opened
 
 NAME = "huggingface"
 PROCESSOR = "preprocessor_config.json"
-# For a network with a head, these divide by the deviations once more: their files have the roots.
 _FILTERS = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 _USUAL = {
     "image_mean": (0.5,) * 3,
@@ -41,6 +41,7 @@ _OF_PROCESSORS = {
     "Siglip": {"resample": 3},
     "EfficientNet": {"resample": 3},
 }
+# For a network with a head, these divide by the deviations once more: their files have the roots.
 _DIVIDING_TWICE = ("EfficientNetImageProcessor", "EfficientNetImageProcessorFast")
 
 
@@ -51,13 +52,15 @@ def recognises(opened: Opened) -> bool:
 
 def read(opened: Opened, wishes: Wishes) -> Foreign:
     """See `formats`; `layout` keeps `config.json` too."""
-    found = named.find(opened, NAME, opened.config | named.said(wishes))
+    path = opened.path / PROCESSOR
+    processor = _filled(pytorch.read_json(path)) if path.exists() else {}
+    # Networks that take images of any size leave it to what prepares these.
+    said = opened.config | {"processor_size": _cut_size(processor).get("image_size")}
+    found = named.find(opened, NAME, said | named.said(wishes))
     foreign = named.read(opened, found, NAME, wishes, {})
-    config, processor = foreign.model_config, opened.path / PROCESSOR
-    if processor.exists():
-        foreign.preprocessing = _preprocessing(
-            pytorch.read_json(processor), config.image_size, processor
-        )
+    config = foreign.model_config
+    if processor:
+        foreign.preprocessing = _preprocessing(processor, config.image_size, path)
     foreign.classes = _classes(opened.config, config.num_classes)
     foreign.layout["config"] = opened.config
     return foreign
@@ -70,12 +73,14 @@ def write(foreign: Foreign, path: epath.PathLike) -> None:
       CheckpointError: transformers has no such model.
     """
     path = epath.Path(path)
-    conversion = named.conversion_of(foreign.model_config, NAME, path)
+    layout = foreign.layout
+    as_it_was = layout.get("format") == NAME and "kind" in layout
+    conversion = named.conversion_of(foreign.model_config, NAME, path, as_it_was=as_it_was)
     foreign = named.expressed(foreign, conversion, NAME)
     config = foreign.model_config
     # What config.json says of the model; the rest of one that was read stays.
     described = foreign.layout.get("config", {}) | {"dtype": "float32"}
-    described |= conversion.config_json(config)
+    described |= conversion.config_json(config, foreign.layout)
     if config.num_classes:
         names = foreign.classes or [f"LABEL_{i}" for i in range(config.num_classes)]
         described["id2label"] = {str(i): name for i, name in enumerate(names)}
@@ -98,12 +103,7 @@ def _classes(said: dict, count: int) -> tuple[str, ...] | None:
 
 
 def _preprocessing(said: dict, image_size: Size, path: epath.Path) -> Preprocessing:
-    """What preprocessor_config.json says, older and newer; what it leaves out is as its processor has
-    it.
-    """
-    kind = said.get("image_processor_type") or said.get("feature_extractor_type") or ""
-    kind = re.sub("(ImageProcessor|FeatureExtractor).*", "", kind)
-    said = _USUAL | _OF_PROCESSORS.get(kind, {}) | said
+    """What preprocessor_config.json says, older and newer, see `_filled`."""
     resample = said["resample"]
     if resample not in _FILTERS:
         logging.warning(
@@ -119,11 +119,38 @@ def _preprocessing(said: dict, image_size: Size, path: epath.Path) -> Preprocess
         std = [x * x for x in std]
     if not said["do_center_crop"]:
         return Preprocessing(image_size, tuple(mean), tuple(std), "resize", interpolation=filter)
-    size, crop = said["size"], "squash" if kind == "DeiT" else "transformers"
+    size, crop = said["size"], "squash" if _kind(said) == "DeiT" else "transformers"
     if isinstance(size, dict):
         crop = "transformers" if "shortest_edge" in size else "squash"
         size = size.get("shortest_edge") or min(size["height"], size["width"])
+    cut = _cut_size(said).get("image_size", image_size)
+    if cut != image_size:
+        wanted, there = (min(height_width(one)) for one in (image_size, cut))
+        size = round(size * wanted / there)
+        logging.warning(
+            "%s cuts images of %s pixels, and the model is for %s: they are resized to %d, in proportion, and "
+            "cut to that", path, sizes.text(cut), sizes.text(image_size), size,
+        )  # fmt: skip
     return Preprocessing(image_size, tuple(mean), tuple(std), crop, size, filter)
+
+
+def _filled(said: dict) -> dict:
+    """What preprocessor_config.json says; what it leaves out is as its processor has it."""
+    return _USUAL | _OF_PROCESSORS.get(_kind(said), {}) | said
+
+
+def _kind(said: dict) -> str:
+    """Of a processor: ViT, DeiT, Bit, …"""
+    name = said.get("image_processor_type") or said.get("feature_extractor_type") or ""
+    return re.sub("(ImageProcessor|FeatureExtractor).*", "", name)
+
+
+def _cut_size(said: dict) -> dict[str, Size]:
+    """The size of the images that a processor gives, if it says one: `image_size`."""
+    size = said.get("crop_size" if said.get("do_center_crop") else "size")
+    if isinstance(size, dict):
+        size = size.get("shortest_edge") or [size["height"], size["width"]]
+    return named.said_size(size)
 
 
 def _processor(preprocessing: Preprocessing, path: epath.PathLike) -> dict:

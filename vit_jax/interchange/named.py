@@ -179,8 +179,13 @@ def _how_to_say(names: Iterable[str]) -> str:
     return " ".join(f"--model={name}=…" for name in names)
 
 
-def conversion_of(config: classifier.Options, format: str, path: epath.PathLike) -> Conversion:
+def conversion_of(
+    config: classifier.Options, format: str, path: epath.PathLike, *, as_it_was: bool = False
+) -> Conversion:
     """The conversion of a model's family to a format.
+
+    Args:
+      as_it_was: the model was read from such a file, and is written under the same names.
 
     Raises:
       CheckpointError: there is none, or the other code would compute the model with other numbers.
@@ -194,7 +199,7 @@ def conversion_of(config: classifier.Options, format: str, path: epath.PathLike)
             f"these have: {', '.join(others)}"
         )
     refuse_other_conventions(config, conversion.conventions, format, path)
-    if reason := conversion.refusal(config):
+    if not as_it_was and (reason := conversion.refusal(config)):
         raise CheckpointError(f"{path} is not written: {reason}")
     return conversion
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 from absl import logging
 from etils import epath
 
@@ -31,7 +32,7 @@ _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _DEPTH = 3  # how deep dictionaries of dictionaries are searched
 # Patterns of tensors that pre-training needs beside the network that it trains; not part of a model.
 EXTRAS = (
-    "mask_token", r"decoder_(pos_embed|embed|blocks|norm|pred)(\..*)?", r"decoder\..*",
+    "mask_token", r"rope_embed\.periods", r"decoder_(pos_embed|embed|blocks|norm|pred)(\..*)?", r"decoder\..*",
     r"(dino_head|ibot_head|projection_head|projector|predictor|prototypes)\..*",
 )  # fmt: skip
 # The same beside the network that a prefix names.
@@ -107,7 +108,26 @@ def _tensors(found: Mapping[Any, Any], path: epath.Path) -> dict[str, Lazy]:
 def without_wrappers(tensors: Mapping[str, Lazy]) -> dict[str, Lazy]:
     """The tensors by their names without the parts that compilers and wrappers of layers put in."""
     cut = {".".join(k for k in name.split(".") if k not in _WRAPPERS): name for name in tensors}
-    return {short: tensors[name] for short, name in cut.items()}
+    return masked({short: tensors[name] for short, name in cut.items()})
+
+
+def masked(tensors: dict[str, Lazy]) -> dict[str, Lazy]:
+    """The tensors with biases times their masks, as DINOv3's code computes them: keys have none."""
+    masks = [name for name in tensors if name.endswith(".bias_mask")]
+    found = {name: tensor for name, tensor in tensors.items() if name not in masks}
+    for name in masks:
+        bias = name.removesuffix("_mask")
+        if bias in found:
+            found[bias] = _times(found[bias], tensors[name])
+    return found
+
+
+def _times(bias: Lazy, mask: Lazy) -> Lazy:
+    def read() -> np.ndarray:
+        keep = np.asarray(mask)
+        return np.where(keep == 0, 0, np.asarray(bias) * keep).astype(bias.dtype)
+
+    return Lazy(bias.shape, bias.dtype, read)
 
 
 def prefixes(names: Iterable[str]) -> list[str]:

@@ -153,7 +153,8 @@ class TimmConversion(Conversion):
 
 
 class HuggingFaceConversion(Conversion):
-    """The names of `transformers`. `said` are the fields of config.json.
+    """The names of `transformers`. `said` are the fields of config.json, and `processor_size`, the size of
+    the images that preprocessor_config.json gives, or `None`.
 
     Attributes:
       model_types: those of `config.json` that it reads.
@@ -161,8 +162,12 @@ class HuggingFaceConversion(Conversion):
 
     model_types: ClassVar[tuple[str, ...]] = ()
 
-    def config_json(self, config: Options) -> dict[str, Any]:
-        """What config.json says about the model, including `architectures` and `model_type`."""
+    def config_json(self, config: Options, layout: Mapping[str, Any]) -> dict[str, Any]:
+        """What config.json says about the model, including `architectures` and `model_type`.
+
+        Args:
+          layout: of the file's names, see `rules`.
+        """
         raise NotImplementedError
 
 

@@ -14,6 +14,7 @@ from vit_jax.models.conversions import flax, pytorch
 from vit_jax.models.conversions.contract import (
     USUAL_IMAGE_SIZE,
     Conversion,
+    HuggingFaceConversion,
     Preprocessing,
     Recognised,
     Shapes,
@@ -105,6 +106,55 @@ class Timm(TimmConversion):
                 f"timm has no BiT-R{name}, only {', '.join(_IN_TIMM)}: write a .safetensors file"
             )
         return f"resnetv2_{name}_bit", {}
+
+
+class HuggingFace(HuggingFaceConversion):
+    """`BitForImageClassification` and `BitModel`: timm's BiT under other names. Files are written again as
+    they were read; new ones are not.
+    """
+
+    conventions = {"root_zeros": True}
+    model_types = ("bit",)
+    renamed = (
+        (r"^(bit\.)?embedder\.convolution\.", "stem.conv."),
+        (r"^(bit\.)?encoder\.(stages\.\d+)\.layers\.", r"\2.blocks."),
+        (r"^bit\.norm\.", "norm."),
+    )
+
+    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> Recognised | None:
+        """See `Conversion`."""
+        if said.get("model_type") not in self.model_types:
+            return None
+        usual = {"layer_type": "preactivation", "global_padding": None, "num_groups": 32}
+        usual |= {"embedding_dynamic_padding": False, "output_stride": 32, "hidden_act": "relu"}
+        for name, value in usual.items():
+            if said.get(name, value) != value:
+                raise CheckpointError(f"{name} = {said[name]!r} is not supported, only {value!r}")
+        size = said.get("processor_size") or USUAL_IMAGE_SIZE
+        options = timm_sizes(shapes) | {
+            "image_size": said.get("image_size", size),
+            "num_classes": shapes.get("classifier.1.bias", (0,))[0],
+            "preactivation": True,
+            "root_zeros": True,
+            "epsilons": "timm",
+        }
+        return Recognised(options, {"kind": "bit"})
+
+    def rules(self, config: resnet.Config, layout: Mapping[str, Any]) -> list[Rule]:
+        """See `Conversion`."""
+        return [
+            *timm_rules("backbone", "", config),
+            *pytorch.norm("norm", "norm"),
+            *pytorch.linear("head", "classifier.1"),
+        ]
+
+    def refusal(self, config: resnet.Config) -> str:
+        """See `Conversion`."""
+        return "BiT is not written anew for transformers"
+
+    def config_json(self, config: resnet.Config, layout: Mapping[str, Any]) -> dict[str, Any]:
+        """See `HuggingFaceConversion`: what the file said stays."""
+        return {}
 
 
 def flax_sizes(shapes: Shapes) -> dict[str, Any]:

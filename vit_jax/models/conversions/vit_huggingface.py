@@ -1,4 +1,5 @@
-"""ViT and DeiT of Hugging Face `transformers`. Classes of theirs and what they are here:
+"""ViT and DeiT of Hugging Face `transformers`, and, through `vit_towers`, its other ViTs. Classes of theirs
+and what they are here:
 
 - ViTForImageClassification: class token, linear head.
 - ViTModel: no head; the pooler, where there is one, is our `representation` (both are a tanh layer).
@@ -12,7 +13,7 @@ from typing import Any
 from vit_jax.base import sizes
 from vit_jax.base.errors import CheckpointError
 from vit_jax.models import vit
-from vit_jax.models.conversions import pytorch
+from vit_jax.models.conversions import pytorch, vit_towers
 from vit_jax.models.conversions.contract import HuggingFaceConversion, Recognised, Shapes
 from vit_jax.models.conversions.rules import Rule
 from vit_jax.models.conversions.vit_flax import (
@@ -45,14 +46,17 @@ _DEFAULTS = {
 
 
 class HuggingFace(HuggingFaceConversion):
-    """ViT and DeiT."""
+    """ViT and DeiT; the layout of others has a `kind`."""
 
-    model_types = ("vit", "deit")
+    model_types = ("vit", "deit", *vit_towers.DEFAULTS)
+    renamed = ((r"(head\.attention\.in_proj)_(weight|bias)", r"\1.\2"),)
 
     def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> Recognised | None:
         """See `Conversion`."""
         if said.get("model_type") not in self.model_types:
             return None
+        if said["model_type"] in vit_towers.DEFAULTS:
+            return vit_towers.recognise(shapes, said)
         # transformers 5 has other names in its code; in files it reads and writes these.
         prefix = next((p for p in ("vit.", "deit.") if any(n.startswith(p) for n in shapes)), "")
         value = _DEFAULTS | dict(said)
@@ -87,6 +91,8 @@ class HuggingFace(HuggingFaceConversion):
 
     def rules(self, config: vit.Config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`; `prefix` is of all names but the heads': `vit.`, `deit.` or nothing."""
+        if "kind" in layout:
+            return vit_towers.rules(config, layout)
         prefix = layout["prefix"]
         ours, theirs = "encoder/layers", f"{prefix}encoder.layer.{{layer}}"
         attention = f"{theirs}.attention.attention"
@@ -139,8 +145,10 @@ class HuggingFace(HuggingFaceConversion):
         """Positions are learned, and the class token has one."""
         return with_class_row(*with_learned_position(config, params))
 
-    def config_json(self, config: vit.Config) -> dict[str, Any]:
+    def config_json(self, config: vit.Config, layout: Mapping[str, Any]) -> dict[str, Any]:
         """See `HuggingFaceConversion`."""
+        if "kind" in layout:  # What the file said stays.
+            return {}
         kind, teacher = "DeiT" if config.distilled else "ViT", "WithTeacher" * config.two_heads
         task = f"ForImageClassification{teacher}" if config.num_classes else "Model"
         size = config.image_size

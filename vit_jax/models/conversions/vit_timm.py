@@ -45,6 +45,15 @@ class Timm(TimmConversion):
     """VisionTransformer and Eva."""
 
     file_conventions = {"activation": "gelu", "epsilon": 1e-6}
+    # The names of DINOv2's and DINOv3's own code, which while training cuts the blocks into chunks.
+    renamed = (
+        (r"^(register|storage)_tokens$", "reg_token"),
+        (r"^blocks\.\d+\.(\d+)\.", r"blocks.\1."),
+        (r"^(blocks\.\d+\.mlp)\.w12\.", r"\1.fc1."),
+        (r"^(blocks\.\d+\.mlp)\.w1\.", r"\1.fc1_g."),
+        (r"^(blocks\.\d+\.mlp)\.w2\.", r"\1.fc1_x."),
+        (r"^(blocks\.\d+\.mlp)\.w3\.", r"\1.fc2."),
+    )
 
     def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> Recognised | None:
         """See `Conversion`."""
@@ -176,7 +185,7 @@ class Timm(TimmConversion):
             return None
         side = math.floor(min(config.height_width) / 0.9)
         return Preprocessing(
-            config.image_size, IMAGENET_MEAN, IMAGENET_STD, "central", side, "bicubic"
+            config.image_size, IMAGENET_MEAN, IMAGENET_STD, "torchvision", side, "bicubic"
         )
 
     def architecture(self, config: vit.Config, layout: Mapping[str, Any]) -> tuple[str, dict]:
