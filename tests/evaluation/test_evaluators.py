@@ -184,6 +184,8 @@ def test_classes_are_matched_by_their_names(caplog):
     assert with_classes(source, ("dog", "cat")) is source
     several = with_classes(Labels(((0, 1), ()), ("dog", "cat"), True), ("cat", "dog"))
     assert [several[i].label for i in range(2)] == [(1, 0), ()]
+    ids = with_classes(Labels((0, 1), ("n01440764", "n01443537")), ("tench", "goldfish, a fish"))
+    assert [ids[i].label for i in range(2)] == [0, 1]
     numbered = with_classes(source, ("0", "1"))
     assert numbered[0].label == 0 and "taken in their order" in caplog.text
     with pytest.raises(ConfigError, match="the model knows no 'cat'; it knows 'dog', 'cow'"):

@@ -1,12 +1,14 @@
 """Classes matched by name: the labels of a data set in the numbering of another, or of a model."""
 
 import dataclasses
+import re
 
 from absl import logging
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.record import Record, Source
 
+_WORDNET = re.compile(r"n\d{8}")
 _NAMED = 5  # classes in a message
 
 
@@ -38,7 +40,8 @@ def with_classes(source: Source, classes: tuple[str, ...]) -> Source:
     """The source with labels that number `classes`, which are matched by name. The source may have
     only some of them.
 
-    Where the classes of one side are mere numbers, they are taken in order, with a warning.
+    Where the classes of one side are mere numbers, or WordNet's ids in their order, which is the order
+    of ImageNet's classes, they are taken in order, with a warning.
 
     Raises:
       ConfigError: the source has no labels, or a class that is not among them.
@@ -54,7 +57,7 @@ def with_classes(source: Source, classes: tuple[str, ...]) -> Source:
     if len(source.classes) == len(classes) and (_numbered(classes) or _numbered(source.classes)):
         logging.warning(
             "the %d classes of the model and of the data have other names, and one side only has "
-            "numbers: they are taken in their order", len(classes),
+            "numbers or WordNet's ids: they are taken in their order", len(classes),
         )  # fmt: skip
         return Relabelled(source, classes, tuple(range(len(classes))))
     others = " and others" if len(unknown) > _NAMED else ""
@@ -67,4 +70,5 @@ def with_classes(source: Source, classes: tuple[str, ...]) -> Source:
 
 
 def _numbered(classes: tuple[str, ...]) -> bool:
-    return classes == tuple(map(str, range(len(classes))))
+    ids = all(_WORDNET.fullmatch(name) for name in classes) and list(classes) == sorted(classes)
+    return ids or classes == tuple(map(str, range(len(classes))))
