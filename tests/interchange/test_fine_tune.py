@@ -72,6 +72,23 @@ def test_mean_and_deviation_are_those_the_checkpoint_says(shared_data, tmp_path)
     assert said.mean == said.std == (0.5, 0.5, 0.5)
 
 
+def test_interpolation_is_the_checkpoints_and_a_run_keeps_what_it_took(shared_data, tmp_path):
+    official = shared_data / "oracle" / "vt_vit_testing.ckpt.npz"
+    assert taken_over("finetune", official, image_size=32).data.interpolation == "bilinear"
+    foreign = formats.read(official)
+    formats.write(foreign, tmp_path / "begun", "orbax")  # stands for a run of an earlier version
+    size = foreign.model_config.image_size
+    foreign.preprocessing = formats.Preprocessing(size, interpolation="bicubic")
+    formats.write(foreign, tmp_path / "folder", "huggingface")
+    assert (
+        taken_over("finetune", tmp_path / "folder", image_size=32).data.interpolation == "bicubic"
+    )
+    config = load_config("configs/finetune.py")
+    config.init_from = str(tmp_path / "folder")
+    resumed = loading.resolve_from_checkpoint(config, tmp_path / "begun")
+    assert resumed.data.interpolation == "bilinear"
+
+
 def test_a_file_that_does_not_say_how_images_are_normalised_needs_to_be_told(shared_data):
     path = next((shared_data / "weights").glob("deit_tiny*.safetensors"))
     with pytest.raises(
@@ -83,7 +100,9 @@ def test_a_file_that_does_not_say_how_images_are_normalised_needs_to_be_told(sha
 
 
 @pytest.mark.parametrize(
-    "left_open", [{"model.name": ""}, {"data.mean": ()}, {"data.std": ()}], ids=str
+    "left_open",
+    [{"model.name": ""}, {"data.mean": ()}, {"data.std": ()}, {"data.interpolation": ""}],
+    ids=str,
 )
 def test_what_is_left_to_a_checkpoint_needs_one(left_open):
     config = load_config("configs/digits.py")

@@ -14,7 +14,7 @@ import pytest
 
 import vit_jax
 from vit_jax.base.errors import CheckpointError, ConfigError
-from vit_jax.interchange import formats, opened, remote
+from vit_jax.interchange import formats, loading, opened, remote, web
 from vit_jax.models import registry
 
 pytest.importorskip("huggingface_hub")
@@ -168,7 +168,7 @@ def again():
     opened.forget()
 
 
-def test_a_repository_is_read_with_its_classes_and_preprocessing(hub, files, folder):
+def test_a_repository_is_read_with_its_classes_and_preprocessing(hub, files, folder, tmp_path):
     hub.repositories["timm/vit_mu"] = files | {
         "README.md": b"# hello",
         "pytorch_model.bin": b"junk",
@@ -186,6 +186,8 @@ def test_a_repository_is_read_with_its_classes_and_preprocessing(hub, files, fol
     model = vit_jax.load("hf://timm/vit_mu", image_size=16, num_classes=2)
     assert (model.config.image_size, model.config.num_classes) == (16, 2)
     assert len(hub.asked) == before
+    loading.convert("hf://timm/vit_mu", tmp_path / "out", "huggingface")
+    assert formats.read(tmp_path / "out").classes == ("cat", "dog", "emu")
     for name in (f"hf://timm/vit_mu@{COMMIT}", "hf://timm/vit_mu@main/model.safetensors"):
         assert formats.read(name).classes == ("cat", "dog", "emu")
 
@@ -216,6 +218,7 @@ def test_without_a_network_the_cache_is_read(hub, files, monkeypatch, caplog):
     ("name", "words"),
     [
         ("hf://timm/other", "no repository timm/other, or it is private: check the name, or log in"),
+        ("hf://timm/deit_tiny_patch16_244.fb_in1k", r"did you mean timm/deit_tiny_patch16_224.fb_in1k,"),
         ("hf://timm/vit_mu@v2", "timm/vit_mu has no revision 'v2'"),
         ("hf://timm/vit_mu/b.pth", "timm/vit_mu has no file 'b.pth' at main"),
         ("hf://timm/empty", "timm/empty has no weights that can be read here; it has README.md"),
@@ -258,6 +261,22 @@ def test_a_download_that_breaks_is_an_error_and_goes_on_later(hub, files):
     hub.cut = None
     again()
     assert formats.read("hf://timm/vit_mu").classes == ("cat", "dog", "emu")
+
+
+def test_processes_of_a_machine_download_a_file_once(hub, files):
+    """Threads here; what they share is a lock on the disk."""
+    data = hub.web["/files/vit.safetensors"] = files["model.safetensors"]
+    address, found = f"{hub.address}/files/vit.safetensors", []
+    sum = hashlib.sha256(data).hexdigest()
+    threads = [
+        threading.Thread(target=lambda: found.append(web.fetch(address, sum))) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == 1 and found[0].read_bytes() == data
+    assert len(hub.asked) == 1
 
 
 def test_a_file_from_the_web_is_downloaded_once_and_compared_with_its_checksum(hub, files, caplog):

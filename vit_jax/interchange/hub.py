@@ -5,6 +5,7 @@ Of a repository only what a checkpoint needs is fetched: config.json, how images
 weights, safetensors rather than pickles. Without a network the copy in the cache is used.
 """
 
+import difflib
 import fnmatch
 import os
 import re
@@ -18,6 +19,7 @@ from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.interchange import pytorch
 from vit_jax.interchange.huggingface import PROCESSOR
 from vit_jax.interchange.opened import CONFIG
+from vit_jax.models.conversions import published
 
 # A revision may be a branch, a tag, a commit, or what the hub keeps for requests and conversions.
 _NAME = re.compile(
@@ -162,7 +164,7 @@ def _explain(name: str, repo: str, revision: str, file: str | None, error: Excep
     if isinstance(error, errors.GatedRepoError) or status == 403:
         why = f"{repo} is not open to everybody: ask for access on its page, and {token}"
     elif isinstance(error, errors.RepositoryNotFoundError) or status == 401:
-        why = f"there is no repository {repo}, or it is private: check the name, or {token}"
+        why = f"there is no repository {repo}, or it is private: check the name, or {token}{_published(repo)}"
     elif isinstance(error, errors.RevisionNotFoundError):
         why = f"{repo} has no revision {revision!r}"
     elif isinstance(error, errors.LocalEntryNotFoundError) or _is_unreachable(error):
@@ -172,6 +174,13 @@ def _explain(name: str, repo: str, revision: str, file: str | None, error: Excep
     else:
         why = f"it cannot be downloaded: {_first(error)}. The same command goes on where it stopped"
     raise CheckpointError(f"{name}: {why}") from error
+
+
+def _published(repo: str) -> str:
+    """'; did you mean …?' with the published models whose names are most like that of a repository."""
+    known = [f"timm/{name}" for name in published.names()]
+    close = difflib.get_close_matches(repo, known, n=3)
+    return f"; did you mean {', '.join(close)}?" if close else ""
 
 
 def _first(error: Exception) -> str:
