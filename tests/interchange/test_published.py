@@ -3,6 +3,7 @@
 import csv
 import json
 
+import jax
 import numpy as np
 import pytest
 from PIL import Image
@@ -11,6 +12,8 @@ import vit_jax
 from tests.interchange.test_hub import hub  # noqa: F401
 from vit_jax.config import Data
 from vit_jax.data import decode
+from vit_jax.interchange import formats
+from vit_jax.models import registry
 from vit_jax.models.conversions.contract import IMAGENET_MEAN, IMAGENET_STD
 
 NAME = "timm/deit_tiny_patch16_224.fb_in1k"
@@ -108,6 +111,28 @@ def test_deit_by_its_name_predicts(deit, labelled, shared_data, command):
     ]
     code, _, err = command("evaluate", f"--checkpoint={deit}")
     assert code == 2 and "names no data: say what to evaluate on" in err
+
+
+def test_a_model_without_head_gives_features_and_no_predictions(
+    hub,  # noqa: F811
+    shared_data,
+    command,
+    tmp_path,
+):
+    config = registry.model_config(
+        "ViT-mu/4", image_size=8, depth=1, activation="gelu", num_classes=0
+    )
+    params = jax.tree.map(lambda x: np.ones(x.shape, np.float32), registry.abstract(config)[1])
+    prepared = formats.Preprocessing(8)
+    formats.write(formats.Foreign(config, params, None, prepared), tmp_path / "body", "timm")
+    hub.repositories["me/body"] = {f.name: f.read_bytes() for f in (tmp_path / "body").iterdir()}
+    image = sorted((shared_data / "imagenet_sample").glob("*.JPEG"))[0]
+    code, _, err = command("predict", "--checkpoint=hf://me/body", image)
+    assert code == 2 and "hf://me/body: the model has no head" in err and "--features" in err
+    out = tmp_path / "features.npz"
+    code, _, err = command("predict", "--checkpoint=hf://me/body", f"--features={out}", image)
+    assert code == 0, err
+    assert np.load(out)["features"].shape == (1, 32)
 
 
 def test_a_checkpoint_of_another_format_is_a_run_to_use(deit):

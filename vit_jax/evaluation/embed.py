@@ -26,6 +26,7 @@ from vit_jax.evaluation.forward import make_forward, normalized_as
 from vit_jax.evaluation.images import Named, find, read_ahead
 from vit_jax.evaluation.overrides import of_images
 from vit_jax.evaluation.predict import padded
+from vit_jax.interchange import loading
 from vit_jax.models import registry
 
 _EVERY = 10.0  # seconds between two lines on how far it is
@@ -44,7 +45,7 @@ def write_features(
     The memory it takes does not grow with the number of images. The file appears when it is whole.
 
     Args:
-      path: of a run or checkpoint.
+      path: of a run, or of a checkpoint of any format.
       sources: of images, see `images.find`.
       out: FILE.npz, with `features` (n, D) float32 and `files` (n,); or FILE.parquet, with a row `file`,
         `features` for each image.
@@ -62,7 +63,7 @@ def write_features(
     if not target.parent.is_dir() or not os.access(target.parent, os.W_OK):
         raise ConfigError(f"--features={out}: {target.parent} is no folder that can be written to")
     files = find(sources)
-    run = reading.load_run(path)
+    run = loading.load_run(path)
     run.config.data.update(of_images(run.config, settings, "predict"))
     good, bad, width, began = 0, 0, 0, time.monotonic()
     said = began

@@ -167,7 +167,7 @@ def predict_files(
 
     Raises:
       ConfigError: a folder has no images, or the picture cannot be written; said before any work.
-        Or it is not known how images are normalised.
+        Or it is not known how images are normalised, or the model has no head.
       UserError: some image could not be read; said after all others were predicted.
     """
     if picture:
@@ -175,6 +175,11 @@ def predict_files(
     files = find(sources)
     run = loading.load_run(path)
     run.config.data.update(of_images(run.config, settings, "predict"))
+    if not run.model_config.num_classes:
+        raise ConfigError(
+            f"{path}: the model has no head, and so no classes to predict: fine-tune it, or write its features with "
+            "--features=FILE.npz"
+        )
     tiles, good, bad = [], 0, 0
 
     def predictions() -> Iterator[Prediction]:

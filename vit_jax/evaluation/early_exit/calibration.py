@@ -257,5 +257,10 @@ def _plain(found: thresholds.Outcome) -> dict:
 
 
 def _check_writable(directory: epath.Path) -> None:
+    if not (directory / "description").exists():
+        raise ConfigError(
+            f"thresholds are kept in the folder of a checkpoint of ours, and {directory} is none: 'vit_jax convert' "
+            "it with --to=orbax"
+        )
     if not paths.in_bucket(directory) and not os.access(directory, os.W_OK):
         raise ConfigError(f"thresholds are kept in {directory}, which cannot be written to")
