@@ -187,6 +187,8 @@ def test_a_repository_is_read_with_its_classes_and_preprocessing(hub, files, fol
     assert (model.config.image_size, model.config.num_classes) == (16, 2)
     assert len(hub.asked) == before
     loading.convert("hf://timm/vit_mu", tmp_path / "out", "huggingface")
+    with pytest.raises(ConfigError, match="hf://me/mine cannot be written to"):
+        loading.convert("hf://timm/vit_mu", "hf://me/mine", "timm")
     assert formats.read(tmp_path / "out").classes == ("cat", "dog", "emu")
     for name in (f"hf://timm/vit_mu@{COMMIT}", "hf://timm/vit_mu@main/model.safetensors"):
         assert formats.read(name).classes == ("cat", "dog", "emu")

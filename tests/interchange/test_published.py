@@ -52,11 +52,13 @@ def labelled(shared_data, tmp_path):
     return tmp_path / "images.csv"
 
 
-def torchvision_crop(image, side, size):
-    """`Resize(side, BICUBIC)` and `CenterCrop(size)`, in their formulas, by Pillow."""
+def cropped(image, kind, side, size):
+    """timm's Resize and CenterCrop, or those of transformers, in their formulas, by Pillow."""
     resized = [side * length // min(image.size) for length in image.size]
+    resized = [side, side] if kind == "squash" else resized
     image = image.resize(resized, Image.Resampling.BICUBIC)
-    left, top = (round((length - size) / 2.0) for length in image.size)
+    rounded = int if kind == "transformers" else round
+    left, top = (rounded((length - size) / 2.0) for length in image.size)
     return np.asarray(image.crop((left, top, left + size, top + size)), np.float64)
 
 
@@ -65,14 +67,24 @@ def psnr(a, b):
 
 
 @pytest.mark.parametrize("native", [True, False])
-@pytest.mark.parametrize(("side", "size"), [(248, 224), (256, 224), (384, 384)])
-def test_crops_are_those_of_torchvision(monkeypatch, shared_data, native, side, size):
+@pytest.mark.parametrize(
+    ("kind", "side", "size"),
+    [
+        ("torchvision", 248, 224),
+        ("torchvision", 384, 384),
+        ("squash", 404, 384),
+        ("transformers", 256, 224),
+    ],
+)
+def test_crops_are_those_of_the_code_they_are_named_for(
+    monkeypatch, shared_data, native, kind, side, size
+):
     if not native:
         monkeypatch.setattr(decode, "_native", None)
-    data = Data(image_size=size, eval_crop="torchvision", eval_resize=side, interpolation="bicubic")
+    data = Data(image_size=size, eval_crop=kind, eval_resize=side, interpolation="bicubic")
     found = []
     for path in sorted((shared_data / "imagenet_sample").glob("*.JPEG"))[::20]:
-        expected = torchvision_crop(Image.open(path).convert("RGB"), side, size)
+        expected = cropped(Image.open(path).convert("RGB"), kind, side, size)
         found.append(psnr(decode.eval_crop(path.read_bytes(), data, name=path.name), expected))
     assert min(found) > 45
 
@@ -82,7 +94,7 @@ def test_all_crops_are_those_of_torchvision(shared_data):
     data = Data(eval_crop="torchvision", eval_resize=248, interpolation="bicubic")
     found = []
     for path in sorted((shared_data / "imagenet_sample").glob("*.JPEG")):
-        expected = torchvision_crop(Image.open(path).convert("RGB"), 248, 224)
+        expected = cropped(Image.open(path).convert("RGB"), "torchvision", 248, 224)
         found.append(psnr(decode.eval_crop(path.read_bytes(), data, name=path.name), expected))
     assert len(found) == 200 and min(found) > 45
 

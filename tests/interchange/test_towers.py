@@ -133,7 +133,12 @@ def their_answer(model, x):
     return output.last_hidden_state, "tokens"
 
 
-@pytest.mark.parametrize("name", MODELS)
+SLOW = ("SiglipModel", "CLIPForImageClassification")  # others cover their parts
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in MODELS]
+)
 def test_their_networks_are_ours_and_theirs_again(tmp_path, name):
     model, recognised = build(name), MODELS[name][2]
     model.save_pretrained(tmp_path / "theirs")

@@ -151,7 +151,10 @@ def write(foreign: Foreign, path: epath.PathLike, to: str) -> None:
     Raises:
       CheckpointError: the format cannot express the model, or the file cannot be written; then
         nothing is left behind.
+      ConfigError: the path is an address.
     """
+    if remote.is_remote(path):
+        raise ConfigError(f"{path} cannot be written to: name a file or folder, and upload that")
     module(to).write(foreign, paths.locate(path))
 
 

@@ -59,7 +59,7 @@ _DTYPES = {
 _HARMLESS = (
     "__builtin__.*", "builtins.*",  # those that do something are in _REFUSED
     "_codecs.encode", "copy_reg._reconstructor", "copyreg._reconstructor",
-    "argparse.Namespace", "types.SimpleNamespace", "uuid.UUID", "decimal.Decimal",
+    "argparse.Namespace", "functools.partial", "types.SimpleNamespace", "uuid.UUID", "decimal.Decimal",
     "fractions.Fraction", "datetime.*", "pathlib.*", "enum.*", "typing.*",
     "numpy.dtype", "numpy.ndarray", "numpy.dtypes.*", "numpy.*int*", "numpy.float*", "numpy.bool*",
     "numpy.complex*", "numpy.str_", "numpy.core.multiarray.*", "numpy._core.multiarray.*",
