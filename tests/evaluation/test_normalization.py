@@ -102,6 +102,13 @@ def test_the_commands_ask_and_are_told(file, unsaid, image, tmp_path, command):
     assert code == 2 and ask in err
     told = command("predict", f"--checkpoint={unsaid}", image, mean, std, "--json")
     assert told[0] == 0
+    # The file itself asks and is told alike, without a conversion.
+    code, _, err = command("predict", f"--checkpoint={file}", image)
+    assert code == 2 and ask in err
+    assert command("predict", f"--checkpoint={file}", image, mean, std, "--json")[:2] == told[:2]
+    bicubic = "--config.data.interpolation=bicubic"
+    code, _, err = command("predict", f"--checkpoint={file}", image, mean, std, bicubic)
+    assert code == 0
     code, _, err = command("convert", file, tmp_path / "run", "--to=orbax", mean, std)
     assert code == 0 and "does not say" not in err
     after = command("predict", f"--checkpoint={tmp_path / 'run'}", image, "--json")
