@@ -110,6 +110,12 @@ def define_checkpoint() -> None:
     )
 
 
+def define_model() -> None:
+    flags.DEFINE_multi_string(
+        "model", [], "OPTION=VALUE of the checkpoint's model, where its file does not tell: heads=6"
+    )
+
+
 def define_exits() -> None:
     flags.DEFINE_float(
         "budget",

@@ -228,9 +228,7 @@ def convert() -> None:
         "to", None, "official, big_vision, timm, huggingface, authors or orbax (our own)"
     )
     flags.DEFINE_bool("allow_nonfinite", False, "tensors may have NaNs and infinities")
-    flags.DEFINE_multi_string(
-        "model", [], "OPTION=VALUE of the source's model, e.g. activation=gelu_tanh"
-    )
+    cli.define_model()
     cli.define_json()
     cli.define_register()
     paths = cli.parse("SOURCE DESTINATION")

@@ -15,14 +15,16 @@ FLAGS = flags.FLAGS
 
 def evaluate() -> None:
     """Accuracy and loss of a checkpoint: --checkpoint=DIR [--suite=NAME] [--budget=GFLOPS]
-    [--config.FIELD=VALUE …] [--json].
+    [--config.FIELD=VALUE …] [--model=OPTION=VALUE …] [--json].
 
-    Data and preprocessing are those of the run, unless --config.data.FIELD says otherwise. With --budget
+    Data and preprocessing are those of the run, unless --config.data.FIELD says otherwise; a checkpoint of
+    another format has its own preprocessing, and the data is to be said. With --budget
     or --threshold images leave a model with exits early. With --suite=imagenet or few_shot the model is judged on
     all sets of that name that are there.
     """
     settings = cli.take_settings()
     cli.define_checkpoint()
+    cli.define_model()
     flags.DEFINE_list(
         "evaluators", [], "instead of the run's own: accuracy, classification, few_shot, knn"
     )
@@ -52,7 +54,8 @@ def evaluate() -> None:
             evaluators = (("early_exit", {"thresholds": thresholds}),)
         if evaluators:
             settings.append(("eval.evaluators", repr(evaluators)))
-        run, config = load_to_evaluate(FLAGS.checkpoint, settings)
+        said = cli.options(FLAGS.model)
+        run, config = load_to_evaluate(FLAGS.checkpoint, settings, said, needs_data=not FLAGS.suite)
         result, absent = evaluate_run(
             run, config, watch=shown, suite=FLAGS.suite, data_dir=FLAGS.data_dir
         )
@@ -62,7 +65,8 @@ def evaluate() -> None:
 
 def predict() -> None:
     """Class names and probabilities of images: --checkpoint=DIR IMAGE… [--topk=5] [--json|--csv]
-    [--picture=FILE.png] [--features=FILE.npz] [--budget=GFLOPS] [--config.data.FIELD=VALUE …].
+    [--picture=FILE.png] [--features=FILE.npz] [--budget=GFLOPS] [--config.data.FIELD=VALUE …]
+    [--model=OPTION=VALUE …].
 
     Images are prepared as in the run, unless --config.data.mean, std, eval_crop, eval_resize or interpolation
     say otherwise. An IMAGE is a file, a folder, of which all images are taken, a pattern in quotes, or -:
@@ -73,6 +77,7 @@ def predict() -> None:
     """
     settings = cli.take_settings()
     cli.define_checkpoint()
+    cli.define_model()
     cli.define_exits()
     cli.define_json()
     cli.define_register()
@@ -97,6 +102,7 @@ def predict() -> None:
             FLAGS.features,
             batch_size=FLAGS.batch_size,
             settings=settings,
+            said=cli.options(FLAGS.model),
         )
         cli.print_result(result, "{images} x {width}: ".format(**result) + FLAGS.features)
         if bad := result["unreadable"]:
@@ -116,6 +122,7 @@ def predict() -> None:
         picture=FLAGS.picture,
         settings=settings,
         thresholds=cli.thresholds(),
+        said=cli.options(FLAGS.model),
     )
 
 

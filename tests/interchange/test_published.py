@@ -12,7 +12,7 @@ import vit_jax
 from tests.interchange.test_hub import hub  # noqa: F401
 from vit_jax.config import Data
 from vit_jax.data import decode
-from vit_jax.interchange import formats
+from vit_jax.interchange import formats, safetensors
 from vit_jax.models import registry
 from vit_jax.models.conversions.contract import IMAGENET_MEAN, IMAGENET_STD
 
@@ -145,6 +145,24 @@ def test_a_model_without_head_gives_features_and_no_predictions(
     code, _, err = command("predict", "--checkpoint=hf://me/body", f"--features={out}", image)
     assert code == 0, err
     assert np.load(out)["features"].shape == (1, 32)
+
+
+def test_what_a_file_does_not_tell_is_asked_for_and_said(shared_data, command, tmp_path):
+    config = registry.model_config(
+        "ViT-mu/4", image_size=8, depth=1, activation="gelu", num_classes=2
+    )
+    params = jax.tree.map(lambda x: np.ones(x.shape, np.float32), registry.abstract(config)[1])
+    formats.write(formats.Foreign(config, params, None), tmp_path / "a.safetensors", "timm")
+    tensors = {n: np.asarray(t) for n, t in safetensors.read(tmp_path / "a.safetensors")[0].items()}
+    specs = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
+    safetensors.write(tmp_path / "bare.safetensors", tensors.items(), specs, {})
+    image = sorted((shared_data / "imagenet_sample").glob("*.JPEG"))[0]
+    checkpoint = f"--checkpoint={tmp_path / 'bare.safetensors'}"
+    images = ("--config.data.mean=0.5", "--config.data.std=0.5")
+    code, _, err = command("predict", checkpoint, image, *images)
+    assert code == 1 and "--model=heads=" in err
+    code, _, err = command("predict", checkpoint, image, *images, "--model=heads=2")
+    assert code == 0, err
 
 
 def test_a_checkpoint_of_another_format_is_a_run_to_use(deit):

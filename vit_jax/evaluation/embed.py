@@ -9,7 +9,8 @@ import shutil
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +40,7 @@ def write_features(
     *,
     batch_size: int,
     settings: Sequence[tuple[str, str]] = (),
+    said: Mapping[str, Any] | None = None,
 ) -> dict[str, int]:
     """Writes the features of images and their names, in the order in which they are found.
 
@@ -50,6 +52,7 @@ def write_features(
       out: FILE.npz, with `features` (n, D) float32 and `files` (n,); or FILE.parquet, with a row `file`,
         `features` for each image.
       settings: of the run's config, see `overrides.of_images`.
+      said: see `loading.load_run`.
 
     Returns:
       The numbers of `images` written, of those that are `unreadable`, and the `width` of the features.
@@ -63,7 +66,7 @@ def write_features(
     if not target.parent.is_dir() or not os.access(target.parent, os.W_OK):
         raise ConfigError(f"--features={out}: {target.parent} is no folder that can be written to")
     files = find(sources)
-    run = loading.load_run(path)
+    run = loading.load_run(path, said=said)
     run.config.data.update(of_images(run.config, settings, "predict"))
     good, bad, width, began = 0, 0, 0, time.monotonic()
     said = began

@@ -3,7 +3,7 @@ the model is computed; what `predict` and `convert` may: how images are prepared
 have no effect, and is refused.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from etils import epath
@@ -26,27 +26,33 @@ _OF_IMAGES = ("mean", "std", "eval_crop", "eval_resize", "interpolation")
 
 
 def load_to_evaluate(
-    path: epath.PathLike, changes: Iterable[tuple[str, str]]
+    path: epath.PathLike,
+    changes: Iterable[tuple[str, str]],
+    said: Mapping[str, Any] | None = None,
+    *,
+    needs_data: bool = True,
 ) -> tuple[reading.Run, Config]:
     """A trained model and the config to evaluate it with.
 
     Args:
       path: see `loading.load_run`.
       changes: of the run's config, see `settings.change`.
+      said: see `loading.load_run`.
+      needs_data: whether it is evaluated on the data that the config names.
 
     Raises:
-      ConfigError: a field is unknown or has no effect on an evaluation; said before the model is
-        read.
+      ConfigError: no data is named, where the checkpoint is not of ours; or a field is unknown or
+        has no effect on an evaluation; said before the model is read.
       CheckpointError: see `loading.load_run`.
     """
     changes = list(changes)
-    description = loading.describe(path)
+    description = loading.describe(path, said)
     model_config = reading.stored_model_config(description)
     config = schema.fill(default_config(), description["config"])
     if formats.detect(path) != orbax.NAME:
         config.data.name = ""
     change(config, config_class(), changes)
-    if not config.data.name:
+    if needs_data and not config.data.name:
         raise ConfigError(
             f"{path} is not a run of yours and names no data: say what to evaluate on, --config.data.name=imagenet2012 "
             "or --config.data.name=folder --config.data.path=FOLDER"
@@ -69,7 +75,7 @@ def load_to_evaluate(
         )
     of_model = {name.partition(".")[2] for name, _ in changes if name.startswith("model.")}
     options = {name: config.model[name] for name in of_model if config.model[name] is not None}
-    return loading.load_run(path, **options), typed
+    return loading.load_run(path, said=said, **options), typed
 
 
 def of_images(

@@ -10,7 +10,8 @@ import json
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -154,6 +155,7 @@ def predict_files(
     picture: str | None = None,
     settings: Sequence[tuple[str, str]] = (),
     thresholds: Sequence[float] = (),
+    said: Mapping[str, Any] | None = None,
 ) -> None:
     """Prints predictions as `text`, `csv` or `json` (one list, on the last line), each as soon as it is
     made. The memory it takes does not grow with the number of images.
@@ -164,6 +166,7 @@ def predict_files(
       picture: a PNG file to draw the first images and their classes into.
       settings: of the run's config, see `overrides.of_images`.
       thresholds: for leaving early, see `predict`.
+      said: see `loading.load_run`.
 
     Raises:
       ConfigError: a folder has no images, or the picture cannot be written; said before any work.
@@ -173,7 +176,7 @@ def predict_files(
     if picture:
         _check_folder(picture)
     files = find(sources)
-    run = loading.load_run(path)
+    run = loading.load_run(path, said=said)
     run.config.data.update(of_images(run.config, settings, "predict"))
     if not run.model_config.num_classes:
         raise ConfigError(

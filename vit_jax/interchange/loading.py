@@ -78,19 +78,33 @@ def load(
     return nnx.merge(definition, *weights)
 
 
-def describe(path: epath.PathLike) -> dict:
-    """What a checkpoint of any format says of itself, as `reading.read_description` gives it."""
-    if formats.detect(path) == orbax.NAME:
-        return reading.read_description(reading.find(path))
-    return orbax.described(formats.read(path))[1]
+def describe(path: epath.PathLike, said: Mapping[str, Any] | None = None) -> dict:
+    """What a checkpoint of any format says of itself, as `reading.read_description` gives it.
+
+    Args:
+      said: see `load_run`.
+    """
+    if formats.detect(path) != orbax.NAME:
+        return orbax.described(formats.read(path, **said or {}))[1]
+    if said:
+        raise ConfigError(f"{path} says itself what its model is: leave --model out")
+    return reading.read_description(reading.find(path))
 
 
-def load_run(path: epath.PathLike, mesh: jax.sharding.Mesh | None = None, **options) -> reading.Run:
+def load_run(
+    path: epath.PathLike,
+    mesh: jax.sharding.Mesh | None = None,
+    *,
+    said: Mapping[str, Any] | None = None,
+    **options,
+) -> reading.Run:
     """A trained model and what is needed to use it, from a checkpoint of any format.
 
     Args:
       path: a run's workdir, its checkpoints folder, one checkpoint, or see `formats.read`.
       mesh, **options: see `reading.load_run`.
+      said: options of the model of a checkpoint that is not of ours, where what is recognised is to
+        be another, or it is not told.
 
     Returns:
       The run; of a checkpoint that is not of ours `config` says what is known of its images, and
@@ -99,9 +113,9 @@ def load_run(path: epath.PathLike, mesh: jax.sharding.Mesh | None = None, **opti
     Raises:
       CheckpointError, ConfigError: see `formats.read` and `reading.load_run`.
     """
-    if formats.detect(path) == orbax.NAME:
+    if formats.detect(path) == orbax.NAME and not said:
         return reading.load_run(path, mesh, **options)
-    foreign = formats.read(path)
+    foreign = formats.read(path, **said or {})
     config, description = orbax.described(foreign)
     model_config = reading.stored_model_config(description, **options)
     definition, like = registry.abstract_weights(model_config)

@@ -185,11 +185,7 @@ def conversions() -> dict:
     """See `registry.conversions`."""
     from vit_jax.models.conversions import resnet  # which imports this file
 
-    return {
-        "big_vision": resnet.BigVision(),
-        "timm": resnet.Timm(),
-        "huggingface": resnet.HuggingFace(),
-    }
+    return dict(big_vision=resnet.BigVision(), timm=resnet.Timm(), huggingface=resnet.HuggingFace())
 
 
 class Model(nnx.Module):
