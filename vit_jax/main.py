@@ -9,7 +9,7 @@ from collections.abc import Callable
 from absl import flags
 
 from vit_jax import __version__, cli, ending
-from vit_jax.using import benchmark, evaluate, exits, inspect, predict
+from vit_jax.using import benchmark, evaluate, exits, inspect, predict, report
 
 FLAGS = flags.FLAGS
 
@@ -60,7 +60,8 @@ def sweep() -> None:
     """Choose settings and repeat with seeds: --config=FILE --workdir=DIR --grid=FIELD=VALUES [--json].
 
     Every setting of the grid is trained without some of the training examples, by which the best is
-    chosen; that is trained on all of them with several seeds. Runs that have ended are not repeated.
+    chosen; that is trained on all of them with several seeds. Runs that have ended are not repeated. It
+    ends with a report of all of them, in the workdir.
     """
     settings = cli.define_config()
     flags.DEFINE_string("workdir", None, "a folder for all the runs")
@@ -76,6 +77,8 @@ def sweep() -> None:
     cli.parse()
     cli.require(workdir="DIR", grid="FIELD=VALUE,VALUE…")
 
+    from vit_jax.base import paths
+    from vit_jax.reports.report import report
     from vit_jax.training.sweep import sweep, table
 
     config, changes = cli.load_config(settings)
@@ -83,7 +86,8 @@ def sweep() -> None:
     grid = {name: cli.values(text) for name, text in cli.options(FLAGS.grid, "grid").items()}
     ending.end_at_once_when_interrupted()
     result = sweep(config, FLAGS.workdir, grid, select=FLAGS.select, seeds=FLAGS.seeds)
-    cli.print_result(result, table(result))
+    summary = report([FLAGS.workdir], paths.locate(FLAGS.workdir) / "report")
+    cli.print_result(result, f"{table(result)}\nreport: {summary['report']}")
 
 
 def models() -> None:
@@ -264,6 +268,7 @@ COMMANDS: dict[str, Callable[[], None]] = {
         predict,
         exits,
         inspect,
+        report,
         show,
         prepare,
         convert,

@@ -202,6 +202,25 @@ def inspect() -> None:
         sys.exit(1)
 
 
+def report() -> None:
+    """How runs compare: DIR… --out=REPORT [--json].
+
+    A DIR is a run's workdir, a sweep's, or a folder of several. What was varied is found; REPORT/report.html
+    has means and ranges over seeds, curves, speed and goodput, report.md the same as Markdown. Runs that
+    are not done, or diverged, are shown as such.
+    """
+    flags.DEFINE_string("out", None, "the folder to make")
+    cli.define_json()
+    cli.define_register()
+    folders = cli.parse("DIR…")
+    cli.require(out="REPORT")
+
+    from vit_jax.reports import report as reports
+
+    result = reports.report(folders, FLAGS.out)
+    cli.print_result(result, reports.text(result))
+
+
 def benchmark() -> None:
     """Throughput with its context: {step|inference|input} --config=FILE [--config.FIELD=VALUE …]
     [--steps=20] [--profile=DIR] [--breakdown] [--json].

@@ -254,6 +254,18 @@ def stored_model_config(description: dict, **options) -> classifier.Options:
     return registry.model_config(fields.pop("name"), **fields)
 
 
+def filled_config(description: dict) -> dict:
+    """The config in a description, of this version or an earlier one, as JSON has it: fields that it
+    did not have are at their defaults, and options of the model that were not set are as the model
+    has them.
+    """
+    filled = schema.fill(default_config(), description["config"]).to_dict()
+    model = dataclasses.asdict(stored_model_config(description))
+    for name, value in filled["model"].items():
+        filled["model"][name] = model.get(name) if value is None else value
+    return json.loads(json.dumps(filled))
+
+
 @jax.jit
 def fingerprint(parts: dict) -> dict[str, jax.Array]:
     """For each part of a state, uint32 (arrays,): the sum of each array's bits modulo 2³², which

@@ -35,9 +35,22 @@ class Plot:
     def __init__(
         self, title: str, *, x: str, y: str, x_limits: tuple[float, float] | None = None,
         y_limits: tuple[float, float] | None = None, size: tuple[int, int] = _SIZE,
+        y_names: Sequence[str] = (), logarithmic: bool = False,
     ):  # fmt: skip
+        """An empty one.
+
+        Args:
+          title, x, y: what is written above, below and at the left.
+          x_limits, y_limits: where the axes end.
+          size: of the axes as shown, in pixels.
+          y_names: of rows, the first, 0, above all others; instead of numbers.
+          logarithmic: the x axis is, for numbers above 0.
+        """
         self._title, self._x_name, self._y_name = title, x, y
+        if y_names:
+            y_limits = (len(y_names) - 0.5, -0.5)
         self._limits, self._size = (x_limits, y_limits), tuple(SCALE * side for side in size)
+        self._y_names, self._logarithmic = list(y_names), logarithmic
         self._marks: list[_Mark] = []
         self._labels: list[tuple[str, str]] = []
         self._notes: list[tuple[float, float, str, str]] = []
@@ -70,9 +83,9 @@ class Plot:
     def image(self) -> Image.Image:
         """The whole."""
         x_limits, y_limits = self._ranges()
-        y_ticks = style.ticks(*y_limits)
+        y_ticks = self._ticks(y_limits)
         legend = max((style.width(label) for label, _ in self._labels), default=-5 * GAP) + 5 * GAP
-        left = 2 * GAP + LETTER + max(style.width(style.number(tick)) for tick in y_ticks) + GAP
+        left = 2 * GAP + LETTER + max(style.width(name) for name in y_ticks.values()) + GAP
         titles = style.wrapped(self._title, left + self._size[0] + legend - GAP, TITLE)
         top, bottom = GAP + len(titles) * (TITLE + GAP), 3 * GAP + 2 * LETTER
         whole = (left + self._size[0] + legend + GAP, top + self._size[1] + bottom)
@@ -93,7 +106,7 @@ class Plot:
         return image
 
     def _add(self, kind, xs, ys, tops, colour, label, width) -> None:
-        xs, ys = np.asarray(xs, np.float64), np.asarray(ys, np.float64)
+        xs, ys = self._scaled(xs), np.asarray(ys, np.float64)
         self._marks.append(_Mark(kind, xs, ys, tops, colour, width))
         colour = _pale(colour) if kind == "band" else colour
         if label and (label, colour) not in self._labels:
@@ -108,20 +121,42 @@ class Plot:
                 low, high = style.limits(np.concatenate(values) if values else [])
                 room = 0.04 * (high - low)
                 # Zero is an end of its own: nothing lies below where nothing is negative.
-                given = (0.0 if 0 <= low <= 2 * room else low - room, high + room)
+                at_zero = 0 <= low <= 2 * room and not (self._logarithmic and not found)
+                given = (0.0 if at_zero else low - room, high + room)
             found.append(given)
         return found
 
-    def _axes(self, image: Image.Image, y_ticks: list[float]) -> None:
+    def _scaled(self, xs: Sequence[float]) -> np.ndarray:
+        xs = np.asarray(xs, np.float64)
+        return np.log10(xs) if self._logarithmic else xs
+
+    def _ticks(self, y_limits: tuple[float, float]) -> dict[float, str]:
+        """Places on the y axis, and what is written there."""
+        if self._y_names:
+            return dict(enumerate(self._y_names))
+        return {tick: style.number(tick) for tick in style.ticks(*y_limits)}
+
+    def _x_ticks(self) -> dict[float, str]:
+        low, high = self._shown[0]
+        if not self._logarithmic:
+            return {tick: style.number(tick) for tick in style.ticks(low, high)}
+        powers = range(int(np.floor(low)), int(np.ceil(high)) + 1)
+        steps = (1, 2, 5) if high - low < 3 else (1,)
+        found = {
+            np.log10(k) + power: style.number(k * 10.0**power) for power in powers for k in steps
+        }
+        return {place: name for place, name in found.items() if low <= place <= high}
+
+    def _axes(self, image: Image.Image, y_ticks: dict[float, str]) -> None:
         pen, (left, top, right, bottom) = ImageDraw.Draw(image), self._box
-        for tick in style.ticks(*self._shown[0]):
+        for tick, name in self._x_ticks().items():
             (column, _) = self._at(tick, self._shown[1][0])
             pen.line((column, top, column, bottom), "#e4e4e4", SCALE)
-            style.write(image, (column, bottom + GAP // 2), style.number(tick), anchor="ma")
-        for tick in y_ticks:
+            style.write(image, (column, bottom + GAP // 2), name, anchor="ma")
+        for tick, name in y_ticks.items():
             (_, row) = self._at(self._shown[0][0], tick)
             pen.line((left, row, right, row), "#e4e4e4", SCALE)
-            style.write(image, (left - GAP // 2, row), style.number(tick), anchor="rm")
+            style.write(image, (left - GAP // 2, row), name, anchor="rm")
         pen.rectangle(self._box, None, "#606060", SCALE)
         middle = ((left + right) / 2, bottom + GAP + LETTER + GAP // 2)
         style.write(image, middle, self._x_name, anchor="ma")
@@ -149,7 +184,7 @@ class Plot:
                 for x, y in part if mark.kind == "dots" else ():
                     _dot(pen, (x, y), mark.width * SCALE, mark.colour)
         for x, y, text, colour in self._notes:
-            column, row = self._at(x, y)
+            column, row = self._at(float(self._scaled([x])[0]), y)
             at = (column - left + GAP, row - top)
             pen.text(at, text, colour, style.font(), "lm")
         image.paste(inside, (left, top))

@@ -1,6 +1,5 @@
 """Checks before a run may start, when nothing is at stake yet and a clear error costs nothing."""
 
-import dataclasses
 import errno
 import json
 import operator
@@ -16,7 +15,7 @@ from etils import epath
 from vit_jax.base import paths, schema
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import reading
-from vit_jax.config import Config, config_class, default_config
+from vit_jax.config import Config, config_class
 from vit_jax.devices.processes import START_AGAIN
 
 _RETRY_SECONDS = (1.0, 3.0, 9.0)
@@ -74,14 +73,7 @@ def _value(description: dict, key: str):
 
 
 def _config_of(description: dict, key: str) -> dict:
-    """The config in a description, of this version or an earlier one: fields that it did not have
-    are at their defaults, and options of the model that were not set are as the model has them.
-    """
-    filled = schema.fill(default_config(), description[key]).to_dict()
-    model = dataclasses.asdict(reading.stored_model_config(description))
-    for name, value in filled["model"].items():
-        filled["model"][name] = model.get(name) if value is None else value
-    return json.loads(json.dumps(filled))
+    return reading.filled_config(description)
 
 
 def _flat(tree, prefix: str):

@@ -25,7 +25,7 @@ from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly, assemble, resolve
 from vit_jax.training.clock import Clock
 from vit_jax.training.guards import check_batch, make_workdir, use_compilation_cache
-from vit_jax.training.health import BadStep, LeftOut
+from vit_jax.training.health import BadStep, LeftOut, NonFiniteError
 from vit_jax.training.lock import Lock
 from vit_jax.training.preemption import StopRequest
 from vit_jax.training.progress import Meter, Profiler, make_writers
@@ -195,7 +195,7 @@ class _Run:
             self.profiler.after(step, metrics)
             logs = step in (first, total) or _due(step, log_every)
             if logs:
-                self._check_health()
+                self._check_health(step)
                 self.meter.log(step)
                 self.clock.write()
             if self.stop.after_step():
@@ -246,8 +246,16 @@ class _Run:
             }
             save(step, self.state.parts(), self.description | now)
 
-    def _check_health(self) -> None:
-        health.check(self.state.health, self.state.params, self.config)
+    def _check_health(self, step: int | None = None) -> None:
+        """Ends the run if it has to; where metrics of a step are due, they show why."""
+        try:
+            health.check(self.state.health, self.state.params, self.config)
+        except BadStep:  # The run goes on from an earlier step.
+            raise
+        except NonFiniteError:
+            if step is not None:
+                self.meter.log(step)
+            raise
 
     @contextlib.contextmanager
     def _during(self, kind: str) -> Iterator[None]:

@@ -1,0 +1,171 @@
+"""`vit_jax report` on runs made up with known curves: what was varied, means, ranges, states, and files
+that are not whole.
+"""
+
+import json
+import math
+import os
+import re
+import resource
+import time
+
+import numpy as np
+import pytest
+
+from vit_jax.base.errors import ConfigError
+from vit_jax.reports import compare, runs
+from vit_jax.reports.report import report
+
+RECIPE = """
+from vit_jax.config import default_config
+
+def get_config():
+    config = default_config()
+    config.update_from_flattened_dict({fields!r})
+    return config
+"""
+
+
+def made_up(folder, fields, accuracy, *, steps=20, every=10, done=True, **extra):
+    """A run's folder, as training leaves it: `accuracy` at the end, half of it in the middle."""
+    folder.mkdir(parents=True)
+    (folder / "config.py").write_text(RECIPE.format(fields=fields))
+    lines = []
+    for step in range(every, steps + 1, every):
+        scalars = {"loss": 10.0 / step, "images_per_second": 100.0, "step_seconds": 2.0}
+        scalars |= {"model_flops_per_second": 5e17, "goodput": 0.5, "learning_rate": 1e-3}
+        lines.append({"step": step, **scalars, **extra})
+    lines.append({"step": steps // 2, "eval/accuracy": accuracy / 2})
+    lines.append({"step": steps, "eval/accuracy": accuracy, "eval/loss": 1 - accuracy})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "goodput.json").write_text('{"seconds": {"steps": 30, "compile": 10}, "written": 0}')
+    if done:
+        (folder / "result.json").write_text(json.dumps({"accuracy": accuracy, "step": steps}))
+    return folder
+
+
+def two_rates_three_seeds(folder):
+    for rate, base in ((0.01, 0.5), (0.001, 0.7)):
+        for seed in range(3):
+            fields = {"optim.lr": rate, "seed": seed, "log.every": f"{10 + seed} steps"}
+            made_up(folder / f"lr{rate}" / f"seed{seed}", fields, base + seed / 8)
+    return folder
+
+
+def test_what_was_varied_is_found_and_means_and_ranges_over_seeds_are_exact(tmp_path):
+    result = report([two_rates_three_seeds(tmp_path / "E")], tmp_path / "R")
+    assert result["varied"] == ["optim.lr"] and result["metric"] == "accuracy"
+    low, high = result["settings"]  # in the order of the rate
+    assert [one["setting"] for one in (low, high)] == [{"optim.lr": 0.001}, {"optim.lr": 0.01}]
+    values = np.array([0.7, 0.825, 0.95])
+    assert low["mean"] == math.fsum(values) / 3
+    assert (low["low"], low["high"], low["n"]) == (0.7, 0.95, 3)
+    assert low["std"] == pytest.approx(np.std(values, ddof=1), rel=1e-12)
+    assert high["states"] == {"done": 3} and len(high["runs"]) == 3
+    table = (tmp_path / "R" / "report.md").read_text()
+    assert re.search(r"\| 0\.001 +\| 3 +\| 0\.8250 +\| 0\.7000 … 0\.9500 ", table)
+    for name in ("by_setting", "over_optim_lr", "curve_loss", "curve_eval_accuracy"):
+        assert (tmp_path / "R" / f"{name}.png").exists() and f"{name}.png" in table
+    page = (tmp_path / "R" / "report.html").read_text()
+    assert not re.search(r'(src|href)="(?!data:|#)', page) and "http" not in page
+
+
+def test_fields_that_change_together_are_one_choice_and_a_name_stands_for_its_sizes(tmp_path):
+    for name, rate in (("ViT-S/16", 0.1), ("ViT-Ti/16", 0.2)):
+        made_up(tmp_path / name[4], {"model.name": name, "optim.lr": rate}, 0.5)
+    found = compare.compare(runs.find([tmp_path]))
+    assert found.varied == ["model.name"]
+    assert {"optim.lr", "model.width", "model.heads"} <= set(found.together["model.name"])
+
+
+def test_operations_speed_and_goodput_are_those_that_were_logged(tmp_path):
+    (run,) = runs.find([made_up(tmp_path / "one", {}, 0.5)])
+    assert run.exaflops == 20 * 2.0 * 5e17 / 1e18 and run.median("images_per_second") == 100
+    assert run.shares == {"steps": 0.75, "compile": 0.25} and run.name == "one"
+
+
+def test_runs_that_are_under_way_or_diverged_are_shown_as_such_and_do_not_count(tmp_path):
+    made_up(tmp_path / "a", {"seed": 0}, 0.8)
+    made_up(tmp_path / "b", {"seed": 1}, 0.2, done=False)
+    made_up(tmp_path / "c", {"seed": 2}, 0.1, done=False, loss=None)
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "config.py").write_text(RECIPE.format(fields={"seed": 3}))
+    result = report([tmp_path], tmp_path / "R")
+    (one,) = result["settings"]
+    assert one["states"] == {"done": 1, "unfinished": 1, "diverged": 1, "no metrics": 1}
+    assert (one["mean"], one["n"], one["std"]) == (0.8, 1, None)
+    page = (tmp_path / "R" / "report.md").read_text()
+    assert "| diverged" in page and "| unfinished" in page
+
+
+def test_a_run_that_was_begun_again_after_its_end_is_not_done(tmp_path):
+    folder = made_up(tmp_path / "a", {}, 0.8)
+    (folder / "result.json").write_text('{"accuracy": 0.8, "step": 10}')
+    assert runs.find([folder])[0].state == "unfinished"
+
+
+def test_lines_that_are_cut_and_files_that_are_damaged_are_left_out_and_said(tmp_path):
+    folder = made_up(tmp_path / "a", {}, 0.8)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 30, "loss": 0.')
+    (folder / "goodput.json").write_text("{")
+    other = made_up(tmp_path / "b", {}, 0.6)
+    (other / "config.py").write_text("def get_config():\n    return 1 / 0")
+    (other / "metrics.jsonl").write_bytes(b"\0\xff\n[1, 2]\n")
+    first, second = runs.find([tmp_path])
+    assert first.state == "done" and first.notes == [
+        "1 lines of metrics.jsonl cannot be read and are left out."
+    ]
+    assert second.state == "no metrics" and second.config is None
+    assert any("another version" in note for note in second.notes)
+    assert report([tmp_path], tmp_path / "R")["settings"]
+
+
+def test_runs_of_different_data_are_compared_with_a_warning(tmp_path):
+    made_up(tmp_path / "a", {"data.name": "digits"}, 0.8)
+    made_up(tmp_path / "b", {"data.name": "cifar10"}, 0.6)
+    (note,) = report([tmp_path], tmp_path / "R")["notes"]
+    assert 'config.data.name is "digits", "cifar10"' in note
+
+
+def test_a_step_that_a_restart_repeated_counts_as_it_was_last(tmp_path):
+    folder = made_up(tmp_path / "a", {}, 0.8)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 10, "loss": 7.0}\n')
+    steps, values = runs.find([folder])[0].curves["loss"]
+    assert list(steps) == [10, 20] and list(values) == [7.0, 0.5]
+
+
+def test_the_command_prints_settings_and_where_the_report_is(tmp_path, command):
+    two_rates_three_seeds(tmp_path / "E")
+    code, out, _ = command("report", tmp_path / "E", f"--out={tmp_path / 'R'}")
+    assert code == 0 and "optim.lr=0.01: accuracy 0.6250 (0.5000 … 0.7500), 3 done" in out
+    assert out.rstrip().endswith("report.html")
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda folder: folder / "none", "is no folder"),
+        (lambda folder: folder, "holds no run"),
+    ],
+)
+def test_a_folder_without_runs_is_said(tmp_path, make, words):
+    with pytest.raises(ConfigError, match=words):
+        report([make(tmp_path)], tmp_path / "R")
+
+
+@pytest.mark.slow
+def test_fifty_runs_of_ten_thousand_lines_take_seconds(tmp_path):
+    line = {f"a_metric_of_training_{n}": 0.123456789 for n in range(10)}
+    for seed in range(50):
+        fields = {"seed": seed % 5, "optim.lr": float(seed // 5 + 1)}
+        made_up(tmp_path / f"run{seed}", fields, 0.5, steps=10_000, every=1, **line)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    began = time.monotonic()
+    report([tmp_path], tmp_path / "R")
+    took = time.monotonic() - began
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    size = os.path.getsize(tmp_path / "run0" / "metrics.jsonl")
+    print(f"{took:.1f} s, {grown / 1024:.0f} MiB more, {size / 2**20:.1f} MiB a run")
+    assert took <= 10 and grown <= 500 * 1024

@@ -1,0 +1,214 @@
+"""What was varied between runs, and what came of it: plain data, no pictures."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from vit_jax.reports.runs import Run
+
+# Where, how often and on what a run is computed and kept makes it no other run.
+_NO_DIFFERENCE = ("checkpoint.", "log.", "hosts.", "mesh.", "model.remat", "model.unroll")
+_NO_DIFFERENCE += ("compilation_cache", "data.threads", "data.prefetch", "data.mixed_decoders")
+_NO_DIFFERENCE += ("eval.every", "eval.batch_size", "model.num_classes", "model.dtype_on_cpu")
+SEED = "seed"
+_OF_DATA = ("data.name", "data.path", "data.train_split", "data.eval_split", "data.mixture")
+
+
+@dataclasses.dataclass
+class Group:
+    """Runs that differ in nothing but their seed.
+
+    Attributes:
+      setting: the value of every field that was varied.
+      runs: at least one.
+    """
+
+    setting: dict
+    runs: list[Run]
+
+    @property
+    def label(self) -> str:
+        """The values in short."""
+        return ", ".join(
+            f"{short(name)} {said(value)}" for name, value in self.setting.items()
+        ) or (self.runs[0].name if len(self.runs) == 1 else "all runs")
+
+    def values(self) -> np.ndarray:
+        """What its runs came to: those that ended, or, if none has, all."""
+        done = [run.value for run in self.runs if run.state == "done"]
+        values = np.array(done or [run.value for run in self.runs])
+        return values[np.isfinite(values)]
+
+    def summary(self) -> dict:
+        """`mean`, `low`, `high` over seeds, `std` (n - 1; `None` of one), `n`, `states`."""
+        values, states = self.values(), [run.state for run in self.runs]
+        found = dict.fromkeys(("mean", "low", "high", "std"))
+        if len(values):
+            found |= {
+                "mean": math.fsum(values) / len(values),
+                "low": float(values.min()),
+                "high": float(values.max()),
+            }
+        if len(values) > 1:
+            found["std"] = float(np.std(values, ddof=1))
+        return found | {
+            "n": len(values),
+            "states": {s: states.count(s) for s in sorted(set(states))},
+        }
+
+
+@dataclasses.dataclass
+class Comparison:
+    """Runs side by side.
+
+    Attributes:
+      runs: all.
+      varied: the fields in which they differ; of several that always change together the first.
+      together: by these, the others that change with them.
+      groups: in the order of their settings.
+      metric: what they are judged by.
+      notes: what to mind, in sentences.
+    """
+
+    runs: list[Run]
+    varied: list[str]
+    together: dict[str, list[str]]
+    groups: list[Group]
+    metric: str
+    notes: list[str]
+
+
+def compare(runs: Sequence[Run]) -> Comparison:
+    """Groups runs by what was varied between them."""
+    known = [run for run in runs if run.config is not None]
+    varied, together = _varied(known)
+    groups: dict[str, Group] = {}
+    for run in runs:
+        setting = (
+            {name: run.config.get(name) for name in varied} if run.config else {"run": run.name}
+        )
+        groups.setdefault(_key(setting), Group(setting, [])).runs.append(run)
+    metrics = [run.metric for run in runs if run.metric]
+    metric = max(dict.fromkeys(metrics), key=metrics.count) if metrics else ""
+    ordered = sorted(groups.values(), key=lambda group: [_order(v) for v in group.setting.values()])
+    notes = _notes(runs, known, metric)
+    for run in runs:
+        if run.metric not in ("", metric):
+            run.value = run.last(f"eval/{metric}")
+    return Comparison(list(runs), varied, together, ordered, metric, notes)
+
+
+def _varied(runs: Sequence[Run]) -> tuple[list[str], dict[str, list[str]]]:
+    names = dict.fromkeys(name for run in runs for name in run.config)
+    varied: dict[str, tuple] = {}
+    for name in names:
+        if name == SEED or name.startswith(_NO_DIFFERENCE):
+            continue
+        values = tuple(_key(run.config.get(name)) for run in runs)
+        if len(set(values)) > 1:
+            varied[name] = values
+    # Fields that split the runs alike are one choice, which a model's name says best.
+    first: dict[tuple, str] = {}
+    together: dict[str, list[str]] = {}
+    for name in sorted(varied, key=lambda name: (name != "model.name", list(names).index(name))):
+        values = varied[name]
+        order = tuple(values.index(value) for value in values)
+        if order in first:
+            together[first[order]].append(name)
+        else:
+            first[order] = name
+            together[name] = []
+    kept = [name for name in names if name in together]
+    if "model.name" in kept:  # whose options follow from it
+        implied = [n for n in kept if n.startswith("model.") and n != "model.name"]
+        for name in implied:
+            if _follows(varied["model.name"], varied[name]):
+                kept.remove(name)
+                together["model.name"] += [name, *together.pop(name)]
+    return kept, {name: others for name, others in together.items() if others}
+
+
+def _follows(first: tuple, second: tuple) -> bool:
+    """Whether the first tells the second."""
+    return len(set(zip(first, second, strict=True))) == len(set(first))
+
+
+def _notes(runs: Sequence[Run], known: Sequence[Run], metric: str) -> list[str]:
+    notes = [f"{run.name}: {note}" for run in runs for note in run.notes]
+    for name in _OF_DATA:
+        values = dict.fromkeys(_key(run.config.get(name)) for run in known)
+        if len(values) > 1:
+            notes.append(
+                f"These runs are of different data: config.{name} is {', '.join(values)}. Their metrics "
+                "compare as far as the data does."
+            )
+    others = sorted({run.metric for run in runs if run.metric not in ("", metric)})
+    if others:
+        notes.append(
+            f"Some runs are judged by {', '.join(others)}; here all are compared by {metric}, where they "
+            "have it."
+        )
+    return notes
+
+
+def numeric(values: Sequence) -> bool:
+    """Whether all are numbers, at least two of them different."""
+    good = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+    return good and len(set(values)) > 1
+
+
+def short(name: str) -> str:
+    """A field without its section, where that says nothing: `optim.lr` is lr."""
+    return name.split(".")[-1]
+
+
+def said(value: object) -> str:
+    """A value as people write it."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def rows(comparison: Comparison) -> list[list[str]]:
+    """The table: a row for each setting, the first row names."""
+    head = [*comparison.varied, "runs", comparison.metric or "metric", "range", "std", "step"]
+    table = [[*head, "images/s", "goodput", "10¹⁸ operations", "state"]]
+    for group in comparison.groups:
+        found = group.summary()
+        fields = [said(group.setting[name]) for name in comparison.varied if name in group.setting]
+        if not comparison.varied or "run" in group.setting:
+            fields = [group.label] + [""] * (len(comparison.varied) - 1)
+        mean, low, high, std = (found[key] for key in ("mean", "low", "high", "std"))
+        table.append([
+            *fields,
+            str(len(group.runs)),
+            "-" if mean is None else f"{mean:.4f}",
+            f"{low:.4f} … {high:.4f}" if found["n"] > 1 else "-",
+            "-" if std is None else f"{std:.4f}",
+            _mean([run.step for run in group.runs], "{:,.0f}"),
+            _mean([run.median("images_per_second") for run in group.runs], "{:,.0f}"),
+            _mean([run.last("goodput") for run in group.runs], "{:.0%}"),
+            _mean([run.exaflops for run in group.runs], "{:.3g}"),
+            ", ".join(f"{count} {state}" for state, count in found["states"].items()),
+        ])  # fmt: skip
+    if not comparison.varied:
+        table[0].insert(0, "run")
+    return table
+
+
+def _mean(values: Sequence[float], form: str) -> str:
+    values = [value for value in values if math.isfinite(value)]
+    return form.format(math.fsum(values) / len(values)) if values else "-"
+
+
+def _key(value: object) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def _order(value: object) -> tuple:
+    if isinstance(value, int | float):
+        return (0, float(value), "")
+    return (1, 0.0, _key(value))

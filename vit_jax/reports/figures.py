@@ -1,0 +1,125 @@
+"""Pictures of a comparison: each gives an image, or `None` where there is nothing to draw."""
+
+import numpy as np
+from PIL import Image
+
+from vit_jax.pictures import style
+from vit_jax.pictures.plot import Plot
+from vit_jax.reports.compare import Comparison, Group, numeric, said, short
+from vit_jax.reports.runs import Run
+
+_MOST = len(style.COLOURS)  # groups told apart by colour
+
+
+def by_setting(comparison: Comparison) -> Image.Image | None:
+    """A line for each setting: a dot for each seed, a bar over their range."""
+    groups = [group for group in comparison.groups if len(group.values())]
+    if not groups:
+        return None
+    names = [group.label for group in groups]
+    plot = Plot(
+        f"{comparison.metric} by setting: a dot for each run, their range, and their mean",
+        x=comparison.metric, y="", y_names=names, size=(440, max(80, 26 * len(names) + 30)),
+    )  # fmt: skip
+    for row, group in enumerate(groups):
+        values, height = group.values(), [row] * len(group.values())
+        plot.line([values.min(), values.max()], [row, row], style.GREY, width=3)
+        plot.dots(values, height, style.COLOURS[0], "run")
+        plot.dots([values.mean()], [row], style.COLOURS[1], "mean", radius=5)
+    return plot.image()
+
+
+def over_field(comparison: Comparison) -> dict[str, Image.Image]:
+    """For each varied field of numbers: the metric over it, a curve for each setting of the others."""
+    found = {}
+    for name in comparison.varied:
+        groups = [g for g in comparison.groups if name in g.setting and len(g.values())]
+        if not groups or not numeric([group.setting[name] for group in groups]):
+            continue
+        lines: dict[str, list[Group]] = {}
+        for group in groups:
+            others = {n: v for n, v in group.setting.items() if n != name}
+            label = ", ".join(f"{short(n)} {said(v)}" for n, v in others.items())
+            lines.setdefault(label, []).append(group)
+        if len(lines) > _MOST:
+            continue
+        values = [group.setting[name] for group in groups]
+        logarithmic = min(values) > 0 and max(values) / min(values) >= 10
+        plot = Plot(
+            f"{comparison.metric} over {name}: mean and range over seeds",
+            x=name, y=comparison.metric, logarithmic=logarithmic,
+        )  # fmt: skip
+        for (label, line), colour in zip(lines.items(), style.COLOURS, strict=False):
+            xs = [group.setting[name] for group in line]
+            spread = [group.summary() for group in line]
+            plot.band(xs, [s["low"] for s in spread], [s["high"] for s in spread], colour)
+            plot.line(xs, [s["mean"] for s in spread], colour, label)
+            for x, group in zip(xs, line, strict=True):
+                plot.dots([x] * len(group.values()), group.values(), colour)
+        found[name] = plot.image()
+    return found
+
+
+def curves(comparison: Comparison, name: str, title: str, unit: str) -> Image.Image | None:
+    """A metric over the steps: of each setting the mean of its runs and their range, as far as all of
+    them have come; of more settings than there are colours, every run alone.
+    """
+    plot, drawn = Plot(title, x="step", y=unit), 0
+    groups = [
+        (group, [run for run in group.runs if name in run.curves]) for group in comparison.groups
+    ]
+    groups = [(group, runs) for group, runs in groups if runs]
+    for number, (group, runs) in enumerate(groups):
+        colour = style.COLOURS[number % _MOST]
+        label = group.label if len(groups) <= _MOST else ""
+        steps, values = _together(runs, name)
+        if len(steps):
+            if len(runs) > 1:
+                plot.band(steps, values.min(0), values.max(0), colour)
+            plot.line(steps, values.mean(0), colour, label)
+            drawn += 1
+        for run in runs:  # the rest of those that went on for longer
+            xs, ys = run.curves[name]
+            rest = xs >= steps[-1] if len(steps) else np.ones(len(xs), bool)
+            if rest.sum() > 1:
+                plot.line(xs[rest], ys[rest], colour, label, width=1)
+                drawn += 1
+            if run.state in ("diverged", "unfinished"):
+                finite = np.flatnonzero(np.isfinite(ys))
+                if len(finite):
+                    plot.note(xs[finite[-1]], ys[finite[-1]], run.state, colour)
+    return plot.image() if drawn else None
+
+
+def over_compute(comparison: Comparison) -> Image.Image | None:
+    """The metric over all operations of a run (ViT Fig. 5)."""
+    points = [
+        (group, [run for run in group.runs if np.isfinite(run.value) and np.isfinite(run.exaflops)])
+        for group in comparison.groups
+    ]
+    points = [(group, runs) for group, runs in points if runs]
+    amounts = [run.exaflops for _, runs in points for run in runs]
+    if len(points) < 2 or max(amounts) / max(min(amounts), 1e-30) < 1.2:
+        return None
+    logarithmic = min(amounts) > 0 and max(amounts) / min(amounts) >= 10
+    plot = Plot(
+        f"{comparison.metric} over what training cost",
+        x="10¹⁸ operations", y=comparison.metric, logarithmic=logarithmic,
+    )  # fmt: skip
+    for number, (group, runs) in enumerate(points):
+        colour = style.COLOURS[number % _MOST]
+        xs, ys = [run.exaflops for run in runs], [run.value for run in runs]
+        plot.dots(xs, ys, colour, group.label if len(points) <= _MOST else "")
+        if len(points) > _MOST:
+            plot.note(float(np.mean(xs)), float(np.mean(ys)), group.label, colour)
+    return plot.image()
+
+
+def _together(runs: list[Run], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """The steps that all runs have come through, and their values there: (n,), (runs, n)."""
+    first = max(run.curves[name][0][0] for run in runs)
+    last = min(run.curves[name][0][-1] for run in runs)
+    longest = max((run.curves[name][0] for run in runs), key=len)
+    steps = longest[(longest >= first) & (longest <= last)]
+    values = np.array([np.interp(steps, *run.curves[name]) for run in runs])
+    return steps, values.reshape(len(runs), len(steps))

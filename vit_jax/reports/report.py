@@ -1,0 +1,147 @@
+"""What `vit_jax report` does: a table and pictures of runs, as Markdown, PNG files and one page."""
+
+import json
+from collections.abc import Sequence
+
+from etils import epath
+from PIL import Image
+
+from vit_jax.base import paths
+from vit_jax.base.errors import ConfigError
+from vit_jax.pictures.page import Page, markdown, png
+from vit_jax.reports import compare, figures, runs
+from vit_jax.reports.compare import Comparison
+
+# Of all that runs log: what is drawn over the steps, and its axis.
+_CURVES = {
+    "loss": ("Training loss", "loss"),
+    "images_per_second": ("Speed", "images/s"),
+    "goodput": ("Goodput: the share of time that went into training steps", "share"),
+    "learning_rate": ("Learning rate", "learning rate"),
+}
+
+
+def report(folders: Sequence[epath.PathLike], out: epath.PathLike) -> dict:
+    """Writes OUT/report.html, `report.md`, `report.json` and the pictures.
+
+    Args:
+      folders: runs, sweeps, or folders of several.
+      out: a folder, made if it is not there.
+
+    Returns:
+      `report`, `metric`, `varied`, `settings` (each with its `setting`, runs, `mean`, `low`, `high`,
+      `std`, `n`, `states`) and `notes`.
+
+    Raises:
+      ConfigError: there is no run, or the folder cannot be made.
+    """
+    comparison = compare.compare(runs.find(folders))
+    out = paths.locate(out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out={out}: the folder cannot be made ({error.strerror})") from None
+    pictures = _pictures(comparison)
+    for name, (_, image) in pictures.items():
+        (out / f"{name}.png").write_bytes(png(image))
+    result = {
+        "report": str(out / "report.html"),
+        "metric": comparison.metric,
+        "varied": comparison.varied,
+        "settings": [
+            {"setting": group.setting, "runs": [run.name for run in group.runs], **group.summary()}
+            for group in comparison.groups
+        ],
+        "notes": comparison.notes,
+    }
+    paths.write_whole(out / "report.json", json.dumps(result, indent=1) + "\n")
+    paths.write_whole(out / "report.md", _markdown(comparison, pictures))
+    paths.write_whole(out / "report.html", _page(comparison, pictures).html())
+    return result
+
+
+def text(result: dict) -> str:
+    """`report`'s result for a person."""
+    lines = [f"note: {note}" for note in result["notes"]]
+    for one in result["settings"]:
+        setting = ", ".join(f"{name}={compare.said(v)}" for name, v in one["setting"].items())
+        mean = "not evaluated" if one["mean"] is None else f"{result['metric']} {one['mean']:.4f}"
+        spread = f" ({one['low']:.4f} … {one['high']:.4f})" if one["n"] > 1 else ""
+        states = ", ".join(f"{count} {state}" for state, count in one["states"].items())
+        lines.append(f"{setting or 'all'}: {mean}{spread}, {states}")
+    return "\n".join([*lines, "", f"report: {result['report']}"])
+
+
+def _pictures(comparison: Comparison) -> dict[str, tuple[str, Image.Image]]:
+    """By the name of the file: a heading, and the picture."""
+    found = {"by_setting": ("By setting", figures.by_setting(comparison))}
+    for name, image in figures.over_field(comparison).items():
+        found[f"over_{name.replace('.', '_')}"] = (f"Over {name}", image)
+    found["over_compute"] = ("Over compute", figures.over_compute(comparison))
+    names = dict.fromkeys(name for run in comparison.runs for name in run.curves)
+    curves = {n: (f"{n.removeprefix('eval/')} of evaluations", n.removeprefix("eval/")) for n in (
+        f"eval/{comparison.metric}", "eval/loss"
+    ) if n in names} | _CURVES  # fmt: skip
+    for name, (title, unit) in curves.items():
+        image = figures.curves(comparison, name, title, unit)
+        found[f"curve_{name.replace('/', '_')}"] = (title, image)
+    return {name: (head, image) for name, (head, image) in found.items() if image is not None}
+
+
+def _summary(comparison: Comparison) -> list[str]:
+    """Sentences above the table."""
+    count, groups = len(comparison.runs), len(comparison.groups)
+    if not comparison.varied:
+        first = (
+            f"{count} runs, which differ in nothing but their seeds." if count > 1 else "One run."
+        )
+    else:
+        first = f"{count} runs of {groups} settings; varied: {', '.join(comparison.varied)}."
+    lines = [first]
+    lines += [
+        f"Together with {name} change {', '.join(others)}."
+        for name, others in comparison.together.items()
+    ]
+    if comparison.metric:
+        lines.append(
+            f"{comparison.metric} is that of the last evaluation; means, ranges and standard deviations "
+            "(n - 1) are over the seeds of runs that are done, or, where none is, of all."
+        )
+    return lines
+
+
+def _page(comparison: Comparison, pictures: dict) -> Page:
+    page = Page("How the runs compare")
+    for line in _summary(comparison):
+        page.text(line)
+    page.heading("Table")
+    page.table(compare.rows(comparison))
+    for head, image in pictures.values():
+        page.heading(head)
+        page.picture(image, head)
+    page.heading("Runs")
+    page.table(_runs(comparison))
+    if comparison.notes:
+        page.heading("Notes")
+        for note in comparison.notes:
+            page.text(note)
+    return page
+
+
+def _markdown(comparison: Comparison, pictures: dict) -> str:
+    parts = ["# How the runs compare", *_summary(comparison), markdown(compare.rows(comparison))]
+    parts += [f"![{head}]({name}.png)" for name, (head, _) in pictures.items()]
+    parts += ["## Runs", markdown(_runs(comparison))]
+    parts += [f"- {note}" for note in comparison.notes]
+    return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
+
+
+def _runs(comparison: Comparison) -> list[list[str]]:
+    """Every run and where its time went."""
+    kinds = dict.fromkeys(kind for run in comparison.runs for kind in run.shares)
+    table = [["run", "state", "step", comparison.metric or "metric", *kinds]]
+    for run in comparison.runs:
+        value = "-" if run.value != run.value else f"{run.value:.4f}"
+        shares = [f"{run.shares[kind]:.1%}" if kind in run.shares else "-" for kind in kinds]
+        table.append([run.name, run.state, f"{run.step:,}", value, *shares])
+    return table

@@ -1,0 +1,216 @@
+"""The runs below a folder, as they were written: also those that are under way, were killed, diverged or
+are of another version.
+"""
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from absl import logging
+from etils import epath
+
+from vit_jax import user_files
+from vit_jax.base import paths
+from vit_jax.base.errors import ConfigError, UserError
+from vit_jax.checkpoints import reading
+from vit_jax.evaluation import best_metric
+from vit_jax.models import registry
+
+METRICS, RECIPE, RESULT, GOODPUT = "metrics.jsonl", "config.py", "result.json", "goodput.json"
+# Lines of training steps that are read of a run, spread over it: more would not be seen in a curve.
+_LINES = 2_000
+_BELOW_A_RUN = {"checkpoints", "tensorboard", "profile"}
+
+
+@dataclasses.dataclass
+class Run:
+    """A run as its folder tells of it.
+
+    Attributes:
+      name: its folder, below that which all have in common.
+      config: by dotted name; `None` if it cannot be known.
+      curves: (steps, values) by name: `loss`, `images_per_second`, `eval/accuracy`, …
+      state: `done`, `diverged`, `unfinished`, or `no metrics`.
+      metric: the name of what it is judged by; '' if it was not evaluated.
+      value: of its last evaluation.
+      step: the last of which there are metrics.
+      shares: what its time went into, by `clock.KINDS`.
+      notes: what is wrong with it, in sentences.
+    """
+
+    name: str
+    config: dict | None
+    curves: dict[str, tuple[np.ndarray, np.ndarray]]
+    state: str
+    metric: str
+    value: float
+    step: int
+    shares: dict[str, float]
+    notes: list[str]
+
+    def last(self, name: str) -> float:
+        """The end of a curve; not a number without one."""
+        _, values = self.curves.get(name, ((), (math.nan,)))
+        return float(values[-1])
+
+    def median(self, name: str) -> float:
+        """Of a curve; not a number without one."""
+        _, values = self.curves.get(name, ((), ()))
+        values = np.asarray(values)[np.isfinite(values)]
+        return float(np.median(values)) if len(values) else math.nan
+
+    @property
+    def exaflops(self) -> float:
+        """10¹⁸ operations of all its steps, as `flops` of its model counts them."""
+        seconds, speed = self.median("step_seconds"), self.median("model_flops_per_second")
+        return self.step * seconds * speed / 1e18
+
+
+def find(folders: Sequence[epath.PathLike]) -> list[Run]:
+    """The runs below some folders, in the order of their names.
+
+    Raises:
+      ConfigError: there is no such folder, or no run below it.
+    """
+    found: list[epath.Path] = []
+    for folder in folders:
+        folder = paths.locate(folder)
+        if not folder.is_dir():
+            raise ConfigError(f"{folder} is no folder{paths.nearest_existing(folder)}")
+        below = list(_workdirs(folder))
+        if not below:
+            raise ConfigError(
+                f"{folder} holds no run: none of its folders has {METRICS} or {RECIPE}. Give a run's "
+                "workdir, a sweep's, or a folder of several"
+            )
+        found += [path for path in below if path not in found]
+    names = _names(found)
+    return [read(path, name) for path, name in zip(found, names, strict=True)]
+
+
+def read(folder: epath.Path, name: str) -> Run:
+    """One run; whatever is wrong with its files is among its notes."""
+    notes: list[str] = []
+    config = _config(folder, notes)
+    curves, broken = _curves(folder / METRICS)
+    if broken:
+        notes.append(f"{broken} lines of {METRICS} cannot be read and are left out.")
+    step = int(max((steps[-1] for steps, _ in curves.values()), default=0))
+    result = paths.read_json(folder / RESULT)
+    ended = result is not None and result.get("step") == step
+    results = {
+        n.removeprefix("eval/"): y[-1] for n, (_, y) in curves.items() if n.startswith("eval/")
+    }
+    metric, value = _judged(config, results)
+    loss = curves.get("loss")
+    diverged = loss is not None and not math.isfinite(loss[1][-1])
+    state = "no metrics"
+    if curves:
+        state = "diverged" if diverged else "done" if ended else "unfinished"
+    goodput = paths.read_json(folder / GOODPUT) or {}
+    seconds = goodput.get("seconds", {})
+    total = sum(seconds.values())
+    shares = {kind: spent / total for kind, spent in seconds.items()} if total else {}
+    return Run(name, config, curves, state, metric, value, step, shares, notes)
+
+
+def _workdirs(folder: epath.Path) -> Iterator[epath.Path]:
+    if (folder / METRICS).exists() or (folder / RECIPE).exists():
+        yield folder
+    for below in sorted(folder.iterdir()):
+        if below.name not in _BELOW_A_RUN and below.name[0] != "." and below.is_dir():
+            yield from _workdirs(below)
+
+
+def _names(found: Sequence[epath.Path]) -> list[str]:
+    """What tells the folders apart, or the last part of one alone."""
+    texts = [os.fspath(path) for path in found]
+    shared = os.path.commonpath(texts) if len(texts) > 1 else os.path.dirname(texts[0])
+    return [text.removeprefix(shared).strip("/") or os.path.basename(text) for text in texts]
+
+
+def _config(folder: epath.Path, notes: list[str]) -> dict | None:
+    """By dotted name, with the model's options as the model has them."""
+    try:
+        description = reading.newest_description(folder)
+        if description is not None:
+            return flat(reading.filled_config(description))
+        if (folder / RECIPE).exists():
+            config = user_files.load_config(os.fspath(folder / RECIPE))
+            given = {n: v for n, v in config.model.items() if v is not None and n != "name"}
+            model = registry.model_config(
+                config.model.name, image_size=config.data.image_size, **given
+            )
+            whole = config.to_dict()
+            options = dataclasses.asdict(model)
+            whole["model"] = {
+                n: options.get(n) if v is None else v for n, v in whole["model"].items()
+            }
+            return flat(json.loads(json.dumps(whole)))
+        notes.append(
+            f"Its config is not known: it has no {RECIPE}, and no checkpoint of this version that is whole."
+        )
+    # A run of another version may be described by names that are not known here.
+    except (UserError, KeyError, TypeError, ValueError) as error:
+        notes.append(f"Its config cannot be read ({error}): is it a run of another version?")
+    return None
+
+
+def flat(tree: Mapping, prefix: str = "") -> dict:
+    """Nested dicts by dotted name."""
+    found = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value
+    return found
+
+
+def _curves(path: epath.Path) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], int]:
+    """(steps, values) by name, and how many lines are no JSON. A step that a restart repeated counts
+    once, as it was last.
+    """
+    if not path.exists():
+        return {}, 0
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        logging.warning("%s cannot be read (%s): going on without it", path, error)
+        return {}, 0
+    every = max(1, len(lines) // _LINES)
+    chosen = (
+        line
+        for number, line in enumerate(lines)
+        if number % every == 0 or number == len(lines) - 1 or b'"eval/' in line
+    )
+    found: dict[str, dict[int, float]] = {}
+    broken = 0
+    for line in chosen:
+        try:
+            scalars = json.loads(line)
+            step = int(scalars.pop("step"))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            broken += 1
+            continue
+        for name, value in scalars.items():
+            if value is None or isinstance(value, int | float):
+                found.setdefault(name, {})[step] = math.nan if value is None else value
+    curves = {}
+    for name, points in found.items():
+        steps = np.array(sorted(points))
+        curves[name] = steps, np.array([points[step] for step in steps], np.float64)
+    return curves, broken
+
+
+def _judged(config: dict | None, results: dict[str, float]) -> tuple[str, float]:
+    if not results:
+        return "", math.nan
+    try:
+        name, _ = best_metric((config or {}).get("eval.best", ""), results)
+    except ConfigError:  # what it was to be judged by is not among what was found
+        name = next(iter(results))
+    return name, float(results[name])
