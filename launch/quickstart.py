@@ -1,12 +1,14 @@
-"""Pre-trains a small ViT on handwritten digits, fine-tunes it at a higher resolution, evaluates and
-predicts.
+r"""Pre-trains a small ViT on handwritten digits, fine-tunes it at a higher resolution, evaluates,
+predicts, inspects and compares.
 
 The same as these commands, one after the other:
 
   vit_jax train --config=configs/digits.py --workdir=DIR/pretrain
-  vit_jax train --config=configs/digits_finetune.py --config.init_from=DIR/pretrain
-  --workdir=DIR/finetune vit_jax predict --checkpoint=DIR/finetune DIR/images/*.png
-  --picture=DIR/predictions.png
+  vit_jax train --config=configs/digits_finetune.py --config.init_from=DIR/pretrain \
+    --workdir=DIR/finetune
+  vit_jax predict --checkpoint=DIR/finetune DIR/images/*.png --picture=DIR/predictions.png
+  vit_jax inspect --checkpoint=DIR/finetune --images=DIR/images --out=DIR/inspection
+  vit_jax report DIR/pretrain DIR/finetune --out=DIR/report
 
 The last line of standard output is one JSON object.
 """
@@ -22,6 +24,8 @@ import vit_jax
 from vit_jax.base import logs
 from vit_jax.data.sources import open_eval
 from vit_jax.evaluation.predict import predict_files
+from vit_jax.inspection.run import inspect
+from vit_jax.reports.report import report
 
 
 def main() -> None:
@@ -57,9 +61,14 @@ def main() -> None:
         picture=str(workdir / "predictions.png"),
     )
 
+    print("4. What the model has learnt, and how the runs went", flush=True)
+    inspected = inspect(workdir / "finetune", [str(workdir / "images")], workdir / "inspection")
+    compared = report([workdir / "pretrain", workdir / "finetune"], workdir / "report")
+
     print(f"\ncheckpoints   {workdir}/pretrain/checkpoints  {workdir}/finetune/checkpoints")
     print(f"TensorBoard   tensorboard --logdir={workdir}")
     print(f"pictures      {workdir}/predictions.png  {workdir}/images")
+    print(f"reports       {compared['report']}  {inspected['report']}")
     print(json.dumps({"pretrain": pretrain, "finetune": finetune, "workdir": str(workdir)}))
 
 

@@ -77,6 +77,20 @@ def load_config(settings: list[tuple[str, str]]) -> "tuple[ConfigDict, dict[str,
     return config, change(config, config_class(), settings)
 
 
+def load_runs(settings: list[tuple[str, str]]) -> "dict[str, ConfigDict] | None":
+    """The runs of the experiment that --config names, each with the settings of the command line;
+    `None` where it names the recipe of one run.
+    """
+    from vit_jax import user_files
+    from vit_jax.base.settings import change
+    from vit_jax.config import config_class
+
+    runs = user_files.load_runs(FLAGS.config) if FLAGS.config else None
+    for config in (runs or {}).values():
+        change(config, config_class(), settings)
+    return runs
+
+
 def wants_help() -> bool:
     return bool({"-h", "--help"} & set(sys.argv[1:]))
 

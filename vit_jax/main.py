@@ -5,11 +5,15 @@ imports what it needs when it runs, so that `--help` is instant. How a command e
 import dataclasses
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from vit_jax import __version__, cli, ending
 from vit_jax.using import benchmark, evaluate, exits, inspect, predict, report
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
 
 FLAGS = flags.FLAGS
 
@@ -17,9 +21,10 @@ FLAGS = flags.FLAGS
 def train() -> None:
     """Train or fine-tune: --config=FILE[:ARGUMENT] --workdir=DIR [--config.FIELD=VALUE …] [--json].
 
-    A run that was begun in the workdir goes on. With --dry_run nothing is trained: the resolved
-    config is printed as a recipe that trains the same, headed by its model, parameters, data and
-    steps.
+    A run that was begun in the workdir goes on. A recipe of several runs (configs/experiments/) trains
+    one after the other, each in a folder of the workdir, and ends with a report. With --dry_run nothing
+    is trained: the resolved config is printed as a recipe that trains the same, headed by its model,
+    parameters, data and steps.
     """
     settings = cli.define_config()
     flags.DEFINE_string(
@@ -31,6 +36,9 @@ def train() -> None:
     if not FLAGS.dry_run:
         cli.require(workdir="DIR")
 
+    if (runs := cli.load_runs(settings)) is not None:
+        _train_all(runs)
+        return
     config, changes = cli.load_config(settings)
     if FLAGS.dry_run:
         from vit_jax.planning.dry_run import dry_run
@@ -54,6 +62,34 @@ def train() -> None:
             f"{next(iter(result.values())):.4f}: {FLAGS.workdir}",
             process,
         )
+
+
+def _train_all(runs: "dict[str, ConfigDict]") -> None:
+    """`train` of an experiment of several runs."""
+    if FLAGS.dry_run:
+        from vit_jax.planning.dry_run import dry_run
+
+        found = {name: dry_run(config, None)[0] for name, config in runs.items()}
+        lines = [
+            f"{name}: {one['model']}, {one['parameters']:,} parameters, {one['steps']:,} steps"
+            for name, one in found.items()
+        ]
+        cli.print_result(found, "\n".join(lines))
+        return
+
+    from vit_jax.base import paths
+    from vit_jax.reports import report as reports
+    from vit_jax.training.sweep import run_all
+
+    hosts = next(iter(runs.values())).hosts
+    with cli.hosts(
+        heartbeat_seconds=hosts.heartbeat_seconds, wait_minutes=hosts.wait_minutes
+    ) as process:
+        ending.end_at_once_when_interrupted()
+        run_all(runs, FLAGS.workdir)
+        if process == 0:
+            result = reports.report([FLAGS.workdir], paths.locate(FLAGS.workdir) / "report")
+            cli.print_result(result, reports.text(result))
 
 
 def sweep() -> None:

@@ -5,7 +5,9 @@ Here rather than beside them, so that a recipe still works when it is copied els
 complete in here.
 """
 
-from collections.abc import Collection
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping
 
 from ml_collections import ConfigDict
 
@@ -53,6 +55,38 @@ def arguments(text: str, **known: Collection[str]) -> list[str | None]:
                 f"config argument {text!r}: there is no {what} {part!r}{nearest(part, values)}"
             )
     return parts + [None] * (len(known) - len(parts))
+
+
+def beside(file: str, spec: str) -> ConfigDict:
+    """The config of another recipe, FILE[:ARGUMENT], named from the folder of `file`; for experiments,
+    whose names may be those of recipes.
+    """
+    from vit_jax import user_files  # which imports much more
+
+    return user_files.load_config(os.path.join(os.path.dirname(file), spec))
+
+
+def vary(config: ConfigDict, settings: Iterable[Mapping], *, seeds: int) -> dict[str, ConfigDict]:
+    """The runs of an experiment: a config with each of several settings, each with several seeds.
+
+    Args:
+      config: not changed.
+      settings: fields by dotted name: [{"optim.lr": 0.1}, {"optim.lr": 0.2}].
+      seeds: how many, from `config.seed` on.
+
+    Returns:
+      Configs by their names, which are the settings: 'lr=0.1/seed=0'.
+    """
+    runs = {}
+    for setting in settings:
+        name = ",".join(f"{field.split('.')[-1]}={value}" for field, value in setting.items())
+        name = re.sub(r"[^\w.,=%+-]+", "_", name)
+        for seed in range(config.seed, config.seed + seeds):
+            one = config.copy_and_resolve_references()
+            for field, value in {**setting, "seed": seed}.items():
+                one.update_from_flattened_dict({field: value})
+            runs[f"{name}/seed={seed}"] = one
+    return runs
 
 
 def vit_names() -> list[str]:

@@ -10,7 +10,7 @@ import pathlib
 import sys
 import traceback
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ml_collections import ConfigDict
 
@@ -27,25 +27,62 @@ def load_config(spec: str) -> ConfigDict:
     Raises:
       ConfigError: there is no such file, it fails, it is no config, or it refuses the argument.
     """
-    name, _, argument = spec.partition(":")
-    path, where = pathlib.Path(name), f"--config={spec}"
-    module = _load(path, where)
+    name, where, module = _module(spec)
     if not hasattr(module, "get_config"):
-        raise ConfigError(f"{where}: {name} defines no function get_config")
-    parameters = inspect.signature(module.get_config).parameters.values()
+        several = hasattr(module, "get_runs")
+        why = (
+            "is an experiment of several runs: vit_jax train"
+            if several
+            else "defines no function get_config"
+        )
+        raise ConfigError(f"{where}: {name} {why}")
+    return _checked(_call(module.get_config, spec), "get_config()", spec)
+
+
+def load_runs(spec: str) -> dict[str, ConfigDict] | None:
+    """The runs of an experiment by their names: what `get_runs()` or `get_runs(argument)` of the file
+    gives; `None` for the recipe of one run.
+
+    Raises:
+      ConfigError: as `load_config`.
+    """
+    _, where, module = _module(spec)
+    if not hasattr(module, "get_runs"):
+        return None
+    runs = _call(module.get_runs, spec)
+    if not isinstance(runs, dict) or not runs:
+        raise ConfigError(f"{where}: get_runs() must return configs by the names of their runs")
+    return {name: _checked(config, f"get_runs()[{name!r}]", spec) for name, config in runs.items()}
+
+
+def _module(spec: str) -> tuple[str, str, types.ModuleType]:
+    """Of FILE[:ARGUMENT]: the file, what to call it in messages, and its module."""
+    name, where = spec.partition(":")[0], f"--config={spec}"
+    return name, where, _load(pathlib.Path(name), where)
+
+
+def _call(function: Callable, spec: str) -> object:
+    """What a recipe's function gives for the argument in `spec`."""
+    name, _, argument = spec.partition(":")
+    where = f"--config={spec}"
+    parameters = inspect.signature(function).parameters.values()
     if argument and not parameters:
         raise ConfigError(f"{where}: {name} takes no argument after ':'")
     if not argument and any(p.default is p.empty for p in parameters):
         raise ConfigError(f"{where}: {name} needs an argument: --config={name}:ARGUMENT")
     try:
-        config = module.get_config(argument) if argument else module.get_config()
+        return function(argument) if argument else function()
     except UserError:
         raise
     except Exception as error:
-        raise _failure(error, where, path) from error
+        raise _failure(error, where, pathlib.Path(name)) from error
+
+
+def _checked(config: object, source: str, spec: str) -> ConfigDict:
+    where, name = f"--config={spec}", spec.partition(":")[0]
     if not isinstance(config, ConfigDict):
         raise ConfigError(
-            f"{where}: get_config() of {name} returned {_what(config)}. It must return a config that "
+            f"{where}: {source} of {name} returned {_what(config)}. It must return a config that "
             "starts from vit_jax.config.default_config()"
         )
     try:

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -32,9 +32,8 @@ class Group:
     @property
     def label(self) -> str:
         """The values in short."""
-        return ", ".join(
-            f"{short(name)} {said(value)}" for name, value in self.setting.items()
-        ) or (self.runs[0].name if len(self.runs) == 1 else "all runs")
+        alone = self.runs[0].name if len(self.runs) == 1 else "all runs"
+        return in_short(self.setting) or alone
 
     def values(self) -> np.ndarray:
         """What its runs came to: those that ended, or, if none has, all."""
@@ -160,9 +159,11 @@ def numeric(values: Sequence) -> bool:
     return good and len(set(values)) > 1
 
 
-def short(name: str) -> str:
-    """A field without its section, where that says nothing: `optim.lr` is lr."""
-    return name.split(".")[-1]
+def in_short(setting: Mapping) -> str:
+    """Fields and their values, without what goes without saying: 'ViT-S/16, lr 0.001'."""
+    names = {"model.name": "", "run": ""}
+    parts = (f"{names.get(n, n.split('.')[-1])} {said(value)}" for n, value in setting.items())
+    return ", ".join(part.strip() for part in parts)
 
 
 def said(value: object) -> str:
@@ -175,7 +176,7 @@ def said(value: object) -> str:
 def rows(comparison: Comparison) -> list[list[str]]:
     """The table: a row for each setting, the first row names."""
     head = [*comparison.varied, "runs", comparison.metric or "metric", "range", "std", "step"]
-    table = [[*head, "images/s", "goodput", "10¹⁸ operations", "state"]]
+    table = [[*head, "images/s", "goodput", "exaFLOPs", "state"]]
     for group in comparison.groups:
         found = group.summary()
         fields = [said(group.setting[name]) for name in comparison.varied if name in group.setting]

@@ -5,7 +5,7 @@ from PIL import Image
 
 from vit_jax.pictures import style
 from vit_jax.pictures.plot import Plot
-from vit_jax.reports.compare import Comparison, Group, numeric, said, short
+from vit_jax.reports.compare import Comparison, Group, in_short, numeric
 from vit_jax.reports.runs import Run
 
 _MOST = len(style.COLOURS)  # groups told apart by colour
@@ -39,7 +39,7 @@ def over_field(comparison: Comparison) -> dict[str, Image.Image]:
         lines: dict[str, list[Group]] = {}
         for group in groups:
             others = {n: v for n, v in group.setting.items() if n != name}
-            label = ", ".join(f"{short(n)} {said(v)}" for n, v in others.items())
+            label = in_short(others)
             lines.setdefault(label, []).append(group)
         if len(lines) > _MOST:
             continue
@@ -104,7 +104,7 @@ def over_compute(comparison: Comparison) -> Image.Image | None:
     logarithmic = min(amounts) > 0 and max(amounts) / min(amounts) >= 10
     plot = Plot(
         f"{comparison.metric} over what training cost",
-        x="10¹⁸ operations", y=comparison.metric, logarithmic=logarithmic,
+        x="exaFLOPs (10^18 operations, a multiply-add counted as 2)", y=comparison.metric, logarithmic=logarithmic,
     )  # fmt: skip
     for number, (group, runs) in enumerate(points):
         colour = style.COLOURS[number % _MOST]

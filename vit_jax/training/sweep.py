@@ -1,5 +1,6 @@
-"""Many runs of one config: a grid of settings, of which held-out training examples choose one, and
-that one again on all training examples, with several seeds.
+"""Many runs: those of an experiment, one after the other; or those of one config: a grid of settings,
+of which held-out training examples choose one, and that one again on all training examples, with
+several seeds.
 
 Each is an ordinary run in a folder of its own, which resumes by itself. What one run does is in
 `loop.py`.
@@ -80,7 +81,7 @@ def sweep(
         )  # fmt: skip
         run = _with(config, {**setting, "data.train_split": part, "data.eval_split": select})
         try:
-            result = _result(run, workdir / "select" / name)
+            result = result_of(run, workdir / "select" / name)
         except NonFiniteError as error:
             logging.warning("%s: %s", name, error)
             result = {}
@@ -98,7 +99,7 @@ def sweep(
             number, seeds, _name(chosen), seed, whole,
         )  # fmt: skip
         run = _with(config, {**chosen, "data.train_split": whole, "seed": seed})
-        final.append({"seed": seed, **_result(run, workdir / "final" / f"seed_{seed}")})
+        final.append({"seed": seed, **result_of(run, workdir / "final" / f"seed_{seed}")})
     summary = {
         "train": part, "select": select, "all": whole, "metrics": metrics,
         "settings": [{"setting": s} | {name: r.get(name) for name in metrics} for s, r in tried],
@@ -199,7 +200,28 @@ def _with(config: ConfigDict, fields: dict) -> ConfigDict:
     return config
 
 
-def _result(config: ConfigDict, workdir: epath.Path) -> dict[str, float]:
+def run_all(runs: Mapping[str, ConfigDict], workdir: epath.PathLike) -> dict[str, dict]:
+    """Trains every run of an experiment in WORKDIR/NAME, and goes on where it was stopped.
+
+    Returns:
+      The result of each by its name; {} of one whose loss ceased to be finite.
+
+    Raises:
+      ConfigError: a run cannot be trained as it is.
+    """
+    logs.to_stderr_by_default()
+    workdir, found = paths.locate(workdir), {}
+    for number, (name, config) in enumerate(runs.items(), start=1):
+        logging.info("run %d of %d: %s", number, len(runs), name)
+        try:
+            found[name] = result_of(config, workdir / name)
+        except NonFiniteError as error:
+            logging.warning("%s: %s", name, error)
+            found[name] = {}
+    return found
+
+
+def result_of(config: ConfigDict, workdir: epath.Path) -> dict[str, float]:
     """The result of a run, trained now or before."""
     ended = paths.read_json(workdir / "result.json")
     if ended is None:

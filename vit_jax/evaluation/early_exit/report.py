@@ -4,11 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 from etils import epath
-from PIL import Image, ImageDraw, ImageFont
 
-_SIZE, _SCALE = (760, 480), 2  # pixels; drawn larger and shrunk, which smooths lines
-_MARGINS = (70, 20, 20, 60)  # left, top, right, bottom
-_BLUE, _RED, _GREY, _GREEN = "#1f5fbf", "#c0392b", "#8a8a8a", "#2e8b57"
+from vit_jax.pictures import style
+from vit_jax.pictures.page import png
+from vit_jax.pictures.plot import Plot
 
 
 def text(result: dict) -> str:
@@ -46,93 +45,25 @@ def draw(result: dict, path: epath.PathLike) -> None:
     """A PNG file of accuracy over cost: the official code's settings as a curve, the budgets as dots,
     each exit alone as reference.
     """
-    curve = [(one["gflops"], one["accuracy"]) for one in result["geometric"]]
+    curve = sorted((one["gflops"], one["accuracy"]) for one in result["geometric"])
     solved = [(one["gflops"], one["accuracy"]) for one in result["budgets"]]
     alone = [(one["gflops"], one["accuracy"]) for one in result["exits"]]
     rivals = [(one["calibration"]["gflops"], one["random"]) for one in result["budgets"]]
-    plot = _Plot([*curve, *solved, *alone, *rivals])
-    plot.line(sorted(curve), _BLUE)
-    for point in rivals:
-        plot.dot(point, _GREY)
-    for number, point in enumerate(alone, start=1):
-        plot.dot(point, _RED, f"exit {number}")
-    for point in solved:
-        plot.dot(point, _GREEN)
-    plot.legend([
-        ("geometric shares", _BLUE), ("solved for a budget", _GREEN),
-        ("one exit alone", _RED), ("leaving by lot", _GREY),
-    ])  # fmt: skip
-    plot.save(path)
+    most = max(gflops for gflops, _ in [*curve, *solved, *alone, *rivals])
+    plot = Plot(
+        "Accuracy over what an image costs",
+        x="GFLOPs (multiply-adds) of an image", y="accuracy [%]", x_limits=(0.0, 1.05 * most),
+    )  # fmt: skip
+    plot.line(*_percent(curve), style.BLUE, "geometric shares")
+    plot.dots(*_percent(rivals), style.GREY, "leaving by lot")
+    plot.dots(*_percent(alone), style.RED, "one exit alone")
+    for number, (gflops, accuracy) in enumerate(alone, start=1):
+        plot.note(gflops, 100 * accuracy, f"exit {number}", style.RED)
+    plot.dots(*_percent(solved), style.GREEN, "solved for a budget")
+    epath.Path(path).write_bytes(png(plot.image()))
 
 
-class _Plot:
-    """Axes that hold all `points` of (GFLOPs, accuracy), with a grid."""
-
-    def __init__(self, points: Sequence[tuple[float, float]]):
-        self._image = Image.new("RGB", tuple(_SCALE * side for side in _SIZE), "white")
-        self._pen = ImageDraw.Draw(self._image)
-        self._font = ImageFont.load_default(size=13 * _SCALE)
-        xs, ys = np.array(points).T
-        self._x, self._y = (0.0, _end(xs.max(), 0.0)), (max(ys.min() - 0.03, 0), ys.max() + 0.03)
-        left, top, right, bottom = _MARGINS
-        for x in _ticks(*self._x):
-            (column, row) = self._at((x, self._y[0]))
-            self._pen.line((column, self._at((x, self._y[1]))[1], column, row), "#e4e4e4", _SCALE)
-            self._text((column, row + 8 * _SCALE), f"{x:g}", "ma")
-        for y in _ticks(*self._y):
-            (column, row) = self._at((0.0, y))
-            self._pen.line((column, row, self._at((self._x[1], y))[0], row), "#e4e4e4", _SCALE)
-            self._text((column - 8 * _SCALE, row), f"{100 * y:.4g} %", "rm")
-        middle = (left + _SIZE[0] - right) / 2 * _SCALE
-        below = (_SIZE[1] - bottom + 44) * _SCALE
-        self._text((middle, below), "accuracy over GFLOPs (multiply-adds) of an image", "mm")
-
-    def line(self, points: Sequence[tuple[float, float]], colour: str) -> None:
-        self._pen.line([self._at(point) for point in points], colour, 2 * _SCALE, joint="curve")
-
-    def dot(self, point: tuple[float, float], colour: str, label: str = "") -> None:
-        (column, row), radius = self._at(point), 4 * _SCALE
-        self._pen.ellipse((column - radius, row - radius, column + radius, row + radius), colour)
-        if label:
-            self._text((column, row + 8 * _SCALE), label, "ma", colour)
-
-    def legend(self, entries: Sequence[tuple[str, str]]) -> None:
-        for number, (label, colour) in enumerate(entries):
-            row = (_SIZE[1] - _MARGINS[3] - 20 * (len(entries) - number)) * _SCALE
-            column = (_SIZE[0] - _MARGINS[2] - 170) * _SCALE
-            self._pen.ellipse((column, row - 8, column + 16, row + 8), colour)
-            self._text((column + 28, row), label, "lm")
-
-    def save(self, path: epath.PathLike) -> None:
-        with epath.Path(path).open("wb") as file:
-            self._image.resize(_SIZE, Image.Resampling.LANCZOS).save(file, format="PNG")
-
-    def _at(self, point: tuple[float, float]) -> tuple[float, float]:
-        left, top, right, bottom = _MARGINS
-        x, y = (
-            (value - low) / (high - low)
-            for value, (low, high) in zip(point, (self._x, self._y), strict=True)
-        )
-        column = left + x * (_SIZE[0] - left - right)
-        return _SCALE * column, _SCALE * (_SIZE[1] - bottom - y * (_SIZE[1] - top - bottom))
-
-    def _text(self, at: tuple[float, float], text: str, anchor: str, colour: str = "black") -> None:
-        self._pen.text(at, text, colour, self._font, anchor)
-
-
-def _step(span: float) -> float:
-    """A round distance of ticks: 1, 2 or 5 times a power of ten, about six over a span."""
-    power = 10.0 ** np.floor(np.log10(span / 6))
-    return float(power * min((1, 2, 5, 10), key=lambda k: abs(np.log(span / 6 / (power * k)))))
-
-
-def _ticks(low: float, high: float) -> list[float]:
-    step = _step(high - low)
-    first = int(np.ceil(low / step - 1e-9))
-    return [round(step * n, 10) for n in range(first, int(np.floor(high / step + 1e-9)) + 1)]
-
-
-def _end(high: float, low: float) -> float:
-    """The next tick at or above `high`."""
-    step = _step(high - low)
-    return float(np.ceil(high / step - 1e-9)) * step
+def _percent(points: Sequence[tuple[float, float]]) -> tuple[np.ndarray, np.ndarray]:
+    """GFLOPs and accuracies in percent."""
+    gflops, accuracies = np.array(points, np.float64).reshape(-1, 2).T
+    return gflops, 100 * accuracies

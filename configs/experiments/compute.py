@@ -1,0 +1,43 @@
+"""ViTs, hybrids, ResNets and Mixers by what their training costs (ViT §4.4, Fig. 5, Table 6; Mixer §3.3).
+
+vit_jax train --config=configs/experiments/compute.py:smoke --workdir=DIR
+    small ones on digits, two seeds each: 16 runs, about a quarter of an hour on two CPU cores.
+vit_jax train --config=configs/experiments/compute.py --workdir=DIR --config.data.name=YOUR_TFDS_NAME
+    thirteen of the papers' on JFT (configs/vit_jft.py and mixer.py).
+
+Expect of the paper's: for equal transfer ViTs need two to four times less compute than ResNets; hybrids are ahead
+at small budgets only. The report draws accuracy over exaFLOPs.
+"""
+
+from vit_jax import recipes
+
+PAPER = (
+    "B/32", "B/16", "L/32", "L/16", "H/14", "R50x1", "R50x2", "R101x1", "R152x2", "R50+B/16", "R50+L/16",
+)  # fmt: skip
+MIXERS = ("B/16,jft300m", "L/16,jft300m")
+# By the recipe of the digits: what makes a network smaller or larger.
+SMOKE = {
+    "vit": [{"depth": 2}, {"depth": 4}],
+    "mixer": [{"depth": 2}, {"depth": 4}],
+    "resnet": [{"width_factor": 0.25}, {"width_factor": 0.5}],
+    "hybrid": [{"depth": 1}, {"depth": 2}],
+}
+
+
+def get_runs(arg="paper"):
+    (size,) = recipes.arguments(arg, size=("paper", "smoke"))
+    if size == "paper":
+        runs = {name: recipes.beside(__file__, f"../vit_jft.py:{name}") for name in PAPER}
+        mixers = {
+            f"Mixer-{name.split(',')[0]}": recipes.beside(__file__, f"../mixer.py:{name}")
+            for name in MIXERS
+        }
+        return {name.replace("/", "-"): config for name, config in (runs | mixers).items()}
+    runs = {}
+    for family, sizes in SMOKE.items():
+        config = recipes.beside(__file__, f"../digits.py:{family}")
+        config.duration = "10 epochs"
+        settings = [{f"model.{name}": value for name, value in one.items()} for one in sizes]
+        for name, one in recipes.vary(config, settings, seeds=2).items():
+            runs[f"{family},{name}"] = one
+    return runs

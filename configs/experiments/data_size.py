@@ -1,0 +1,40 @@
+"""How much data ViTs and ResNets need (ViT §4.3, Fig. 4; arXiv 2010.11929).
+
+vit_jax train --config=configs/experiments/data_size.py:smoke --workdir=DIR
+    10, 30 and 100 % of the digits, for as many steps each, two seeds: twelve runs, about a quarter of an
+    hour on two CPU cores.
+vit_jax train --config=configs/experiments/data_size.py --workdir=DIR --config.data.name=YOUR_TFDS_NAME
+    B/32, L/16, R50x1 and R152x2 on 3, 10, 30 and 100 % of JFT (9, 30, 90 and 300 M images), judged by a linear fit
+    of five images of each class of ImageNet.
+
+Subsets are nested: each holds the smaller ones. As in the paper all have the same settings, are stopped early where
+they get no better, and have no further regularisation. Expect its crossing: at 9 M images B/32 is below R50x1, from
+90 M on above; so are L/16 and R152x2.
+"""
+
+from vit_jax import recipes
+
+SHARES = {"paper": (3, 10, 30, 100), "smoke": (10, 30, 100)}
+MODELS = ("B/32", "R50x1", "L/16", "R152x2")
+FEW_SHOT = (
+    "few_shot",
+    {"shots": (5,), "data": {"name": "imagenet2012", "eval_split": "validation"}},
+)
+
+
+def get_runs(arg="paper"):
+    (size,) = recipes.arguments(arg, size=SHARES)
+    smoke, runs = size == "smoke", {}
+    for model in ("vit", "resnet") if smoke else MODELS:
+        recipe = f"../digits.py:{model}" if smoke else f"../vit_jft.py:{model}"
+        config = recipes.beside(__file__, recipe)
+        if smoke:
+            config.duration, config.batch_size = "300 steps", 32
+        else:
+            config.eval.evaluators, config.eval.best = (FEW_SHOT,), "few_shot/5shot"
+            config.eval.patience, config.checkpoint.best = 5, True
+        splits = [f"train[:{share}%]" if share < 100 else "train" for share in SHARES[size]]
+        settings = [{"data.train_split": split} for split in splits]
+        for name, one in recipes.vary(config, settings, seeds=2 if smoke else 1).items():
+            runs[f"{model.replace('/', '-')},{name}"] = one
+    return runs

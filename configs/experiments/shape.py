@@ -1,0 +1,45 @@
+"""Depth, width, MLP width, patch, and all together (ViT §D.2, Fig. 8; arXiv 2010.11929).
+
+vit_jax train --config=configs/experiments/shape.py:smoke --workdir=DIR
+    digits, two seeds each: 22 runs, about a quarter of an hour on two CPU cores.
+vit_jax train --config=configs/experiments/shape.py --workdir=DIR --config.data.name=YOUR_TFDS_NAME
+    around the paper's centre, 8 layers of width 1024 with MLPs of 2048 and patches of 32, on JFT.
+
+Expect of the paper's: depth helps most, less beyond 16 layers; width helps least; smaller patches help without
+parameters; scaling all alike is robust. The report draws accuracy over compute, and over each field.
+"""
+
+from vit_jax import recipes
+
+# Depth, width, MLP width, heads, patch.
+CENTRES = {"paper": (8, 1024, 2048, 16, 32), "smoke": (4, 64, 128, 4, 8)}
+FIELDS = ("depth", "width", "mlp_dim", "heads", "patch")
+# By what is scaled, the factors of depth, width and MLP width, and the patch's divisor.
+SCALED = {
+    "depth": [(factor, 1, 1, 1) for factor in (0.5, 2, 4)],
+    "width": [(1, factor, 1, 1) for factor in (0.5, 2)],
+    "mlp_dim": [(1, 1, factor, 1) for factor in (0.5, 2)],
+    "patch": [(1, 1, 1, divisor) for divisor in (0.5, 2)],
+    "all": [(2, 2, 2, 1)],
+}
+
+
+def get_runs(arg="paper"):
+    (size,) = recipes.arguments(arg, size=CENTRES)
+    smoke = size == "smoke"
+    config = recipes.beside(__file__, "../digits.py" if smoke else "../vit_jft.py:B/32")
+    if smoke:
+        config.duration = "20 epochs"
+    else:
+        config.model.representation = 0
+    centre = CENTRES[size]
+    factors = [(1, 1, 1, 1), *[one for scaled in SCALED.values() for one in scaled]]
+    settings = [shape(centre, *one) for one in factors]
+    return recipes.vary(config, settings, seeds=2 if smoke else 1)
+
+
+def shape(centre, deeper, wider, hidden, finer):
+    """The centre with these factors; heads keep their size."""
+    depth, width, mlp_dim, heads, patch = centre
+    values = (depth * deeper, width * wider, mlp_dim * hidden, heads * wider, patch / finer)
+    return {f"model.{name}": int(value) for name, value in zip(FIELDS, values, strict=True)}

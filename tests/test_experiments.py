@@ -1,0 +1,107 @@
+"""Every experiment: its runs are recipes that build, differ as its page says, and train, one after the
+other, to a report.
+"""
+
+import json
+import pathlib
+import re
+
+import pytest
+
+from tests.test_configs import build
+from vit_jax.base.errors import ConfigError
+from vit_jax.reports.compare import compare
+from vit_jax.reports.runs import Run, flat
+from vit_jax.user_files import load_config, load_runs
+
+FOLDER = pathlib.Path(__file__).resolve().parents[1] / "configs" / "experiments"
+EXPERIMENTS = {path.stem: path for path in sorted(FOLDER.glob("*.py"))}
+# How many runs, with seeds, and what is varied, of the smoke test and at the paper's size.
+SMOKE = {
+    "compute": (16, {"model.name"}),
+    "data_size": (12, {"model.name", "data.train_split"}),
+    "optimizers": (12, {"optim.name", "optim.lr"}),
+    "pooling": (12, {"model.pool", "optim.lr"}),
+    "positions": (33, {"model.position", "model.position_at"}),
+    "reuse": (12, {"model.feature_reuse", "model.relation_reuse"}),
+    "shape": (22, {"model.depth", "model.width", "model.mlp_dim", "model.patch"}),
+}
+PAPER = {
+    "compute": 13, "data_size": 16, "optimizers": 4, "pooling": 4, "positions": 11, "reuse": 4, "shape": 11,
+}  # fmt: skip
+
+
+def runs_of(name, argument):
+    return load_runs(f"{EXPERIMENTS[name]}:{argument}")
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_experiment_varies_what_its_page_says(name):
+    found = runs_of(name, "smoke")
+    count, varied = SMOKE[name]
+    assert len(found) == count and len(runs_of(name, "paper")) == PAPER[name]
+    runs = [
+        Run(n, flat(json.loads(json.dumps(c.to_dict()))), {}, "done", "", float("nan"), 0, {}, [])
+        for n, c in found.items()
+    ]
+    comparison = compare(runs)
+    assert varied <= set(comparison.varied) | {n for o in comparison.together.values() for n in o}
+    seeds = {config.seed for config in found.values()}
+    assert all(len(group.runs) == len(seeds) for group in comparison.groups)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_experiment_is_headed_by_its_commands(name):
+    head = EXPERIMENTS[name].read_text().split('"""')[1]
+    commands = re.findall(
+        rf"vit_jax train --config=configs/experiments/{name}\.py(?::(\S+))?", head
+    )
+    assert "smoke" in commands and "" in commands
+    for argument in filter(None, commands):
+        assert runs_of(name, argument)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("size", ["smoke", "paper"])
+def test_every_run_of_an_experiment_builds(name, size):
+    for config in runs_of(name, size).values():
+        build(config)
+
+
+def test_an_unknown_size_is_refused_and_an_experiment_is_no_recipe_of_one_run():
+    with pytest.raises(ConfigError, match="there is no size 'small'"):
+        runs_of("pooling", "small")
+    with pytest.raises(ConfigError, match="is an experiment of several runs"):
+        load_config(f"{EXPERIMENTS['pooling']}:smoke")
+    assert load_runs(str(FOLDER.parent / "digits.py")) is None
+
+
+@pytest.mark.slow
+def test_the_command_trains_all_runs_ends_with_a_report_and_repeats_none(tmp_path, command, caplog):
+    caplog.set_level("INFO")
+    recipe = tmp_path / "two.py"
+    recipe.write_text(
+        "from vit_jax import recipes\n\n"
+        "def get_runs():\n"
+        f"    config = recipes.beside({str(FOLDER)!r} + '/x', '../digits.py')\n"
+        "    config.model.update(width=16, depth=1, mlp_dim=16, heads=2)\n"
+        "    config.duration, config.optim.warmup = '2 steps', '0 steps'\n"
+        "    config.compilation_cache, config.log.tensorboard = '', False\n"
+        "    return recipes.vary(config, [{'optim.lr': 1e-3}, {'optim.lr': 1e30}], seeds=1)\n"
+    )
+    said = [
+        "train",
+        f"--config={recipe}",
+        f"--workdir={tmp_path / 'E'}",
+        "--config.data.threads=1",
+        "--config.duration=3 steps",
+    ]
+    code, out, err = command(*said)
+    assert code == 0 and "lr=0.001" in out and (tmp_path / "E" / "report" / "report.html").exists()
+    result = json.loads((tmp_path / "E" / "report" / "report.json").read_text())
+    assert result["varied"] == ["optim.lr"]
+    assert [one["states"] for one in result["settings"]] == [{"done": 1}, {"diverged": 1}]
+    code, _, _ = command(*said)
+    repeated = [r.message for r in caplog.records if "has ended, it is not repeated" in r.message]
+    assert code == 0 and len(repeated) == 1
