@@ -48,6 +48,7 @@ PARSED = {
     "prepare cifar10": "downloads",
     "gs://bucket/": "needs a bucket",
     "inspect --": "takes seconds; tests/inspection",
+    "report /data": "needs runs; tests/reports",
     "models --markdown": "counts every model; tests/models/test_listing.py",
 }
 # Commands that end with the sentence that their data is not there.

@@ -180,7 +180,7 @@ class Plot:
                     line = [tuple(p) for p in part]
                     pen.line(line, mark.colour, mark.width * SCALE, joint="curve")
                     if len(part) == 1:
-                        _dot(pen, part[0], 2 * SCALE, mark.colour)
+                        _dot(pen, part[0], 4 * SCALE, mark.colour)
                 for x, y in part if mark.kind == "dots" else ():
                     _dot(pen, (x, y), mark.width * SCALE, mark.colour)
         for x, y, text, colour in self._notes:

@@ -25,7 +25,8 @@ def by_setting(comparison: Comparison) -> Image.Image | None:
         values, height = group.values(), [row] * len(group.values())
         plot.line([values.min(), values.max()], [row, row], style.GREY, width=3)
         plot.dots(values, height, style.COLOURS[0], "run")
-        plot.dots([values.mean()], [row], style.COLOURS[1], "mean", radius=5)
+        if len(values) > 1:
+            plot.dots([values.mean()], [row], style.COLOURS[1], "mean", radius=5)
     return plot.image()
 
 
