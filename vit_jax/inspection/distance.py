@@ -50,7 +50,7 @@ def _pictures(name: str, stream: Stream, count: int) -> dict:
     at = np.repeat(np.arange(1, layers + 1), heads)
     plot = Plot(
         f"Distance of {title}, {count} images, a dot for each of {heads} heads",
-        x="layer", y="mean distance [pixels]", x_limits=(0.5, layers + 0.5),
+        x="layer", whole=True, y="mean distance [pixels]", x_limits=(0.5, layers + 0.5),
     )  # fmt: skip
     plot.dots(at, mean.ravel(), style.COLOURS[0], "a head")
     depths = np.arange(1, layers + 1)
@@ -59,13 +59,13 @@ def _pictures(name: str, stream: Stream, count: int) -> dict:
     plot.line([0.5, layers + 0.5], [alike, alike], style.GREY, "everywhere alike", width=1)
     apart = Plot(
         f"Spread over heads of the distance of {title}",
-        x="layer", y="standard deviation [pixels]", x_limits=(0.5, layers + 0.5),
+        x="layer", whole=True, y="standard deviation [pixels]", x_limits=(0.5, layers + 0.5),
     )  # fmt: skip
     apart.line(depths, spread(stream.distance), style.COLOURS[0])
     apart.dots(depths, spread(stream.distance), style.COLOURS[0])
     variants = Plot(
         f"Other ways to count the distance of {title}: mean of heads",
-        x="layer", y="mean distance [pixels]", x_limits=(0.5, layers + 0.5),
+        x="layer", whole=True, y="mean distance [pixels]", x_limits=(0.5, layers + 0.5),
     )  # fmt: skip
     variants.line(depths, mean.mean(1), style.COLOURS[0], "as the authors count")
     for number, (key, words) in enumerate(_VARIANTS.items(), start=1):

@@ -10,7 +10,7 @@ from vit_jax.inspection.contract import Section, Subject
 from vit_jax.pictures import tiles
 
 COMPONENTS = 28  # ViT Fig. 7
-_LARGE = 8  # pixels; smaller kernels are drawn as they are
+_OF_A_STEM = {"root", "conv1"}  # what kernels are called that are no patch embedding
 _MOST_FILTERS = 64
 
 
@@ -47,7 +47,7 @@ def inspect(subject: Subject) -> Section:
     texts = []
     for name, kernel in kernels.items():
         key = name.replace("/", "_").removesuffix("_kernel")
-        if min(kernel.shape[:2]) >= _LARGE or name.endswith("embedding/kernel"):
+        if not _OF_A_STEM & set(name.split("/")):
             components, shares = principal_components(kernel)
             section.numbers |= {f"{key}/components": components, f"{key}/shares": shares}
             texts.append(

@@ -52,7 +52,7 @@ def _of_blocks(subject: Subject, section: Section, name: str, norms: np.ndarray)
     patches = _patches(subject, layout, norms.shape[-1])
     depths, of_patches = np.arange(1, layers + 1), norms[..., -patches:]
     flat = of_patches.reshape(layers, -1).astype(np.float64)
-    plot = Plot(f"Norm of tokens after each of the {title}", x="layer", y="norm")
+    plot = Plot(f"Norm of tokens after each of the {title}", x="layer", whole=True, y="norm")
     plot.band(depths, flat.min(1), flat.max(1), style.COLOURS[0], "patches, smallest to largest")
     plot.line(depths, np.median(flat, axis=1), style.COLOURS[0], "patches, median")
     learned = norms[..., : norms.shape[-1] - patches]
@@ -75,7 +75,7 @@ def _of_blocks(subject: Subject, section: Section, name: str, norms: np.ndarray)
         ),
     }
     for key, (words, unit, values) in small.items():
-        one = Plot(f"{words}, {title}", x="layer", y=unit, size=(400, 200))
+        one = Plot(f"{words}, {title}", x="layer", whole=True, y=unit, size=(400, 200))
         one.line(depths, values, style.COLOURS[0])
         one.dots(depths, values, style.COLOURS[0])
         section.figures[f"{name}_{key}"] = one.image()
@@ -101,7 +101,7 @@ def _over_heads(title: str, unit: str, values: np.ndarray) -> Plot:
     """Dots of (L, n, H), averaged over images."""
     mean = values.astype(np.float64).mean(1)
     layers, heads = mean.shape
-    plot = Plot(title, x="layer", y=unit, x_limits=(0.5, layers + 0.5))
+    plot = Plot(title, x="layer", whole=True, y=unit, x_limits=(0.5, layers + 0.5))
     plot.dots(np.repeat(np.arange(1, layers + 1), heads), mean.ravel(), style.COLOURS[0], "a head")
     plot.line(np.arange(1, layers + 1), mean.mean(1), style.COLOURS[1], "mean of heads")
     return plot

@@ -104,15 +104,12 @@ def inspect_means(subject: Subject) -> Section:
     count, texts = len(subject.images), []
     for name, stream in subject.observed.streams.items():
         if min(stream.layout.grid) == 1:
-            texts.append(
-                f"{name.replace('_', ' ')} is along lines, which have no centre of an image."
-            )
             continue
         title, kinds = name.replace("_", " "), {"attention": stream.mean_read}
         kinds |= {} if stream.mean_rollout is None else {"rollout": stream.mean_rollout}
         plot = Plot(
             f"The middle quarter of the image, in the mean of {count} images ({title})",
-            x="layer", y="share of attention over share of area",
+            x="layer", whole=True, y="share of attention over share of area",
         )  # fmt: skip
         depths = np.arange(1, len(stream.mean_read) + 1)
         for number, (kind, means) in enumerate(kinds.items()):
@@ -136,6 +133,9 @@ def inspect_means(subject: Subject) -> Section:
             )  # fmt: skip
         plot.line([1, len(depths)], [1, 1], style.GREY, "no preference", width=1)
         section.figures[f"{name}_centre"] = plot.image()
+    if not section.figures:
+        section.text = _why_not(subject, "lines have no centre of an image")
+        return section
     section.text = " ".join([
         "A reader of the ViT paper suspects that the last layers look at the centre of the image.",
         *texts, "1 is no preference.",

@@ -77,7 +77,7 @@ def inspect(subject: Subject) -> Section:
             units = kernel[layer].T[:_UNITS, -rows * columns :].reshape(-1, rows, columns)
             section.figures[f"mixing_layer_{layer + 1}"] = tiles.draw(
                 f"Token mixing of layer {layer + 1}: what its first {len(units)} hidden units take",
-                [unit / (np.abs(unit).max() or 1) for unit in units], columns=9, side=64, gap=4,
+                [unit / (np.abs(unit).max() or 1) for unit in units], columns=min(9, len(units)), side=64, gap=4,
                 bar=tiles.Bar(-1, 1, "weight over its largest", "diverging"),
             )  # fmt: skip
         section.numbers["token_mixing"] = kernel[layers]
@@ -91,7 +91,11 @@ def inspect(subject: Subject) -> Section:
     logits = subject.observed.logits
     divisible = patch and not any(side % patch for side in subject.images.shape[1:3])
     if logits is None or not divisible:
-        why = "it has no head" if logits is None else "it does not cut images into patches"
+        why = (
+            "it has no head"
+            if logits is None
+            else "its images are not cut into one grid of patches"
+        )
         section.text = " ".join([*texts, f"The permutation test has no meaning here: {why}."])
         return section
     few = subject.images[: subject.options["batch_size"]]

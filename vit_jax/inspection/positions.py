@@ -78,7 +78,7 @@ def inspect(subject: Subject) -> Section:
             picture = tiles.matrix(
                 f"Similarity of relative positions to distance 0 ({label})",
                 found, tiles.Bar(-1, 1, "cosine", "diverging"),
-                x="patches to the right, from the leftmost", y="patches down, from the highest",
+                x="patches to the right", y="patches down", first=(1 - rows, 1 - columns),
             )  # fmt: skip
         else:
             found = similarity(table).reshape(rows, columns, rows, columns)

@@ -35,7 +35,7 @@ class Plot:
     def __init__(
         self, title: str, *, x: str, y: str, x_limits: tuple[float, float] | None = None,
         y_limits: tuple[float, float] | None = None, size: tuple[int, int] = _SIZE,
-        y_names: Sequence[str] = (), logarithmic: bool = False,
+        y_names: Sequence[str] = (), logarithmic: bool = False, whole: bool = False,
     ):  # fmt: skip
         """An empty one.
 
@@ -45,12 +45,13 @@ class Plot:
           size: of the axes as shown, in pixels.
           y_names: of rows, the first, 0, above all others; instead of numbers.
           logarithmic: the x axis is, for numbers above 0.
+          whole: the x axis counts; nothing is written between whole numbers.
         """
         self._title, self._x_name, self._y_name = title, x, y
         if y_names:
             y_limits = (len(y_names) - 0.5, -0.5)
         self._limits, self._size = (x_limits, y_limits), tuple(SCALE * side for side in size)
-        self._y_names, self._logarithmic = list(y_names), logarithmic
+        self._y_names, self._logarithmic, self._whole = list(y_names), logarithmic, whole
         self._marks: list[_Mark] = []
         self._labels: list[tuple[str, str]] = []
         self._notes: list[tuple[float, float, str, str]] = []
@@ -139,7 +140,9 @@ class Plot:
     def _x_ticks(self) -> dict[float, str]:
         low, high = self._shown[0]
         if not self._logarithmic:
-            return {tick: style.number(tick) for tick in style.ticks(low, high)}
+            found = style.ticks(low, high)
+            found = [tick for tick in found if tick == round(tick)] if self._whole else found
+            return {tick: style.number(tick) for tick in found}
         powers = range(int(np.floor(low)), int(np.ceil(high)) + 1)
         steps = (1, 2, 5) if high - low < 3 else (1,)
         found = {

@@ -59,18 +59,19 @@ def draw(
     rows = math.ceil(len(tiles) / columns)
     height, width = np.asarray(tiles[0]).shape[:2]
     factor = SCALE * side / max(height, width)
-    cell = (max(round(width * factor), 1), max(round(height * factor), 1))
+    # A map of one row is still to be seen.
+    cell = (max(round(width * factor), LETTER), max(round(height * factor), LETTER))
     between = GAP if gap is None else SCALE * gap
     below = LETTER + GAP // 2 if names else 0
     left = 2 * GAP + max((style.width(name) + GAP for name in rows_named), default=0)
     left += LETTER + GAP if y else 0
     area = (columns * (cell[0] + between) - between, rows * (cell[1] + between + below) - between)
-    room = 0 if bar is None else _bar_width(bar)
+    room, tall = (0, 0) if bar is None else (_bar_width(bar), _bar_height(bar, area[1]))
     lines = style.wrapped(title, max(left + area[0] + room, 480 * SCALE) - GAP, TITLE)
     top = GAP + len(lines) * (TITLE + GAP // 2) + GAP // 2
     foot = LETTER + GAP if x else 0
     whole = max(left + area[0] + room + GAP, GAP + max(style.width(line, TITLE) for line in lines))
-    height_needed = top + max(area[1], 0 if bar is None else 6 * LETTER) + foot + 2 * GAP
+    height_needed = top + max(area[1] + foot, tall) + 2 * GAP
     image = Image.new("RGB", (whole, height_needed), "white")
     for number, line in enumerate(lines):
         style.write(image, (GAP, GAP + number * (TITLE + GAP // 2)), line, size=TITLE)
@@ -85,7 +86,7 @@ def draw(
         row = top + number * (cell[1] + between + below) + cell[1] / 2
         style.write(image, (left - GAP, row), name, anchor="rm")
     if bar is not None:
-        _draw_bar(image, bar, (left + area[0] + 2 * GAP, top), max(area[1], 6 * LETTER))
+        _draw_bar(image, bar, (left + area[0] + 2 * GAP, top), tall)
     if x:
         style.write(image, (left + area[0] / 2, top + area[1] + GAP), x, anchor="ma")
     if y:
@@ -94,9 +95,16 @@ def draw(
 
 
 def matrix(
-    title: str, values: np.ndarray, bar: Bar, *, x: str, y: str, side: int = 320, first: int = 1
+    title: str,
+    values: np.ndarray,
+    bar: Bar,
+    *,
+    x: str,
+    y: str,
+    side: int = 320,
+    first: tuple[int, int] = (1, 1),
 ) -> Image.Image:
-    """One map with its rows and columns numbered from `first`."""
+    """One map with its rows and columns numbered, from `first` on."""
     values = np.asarray(values)
     rows, columns = values.shape
     cell = max(SCALE * side // max(rows, columns), 2)
@@ -107,8 +115,9 @@ def matrix(
         left + area[0] + _bar_width(bar) + GAP,
         GAP + max(style.width(line, TITLE) for line in lines),
     )
-    shown = max(area[1], 6 * LETTER)
-    image = Image.new("RGB", (whole, top + shown + 2 * LETTER + 3 * GAP), "white")
+    tall = _bar_height(bar, area[1])
+    needed = top + max(area[1] + 2 * LETTER + GAP, tall) + 2 * GAP
+    image = Image.new("RGB", (whole, needed), "white")
     for number, line in enumerate(lines):
         style.write(image, (GAP, GAP + number * (TITLE + GAP // 2)), line, size=TITLE)
     tile = _as_image(values, bar).resize(area, Image.Resampling.NEAREST)
@@ -116,13 +125,13 @@ def matrix(
     every = max(1, math.ceil(1.6 * LETTER / cell))
     for number in range(0, columns, every):
         at = (left + (number + 0.5) * cell, top + area[1] + GAP // 4)
-        style.write(image, at, str(first + number), anchor="ma")
+        style.write(image, at, str(first[1] + number), anchor="ma")
     for number in range(0, rows, every):
         at = (left - GAP // 2, top + (number + 0.5) * cell)
-        style.write(image, at, str(first + number), anchor="rm")
+        style.write(image, at, str(first[0] + number), anchor="rm")
     style.write(image, (left + area[0] / 2, top + area[1] + LETTER + GAP), x, anchor="ma")
     style.write_upwards(image, (GAP + LETTER / 2, top + area[1] / 2), y)
-    _draw_bar(image, bar, (left + area[0] + 2 * GAP, top), shown)
+    _draw_bar(image, bar, (left + area[0] + 2 * GAP, top), tall)
     return image
 
 
@@ -144,9 +153,13 @@ def _bar_width(bar: Bar) -> int:
     return 2 * GAP + LETTER + GAP + widest + GAP + 2 * LETTER
 
 
+def _bar_height(bar: Bar, beside: int) -> int:
+    """As high as what it stands beside, but no more than needs be, and with room for its unit."""
+    return max(min(beside, 260 * SCALE), style.width(bar.unit) + GAP, 6 * LETTER)
+
+
 def _draw_bar(image: Image.Image, bar: Bar, at: tuple[int, int], height: int) -> None:
     pen, (left, top) = ImageDraw.Draw(image), at
-    height = min(height, 260 * SCALE)
     values = np.linspace(bar.high, bar.low, height)[:, None].repeat(LETTER, axis=1)
     colours = style.coloured(values, bar.low, bar.high, bar.scheme)
     image.paste(Image.fromarray(colours), (left, top))
@@ -158,4 +171,4 @@ def _draw_bar(image: Image.Image, bar: Bar, at: tuple[int, int], height: int) ->
         style.write(image, (left + LETTER + GAP, row), text, anchor="lm")
         widest = max(widest, style.width(text))
     centre = (left + LETTER + 2 * GAP + widest + LETTER / 2, top + height / 2)
-    style.write_upwards(image, centre, style.shorten(bar.unit, height))
+    style.write_upwards(image, centre, bar.unit)
