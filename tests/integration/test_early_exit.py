@@ -78,7 +78,8 @@ def test_exits_prints_a_table_and_keeps_it_with_a_picture_beside_the_checkpoint(
     assert code == 0, err
     assert "budget 1.5" in out and "exit 3" in out and f"{folder}/exits.png" in out
     assert json.loads((folder / "exits.json").read_text()) == result
-    assert Image.open(folder / "exits.png").size == (760, 480)
+    picture = Image.open(folder / "exits.png")
+    assert picture.format == "PNG" and picture.width >= 760 and picture.height >= 480
 
 
 def test_evaluate_with_a_budget_finds_what_the_curve_predicts(command, trained, solved):

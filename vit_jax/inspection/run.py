@@ -37,7 +37,7 @@ from vit_jax.interchange import formats, loading
 from vit_jax.models import registry
 from vit_jax.pictures.page import Page, png
 
-# In the order of the page. A further quantity is a function from a subject to a section.
+# In the order of the page; see `register`.
 QUANTITIES: list[Callable[[Subject], Section]] = [
     distance.inspect,
     maps.inspect_overlays,
@@ -71,6 +71,11 @@ class Options:
     patch: tuple[float, float] = (0.5, 0.5)
     thresholds: tuple[float, ...] = ()
     flow: bool = False
+
+
+def register(quantity: Callable[[Subject], Section]) -> None:
+    """Adds a quantity from outside the package, at the end of the page."""
+    QUANTITIES.append(quantity)
 
 
 def inspect(

@@ -78,7 +78,7 @@ class Plot:
         self._add("band", xs, lows, np.asarray(highs, np.float64), colour, label, 0)
 
     def note(self, x: float, y: float, text: str, colour: str = "black") -> None:
-        """A few letters to the right of a point."""
+        """A few letters beside a point."""
         self._notes.append((x, y, text, colour))
 
     def image(self) -> Image.Image:
@@ -188,8 +188,9 @@ class Plot:
                     _dot(pen, (x, y), mark.width * SCALE, mark.colour)
         for x, y, text, colour in self._notes:
             column, row = self._at(float(self._scaled([x])[0]), y)
-            at = (column - left + GAP, row - top)
-            pen.text(at, text, colour, style.font(), "lm")
+            fits = column + GAP + style.width(text) < right
+            at = (column - left + (GAP if fits else -GAP), row - top)
+            pen.text(at, text, colour, style.font(), "lm" if fits else "rm")
         image.paste(inside, (left, top))
         ImageDraw.Draw(image).rectangle(self._box, None, "#606060", SCALE)
 
