@@ -19,7 +19,7 @@ MIXERS = ("B/16,jft300m", "L/16,jft300m")
 SMOKE = {
     "vit": [{"depth": 2}, {"depth": 4}],
     "mixer": [{"depth": 2}, {"depth": 4}],
-    "resnet": [{"width_factor": 0.25}, {"width_factor": 0.5}],
+    "resnet": [{"width_factor": 0.5}, {"width_factor": 1.0}],
     "hybrid": [{"depth": 1}, {"depth": 2}],
 }
 

@@ -7,14 +7,15 @@ vit_jax train --config=configs/experiments/data_size.py --workdir=DIR --config.d
     B/32, L/16, R50x1 and R152x2 on 3, 10, 30 and 100 % of JFT (9, 30, 90 and 300 M images), judged by a linear fit
     of five images of each class of ImageNet.
 
-Subsets are nested: each holds the smaller ones. As in the paper all have the same settings, are stopped early where
-they get no better, and have no further regularisation. Expect its crossing: at 9 M images B/32 is below R50x1, from
-90 M on above; so are L/16 and R152x2.
+Subsets are nested: each holds the smaller ones. As in the paper all have the same settings and no further
+regularisation, and are stopped early where they get no better; at most they take the steps of all the data.
+Expect its crossing: at 9 M images B/32 is below R50x1, from 90 M on above; so are L/16 and R152x2.
 """
 
 from vit_jax import recipes
 
 SHARES = {"paper": (3, 10, 30, 100), "smoke": (10, 30, 100)}
+JFT = 303_000_000  # images
 MODELS = ("B/32", "R50x1", "L/16", "R152x2")
 FEW_SHOT = (
     "few_shot",
@@ -33,6 +34,8 @@ def get_runs(arg="paper"):
         else:
             config.eval.evaluators, config.eval.best = (FEW_SHOT,), "few_shot/5shot"
             config.eval.patience, config.checkpoint.best = 5, True
+            epochs = int(config.duration.split()[0])
+            config.duration = f"{epochs * JFT // config.batch_size} steps"
         splits = [f"train[:{share}%]" if share < 100 else "train" for share in SHARES[size]]
         settings = [{"data.train_split": split} for split in splits]
         for name, one in recipes.vary(config, settings, seeds=2 if smoke else 1).items():

@@ -14,13 +14,13 @@ from vit_jax import recipes
 # Depth, width, MLP width, heads, patch.
 CENTRES = {"paper": (8, 1024, 2048, 16, 32), "smoke": (4, 64, 128, 4, 8)}
 FIELDS = ("depth", "width", "mlp_dim", "heads", "patch")
-# By what is scaled, the factors of depth, width and MLP width, and the patch's divisor.
+PATCHES = {"paper": (16, 56), "smoke": (4, 16)}  # 64 would not divide 224 pixels
+# By what is scaled, the factors of depth, width and MLP width.
 SCALED = {
-    "depth": [(factor, 1, 1, 1) for factor in (0.5, 2, 4)],
-    "width": [(1, factor, 1, 1) for factor in (0.5, 2)],
-    "mlp_dim": [(1, 1, factor, 1) for factor in (0.5, 2)],
-    "patch": [(1, 1, 1, divisor) for divisor in (0.5, 2)],
-    "all": [(2, 2, 2, 1)],
+    "depth": [(factor, 1, 1) for factor in (0.5, 2, 4)],
+    "width": [(1, factor, 1) for factor in (0.5, 2)],
+    "mlp_dim": [(1, 1, factor) for factor in (0.5, 2)],
+    "all": [(2, 2, 2)],
 }
 
 
@@ -33,13 +33,14 @@ def get_runs(arg="paper"):
     else:
         config.model.representation = 0
     centre = CENTRES[size]
-    factors = [(1, 1, 1, 1), *[one for scaled in SCALED.values() for one in scaled]]
+    factors = [(1, 1, 1), *[one for scaled in SCALED.values() for one in scaled]]
     settings = [shape(centre, *one) for one in factors]
+    settings += [settings[0] | {"model.patch": patch} for patch in PATCHES[size]]
     return recipes.vary(config, settings, seeds=2 if smoke else 1)
 
 
-def shape(centre, deeper, wider, hidden, finer):
+def shape(centre, deeper, wider, hidden):
     """The centre with these factors; heads keep their size."""
     depth, width, mlp_dim, heads, patch = centre
-    values = (depth * deeper, width * wider, mlp_dim * hidden, heads * wider, patch / finer)
+    values = (depth * deeper, width * wider, mlp_dim * hidden, heads * wider, patch)
     return {f"model.{name}": int(value) for name, value in zip(FIELDS, values, strict=True)}
