@@ -75,6 +75,7 @@ setup(
         "etils[epath]>=1.12",
         "flax>=0.12.8",
         "jax>=0.10.2,<0.13",
+        "matplotlib>=3.10",
         "ml_collections>=1.1",
         "msgpack>=1.1",
         "numpy>=2",

@@ -20,6 +20,9 @@ from vit_jax.evaluation.contract import Subject, Trained, Watch
 from vit_jax.evaluation.forward import make_forward
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.supervised import to_targets
+from vit_jax.pictures import style, tiles
+from vit_jax.pictures.page import png
+from vit_jax.pictures.plot import Plot
 
 _LOGITS = 2**30  # kept at most, on each host
 
@@ -31,7 +34,9 @@ class Options(contract.Options):
     present: bool = option(
         False, "only the classes that the data has can be predicted (ImageNet-R and -A)"
     )
-    out: str = option("", "a folder for tables: classes.csv, confusion.csv, calibration.csv")
+    out: str = option(
+        "", "a folder for tables and pictures: classes.csv, confusion.csv, calibration.csv, …"
+    )
     images: bool = option(False, "with out: also images.csv, what is predicted for each image")
 
 
@@ -111,7 +116,7 @@ class Classification(Accuracy):
     def _write(
         self, logits: np.ndarray, targets: np.ndarray, places: np.ndarray, probabilities: np.ndarray
     ) -> None:
-        """The tables of `options.out`."""
+        """The tables and pictures of `options.out`."""
         folder, classes = epath.Path(self.options.out), self.subject.classes
         folder.mkdir(parents=True, exist_ok=True)
         best = logits.argmax(-1)
@@ -127,6 +132,7 @@ class Classification(Accuracy):
             rows = zip(edges, *bins, strict=True)
             header = ("confidence_at_most", "examples", "confidence", "accuracy")
             _table(folder / "calibration.csv", header, rows)
+            _draw(folder, pairs, bins)
         if self.options.images:
             names = (self.source[int(place)].name for place in places)
             labels = (" ".join(classes[c] for c in np.flatnonzero(row)) for row in targets)
@@ -173,6 +179,29 @@ def _calibration(logits: np.ndarray, targets: np.ndarray, kind: str) -> dict[str
             f"ece{ending}": measures.calibration_error(measures.bins_of(likely, targets)),
         }
     return found | {"temperature": measures.fit_temperature(logits, targets, kind)}
+
+
+def _draw(folder: epath.Path, pairs: np.ndarray, bins: measures.Bins) -> None:
+    """calibration.png and confusion.png."""
+    plot = Plot(
+        "Accuracy by the probability of the best class", x="probability [%]", y="accuracy [%]"
+    )
+    plot.line([0, 100], [0, 100], style.GREY, "as sure as right", width=1)
+    there = bins.count > 0
+    confidence, accuracy = 100 * bins.confidence[there], 100 * bins.accuracy[there]
+    plot.line(confidence, accuracy, style.COLOURS[0])
+    plot.dots(confidence, accuracy, style.COLOURS[0], "examples of a bin")
+    shares = pairs / np.maximum(pairs.sum(1, keepdims=True), 1)
+    confusion = tiles.matrix(
+        "Which classes are taken for which",
+        shares,
+        tiles.Bar(0, 1, "share of the class"),
+        x="number of the predicted class",
+        y="number of the class",
+        first=0,
+    )
+    for name, image in (("calibration", plot.image()), ("confusion", confusion)):
+        (folder / f"{name}.png").write_bytes(png(image))
 
 
 def _table(path: epath.Path, header: tuple[str, ...], rows) -> None:

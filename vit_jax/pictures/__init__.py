@@ -1,5 +1,4 @@
 """Pictures of numbers, for people: axes with curves and dots, tiles of maps and images, pages. They
-know arrays and texts, and nothing of models, runs or images' meaning.
-
-Drawn with Pillow, which reads images for training anyway: no further package is needed.
+know arrays and texts, and nothing of models, runs or images' meaning. Drawn by matplotlib, which is imported
+when the first one is drawn.
 """

@@ -4,13 +4,21 @@ colours mean.
 
 import dataclasses
 import math
+import textwrap
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from vit_jax.pictures import style
-from vit_jax.pictures.style import GAP, LETTER, SCALE, TITLE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_NAME = 16  # pixels of the page: a line of letters
+_LEAST = 320  # of a whole picture
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,117 +66,67 @@ def draw(
     columns = columns or math.ceil(math.sqrt(len(tiles)))
     rows = math.ceil(len(tiles) / columns)
     height, width = np.asarray(tiles[0]).shape[:2]
-    factor = SCALE * side / max(height, width)
-    # A map of one row is still to be seen.
-    cell = (max(round(width * factor), LETTER), max(round(height * factor), LETTER))
-    between = GAP if gap is None else SCALE * gap
-    below = LETTER + GAP // 2 if names else 0
-    left = 2 * GAP + max((style.width(name) + GAP for name in rows_named), default=0)
-    left += LETTER + GAP if y else 0
-    area = (columns * (cell[0] + between) - between, rows * (cell[1] + between + below) - between)
-    room, tall = (0, 0) if bar is None else (_bar_width(bar), _bar_height(bar, area[1]))
-    lines = style.wrapped(title, max(left + area[0] + room, 480 * SCALE) - GAP, TITLE)
-    top = GAP + len(lines) * (TITLE + GAP // 2) + GAP // 2
-    foot = LETTER + GAP if x else 0
-    whole = max(left + area[0] + room + GAP, GAP + max(style.width(line, TITLE) for line in lines))
-    height_needed = top + max(area[1] + foot, tall) + 2 * GAP
-    image = Image.new("RGB", (whole, height_needed), "white")
-    for number, line in enumerate(lines):
-        style.write(image, (GAP, GAP + number * (TITLE + GAP // 2)), line, size=TITLE)
-    for number, tile in enumerate(tiles):
-        column, row = number % columns, number // columns
-        at = (left + column * (cell[0] + between), top + row * (cell[1] + between + below))
-        image.paste(_as_image(tile, bar).resize(cell, _filter(tile, cell)), at)
+    gap = 8 if gap is None else gap
+    tall = side * height / max(height, width) + gap + (_NAME if names else 0)
+    wide = side * width / max(height, width) + gap
+    left = style.LETTER * (max(map(len, rows_named)) + 2) if rows_named else 0
+    whole = max(columns * wide + left + (80 if bar else 0) + (_NAME if y else 0) + 20, _LEAST)
+    figure = style.figure(title, whole, rows * tall + 20 + (_NAME if x else 0), left)
+    figure.get_layout_engine().set(w_pad=gap / 200, h_pad=gap / 200, wspace=0, hspace=0)
+    grid = figure.subplots(rows, columns, squeeze=False)
+    for number, axes in enumerate(grid.flat):
+        axes.set(xticks=[], yticks=[])
+        if number >= len(tiles):
+            axes.set_axis_off()
+            continue
+        _show(axes, tiles[number], bar)
         if names:
-            name = style.shorten(names[number], cell[0] + between)
-            style.write(image, (at[0] + cell[0] / 2, at[1] + cell[1] + GAP // 4), name, anchor="ma")
-    for number, name in enumerate(rows_named):
-        row = top + number * (cell[1] + between + below) + cell[1] / 2
-        style.write(image, (left - GAP, row), name, anchor="rm")
-    if bar is not None:
-        _draw_bar(image, bar, (left + area[0] + 2 * GAP, top), tall)
+            axes.set_xlabel(
+                textwrap.shorten(names[number], max(int(wide / style.LETTER), 4), placeholder="…")
+            )
+    for name, axes in zip(rows_named, grid[:, 0], strict=False):
+        axes.set_ylabel(name, rotation=0, ha="right", va="center").set_in_layout(False)
     if x:
-        style.write(image, (left + area[0] / 2, top + area[1] + GAP), x, anchor="ma")
+        figure.supxlabel(x, fontsize="medium")
     if y:
-        style.write_upwards(image, (GAP + LETTER / 2, top + area[1] / 2), y)
-    return image
+        figure.supylabel(y, fontsize="medium")
+    if bar:
+        _draw_bar(figure, bar, grid)
+    return style.image(figure)
 
 
 def matrix(
-    title: str,
-    values: np.ndarray,
-    bar: Bar,
-    *,
-    x: str,
-    y: str,
-    side: int = 320,
-    first: tuple[int, int] = (1, 1),
+    title: str, values: np.ndarray, bar: Bar, *, x: str, y: str, side: int = 320, first: int = 1
 ) -> Image.Image:
-    """One map with its rows and columns numbered, from `first` on."""
+    """One map with its rows and columns numbered from `first`."""
+    from matplotlib.ticker import MaxNLocator
+
     values = np.asarray(values)
     rows, columns = values.shape
-    cell = max(SCALE * side // max(rows, columns), 2)
-    left, lines = 3 * GAP + 3 * LETTER, style.wrapped(title, 480 * SCALE, TITLE)
-    top = GAP + len(lines) * (TITLE + GAP // 2) + GAP // 2
-    area = (cell * columns, cell * rows)
-    whole = max(
-        left + area[0] + _bar_width(bar) + GAP,
-        GAP + max(style.width(line, TITLE) for line in lines),
-    )
-    tall = _bar_height(bar, area[1])
-    needed = top + max(area[1] + 2 * LETTER + GAP, tall) + 2 * GAP
-    image = Image.new("RGB", (whole, needed), "white")
-    for number, line in enumerate(lines):
-        style.write(image, (GAP, GAP + number * (TITLE + GAP // 2)), line, size=TITLE)
-    tile = _as_image(values, bar).resize(area, Image.Resampling.NEAREST)
-    image.paste(tile, (left, top))
-    every = max(1, math.ceil(1.6 * LETTER / cell))
-    for number in range(0, columns, every):
-        at = (left + (number + 0.5) * cell, top + area[1] + GAP // 4)
-        style.write(image, at, str(first[1] + number), anchor="ma")
-    for number in range(0, rows, every):
-        at = (left - GAP // 2, top + (number + 0.5) * cell)
-        style.write(image, at, str(first[0] + number), anchor="rm")
-    style.write(image, (left + area[0] / 2, top + area[1] + LETTER + GAP), x, anchor="ma")
-    style.write_upwards(image, (GAP + LETTER / 2, top + area[1] / 2), y)
-    _draw_bar(image, bar, (left + area[0] + 2 * GAP, top), tall)
-    return image
+    figure = style.figure(title, side + 180, side * rows / max(rows, columns) + 70)
+    axes = figure.subplots()
+    ends = (first - 0.5, first + columns - 0.5, first + rows - 0.5, first - 0.5)
+    _show(axes, values, bar, extent=ends)
+    axes.set(xlabel=x, ylabel=y)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(nbins=12, integer=True))
+    _draw_bar(figure, bar, axes)
+    return style.image(figure)
 
 
-def _as_image(tile: np.ndarray, bar: Bar | None) -> Image.Image:
+def _show(axes: "Axes", tile: np.ndarray, bar: Bar | None, **options) -> None:
     tile = np.asarray(tile)
-    if tile.ndim == 3:
-        return Image.fromarray(np.ascontiguousarray(tile))
-    return Image.fromarray(style.coloured(tile, bar.low, bar.high, bar.scheme))
+    if tile.ndim == 2:
+        options |= dict(vmin=bar.low, vmax=bar.high, cmap=style.SCHEMES[bar.scheme])
+    # Photos that shrink are averaged; numbers stay the squares that they are.
+    axes.imshow(tile, interpolation="auto" if tile.ndim == 3 else "nearest", **options)
+    for edge in axes.spines.values():
+        edge.set_visible(False)
 
 
-def _filter(tile: np.ndarray, cell: tuple[int, int]) -> Image.Resampling:
-    """Photos that shrink are averaged; numbers stay the squares that they are."""
-    shrinks = np.asarray(tile).shape[1] > cell[0]
-    return Image.Resampling.LANCZOS if shrinks else Image.Resampling.NEAREST
+def _draw_bar(figure: "Figure", bar: Bar, beside: "np.ndarray | Axes") -> None:
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
 
-
-def _bar_width(bar: Bar) -> int:
-    widest = max(style.width(style.number(tick)) for tick in style.ticks(bar.low, bar.high, 4))
-    return 2 * GAP + LETTER + GAP + widest + GAP + 2 * LETTER
-
-
-def _bar_height(bar: Bar, beside: int) -> int:
-    """As high as what it stands beside, but no more than needs be, and with room for its unit."""
-    return max(min(beside, 260 * SCALE), style.width(bar.unit) + GAP, 6 * LETTER)
-
-
-def _draw_bar(image: Image.Image, bar: Bar, at: tuple[int, int], height: int) -> None:
-    pen, (left, top) = ImageDraw.Draw(image), at
-    values = np.linspace(bar.high, bar.low, height)[:, None].repeat(LETTER, axis=1)
-    colours = style.coloured(values, bar.low, bar.high, bar.scheme)
-    image.paste(Image.fromarray(colours), (left, top))
-    widest = 0
-    for tick in style.ticks(bar.low, bar.high, 4):
-        row = top + (bar.high - tick) / ((bar.high - bar.low) or 1) * height
-        pen.line((left + LETTER, row, left + LETTER + GAP // 2, row), "black", SCALE)
-        text = style.number(tick)
-        style.write(image, (left + LETTER + GAP, row), text, anchor="lm")
-        widest = max(widest, style.width(text))
-    centre = (left + LETTER + 2 * GAP + widest + LETTER / 2, top + height / 2)
-    style.write_upwards(image, centre, bar.unit)
+    colours = ScalarMappable(Normalize(bar.low, bar.high), style.SCHEMES[bar.scheme])
+    figure.colorbar(colours, ax=beside, label=bar.unit, aspect=30, fraction=0.05, pad=0.02)
