@@ -52,7 +52,11 @@ PARSED = {
     "models --markdown": "counts every model; tests/models/test_listing.py",
 }
 # Commands that end with the sentence that their data is not there.
-NOT_PREPARED = {"imagenet2012_real": "needs ImageNet", "scaling_vit.py:G/14": "JFT is not public"}
+NOT_PREPARED = {
+    "imagenet2012_real": "needs ImageNet",
+    "--suite=": "needs ImageNet",
+    "scaling_vit.py:G/14": "JFT is not public",
+}
 # Commands for a model with exits, which the one that stands in has not.
 EARLY = ("exits --checkpoint", "--budget=", "--threshold=")
 # What stands in for data, weights and places: what is said, and what is taken.

@@ -90,7 +90,10 @@ def test_mce_is_the_mean_over_corruptions_of_error_over_alexnet_s():
     ("name", "message"),
     [
         ("imagenett", "no suite 'imagenett'; did you mean 'imagenet'"),
-        ("imagenet", "none of its data is there: imagenet2012, .*--data_dir=DIR"),
+        (
+            "imagenet",
+            "is not prepared in .*: none of its sets is there .imagenet2012, .*--data_dir=DIR",
+        ),
     ],
 )
 def test_a_suite_without_data_is_an_error_that_says_what_it_needs(subject, tmp_path, name, message):

@@ -14,6 +14,7 @@ from vit_jax.base.schema import nearest
 from vit_jax.data.record import DataAbsent
 from vit_jax.data.sources.named import FEW_SHOT
 from vit_jax.data.sources.prepared import DESCRIPTION
+from vit_jax.data.sources.tfds import data_dir
 from vit_jax.evaluation.contract import Subject
 
 
@@ -73,7 +74,8 @@ def make(name: str, subject: Subject, folder: str = "") -> tuple[evaluation.Suit
             logging.warning("%s is left out: %s", part.prefix, error)
     if not found:
         raise ConfigError(
-            f"suite {name!r}: none of its data is there: {', '.join(p.data for p in SUITES[name])}. Prepare one with "
+            f"suite {name!r} is not prepared in {data_dir(folder)}: none of its sets is there "
+            f"({', '.join(part.data for part in SUITES[name])}). Prepare one with "
             "'vit_jax prepare NAME --out=DIR/NAME' and say --data_dir=DIR"
         )
     return evaluation.Suite(tuple(found)), absent
