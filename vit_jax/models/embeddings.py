@@ -100,17 +100,20 @@ def resize_images(images: jax.Array, new: tuple[int, int]) -> jax.Array:
     return jnp.einsum("yh,bhxc->byxc", rows, x, precision=exact)
 
 
-def sincos_2d(grid: tuple[int, int], width: int, temperature: float = 10_000.0) -> np.ndarray:
+def sincos_2d(
+    grid: tuple[int, int], width: int, temperature: float = 10_000.0, periods: int | None = None
+) -> np.ndarray:
     """Fixed 2-D sine-cosine position embedding (1, h·w, D) float32 of MoCo v3, as in arXiv 2205.01580 and big_vision.
 
-    A quarter of the channels each: sin x·ω, cos x·ω, sin y·ω, cos y·ω with ω_k = temperature^(−k / (D/4 − 1)).
+    A quarter of the channels each: sin x·ω, cos x·ω, sin y·ω, cos y·ω with ω_k = temperature^(−k / periods);
+    `periods` is D/4 − 1, and D/4 in MAE.
     """
     if width % 4 or width < 8:
         raise ValueError(
             f"2-D sine-cosine position embeddings need a width of 8 or more that 4 divides, not {width}"
         )
     y, x = np.mgrid[: grid[0], : grid[1]]
-    omega = temperature ** (-np.arange(width // 4) / (width // 4 - 1))
+    omega = temperature ** (-np.arange(width // 4) / (periods or width // 4 - 1))
     x, y = (np.outer(axis.ravel(), omega) for axis in (x, y))
     return np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1)[None].astype(
         np.float32

@@ -4,6 +4,8 @@ are added. What is computed of images before that is in `embeddings`.
   learned     1-D: a vector for every patch, row by row of the image.
   learned2d   vectors of half the width for every column (X) and every row (Y), one after the other.
   sincos2d    fixed sines and cosines of column and row.
+  fixed2d     the same as MAE has them: a table that a checkpoint has, in which learned tokens have zeros,
+              and which may be trained later, as `learned`.
   sinusoid    fixed ones of the row number in a table, which a checkpoint has: T2T's.
   relative    1-D relative attention: an embedding for every distance p_q - p_k of two patches' places
               in that row, as a further key; queries meet it as they do keys: q·(k + e) / √C.
@@ -37,7 +39,8 @@ from vit_jax.compute.tokens import Tokens
 from vit_jax.models import classifier
 from vit_jax.models.embeddings import interpolate, sincos_2d, sinusoids
 
-KINDS = ("learned", "learned2d", "sincos2d", "relative", "none")
+KINDS = ("learned", "learned2d", "sincos2d", "fixed2d", "relative", "none")
+_TABLES = ("learned", "sinusoid", "fixed2d")
 PLACES = ("auto", "stem", "layers", "shared")
 _STACK = "encoder/layers/"
 
@@ -78,7 +81,7 @@ class Options:
         usual = "layers" if self.position == "relative" else "stem"
         place = usual if self.position_at == "auto" else self.position_at
         # What is fixed is the same in every layer.
-        fixed = self.position in ("sincos2d", "sinusoid")
+        fixed = self.position in ("sincos2d", "sinusoid", "fixed2d")
         return "shared" if fixed and place == "layers" else place
 
     @property
@@ -89,7 +92,7 @@ class Options:
     @property
     def prefix(self) -> int:
         """Rows of the position embedding that stand for no patch."""
-        if self.position not in ("learned", "learned2d", "sinusoid"):
+        if self.position not in (*_TABLES, "learned2d"):
             return 0
         registers = self.registers if self.position_of_registers else 0
         return (self.placed_tokens if self.position_of_class else 0) + registers
@@ -98,9 +101,9 @@ class Options:
 def check(config: Options) -> None:
     """Raises `ConfigError` for positions that there are not."""
     kind, at = config.position, config.position_at
-    if kind == "sincos2d" and (config.width % 4 or config.width < 8):
+    if kind in ("sincos2d", "fixed2d") and (config.width % 4 or config.width < 8):
         raise ConfigError(
-            f"position sincos2d needs a model width of 8 or more that 4 divides, not {config.width}"
+            f"position {kind} needs a model width of 8 or more that 4 divides, not {config.width}"
         )
     if kind == "learned2d" and config.width % 2:
         raise ConfigError(f"position learned2d needs an even model width, not {config.width}")
@@ -129,6 +132,9 @@ def variables(config: Options, rngs: nnx.Rngs) -> nnx.Module | nnx.Variable | No
     match config.position:
         case "sinusoid":
             return nnx.Variable(jnp.asarray(sinusoids(config.prefix + patches, config.width)))
+        case "fixed2d":
+            table = sincos_2d(config.grid, config.width, periods=config.width // 4)
+            return nnx.Variable(jnp.pad(table, [(0, 0), (config.prefix, 0), (0, 0)]))
         case "learned":
             return _draw((1, config.prefix + patches, config.width), rngs)
         case "learned2d":
@@ -204,8 +210,9 @@ def fit(name: str, source: Options, target: Options, resize: str) -> tuple[str, 
     if part.split("/")[0] != "position":
         return None
     kinds = [(config.position, config.position_place) for config in (source, target)]
-    # A table of sinusoids may be trained.
-    if kinds[0] != kinds[1] and kinds != [("sinusoid", kinds[1][1]), ("learned", kinds[0][1])]:
+    # A fixed table may be trained.
+    trained = [(kind, kinds[1][1]) for kind in ("sinusoid", "fixed2d")]
+    if kinds[0] != kinds[1] and (kinds[0] not in trained or kinds[1][0] != "learned"):
         raise ConfigError(
             f"{name} is of positions {' at '.join(kinds[0])} in the checkpoint, {' at '.join(kinds[1])} in the "
             "model: say model.position and model.position_at as they are there"
@@ -219,7 +226,7 @@ def fit(name: str, source: Options, target: Options, resize: str) -> tuple[str, 
 
 def _fit(part: str, source, target, resize: str) -> tuple[str, Callable] | None:
     """`fit` of a parameter of one place."""
-    if source.position in ("learned", "sinusoid"):
+    if source.position in _TABLES:
         return classifier.fit_positions(source, target, resize)
     if part == "position/tokens" or source.grid == target.grid:
         return None

@@ -173,12 +173,16 @@ class Config(
 
     def flops(self) -> int:
         """Operations of one image's forward pass: matrix products only, a multiply-add counted as 2, full attention."""
-        n, d, m = self.tokens, self.width, self.mlp_dim
+        heads = (1 + self.two_heads) * (self.representation or self.width) * self.num_classes
+        head = 2 * self.width * self.representation + 2 * heads
+        blocks = self.block_flops(self.tokens)
+        return self.embedding_flops() + blocks + pooling.flops(self) + head
+
+    def block_flops(self, n: int) -> int:
+        """Those of `flops` of all blocks, for `n` tokens."""
+        d, m = self.width, self.mlp_dim
         block = 8 * n * d * d + 4 * n * n * d + (6 if self.gated_mlp else 4) * n * d * m
-        block += 2 * n * n * d * self.biased_attention
-        heads = (1 + self.two_heads) * (self.representation or d) * self.num_classes
-        head = 2 * d * self.representation + 2 * heads
-        return self.embedding_flops() + self.depth * block + pooling.flops(self) + head
+        return self.depth * (block + 2 * n * n * d * self.biased_attention)
 
     def embedding_flops(self) -> int:
         """Those of `flops` that make tokens of an image."""

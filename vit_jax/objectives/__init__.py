@@ -12,11 +12,13 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest, option
 from vit_jax.objectives.contract import Objective, Setting
 from vit_jax.objectives.distill import Distill
+from vit_jax.objectives.mae import Mae
 from vit_jax.objectives.masked_patches import MaskedPatches
 from vit_jax.objectives.supervised import Supervised
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "supervised": Supervised,
+    "mae": Mae,
     "masked_patches": MaskedPatches,
     "distill": Distill,
 }

@@ -1,0 +1,158 @@
+"""Masked autoencoders: most patches of an image are removed, and their pixels predicted from the others
+(MAE, arXiv 2111.06377; facebookresearch/mae).
+
+The encoder sees the patches that are left, and nothing of the others. The decoder, which training alone
+needs, gets what the encoder makes of these, a learned mask in the place of each removed patch, and positions.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from vit_jax.base.errors import ConfigError
+from vit_jax.base.schema import option
+from vit_jax.models import vit
+from vit_jax.models.embeddings import sincos_2d
+from vit_jax.models.encoder import Encoder
+from vit_jax.objectives.contract import Batch, Learner, Objective, Setting
+
+_EPSILON = 1e-6  # of the normalised targets
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What `config.objective` says for a masked autoencoder."""
+
+    masked: float = option(0.75, "share of the patches that are removed", above=0, below=1)
+    normalize: bool = option(
+        True, "targets are a patch's pixels minus their mean, over their deviation"
+    )
+    width: int = option(512, "size of a token in the decoder", minimum=4)
+    depth: int = option(8, "number of blocks in the decoder", minimum=1)
+    heads: int = option(16, "attention heads in the decoder", minimum=1)
+    mlp_ratio: int = option(4, "hidden size of the decoder's MLPs over its width", minimum=1)
+
+
+class Own(nnx.Module):
+    """The decoder, with the layers before and after it, and the embedding of a removed patch."""
+
+    def __init__(self, inputs: int, outputs: int, decoder: vit.Config, rngs: nnx.Rngs):
+        dtype = jnp.dtype(decoder.dtype)
+        self.embed = nnx.Linear(inputs, decoder.width, dtype=dtype, rngs=rngs)
+        self.mask = nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), (decoder.width,)))
+        self.decoder = Encoder(decoder, dtype=dtype, rngs=rngs)
+        self.head = nnx.Linear(decoder.width, outputs, dtype=dtype, rngs=rngs)
+
+
+class Mae(Objective):
+    """The mean squared error of the removed patches' pixels."""
+
+    Options = Options
+    needs_labels = False
+    mixes = False
+
+    def __init__(self, options: Options, setting: Setting):
+        super().__init__(options, setting)
+        model = setting.model
+        if type(model) is not vit.Config:
+            raise ConfigError("objective mae needs a ViT or a DeiT, which can do with some patches")
+        if model.position_place in ("layers", "shared") or model.rope != "none":
+            raise ConfigError(
+                "objective mae removes patches after their positions are added: it needs model.position_at=stem, "
+                "and no model.position=relative or model.rope"
+            )
+        self.patches = model.grid[0] * model.grid[1]
+        self.visible = int(self.patches * (1 - options.masked))
+        if not 0 < self.visible < self.patches:
+            raise ConfigError(
+                f"config.objective.masked = {options.masked} of {self.patches} patches leaves {self.visible} to see "
+                f"and {self.patches - self.visible} to predict: both must be some"
+            )
+        if options.width % 4 or options.width % options.heads:
+            raise ConfigError(
+                f"config.objective.width = {options.width} must be divisible by 4, for positions, and by "
+                f"config.objective.heads = {options.heads}"
+            )
+
+    @property
+    def decoder(self) -> vit.Config:
+        """Its blocks as those of a ViT; they compute as the model's do."""
+        model, options = self.setting.model, self.options
+        shared = ("image_size", "patch", "activation", "epsilon", "attention", "channels")
+        shared += ("dtype", "dtype_on_cpu", "remat", "unroll")
+        return vit.Config(
+            **{name: getattr(model, name) for name in shared},
+            num_classes=0,
+            depth=options.depth,
+            width=options.width,
+            mlp_dim=options.mlp_ratio * options.width,
+            heads=options.heads,
+        )
+
+    def own(self, rngs: nnx.Rngs) -> Own:
+        """See `Objective`."""
+        model = self.setting.model
+        return Own(model.width, model.patch**2 * model.channels, self.decoder, rngs)
+
+    def flops(self) -> int:
+        """See `Objective`."""
+        model, decoder = self.setting.model, self.decoder
+        learned = model.tokens - self.patches
+        seen, placed = learned + self.visible, model.placed_tokens
+        ends = seen * model.width * decoder.width
+        ends += (self.patches - self.visible) * decoder.width * model.patch**2 * model.channels
+        encoder = model.embedding_flops() + model.block_flops(seen)
+        return encoder + decoder.block_flops(placed + self.patches) + 2 * ends
+
+    def __call__(self, learner: Learner, batch: Batch, rngs: nnx.Rngs):
+        """See `Objective`."""
+        noise = jax.random.uniform(rngs.dropout(), (len(batch["image"]), self.patches))
+        return self.loss(learner, batch["image"], jnp.argsort(noise, axis=1), rngs), {}
+
+    def loss(self, learner: Learner, images: jax.Array, order: jax.Array, rngs: Any) -> jax.Array:
+        """(B,) float32, where these patches are removed; see `predict`."""
+        predicted = self.predict(learner, images, order, rngs)
+        # The loss alone needs the pixels, in float32.
+        pixels = patches_of(images.astype(jnp.float32), self.setting.model.patch)
+        target = jnp.take_along_axis(pixels, order[:, self.visible :, None], axis=1)
+        if self.options.normalize:
+            deviation = jnp.sqrt(target.var(-1, ddof=1, keepdims=True) + _EPSILON)
+            target = (target - target.mean(-1, keepdims=True)) / deviation
+        return jnp.square(predicted - target).mean((1, 2))
+
+    def predict(
+        self, learner: Learner, images: jax.Array, order: jax.Array, rngs: Any
+    ) -> jax.Array:
+        """The pixels of the removed patches, (B, removed, P²C) float32.
+
+        Args:
+          images: (B, H, W, C), normalised.
+          order: (B, N) the patches' numbers; the first are seen, the others removed.
+        """
+        model, own, seen = learner.model, learner.own, self.visible
+        patches = model.patches(images, deterministic=False, rngs=rngs)
+        tokens = model.place(patches, order[:, :seen])
+        tokens, _ = model.encode(tokens, deterministic=False, rngs=rngs)
+        tokens = own.embed(tokens)
+        learned, tokens = tokens[:, :-seen], tokens[:, -seen:]
+        b, _, width = tokens.shape
+        masks = jnp.broadcast_to(
+            own.mask[...].astype(tokens.dtype), (b, self.patches - seen, width)
+        )
+        # Attention does not see an order: the removed ones may stay last, each with its position.
+        positions = jnp.asarray(
+            sincos_2d(self.setting.model.grid, width, periods=width // 4)[0], tokens.dtype
+        )
+        tokens = jnp.concatenate([tokens, masks], axis=1) + positions[order]
+        tokens, _ = own.decoder(jnp.concatenate([learned, tokens], axis=1))
+        return own.head(tokens[:, learned.shape[1] + seen :]).astype(jnp.float32)
+
+
+def patches_of(images: jax.Array, side: int) -> jax.Array:
+    """Images (B, H, W, C) as patches (B, N, P²C), row by row; a patch's pixels row by row, channels last."""
+    b, height, width, channels = images.shape
+    cut = images.reshape(b, height // side, side, width // side, side, channels)
+    return cut.transpose(0, 1, 3, 2, 4, 5).reshape(b, -1, side * side * channels)
