@@ -347,6 +347,7 @@ def test_tokens_of_windows_have_all_of_them(kind):
     at = "encoder/layers/position"
     expected = {
         "sinusoid": {"position": (1, 7, 16)},  # fixed, so not each layer's own
+        "fixed2d": {"position": (1, 7, 16)},
         "learned": {at: (2, 1, 7, 16)},
         "learned2d": {
             f"{at}/x": (2, 1, 3, 8),

@@ -10,7 +10,8 @@ from flax import nnx
 
 from tests.models import oracles
 from vit_jax.base.errors import ConfigError
-from vit_jax.models import registry
+from vit_jax.interchange import formats
+from vit_jax.models import positions, registry
 from vit_jax.models.embeddings import sincos_2d
 from vit_jax.objectives.contract import Learner, Setting
 from vit_jax.objectives.mae import Mae, Options, patches_of
@@ -255,3 +256,23 @@ def test_only_plain_vits_can_learn_so():
     model = registry.model_config("R26+ViT-S/32", image_size=32)
     with pytest.raises(ConfigError, match="needs a ViT or a DeiT"):
         Mae(objective.options, dataclasses.replace(objective.setting, model=model))
+
+
+def test_its_positions_become_a_learned_table_elsewhere(tmp_path):
+    _, config = made(num_classes=3, activation="gelu")
+    model = registry.build(config, rngs=nnx.Rngs(0))
+    _, weights = registry.split(model)
+    images = jax.random.normal(jax.random.key(0), (2, 32, 32, 3))
+    written = formats.Foreign(config, weights.params, variables=weights.variables)
+    formats.write(written, tmp_path / "mae.safetensors", "timm")
+    found = formats.read(tmp_path / "mae.safetensors")
+    assert found.model_config == dataclasses.replace(config, position="learned")
+    definition, _ = registry.abstract_weights(found.model_config)
+    again = nnx.merge(definition, jax.tree.map(jnp.asarray, jax.tree.map(np.asarray, found.params)))
+    np.testing.assert_allclose(again(images).tokens, model(images).tokens, atol=1e-6)
+    # Fine-tuned, it may be trained, at another resolution too; not the other way round.
+    larger = dataclasses.replace(found.model_config, image_size=48)
+    words, resize = positions.fit("position", config, larger, "bilinear")
+    assert words == "bilinear" and resize(np.asarray(model.position[...])).shape == (1, 37, 32)
+    with pytest.raises(ConfigError, match="positions learned at stem in the checkpoint, fixed2d"):
+        positions.fit("position", found.model_config, config, "bilinear")

@@ -222,10 +222,13 @@ def expressed(foreign: Foreign, conversion: Conversion, format: str) -> Foreign:
     """
     if foreign.layout.get("format") == format:
         return foreign
-    config, params = conversion.expressed(foreign.model_config, foreign.params)
+    arrays = union(foreign.params, foreign.variables)
+    config, arrays = conversion.expressed(foreign.model_config, arrays)
     layout = {"format": format, "dtypes": {}, "renamed": {}, "constants": None}
     layout |= conversion.layout(config)
-    return dataclasses.replace(foreign, model_config=config, params=params, layout=layout)
+    return dataclasses.replace(
+        foreign, model_config=config, params=arrays, variables={}, layout=layout
+    )
 
 
 def arrays(foreign: Foreign, conversion: Conversion) -> Iterator[tuple[str, np.ndarray]]:

@@ -114,7 +114,7 @@ class Conversion:
         return ""
 
     def expressed(self, config: Options, params: dict) -> tuple[Options, dict]:
-        """An equivalent model that the format can express: (config, params)."""
+        """An equivalent model that the format can express: (config, all its arrays)."""
         return config, params
 
     def preprocessing(self, config: Options) -> Preprocessing | None:

@@ -206,8 +206,8 @@ def with_learned_position(config: vit.Config, params: dict) -> tuple[vit.Config,
     """The same model with its positions as a learned table of all patches: fixed ones, those of columns
     and rows, or zeros for none.
     """
-    if config.position == "learned":
-        return config, params
+    if config.position in ("learned", "fixed2d"):
+        return dataclasses.replace(config, position="learned"), params
     if config.position == "learned2d":
         tables = {name: np.asarray(x) for name, x in params["position"].items()}
         config = dataclasses.replace(config, position="learned")
