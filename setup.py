@@ -16,6 +16,7 @@ PREPARE = ["tensorflow>=2.18", "importlib_resources>=6.4"]
 PLAN = ["jax[tpu]"]  # The TPU compiler, as old or new as jax itself.
 TEST = [
     *PLAN,
+    "flatbuffers>=25",
     "pyarrow>=20",
     "pytest>=8",
     "pytest-xdist>=3.6",
@@ -96,6 +97,7 @@ setup(
         "gcs": ["gcsfs>=2026.10"],
         "hub": ["huggingface_hub>=2.4"],
         "prepare": PREPARE,
+        "export": ["flatbuffers>=25"],
         "parquet": ["pyarrow>=20"],
         "tensorboard": ["tensorboard>=2.18"],
         "test": TEST,

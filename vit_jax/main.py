@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from vit_jax import __version__, cli, ending
-from vit_jax.using import benchmark, evaluate, exits, inspect, predict, report
+from vit_jax.using import benchmark, evaluate, exits, export, inspect, predict, report
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -303,6 +303,7 @@ COMMANDS: dict[str, Callable[[], None]] = {
         evaluate,
         predict,
         exits,
+        export,
         inspect,
         report,
         show,

@@ -126,6 +126,29 @@ def predict() -> None:
     )
 
 
+def export() -> None:
+    """A trained model as a file that runs without vit_jax: --checkpoint=DIR --to=stablehlo --out=FILE.zip
+    [--batch_size=0] [--config.data.FIELD=VALUE …] [--json].
+
+    The file has a program with its weights, which takes images that are cut, uint8, and gives probabilities;
+    and a description: classes, how images are cut, and the line of Python that calls it.
+    """
+    settings = cli.take_settings()
+    cli.define_checkpoint()
+    flags.DEFINE_enum("to", None, ["stablehlo"], "what the program is written in")
+    flags.DEFINE_string("out", None, "FILE.zip")
+    flags.DEFINE_integer("batch_size", 0, "images at a time; 0: any number", lower_bound=0)
+    cli.define_json()
+    cli.define_register()
+    cli.parse()
+    cli.require(checkpoint="DIR", to="stablehlo", out="FILE.zip")
+
+    from vit_jax.evaluation.export import export
+
+    result = export(FLAGS.checkpoint, FLAGS.out, batch_size=FLAGS.batch_size, settings=settings)
+    cli.print_result(result, f"{result['model']}: {FLAGS.out}\n{result['how']}")
+
+
 def exits() -> None:
     """Thresholds for early exit: --checkpoint=DIR --budgets=GFLOPS,… [--images=50000]
     [--config.data.FIELD=VALUE …] [--json].

@@ -151,7 +151,7 @@ class Model(nnx.Module):
             x, rows, columns = block(x, rate, key)
             if not capture:
                 return x, {}
-            blocks = x.reshape(len(x), config.tokens, -1)
+            blocks = x.reshape(x.shape[0], config.tokens, -1)
             return x, kept(capture, row_attention=rows, column_attention=columns, blocks=blocks)
 
         x = self.embedding(images)
@@ -160,12 +160,12 @@ class Model(nnx.Module):
         x, captured = scan(
             step,
             self.layers,
-            x.reshape(len(x), *config.grid, -1),
+            x.reshape(x.shape[0], *config.grid, -1),
             (rates, keys),
             remat=choices.remat(config),
             unroll=config.unroll,
         )
-        tokens = self.norm(x.reshape(len(x), config.tokens, -1))
+        tokens = self.norm(x.reshape(x.shape[0], config.tokens, -1))
         features = self.pool(tokens)
         logits = self.head(features.astype(jnp.float32)) if config.num_classes else None
         return ModelOutput(logits, features, tokens, captured)

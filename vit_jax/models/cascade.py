@@ -88,7 +88,7 @@ class Exit:
         if biases is not None:
             biases = biases if self.relations is None else self.relations(biases)
             shape = (config.depth, config.heads, *biases.shape[2:])
-            biases = biases.reshape(len(images), *shape).swapaxes(0, 1)
+            biases = biases.reshape(images.shape[0], *shape).swapaxes(0, 1)
         tokens, captured, carried = self.encoder(x, features, biases, key, capture)
         return self.read(tokens, captured), carried
 

@@ -84,7 +84,7 @@ class ConvolutionalStem(nnx.Module):
         x = first(images)
         for layer in others:
             x = layer(nnx.relu(x))
-        return x.reshape(len(x), -1, x.shape[-1])
+        return x.reshape(x.shape[0], -1, x.shape[-1])
 
 
 def resize_images(images: jax.Array, new: tuple[int, int]) -> jax.Array:

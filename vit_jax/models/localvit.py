@@ -229,7 +229,7 @@ class Block(nnx.Module):
         y, weights = self.attention(self.attention_norm(x))
         x = x + drop_path(y, drop_path_rate, key)
         of_class, patches = x[:, : self.prefix], x[:, self.prefix :]
-        y = self.mlp(patches.reshape(len(x), *self.grid, -1), training=training)
+        y = self.mlp(patches.reshape(x.shape[0], *self.grid, -1), training=training)
         return jnp.concatenate([of_class, patches + y.reshape(patches.shape)], axis=1), weights
 
 

@@ -204,7 +204,7 @@ class Encoder(nnx.Module):
                 carried["relations"] = relations[-1]
             else:
                 relations = relations.swapaxes(0, 1)  # (B, L, H, N, N)
-                carried["relations"] = relations.reshape(len(x), -1, *relations.shape[-2:])
+                carried["relations"] = relations.reshape(x.shape[0], -1, *relations.shape[-2:])
         return carried
 
 

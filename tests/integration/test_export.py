@@ -1,0 +1,77 @@
+"""Exported models, called in a process that does not have this package."""
+
+import json
+import pathlib
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+
+import vit_jax
+from tests.integration.conftest import TINY
+
+CALL = """
+import json, sys, zipfile
+sys.path = [p for p in sys.path if p]
+sys.modules["vit_jax"] = None
+import numpy as np
+from jax import export
+archive = zipfile.ZipFile(sys.argv[1])
+model = export.deserialize(bytearray(archive.read("model.jax")))
+images = np.load(sys.argv[2])
+np.save(sys.argv[3], model.call(images))
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    config = vit_jax.load_config("configs/digits.py")
+    changes = {"compilation_cache": "", "duration": "4 steps", "model.head_init": "normal"}
+    config.update_from_flattened_dict(TINY | changes)
+    workdir = tmp_path_factory.mktemp("exported")
+    vit_jax.train(config, workdir)
+    return workdir
+
+
+def test_an_exported_model_answers_alike_without_this_package(command, trained, tmp_path):
+    out = tmp_path / "model.zip"
+    code, said, err = command(
+        "export", f"--checkpoint={trained}", "--to=stablehlo", f"--out={out}", "--json"
+    )
+    assert code == 0, err
+    description = json.loads(zipfile.ZipFile(out).read("model.json"))
+    assert description == json.loads(said) and description["classes"] == list("0123456789")
+    assert description["input"] == {"images": ["batch", 32, 32, 3], "dtype": "uint8"}
+    images = np.random.default_rng(0).integers(0, 256, (5, 32, 32, 3), np.uint8)
+    np.save(tmp_path / "images.npy", images)
+    script, answers = tmp_path / "call.py", tmp_path / "answers.npy"
+    script.write_text(CALL)
+    subprocess.run(
+        [sys.executable, script, out, tmp_path / "images.npy", answers],
+        check=True, cwd=tmp_path, env={"JAX_PLATFORMS": "cpu", "PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+    model = vit_jax.load_run(trained).model
+    logits = np.asarray(model(images.astype(np.float32) / 127.5 - 1).logits, np.float64)
+    expected = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    found = np.load(answers)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert (found.argmax(-1) == expected.argmax(-1)).all()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--to=stablehlo", "--out=model.bin"], "--out=model.bin: name it .zip"),
+        (
+            ["--to=stablehlo", "--out=/nowhere/m.zip"],
+            "/nowhere is no folder that can be written to",
+        ),
+        (["--to=onx", "--out=m.zip"], "stablehlo"),
+        (["--to=stablehlo"], "--out=FILE.zip"),
+    ],
+)
+def test_what_cannot_be_exported_is_said_before_any_work(command, flags, message):
+    code, _, err = command("export", "--checkpoint=/nowhere", *flags)
+    assert code == 2 and message in err and not pathlib.Path("m.zip").exists()
