@@ -63,6 +63,7 @@ EARLY = ("exits --checkpoint", "--budget=", "--threshold=")
 STAND_INS = {
     r"--workdir=.*": "--workdir={folder}/new",
     r"--checkpoint=.*": "--checkpoint={folder}/trained",
+    r"--out=(.*\.zip)": r"--out={folder}/\1",
     r"--out=.*": "--out={folder}/prepared",
     r"--config.data.path=(IMAGES|DIR|/data/images)": "--config.data.path={folder}/IMAGES",
     r"--config.data.path=(SET|/mnt/BUCKET/data|/shared/data)": "--config.data.path={folder}/SET",
