@@ -64,7 +64,7 @@ STAND_INS = {
     r"--workdir=.*": "--workdir={folder}/new",
     r"--checkpoint=.*": "--checkpoint={folder}/trained",
     r"--out=(.*\.zip)": r"--out={folder}/\1",
-    r"--out=.*": "--out={folder}/prepared",
+    r"--out=(?!.*\.zip$).*": "--out={folder}/prepared",
     r"--config.data.path=(IMAGES|DIR|/data/images)": "--config.data.path={folder}/IMAGES",
     r"--config.data.path=(SET|/mnt/BUCKET/data|/shared/data)": "--config.data.path={folder}/SET",
     r"--config.model.num_classes=21841": "--config.model.num_classes=2",
