@@ -198,7 +198,7 @@ def _draw(folder: epath.Path, pairs: np.ndarray, bins: measures.Bins) -> None:
         tiles.Bar(0, 1, "share of the class"),
         x="number of the predicted class",
         y="number of the class",
-        first=0,
+        first=(0, 0),
     )
     for name, image in (("calibration", plot.image()), ("confusion", confusion)):
         (folder / f"{name}.png").write_bytes(png(image))

@@ -9,6 +9,7 @@ from vit_jax.pictures import style
 
 _SIZE = (520, 320)  # of the axes alone, as shown
 _AROUND = (80, 50)  # for ticks and names
+_RIGHT = 0.8  # share of the x axis from which on notes stand at the left
 
 
 class Plot:
@@ -22,7 +23,7 @@ class Plot:
     def __init__(
         self, title: str, *, x: str, y: str, x_limits: tuple[float, float] | None = None,
         y_limits: tuple[float, float] | None = None, size: tuple[int, int] = _SIZE,
-        y_names: Sequence[str] = (), logarithmic: bool = False,
+        y_names: Sequence[str] = (), logarithmic: bool = False, whole: bool = False,
     ):  # fmt: skip
         """An empty one.
 
@@ -32,6 +33,7 @@ class Plot:
           size: of the axes as shown, in pixels.
           y_names: of rows, the first, 0, above all others; instead of numbers.
           logarithmic: the x axis is, for numbers above 0.
+          whole: the x axis counts; nothing is written between whole numbers.
         """
         names = style.LETTER * max(map(len, y_names), default=0)
         width, height = (a + b for a, b in zip(size, _AROUND, strict=True))
@@ -40,10 +42,11 @@ class Plot:
         axes.set(xlabel=x, ylabel=y)
         axes.grid(color="#e4e4e4")
         axes.set_axisbelow(True)
-        axes.margins(x=0.07)  # for notes at the right
         axes.ticklabel_format(useOffset=False)
         if logarithmic:
             axes.set_xscale("log")
+        if whole:
+            axes.xaxis.get_major_locator().set_params(integer=True)
         if x_limits:
             axes.set_xlim(x_limits)
         if y_names:
@@ -52,6 +55,7 @@ class Plot:
         if y_limits:
             axes.set_ylim(y_limits)
         self._labels: set[tuple[str, str]] = set()
+        self._notes: list[tuple[float, float, str, str]] = []
 
     def line(
         self, xs: Sequence[float], ys: Sequence[float], colour: str = style.BLUE, label: str = "",
@@ -83,13 +87,18 @@ class Plot:
         self._axes.fill_between(xs, lows, highs, label=self._new(label, f"pale {colour}"), **pale)
 
     def note(self, x: float, y: float, text: str, colour: str = "black") -> None:
-        """A few letters to the right of a point."""
-        self._axes.annotate(
-            text, (x, y), (6, 0), textcoords="offset points", va="center", color=colour
-        )
+        """A few letters beside a point."""
+        self._notes.append((x, y, text, colour))
 
     def image(self) -> Image.Image:
         """The whole."""
+        place = self._axes.transData + self._axes.transAxes.inverted()
+        for x, y, text, colour in self._notes:
+            at_right = place.transform((x, y))[0] > _RIGHT
+            self._axes.annotate(
+                text, (x, y), (-6 if at_right else 6, 0), textcoords="offset points",
+                ha="right" if at_right else "left", va="center", color=colour,
+            )  # fmt: skip
         if self._labels:
             beside = style.LETTER * max(len(label) for label, _ in self._labels) + 50
             style.widen(self._figure, beside)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _NAME = 16  # pixels of the page: a line of letters
-_LEAST = 320  # of a whole picture
+_LEAST, _THIN = 320, 12  # of a whole picture and of a tile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +67,9 @@ def draw(
     rows = math.ceil(len(tiles) / columns)
     height, width = np.asarray(tiles[0]).shape[:2]
     gap = 8 if gap is None else gap
-    tall = side * height / max(height, width) + gap + (_NAME if names else 0)
-    wide = side * width / max(height, width) + gap
+    # A map of one row is still to be seen.
+    sides = [max(side * length / max(height, width), _THIN) for length in (height, width)]
+    tall, wide = sides[0] + gap + (_NAME if names else 0), sides[1] + gap
     left = style.LETTER * (max(map(len, rows_named)) + 2) if rows_named else 0
     whole = max(columns * wide + left + (80 if bar else 0) + (_NAME if y else 0) + 20, _LEAST)
     figure = style.figure(title, whole, rows * tall + 20 + (_NAME if x else 0), left)
@@ -79,7 +80,7 @@ def draw(
         if number >= len(tiles):
             axes.set_axis_off()
             continue
-        _show(axes, tiles[number], bar)
+        _show(axes, tiles[number], bar, aspect="auto" if min(sides) == _THIN else "equal")
         if names:
             axes.set_xlabel(
                 textwrap.shorten(names[number], max(int(wide / style.LETTER), 4), placeholder="…")
@@ -96,16 +97,24 @@ def draw(
 
 
 def matrix(
-    title: str, values: np.ndarray, bar: Bar, *, x: str, y: str, side: int = 320, first: int = 1
+    title: str,
+    values: np.ndarray,
+    bar: Bar,
+    *,
+    x: str,
+    y: str,
+    side: int = 320,
+    first: tuple[int, int] = (1, 1),
 ) -> Image.Image:
-    """One map with its rows and columns numbered from `first`."""
+    """One map with its rows and columns numbered, from `first` on."""
     from matplotlib.ticker import MaxNLocator
 
     values = np.asarray(values)
     rows, columns = values.shape
     figure = style.figure(title, side + 180, side * rows / max(rows, columns) + 70)
     axes = figure.subplots()
-    ends = (first - 0.5, first + columns - 0.5, first + rows - 0.5, first - 0.5)
+    top, left = (number - 0.5 for number in first)
+    ends = (left, left + columns, top + rows, top)
     _show(axes, values, bar, extent=ends)
     axes.set(xlabel=x, ylabel=y)
     for axis in (axes.xaxis, axes.yaxis):
