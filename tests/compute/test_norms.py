@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from vit_jax.compute import norms
 from vit_jax.models import layers
 
 
@@ -35,3 +36,20 @@ def test_layer_norm_takes_its_statistics_in_float32_from_bfloat16_tokens():
     norm = layers.layer_norm(512, 1e-6, jnp.bfloat16, nnx.Rngs(0))
     # Only the result is rounded, to 8 bits.
     np.testing.assert_allclose(np.asarray(norm(x), np.float64), expected, rtol=2**-8, atol=1e-5)
+
+
+def test_the_rms_norm_and_its_gradients_are_those_of_the_formula():
+    rng = np.random.default_rng(0)
+    x, gradient = (jnp.asarray(rng.normal(3, 2, (2, 5, 16)), jnp.float32) for _ in range(2))
+    scale = jnp.asarray(rng.normal(1, 0.3, 16), jnp.float32)
+
+    def formula(scale, x):
+        return x / jnp.sqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-5) * scale
+
+    def ours(scale, x):
+        return norms.rms_norm(x, scale, epsilon=1e-5, dtype=jnp.float32)
+
+    (a, da), (b, db) = (jax.vjp(function, scale, x) for function in (ours, formula))
+    found, expected = ([value, *back(gradient)] for value, back in ((a, da), (b, db)))
+    for one, other in zip(found, expected, strict=True):
+        assert np.linalg.norm(one - other) <= 1e-5 * np.linalg.norm(other)
