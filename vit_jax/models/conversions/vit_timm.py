@@ -290,7 +290,7 @@ def _eva_arguments(config: vit.Config, layout: Mapping[str, Any]) -> dict[str, A
         "use_post_norm": config.norm_after,
         "attn_pool_num_heads": config.map_heads or None,
         "attn_pool_mlp_ratio": ratio(config.pool_mlp_dim, config.width),
-        "num_kv_heads": None,
+        "num_kv_heads": config.heads,
     }
 
 
