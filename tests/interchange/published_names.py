@@ -46,8 +46,10 @@ class _Caught(Exception):
     """What a model would be built of is known."""
 
 
-def models() -> dict[str, tuple[str, dict, dict]]:
-    """The published names of these families: timm's class, its arguments, `pretrained_cfg`."""
+def models() -> dict[str, tuple[str, dict, dict | None]]:
+    """The published names of these families: timm's class, its arguments, `pretrained_cfg`. Architectures
+    without weights are there without the latter: others train them.
+    """
     without_torchvision.timm_models()
     from timm.models import _registry
 
@@ -62,7 +64,9 @@ def models() -> dict[str, tuple[str, dict, dict]]:
         undo.append((module, module.build_model_with_cfg))
         module.build_model_with_cfg = catch
     found = {}
-    for name in _registry.list_pretrained():
+    published = _registry.list_pretrained()
+    without = set(_registry.list_models()) - {name.partition(".")[0] for name in published}
+    for name in [*published, *sorted(without)]:
         architecture = name.partition(".")[0]
         if _registry._model_to_module[architecture] not in MODULES:
             continue
@@ -70,7 +74,7 @@ def models() -> dict[str, tuple[str, dict, dict]]:
             _registry.model_entrypoint(architecture)(pretrained=False)
         except _Caught:
             if re.fullmatch(CLASSES.get(caught["cls"], ""), architecture):
-                config = _registry.get_pretrained_cfg(name).to_dict()
+                config = _registry.get_pretrained_cfg(name).to_dict() if name in published else None
                 found[name] = caught["cls"], dict(caught["arguments"]), config
     for module, build in undo:
         module.build_model_with_cfg = build
@@ -85,7 +89,7 @@ def facts(arguments: dict) -> dict:
             if name == "embed_layer" and "ConvStem" in repr(value):
                 result[name] = "ConvStem"
             continue
-        if name == "norm_layer" and "eps" in value.keywords:
+        if name == "norm_layer" and "eps" in getattr(value, "keywords", ()):
             result["norm_eps"] = value.keywords["eps"]
         if isinstance(value, functools.partial):
             value = value.func
@@ -97,15 +101,17 @@ def facts(arguments: dict) -> dict:
     return result
 
 
-def table() -> dict:
-    """`published.json`."""
+def table(models: dict[str, tuple[str, dict, dict]]) -> dict:
+    """`published.json`, of what `models` gives."""
     architectures, preprocessing, names = {}, [], collections.defaultdict(dict)
-    for name, (cls, arguments, config) in models().items():
+    for name, (cls, arguments, config) in models.items():
         architecture, _, tag = name.partition(".")
         if cls in ("VisionTransformer", "VisionTransformerDistilled", "Eva", "CrossVit"):
             architectures[architecture] = [cls, facts(arguments)]
         else:
             architectures[architecture] = [cls, {}]
+        if config is None:
+            continue
         said = [config[field] for field in PREPROCESSING]
         if said not in preprocessing:
             preprocessing.append(said)
@@ -116,7 +122,7 @@ def table() -> dict:
 def write(path: pathlib.Path = published.FILE) -> None:
     """A line for each architecture, so that changes can be read."""
     parts = []
-    for key, value in json.loads(json.dumps(table())).items():
+    for key, value in json.loads(json.dumps(table(models()))).items():
         rows = value.items() if isinstance(value, dict) else ((None, row) for row in value)
         lines = ",\n".join(
             (f"{json.dumps(name)}: " if name else "") + json.dumps(row) for name, row in rows

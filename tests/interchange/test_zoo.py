@@ -5,6 +5,7 @@ is in docs/checkpoints.md (see `zoo`).
 
 import importlib.util
 import json
+import re
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import vit_jax
 from tests.interchange import published_names, zoo
 from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange import formats, safetensors
-from vit_jax.models.conversions import published
+from vit_jax.models.conversions import published, vit_timm
 
 torch = pytest.importorskip("torch")
 if importlib.util.find_spec("timm") is None:
@@ -25,7 +26,8 @@ P14, P16 = dict(embed_dim=16, **TINY), dict(embed_dim=16, **TINY | dict(img_size
 SMALL = {
     "vit_base_patch16_clip_quickgelu_224": P16,  # norm before the blocks, quick GELU
     "deit3_small_patch16_224": P16,  # LayerScale, class token without position
-    "vit_giant_patch14_reg4_dinov2": P14,  # registers, a gate in one layer with the MLP's first
+    "vit_giant_patch14_reg4_dinov2": P14
+    | dict(embed_dim=24),  # registers, a gate in one layer with the MLP's first
     "vit_so150m2_patch16_reg1_gap_256": P16,  # register with position, norm of the mean, no QKV biases
     "vit_base_patch32_siglip_256": P16 | dict(patch_size=16),  # attention pooling, tanh GELU
     "aimv2_large_patch14_224": P14,  # RMS norms, norm of the patches, a gate, no biases
@@ -46,7 +48,24 @@ def tensors_of(path):
     return {name: np.asarray(t) for name, t in safetensors.read(path)[0].items()}
 
 
-@pytest.mark.parametrize("name", SMALL)
+# What others show too, or few names need.
+LATER = {
+    "deit3_small_patch16_224",
+    "vit_base_patch16_rpn_224",
+    "vit_base_patch16_radio_v3",
+    "eva02_tiny_patch14_224",
+}
+
+
+@pytest.fixture(scope="module")
+def timms():
+    """What timm says of the published models."""
+    return published_names.models()
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LATER)) for n in SMALL]
+)
 def test_an_architecture_is_read_and_written_as_it_is(tmp_path, name):
     model = zoo.build(name, **SMALL[name])
     folder = zoo.save(model, tmp_path / "theirs", SMALL[name])
@@ -64,50 +83,75 @@ def test_an_architecture_is_read_and_written_as_it_is(tmp_path, name):
     assert formats.read(tmp_path / "ours").model_config == foreign.model_config
 
 
-def bare(model, path):
-    path.parent.mkdir(exist_ok=True)
-    tensors = {name: value.numpy() for name, value in model.state_dict().items()}
-    specs = {name: (value.shape, value.dtype) for name, value in tensors.items()}
-    safetensors.write(path, tensors.items(), specs, {})
-    return path
+def recognised(name, said=None, **arguments):
+    """What the tensors of an architecture say, and what is said beside them; without memory."""
+    with torch.device("meta"):
+        model = zoo.without_torchvision.timm_models().create_model(name, **arguments)
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    return vit_timm.Timm().recognise(shapes, said or {})
 
 
-def test_what_a_bare_file_does_not_tell_is_asked_for_and_its_name_answers(tmp_path):
-    name = "vit_base_patch32_clip_quickgelu_224"
-    model = zoo.build(name, depth=12, num_classes=0)
-    path = bare(model, tmp_path / "weights.safetensors")
-    words = "activation: published models with such tensors have 'gelu' .* or 'quick_gelu' .*--model=activation=…"
-    with pytest.raises(CheckpointError, match=f"(?s){words}"):
+def test_what_no_tensor_tells_is_asked_for_where_published_models_differ():
+    clip = recognised("vit_base_patch16_clip_224")
+    assert list(clip.open) == ["activation"] and clip.options["epsilon"] == 1e-5
+    words = "published models with such tensors have 'gelu' .* or 'quick_gelu' .*quickgelu"
+    assert re.search(words, clip.open["activation"].ask)
+    # 16 heads of 48 channels.
+    gap = recognised("vit_base_patch16_gap_224")
+    assert gap.options["pool"] == "mean" and "16" in gap.open["heads"].ask
+    named = recognised("vit_base_patch16_gap_224", {"architecture": "vit_base_patch16_gap_224"})
+    assert named.options["heads"] == 16 and not named.open
+    # What is not ambiguous is not asked.
+    for name in ("deit3_base_patch16_224", "vit_large_patch14_dinov2", "vit_small_patch16_224"):
+        assert not recognised(name).open
+    # A size that nobody published.
+    assert {"heads"} <= recognised("vit_base_patch16_224", embed_dim=96).open.keys()
+
+
+def test_options_that_are_asked_for_can_be_said(tmp_path):
+    arguments = P16 | dict(embed_dim=48, img_size=32)
+    model = zoo.build("vit_base_patch16_clip_quickgelu_224", **arguments)
+    folder = zoo.save(model, tmp_path / "folder", arguments)
+    path = tmp_path / "weights.safetensors"
+    (folder / "model.safetensors").rename(path)
+    with pytest.raises(
+        CheckpointError, match="(?s)heads .*no model.*--model=heads=….*models --published"
+    ):
         formats.read(path)
-    assert formats.read(path, activation="quick_gelu").model_config.epsilon == 1e-5
-    assert formats.read(path, hints={"activation": "quick_gelu"}).model_config.heads == 12
-    # As the hub's cache lays it out.
-    named = tmp_path / "models--timm--vit_base_patch32_clip_quickgelu_224.openai" / path.name
-    named.parent.mkdir()
-    path.rename(named)
-    found = formats.read(named)
-    assert found.model_config.activation == "quick_gelu"
-    assert found.preprocessing == published.architectures()[name].tags["openai"]
+    said = dict(heads=2, activation="quick_gelu")
+    assert zoo.difference(model, formats.read(path, **said)) <= zoo.BOUND
+    assert formats.read(path, hints=said).model_config.activation == "quick_gelu"
+
+
+def test_the_name_of_a_file_or_folder_tells_what_a_bare_file_does_not(tmp_path):
+    model = zoo.build("test_vit", num_classes=0)
+    folder = zoo.save(model, tmp_path / "models--timm--test_vit.r160_in1k", {})
+    (folder / "config.json").unlink()
+    found = formats.read(folder / "model.safetensors")
+    assert found.model_config.heads == 2
+    assert found.preprocessing == published.architectures()["test_vit"].tags["r160_in1k"]
     assert found.preprocessing.interpolation == "bicubic"
 
 
 def test_what_contradicts_its_name_or_config_is_refused(tmp_path):
-    model = zoo.build("vit_tiny_patch16_224", depth=1, num_classes=0)
-    path = bare(model, tmp_path / "vit_small_patch16_224.safetensors")
+    arguments = P16 | dict(depth=1)
+    model = zoo.build("vit_tiny_patch16_224", **arguments)
+    folder = zoo.save(model, tmp_path / "folder", arguments)
+    path = tmp_path / "vit_small_patch16_224.safetensors"
+    path.write_bytes((folder / "model.safetensors").read_bytes())
     with pytest.raises(CheckpointError, match="vit_small_patch16_224 says .*, the tensors have"):
         formats.read(path)
-    folder = zoo.save(model, tmp_path / "folder", {"depth": 12})
-    with pytest.raises(CheckpointError, match="says depth=12, the tensors have 1"):
-        formats.read(folder)
     said = json.loads((folder / "config.json").read_text())
-    said["model_args"] = {"depth": 1, "block_fn": "ParallelThingsBlock"}
-    (folder / "config.json").write_text(json.dumps(said))
-    with pytest.raises(CheckpointError, match="timm's block_fn='ParallelThingsBlock' is not supp"):
-        formats.read(folder)
-    said["model_args"] = {"depth": 1, "new_argument": 3}
-    (folder / "config.json").write_text(json.dumps(said))
-    with pytest.raises(CheckpointError, match="timm's new_argument=3 is not supported"):
-        formats.read(folder)
+    for changed, words in {
+        ("depth", 12): "vit_tiny_patch16_224 says depth=12, the tensors have 1",
+        ("block_fn", "ParallelThingsBlock"): "timm's block_fn='ParallelThingsBlock' is not supp",
+        ("new_argument", 3): "timm's new_argument=3 is not supported",
+        ("act_layer", "relu"): "timm's act_layer='relu' is not supported; gelu",
+    }.items():
+        other = said | {"model_args": arguments | dict([changed])}
+        (folder / "config.json").write_text(json.dumps(other))
+        with pytest.raises(CheckpointError, match=words):
+            formats.read(folder)
 
 
 def test_rotary_positions_and_registers_go_to_another_resolution_as_in_timm(tmp_path):
@@ -123,14 +167,17 @@ def test_rotary_positions_and_registers_go_to_another_resolution_as_in_timm(tmp_
     np.testing.assert_allclose(found, expected, atol=zoo.BOUND * max(1, np.abs(expected).max()))
 
 
-def test_published_names_and_facts_are_those_of_timm():
-    assert json.loads(published.FILE.read_text()) == json.loads(json.dumps(published_names.table()))
+def test_published_names_and_facts_are_those_of_timm(timms):
+    table = json.loads(json.dumps(published_names.table(timms)))
+    assert json.loads(published.FILE.read_text()) == table
 
 
-def test_preprocessing_is_what_timm_resolves():
+def test_preprocessing_is_what_timm_resolves(timms):
     from timm.data import resolve_data_config
 
-    for name, (_, _, config) in published_names.models().items():
+    for name, (_, _, config) in timms.items():
+        if config is None:
+            continue
         architecture, _, tag = name.partition(".")
         found = published.architectures()[architecture].tags[tag]
         said = resolve_data_config(pretrained_cfg=config)

@@ -130,9 +130,10 @@ def fewer_layers(kind: str, arguments: dict) -> dict:
     fewer = {"depth": min(depth, 1 if width >= 1024 else 2)}
     heads = arguments.get("num_kv_heads")
     if isinstance(heads, list | tuple):
-        fewer["num_kv_heads"] = (
-            list(heads[:1]) + list(heads[len(heads) // 2 :])[: fewer["depth"] - 1]
-        )
+        # Of its kinds of layers one each.
+        heads = [heads[0], heads[len(heads) // 2]][: fewer["depth"]]
+    if heads:
+        fewer["num_kv_heads"] = heads
     return fewer
 
 

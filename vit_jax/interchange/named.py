@@ -136,8 +136,8 @@ def read(
         raise CheckpointError(
             f"{path} does not tell what these options are, and another value gives other results:\n  "
             + "\n  ".join(asked.values())
-            + f"\nSay them ({_how_to_say(asked)}), or name the file or its folder as the published model "
-            "is called ('vit_jax models --published'), or put its config.json beside it"
+            + f"\nSay them ({_how_to_say(asked, found.family.Config)}), or name the file or its folder as the "
+            "published model is called ('vit_jax models --published'), or put its config.json beside it"
         )
     config = configure(found.family.Config, options, wishes.overrides)
     tensors, reshaped = dict(found.tensors), recognised.layout.get("reshaped", {})
@@ -174,9 +174,10 @@ def read(
     return Foreign(config, params, None, preprocessing, layout, variables)
 
 
-def _how_to_say(names: Iterable[str]) -> str:
-    """Of options, on the command line."""
-    return " ".join(f"--model={name}=…" for name in names)
+def _how_to_say(names: Iterable[str], config_class: type) -> str:
+    """Of options, on the command line; what is none, only a name or config.json tells."""
+    known = [name for name in names if name in config_class.__dataclass_fields__]
+    return " ".join(f"--model={name}=…" for name in known)
 
 
 def conversion_of(

@@ -65,6 +65,10 @@ class Timm(vit_timm.Timm):
         }
         if not inner:
             return None
+        if "0.conv.weight" in inner:
+            raise CheckpointError(
+                "its patches come from a stem of convolutions (MobileCLIP's), which is not supported"
+            )
         sizes = resnet.timm_sizes(inner)
         found = vit_timm.recognise(shapes, said, _stride(sizes))
         return dataclasses.replace(found, options=found.options | sizes | {"epsilons": "timm"})

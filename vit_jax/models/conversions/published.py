@@ -27,7 +27,8 @@ class Architecture(NamedTuple):
       kind: timm's class.
       arguments: of that class, as JSON, those that are not its defaults. `norm_eps` is the epsilon
         of `norm_layer`.
-      tags: of its published weights, each with how its images are prepared.
+      tags: of its published weights, each with how its images are prepared; {} for a model that timm
+        has without weights.
     """
 
     kind: str
@@ -44,9 +45,9 @@ def architectures() -> dict[str, Architecture]:
     ]
     return {
         name: Architecture(
-            *found["architectures"][name], {tag: prepared[i] for tag, i in tags.items()}
+            *known, {tag: prepared[i] for tag, i in found["names"].get(name, {}).items()}
         )
-        for name, tags in found["names"].items()
+        for name, known in found["architectures"].items()
     }
 
 

@@ -300,26 +300,33 @@ def from_tensors(shapes: Shapes) -> Options:
     return found
 
 
+def _class_of(shapes: Shapes) -> str:
+    """timm's class that alone has such names; '' where both have them."""
+    if any(f"blocks.0.{n}" in shapes for n in ("gamma_1", "attn.q_bias", "attn.q_proj.weight")):
+        return EVA
+    return VIT if "blocks.0.ls1.gamma" in shapes else ""
+
+
 def settled(
-    found: Options, has_class: bool, said: Mapping[str, Any]
+    found: Options, shapes: Shapes, said: Mapping[str, Any]
 ) -> tuple[Options, dict[str, Open]]:
     """The options that tensors do not tell, and those of them that nobody does.
 
     Args:
       found: what the tensors tell.
-      has_class: whether there is a class token.
+      shapes: of the tensors.
       said: see `TimmConversion`.
 
     Raises:
       CheckpointError: what is said contradicts the tensors, or is not supported.
     """
     own = {name: said[name] for name in UNTOLD if name in said}
-    options, left = _from_said(found, has_class, said)
+    options, left = _from_said(found, shapes, said)
     return options | own, {name: ask for name, ask in left.items() if name not in own}
 
 
 def _from_said(
-    found: Options, has_class: bool, said: Mapping[str, Any]
+    found: Options, shapes: Shapes, said: Mapping[str, Any]
 ) -> tuple[Options, dict[str, Open]]:
     """As `settled`, of a file that is not ours."""
     named = said.get("architecture", "")
@@ -332,9 +339,9 @@ def _from_said(
                 f"the tensors are those of a ViT, but {named} is a {kind} of timm"
             )
         options = from_arguments(kind, (known.arguments if known else {}) | arguments)
-        _compare(found, options, has_class, named)
+        _compare(found, options, "cls_token" in shapes, named)
         return {name: options[name] for name in UNTOLD if name not in found}, {}
-    return _by_comparison(found, has_class)
+    return _by_comparison(found, shapes, arguments)
 
 
 # What `said` has that is no argument of timm's class.
@@ -364,31 +371,51 @@ def _compare(found: Options, options: Options, has_class: bool, named: str) -> N
             )
 
 
-def _by_comparison(found: Options, has_class: bool) -> tuple[Options, dict[str, Open]]:
-    """What all published models with such tensors have in common; of what they have not, the likeliest."""
-    told = {n: v for n, v in found.items() if n not in (*_FITTED, *UNTOLD)} | {"class": has_class}
-    alike = [(name, o) for name, o in _known() if all(o[n] == v for n, v in told.items() if n in o)]
+def _by_comparison(
+    found: Options, shapes: Shapes, arguments: Mapping[str, Any]
+) -> tuple[Options, dict[str, Open]]:
+    """What all published models with such tensors have in common; of what they have not, the likeliest. The
+    few `arguments` that a config.json says come first.
+    """
+    said = {
+        ours: names.get(arguments[theirs], arguments[theirs])
+        for theirs, ours, names in _SAID_ALONE
+        if theirs in arguments
+    }
+    told = {n: v for n, v in found.items() if n not in (*_FITTED, *UNTOLD)}
+    has_class = "cls_token" in shapes
+    told |= {"class": has_class, "map": found.get("pool") == "map"}
+    told |= {"eva": of_class == EVA} if (of_class := _class_of(shapes)) else {}
+    alike = _published_with(told)
     if not alike:
-        same = {n: v for n, v in told.items() if n not in _SIZES}
-        alike = [
-            (name, o) for name, o in _known() if all(o[n] == v for n, v in same.items() if n in o)
-        ]
+        alike = _published_with({n: v for n, v in told.items() if n not in _SIZES})
         alike = [(name, o | {"heads": None, "rope_grid": ()}) for name, o in alike]
-    likeliest = {"pool": "token" if has_class else "mean", "heads": None}
+    likeliest = {"pool": "token" if has_class else "mean"}
     options, left = {}, {}
     for name, usual in UNTOLD.items():
-        if name in found:
+        if name in found or name in said:
             continue
         values: dict[Any, list[str]] = {}
         for architecture, other in alike:
-            if name not in ("map_heads", "pool_prefix") or found.get("pool") == "map":
-                values.setdefault(other[name], []).append(architecture)
+            values.setdefault(other[name], []).append(architecture)
         options[name] = next(iter(values), likeliest.get(name, usual))
-        if len(values) > 1 or options[name] is None:
+        unknown = not alike and name in ("activation", "pool")
+        if len(values) > 1 or options[name] is None or unknown:
             left[name] = Open(ask=_ask(name, values))
-        elif not alike and name in ("activation", "pool"):
-            left[name] = Open(ask=_ask(name, {}))
-    return options, left
+    return options | said, left
+
+
+# Arguments that also a config.json of an unknown architecture says, and our names of them and of their values.
+_SAID_ALONE = (
+    ("num_heads", "heads", {}),
+    ("act_layer", "activation", ACTIVATIONS),
+    ("global_pool", "pool", POOLS),
+)
+
+
+def _published_with(told: Options) -> list[tuple[str, Options]]:
+    """The published ViTs with such options."""
+    return [(name, o) for name, o in _known() if all(o[n] == v for n, v in told.items() if n in o)]
 
 
 def _known():
@@ -400,12 +427,13 @@ def _known():
             except CheckpointError:
                 continue
             has_class = options["pool"] == "token" or options["keep_class_token"]
-            yield name, options | {"class": has_class}
+            told = {"class": has_class, "map": options["pool"] == "map", "eva": known.kind == EVA}
+            yield name, options | told
 
 
 def _ask(name: str, values: Mapping[Any, list[str]]) -> str:
     known = [(v, names) for v, names in values.items() if v is not None]
     if len(known) < 2:
-        return f"{name} (published models of this size are not known)"
+        return f"{name} (no model with such tensors is published)"
     listed = " or ".join(f"{value!r} ({', '.join(names[:_SHOWN])})" for value, names in known)
     return f"{name}: published models with such tensors have {listed}"

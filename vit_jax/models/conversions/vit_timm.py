@@ -35,7 +35,7 @@ _BASES = {
     ("vit", "rms", 1e-5, False, "separate"): "aimv2_large_patch14_224",
     ("vit", "layer", 1e-6, True, ""): "vit_base_patch16_rpn_224",
     ("eva", "layer", 1e-6, False): "eva_giant_patch14_224",
-    ("eva", "layer", 1e-5, False): "vit_base_patch16_dinov3",
+    ("eva", "layer", 1e-5, False): "vit_pe_core_base_patch16_224",
     ("eva", "rms", 1e-6, False): "vit_base_patch16_sapiens2",
     ("eva", "layer", 1e-6, True): "eva02_enormous_patch14_clip_224",
 }
@@ -203,7 +203,8 @@ def architecture(
     kind = (config.norm, config.epsilon, config.norm_after)
     eva = _is_eva(config, layout)
     base = _BASES.get(("eva", *kind) if eva else ("vit", *kind, layout.get("mlp") or ""))
-    if base is None or config.patch_norm and "aimv2" not in base:
+    unscaled = eva and config.norm == "rms" and config.layer_scale == "none"
+    if base is None or unscaled or (config.patch_norm and "aimv2" not in base):
         raise CheckpointError(
             f"timm builds no model with norm={config.norm!r}, epsilon={config.epsilon:g}, norm_after="
             f"{config.norm_after}, gated_mlp={config.gated_mlp} and patch_norm={config.patch_norm} by a name: write a "
@@ -237,13 +238,13 @@ def arguments(config: vit.Config, layout: Mapping[str, Any]) -> dict[str, Any]:
         "qkv_bias": config.qkv_bias,
         "qk_norm": config.qk_norm,
         "no_embed_class": not config.prefix,
-        "init_values": config.layer_scale_init if config.layer_scale != "none" else None,
     }
     return common | (_eva_arguments if _is_eva(config, layout) else _vit_arguments)(config, layout)
 
 
 def _vit_arguments(config: vit.Config, layout: Mapping[str, Any]) -> dict[str, Any]:
     return {
+        "init_values": config.layer_scale_init if config.layer_scale != "none" else 0,
         "fc_norm": config.last_norm == "pooled",
         "final_norm": config.last_norm != "none",
         "reg_tokens": config.registers,
@@ -267,7 +268,8 @@ def _eva_arguments(config: vit.Config, layout: Mapping[str, Any]) -> dict[str, A
         )
     rope = config.rope != "none"
     columns = config.rope == "mixed" or layout.get("rope_columns_first")
-    return {
+    scaled = {} if config.layer_scale == "none" else {"init_values": config.layer_scale_init}
+    return scaled | {
         "num_reg_tokens": config.registers,
         "qkv_fused": layout.get("qkv") != "separate",
         "attn_type": "rope" if config.key_bias and config.qkv_bias else "eva",
@@ -283,12 +285,12 @@ def _eva_arguments(config: vit.Config, layout: Mapping[str, Any]) -> dict[str, A
         "rope_grid_offset": config.rope_offset,
         "rope_grid_indexing": "xy" if columns else "ij",
         "rope_rotate_half": config.rope == "centred",
-        "ref_feat_shape": list(config.rope_grid) or None,
+        "ref_feat_shape": list(config.rope_grid or config.grid),
         "use_pre_transformer_norm": config.pre_norm,
         "use_post_transformer_norm": config.last_norm == "tokens",
         "use_fc_norm": config.last_norm == "pooled",
         "use_post_norm": config.norm_after,
-        "attn_pool_num_heads": config.map_heads or None,
+        "attn_pool_num_heads": config.pool_heads,
         "attn_pool_mlp_ratio": ratio(config.pool_mlp_dim, config.width),
         "num_kv_heads": config.heads,
     }
@@ -298,7 +300,7 @@ def recognise(shapes: Shapes, said: Mapping[str, Any], stride: int = 1) -> Recog
     """A ViT whose patches are counted in `stride` pixels."""
     has_class = "cls_token" in shapes
     told = vit_options.from_tensors(shapes)
-    found, left = vit_options.settled(told, has_class, said)
+    found, left = vit_options.settled(told, shapes, said)
     columns_first = found.pop("rope_columns_first", False)
     options = told | found | {"keep_class_token": has_class}
     pixels, placed = told["patch"] * stride, has_class + told["distilled"]
