@@ -127,21 +127,27 @@ def sweep() -> None:
 
 
 def models() -> None:
-    """Every model name with its parameters, GFLOPs and tokens: [--image_size=224] [--json|--markdown].
+    """Every model name with its parameters, GFLOPs and tokens: [--image_size=224] [--json|--markdown|--published].
 
     By default for images of the size that a model was published with. Patches that do not divide the image
-    are counted at the next smaller size that they do.
+    are counted at the next smaller size that they do. --published lists the weights of others that are known
+    to work, by their names in timm, with their images' size and preparation.
     """
     flags.DEFINE_integer("image_size", None, "side of the square images in pixels", lower_bound=1)
     flags.DEFINE_bool("markdown", False, "families with sources and published accuracies")
+    flags.DEFINE_bool("published", False, "names of other people's weights instead")
     cli.define_json()
     cli.define_register()
     cli.parse()
 
-    from vit_jax.models.listing import page, table, text
+    from vit_jax.models import listing
 
-    rows = table(FLAGS.image_size)
-    cli.print_result(rows, page(rows) if FLAGS.markdown else text(rows))
+    if FLAGS.published:
+        rows = listing.published_table()
+        cli.print_result(rows, listing.published_text(rows))
+        return
+    rows = listing.table(FLAGS.image_size)
+    cli.print_result(rows, listing.page(rows) if FLAGS.markdown else listing.text(rows))
 
 
 def plan() -> None:

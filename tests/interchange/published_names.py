@@ -86,8 +86,8 @@ def facts(arguments: dict) -> dict:
     result = {}
     for name, value in arguments.items():
         if name in LEFT_OUT:
-            if name == "embed_layer" and "ConvStem" in repr(value):
-                result[name] = "ConvStem"
+            if name == "embed_layer":
+                result[name] = "ConvStem" if "ConvStem" in repr(value) else "ResNet"
             continue
         if name == "norm_layer" and "eps" in getattr(value, "keywords", ()):
             result["norm_eps"] = value.keywords["eps"]

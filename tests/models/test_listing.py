@@ -9,6 +9,7 @@ import pytest
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.models import listing, registry
+from vit_jax.models.conversions import published
 
 
 @pytest.fixture(scope="module")
@@ -98,3 +99,18 @@ def test_the_page_of_the_docs_is_what_the_command_prints(rows):
 def test_a_family_without_heads_has_a_gap_there(rows):
     row = rows["ViT-B/16"] | {"name": "other", "heads": None}
     assert listing.text([row]).splitlines()[1].endswith(" -")
+
+
+def test_published_names_that_work_have_a_row_with_how_their_images_are_prepared():
+    rows = {row["name"]: row for row in listing.published_table()}
+    assert len(rows) > 480
+    assert rows["vit_base_patch16_dinov3.lvd1689m"] == {
+        "name": "vit_base_patch16_dinov3.lvd1689m", "family": "vit", "depth": 12, "width": 768,
+        "image_size": 256, "eval_crop": "central", "eval_resize": 256, "interpolation": "bicubic",
+        "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225),
+        "source": "hf://timm/vit_base_patch16_dinov3.lvd1689m",
+    }  # fmt: skip
+    assert rows["vit_base_r50_s16_384.orig_in21k_ft_in1k"]["family"] == "hybrid"
+    assert not [name for name in rows if "sapiens2" in name and "base" not in name]
+    assert "vit_tiny_patch16_224.augreg_in21k" in listing.published_text(list(rows.values()))
+    assert published.nearest("vit_base_patch16_dinov4.lvd1689m").endswith("dinov3.lvd1689m'?")

@@ -7,9 +7,12 @@ import inspect
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.models import registry
+from vit_jax.models.conversions import published, vit_options
 
 SIZES = ("depth", "width", "mlp_dim", "heads")
 COLUMNS = ("name", "image_size", "tokens", "parameters", "gflops", *SIZES)
+_PREPARED = ("image_size", "eval_crop", "eval_resize", "interpolation", "mean", "std")
+PUBLISHED = ("name", "family", "depth", "width", *_PREPARED, "source")
 
 
 def table(image_size: int | None = None) -> list[dict]:
@@ -32,15 +35,64 @@ def table(image_size: int | None = None) -> list[dict]:
 
 def text(rows: list[dict]) -> str:
     """The rows as an aligned table, with a heading and what was counted."""
-    cells = [[_cell(row[column]) for column in COLUMNS] for row in rows]
-    cells.insert(0, [column.replace("_", " ") for column in COLUMNS])
+    counted = "Parameters with a linear head of 1,000 classes; GFLOPs of one forward pass, a multiply-add counted as 2."
+    return "\n".join([*_aligned(rows, COLUMNS), "", counted])
+
+
+def published_table() -> list[dict]:
+    """A row for every published name of other people's weights that is known to work.
+
+    Returns:
+      Dicts of `PUBLISHED`: the size of the images, and how they are prepared, as in `config.data`.
+    """
+    return [
+        {
+            "name": f"{name}.{tag}" if tag else name,
+            "family": _FAMILY.get(known.kind) or ("hybrid" if _on_resnet(known) else "vit"),
+            "depth": known.arguments.get("depth", 12) if known.kind in vit_options.KINDS else None,
+            "width": (
+                known.arguments.get("embed_dim", 768) if known.kind in vit_options.KINDS else None
+            ),
+            "source": f"hf://timm/{name}.{tag}" if tag else f"hf://timm/{name}",
+        }
+        | {field: getattr(prepared, field) for field in _PREPARED}
+        for name, known in published.architectures().items()
+        if vit_options.supported(name)
+        for tag, prepared in known.tags.items()
+    ]
+
+
+def published_text(rows: list[dict]) -> str:
+    """The rows of `published_table` as an aligned table."""
+    lines = _aligned(rows, PUBLISHED)
+    return "\n".join(
+        [*lines, "", "Names of timm, read from a repository, a folder, or a file of that name."]
+    )
+
+
+# By timm's classes, those that are no ViTs.
+_FAMILY = {
+    "CrossVit": "crossvit",
+    "MlpMixer": "mixer",
+    "ResNetV2": "resnet",
+    "EfficientNet": "efficientnet",
+}
+
+
+def _on_resnet(known: published.Architecture) -> bool:
+    return known.arguments.get("embed_layer") == "ResNet"
+
+
+def _aligned(rows: list[dict], columns: tuple[str, ...]) -> list[str]:
+    """The lines of a table, its first column to the left."""
+    cells = [[_cell(row[column]) for column in columns] for row in rows]
+    cells.insert(0, [column.replace("_", " ") for column in columns])
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = []
     for name, *numbers in cells:
         numbers = [cell.rjust(width) for cell, width in zip(numbers, widths[1:], strict=True)]
         lines.append("  ".join([name.ljust(widths[0]), *numbers]))
-    counted = "Parameters with a linear head of 1,000 classes; GFLOPs of one forward pass, a multiply-add counted as 2."
-    return "\n".join([*lines, "", counted])
+    return lines
 
 
 def page(rows: list[dict]) -> str:
@@ -112,4 +164,6 @@ def _row(name: str, config) -> dict:
 def _cell(value) -> str:
     if isinstance(value, float):
         return f"{value:,.2f}"
+    if isinstance(value, tuple):
+        return " ".join(map(str, value))
     return f"{value:,}" if isinstance(value, int) else value or "-"

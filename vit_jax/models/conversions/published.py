@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from absl import logging
 
-from vit_jax.base import sizes
+from vit_jax.base import schema, sizes
 from vit_jax.base.sizes import height_width
 from vit_jax.models.conversions.contract import Preprocessing
 
@@ -60,6 +60,11 @@ def names() -> list[str]:
     ]
 
 
+def nearest(name: str) -> str:
+    """'; did you mean …?' for a name that is not published."""
+    return schema.nearest(name, names() if "." in name else architectures())
+
+
 def named_in(parts: Iterable[str]) -> tuple[str, str]:
     """The published model that words name, such as the parts of a path: (architecture, tag), the tag ''
     where they do not say it; ('', '') for none. The last part that names one decides.
@@ -98,7 +103,7 @@ def preprocessing_from(said: Mapping[str, Any], source: object = "timm") -> Prep
             source, interpolation, mode,
         )  # fmt: skip
         return None
-    size = sizes.parse(said["input_size"][1:])
+    size = sizes.parse(tuple(said["input_size"][1:]))
     share, smaller = said.get("crop_pct", 0.875), min(height_width(size))
     crop = "resize" if mode == "squash" and share == 1 else _CROPS[mode]
     # Rounded down as in timm, plus a margin for rounding in our own division.

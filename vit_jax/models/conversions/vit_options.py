@@ -142,8 +142,8 @@ def _vit(take, options: Options, said: Mapping[str, Any]) -> Options:
     own = not take("no_embed_class", False)
     if take("pos_embed", "learn") != "learn":
         raise CheckpointError(f"timm's pos_embed={said['pos_embed']!r} is not supported")
-    for name, usual in (("attn_layer", "attn"), ("embed_layer", "PatchEmbed")):
-        if (value := take(name, usual)) != usual:
+    for name, usual in (("attn_layer", ("attn",)), ("embed_layer", ("PatchEmbed", "ResNet"))):
+        if (value := take(name, usual[0])) not in usual:
             raise CheckpointError(f"timm's {name}={value!r} is not supported")
     return {
         "key_bias": True,
@@ -167,6 +167,7 @@ def _vit(take, options: Options, said: Mapping[str, Any]) -> Options:
 def _eva(take, options: Options, said: Mapping[str, Any]) -> Options:
     """What Eva has in its own way."""
     heads = take("num_kv_heads", options["heads"])
+    heads = heads[0] if isinstance(heads, list | tuple) and len(set(heads)) == 1 else heads
     if heads != options["heads"]:
         raise CheckpointError(
             f"timm's num_kv_heads={heads}: fewer heads of keys and values than of queries are not supported"
@@ -418,14 +419,20 @@ def _published_with(told: Options) -> list[tuple[str, Options]]:
     return [(name, o) for name, o in _known() if all(o[n] == v for n, v in told.items() if n in o)]
 
 
+def supported(architecture: str) -> bool:
+    """Whether a published architecture can be computed here."""
+    known = published.architectures()[architecture]
+    try:
+        return known.kind not in KINDS or bool(from_arguments(known.kind, known.arguments))
+    except CheckpointError:
+        return False
+
+
 def _known():
-    """Every published ViT with its options."""
+    """Every ViT of timm with its options."""
     for name, known in published.architectures().items():
-        if known.kind in KINDS:
-            try:
-                options = from_arguments(known.kind, known.arguments)
-            except CheckpointError:
-                continue
+        if known.kind in KINDS and supported(name):
+            options = from_arguments(known.kind, known.arguments)
             has_class = options["pool"] == "token" or options["keep_class_token"]
             told = {"class": has_class, "map": options["pool"] == "map", "eva": known.kind == EVA}
             yield name, options | told
