@@ -36,6 +36,7 @@ def read(opened: Opened, wishes: Wishes) -> Foreign:
     said |= _image_size(opened.config) | stated
     found = named.find(opened, NAME, said | named.said(wishes), opened.prefixes)
     if found is None:
+        vit_options.check_supported(architecture)
         first = ", ".join(sorted(opened.tensors)[:3]) or "nothing"
         raise CheckpointError(
             f"{opened.path} holds no model with timm's names, nor with those of the authors of a family: it has "

@@ -74,6 +74,8 @@ def named_in(parts: Iterable[str]) -> tuple[str, str]:
         for word in re.findall(r"[A-Za-z0-9_]+(?:\.[A-Za-z0-9_]+)*", part):
             name, *rest = word.split(".")
             name = name.rpartition("__")[2]  # as caches write owners before names
+            if re.fullmatch(r"efficientnet_\w+", name):
+                return name, ""  # not TensorFlow's, though it has the same tensors
             if name in known:
                 return name, next((tag for tag in rest if tag in known[name].tags), "")
     return "", ""
