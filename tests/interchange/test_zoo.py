@@ -39,6 +39,8 @@ SMALL = {
     "vit_base_patch16_dinov3_qkvb": P16,  # centred rotary positions, no biases of keys
     "vit_pe_core_base_patch16_224": P16,  # columns first, an offset, pooling with heads of its own
     "vit_base_patch16_rope_mixed_ape_224": P16,  # learned frequencies
+    # images that its patches do not divide
+    "vit_so400m_patch14_siglip_384": dict(embed_dim=16, **TINY | dict(img_size=(32, 48))),
     "vit_base_patch16_sapiens2": P16
     | dict(num_kv_heads=2),  # scale of attention alone, normed queries
 }

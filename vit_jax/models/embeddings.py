@@ -23,6 +23,11 @@ class Options:
         False, "norm on the patches before their positions (AIMv2)", role="structure"
     )
     pre_norm: bool = option(False, "norm on all tokens before the blocks (CLIP)", role="structure")
+    crop_to_patches: bool = option(
+        False,
+        "images that the patches do not divide lose their last rows and columns (SigLIP So400m/14 at 384)",
+        role="convention",
+    )
 
 
 class PatchEmbedding(nnx.Module):
@@ -38,6 +43,7 @@ class PatchEmbedding(nnx.Module):
         width: int,
         *,
         bias: bool = True,
+        crop: bool = False,
         dtype: jax.typing.DTypeLike,
         rngs: nnx.Rngs,
     ):
@@ -45,11 +51,15 @@ class PatchEmbedding(nnx.Module):
         init = nnx.initializers.lecun_normal(in_axis=(0, 1, 2), out_axis=3)
         self.kernel = nnx.Param(init(rngs.params(), (patch, patch, channels, width)))
         self.bias = nnx.Param(jnp.zeros((width,))) if bias else None
-        self.dtype = dtype
+        self.dtype, self.crop = dtype, crop
 
     def __call__(self, images: jax.Array) -> jax.Array:
-        """images (B, H, W, C) -> tokens (B, H/P · W/P, D), row by row."""
+        """images (B, H, W, C) -> tokens (B, H/P · W/P, D), row by row; with `crop` rounded down."""
         patch, _, channels, width = self.kernel.shape
+        if self.crop:
+            images = images[
+                :, : images.shape[1] // patch * patch, : images.shape[2] // patch * patch
+            ]
         b, h, w, _ = images.shape
         if h % patch or w % patch:
             raise ValueError(f"images of {h}x{w} cannot be cut into patches of {patch}x{patch}")

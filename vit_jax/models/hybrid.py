@@ -34,6 +34,7 @@ class Config(resnet.Stages, vit.Config):
 
     convolutional: ClassVar[bool] = True
     image_kernels: ClassVar[tuple[str, ...]] = ("embedding/backbone/root/conv/kernel",)
+    crop_to_patches: ClassVar[bool] = False
 
     epsilons: str = option(
         "official",

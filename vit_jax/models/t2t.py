@@ -61,6 +61,7 @@ class Config(vit.Config):
     image_kernels: ClassVar[tuple[str, ...]] = ()
     patch: ClassVar[None] = None
     patch_bias: ClassVar[bool] = True
+    crop_to_patches: ClassVar[bool] = False
 
     first_split: tuple = option(
         FIRST_SPLIT,

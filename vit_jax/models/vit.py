@@ -128,13 +128,14 @@ class Config(
                 "it needs model.pool=token and model.representation=0, and model.last_norm=tokens"
             )
         if self.width % self.pool_heads:
-            raise ConfigError(
-                f"model width {self.width} cannot be cut into model.map_heads={self.map_heads}"
-            )
+            heads = f"model.map_heads={self.map_heads}"
+            raise ConfigError(f"model width {self.width} cannot be cut into {heads}")
 
     @property
     def grid(self) -> tuple[int, int]:
         """Patches down and across."""
+        if self.crop_to_patches:
+            return tuple(side // self.patch for side in self.height_width)
         return classifier.patch_grid(self)
 
     @property
@@ -296,6 +297,7 @@ class Model(nnx.Module):
             config.channels,
             config.width,
             bias=config.patch_bias,
+            crop=config.crop_to_patches,
             dtype=dtype,
             rngs=rngs,
         )

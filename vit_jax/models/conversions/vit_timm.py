@@ -310,7 +310,7 @@ def recognise(shapes: Shapes, said: Mapping[str, Any], stride: int = 1) -> Recog
         prefixes = dict.fromkeys((placed + told["registers"], placed, 0))
         grid, prefix = patch_grid(shapes["pos_embed"][1], prefixes, pixels, said)
         options |= {
-            "image_size": image_size(grid, pixels),
+            **image_options(grid, pixels, said),
             "position_of_class": bool(prefix),
             "position_of_registers": prefix > placed,
         }
@@ -331,6 +331,15 @@ def recognise(shapes: Shapes, said: Mapping[str, Any], stride: int = 1) -> Recog
         "rope_columns_first": columns_first,
     }
     return Recognised(options, layout, left)
+
+
+def image_options(grid: tuple[int, int], pixels: int, said: Mapping[str, Any]) -> dict[str, Any]:
+    """The size of images of such a grid, and whether the patches leave a rest of those that are said."""
+    size = said.get("image_size")
+    if size and tuple(side // pixels for side in sizes.height_width(size)) == grid:
+        rest = size != image_size(grid, pixels)
+        return {"image_size": size} | ({"crop_to_patches": True} if rest else {})
+    return {"image_size": image_size(grid, pixels)}
 
 
 def activation(said: Mapping[str, Any]) -> str:
