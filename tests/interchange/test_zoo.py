@@ -56,6 +56,8 @@ LATER = {
     "vit_base_patch16_rpn_224",
     "vit_base_patch16_radio_v3",
     "eva02_tiny_patch14_224",
+    "vit_base_patch32_siglip_256",
+    "beit3_base_patch16_224",
 }
 
 

@@ -14,7 +14,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.compute import rope
 from vit_jax.devices import meshes
 from vit_jax.models import registry, vit
-from vit_jax.models.conversions import published, vit_options
+from vit_jax.models.conversions import published, vit_arguments
 
 SMALL = dict(image_size=(12, 8), depth=2, heads=2, width=16, num_classes=5)
 NETWORKS = {
@@ -218,7 +218,7 @@ def test_parts_that_do_not_fit_are_errors_that_say_so(kit, options, words):
 def parameters_of(name, **options):
     """Of a published architecture of timm without a head."""
     known = published.architectures()[name]
-    found = vit_options.from_arguments(known.kind, known.arguments)
+    found = vit_arguments.from_arguments(known.kind, known.arguments)
     found = {n: x for n, x in found.items() if n in vit.Config.__dataclass_fields__}
     tags = list(known.tags.values())
     config = vit.Config(tags[0].image_size, **found | {"num_classes": 0} | options)

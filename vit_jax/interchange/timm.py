@@ -14,10 +14,10 @@ from vit_jax.base.sizes import height_width
 from vit_jax.interchange import named, pytorch
 from vit_jax.interchange.formats import Foreign, Preprocessing, Wishes, how_to_accept
 from vit_jax.interchange.opened import CONFIG, Opened
-from vit_jax.models.conversions import published, vit_options
+from vit_jax.models.conversions import published, vit_arguments, vit_options
 
 NAME = "timm"
-_STATED = (*vit_options.UNTOLD, "image_size")
+_STATED = (*vit_arguments.UNTOLD, "image_size")
 
 
 def recognises(opened: Opened) -> bool:

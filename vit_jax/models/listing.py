@@ -7,7 +7,7 @@ import inspect
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.models import registry
-from vit_jax.models.conversions import published, vit_options
+from vit_jax.models.conversions import published, vit_arguments, vit_options
 
 SIZES = ("depth", "width", "mlp_dim", "heads")
 COLUMNS = ("name", "image_size", "tokens", "parameters", "gflops", *SIZES)
@@ -49,9 +49,11 @@ def published_table() -> list[dict]:
         {
             "name": f"{name}.{tag}" if tag else name,
             "family": _FAMILY.get(known.kind) or ("hybrid" if _on_resnet(known) else "vit"),
-            "depth": known.arguments.get("depth", 12) if known.kind in vit_options.KINDS else None,
+            "depth": known.arguments.get("depth", 12)
+            if known.kind in vit_arguments.KINDS
+            else None,
             "width": (
-                known.arguments.get("embed_dim", 768) if known.kind in vit_options.KINDS else None
+                known.arguments.get("embed_dim", 768) if known.kind in vit_arguments.KINDS else None
             ),
             "source": f"hf://timm/{name}.{tag}" if tag else f"hf://timm/{name}",
         }

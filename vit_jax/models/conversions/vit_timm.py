@@ -1,6 +1,6 @@
 """ViTs of timm: its VisionTransformer (also DeiT, CLIP, SigLIP, DINOv2, …) and its Eva (also DINOv3,
-Perception Encoders, …). What their arguments and tensors say is in `vit_options`; here is which tensor
-is which parameter.
+Perception Encoders, …). What their arguments say is in `vit_arguments`, what tensors and names in
+`vit_options`; here is which tensor is which parameter.
 """
 
 import math
@@ -10,7 +10,7 @@ from typing import Any
 from vit_jax.base import sizes
 from vit_jax.base.errors import CheckpointError
 from vit_jax.models import vit
-from vit_jax.models.conversions import published, pytorch, vit_options
+from vit_jax.models.conversions import published, pytorch, vit_arguments, vit_options
 from vit_jax.models.conversions.contract import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -24,8 +24,8 @@ from vit_jax.models.conversions.contract import (
 from vit_jax.models.conversions.rules import SAME, Rule, reordered
 from vit_jax.models.conversions.vit_flax import with_learned_position
 
-_POOLS = {ours: theirs for theirs, ours in vit_options.POOLS.items()}
-_ROPES = {ours: theirs for theirs, ours in vit_options.ROPES.items()}
+_POOLS = {ours: theirs for theirs, ours in vit_arguments.POOLS.items()}
+_ROPES = {ours: theirs for theirs, ours in vit_arguments.ROPES.items()}
 # Layers and the epsilon of norms are no JSON: architectures that have them, by class, norm, its epsilon, whether
 # blocks norm what they give, and the MLP's names (see `Timm.layout`).
 _BASES = {
@@ -345,11 +345,11 @@ def image_options(grid: tuple[int, int], pixels: int, said: Mapping[str, Any]) -
 def activation(said: Mapping[str, Any]) -> str:
     """What a folder's config.json says, or timm's usual one."""
     name = said.get("act_layer", "gelu")
-    if name not in vit_options.ACTIVATIONS:
+    if name not in vit_arguments.ACTIVATIONS:
         raise CheckpointError(
-            f"the activation {name!r} is not supported; {', '.join(vit_options.ACTIVATIONS)} are"
+            f"the activation {name!r} is not supported; {', '.join(vit_arguments.ACTIVATIONS)} are"
         )
-    return vit_options.ACTIVATIONS[name]
+    return vit_arguments.ACTIVATIONS[name]
 
 
 def _is_eva(config: vit.Config, layout: Mapping[str, Any] | None = None) -> bool:
