@@ -17,6 +17,8 @@ PLAN = ["jax[tpu]"]  # The TPU compiler, as old or new as jax itself.
 TEST = [
     *PLAN,
     "flatbuffers>=25",
+    "huggingface_hub>=2.4",
+    "networkx>=3.4",
     "pyarrow>=20",
     "pytest>=8",
     "pytest-xdist>=3.6",

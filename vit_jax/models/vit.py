@@ -19,8 +19,7 @@ from vit_jax.models.contract import Capture, ModelOutput
 from vit_jax.models.embeddings import PatchEmbedding, prepend
 
 # depth, width, MLP width, heads. Ti, S: AugReg Table 1; B, L, H: ViT Table 1; g, G: Scaling ViT Table 2; the others
-# big_vision. 22B: width, depth and heads from secondary listings, MLP width from the parameter count (unconfirmed in a
-# primary source).
+# big_vision. 22B: width, depth and heads from secondary listings, MLP width from the parameter count (unconfirmed).
 SIZES = {
     "mu": (1, 32, 128, 2),
     "s": (6, 256, 1024, 8),
@@ -62,11 +61,11 @@ class Config(
     positions.Options,
     embeddings.Options,
     pooling.TokenOptions,
+    classifier.Patches,
     classifier.Options,
 ):
     """A ViT."""
 
-    patch: int = option(16, "side of a patch in pixels", minimum=1, role="size", fitted=True)
     depth: int = option(12, "number of blocks", minimum=1, role="size")
     width: int = option(768, "size of a token", minimum=1, role="size")
     mlp_dim: int = option(3072, "hidden size of the MLPs", minimum=1, role="size")
@@ -114,8 +113,7 @@ class Config(
         # Where the class token is read, it is there anyway.
         object.__setattr__(self, "keep_class_token", self.keep_class_token and self.pool != "token")
         _ = self.grid  # which the image size may not give
-        if self.width % self.heads:
-            raise ConfigError(f"model width {self.width} cannot be cut into {self.heads} heads")
+        classifier.check_heads(self)
         encoder.check(self)
         rotary.check(self)
         positions.check(self)
@@ -136,7 +134,7 @@ class Config(
         """Patches down and across."""
         if self.crop_to_patches:
             return tuple(side // self.patch for side in self.height_width)
-        return classifier.patch_grid(self)
+        return super().grid
 
     @property
     def tokens(self) -> int:
@@ -168,9 +166,8 @@ class Config(
 
     def fit(self, name: str, target: "Config", *, resize: str) -> tuple[str, Callable] | None:
         """See `classifier.Options`."""
-        return positions.fit(name, self, target, resize) or classifier.fit_patches(
-            name, self, target
-        )
+        found = positions.fit(name, self, target, resize)
+        return found or classifier.fit_patches(name, self, target)
 
     def flops(self) -> int:
         """Operations of one image's forward pass: matrix products only, a multiply-add counted as 2, full attention."""
@@ -276,9 +273,8 @@ class Model(nnx.Module):
 
         Returns:
           `tokens` are the class and the distillation token, if there are any, then the patches;
-          registers are dropped, but stand between these in what is captured, and where
-          `pool_prefix` reads them. With two heads,
-          `logits` and `features` are the means of the two tokens' and `exits` has the logits apart.
+          registers are dropped, but stand between these in what is captured, and where `pool_prefix` reads them. With
+          two heads, `logits` and `features` are the means of the two tokens' and `exits` has the logits apart.
         """
         classifier.check_images(images, self.config)
         tokens, intermediates = self.encode(

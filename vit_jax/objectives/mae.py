@@ -64,6 +64,10 @@ class Mae(Objective):
                 "objective mae removes patches after their positions are added: it needs model.position_at=stem, "
                 "and no model.position=relative or model.rope"
             )
+        if model.crop_to_patches:
+            raise ConfigError(
+                "objective mae predicts whole images: it needs no model.crop_to_patches"
+            )
         self.patches = model.grid[0] * model.grid[1]
         self.visible = int(self.patches * (1 - options.masked))
         if not 0 < self.visible < self.patches:
