@@ -17,8 +17,7 @@ from etils import epath
 
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.interchange import pytorch
-from vit_jax.interchange.huggingface import PROCESSOR
-from vit_jax.interchange.opened import CONFIG
+from vit_jax.interchange.opened import CONFIG, PROCESSOR
 from vit_jax.models.conversions import published
 
 # A revision may be a branch, a tag, a commit, or what the hub keeps for requests and conversions.

@@ -16,10 +16,9 @@ from vit_jax.base.errors import CheckpointError
 from vit_jax.base.sizes import Size, height_width
 from vit_jax.interchange import named, pytorch
 from vit_jax.interchange.formats import Foreign, Preprocessing, Wishes
-from vit_jax.interchange.opened import CONFIG, Opened
+from vit_jax.interchange.opened import CONFIG, PROCESSOR, Opened
 
 NAME = "huggingface"
-PROCESSOR = "preprocessor_config.json"
 _FILTERS = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
 _USUAL = {
     "image_mean": (0.5,) * 3,

@@ -13,6 +13,7 @@ from vit_jax.interchange import npz, pickles, pytorch, safetensors, state_dicts
 from vit_jax.models.conversions.rules import Lazy
 
 CONFIG = "config.json"
+PROCESSOR = "preprocessor_config.json"
 _HEAD = 32  # bytes that tell containers apart
 
 
