@@ -92,6 +92,9 @@ class Plot:
 
     def image(self) -> Image.Image:
         """The whole."""
+        low, high = self._axes.get_ylim()
+        if low < 0 <= self._axes.dataLim.ymin and low < high:  # what cannot be negative begins at 0
+            self._axes.set_ylim(0, high if self._axes.dataLim.ymax > 0 else 1)
         place = self._axes.transData + self._axes.transAxes.inverted()
         for x, y, text, colour in self._notes:
             at_right = place.transform((x, y))[0] > _RIGHT
