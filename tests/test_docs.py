@@ -55,6 +55,7 @@ PARSED = {
 NOT_PREPARED = {
     "imagenet2012_real": "needs ImageNet",
     "--suite=": "needs ImageNet",
+    "vtab --checkpoint": "needs its data sets",
     "scaling_vit.py:G/14": "JFT is not public",
 }
 # Commands for a model with exits, which the one that stands in has not.

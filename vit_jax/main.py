@@ -126,6 +126,40 @@ def sweep() -> None:
     cli.print_result(result, f"{table(result)}\nreport: {summary['report']}")
 
 
+def vtab() -> None:
+    """VTAB-1k, 19 fine-tunings: --checkpoint=CHECKPOINT --workdir=DIR [--rates=0.001,0.003,0.01,0.03]
+    [--config=configs/finetune.py] [--config.FIELD=VALUE …] [--json].
+
+    Of every task the rate is chosen by its 200 validation examples; then it is trained on all 1,000. Tasks whose data
+    is not there are named and left out. Started again, it goes on.
+    """
+    settings = cli.define_config()
+    cli.define_checkpoint()
+    flags.DEFINE_string("workdir", None, "a folder for all the runs")
+    flags.DEFINE_list(
+        "rates", [], "learning rates to choose from; by default those of the ViT paper"
+    )
+    flags.DEFINE_integer(
+        "seeds", 1, "final runs of each task, each with another seed", lower_bound=1
+    )
+    cli.parse()
+    cli.require(checkpoint="CHECKPOINT", workdir="DIR")
+
+    from vit_jax.training.vtab import RATES, table, vtab
+
+    recipe = FLAGS.config or "configs/finetune.py"
+    settings = [("init_from", FLAGS.checkpoint), *settings]
+
+    def config_of(task: str) -> "ConfigDict":
+        FLAGS.config = f"{recipe}:{task}"
+        return cli.load_config(settings)[0]
+
+    ending.end_at_once_when_interrupted()
+    rates = cli.numbers("rates") or RATES
+    result = vtab(config_of, FLAGS.workdir, rates=rates, seeds=FLAGS.seeds)
+    cli.print_result(result, table(result))
+
+
 def models() -> None:
     """Every model name with its parameters, GFLOPs and tokens: [--image_size=224] [--json|--markdown|--published].
 
@@ -306,6 +340,7 @@ COMMANDS: dict[str, Callable[[], None]] = {
     for command in (
         train,
         sweep,
+        vtab,
         evaluate,
         predict,
         exits,
