@@ -83,10 +83,15 @@ def _model(summary: dict) -> str:
 
 
 def _options(model: dict) -> str:
-    """The options that say what the model is; not how it is computed or trained."""
+    """The options that say what the model is, not how it is computed or trained: its sizes, activation and epsilon, and
+    of the others those that are not as usual.
+    """
     config_class = type(registry.model_config(model["name"]))
+    usual = {f.name: f.default for f in schema.options(config_class)}
     names = schema.with_role(config_class, "size", "structure", "convention")
-    return ", ".join(f"{name} {model[name]}" for name in names if name in model)
+    shown = {*schema.with_role(config_class, "size"), "pool", "activation", "epsilon"}
+    told = (n for n in names if n in model and (n in shown or model[n] != usual[n]))
+    return ", ".join(f"{name} {model[name]}" for name in told)
 
 
 def _classes(classes: list[str] | None) -> str:
