@@ -12,9 +12,9 @@ from tests.models import oracles
 from vit_jax.base.errors import ConfigError
 from vit_jax.interchange import formats
 from vit_jax.models import positions, registry
-from vit_jax.models.embeddings import sincos_2d
+from vit_jax.models.embeddings import cut_patches, sincos_2d
 from vit_jax.objectives.contract import Learner, Setting
-from vit_jax.objectives.mae import Mae, Options, patches_of
+from vit_jax.objectives.mae import Mae, Options
 
 
 def made(model="ViT-mu/8", masked=0.75, normalize=True, decoder=None, **options):
@@ -210,7 +210,7 @@ def test_the_encoder_sees_nothing_of_the_removed_patches():
     parts = learner(objective, config)
     images = jax.random.normal(jax.random.key(0), (2, 32, 32, 3))
     order = jnp.argsort(jax.random.uniform(jax.random.key(1), (2, 16)), axis=1)
-    cut = np.array(patches_of(images, 8))
+    cut = np.array(cut_patches(images, (4, 4)))
     np.put_along_axis(cut, np.asarray(order)[:, 4:, None], 7.0, axis=1)
     changed = cut.reshape(2, 4, 4, 8, 8, 3).transpose(0, 1, 3, 2, 4, 5).reshape(images.shape)
     predicted = [objective.predict(parts, jnp.asarray(x), order, None) for x in (images, changed)]

@@ -55,18 +55,27 @@ class PatchEmbedding(nnx.Module):
 
     def __call__(self, images: jax.Array) -> jax.Array:
         """images (B, H, W, C) -> tokens (B, H/P · W/P, D), row by row; with `crop` rounded down."""
-        patch, _, channels, width = self.kernel.shape
+        patch, width = self.kernel.shape[0], self.kernel.shape[-1]
         if self.crop:
             images = images[
                 :, : images.shape[1] // patch * patch, : images.shape[2] // patch * patch
             ]
-        b, h, w, _ = images.shape
+        _, h, w, _ = images.shape
         if h % patch or w % patch:
             raise ValueError(f"images of {h}x{w} cannot be cut into patches of {patch}x{patch}")
-        x = images.astype(self.dtype).reshape(b, h // patch, patch, w // patch, patch, channels)
-        x = x.transpose(0, 1, 3, 2, 4, 5).reshape(b, -1, patch * patch * channels)
+        x = cut_patches(images.astype(self.dtype), (h // patch, w // patch))
         bias = None if self.bias is None else self.bias[...]
         return dense(x, self.kernel[...].reshape(-1, width), bias)
+
+
+def cut_patches(images: jax.Array, grid: tuple[int, int]) -> jax.Array:
+    """Images (B, H, W, C) as the patches of a grid, row by row: (B, rows * columns, H/rows * W/columns * C), a patch's
+    pixels row by row, their channels last.
+    """
+    b, height, width, channels = images.shape
+    (rows, columns), (h, w) = grid, (height // grid[0], width // grid[1])
+    cut = images.reshape(b, rows, h, columns, w, channels)
+    return cut.transpose(0, 1, 3, 2, 4, 5).reshape(b, -1, h * w * channels)
 
 
 def prepend(learned: list[jax.Array], x: jax.Array) -> jax.Array:

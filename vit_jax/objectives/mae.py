@@ -15,9 +15,10 @@ from flax import nnx
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.models import vit
-from vit_jax.models.embeddings import sincos_2d
+from vit_jax.models.embeddings import cut_patches, sincos_2d
 from vit_jax.models.encoder import Encoder
 from vit_jax.objectives.contract import Batch, Learner, Objective, Setting
+from vit_jax.objectives.masked_patches import check_shares
 
 _EPSILON = 1e-6  # of the normalised targets
 
@@ -70,11 +71,7 @@ class Mae(Objective):
             )
         self.patches = model.grid[0] * model.grid[1]
         self.visible = int(self.patches * (1 - options.masked))
-        if not 0 < self.visible < self.patches:
-            raise ConfigError(
-                f"config.objective.masked = {options.masked} of {self.patches} patches leaves {self.visible} to see "
-                f"and {self.patches - self.visible} to predict: both must be some"
-            )
+        check_shares("masked", options.masked, self.patches - self.visible, self.patches)
         if options.width % 4 or options.width % options.heads:
             raise ConfigError(
                 f"config.objective.width = {options.width} must be divisible by 4, for positions, and by "
@@ -120,7 +117,7 @@ class Mae(Objective):
         """(B,) float32, where these patches are removed; see `predict`."""
         predicted = self.predict(learner, images, order, rngs)
         # The loss alone needs the pixels, in float32.
-        pixels = patches_of(images.astype(jnp.float32), self.setting.model.patch)
+        pixels = cut_patches(images.astype(jnp.float32), self.setting.model.grid)
         target = jnp.take_along_axis(pixels, order[:, self.visible :, None], axis=1)
         if self.options.normalize:
             deviation = jnp.sqrt(target.var(-1, ddof=1, keepdims=True) + _EPSILON)
@@ -153,10 +150,3 @@ class Mae(Objective):
         tokens = jnp.concatenate([tokens, masks], axis=1) + positions[order]
         tokens, _ = own.decoder(jnp.concatenate([learned, tokens], axis=1))
         return own.head(tokens[:, learned.shape[1] + seen :]).astype(jnp.float32)
-
-
-def patches_of(images: jax.Array, side: int) -> jax.Array:
-    """Images (B, H, W, C) as patches (B, N, P²C), row by row; a patch's pixels row by row, channels last."""
-    b, height, width, channels = images.shape
-    cut = images.reshape(b, height // side, side, width // side, side, channels)
-    return cut.transpose(0, 1, 3, 2, 4, 5).reshape(b, -1, side * side * channels)

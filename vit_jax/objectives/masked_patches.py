@@ -22,6 +22,7 @@ from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.models import vit
+from vit_jax.models.embeddings import cut_patches
 from vit_jax.objectives.contract import Batch, Learner, Objective, Setting
 
 _BITS = 3
@@ -72,11 +73,7 @@ class MaskedPatches(Objective):
             )
         self.patches = rows * columns
         self.count = round(options.corrupted * self.patches)
-        if not 0 < self.count < self.patches:
-            raise ConfigError(
-                f"config.objective.corrupted = {options.corrupted} of {self.patches} patches leaves "
-                f"{self.patches - self.count} to see and {self.count} to predict: both must be some"
-            )
+        check_shares("corrupted", options.corrupted, self.count, self.patches)
         height, width = (s // n for s, n in zip(model.height_width, model.grid, strict=True))
         self.patch = height, width
         if options.target == "downsized" and (height % _PARTS or width % _PARTS):
@@ -131,10 +128,17 @@ class MaskedPatches(Objective):
         """Normalised images (B, H, W, C) to patches of pixels in [0, 1], (B, N, P, Q, C) float32."""
         mean, std = (jnp.array(x, jnp.float32) for x in (self.setting.mean, self.setting.std))
         pixels = images.astype(jnp.float32) * std + mean
-        b, _, _, channels = images.shape
-        (rows, columns), (height, width) = self.setting.model.grid, self.patch
-        cut = pixels.reshape(b, rows, height, columns, width, channels)
-        return cut.transpose(0, 1, 3, 2, 4, 5).reshape(b, -1, height, width, channels)
+        patches = cut_patches(pixels, self.setting.model.grid)
+        return patches.reshape(*patches.shape[:2], *self.patch, images.shape[-1])
+
+
+def check_shares(option: str, share: float, predicted: int, patches: int) -> None:
+    """Raises `ConfigError` unless some patches are seen and some predicted."""
+    if not 0 < predicted < patches:
+        raise ConfigError(
+            f"config.objective.{option} = {share} of {patches} patches leaves {patches - predicted} to see and "
+            f"{predicted} to predict: both must be some"
+        )
 
 
 def corrupt(
