@@ -46,7 +46,7 @@ def test_deit_is_inspected_as_from_the_weights_that_timm_computes(shared_data):
     model = load(shared_data / WEIGHTS)
     config = observe.for_inspection(model.config)
     arrays = jax.device_get(registry.split(model)[1])
-    how = (observe.definition_of(config), arrays, config, data)
+    how = (registry.abstract(config)[0], arrays, config, data)
     ours = observe.observe(*how, images, batch_size=2, shown=2)
     (stream,) = ours.streams.values()
 

@@ -57,7 +57,7 @@ def look(config, count=5, batch_size=2, shown=3):
     data.update(mean=(0.5,) * 3, std=(0.5,) * 3)
     shape = (count, *config.height_width, 3)
     images = np.random.default_rng(1).integers(0, 256, shape, np.uint8)
-    definition = observe.definition_of(config)
+    definition = registry.abstract(config)[0]
     found = observe.observe(
         definition, weights, config, data, images, batch_size=batch_size, shown=shown
     )

@@ -191,7 +191,7 @@ def test_features_are_written_with_the_names_of_the_images(
     ("flag", "message"),
     [
         ("--features=x.csv", "name it .npz or .parquet"),
-        ("--features=/nowhere/x.npz", "/nowhere is no folder that can be written to"),
+        ("--features=/nowhere/x.npz", "--features=/nowhere/x.npz: there is no folder /nowhere"),
     ],
 )
 def test_features_that_cannot_be_written_are_refused_before_any_work(command, flag, message):

@@ -66,7 +66,7 @@ def test_an_exported_model_answers_alike_without_this_package(command, trained, 
         (["--to=stablehlo", "--out=model.bin"], "--out=model.bin: name it .zip"),
         (
             ["--to=stablehlo", "--out=/nowhere/m.zip"],
-            "/nowhere is no folder that can be written to",
+            "--out=/nowhere/m.zip: there is no folder /nowhere",
         ),
         (["--to=onx", "--out=m.zip"], "stablehlo"),
         (["--to=stablehlo"], "--out=FILE.zip"),

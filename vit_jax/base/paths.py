@@ -47,6 +47,15 @@ def nearest_existing(path: epath.PathLike) -> str:
     return f"; did you mean {os.path.join(os.path.dirname(path), close[0])!r}?" if close else ""
 
 
+def check_folder_of(path: epath.PathLike, flag: str) -> None:
+    """Raises `ConfigError` unless there is a folder to write the file in that a flag names."""
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise ConfigError(f"{flag}={path}: there is no folder {folder}")
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"{flag}={path}: {folder} cannot be written to")
+
+
 def write_whole(path: epath.Path, text: str) -> None:
     """Writes a file so that readers never see a part of it, whatever happens to the writer."""
     if in_bucket(path):

@@ -18,16 +18,14 @@ import numpy as np
 from absl import logging
 from etils import epath
 
-from vit_jax.base import schema
+from vit_jax.base import paths
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import reading
-from vit_jax.config import config_class
 from vit_jax.data.record import BadImage
-from vit_jax.evaluation.forward import make_forward, normalized_as
+from vit_jax.evaluation.forward import data_of, make_forward
 from vit_jax.evaluation.images import Named, find, read_ahead
-from vit_jax.evaluation.overrides import of_images
+from vit_jax.evaluation.overrides import load_for_images
 from vit_jax.evaluation.predict import padded
-from vit_jax.interchange import loading
 from vit_jax.models import registry
 
 _EVERY = 10.0  # seconds between two lines on how far it is
@@ -63,13 +61,11 @@ def write_features(
     target = pathlib.Path(out)
     if target.suffix not in _WRITERS:
         raise ConfigError(f"--features={out}: name it .npz or .parquet")
-    if not target.parent.is_dir() or not os.access(target.parent, os.W_OK):
-        raise ConfigError(f"--features={out}: {target.parent} is no folder that can be written to")
+    paths.check_folder_of(out, "--features")
     files = find(sources)
-    run = loading.load_run(path, said=said)
-    run.config.data.update(of_images(run.config, settings, "predict"))
+    run = load_for_images(path, settings, "predict", said)
     good, bad, width, began = 0, 0, 0, time.monotonic()
-    said = began
+    told = began
     partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
     try:
         with _WRITERS[target.suffix](partial) as writer:
@@ -79,9 +75,9 @@ def write_features(
                 if len(names):
                     writer.add(names, rows)
                 good, bad, width = good + len(names), bad + len(unread), rows.shape[-1]
-                if time.monotonic() - said >= _EVERY:
-                    said = time.monotonic()
-                    logging.info("%d images, %.0f a second", good, good / (said - began))
+                if time.monotonic() - told >= _EVERY:
+                    told = time.monotonic()
+                    logging.info("%d images, %.0f a second", good, good / (told - began))
         if not good:
             raise UserError(f"none of the {bad} images can be read, see above")
         partial.rename(target)
@@ -96,7 +92,7 @@ def features(
     """Batch by batch the names of the images that can be read, their features (n, D) float32, and what is wrong with
     the others.
     """
-    data = normalized_as(schema.typed(config_class(), run.config).data, run.directory)
+    data = data_of(run)
     definition, weights = registry.split(run.model)
     forward = make_forward(definition, run.model_config, data)
     compiled = jax.jit(lambda w, images: forward(w, images).features.astype(jnp.float32))

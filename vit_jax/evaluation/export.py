@@ -15,13 +15,11 @@ import numpy as np
 from etils import epath
 
 from vit_jax import objectives
-from vit_jax.base import schema
+from vit_jax.base import paths
 from vit_jax.base.errors import ConfigError
-from vit_jax.config import config_class
 from vit_jax.data import crops
-from vit_jax.evaluation.forward import make_forward, normalized_as
-from vit_jax.evaluation.overrides import of_images
-from vit_jax.interchange import loading
+from vit_jax.evaluation.forward import data_of, make_forward
+from vit_jax.evaluation.overrides import load_for_images
 from vit_jax.interchange.formats import describe
 from vit_jax.models import registry
 
@@ -60,15 +58,13 @@ def export(
     target = pathlib.Path(out)
     if target.suffix != ".zip":
         raise ConfigError(f"--out={out}: name it .zip")
-    if not target.parent.is_dir() or not os.access(target.parent, os.W_OK):
-        raise ConfigError(f"--out={out}: {target.parent} is no folder that can be written to")
+    paths.check_folder_of(out, "--out")
     try:
         import flatbuffers  # noqa: F401  what jax.export writes with
     except ImportError as error:
         raise ConfigError("export needs flatbuffers: pip install flatbuffers") from error
-    run = loading.load_run(path)
-    run.config.data.update(of_images(run.config, settings, "export"))
-    data = normalized_as(schema.typed(config_class(), run.config).data, run.directory)
+    run = load_for_images(path, settings, "export")
+    data = data_of(run)
     config, weights = run.model_config, registry.split(run.model)[1]
     if hasattr(config, "attention"):  # kernels written for one kind of chip cannot be handed on
         config = dataclasses.replace(config, attention="xla")

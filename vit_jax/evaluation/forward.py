@@ -11,9 +11,10 @@ from absl import logging
 from etils import epath
 from flax import nnx
 
-from vit_jax.base import sizes
+from vit_jax.base import schema, sizes
+from vit_jax.checkpoints import reading
 from vit_jax.compute import choices
-from vit_jax.config import Data
+from vit_jax.config import Data, config_class
 from vit_jax.data import crops
 from vit_jax.data.augmentation import augment
 from vit_jax.models import classifier, registry
@@ -37,6 +38,11 @@ def normalized_as(data: Data, source: epath.PathLike) -> Data:
     size, how = sizes.text(data.image_size), crops.describe(data)
     logging.info("images: %s pixels (%s), mean %s, std %s", size, how, data.mean, data.std)
     return data
+
+
+def data_of(run: reading.Run) -> Data:
+    """The section `config.data` of a run, see `normalized_as`."""
+    return normalized_as(schema.typed(config_class(), run.config).data, run.directory)
 
 
 def make_forward(

@@ -55,11 +55,10 @@ def find(sources: Sequence[str]) -> Iterator[Named]:
     Raises:
       ConfigError: a folder has no images, or a pattern finds nothing; said at once.
     """
+    sources = [matched for source in sources for matched in _matched(source)]
     for source in sources:
         if os.path.isdir(source) and not any(_below(source)):
             raise ConfigError(f"{source} has no images ({', '.join(SUFFIXES)})")
-        if _is_pattern(source) and not any(glob.iglob(source, recursive=True)):
-            raise ConfigError(f"{source} finds no file")
     return itertools.chain.from_iterable(map(_find, sources))
 
 
@@ -114,14 +113,20 @@ def read_ahead(
 def _find(source: str) -> Iterator[Named]:
     if source == "-":
         return _standard_input(sys.stdin.buffer)
-    if _is_pattern(source):
-        return map(Named, sorted(glob.iglob(source, recursive=True), key=natural))
     names = _below(source) if os.path.isdir(source) else (source,)
     return map(Named, names)
 
 
-def _is_pattern(source: str) -> bool:
-    return glob.has_magic(source) and not os.path.exists(source)
+def _matched(source: str) -> list[str]:
+    """The files and folders that a pattern finds; what is none stays as it is."""
+    if not glob.has_magic(source) or os.path.exists(source):
+        return [source]
+    found = sorted(glob.iglob(source, recursive=True), key=natural)
+    if not found:
+        raise ConfigError(
+            f"{source} matches no file; a pattern is written in quotes, e.g. 'photos/*.jpg'"
+        )
+    return found
 
 
 def _below(folder: str) -> Iterator[str]:

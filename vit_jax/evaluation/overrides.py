@@ -78,6 +78,23 @@ def load_to_evaluate(
     return loading.load_run(path, said=said, **options), typed
 
 
+def load_for_images(
+    path: epath.PathLike,
+    settings: Iterable[tuple[str, str]],
+    command: str,
+    said: Mapping[str, Any] | None = None,
+) -> reading.Run:
+    """A trained model for images that the user brings; its config says how they are prepared.
+
+    Args:
+      path, said: see `loading.load_run`.
+      settings, command: see `of_images`.
+    """
+    run = loading.load_run(path, said=said)
+    run.config.data.update(of_images(run.config, settings, command))
+    return run
+
+
 def of_images(
     config: ConfigDict, settings: Iterable[tuple[str, str]], command: str
 ) -> dict[str, Any]:

@@ -7,8 +7,6 @@ import csv
 import dataclasses
 import itertools
 import json
-import os
-import pathlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -19,18 +17,17 @@ from absl import logging
 from etils import epath
 
 from vit_jax import objectives
-from vit_jax.base import schema
+from vit_jax.base import paths
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import reading
-from vit_jax.config import Data, config_class
+from vit_jax.config import Data
 from vit_jax.data import crops
 from vit_jax.data.record import BadImage
 from vit_jax.devices import meshes
 from vit_jax.evaluation.early_exit.inference import Inference, check_thresholds
-from vit_jax.evaluation.forward import make_forward, normalized_as
+from vit_jax.evaluation.forward import data_of, make_forward
 from vit_jax.evaluation.images import Named, find, read_ahead
-from vit_jax.evaluation.overrides import of_images
-from vit_jax.interchange import loading
+from vit_jax.evaluation.overrides import load_for_images
 from vit_jax.models import registry
 
 _PICTURED = 400  # images on one sheet
@@ -76,7 +73,7 @@ def predict(
     Raises:
       ConfigError: it is not known how images are normalised, or the thresholds do not fit the model.
     """
-    data = normalized_as(schema.typed(config_class(), run.config).data, run.directory)
+    data = data_of(run)
     read, held = read_ahead(files, data, batch_size), collections.deque()
     first = list(itertools.islice(read, 1))
     rows = len(first[0]) if first else 0
@@ -174,10 +171,9 @@ def predict_files(
       UserError: some image could not be read; said after all others were predicted.
     """
     if picture:
-        _check_folder(picture)
+        paths.check_folder_of(picture, "--picture")
     files = find(sources)
-    run = loading.load_run(path, said=said)
-    run.config.data.update(of_images(run.config, settings, "predict"))
+    run = load_for_images(path, settings, "predict", said)
     if not run.model_config.num_classes:
         raise ConfigError(
             f"{path}: the model has no head, and so no classes to predict: fine-tune it, or write its features with "
@@ -206,14 +202,6 @@ def predict_files(
         logging.info("picture: %s, with %d of %d images", picture, len(tiles), good)
     if bad:
         raise UserError(f"{bad} of {good + bad} images cannot be read, see above")
-
-
-def _check_folder(picture: str) -> None:
-    folder = pathlib.Path(picture).parent
-    if not folder.is_dir():
-        raise ConfigError(f"--picture={picture}: there is no folder {folder}")
-    if not os.access(folder, os.W_OK):
-        raise ConfigError(f"--picture={picture}: {folder} cannot be written to")
 
 
 def _print_text(predictions: Iterable[Prediction]) -> None:

@@ -17,7 +17,6 @@ from vit_jax.inspection import attention
 from vit_jax.inspection.flow import flow
 from vit_jax.inspection.health import effective_rank
 from vit_jax.inspection.layout import Layout, layouts
-from vit_jax.models import registry
 from vit_jax.models.contract import ModelOutput
 from vit_jax.models.registry import Weights
 
@@ -276,11 +275,6 @@ def for_inspection(config):
     in float32.
     """
     return dataclasses.replace(config, unroll=1, remat="none", dtype="float32")
-
-
-def definition_of(config):
-    """See `registry.abstract`."""
-    return registry.abstract(config)[0]
 
 
 def _layout_of(blocks: str, all_layouts: dict[str, Layout]) -> Layout:

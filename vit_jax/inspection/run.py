@@ -3,9 +3,9 @@ and numbers.
 """
 
 import dataclasses
-import glob
+import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +15,11 @@ from etils import epath
 
 from vit_jax.base import paths, sizes
 from vit_jax.base.errors import ConfigError, UserError
-from vit_jax.config import Data, default_config
+from vit_jax.config import Data
 from vit_jax.data.record import BadImage
-from vit_jax.evaluation.forward import make_exit, make_forward, normalized_as
-from vit_jax.evaluation.images import Named, find
-from vit_jax.evaluation.overrides import of_images
+from vit_jax.evaluation.forward import data_of, make_exit, make_forward
+from vit_jax.evaluation.images import Named, find, read_ahead
+from vit_jax.evaluation.overrides import load_for_images
 from vit_jax.inspection import (
     collapse,
     distance,
@@ -33,7 +33,7 @@ from vit_jax.inspection import (
     positions,
 )
 from vit_jax.inspection.contract import Section, Subject
-from vit_jax.interchange import formats, loading
+from vit_jax.interchange import formats
 from vit_jax.models import registry
 from vit_jax.pictures.page import Page, png
 
@@ -105,24 +105,24 @@ def inspect(
       UserError: no image can be read.
     """
     options = options or Options()
-    named = list(_find(images))
+    named = list(find(images))
     out = _folder(out)
-    foreign = formats.read(checkpoint)
-    data = _data(foreign, checkpoint, settings)
-    config = observe.for_inspection(foreign.model_config)
+    run = load_for_images(checkpoint, settings, "inspect")
+    data = data_of(run)
+    config = observe.for_inspection(run.model_config)
     if options.thresholds and len(options.thresholds) != len(config.exit_flops) - 1:
         raise ConfigError(
             f"--threshold has {len(options.thresholds)} numbers, but the model has "
             f"{len(config.exit_flops) or 1} exits: say one for each but the last"
         )
-    pixels, read, bad = _read(named, data)
-    weights = jax.device_get(registry.split(loading.load(checkpoint))[1])
+    pixels, read, bad = _read(named, data, options.batch_size)
+    weights = jax.device_get(registry.split(run.model)[1])
     subject = _subject(config, weights, data, pixels, read, options)
     sections = []
     for quantity in QUANTITIES:
         sections.append(quantity(subject))
         logging.info("%s", sections[-1].title)
-    page = _page(foreign.model_config, checkpoint, read, bad, sections)
+    page = _page(run.model_config, checkpoint, read, bad, sections)
     _write(out, page, sections)
     return {
         "report": str(out / "report.html"),
@@ -138,18 +138,6 @@ def text(result: dict) -> str:
     return "\n".join([*lines, "", f"{result['images']} images inspected: {result['report']}"])
 
 
-def _find(sources: Sequence[str]) -> Iterator[Named]:
-    """As `images.find`, with patterns."""
-    for source in sources:
-        matched = sorted(glob.glob(source, recursive=True)) if glob.has_magic(source) else [source]
-        if not matched:
-            raise ConfigError(
-                f"--images={source} matches no file; a pattern is written in quotes, e.g. "
-                "--images='photos/*.jpg'"
-            )
-        yield from find(matched)
-
-
 def _folder(out: epath.PathLike) -> epath.Path:
     out = paths.locate(out)
     try:
@@ -159,33 +147,25 @@ def _folder(out: epath.PathLike) -> epath.Path:
     return out
 
 
-def _data(foreign: formats.Foreign, source: epath.PathLike, settings) -> Data:
-    """How images are cut and normalised: as the checkpoint says, or else the user."""
-    config, own = default_config(), foreign.preprocessing
-    known = {} if own is None else dataclasses.asdict(own)
-    config.data.update({**known, "image_size": foreign.model_config.image_size})
-    config.data.update(of_images(config, settings, "inspect"))
-    data = Data(**{**config.data.to_dict(), "channels": foreign.model_config.channels})
-    return normalized_as(data, source)
-
-
-def _read(named: Sequence[Named], data: Data) -> tuple[np.ndarray, list[str], list[BadImage]]:
+def _read(
+    named: Sequence[Named], data: Data, batch_size: int
+) -> tuple[np.ndarray, list[str], list[BadImage]]:
     """The images that can be read, their names, and what is wrong with the others."""
     pixels, names, bad = [], [], []
-    for one in named:
-        try:
-            pixels.append(one.read(data))
+    for one, image in itertools.chain.from_iterable(read_ahead(named, data, batch_size)):
+        if isinstance(image, BadImage):
+            logging.error("%s", image)
+            bad.append(image)
+        else:
+            pixels.append(image)
             names.append(one.name)
-        except BadImage as error:
-            logging.error("%s", error)
-            bad.append(error)
     if not pixels:
         raise UserError(f"none of {len(named)} images can be read, see above")
     return np.stack(pixels), names, bad
 
 
 def _subject(config, weights, data: Data, pixels: np.ndarray, names, options: Options) -> Subject:
-    definition = observe.definition_of(config)
+    definition = registry.abstract(config)[0]
     how = (definition, weights, config, data)
     logging.info("%d images of %s pixels", len(pixels), sizes.text(config.image_size))
     observed = observe.observe(
