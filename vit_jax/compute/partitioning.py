@@ -20,6 +20,19 @@ def constrain_batch(x: jax.Array) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, P(BATCH))
 
 
+def gather_kernel(kernel: jax.Array) -> jax.Array:
+    """A depth-wise kernel (S, S, 1, C) whole on every replica, but for the channels that `tensor` cuts.
+
+    Kernels of products XLA gathers without being told; where one of these is cut over `fsdp`, it would
+    rather move the activations of the whole batch.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if not set(AXES) <= set(mesh.axis_names):
+        return kernel
+    channels = "tensor" if kernel.shape[-1] % mesh.shape["tensor"] == 0 else None
+    return jax.lax.with_sharding_constraint(kernel, P(None, None, None, channels))
+
+
 def per_device(function: Callable, *arrays: jax.Array) -> jax.Array:
     """`function` of each device's part of arrays (B, N, H, ...): batch and heads are cut, and nothing
     is exchanged.

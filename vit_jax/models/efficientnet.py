@@ -22,7 +22,7 @@ from flax import nnx
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
-from vit_jax.compute import choices, convolution, recompute, stack
+from vit_jax.compute import choices, convolution, partitioning, recompute, stack
 from vit_jax.compute.dense import dense
 from vit_jax.compute.dropout import draw, drop_path, dropout, split
 from vit_jax.models import batch_norm, classifier
@@ -366,7 +366,8 @@ class Block(nnx.Module):
         if self.expands:
             y = recompute.keep(dense(y, self.expand.kernel[...], None), recompute.HIDDEN)
             y = nnx.silu(self.expand_norm(y, training=training))
-        y = convolution.depthwise(y, self.depthwise.kernel[...], self.stride)
+        kernel = partitioning.gather_kernel(self.depthwise.kernel[...])
+        y = convolution.depthwise(y, kernel, self.stride)
         y = self.gate(nnx.silu(self.depthwise_norm(y, training=training)))
         y = self.project_norm(dense(y, self.project.kernel[...], None), training=training)
         return x + drop_path(y, drop_path_rate, key) if self.adds else y

@@ -20,7 +20,7 @@ from flax import nnx
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
-from vit_jax.compute import attend, choices, convolution, recompute, stack
+from vit_jax.compute import attend, choices, convolution, partitioning, recompute, stack
 from vit_jax.compute.dense import dense
 from vit_jax.compute.dropout import by_depth, draw, drop_path
 from vit_jax.models import batch_norm, classifier, pooling
@@ -258,7 +258,7 @@ class ConvolutionalMlp(nnx.Module):
         activate = ACTIVATIONS[self.activation]
         y = recompute.keep(dense(x, self.up.kernel[...], None), recompute.HIDDEN)
         y = activate(self.up_norm(y, training=training))
-        y = convolution.depthwise(y, self.depthwise.kernel[...])
+        y = convolution.depthwise(y, partitioning.gather_kernel(self.depthwise.kernel[...]))
         y = activate(self.depthwise_norm(y, training=training))
         y = y if self.gate is None else self.gate(y)
         return self.down_norm(dense(y, self.down.kernel[...], None), training=training)
