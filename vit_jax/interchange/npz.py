@@ -5,6 +5,7 @@ What the names mean is not known here.
 
 import os
 import struct
+import threading
 import zipfile
 from collections.abc import Iterable
 from typing import BinaryIO
@@ -47,7 +48,8 @@ def read(path: epath.PathLike, file: BinaryIO) -> dict[str, Lazy]:
     members = archive.namelist()
     if not all(member.endswith(SUFFIX) for member in members):
         return {}
-    return {member.removesuffix(SUFFIX): _lazy(path, archive, member) for member in members}
+    turn = threading.Lock()
+    return {member.removesuffix(SUFFIX): _lazy(path, archive, member, turn) for member in members}
 
 
 def write(path: epath.PathLike, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
@@ -73,7 +75,9 @@ def write(path: epath.PathLike, arrays: Iterable[tuple[str, np.ndarray]]) -> Non
         partial.unlink(missing_ok=True)
 
 
-def _lazy(path: epath.PathLike, archive: zipfile.ZipFile, member: str) -> Lazy:
+def _lazy(
+    path: epath.PathLike, archive: zipfile.ZipFile, member: str, turn: threading.Lock
+) -> Lazy:
     try:
         with archive.open(member) as file:
             version = np.lib.format.read_magic(file)
@@ -96,7 +100,7 @@ def _lazy(path: epath.PathLike, archive: zipfile.ZipFile, member: str) -> Lazy:
 
     def load() -> np.ndarray:
         try:
-            with archive.open(member) as file:
+            with turn, archive.open(member) as file:
                 array = np.lib.format.read_array(file, allow_pickle=False)
         except _DAMAGE as error:
             raise CheckpointError(f"{path} is damaged: {member}: {error}") from error

@@ -5,8 +5,12 @@ of a file and every parameter of a model is accounted for. Which names a format 
 `Conversion` says. What is not trained, such as running statistics, is a parameter here.
 """
 
+import concurrent.futures
 import dataclasses
 import itertools
+import math
+import mmap
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +23,8 @@ from vit_jax.base.errors import CheckpointError
 Arrays = list[np.ndarray]
 LAYER = "{layer"
 _CACHED, _ROWS = 2**16, 64  # of `_copy`: elements that need no care, and rows at a time
+_LARGE = 2**20  # bytes
+_THREADS = min(8, os.cpu_count() or 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -310,35 +316,56 @@ def _split(rule: Rule, array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
 
 def _merge(rule: Rule, tensors: Mapping[str, Any], leaf) -> np.ndarray:
     """One parameter from their tensors."""
+    out = _empty(leaf.shape, np.dtype(leaf.dtype))
     if not patterns.is_stacked(rule.ours):
         (array,) = rule.transform.to_ours([np.asarray(tensors[name]) for name in rule.names])
-        out = np.empty(array.shape, leaf.dtype)
-        _copy(array, out)
-        return out.reshape(leaf.shape)
+        _copy(array, out.reshape(array.shape))
+        return out
     whole = None if rule.by_layer else [np.asarray(tensors[name]) for name in rule.names]
-    out = np.empty(leaf.shape, leaf.dtype)
-    for i in range(len(out)):
-        theirs = (
-            [x[i] for x in whole]
-            if whole
-            else [np.asarray(tensors[name]) for name in rule.names_of(i)]
-        )
+
+    def fill(layer: int) -> None:
+        names = rule.names_of(layer) if whole is None else ()
+        theirs = [np.asarray(tensors[name]) for name in names] or [x[layer] for x in whole]
         (array,) = rule.transform.to_ours(theirs)
-        _copy(array, out[i])
+        _copy(array, out[layer].reshape(array.shape))
+
+    # NumPy lets other threads run while it copies; each holds the tensors of one layer.
+    with concurrent.futures.ThreadPoolExecutor(_THREADS) as threads:
+        for done in [threads.submit(fill, layer) for layer in range(len(out))]:
+            done.result()
     return out
+
+
+def _empty(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+    """Memory for an array. A large one gets pages of its own, which JAX's CPU takes as they are, without
+    a copy. NumPy would ask for huge ones, and a virtual machine may take seconds to find those.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    if size < _LARGE:
+        return np.empty(shape, dtype)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(memory, dtype).reshape(shape)
 
 
 def _copy(array: np.ndarray, out: np.ndarray) -> None:
     """`out[...] = array`. Where axes are exchanged, in parts that fit into the processor's cache: NumPy
     alone takes five times as long.
     """
-    axis = int(np.argmax(array.strides)) if array.size > _CACHED else 0
-    if axis == 0:
+    if array.size <= _CACHED:
         out[...] = array
         return
-    for begin in range(0, array.shape[axis], _ROWS):
-        part = (slice(None),) * axis + (slice(begin, begin + _ROWS),)
-        out[part] = array[part]
+    long = [axis for axis in range(array.ndim) if array.shape[axis] > 1]
+    long.sort(key=lambda axis: array.strides[axis])
+    near = long[0]  # the axis along which neighbours lie side by side in theirs
+    rows = array.size // array.shape[near]
+    if near == array.ndim - 1 or rows <= _ROWS:
+        out[...] = array
+        return
+    axis = long[-1]
+    size = max(1, _ROWS * array.shape[axis] // rows)
+    for begin in range(0, array.shape[axis], size):
+        part = (slice(None),) * axis + (slice(begin, begin + size),)
+        _copy(array[part], out[part])
 
 
 def _by_name(rules: Iterable[Rule | Constant]) -> dict[str, Rule]:
