@@ -5,6 +5,7 @@ a published architecture or a config.json tells, and where there is neither, all
 have such tensors, if these agree. Where they do not, it has to be said.
 """
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -221,14 +222,21 @@ def supported(architecture: str) -> bool:
     return True
 
 
-def _known():
-    """Every ViT of timm with its options."""
+@functools.cache
+def _known() -> list[tuple[str, Options]]:
+    """Every ViT of timm that can be computed here, with its options."""
+    found = []
     for name, known in published.architectures().items():
-        if known.kind in KINDS and supported(name):
+        if known.kind not in KINDS:
+            continue
+        try:
             options = from_arguments(known.kind, known.arguments)
-            has_class = options["pool"] == "token" or options["keep_class_token"]
-            told = {"class": has_class, "map": options["pool"] == "map", "eva": known.kind == EVA}
-            yield name, options | told
+        except CheckpointError:
+            continue
+        has_class = options["pool"] == "token" or options["keep_class_token"]
+        told = {"class": has_class, "map": options["pool"] == "map", "eva": known.kind == EVA}
+        found.append((name, options | told))
+    return found
 
 
 def _ask(name: str, values: Mapping[Any, list[str]]) -> str:
