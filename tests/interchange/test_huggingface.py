@@ -39,8 +39,8 @@ MODELS = {
     ),
     "larger": (
         "ViTForImageClassification",
-        dict(image_size=32, patch_size=8),
-        dict(image_size=32, patch=8),
+        dict(image_size=32, patch_size=8, hidden_act="quick_gelu"),
+        dict(image_size=32, patch=8, activation="quick_gelu"),
     ),
     "body": ("ViTModel", {}, dict(num_classes=0, representation=32)),
     "distilled": (
@@ -132,7 +132,7 @@ def ours(seed=0, classes=None, preprocessing=None, **options):
     [
         ({}, "ViTForImageClassification"),
         ({"position_of_class": False}, "ViTForImageClassification"),
-        ({"position": "sincos2d"}, "ViTForImageClassification"),
+        ({"position": "sincos2d", "activation": "silu"}, "ViTForImageClassification"),
         ({"activation": "gelu", "epsilon": 1e-5}, "ViTForImageClassification"),
         ({"num_classes": 0, "representation": 32}, "ViTModel"),
         ({"distilled": True}, "DeiTForImageClassificationWithTeacher"),
@@ -250,7 +250,7 @@ def test_weights_may_be_in_shards_or_pickled(tmp_path, kind):
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        (dict(hidden_act="quick_gelu"), "hidden_act 'quick_gelu' is not supported; gelu"),
+        (dict(hidden_act="relu"), "hidden_act 'relu' is not supported; gelu"),
         (dict(qkv_bias=False), "qkv_bias = False is not supported"),
         (
             dict(num_channels=1),

@@ -10,10 +10,9 @@ and what they are here:
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.base import sizes
 from vit_jax.base.errors import CheckpointError
 from vit_jax.models import vit
-from vit_jax.models.conversions import pytorch, vit_towers
+from vit_jax.models.conversions import pytorch, vit_config_json, vit_towers
 from vit_jax.models.conversions.contract import HuggingFaceConversion, Recognised, Shapes
 from vit_jax.models.conversions.rules import Rule
 from vit_jax.models.conversions.vit_flax import (
@@ -21,28 +20,6 @@ from vit_jax.models.conversions.vit_flax import (
     with_class_row,
     with_learned_position,
 )
-
-_ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_new": "gelu_tanh",
-}
-_WRITTEN_ACTIVATIONS = {"gelu": "gelu", "gelu_tanh": "gelu_pytorch_tanh"}
-# What transformers takes where config.json says nothing.
-_DEFAULTS = {
-    "image_size": 224,
-    "patch_size": 16,
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "hidden_act": "gelu",
-    "layer_norm_eps": 1e-12,
-    "num_channels": 3,
-    "qkv_bias": True,
-    "pooler_act": "tanh",
-}
 
 
 class HuggingFace(HuggingFaceConversion):
@@ -59,11 +36,7 @@ class HuggingFace(HuggingFaceConversion):
             return vit_towers.recognise(shapes, said)
         # transformers 5 has other names in its code; in files it reads and writes these.
         prefix = next((p for p in ("vit.", "deit.") if any(n.startswith(p) for n in shapes)), "")
-        value = _DEFAULTS | dict(said)
-        if value["hidden_act"] not in _ACTIVATIONS:
-            raise CheckpointError(
-                f"hidden_act {value['hidden_act']!r} is not supported; {', '.join(_ACTIVATIONS)} are"
-            )
+        value = vit_config_json.USUAL | {"pooler_act": "tanh"} | dict(said)
         if not value["qkv_bias"]:
             raise CheckpointError(f"qkv_bias = {value['qkv_bias']} is not supported")
         pooler = shapes.get(f"{prefix}pooler.dense.bias")
@@ -71,21 +44,11 @@ class HuggingFace(HuggingFaceConversion):
             raise CheckpointError(f"pooler_act {value['pooler_act']!r} is not supported")
         heads = [name for name in ("classifier.bias", "cls_classifier.bias") if name in shapes]
         distilled = f"{prefix}embeddings.distillation_token" in shapes
-        options = {
-            "image_size": sizes.parse(value["image_size"]),
+        options = vit_config_json.options(value) | {
             "num_classes": shapes[heads[0]][0] if heads else 0,
-            "patch": _side(value["patch_size"]),
-            "depth": value["num_hidden_layers"],
-            "width": value["hidden_size"],
-            "mlp_dim": value["intermediate_size"],
-            "heads": value["num_attention_heads"],
-            "pool": "token",
             "representation": 0 if pooler is None else pooler[0],
             "distilled": distilled,
             "distillation_head": not distilled or "distillation_classifier.bias" in shapes,
-            "activation": _ACTIVATIONS[value["hidden_act"]],
-            "epsilon": value["layer_norm_eps"],
-            "channels": value["num_channels"],
         }
         return Recognised(options, {"prefix": prefix})
 
@@ -162,7 +125,7 @@ class HuggingFace(HuggingFaceConversion):
             "num_hidden_layers": config.depth,
             "num_attention_heads": config.heads,
             "intermediate_size": config.mlp_dim,
-            "hidden_act": _WRITTEN_ACTIVATIONS[config.activation],
+            "hidden_act": vit_config_json.hidden_act(config.activation),
             "layer_norm_eps": config.epsilon,
             "hidden_dropout_prob": config.dropout,
             "attention_probs_dropout_prob": config.attention_dropout,
@@ -172,10 +135,3 @@ class HuggingFace(HuggingFaceConversion):
 
 def _model_type(config: vit.Config) -> str:
     return "deit" if config.distilled else "vit"
-
-
-def _side(patch: int | list[int]) -> int:
-    sides = {patch} if isinstance(patch, int) else set(patch)
-    if len(sides) > 1:
-        raise CheckpointError(f"patches of {patch} pixels: only square ones are supported")
-    return sides.pop()

@@ -10,36 +10,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.base import sizes
 from vit_jax.base.errors import CheckpointError
 from vit_jax.models import vit
-from vit_jax.models.conversions import pytorch
+from vit_jax.models.conversions import pytorch, vit_config_json
 from vit_jax.models.conversions.contract import Recognised, Shapes
 from vit_jax.models.conversions.rules import Rule, Transform, chain, reshaped, transposed
 
 Said = dict[str, Any]
 
-_ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_new": "gelu_tanh",
-    "quick_gelu": "quick_gelu",
-    "silu": "silu",
-    "swish": "silu",
-}
-_USUAL = {
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "image_size": 224,
-    "patch_size": 16,
-    "num_channels": 3,
-    "hidden_act": "gelu",
-    "layer_norm_eps": 1e-6,
-    "qkv_bias": True,
-}
 _DINOV2 = {"mlp_ratio": 4, "patch_size": 14, "use_swiglu_ffn": False}
 _SIGLIP = {"hidden_act": "gelu_pytorch_tanh", "vision_use_head": True}
 _CLIP = {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, "patch_size": 32}
@@ -80,37 +58,14 @@ _BESIDE = (
 def recognise(shapes: Shapes, said: Mapping[str, Any]) -> Recognised:
     """See `Conversion`; of a `model_type` in `DEFAULTS`."""
     kind = said["model_type"]
-    value = _USUAL | DEFAULTS[kind] | dict(said)
+    value = vit_config_json.USUAL | {"layer_norm_eps": 1e-6} | DEFAULTS[kind] | dict(said)
     value |= {**said.get("vision_config", {}), **(said.get("vision_config_dict") or {})}
-    if value["hidden_act"] not in _ACTIVATIONS:
-        raise CheckpointError(
-            f"hidden_act {value['hidden_act']!r} is not supported; {', '.join(_ACTIVATIONS)} are"
-        )
     names = ("patch_embeddings.projection", "patch_embedding", "patch_embeddings")
     found = [p for p in _PREFIXES for n in names if f"{p}embeddings.{n}.weight" in shapes]
     if not found:
         raise KeyError("embeddings.patch_embedding.weight")
-    sides = value["patch_size"]
-    sides = {sides} if isinstance(sides, int) else set(sides)
-    if len(sides) > 1:
-        raise CheckpointError(
-            f"patches of {value['patch_size']} pixels: only square ones are supported"
-        )
-    (patch,) = sides
     layout = {"kind": kind.removesuffix("_vision_model"), "prefix": found[0]}
-    options = {
-        "image_size": sizes.parse(value["image_size"]),
-        "num_classes": 0,
-        "patch": patch,
-        "depth": value["num_hidden_layers"],
-        "width": value["hidden_size"],
-        "mlp_dim": value["intermediate_size"],
-        "heads": value["num_attention_heads"],
-        "channels": value["num_channels"],
-        "activation": _ACTIVATIONS[value["hidden_act"]],
-        "epsilon": value["layer_norm_eps"],
-        "pool": "token",
-    }
+    options = vit_config_json.options(value) | {"num_classes": 0}
     beside = {
         "dinov2": _dinov2,
         "dinov2_with_registers": _dinov2,
