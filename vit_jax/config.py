@@ -115,6 +115,13 @@ class Data:
         above=0,
         maximum=1,
     )
+    permute: str = option(
+        "none",
+        "a fixed permutation of what the model sees, in training and evaluation: of the patches, the pixels in "
+        "each, both, or all pixels (experiments)",
+        choices=("none", "patches", "pixels in patches", "both", "all pixels"),
+    )
+    permute_patch: int = option(16, "permute: side of its patches in pixels", minimum=1)
     threads: int = option(
         0, "threads that decode batches; 0: one for each core", minimum=0, may_change=True
     )

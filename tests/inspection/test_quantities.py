@@ -14,7 +14,6 @@ from vit_jax.inspection import (
     filters,
     health,
     maps,
-    mixing,
     positions,
 )
 from vit_jax.inspection.flow import flow
@@ -186,18 +185,6 @@ def test_an_overlay_is_bright_where_the_mask_is():
     found = maps.overlay(image, mask)
     bright = np.unravel_index(found[..., 0].argmax(), (32, 32))
     assert found.max() == 200 and found[31, 31, 0] < 5 and all(8 <= x < 16 for x in bright)
-
-
-@pytest.mark.parametrize("kind", mixing.KINDS)
-def test_a_permutation_keeps_every_pixel_and_moves_all_images_alike(kind):
-    images = np.arange(2 * 8 * 12 * 3).reshape(2, 8, 12, 3)
-    moved = mixing.permuted(images, 4, kind)
-    assert moved.shape == images.shape and (moved != images).any()
-    np.testing.assert_array_equal(np.sort(moved, axis=None), np.sort(images, axis=None))
-    np.testing.assert_array_equal(moved[1] - moved[0], np.full((8, 12, 3), 8 * 12 * 3))
-    if kind == "patches":
-        blocks = moved[0].reshape(2, 4, 3, 4, 3).swapaxes(1, 2).reshape(6, -1)
-        assert (np.diff(blocks, axis=1) == np.diff(blocks, axis=1)[0]).all()
 
 
 def test_images_leave_at_the_first_exit_that_is_sure_enough():

@@ -57,7 +57,7 @@ def make_forward(
     Args:
       definition: the model's, from `registry.abstract` or `registry.split`.
       model_config: the family's config.
-      data: that section of a run's config; `mean` and `std` are used.
+      data: that section of a run's config; `mean`, `std` and `permute` are used.
       capture: what the model gives beside its output.
 
     Returns:
@@ -68,7 +68,7 @@ def make_forward(
 
     def forward(weights: Weights, images: jax.Array) -> ModelOutput:
         model = _model(definition, model_config, weights)
-        return model(_normalized(images, model_config, data), **options)
+        return model(_prepared(images, model_config, data), **options)
 
     return forward
 
@@ -85,7 +85,7 @@ def make_exit(
 
     def exit(index: int, weights: Weights, images: jax.Array, carried: Any):
         model = _model(definition, model_config, weights)
-        return model.exit(index, _normalized(images, model_config, data), carried)
+        return model.exit(index, _prepared(images, model_config, data), carried)
 
     return exit
 
@@ -96,6 +96,6 @@ def _model(
     return nnx.merge(registry.for_devices(definition, model_config), *weights)
 
 
-def _normalized(images: jax.Array, model_config: classifier.Options, data: Data) -> jax.Array:
+def _prepared(images: jax.Array, model_config: classifier.Options, data: Data) -> jax.Array:
     dtype = jnp.dtype(choices.with_compute_dtype(model_config).dtype)
-    return augment.normalize(images, data.mean, data.std, dtype)
+    return augment.prepared(images, data, dtype)

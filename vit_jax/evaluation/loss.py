@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.data import loader, sources
-from vit_jax.data.augmentation.augment import normalize
+from vit_jax.data.augmentation.augment import prepared
 from vit_jax.devices import meshes
 from vit_jax.evaluation.contract import Evaluator, Options, Subject, Trained, Watch
 from vit_jax.models import batch_norm
@@ -59,7 +59,7 @@ class Loss(Evaluator):
             params, variables, step=state.step, average=average, fixed=state.fixed
         )
         dtype = jnp.dtype(on_devices.model_config.dtype)
-        images = normalize(batch["image"], data.mean, data.std, dtype)
+        images = prepared(batch["image"], data, dtype)
         key = jax.random.fold_in(jax.random.key(self.config.seed), number)
         given = {"image": images, **objective.targets(batch)}
         loss, metrics = objective(learner, given, nnx.Rngs(dropout=key))

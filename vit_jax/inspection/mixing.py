@@ -6,39 +6,13 @@ import jax
 import numpy as np
 
 from vit_jax.base import patterns
+from vit_jax.data.augmentation.permute import KINDS, orders, permuted
 from vit_jax.inspection.contract import Section, Subject, picture_of
 from vit_jax.models.registry import Weights
 from vit_jax.pictures import tiles
 
 _UNITS, _MOST_LAYERS = 36, 3
 _MIXING = "token_mlp/up/kernel"
-KINDS = ("patches", "pixels in patches", "both", "all pixels")
-
-
-def permuted(images: np.ndarray, patch: int, kind: str, seed: int = 0) -> np.ndarray:
-    """Images (n, H, W, C) whose patches, or pixels in the patches, or both, or pixels of the whole
-    image, are permuted, in all images alike; `kind` is one of `KINDS`.
-    """
-    n, height, width, channels = images.shape
-    if kind == "all pixels":
-        order = np.random.default_rng(seed).permutation(height * width)
-        return images.reshape(n, -1, channels)[:, order].reshape(images.shape)
-    of_patches, of_pixels = orders(height // patch * (width // patch), patch, kind, seed)
-    x = images.reshape(n, height // patch, patch, width // patch, patch, channels)
-    x = x.transpose(0, 1, 3, 2, 4, 5).reshape(n, len(of_patches), len(of_pixels), channels)
-    x = x[:, of_patches][:, :, of_pixels]
-    x = x.reshape(n, height // patch, width // patch, patch, patch, channels)
-    return x.transpose(0, 1, 3, 2, 4, 5).reshape(images.shape)
-
-
-def orders(count: int, patch: int, kind: str, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Which patch, and which pixel of a patch, comes where: (count,) and (patch²,)."""
-    of_patches, of_pixels = np.arange(count), np.arange(patch * patch)
-    if kind in ("patches", "both"):
-        of_patches = np.random.default_rng((seed, 0)).permutation(count)
-    if kind in ("pixels in patches", "both"):
-        of_pixels = np.random.default_rng((seed, 1)).permutation(patch * patch)
-    return of_patches, of_pixels
 
 
 def permuted_weights(weights: Weights, patch: int, kind: str, seed: int = 0) -> Weights:

@@ -19,7 +19,7 @@ from vit_jax.base import durations, schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.config import Config, config_class
 from vit_jax.data import batches, crops, sources
-from vit_jax.data.augmentation import augment
+from vit_jax.data.augmentation import augment, permute
 from vit_jax.devices import meshes
 from vit_jax.interchange import formats, loading
 from vit_jax.models import classifier, registry
@@ -91,6 +91,7 @@ def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config
     typed = dataclasses.replace(typed, data=augment.with_channels(typed.data))
     augment.check(typed.augment, typed.data.channels)
     crops.check(typed.data)
+    permute.check(typed.data)
     objectives.find(typed.objective)
     model_config_of(typed, typed.model.num_classes or 1)
     if typed.batch_size % typed.accumulate:

@@ -14,6 +14,7 @@ from vit_jax.base import patterns
 from vit_jax.compute import partitioning
 from vit_jax.config import Config
 from vit_jax.data.augmentation.augment import augment
+from vit_jax.data.augmentation.permute import permuted
 from vit_jax.devices import meshes
 from vit_jax.objectives.contract import Batch, MovingAverage
 from vit_jax.objectives.networks import OWN, Networks, variables_of
@@ -62,6 +63,7 @@ def make_train_step(
             std=config.data.std,
             dtype=jnp.dtype(on_devices.model_config.dtype),
         )
+        images = permuted(images, config.data.permute_patch, config.data.permute)
         images = partitioning.constrain_batch(images)
         average = None if state.teacher is None else (state.teacher, state.variables.get("teacher"))
 

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from etils import epath
 
 from vit_jax.base.errors import ConfigError
+from vit_jax.data.augmentation.permute import permuted
 from vit_jax.data.augmentation.randaugment import GREY, randaugment
 from vit_jax.data.augmentation.three_augment import three_augment
 from vit_jax.data.augmentation.timm_augment import autoaugment, timm_randaugment
@@ -171,7 +172,7 @@ def augment(
 def normalize(
     images: jax.Array, mean: Sequence[float], std: Sequence[float], dtype: jax.typing.DTypeLike
 ) -> jax.Array:
-    """(images / 255 - mean) / std, computed in float32; all that evaluation does.
+    """(images / 255 - mean) / std, computed in float32; what evaluation does.
 
     Args:
       images: (B, H, W, C) uint8, or float in [0, 255].
@@ -180,6 +181,14 @@ def normalize(
     """
     mean, std = jnp.array(mean, jnp.float32), jnp.array(std, jnp.float32)
     return ((images.astype(jnp.float32) / 255 - mean) / std).astype(dtype)
+
+
+def prepared(images: jax.Array, config_data: "Data", dtype: jax.typing.DTypeLike) -> jax.Array:
+    """Images as evaluation gives them to a model: normalised, and permuted if the section
+    `config.data` says so. Arguments as for `normalize`.
+    """
+    images = normalize(images, config_data.mean, config_data.std, dtype)
+    return permuted(images, config_data.permute_patch, config_data.permute)
 
 
 def flip(images: jax.Array, key: jax.Array) -> jax.Array:
