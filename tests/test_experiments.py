@@ -6,12 +6,19 @@ import json
 import pathlib
 import re
 
+import jax
 import pytest
 
 from tests.test_configs import build
+from vit_jax import evaluation
 from vit_jax.base.errors import ConfigError
+from vit_jax.data import batches, sources
 from vit_jax.reports.compare import compare
+from vit_jax.reports.report import report
 from vit_jax.reports.runs import Run, flat
+from vit_jax.training import loop
+from vit_jax.training.assembly import assemble, resolve
+from vit_jax.training.sweep import run_all
 from vit_jax.user_files import load_config, load_runs
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / "configs" / "experiments"
@@ -21,14 +28,30 @@ SMOKE = {
     "compute": (16, {"model.name"}),
     "data_size": (12, {"model.name", "data.train_split"}),
     "optimizers": (12, {"optim.name", "optim.lr"}),
+    "overfitting": (12, {"model.name", "data.train_split"}),
+    "permutations": (12, {"model.name", "data.permute"}),
     "pooling": (12, {"model.pool", "optim.lr"}),
     "positions": (33, {"model.position", "model.position_at"}),
     "reuse": (12, {"model.feature_reuse", "model.relation_reuse"}),
+    "self_supervised": (12, {"objective.target", "objective.corrupted"}),
     "shape": (22, {"model.depth", "model.width", "model.mlp_dim", "model.patch"}),
 }
 PAPER = {
-    "compute": 13, "data_size": 16, "optimizers": 4, "pooling": 4, "positions": 11, "reuse": 4, "shape": 11,
+    "compute": 13, "data_size": 16, "optimizers": 4, "overfitting": 16, "permutations": 6, "pooling": 4,
+    "positions": 11, "reuse": 4, "self_supervised": 6, "shape": 11,
 }  # fmt: skip
+
+# What makes a run of seconds of any of them, and which run of an experiment shows what is its own.
+SMALL = {
+    "width": 16,
+    "depth": 1,
+    "heads": 2,
+    "mlp_dim": 16,
+    "token_mlp_dim": 8,
+    "units": (1,),
+    "width_factor": 0.5,
+}
+CELL = {"overfitting": 1, "permutations": 4, "positions": -1, "self_supervised": 4}
 
 
 def runs_of(name, argument):
@@ -59,6 +82,40 @@ def test_an_experiment_is_headed_by_its_commands(name):
     assert "smoke" in commands and "" in commands
     for argument in filter(None, commands):
         assert runs_of(name, argument)
+
+
+def one_small_run(name):
+    """A run of an experiment's smoke test, by its name, in a size that takes seconds."""
+    run, config = list(runs_of(name, "smoke").items())[CELL.get(name, 0)]
+    small = {option: value for option, value in SMALL.items() if config.model[option] is not None}
+    config.model.update(small)
+    config.duration, config.optim.warmup = "2 steps", "0 steps"
+    config.batch_size, config.data.eval_split, config.data.threads = 8, "test[:8]", 1
+    config.compilation_cache, config.log.tensorboard = "", False
+    return run, config
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_step_of_an_experiment_is_traced_and_its_evaluators_open_their_data(name):
+    config = resolve(one_small_run(name)[1])
+    source = sources.open_train(config.data)
+    assembly = assemble(config, num_classes=len(source.classes), examples_per_epoch=len(source))
+    suite = evaluation.make(config.eval.evaluators, loop.subject_of(assembly, source))
+    assert suite
+    batch = batches.spec(config, num_classes=len(source.classes), multi_label=False)
+    state = jax.eval_shape(assembly.init, jax.random.key(0))
+    after, metrics = jax.eval_shape(assembly.train_step, state, batch)
+    assert jax.tree.structure(after) == jax.tree.structure(state) and "loss" in metrics
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_run_of_an_experiment_trains_a_few_steps_and_is_reported(name, tmp_path):
+    run, config = one_small_run(name)
+    (result,) = run_all({run: config}, tmp_path / "E").values()
+    assert result["step"] == 2
+    (setting,) = report([tmp_path / "E"], tmp_path / "R")["settings"]
+    assert setting["states"] == {"done": 1} and setting["n"] == 1
 
 
 @pytest.mark.slow

@@ -120,6 +120,13 @@ def augment(config: ConfigDict, level: str) -> None:
     config.augment.mixup = mixup
 
 
+def few_shot_on_imagenet(config: ConfigDict) -> None:
+    """Judges by a linear fit of five images of each class of ImageNet, as ViT's and Mixer's ablations are."""
+    data = {"name": "imagenet2012", "eval_split": "validation"}
+    config.eval.evaluators = (("few_shot", {"shots": (5,), "data": data}),)
+    config.eval.best = "few_shot/5shot"
+
+
 def spread(config: ConfigDict) -> None:
     """For models too large for one accelerator of 16 GB: the state is cut over 8, and activations
     are recomputed, except those that are worth their memory because recomputing their products

@@ -17,10 +17,6 @@ from vit_jax import recipes
 SHARES = {"paper": (3, 10, 30, 100), "smoke": (10, 30, 100)}
 JFT = 303_000_000  # images
 MODELS = ("B/32", "R50x1", "L/16", "R152x2")
-FEW_SHOT = (
-    "few_shot",
-    {"shots": (5,), "data": {"name": "imagenet2012", "eval_split": "validation"}},
-)
 
 
 def get_runs(arg="paper"):
@@ -32,7 +28,7 @@ def get_runs(arg="paper"):
         if smoke:
             config.duration, config.batch_size = "300 steps", 32
         else:
-            config.eval.evaluators, config.eval.best = (FEW_SHOT,), "few_shot/5shot"
+            recipes.few_shot_on_imagenet(config)
             config.eval.patience, config.checkpoint.best = 5, True
             epochs = int(config.duration.split()[0])
             config.duration = f"{epochs * JFT // config.batch_size} steps"

@@ -1,0 +1,46 @@
+"""How Mixers and ViTs overfit little data (Mixer §3.3, Fig. 2; arXiv 2105.01601).
+
+vit_jax train --config=configs/experiments/overfitting.py:smoke --workdir=DIR
+    5, 20 and 100 % of the digits, for as many steps each, two seeds: twelve runs, about a quarter of an hour on two
+    CPU cores.
+vit_jax train --config=configs/experiments/overfitting.py --workdir=DIR --config.data.name=YOUR_TFDS_NAME
+    B/32 and L/16 of both on 3, 10, 30 and 100 % of JFT for 233, 70, 23 and 7 epochs, judged by a linear fit of five
+    images of each class of ImageNet.
+
+Subsets are nested, and none is stopped early: the loss of training beside that of other images shows how far
+each is learnt by heart. Expect the paper's claim: on little data Mixers overfit more than ViTs, and they gain more
+from further data; the larger the model the more.
+"""
+
+from vit_jax import recipes
+
+EPOCHS = {3: 233, 10: 70, 30: 23, 100: 7}
+SMOKE = (5, 20, 100)
+PAPER = {
+    "Mixer-B-32": "../mixer.py:B/32,jft300m",
+    "Mixer-L-16": "../mixer.py:L/16,jft300m",
+    "ViT-B-32": "../vit_jft.py:B/32",
+    "ViT-L-16": "../vit_jft.py:L/16",
+}
+
+
+def get_runs(arg="paper"):
+    (size,) = recipes.arguments(arg, size=("paper", "smoke"))
+    smoke, runs = size == "smoke", {}
+    models = {"mixer": "../digits.py:mixer", "vit": "../digits.py:vit"} if smoke else PAPER
+    for model, recipe in models.items():
+        config = recipes.beside(__file__, recipe)
+        if smoke:
+            config.batch_size, config.augment.mixup = 32, 0.0
+            config.eval.evaluators = ("accuracy", ("loss", {"prefix": "held_out"}))
+        else:
+            recipes.few_shot_on_imagenet(config)
+            config.eval.evaluators += ("loss",)
+        settings = [
+            {"data.train_split": f"train[:{share}%]" if share < 100 else "train",
+             "duration": "300 steps" if smoke else f"{EPOCHS[share]} epochs"}
+            for share in (SMOKE if smoke else EPOCHS)
+        ]  # fmt: skip
+        for name, one in recipes.vary(config, settings, seeds=2 if smoke else 1).items():
+            runs[f"{model},{name}"] = one
+    return runs
