@@ -41,47 +41,10 @@ def make_train_step(
       `train_step(state, batch) -> (state, metrics)` with a batch as `data.batches.spec` describes it
       and metrics as float32 scalars. Not compiled yet: see `compile_train_step`.
     """
-
-    def held(name: str, param: jax.Array) -> jax.Array:
-        # What is frozen is not differentiated: a linear probe costs a forward pass.
-        frozen = patterns.matching(config.optim.freeze, [name])
-        return jax.lax.stop_gradient(param) if frozen else param
+    gradient_of = make_gradient(networks, config)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        # Every random choice of a step is a function of (seed, step): a resumed run repeats none
-        # and skips none.
-        key = jax.random.fold_in(jax.random.key(config.seed), state.step)
-        augment_key, model_key = jax.random.split(key)
-        on_devices = networks.for_devices()
-        objective = on_devices.objective
-        images, targets = augment(
-            batch["image"],
-            objective.targets(batch),
-            augment_key,
-            config.augment,
-            mean=config.data.mean,
-            std=config.data.std,
-            dtype=jnp.dtype(on_devices.model_config.dtype),
-        )
-        images = permuted(images, config.data.permute_patch, config.data.permute)
-        images = partitioning.constrain_batch(images)
-        average = None if state.teacher is None else (state.teacher, state.variables.get("teacher"))
-
-        def loss_of(params: dict, variables: dict, batch: Batch, key: jax.Array):
-            learner = on_devices.learner(
-                patterns.map_named(held, params), variables, step=state.step, average=average,
-                fixed=state.fixed,
-            )  # fmt: skip
-            loss, metrics = objective(learner, batch, nnx.Rngs(dropout=key))
-            means = {name: jnp.mean(value) for name, value in metrics.items()}
-            return jnp.mean(loss), (means | {"loss": jnp.mean(loss)}, variables_of(learner))
-
-        gradient_of = _accumulated(jax.grad(loss_of, has_aux=True), config.accumulate)
-        own = {name: state.variables[name] for name in ("model", OWN) if name in state.variables}
-        grads, (metrics, own) = gradient_of(
-            state.params, own, {"image": images, **targets}, model_key
-        )
-
+        grads, metrics, own = gradient_of(state, batch)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         followers = _followers(state, params, own, networks.moving_average(), config.optim.ema)
@@ -104,6 +67,67 @@ def make_train_step(
         return new.replace(step=state.step + 1, fixed=state.fixed), metrics
 
     return train_step
+
+
+def make_gradient(networks: Networks, config: Config) -> Callable:
+    """The gradient of a step.
+
+    Returns:
+      `gradient_of(state, batch) -> (gradients, metrics, own)`: trees like the parameters, of float32 scalars,
+      and like `state.variables` after the step.
+    """
+
+    def held(name: str, param: jax.Array) -> jax.Array:
+        # What is frozen is not differentiated: a linear probe costs a forward pass.
+        frozen = patterns.matching(config.optim.freeze, [name])
+        return jax.lax.stop_gradient(param) if frozen else param
+
+    def gradient(state: TrainState, batch: Batch):
+        on_devices = networks.for_devices()
+        objective = on_devices.objective
+        images, targets, model_key = seen(on_devices, state, batch, config)
+        average = None if state.teacher is None else (state.teacher, state.variables.get("teacher"))
+
+        def loss_of(params: dict, variables: dict, batch: Batch, key: jax.Array):
+            learner = on_devices.learner(
+                patterns.map_named(held, params), variables, step=state.step, average=average,
+                fixed=state.fixed,
+            )  # fmt: skip
+            loss, metrics = objective(learner, batch, nnx.Rngs(dropout=key))
+            means = {name: jnp.mean(value) for name, value in metrics.items()}
+            return jnp.mean(loss), (means | {"loss": jnp.mean(loss)}, variables_of(learner))
+
+        gradient_of = _accumulated(jax.grad(loss_of, has_aux=True), config.accumulate)
+        own = {name: state.variables[name] for name in ("model", OWN) if name in state.variables}
+        grads, (metrics, own) = gradient_of(
+            state.params, own, {"image": images, **targets}, model_key
+        )
+        return grads, metrics, own
+
+    return gradient
+
+
+def seen(
+    networks: Networks, state: TrainState, batch: Batch, config: Config
+) -> tuple[jax.Array, dict, jax.Array]:
+    """What the model sees in a step: augmented images (B, H, W, C), what the objective makes of the
+    labels, and the key of the step's other random choices. `networks` are those for these devices.
+    """
+    # Every random choice of a step is a function of (seed, step): a resumed run repeats none
+    # and skips none.
+    key = jax.random.fold_in(jax.random.key(config.seed), state.step)
+    augment_key, model_key = jax.random.split(key)
+    images, targets = augment(
+        batch["image"],
+        networks.objective.targets(batch),
+        augment_key,
+        config.augment,
+        mean=config.data.mean,
+        std=config.data.std,
+        dtype=jnp.dtype(networks.model_config.dtype),
+    )
+    images = permuted(images, config.data.permute_patch, config.data.permute)
+    return partitioning.constrain_batch(images), targets, model_key
 
 
 def compile_train_step(
