@@ -102,6 +102,7 @@ setup(
         "export": ["flatbuffers>=25"],
         "parquet": ["pyarrow>=20"],
         "tensorboard": ["tensorboard>=2.18"],
+        "wandb": ["wandb>=0.20"],
         "test": TEST,
     },
     entry_points={"console_scripts": ["vit_jax = vit_jax.main:run"]},

@@ -352,6 +352,21 @@ class Log:
         "50 steps", "how often metrics are read from the devices and written", parse=durations.parse
     )
     tensorboard: bool = option(True, "write TensorBoard event files")
+    images: str = option(
+        "0 steps",
+        "how often images of the batch are written to TensorBoard as the model sees them; 0: never",
+        parse=durations.parse,
+    )
+    histograms: str = option(
+        "0 steps",
+        "how often histograms of parameters, gradients and updates are written there; each costs about a step more; "
+        "0: never",
+        parse=durations.parse,
+    )
+    wandb: str = option(
+        "",
+        "project of Weights & Biases where metrics go too (pip install 'vit_jax[wandb]'); '': nowhere",
+    )
     parameters: bool = option(
         False, "print a table of all parameters, with their shapes and shardings, at the start"
     )

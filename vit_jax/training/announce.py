@@ -94,19 +94,20 @@ def recipe(assembly: Assembly, head: Iterable[str], suite: Suite | None) -> str:
     return user_files.to_python(config, head, user_files.outside(guests))
 
 
-def keep_recipe(assembly: Assembly, source: Source, suite: Suite, workdir: epath.Path) -> None:
-    """Writes `recipe` into the run's workdir, by the first of its processes. A full disk does not
-    end a run.
+def keep_recipe(assembly: Assembly, source: Source, suite: Suite, workdir: epath.Path) -> str:
+    """Writes `recipe` into the run's workdir, by the first of its processes, and returns it. A full disk
+    does not end a run.
     """
-    if jax.process_index():
-        return
     path = workdir / RECIPE
     command = f"vit_jax train --config={path} --workdir=DIR"
     head = ["The config of a run, resolved:", "", command, "", *lines(assembly, len(source), suite)]
-    try:
-        paths.write_whole(path, recipe(assembly, head, suite))
-    except OSError as error:
-        logging.error("%s cannot be written: %s", path, error)
+    text = recipe(assembly, head, suite)
+    if jax.process_index() == 0:
+        try:
+            paths.write_whole(path, text)
+        except OSError as error:
+            logging.error("%s cannot be written: %s", path, error)
+    return text
 
 
 def where_the_time_went(clock: Clock) -> str:

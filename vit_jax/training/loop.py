@@ -4,6 +4,7 @@
 
 import contextlib
 import json
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 
@@ -29,6 +30,7 @@ from vit_jax.training.health import BadStep, LeftOut, NonFiniteError
 from vit_jax.training.lock import Lock
 from vit_jax.training.preemption import StopRequest
 from vit_jax.training.progress import Meter, Profiler, make_writers
+from vit_jax.training.snapshots import Snapshots
 from vit_jax.training.starting import Start
 from vit_jax.training.step import compile_train_step
 
@@ -124,11 +126,12 @@ class _Run:
         self.left_out = LeftOut(workdir)
         self.profiler = Profiler(config.log.profile, workdir / "profile")
         self.train_step = compile_train_step(assembly.train_step, states.shardings_of(like), mesh)
+        self.snapshots = Snapshots(assembly, mesh)
         self.compiled = False
         self.results: dict[str, float] = {}
         self.evaluated_at = -1
         self.state = self.start()
-        announce.keep_recipe(assembly, source, suite, workdir)
+        self.recipe = announce.keep_recipe(assembly, source, suite, workdir)
         saved = self.start.saved
         self.clock.resumed_from(saved["goodput"], saved["seconds"])
         self.best, self.ended = saved["best"], saved.get("ended", "")
@@ -136,10 +139,11 @@ class _Run:
 
     def finish(self) -> dict:
         """Trains from where the state is to the end of the run, or until a stop is requested."""
-        writers = make_writers(self.workdir, self.config.log)
+        writers = self.writers = make_writers(self.workdir, self.config)
         self.meter = Meter(
             self.assembly, len(self.source), writers, self.clock, int(self.state.step)
         )
+        writers.write_texts(int(self.state.step), {"config": textwrap.indent(self.recipe, "    ")})
         try:
             while True:
                 try:
@@ -190,6 +194,7 @@ class _Run:
                 self._compile(batch)
             # Any other transfer between host and devices in here would stall every step.
             with jax.transfer_guard("disallow"):
+                self.snapshots.before(step, self.state, batch)
                 self.state, metrics = self.train_step(self.state, batch)
             self.meter.add(step, metrics)
             self.profiler.after(step, metrics)
@@ -197,6 +202,7 @@ class _Run:
             if logs:
                 self._check_health(step)
                 self.meter.log(step)
+                self.snapshots.write(self.writers)
                 self.clock.write()
             if self.stop.after_step():
                 return True
@@ -217,6 +223,7 @@ class _Run:
         """
         with self.clock.during("compile"):
             self.train_step = self.train_step.lower(self.state, batch).compile()
+            self.snapshots.compile(self.state, batch)
             processes.barrier("compiled", self.config.hosts.wait_minutes)
         self.compiled = True
         self.clock.training()

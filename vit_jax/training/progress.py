@@ -1,6 +1,7 @@
 """What a run reports while it trains: metrics, throughput, progress bar, trace."""
 
 import collections
+import dataclasses
 import pathlib
 import shutil
 import sys
@@ -13,11 +14,12 @@ from absl import logging
 from etils import epath
 
 from vit_jax.base import paths
-from vit_jax.config import Log
+from vit_jax.config import Config
 from vit_jax.devices import chips
 from vit_jax.training import writers as metric_writers
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.clock import Clock
+from vit_jax.training.wandb_writer import WandbWriter
 
 # What the rest of a run will spend time on.
 _PACE = ("steps", "input", "evaluate", "save")
@@ -157,11 +159,9 @@ class Profiler:
             logging.info("trace of steps %d to %d: %s", self._first, self._last, self._folder)
 
 
-def make_writers(workdir: epath.Path, config: Log) -> metric_writers.Writers:
-    """Console, JSON lines and TensorBoard of the first process; the others write nothing.
-
-    Args:
-      config: the section `log`.
+def make_writers(workdir: epath.Path, config: Config) -> metric_writers.Writers:
+    """Console, JSON lines, TensorBoard and Weights & Biases of the first process; the others write
+    nothing.
     """
     if jax.process_index():
         return metric_writers.Writers()
@@ -174,8 +174,10 @@ def make_writers(workdir: epath.Path, config: Log) -> metric_writers.Writers:
         metric_writers.ConsoleWriter(),
         metric_writers.JsonLinesWriter(folder / metrics),
     ]
-    if config.tensorboard:
+    if config.log.tensorboard:
         writers.append(metric_writers.TensorBoardWriter(folder / "tensorboard"))
+    if config.log.wandb:
+        writers.append(WandbWriter(config.log.wandb, workdir, folder, dataclasses.asdict(config)))
     if paths.in_bucket(workdir):
         writers.append(metric_writers.BucketWriter(folder, workdir))
     return metric_writers.Writers(*writers)

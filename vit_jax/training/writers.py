@@ -1,4 +1,4 @@
-"""Where metrics go: console, TensorBoard, JSON lines. The interface is that of CLU's
+"""Where metrics go: console, JSON lines, TensorBoard, Weights & Biases. The interface is that of CLU's
 `MetricWriter`, whose module needs TensorFlow.
 """
 
@@ -9,8 +9,9 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
+import numpy as np
 from absl import logging
 from etils import epath
 
@@ -27,17 +28,42 @@ _SHOWN = {
 }
 
 
+class Histogram(NamedTuple):
+    """How many values lie where.
+
+    Attributes:
+      counts: (n,) values in each bin.
+      edges: (n + 1,) of the bins, the smallest and the largest value first and last.
+      sum, sum_squares: of the values.
+    """
+
+    counts: np.ndarray
+    edges: np.ndarray
+    sum: float
+    sum_squares: float
+
+
 class MetricWriter(Protocol):
-    """The part of CLU's interface that training uses."""
+    """The part of CLU's interface that training uses, but for histograms, which are counted on the
+    devices. What a writer has no place for it leaves out.
+    """
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None: ...
+
+    def write_images(self, step: int, images: Mapping[str, np.ndarray]) -> None:
+        """Of each name (n, H, W, 1 or 3) uint8."""
+
+    def write_histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None: ...
+
+    def write_texts(self, step: int, texts: Mapping[str, str]) -> None:
+        """Of each name Markdown."""
 
     def flush(self) -> None: ...
 
     def close(self) -> None: ...
 
 
-class ConsoleWriter:
+class ConsoleWriter(MetricWriter):
     """One line of the scalars a person follows, with units and three figures; all the others are in
     the files.
     """
@@ -58,7 +84,7 @@ class ConsoleWriter:
     close = flush
 
 
-class JsonLinesWriter:
+class JsonLinesWriter(MetricWriter):
     """A JSON object per step, appended: {"step": …, name: number, …}. Numbers that are not finite
     become null, as JSON has none.
     """
@@ -96,7 +122,7 @@ def _drop_cut_line(file: BinaryIO) -> None:
         file.truncate(position)
 
 
-class TensorBoardWriter:
+class TensorBoardWriter(MetricWriter):
     """TensorBoard event files, without TensorFlow.
 
     Not with tensorboardX's `SummaryWriter`: its thread dies when the disk is full, and writers then
@@ -109,15 +135,48 @@ class TensorBoardWriter:
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
         from tensorboardX import summary
+
+        self._write(step, [summary.scalar(name, value) for name, value in scalars.items()])
+
+    def write_images(self, step: int, images: Mapping[str, np.ndarray]) -> None:
+        from tensorboardX import summary
+
+        self._write(
+            step,
+            [
+                summary.image(f"{name}/{number}", image, dataformats="HWC")
+                for name, several in images.items()
+                for number, image in enumerate(several)
+            ],
+        )
+
+    def write_histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
+        from tensorboardX import summary
+
+        self._write(
+            step,
+            [
+                summary.histogram_raw(
+                    name, min=one.edges[0], max=one.edges[-1], num=one.counts.sum(), sum=float(one.sum),
+                    sum_squares=float(one.sum_squares), bucket_limits=one.edges[1:], bucket_counts=one.counts,
+                )
+                for name, one in histograms.items()
+            ],
+        )  # fmt: skip
+
+    def write_texts(self, step: int, texts: Mapping[str, str]) -> None:
+        from tensorboardX import summary
+
+        self._write(step, [summary.text(name, text) for name, text in texts.items()])
+
+    def _write(self, step: int, summaries: list) -> None:
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import Event
 
         # A file that could not be written to the end is left behind; TensorBoard reads all files.
         events, self._events = self._events or EventsWriter(self._prefix), None
-        for name, value in scalars.items():
-            events.write_event(
-                Event(step=step, wall_time=time.time(), summary=summary.scalar(name, value))
-            )
+        for one in summaries:
+            events.write_event(Event(step=step, wall_time=time.time(), summary=one))
         events.flush()
         self._events = events
 
@@ -129,7 +188,7 @@ class TensorBoardWriter:
             self._events.close()
 
 
-class BucketWriter:
+class BucketWriter(MetricWriter):
     """Copies a folder of files that grow to a bucket, where nothing can be appended to: at most once
     a minute, and at the end. The folder is removed then.
     """
@@ -167,7 +226,7 @@ def copy_grown(
     return now
 
 
-class Writers:
+class Writers(MetricWriter):
     """Several writers as one. What cannot be written is logged and lost; it does not end a run."""
 
     def __init__(self, *writers: MetricWriter):
@@ -176,6 +235,19 @@ class Writers:
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
         for writer in self._writers:
             _attempt(lambda writer=writer: writer.write_scalars(step, scalars))
+
+    def write_images(self, step: int, images: Mapping[str, np.ndarray]) -> None:
+        for writer in self._writers:
+            _attempt(lambda writer=writer: writer.write_images(step, images))
+
+    def write_histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
+        finite = {n: one for n, one in histograms.items() if np.isfinite(one.sum_squares)}
+        for writer in self._writers:
+            _attempt(lambda writer=writer: writer.write_histograms(step, finite))
+
+    def write_texts(self, step: int, texts: Mapping[str, str]) -> None:
+        for writer in self._writers:
+            _attempt(lambda writer=writer: writer.write_texts(step, texts))
 
     def flush(self) -> None:
         for writer in self._writers:
