@@ -6,13 +6,13 @@ complete in here.
 """
 
 import os
-import re
 from collections.abc import Collection, Iterable, Mapping
 
 from ml_collections import ConfigDict
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
+from vit_jax.base.settings import folder_name, with_fields
 from vit_jax.config import CHECKPOINT, default_config
 from vit_jax.models import registry
 
@@ -79,13 +79,9 @@ def vary(config: ConfigDict, settings: Iterable[Mapping], *, seeds: int) -> dict
     """
     runs = {}
     for setting in settings:
-        name = ",".join(f"{field.split('.')[-1]}={value}" for field, value in setting.items())
-        name = re.sub(r"[^\w.,=%+-]+", "_", name)
+        name = folder_name({field.split(".")[-1]: value for field, value in setting.items()})
         for seed in range(config.seed, config.seed + seeds):
-            one = config.copy_and_resolve_references()
-            for field, value in {**setting, "seed": seed}.items():
-                one.update_from_flattened_dict({field: value})
-            runs[f"{name}/seed={seed}"] = one
+            runs[f"{name}/seed={seed}"] = with_fields(config, {**setting, "seed": seed})
     return runs
 
 

@@ -47,6 +47,22 @@ def nearest_existing(path: epath.PathLike) -> str:
     return f"; did you mean {os.path.join(os.path.dirname(path), close[0])!r}?" if close else ""
 
 
+def make_folder(path: epath.PathLike, flag: str) -> epath.Path:
+    """The folder that a flag names, made if it is not there.
+
+    Raises:
+      ConfigError: it cannot be made.
+    """
+    folder = locate(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{flag}={folder}: the folder cannot be made ({error.strerror})"
+        ) from None
+    return folder
+
+
 def check_folder_of(path: epath.PathLike, flag: str) -> None:
     """Raises `ConfigError` unless there is a folder to write the file in that a flag names."""
     folder = os.path.dirname(path) or "."

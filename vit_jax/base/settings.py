@@ -2,7 +2,8 @@
 
 import ast
 import dataclasses
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 
 from ml_collections import ConfigDict
 
@@ -40,6 +41,27 @@ def change(
         before, section[field] = section[field], value
         changes[name] = (changes.get(name, (before,))[0], value)
     return {name: pair for name, pair in changes.items() if pair[0] != pair[1]}
+
+
+def with_fields(config: ConfigDict, fields: Mapping[str, object]) -> ConfigDict:
+    """A copy of a config with values by dotted name.
+
+    Raises:
+      ConfigError: a value is of another type than the field.
+    """
+    config = config.copy_and_resolve_references()
+    for name, value in fields.items():
+        try:
+            config.update_from_flattened_dict({name: value})
+        except TypeError as error:
+            raise ConfigError(f"config.{name} = {value!r}: {error}") from error
+    return config
+
+
+def folder_name(fields: Mapping[str, object]) -> str:
+    """The folder of a run with these fields: 'lr=0.1,duration=500_steps'."""
+    text = ",".join(f"{name}={value}" for name, value in fields.items())
+    return re.sub(r"[^\w.,=%+-]+", "_", text)
 
 
 def parse(name: str, text: str, field: dataclasses.Field):

@@ -11,7 +11,7 @@ import hashlib
 import importlib.metadata
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -260,10 +260,14 @@ def filled_config(description: dict) -> dict:
     has them.
     """
     filled = schema.fill(default_config(), description["config"]).to_dict()
-    model = dataclasses.asdict(stored_model_config(description))
-    for name, value in filled["model"].items():
-        filled["model"][name] = model.get(name) if value is None else value
-    return json.loads(json.dumps(filled))
+    return with_model_options(filled, stored_model_config(description))
+
+
+def with_model_options(config: Mapping, model: classifier.Options) -> dict:
+    """A config as JSON has it, in which options of the model that are not set are as the model has them."""
+    options = dataclasses.asdict(model)
+    said = {n: options.get(n) if v is None else v for n, v in config["model"].items()}
+    return json.loads(json.dumps({**config, "model": said}))
 
 
 @jax.jit

@@ -106,7 +106,7 @@ def inspect(
     """
     options = options or Options()
     named = list(find(images))
-    out = _folder(out)
+    out = paths.make_folder(out, "--out")
     run = load_for_images(checkpoint, settings, "inspect")
     data = data_of(run)
     config = observe.for_inspection(run.model_config)
@@ -136,15 +136,6 @@ def text(result: dict) -> str:
     """`inspect`'s result for a person."""
     lines = [f"{title}: {words}" for title, words in result["sections"].items()]
     return "\n".join([*lines, "", f"{result['images']} images inspected: {result['report']}"])
-
-
-def _folder(out: epath.PathLike) -> epath.Path:
-    out = paths.locate(out)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out={out}: the folder cannot be made ({error.strerror})") from None
-    return out
 
 
 def _read(

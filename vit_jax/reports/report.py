@@ -7,7 +7,6 @@ from etils import epath
 from PIL import Image
 
 from vit_jax.base import paths
-from vit_jax.base.errors import ConfigError
 from vit_jax.pictures.page import Page, markdown, png
 from vit_jax.reports import compare, figures, runs
 from vit_jax.reports.compare import Comparison
@@ -36,11 +35,7 @@ def report(folders: Sequence[epath.PathLike], out: epath.PathLike) -> dict:
       ConfigError: there is no run, or the folder cannot be made.
     """
     comparison = compare.compare(runs.find(folders))
-    out = paths.locate(out)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"--out={out}: the folder cannot be made ({error.strerror})") from None
+    out = paths.make_folder(out, "--out")
     pictures = _pictures(comparison)
     for name, (_, image) in pictures.items():
         (out / f"{name}.png").write_bytes(png(image))

@@ -144,12 +144,7 @@ def _config(folder: epath.Path, notes: list[str]) -> dict | None:
             model = registry.model_config(
                 config.model.name, image_size=config.data.image_size, **given
             )
-            whole = config.to_dict()
-            options = dataclasses.asdict(model)
-            whole["model"] = {
-                n: options.get(n) if v is None else v for n, v in whole["model"].items()
-            }
-            return flat(json.loads(json.dumps(whole)))
+            return flat(reading.with_model_options(config.to_dict(), model))
         notes.append(
             f"Its config is not known: it has no {RECIPE}, and no checkpoint of this version that is whole."
         )

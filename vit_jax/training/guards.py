@@ -35,8 +35,8 @@ def changed_fields(saved: dict, description: dict) -> list[str]:
     may_change = {f"config.{name}" for name in schema.may_change(config_class())}
     compare = {"config.data.path": _same_place, "config.data.mixture": _same_mixture}
     changed = []
-    for key, flat in (("config", _config_of), ("classes", _value), ("training_examples", _value)):
-        old, new = (dict(_flat(flat(one, key), key)) for one in (saved, description))
+    for key in ("config", "classes", "training_examples"):
+        old, new = (dict(_flat(_part(one, key), key)) for one in (saved, description))
         for name in sorted(old.keys() | new.keys()):
             before, now, same = old.get(name), new.get(name), compare.get(name, operator.eq)
             if name not in may_change and not same(before, now):
@@ -68,12 +68,9 @@ def _same_mixture(before: list, now: list) -> bool:
     )
 
 
-def _value(description: dict, key: str):
-    return json.loads(json.dumps(description[key]))
-
-
-def _config_of(description: dict, key: str) -> dict:
-    return reading.filled_config(description)
+def _part(description: dict, key: str):
+    whole = key == "config"
+    return reading.filled_config(description) if whole else json.loads(json.dumps(description[key]))
 
 
 def _flat(tree, prefix: str):

@@ -10,7 +10,6 @@ import dataclasses
 import itertools
 import json
 import math
-import re
 import statistics
 from collections.abc import Mapping, Sequence
 
@@ -22,6 +21,7 @@ from ml_collections import ConfigDict
 from vit_jax.base import logs, paths
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest, walk
+from vit_jax.base.settings import folder_name, with_fields
 from vit_jax.checkpoints import reading
 from vit_jax.config import config_class
 from vit_jax.data import splits
@@ -79,7 +79,7 @@ def sweep(
             "setting %d of %d, %s: trained on %s, judged on %s; then %d runs of the best one",
             number, len(settings), name, part, select, seeds,
         )  # fmt: skip
-        run = _with(config, {**setting, "data.train_split": part, "data.eval_split": select})
+        run = with_fields(config, {**setting, "data.train_split": part, "data.eval_split": select})
         try:
             result = result_of(run, workdir / "select" / name)
         except NonFiniteError as error:
@@ -96,9 +96,9 @@ def sweep(
     for number, seed in enumerate(range(config.seed, config.seed + seeds), start=1):
         logging.info(
             "run %d of %d of the best setting, %s: seed %d, trained on %s",
-            number, seeds, _name(chosen), seed, whole,
+            number, seeds, folder_name(chosen), seed, whole,
         )  # fmt: skip
-        run = _with(config, {**chosen, "data.train_split": whole, "seed": seed})
+        run = with_fields(config, {**chosen, "data.train_split": whole, "seed": seed})
         final.append({"seed": seed, **result_of(run, workdir / "final" / f"seed_{seed}")})
     summary = {
         "train": part, "select": select, "all": whole, "metrics": metrics,
@@ -149,7 +149,7 @@ def table(summary: dict) -> str:
     metrics = summary["metrics"]
     names = " and ".join(metrics)
     rows = [
-        f"  {_name(one['setting']):<40} "
+        f"  {folder_name(one['setting']):<40} "
         + ("diverged" if one[metrics[0]] is None else _figures(one, metrics))
         + ("  chosen" if one["setting"] == summary["chosen"] else "")
         for one in summary["settings"]
@@ -175,29 +175,17 @@ def _settings(config: ConfigDict, grid: Mapping[str, Sequence]) -> dict[str, dic
         if field not in known:
             raise ConfigError(f"--grid: config has no field {field}{nearest(field, known)}")
     points = [dict(zip(grid, point, strict=True)) for point in itertools.product(*grid.values())]
-    settings = {_name(point): point for point in points}
+    settings = {folder_name(point): point for point in points}
     if not grid or len(settings) < len(points) or not points:
         raise ConfigError(
             f"--grid: {dict(grid)} has no or the same settings twice; e.g. --grid=optim.lr=0.003,0.01"
         )
-    for point in points:
-        _with(config, point)
+    try:
+        for point in points:
+            with_fields(config, point)
+    except ConfigError as error:
+        raise ConfigError(f"--grid: {error}") from error
     return settings
-
-
-def _name(setting: dict) -> str:
-    text = ",".join(f"{field}={value}" for field, value in setting.items())
-    return re.sub(r"[^\w.,=%+-]+", "_", text)
-
-
-def _with(config: ConfigDict, fields: dict) -> ConfigDict:
-    config = config.copy_and_resolve_references()
-    for name, value in fields.items():
-        try:
-            config.update_from_flattened_dict({name: value})
-        except TypeError as error:
-            raise ConfigError(f"--grid: config.{name} = {value!r}: {error}") from error
-    return config
 
 
 def run_all(runs: Mapping[str, ConfigDict], workdir: epath.PathLike) -> dict[str, dict]:
