@@ -13,9 +13,11 @@ version = re.search(r'__version__ = "(.+)"', (here / "vit_jax" / "__init__.py").
 
 # What TFDS needs to download and prepare; it imports importlib_resources without requiring it.
 PREPARE = ["tensorflow>=2.18", "importlib_resources>=6.4"]
+SERVE = ["aiohttp>=3.14", "prometheus_client>=0.26"]
 PLAN = ["jax[tpu]"]  # The TPU compiler, as old or new as jax itself.
 TEST = [
     *PLAN,
+    *SERVE,
     "flatbuffers>=25",
     "huggingface_hub>=2.4",
     "networkx>=3.4",
@@ -57,7 +59,9 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["vit_jax", "vit_jax.*"]),
-    package_data={"vit_jax": ["py.typed", "models/conversions/published.json"]},
+    package_data={
+        "vit_jax": ["py.typed", "models/conversions/published.json", "serving/page.html"]
+    },
     # Cuts JPEG files faster than any wheel. Without a C compiler the install goes on, and OpenCV and
     # Pillow do the work.
     cmdclass={"build_ext": BuildExtension},
@@ -101,6 +105,7 @@ setup(
         "prepare": PREPARE,
         "export": ["flatbuffers>=25"],
         "parquet": ["pyarrow>=20"],
+        "serve": SERVE,
         "tensorboard": ["tensorboard>=2.18"],
         "wandb": ["wandb>=0.20"],
         "test": TEST,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from vit_jax import __version__, cli, ending
-from vit_jax.using import benchmark, evaluate, exits, export, inspect, predict, report
+from vit_jax.using import benchmark, evaluate, exits, export, inspect, predict, report, serve
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -345,6 +345,7 @@ COMMANDS: dict[str, Callable[[], None]] = {
         predict,
         exits,
         export,
+        serve,
         inspect,
         report,
         show,

@@ -149,6 +149,49 @@ def export() -> None:
     cli.print_result(result, f"{result['model']}: {FLAGS.out}\n{result['how']}")
 
 
+def serve() -> None:
+    """A page and an HTTP server for a model: --checkpoint=DIR [--port=8000] [--host=127.0.0.1]
+    [--config.data.FIELD=VALUE …] [--model=OPTION=VALUE …] [--json].
+
+    POST an image to /predict for its classes, or drop one on the page. /healthz says whether requests are
+    taken, /metrics how many there were, for Prometheus. Images that arrive together are computed together.
+    Ctrl-C or SIGTERM ends it, once the requests that are there are answered.
+    """
+    settings = cli.take_settings()
+    cli.define_checkpoint()
+    cli.define_model()
+    flags.DEFINE_string(
+        "host", "127.0.0.1", "the address to listen on; 0.0.0.0: all of this machine"
+    )
+    flags.DEFINE_integer("port", 8000, "0: any that is free", lower_bound=0, upper_bound=65535)
+    flags.DEFINE_integer("batch_size", 32, "images computed together, at most", lower_bound=1)
+    flags.DEFINE_float("megabytes", 10, "of an image's file, at most", lower_bound=0.001)
+    flags.DEFINE_float("seconds", 30, "to send an image, and to be answered", lower_bound=0.001)
+    flags.DEFINE_integer("queue", 256, "images that may wait for an answer", lower_bound=1)
+    cli.define_json()
+    cli.define_register()
+    cli.parse()
+    cli.require(checkpoint="DIR")
+
+    from vit_jax.serving.limits import Limits
+    from vit_jax.serving.run import serve
+
+    def announce(result: dict) -> None:
+        cli.print_result(result, "{model}: {url}".format(**result))
+        sys.stdout.flush()
+
+    serve(
+        FLAGS.checkpoint,
+        host=FLAGS.host,
+        port=FLAGS.port,
+        batch_size=FLAGS.batch_size,
+        limits=Limits(FLAGS.megabytes, FLAGS.seconds, FLAGS.queue),
+        announce=announce,
+        settings=settings,
+        said=cli.options(FLAGS.model),
+    )
+
+
 def exits() -> None:
     """Thresholds for early exit: --checkpoint=DIR --budgets=GFLOPS,… [--images=50000]
     [--config.data.FIELD=VALUE …] [--json].

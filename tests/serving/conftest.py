@@ -1,0 +1,123 @@
+"""A server of a tiny network on a free port, in a thread of its own."""
+
+import asyncio
+import contextlib
+import http.client
+import io
+import json
+import threading
+from urllib.parse import urlsplit
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from PIL import Image
+
+pytest.importorskip("aiohttp")
+
+from vit_jax.checkpoints.reading import Run
+from vit_jax.config import default_config
+from vit_jax.models import registry
+from vit_jax.serving.limits import Limits
+from vit_jax.serving.network import Network
+from vit_jax.serving.server import Server
+
+CLASSES = ("ant", "bee", "<b>cat</b>", "dog", "eel", "fox", "gnu")
+
+
+def make_run(name: str = "ViT-mu/8", **options) -> Run:
+    """A network with random weights, as a checkpoint would have it."""
+    config = default_config()
+    config.update_from_flattened_dict({
+        "model.name": name, "data.image_size": 16, "data.eval_crop": "resize",
+        "data.mean": (0.5,) * 3, "data.std": (0.5,) * 3,
+    })  # fmt: skip
+    sizes = {"image_size": 16, "num_classes": len(CLASSES), "head_init": "normal"}
+    model_config = registry.model_config(name, **sizes | options)
+    parameters = registry.initialize(model_config, jax.random.key(0))
+    definition = registry.abstract(model_config)[0]
+    return Run(nnx.merge(definition, parameters), model_config, config, CLASSES, 0, "here")
+
+
+@pytest.fixture(scope="session")
+def run():
+    return make_run()
+
+
+@pytest.fixture(scope="session")
+def network(run):
+    return Network(run, largest=4)
+
+
+class Slow:
+    """A network that takes its time, and counts its batches."""
+
+    def __init__(self, network: Network, seconds: float):
+        self._network, self._seconds, self.batches = network, seconds, []
+        self.go_on = threading.Event()
+
+    def __getattr__(self, name):
+        return getattr(self._network, name)
+
+    def classify(self, images):
+        self.batches.append(len(images))
+        self.go_on.wait(self._seconds)
+        return self._network.classify(images)
+
+
+class Running:
+    """A server that runs, until `stop`."""
+
+    def __init__(self, network, **limits):
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.server = Server(network, Limits(**limits), {"model": "tiny"})
+        self.url = self._do(self.server.start("127.0.0.1", 0)).result()
+        self.place = urlsplit(self.url).netloc
+
+    def _do(self, coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def stop(self):
+        """Begins to stop; the result is there once it has ended."""
+        return self._do(self.server.stop())
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(self.place, timeout=20)
+
+    def ask(self, path: str, body=None, method=None, **headers) -> tuple[int, object]:
+        """Status and answer."""
+        with contextlib.closing(self.connect()) as connection:
+            connection.request(method or ("GET" if body is None else "POST"), path, body, headers)
+            return self.answer(connection)
+
+    @staticmethod
+    def answer(connection: http.client.HTTPConnection) -> tuple[int, object]:
+        response = connection.getresponse()
+        content = response.read()
+        is_json = response.headers.get_content_type() == "application/json"
+        return response.status, json.loads(content) if is_json else content.decode()
+
+
+@pytest.fixture
+def serving():
+    """`serving(network, **limits)`: a server that runs."""
+    running = []
+
+    def start(network, **limits) -> Running:
+        running.append(Running(network, **limits))
+        return running[-1]
+
+    yield start
+    for one in running:
+        one.stop().result(20)
+
+
+def encoded(seed: int = 0, side: int = 16, form: str = "PNG") -> bytes:
+    """An image of noise."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, form)
+    return file.getvalue()

@@ -1,0 +1,83 @@
+"""What a server computes: the probabilities of batches of few sizes, all compiled before the first
+request, and where the model looks.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from absl import logging
+
+from vit_jax import objectives
+from vit_jax.checkpoints import reading
+from vit_jax.data import crops
+from vit_jax.evaluation.forward import data_of, make_forward
+from vit_jax.inspection import maps, observe
+from vit_jax.inspection.contract import picture_of
+from vit_jax.inspection.layout import layouts
+from vit_jax.models import registry
+
+
+class Network:
+    """A classifier on one device.
+
+    Attributes:
+      data: how images are cut, the section `config.data`.
+      classes: label names.
+      largest: images in a batch, at most.
+      has_attention: whether `look` can be asked: the model attends among all patches.
+    """
+
+    def __init__(self, run: reading.Run, largest: int):
+        """Compiles a program for every power of two below `largest`, and for `largest`.
+
+        Raises:
+          ConfigError: it is not known how images are normalised.
+        """
+        self.data, self.classes, self.largest = data_of(run), tuple(run.classes), largest
+        definition, weights = registry.split(run.model)
+        self._weights = jax.device_put(weights, jax.devices()[0])
+        forward = make_forward(definition, run.model_config, self.data)
+        activation = objectives.ACTIVATIONS[objectives.probabilities(run.config.objective)]
+        classify = jax.jit(lambda weights, images: activation(forward(weights, images).logits))
+        sizes = [2**i for i in range(largest.bit_length()) if 2**i < largest] + [largest]
+        logging.info("compiling for batches of %s images", ", ".join(map(str, sizes)))
+        self._programs = {
+            size: classify.lower(self._weights, self._images(size)).compile() for size in sizes
+        }
+        self._layout = layouts(run.model_config)["attention"]
+        self._look = self._compile_look(run)
+
+    @property
+    def has_attention(self) -> bool:
+        return self._look is not None
+
+    def classify(self, images: Sequence[np.ndarray]) -> np.ndarray:
+        """The probabilities (n, classes) float32 of up to `largest` images (H, W, C) uint8."""
+        size = min(size for size in self._programs if size >= len(images))
+        batch = np.zeros((size, *crops.shape(self.data)), np.uint8)
+        batch[: len(images)] = images
+        return np.asarray(self._programs[size](self._weights, batch))[: len(images)]
+
+    def look(self, image: np.ndarray) -> np.ndarray:
+        """An image (H, W, C) uint8, dark where what the model reads has little of it: attention rollout,
+        (H, W, 3) uint8.
+        """
+        rollout = np.asarray(self._look(self._weights, image[None]))
+        return maps.overlay(picture_of(image), rollout.reshape(self._layout.grid))
+
+    def _images(self, count: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((count, *crops.shape(self.data)), np.uint8)
+
+    def _compile_look(self, run: reading.Run) -> jax.stages.Compiled | None:
+        """The program for `look`, or `None`."""
+        config = observe.for_inspection(run.model_config)
+        observed = observe.make_look(registry.abstract(config)[0], config, self.data)
+        found = jax.eval_shape(observed, self._weights, self._images(1))["found"]
+        if "attention.rollout" not in found:
+            return None
+
+        def rollout(weights: registry.Weights, images: jax.Array) -> jax.Array:
+            return observed(weights, images)["found"]["attention.rollout"][-1, 0]
+
+        return jax.jit(rollout).lower(self._weights, self._images(1)).compile()

@@ -1,0 +1,87 @@
+"""What `vit_jax serve` does: a model of any checkpoint behind a port, until it is stopped."""
+
+import asyncio
+import resource
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from absl import logging
+from etils import epath
+
+from vit_jax.base.errors import ConfigError
+from vit_jax.evaluation.overrides import load_for_images
+from vit_jax.interchange.formats import describe
+from vit_jax.serving.limits import Limits
+from vit_jax.serving.network import Network
+
+
+def serve(
+    path: epath.PathLike,
+    *,
+    host: str,
+    port: int,
+    batch_size: int,
+    limits: Limits,
+    announce: Callable[[dict[str, Any]], None],
+    settings: Sequence[tuple[str, str]] = (),
+    said: Mapping[str, Any] | None = None,
+) -> None:
+    """Serves a model until SIGTERM or SIGINT; then answers the requests that are there.
+
+    Args:
+      path: of a run, or of a checkpoint of any format.
+      host, port: where to listen; port 0: any that is free.
+      batch_size: images computed together, at most.
+      announce: called with `url` and `model` once requests are taken.
+      settings: of the run's config, see `overrides.of_images`.
+      said: see `loading.load_run`.
+
+    Raises:
+      ConfigError: the model has no classes, it is not known how images are normalised, or nothing can listen
+        there.
+    """
+    try:
+        from vit_jax.serving.server import Server
+    except ImportError as error:
+        raise ConfigError(f"serve needs {error.name}: pip install vit_jax[serve]") from error
+    run = load_for_images(path, settings, "serve", said)
+    if not run.model_config.num_classes:
+        raise ConfigError(
+            f"{path}: the model has no head, and so no classes to serve: fine-tune it"
+        )
+    about = {"model": describe(run.model_config), "checkpoint": str(path)}
+    server = Server(Network(run, batch_size), limits, about)
+    _allow_connections()
+
+    async def until_stopped() -> None:
+        url = await server.start(host, port)
+        stop = _first_signal()
+        announce({"url": url, "model": about["model"]})
+        await stop.wait()
+        logging.info("stopping: requests that are there are answered")
+        await server.stop()
+
+    asyncio.run(until_stopped())
+
+
+def _first_signal() -> asyncio.Event:
+    """What the first SIGINT or SIGTERM sets; the second ends the process at once."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    signals = (signal.SIGINT, signal.SIGTERM)
+
+    def arrived() -> None:
+        stop.set()
+        for one in signals:
+            loop.remove_signal_handler(one)
+            signal.signal(one, signal.SIG_DFL)
+
+    for one in signals:
+        loop.add_signal_handler(one, arrived)
+    return stop
+
+
+def _allow_connections() -> None:
+    """As many open files as this process may have: each connection is one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,0 +1,253 @@
+"""What is asked of the server, and what it answers: HTTP with aiohttp.
+
+    GET  /         a page where one drops an image
+    POST /predict  the bytes of an image: its classes, {"predictions": [{"class": …, "probability": …}, …]}
+    GET  /model    what the model is
+    GET  /healthz  200 while it takes requests, 503 once it stops
+    GET  /metrics  for Prometheus
+
+A request that cannot be served gets a status and {"error": SENTENCE}.
+"""
+
+import asyncio
+import base64
+import concurrent.futures
+import contextlib
+import os
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import prometheus_client
+from absl import logging
+from aiohttp import web
+from PIL import Image
+
+from vit_jax.base import sizes
+from vit_jax.base.errors import ConfigError
+from vit_jax.data.decode import eval_crop
+from vit_jax.data.record import BadImage
+from vit_jax.pictures.page import png
+from vit_jax.serving.batching import Batcher
+from vit_jax.serving.limits import Limits, Refusal, check_pixels
+from vit_jax.serving.network import Network
+
+_PAGE = pathlib.Path(__file__).with_name("page.html")
+_MOST_RECEIVED = 2**30  # bytes of all bodies that are on their way
+_BACKLOG = 1024  # connections that the system holds until they are accepted
+_LAST_SECONDS = 0.2  # in which connections are accepted still, once the server stops
+_USAGE = "POST the bytes of an image to /predict: curl --data-binary @FILE URL/predict"
+_HTTP = {404: f"there is nothing here; {_USAGE}", 405: _USAGE}
+
+
+class Metrics:
+    """What Prometheus reads."""
+
+    def __init__(self, waiting: Callable[[], int]):
+        self.registry = registry = prometheus_client.CollectorRegistry()
+        self.requests = prometheus_client.Counter(
+            "vit_jax_requests", "Answers by path and status", ("path", "status"), registry=registry
+        )
+        self.seconds = prometheus_client.Histogram(
+            "vit_jax_predict_seconds", "From a request's head to its answer", registry=registry,
+            buckets=(0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30),
+        )  # fmt: skip
+        self.batches = prometheus_client.Histogram(
+            "vit_jax_batch_images", "Images computed together", registry=registry,
+            buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256),
+        )  # fmt: skip
+        prometheus_client.Gauge(
+            "vit_jax_waiting_images", "Images that wait for a batch", registry=registry
+        ).set_function(waiting)
+
+
+class Server:
+    """Serves one network, between `start` and `stop`."""
+
+    def __init__(self, network: Network, limits: Limits, about: dict[str, Any]):
+        """`about` is what /model says beside its classes."""
+        self._network, self._limits, self._about = network, limits, about
+        self._batcher = Batcher(self._compute, network.largest)
+        self.metrics = Metrics(lambda: len(self._batcher))
+        self._decoders = concurrent.futures.ThreadPoolExecutor(
+            len(os.sched_getaffinity(0)), "decode"
+        )
+        self._receiving, self._unanswered, self._stopping = 0, 0, False
+
+    async def start(self, host: str, port: int) -> str:
+        """Begins to listen. Returns the URL. Raises `ConfigError` if it cannot."""
+        app = web.Application(middlewares=[self._answer], client_max_size=self._limits.bytes)
+        app.add_routes([
+            web.get("/", self._page), web.post("/predict", self._predict), web.get("/model", self._model),
+            web.get("/healthz", self._health), web.get("/metrics", self._metrics),
+        ])  # fmt: skip
+        seconds = self._limits.seconds
+        self._runner = web.AppRunner(
+            app, access_log=None, keepalive_timeout=seconds, shutdown_timeout=2 * seconds
+        )
+        await self._runner.setup()
+        try:
+            await web.TCPSite(self._runner, host, port, backlog=_BACKLOG).start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise ConfigError(
+                f"nothing can listen on {host}, port {port} ({error.strerror}): say another --port, or --port=0 "
+                "for any that is free"
+            ) from None
+        self._batches = asyncio.create_task(self._batcher.run())
+        port = self._runner.addresses[0][1]
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+    async def stop(self) -> None:
+        """Answers all requests that are there, and ends."""
+        self._stopping = True
+        await asyncio.sleep(_LAST_SECONDS)
+        await self._runner.cleanup()
+        self._batches.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._batches
+        self._decoders.shutdown()
+
+    @web.middleware
+    async def _answer(self, request: web.Request, handler: Callable) -> web.Response:
+        began = time.monotonic()
+        try:
+            response = await handler(request)
+        except Refusal as refusal:
+            response = _sentence(refusal.status, str(refusal))
+        except web.HTTPException as error:
+            response = _sentence(error.status, _HTTP.get(error.status, error.reason))
+        except ConnectionError:
+            raise  # the client is gone
+        except Exception:  # noqa: BLE001  every request is answered
+            logging.exception("a request failed")
+            response = _sentence(500, "the server failed; its log says how")
+        known = request.match_info.route.resource
+        path = known.canonical if known else "other"
+        self.metrics.requests.labels(path, response.status).inc()
+        if path == "/predict":
+            self.metrics.seconds.observe(time.monotonic() - began)
+        if self._stopping:
+            response.force_close()
+        return response
+
+    async def _predict(self, request: web.Request) -> web.Response:
+        topk, attention = self._wishes(request)
+        self._check_room()
+        body = await self._receive(request)
+        self._check_room()
+        self._unanswered += 1
+        try:
+            async with asyncio.timeout(self._limits.seconds):
+                return web.json_response(await self._answer_image(body, topk, attention))
+        except TimeoutError:
+            raise Refusal(
+                503, f"no answer within {self._limits.seconds:g} seconds: try again later"
+            ) from None
+        finally:
+            self._unanswered -= 1
+
+    def _wishes(self, request: web.Request) -> tuple[int, bool]:
+        """How many classes are wanted, and whether attention is."""
+        for name in request.query:
+            if name not in ("topk", "attention"):
+                raise Refusal(400, f"there is no parameter {name!r}, only topk and attention")
+        topk, attention = request.query.get("topk", "5"), request.query.get("attention", "0")
+        if not topk.isdecimal() or int(topk) < 1:
+            raise Refusal(400, f"topk={topk} must be a whole number, 1 or more")
+        if attention not in ("0", "1"):
+            raise Refusal(400, f"attention={attention} must be 0 or 1")
+        if attention == "1" and not self._network.has_attention:
+            raise Refusal(400, "this model has no attention among all patches: say attention=0")
+        return min(int(topk), len(self._network.classes)), attention == "1"
+
+    def _check_room(self) -> None:
+        if self._unanswered >= self._limits.queue:
+            raise Refusal(503, f"{self._unanswered} images wait for an answer: try again later")
+
+    async def _receive(self, request: web.Request) -> bytes:
+        """The body of a request."""
+        if request.content_type.startswith("multipart/"):
+            raise Refusal(415, f"the image must be the body itself, not part of a form: {_USAGE}")
+        most, seconds = self._limits.bytes, self._limits.seconds
+        too_large = Refusal(413, f"the image has more than {self._limits.megabytes:g} MB")
+        size = most if request.content_length is None else request.content_length
+        if size > most:
+            raise too_large
+        if self._receiving + size > _MOST_RECEIVED:
+            raise Refusal(503, "too many images are being received: try again later")
+        self._receiving += size
+        try:
+            async with asyncio.timeout(seconds):
+                body = await request.read()
+        except TimeoutError:
+            raise Refusal(408, f"the image did not arrive within {seconds:g} seconds") from None
+        except web.HTTPRequestEntityTooLarge:
+            raise too_large from None
+        finally:
+            self._receiving -= size
+        if not body:
+            raise Refusal(400, f"the request has no body; {_USAGE}")
+        return body
+
+    async def _answer_image(self, body: bytes, topk: int, attention: bool) -> dict[str, Any]:
+        self._batcher.coming += 1
+        try:
+            loop = asyncio.get_running_loop()
+            image = await loop.run_in_executor(self._decoders, self._decode, body)
+        finally:
+            self._batcher.coming -= 1
+        probabilities = await self._batcher.answer(image)
+        best = np.argsort(-probabilities, kind="stable")[:topk]
+        answer: dict[str, Any] = {
+            "predictions": [
+                {"class": self._network.classes[c], "probability": float(probabilities[c])}
+                for c in best
+            ]
+        }
+        if attention:
+            picture = await self._batcher.alone(self._draw, image)
+            answer["attention"] = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
+        return answer
+
+    def _decode(self, body: bytes) -> np.ndarray:
+        try:
+            check_pixels(body)
+            return eval_crop(body, self._network.data, name="sent")
+        except BadImage as error:
+            raise Refusal(415, f"the body is no image that can be read: {error.why}") from None
+
+    def _compute(self, images: list[np.ndarray]) -> np.ndarray:
+        self.metrics.batches.observe(len(images))
+        return self._network.classify(images)
+
+    def _draw(self, image: np.ndarray) -> bytes:
+        return png(Image.fromarray(self._network.look(image)))
+
+    async def _page(self, _) -> web.Response:
+        return web.Response(text=_PAGE.read_text(), content_type="text/html")
+
+    async def _model(self, _) -> web.Response:
+        network = self._network
+        about = self._about | {
+            "image_size": sizes.text(network.data.image_size), "classes": network.classes,
+            "attention": network.has_attention,
+        }  # fmt: skip
+        return web.json_response(about)
+
+    async def _health(self, _) -> web.Response:
+        if self._stopping:
+            raise Refusal(503, "the server stops")
+        return web.json_response({"status": "ok"})
+
+    async def _metrics(self, _) -> web.Response:
+        text = prometheus_client.generate_latest(self.metrics.registry)
+        kind = prometheus_client.CONTENT_TYPE_LATEST
+        return web.Response(body=text, headers={"Content-Type": kind})
+
+
+def _sentence(status: int, text: str) -> web.Response:
+    headers = {"Retry-After": "1"} if status == 503 else {}
+    return web.json_response({"error": text}, status=status, headers=headers)
