@@ -47,6 +47,7 @@ OTHERS = {
 PARSED = {
     "prepare cifar10": "downloads",
     "gs://bucket/": "needs a bucket",
+    "serve --": "runs until it is stopped; tests/serving",
     "inspect --": "takes seconds; tests/inspection",
     "report /data": "needs runs; tests/reports",
     "models --markdown": "counts every model; tests/models/test_listing.py",

@@ -73,6 +73,7 @@ class Running:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
+        self.stopped = None
         self.server = Server(network, Limits(**limits), {"model": "tiny"})
         self.url = self._do(self.server.start("127.0.0.1", 0)).result()
         self.place = urlsplit(self.url).netloc
@@ -82,7 +83,8 @@ class Running:
 
     def stop(self):
         """Begins to stop; the result is there once it has ended."""
-        return self._do(self.server.stop())
+        self.stopped = self.stopped or self._do(self.server.stop())
+        return self.stopped
 
     def connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection(self.place, timeout=20)

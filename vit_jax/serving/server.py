@@ -15,6 +15,7 @@ import concurrent.futures
 import contextlib
 import os
 import pathlib
+import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -37,7 +38,7 @@ from vit_jax.serving.network import Network
 _PAGE = pathlib.Path(__file__).with_name("page.html")
 _MOST_RECEIVED = 2**30  # bytes of all bodies that are on their way
 _BACKLOG = 1024  # connections that the system holds until they are accepted
-_LAST_SECONDS = 0.2  # in which connections are accepted still, once the server stops
+_ACCEPT_SECONDS, _LAST_SECONDS = 0.05, 0.2  # see `Server.stop`
 _USAGE = "POST the bytes of an image to /predict: curl --data-binary @FILE URL/predict"
 _HTTP = {404: f"there is nothing here; {_USAGE}", 405: _USAGE}
 
@@ -89,7 +90,11 @@ class Server:
         )
         await self._runner.setup()
         try:
-            await web.TCPSite(self._runner, host, port, backlog=_BACKLOG).start()
+            self._socket = socket.create_server(
+                (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+            )
+            self._site = web.SockSite(self._runner, self._socket, backlog=_BACKLOG)
+            await self._site.start()
         except OSError as error:
             await self._runner.cleanup()
             raise ConfigError(
@@ -103,6 +108,11 @@ class Server:
     async def stop(self) -> None:
         """Answers all requests that are there, and ends."""
         self._stopping = True
+        # 1. The system takes no more connections, and those that it holds are accepted: to close the port would
+        #    reset them. 2. The port is closed. 3. What is connected may still ask. 4. All is answered.
+        self._socket.listen(0)
+        await asyncio.sleep(_ACCEPT_SECONDS)
+        await self._site.stop()
         await asyncio.sleep(_LAST_SECONDS)
         await self._runner.cleanup()
         self._batches.cancel()

@@ -1,0 +1,182 @@
+"""`vit_jax serve`: as a process that is stopped, and its page in a browser."""
+
+import asyncio
+import base64
+import concurrent.futures
+import contextlib
+import http.client
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from urllib.parse import urlsplit
+
+import jax
+import pytest
+
+from tests.serving.conftest import CLASSES, encoded
+from vit_jax.interchange import formats
+from vit_jax.models import registry
+
+IMAGES = ("--config.data.mean=(0.5, 0.5, 0.5)", "--config.data.std=(0.5, 0.5, 0.5)")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    config = registry.model_config("ViT-mu/16", image_size=32, num_classes=7, head_init="normal")
+    parameters = jax.device_get(registry.initialize(config, jax.random.key(0)))
+    path = tmp_path_factory.mktemp("served") / "tiny.npz"
+    formats.write(formats.Foreign(config, parameters), path, "official")
+    return path
+
+
+@contextlib.contextmanager
+def process(checkpoint, *flags):
+    """A server that runs, and its URL."""
+    command = ("-m", "vit_jax", "serve", f"--checkpoint={checkpoint}", "--port=0", "--json")
+    with subprocess.Popen(
+        [sys.executable, *command, *IMAGES, *flags], stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"XLA_FLAGS": ""},
+    ) as server:  # fmt: skip
+        try:
+            yield server, json.loads(server.stdout.readline())["url"]
+        finally:
+            server.kill()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "--checkpoint=DIR is missing"),
+        (["--checkpoint=nowhere", "--port=70000"], "--port=70000 must be"),
+        (["--checkpoint=nowhere", "--queue=0"], "--queue=0 must be"),
+    ],
+)
+def test_a_wrong_command_line_is_said(command, flags, message):
+    code, _, err = command("serve", *flags)
+    assert code == 2 and message in err
+
+
+@pytest.mark.slow
+def test_a_signal_stops_it_and_every_request_is_answered(checkpoint):
+    with process(checkpoint, "--batch_size=4") as (server, url):
+        answers, failures = [], []
+
+        def client(number: int) -> None:
+            """A new connection for each image, until no more are taken."""
+            while True:
+                connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
+                try:
+                    connection.connect()
+                except ConnectionRefusedError:
+                    return
+                try:
+                    connection.request("POST", "/predict", encoded(number))
+                    answers.append(connection.getresponse().status)
+                except (OSError, http.client.HTTPException) as error:
+                    failures.append(error)
+                connection.close()
+
+        with concurrent.futures.ThreadPoolExecutor(20) as pool:
+            clients = [pool.submit(client, number) for number in range(20)]
+            while len(answers) < 100:
+                time.sleep(0.01)
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(30) == 0
+        assert [one.result() for one in clients] == [None] * 20
+        assert not failures and set(answers) == {200}
+
+
+@pytest.mark.slow
+def test_a_thousand_at_once_are_all_answered(checkpoint):
+    with process(checkpoint, "--batch_size=8", "--queue=64") as (_, url):
+
+        def ask(number: int) -> int:
+            connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=120)
+            connection.request("POST", "/predict", encoded(number % 10))
+            return connection.getresponse().status
+
+        with concurrent.futures.ThreadPoolExecutor(1000) as pool:
+            found = list(pool.map(ask, range(1000)))
+        assert set(found) <= {200, 503} and found.count(200) >= 64
+        assert ask(0) == 200
+
+
+@pytest.mark.slow
+def test_the_page_shows_classes_and_attention_in_a_browser(checkpoint, tmp_path):
+    if not shutil.which("chromium"):
+        pytest.skip("no chromium")
+    image, text = tmp_path / "image.png", tmp_path / "text.png"
+    image.write_bytes(encoded(side=200))
+    text.write_text("hello")
+    with process(checkpoint, "--batch_size=1") as (_, url):
+        seen = asyncio.run(browse(url, [image, text], tmp_path))
+    assert "ViT-mu/16" in seen[0] and seen[0].count("%") == 5
+    assert all(name in (*map(str, range(7)), *CLASSES) for name in names(seen[0]))
+    assert "is no image that can be read" in seen[1] and "%" not in seen[1]
+    picture = (tmp_path / "0.png").read_bytes()
+    assert len(picture) > 20_000  # with two images of noise
+
+
+def names(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.endswith("\t")]
+
+
+async def browse(url: str, files, folder) -> list[str]:
+    """Gives the page one file after the other; the texts that it shows, and FOLDER/0.png, … as pictures."""
+    import aiohttp
+
+    home = f"--user-data-dir={folder / 'home'}"
+    browser = subprocess.Popen(
+        ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", home,
+         "--window-size=950,760", "about:blank"],
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        listening = next(line for line in browser.stderr if "DevTools listening on" in line)
+        place = urlsplit(listening.split()[-1]).netloc
+        async with aiohttp.ClientSession() as session:
+            tabs = await (await session.get(f"http://{place}/json")).json()
+            tab = next(one for one in tabs if one["type"] == "page")["webSocketDebuggerUrl"]
+            async with session.ws_connect(tab, max_msg_size=0) as socket:
+                numbers = itertools.count(1)
+
+                async def call(method: str, **parameters) -> dict:
+                    number = next(numbers)
+                    await socket.send_json({"id": number, "method": method, "params": parameters})
+                    while (answer := await socket.receive_json()).get("id") != number:
+                        pass  # what the browser says of itself
+                    return answer["result"]
+
+                async def value(expression: str):
+                    found = await call(
+                        "Runtime.evaluate", expression=expression, returnByValue=True
+                    )
+                    return found["result"].get("value")
+
+                async def until(expression: str) -> None:
+                    for _ in range(300):
+                        if await value(expression):
+                            return
+                        await asyncio.sleep(0.1)
+                    raise TimeoutError(expression)
+
+                await call("Page.navigate", url=url)
+                await until("document.querySelector('#about')?.textContent")
+                texts = []
+                for number, file in enumerate(files):
+                    root = (await call("DOM.getDocument"))["root"]["nodeId"]
+                    chooser = await call("DOM.querySelector", nodeId=root, selector="#file")
+                    await call("DOM.setFileInputFiles", files=[str(file)], **chooser)
+                    await until("document.querySelector('#message').textContent != '…'")
+                    texts.append(await value("document.body.innerText"))
+                    shot = await call("Page.captureScreenshot", format="png")
+                    (folder / f"{number}.png").write_bytes(base64.b64decode(shot["data"]))
+                return texts
+    finally:
+        browser.terminate()
+        browser.wait()
