@@ -14,14 +14,11 @@ import pytest
 from flax import nnx
 from PIL import Image
 
-pytest.importorskip("aiohttp")
-
 from vit_jax.checkpoints.reading import Run
 from vit_jax.config import default_config
 from vit_jax.models import registry
 from vit_jax.serving.limits import Limits
 from vit_jax.serving.network import Network
-from vit_jax.serving.server import Server
 
 CLASSES = ("ant", "bee", "<b>cat</b>", "dog", "eel", "fox", "gnu")
 
@@ -70,6 +67,9 @@ class Running:
     """A server that runs, until `stop`."""
 
     def __init__(self, network, **limits):
+        pytest.importorskip("aiohttp")
+        from vit_jax.serving.server import Server
+
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()

@@ -19,7 +19,6 @@ from tests.serving.conftest import CLASSES, Slow, encoded, make_run
 from vit_jax.base.errors import ConfigError
 from vit_jax.serving.limits import Limits
 from vit_jax.serving.network import Network
-from vit_jax.serving.server import Server
 
 
 @pytest.fixture
@@ -201,6 +200,8 @@ def test_metrics_count_requests_images_and_batches(server):
 
 
 def test_a_port_that_is_taken_is_an_error_that_says_what_to_do(server, serving, network):
+    from vit_jax.serving.server import Server
+
     port = int(server.place.split(":")[1])
     with pytest.raises(ConfigError, match=f"port {port} .*say another --port, or --port=0"):
         asyncio.run(Server(network, Limits(), {}).start("127.0.0.1", port))
