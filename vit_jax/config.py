@@ -269,6 +269,17 @@ class Optim:
         above=0,
         maximum=1,
     )
+    sam_rho: tuple = option(
+        (0.0, 0.0),
+        "sharpness-aware training (SAM, GSAM), two gradients a step: radius at lr_end and at lr; (0, 0): none",
+        minimum=0,
+        length=2,
+    )
+    sam_alpha: float = option(
+        0.0,
+        "GSAM: weight of the step that lowers the loss less its highest nearby; 0: SAM",
+        minimum=0,
+    )
     ema: float = option(
         0.0,
         "Polyak averaging: decay of the averaged parameters, which are then evaluated; 0: none",

@@ -137,6 +137,29 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(on_one_device):
     )
 
 
+SHARP = {"optim.sam_rho": (0.05, 0.05), "optim.sam_alpha": 0.5}
+
+
+def test_a_sharpness_aware_step_tells_the_loss_where_the_parameters_are(on_one_device):
+    one = dict(data=1, fsdp=1, tensor=1)
+    _, _, (sharp,), _ = run(make_config(**SHARP), one, steps=1)
+    plain = on_one_device[2][0]
+    np.testing.assert_allclose(sharp["loss"], plain["loss"], rtol=1e-6)
+    assert abs(sharp["gradient_norm"] / plain["gradient_norm"] - 1) > 1e-3
+
+
+@pytest.mark.slow
+def test_a_sharpness_aware_step_is_the_same_on_every_mesh_and_in_parts():
+    _, whole, metrics, _ = run(make_config(**SHARP), dict(data=1, fsdp=1, tensor=1), steps=2)
+    _, parts, of_parts, _ = run(
+        make_config(**SHARP, accumulate=2), dict(data=2, fsdp=2, tensor=1), steps=2
+    )
+    assert_close(jax.device_get(parts.params), jax.device_get(whole.params), 1e-5)
+    np.testing.assert_allclose(
+        [m["gradient_norm"] for m in of_parts], [m["gradient_norm"] for m in metrics], rtol=1e-4
+    )
+
+
 def test_the_first_update_is_zero_while_the_rate_warms_up():
     first, state, metrics, _ = run(
         make_config(**{"optim.warmup": "10 steps"}), dict(data=1, fsdp=1, tensor=1), steps=1

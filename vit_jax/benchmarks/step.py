@@ -53,7 +53,7 @@ def step(config: ConfigDict, *, steps: int, profile: str = "", breakdown: bool =
                 timing.seconds(run, 3, warm_up=0)
         where = timing.breakdown(assembly, mesh, state, batch, steps) if breakdown else {}
     median = statistics.median(times)
-    flops = 3 * assembly.networks.objective.flops() * config.batch_size
+    flops = assembly.step_flops
     peak = chips.peak_flops(jax.devices()[0].device_kind)
     result = _summary(assembly, mesh, times) | {
         "compile_seconds": compile_seconds,

@@ -2,7 +2,8 @@
 
 Here is what all optimizers share: clipping, learning rates, weight decay, freezing; and Polyak
 averaging, which is no part of the update. The optimizers are in `optimizers.py`, the learning rate
-over time in `schedules.py`, over parameters in `multipliers.py`.
+over time in `schedules.py`, over parameters in `multipliers.py`. Where the gradient is taken, in
+`sharpness.py`.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
 from vit_jax.config import Optim
-from vit_jax.optim import multipliers
+from vit_jax.optim import multipliers, sharpness
 from vit_jax.optim.optimizers import OPTIMIZERS
 from vit_jax.optim.schedules import Schedule, schedule
 
@@ -64,6 +65,7 @@ def make(
         raise ConfigError(
             f"config.optim.name = {config.name!r} is not an optimizer{nearest(config.name, OPTIMIZERS)}"
         )
+    sharpness.check(config)
     relative = schedule(config, total_steps=total_steps, to_steps=to_steps)
     names = patterns.names(params)
     shapes = dict(zip(names, [p.shape for p in jax.tree.leaves(params)], strict=True))

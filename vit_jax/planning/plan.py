@@ -135,7 +135,7 @@ def _of_config(assembly: Assembly, target: Target, step: compiling.Step) -> dict
         "batch_per_pass": config.batch_size / replicas / config.accumulate,
         "steps": assembly.total_steps,
         "parameters": registry.count_parameters(model),
-        "model_flops_per_step": 3 * assembly.networks.objective.flops() * config.batch_size,
+        "model_flops_per_step": assembly.step_flops,
         "flops_per_device": step.flops / devices,
     }
 

@@ -25,6 +25,7 @@ from vit_jax.interchange import formats, loading
 from vit_jax.models import classifier, registry
 from vit_jax.objectives.contract import FromCheckpoint, Objective, Setting
 from vit_jax.objectives.networks import FixedTeacher, Networks
+from vit_jax.optim import sharpness
 from vit_jax.training import state as states
 from vit_jax.training.step import make_train_step
 
@@ -58,6 +59,14 @@ class Assembly:
     multi_label: bool
     total_steps: int
     to_steps: Callable[[str], int]
+
+    @property
+    def step_flops(self) -> int:
+        """Operations of a training step: one forward pass of every image and two more for its gradient, all of it
+        twice in sharpness-aware training; see `Objective.flops`.
+        """
+        gradients = 2 if sharpness.is_used(self.config.optim) else 1
+        return 3 * gradients * self.networks.objective.flops() * self.config.batch_size
 
     def abstract_state(self, mesh: jax.sharding.Mesh) -> states.TrainState:
         """Shapes, dtypes and shardings of the state on a mesh."""

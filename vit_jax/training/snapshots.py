@@ -92,7 +92,7 @@ def make_histograms(assembly: Assembly) -> Callable[[TrainState, Batch], dict]:
     """`histograms(state, batch)`: of every parameter, its gradient and its update in this step, by
     'parameters/NAME' and so on.
     """
-    gradient_of = make_gradient(assembly.networks, assembly.config)
+    gradient_of = make_gradient(assembly.networks, assembly.learning_rate, assembly.config)
 
     def histograms(state: TrainState, batch: Batch) -> dict[str, dict[str, jax.Array]]:
         grads, _, _ = gradient_of(state, batch)

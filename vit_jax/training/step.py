@@ -18,6 +18,7 @@ from vit_jax.data.augmentation.permute import permuted
 from vit_jax.devices import meshes
 from vit_jax.objectives.contract import Batch, MovingAverage
 from vit_jax.objectives.networks import OWN, Networks, variables_of
+from vit_jax.optim import sharpness
 from vit_jax.training.health import examine, update_is_made
 from vit_jax.training.state import TrainState
 
@@ -41,7 +42,7 @@ def make_train_step(
       `train_step(state, batch) -> (state, metrics)` with a batch as `data.batches.spec` describes it
       and metrics as float32 scalars. Not compiled yet: see `compile_train_step`.
     """
-    gradient_of = make_gradient(networks, config)
+    gradient_of = make_gradient(networks, learning_rate, config)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         grads, metrics, own = gradient_of(state, batch)
@@ -69,8 +70,10 @@ def make_train_step(
     return train_step
 
 
-def make_gradient(networks: Networks, config: Config) -> Callable:
-    """The gradient of a step.
+def make_gradient(
+    networks: Networks, learning_rate: Callable[[jax.Array], jax.Array], config: Config
+) -> Callable:
+    """The gradient of a step; arguments as of `make_train_step`.
 
     Returns:
       `gradient_of(state, batch) -> (gradients, metrics, own)`: trees like the parameters, of float32 scalars,
@@ -98,6 +101,10 @@ def make_gradient(networks: Networks, config: Config) -> Callable:
             return jnp.mean(loss), (means | {"loss": jnp.mean(loss)}, variables_of(learner))
 
         gradient_of = _accumulated(jax.grad(loss_of, has_aux=True), config.accumulate)
+        if sharpness.is_used(config.optim):
+            rate = learning_rate(state.step - state.health.skipped)
+            rho = sharpness.radius(config.optim, rate)
+            gradient_of = sharpness.aware(gradient_of, config.optim, rho)
         own = {name: state.variables[name] for name in ("model", OWN) if name in state.variables}
         grads, (metrics, own) = gradient_of(
             state.params, own, {"image": images, **targets}, model_key
