@@ -73,7 +73,7 @@ ARGUMENTS = {
 }
 # Images to train on, by data set and split; ImageNet-21k and JFT as the ViT paper rounds them.
 EXAMPLES = {
-    "imagenet2012": {"train": 1_281_167, "train[:99%]": 1_268_355},
+    "imagenet2012": {"train": 1_281_167, "train[:99%]": 1_268_355, "train[:98%]": 1_255_544},
     "imagenet21k": {"full[51200:]": 14_000_000},
     "jft300m": {"train": 303_000_000},
 }

@@ -12,12 +12,16 @@ from PIL import Image
 
 import vit_jax
 from vit_jax import objectives
-from vit_jax.base.errors import ConfigError
+from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.base.schema import option
 from vit_jax.checkpoints import reading
+from vit_jax.interchange import formats
+from vit_jax.models import registry
 from vit_jax.objectives.contract import MovingAverage, Objective
+from vit_jax.objectives.networks import FixedTeacher
 from vit_jax.training import loop
 from vit_jax.training.assembly import assemble, resolve
+from vit_jax.training.guards import check_classes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,6 +178,40 @@ def test_what_does_not_go_together_is_refused(tiny_config, changes, message):
     config.update_from_flattened_dict(changes)
     with pytest.raises(ConfigError, match=message):
         assemble(resolve(config), num_classes=10, examples_per_epoch=1438)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(num_classes=7), "tells 7 classes apart, and the data has 10"),
+        (dict(num_classes=0), "has no head, and so nothing to teach"),
+        (dict(num_classes=10, channels=1), "sees images of 1 channels, and the student of 3"),
+        (None, "the teacher: .*/weights.npz does not exist"),
+    ],
+)
+def test_a_teacher_that_cannot_teach_this_is_refused(tiny_config, tmp_path, change, message):
+    path = tmp_path / "weights.npz"
+    if change is not None:
+        model = registry.model_config("ViT-mu/16", image_size=32, **change)
+        zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), registry.abstract(model)[1])
+        formats.write(formats.Foreign(model, zeros), path, "official")
+    config = tiny_config(objective__name="distill", objective__teacher=str(path))
+    with pytest.raises(UserError, match=message):
+        assemble(resolve(config), num_classes=10, examples_per_epoch=1438)
+
+
+def test_a_teacher_with_classes_in_another_order_or_the_run_itself_is_refused(
+    tiny_config, tmp_path
+):
+    named = lambda *classes: FixedTeacher("T", None, {}, classes)  # noqa: E731
+    check_classes(named("a", "b"), ("a", "b"))
+    check_classes(named("n01", "n02"), ("a", "b"))  # other words
+    with pytest.raises(ConfigError, match="number 0 is 'b' to it, and 'a' in the data"):
+        check_classes(named("b", "a"), ("a", "b"))
+    for teacher in (tmp_path, tmp_path / "checkpoints" / "12"):
+        config = tiny_config(objective__name="distill", objective__teacher=str(teacher))
+        with pytest.raises(ConfigError, match="is the run itself"):
+            resolve(config, tmp_path)
 
 
 def test_an_objective_that_needs_labels_refuses_data_without(tiny_config):

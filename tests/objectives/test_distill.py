@@ -87,6 +87,18 @@ def test_a_teacher_sees_the_students_images_at_its_own_size_and_normalisation():
         np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
+def test_patience_is_the_divergence_from_the_teacher_alone():
+    random = np.random.default_rng(0)
+    logits, taught = (random.normal(size=(5, 7)) for _ in range(2))
+    labels = random.dirichlet(np.ones(7), 5)
+    options = Options("T", "soft", alpha=1.0)
+    found, _ = losses(options, jnp.asarray(logits), None, taught, labels)
+    p, q = (np.exp(x) / np.exp(x).sum(1, keepdims=True) for x in (taught, logits))
+    np.testing.assert_allclose(found, (p * np.log(p / q)).sum(1), rtol=1e-5)
+    with pytest.raises(ConfigError, match="nothing to learn for the class token's head"):
+        Distill(options, setting(two_heads=True))
+
+
 def test_a_teacher_must_be_named():
     with pytest.raises(ConfigError, match="say --config.objective.teacher=CHECKPOINT"):
         Distill(Options(), setting())

@@ -7,6 +7,9 @@ labels by the class token's; another does both by the one head that it has, or b
 exits, whose losses are added up. The teacher sees the
 images that the student sees, mixed-up ones too, at its own size and normalisation.
 
+Patient and consistent distillation ("function matching", arXiv 2106.05237) is `soft` with an alpha of 1: the labels say
+nothing, the teacher sees the very crops and mixtures that the student sees, and training takes long.
+
 Where sources differ: the authors' code divides its soft loss by the number of classes as well, the
 paper does not; here it is the paper's. Their alpha is 0.5, τ 1; the paper's soft setting is said to
 be 0.1 and 3.
@@ -56,6 +59,11 @@ class Distill(Objective):
         if not options.teacher:
             raise ConfigError(
                 "objective distill needs a teacher: say --config.objective.teacher=CHECKPOINT"
+            )
+        if options.alpha == 1 and setting.model.two_heads:
+            raise ConfigError(
+                "config.objective.alpha = 1 leaves nothing to learn for the class token's head, which answers too: "
+                "say --config.model.distilled=False"
             )
 
     def teacher(self) -> FromCheckpoint:

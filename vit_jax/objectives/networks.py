@@ -27,11 +27,13 @@ class FixedTeacher:
       path: of its checkpoint.
       config: its family's config.
       describe: what `Teacher` says besides the model.
+      classes: their names, where its checkpoint says them.
     """
 
     path: str
     config: classifier.Options
     describe: dict
+    classes: tuple[str, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,7 @@ tests all start here.
 """
 
 import dataclasses
+import os
 from collections.abc import Callable
 
 import jax
@@ -16,7 +17,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import objectives, optim
 from vit_jax.base import durations, schema
-from vit_jax.base.errors import ConfigError
+from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.config import Config, config_class
 from vit_jax.data import batches, crops, sources
 from vit_jax.data.augmentation import augment, permute
@@ -103,6 +104,11 @@ def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config
     permute.check(typed.data)
     objectives.find(typed.objective)
     model_config_of(typed, typed.model.num_classes or 1)
+    teacher = getattr(typed.objective, "teacher", "")
+    if workdir and teacher and _is_of_run(teacher, workdir):
+        raise ConfigError(
+            f"config.objective.teacher = {teacher!r} is the run itself: say another --workdir, or another teacher"
+        )
     if typed.batch_size % typed.accumulate:
         raise ConfigError(
             f"config.batch_size {typed.batch_size} cannot be cut into config.accumulate = {typed.accumulate} parts"
@@ -131,6 +137,12 @@ def model_config_of(config: Config, num_classes: int) -> classifier.Options:
         channels=config.data.channels,
         **options | {"num_classes": num_classes},
     )
+
+
+def _is_of_run(path: str, workdir: epath.PathLike) -> bool:
+    """Whether a checkpoint is one of the run in `workdir`."""
+    workdir, path = (os.path.realpath(os.path.expanduser(one)) for one in (workdir, path))
+    return path in (workdir, f"{workdir}/best") or path.startswith(f"{workdir}/checkpoints")
 
 
 def assemble(
@@ -221,7 +233,11 @@ def _fixed_teacher(networks: Networks, config: Config) -> FixedTeacher | None:
     source = networks.objective.teacher()
     if not isinstance(source, FromCheckpoint):
         return None
-    foreign = formats.read(source.path)
+    try:
+        foreign = formats.read(source.path)
+    except CheckpointError as error:
+        raise CheckpointError(f"the teacher: {error}") from error
+    _check_teacher(foreign.model_config, networks.model_config, source.path)
     prepared = foreign.preprocessing
     if prepared is None:
         raise ConfigError(
@@ -235,4 +251,19 @@ def _fixed_teacher(networks: Networks, config: Config) -> FixedTeacher | None:
         "student_mean": config.data.mean,
         "student_std": config.data.std,
     }
-    return FixedTeacher(source.path, foreign.model_config, describe)
+    return FixedTeacher(source.path, foreign.model_config, describe, foreign.classes)
+
+
+def _check_teacher(teacher: classifier.Options, student: classifier.Options, path: str) -> None:
+    """Raises `ConfigError` unless both take the same images and tell the same number of classes apart."""
+    if not teacher.num_classes:
+        raise ConfigError(f"the teacher {path} has no head, and so nothing to teach: fine-tune it")
+    if teacher.num_classes != student.num_classes:
+        raise ConfigError(
+            f"the teacher {path} tells {teacher.num_classes} classes apart, and the data has "
+            f"{student.num_classes}: fine-tune it on these first, or take another"
+        )
+    if teacher.channels != student.channels:
+        raise ConfigError(
+            f"the teacher {path} sees images of {teacher.channels} channels, and the student of {student.channels}"
+        )

@@ -17,6 +17,7 @@ from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import reading
 from vit_jax.config import Config, config_class
 from vit_jax.devices.processes import START_AGAIN
+from vit_jax.objectives.networks import FixedTeacher
 
 _RETRY_SECONDS = (1.0, 3.0, 9.0)
 _PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
@@ -92,6 +93,22 @@ def check_batch(config: Config, mesh: jax.sharding.Mesh) -> None:
                 f"config.{name} = {size} cannot be spread over {replicas} devices (data x fsdp); "
                 f"choose a multiple of {replicas}"
             )
+
+
+def check_classes(teacher: FixedTeacher | None, classes: tuple[str, ...]) -> None:
+    """Raises `ConfigError` if a teacher means other classes by the same numbers: if some of its names are those
+    of the data, and one is not at its place. Names that have nothing in common may be other words for the same.
+    """
+    named = teacher.classes if teacher else None
+    if not named or set(named).isdisjoint(classes) or tuple(named) == tuple(classes):
+        return
+    number = next(
+        i for i, pair in enumerate(zip(named, classes, strict=True)) if len(set(pair)) > 1
+    )
+    raise ConfigError(
+        f"the teacher {teacher.path} knows other classes than the data, or in another order: number {number} is "
+        f"{named[number]!r} to it, and {classes[number]!r} in the data"
+    )
 
 
 def use_compilation_cache(directory: str) -> None:

@@ -25,7 +25,12 @@ from vit_jax.training import announce, health
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly, assemble, resolve
 from vit_jax.training.clock import Clock
-from vit_jax.training.guards import check_batch, make_workdir, use_compilation_cache
+from vit_jax.training.guards import (
+    check_batch,
+    check_classes,
+    make_workdir,
+    use_compilation_cache,
+)
 from vit_jax.training.health import BadStep, LeftOut, NonFiniteError
 from vit_jax.training.lock import Lock
 from vit_jax.training.preemption import StopRequest
@@ -74,6 +79,7 @@ def train(config: ConfigDict, workdir: epath.PathLike) -> dict[str, float]:
         examples_per_epoch=len(source),
         multi_label=source.multi_label,
     )
+    check_classes(assembly.networks.teacher, source.classes)
     suite = evaluation.make(config.eval.evaluators, subject_of(assembly, source))
     decoder = decoders.agree(config)
     use_compilation_cache(config.compilation_cache)
