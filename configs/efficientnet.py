@@ -5,7 +5,8 @@ vit_jax train --config=configs/efficientnet.py:B0 --workdir=DIR
 vit_jax train --config=configs/efficientnet.py:L2,noisy --workdir=DIR \\
   --config.data.name=mixture --config.data.mixture="(('imagenet2012', 1.0), ('PSEUDO_LABELLED', 14.0))"
     a student of Noisy Student, B0 to B7 or L2: on labelled images and such as a teacher has labelled (the
-    paper keeps those of 300 million that it is sure of by 0.3, 130,000 of each class);
+    paper keeps those of 300 million that it is sure of by 0.3, 130,000 of each class); all rounds of it, with
+    soft labels: configs/noisy_student.py;
 vit_jax train --config=configs/efficientnet.py:L2,noisy --workdir=DIR2 --config.init_from=DIR \\
   --config.init_reset="()" --config.data.image_size=800 --config.duration="1.5 epochs"
     then the higher resolution for a short time, on labelled images alone (FixRes).
@@ -18,7 +19,7 @@ Expect, top-1 % on ImageNet's validation set, of students:
 
 As the authors' code does it (tensorflow/tpu, google-research/noisystudent). There the learning rate falls
 during warm-up too, which does not show; here it rises to where it then is. Noisy Student's L2 has 14
-images with a teacher's label for one of people's; the others fewer. Labels of teachers are hard here, and
+images with a teacher's label for one of people's; the others fewer. Labels of the mixture are hard, and
 no early stopping on held-out images is done.
 """
 

@@ -146,6 +146,34 @@ class Data:
 
 
 @dataclasses.dataclass(frozen=True)
+class Pseudo:
+    """Further images to train on, which a teacher labels once, before the run (Noisy Student)."""
+
+    teacher: str = option(
+        "",
+        "checkpoint of any format that labels them, or another run of the same recipe, by its name; '': there are none",
+        may_change=True,  # its weights may not
+    )
+    data: str = option("", "the images: a name or path, as in a mixture; '': those of config.data")
+    split: str = option("train", "which of them; labels that they have are not looked at")
+    confidence: float = option(
+        0.3,
+        "the most probable class of an image has to be more probable than this",
+        minimum=0,
+        below=1,
+    )
+    per_class: int = option(
+        0,
+        "so many images of each class: the most confident, or all of them over and over; 0: all, once",
+        minimum=0,
+    )
+    soft: bool = option(True, "the teacher's probabilities are learnt, not its decision")
+    ratio: float = option(
+        1.0, "in an epoch, images labelled by the teacher for one of config.data", above=0
+    )
+
+
+@dataclasses.dataclass(frozen=True)
 class Augment:
     """Random changes to training images, made on the devices inside the compiled step."""
 
@@ -492,6 +520,7 @@ class Config:
     model: models.Name = section(models.Name)
     objective: objectives.Name = section(objectives.Name)
     data: Data = section(Data)
+    pseudo: Pseudo = section(Pseudo)
     augment: Augment = section(Augment)
     optim: Optim = section(Optim)
     mesh: Mesh = section(Mesh, may_change=True)

@@ -71,6 +71,9 @@ CASES = {
         "bit_hyperrule.py:imagenet2012", "v5e:4x4",
         changes=(*_FROM_CHECKPOINT, *_INPUTS, ("model.name", "BiT-R50x1")),
     ),
+    "noisy_student": Case(
+        "noisy_student.py:smoke", "v5e:2x2", changes=(("model.num_classes", 10),), examples=800
+    ),
     "folder": Case("folder.py", "v5e:2x2", changes=(("model.num_classes", 10),), examples=10_000),
 }  # fmt: skip
 

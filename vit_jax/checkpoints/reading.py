@@ -284,6 +284,12 @@ def fingerprint(parts: dict) -> dict[str, jax.Array]:
     return {name: jnp.stack([of(x) for x in jax.tree.leaves(part)]) for name, part in parts.items()}
 
 
+def digest(weights: Weights) -> str:
+    """A text that differs if a model's weights do; of arrays on devices."""
+    sums = fingerprint({"weights": weights})["weights"]
+    return hashlib.sha256(jax.device_get(sums).tobytes()).hexdigest()
+
+
 def host_mark(array: np.ndarray) -> np.uint32:
     """An array's number in `fingerprint`, computed without a device."""
     if jnp.issubdtype(array.dtype, jnp.floating):

@@ -15,7 +15,7 @@ import numpy as np
 
 from vit_jax.data import crops, decode
 from vit_jax.data.order import crop_draws, order_of, repeated_places
-from vit_jax.data.record import BadImage, DataError, Record, Source
+from vit_jax.data.record import BadImage, DataError, Record, Source, soft_labels
 
 if TYPE_CHECKING:
     from vit_jax.config import Config, Data
@@ -34,12 +34,13 @@ def spec(
 
     Returns:
       `image` (B, H, W, C) uint8; and, where there are labels, `label`: (B,) int32, or (B, classes)
-      float32 of zeros and ones if there may be several.
+      float32 of zeros and ones if there may be several, of probabilities if a teacher gives them.
     """
     shapes = {"image": ((config.batch_size, *crops.shape(config.data)), np.uint8)}
     if num_classes:
+        rows = multi_label or (config.pseudo.teacher and config.pseudo.soft)
         several = (config.batch_size, num_classes), np.float32
-        shapes["label"] = several if multi_label else ((config.batch_size,), np.int32)
+        shapes["label"] = several if rows else ((config.batch_size,), np.int32)
     return {name: jax.ShapeDtypeStruct(*shape) for name, shape in shapes.items()}
 
 
@@ -50,7 +51,8 @@ class TrainBatches:
       kind: what the examples are for, in messages.
 
     A batch is a dict of `image` (n, H, W, C) uint8 and, where the source has labels, `label` ((n,)
-    int32, or (n, classes) float32 of zeros and ones for a multi-label source). Where
+    int32, or (n, classes) float32: of zeros and ones for a multi-label source, of probabilities for one of soft
+    labels). Where
     `config.data.on_bad_image` is 'skip', the place of an unreadable example is taken by the next
     readable one in the order of its epoch, cut as the first would have been.
     """
@@ -192,7 +194,7 @@ def _pass_over(error: BadImage, config_data: "Data") -> None:
 
 def _empty(source: Source, rows: int, config_data: "Data") -> dict[str, np.ndarray]:
     batch = {"image": np.empty((rows, *crops.shape(config_data)), np.uint8)}
-    if source.multi_label:
+    if source.multi_label or soft_labels(source):
         batch["label"] = np.empty((rows, len(source.classes)), np.float32)
     elif source.classes:
         batch["label"] = np.empty(rows, np.int32)
@@ -202,6 +204,9 @@ def _empty(source: Source, rows: int, config_data: "Data") -> dict[str, np.ndarr
 def _set_label(batch: dict[str, np.ndarray], row: int, example: Record, source: Source) -> None:
     classes = len(source.classes)
     if not classes:
+        return
+    if soft_labels(source):
+        batch["label"][row] = example.label
         return
     ones = example.label if source.multi_label else (example.label,)
     for label in ones:

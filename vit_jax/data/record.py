@@ -11,7 +11,7 @@ import numpy as np
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.data import splits
 
-Label = int | tuple[int, ...] | None  # of one example; see `Record`
+Label = int | tuple[int, ...] | np.ndarray | None  # of one example; see `Record`
 # Of all examples: (n,) integers; of a multi-label source a tuple of classes for each; `None` if
 # there are no labels, or if they are not known before the examples are read.
 Labels = np.ndarray | tuple[tuple[int, ...], ...] | None
@@ -23,8 +23,8 @@ class Record:
 
     Attributes:
       image: an encoded image, or pixels (H, W, C), see `decode.decode`.
-      label: the class; of a multi-label source, a tuple of classes, which may be empty; `None`
-        where the source has no labels.
+      label: the class; of a multi-label source, a tuple of classes, which may be empty; of one with
+        `soft_labels`, the probabilities of all, (classes,) float32; `None` where the source has no labels.
       name: what error messages call it: a file, or a place in a data set.
     """
 
@@ -83,6 +83,11 @@ class DataSet:
           ConfigError: there is no such split, or it is empty.
         """
         return self.read(splits.select(split, self.sizes, self.where, self.aliases))
+
+
+def soft_labels(source: Source) -> bool:
+    """Whether labels are probabilities; few sources have such, and say so by an attribute of this name."""
+    return getattr(source, "soft_labels", False)
 
 
 class DataAbsent(ConfigError):

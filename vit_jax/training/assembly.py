@@ -104,11 +104,15 @@ def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config
     permute.check(typed.data)
     objectives.find(typed.objective)
     model_config_of(typed, typed.model.num_classes or 1)
-    teacher = getattr(typed.objective, "teacher", "")
-    if workdir and teacher and _is_of_run(teacher, workdir):
-        raise ConfigError(
-            f"config.objective.teacher = {teacher!r} is the run itself: say another --workdir, or another teacher"
-        )
+    teachers = {
+        "objective": getattr(typed.objective, "teacher", ""),
+        "pseudo": typed.pseudo.teacher,
+    }
+    for section, teacher in teachers.items():
+        if workdir and teacher and _is_of_run(teacher, workdir):
+            raise ConfigError(
+                f"config.{section}.teacher = {teacher!r} is the run itself: say another --workdir, or another teacher"
+            )
     if typed.batch_size % typed.accumulate:
         raise ConfigError(
             f"config.batch_size {typed.batch_size} cannot be cut into config.accumulate = {typed.accumulate} parts"
@@ -237,7 +241,7 @@ def _fixed_teacher(networks: Networks, config: Config) -> FixedTeacher | None:
         foreign = formats.read(source.path)
     except CheckpointError as error:
         raise CheckpointError(f"the teacher: {error}") from error
-    _check_teacher(foreign.model_config, networks.model_config, source.path)
+    check_teacher(source.path, foreign.model_config, networks.model_config)
     prepared = foreign.preprocessing
     if prepared is None:
         raise ConfigError(
@@ -254,7 +258,7 @@ def _fixed_teacher(networks: Networks, config: Config) -> FixedTeacher | None:
     return FixedTeacher(source.path, foreign.model_config, describe, foreign.classes)
 
 
-def _check_teacher(teacher: classifier.Options, student: classifier.Options, path: str) -> None:
+def check_teacher(path: str, teacher: classifier.Options, student: classifier.Options) -> None:
     """Raises `ConfigError` unless both take the same images and tell the same number of classes apart."""
     if not teacher.num_classes:
         raise ConfigError(f"the teacher {path} has no head, and so nothing to teach: fine-tune it")

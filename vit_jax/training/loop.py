@@ -17,11 +17,12 @@ from vit_jax import evaluation
 from vit_jax.base import logs, paths
 from vit_jax.base.errors import UserError
 from vit_jax.checkpoints import reading, saving
+from vit_jax.config import Config
 from vit_jax.data import decoders, loader, sources
 from vit_jax.data.record import Source
 from vit_jax.devices import meshes, processes
 from vit_jax.evaluation.contract import Subject, Trained
-from vit_jax.training import announce, health
+from vit_jax.training import announce, health, pseudo_labels
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly, assemble, resolve
 from vit_jax.training.clock import Clock
@@ -73,12 +74,11 @@ def train(config: ConfigDict, workdir: epath.PathLike) -> dict[str, float]:
     config = resolve(config, workdir)
     workdir = paths.locate(workdir)
     source = sources.open_train(config.data)
-    assembly = assemble(
-        config,
-        num_classes=len(source.classes),
-        examples_per_epoch=len(source),
-        multi_label=source.multi_label,
-    )
+    assembly = assembly_for(config, source)
+    if config.pseudo.teacher:
+        use_compilation_cache(config.compilation_cache)
+        source = pseudo_labels.add(source, assembly, workdir)
+        assembly = assembly_for(config, source)
     check_classes(assembly.networks.teacher, source.classes)
     suite = evaluation.make(config.eval.evaluators, subject_of(assembly, source))
     decoder = decoders.agree(config)
@@ -91,6 +91,16 @@ def train(config: ConfigDict, workdir: epath.PathLike) -> dict[str, float]:
     lock = Lock(workdir) if jax.process_index() == 0 else contextlib.nullcontext()
     with StopRequest() as stop, lock, clock, jax.set_mesh(mesh):
         return _Run(assembly, source, suite, mesh, workdir, clock, stop, decoder).finish()
+
+
+def assembly_for(config: Config, source: Source) -> Assembly:
+    """The parts of a run on these examples."""
+    return assemble(
+        config,
+        num_classes=len(source.classes),
+        examples_per_epoch=len(source),
+        multi_label=source.multi_label,
+    )
 
 
 def subject_of(assembly: Assembly, source: Source) -> Subject:

@@ -189,7 +189,8 @@ def _settings(config: ConfigDict, grid: Mapping[str, Sequence]) -> dict[str, dic
 
 
 def run_all(runs: Mapping[str, ConfigDict], workdir: epath.PathLike) -> dict[str, dict]:
-    """Trains every run of an experiment in WORKDIR/NAME, and goes on where it was stopped.
+    """Trains every run of an experiment in WORKDIR/NAME, and goes on where it was stopped. A run whose
+    `config.pseudo.teacher` is the name of another learns from what that one says.
 
     Returns:
       The result of each by its name; {} of one whose loss ceased to be finite.
@@ -201,6 +202,8 @@ def run_all(runs: Mapping[str, ConfigDict], workdir: epath.PathLike) -> dict[str
     workdir, found = paths.locate(workdir), {}
     for number, (name, config) in enumerate(runs.items(), start=1):
         logging.info("run %d of %d: %s", number, len(runs), name)
+        if config.pseudo.teacher in runs:
+            config = _with(config, {"pseudo.teacher": str(workdir / config.pseudo.teacher)})
         try:
             found[name] = result_of(config, workdir / name)
         except NonFiniteError as error:

@@ -14,7 +14,7 @@ from etils import epath
 from vit_jax.base import paths
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.record import BadImage, DataError, DataSet, Labels, Record, Source
-from vit_jax.data.sources.digits import open_digits
+from vit_jax.data.sources.digits import open_digits, open_few
 from vit_jax.data.sources.folder import open_folder
 from vit_jax.data.sources.mixture import MixedSet, check_mixture, open_mixture
 from vit_jax.data.sources.named import NAMED
@@ -32,6 +32,7 @@ __all__ = [
 
 OPENERS: dict[str, Callable[..., DataSet | MixedSet]] = {
     "digits": open_digits,
+    "digits_few": open_few,
     "folder": open_folder,
     "prepared": open_prepared,
     "tar": open_tar,

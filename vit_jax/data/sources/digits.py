@@ -1,8 +1,9 @@
 """The 1,797 hand-written digits (8 × 8 pixels, 10 classes) that come with scikit-learn: real, and
-no download.
+no download. Also with few labels: 'digits_few'.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from vit_jax.config import Data
 
 _TEST_SHARE = 0.2
+_FEW, _DRAWS = 10, 10  # examples of each class, and how many such sets there are
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,18 +43,31 @@ class Digits:
 
 def open_digits(config_data: "Data") -> DataSet:
     """'train' (80 % of every class) and 'test' (the rest)."""
+    return _open("the data set 'digits'", lambda labels, members: members)
+
+
+def open_few(config_data: "Data") -> DataSet:
+    """The same, and of 'train' 'few_S', 10 examples of every class, and 'rest_S', all others; S is 0 to 9, each
+    another draw.
+    """
+    return _open(
+        "the data set 'digits_few'", lambda labels, members: members | _few(labels, members)
+    )
+
+
+def _open(where: str, splits: Callable[[np.ndarray, dict], dict]) -> DataSet:
     from sklearn.datasets import load_digits  # slow to import, and nothing else of it is used
 
     images, labels = load_digits(return_X_y=True)
     grey = np.round(images * (255 / 16)).astype(np.uint8)
     images = np.repeat(grey.reshape(-1, 8, 8, 1), 3, axis=3)
-    members = _split(labels)
+    members = splits(labels, _split(labels))
 
     def read(parts):
         ids = np.concatenate([members[name][start:stop] for name, start, stop in parts])
         return Digits(images[ids], labels[ids], ids)
 
-    return DataSet("the data set 'digits'", {n: len(ids) for n, ids in members.items()}, read)
+    return DataSet(where, {n: len(ids) for n, ids in members.items()}, read)
 
 
 def _split(labels: np.ndarray) -> dict[str, np.ndarray]:
@@ -64,3 +79,13 @@ def _split(labels: np.ndarray) -> dict[str, np.ndarray]:
         test.append(ids[: round(len(ids) * _TEST_SHARE)])
     test = np.sort(np.concatenate(test))
     return {"train": np.setdiff1d(np.arange(len(labels)), test), "test": test}
+
+
+def _few(labels: np.ndarray, members: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    found, train = {}, members["train"]
+    for draw in range(_DRAWS):
+        shuffled = np.random.RandomState(draw).permutation(train)
+        few = [shuffled[labels[shuffled] == label][:_FEW] for label in range(10)]
+        found[f"few_{draw}"] = np.sort(np.concatenate(few))
+        found[f"rest_{draw}"] = np.setdiff1d(train, found[f"few_{draw}"])
+    return found

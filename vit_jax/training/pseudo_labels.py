@@ -1,0 +1,126 @@
+"""A teacher labels images, once, before a run learns from them; the run keeps what it said. Which of them are
+kept is in `data/sources/pseudo.py`; the rounds of Noisy Student are runs of one recipe, see `sweep.run_all`.
+"""
+
+import dataclasses
+import io
+import json
+
+import jax
+import numpy as np
+from absl import logging
+from etils import epath
+
+from vit_jax import objectives
+from vit_jax.base.errors import ConfigError
+from vit_jax.checkpoints import reading
+from vit_jax.config import Config
+from vit_jax.data import loader, sources
+from vit_jax.data.record import Source
+from vit_jax.data.sources.pseudo import PseudoLabelled, PseudoLabels, select
+from vit_jax.devices import meshes, processes
+from vit_jax.evaluation.forward import data_of, make_forward
+from vit_jax.interchange import loading
+from vit_jax.models import registry
+from vit_jax.objectives.networks import FixedTeacher
+from vit_jax.training.assembly import Assembly, check_teacher
+from vit_jax.training.guards import check_classes, make_workdir
+
+FILE = "pseudo_labels.npz"
+
+
+def add(source: Source, assembly: Assembly, workdir: epath.Path) -> Source:
+    """`source` and the images of `config.pseudo`, labelled by its teacher now or before.
+
+    Args:
+      source: labelled examples.
+      assembly: of the run, as if there were no others.
+      workdir: of the run; `pseudo_labels.npz` in it keeps the labels.
+
+    Raises:
+      ConfigError: these labels cannot be learnt, the teacher cannot give them, or those in the workdir are
+        another's.
+      CheckpointError: the teacher cannot be read.
+      UserError: the teacher is sure of no image.
+    """
+    config, said = assembly.config, assembly.config.pseudo
+    if not assembly.model_config.num_classes or source.multi_label:
+        raise ConfigError(
+            "config.pseudo.teacher: only an objective that learns from labels, one for each image, can learn from a "
+            "teacher's labels; leave it empty"
+        )
+    data = sources.locate(said.data, config.data) if said.data else config.data
+    images = sources.open_source(data, said.split)
+    teacher = loading.load_run(said.teacher)
+    check_teacher(said.teacher, teacher.model_config, assembly.model_config)
+    check_classes(
+        FixedTeacher(said.teacher, teacher.model_config, {}, teacher.classes), source.classes
+    )
+    chosen = {"confidence": said.confidence, "per_class": said.per_class}
+    identity = {
+        "teacher": reading.digest(registry.split(teacher.model)[1]), "images": images.fingerprint(),
+    } | chosen  # fmt: skip
+    file = workdir / FILE
+    if file.exists():
+        given = _read(file, identity, said.teacher)
+    else:
+        make_workdir(workdir)
+        logging.info("%s labels %d images (%s)", said.teacher, len(images), said.split)
+        given = select(_ask(teacher, images, config), **chosen)
+        if jax.process_index() == 0:
+            _write(file, given, identity)
+        processes.barrier("pseudo-labels", config.hosts.wait_minutes)
+    logging.info(
+        "pseudo-labels: %d of %d images (more confident than %g), with duplicates %d: %s",
+        len(given.images), len(images), said.confidence, len(given.order), file,
+    )  # fmt: skip
+    return PseudoLabelled(source, images, given, ratio=said.ratio, soft=said.soft)
+
+
+def _ask(teacher: reading.Run, images: Source, config: Config) -> np.ndarray:
+    """What the teacher, as it is evaluated, says of all images, cut as for evaluation by its own config: (images,
+    classes) float32 in every process. An unreadable one gets zeros.
+    """
+    data = data_of(teacher)
+    definition, weights = registry.split(teacher.model)
+    forward = make_forward(definition, teacher.model_config, data)
+    activation = objectives.ACTIVATIONS[objectives.probabilities(teacher.config.objective)]
+    mesh, found = meshes.replica_mesh(), []
+    whole = meshes.replicated(mesh)
+    answer = jax.jit(
+        lambda w, batch: activation(forward(w, batch["image"]).logits) * batch["mask"][:, None],
+        out_shardings=whole,
+    )
+    with (
+        jax.set_mesh(mesh),
+        loader.eval_batches(
+            images, dataclasses.replace(config, data=data), meshes.batch_sharding(mesh)
+        ) as batches,
+    ):
+        found = [jax.device_get(answer(weights, batch)) for batch in batches]
+    return np.concatenate(found)[: len(images)]
+
+
+def _write(file: epath.Path, given: PseudoLabels, identity: dict) -> None:
+    content = io.BytesIO()
+    np.savez(content, identity=json.dumps(identity), **dataclasses.asdict(given))
+    new = file.with_name(f"{file.name}.new")
+    new.write_bytes(content.getvalue())
+    new.replace(file)
+
+
+def _read(file: epath.Path, identity: dict, teacher: str) -> PseudoLabels:
+    with np.load(io.BytesIO(file.read_bytes())) as stored:
+        kept = dict(stored)
+    before = json.loads(str(kept.pop("identity")))
+    changed = [name for name, value in identity.items() if before[name] != value]
+    if "teacher" in changed:
+        raise ConfigError(
+            f"{file} was made by another teacher than config.pseudo.teacher = {teacher!r}: put that back, or use "
+            "another --workdir"
+        )
+    if changed:
+        raise ConfigError(
+            f"{file} was made with other {', '.join(changed)}: put that back, or use another --workdir"
+        )
+    return PseudoLabels(**kept)
