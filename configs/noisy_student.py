@@ -68,9 +68,6 @@ def smoke(arg):
     student.pseudo.split = "rest_0"
     student.pseudo.per_class = 130
     student.pseudo.ratio = 7.0
-    student.augment.randaugment_layers = 1
-    student.augment.randaugment_magnitude = 5.0
     student.model.dropout = 0.1
     student.model.drop_path = 0.1
-    student.duration = "600 steps"
     return teacher, student
