@@ -1,0 +1,186 @@
+"""DINO's, iBOT's and KoLeo's losses against the official code's answers, and NumPy in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from tests.models import oracles
+from vit_jax.objectives import dino_losses as losses
+
+TEMPERATURE = 0.1
+
+
+@pytest.fixture(scope="module")
+def official(shared_data):
+    """The head with the official parameters as (definition, parameters), all answers."""
+    _, tensors, answers, _ = oracles.relative(shared_data, "dinov2_losses")
+    head = losses.Head(
+        16, hidden=32, bottleneck=12, prototypes=48, dtype=jnp.float32, rngs=nnx.Rngs(0)
+    )
+    definition, state = nnx.split(head, nnx.Param)
+    params = nnx.to_pure_dict(state)
+    params["layers"] = {
+        i: {"kernel": tensors[f"mlp.{2 * i}.weight"].T, "bias": tensors[f"mlp.{2 * i}.bias"]}
+        for i in range(3)
+    }
+    params["prototypes"] = {
+        "kernel": tensors["last_layer.weight_v"].T,
+        "scale": tensors["last_layer.weight_g"][:, 0],
+    }
+    return definition, jax.tree.map(jnp.asarray, params), answers
+
+
+def by_crop(rows, crops):
+    """(crops · B, …) rows crop after crop -> (B, crops, …)."""
+    return jnp.asarray(rows).reshape(crops, -1, *rows.shape[1:]).swapaxes(0, 1)
+
+
+def in_order(rows):
+    """The teacher's probabilities, whose crops change places there before they are centred: (B, 2, K)."""
+    return by_crop(rows, 2)[:, ::-1]
+
+
+def test_head_is_that_of_the_official_code(official):
+    definition, params, answers = official
+    found = nnx.merge(definition, params)(jnp.asarray(answers["teacher_cls"]))
+    np.testing.assert_allclose(found, answers["teacher_head"], atol=1e-5)
+
+
+def test_teacher_probabilities_are_those_of_the_official_code(official):
+    _, _, answers = official
+    logits = by_crop(answers["teacher_head"], 2)
+    for iterations, name in ((3, "sinkhorn"), (1, "sinkhorn_1_iteration")):
+        found = losses.sinkhorn(logits, 0.04, iterations=iterations)
+        np.testing.assert_allclose(found, in_order(answers[name]), atol=1e-5)
+    np.testing.assert_allclose(
+        losses.sinkhorn(jnp.asarray(answers["ibot_teacher"]), 0.04),
+        answers["ibot_sinkhorn"],
+        atol=1e-5,
+    )
+
+
+def test_rows_that_only_fill_an_array_change_nothing(official):
+    _, _, answers = official
+    rows = answers["ibot_teacher"]
+    filled = jnp.concatenate([rows, np.full((5, 48), 9.0)])
+    present = jnp.arange(len(filled)) < len(rows)
+    found = losses.sinkhorn(filled, 0.04, present.astype(jnp.float32))
+    np.testing.assert_allclose(found[: len(rows)], answers["ibot_sinkhorn"], atol=1e-5)
+    assert not found[len(rows) :].any()
+    moved = losses.moved_centre(jnp.zeros(48), filled, 0.9, present.astype(jnp.float32))
+    np.testing.assert_allclose(moved, answers["ibot_center_used_1"][0, 0], atol=1e-6)
+
+
+def test_centre_follows_the_batches_and_is_used_from_the_next_step_on(official):
+    _, _, answers = official
+    for start, prefix, step, steps in (
+        (by_crop(answers["teacher_head"], 2)[:, ::-1].swapaxes(0, 1).reshape(12, 48), "", 0.5, 3),
+        (jnp.asarray(answers["ibot_teacher"]), "ibot_", 0.3, 2),
+    ):
+        centre = jnp.zeros(48)
+        for i in range(steps):
+            logits = start + step * i
+            np.testing.assert_allclose(
+                centre, answers[f"{prefix}center_used_{i}"].ravel(), atol=1e-6
+            )
+            np.testing.assert_allclose(
+                losses.centred(logits, centre, 0.04), answers[f"{prefix}centered_{i}"], atol=1e-5
+            )
+            centre = losses.moved_centre(centre, logits, 0.9)
+
+
+def test_losses_and_gradients_are_those_of_the_official_code(official):
+    definition, params, answers = official
+    taught = in_order(answers["sinkhorn"])
+    tokens = {
+        name: by_crop(answers[f"student_{name}_cls"], n)
+        for name, n in (("global", 2), ("local", 4))
+    }
+
+    def parts(params, tokens):
+        head = nnx.merge(definition, params)
+        of_global, of_local = (head(tokens[name]) for name in ("global", "local"))
+        every = losses.class_token_loss(taught, of_global, [of_local], TEMPERATURE).mean()
+        alone = losses.class_token_loss(taught, of_global, [], TEMPERATURE).mean()
+        spread = 0.1 * losses.koleo(tokens["global"].swapaxes(0, 1)).mean(1).sum()
+        return every + spread, (alone * 2 / 10, every, spread)
+
+    (_, found), grads = jax.jit(jax.value_and_grad(parts, (0, 1), has_aux=True))(params, tokens)
+    dino_global, dino, spread = found
+    np.testing.assert_allclose(dino_global, answers["dino_global"], rtol=1e-5)
+    np.testing.assert_allclose(dino, answers["dino_global"] + answers["dino_local"], rtol=1e-5)
+    np.testing.assert_allclose(spread, answers["koleo"], rtol=1e-5)
+    of_head, of_tokens = grads
+    expected = {
+        "last_layer.weight_v": of_head["prototypes"]["kernel"].T,
+        "last_layer.weight_g": of_head["prototypes"]["scale"][:, None],
+        "mlp.0.weight": of_head["layers"][0]["kernel"].T,
+        "student_global_cls": of_tokens["global"].swapaxes(0, 1).reshape(12, 16),
+        "student_local_cls": of_tokens["local"].swapaxes(0, 1).reshape(24, 16),
+    }
+    for name, gradient in expected.items():
+        exact = answers[f"grad/{name}"]
+        np.testing.assert_allclose(gradient, exact, atol=1e-4 * np.abs(exact).max(), err_msg=name)
+
+
+def test_patch_loss_and_its_gradient_are_those_of_the_official_code(official):
+    _, _, answers = official
+    masks = answers["ibot_masks"]
+    most = masks.sum(1).max()
+    places = np.zeros((len(masks), most), int)
+    present = np.arange(most) < masks.sum(1)[:, None]
+    places[present] = np.arange(masks.sum())
+    taught, student = (jnp.asarray(answers[f"ibot_{x}"]) for x in ("sinkhorn", "student"))
+
+    def loss(student):
+        each = losses.patch_loss(
+            taught[places], student[places], jnp.asarray(present, float), TEMPERATURE
+        )
+        return each.mean()
+
+    value, gradient = jax.jit(jax.value_and_grad(loss))(student)
+    np.testing.assert_allclose(value, answers["ibot_loss"], rtol=1e-5)
+    np.testing.assert_allclose(gradient, answers["grad/ibot_student"], atol=1e-6)
+
+
+def test_all_are_exact_in_float64():
+    random = np.random.default_rng(0)
+    teacher, student = random.normal(size=(2, 6, 2, 20))
+    local, x = random.normal(size=(6, 3, 20)), random.normal(size=(7, 5))
+    with jax.enable_x64(True):
+        found = losses.sinkhorn(jnp.asarray(teacher), 0.07)
+        dino = losses.class_token_loss(found, jnp.asarray(student), [jnp.asarray(local)], 0.1)
+        koleo = losses.koleo(jnp.asarray(x))
+        centred = losses.centred(jnp.asarray(teacher), jnp.asarray(teacher.mean((0, 1))), 0.05)
+    q = np.exp(teacher.reshape(12, 20) / 0.07).T
+    q /= q.sum()
+    for _ in range(3):
+        q = q / q.sum(1, keepdims=True) / 20
+        q = q / q.sum(0, keepdims=True) / 12
+    q = (q * 12).T.reshape(6, 2, 20)
+    np.testing.assert_allclose(found, q, rtol=1e-6)
+    views = np.concatenate([student, local], 1) / 0.1
+    logs = views - np.log(np.exp(views).sum(-1, keepdims=True))
+    pairs = [(t, v) for t in range(2) for v in range(5) if t != v]
+    exact = sum(-(q[:, t] * logs[:, v]).sum(-1) for t, v in pairs) / len(pairs)
+    np.testing.assert_allclose(dino, exact, rtol=1e-6)
+    soft = np.exp((teacher - teacher.mean((0, 1))) / 0.05)
+    np.testing.assert_allclose(centred, soft / soft.sum(-1, keepdims=True), rtol=1e-6)
+    exact = x / np.linalg.norm(x, axis=1, keepdims=True)
+    apart = np.linalg.norm(exact[:, None] - exact, axis=-1) + np.diag(np.full(7, np.inf))
+    np.testing.assert_allclose(koleo, -np.log(apart.min(1)), atol=1e-6)
+
+
+def test_frozen_prototypes_get_no_gradient_and_pass_one_on(official):
+    definition, params, answers = official
+
+    def total(params, frozen):
+        head = nnx.merge(definition, params)
+        return jnp.square(head(jnp.asarray(answers["teacher_cls"]), frozen=frozen)).sum()
+
+    gradient = jax.jit(jax.grad(total))
+    free, frozen = (gradient(params, f) for f in (False, True))
+    assert not any(g.any() for g in jax.tree.leaves(frozen["prototypes"]))
+    jax.tree.map(np.testing.assert_array_equal, frozen["layers"], free["layers"])

@@ -1,0 +1,183 @@
+"""What DINO, iBOT and DINOv2 compare: outputs of a projection head, as probabilities of prototypes
+(arXiv 2104.14294 §3.1, 2111.07832 §3.2, 2304.07193 §4; facebookresearch/dinov2).
+
+Functions of arrays, in float32, and the head. Rows are outputs of an image or a patch, K the number of
+prototypes. Where arrays are cut over devices, sums and means are those of all rows: what a step learns
+does not depend on how many devices there are.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+_SINKHORN_ITERATIONS = 3
+_NORM_EPSILON = 1e-12
+_DISTANCE_EPSILON = 1e-8
+
+
+class Head(nnx.Module):
+    """An MLP of three layers with the exact GELU, to a bottleneck of length 1, and its products with
+    prototypes of length `scale`: (…, D) -> (…, K) float32.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        *,
+        hidden: int,
+        bottleneck: int,
+        prototypes: int,
+        dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+    ):
+        sizes = inputs, hidden, hidden, bottleneck
+        self.layers = nnx.List([
+            nnx.Linear(
+                sizes[i],
+                sizes[i + 1],
+                kernel_init=nnx.initializers.truncated_normal(0.02),
+                dtype=dtype,
+                rngs=rngs,
+            )
+            for i in range(3)
+        ])  # fmt: skip
+        self.prototypes = Prototypes(bottleneck, prototypes, dtype, rngs)
+
+    def __call__(self, x: jax.Array, *, frozen: jax.Array | bool = False) -> jax.Array:
+        """Args:
+        frozen: whether the prototypes get no gradient.
+        """
+        for i, layer in enumerate(self.layers):
+            x = layer(jax.nn.gelu(x, approximate=False) if i else x)
+        return self.prototypes(unit(x.astype(jnp.float32)), frozen)
+
+
+class Prototypes(nnx.Module):
+    """A linear layer without bias whose columns have the length `scale`, whatever that of `kernel`'s."""
+
+    def __init__(self, inputs: int, outputs: int, dtype: jnp.dtype, rngs: nnx.Rngs):
+        bound = inputs**-0.5
+        self.dtype = dtype
+        self.kernel = nnx.Param(
+            jax.random.uniform(rngs.params(), (inputs, outputs), minval=-bound, maxval=bound)
+        )
+        self.scale = nnx.Param(jnp.ones(outputs))
+
+    def __call__(self, x: jax.Array, frozen: jax.Array | bool) -> jax.Array:
+        """(…, inputs) float32 -> (…, outputs) float32."""
+        kernel, scale = (
+            jnp.where(frozen, jax.lax.stop_gradient(p[...]), p[...])
+            for p in (self.kernel, self.scale)
+        )
+        kernel *= scale / jnp.linalg.norm(kernel, axis=0)
+        x, kernel = x.astype(self.dtype), kernel.astype(self.dtype)
+        return jnp.matmul(x, kernel, preferred_element_type=jnp.float32)
+
+
+def unit(x: jax.Array) -> jax.Array:
+    """(…, D) of length 1."""
+    squared = jnp.sum(jnp.square(x), axis=-1, keepdims=True)
+    return x * jax.lax.rsqrt(jnp.maximum(squared, _NORM_EPSILON**2))
+
+
+def centred(logits: jax.Array, centre: jax.Array, temperature: jax.Array | float) -> jax.Array:
+    """The teacher's probabilities, softmax((logits - centre) / temperature): logits (…, K), centre (K,)."""
+    return jax.nn.softmax((logits - centre) / temperature, axis=-1)
+
+
+def moved_centre(
+    centre: jax.Array, logits: jax.Array, momentum: float, weights: jax.Array | None = None
+) -> jax.Array:
+    """The centre (K,) for the next step, moved towards the mean of the teacher's logits (…, K).
+
+    Args:
+      weights: (…) of the rows in the mean, 0 for those that are not there; by default all are alike.
+    """
+    axes = tuple(range(logits.ndim - 1))
+    if weights is None:
+        mean = logits.mean(axes)
+    else:
+        mean = (logits * weights[..., None]).sum(axes) / jnp.maximum(weights.sum(), 1)
+    return momentum * centre + (1 - momentum) * mean
+
+
+def sinkhorn(
+    logits: jax.Array,
+    temperature: jax.Array | float,
+    present: jax.Array | None = None,
+    *,
+    iterations: int = _SINKHORN_ITERATIONS,
+) -> jax.Array:
+    """The teacher's probabilities by Sinkhorn-Knopp: all prototypes are used equally by all rows together
+    (arXiv 2006.09882 §3.1).
+
+    Args:
+      logits: (…, K).
+      present: (…) 1 for rows, 0 for what only fills the array, which gets zeros.
+
+    Returns:
+      (…, K), of which each row that is present adds up to 1.
+    """
+    axes, prototypes = tuple(range(logits.ndim - 1)), logits.shape[-1]
+    rows = jnp.ones(logits.shape[:-1]) if present is None else present
+    there, count = rows[..., None], jnp.maximum(rows.sum(), 1)
+    scaled = logits / temperature
+    # Whatever is taken from all logits falls out of the first division.
+    largest = jax.lax.stop_gradient(jnp.where(there > 0, scaled, -jnp.inf).max())
+    q = jnp.exp(jnp.where(there > 0, scaled - largest, -jnp.inf))
+    q /= q.sum()
+    for _ in range(iterations):
+        q /= jnp.maximum(q.sum(axes), jnp.finfo(q.dtype).tiny) * prototypes
+        q /= jnp.maximum(q.sum(-1, keepdims=True), jnp.finfo(q.dtype).tiny) * count
+    return q * count
+
+
+def cross_entropy(probabilities: jax.Array, logits: jax.Array, temperature: float) -> jax.Array:
+    """-Σ p log softmax(logits / temperature) of teacher and student: both (…, K) -> (…)."""
+    return -jnp.sum(probabilities * jax.nn.log_softmax(logits / temperature, axis=-1), axis=-1)
+
+
+def class_token_loss(
+    probabilities: jax.Array, of_global: jax.Array, of_local: list[jax.Array], temperature: float
+) -> jax.Array:
+    """DINO's loss of each image (B,): the mean cross-entropy over all pairs of a view that the teacher saw
+    and another that the student did.
+
+    Args:
+      probabilities: of the teacher, (B, 2, K), for the global views.
+      of_global: logits of the student, (B, 2, K).
+      of_local: logits of the student, (B, V, K) each, for local views.
+    """
+    total = cross_entropy(probabilities[:, ::-1], of_global, temperature).sum(1)
+    both, pairs = probabilities.sum(1, keepdims=True), 2
+    for logits in of_local:
+        total += cross_entropy(both, logits, temperature).sum(1)
+        pairs += 2 * logits.shape[1]
+    return total / pairs
+
+
+def patch_loss(
+    probabilities: jax.Array, logits: jax.Array, present: jax.Array, temperature: float
+) -> jax.Array:
+    """iBOT's loss of each crop (…): the mean cross-entropy over its masked patches, 0 where it has none.
+
+    Args:
+      probabilities, logits: of teacher and student, (…, N, K).
+      present: (…, N) 1 for masked patches, 0 for what only fills the array.
+    """
+    each = cross_entropy(probabilities, logits, temperature) * present
+    return each.sum(-1) / jnp.maximum(present.sum(-1), 1)
+
+
+def koleo(features: jax.Array) -> jax.Array:
+    """KoLeo's loss of each of several features (…, N, D) -> (…, N): minus the logarithm of the distance
+    to the nearest other one of the N, both at length 1 (arXiv 1806.03198; 2304.07193 §4).
+    """
+    x = unit(features.astype(jnp.promote_types(features.dtype, jnp.float32)))
+    products = jnp.einsum(
+        "...nd,...md->...nm", *[jax.lax.stop_gradient(x)] * 2, precision=jax.lax.Precision.HIGHEST
+    )
+    others = jnp.where(jnp.eye(x.shape[-2], dtype=bool), -1.0, products)
+    nearest = jnp.take_along_axis(x, others.argmax(-1)[..., None], axis=-2)
+    squared = jnp.sum(jnp.square(x - nearest + _DISTANCE_EPSILON), axis=-1)
+    return -jnp.log(jnp.sqrt(squared) + _DISTANCE_EPSILON)
