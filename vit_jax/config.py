@@ -88,6 +88,11 @@ class Data:
     repeats: int = option(
         1, "how many times an example is in a batch, cut anew each time (DeiT: 3)", minimum=1
     )
+    views: tuple = option(
+        (),
+        "several views of each image, for objectives that compare them: ({option: value}, …), what differs from "
+        "config.data and config.augment, and 'count', how many there are of this kind; (): one image",
+    )
     pad: int = option(4, "pad crop: zero border, in pixels, from which the crop is cut", minimum=0)
     eval_crop: str = option(
         "central",
@@ -180,6 +185,25 @@ class Augment:
     flip: bool = option(True, "mirror left-right with probability 1/2")
     color_jitter: float = option(
         0.0, "strength of random brightness, contrast and saturation; 0: none", minimum=0
+    )
+    jitter: tuple = option(
+        (),
+        "strengths of random brightness, contrast, saturation and hue, such as DINO's (0.4, 0.4, 0.2, 0.1); (): none",
+        minimum=0,
+        length=4,
+    )
+    jitter_probability: float = option(
+        0.8, "share of the images that jitter changes", minimum=0, maximum=1
+    )
+    grey: float = option(0.0, "probability that an image becomes grey", minimum=0, maximum=1)
+    blur: float = option(
+        0.0,
+        "probability of a Gaussian blur, its deviation uniform in 0.1 to 2 pixels",
+        minimum=0,
+        maximum=1,
+    )
+    solarize: float = option(
+        0.0, "probability that values from 128 on are inverted", minimum=0, maximum=1
     )
     randaugment_layers: int = option(0, "RandAugment operations per image; 0: none", minimum=0)
     randaugment_magnitude: float = option(

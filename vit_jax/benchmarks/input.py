@@ -90,7 +90,8 @@ def _machinery_seconds(source, config: Config, mesh) -> float:
     pixel.
     """
     steps = 50
-    tiny = dataclasses.replace(config, data=dataclasses.replace(config.data, image_size=1))
+    data = dataclasses.replace(config.data, image_size=1, views=())
+    tiny = dataclasses.replace(config, data=data)
     dot = Record(np.zeros((1, 1, config.data.channels), np.uint8), 0, "dot")
     dots = _Dots(source.classes, source.multi_label, dot)
     return _time_batches(dots, tiny, mesh, steps)[1] / (steps * config.batch_size)
@@ -113,9 +114,10 @@ class _Dots:
 
 def _psnr(source, config: Config) -> float | None:
     """The mean peak signal-to-noise ratio of up to 64 crops against a full decode and antialiased
-    resize with Pillow, in dB; None where a crop is not merely a part, or has no colours.
+    resize with Pillow, in dB; None where a crop is not merely a part, or has no colours, or there are
+    several views.
     """
-    if config.data.train_crop == "pad" or config.data.channels != 3:
+    if config.data.train_crop == "pad" or config.data.channels != 3 or config.data.views:
         return None
     positions = np.arange(min(64, len(source)))
     ids = example_ids(config.seed, positions, len(source))

@@ -118,11 +118,12 @@ def _summary(assembly: Assembly, mesh: jax.sharding.Mesh, times: list[float]) ->
 
 def _made_up_batch(assembly: Assembly, mesh: jax.sharding.Mesh) -> dict[str, jax.Array]:
     random = np.random.default_rng(0)
-    highest = {"image": 256, "label": 2 if assembly.multi_label else assembly.num_classes}
+    labels = 2 if assembly.multi_label else assembly.num_classes
 
     def draw(name: str, like: jax.ShapeDtypeStruct) -> jax.Array:
         whole = np.int32 if like.dtype == np.float32 else like.dtype
-        values = random.integers(0, highest[name], like.shape, whole)
+        highest = labels if name == "label" else 256
+        values = random.integers(0, highest, like.shape, whole)
         return jax.device_put(values.astype(like.dtype), like.sharding)
 
     return {name: draw(name, like) for name, like in assembly.abstract_batch(mesh).items()}

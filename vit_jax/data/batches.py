@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from vit_jax.data import crops, decode
+from vit_jax.data import crops, decode, views
 from vit_jax.data.order import crop_draws, order_of, repeated_places
 from vit_jax.data.record import BadImage, DataError, Record, Source, soft_labels
 
@@ -33,15 +33,24 @@ def spec(
       multi_label: whether an example may have several labels.
 
     Returns:
-      `image` (B, H, W, C) uint8; and, where there are labels, `label`: (B,) int32, or (B, classes)
-      float32 of zeros and ones if there may be several, of probabilities if a teacher gives them.
+      `image` (B, H, W, C) uint8, or where `config.data.views` says so `image_0` and so on, see
+      `views.Views`; and, where there are labels, `label`: (B,) int32, or (B, classes) float32 of zeros
+      and ones if there may be several, of probabilities if a teacher gives them.
     """
-    shapes = {"image": ((config.batch_size, *crops.shape(config.data)), np.uint8)}
+    shapes = {
+        name: ((config.batch_size, *shape), np.uint8) for name, shape in _image_shapes(config)
+    }
     if num_classes:
         rows = multi_label or (config.pseudo.teacher and config.pseudo.soft)
         several = (config.batch_size, num_classes), np.float32
         shapes["label"] = several if rows else ((config.batch_size,), np.int32)
     return {name: jax.ShapeDtypeStruct(*shape) for name, shape in shapes.items()}
+
+
+def _image_shapes(config: "Config") -> list[tuple[str, tuple[int, ...]]]:
+    """(name, shape of an example) of the images in a training batch."""
+    found = [(view.name, view.shape) for view in views.of(config)]
+    return found or [("image", crops.shape(config.data))]
 
 
 class TrainBatches:
@@ -50,9 +59,9 @@ class TrainBatches:
     Attributes:
       kind: what the examples are for, in messages.
 
-    A batch is a dict of `image` (n, H, W, C) uint8 and, where the source has labels, `label` ((n,)
-    int32, or (n, classes) float32: of zeros and ones for a multi-label source, of probabilities for one of soft
-    labels). Where
+    A batch is a dict of `image` (n, H, W, C) uint8, or an array for each of `views.of(config)`, and,
+    where the source has labels, `label` ((n,) int32, or (n, classes) float32: of zeros and ones for a
+    multi-label source, of probabilities for one of soft labels). Where
     `config.data.on_bad_image` is 'skip', the place of an unreadable example is taken by the next
     readable one in the order of its epoch, cut as the first would have been.
     """
@@ -61,7 +70,8 @@ class TrainBatches:
 
     def __init__(self, source: Source, config: "Config", rows: Sequence[int] | np.ndarray):
         self._source, self._seed = source, config.seed
-        self._data = config.data
+        self._data, self._views = config.data, views.of(config)
+        self._image_shapes = _image_shapes(config)
         self.rows, self.batch_size = np.asarray(rows, np.int64), config.batch_size
         self._order = order_of(source, config.seed, config.data.sampling)
         self._places = repeated_places(config.batch_size, config.data.repeats)[self.rows]
@@ -70,7 +80,7 @@ class TrainBatches:
 
     def empty(self) -> dict[str, np.ndarray]:
         """A batch to fill."""
-        return _empty(self._source, len(self.rows), self._data)
+        return _empty(self._source, len(self.rows), self._image_shapes)
 
     def fill(self, batch: dict[str, np.ndarray], step: int, part: slice) -> dict[str, str]:
         """Fills the rows `part` of a batch, and of no other; threads may fill others meanwhile.
@@ -80,23 +90,37 @@ class TrainBatches:
         """
         with self._planning:
             examples, ids, draws = self._plan(step)
-        images, bad = batch["image"], {}
+        bad = {}
         for row in range(*part.indices(len(self.rows))):
             cut = functools.partial(
-                decode.train_crop, config_data=self._data, draws=draws[row], out=images[row]
+                self._cut,
+                draws=[of_view[row] for of_view in draws],
+                outs={name: batch[name][row] for name, _ in self._image_shapes},
             )
             example = self._cut_readable(examples[row], ids[row], cut, bad)
             _set_label(batch, row, example, self._source)
         return bad
 
+    def _cut(self, image, *, name: str, draws: list, outs: dict[str, np.ndarray]) -> None:
+        """Cuts an image, or all of its views from pixels that are decoded once."""
+        if not self._views:
+            decode.train_crop(image, self._data, draws[0], name=name, out=outs["image"])
+            return
+        pixels = decode.decode(image, name=name, channels=self._data.channels)
+        for view in self._views:
+            for number, out in zip(view.numbers, outs[view.name], strict=True):
+                decode.train_crop(pixels, view.data, draws[number], name=name, out=out)
+
     def _plan(self, step: int) -> tuple[list, list, list]:
         """For the rows of a step: where their examples stand in the order, which these are, and the
-        random numbers of their crops.
+        random numbers of their crops, of each view.
         """
         start = step * self.batch_size
         examples = (start + self._places) // self._data.repeats
         ids = self._order(examples)
-        return examples.tolist(), ids.tolist(), crop_draws(self._seed, start + self.rows).tolist()
+        count = sum(view.count for view in self._views) or 1
+        draws = [crop_draws(self._seed, start + self.rows, view).tolist() for view in range(count)]
+        return examples.tolist(), ids.tolist(), draws
 
     def _cut_readable(self, position: int, index: int, cut: Callable, bad: dict) -> Record:
         """Cuts example `index`, which stands at `position`, or else the next readable one, and
@@ -142,7 +166,8 @@ class EvalBatches:
     def empty(self) -> dict[str, np.ndarray]:
         """A batch to fill."""
         mask = np.empty(len(self.rows), np.float32)
-        return _empty(self._source, len(self.rows), self._data) | {"mask": mask}
+        images = [("image", crops.shape(self._data))]
+        return _empty(self._source, len(self.rows), images) | {"mask": mask}
 
     def fill(self, batch: dict[str, np.ndarray], step: int, part: slice) -> dict[str, str]:
         """Fills the rows `part` of a batch, and of no other.
@@ -192,8 +217,9 @@ def _pass_over(error: BadImage, config_data: "Data") -> None:
         raise BadImage(error.name, f"{error.why}; {advice}") from error
 
 
-def _empty(source: Source, rows: int, config_data: "Data") -> dict[str, np.ndarray]:
-    batch = {"image": np.empty((rows, *crops.shape(config_data)), np.uint8)}
+def _empty(source: Source, rows: int, images: list) -> dict[str, np.ndarray]:
+    """A batch of `rows` with `images`, (name, shape of an example) each."""
+    batch = {name: np.empty((rows, *shape), np.uint8) for name, shape in images}
     if source.multi_label or soft_labels(source):
         batch["label"] = np.empty((rows, len(source.classes)), np.float32)
     elif source.classes:

@@ -144,16 +144,18 @@ def _mix(x: np.ndarray) -> np.ndarray:
     return x >> np.uint64(32)
 
 
-def crop_draws(seed: int, positions: np.ndarray) -> np.ndarray:
-    """The random numbers in [0, 1) that decide the crops at rising `positions`, (n, crops.DRAWS).
+def crop_draws(seed: int, positions: np.ndarray, view: int = 0) -> np.ndarray:
+    """The random numbers in [0, 1) that decide the crops at rising `positions`, (n, crops.DRAWS), of a
+    view's number.
 
-    Philox is a function of (key, counter); a position has a stretch of the counter to itself.
+    Philox is a function of (key, counter); a position has a stretch of the counter to itself, a view
+    a key.
     """
     runs = np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1)
     draws = [
-        np.random.Philox(key=seed, counter=int(run[0]) * (crops.DRAWS // 4)).random_raw(
-            len(run) * crops.DRAWS
-        )
+        np.random.Philox(
+            key=seed + (view << 64), counter=int(run[0]) * (crops.DRAWS // 4)
+        ).random_raw(len(run) * crops.DRAWS)
         for run in runs
     ]
     return ((np.concatenate(draws) >> np.uint64(11)) * 2.0**-53).reshape(-1, crops.DRAWS)

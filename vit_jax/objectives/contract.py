@@ -6,7 +6,7 @@ which no gradient is taken. Neither is part of the model that is evaluated, conv
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import flax.struct
@@ -29,6 +29,8 @@ class Setting:
       mean, std: of images, which are normalised by them: pixels are `image * std + mean` in [0, 1].
       total_steps: length of the run.
       to_steps: a duration of the config in steps.
+      views: (count, H, W, C) by name in a batch, of an example's views if there are several.
+      batch_size: examples that a loss is computed of at once, on all devices together.
     """
 
     model: Options
@@ -36,6 +38,8 @@ class Setting:
     std: tuple[float, ...]
     total_steps: int
     to_steps: Callable[[str], int]
+    views: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    batch_size: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,11 +119,15 @@ class Objective:
       needs_labels: whether examples must have labels. If not, existing labels go unused and the
         model has no head.
       mixes: whether images and targets may be mixed, by mixup and cutmix.
+      needs_views: whether it learns from several views of each image (`config.data.views`), which
+        batches to train on then have in place of `image`: (B, count, H, W, C) each, by the names in
+        `Setting.views`.
     """
 
     Options: ClassVar[type]
     needs_labels: ClassVar[bool] = True
     mixes: ClassVar[bool] = True
+    needs_views: ClassVar[bool] = False
 
     def __init__(self, options: Any, setting: Setting):
         """Raises `ConfigError` for what does not fit together."""
@@ -148,8 +156,8 @@ class Objective:
 
         Args:
           learner: the model and what else takes part.
-          batch: `image` (B, H, W, C), augmented and normalised, in the compute dtype; and what
-            `targets` gave.
+          batch: `image` (B, H, W, C), augmented and normalised, in the compute dtype, or views; and
+            what `targets` gave. A held-out batch always has `image`.
           rngs: randomness, the stream `dropout`.
 
         Returns:

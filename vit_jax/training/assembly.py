@@ -19,7 +19,7 @@ from vit_jax import objectives, optim
 from vit_jax.base import durations, schema
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.config import Config, config_class
-from vit_jax.data import batches, crops, sources
+from vit_jax.data import batches, crops, sources, views
 from vit_jax.data.augmentation import augment, permute
 from vit_jax.devices import meshes
 from vit_jax.interchange import formats, loading
@@ -102,6 +102,7 @@ def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config
     augment.check(typed.augment, typed.data.channels)
     crops.check(typed.data)
     permute.check(typed.data)
+    views.of(typed)
     objectives.find(typed.objective)
     model_config_of(typed, typed.model.num_classes or 1)
     teachers = {
@@ -167,6 +168,12 @@ def assemble(
     """
     if objectives.find(config.objective)[0].needs_labels:
         _check_labels(config, num_classes, multi_label)
+    several, objective = views.of(config), objectives.find(config.objective)[0]
+    if bool(several) != objective.needs_views:
+        needs = "needs several views of each image" if not several else "takes one view of an image"
+        raise ConfigError(
+            f"the objective {config.objective.name!r} {needs}, and config.data.views = {config.data.views}"
+        )
     mixed = config.augment.mixup or config.augment.cutmix
     if mixed and not objectives.find(config.objective)[0].mixes:
         raise ConfigError(
@@ -188,7 +195,15 @@ def assemble(
 
     def make_objective(model_config: classifier.Options) -> Objective:
         data = config.data
-        setting = Setting(model_config, data.mean, data.std, total_steps, to_steps)
+        setting = Setting(
+            model_config,
+            data.mean,
+            data.std,
+            total_steps,
+            to_steps,
+            views={view.name: view.shape for view in several},
+            batch_size=config.batch_size // config.accumulate,
+        )
         return objectives.make(config.objective, setting)
 
     networks = Networks(model_config, make_objective)

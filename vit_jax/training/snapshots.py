@@ -70,12 +70,14 @@ class Snapshots:
 
 def make_images(assembly: Assembly) -> Callable[[TrainState, Batch], jax.Array]:
     """`images(state, batch)`: the first images of the step as the model sees them, augmented, mixed and
-    permuted, as pixels (n, H, W, 1 or 3) uint8.
+    permuted, as pixels (n, H, W, 1 or 3) uint8; of several views the first.
     """
 
     def images(state: TrainState, batch: Batch) -> jax.Array:
         found, _, _ = seen(assembly.networks.for_devices(), state, batch, assembly.config)
-        return pixels(found[:IMAGES], assembly.config.data)
+        first = next(iter(found.values()))
+        first = first if first.ndim == 4 else first[:, 0]
+        return pixels(first[:IMAGES], assembly.config.data)
 
     return images
 

@@ -13,7 +13,8 @@ from vit_jax import optim
 from vit_jax.base import patterns
 from vit_jax.compute import partitioning
 from vit_jax.config import Config
-from vit_jax.data.augmentation.augment import augment
+from vit_jax.data import views
+from vit_jax.data.augmentation.augment import augment, augment_views
 from vit_jax.data.augmentation.permute import permuted
 from vit_jax.devices import meshes
 from vit_jax.objectives.contract import Batch, MovingAverage
@@ -107,7 +108,7 @@ def make_gradient(
             gradient_of = sharpness.aware(gradient_of, config.optim, rho)
         own = {name: state.variables[name] for name in ("model", OWN) if name in state.variables}
         grads, (metrics, own) = gradient_of(
-            state.params, own, {"image": images, **targets}, model_key
+            state.params, own, {**images, **targets}, model_key
         )
         return grads, metrics, own
 
@@ -116,25 +117,28 @@ def make_gradient(
 
 def seen(
     networks: Networks, state: TrainState, batch: Batch, config: Config
-) -> tuple[jax.Array, dict, jax.Array]:
-    """What the model sees in a step: augmented images (B, H, W, C), what the objective makes of the
-    labels, and the key of the step's other random choices. `networks` are those for these devices.
+) -> tuple[dict[str, jax.Array], dict, jax.Array]:
+    """What the model sees in a step: augmented images as they are named in the batch, what the objective
+    makes of the labels, and the key of the step's other random choices. `networks` are those for these
+    devices.
     """
     # Every random choice of a step is a function of (seed, step): a resumed run repeats none
     # and skips none.
     key = jax.random.fold_in(jax.random.key(config.seed), state.step)
     augment_key, model_key = jax.random.split(key)
-    images, targets = augment(
-        batch["image"],
-        networks.objective.targets(batch),
-        augment_key,
-        config.augment,
-        mean=config.data.mean,
-        std=config.data.std,
-        dtype=jnp.dtype(networks.model_config.dtype),
-    )
-    images = permuted(images, config.data.permute_patch, config.data.permute)
-    return partitioning.constrain_batch(images), targets, model_key
+    targets, several = networks.objective.targets(batch), views.of(config)
+    how = {
+        "mean": config.data.mean,
+        "std": config.data.std,
+        "dtype": jnp.dtype(networks.model_config.dtype),
+    }
+    if several:
+        images = augment_views(batch, several, augment_key, **how)
+    else:
+        image, targets = augment(batch["image"], targets, augment_key, config.augment, **how)
+        images = {"image": permuted(image, config.data.permute_patch, config.data.permute)}
+    images = {name: partitioning.constrain_batch(x) for name, x in images.items()}
+    return images, targets, model_key
 
 
 def compile_train_step(
@@ -164,7 +168,11 @@ def _accumulated(gradient_of: Callable, parts: int) -> Callable:
         def add(carry, part):
             total, variables = carry
             batch, key = part
-            batch = batch | {"image": partitioning.constrain_batch(batch["image"])}
+            batch = batch | {
+                name: partitioning.constrain_batch(x)
+                for name, x in batch.items()
+                if name.startswith("image")
+            }
             grads, (metrics, variables) = gradient_of(params, variables, batch, key)
             return (jax.tree.map(jnp.add, total, (grads, metrics)), variables), None
 

@@ -1,10 +1,10 @@
 """Random changes to a batch of training images, made on the devices inside the compiled step.
 
 Lives here: the order of augmentation, flip, colour jitter, normalisation, random erasing, mixup and
-cutmix. RandAugment is in `randaugment.py` and `timm_augment.py`, which has AutoAugment too,
-3-Augment in `three_augment.py`; cutting images out of files is the host's work, in `decode.py`.
-Everything is a pure function of its arguments, works on the whole batch, and gives the same result
-however the batch is sharded.
+cutmix. DINO's changes of colours are in `color.py`, RandAugment in `randaugment.py` and
+`timm_augment.py`, which has AutoAugment too, 3-Augment in `three_augment.py`; cutting images out of
+files is the host's work, in `decode.py`. Everything is a pure function of its arguments, works on the
+whole batch, and gives the same result however the batch is sharded.
 """
 
 import dataclasses
@@ -17,8 +17,9 @@ import jax.numpy as jnp
 from etils import epath
 
 from vit_jax.base.errors import ConfigError
+from vit_jax.data.augmentation.color import change_colors, luma
 from vit_jax.data.augmentation.permute import permuted
-from vit_jax.data.augmentation.randaugment import GREY, randaugment
+from vit_jax.data.augmentation.randaugment import randaugment
 from vit_jax.data.augmentation.three_augment import three_augment
 from vit_jax.data.augmentation.timm_augment import autoaugment, timm_randaugment
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
     from vit_jax.config import Augment, Data
+    from vit_jax.data.views import Views
     from vit_jax.models.conversions.contract import Preprocessing
 
 ERASING_ATTEMPTS = 10
@@ -35,7 +37,10 @@ def check(config: "Augment", channels: int) -> None:
     """Raises `ConfigError` if the section `config.augment` contradicts itself, or does not suit
     images with this number of channels.
     """
-    for name in ("color_jitter", "randaugment_layers", "autoaugment", "three_augment"):
+    for name in (
+        "color_jitter", "jitter", "grey", "blur", "solarize", "randaugment_layers", "autoaugment",
+        "three_augment",
+    ):  # fmt: skip
         if getattr(config, name) and channels != 3:
             raise ConfigError(
                 f"config.augment.{name} changes the colours of RGB images, and config.data.channels is "
@@ -109,7 +114,8 @@ def augment(
     """Augments and normalises a batch for training, as `config` says.
 
     The order is that of the field:
-    1. flip, 2. RandAugment, AutoAugment or 3-Augment, 3. colour jitter: on pixels in [0, 255];
+    1. flip, 2. RandAugment, AutoAugment or 3-Augment, 3. colour jitter, 3a. jitter, grey, blur and
+       solarize, see `change_colors`: on pixels in [0, 255];
     4. normalisation;
     5. random erasing, whose noise is standard normal and so belongs after normalisation;
     6. mixup or cutmix, which mix finished examples.
@@ -153,6 +159,7 @@ def augment(
         images = three_augment(images, jax.random.fold_in(randaugment_key, 2))
     if config.color_jitter:
         images = color_jitter(images, jitter_key, config.color_jitter)
+    images = change_colors(images, jax.random.fold_in(jitter_key, 1), config)
     images = normalize(images, mean, std, jnp.float32)
     if config.erasing:
         images = erase(
@@ -221,8 +228,8 @@ def color_jitter(images: jax.Array, key: jax.Array, strength: float) -> jax.Arra
         return jnp.clip(start + factor * (images - start), 0, 255)
 
     images = blend(0.0, images.astype(jnp.float32), light)
-    images = blend(_grey(images).mean((1, 2), keepdims=True), images, contrast)
-    return blend(_grey(images), images, saturation)
+    images = blend(luma(images).mean((1, 2), keepdims=True), images, contrast)
+    return blend(luma(images), images, saturation)
 
 
 def erase(
@@ -323,11 +330,6 @@ def mix(images: jax.Array, targets: Any, own: jax.Array) -> tuple[jax.Array, Any
     return blend(images, own[..., None]), jax.tree.map(lambda x: blend(x, share), targets)
 
 
-def _grey(images: jax.Array) -> jax.Array:
-    """(B, H, W, 3) -> (B, H, W, 1): what the eye sees as brightness."""
-    return jnp.sum(images * jnp.array(GREY, jnp.float32), axis=-1, keepdims=True)
-
-
 def _box(size: tuple[int, int], top, bottom, left, right) -> jax.Array:
     """(B, H, W) bool: true in the box of each of the B bounds; bounds outside the image are cut
     off.
@@ -336,3 +338,25 @@ def _box(size: tuple[int, int], top, bottom, left, right) -> jax.Array:
     rows = (y >= top[:, None]) & (y < bottom[:, None])
     columns = (x >= left[:, None]) & (x < right[:, None])
     return rows[:, :, None] & columns[:, None, :]
+
+
+def augment_views(
+    batch: dict[str, jax.Array], views: Sequence["Views"], key: jax.Array, **how
+) -> dict[str, jax.Array]:
+    """Augments and normalises views, (B, count, H, W, C) uint8 each, every view with a key of its own.
+
+    Args:
+      batch: has an array for each of `views`.
+      **how: `mean`, `std` and `dtype` of `augment`.
+
+    Returns:
+      The same arrays, of `dtype`.
+    """
+
+    def of_views(view: "Views") -> jax.Array:
+        def one(images, number):
+            return augment(images, {}, jax.random.fold_in(key, number), view.augment, **how)[0]
+
+        return jax.vmap(one, (1, 0), 1)(batch[view.name], jnp.array(view.numbers))
+
+    return {view.name: of_views(view) for view in views}
