@@ -304,6 +304,11 @@ class Optim:
     )
     clip: float = option(1.0, "largest global norm of the gradient; 0: no clipping", minimum=0)
     weight_decay: float = option(0.0, "weight decay, see weight_decay_by", minimum=0)
+    weight_decay_end: float | None = option(
+        None,
+        "weight decay at the end, a cosine away from weight_decay; not given: it stays",
+        minimum=0,
+    )
     weight_decay_rules: tuple = option(
         ((".*kernel", 1.0),), "(pattern, multiplier): what decays and how much; others do not"
     )

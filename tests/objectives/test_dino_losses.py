@@ -21,7 +21,7 @@ def official(shared_data):
     )
     definition, state = nnx.split(head, nnx.Param)
     params = nnx.to_pure_dict(state)
-    params["layers"] = {
+    params["mlp"] = {
         i: {"kernel": tensors[f"mlp.{2 * i}.weight"].T, "bias": tensors[f"mlp.{2 * i}.bias"]}
         for i in range(3)
     }
@@ -116,7 +116,7 @@ def test_losses_and_gradients_are_those_of_the_official_code(official):
     expected = {
         "last_layer.weight_v": of_head["prototypes"]["kernel"].T,
         "last_layer.weight_g": of_head["prototypes"]["scale"][:, None],
-        "mlp.0.weight": of_head["layers"][0]["kernel"].T,
+        "mlp.0.weight": of_head["mlp"][0]["kernel"].T,
         "student_global_cls": of_tokens["global"].swapaxes(0, 1).reshape(12, 16),
         "student_local_cls": of_tokens["local"].swapaxes(0, 1).reshape(24, 16),
     }
@@ -183,4 +183,4 @@ def test_frozen_prototypes_get_no_gradient_and_pass_one_on(official):
     gradient = jax.jit(jax.grad(total))
     free, frozen = (gradient(params, f) for f in (False, True))
     assert not any(g.any() for g in jax.tree.leaves(frozen["prototypes"]))
-    jax.tree.map(np.testing.assert_array_equal, frozen["layers"], free["layers"])
+    jax.tree.map(np.testing.assert_array_equal, frozen["mlp"], free["mlp"])

@@ -299,6 +299,8 @@ def host_mark(array: np.ndarray) -> np.uint32:
 
 def parts_to_use(description: dict) -> tuple[str, str]:
     """The names of the saved parts that are a model's parameters and what is not trained."""
+    if description.get("evaluated") == "teacher":
+        return ("teacher", "model_variables")
     averaged = description["config"]["optim"]["ema"]
     return ("ema", "ema_variables") if averaged else ("params", "model_variables")
 

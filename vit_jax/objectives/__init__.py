@@ -11,6 +11,7 @@ from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest, option
 from vit_jax.objectives.contract import Objective, Setting
+from vit_jax.objectives.dino import Dino
 from vit_jax.objectives.distill import Distill
 from vit_jax.objectives.mae import Mae
 from vit_jax.objectives.masked_patches import MaskedPatches
@@ -20,6 +21,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "supervised": Supervised,
     "mae": Mae,
     "masked_patches": MaskedPatches,
+    "dino": Dino,
     "distill": Distill,
 }
 # What turns logits into probabilities, by the names that `probabilities` gives.

@@ -165,6 +165,10 @@ class Objective:
         """
         raise NotImplementedError
 
+    def warning(self, metrics: dict[str, float]) -> str:
+        """What to warn the user of, by the means of a run's metrics since the last time; '': nothing."""
+        return ""
+
     def flops(self) -> int:
         """Operations of one image's forward pass: matrix products only, a multiply-add counted as
         2. A training step counts as three of them.

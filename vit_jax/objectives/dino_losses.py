@@ -31,7 +31,7 @@ class Head(nnx.Module):
         rngs: nnx.Rngs,
     ):
         sizes = inputs, hidden, hidden, bottleneck
-        self.layers = nnx.List([
+        self.mlp = nnx.List([
             nnx.Linear(
                 sizes[i],
                 sizes[i + 1],
@@ -47,7 +47,7 @@ class Head(nnx.Module):
         """Args:
         frozen: whether the prototypes get no gradient.
         """
-        for i, layer in enumerate(self.layers):
+        for i, layer in enumerate(self.mlp):
             x = layer(jax.nn.gelu(x, approximate=False) if i else x)
         return self.prototypes(unit(x.astype(jnp.float32)), frozen)
 

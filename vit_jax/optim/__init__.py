@@ -76,13 +76,14 @@ def make(
 
     rates, decays = _rates_and_decays(config, shapes, layers)
     direction = OPTIMIZERS[config.name](config)
+    decay_over_time = _decay_over_time(config, total_steps)
     if config.weight_decay_by == "gradient":
         direction = optax.chain(_penalty(decays), direction)
         decays = dict.fromkeys(decays, 0.0)
     trained = optax.chain(
         optax.clip_by_global_norm(config.clip) if config.clip else optax.identity(),
         direction,
-        _step(relative, rates, decays),
+        _step(relative, rates, decays, decay_over_time),
     )
     is_frozen = patterns.map_named(lambda name, _: name in frozen, params)
     optimizer = optax.chain(
@@ -124,16 +125,39 @@ class _StepState(NamedTuple):
     count: jax.Array
 
 
-def _step(relative: Schedule, rates: dict, decays: dict) -> optax.GradientTransformation:
-    """Directions u to updates -s (rate u + decay p), s being the relative schedule."""
+def _decay_over_time(config: Optim, total_steps: int) -> Schedule | None:
+    """The weight decay relative to that at the beginning; `None` where it stays."""
+    if config.weight_decay_end is None:
+        return None
+    if not config.weight_decay or config.weight_decay_by == "gradient":
+        raise ConfigError(
+            f"config.optim.weight_decay_end = {config.weight_decay_end} is where config.optim.weight_decay = "
+            f"{config.weight_decay} goes: that must be above 0, and not config.optim.weight_decay_by=gradient"
+        )
+    change = config.weight_decay_end / config.weight_decay - 1
+
+    def relative(count: jax.typing.ArrayLike) -> jax.Array:
+        done = jnp.minimum(jnp.asarray(count, jnp.float32) / total_steps, 1)
+        return 1 + change * (1 - jnp.cos(jnp.pi * done)) / 2
+
+    return relative
+
+
+def _step(
+    relative: Schedule, rates: dict, decays: dict, decay_over_time: Schedule | None
+) -> optax.GradientTransformation:
+    """Directions u to updates -s (rate u + decay p), s being the relative schedule; the decay may have one
+    of its own.
+    """
 
     def update(directions, state, params):
         s = relative(state.count)
+        decay = decay_over_time(state.count) if decay_over_time else None
 
         def step(name, u, p):
             change = rates[name] * u
             if np.any(decays[name]):
-                change += decays[name] * p
+                change += (decays[name] if decay is None else decay * decays[name]) * p
             return -s * change
 
         return patterns.map_named(step, directions, params), _StepState(state.count + 1)

@@ -135,6 +135,8 @@ class _Run:
         self.description = reading.describe(
             config, assembly.model_config, source.classes, len(source), source.fingerprint()
         ) | {"decoder": decoder}
+        if assembly.networks.moving_average() and not config.optim.ema:
+            self.description["evaluated"] = "teacher"
         like = assembly.abstract_state(mesh)
         announce.announce(assembly, source, suite, like.params, workdir)
         self.checkpoints = saving.Checkpoints(workdir, config.checkpoint, config.hosts.wait_minutes)

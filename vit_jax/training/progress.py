@@ -51,6 +51,7 @@ class Meter:
         self._pending: list[dict] = []
         self._logged_at, self._start = start_step, (start_step, self._before)
         self._waiting, self._warned = collections.deque(maxlen=_LINES), False
+        self._warned_of_objective = False
         # A training step costs three forward passes: one forward, two backward.
         self._step_flops = assembly.step_flops
         peak = chips.peak_flops(jax.devices()[0].device_kind)
@@ -98,6 +99,10 @@ class Meter:
         if self._peak:
             scalars["mfu"] = scalars["model_flops_per_second"] / self._peak
         self._warn_of_waiting(spent["input"], elapsed)
+        warning = self._assembly.networks.objective.warning(scalars)
+        if warning and not self._warned_of_objective:
+            self._warned_of_objective = True
+            logging.warning("%s", warning)
         self._bar.set_postfix_str(
             f"loss {scalars['loss']:.3g}, {scalars['images_per_second']:.0f} images/s"
         )

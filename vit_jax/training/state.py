@@ -41,9 +41,12 @@ class TrainState:
     fixed: Weights | None = None
 
     def weights(self) -> Weights:
-        """The model that is evaluated: averaged, if there is an average."""
-        params = self.params if self.ema is None else self.ema
-        variables = self.variables.get("ema" if "ema" in self.variables else "model", {})
+        """The model that is evaluated: averaged, if there is an average, or the teacher that is one."""
+        if self.ema is None and self.teacher is not None:
+            params, variables = self.teacher, self.variables.get("model", {})
+        else:
+            params = self.params if self.ema is None else self.ema
+            variables = self.variables.get("ema" if "ema" in self.variables else "model", {})
         return Weights({n: tree for n, tree in params.items() if n != OWN}, variables)
 
     def parts(self) -> dict:

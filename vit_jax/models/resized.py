@@ -1,0 +1,79 @@
+"""A model at another image size inside a compiled step: the same parameters, what depends on the size of
+images fitted by matrices, so that gradients reach the parameters.
+
+What fits a checkpoint to another size, once and on the host, is `classifier.Options.fit`; this asks it.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from vit_jax.base import patterns, sizes
+from vit_jax.base.errors import ConfigError
+from vit_jax.base.sizes import Size
+from vit_jax.models import classifier, registry
+
+METHODS = ("torch", "dinov2")
+
+
+def config_at(config: classifier.Options, image_size: Size, resize: str) -> classifier.Options:
+    """A model's config for images of another size.
+
+    Args:
+      resize: how tables of positions are interpolated, of `METHODS`, see `embeddings.interpolate`.
+
+    Raises:
+      ConfigError: the model cannot work at this size: patches do not divide it, or parameters that
+        depend on it can not be interpolated.
+    """
+    target = dataclasses.replace(config, **{"image_size": image_size} | config.at_size(image_size))
+    _matrices(config, target, resize)
+    return target
+
+
+def resized(
+    model: nnx.Module, config: classifier.Options, target: classifier.Options, resize: str
+) -> nnx.Module:
+    """`model`, of `config`, at the image size of `target`, from `config_at`."""
+    matrices = _matrices(config, target, resize)
+
+    def fit(name: str, x: jax.Array) -> jax.Array:
+        if name not in matrices:
+            return x
+        exact = jax.lax.Precision.HIGHEST
+        return jnp.einsum("nr,brd->bnd", matrices[name], x, precision=exact)
+
+    weights = registry.split(model)[1]
+    definition = registry.abstract(target)[0]
+    return nnx.merge(definition, *(patterns.map_named(fit, tree) for tree in weights))
+
+
+@functools.lru_cache(maxsize=16)
+def _matrices(
+    config: classifier.Options, target: classifier.Options, resize: str
+) -> dict[str, np.ndarray]:
+    """By name of a table (1, rows, D), the matrix (new rows, rows) float32 that resizes it."""
+    trees = [registry.abstract_weights(one)[1] for one in (config, target)]
+    found = {}
+    for old, new in zip(*trees, strict=True):
+        for name, before, after in zip(
+            patterns.names(old), jax.tree.leaves(old), jax.tree.leaves(new), strict=True
+        ):
+            step = config.fit(name, target, resize=resize)
+            if before.shape == after.shape and step is None:
+                continue
+            in_layers = patterns.is_stacked(name)
+            if step is None or in_layers or len(before.shape) != 3 or before.shape[0] != 1:
+                raise ConfigError(
+                    f"a model for images of {sizes.text(config.image_size)} cannot see views of "
+                    f"{sizes.text(target.image_size)}: {name} {before.shape} cannot be interpolated to "
+                    f"{after.shape} in each step"
+                )
+            # The fit of a table is linear in its rows, and the same for each of its columns.
+            (matrix,) = step[1](np.eye(before.shape[1])[None])
+            found[name] = matrix.astype(np.float32)
+    return found

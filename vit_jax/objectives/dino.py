@@ -1,0 +1,351 @@
+"""Self-distillation without labels: DINO, iBOT and DINOv2 (arXiv 2104.14294, 2111.07832, 2304.07193;
+facebookresearch/dinov2).
+
+A student sees several views of an image, and learns to say of each what a teacher, its own moving
+average, says of the two large ones (the global views), as probabilities of learned prototypes. Patches of
+one global view are masked for the student, which says what the teacher does of them. KoLeo keeps the
+class tokens of different images apart.
+
+Where it is not as the authors' code: half of the global views are masked there too, but any half; here
+one of the two of each image, so that the masked patches of an image stay on its device. Sinkhorn-Knopp
+takes the whole batch, as theirs; so does KoLeo, which compares the images of a device there: what is
+learnt would depend on how many devices there are. `koleo_images` compares as many as theirs did. With
+`config.accumulate` both take one part of the batch, and the centre moves with each part. One norm is
+clipped, that of all gradients; there those of backbone and heads apart.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from vit_jax.base import durations
+from vit_jax.base.errors import ConfigError
+from vit_jax.base.schema import option
+from vit_jax.models import vit
+from vit_jax.models.resized import METHODS, config_at, resized
+from vit_jax.objectives import block_masks, dino_losses
+from vit_jax.objectives.contract import Batch, Learner, MovingAverage, Objective, Setting
+
+_EQUAL = 1e-3  # nats that teacher outputs differ by, below which they are all the same
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What `config.objective` says for self-distillation."""
+
+    prototypes: int = option(65_536, "outputs of a head", minimum=2)
+    head_hidden: int = option(2048, "hidden size of a head", minimum=1)
+    bottleneck: int = option(256, "size of what is compared with prototypes", minimum=1)
+    two_heads: bool = option(False, "patches have a head of their own")
+    centering: str = option(
+        "centre",
+        "how the teacher's outputs are kept apart: less a moving centre, or by Sinkhorn-Knopp",
+        choices=("centre", "sinkhorn"),
+    )
+    centre_momentum: float = option(0.9, "of the centre", minimum=0, below=1)
+    student_temperature: float = option(0.1, "the student's logits are divided by it", above=0)
+    teacher_temperature: tuple = option(
+        (0.04, 0.07), "the teacher's: at first, and after temperature_warmup", above=0, length=2
+    )
+    temperature_warmup: str = option(
+        "30 epochs", "how long the teacher's temperature rises", parse=durations.parse
+    )
+    momentum: tuple = option(
+        (0.992, 1.0),
+        "of the teacher, at the beginning and at the end; a cosine between",
+        minimum=0,
+        maximum=1,
+        length=2,
+    )
+    frozen_prototypes: str = option(
+        "1 epoch", "how long prototypes stay as they are at first", parse=durations.parse
+    )
+    patch_weight: float = option(1.0, "of the loss of masked patches; 0: none", minimum=0)
+    mask_shares: tuple = option(
+        (0.1, 0.5),
+        "smallest and largest share of patches that are masked",
+        above=0,
+        below=1,
+        length=2,
+    )
+    koleo: float = option(0.1, "weight of KoLeo; 0: none", minimum=0)
+    koleo_images: int = option(
+        0, "how many images KoLeo compares with each other; 0: the whole batch", minimum=0
+    )
+    view_resize: str = option(
+        "dinov2", "how positions are interpolated for views of other sizes", choices=METHODS
+    )
+    collapse_steps: int = option(
+        100,
+        "so many steps with equal teacher outputs for all images are worth a warning",
+        minimum=1,
+    )
+
+
+class Own(nnx.Module):
+    """Heads, the embedding of a masked patch, centres of the teacher's logits, and for how many steps in a
+    row all of the teacher's outputs have been equal.
+    """
+
+    def __init__(self, width: int, options: Options, dtype: jnp.dtype, rngs: nnx.Rngs):
+        def head():
+            return dino_losses.Head(
+                width,
+                hidden=options.head_hidden,
+                bottleneck=options.bottleneck,
+                prototypes=options.prototypes,
+                dtype=dtype,
+                rngs=rngs,
+            )
+
+        self.head = head()
+        if options.two_heads:
+            self.patch_head = head()
+        if options.patch_weight:
+            self.mask = nnx.Param(jnp.zeros(width))
+        if options.centering == "centre":
+            self.centre = nnx.Variable(jnp.zeros(options.prototypes))
+            if options.patch_weight:
+                self.patch_centre = nnx.Variable(jnp.zeros(options.prototypes))
+        self.equal_steps = nnx.Variable(jnp.int32(0))
+
+    def of_patches(self) -> dino_losses.Head:
+        """The head of patches."""
+        return self.patch_head if hasattr(self, "patch_head") else self.head
+
+
+class Dino(Objective):
+    """The sum of DINO's, iBOT's and KoLeo's losses. Metrics: each of these; `teacher_entropy`, the mean of
+    the teacher's probabilities' in nats; `teacher_information`, by how much less that is than the entropy of
+    their mean: 0 if the teacher says the same of all images; `collapsed_steps`, for how long it has.
+    """
+
+    Options = Options
+    needs_labels = False
+    mixes = False
+    needs_views = True
+
+    def __init__(self, options: Options, setting: Setting):
+        super().__init__(options, setting)
+        model = setting.model
+        if type(model) is not vit.Config:
+            raise ConfigError("objective dino needs a ViT or a DeiT, whose patches can be masked")
+        self.patches = math.prod(model.grid)
+        size = (*model.height_width, model.channels)
+        self.global_views = [name for name, shape in setting.views.items() if shape[1:] == size]
+        count = sum(setting.views[name][0] for name in self.global_views)
+        if count != 2:
+            raise ConfigError(
+                f"objective dino needs two global views, of config.data.image_size, and config.data.views "
+                f"has {count}"
+            )
+        self.local_models = {}
+        for name, shape in setting.views.items():
+            if name not in self.global_views:
+                try:
+                    self.local_models[name] = config_at(model, shape[1:3], options.view_resize)
+                except ConfigError as error:
+                    view = name.removeprefix("image_")
+                    raise ConfigError(f"config.data.views: view {view}: {error}") from error
+        low, high = options.mask_shares
+        self.most_masked = int(high * self.patches)
+        if low > high or (options.patch_weight and not self.most_masked):
+            raise ConfigError(
+                f"config.objective.mask_shares = {options.mask_shares} of {self.patches} patches must rise, and "
+                "leave some to predict"
+            )
+        compared = options.koleo_images or setting.batch_size
+        if options.koleo and (compared < 2 or setting.batch_size % compared):
+            raise ConfigError(
+                f"KoLeo compares images with each other: config.batch_size / accumulate = {setting.batch_size} "
+                f"must be cut into two or more at a time (config.objective.koleo_images = "
+                f"{options.koleo_images}); or set config.objective.koleo to 0"
+            )
+        self.warmup = setting.to_steps(options.temperature_warmup)
+        self.frozen = setting.to_steps(options.frozen_prototypes)
+
+    def own(self, rngs: nnx.Rngs) -> Own:
+        """See `Objective`."""
+        model = self.setting.model
+        width = model.representation or model.width
+        if self.options.patch_weight and width != model.width:
+            raise ConfigError(
+                "objective dino reads patches as it does class tokens: set model.representation to 0"
+            )
+        return Own(width, self.options, jnp.dtype(model.dtype), rngs)
+
+    def teacher(self) -> MovingAverage:
+        """See `Objective`."""
+        begin, end = self.options.momentum
+
+        def momentum(step: jax.Array) -> jax.Array:
+            done = jnp.minimum(step / self.setting.total_steps, 1)
+            return end - (end - begin) * (1 + jnp.cos(jnp.pi * done)) / 2
+
+        return MovingAverage(momentum)
+
+    def temperature(self, step: jax.Array) -> jax.Array:
+        """The teacher's."""
+        begin, end = self.options.teacher_temperature
+        return begin + (end - begin) * jnp.minimum(step / max(self.warmup, 1), 1)
+
+    def flops(self) -> int:
+        """See `Objective`; the teacher, which has no backward pass, counts a third."""
+        model, options = self.setting.model, self.options
+        width, hidden, bottleneck = model.width, options.head_hidden, options.bottleneck
+        head = 2 * (
+            width * hidden + hidden**2 + hidden * bottleneck + bottleneck * options.prototypes
+        )
+        masked = self.most_masked if options.patch_weight else 0
+        both = 2 * model.flops() + (2 + masked) * head
+        local = sum(
+            self.setting.views[name][0] * (config.flops() + head)
+            for name, config in self.local_models.items()
+        )
+        return both + local + both // 3
+
+    def warning(self, metrics: dict[str, float]) -> str:
+        """See `Objective`."""
+        if metrics.get("collapsed_steps", 0) < self.options.collapse_steps:
+            return ""
+        return (
+            f"The teacher has said the same of every image for {self.options.collapse_steps} steps and more: "
+            "nothing is learnt any more. Start again with a lower config.optim.lr, a longer warm-up, a higher "
+            "config.objective.momentum, or config.objective.centering=sinkhorn"
+        )
+
+    def __call__(self, learner: Learner, batch: Batch, rngs: nnx.Rngs):
+        """See `Objective`."""
+        if "image" in batch:
+            return self._held_out(learner, batch["image"])
+        options, own, teacher = self.options, learner.own, learner.teacher
+        images = jnp.concatenate([batch[name] for name in self.global_views], axis=1)
+        masks = self._masks(rngs.dropout(), len(images)) if options.patch_weight else None
+        taught, taught_patches = jax.lax.stop_gradient(_look(teacher.model, images))
+        features, patches = _look(learner.model, images, masks, own, rngs)
+        frozen = learner.step < self.frozen
+        logits = jax.lax.stop_gradient(teacher.own.head(taught))
+        probabilities = self._probabilities(learner, logits, "centre")
+        of_local = []
+        for name, config in self.local_models.items():
+            model = resized(learner.model, self.setting.model, config, options.view_resize)
+            of_local.append(own.head(_look(model, batch[name], rngs=rngs)[0], frozen=frozen))
+        loss = dino = dino_losses.class_token_loss(
+            probabilities, own.head(features, frozen=frozen), of_local, options.student_temperature
+        )
+        metrics = {"dino_loss": dino}
+        if options.patch_weight:
+            metrics["ibot_loss"] = self._patch_loss(learner, taught_patches, patches, masks)
+            loss += options.patch_weight * metrics["ibot_loss"]
+        if options.koleo:
+            groups = features.swapaxes(0, 1)
+            compared = options.koleo_images or len(images)
+            groups = groups.reshape(2, -1, compared, features.shape[-1])
+            metrics["koleo_loss"] = dino_losses.koleo(groups).reshape(2, -1).sum(0)
+            loss += options.koleo * metrics["koleo_loss"]
+        return loss, metrics | self._watch(own, probabilities)
+
+    def _patch_loss(self, learner: Learner, taught, patches, masks) -> jax.Array:
+        """iBOT's loss of each image (B,): tokens of teacher and student (B, 2, N, D), masks (B, 2, N)."""
+        own = learner.own
+        which = masks.any(-1).argmax(1)  # of the two views
+
+        def masked(x: jax.Array) -> jax.Array:
+            x = jnp.take_along_axis(x, which.reshape(-1, 1, *[1] * (x.ndim - 2)), axis=1)[:, 0]
+            index = places if x.ndim == 2 else places[..., None]
+            return jnp.take_along_axis(x, index, axis=1)
+
+        # Masked patches first, as many as there can be.
+        places = jnp.argsort(~masks.any(1), axis=1, stable=True)[:, : self.most_masked]
+        present = masked(masks).astype(jnp.float32)
+        logits = learner.teacher.own.of_patches()(masked(taught))
+        logits = jax.lax.stop_gradient(logits)
+        probabilities = self._probabilities(learner, logits, "patch_centre", present)
+        frozen = learner.step < self.frozen
+        predicted = own.of_patches()(masked(patches), frozen=frozen)
+        temperature = self.options.student_temperature
+        # The mean over both global views, of which one has no mask.
+        return dino_losses.patch_loss(probabilities, predicted, present, temperature) / 2
+
+    def _probabilities(
+        self, learner: Learner, logits: jax.Array, centre: str, present: jax.Array | None = None
+    ) -> jax.Array:
+        """The teacher's, for its logits (…, K), of which those not `present` (…) only fill the array; the
+        centre of this name moves.
+        """
+        temperature = self.temperature(learner.step)
+        if self.options.centering == "sinkhorn":
+            return dino_losses.sinkhorn(logits, temperature, present)
+        variable = getattr(learner.own, centre)
+        now = variable[...]
+        variable[...] = dino_losses.moved_centre(now, logits, self.options.centre_momentum, present)
+        return dino_losses.centred(logits, now, temperature)
+
+    def _masks(self, key: jax.Array, batch: int) -> jax.Array:
+        """(B, 2, N) bool: of each image one of the two global views is masked, by shares that are spread
+        evenly over `mask_shares` and dealt to the images at random.
+        """
+        which_key, deal_key, share_key, mask_key = jax.random.split(key, 4)
+        rank = jax.random.permutation(deal_key, batch) + jax.random.uniform(share_key, (batch,))
+        low, high = self.options.mask_shares
+        counts = jnp.floor(self.patches * (low + (high - low) * rank / batch)).astype(jnp.int32)
+        masks = block_masks.draw(mask_key, counts, self.setting.model.grid)
+        first = jax.random.bernoulli(which_key, shape=(batch, 1))
+        return jnp.stack([masks & first, masks & ~first], axis=1)
+
+    def _watch(self, own: Own, probabilities: jax.Array) -> dict[str, jax.Array]:
+        """Metrics of the teacher's probabilities (B, 2, K), whether it has collapsed."""
+
+        def entropy(p: jax.Array) -> jax.Array:
+            return -jnp.sum(p * jnp.log(jnp.maximum(p, jnp.finfo(p.dtype).tiny)), axis=-1)
+
+        each = entropy(probabilities).mean(1)
+        information = entropy(probabilities.mean((0, 1))) - each.mean()
+        own.equal_steps[...] = jnp.where(information < _EQUAL, own.equal_steps[...] + 1, 0)
+        same = {
+            "teacher_information": information,
+            "collapsed_steps": own.equal_steps[...].astype(jnp.float32),
+        }
+        return {"teacher_entropy": each} | {
+            name: jnp.broadcast_to(value, each.shape) for name, value in same.items()
+        }
+
+    def _held_out(self, learner: Learner, images: jax.Array):
+        """The cross-entropy of teacher and student on images (B, H, W, C) that no view was cut from: an
+        example's own, whatever others are in the batch.
+        """
+        images, centre = images[:, None], getattr(learner.own, "centre", 0.0)
+        teacher = learner.teacher
+        logits = teacher.own.head(_look(teacher.model, images)[0])
+        centre = centre if isinstance(centre, float) else centre[...]
+        probabilities = dino_losses.centred(logits, centre, self.temperature(learner.step))
+        student = learner.own.head(_look(learner.model, images)[0])
+        temperature = self.options.student_temperature
+        loss = dino_losses.cross_entropy(probabilities, student, temperature)[:, 0]
+        return loss, {}
+
+
+def _look(
+    model: nnx.Module,
+    images: jax.Array,
+    masks: jax.Array | None = None,
+    own: Own | None = None,
+    rngs: nnx.Rngs | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Features (B, V, D) and patches (B, V, N, D) of views (B, V, H, W, C).
+
+    Args:
+      masks: (B, V, N) bool, patches in whose place is `own.mask`.
+      rngs: of a student; without, nothing is random.
+    """
+    how = {"deterministic": rngs is None, "rngs": rngs}
+    x = model.patches(images.reshape(-1, *images.shape[2:]), **how)
+    count = x.shape[1]
+    if masks is not None:
+        x = jnp.where(masks.reshape(-1, count, 1), own.mask[...].astype(x.dtype), x)
+    tokens, _ = model.encode(model.place(x), **how)
+    features = model.read(tokens, {}).features
+    return tuple(y.reshape(*images.shape[:2], *y.shape[1:]) for y in (features, tokens[:, -count:]))
