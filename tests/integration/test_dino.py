@@ -1,0 +1,63 @@
+"""Runs of self-distillation, stopped, gone on with and read."""
+
+import jax
+import numpy as np
+import pytest
+
+import vit_jax
+from vit_jax.checkpoints import reading
+from vit_jax.training import loop
+from vit_jax.training.assembly import assemble, resolve
+from vit_jax.user_files import load_config
+
+
+def small(**changes):
+    config = load_config("configs/dino.py:smoke")
+    config.update_from_flattened_dict(
+        {
+            "model.depth": 1,
+            "model.width": 32,
+            "model.mlp_dim": 64,
+            "objective.prototypes": 16,
+            "objective.head_hidden": 16,
+            "objective.frozen_prototypes": "2 steps",
+            "batch_size": 16,
+            "duration": "6 steps",
+            "checkpoint.every": "3 steps",
+            "data.train_split": "train[:200]",
+            "data.eval_split": "test[:80]",
+            "log.tensorboard": False,
+        }
+        | changes
+    )
+    return config
+
+
+@pytest.mark.slow
+def test_a_run_that_is_stopped_and_gone_on_with_is_the_same_to_the_bit(tmp_path, monkeypatch):
+    result = vit_jax.train(small(), tmp_path / "whole")
+    assert 0 < result["knn/accuracy"] <= 1
+    # Stopped after 4 steps, where nothing is saved, and gone on with from step 3.
+    train = loop._Run._train
+
+    def stop(run, batches):
+        run.stop.after_step = lambda: int(run.state.step) == 4
+        return train(run, batches)
+
+    monkeypatch.setattr(loop._Run, "_train", stop)
+    monkeypatch.setattr(loop._Run, "_save_now", lambda *_: None)
+    with pytest.raises(loop.Interrupted):
+        vit_jax.train(small(), tmp_path / "parts")
+    monkeypatch.undo()
+    vit_jax.train(small(), tmp_path / "parts")
+    parts = {}
+    for run in ("whole", "parts"):
+        assembly = assemble(resolve(small()), num_classes=10, examples_per_epoch=200)
+        like = jax.eval_shape(assembly.init, jax.random.key(0)).parts()
+        parts[run] = jax.device_get(reading.read_parts(reading.find(tmp_path / run), like))
+    assert {"teacher", "teacher_objective", "objective_variables"} <= set(parts["whole"])
+    assert np.abs(parts["whole"]["objective_variables"]["patch_centre"]).max() > 0
+    jax.tree.map(np.testing.assert_array_equal, parts["whole"], parts["parts"])
+    # What is read of it is the teacher.
+    weights = reading.load_weights(tmp_path / "whole")
+    jax.tree.map(np.testing.assert_array_equal, weights.params, parts["whole"]["teacher"])
