@@ -4,9 +4,9 @@ moving average (DINOv2, arXiv 2304.07193; facebookresearch/dinov2).
 vit_jax train --config=configs/dino.py:L/16 --workdir=DIR
     L/16, B/16 or S/16 on ImageNet; k-NN accuracy as it trains;
 vit_jax train --config=configs/dino.py --workdir=DIR --config.init_from=CHECKPOINT --config.data.path=IMAGES
-    goes on from released weights (DINOv2's, patches of 14) on your own images, which need no classes;
-    --config.init_resize=dinov2 for those without registers. With patches of 16, views of 98 do not
-    divide: take 96 in config.data.views;
+    goes on from released weights (DINOv2's) on your own images, which need no classes;
+    --config.init_resize=dinov2 for those without registers. Local views are of 112 pixels, which
+    patches of 14 and of 16 divide (the authors' are of 98, for 14);
 vit_jax train --config=configs/dino.py:smoke --workdir=DIR
     digits, without their labels, in three minutes on two CPU cores.
 
@@ -37,7 +37,7 @@ def get_config(arg="continue"):
     config.objective.name = "dino"
     config.data.image_size = 224
     config.data.interpolation = "bicubic"
-    config.data.views = views(98 if model == "continue" else 96)
+    config.data.views = views(112 if model == "continue" else 96)
     config.model.dtype = "bfloat16"
     config.model.drop_path = 0.3
     config.optim.b2 = 0.999
