@@ -107,9 +107,7 @@ def make_gradient(
             rho = sharpness.radius(config.optim, rate)
             gradient_of = sharpness.aware(gradient_of, config.optim, rho)
         own = {name: state.variables[name] for name in ("model", OWN) if name in state.variables}
-        grads, (metrics, own) = gradient_of(
-            state.params, own, {**images, **targets}, model_key
-        )
+        grads, (metrics, own) = gradient_of(state.params, own, {**images, **targets}, model_key)
         return grads, metrics, own
 
     return gradient

@@ -203,7 +203,7 @@ def run_all(runs: Mapping[str, ConfigDict], workdir: epath.PathLike) -> dict[str
     for number, (name, config) in enumerate(runs.items(), start=1):
         logging.info("run %d of %d: %s", number, len(runs), name)
         if config.pseudo.teacher in runs:
-            config = _with(config, {"pseudo.teacher": str(workdir / config.pseudo.teacher)})
+            config = with_fields(config, {"pseudo.teacher": str(workdir / config.pseudo.teacher)})
         try:
             found[name] = result_of(config, workdir / name)
         except NonFiniteError as error:
