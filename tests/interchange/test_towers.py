@@ -39,7 +39,12 @@ MODELS = {
     "Dinov2ForImageClassification": (
         "Dinov2Config",
         TINY | dict(use_swiglu_ffn=True, num_labels=3),
-        dict(gated_mlp=True, mlp_dim=88, activation="silu", num_classes=0),
+        dict(gated_mlp=True, mlp_dim=88, activation="silu", num_classes=3, pool="token_mean"),
+    ),
+    "Dinov2WithRegistersForImageClassification": (
+        "Dinov2WithRegistersConfig",
+        TINY | dict(num_register_tokens=3, num_labels=3),
+        dict(registers=3, num_classes=3, pool="token_mean"),
     ),
     "Dinov2WithRegistersModel": (
         "Dinov2WithRegistersConfig",
@@ -123,8 +128,6 @@ def their_answer(model, x):
             return model.vision_model(pixels).pooler_output, "features"
         if name == "CLIPVisionModelWithProjection":
             return model.vision_model(pixels).pooler_output, "features"
-        if name == "Dinov2ForImageClassification":
-            return model.dinov2(pixels).last_hidden_state, "tokens"
         output = model(pixels)
     if "logits" in output:
         return output.logits, "logits"

@@ -31,10 +31,10 @@ NETWORKS = {
         norm_after=True, activation="quick_gelu", rope="mixed", layer_scale="attention",
         last_norm="none", registers=1, position="none",
     ),
-    "attention pooling": SMALL
+    "class token and mean": SMALL
     | dict(
-        rope="centred", rope_theta=100.0, position_of_class=False, registers=1, pool="map",
-        pool_prefix=True, map_heads=4, map_mlp_dim=24, keep_class_token=True, activation="gelu",
+        rope="centred", rope_theta=100.0, position_of_class=False, registers=1, pool="token_mean",
+        activation="gelu",
     ),
 }  # fmt: skip
 
@@ -127,6 +127,8 @@ def forward(config, parameters, images):
     skipped = 0 if config.pool_prefix else 1 + config.registers
     if config.pool == "token":
         x = x[:, 0]
+    elif config.pool == "token_mean":
+        x = np.concatenate([x[:, 0], x[:, skipped:].mean(1)], -1)
     elif config.pool == "mean":
         x = x[:, skipped:].mean(1)
     else:

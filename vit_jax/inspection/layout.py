@@ -49,7 +49,7 @@ def layouts(config: classifier.Options) -> dict[str, Layout]:
     """By the name of captured attention weights, also of those that the model does not have."""
     own, size = network(config), tuple(map(float, sizes.height_width(config.image_size)))
     rows, columns = grid(config)
-    class_token = getattr(own, "pool", "token") == "token"
+    class_token = getattr(own, "pool", "token") in ("token", "token_mean")
     found = [
         Layout("attention", (rows, columns), size, class_token),
         Layout("row_attention", (1, columns), (0.0, size[1]), False),

@@ -55,9 +55,9 @@ class TokenOptions(Options):
 
     pool: str = option(
         "token",
-        "how tokens become one vector; token: the class token; first: the first patch, without one; "
-        "gem: generalised mean, its power learned; map: attention",
-        choices=("token", "mean", "map", "first", "gem"),
+        "how tokens become one vector; token: the class token; token_mean: beside it the mean of the others "
+        "(DINOv2); first: the first patch, without one; gem: generalised mean, its power learned; map: attention",
+        choices=("token", "mean", "map", "first", "gem", "token_mean"),
         role="structure",
     )
     keep_class_token: bool = option(
@@ -87,9 +87,19 @@ class TokenOptions(Options):
     )
 
     @property
+    def reads_class_token(self) -> bool:
+        """Whether what is pooled has the class token apart."""
+        return self.pool in ("token", "token_mean")
+
+    @property
     def has_class_token(self) -> bool:
         """Whether a class token stands before the patches."""
-        return self.pool == "token" or self.keep_class_token
+        return self.reads_class_token or self.keep_class_token
+
+    @property
+    def pooled_width(self) -> int:
+        """Size of the one vector."""
+        return 2 * self.width if self.pool == "token_mean" else self.width
 
     @property
     def pool_heads(self) -> int:
@@ -126,10 +136,14 @@ def check(config: Options) -> None:
 def make(
     config: Options, *, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs
 ) -> Callable[[jax.Array], jax.Array]:
-    """What `config.pool` makes of tokens (B, N, D): (B, D); a module where something of it is learned."""
+    """What `config.pool` makes of tokens (B, N, D): (B, D), or (B, 2 D); a module where something of it is
+    learned.
+    """
     match config.pool:
         case "mean":
             return mean
+        case "token_mean":
+            return token_and_mean
         case "gem":
             return GeM()
         case "map":
@@ -161,6 +175,11 @@ def token(tokens: jax.Array) -> jax.Array:
 def mean(tokens: jax.Array) -> jax.Array:
     """Global average pooling (ViT §D.3): tokens (B, N, D) -> (B, D)."""
     return tokens.mean(axis=1)
+
+
+def token_and_mean(tokens: jax.Array) -> jax.Array:
+    """The class token, then the mean of all others: tokens (B, N, D) -> (B, 2 D)."""
+    return jnp.concatenate([token(tokens), mean(tokens[:, 1:])], axis=-1)
 
 
 class GeM(nnx.Module):

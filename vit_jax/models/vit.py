@@ -111,7 +111,9 @@ class Config(
         # JSON has no tuples.
         object.__setattr__(self, "rope_grid", tuple(self.rope_grid))
         # Where the class token is read, it is there anyway.
-        object.__setattr__(self, "keep_class_token", self.keep_class_token and self.pool != "token")
+        object.__setattr__(
+            self, "keep_class_token", self.keep_class_token and not self.reads_class_token
+        )
         _ = self.grid  # which the image size may not give
         classifier.check_heads(self)
         encoder.check(self)
@@ -171,8 +173,8 @@ class Config(
 
     def flops(self) -> int:
         """Operations of one image's forward pass: matrix products only, a multiply-add counted as 2, full attention."""
-        heads = (1 + self.two_heads) * (self.representation or self.width) * self.num_classes
-        head = 2 * self.width * self.representation + 2 * heads
+        heads = (1 + self.two_heads) * (self.representation or self.pooled_width) * self.num_classes
+        head = 2 * self.pooled_width * self.representation + 2 * heads
         blocks = self.block_flops(self.tokens)
         return self.embedding_flops() + blocks + pooling.flops(self) + head
 
@@ -246,11 +248,13 @@ class Model(nnx.Module):
         self.encoder = self.make_encoder(config, rngs)
         self.pool = pooling.make(config, dtype=dtype, rngs=rngs)
         if config.last_norm == "pooled":
-            self.pool_norm = encoder.make_norm(config, dtype=dtype, rngs=rngs)(width)
+            self.pool_norm = encoder.make_norm(config, dtype=dtype, rngs=rngs)(config.pooled_width)
         if config.representation:
-            self.representation = nnx.Linear(width, config.representation, dtype=dtype, rngs=rngs)
+            self.representation = nnx.Linear(
+                config.pooled_width, config.representation, dtype=dtype, rngs=rngs
+            )
         if config.num_classes:
-            self.head = classifier.head(config.representation or width, config, rngs)
+            self.head = classifier.head(config.representation or config.pooled_width, config, rngs)
             if config.two_heads:
                 self.head_distilled = classifier.head(width, config, rngs)
 
@@ -390,7 +394,7 @@ class Model(nnx.Module):
                 self.head_distilled(tokens[:, 1].astype(jnp.float32)),
             ])  # fmt: skip
             return ModelOutput(exits.mean(axis=0), features, tokens, intermediates, exits)
-        skipped = 0 if config.pool == "token" or config.pool_prefix else config.placed_tokens
+        skipped = 0 if config.reads_class_token or config.pool_prefix else config.placed_tokens
         features = self.pool(tokens[:, skipped:] if skipped else tokens)
         if config.last_norm == "pooled":
             features = self.pool_norm(features)

@@ -171,8 +171,9 @@ def refusal_everywhere(config: vit.Config) -> str:
     """See `Conversion.refusal`: what none of these codes has."""
     if parts := parts_beside(config):
         return f"the format has no {', no '.join(parts)}"
-    if config.pool == "gem" or config.weighted_layers:
-        option = "pool=gem" if config.pool == "gem" else "weighted_layers=True"
+    own = config.pool in ("gem", "token_mean")
+    if own or config.weighted_layers:
+        option = f"pool={config.pool}" if own else "weighted_layers=True"
         return f"the format has no {option}"
     if config.position_place in ("", "stem"):
         return ""

@@ -1,9 +1,8 @@
 """Hugging Face's networks that are ViTs under other names: DINOv2 with and without registers, DINOv3,
 MAE's encoder, and the image towers of CLIP, SigLIP and SigLIP 2 (NaFlex at its own number of patches).
 
-Left out are what only pre-training needs, text towers, and heads that ours cannot compute: that of
-`Dinov2ForImageClassification` reads the class token beside the mean of the patches, CLIP's
-`visual_projection` has no bias. Files are written again as they were read; new ones are not.
+Left out are what only pre-training needs, text towers, and CLIP's `visual_projection`, which has no
+bias. Files are written again as they were read; new ones are not.
 """
 
 import math
@@ -90,7 +89,9 @@ def _dinov2(shapes: Shapes, value: Said, prefix: str) -> tuple[Said, tuple[str, 
     if value["use_swiglu_ffn"]:
         hidden = (int(hidden * 2 / 3) + 7) // 8 * 8
         options |= {"gated_mlp": True, "activation": "silu", "mlp_dim": hidden}
-    return options | {"registers": value.get("num_register_tokens", 0)}, (r"classifier\..*",)
+    if "classifier.bias" in shapes:
+        options |= {"pool": "token_mean", "num_classes": shapes["classifier.bias"][0]}
+    return options | {"registers": value.get("num_register_tokens", 0)}, ()
 
 
 def _dinov3(shapes: Shapes, value: Said, prefix: str) -> tuple[Said, tuple[str, ...]]:
