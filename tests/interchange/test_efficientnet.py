@@ -124,7 +124,7 @@ def test_timms_logits_and_running_statistics_are_ours_and_its_file_comes_back(ti
         pad_type="same",
         num_classes=CLASSES,
     )
-    path = save(randomize(model), tmp_path / "theirs.safetensors")
+    path = save(randomize(model), tmp_path / "tf_efficientnet_b0.safetensors")
     foreign = formats.read(path, image_size=IMAGE_SIZE)
     config = foreign.model_config
     assert config.units == efficientnet.units(depth) and config.width_factor == width
@@ -272,12 +272,26 @@ def test_timms_efficientnets_without_tensorflows_padding_are_refused(tmp_path):
         formats.read(tmp_path / "a")
 
 
+def test_whether_a_bare_file_pads_as_tensorflow_is_asked_for(tmp_path):
+    formats.write(foreign(), tmp_path / "a.safetensors", "timm")
+    assert formats.read(tmp_path / "a.safetensors").model_config == foreign().model_config
+    tensors = {n: np.asarray(t) for n, t in safetensors.read(tmp_path / "a.safetensors")[0].items()}
+    specs = {n: (x.shape, x.dtype) for n, x in tensors.items()}
+    bare = tmp_path / "weights.safetensors"
+    safetensors.write(bare, tensors.items(), specs, {})
+    with pytest.raises(CheckpointError, match="nothing tells whether .* as TensorFlow .*Name the"):
+        formats.read(bare)
+    named = bare.rename(tmp_path / "tf_efficientnet_b0.in1k.safetensors")
+    assert formats.read(named).model_config.units == foreign().model_config.units
+
+
 def test_a_file_that_lacks_a_tensor_or_has_one_more_names_it(tmp_path):
     formats.write(foreign(), tmp_path / "a.safetensors", "timm")
     tensors = {n: np.asarray(t) for n, t in safetensors.read(tmp_path / "a.safetensors")[0].items()}
     tensors["surplus"] = tensors.pop("blocks.1.0.bn2.running_var")
-    np.savez(tmp_path / "a.npz", **tensors)
+    path = tmp_path / "tf_efficientnet_b0.npz"
+    np.savez(path, **tensors)
     with pytest.raises(CheckpointError) as error:
-        loading.load(tmp_path / "a.npz")
+        loading.load(path)
     assert "blocks.1.0.bn2.running_var (48,): missing in the file" in str(error.value)
     assert "surplus (48,): in the file, but not in the model" in str(error.value)

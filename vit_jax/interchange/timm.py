@@ -33,7 +33,7 @@ def read(opened: Opened, wishes: Wishes) -> Foreign:
     stated = named.in_header(opened)
     architecture, tag = published_name(opened)
     said = {"architecture": architecture, "tag": tag} | _arguments(opened.config)
-    said |= _image_size(opened.config) | stated
+    said |= _image_size(opened.config) | stated | {"written_here": bool(opened.said)}
     found = named.find(opened, NAME, said | named.said(wishes), opened.prefixes)
     if found is None:
         vit_options.check_supported(architecture)

@@ -131,7 +131,8 @@ class Conversion:
 
 class TimmConversion(Conversion):
     """timm's names. `said` are a folder's `model_args`, and the published model's `architecture` and
-    `tag` (see `published`) where its config.json or name says them.
+    `tag` (see `published`) where its config.json or name says them; `written_here`, whether our code
+    wrote the file.
 
     Attributes:
       file_conventions: as `conventions`, for a file alone: what its code takes where no config.json

@@ -1,6 +1,6 @@
 """EfficientNets of timm, `tf_efficientnet_*`, and of Hugging Face `transformers`. Both have the conventions
 of the published code; timm's `efficientnet_*` without `tf` pad and normalise otherwise, under the same
-names and with the same shapes, and are taken for these where a file alone does not tell.
+names and with the same shapes: a file that nobody names is refused.
 
 transformers pads the image for the first convolution at its end only, which is TensorFlow's padding for an even
 number of pixels; and where a stride meets an odd number of rows, `depthwise_padding` in config.json
@@ -70,8 +70,15 @@ class Timm(TimmConversion):
         """See `Conversion`."""
         if not {"conv_stem.weight", "conv_head.weight", "blocks.0.0.conv_dw.weight"} <= set(shapes):
             return None
-        architecture = said.get("architecture") or "tf_efficientnet"
-        if not architecture.startswith("tf_efficientnet"):
+        architecture = said.get("architecture")
+        if not architecture and not said.get("written_here"):
+            raise CheckpointError(
+                "nothing tells whether this EfficientNet pads as TensorFlow (timm's tf_efficientnet_*), which is "
+                "supported, or as PyTorch (efficientnet_*): the tensors are alike, the results are not. Name the file "
+                "or its folder as the published model is called, such as tf_efficientnet_b0, or put its config.json "
+                "beside it"
+            )
+        if architecture and not architecture.startswith("tf_efficientnet"):
             raise CheckpointError(
                 f"of EfficientNets only timm's tf_efficientnet_* are supported, not {architecture}, which pads and "
                 "normalises otherwise"

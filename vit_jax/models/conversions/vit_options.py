@@ -133,7 +133,7 @@ def _from_said(
 
 
 # What `said` has that is no argument of timm's class.
-_BESIDE_ARGUMENTS = {"architecture", "tag", "image_size", "wanted_size", *UNTOLD}
+_BESIDE_ARGUMENTS = {"architecture", "tag", "image_size", "wanted_size", "written_here", *UNTOLD}
 # Arguments without which little of a model is said.
 _STATING = {"embed_dim", "num_heads"}
 
