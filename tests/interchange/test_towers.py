@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 
 import vit_jax
+from tests.interchange import zoo
 from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange import formats, pickles, safetensors, state_dicts
 from vit_jax.models import registry
@@ -307,3 +308,40 @@ def test_another_network_is_refused_by_its_name(tmp_path):
     )
     with pytest.raises(CheckpointError, match=r"it is a swin \(SwinForImageClassification\) of"):
         formats.read(tmp_path)
+
+
+# The small published ones, but for their depth: class of the config, fields, `resize` of positions.
+PUBLISHED = {
+    "Dinov2Model": (dict(image_size=518, patch_size=14), "torch"),
+    "Dinov2WithRegistersModel": (
+        dict(image_size=518, patch_size=14, num_register_tokens=4),
+        "bicubic",
+    ),
+    "DINOv3ViTModel": (dict(num_register_tokens=4), "scipy"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [(224, 224), (518, 518), (256, 448)])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_dinos_of_published_width_and_table_are_theirs_at_every_size(tmp_path, name, size):
+    fields, method = PUBLISHED[name]
+    config = getattr(transformers, MODELS[name][0])(
+        hidden_size=384,
+        num_attention_heads=6,
+        num_hidden_layers=1,
+        intermediate_size=1536,
+        **fields,
+    )
+    torch.manual_seed(0)
+    model = zoo.randomize(getattr(transformers, name)(config))
+    model.save_pretrained(tmp_path)
+    # What their patches leave over at the end is not seen.
+    seen = tuple(side // config.patch_size * config.patch_size for side in size)
+    ours = vit_jax.load(tmp_path, image_size=seen, resize=method)
+    x = np.random.default_rng(0).uniform(-1, 1, (1, *size, 3)).astype(np.float32)
+    with torch.no_grad():
+        expected = model(torch.from_numpy(x).permute(0, 3, 1, 2)).last_hidden_state.numpy()
+    expected = np.delete(expected, np.arange(1, 1 + ours.config.registers), axis=1)
+    found = nnx.jit(lambda model, x: model(x).tokens)(ours, x[:, : seen[0], : seen[1]])
+    np.testing.assert_allclose(found, expected, atol=2e-5 * max(1, np.abs(expected).max()))
