@@ -104,20 +104,27 @@ def save(model, folder: pathlib.Path, arguments: dict) -> pathlib.Path:
     return folder
 
 
-def difference(model, foreign) -> float:
-    """The largest difference of logits (of features without a head), relative to the largest or to 1.
+def images(config) -> np.ndarray:
+    """One image for a model."""
+    shape = (1, *config.height_width, config.channels)
+    return np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
 
-    timm computes in float64: its own rounding says nothing about ours.
-    """
+
+def answer(model, x: np.ndarray) -> np.ndarray:
+    """timm's logits of images (N, H, W, C), in float64: its own rounding says nothing about ours."""
     import torch
 
-    config = foreign.model_config
-    shape = (1, *config.height_width, config.channels)
-    x = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
     with torch.no_grad():
-        expected = model.double()(torch.from_numpy(x).permute(0, 3, 1, 2).double()).numpy()
+        logits = model.double()(torch.from_numpy(x).permute(0, 3, 1, 2).double()).numpy()
     model.float()
-    definition, _ = registry.abstract(config)
+    return logits
+
+
+def difference(model, foreign) -> float:
+    """The largest difference of logits (of features without a head), relative to the largest or to 1."""
+    x = images(foreign.model_config)
+    expected = answer(model, x)
+    definition, _ = registry.abstract(foreign.model_config)
     params = jax.tree.map(np.asarray, foreign.params)
     variables = jax.tree.map(np.asarray, foreign.variables)
     output = jax.jit(lambda p, v, x: nnx.merge(definition, p, v)(x))(params, variables, x)
