@@ -70,6 +70,18 @@ def test_what_was_varied_is_found_and_means_and_ranges_over_seeds_are_exact(tmp_
     assert not re.search(r'(src|href)="(?!data:|#)', page) and "http" not in page
 
 
+def test_shares_of_the_data_stand_in_order_and_are_drawn_over(tmp_path):
+    for split, accuracy in (("train", 0.9), ("train[:5%]", 0.5), ("train[:20%]", 0.7)):
+        made_up(tmp_path / "E" / str(accuracy), {"data.train_split": split}, accuracy)
+    result = report([tmp_path / "E"], tmp_path / "R")
+    found = [one["setting"]["data.train_split"] for one in result["settings"]]
+    assert found == ["train[:5%]", "train[:20%]", "train"]
+    assert (tmp_path / "R" / "over_data_train_split.png").exists()
+    assert compare.as_number("data.train_split", "train+test[:5%]") is None
+    table = (tmp_path / "R" / "report.md").read_text()
+    assert "| training loss | loss " in table and re.search(r"0\.500 +\| 0\.100", table)
+
+
 def test_fields_that_change_together_are_one_choice_and_a_name_stands_for_its_sizes(tmp_path):
     for name, rate in (("ViT-S/16", 0.1), ("ViT-Ti/16", 0.2)):
         made_up(tmp_path / name[4], {"model.name": name, "optim.lr": rate}, 0.5)

@@ -44,7 +44,10 @@ class Plot:
         axes.set_axisbelow(True)
         axes.ticklabel_format(useOffset=False)
         if logarithmic:
-            axes.set_xscale("log")
+            axes.set_xscale("log", subs=(2, 3, 4, 5, 6, 7, 8, 9))
+            axes.xaxis.get_major_locator().set_params(subs=(1, 3))
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_formatter("")
         if whole:
             axes.xaxis.get_major_locator().set_params(integer=True)
         if x_limits:

@@ -3,7 +3,8 @@
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -14,6 +15,7 @@ _NO_DIFFERENCE = ("checkpoint.", "log.", "hosts.", "mesh.", "model.remat", "mode
 _NO_DIFFERENCE += ("compilation_cache", "data.threads", "data.prefetch", "data.mixed_decoders")
 _NO_DIFFERENCE += ("eval.every", "eval.batch_size", "model.num_classes", "model.dtype_on_cpu")
 SEED = "seed"
+_SHARE = re.compile(r"\w+(\[:(?P<share>[\d.]+)%\])?")
 _OF_DATA = ("data.name", "data.path", "data.train_split", "data.eval_split", "data.mixture")
 
 
@@ -92,7 +94,7 @@ def compare(runs: Sequence[Run]) -> Comparison:
         groups.setdefault(_key(setting), Group(setting, [])).runs.append(run)
     metrics = [run.metric for run in runs if run.metric]
     metric = max(dict.fromkeys(metrics), key=metrics.count) if metrics else ""
-    ordered = sorted(groups.values(), key=lambda group: [_order(v) for v in group.setting.values()])
+    ordered = sorted(groups.values(), key=lambda g: [_order(n, v) for n, v in g.setting.items()])
     notes = _notes(runs, known, metric)
     for run in runs:
         if run.metric not in ("", metric):
@@ -153,10 +155,17 @@ def _notes(runs: Sequence[Run], known: Sequence[Run], metric: str) -> list[str]:
     return notes
 
 
-def numeric(values: Sequence) -> bool:
-    """Whether all are numbers, at least two of them different."""
-    good = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
-    return good and len(set(values)) > 1
+def as_number(name: str, value: object) -> float | None:
+    """The value of a field as a number, `None` if it is none; of 'train[:10%]' the share in percent."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    share = _SHARE.fullmatch(value) if name == "data.train_split" else None
+    return float(share["share"] or 100) if share else None
+
+
+def loss_of_evaluations(names: Iterable[str]) -> str:
+    """That curve among all of a run; '' if there is none."""
+    return next((n for n in names if n.startswith("eval/") and n.endswith("loss")), "")
 
 
 def in_short(setting: Mapping) -> str:
@@ -176,7 +185,7 @@ def said(value: object) -> str:
 def rows(comparison: Comparison) -> list[list[str]]:
     """The table: a row for each setting, the first row names."""
     head = [*comparison.varied, "runs", comparison.metric or "metric", "range", "std", "step"]
-    table = [[*head, "images/s", "goodput", "exaFLOPs", "state"]]
+    table = [[*head, "training loss", "loss", "images/s", "goodput", "exaFLOPs", "state"]]
     for group in comparison.groups:
         found = group.summary()
         fields = [said(group.setting[name]) for name in comparison.varied if name in group.setting]
@@ -190,6 +199,8 @@ def rows(comparison: Comparison) -> list[list[str]]:
             f"{low:.4f} … {high:.4f}" if found["n"] > 1 else "-",
             "-" if std is None else f"{std:.4f}",
             _mean([run.step for run in group.runs], "{:,.0f}"),
+            _mean([run.last("loss") for run in group.runs], "{:.3f}"),
+            _mean([run.last(loss_of_evaluations(run.curves)) for run in group.runs], "{:.3f}"),
             _mean([run.median("images_per_second") for run in group.runs], "{:,.0f}"),
             _mean([run.last("goodput") for run in group.runs], "{:.0%}"),
             _mean([run.exaflops for run in group.runs], "{:.3g}"),
@@ -209,7 +220,6 @@ def _key(value: object) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
 
-def _order(value: object) -> tuple:
-    if isinstance(value, int | float):
-        return (0, float(value), "")
-    return (1, 0.0, _key(value))
+def _order(name: str, value: object) -> tuple:
+    number = as_number(name, value)
+    return (1, 0.0, _key(value)) if number is None else (0, number, "")

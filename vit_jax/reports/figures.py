@@ -5,9 +5,10 @@ from PIL import Image
 
 from vit_jax.pictures import style
 from vit_jax.pictures.plot import Plot
-from vit_jax.reports.compare import Comparison, Group, in_short, numeric
+from vit_jax.reports.compare import Comparison, Group, as_number, in_short
 from vit_jax.reports.runs import Run
 
+_PREFIXES = (("exa", 18), ("peta", 15), ("tera", 12), ("giga", 9))
 _MOST = len(style.COLOURS)  # groups told apart by colour
 
 
@@ -35,7 +36,9 @@ def over_field(comparison: Comparison) -> dict[str, Image.Image]:
     found = {}
     for name in comparison.varied:
         groups = [g for g in comparison.groups if name in g.setting and len(g.values())]
-        if not groups or not numeric([group.setting[name] for group in groups]):
+        numbers = {id(group): as_number(name, group.setting[name]) for group in groups}
+        values = list(numbers.values())
+        if None in values or len(set(values)) < 2:
             continue
         lines: dict[str, list[Group]] = {}
         for group in groups:
@@ -44,14 +47,13 @@ def over_field(comparison: Comparison) -> dict[str, Image.Image]:
             lines.setdefault(label, []).append(group)
         if len(lines) > _MOST:
             continue
-        values = [group.setting[name] for group in groups]
         logarithmic = min(values) > 0 and max(values) / min(values) >= 10
         plot = Plot(
             f"{comparison.metric} over {name}: mean and range over seeds",
-            x=name, y=comparison.metric, logarithmic=logarithmic,
+            x=f"{name} [%]" if name == "data.train_split" else name, y=comparison.metric, logarithmic=logarithmic,
         )  # fmt: skip
         for (label, line), colour in zip(lines.items(), style.COLOURS, strict=False):
-            xs = [group.setting[name] for group in line]
+            xs = [numbers[id(group)] for group in line]
             spread = [group.summary() for group in line]
             plot.band(xs, [s["low"] for s in spread], [s["high"] for s in spread], colour)
             plot.line(xs, [s["mean"] for s in spread], colour, label)
@@ -65,6 +67,8 @@ def curves(comparison: Comparison, name: str, title: str, unit: str) -> Image.Im
     """A metric over the steps: of each setting the mean of its runs and their range, as far as all of
     them have come; of more settings than there are colours, every run alone.
     """
+    if all(len(run.curves[name][0]) < 2 for run in comparison.runs if name in run.curves):
+        return None  # points alone are no curves; the table has them
     plot, drawn = Plot(title, x="step", y=unit), 0
     groups = [
         (group, [run for run in group.runs if name in run.curves]) for group in comparison.groups
@@ -103,13 +107,18 @@ def over_compute(comparison: Comparison) -> Image.Image | None:
     if len(points) < 2 or max(amounts) / max(min(amounts), 1e-30) < 1.2:
         return None
     logarithmic = min(amounts) > 0 and max(amounts) / min(amounts) >= 10
+    prefix, power = next(
+        (one for one in _PREFIXES if max(amounts) >= 10.0 ** (one[1] - 18)), _PREFIXES[-1]
+    )
     plot = Plot(
         f"{comparison.metric} over what training cost",
-        x="exaFLOPs (10^18 operations, a multiply-add counted as 2)", y=comparison.metric, logarithmic=logarithmic,
+        x=f"{prefix}FLOPs (10^{power} operations, a multiply-add counted as 2)", y=comparison.metric,
+        logarithmic=logarithmic,
     )  # fmt: skip
     for number, (group, runs) in enumerate(points):
         colour = style.COLOURS[number % _MOST]
-        xs, ys = [run.exaflops for run in runs], [run.value for run in runs]
+        xs = [run.exaflops * 10.0 ** (18 - power) for run in runs]
+        ys = [run.value for run in runs]
         plot.dots(xs, ys, colour, group.label if len(points) <= _MOST else "")
         if len(points) > _MOST:
             plot.note(float(np.mean(xs)), float(np.mean(ys)), group.label, colour)

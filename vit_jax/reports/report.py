@@ -74,9 +74,12 @@ def _pictures(comparison: Comparison) -> dict[str, tuple[str, Image.Image]]:
         found[f"over_{name.replace('.', '_')}"] = (f"Over {name}", image)
     found["over_compute"] = ("Over compute", figures.over_compute(comparison))
     names = dict.fromkeys(name for run in comparison.runs for name in run.curves)
-    curves = {n: (f"{n.removeprefix('eval/')} of evaluations", n.removeprefix("eval/")) for n in (
-        f"eval/{comparison.metric}", "eval/loss"
-    ) if n in names} | _CURVES  # fmt: skip
+    judged = (f"eval/{comparison.metric}", compare.loss_of_evaluations(names))
+    curves = {
+        name: (f"{short} of evaluations", short)
+        for name in judged
+        if name in names and (short := name.removeprefix("eval/"))
+    } | _CURVES
     for name, (title, unit) in curves.items():
         image = figures.curves(comparison, name, title, unit)
         found[f"curve_{name.replace('/', '_')}"] = (title, image)
@@ -93,10 +96,10 @@ def _summary(comparison: Comparison) -> list[str]:
     else:
         first = f"{count} runs of {groups} settings; varied: {', '.join(comparison.varied)}."
     lines = [first]
-    lines += [
-        f"Together with {name} change {', '.join(others)}."
-        for name, others in comparison.together.items()
-    ]
+    for name, others in comparison.together.items():
+        few = [other for other in others if name != "model.name" or not other.startswith("model.")]
+        few += ["options of the model"] if len(few) < len(others) else []
+        lines.append(f"Together with {name} change {', '.join(few)}.")
     if comparison.metric:
         lines.append(
             f"{comparison.metric} is that of the last evaluation; means, ranges and standard deviations "
