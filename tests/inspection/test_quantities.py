@@ -14,9 +14,11 @@ from vit_jax.inspection import (
     filters,
     health,
     maps,
+    mixing,
     positions,
 )
 from vit_jax.inspection.flow import flow
+from vit_jax.models import registry
 
 
 def softmax(shape, seed=0):
@@ -185,6 +187,13 @@ def test_an_overlay_is_bright_where_the_mask_is():
     found = maps.overlay(image, mask)
     bright = np.unravel_index(found[..., 0].argmax(), (32, 32))
     assert found.max() == 200 and found[31, 31, 0] < 5 and all(8 <= x < 16 for x in bright)
+
+
+def test_patches_of_a_hybrid_are_as_many_pixels_wide_as_its_maps_are_coarse():
+    sizes = dict(image_size=64, patch=1, units=(1, 1), num_classes=2)
+    assert mixing.patch_in_pixels(registry.model_config("R26+ViT-S/32", **sizes)) == 8
+    assert mixing.patch_in_pixels(registry.model_config("Mixer-S/32", image_size=64)) == 32
+    assert mixing.patch_in_pixels(registry.model_config("BiT-R50x1", image_size=64)) is None
 
 
 def test_images_leave_at_the_first_exit_that_is_sure_enough():

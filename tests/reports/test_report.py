@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from vit_jax.base.errors import ConfigError
+from vit_jax.pictures.plot import Plot
 from vit_jax.reports import compare, runs
 from vit_jax.reports.report import report
 
@@ -181,3 +182,10 @@ def test_fifty_runs_of_ten_thousand_lines_take_seconds(tmp_path):
     size = os.path.getsize(tmp_path / "run0" / "metrics.jsonl")
     print(f"{took:.1f} s, {grown / 1024:.0f} MiB more, {size / 2**20:.1f} MiB a run")
     assert took <= 10 and grown <= 500 * 1024
+
+
+def test_the_name_of_an_axis_stands_beside_its_numbers_within_the_picture():
+    plot = Plot("Rank", x="layer", y="effective rank", size=(400, 200), whole=True)
+    plot.line([1, 2, 3], [26.177, 25.3, 24.646])
+    pixels = np.asarray(plot.image())
+    assert (pixels[:, :4] == 255).all()  # nothing is cut off at the left

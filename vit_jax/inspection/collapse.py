@@ -17,7 +17,7 @@ def inspect(subject: Subject) -> Section:
     """Similarity of attention between layers."""
     section, found = Section("Collapse: do layers attend alike?", ""), subject.details.similarity
     if not found:
-        section.text = "No meaning here: this model has no attention."
+        section.text = "No meaning here: this model hands out no attention weights."
         return section
     texts = [
         f"The cosine between what a query attends to in two layers, averaged over queries, heads and "

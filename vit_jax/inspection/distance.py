@@ -24,7 +24,7 @@ def inspect(subject: Subject) -> Section:
     """One dot for each head: distance over depth; below, how far the heads of a layer are apart."""
     section = Section(TITLE, "")
     if not subject.observed.streams:
-        section.text = "No meaning here: this model has no attention."
+        section.text = "No meaning here: this model hands out no attention weights."
         return section
     count = len(subject.images)
     section.text = (

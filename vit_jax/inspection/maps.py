@@ -155,7 +155,7 @@ def _some(count: int, most: int) -> list[int]:
 def _why_not(subject: Subject, otherwise: str) -> str:
     if subject.observed.streams:
         return f"No meaning here: {otherwise}, and this model attends along rows and columns."
-    return "No meaning here: this model has no attention."
+    return "No meaning here: this model hands out no attention weights."
 
 
 def inspect_flow(subject: Subject) -> Section:

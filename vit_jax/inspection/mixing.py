@@ -8,6 +8,8 @@ import numpy as np
 from vit_jax.base import patterns
 from vit_jax.data.augmentation.permute import KINDS, orders, permuted
 from vit_jax.inspection.contract import Section, Subject, picture_of
+from vit_jax.inspection.layout import grid
+from vit_jax.models.classifier import Options
 from vit_jax.models.registry import Weights
 from vit_jax.pictures import tiles
 
@@ -37,12 +39,17 @@ def permuted_weights(weights: Weights, patch: int, kind: str, seed: int = 0) -> 
     return weights._replace(params=patterns.map_named(move, weights.params))
 
 
+def patch_in_pixels(config: Options) -> int | None:
+    """The side of a patch; a hybrid cuts its patches from maps. `None` of a family without patches."""
+    return config.height_width[0] // grid(config)[0] if hasattr(config, "patch") else None
+
+
 def inspect(subject: Subject) -> Section:
     """Pictures of the weights, and the permutation test."""
     section, params = Section("Mixing of tokens, and permutations", ""), subject.weights.params
     leaves = zip(patterns.names(params), jax.tree.leaves(params), strict=True)
     kernels = [np.asarray(leaf) for name, leaf in leaves if name.endswith(_MIXING)]
-    patch, texts = getattr(subject.config, "patch", None), []
+    patch, texts = patch_in_pixels(subject.config), []
     if kernels:
         (kernel,) = kernels
         layers = list(range(min(_MOST_LAYERS, len(kernel))))

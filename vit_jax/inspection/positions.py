@@ -86,7 +86,7 @@ def inspect(subject: Subject) -> Section:
             shown = [found[row, column] for row in down for column in across]
             picture = tiles.draw(
                 f"Similarity of each patch's position with all others ({label})",
-                shown, columns=len(across), side=max(14, 560 // max(len(down), len(across))), gap=1,
+                shown, columns=len(across), side=max(14, 560 // max(len(down), len(across))), gap=4,
                 bar=tiles.Bar(-1, 1, "cosine", "diverging"), x="column of the patch", y="row of the patch",
             )  # fmt: skip
         section.figures[f"positions_{key}"] = picture

@@ -109,6 +109,11 @@ class Plot:
             beside = style.LETTER * max(len(label) for label, _ in self._labels) + 50
             style.widen(self._figure, beside)
             self._axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.02), frameon=False)
+        # Which numbers stand at the left depends on the height of the axes, and their width on which they
+        # are: settled, so that the axis' name finds its place beside them.
+        self._figure.draw_without_rendering()
+        low, high = sorted(self._axes.get_ylim())
+        self._axes.set_yticks([tick for tick in self._axes.get_yticks() if low <= tick <= high])
         return style.image(self._figure)
 
     def _new(self, label: str, colour: str) -> str | None:

@@ -24,7 +24,7 @@ def figure(title: str, width: float, height: float, left: float = 0) -> "Figure"
     """
     import matplotlib.figure
 
-    title = textwrap.fill(title, max(int(width / (LETTER + 1.5)), 20))
+    title = textwrap.fill(title, max(int(width / (LETTER + 2.5)), 20))
     above = 8 + LINE * (title.count("\n") + 1)
     whole = height + above
     with matplotlib.rc_context({"font.size": _POINTS}):

@@ -138,4 +138,6 @@ def _draw_bar(figure: "Figure", bar: Bar, beside: "np.ndarray | Axes") -> None:
     from matplotlib.colors import Normalize
 
     colours = ScalarMappable(Normalize(bar.low, bar.high), style.SCHEMES[bar.scheme])
-    figure.colorbar(colours, ax=beside, label=bar.unit, aspect=30, fraction=0.05, pad=0.02)
+    letters = int(0.8 * figure.get_figheight() * figure.dpi / style.SCALE / style.LETTER)
+    unit = textwrap.fill(bar.unit, max(letters - 8, 10))  # beside the bar, and no longer than it
+    figure.colorbar(colours, ax=beside, label=unit, aspect=30, fraction=0.05, pad=0.02)
