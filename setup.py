@@ -13,11 +13,13 @@ version = re.search(r'__version__ = "(.+)"', (here / "vit_jax" / "__init__.py").
 
 # What TFDS needs to download and prepare; it imports importlib_resources without requiring it.
 PREPARE = ["tensorflow>=2.18", "importlib_resources>=6.4"]
+ONNX = ["onnx>=1.19", "onnxruntime>=1.20"]
 SERVE = ["aiohttp>=3.14", "prometheus_client>=0.26"]
 PLAN = ["jax[tpu]"]  # The TPU compiler, as old or new as jax itself.
 TEST = [
     *PLAN,
     *SERVE,
+    *ONNX,
     "flatbuffers>=25",
     "huggingface_hub>=2.4",
     "networkx>=3.4",
@@ -104,6 +106,7 @@ setup(
         "hub": ["huggingface_hub>=2.4"],
         "prepare": PREPARE,
         "export": ["flatbuffers>=25"],
+        "onnx": ONNX,
         "parquet": ["pyarrow>=20"],
         "serve": SERVE,
         "tensorboard": ["tensorboard>=2.18"],

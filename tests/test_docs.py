@@ -47,6 +47,7 @@ OTHERS = {
 PARSED = {
     "prepare cifar10": "downloads",
     "gs://bucket/": "needs a bucket",
+    "--to=onnx": "needs onnx; tests/integration/test_export.py",
     "serve --": "runs until it is stopped; tests/serving",
     "inspect --": "takes seconds; tests/inspection",
     "report /data": "needs runs; tests/reports",

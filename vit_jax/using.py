@@ -127,26 +127,48 @@ def predict() -> None:
 
 
 def export() -> None:
-    """A trained model as a file that runs without vit_jax: --checkpoint=DIR --to=stablehlo --out=FILE.zip
-    [--batch_size=0] [--config.data.FIELD=VALUE …] [--json].
+    """A trained model as a file that runs without vit_jax: --checkpoint=DIR --to=onnx|stablehlo --out=FILE
+    [--batch_size=0] [--normalization=inside] [--weights=float32] [--images=PATTERN]
+    [--config.data.FIELD=VALUE …] [--model=OPTION=VALUE …] [--json].
 
-    The file has a program with its weights, which takes images that are cut, uint8, and gives probabilities;
-    and a description: classes, how images are cut, and the line of Python that calls it.
+    The file has a program with its weights, which takes images that are cut, and gives probabilities; and a
+    description: classes, how images are cut, and the line of Python that calls it. With --images the file's
+    answers are compared with the model's: how many images have the same best class, and of images in folders
+    with the names of classes the accuracy.
     """
     settings = cli.take_settings()
     cli.define_checkpoint()
-    flags.DEFINE_enum("to", None, ["stablehlo"], "what the program is written in")
-    flags.DEFINE_string("out", None, "FILE.zip")
+    cli.define_model()
+    flags.DEFINE_enum("to", None, ["onnx", "stablehlo"], "what the program is written in")
+    flags.DEFINE_string("out", None, "FILE.onnx, or FILE.zip for stablehlo")
     flags.DEFINE_integer("batch_size", 0, "images at a time; 0: any number", lower_bound=0)
+    flags.DEFINE_enum(
+        "normalization", "inside", ["inside", "beside"],
+        "inside: the program takes uint8; beside: floats with mean and deviation taken out",
+    )  # fmt: skip
+    flags.DEFINE_enum(
+        "weights", "float32", ["float32", "bfloat16", "int8"], "in how many bits they are stored"
+    )
+    flags.DEFINE_multi_string("images", [], "images to compare answers on: a folder or a pattern")
     cli.define_json()
     cli.define_register()
     cli.parse()
-    cli.require(checkpoint="DIR", to="stablehlo", out="FILE.zip")
+    cli.require(checkpoint="DIR", to="onnx|stablehlo", out="FILE")
 
-    from vit_jax.evaluation.export import export
+    from vit_jax.export.run import export, text
 
-    result = export(FLAGS.checkpoint, FLAGS.out, batch_size=FLAGS.batch_size, settings=settings)
-    cli.print_result(result, f"{result['model']}: {FLAGS.out}\n{result['how']}")
+    result = export(
+        FLAGS.checkpoint,
+        FLAGS.out,
+        to=FLAGS.to,
+        batch_size=FLAGS.batch_size,
+        normalization=FLAGS.normalization,
+        precision=FLAGS.weights,
+        images=FLAGS.images,
+        settings=settings,
+        said=cli.options(FLAGS.model),
+    )
+    cli.print_result(result, text(result, FLAGS.out))
 
 
 def serve() -> None:

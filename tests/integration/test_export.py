@@ -8,6 +8,7 @@ import zipfile
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import vit_jax
 from tests.integration.conftest import TINY
@@ -52,12 +53,70 @@ def test_an_exported_model_answers_alike_without_this_package(command, trained, 
         [sys.executable, script, out, tmp_path / "images.npy", answers],
         check=True, cwd=tmp_path, env={"JAX_PLATFORMS": "cpu", "PATH": "/usr/bin:/bin"},
     )  # fmt: skip
-    model = vit_jax.load_run(trained).model
-    logits = np.asarray(model(images.astype(np.float32) / 127.5 - 1).logits, np.float64)
+    logits = logits_of(trained, images)
     expected = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     found = np.load(answers)
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert (found.argmax(-1) == expected.argmax(-1)).all()
+
+
+def logits_of(trained, images):
+    model = vit_jax.load_run(trained).model
+    return np.asarray(model(images.astype(np.float32) / 127.5 - 1).logits, np.float64)
+
+
+@pytest.mark.parametrize("normalization", ["inside", "beside"])
+def test_an_onnx_file_answers_alike_in_onnxruntime(command, trained, tmp_path, normalization):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    out = tmp_path / "model.onnx"
+    code, said, err = command(
+        "export", f"--checkpoint={trained}", "--to=onnx", f"--out={out}", "--json",
+        f"--normalization={normalization}",
+    )  # fmt: skip
+    assert code == 0, err
+    session = onnxruntime.InferenceSession(out)
+    description = session.get_modelmeta().custom_metadata_map
+    description = {name: json.loads(value) for name, value in description.items()}
+    assert description == json.loads(said) and description["classes"] == list("0123456789")
+    for count in (1, 5):
+        images = np.random.default_rng(0).integers(0, 256, (count, 32, 32, 3), np.uint8)
+        given = images
+        if normalization == "beside":
+            how = description["preprocessing"]["normalization"]
+            given = (images.astype(np.float32) / 255 - np.float32(how["mean"])) / how["std"]
+            given = given.astype(np.float32)
+        (found,) = session.run(["probabilities"], {"images": given})
+        logits = logits_of(trained, images)
+        expected = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+        np.testing.assert_allclose(found, expected, atol=1e-5)
+        assert (found.argmax(-1) == expected.argmax(-1)).all()
+
+
+@pytest.mark.parametrize("to", ["onnx", "stablehlo"])
+@pytest.mark.parametrize("weights", ["bfloat16", "int8"])
+def test_weights_in_fewer_bits_are_smaller_and_compared(command, trained, tmp_path, to, weights):
+    if to == "onnx":
+        pytest.importorskip("onnxruntime")
+    random = np.random.default_rng(0)
+    for name in ("3", "7", "other"):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        pixels = random.integers(0, 256, (32, 32, 3), np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "images" / name / "a.png")
+    suffix = {"onnx": "onnx", "stablehlo": "zip"}[to]
+    sizes, found = {}, {}
+    for kind in ("float32", weights):
+        out = tmp_path / f"{kind}.{suffix}"
+        code, said, err = command(
+            "export", f"--checkpoint={trained}", f"--to={to}", f"--out={out}", f"--weights={kind}",
+            f"--images={tmp_path / 'images'}", "--json",
+        )  # fmt: skip
+        assert code == 0, err
+        sizes[kind], found[kind] = out.stat().st_size, json.loads(said)["compared"]
+    assert sizes[weights] < sizes["float32"] * {"bfloat16": 0.85, "int8": 0.75}[weights]
+    assert found["float32"]["largest_difference"] < 1e-6
+    assert 1e-6 < found[weights]["largest_difference"] < 0.05
+    assert found[weights]["images"] == 3 and found[weights]["labelled"] == 2
+    assert found[weights]["accuracy"] == found["float32"]["accuracy_of_the_file"]
 
 
 @pytest.mark.parametrize(
@@ -68,8 +127,9 @@ def test_an_exported_model_answers_alike_without_this_package(command, trained, 
             ["--to=stablehlo", "--out=/nowhere/m.zip"],
             "--out=/nowhere/m.zip: there is no folder /nowhere",
         ),
+        (["--to=onnx", "--out=model.zip"], "--out=model.zip: name it .onnx"),
         (["--to=onx", "--out=m.zip"], "stablehlo"),
-        (["--to=stablehlo"], "--out=FILE.zip"),
+        (["--to=stablehlo"], "--out=FILE"),
     ],
 )
 def test_what_cannot_be_exported_is_said_before_any_work(command, flags, message):

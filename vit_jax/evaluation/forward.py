@@ -64,13 +64,24 @@ def make_forward(
       `forward(weights, images)`: uint8 (B, H, W, C) to what the model gives, computed in the type that
       suits the devices that are traced for.
     """
-    options = {"capture": capture} if capture else {}
+    network = make_network(definition, model_config, capture=capture)
 
     def forward(weights: Weights, images: jax.Array) -> ModelOutput:
-        model = _model(definition, model_config, weights)
-        return model(_prepared(images, model_config, data), **options)
+        return network(weights, _prepared(images, model_config, data))
 
     return forward
+
+
+def make_network(
+    definition: nnx.GraphDef, model_config: classifier.Options, *, capture: Capture = False
+) -> Callable[[Weights, jax.Array], ModelOutput]:
+    """`make_forward` for images that are normalised already, floats."""
+    options = {"capture": capture} if capture else {}
+
+    def network(weights: Weights, images: jax.Array) -> ModelOutput:
+        return _model(definition, model_config, weights)(images, **options)
+
+    return network
 
 
 def make_exit(

@@ -1,0 +1,104 @@
+"""A trained model as ONNX, for onnxruntime and others."""
+
+import functools
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.base.errors import ConfigError
+from vit_jax.export.precision import is_large, rounded_to_int8
+from vit_jax.models.registry import Weights
+
+SUFFIX = ".onnx"
+HOW = (
+    "import onnxruntime; model = onnxruntime.InferenceSession(FILE); "
+    "answers = model.run(None, {'images': images})[0]"
+)
+_MOST_BYTES = 2**31 - 2**20  # what one file of protocol buffers holds
+_IR_VERSION = 10  # of onnxruntime 1.18 and newer
+
+
+def check() -> None:
+    """Raises `ConfigError` if what it needs is not installed."""
+    try:
+        import onnx  # noqa: F401
+    except ImportError as error:
+        raise ConfigError("export --to=onnx needs onnx: pip install vit_jax[onnx]") from error
+
+
+def write(
+    path: pathlib.Path,
+    answer: Callable[[Weights, jax.Array], jax.Array],
+    weights: Weights,
+    images: jax.ShapeDtypeStruct,
+    description: dict[str, Any],
+    precision: str,
+) -> dict[str, Any]:
+    """Writes `answer` with its weights; see `run.export`. The description is in the file's metadata, as JSON.
+
+    Returns:
+      The description.
+
+    Raises:
+      ConfigError: the model computes what has no rule, or is too large.
+    """
+    from onnx import checker, helper
+
+    from vit_jax.export import onnx_graph, onnx_rules
+
+    output = description["output"]
+    graph = onnx_graph.build(
+        onnx_rules.RULES,
+        functools.partial(answer, weights),
+        images,
+        output,
+        functools.partial(_stored, precision),
+    )
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", onnx_graph.OPSET)], ir_version=_IR_VERSION,
+        producer_name="vit_jax",
+    )  # fmt: skip
+    helper.set_model_props(model, {name: json.dumps(value) for name, value in description.items()})
+    if (size := model.ByteSize()) > _MOST_BYTES:
+        raise ConfigError(
+            f"the model takes {size / 2**30:.1f} GiB, and an ONNX file holds 2: say --weights=bfloat16 or int8"
+        )
+    checker.check_model(model)
+    path.write_bytes(model.SerializeToString())
+    return description
+
+
+def load(path: pathlib.Path) -> Callable[[np.ndarray], np.ndarray]:
+    """The program of a file: images to answers. Raises `ConfigError` without onnxruntime."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ConfigError(
+            "to run an ONNX file needs onnxruntime: pip install vit_jax[onnx]"
+        ) from error
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    (images,) = session.get_inputs()
+    return lambda x: session.run(None, {images.name: x})[0]
+
+
+def _stored(precision: str, name: str, array: np.ndarray) -> tuple[dict, list]:
+    """What the file has of a constant, and the nodes that make float32 of it; see `onnx_graph.build`."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    def tensor(array: np.ndarray, ending: str = "") -> dict:
+        return {name + ending: numpy_helper.from_array(array, name + ending)}
+
+    if precision == "float32" or not is_large(array):
+        return tensor(array), []
+    if precision == "bfloat16":
+        half = tensor(array.astype(jnp.bfloat16), "_bfloat16")
+        return half, [helper.make_node("Cast", list(half), [name], to=TensorProto.FLOAT)]
+    axis = 0 if array.ndim == 4 else array.ndim - 1  # what kernels and matrices give
+    numbers, scale = rounded_to_int8(array, {axis})
+    stored = tensor(numbers, "_int8") | tensor(scale.ravel(), "_scale")
+    return stored, [helper.make_node("DequantizeLinear", list(stored), [name], axis=axis)]

@@ -1,0 +1,192 @@
+"""What `vit_jax export` does: a trained model in one file that runs without this package."""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import jax
+import numpy as np
+from absl import logging
+from etils import epath
+
+from vit_jax import objectives
+from vit_jax.base import paths
+from vit_jax.base.errors import ConfigError, UserError
+from vit_jax.checkpoints import reading
+from vit_jax.config import Data
+from vit_jax.data import crops
+from vit_jax.data.record import BadImage
+from vit_jax.evaluation.forward import data_of, make_forward, make_network
+from vit_jax.evaluation.images import find, read_ahead
+from vit_jax.evaluation.overrides import load_for_images
+from vit_jax.export import onnx, stablehlo
+from vit_jax.interchange.formats import describe
+from vit_jax.models import registry
+from vit_jax.models.contract import ModelOutput
+
+FORMATS: dict[str, ModuleType] = {"stablehlo": stablehlo, "onnx": onnx}
+INSIDE, BESIDE = "inside", "beside"
+_BATCH = 16  # images at a time, to compare
+
+
+def export(
+    path: epath.PathLike,
+    out: str,
+    *,
+    to: str,
+    batch_size: int = 0,
+    normalization: str = INSIDE,
+    precision: str = "float32",
+    images: Sequence[str] = (),
+    settings: Sequence[tuple[str, str]] = (),
+    said: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Writes a file with the program and what there is to know to use it.
+
+    The program takes images (B, H, W, C), cut as the description says, and gives probabilities (B, classes)
+    float32, or features (B, D) of a model without head.
+
+    Args:
+      path: of a run, or of a checkpoint of any format.
+      to: one of `FORMATS`.
+      batch_size: how many images it takes at a time; 0: any number.
+      normalization: 'inside': it takes uint8; 'beside': float32, from which the mean is subtracted and that is
+        divided by the deviation, as the description says.
+      precision: one of `precision.PRECISIONS`, of the stored weights; they are computed with in float32.
+      images: to compare the file's answers on with the model's, see `images.find`; a file whose folder has
+        the name of a class is an example of that.
+      settings: of the run's config, see `overrides.of_images`.
+      said: see `loading.load_run`.
+
+    Returns:
+      The description, with `compared` where there are images.
+
+    Raises:
+      ConfigError: the file cannot be written, or it is not known how images are normalised.
+    """
+    target, writer = pathlib.Path(out), FORMATS[to]
+    if target.suffix != writer.SUFFIX:
+        raise ConfigError(f"--out={out}: name it {writer.SUFFIX}")
+    paths.check_folder_of(out, "--out")
+    writer.check()
+    files = find(images) if images else None
+    run = load_for_images(path, settings, "export", said)
+    data = data_of(run)
+    weights = registry.split(run.model)[1]
+    answer = _answer(run, data, normalization)
+    inside = normalization == INSIDE
+    shape = (*crops.shape(data),)
+    description = _describe(run, data, shape, batch_size, inside, precision) | {"how": writer.HOW}
+    batch = batch_size or jax.export.symbolic_shape("batch")[0]
+    like = jax.ShapeDtypeStruct((batch, *shape), np.uint8 if inside else np.float32)
+    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
+    try:
+        description = writer.write(partial, answer, weights, like, description, precision)
+        partial.rename(target)
+    finally:
+        partial.unlink(missing_ok=True)
+    if files is None:
+        return description
+    size = batch_size or _BATCH
+    mean, std = (np.float32(x) for x in (data.mean, data.std))
+
+    def prepared(images: np.ndarray) -> np.ndarray:
+        return images if inside else (images.astype(np.float32) / 255 - mean) / std
+
+    programs = (jax.jit(lambda images: answer(weights, images)), writer.load(target))
+    compared = _compare(
+        [lambda x, program=program: np.asarray(program(prepared(x))) for program in programs],
+        read_ahead(files, data, size), size, shape, run.classes,
+    )  # fmt: skip
+    return description | {"compared": compared}
+
+
+def text(description: dict[str, Any], out: str) -> str:
+    """`export`'s result for a person."""
+    lines = [f"{description['model']}: {out}"]
+    if compared := description.get("compared"):
+        lines += [f"{name.replace('_', ' '):<28} {value:g}" for name, value in compared.items()]
+    return "\n".join([*lines, description["how"]])
+
+
+def _answer(
+    run: reading.Run, data: Data, normalization: str
+) -> Callable[[registry.Weights, jax.Array], jax.Array]:
+    config = run.model_config
+    # In what every reader has: float32, and no kernels that are written for one kind of chip.
+    config = dataclasses.replace(config, dtype="float32")
+    if hasattr(config, "attention"):
+        config = dataclasses.replace(config, attention="xla")
+    definition = registry.abstract(config)[0]
+    inside = normalization == INSIDE
+    network = make_forward(definition, config, data) if inside else make_network(definition, config)
+    activation = objectives.ACTIVATIONS[objectives.probabilities(run.config.objective)]
+
+    def answer(weights: registry.Weights, images: jax.Array) -> jax.Array:
+        output: ModelOutput = network(weights, images)
+        if output.logits is None:
+            return output.features.astype(np.float32)
+        return activation(output.logits)
+
+    return answer
+
+
+def _describe(
+    run: reading.Run, data: Data, shape: tuple, batch_size: int, inside: bool, precision: str
+) -> dict[str, Any]:
+    normalization: Any = "in the program"
+    if not inside:
+        normalization = {"mean": list(data.mean), "std": list(data.std), "of": "pixels / 255"}
+    has_head = bool(run.model_config.num_classes)
+    return {
+        "model": describe(run.model_config),
+        "input": {
+            "images": [batch_size or "batch", *shape], "dtype": "uint8" if inside else "float32",
+        },
+        "output": "probabilities" if has_head else "features",
+        "probabilities": objectives.probabilities(run.config.objective),
+        "classes": list(run.classes) if has_head else [],
+        "weights": precision,
+        "preprocessing": {
+            "color": "RGB" if len(data.mean) == 3 else f"{len(data.mean)} channels",
+            "resize_and_crop": data.eval_crop,
+            "eval_resize": data.eval_resize,
+            "interpolation": data.interpolation,
+            "normalization": normalization,
+        },
+    }  # fmt: skip
+
+
+def _compare(programs, batches, size: int, shape: tuple, classes: Sequence[str]) -> dict[str, Any]:
+    """How the answers of the second program differ from those of the first."""
+    count = same = labelled = 0
+    right, largest = [0, 0], 0.0
+    known = {name: number for number, name in enumerate(classes)}
+    for several in batches:
+        for _, image in several:
+            if isinstance(image, BadImage):
+                logging.error("%s", image)
+        good = [(file, image) for file, image in several if not isinstance(image, BadImage)]
+        batch = np.zeros((size, *shape), np.uint8)
+        batch[: len(good)] = [image for _, image in good] or 0
+        answers = [program(batch)[: len(good)] for program in programs]
+        if not good:
+            continue
+        best = [rows.argmax(-1) for rows in answers]
+        count, same = count + len(good), same + int((best[0] == best[1]).sum())
+        largest = max(largest, float(np.abs(answers[0] - answers[1]).max()))
+        for row, (file, _) in enumerate(good):
+            label = known.get(pathlib.Path(file.name).parent.name)
+            if label is not None:
+                labelled += 1
+                right = [r + int(b[row] == label) for r, b in zip(right, best, strict=True)]
+    if not count:
+        raise UserError("none of the images can be read, see above")
+    found = {"images": count, "same_best_class": same / count, "largest_difference": largest}
+    if labelled:
+        accuracies = {"accuracy": right[0] / labelled, "accuracy_of_the_file": right[1] / labelled}
+        found |= {"labelled": labelled} | accuracies
+    return found

@@ -1,0 +1,86 @@
+"""A trained model as StableHLO with the weights in it, and a description, in one file that any program with JAX
+can call.
+"""
+
+import json
+import pathlib
+import zipfile
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.base.errors import ConfigError
+from vit_jax.export.precision import is_large, rounded_to_int8
+from vit_jax.models.registry import Weights
+
+SUFFIX = ".zip"
+PROGRAM, DESCRIPTION = "model.jax", "model.json"
+HOW = (
+    "import zipfile; from jax import export; "
+    f"model = export.deserialize(bytearray(zipfile.ZipFile(FILE).read('{PROGRAM}'))); "
+    "answers = model.call(images)"
+)
+
+
+def check() -> None:
+    """Raises `ConfigError` if what it needs is not installed."""
+    try:
+        import flatbuffers  # noqa: F401  what jax.export writes with
+    except ImportError as error:
+        raise ConfigError("export needs flatbuffers: pip install vit_jax[export]") from error
+
+
+def write(
+    path: pathlib.Path,
+    answer: Callable[[Weights, jax.Array], jax.Array],
+    weights: Weights,
+    images: jax.ShapeDtypeStruct,
+    description: dict[str, Any],
+    precision: str,
+) -> dict[str, Any]:
+    """Writes `answer` with its weights; see `run.export`. It runs on this machine's kind of device.
+
+    Returns:
+      The description, with the `platforms`.
+    """
+    stored = _stored(weights, precision)
+    program = jax.export.export(jax.jit(lambda images: answer(stored(), images)))(images)
+    description = description | {"platforms": list(program.platforms)}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr(PROGRAM, bytes(program.serialize()))
+        archive.writestr(DESCRIPTION, json.dumps(description, indent=2))
+    return description
+
+
+def load(path: pathlib.Path) -> Callable[[np.ndarray], np.ndarray]:
+    """The program of a file: images to answers."""
+    with zipfile.ZipFile(path) as archive:
+        program = jax.export.deserialize(bytearray(archive.read(PROGRAM)))
+    call = jax.jit(program.call)
+    return lambda images: np.asarray(call(images))
+
+
+def _stored(weights: Weights, precision: str) -> Callable[[], Weights]:
+    """Gives weights in float32, of arrays that the program stores."""
+    if precision == "float32":
+        return lambda: weights
+    leaves, tree = jax.tree.flatten_with_path(weights)
+    stored = [_packed(x, precision, "layers" in jax.tree_util.keystr(path)) for path, x in leaves]
+
+    def whole() -> Weights:
+        arrays = [jnp.asarray(x).astype(np.float32) * scale for x, scale in stored]
+        return jax.tree.unflatten(tree, arrays)
+
+    return whole
+
+
+def _packed(x: jax.Array, precision: str, stacked: bool) -> tuple[jax.Array | np.ndarray, Any]:
+    """An array as it is stored, and what it is to be multiplied with. Layers of a stack are rounded each for itself."""
+    if not is_large(x):
+        return x, 1
+    if precision == "bfloat16":
+        return x.astype(jnp.bfloat16), 1
+    return rounded_to_int8(np.asarray(x), {0, x.ndim - 1} if stacked else {x.ndim - 1})
