@@ -61,7 +61,7 @@ def test_sets_that_are_there_are_judged_and_the_others_named(
         for severity in "12":
             images(tmp_path / "imagenet2012_corrupted" / corruption / severity, CLASSES, 1)
     suite, absent = suites.make("imagenet", subject, str(tmp_path))
-    assert set(absent) == {"imagenet", "real", "v2", "v2_threshold", "v2_top", "a"}
+    assert set(absent) == {"imagenet", "real", "v2", "v2_threshold", "v2_top", "objectnet", "a"}
     assert "vit_jax prepare imagenet_a --out=DIR" in absent["a"]
     found = judged(suite, weights)
     assert found["r/examples"] == 4 and 0 <= found["r/accuracy"] <= 1

@@ -11,6 +11,7 @@ from etils import epath
 from vit_jax import evaluation
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
+from vit_jax.data import sources
 from vit_jax.data.record import DataAbsent
 from vit_jax.data.sources.named import FEW_SHOT
 from vit_jax.data.sources.prepared import DESCRIPTION
@@ -46,6 +47,7 @@ SUITES: dict[str, tuple[Part, ...]] = {
         Part("v2", "classification", "imagenet_v2/matched-frequency"),
         Part("v2_threshold", "classification", "imagenet_v2/threshold-0.7"),
         Part("v2_top", "classification", "imagenet_v2/topimages"),
+        Part("objectnet", "classification", "objectnet"),
         Part("r", "classification", "imagenet_r", options=_PRESENT),
         Part("a", "classification", "imagenet_a", options=_PRESENT),
         Part("c", "imagenet_c", "imagenet2012_corrupted", "validation"),
@@ -85,7 +87,9 @@ def _entry(part: Part, folder: str) -> tuple[str, dict]:
     """The evaluator as `config.eval.evaluators` would name it."""
     data = {"name": part.data, "path": folder, "eval_split": part.split}
     place = epath.Path(folder or ".").expanduser() / part.data
-    if folder and place.exists():
+    if part.data in sources.OPENERS:
+        data["path"] = str(place)
+    elif folder and place.exists():
         if (place / DESCRIPTION).exists():
             data |= {"name": "prepared", "path": str(place)}
         elif not any(any(place.glob(f"{one}/dataset_info.json")) for one in ("*", "*/*")):

@@ -18,6 +18,7 @@ from vit_jax.data.sources.digits import open_digits, open_few
 from vit_jax.data.sources.folder import open_folder
 from vit_jax.data.sources.mixture import MixedSet, check_mixture, open_mixture
 from vit_jax.data.sources.named import NAMED
+from vit_jax.data.sources.objectnet import open_objectnet
 from vit_jax.data.sources.prepared import DESCRIPTION, open_prepared
 from vit_jax.data.sources.tar import open_tar
 from vit_jax.data.sources.tfds import open_tfds
@@ -36,6 +37,7 @@ OPENERS: dict[str, Callable[..., DataSet | MixedSet]] = {
     "folder": open_folder,
     "prepared": open_prepared,
     "tar": open_tar,
+    "objectnet": open_objectnet,
     "mixture": lambda config_data: open_mixture(
         config_data, lambda text: open_data_set(locate(text, config_data))
     ),
