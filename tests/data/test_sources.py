@@ -384,4 +384,6 @@ def test_every_registered_source_is_tested():
     """'prepared' in preparation/test_prepare.py, 'tar' and 'mixture' in test_tar.py and
     test_mixture.py; the others here.
     """
-    assert set(OPENERS) == {"digits", "digits_few", "folder", "prepared", "tar", "mixture"}
+    assert set(OPENERS) == {
+        "digits", "digits_few", "folder", "prepared", "tar", "mixture", "objectnet",
+    }  # fmt: skip

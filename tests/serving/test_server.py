@@ -135,6 +135,17 @@ def test_images_that_arrive_together_are_computed_together(serving, network, run
     assert slow.batches == [1, 4, 4]
 
 
+def test_batches_have_compiled_sizes_and_are_not_padded(serving, network):
+    slow = Slow(network, 0.3)
+    server = serving(slow)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        first = pool.submit(server.ask, "/predict", encoded(0))
+        time.sleep(0.1)
+        others = [pool.submit(server.ask, "/predict", encoded(i)) for i in range(7)]
+        assert {one.result()[0] for one in (first, *others)} == {200}
+    assert slow.batches == [1, 4, 2, 1]
+
+
 def test_of_many_at_once_those_that_find_no_place_get_503(serving, network):
     slow = Slow(network, 10)
     server = serving(slow, queue=5)

@@ -3,7 +3,7 @@
 import asyncio
 import collections
 import concurrent.futures
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,16 +13,20 @@ _STEP_SECONDS = 0.001
 
 
 class Batcher:
-    """While a batch is computed, images gather; the next batch takes those, up to its largest size. It starts
+    """While a batch is computed, images gather; the next batch takes the largest size that they fill. It starts
     at once, unless others are just being decoded: for these it waits some milliseconds.
 
     Attributes:
       coming: images that are being decoded, which the caller counts.
     """
 
-    def __init__(self, compute: Callable[[Sequence[np.ndarray]], Sequence[Any]], largest: int):
-        """`compute` gives an answer for each of up to `largest` images; it runs in a thread of its own."""
-        self._compute, self._largest = compute, largest
+    def __init__(
+        self, compute: Callable[[Sequence[np.ndarray]], Sequence[Any]], sizes: Collection[int]
+    ):
+        """`compute` gives an answer for each of several images, as many as one of `sizes`, 1 among them; it runs
+        in a thread of its own.
+        """
+        self._compute, self._sizes, self._largest = compute, sizes, max(sizes)
         self._waiting: collections.deque[tuple[np.ndarray, asyncio.Future]] = collections.deque()
         self._arrived = asyncio.Event()
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "device")
@@ -49,12 +53,13 @@ class Batcher:
             while True:
                 await self._arrived.wait()
                 await self._linger()
-                taken = [self._waiting.popleft() for _ in range(min(len(self), self._largest))]
+                wanted = [one for one in self._waiting if not one[1].done()]
+                size = max((size for size in self._sizes if size <= len(wanted)), default=0)
+                self._waiting = collections.deque(wanted[size:])
                 if not self._waiting:
                     self._arrived.clear()
-                wanted = [(image, future) for image, future in taken if not future.done()]
-                if wanted:
-                    await self._answer(wanted)
+                if size:
+                    await self._answer(wanted[:size])
         finally:
             self._thread.shutdown(wait=False)
 

@@ -24,7 +24,7 @@ class Network:
     Attributes:
       data: how images are cut, the section `config.data`.
       classes: label names.
-      largest: images in a batch, at most.
+      sizes: of the batches that are compiled: powers of two, and the largest.
       has_attention: whether `look` can be asked: the model attends among all patches.
     """
 
@@ -34,16 +34,16 @@ class Network:
         Raises:
           ConfigError: it is not known how images are normalised.
         """
-        self.data, self.classes, self.largest = data_of(run), tuple(run.classes), largest
+        self.data, self.classes = data_of(run), tuple(run.classes)
+        self.sizes = (*(2**i for i in range(largest.bit_length()) if 2**i < largest), largest)
         definition, weights = registry.split(run.model)
         self._weights = jax.device_put(weights, jax.devices()[0])
         forward = make_forward(definition, run.model_config, self.data)
         activation = objectives.ACTIVATIONS[objectives.probabilities(run.config.objective)]
         classify = jax.jit(lambda weights, images: activation(forward(weights, images).logits))
-        sizes = [2**i for i in range(largest.bit_length()) if 2**i < largest] + [largest]
-        logging.info("compiling for batches of %s images", ", ".join(map(str, sizes)))
+        logging.info("compiling for batches of %s images", ", ".join(map(str, self.sizes)))
         self._programs = {
-            size: classify.lower(self._weights, self._images(size)).compile() for size in sizes
+            size: classify.lower(self._weights, self._images(size)).compile() for size in self.sizes
         }
         self._layout = layouts(run.model_config)["attention"]
         self._look = self._compile_look(run)
@@ -53,11 +53,8 @@ class Network:
         return self._look is not None
 
     def classify(self, images: Sequence[np.ndarray]) -> np.ndarray:
-        """The probabilities (n, classes) float32 of up to `largest` images (H, W, C) uint8."""
-        size = min(size for size in self._programs if size >= len(images))
-        batch = np.zeros((size, *crops.shape(self.data)), np.uint8)
-        batch[: len(images)] = images
-        return np.asarray(self._programs[size](self._weights, batch))[: len(images)]
+        """The probabilities (n, classes) float32 of images (H, W, C) uint8, as many as one of `sizes`."""
+        return np.asarray(self._programs[len(images)](self._weights, np.stack(images)))
 
     def look(self, image: np.ndarray) -> np.ndarray:
         """An image (H, W, C) uint8, dark where what the model reads has little of it: attention rollout,

@@ -70,7 +70,7 @@ class Server:
     def __init__(self, network: Network, limits: Limits, about: dict[str, Any]):
         """`about` is what /model says beside its classes."""
         self._network, self._limits, self._about = network, limits, about
-        self._batcher = Batcher(self._compute, network.largest)
+        self._batcher = Batcher(self._compute, network.sizes)
         self.metrics = Metrics(lambda: len(self._batcher))
         self._decoders = concurrent.futures.ThreadPoolExecutor(
             len(os.sched_getaffinity(0)), "decode"
