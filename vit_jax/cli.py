@@ -63,17 +63,19 @@ def take_settings() -> list[tuple[str, str]]:
     return settings
 
 
-def load_config(settings: list[tuple[str, str]]) -> "tuple[ConfigDict, dict[str, tuple]]":
-    """The recipe that --config names with the settings of the command line, and what those changed
-    of it, see `base.settings.change`; after `parse`.
+def load_config(
+    settings: list[tuple[str, str]], recipe: str = ""
+) -> "tuple[ConfigDict, dict[str, tuple]]":
+    """The recipe, by default the one that --config names, with the settings of the command line, and what
+    those changed of it, see `base.settings.change`; after `parse`.
     """
     from vit_jax import user_files
     from vit_jax.base.settings import change
     from vit_jax.config import config_class
 
-    if not FLAGS.config:
+    if not (recipe or FLAGS.config):
         raise flags.Error("which config? --config=FILE[:ARGUMENT], e.g. --config=configs/digits.py")
-    config = user_files.load_config(FLAGS.config)
+    config = user_files.load_config(recipe or FLAGS.config)
     return config, change(config, config_class(), settings)
 
 

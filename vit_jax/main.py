@@ -151,8 +151,7 @@ def vtab() -> None:
     settings = [("init_from", FLAGS.checkpoint), *settings]
 
     def config_of(task: str) -> "ConfigDict":
-        FLAGS.config = f"{recipe}:{task}"
-        return cli.load_config(settings)[0]
+        return cli.load_config(settings, f"{recipe}:{task}")[0]
 
     ending.end_at_once_when_interrupted()
     rates = cli.numbers("rates") or RATES

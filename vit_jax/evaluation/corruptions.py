@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 from jax.sharding import Mesh
 
+from vit_jax.config import Data
 from vit_jax.data import sources
 from vit_jax.data.classes import with_classes
 from vit_jax.evaluation import contract
@@ -35,12 +36,13 @@ class Corruptions(Evaluator):
     def __init__(self, options: contract.Options, subject: Subject):
         super().__init__(options, subject)
         data = self.data()
-        self._sources = {
-            (name, severity): _open(data, name, severity)
+        sections = {
+            (name, severity): _section(data, name, severity)
             for name in ALEXNET
             for severity in SEVERITIES
         }
-        first = _one(data, *next(iter(self._sources)))
+        self._sources = {key: sources.open_eval(section) for key, section in sections.items()}
+        first = next(iter(sections.values()))
         changed = tuple((f, getattr(first, f)) for f in ("name", "path", "eval_split", "holdout"))
         self._accuracy = Accuracy(dataclasses.replace(options, data=changed), subject)
 
@@ -66,13 +68,9 @@ def summarized(errors: dict[tuple[str, int], float]) -> dict[str, float]:
     return mean | found
 
 
-def _one(data, name: str, severity: int):
+def _section(data: Data, name: str, severity: int) -> Data:
     """The section `config.data` for one corruption of one severity."""
     if data.name == "folder":
         path = f"{data.path}/{name}/{severity}"
         return dataclasses.replace(data, path=path, eval_split="test", holdout=1.0)
     return dataclasses.replace(data, name=f"{data.name}/{name}_{severity}")
-
-
-def _open(data, name: str, severity: int):
-    return sources.open_eval(_one(data, name, severity))
