@@ -18,6 +18,7 @@ from vit_jax.evaluation import contract, measures
 from vit_jax.evaluation.accuracy import Accuracy
 from vit_jax.evaluation.contract import Subject, Trained, Watch
 from vit_jax.evaluation.forward import make_forward
+from vit_jax.evaluation.gathering import on_host
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.supervised import to_targets
 from vit_jax.pictures import style, tiles
@@ -91,19 +92,14 @@ class Classification(Accuracy):
         read, in every process.
         """
         self._step = self._step or self._make_step(mesh)
-        rows, waiting = [], None
         with loader.eval_batches(self.source, self.config, meshes.batch_sharding(mesh)) as batches:
-            for batch in watch(batches):
-                # What a batch gives is fetched while the next one is computed.
-                waiting, previous = self._step(weights, batch), waiting
-                rows += [] if previous is None else [jax.device_get(previous)]
-        rows.append(jax.device_get(waiting))
-        logits, targets, mask = (np.concatenate(arrays) for arrays in zip(*rows, strict=True))
+            found = (self._step(weights, batch) for batch in watch(batches))
+            logits, targets, mask = on_host(found, mesh)
         places = np.flatnonzero(mask > 0)
         return logits[places], targets[places] > 0, places
 
     def _make_step(self, mesh: Mesh) -> Callable:
-        """The compiled (weights, batch) -> logits, targets and mask, on every device."""
+        """The compiled (weights, batch) -> logits, targets and mask, cut as the batch is."""
         subject = self.subject
         forward = make_forward(subject.definition, subject.model_config, self.config.data)
 
@@ -111,7 +107,7 @@ class Classification(Accuracy):
             logits = forward(weights, batch["image"]).logits
             return logits, to_targets(batch["label"], logits.shape[-1]), batch["mask"]
 
-        return jax.jit(step, out_shardings=meshes.replicated(mesh))
+        return jax.jit(step, out_shardings=meshes.batch_sharding(mesh))
 
     def _write(
         self, logits: np.ndarray, targets: np.ndarray, places: np.ndarray, probabilities: np.ndarray

@@ -18,6 +18,7 @@ from vit_jax.data.record import Source
 from vit_jax.devices import meshes
 from vit_jax.evaluation.contract import Evaluator, Options, Subject, Watch
 from vit_jax.evaluation.forward import make_forward
+from vit_jax.evaluation.gathering import on_host
 from vit_jax.models.registry import Weights
 
 
@@ -74,11 +75,9 @@ def stacked(batches: Iterable[Features], mesh: Mesh) -> Features:
     return Features(*(stack(*arrays) for arrays in zip(*batches, strict=True)))
 
 
-def on_host(batches: Iterable[Features], mesh: Mesh) -> tuple[np.ndarray, np.ndarray]:
+def of_examples(batches: Iterable[Features], mesh: Mesh) -> tuple[np.ndarray, np.ndarray]:
     """Features (n, D) float32 and labels (n,) of all examples, in their order, in every process."""
-    whole = jax.jit(lambda x: x, out_shardings=meshes.replicated(mesh))
-    rows = [jax.device_get(whole(batch)) for batch in batches]
-    features, label, mask = (np.concatenate(arrays) for arrays in zip(*rows, strict=True))
+    features, label, mask = on_host(batches, mesh)
     there = mask > 0
     return features[there], label[there]
 

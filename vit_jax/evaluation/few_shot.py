@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from vit_jax.base.schema import option
 from vit_jax.evaluation import contract
 from vit_jax.evaluation.contract import Trained, Watch
-from vit_jax.evaluation.features import FeatureEvaluator, on_host
+from vit_jax.evaluation.features import FeatureEvaluator, of_examples
 
 _BIAS = 100.0  # the constant feature; so large that its weight is hardly regularised
 
@@ -39,8 +39,8 @@ class FewShot(FeatureEvaluator):
     def __call__(self, trained: Trained, mesh: Mesh, watch: Watch = iter) -> dict[str, float]:
         """See `Evaluator`. A class that has fewer examples than asked for gives all it has."""
         weights = trained.weights
-        train, labels = on_host(self.batches(self.train, weights, mesh, watch), mesh)
-        test, truth = on_host(self.batches(self.test, weights, mesh, watch), mesh)
+        train, labels = of_examples(self.batches(self.train, weights, mesh, watch), mesh)
+        test, truth = of_examples(self.batches(self.test, weights, mesh, watch), mesh)
         classes, metrics = len(self.train.classes), {}
         fewest = np.bincount(labels, minlength=classes).min()
         if fewest < max(self.options.shots):
