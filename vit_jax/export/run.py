@@ -18,6 +18,7 @@ from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import reading
 from vit_jax.config import Data
 from vit_jax.data import crops
+from vit_jax.data.augmentation import augment
 from vit_jax.data.record import BadImage
 from vit_jax.evaluation.forward import data_of, make_forward, make_network
 from vit_jax.evaluation.images import find, read_ahead
@@ -121,8 +122,12 @@ def _answer(
     if hasattr(config, "attention"):
         config = dataclasses.replace(config, attention="xla")
     definition = registry.abstract(config)[0]
-    inside = normalization == INSIDE
-    network = make_forward(definition, config, data) if inside else make_network(definition, config)
+    plain = make_network(definition, config)
+
+    def beside(weights: registry.Weights, images: jax.Array) -> ModelOutput:
+        return plain(weights, augment.permuted(images, data.permute_patch, data.permute))
+
+    network = make_forward(definition, config, data) if normalization == INSIDE else beside
     activation = objectives.ACTIVATIONS[objectives.probabilities(run.config.objective)]
 
     def answer(weights: registry.Weights, images: jax.Array) -> jax.Array:
