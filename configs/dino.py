@@ -6,7 +6,8 @@ vit_jax train --config=configs/dino.py:L/16 --workdir=DIR
 vit_jax train --config=configs/dino.py --workdir=DIR --config.init_from=CHECKPOINT --config.data.path=IMAGES
     goes on from released weights (DINOv2's) on your own images, which need no classes;
     --config.init_resize=dinov2 for those without registers. Local views are of 112 pixels, which
-    patches of 14 and of 16 divide (the authors' are of 98, for 14);
+    patches of 14 and of 16 divide (the authors' are of 98, for 14). Images are normalised as DINOv2's;
+    for other models --config.data.mean="()" --config.data.std="()" takes what the checkpoint says;
 vit_jax train --config=configs/dino.py:smoke --workdir=DIR
     digits, without their labels, in three minutes on two CPU cores.
 
@@ -27,6 +28,7 @@ from vit_jax import recipes
 from vit_jax.config import default_config
 
 EPOCH = 1250  # steps
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def get_config(arg="continue"):
@@ -67,8 +69,7 @@ def paper(model):
     config.data.name = "imagenet2012"
     config.data.train_split = "train"
     config.data.eval_split = "validation"
-    config.data.mean = (0.485, 0.456, 0.406)
-    config.data.std = (0.229, 0.224, 0.225)
+    config.data.mean, config.data.std = MEAN, STD
     config.model.name = f"ViT-{model}"
     config.model.activation = "gelu"
     config.model.layer_scale = "all"
@@ -86,6 +87,8 @@ def paper(model):
 def going_on(config):
     config.data.name = "folder"
     config.data.path = "IMAGES"  # To be said on the command line.
+    config.data.mean, config.data.std = MEAN, STD
+    config.init_reset = ()
     config.init_resize = "bicubic"
     config.objective.temperature_warmup = "0 steps"
     config.objective.teacher_temperature = (0.07, 0.07)

@@ -182,7 +182,7 @@ def weights_from(
     like: Weights,
     config: classifier.Options,
     *,
-    reset: Iterable[str] = (),
+    reset: Iterable[str] | None = (),
     resize: str = "scipy",
     init_channels: str = "error",
     allow_nonfinite: bool = False,
@@ -196,12 +196,16 @@ def weights_from(
       like: the model's new arrays, or their shapes, dtypes and shardings where the checkpoint has
         them.
       config: the model's.
-      reset, resize, init_channels, where, reset_option: see `adapt.adapt`.
+      reset, resize, init_channels, where, reset_option: see `adapt.adapt`; `reset=None`: what a model
+        of this config cannot take from one of the checkpoint's, such as a head of other classes.
 
     Returns:
       As `like`, in its shardings.
     """
     foreign = formats.read(path, hints=vars(config), allow_nonfinite=allow_nonfinite)
+    if reset is None:
+        same_family = type(foreign.model_config) is type(config)
+        reset = foreign.model_config.starts_anew(config) if same_family else ()
     logging.info("%s: %s holds %s", where, path, formats.describe(foreign.model_config))
     return _fit(
         foreign,

@@ -93,13 +93,15 @@ def start_from(assembly: Assembly, state: TrainState) -> TrainState:
     what the objective owns stays new.
     """
     config = assembly.config
+    # Without a head there is nothing to name: one in the checkpoint is left out, if it has one.
+    headless = not assembly.model_config.num_classes
     own = {name: tree for name, tree in state.params.items() if name == OWN}
     of_model = {name: tree for name, tree in state.params.items() if name != OWN}
     weights = loading.weights_from(
         config.init_from,
         Weights(of_model, state.variables.get("model", {})),
         assembly.model_config,
-        reset=config.init_reset,
+        reset=None if headless and not config.init_reset else config.init_reset,
         resize=config.init_resize,
         init_channels=config.init_channels,
     )
