@@ -107,6 +107,22 @@ def test_decay_by_gradient_is_the_decay_of_a_loss_with_a_squared_norm(kit):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found[-1], expected)
 
 
+def test_decay_goes_to_its_end_by_a_cosine(kit):
+    """Without gradients a parameter shrinks by lr times the decay of its step."""
+    params = {"layer": {"kernel": jnp.ones((2, 2))}}
+    zero = jax.tree.map(jnp.zeros_like, params)
+    config = kit.config(
+        name="sgd", b1=0.0, lr=0.5, schedule="constant", weight_decay=0.04, weight_decay_end=0.4
+    )
+    optimizer, _ = optim.make(config, params, total_steps=4, to_steps=lambda _: 0)
+    state, exact = optimizer.init(params), 1.0
+    for t in range(4):
+        updates, state = optimizer.update(zero, state, params)
+        params = optax.apply_updates(params, updates)
+        exact *= 1 - 0.5 * (0.4 + (0.04 - 0.4) * (1 + np.cos(np.pi * t / 4)) / 2)
+        np.testing.assert_allclose(params["layer"]["kernel"], exact, rtol=1e-6)
+
+
 def test_by_default_only_kernels_decay(kit):
     params, zero = kit.vit(), jax.tree.map(np.zeros_like, kit.vit())
     after = flat(kit.train(kit.config(weight_decay=0.5), params, [zero])[0][-1])
