@@ -74,6 +74,7 @@ class Foreign:
       classes: label names in the order of the logits, where the source says them.
       preprocessing: of images, where the source says it or its code has only one.
       variables: what is not trained, such as running statistics; like `params`.
+      extras: tensors of the file that are no part of the model, by their names.
       layout: `format`, and what else is needed to write the same names and bytes again; plain JSON.
     """
 
@@ -83,6 +84,7 @@ class Foreign:
     preprocessing: Preprocessing | None = None
     layout: dict = dataclasses.field(default_factory=dict)
     variables: dict = dataclasses.field(default_factory=dict)
+    extras: dict = dataclasses.field(default_factory=dict)
 
 
 def module(name: str) -> ModuleType:

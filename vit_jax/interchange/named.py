@@ -154,6 +154,7 @@ def read(
     if wide:
         logging.info("%s: %d tensors of float64 are rounded to float32", path, len(wide))
         tensors |= {name: _rounded(tensors[name]) for name in wide}
+    beside = {name: tensors[name] for name in left_out}
     tensors = {name: tensor for name, tensor in tensors.items() if name not in left_out}
     tensors = {n: _squeezed(t) if n in reshaped else t for n, t in tensors.items()}
     if not wishes.allow_nonfinite:
@@ -171,7 +172,7 @@ def read(
     }
     layout |= recognised.layout
     preprocessing = found.conversion.preprocessing(config)
-    return Foreign(config, params, None, preprocessing, layout, variables)
+    return Foreign(config, params, None, preprocessing, layout, variables, beside)
 
 
 def _how_to_say(names: Iterable[str], config_class: type) -> str:
