@@ -3,7 +3,7 @@
 vit_jax train --config=configs/gsam.py:B/32 --workdir=DIR
     or S/32, S/16, B/16;
 vit_jax train --config=configs/gsam.py:smoke --workdir=DIR
-    digits in two minutes on two CPU cores.
+    digits, in twice the time of configs/digits.py.
 
 Any other recipe, of any objective, does the same with --config.optim.sam_rho=0.1,0.6 --config.optim.sam_alpha=0.6;
 SAM (arXiv 2010.01412) is one radius and no alpha: --config.optim.sam_rho=0.2,0.2. Each step takes two gradients,
