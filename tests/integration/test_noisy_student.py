@@ -26,10 +26,10 @@ def write_teacher(path, seed):
 
 
 def student(tiny_config, teacher, **fields):
-    return tiny_config(
-        data__name="digits_few", data__train_split="few_0", pseudo__teacher=str(teacher),
-        pseudo__split="rest_0[:200]", pseudo__confidence=0.2, pseudo__per_class=5, **fields,
-    )  # fmt: skip
+    return tiny_config(**{
+        "data__name": "digits_few", "data__train_split": "few_0", "pseudo__teacher": str(teacher),
+        "pseudo__split": "rest_0[:200]", "pseudo__confidence": 0.2, "pseudo__per_class": 5,
+    } | fields)  # fmt: skip
 
 
 def labelled(config, workdir):
@@ -70,8 +70,10 @@ def test_what_a_teacher_cannot_label_is_refused(tiny_config, tmp_path):
 @pytest.mark.slow
 def test_rounds_that_are_stopped_end_as_if_they_were_not(tiny_config, tmp_path, monkeypatch):
     teacher = tiny_config(data__name="digits_few", data__train_split="few_0", duration="4 steps")
-    one = student(tiny_config, "teacher", duration="8 steps", pseudo__soft=False)
-    two = student(tiny_config, "round_1", duration="8 steps", checkpoint__every="2 steps")
+    one = student(tiny_config, "teacher", duration="8 steps", pseudo__confidence=0.0)
+    two = student(
+        tiny_config, "round_1", duration="4 steps", pseudo__confidence=0.0, pseudo__soft=False
+    )
     runs = {"teacher": teacher, "round_1": one, "round_2": two}
     whole = run_all(runs, tmp_path / "whole")
     assert all(0 <= whole[name]["accuracy"] <= 1 for name in runs)
