@@ -10,8 +10,8 @@ import scipy.stats
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.config import Augment, Data
 from vit_jax.data.augmentation import augment as aug
+from vit_jax.data.options import Augment, Data
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 NOTHING = Augment(flip=False)

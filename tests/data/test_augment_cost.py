@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.config import Augment
 from vit_jax.data.augmentation import augment as aug
 from vit_jax.data.augmentation import randaugment, timm_augment
 from vit_jax.data.augmentation.three_augment import three_augment
+from vit_jax.data.options import Augment
 
 FILL = (124, 116, 104)
 TIMM = dict(randaugment_layers=2, randaugment_magnitude=9.0, randaugment_std=0.5)

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from PIL import Image, ImageFilter, ImageOps
 
-from vit_jax.config import Augment
 from vit_jax.data.augmentation import color
+from vit_jax.data.options import Augment
 
 
 def batch(size=64, seed=0):

@@ -7,8 +7,8 @@ import cv2
 import numpy as np
 import pytest
 
-from vit_jax.config import Data
 from vit_jax.data import sources
+from vit_jax.data.options import Data
 from vit_jax.data.preparation.prepare import prepare
 from vit_jax.data.sources.folder import ImageFiles
 

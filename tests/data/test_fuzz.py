@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tests.data.damage import damaged, whole_files
-from vit_jax.config import Data
 from vit_jax.data import decode
+from vit_jax.data.options import Data
 
 FILES = whole_files()
 

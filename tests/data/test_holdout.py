@@ -8,8 +8,8 @@ import tarfile
 import pytest
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.config import Data
 from vit_jax.data import sources
+from vit_jax.data.options import Data
 
 # A fifth of cat/0.jpg … dog/19.jpg, as the first version chose it.
 HELD_OUT = [

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.config import Data
 from vit_jax.data import sources
+from vit_jax.data.options import Data
 from vit_jax.data.preparation.prepare import prepare
 from vit_jax.training.assembly import assemble, resolve
 from vit_jax.user_files import load_config

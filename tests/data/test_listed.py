@@ -3,8 +3,8 @@
 import pytest
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.config import Data
 from vit_jax.data import sources
+from vit_jax.data.options import Data
 
 TEXT = "path,label\ncafé/1.png,Käse\n2.png,Brot\n"
 

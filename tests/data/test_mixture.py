@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.config import Data
 from vit_jax.data import sources
+from vit_jax.data.options import Data
 from vit_jax.data.order import example_ids
 from vit_jax.data.sources.mixture import epoch_counts
 

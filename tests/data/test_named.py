@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.config import Data
 from vit_jax.data import decode, sources, splits
+from vit_jax.data.options import Data
 from vit_jax.data.sources.named import FEW_SHOT, NAMED, VTAB
 
 from .tiny_tfds import write_tfds

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vit_jax.config import Data, default_config
+from vit_jax.config import default_config
 from vit_jax.data import crops, decode
+from vit_jax.data.options import Data
 
 native = decode._native
 if native is None:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from vit_jax.base.errors import UserError
-from vit_jax.config import Data
 from vit_jax.data import batches, sources
+from vit_jax.data.options import Data
 from vit_jax.data.sources.pseudo import PseudoLabelled, select
 from vit_jax.user_files import load_config
 

@@ -12,10 +12,11 @@ from PIL import Image, ImageOps
 
 from tests.data.tiff_files import tiff
 from vit_jax.base.errors import ConfigError
-from vit_jax.config import Data, default_config
+from vit_jax.config import default_config
 from vit_jax.data import decode as decoding
 from vit_jax.data import sources
 from vit_jax.data.decode import BadImage, decode
+from vit_jax.data.options import Data
 from vit_jax.training.assembly import resolve
 
 RANDOM = np.random.default_rng(0)

@@ -9,8 +9,8 @@ import pytest
 from sklearn.datasets import load_digits
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.config import Data
 from vit_jax.data import splits
+from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage
 from vit_jax.data.sources import OPENERS, open_eval, open_source, open_train
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.config import Data
 from vit_jax.data import sources
+from vit_jax.data.options import Data
 
 
 def image(value):

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.config import Data, default_config
+from vit_jax.config import default_config
 from vit_jax.data import batches, loader, sources
+from vit_jax.data.options import Data
 from vit_jax.data.preparation.prepare import prepare, text
 from vit_jax.data.preparation.verify import verify
 from vit_jax.devices import meshes

@@ -10,7 +10,7 @@ from flax import nnx
 from tests.evaluation import toy_exits
 from vit_jax import objectives
 from vit_jax.base.errors import ConfigError
-from vit_jax.config import Data
+from vit_jax.data.options import Data
 from vit_jax.devices import meshes
 from vit_jax.evaluation.early_exit import inference as module
 from vit_jax.evaluation.early_exit import thresholds

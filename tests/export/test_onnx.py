@@ -12,7 +12,7 @@ pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.config import Data
+from vit_jax.data.options import Data
 from vit_jax.evaluation.forward import make_forward
 from vit_jax.export import onnx, onnx_graph, onnx_rules, precision
 from vit_jax.models import registry

@@ -10,8 +10,8 @@ import pytest
 import vit_jax
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
-from vit_jax.config import Data
 from vit_jax.data import sources
+from vit_jax.data.options import Data
 from vit_jax.training import loop
 from vit_jax.training.guards import changed_fields
 from vit_jax.training.health import NonFiniteError

@@ -10,8 +10,8 @@ from PIL import Image
 
 import vit_jax
 from tests.interchange.test_hub import hub  # noqa: F401
-from vit_jax.config import Data
 from vit_jax.data import decode
+from vit_jax.data.options import Data
 from vit_jax.interchange import formats, safetensors
 from vit_jax.models import registry
 from vit_jax.models.conversions.contract import IMAGENET_MEAN, IMAGENET_STD

@@ -14,11 +14,12 @@ import jax
 import numpy as np
 
 from vit_jax.data import crops, decode, views
+from vit_jax.data.options import Data
 from vit_jax.data.order import crop_draws, order_of, repeated_places
 from vit_jax.data.record import BadImage, DataError, Record, Source, soft_labels
 
 if TYPE_CHECKING:
-    from vit_jax.config import Config, Data
+    from vit_jax.config import Config
 
 
 def spec(
@@ -208,7 +209,7 @@ def check_bad_images(bad: dict[str, str], most: int, kind: str) -> None:
         )
 
 
-def _pass_over(error: BadImage, config_data: "Data") -> None:
+def _pass_over(error: BadImage, config_data: Data) -> None:
     """Raises `BadImage`, with what to do about it, unless such images are to be skipped."""
     if config_data.on_bad_image == "error":
         advice = (

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
+from vit_jax.data.options import Data
 
 if TYPE_CHECKING:
-    from vit_jax.config import Data
     from vit_jax.models.conversions.contract import Preprocessing
 
 _TRIES = 10
@@ -28,12 +28,12 @@ DRAWS = 4 * _TRIES  # random numbers that a training crop may need
 Part = tuple[tuple[float, float, float, float], bool]
 
 
-def shape(config_data: "Data") -> tuple[int, int, int]:
+def shape(config_data: Data) -> tuple[int, int, int]:
     """(height, width, channels) of an image as the model gets it."""
     return (*sizes.height_width(config_data.image_size), config_data.channels)
 
 
-def train_part(height: int, width: int, config_data: "Data", draws: Sequence[float]) -> Part:
+def train_part(height: int, width: int, config_data: Data, draws: Sequence[float]) -> Part:
     """The part that is cut out of an image of this size for training, and then resized to
     `config_data.image_size`, the target.
 
@@ -60,7 +60,7 @@ def train_part(height: int, width: int, config_data: "Data", draws: Sequence[flo
     raise ConfigError(f"config.data.train_crop = {config_data.train_crop!r} is unknown")
 
 
-def eval_part(height: int, width: int, config_data: "Data") -> Part:
+def eval_part(height: int, width: int, config_data: Data) -> Part:
     """The part that is cut out of an image of this size for evaluation, and then resized to
     `config_data.image_size`, the target.
 
@@ -97,7 +97,7 @@ def describe(config_data: "Data | Preprocessing") -> str:
     return f"{how}, {config_data.interpolation}"
 
 
-def check(config_data: "Data") -> None:
+def check(config_data: Data) -> None:
     """Raises `ConfigError` if no crop can be cut with these sizes."""
     smaller = min(sizes.height_width(config_data.image_size))
     for crop, needing, field in (
@@ -184,7 +184,7 @@ def _middle(
 
 
 def _inception_box(
-    height: int, width: int, config_data: "Data", draws: Sequence[float]
+    height: int, width: int, config_data: Data, draws: Sequence[float]
 ) -> tuple[int, int, int, int]:
     """A random part of random area and aspect."""
     tall_target, wide_target = sizes.height_width(config_data.image_size)

@@ -10,7 +10,6 @@ import glob
 import io
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
@@ -18,10 +17,8 @@ from PIL import ExifTags, Image, ImageOps
 
 from vit_jax.data import crops, resize, samples, tiff
 from vit_jax.data.crops import Part
+from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage
-
-if TYPE_CHECKING:
-    from vit_jax.config import Data
 
 _INTERFACE = 2  # as in native/module.c
 
@@ -164,7 +161,7 @@ def _decode_with_pillow(image: bytes, channels: int, name: str) -> np.ndarray:
 
 def train_crop(
     image: bytes | np.ndarray,
-    config_data: "Data",
+    config_data: Data,
     draws: Sequence[float],
     *,
     name: str,
@@ -195,7 +192,7 @@ def train_crop(
 
 
 def eval_crop(
-    image: bytes | np.ndarray, config_data: "Data", *, name: str, out: np.ndarray | None = None
+    image: bytes | np.ndarray, config_data: Data, *, name: str, out: np.ndarray | None = None
 ) -> np.ndarray:
     """The part of an image that is evaluated, `crops.shape(config_data)` uint8.
     `config_data.eval_crop` says how it is chosen, see `crops.eval_part`.
@@ -211,7 +208,7 @@ def _cut(
     image: bytes | np.ndarray,
     name: str,
     part_of: Callable[[int, int], Part],
-    config_data: "Data",
+    config_data: Data,
     out: np.ndarray,
 ) -> None:
     """Puts the part that `part_of` chooses for a height and a width into `out` (H, W, C)."""

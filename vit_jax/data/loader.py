@@ -26,11 +26,12 @@ from vit_jax.data.batches import (
     TrainBatches,
     check_bad_images,
 )
+from vit_jax.data.options import Data
 from vit_jax.data.order import data_step
 from vit_jax.data.record import DataError, Source
 
 if TYPE_CHECKING:
-    from vit_jax.config import Config, Data
+    from vit_jax.config import Config
 
 BLOCK = 16  # rows that a thread fills at once
 _INSTEAD = {"training": "another takes its place", "evaluation": "it is left out of evaluation"}
@@ -112,7 +113,7 @@ class Batches(Iterator[dict[str, jax.Array]]):
         host_batches: TrainBatches | EvalBatches,
         steps: Iterable[int],
         count: int,
-        config_data: "Data",
+        config_data: Data,
         sharding: NamedSharding,
     ):
         """Starts to prepare batches.

@@ -14,9 +14,10 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.data import crops
 from vit_jax.data.augmentation import augment as augmentation
+from vit_jax.data.options import Augment, Data
 
 if TYPE_CHECKING:
-    from vit_jax.config import Augment, Config, Data
+    from vit_jax.config import Config
 
 _CUT = ("image_size", "train_crop", "crop_area", "crop_aspect", "resize", "pad", "interpolation")
 _MIXING = ("mixup", "cutmix", "mix_switch")
@@ -43,8 +44,8 @@ class Views:
     name: str
     count: int
     first: int
-    data: "Data"
-    augment: "Augment"
+    data: Data
+    augment: Augment
 
     @property
     def numbers(self) -> range:

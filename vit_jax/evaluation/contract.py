@@ -9,7 +9,8 @@ from jax.sharding import Mesh
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import checked, nearest, option
-from vit_jax.config import Config, Data
+from vit_jax.config import Config
+from vit_jax.data.options import Data
 from vit_jax.models import classifier
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.networks import Networks

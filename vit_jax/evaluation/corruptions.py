@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 from jax.sharding import Mesh
 
-from vit_jax.config import Data
 from vit_jax.data import sources
 from vit_jax.data.classes import with_classes
+from vit_jax.data.options import Data
 from vit_jax.evaluation import contract
 from vit_jax.evaluation.accuracy import Accuracy
 from vit_jax.evaluation.contract import Evaluator, Subject, Trained, Watch

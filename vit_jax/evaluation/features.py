@@ -11,9 +11,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.config import Data
 from vit_jax.data import loader, sources
 from vit_jax.data.classes import with_classes
+from vit_jax.data.options import Data
 from vit_jax.data.record import Source
 from vit_jax.devices import meshes
 from vit_jax.evaluation.contract import Evaluator, Options, Subject, Watch

@@ -14,9 +14,10 @@ from flax import nnx
 from vit_jax.base import schema, sizes
 from vit_jax.checkpoints import reading
 from vit_jax.compute import choices
-from vit_jax.config import Data, config_class
+from vit_jax.config import config_class
 from vit_jax.data import crops
 from vit_jax.data.augmentation import augment
+from vit_jax.data.options import Data
 from vit_jax.models import classifier, registry
 from vit_jax.models.contract import Capture, ModelOutput
 from vit_jax.models.registry import Weights

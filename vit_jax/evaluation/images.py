@@ -17,8 +17,8 @@ import numpy as np
 from etils import epath
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.config import Data
 from vit_jax.data.decode import eval_crop
+from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage
 from vit_jax.data.sources.table import SUFFIXES, natural
 

@@ -20,8 +20,8 @@ from vit_jax import objectives
 from vit_jax.base import paths
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import reading
-from vit_jax.config import Data
 from vit_jax.data import crops
+from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage
 from vit_jax.devices import meshes
 from vit_jax.evaluation.early_exit.inference import Inference, check_thresholds

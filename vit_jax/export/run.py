@@ -16,9 +16,9 @@ from vit_jax import objectives
 from vit_jax.base import paths
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import reading
-from vit_jax.config import Data
 from vit_jax.data import crops
 from vit_jax.data.augmentation import augment
+from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage
 from vit_jax.evaluation.forward import data_of, make_forward, make_network
 from vit_jax.evaluation.images import find, read_ahead

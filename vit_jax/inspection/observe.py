@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.config import Data
+from vit_jax.data.options import Data
 from vit_jax.evaluation.forward import make_forward
 from vit_jax.inspection import attention
 from vit_jax.inspection.flow import flow

@@ -15,7 +15,7 @@ from etils import epath
 
 from vit_jax.base import paths, sizes
 from vit_jax.base.errors import ConfigError, UserError
-from vit_jax.config import Data
+from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage
 from vit_jax.evaluation.forward import data_of, make_exit, make_forward
 from vit_jax.evaluation.images import Named, find, read_ahead

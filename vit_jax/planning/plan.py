@@ -8,8 +8,8 @@ from ml_collections import ConfigDict
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.compute import choices
-from vit_jax.config import Data
 from vit_jax.data import sources
+from vit_jax.data.options import Data
 from vit_jax.data.sources.named import NAMED
 from vit_jax.data.splits import select
 from vit_jax.models import registry

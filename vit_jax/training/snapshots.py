@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.base import patterns
-from vit_jax.config import Data
+from vit_jax.data.options import Data
 from vit_jax.devices import meshes
 from vit_jax.objectives.contract import Batch
 from vit_jax.training.assembly import Assembly

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from vit_jax.base.errors import ConfigError, UserError
-from vit_jax.config import Data
+from vit_jax.data.options import Data
 from vit_jax.data.preparation.download import check_downloads, download
 from vit_jax.data.preparation.prepare import prepare
 

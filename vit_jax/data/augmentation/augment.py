@@ -22,18 +22,18 @@ from vit_jax.data.augmentation.permute import permuted
 from vit_jax.data.augmentation.randaugment import randaugment
 from vit_jax.data.augmentation.three_augment import three_augment
 from vit_jax.data.augmentation.timm_augment import autoaugment, timm_randaugment
+from vit_jax.data.options import Augment, Data
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
-    from vit_jax.config import Augment, Data
     from vit_jax.data.views import Views
     from vit_jax.models.conversions.contract import Preprocessing
 
 ERASING_ATTEMPTS = 10
 
 
-def check(config: "Augment", channels: int) -> None:
+def check(config: Augment, channels: int) -> None:
     """Raises `ConfigError` if the section `config.augment` contradicts itself, or does not suit
     images with this number of channels.
     """
@@ -78,7 +78,7 @@ def check_normalization(
         )
 
 
-def with_channels(config_data: "Data") -> "Data":
+def with_channels(config_data: Data) -> Data:
     """The section `config.data` with a `mean` and a `std` for each channel: one number stands for all
     channels, and so do the defaults.
 
@@ -105,7 +105,7 @@ def augment(
     images: jax.Array,
     targets: Any,
     key: jax.Array,
-    config: "Augment",
+    config: Augment,
     *,
     mean: Sequence[float],
     std: Sequence[float],
@@ -190,7 +190,7 @@ def normalize(
     return ((images.astype(jnp.float32) / 255 - mean) / std).astype(dtype)
 
 
-def prepared(images: jax.Array, config_data: "Data", dtype: jax.typing.DTypeLike) -> jax.Array:
+def prepared(images: jax.Array, config_data: Data, dtype: jax.typing.DTypeLike) -> jax.Array:
     """Images as evaluation gives them to a model: normalised, and permuted if the section
     `config.data` says so. Arguments as for `normalize`.
     """

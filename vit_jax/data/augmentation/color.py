@@ -5,19 +5,15 @@ torchvision draws the order of the jitter's four changes; here it is always brig
 saturation, hue. Its blur has nine taps and mirrors the border; this one is `three_augment.gaussian_blur`.
 """
 
-from typing import TYPE_CHECKING
-
 import jax
 import jax.numpy as jnp
 
 from vit_jax.data.augmentation.randaugment import GREY, solarize
 from vit_jax.data.augmentation.three_augment import BLUR, SOLARIZE_FROM, gaussian_blur, grey
-
-if TYPE_CHECKING:
-    from vit_jax.config import Augment
+from vit_jax.data.options import Augment
 
 
-def change_colors(images: jax.Array, key: jax.Array, config: "Augment") -> jax.Array:
+def change_colors(images: jax.Array, key: jax.Array, config: Augment) -> jax.Array:
     """Jitters, greys, blurs and solarises images, each with its own probability, in this order.
 
     Args:

@@ -2,22 +2,20 @@
 images before it learns is lost then (Mixer, arXiv 2105.01601, §4.4).
 """
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import jax
 import numpy as np
 
 from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
-
-if TYPE_CHECKING:
-    from vit_jax.config import Data
+from vit_jax.data.options import Data
 
 KINDS = ("patches", "pixels in patches", "both", "all pixels")
 Array = TypeVar("Array", np.ndarray, jax.Array)
 
 
-def check(config_data: "Data") -> None:
+def check(config_data: Data) -> None:
     """Raises `ConfigError` if images cannot be cut into the patches that are to be permuted."""
     size, patch = sizes.height_width(config_data.image_size), config_data.permute_patch
     if config_data.permute in KINDS[:-1] and (size[0] % patch or size[1] % patch):

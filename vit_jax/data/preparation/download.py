@@ -16,13 +16,13 @@ from etils import epath
 from vit_jax.base import paths
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.base.schema import nearest
+from vit_jax.data.options import Data
 from vit_jax.data.sources.named import NAMED
 from vit_jax.data.sources.tfds import data_dir, is_tfds_name, tfds_names
 
 if TYPE_CHECKING:
     import tensorflow_datasets as tfds
 
-    from vit_jax.config import Data
 
 # Data sets of which TFDS silently prepares whatever part is there, and the files that they need.
 _BY_HAND = {
@@ -33,7 +33,7 @@ _SECONDS = 5  # that a host may take to answer
 _HOSTS = 3  # of which one must answer
 
 
-def download(config_data: "Data") -> None:
+def download(config_data: Data) -> None:
     """Lets TFDS download and prepare the data set that `config_data` names, as ArrayRecord.
 
     Raises:

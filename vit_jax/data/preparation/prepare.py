@@ -24,8 +24,8 @@ from tqdm import tqdm
 
 from vit_jax.base import paths
 from vit_jax.base.errors import ConfigError, UserError
-from vit_jax.config import Data
 from vit_jax.data import sources
+from vit_jax.data.options import Data
 from vit_jax.data.preparation import shards
 from vit_jax.data.preparation.download import download
 from vit_jax.data.preparation.reencode import measure

@@ -5,7 +5,6 @@
 import dataclasses
 import itertools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 from absl import logging
@@ -13,6 +12,7 @@ from etils import epath
 
 from vit_jax.base import paths
 from vit_jax.base.errors import ConfigError
+from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, DataError, DataSet, Labels, Record, Source
 from vit_jax.data.sources.digits import open_digits, open_few
 from vit_jax.data.sources.folder import open_folder
@@ -22,9 +22,6 @@ from vit_jax.data.sources.objectnet import open_objectnet
 from vit_jax.data.sources.prepared import DESCRIPTION, open_prepared
 from vit_jax.data.sources.tar import open_tar
 from vit_jax.data.sources.tfds import open_tfds
-
-if TYPE_CHECKING:
-    from vit_jax.config import Data
 
 __all__ = [
     "OPENERS", "BadImage", "DataError", "Record", "Source", "from_anywhere", "locate", "open_data_set",
@@ -49,7 +46,7 @@ def register(name: str, opener: Callable[..., DataSet]) -> None:
     OPENERS[name] = opener
 
 
-def open_data_set(config_data: "Data") -> DataSet | MixedSet:
+def open_data_set(config_data: Data) -> DataSet | MixedSet:
     """The data set that `config.data` names: one of `OPENERS`, or else one of TFDS.
 
     Raises:
@@ -58,7 +55,7 @@ def open_data_set(config_data: "Data") -> DataSet | MixedSet:
     return OPENERS.get(config_data.name, open_tfds)(config_data)
 
 
-def open_source(config_data: "Data", split: str) -> Source:
+def open_source(config_data: Data, split: str) -> Source:
     """Opens a split of the data set that `config.data` names, every example once.
 
     Args:
@@ -72,7 +69,7 @@ def open_source(config_data: "Data", split: str) -> Source:
     return open_data_set(config_data).open(split)
 
 
-def open_train(config_data: "Data") -> Source:
+def open_train(config_data: Data) -> Source:
     """The examples to train on. Warns of classes without any.
 
     Raises:
@@ -91,7 +88,7 @@ def open_train(config_data: "Data") -> Source:
     return source
 
 
-def _check_balanced(source: Source, labels: Labels, config_data: "Data") -> None:
+def _check_balanced(source: Source, labels: Labels, config_data: Data) -> None:
     """Raises `ConfigError` unless every example has one label, which is known before it is read."""
     if isinstance(labels, np.ndarray):
         return
@@ -109,7 +106,7 @@ def _check_balanced(source: Source, labels: Labels, config_data: "Data") -> None
     )
 
 
-def _warn_of_empty_classes(classes: tuple[str, ...], labels: Labels, config_data: "Data") -> None:
+def _warn_of_empty_classes(classes: tuple[str, ...], labels: Labels, config_data: Data) -> None:
     if isinstance(labels, tuple):
         labels = np.fromiter(itertools.chain.from_iterable(labels), np.int64)
     empty = np.flatnonzero(np.bincount(labels, minlength=len(classes)) == 0)
@@ -122,12 +119,12 @@ def _warn_of_empty_classes(classes: tuple[str, ...], labels: Labels, config_data
         )  # fmt: skip
 
 
-def open_eval(config_data: "Data") -> Source:
+def open_eval(config_data: Data) -> Source:
     """The examples to evaluate on."""
     return open_source(config_data, config_data.eval_split)
 
 
-def locate(text: str, config_data: "Data") -> "Data":
+def locate(text: str, config_data: Data) -> Data:
     """`config_data` with the `name` and `path` that `text` means: a known name, or a place that is
     there (a prepared data set, tar files, a folder, a list of files), or else a TFDS data set.
     """
@@ -142,7 +139,7 @@ def locate(text: str, config_data: "Data") -> "Data":
     return dataclasses.replace(config_data, name=name, path=path)
 
 
-def from_anywhere(config_data: "Data") -> "Data":
+def from_anywhere(config_data: Data) -> Data:
     """`config_data` with absolute paths, so that they mean the same from every working folder."""
     check_mixture(config_data.mixture)
     mixture = tuple(

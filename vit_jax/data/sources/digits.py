@@ -4,15 +4,12 @@ no download. Also with few labels: 'digits_few'.
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vit_jax.data.options import Data
 from vit_jax.data.record import DataSet, Record
 from vit_jax.data.sources import fingerprint
-
-if TYPE_CHECKING:
-    from vit_jax.config import Data
 
 _TEST_SHARE = 0.2
 _FEW, _DRAWS = 10, 10  # examples of each class, and how many such sets there are
@@ -41,12 +38,12 @@ class Digits:
         return fingerprint.digest("digits", self.ids)
 
 
-def open_digits(config_data: "Data") -> DataSet:
+def open_digits(config_data: Data) -> DataSet:
     """'train' (80 % of every class) and 'test' (the rest)."""
     return _open("the data set 'digits'", lambda labels, members: members)
 
 
-def open_few(config_data: "Data") -> DataSet:
+def open_few(config_data: Data) -> DataSet:
     """The same, and of 'train' 'few_S', 10 examples of every class, and 'rest_S', all others; S is 0 to 9, each
     another draw.
     """

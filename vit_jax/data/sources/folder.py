@@ -15,7 +15,6 @@ it.
 import dataclasses
 import os
 import pathlib
-from typing import TYPE_CHECKING
 
 import numpy as np
 from absl import logging
@@ -23,14 +22,12 @@ from etils import epath
 
 from vit_jax.base import paths
 from vit_jax.base.errors import ConfigError
+from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, DataAbsent, DataSet, Label, Record
 from vit_jax.data.sources import fingerprint
 from vit_jax.data.sources.listed import read_list
 from vit_jax.data.sources.table import SPLITS, SUFFIXES, Table, hold_out, label_at, natural
 from vit_jax.data.sources.text import readable
-
-if TYPE_CHECKING:
-    from vit_jax.config import Data
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +82,7 @@ def _size(path: str) -> int | None:
     return os.path.getsize(path)
 
 
-def open_folder(config_data: "Data") -> DataSet:
+def open_folder(config_data: Data) -> DataSet:
     """The folder of images, or the list of files, at `config_data.path`.
 
     Without splits of its own, the share `config_data.holdout` becomes 'test', the rest 'train'; see
@@ -132,7 +129,7 @@ def unread_files(root: pathlib.Path) -> list[tuple[str, str]]:
     return sorted(found, key=lambda one: natural(one[0]))
 
 
-def _read_folder(root: pathlib.Path, config_data: "Data") -> Table:
+def _read_folder(root: pathlib.Path, config_data: Data) -> Table:
     tree, where = _Tree(root), str(root)
     folders = tree.folders(root)
     if not folders:

@@ -14,17 +14,14 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 from etils import epath
 
 from vit_jax.base import paths
 from vit_jax.base.errors import ConfigError
+from vit_jax.data.options import Data
 from vit_jax.data.sources.table import Table, hold_out, number_labels
 from vit_jax.data.sources.text import read_text
-
-if TYPE_CHECKING:
-    from vit_jax.config import Data
 
 _FILE = ("path", "file", "filename")
 _LABEL = ("label", "labels", "class", "cls")
@@ -34,7 +31,7 @@ _WEB = ("http://", "https://", "ftp://")
 _Row = tuple[int, str, str | tuple[str, ...] | None, str]  # line, file, label as text, split
 
 
-def read_list(path: epath.Path, config_data: "Data") -> Table:
+def read_list(path: epath.Path, config_data: Data) -> Table:
     """The images that the file `path` lists. Where it names no splits, some of them are held out as
     'test': see `table.hold_out`; the name that decides is that of the file as seen from the folder
     of the list, however it is spelled there.

@@ -16,14 +16,11 @@ import bisect
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from vit_jax.base.errors import ConfigError
+from vit_jax.data.options import Data
 from vit_jax.data.record import DataSet, Label, Record, Source
 from vit_jax.data.sources import fingerprint
-
-if TYPE_CHECKING:
-    from vit_jax.config import Data
 
 
 class Mixture:
@@ -90,7 +87,7 @@ class MixedSet:
         return Mixture(sources, epoch_counts([len(source) for source in sources], self.weights))
 
 
-def open_mixture(config_data: "Data", open_one: Callable[[str], DataSet]) -> MixedSet:
+def open_mixture(config_data: Data, open_one: Callable[[str], DataSet]) -> MixedSet:
     """The sets in `config_data.mixture`, (name or path, weight) each, which `open_one` finds."""
     if not config_data.mixture:
         raise ConfigError(

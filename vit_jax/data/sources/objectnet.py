@@ -5,17 +5,14 @@ Its licence allows to evaluate only: nothing is trained on it.
 """
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.decode import decode
+from vit_jax.data.options import Data
 from vit_jax.data.record import DataSet, Record, Source
 from vit_jax.data.sources.folder import open_folder
-
-if TYPE_CHECKING:
-    from vit_jax.config import Data
 
 CLASSES = 313
 _BORDER = 2  # red pixels around every image
@@ -69,7 +66,7 @@ class ObjectNet:
         return self.source.fingerprint()
 
 
-def open_objectnet(config_data: "Data") -> DataSet:
+def open_objectnet(config_data: Data) -> DataSet:
     """The folder at `config_data.path`; all is 'test'.
 
     Raises:

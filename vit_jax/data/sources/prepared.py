@@ -11,19 +11,16 @@ import io
 import json
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgpack
 import numpy as np
 from etils import epath
 
 from vit_jax.base.errors import ConfigError
+from vit_jax.data.options import Data
 from vit_jax.data.record import DataError, DataSet, Labels, Record
 from vit_jax.data.sources import fingerprint
 from vit_jax.data.sources.arrayrecord import ArrayRecords
-
-if TYPE_CHECKING:
-    from vit_jax.config import Data
 
 FORMAT = "vit_jax prepared, version 1"
 DESCRIPTION = "dataset.json"
@@ -121,7 +118,7 @@ class Prepared:
         return fingerprint.digest(self.classes, self._parts, files)
 
 
-def open_prepared(config_data: "Data") -> DataSet:
+def open_prepared(config_data: Data) -> DataSet:
     """The data set that 'vit_jax prepare' made in the folder `config_data.path`."""
     if not config_data.path:
         raise ConfigError("config.data.path is empty: 'prepared' needs what 'prepare' has made")

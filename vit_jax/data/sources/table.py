@@ -10,17 +10,15 @@ import dataclasses
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from etils import epath
 
 from vit_jax.base.errors import ConfigError
+from vit_jax.data.options import Data
 from vit_jax.data.record import DataSet, Label, Labels, Source
 from vit_jax.data.sources.text import read_text
-
-if TYPE_CHECKING:
-    from vit_jax.config import Data
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".npy")
 SPLITS = ("train", "test", "val", "validation")
@@ -86,7 +84,7 @@ class Table:
 
 def hold_out(
     rows: Sequence[tuple[Any, Label]],
-    config_data: "Data",
+    config_data: Data,
     where: str,
     name: Callable[[Any], str] = str,
 ) -> dict[str, list[tuple[Any, Label]]]:

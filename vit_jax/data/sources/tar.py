@@ -15,13 +15,13 @@ import os
 import re
 import tarfile
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 from etils import epath
 
 from vit_jax.base import paths
 from vit_jax.base.errors import ConfigError
+from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, DataSet, Record
 from vit_jax.data.sources import fingerprint
 from vit_jax.data.sources.listed import json_label
@@ -35,9 +35,6 @@ from vit_jax.data.sources.table import (
     number_labels,
 )
 from vit_jax.data.sources.text import readable
-
-if TYPE_CHECKING:
-    from vit_jax.config import Data
 
 _Place = tuple[int, str, int, int]  # number of the tar file, name inside, first byte, bytes
 
@@ -76,7 +73,7 @@ class TarImages:
         return fingerprint.digest(self.classes, len(self), names, sizes, labels)
 
 
-def open_tar(config_data: "Data") -> DataSet:
+def open_tar(config_data: Data) -> DataSet:
     """The tar files that `config_data.path` names: one file, a folder of them, a pattern with *, or
     a range of numbers {000000..000146}. Without splits, some images are held out as 'test': see
     `table.hold_out`; the name that decides is the one inside the tar file.
@@ -114,7 +111,7 @@ def find_tars(path: str) -> list:
     return files
 
 
-def _read(files: list, config_data: "Data") -> Table:
+def _read(files: list, config_data: Data) -> Table:
     path = config_data.path
     samples = [(number, *sample) for number, file in enumerate(files) for sample in _samples(file)]
     if not samples:

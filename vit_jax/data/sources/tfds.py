@@ -5,7 +5,6 @@ TFDS's data sets is in `named.py`.
 """
 
 import os
-from typing import TYPE_CHECKING
 
 import numpy as np
 from etils import epath
@@ -13,14 +12,12 @@ from etils import epath
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
 from vit_jax.data import decode
+from vit_jax.data.options import Data
 from vit_jax.data.record import DataAbsent, DataSet, Label, Record
 from vit_jax.data.sources import fingerprint
 from vit_jax.data.sources.arrayrecord import ArrayRecords
 from vit_jax.data.sources.named import NAMED, Named
 from vit_jax.data.sources.tfrecord import TfRecords
-
-if TYPE_CHECKING:
-    from vit_jax.config import Data
 
 _LABELS = ("label", "labels", "real_label")
 _FORMATS = ("array_record", "tfrecord")
@@ -78,7 +75,7 @@ class Tfds:
         return fingerprint.digest(self._where, self._sizes, self.classes)
 
 
-def open_tfds(config_data: "Data") -> DataSet:
+def open_tfds(config_data: Data) -> DataSet:
     """The data set `config_data.name` ('cifar10', 'vtab/dtd', 'name/config', 'name:1.0.0') under
     `config_data.path`.
     """
@@ -104,7 +101,7 @@ def open_tfds(config_data: "Data") -> DataSet:
     )
 
 
-def is_there(config_data: "Data") -> bool:
+def is_there(config_data: Data) -> bool:
     """Whether TFDS has prepared the data set."""
     name = config_data.name
     path, _, version = (NAMED[name].tfds if name in NAMED else name).partition(":")

@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 
 from vit_jax import objectives
 from vit_jax.base.errors import ConfigError
-from vit_jax.config import Data
+from vit_jax.data.options import Data
 from vit_jax.devices import meshes, processes
 from vit_jax.evaluation.forward import make_exit
 from vit_jax.models import classifier

@@ -1,0 +1,239 @@
+"""What the config says of images: which are read and how the host cuts them, what a teacher labels, and how
+the devices change them.
+"""
+
+import dataclasses
+
+from vit_jax.base import sizes
+from vit_jax.base.schema import option
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """What images are read and how the host cuts them; the device does the rest (`Augment`)."""
+
+    name: str = option(
+        "digits",
+        "'digits', 'folder', 'prepared', 'tar', 'mixture', or the name of a TFDS data set such as 'imagenet2012'",
+    )
+    path: str = option(
+        "",
+        "folder: images or class folders, or a list of images; prepared: the folder; tar: a file, a folder, or a "
+        "pattern; TFDS: the data directory (default ~/tensorflow_datasets)",
+    )
+    mixture: tuple = option(
+        (), "with name='mixture': ((name or path, weight), …); weights are shares of the examples"
+    )
+    train_split: str = option(
+        "train", "examples to train on; slices as in TFDS: 'train[:99%]', 'train[1000:]'"
+    )
+    eval_split: str = option("test", "examples to evaluate on", may_change=True)
+    holdout: float = option(
+        0.1,
+        "folder, list or tar files without splits: the share held out as 'test', chosen by file name",
+        minimum=0,
+        maximum=1,
+    )
+    holdout_by: str = option(
+        "file",
+        "file: each image by itself; class: the same share of every class",
+        choices=("file", "class"),
+    )
+    sampling: str = option(
+        "uniform",
+        "in an epoch of training, uniform: every example once; balanced: every class equally often",
+        choices=("uniform", "balanced"),
+    )
+    image_size: int | str | tuple = option(
+        224, "the images that the model sees, in pixels: 224, or height x width: 224x448",
+        parse=sizes.parse,
+    )  # fmt: skip
+    channels: int = option(
+        3,
+        "of an image: 3 for RGB, 1 for grey, or as many as its PNG (2, 4), TIFF or .npy file has",
+        minimum=1,
+        maximum=16,
+    )
+    train_crop: str = option(
+        "inception", "how training images are cut", choices=("inception", "random", "pad", "resize")
+    )
+    crop_area: tuple = option(
+        (0.05, 1.0),
+        "inception crop: smallest and largest share of the image's area",
+        above=0,
+        maximum=1,
+        length=2,
+    )
+    crop_aspect: tuple = option(
+        (3 / 4, 4 / 3), "inception crop: narrowest and widest aspect ratio", above=0, length=2
+    )
+    resize: int = option(256, "random crop: the smaller side is first resized to this", minimum=1)
+    interpolation: str = option(
+        "bilinear",
+        "antialiased filter by which crops for training and evaluation are resized; '': as init_from has it",
+        choices=("bilinear", "bicubic", ""),
+    )
+    repeats: int = option(
+        1, "how many times an example is in a batch, cut anew each time (DeiT: 3)", minimum=1
+    )
+    views: tuple = option(
+        (),
+        "several views of each image, for objectives that compare them: ({option: value}, …), what differs from "
+        "config.data and config.augment, and 'count', how many there are of this kind; (): one image",
+    )
+    pad: int = option(4, "pad crop: zero border, in pixels, from which the crop is cut", minimum=0)
+    eval_crop: str = option(
+        "central",
+        "how evaluation images are cut: the middle of the resized image, also with others' rounding; that of one "
+        "squeezed to the model's aspect ratio; or the whole image",
+        choices=("central", "torchvision", "transformers", "squash", "resize"),
+        may_change=True,
+    )
+    eval_resize: int = option(
+        256,
+        "all but resize: the smaller side is first resized to this",
+        minimum=1,
+        may_change=True,
+    )
+    mean: tuple = option(
+        (0.5, 0.5, 0.5),
+        "subtracted from pixels in [0, 1], one number for each channel or one for all; 0.5 with std 0.5 maps to "
+        "[-1, 1]; (): as init_from has it",
+        minimum=0,
+        maximum=1,
+    )
+    std: tuple = option(
+        (0.5, 0.5, 0.5),
+        "what is left is divided by this, one number for each channel or one for all; (): as init_from has it",
+        above=0,
+        maximum=1,
+    )
+    permute: str = option(
+        "none",
+        "a fixed permutation of what the model sees, in training and evaluation: of the patches, the pixels in "
+        "each, both, or all pixels (experiments)",
+        choices=("none", "patches", "pixels in patches", "both", "all pixels"),
+    )
+    permute_patch: int = option(16, "permute: side of its patches in pixels", minimum=1)
+    threads: int = option(
+        0, "threads that decode batches; 0: one for each core", minimum=0, may_change=True
+    )
+    prefetch: int = option(2, "batches kept ready on the devices", minimum=1, may_change=True)
+    mixed_decoders: bool = option(
+        False,
+        "let some hosts of a run decode with the compiled decoder and others without: crops differ by rounding",
+        may_change=True,
+    )
+    on_bad_image: str = option(
+        "error",
+        "an unreadable image ends the run (error), or another takes its place, in evaluation none (skip)",
+        choices=("error", "skip"),
+        may_change=True,
+    )
+    max_bad_images: int = option(
+        100,
+        "with skip: how many are tolerated, in training and in each evaluation, before the run ends with an error",
+        minimum=0,
+        may_change=True,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Pseudo:
+    """Further images to train on, which a teacher labels once, before the run (Noisy Student)."""
+
+    teacher: str = option(
+        "",
+        "checkpoint of any format that labels them, or another run of the same recipe, by its name; '': there are none",
+        may_change=True,  # its weights may not
+    )
+    data: str = option("", "the images: a name or path, as in a mixture; '': those of config.data")
+    split: str = option("train", "which of them; labels that they have are not looked at")
+    confidence: float = option(
+        0.3,
+        "the most probable class of an image has to be more probable than this",
+        minimum=0,
+        below=1,
+    )
+    per_class: int = option(
+        0,
+        "so many images of each class: the most confident, or all of them over and over; 0: all, once",
+        minimum=0,
+    )
+    soft: bool = option(True, "the teacher's probabilities are learnt, not its decision")
+    ratio: float = option(
+        1.0, "in an epoch, images labelled by the teacher for one of config.data", above=0
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Augment:
+    """Random changes to training images, made on the devices inside the compiled step."""
+
+    flip: bool = option(True, "mirror left-right with probability 1/2")
+    color_jitter: float = option(
+        0.0, "strength of random brightness, contrast and saturation; 0: none", minimum=0
+    )
+    jitter: tuple = option(
+        (),
+        "strengths of random brightness, contrast, saturation and hue, such as DINO's (0.4, 0.4, 0.2, 0.1); (): none",
+        minimum=0,
+        length=4,
+    )
+    jitter_probability: float = option(
+        0.8, "share of the images that jitter changes", minimum=0, maximum=1
+    )
+    grey: float = option(0.0, "probability that an image becomes grey", minimum=0, maximum=1)
+    blur: float = option(
+        0.0,
+        "probability of a Gaussian blur, its deviation uniform in 0.1 to 2 pixels",
+        minimum=0,
+        maximum=1,
+    )
+    solarize: float = option(
+        0.0, "probability that values from 128 on are inverted", minimum=0, maximum=1
+    )
+    randaugment_layers: int = option(0, "RandAugment operations per image; 0: none", minimum=0)
+    randaugment_magnitude: float = option(
+        10.0, "RandAugment strength, of 10 (AugReg goes to 20)", minimum=0, maximum=30
+    )
+    randaugment_kind: str = option(
+        "tensorflow",
+        "whose operations and magnitudes: tensorflow (AugReg, big_vision); timm's 'rand-…', or its '-inc1'",
+        choices=("tensorflow", "timm", "timm-inc1"),
+    )
+    randaugment_std: float = option(
+        0.0,
+        "timm's 'mstd': standard deviation of the magnitudes, which are then clipped to [0, 10]",
+        minimum=0,
+    )
+    autoaugment: bool = option(False, "AutoAugment, the policy for ImageNet")
+    three_augment: bool = option(
+        False, "3-Augment (DeiT III): each image grey, solarised or blurred"
+    )
+    mixup: float = option(0.0, "parameter of the Beta distribution of mixup; 0: none", minimum=0)
+    cutmix: float = option(0.0, "parameter of the Beta distribution of cutmix; 0: none", minimum=0)
+    mix_switch: float = option(
+        0.5,
+        "with both mixup and cutmix: probability that a step uses cutmix",
+        minimum=0,
+        maximum=1,
+    )
+    erasing: float = option(
+        0.0, "probability that a random rectangle is replaced by noise", minimum=0, maximum=1
+    )
+    erasing_mode: str = option(
+        "pixel",
+        "noise of each pixel, one random colour, or the mean colour",
+        choices=("pixel", "rand", "const"),
+    )
+    erasing_area: tuple = option(
+        (0.02, 1 / 3),
+        "erasing: smallest and largest share of the image",
+        above=0,
+        below=1,
+        length=2,
+    )
+    erasing_aspect: float = option(
+        0.3, "erasing: narrowest aspect ratio; the widest is its inverse", above=0, maximum=1
+    )
