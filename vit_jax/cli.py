@@ -216,13 +216,13 @@ def hosts(**options) -> Iterator[int]:
         processes.leave_on_error(ending.out_of_memory(error) or error)
 
 
-def parse(positional: str = "") -> list[str]:
+def parse(positional: str = "", *, optional: bool = False) -> list[str]:
     """Parses the flags that were defined, imports the files to --register, and returns the other
     arguments.
 
     Args:
-      positional: what the other arguments are, at least one of which is needed; '': none are
-        expected.
+      positional: what the other arguments are, at least one of which is needed unless they are
+        `optional`; '': none are expected.
 
     Raises:
       HelpWanted: --help is among them.
@@ -236,7 +236,7 @@ def parse(positional: str = "") -> list[str]:
         raise flags.Error(_unknown_flag(error.flagname)) from None
     except flags.IllegalFlagValueError as error:
         raise flags.Error(_illegal_value(str(error))) from None
-    if positional and not arguments:
+    if positional and not arguments and not optional:
         raise flags.Error(f"{positional} is missing")
     if arguments and not positional:
         raise flags.Error(f"{' '.join(arguments)!r}: nothing is expected here but flags")

@@ -160,18 +160,19 @@ def vtab() -> None:
 
 
 def models() -> None:
-    """Every model name with its parameters, GFLOPs and tokens: [--image_size=224] [--json|--markdown|--published].
+    """Models with their parameters, GFLOPs and tokens: [NAME …] [--image_size=224] [--json|--markdown|--published].
 
-    By default for images of the size that a model was published with. Patches that do not divide the image
-    are counted at the next smaller size that they do. --published lists the weights of others that are known
-    to work, by their names in timm, with their images' size and preparation.
+    All names, or those that are said. By default for images of the size that a model was published with.
+    Patches that do not divide the image are counted at the next smaller size that they do. --published lists
+    the weights of others that are known to work, by their names in timm, with their images' size and
+    preparation.
     """
     flags.DEFINE_integer("image_size", None, "side of the square images in pixels", lower_bound=1)
     flags.DEFINE_bool("markdown", False, "families with sources and published accuracies")
     flags.DEFINE_bool("published", False, "names of other people's weights instead")
     cli.define_json()
     cli.define_register()
-    cli.parse()
+    names = cli.parse("NAME", optional=True)
 
     from vit_jax.models import listing
 
@@ -179,7 +180,7 @@ def models() -> None:
         rows = listing.published_table()
         cli.print_result(rows, listing.published_text(rows))
         return
-    rows = listing.table(FLAGS.image_size)
+    rows = listing.table(FLAGS.image_size, names)
     cli.print_result(rows, listing.page(rows) if FLAGS.markdown else listing.text(rows))
 
 

@@ -1,7 +1,6 @@
 """What is chosen for a device, and the sentence that says so."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 from vit_jax.base.errors import ConfigError
 from vit_jax.compute import attend, choices, cpu, dense, gpu, recompute, tokens, tpu
 from vit_jax.compute.choices import AUTO
+from vit_jax.data.options import Data
 from vit_jax.devices import meshes
 from vit_jax.evaluation.forward import make_forward
 from vit_jax.models import registry
@@ -114,7 +114,7 @@ def test_a_cpu_computes_in_float32_what_it_would_emulate(monkeypatch, kit):
     config = kit.config(dtype="bfloat16")
     parameters = kit.parameters(config)
     images = np.random.default_rng(2).integers(0, 256, kit.images.shape, np.uint8)
-    data = SimpleNamespace(mean=(0.5,) * 3, std=(0.5,) * 3)
+    data = Data(mean=(0.5,) * 3, std=(0.5,) * 3)
 
     def logits(config):
         definition, _ = registry.abstract(config)

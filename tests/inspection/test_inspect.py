@@ -184,13 +184,13 @@ def test_every_family_is_inspected_and_what_has_no_meaning_is_said(family, tmp_p
     with_attention = layouts(registry.model_config(TINY[family][0])) and family not in (
         "mixer", "resnet", "feed_forward", "efficientnet", "axial_resnet",
     )  # fmt: skip
-    assert ("has no attention" in found["Attention distance"]) != with_attention
+    assert ("no attention weights" in found["Attention distance"]) != with_attention
     assert len(found) == len(run.QUANTITIES)
 
 
 def test_a_mixer_without_a_head_has_no_attention_and_no_classes_to_keep(tmp_path):
     found = sections("mixer", tmp_path, num_classes=0)
-    assert "has no attention" in found["Attention distance"]
+    assert "no attention weights" in found["Attention distance"]
     assert "it has no head" in found["Mixing of tokens, and permutations"]
 
 

@@ -45,7 +45,7 @@ WRONG = {
     "unknown size": (("--config.model.name=ViT-XL/16",), "there is no ViT of size 'XL'"),
     "unknown pooling": (("--config.model.pool=avg",), "config.model.pool = 'avg' is not one of token, mean, map"),
     "unknown optimizer": (("--config.optim.name=adam",), "is not an optimizer; did you mean 'adamw'"),
-    "unknown objective": (("--config.objective.name=dino",), "'dino' is no objective; known: supervised"),
+    "unknown objective": (("--config.objective.name=byol",), "'byol' is no objective; known: supervised"),
     "unknown data set": (("--config.data.name=digit",), "digits"),
     "image size not divisible by patch": (("--config.data.image_size=30",), "30 cannot be cut into patches of 8"),
     "no duration": (("--config.duration=soon",), "'soon' is not a duration"),

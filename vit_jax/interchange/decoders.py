@@ -8,11 +8,15 @@ import jax
 import numpy as np
 from absl import logging
 
+from vit_jax.interchange import formats
 from vit_jax.interchange.formats import Foreign
 from vit_jax.models import vit
+from vit_jax.models.classifier import Options
 from vit_jax.models.conversions import pytorch, rules, vit_timm, vit_towers
 from vit_jax.models.conversions.rules import Lazy, Rule
 from vit_jax.models.embeddings import sincos_2d
+from vit_jax.objectives.contract import Objective
+from vit_jax.objectives.mae import Mae
 
 # By format: what its names of blocks and of the norm after them become, and what stands before all others.
 _NAMES = {
@@ -50,6 +54,21 @@ def rules_of(decoder: vit.Config, format: str) -> list[Rule]:
         Rule("mask", f"{before}mask_token", rules.expanded(0, 1)),
         *pytorch.linear("head", f"{before}decoder_pred"),
     ]
+
+
+def own_of(objective: Objective, location: str, model: Options, own: dict) -> dict:
+    """The parameters that an objective owns, those of a checkpoint where it has such: MAE's decoder.
+
+    Args:
+      objective: of the run.
+      location: of the checkpoint, in any format.
+      model: of the run.
+      own: the new ones.
+    """
+    if not isinstance(objective, Mae):
+        return own
+    found = load(formats.read(location, hints=vars(model)), objective.decoder, own)
+    return own if found is None else found
 
 
 def load(foreign: Foreign, decoder: vit.Config, like: dict) -> dict | None:

@@ -4,6 +4,7 @@ their families' files, as are the accuracies that were published.
 
 import dataclasses
 import inspect
+from collections.abc import Sequence
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.models import registry
@@ -15,12 +16,13 @@ _PREPARED = ("image_size", "eval_crop", "eval_resize", "interpolation", "mean", 
 PUBLISHED = ("name", "family", "depth", "width", *_PREPARED, "source")
 
 
-def table(image_size: int | None = None) -> list[dict]:
-    """A row for every listed model, by counting alone: no memory, no devices.
+def table(image_size: int | None = None, names: Sequence[str] = ()) -> list[dict]:
+    """A row for every model, by counting alone: no memory, no devices.
 
     Args:
       image_size: side of the images in pixels, by default that which a model was published with. A
         model that it does not fit is counted at the next smaller one that does.
+      names: of the models, by default all that are listed.
 
     Returns:
       Dicts of `COLUMNS`: parameters with a linear head of 1,000 classes; gflops of one image's
@@ -28,9 +30,9 @@ def table(image_size: int | None = None) -> list[dict]:
       has no such size.
 
     Raises:
-      ConfigError: the images are too small for some model.
+      ConfigError: the images are too small for some model, or there is no model of some name.
     """
-    return [_row(name, _fitting(name, image_size)) for name in registry.variants()]
+    return [_row(name, _fitting(name, image_size)) for name in names or registry.variants()]
 
 
 def text(rows: list[dict]) -> str:

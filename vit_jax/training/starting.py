@@ -7,9 +7,8 @@ from absl import logging
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading, saving
-from vit_jax.interchange import decoders, formats, loading
+from vit_jax.interchange import decoders, loading
 from vit_jax.models.registry import Weights
-from vit_jax.objectives.mae import Mae
 from vit_jax.objectives.networks import OWN
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly
@@ -91,18 +90,19 @@ class Start:
 
 def start_from(assembly: Assembly, state: TrainState) -> TrainState:
     """`state` with the weights of `config.init_from` in place of the new ones, except those to reset;
-    what the objective owns stays new, except MAE's decoder where the checkpoint has one like it.
+    what the objective owns stays new, unless the checkpoint has that too.
     """
     config = assembly.config
     # Without a head there is nothing to name: one in the checkpoint is left out, if it has one.
     headless = not assembly.model_config.num_classes
-    own = {name: tree for name, tree in state.params.items() if name == OWN}
+    own = {
+        name: decoders.own_of(
+            assembly.networks.objective, config.init_from, assembly.model_config, tree
+        )
+        for name, tree in state.params.items()
+        if name == OWN
+    }
     of_model = {name: tree for name, tree in state.params.items() if name != OWN}
-    objective = assembly.networks.objective
-    if isinstance(objective, Mae):
-        read = formats.read(config.init_from, hints=vars(assembly.model_config))
-        decoder = decoders.load(read, objective.decoder, own[OWN])
-        own = own if decoder is None else {OWN: decoder}
     weights = loading.weights_from(
         config.init_from,
         Weights(of_model, state.variables.get("model", {})),
