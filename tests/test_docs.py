@@ -210,8 +210,8 @@ def test_a_command_of_the_guides_is_understood_as_printed(command, inside, monke
     if any(part in text for part in PARSED):
         parse = cli.parse
 
-        def parse_alone(*arguments):
-            parse(*arguments)
+        def parse_alone(*arguments, **options):
+            parse(*arguments, **options)
             raise Enough
 
         monkeypatch.setattr(cli, "parse", parse_alone)

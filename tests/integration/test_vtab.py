@@ -27,6 +27,7 @@ sources.register("vtab/dtd", opened)
 """
 
 
+@pytest.mark.slow  # of its own only what the next tests have too; the rest is a sweep
 def test_a_task_s_rate_is_chosen_and_absent_tasks_are_named(
     command, tmp_path, monkeypatch, compilation_cache
 ):

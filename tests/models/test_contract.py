@@ -130,6 +130,9 @@ FAMILIES = [registry.family_name(family) for family in registry.FAMILIES]
 # How it is compiled matters where layers are put together: in stacks, beside stacks, with statistics.
 QUICK = ("vit", "resnet", "t2t", "efficientnet", "dynamic_vit")
 SOME = [f if f in QUICK else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES]
+# These are put together from what others cut over a mesh: attention, MLPs, convolutions.
+COMPOSED = ("hybrid", "deepvit", "t2t", "dynamic_vit", "axial_vit", "axial_resnet")
+CUT = [pytest.param(f, marks=pytest.mark.slow) if f in COMPOSED else f for f in FAMILIES]
 
 
 @functools.cache
@@ -268,7 +271,7 @@ def test_bfloat16_rounds_the_body_but_not_parameters_or_logits(family):
     assert np.abs(found - logits).max() > 1e-5
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CUT)
 def test_a_model_cut_over_data_fsdp_and_tensor_learns_what_one_device_learns(family):
     config, made = tiny(family), meshes.make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
     shardings = meshes.shardings(
