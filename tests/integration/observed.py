@@ -14,6 +14,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import threading
 import time
 
 from vit_jax.base import paths
@@ -24,6 +25,7 @@ from vit_jax.data.sources import digits
 _SAID = json.loads(os.environ["OBSERVED"])
 _PROCESS = int(os.environ.get("JAX_PROCESS_ID", 0))
 _FOLDER = pathlib.Path(_SAID["folder"])
+_ONE_BY_ONE = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,15 +34,17 @@ class Observed(digits.Digits):
 
     def __getitem__(self, index: int) -> Record:
         path = _FOLDER / f"reads-{_PROCESS}.txt"
-        before = len(path.read_text().splitlines()) if path.exists() else 0
-        if (_PROCESS, before) == (_SAID.get("process"), _SAID.get("example")):
-            if _SAID["action"] == "fail":
-                raise DataError("the disk of process 1 has crashed")
-            os.mkfifo(_FOLDER / "fifo")
+        with _ONE_BY_ONE:  # threads that count the same lines would pass the example by
+            before = len(path.read_text().splitlines()) if path.exists() else 0
+            if disturbed := (_PROCESS, before) == (_SAID.get("process"), _SAID.get("example")):
+                if _SAID["action"] == "fail":
+                    raise DataError("the disk of process 1 has crashed")
+                os.mkfifo(_FOLDER / "fifo")
+            with path.open("a") as file:
+                file.write(f"{index}\n")
+        if disturbed:
             paths.open_bytes(str(_FOLDER / "fifo")).read()
         time.sleep(_SAID.get("seconds", 0))
-        with path.open("a") as file:
-            file.write(f"{index}\n")
         record = super().__getitem__(index)
         if not self.multi_label:
             return record
