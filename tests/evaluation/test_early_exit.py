@@ -8,7 +8,6 @@ import pytest
 from flax import nnx
 
 from tests.evaluation import toy_exits
-from vit_jax import objectives
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.options import Data
 from vit_jax.devices import meshes
@@ -51,10 +50,10 @@ def inference(toy):
     """`inference(batch_size, devices)`, each compiled once for all tests."""
 
     @functools.cache
-    def make(batch_size, devices, probabilities="softmax"):
+    def make(batch_size, devices, activation=jax.nn.softmax):
         mesh = meshes.make_mesh({"data": -1, "fsdp": 1, "tensor": 1}, jax.devices()[:devices])
         return Inference(
-            toy[0], toy[2], DATA, probabilities=probabilities, batch_size=batch_size, mesh=mesh
+            toy[0], toy[2], DATA, activation=activation, batch_size=batch_size, mesh=mesh
         )
 
     return make
@@ -197,9 +196,9 @@ def test_every_function_is_compiled_once_and_nothing_is_sent_between_devices(
 def test_of_a_model_with_sigmoid_loss_the_largest_probability_counts(toy, inference):
     images = some_images(32)
     full = in_full(toy, images)
-    confidence = np.asarray(objectives.ACTIVATIONS["sigmoid"](full)).max(-1)
+    confidence = np.asarray(jax.nn.sigmoid(full)).max(-1)
     chosen = [float(np.median(row)) for row in confidence[:2]]
-    _, exits = answered(inference(8, 1, "sigmoid"), toy, chosen, batched(images, 8))
+    _, exits = answered(inference(8, 1, jax.nn.sigmoid), toy, chosen, batched(images, 8))
     np.testing.assert_array_equal(exits, thresholds.exits_of(confidence, chosen))
 
 
@@ -221,7 +220,7 @@ def test_a_dynamic_vit_lets_images_leave_with_the_logits_of_its_full_forward():
     confidence = np.asarray(jax.nn.softmax(full)).max(-1)
     chosen = (float(np.median(confidence[0])),)
     mesh = meshes.make_mesh({"data": -1, "fsdp": 1, "tensor": 1}, jax.devices()[:4])
-    one = Inference(dvt[0], config, DATA, probabilities="softmax", batch_size=8, mesh=mesh)
+    one = Inference(dvt[0], config, DATA, activation=jax.nn.softmax, batch_size=8, mesh=mesh)
     logits, exits = answered(one, dvt, chosen, batched(images, 8))
     expected = thresholds.exits_of(confidence, chosen)
     assert set(expected) == {0, 1}

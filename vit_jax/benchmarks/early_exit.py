@@ -101,13 +101,13 @@ def _time(
       batches: images, and which of them are none.
       choose: from confidences (E, N) to thresholds.
     """
-    kind, size = objectives.probabilities(config.objective), config.batch_size
+    activation, size = objectives.activation(config.objective), config.batch_size
     forward = make_forward(definition, model_config, config.data)
     exit = make_exit(definition, model_config, config.data)
     exits = len(model_config.exit_flops)
 
     def confidences(weights: registry.Weights, images: jax.Array) -> jax.Array:
-        return objectives.ACTIVATIONS[kind](forward(weights, images).exits).max(-1)
+        return activation(forward(weights, images).exits).max(-1)
 
     with jax.set_mesh(mesh):
         judge = jax.jit(confidences)
@@ -121,7 +121,7 @@ def _time(
             each.append(functools.partial(alone, batches[0][0], carried))
             _, carried = each[-1]()
     inference = Inference(
-        definition, model_config, config.data, probabilities=kind, batch_size=size, mesh=mesh
+        definition, model_config, config.data, activation=activation, batch_size=size, mesh=mesh
     )
 
     def always_last() -> list[jax.Array]:

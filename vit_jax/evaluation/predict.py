@@ -118,10 +118,10 @@ def _make_classifier(
     of the best classes, (B, topk) each, batch by batch.
     """
     definition, weights = registry.split(run.model)
-    kind = objectives.probabilities(run.config.objective)
+    activation = objectives.activation(run.config.objective)
 
     def best(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return jax.lax.top_k(objectives.ACTIVATIONS[kind](logits), topk)
+        return jax.lax.top_k(activation(logits), topk)
 
     if not thresholds:
         forward = make_forward(definition, run.model_config, data)
@@ -130,7 +130,7 @@ def _make_classifier(
 
     check_thresholds(run.model_config, thresholds)
     inference = Inference(
-        definition, run.model_config, data, probabilities=kind, batch_size=batch_size, mesh=meshes.replica_mesh(),
+        definition, run.model_config, data, activation=activation, batch_size=batch_size, mesh=meshes.replica_mesh(),
     )  # fmt: skip
     of_logits = jax.jit(best)
 

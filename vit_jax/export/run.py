@@ -128,7 +128,7 @@ def _answer(
         return plain(weights, augment.permuted(images, data.permute_patch, data.permute))
 
     network = make_forward(definition, config, data) if normalization == INSIDE else beside
-    activation = objectives.ACTIVATIONS[objectives.probabilities(run.config.objective)]
+    activation = objectives.activation(run.config.objective)
 
     def answer(weights: registry.Weights, images: jax.Array) -> jax.Array:
         output: ModelOutput = network(weights, images)

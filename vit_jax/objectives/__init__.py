@@ -3,6 +3,7 @@
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 from ml_collections import ConfigDict
@@ -73,3 +74,8 @@ def probabilities(config: Name | ConfigDict) -> str:
     or 'sigmoid'.
     """
     return getattr(find(config)[1], "loss", "softmax")
+
+
+def activation(config: Name | ConfigDict) -> Callable[[jax.Array], jax.Array]:
+    """That function."""
+    return ACTIVATIONS[probabilities(config)]

@@ -39,7 +39,7 @@ class Network:
         definition, weights = registry.split(run.model)
         self._weights = jax.device_put(weights, jax.devices()[0])
         forward = make_forward(definition, run.model_config, self.data)
-        activation = objectives.ACTIVATIONS[objectives.probabilities(run.config.objective)]
+        activation = objectives.activation(run.config.objective)
         classify = jax.jit(lambda weights, images: activation(forward(weights, images).logits))
         logging.info("compiling for batches of %s images", ", ".join(map(str, self.sizes)))
         self._programs = {

@@ -231,7 +231,7 @@ class _Judge:
         definition, self._weights = registry.split(run.model)
         self._mesh, classes = mesh, run.model_config.num_classes
         forward = make_forward(definition, run.model_config, config.data)
-        activation = objectives.ACTIVATIONS[objectives.probabilities(config.objective)]
+        activation = objectives.activation(config.objective)
 
         def judge(weights: registry.Weights, batch: dict) -> tuple[jax.Array, ...]:
             logits = forward(weights, batch["image"]).exits.swapaxes(0, 1)

@@ -44,7 +44,7 @@ class EarlyExit(Accuracy):
             subject.definition,
             subject.model_config,
             config.data,
-            probabilities=objectives.probabilities(config.objective),
+            activation=objectives.activation(config.objective),
             batch_size=config.eval.batch_size or config.batch_size,
             mesh=mesh,
         )

@@ -17,7 +17,6 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from vit_jax import objectives
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.options import Data
 from vit_jax.devices import meshes, processes
@@ -75,7 +74,7 @@ class Inference:
         model_config: classifier.Options,
         data: Data,
         *,
-        probabilities: str,
+        activation: Callable[[jax.Array], jax.Array],
         batch_size: int,
         mesh: Mesh,
     ):
@@ -83,7 +82,7 @@ class Inference:
 
         Args:
           definition, model_config, data: see `forward.make_forward`.
-          probabilities: 'softmax' or 'sigmoid'; the largest one is the confidence.
+          activation: from logits to probabilities, the largest of which is the confidence.
           batch_size: B, of every exit.
           mesh: the batch is cut over its devices, or whole on each where they do not divide it.
 
@@ -94,7 +93,7 @@ class Inference:
         if processes.count() > 1:
             raise ConfigError("images leave early in one process only: start it without the others")
         self._exit = make_exit(definition, model_config, data)
-        self._last, self._activation = exits - 1, objectives.ACTIVATIONS[probabilities]
+        self._last, self._activation = exits - 1, activation
         self.batch_size, self._mesh = batch_size, mesh
         divides = batch_size % mesh.size == 0
         self.sharding = meshes.batch_sharding(mesh) if divides else meshes.replicated(mesh)
