@@ -72,16 +72,18 @@ def check_folder_of(path: epath.PathLike, flag: str) -> None:
         raise ConfigError(f"{flag}={path}: {folder} cannot be written to")
 
 
-def write_whole(path: epath.Path, text: str) -> None:
+def write_whole(path: epath.Path, content: str | bytes) -> None:
     """Writes a file so that readers never see a part of it, whatever happens to the writer."""
+    if isinstance(content, str):
+        content = content.encode()
     if in_bucket(path):
-        path.write_text(text)
+        path.write_bytes(content)
         return
     new = path.with_name(f"{path.name}.new")
-    with open(new, "w") as file:
-        file.write(text)
+    with open(new, "wb") as file:
+        file.write(content)
         file.flush()
-        os.fsync(file.fileno())  # else the name may reach the disk before the text
+        os.fsync(file.fileno())  # else the name may reach the disk before the content
     new.replace(path)
 
 

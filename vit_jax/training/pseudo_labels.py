@@ -12,6 +12,7 @@ from absl import logging
 from etils import epath
 
 from vit_jax import objectives
+from vit_jax.base import paths
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
 from vit_jax.config import Config
@@ -19,6 +20,7 @@ from vit_jax.data import loader, sources
 from vit_jax.data.record import Source
 from vit_jax.data.sources.pseudo import PseudoLabelled, PseudoLabels, select
 from vit_jax.devices import meshes, processes
+from vit_jax.evaluation import gathering
 from vit_jax.evaluation.forward import data_of, make_forward
 from vit_jax.interchange import loading
 from vit_jax.models import registry
@@ -84,12 +86,10 @@ def _ask(teacher: reading.Run, images: Source, config: Config) -> np.ndarray:
     data = data_of(teacher)
     definition, weights = registry.split(teacher.model)
     forward = make_forward(definition, teacher.model_config, data)
-    activation = objectives.ACTIVATIONS[objectives.probabilities(teacher.config.objective)]
-    mesh, found = meshes.replica_mesh(), []
-    whole = meshes.replicated(mesh)
+    activation = objectives.activation(teacher.config.objective)
+    mesh = meshes.replica_mesh()
     answer = jax.jit(
-        lambda w, batch: activation(forward(w, batch["image"]).logits) * batch["mask"][:, None],
-        out_shardings=whole,
+        lambda w, batch: activation(forward(w, batch["image"]).logits) * batch["mask"][:, None]
     )
     with (
         jax.set_mesh(mesh),
@@ -97,16 +97,14 @@ def _ask(teacher: reading.Run, images: Source, config: Config) -> np.ndarray:
             images, dataclasses.replace(config, data=data), meshes.batch_sharding(mesh)
         ) as batches,
     ):
-        found = [jax.device_get(answer(weights, batch)) for batch in batches]
-    return np.concatenate(found)[: len(images)]
+        (found,) = gathering.on_host(((answer(weights, batch),) for batch in batches), mesh)
+    return found[: len(images)]
 
 
 def _write(file: epath.Path, given: PseudoLabels, identity: dict) -> None:
     content = io.BytesIO()
     np.savez(content, identity=json.dumps(identity), **dataclasses.asdict(given))
-    new = file.with_name(f"{file.name}.new")
-    new.write_bytes(content.getvalue())
-    new.replace(file)
+    paths.write_whole(file, content.getvalue())
 
 
 def _read(file: epath.Path, identity: dict, teacher: str) -> PseudoLabels:
