@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from etils import epath
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.data.augmentation.color import change_colors, luma
+from vit_jax.data.augmentation.color import blended, change_colors
 from vit_jax.data.augmentation.permute import permuted
 from vit_jax.data.augmentation.randaugment import randaugment
 from vit_jax.data.augmentation.three_augment import three_augment
@@ -207,9 +207,8 @@ def flip(images: jax.Array, key: jax.Array) -> jax.Array:
 def color_jitter(images: jax.Array, key: jax.Array, strength: float) -> jax.Array:
     """Changes brightness, contrast and saturation of each image, in this order.
 
-    As torchvision's ColorJitter, which also shuffles the order: brightness blends with black,
-    contrast with the mean grey of the image, saturation with each pixel's grey, by factors uniform
-    in [max(0, 1 - s), 1 + s]; values are clipped after each.
+    As torchvision's ColorJitter, which also shuffles the order, by factors uniform in
+    [max(0, 1 - s), 1 + s]; see `blended`.
 
     Args:
       images: (B, H, W, 3) uint8, or float in [0, 255].
@@ -220,16 +219,8 @@ def color_jitter(images: jax.Array, key: jax.Array, strength: float) -> jax.Arra
       (B, H, W, 3) float32 in [0, 255], not rounded.
     """
     shape = (3, images.shape[0], 1, 1, 1)
-    light, contrast, saturation = jax.random.uniform(
-        key, shape, minval=max(0.0, 1 - strength), maxval=1 + strength
-    )
-
-    def blend(start, images, factor):
-        return jnp.clip(start + factor * (images - start), 0, 255)
-
-    images = blend(0.0, images.astype(jnp.float32), light)
-    images = blend(luma(images).mean((1, 2), keepdims=True), images, contrast)
-    return blend(luma(images), images, saturation)
+    factors = jax.random.uniform(key, shape, minval=max(0.0, 1 - strength), maxval=1 + strength)
+    return blended(images, *factors)
 
 
 def erase(

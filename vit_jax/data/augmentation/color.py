@@ -49,25 +49,40 @@ def change_colors(images: jax.Array, key: jax.Array, config: Augment) -> jax.Arr
 def jitter(images: jax.Array, factors: jax.Array) -> jax.Array:
     """Changes brightness, contrast, saturation and hue of each image, as torchvision's functions do.
 
-    Brightness blends with black, contrast with the image's mean grey, saturation with each pixel's grey;
-    values are clipped after each. Hue is turned in HSV.
-
     Args:
       images: (B, H, W, 3) uint8, or float in [0, 255].
-      factors: (4, B): 1 leaves the first three as they are, 0 the hue, 1 turns it once around.
+      factors: (4, B), the first three of `blended`; of the hue, which is turned in HSV, 0 leaves it and 1 turns
+        it once around.
 
     Returns:
       (B, H, W, 3) float32 in [0, 255], not rounded.
     """
-    light, contrast, saturation, hue = factors[:, :, None, None, None]
+    *blends, hue = factors[:, :, None, None, None]
+    return turned(blended(images, *blends), hue)
+
+
+def blended(
+    images: jax.Array, light: jax.Array, contrast: jax.Array, saturation: jax.Array
+) -> jax.Array:
+    """Changes brightness, contrast and saturation of each image, in this order, as torchvision's functions do.
+
+    Brightness blends with black, contrast with the image's mean grey, saturation with each pixel's grey;
+    values are clipped after each.
+
+    Args:
+      images: (B, H, W, 3) uint8, or float in [0, 255].
+      light, contrast, saturation: (B, 1, 1, 1), 1 leaves an image as it is.
+
+    Returns:
+      (B, H, W, 3) float32 in [0, 255], not rounded.
+    """
 
     def blend(start, x, factor):
         return jnp.clip(start + factor * (x - start), 0, 255)
 
     x = blend(0.0, images.astype(jnp.float32), light)
-    x = blend(luma(x).mean((1, 2), keepdims=True), x, contrast)
-    x = blend(luma(x), x, saturation)
-    return turned(x, hue)
+    x = blend(_luma(x).mean((1, 2), keepdims=True), x, contrast)
+    return blend(_luma(x), x, saturation)
 
 
 def turned(images: jax.Array, turn: jax.Array) -> jax.Array:
@@ -101,7 +116,7 @@ def _sigma(key: jax.Array, batch: int) -> jax.Array:
     return jax.random.uniform(key, (batch,), minval=BLUR[0], maxval=BLUR[1])
 
 
-def luma(images: jax.Array) -> jax.Array:
+def _luma(images: jax.Array) -> jax.Array:
     """(B, H, W, 3) -> (B, H, W, 1): what the eye sees as brightness."""
     return jnp.sum(images * jnp.array(GREY, jnp.float32), axis=-1, keepdims=True)
 
