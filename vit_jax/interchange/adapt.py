@@ -86,17 +86,19 @@ def adapt(
     if anew:
         logging.info("start anew: %s", ", ".join(name for name in new if name in anew))
 
-    def place(name: str, leaf) -> jax.Array:
-        if name in anew:
-            return leaf
-        array = np.asarray(old[name], leaf.dtype)
-        if leaf.sharding is None:
-            return jax.device_put(array)
-        # Each device gets only its own part, also of arrays that lie on devices of other processes
-        # too.
-        return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda part: array[part])
+    def taken(name: str, leaf) -> jax.Array:
+        return leaf if name in anew else placed(old[name], leaf)
 
-    return patterns.map_named(place, fresh)
+    return patterns.map_named(taken, fresh)
+
+
+def placed(array: Lazy, like: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
+    """`array` with the dtype of `like`, and on its devices."""
+    whole = np.asarray(array, like.dtype)
+    if like.sharding is None:
+        return jax.device_put(whole)
+    # Each device gets only its own part, also of arrays that lie on devices of other processes too.
+    return jax.make_array_from_callback(like.shape, like.sharding, lambda part: whole[part])
 
 
 def _check_conventions(source: classifier.Options, target: classifier.Options, where: str) -> None:

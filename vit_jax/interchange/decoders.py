@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from absl import logging
 
-from vit_jax.interchange import formats
+from vit_jax.interchange import adapt, formats
 from vit_jax.interchange.formats import Foreign
 from vit_jax.models import vit
 from vit_jax.models.classifier import Options
@@ -107,7 +107,7 @@ def load(foreign: Foreign, decoder: vit.Config, like: dict) -> dict | None:
     tensors = {name: extras[name] for name in wanted}
     arrays = rules.to_ours(table, tensors, like, source="the decoder")
     logging.info("the decoder is the checkpoint's")
-    return jax.tree.map(_placed, arrays, like)
+    return jax.tree.map(adapt.placed, arrays, like)
 
 
 def _is_sincos(table: Lazy, decoder: vit.Config) -> bool:
@@ -115,8 +115,3 @@ def _is_sincos(table: Lazy, decoder: vit.Config) -> bool:
     if table.shape[1:] != (expected.shape[1] + 1, decoder.width):
         return False
     return np.allclose(np.asarray(table)[:, 1:], expected, atol=1e-5)
-
-
-def _placed(array: Lazy, leaf: jax.Array) -> jax.Array:
-    whole = np.asarray(array, leaf.dtype)
-    return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda part: whole[part])
