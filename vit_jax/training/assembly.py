@@ -166,16 +166,16 @@ def assemble(
       ConfigError: the parts do not fit together, or the data.
       CheckpointError: the teacher's checkpoint cannot be read.
     """
-    if objectives.find(config.objective)[0].needs_labels:
+    several, (objective, _) = views.of(config), objectives.find(config.objective)
+    if objective.needs_labels:
         _check_labels(config, num_classes, multi_label)
-    several, objective = views.of(config), objectives.find(config.objective)[0]
     if bool(several) != objective.needs_views:
         needs = "needs several views of each image" if not several else "takes one view of an image"
         raise ConfigError(
             f"the objective {config.objective.name!r} {needs}, and config.data.views = {config.data.views}"
         )
     mixed = config.augment.mixup or config.augment.cutmix
-    if mixed and not objectives.find(config.objective)[0].mixes:
+    if mixed and not objective.mixes:
         raise ConfigError(
             f"the objective {config.objective.name!r} cannot learn from mixed images: set "
             "config.augment.mixup and cutmix to 0"

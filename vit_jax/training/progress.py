@@ -52,7 +52,6 @@ class Meter:
         self._logged_at, self._start = start_step, (start_step, self._before)
         self._waiting, self._warned = collections.deque(maxlen=_LINES), False
         self._warned_of_objective = False
-        # A training step costs three forward passes: one forward, two backward.
         self._step_flops = assembly.step_flops
         peak = chips.peak_flops(jax.devices()[0].device_kind)
         self._peak = peak and peak * jax.device_count()

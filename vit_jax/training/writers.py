@@ -8,7 +8,7 @@ import pathlib
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import BinaryIO, NamedTuple, Protocol
 
 import numpy as np
@@ -233,33 +233,27 @@ class Writers(MetricWriter):
         self._writers = writers
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
-        for writer in self._writers:
-            _attempt(lambda writer=writer: writer.write_scalars(step, scalars))
+        self._each("write_scalars", step, scalars)
 
     def write_images(self, step: int, images: Mapping[str, np.ndarray]) -> None:
-        for writer in self._writers:
-            _attempt(lambda writer=writer: writer.write_images(step, images))
+        self._each("write_images", step, images)
 
     def write_histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
         finite = {n: one for n, one in histograms.items() if np.isfinite(one.sum_squares)}
-        for writer in self._writers:
-            _attempt(lambda writer=writer: writer.write_histograms(step, finite))
+        self._each("write_histograms", step, finite)
 
     def write_texts(self, step: int, texts: Mapping[str, str]) -> None:
-        for writer in self._writers:
-            _attempt(lambda writer=writer: writer.write_texts(step, texts))
+        self._each("write_texts", step, texts)
 
     def flush(self) -> None:
-        for writer in self._writers:
-            _attempt(writer.flush)
+        self._each("flush")
 
     def close(self) -> None:
+        self._each("close")
+
+    def _each(self, method: str, *arguments) -> None:
         for writer in self._writers:
-            _attempt(writer.close)
-
-
-def _attempt(action: Callable[[], None]) -> None:
-    try:
-        action()
-    except OSError as error:
-        logging.error("metrics cannot be written: %s", error)
+            try:
+                getattr(writer, method)(*arguments)
+            except OSError as error:
+                logging.error("metrics cannot be written: %s", error)
