@@ -93,10 +93,11 @@ def turned(images: jax.Array, turn: jax.Array) -> jax.Array:
     value, least = images.max(-1, keepdims=True), images.min(-1, keepdims=True)
     range_ = value - least
     span = jnp.where(range_ > 0, range_, 1.0)
+    # Not by what equals `value`: compilers may compute one number twice, with other roundings.
     sixths = jnp.where(
-        value == red,
+        (red >= green) & (red >= blue),
         (green - blue) / span,
-        jnp.where(value == green, (blue - red) / span + 2, (red - green) / span + 4),
+        jnp.where(green >= blue, (blue - red) / span + 2, (red - green) / span + 4),
     )
     # A channel falls from the value by as much as the hue is away from its own.
     away = (jnp.array([5.0, 3.0, 1.0]) + sixths + 6 * turn) % 6
