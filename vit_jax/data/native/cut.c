@@ -242,7 +242,7 @@ static int run_job(Job *job, const Header *h, int from, int to, uint8_t *out, in
     if (row < from) continue;
     for (int i = 0; i < job->planes; i++) {
       Channel *c = job->channel + i;
-      for (int v = 0; v < c->down; v++) add_strip(&c->plane, c->strip[v], c->from * c->scale, c->scale, size);
+      for (int v = 0; v < c->down; v++) add_strip(&c->plane, 1, c->strip[v], c->from * c->scale, c->scale, size);
     }
     for (; y < height && ready_after(job, y) <= row; y++) {
       for (int i = 0; i < job->planes; i++) take_row(&job->channel[i].plane, y, job->row[i]);

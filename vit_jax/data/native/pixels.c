@@ -6,7 +6,6 @@
 
 #include "resize.h"
 
-typedef uint8_t Bytes __attribute__((vector_size(16)));
 
 /* Red, green, blue and a fourth byte that does not count, (size, 4), to (size, 3). */
 INLINE void drop_fourth(uint8_t *out, const uint8_t *bytes, int size) {
@@ -53,41 +52,58 @@ void write_rows(uint8_t *out, float **row, int channels, int size) {
     for (int x = 0; x < size; x++) out[x * channels + i] = to_byte(row[i][x]);
 }
 
+/* Bytes of at most eight lines, `apart` from each other, to floats: lane y of columns[i] is byte i of line y. There is
+   room for a multiple of eight. */
+FAST static void take_lines(const uint8_t *bytes, size_t apart, int lines, int length, Lanes *columns) {
+  float level[LANES][AT_ONCE] __attribute__((aligned(sizeof(Lanes)))) = {0};
+  for (int from = 0; from < length; from += AT_ONCE) {
+    int n = length - from < AT_ONCE ? length - from : AT_ONCE;
+    for (int y = 0; y < lines; y++)
+      for (int x = 0; x < n; x++) level[y][x] = bytes[y * apart + from + x];
+    for (int x = 0; x < n; x += LANES) {
+      Lanes block[LANES];
+      for (int y = 0; y < LANES; y++) block[y] = *(const Lanes *)&level[y][x];
+      transpose(block);
+      for (int y = 0; y < LANES; y++) columns[from + x + y] = block[y];
+    }
+  }
+}
+
 int cut_pixels(const uint8_t *pixels, int rows, int columns, int channels, const double part[4], int inside,
                int cubic, uint8_t *out, int height, int size) {
-  Plane plane[MOST_CHANNELS] = {0};
+  Plane plane[MOST_CHANNELS] = {0}, *first = plane;
   float *row[MOST_CHANNELS] = {0};
-  Lanes *strip[MOST_CHANNELS] = {0};
-  int status = DONE;
+  Lanes *strip = NULL; /* of pixels, their channels side by side */
   if (!(part[0] >= 0 && part[1] >= 0 && part[2] <= rows && part[3] <= columns)) return UNSUITABLE;
+  int top = inside ? (int)floor(part[0]) : 0, bottom = inside ? (int)ceil(part[2]) : rows;
+  int left = inside ? (int)floor(part[1]) : 0, right = inside ? (int)ceil(part[3]) : columns;
+  int status = make_filter(&first->down, part[0], part[2], top, bottom, height, cubic);
+  if (status == DONE) status = make_filter(&first->over, part[1], part[3], left, right, size, cubic);
+  int from = first->over.from, length = (first->over.to - from) * channels;
+  void *memory;
+  if (status == DONE) {
+    status = posix_memalign(&memory, sizeof(Lanes), (size_t)(length + LANES) * sizeof(Lanes)) ? NO_MEMORY : DONE;
+    if (status == DONE) strip = memory;
+  }
   for (int i = 0; i < channels && status == DONE; i++) {
-    Plane *p = plane + i;
-    int top = inside ? (int)floor(part[0]) : 0, bottom = inside ? (int)ceil(part[2]) : rows;
-    int left = inside ? (int)floor(part[1]) : 0, right = inside ? (int)ceil(part[3]) : columns;
-    status = make_filter(&p->down, part[0], part[2], top, bottom, height, cubic);
-    if (status == DONE) status = make_filter(&p->over, part[1], part[3], left, right, size, cubic);
-    if (status != DONE) break;
-    p->rows = p->down.from;
-    status = make_ring(p, p->down.most + LANES, size);
-    void *memory;
-    if (posix_memalign(&memory, sizeof(Lanes), p->width * sizeof(float))) status = NO_MEMORY;
+    plane[i].down = first->down, plane[i].over = first->over;
+    plane[i].rows = first->down.from;
+    status = make_ring(plane + i, first->down.most + LANES, size);
+    if (posix_memalign(&memory, sizeof(Lanes), plane[i].width * sizeof(float))) status = NO_MEMORY;
     else row[i] = memory;
-    if (posix_memalign(&memory, sizeof(Lanes), (size_t)(p->over.to - p->over.from) * sizeof(Lanes))) status = NO_MEMORY;
-    else strip[i] = memory;
   }
   for (int y = 0; y < height && status == DONE; y++) {
-    while (plane[0].rows < plane[0].down.first[y] + plane[0].down.count[y]) {
-      int top = plane[0].rows, n = rows - top < LANES ? rows - top : LANES, left = plane[0].over.from;
-      for (int lane = 0; lane < n; lane++) {
-        const uint8_t *from = pixels + ((size_t)(top + lane) * columns + left) * channels;
-        for (int x = 0; x < plane[0].over.to - left; x++)
-          for (int i = 0; i < channels; i++) ((float *)(strip[i] + x))[lane] = from[channels * x + i];
-      }
-      for (int i = 0; i < channels; i++) add_strip(plane + i, strip[i], left, n, size);
+    while (first->rows < first->down.first[y] + first->down.count[y]) {
+      int n = rows - first->rows < LANES ? rows - first->rows : LANES;
+      size_t line = (size_t)columns * channels;
+      take_lines(pixels + first->rows * line + (size_t)from * channels, line, n, length, strip);
+      add_strip(plane, channels, strip, from, n, size);
     }
     for (int i = 0; i < channels; i++) take_row(plane + i, y, row[i]);
     write_rows(out + (size_t)y * size * channels, row, channels, size);
   }
-  for (int i = 0; i < channels; i++) free_plane(plane + i), free(row[i]), free(strip[i]);
+  for (int i = 1; i < channels; i++) plane[i].down = plane[i].over = (Filter){0}; /* the first one's */
+  for (int i = 0; i < channels; i++) free_plane(plane + i), free(row[i]);
+  free(strip);
   return status;
 }

@@ -87,24 +87,38 @@ void free_plane(Plane *p) {
   free(p->ring);
 }
 
-FAST void add_strip(Plane *p, const Lanes *columns, int column, int rows, int size) {
+/* `together` of all planes, known when this is compiled: each weight is fetched once for them. */
+INLINE void add_some(Plane *p, int together, int planes, const Lanes *columns, int column, int rows, int size) {
   const Filter *f = &p->over;
-  float *row[LANES];
-  for (int y = 0; y < rows; y++) row[y] = p->ring + (size_t)((p->rows + y) % p->kept) * p->width;
+  float *row[3][LANES];
+  for (int c = 0; c < together; c++)
+    for (int y = 0; y < rows; y++) row[c][y] = p[c].ring + (size_t)((p[c].rows + y) % p[c].kept) * p[c].width;
   for (int x = 0; x < size; x += LANES) {
-    Lanes sums[LANES];
+    Lanes sums[3][LANES];
     for (int i = 0; i < LANES; i++) {
       int place = x + i < size ? x + i : size - 1;
       const float *w = f->weight + (size_t)place * f->stride;
-      const Lanes *from = columns + f->first[place] - column;
-      Lanes sum = w[0] * from[0];
-      for (int t = 1; t < f->count[place]; t++) sum += w[t] * from[t];
-      sums[i] = sum;
+      const Lanes *from = columns + (f->first[place] - column) * planes;
+      Lanes sum[3];
+      for (int c = 0; c < together; c++) sum[c] = w[0] * from[c];
+      for (int t = 1; t < f->count[place]; t++) {
+        from += planes;
+        for (int c = 0; c < together; c++) sum[c] += w[t] * from[c];
+      }
+      for (int c = 0; c < together; c++) sums[c][i] = sum[c];
     }
-    transpose(sums);
-    for (int y = 0; y < rows; y++) memcpy(row[y] + x, &sums[y], sizeof(Lanes));
+    for (int c = 0; c < together; c++) {
+      transpose(sums[c]);
+      for (int y = 0; y < rows; y++) *(Lanes *)(row[c][y] + x) = sums[c][y];
+    }
   }
-  p->rows += rows;
+  for (int c = 0; c < together; c++) p[c].rows += rows;
+}
+
+FAST void add_strip(Plane *p, int planes, const Lanes *columns, int column, int rows, int size) {
+  int i = 0;
+  for (; i + 3 <= planes; i += 3) add_some(p + i, 3, planes, columns + i, column, rows, size);
+  for (; i < planes; i++) add_some(p + i, 1, planes, columns + i, column, rows, size);
 }
 
 FAST void take_row(const Plane *p, int y, float *out) {

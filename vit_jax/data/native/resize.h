@@ -64,8 +64,9 @@ int widen_filter(Filter *f, int ratio, int length, int size);
 int make_ring(Plane *p, int kept, int size);
 void free_plane(Plane *p);
 
-/* The next `rows` (at most eight) rows of the source: lane y of columns[i] is pixel (p->rows + y, column + i). */
-void add_strip(Plane *p, const Lanes *columns, int column, int rows, int size);
+/* The next `rows` (at most eight) rows of the source, to planes with the same filters: lane y of
+   columns[i * planes + c] is pixel (p->rows + y, column + i) of plane c. */
+void add_strip(Plane *p, int planes, const Lanes *columns, int column, int rows, int size);
 
 /* Row y of the result, (width,). All its source rows must have come, and still be there. */
 void take_row(const Plane *p, int y, float *out);
