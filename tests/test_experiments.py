@@ -31,7 +31,7 @@ SMOKE = {
     "overfitting": (12, {"model.name", "data.train_split"}),
     "permutations": (12, {"model.name", "data.permute"}),
     "pooling": (12, {"model.pool", "optim.lr"}),
-    "positions": (33, {"model.position", "model.position_at"}),
+    "positions": (22, {"model.position", "model.position_at"}),
     "reuse": (12, {"model.feature_reuse", "model.relation_reuse"}),
     "self_supervised": (12, {"objective.target", "objective.corrupted"}),
     "shape": (22, {"model.depth", "model.width", "model.mlp_dim", "model.patch"}),
@@ -106,6 +106,19 @@ def test_the_step_of_an_experiment_is_traced_and_its_evaluators_open_their_data(
     state = jax.eval_shape(assembly.init, jax.random.key(0))
     after, metrics = jax.eval_shape(assembly.train_step, state, batch)
     assert jax.tree.structure(after) == jax.tree.structure(state) and "loss" in metrics
+
+
+def test_runs_of_a_smoke_test_that_differ_in_their_seeds_alone_share_a_compiled_program():
+    def lowered(seed):
+        config = one_small_run("pooling")[1]
+        config.seed = seed
+        config = resolve(config)
+        assembly = assemble(config, num_classes=10, examples_per_epoch=1438)
+        state = jax.eval_shape(assembly.init, jax.random.key(0))
+        batch = batches.spec(config, num_classes=10, multi_label=False)
+        return jax.jit(assembly.train_step).lower(state, batch).as_text()
+
+    assert lowered(0) == lowered(1)
 
 
 @pytest.mark.slow

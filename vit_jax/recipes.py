@@ -116,6 +116,17 @@ def augment(config: ConfigDict, level: str) -> None:
     config.augment.mixup = mixup
 
 
+def quick(config: ConfigDict) -> None:
+    """Shortens a recipe for digits to one of many runs of an experiment. Nothing in its step is drawn at
+    random, so that runs which differ in their seeds alone share a compiled program.
+    """
+    config.duration, config.batch_size = "300 steps", 32
+    config.optim.lr = 1e-3
+    config.data.pad = 2
+    config.augment.mixup = 0.0
+    config.checkpoint.every = "100%"
+
+
 def few_shot_on_imagenet(config: ConfigDict) -> None:
     """Judges by a linear fit of five images of each class of ImageNet, as ViT's and Mixer's ablations are."""
     data = {"name": "imagenet2012", "eval_split": "validation"}

@@ -36,7 +36,9 @@ def get_runs(arg="paper"):
     runs = {}
     for family, sizes in SMOKE.items():
         config = recipes.beside(__file__, f"../digits.py:{family}")
-        config.duration = "10 epochs"
+        recipes.quick(config)
+        if family in ("vit", "mixer"):
+            config.model.patch = 8
         settings = [{f"model.{name}": value for name, value in one.items()} for one in sizes]
         for name, one in recipes.vary(config, settings, seeds=2).items():
             runs[f"{family},{name}"] = one

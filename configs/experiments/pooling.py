@@ -1,7 +1,7 @@
 """Class token against global average pooling, each at two rates (ViT §D.3, Fig. 9; arXiv 2010.11929).
 
 vit_jax train --config=configs/experiments/pooling.py:smoke --workdir=DIR
-    digits, three seeds each: twelve runs, about ten minutes on two CPU cores.
+    digits, three seeds each: twelve runs, two to three minutes of a CPU core.
 vit_jax train --config=configs/experiments/pooling.py --workdir=DIR --config.data.name=YOUR_TFDS_NAME
     the paper's ViT-B/16 on JFT (configs/vit_jft.py), one seed each.
 
@@ -18,9 +18,10 @@ def get_runs(arg="paper"):
     (size,) = recipes.arguments(arg, size=("paper", "smoke"))
     smoke = size == "smoke"
     config = recipes.beside(__file__, "../digits.py" if smoke else "../vit_jft.py:B/16")
-    if smoke:
-        config.duration = "20 epochs"
     rate = config.optim.lr
+    if smoke:
+        recipes.quick(config)
+        config.model.patch = 8
     settings = [
         {"model.pool": pool, "optim.lr": lr}
         for pool in ("token", "mean")

@@ -29,7 +29,7 @@ def get_runs(arg="paper"):
     smoke = size == "smoke"
     config = recipes.beside(__file__, "../digits.py" if smoke else "../vit_jft.py:B/32")
     if smoke:
-        config.duration = "20 epochs"
+        recipes.quick(config)
     else:
         config.model.representation = 0
     centre = CENTRES[size]

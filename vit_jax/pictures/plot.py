@@ -48,6 +48,8 @@ class Plot:
             axes.xaxis.get_major_locator().set_params(subs=(1, 3))
             axes.xaxis.set_major_formatter("{x:g}")
             axes.xaxis.set_minor_formatter("")
+        else:
+            axes.locator_params(axis="x", nbins=6)  # more of 0.00125 would touch
         if whole:
             axes.xaxis.get_major_locator().set_params(integer=True)
         if x_limits:
