@@ -35,5 +35,5 @@ def smoke():
     config.model.patch = 4
     config.model.reduction = 64
     config.model.pool = None  # of a ViT
-    config.duration = "20 epochs"
+    config.duration = "10 epochs"
     return config

@@ -17,7 +17,10 @@ from vit_jax.inspection import (
     mixing,
     positions,
 )
+from vit_jax.inspection.contract import Subject
 from vit_jax.inspection.flow import flow
+from vit_jax.inspection.layout import Layout
+from vit_jax.inspection.observe import Observed, Stream
 from vit_jax.models import registry
 
 
@@ -199,3 +202,15 @@ def test_patches_of_a_hybrid_are_as_many_pixels_wide_as_its_maps_are_coarse():
 def test_images_leave_at_the_first_exit_that_is_sure_enough():
     confidences = np.array([[0.9, 0.5, 0.1], [0.2, 0.8, 0.3], [0.4, 0.4, 0.4]])
     np.testing.assert_array_equal(exits.leaves_at(confidences, (0.9, 0.8)), [0, 1, 2])
+
+
+def test_ways_to_count_that_give_the_same_are_not_drawn():
+    def drawn(renormalised):
+        stream = Stream(
+            Layout("attention", GRID, SIZE, False), np.ones((2, 3, 4)), renormalised, *[None] * 8
+        )
+        observed = Observed({"attention": stream}, {}, {}, None, None)
+        subject = Subject(None, None, np.zeros((3, 8, 8, 3)), [], observed, None, None, None, {})
+        return "attention_distance_variants" in distance.inspect(subject).figures
+
+    assert drawn(np.full((2, 3, 4), 2.0)) and not drawn(np.ones((2, 3, 4)))

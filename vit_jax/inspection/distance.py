@@ -63,20 +63,24 @@ def _pictures(name: str, stream: Stream, count: int) -> dict:
     )  # fmt: skip
     apart.line(depths, spread(stream.distance), style.COLOURS[0])
     apart.dots(depths, spread(stream.distance), style.COLOURS[0])
+    found = {f"{name}_distance": plot.image(), f"{name}_distance_spread": apart.image()}
+    others = {
+        words: values
+        for key, words in _VARIANTS.items()
+        if (values := getattr(stream, key)) is not None
+        # Where all tokens are patches, they give the same.
+        and not np.allclose(values, stream.distance, rtol=1e-4)
+    }
+    if not others:
+        return found
     variants = Plot(
         f"Other ways to count the distance of {title}: mean of heads",
         x="layer", whole=True, y="mean distance [pixels]", x_limits=(0.5, layers + 0.5),
     )  # fmt: skip
     variants.line(depths, mean.mean(1), style.COLOURS[0], "as the authors count")
-    for number, (key, words) in enumerate(_VARIANTS.items(), start=1):
-        if getattr(stream, key) is not None:
-            values = getattr(stream, key).mean((1, 2))
-            variants.line(depths, values, style.COLOURS[number], words)
-    return {
-        f"{name}_distance": plot.image(),
-        f"{name}_distance_spread": apart.image(),
-        f"{name}_distance_variants": variants.image(),
-    }
+    for colour, (words, values) in zip(style.COLOURS[1:], others.items(), strict=False):
+        variants.line(depths, values.mean((1, 2)), colour, words)
+    return found | {f"{name}_distance_variants": variants.image()}
 
 
 def _uniform(stream: Stream) -> float:

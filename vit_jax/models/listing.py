@@ -107,11 +107,12 @@ def page(rows: list[dict]) -> str:
     parts = [_INTRODUCTION]
     for family in registry.FAMILIES:
         text = inspect.getdoc(family)
-        recipe, accuracy = family.SMOKE
+        recipe, accuracy, seconds = family.SMOKE
         parts += [
             f"## {text.partition(' (')[0]}",
             text,
-            f"A small one on digits, `configs/{recipe}`: {accuracy} % of the test images.",
+            f"A small one on digits, `configs/{recipe}`: {accuracy} % of the test images, "
+            f"after {seconds} s of one core.",
             "\n".join([
                 "| name | image size | tokens | parameters | multiply-adds, G | ImageNet, % |",
                 "|---|--:|--:|--:|--:|--:|",
@@ -126,7 +127,10 @@ _INTRODUCTION = """# Models
 Made by `vit_jax models --markdown`. Parameters are exact, with a head of 1,000 classes. Multiply-adds are those of
 matrix products, attention and convolutions, counted once; `vit_jax models` prints GFLOPs, which are twice as many.
 Accuracies are top-1 as published for networks trained on ImageNet-1k at the size that is shown, EfficientNets as
-students of Noisy Student: what to expect of the family's recipe, not what was measured here."""
+students of Noisy Student: what to expect of the family's recipe, not what was measured here.
+
+The small ones on digits were measured: accuracy, and processor time of a run with compiling, on one core beside a busy
+one; of some whole runs, of others some steps were timed. Two quiet cores take between half of that time and all of it."""
 
 
 def _published(row: dict, family: registry.Family) -> str:

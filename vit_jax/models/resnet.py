@@ -40,7 +40,7 @@ VARIANTS = [
 ACCURACY = {
     "BiT-R50x1": 76.0
 }  # Group norm and standardised weights, in BiT's ablation of batch norm.
-SMOKE = ("digits.py:resnet", 99.7)
+SMOKE = ("digits.py:resnet", 99.7, 101)
 GROUPS = 32
 EPSILONS = ("official", "timm")
 # A unit's outputs over its inner channels.
