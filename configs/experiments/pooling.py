@@ -21,7 +21,7 @@ def get_runs(arg="paper"):
     rate = config.optim.lr
     if smoke:
         recipes.quick(config)
-        config.model.patch = 8
+        config.model.name = "ViT-S/8"
     settings = [
         {"model.pool": pool, "optim.lr": lr}
         for pool in ("token", "mean")

@@ -1,7 +1,7 @@
 """What a ViT predicts of corrupted patches, and how many are corrupted (ViT §4.6 and §B.1.2; arXiv 2010.11929).
 
 vit_jax train --config=configs/experiments/self_supervised.py:smoke --workdir=DIR
-    digits without their labels, two seeds each: twelve runs, about a quarter of an hour on two CPU cores;
+    digits without their labels, two seeds each: twelve runs, five minutes of a CPU core;
     judged by a linear fit of ten images of each class.
 vit_jax train --config=configs/experiments/self_supervised.py --workdir=DIR --config.data.name=YOUR_TFDS_NAME
     the paper's B/16 on JFT for a million steps (configs/masked_patches.py), judged by a linear fit of five
@@ -26,7 +26,7 @@ def get_runs(arg="paper"):
     config = recipes.beside(__file__, f"../masked_patches.py:{'smoke' if smoke else 'B/16'}")
     if smoke:
         recipes.quick(config)
-        config.model.patch = 8
+        config.model.name = "ViT-S/8"
         config.eval.evaluators = (("few_shot", {"shots": (10,)}),)
         config.eval.best = "few_shot/10shot"
     else:

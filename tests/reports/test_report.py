@@ -189,3 +189,16 @@ def test_the_name_of_an_axis_stands_beside_its_numbers_within_the_picture():
     plot.line([1, 2, 3], [26.177, 25.3, 24.646])
     pixels = np.asarray(plot.image())
     assert (pixels[:, :4] == 255).all()  # nothing is cut off at the left
+
+
+def test_numbers_along_an_axis_do_not_touch():
+    plot = Plot("Accuracy", x="learning rate", y="accuracy")
+    plot.line([0.001125, 0.003], [0.7, 0.8])
+    plot.image()
+    boxes = [label.get_window_extent() for label in plot._axes.get_xticklabels()]
+    assert all(a.x1 + 10 < b.x0 for a, b in zip(boxes, boxes[1:], strict=False))
+
+
+def test_a_setting_in_short_leaves_out_options_that_its_model_does_not_have():
+    setting = {"model.depth": None, "model.name": "BiT-R26x1", "model.width_factor": 0.5}
+    assert compare.in_short(setting) == "BiT-R26x1, width_factor 0.5"

@@ -169,9 +169,12 @@ def loss_of_evaluations(names: Iterable[str]) -> str:
 
 
 def in_short(setting: Mapping) -> str:
-    """Fields and their values, without what goes without saying: 'ViT-S/16, lr 0.001'."""
+    """Fields and their values, without what goes without saying: 'ViT-S/16, lr 0.001'. Options that a
+    model does not have, of `None`, are left out.
+    """
     names = {"model.name": "", "run": ""}
-    parts = (f"{names.get(n, n.split('.')[-1])} {said(value)}" for n, value in setting.items())
+    given = {n: value for n, value in setting.items() if value is not None}
+    parts = (f"{names.get(n, n.split('.')[-1])} {said(value)}" for n, value in given.items())
     return ", ".join(part.strip() for part in parts)
 
 
