@@ -97,7 +97,9 @@ def curves(comparison: Comparison, name: str, title: str, unit: str) -> Image.Im
 
 
 def over_compute(comparison: Comparison) -> Image.Image | None:
-    """The metric over all operations of a run (ViT Fig. 5)."""
+    """The metric over all operations of a run (ViT Fig. 5); of more settings than there are colours with the
+    numbers of their rows in the table.
+    """
     points = [
         (group, [run for run in group.runs if np.isfinite(run.value) and np.isfinite(run.exaflops)])
         for group in comparison.groups
@@ -110,8 +112,9 @@ def over_compute(comparison: Comparison) -> Image.Image | None:
     prefix, power = next(
         (one for one in _PREFIXES if max(amounts) >= 10.0 ** (one[1] - 18)), _PREFIXES[-1]
     )
+    many = len(points) > _MOST
     plot = Plot(
-        f"{comparison.metric} over what training cost",
+        f"{comparison.metric} over what training cost" + (", by the table's row" if many else ""),
         x=f"{prefix}FLOPs (10^{power} operations, a multiply-add counted as 2)", y=comparison.metric,
         logarithmic=logarithmic,
     )  # fmt: skip
@@ -119,9 +122,10 @@ def over_compute(comparison: Comparison) -> Image.Image | None:
         colour = style.COLOURS[number % _MOST]
         xs = [run.exaflops * 10.0 ** (18 - power) for run in runs]
         ys = [run.value for run in runs]
-        plot.dots(xs, ys, colour, group.label if len(points) <= _MOST else "")
-        if len(points) > _MOST:
-            plot.note(float(np.mean(xs)), float(np.mean(ys)), group.label, colour)
+        plot.dots(xs, ys, colour, "" if many else group.label)
+        if many:
+            row = str(1 + comparison.groups.index(group))
+            plot.note(float(np.mean(xs)), float(np.mean(ys)), row, colour)
     return plot.image()
 
 
