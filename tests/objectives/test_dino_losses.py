@@ -184,3 +184,18 @@ def test_frozen_prototypes_get_no_gradient_and_pass_one_on(official):
     free, frozen = (gradient(params, f) for f in (False, True))
     assert not any(g.any() for g in jax.tree.leaves(frozen["prototypes"]))
     jax.tree.map(np.testing.assert_array_equal, frozen["mlp"], free["mlp"])
+
+
+@pytest.mark.parametrize(("std", "alike"), [(0.02, True), (0.1, False)])
+def test_biases_soon_outweigh_the_features_in_a_small_head_whose_kernels_begin_too_small(
+    std, alike
+):
+    """After ten steps of Adam at 1e-3 in one direction."""
+    head = losses.Head(
+        64, hidden=128, bottleneck=32, prototypes=256, std=std, dtype=jnp.float32, rngs=nnx.Rngs(0)
+    )
+    for layer in head.mlp:
+        layer.bias[...] = jnp.full_like(layer.bias[...], 0.01)
+    logits = head(jax.random.normal(jax.random.key(0), (100, 64)))
+    share = jnp.var(logits, axis=0).mean() / jnp.square(logits).mean()
+    assert (share < 0.2) == alike

@@ -39,6 +39,12 @@ class Options:
     prototypes: int = option(65_536, "outputs of a head", minimum=2)
     head_hidden: int = option(2048, "hidden size of a head", minimum=1)
     bottleneck: int = option(256, "size of what is compared with prototypes", minimum=1)
+    head_std: float = option(
+        0.02,
+        "standard deviation of a head's kernels at first; small heads need a larger one, or biases soon "
+        "outweigh what differs between images",
+        above=0,
+    )
     two_heads: bool = option(False, "patches have a head of their own")
     centering: str = option(
         "centre",
@@ -97,6 +103,7 @@ class Own(nnx.Module):
                 hidden=options.head_hidden,
                 bottleneck=options.bottleneck,
                 prototypes=options.prototypes,
+                std=options.head_std,
                 dtype=dtype,
                 rngs=rngs,
             )

@@ -27,15 +27,19 @@ class Head(nnx.Module):
         hidden: int,
         bottleneck: int,
         prototypes: int,
+        std: float = 0.02,
         dtype: jnp.dtype,
         rngs: nnx.Rngs,
     ):
+        """Args:
+        std: of the MLP's kernels at first.
+        """
         sizes = inputs, hidden, hidden, bottleneck
         self.mlp = nnx.List([
             nnx.Linear(
                 sizes[i],
                 sizes[i + 1],
-                kernel_init=nnx.initializers.truncated_normal(0.02),
+                kernel_init=nnx.initializers.truncated_normal(std),
                 dtype=dtype,
                 rngs=rngs,
             )
