@@ -1,4 +1,5 @@
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from vit_jax.data import splits
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage
 from vit_jax.data.sources import OPENERS, open_eval, open_source, open_train
+from vit_jax.data.sources.table import natural
 
 from .tiny_tfds import write_tfds
 
@@ -116,6 +118,17 @@ def test_class_folders_are_sorted_naturally_and_files_read_lazily(tmp_path):
     with pytest.raises(BadImage, match="a10.png cannot be read: there is no such file"):
         source[5]
     assert np.array_equal(pickle.loads(pickle.dumps(source)).labels, source.labels)
+
+
+def test_natural_order_compares_numbers_as_numbers_and_the_rest_as_text():
+    def parts(name):
+        split = re.split(r"(\d+)", name)
+        return [int(part) if i % 2 else part for i, part in enumerate(split)], name
+
+    random = np.random.default_rng(0)
+    names = {"".join(random.choice(list("ab0129.é٣"), random.integers(0, 8))) for _ in range(3000)}
+    names |= {"1" * 250, "1" * 249, "9" * 249, "img_2.jpg", "img_10.jpg", "img_02.jpg"}
+    assert sorted(names, key=natural) == sorted(names, key=parts)
 
 
 def test_the_held_out_part_is_a_share_by_name_and_new_files_move_no_old_one(tmp_path):
