@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import scipy.linalg
+import scipy.sparse
 from absl import logging
 from jax.sharding import Mesh
 
@@ -41,22 +42,40 @@ class FewShot(FeatureEvaluator):
         weights = trained.weights
         train, labels = of_examples(self.batches(self.train, weights, mesh, watch), mesh)
         test, truth = of_examples(self.batches(self.test, weights, mesh, watch), mesh)
-        classes, metrics = len(self.train.classes), {}
-        fewest = np.bincount(labels, minlength=classes).min()
-        if fewest < max(self.options.shots):
-            logging.warning(
-                "few_shot: some classes have only %d examples, fewer than %d: they give all they have",
-                fewest, max(self.options.shots),
-            )  # fmt: skip
-        for shots in self.options.shots:
-            found = []
-            for seed in range(self.options.seeds):
-                chosen = choose(labels, shots, seed)
-                fit = fit_linear(train[chosen], labels[chosen], classes, self.options.l2)
-                found.append(np.mean(fit(test).argmax(-1) == truth))
-            metrics[f"{shots}shot"] = float(np.mean(found))
-            metrics[f"{shots}shot_std"] = float(np.std(found))
-        return metrics
+        classes = len(self.train.classes)
+        return accuracies(train, labels, test, truth, classes, self.options)
+
+
+def accuracies(
+    train: np.ndarray,
+    labels: np.ndarray,
+    test: np.ndarray,
+    truth: np.ndarray,
+    classes: int,
+    options: Options,
+) -> dict[str, float]:
+    """What `FewShot` finds.
+
+    Args:
+      train: features (n, D) to fit to, of classes `labels` (n,).
+      test: features (m, D) to judge on, of classes `truth` (m,).
+    """
+    fewest = np.bincount(labels, minlength=classes).min()
+    if fewest < max(options.shots):
+        logging.warning(
+            "few_shot: some classes have only %d examples, fewer than %d: they give all they have",
+            fewest, max(options.shots),
+        )  # fmt: skip
+    test, metrics = test.astype(np.float64), {}
+    for shots in options.shots:
+        found = []
+        for seed in range(options.seeds):
+            chosen = choose(labels, shots, seed)
+            fit = fit_linear(train[chosen], labels[chosen], classes, options.l2)
+            found.append(np.mean(fit(test).argmax(-1) == truth))
+        metrics[f"{shots}shot"] = float(np.mean(found))
+        metrics[f"{shots}shot_std"] = float(np.std(found))
+    return metrics
 
 
 def choose(labels: np.ndarray, shots: int, seed: int) -> np.ndarray:
@@ -77,18 +96,20 @@ def fit_linear(features: np.ndarray, labels: np.ndarray, classes: int, l2: float
     Features are standardised by those that are fitted, and get a constant one. Computed in float64,
     by the smaller of the two Gram matrices.
     """
-    mean, std = features.mean(0, dtype=np.float64), features.std(0, dtype=np.float64) + 1e-5
-
-    def prepared(x: np.ndarray) -> np.ndarray:
-        x = (x - mean) / std
-        return np.concatenate([x, np.full((len(x), 1), _BIAS)], axis=1)
-
-    x = prepared(features)
-    y = np.where(labels[:, None] == np.arange(classes), 1.0, -1.0)
-    if len(x) >= x.shape[1]:
+    x = features.astype(np.float64)
+    n, mean = len(x), x.mean(0)
+    x -= mean
+    std = np.sqrt(np.einsum("nd,nd->d", x, x) / n) + 1e-5
+    x /= std
+    of_class = scipy.sparse.csc_array((np.ones(n), labels, np.arange(n + 1)), (classes, n))
+    # The mean of x is 0 now, so that the constant feature is fitted by itself, and X^T Y is twice a class's sum.
+    if n >= x.shape[1]:
         gram = x.T @ x + l2 * np.eye(x.shape[1])
-        weights = scipy.linalg.solve(gram, x.T @ y, assume_a="pos")
+        weights = scipy.linalg.solve(gram, 2 * (of_class @ x).T, assume_a="pos")
     else:
-        gram = x @ x.T + l2 * np.eye(len(x))
-        weights = x.T @ scipy.linalg.solve(gram, y, assume_a="pos")
-    return lambda further: prepared(further) @ weights
+        gram = x @ x.T + l2 * np.eye(n)
+        weights = x.T @ scipy.linalg.solve(gram, 2 * of_class.T.toarray() - 1, assume_a="pos")
+    constant = (2.0 * of_class.sum(1) - n) / (n + l2 / _BIAS**2)
+    weights /= std[:, None]
+    constant -= mean @ weights
+    return lambda further: further @ weights + constant
