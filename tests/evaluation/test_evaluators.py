@@ -68,7 +68,7 @@ def subject():
     return Subject(schema.typed(config_class(), config), model_config, definition, classes)
 
 
-@pytest.mark.parametrize(("examples", "width"), [(60, 12), (20, 40)])
+@pytest.mark.parametrize(("examples", "width"), [(60, 12), (1100, 12), (20, 40)])
 def test_the_linear_fit_is_least_squares_in_float64(examples, width):
     random = np.random.default_rng(0)
     x = random.normal(size=(examples, width)).astype(np.float32) * 3 + 1

@@ -16,6 +16,7 @@ from vit_jax.evaluation import contract
 from vit_jax.evaluation.contract import Trained, Watch
 from vit_jax.evaluation.features import FeatureEvaluator, of_examples
 
+_ROWS = 1024  # copied at a time, in float64
 _BIAS = 100.0  # the constant feature; so large that its weight is hardly regularised
 
 
@@ -66,7 +67,7 @@ def accuracies(
             "few_shot: some classes have only %d examples, fewer than %d: they give all they have",
             fewest, max(options.shots),
         )  # fmt: skip
-    test, metrics = test.astype(np.float64), {}
+    metrics = {}
     for shots in options.shots:
         found = []
         for seed in range(options.seeds):
@@ -93,23 +94,32 @@ def fit_linear(features: np.ndarray, labels: np.ndarray, classes: int, l2: float
     """The fit (n, D) -> (n, classes) scores that minimises Σ|X W - Y|² + l2 |W|², Y being 1 for an
     example's class and -1 for the others; a function of further features.
 
-    Features are standardised by those that are fitted, and get a constant one. Computed in float64,
-    by the smaller of the two Gram matrices.
+    Features are standardised by those that are fitted, and get a constant one. Fitted in float64, by the
+    smaller of the two Gram matrices; scores are of the type of the features that they are of.
     """
-    x = features.astype(np.float64)
-    n, mean = len(x), x.mean(0)
-    x -= mean
-    std = np.sqrt(np.einsum("nd,nd->d", x, x) / n) + 1e-5
-    x /= std
+    (n, width), mean = features.shape, features.mean(0, dtype=np.float64)
     of_class = scipy.sparse.csc_array((np.ones(n), labels, np.arange(n + 1)), (classes, n))
-    # The mean of x is 0 now, so that the constant feature is fitted by itself, and X^T Y is twice a class's sum.
-    if n >= x.shape[1]:
-        gram = x.T @ x + l2 * np.eye(x.shape[1])
-        weights = scipy.linalg.solve(gram, 2 * (of_class @ x).T, assume_a="pos")
+    # Without their mean, the constant feature is fitted by itself, and X^T Y is twice a class's sum.
+    if n >= width:
+        gram, sums = np.zeros((width, width)), np.zeros((classes, width))
+        for start in range(0, n, _ROWS):
+            x = features[start : start + _ROWS] - mean
+            gram += x.T @ x
+            sums += of_class[:, start : start + _ROWS] @ x
+        std = np.sqrt(np.diag(gram) / n) + 1e-5
+        gram = gram / np.outer(std, std) + l2 * np.eye(width)
+        weights = scipy.linalg.solve(gram, 2 * (sums / std).T, assume_a="pos")
     else:
+        x = features - mean
+        std = x.std(0) + 1e-5
+        x /= std
         gram = x @ x.T + l2 * np.eye(n)
         weights = x.T @ scipy.linalg.solve(gram, 2 * of_class.T.toarray() - 1, assume_a="pos")
     constant = (2.0 * of_class.sum(1) - n) / (n + l2 / _BIAS**2)
     weights /= std[:, None]
     constant -= mean @ weights
-    return lambda further: further @ weights + constant
+
+    def scores(further: np.ndarray) -> np.ndarray:
+        return further @ weights.astype(further.dtype) + constant.astype(further.dtype)
+
+    return scores
