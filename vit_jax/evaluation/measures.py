@@ -12,6 +12,7 @@ import scipy.optimize
 import scipy.special
 
 BINS = 15
+_ROWS = 256  # copied at a time, in float64
 _LOG_TEMPERATURES = (-5.0, 5.0)
 
 
@@ -36,9 +37,7 @@ def probabilities(logits: np.ndarray, kind: str) -> np.ndarray:
 
 def negative_log_likelihood(logits: np.ndarray, targets: np.ndarray, kind: str) -> float:
     """The mean over examples."""
-    logits = np.asarray(logits, np.float64)
-    parts = np.logaddexp(0, logits).sum(-1) if kind == "sigmoid" else _log_sum(logits)
-    return float(np.mean(parts - (logits * targets).sum(-1)))
+    return float(np.mean(_log_partition(logits, kind)) - _of_targets(logits, targets))
 
 
 def brier_score(probabilities: np.ndarray, targets: np.ndarray) -> float:
@@ -67,8 +66,9 @@ def fit_temperature(logits: np.ndarray, targets: np.ndarray, kind: str) -> float
     """The number to divide logits by that makes the targets likeliest, between e^-5 and e^5 (arXiv 1706.04599
     §4.2).
     """
+    of_targets = _of_targets(logits, targets)
     found = scipy.optimize.minimize_scalar(
-        lambda t: negative_log_likelihood(logits / np.exp(t), targets, kind),
+        lambda t: np.mean(_log_partition(logits, kind, np.exp(-t))) - of_targets * np.exp(-t),
         bounds=_LOG_TEMPERATURES,
         method="bounded",
         options={"xatol": 1e-7},
@@ -116,5 +116,21 @@ def average_precision(scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
     return found
 
 
-def _log_sum(logits: np.ndarray) -> np.ndarray:
-    return scipy.special.logsumexp(logits, axis=-1)
+def _of_targets(logits: np.ndarray, targets: np.ndarray) -> float:
+    """The mean over examples of the sum of the logits of their classes."""
+    return float(np.mean(np.sum(logits * targets, axis=-1, dtype=np.float64)))
+
+
+def _log_partition(logits: np.ndarray, kind: str, scale: float = 1.0) -> np.ndarray:
+    """The logarithm of what the probabilities of `scale * logits` are divided by, (n,) float64."""
+    found = np.empty(len(logits))
+    for start in range(0, len(logits), _ROWS):
+        rows = slice(start, start + _ROWS)
+        x = logits[rows] * np.float64(scale)
+        if kind == "sigmoid":
+            found[rows] = np.logaddexp(0, x).sum(-1)
+        else:
+            top = x.max(-1)
+            np.exp(x - top[:, None], out=x)
+            found[rows] = np.log(x.sum(-1)) + top
+    return found
