@@ -4,13 +4,14 @@ an end together, whatever happens to one of them.
 
 import json
 import signal
+import sys
 import time
 
 import numpy as np
 import pytest
 
 import vit_jax
-from tests.integration.conftest import HOSTS
+from tests.integration.conftest import HOSTS, Hosts
 from tests.integration.test_reliability import bits, steps_done
 from vit_jax.data import sources
 from vit_jax.data.order import batch_indices
@@ -98,6 +99,43 @@ def test_neighbours_and_few_shots_of_four_processes_are_those_of_one(hosts, tmp_
     assert len(names) >= 4
     # Neighbours are counted; what is fitted by least squares may round otherwise.
     assert {n: one[n] for n in names} == pytest.approx({n: four[n] for n in names}, abs=1e-12)
+
+
+@pytest.mark.slow
+def test_four_processes_count_what_one_counts_where_batches_do_not_divide_the_set(
+    one_process, tmp_path
+):
+    found, tables = {}, {}
+    for processes in (1, 4):
+        out = tmp_path / f"judged_{processes}"
+        entries = ("accuracy", ("classification", {"out": str(out), "images": True}), "knn")
+        run = Hosts(
+            tmp_path / f"of_{processes}",
+            [sys.executable, "-m", "vit_jax", "evaluate", f"--checkpoint={one_process}", "--json",
+             f"--config.eval.evaluators={entries}", "--config.batch_size=24"],
+            processes, devices=1,
+        )  # fmt: skip
+        try:
+            assert run.codes() == [0] * processes, run.log(0)
+        finally:
+            run.kill()
+        results = [line for line in run.log(0).splitlines() if line.startswith("{")]
+        found[processes] = json.loads(results[-1])
+        assert not any("{" in run.log(i) for i in range(1, processes))
+        tables[processes] = {
+            name: (out / f"{name}.csv").read_text() for name in ("confusion", "images")
+        }
+    one, four = found[1], found[4]
+    assert (
+        one["examples"] == one["classification/examples"] == one["knn/examples"] == 359
+    )  # 14 x 24 + 23
+    for name in one:
+        if name.endswith(("accuracy", "examples", "precision", "recall", "f1")):
+            assert four[name] == one[name], name
+    assert four == pytest.approx(one, abs=1e-5)
+    assert tables[4]["confusion"] == tables[1]["confusion"]
+    rows = [[line.split(",")[:3] for line in tables[n]["images"].splitlines()] for n in (1, 4)]
+    assert rows[0] == rows[1] and len(rows[0]) == 360
 
 
 @pytest.mark.slow
