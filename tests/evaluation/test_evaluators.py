@@ -125,8 +125,12 @@ def test_of_equal_neighbours_the_first_counts():
     np.testing.assert_array_equal(found, [[0, 1, 2, 3, 4]])
 
 
-def test_metrics_have_the_prefix_of_their_evaluator(subject):
-    entries = ("accuracy", ("knn", {"k": (3, 1), "prefix": "near"}), ["few_shot", {"shots": (2,)}])
+def test_metrics_have_the_prefix_of_their_evaluator(subject, caplog):
+    entries = (
+        "accuracy",
+        ("knn", {"k": (3, 1), "prefix": "near"}),
+        ["few_shot", {"shots": (2, 200)}],
+    )
     suite = evaluation.make(entries, subject)
     mesh = meshes.replica_mesh()
     params = registry.initialize(subject.model_config, jax.random.key(0))
@@ -141,8 +145,11 @@ def test_metrics_have_the_prefix_of_their_evaluator(subject):
     assert set(found) == {
         "accuracy", "top5_accuracy", "loss", "examples", "near/accuracy", "near/top5_accuracy",
         "near/accuracy_1", "near/examples", "few_shot/2shot", "few_shot/2shot_std",
+        "few_shot/200shot", "few_shot/200shot_std",
     }  # fmt: skip
     assert found["examples"] == found["near/examples"] == 359
+    assert found["few_shot/200shot_std"] == 0  # every class gives all it has
+    assert "few_shot on digits: '8' has only " in caplog.text and "fewer than 200" in caplog.text
     assert found["near/accuracy"] > 0.5 > found["accuracy"]  # random features, but no head
     assert counts[:3] == [
         15,

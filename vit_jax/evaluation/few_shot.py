@@ -43,8 +43,15 @@ class FewShot(FeatureEvaluator):
         weights = trained.weights
         train, labels = of_examples(self.batches(self.train, weights, mesh, watch), mesh)
         test, truth = of_examples(self.batches(self.test, weights, mesh, watch), mesh)
-        classes = len(self.train.classes)
-        return accuracies(train, labels, test, truth, classes, self.options)
+        classes, most = self.train.classes, max(self.options.shots)
+        examples = np.bincount(labels, minlength=len(classes))
+        if examples.min() < most:
+            data = self.data()
+            logging.warning(
+                "few_shot on %s: %r has only %d examples, fewer than %d: such classes give all they have",
+                data.path or data.name, classes[examples.argmin()], examples.min(), most,
+            )  # fmt: skip
+        return accuracies(train, labels, test, truth, len(classes), self.options)
 
 
 def accuracies(
@@ -61,12 +68,6 @@ def accuracies(
       train: features (n, D) to fit to, of classes `labels` (n,).
       test: features (m, D) to judge on, of classes `truth` (m,).
     """
-    fewest = np.bincount(labels, minlength=classes).min()
-    if fewest < max(options.shots):
-        logging.warning(
-            "few_shot: some classes have only %d examples, fewer than %d: they give all they have",
-            fewest, max(options.shots),
-        )  # fmt: skip
     metrics = {}
     for shots in options.shots:
         found = []
