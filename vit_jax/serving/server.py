@@ -97,9 +97,10 @@ class Server:
             await self._site.start()
         except OSError as error:
             await self._runner.cleanup()
+            why = error.strerror.partition(" (while")[0]  # it repeats the address
             raise ConfigError(
-                f"nothing can listen on {host}, port {port} ({error.strerror}): say another --port, or --port=0 "
-                "for any that is free"
+                f"nothing can listen on {host}, port {port} ({why}): say another --host or --port; --port=0 is any "
+                "that is free"
             ) from None
         self._batches = asyncio.create_task(self._batcher.run())
         port = self._runner.addresses[0][1]
