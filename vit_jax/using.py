@@ -19,7 +19,7 @@ def evaluate() -> None:
 
     Data and preprocessing are those of the run, unless --config.data.FIELD says otherwise; a checkpoint of
     another format has its own preprocessing, and the data is to be said. With --budget
-    or --threshold images leave a model with exits early. With --suite=imagenet or few_shot the model is judged on
+    or --threshold images leave a model with exits early. With --suite=imagenet, few_shot or knn the model is judged on
     all sets of that name that are there.
     """
     settings = cli.take_settings()
@@ -28,7 +28,7 @@ def evaluate() -> None:
     flags.DEFINE_list(
         "evaluators", [], "instead of the run's own: accuracy, classification, few_shot, knn"
     )
-    flags.DEFINE_string("suite", "", "imagenet or few_shot, instead of evaluators")
+    flags.DEFINE_string("suite", "", "imagenet, few_shot or knn, instead of evaluators")
     flags.DEFINE_string("data_dir", "", "suite: where its data sets are; by default as TFDS has it")
     cli.define_exits()
     cli.define_json()

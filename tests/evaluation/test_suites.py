@@ -107,9 +107,10 @@ def test_a_suite_for_other_classes_is_refused(subject, tmp_path):
         suites.make("imagenet", subject, str(tmp_path))
 
 
-def test_the_few_shot_suite_has_the_seven_sets(subject, tmp_path):
-    assert len(suites.SUITES["few_shot"]) == 7
+@pytest.mark.parametrize("name", ["few_shot", "knn"])
+def test_a_suite_of_features_has_the_seven_sets(subject, tmp_path, name):
+    assert len(suites.SUITES[name]) == 7
     images(tmp_path / "fewshot" / "dtd", CLASSES, 12)
     headless = dataclasses.replace(subject, classes=())
-    suite, absent = suites.make("few_shot", headless, str(tmp_path))
+    suite, absent = suites.make(name, headless, str(tmp_path))
     assert [prefix for prefix, _ in suite.evaluators] == ["dtd"] and len(absent) == 6

@@ -17,6 +17,7 @@ from vit_jax.data.sources.named import FEW_SHOT
 from vit_jax.data.sources.prepared import DESCRIPTION
 from vit_jax.data.sources.tfds import data_dir
 from vit_jax.evaluation.contract import Subject
+from vit_jax.evaluation.features import FeatureEvaluator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +53,9 @@ SUITES: dict[str, tuple[Part, ...]] = {
         Part("a", "classification", "imagenet_a", options=_PRESENT),
         Part("c", "imagenet_c", "imagenet2012_corrupted", "validation"),
     ),
-    "few_shot": tuple(Part(n.partition("/")[2], "few_shot", n) for n in FEW_SHOT),
+} | {
+    evaluator: tuple(Part(n.partition("/")[2], evaluator, n) for n in FEW_SHOT)
+    for evaluator in ("few_shot", "knn")
 }
 
 
@@ -94,7 +97,8 @@ def _entry(part: Part, folder: str) -> tuple[str, dict]:
             data |= {"name": "prepared", "path": str(place)}
         elif not any(any(place.glob(f"{one}/dataset_info.json")) for one in ("*", "*/*")):
             data |= {"name": "folder", "path": str(place), "eval_split": "test"}
-            if part.evaluator != "few_shot":  # which learns from some
+            evaluator = evaluation.EVALUATORS[part.evaluator]
+            if not issubclass(evaluator, FeatureEvaluator):  # those learn from some
                 data["holdout"] = 1.0
     return part.evaluator, dict(part.options) | {"prefix": part.prefix, "data": data}
 
