@@ -1,12 +1,12 @@
-"""A small ViT on scikit-learn's handwritten digits, shown at 32x32: the smoke test, a minute on two
-CPU cores.
+"""A small ViT on scikit-learn's handwritten digits, shown at 32x32: the smoke test, one to three minutes
+on two CPU cores.
 
 vit_jax train --config=configs/digits.py --workdir=/tmp/digits
     a ViT
 vit_jax train --config=configs/digits.py:mixer --workdir=/tmp/mixer
     mixer, hybrid or resnet (BiT's): the families whose recipes have no smoke test of their own
 
-Expect 99.2 % of the 359 test images in about 50 s (seeds 0, 1 and 2); of the others what docs/models.md says.
+Expect 99.2 % of the 359 test images (seeds 0, 1 and 2); of the others what docs/models.md says.
 """
 
 from vit_jax import recipes
