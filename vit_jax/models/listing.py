@@ -130,8 +130,8 @@ Accuracies are top-1 as published for networks trained on ImageNet-1k at the siz
 students of Noisy Student: what to expect of the family's recipe, not what was measured here.
 
 The small ones on digits were measured: accuracy, and processor time of a run with compiling, on one core beside a busy
-one; of some whole runs, of others a few steps were timed. On two quiet cores the longest took 154 s (ViT), 128 s (T2T) and
-159 s (Dynamic ViT)."""
+one; of some whole runs, of others a few steps were timed. On two quiet cores the longest took
+154 s (ViT), 128 s (T2T) and 159 s (Dynamic ViT)."""
 
 
 def _published(row: dict, family: registry.Family) -> str:
