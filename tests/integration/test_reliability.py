@@ -1,10 +1,13 @@
 """Real processes, really killed: what is left goes on to the very same bits."""
 
 import json
+import random
 import signal
 import time
 
+import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from vit_jax.base.patterns import names
@@ -48,8 +51,6 @@ def saving(workdir) -> bool:
 
 def bits(workdir) -> dict[str, np.ndarray]:
     params = reading.load_weights(workdir).params
-    import jax
-
     return dict(zip(names(params), jax.tree.leaves(params), strict=True))
 
 
@@ -92,3 +93,52 @@ def test_killed_and_started_again_equals_the_uninterrupted_run_bit_for_bit(
     # The metrics of a step that was repeated are the same as well.
     first, second = losses(uninterrupted), losses(tmp_path)
     assert {s: first[s] for s in second} == second
+
+
+def all_bits(workdir) -> dict[str, np.ndarray]:
+    """Every array of the last checkpoint: parameters, teacher, centres, optimizer."""
+    state = ocp.PyTreeCheckpointHandler().restore(reading.find(workdir) / "state")
+    return dict(zip(names(state), map(np.asarray, jax.tree.leaves(state)), strict=True))
+
+
+# Flags, and what must be among the state.
+RECIPES = {
+    "mae": ((), "params_objective"),
+    "dino": (
+        ("--config.objective.prototypes=16", "--config.objective.head_hidden=16"),
+        "teacher_objective",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_killed_ten_times_at_random_moments_the_whole_state_is_the_same_to_the_bit(
+    cli, tmp_path, recipe
+):
+    flags, part = RECIPES[recipe]
+    flags = (f"--config=configs/{recipe}.py:smoke", *ARGUMENTS[1:], *flags)
+
+    def start(workdir):
+        return cli("train", *flags, f"--workdir={workdir}", tiny=True)
+
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    process = start(whole)
+    _, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err
+    chance = random.Random(recipe)
+    for step in sorted(chance.randrange(STEPS - 5) for _ in range(10)):
+        process = start(killed)
+        assert wait_until(lambda step=step: steps_done(killed) >= step, process), (
+            process.stderr.read()
+        )
+        time.sleep(chance.uniform(0, 0.02))
+        process.kill()
+        assert process.wait(timeout=60) == -signal.SIGKILL
+    process = start(killed)
+    _, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err
+    expected, found = all_bits(whole), all_bits(killed)
+    assert expected.keys() == found.keys() and any(name.startswith(part) for name in found)
+    for name in expected:
+        np.testing.assert_array_equal(expected[name], found[name], err_msg=name)
