@@ -5,6 +5,7 @@ changed on the devices.
 """
 
 import io
+import itertools
 import pathlib
 import time
 
@@ -16,6 +17,7 @@ from vit_jax.base import schema
 from vit_jax.config import config_class
 from vit_jax.data import crops, decode, views
 from vit_jax.data.order import crop_draws
+from vit_jax.evaluation.images import find
 from vit_jax.user_files import load_config
 
 IMAGES = flags.DEFINE_string("images", None, "a folder of JPEG files", required=True)
@@ -24,8 +26,8 @@ ROUNDS = flags.DEFINE_integer("rounds", 5, "how often all are cut in each way")
 
 
 def main(_):
-    paths = sorted(pathlib.Path(IMAGES.value).rglob("*.[jJ][pP]*[gG]"))[: FILES.value]
-    files = [path.read_bytes() for path in paths]
+    found = itertools.islice(find([IMAGES.value]), FILES.value)
+    files = [pathlib.Path(named.name).read_bytes() for named in found]
     config = schema.typed(config_class(), load_config("configs/dino.py:L/16"))
     wanted = [(view.data, number) for view in views.of(config) for number in view.numbers]
     draws = [crop_draws(0, np.arange(len(files)), number).tolist() for _, number in wanted]

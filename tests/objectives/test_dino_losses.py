@@ -17,7 +17,7 @@ def official(shared_data):
     """The head with the official parameters as (definition, parameters), all answers."""
     _, tensors, answers, _ = oracles.relative(shared_data, "dinov2_losses")
     head = losses.Head(
-        16, hidden=32, bottleneck=12, prototypes=48, dtype=jnp.float32, rngs=nnx.Rngs(0)
+        16, hidden=32, bottleneck=12, prototypes=48, std=0.02, dtype=jnp.float32, rngs=nnx.Rngs(0)
     )
     definition, state = nnx.split(head, nnx.Param)
     params = nnx.to_pure_dict(state)

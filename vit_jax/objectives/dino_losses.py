@@ -27,7 +27,7 @@ class Head(nnx.Module):
         hidden: int,
         bottleneck: int,
         prototypes: int,
-        std: float = 0.02,
+        std: float,
         dtype: jnp.dtype,
         rngs: nnx.Rngs,
     ):

@@ -6,7 +6,6 @@
 
 #include "resize.h"
 
-
 /* Red, green, blue and a fourth byte that does not count, (size, 4), to (size, 3). */
 INLINE void drop_fourth(uint8_t *out, const uint8_t *bytes, int size) {
   int x = 0;
