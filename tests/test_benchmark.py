@@ -46,6 +46,14 @@ def test_a_profile_leaves_a_trace(tmp_path):
     assert list(tmp_path.rglob("*.xplane.pb"))
 
 
+def test_two_configs_are_timed_in_turn_and_compared_image_by_image():
+    result = step.step(tiny(), steps=2, against=tiny(**{"model.depth": 1, "batch_size": 16}))
+    ratio = result["step_seconds"] / 8 / result["against_image_seconds"]
+    assert result["seconds_over_against"] == pytest.approx(ratio)
+    flops = result["model_flops_per_step"] / 8 / result["against_image_flops"]
+    assert result["flops_over_against"] == pytest.approx(flops) and 1 < flops < 2
+
+
 def test_inference_is_timed():
     result = step.inference(tiny(), steps=2)
     assert result["steps"] == 2 and result["images_per_second"] > 0

@@ -311,7 +311,7 @@ def report() -> None:
 
 def benchmark() -> None:
     """Throughput with its context: {step|inference|input} --config=FILE [--config.FIELD=VALUE …]
-    [--steps=20] [--profile=DIR] [--breakdown] [--json].
+    [--steps=20] [--against=FILE] [--profile=DIR] [--breakdown] [--json].
 
     'inference --checkpoint=DIR --budget=GFLOPS' lets images of the run's data leave a model with exits
     early, against always going on to the last exit; 'inference --config=FILE --shares=0.5,0.25,0.25' does
@@ -319,6 +319,11 @@ def benchmark() -> None:
     """
     settings = cli.define_config()
     flags.DEFINE_integer("steps", 20, "timed steps or batches", lower_bound=1)
+    flags.DEFINE_string(
+        "against",
+        "",
+        "step: another recipe, with the same --config.FIELD=VALUE, in turn with the first",
+    )
     flags.DEFINE_string("profile", "", "step: a folder for a trace of three further steps")
     flags.DEFINE_bool("breakdown", False, "step: where its time goes, part by part")
     flags.DEFINE_list("shares", [], "inference: of the images that leave at each exit")
@@ -328,8 +333,11 @@ def benchmark() -> None:
 
     from vit_jax.benchmarks import early_exit, input, step
 
+    against = cli.load_config(settings, FLAGS.against)[0] if FLAGS.against else None
     kinds = {
-        "step": functools.partial(step.step, profile=FLAGS.profile, breakdown=FLAGS.breakdown),
+        "step": functools.partial(
+            step.step, against=against, profile=FLAGS.profile, breakdown=FLAGS.breakdown
+        ),
         "inference": step.inference,
         "input": input.input_pipeline,
     }
@@ -337,6 +345,8 @@ def benchmark() -> None:
         raise flags.Error(f"benchmark {what!r}: known are {', '.join(kinds)}")
     if FLAGS.shares and what != "inference":
         raise flags.Error("--shares is for 'benchmark inference'")
+    if FLAGS.against and what != "step":
+        raise flags.Error("--against is for 'benchmark step'")
     if FLAGS.checkpoint:
         if what != "inference" or FLAGS.config or not (chosen := cli.thresholds()):
             raise flags.Error(

@@ -8,7 +8,7 @@ negative where the whole is faster than its parts.
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -97,10 +97,16 @@ def breakdown(
 
 def seconds(run: Callable, steps: int, warm_up: int = 2) -> list[float]:
     """Wall times of `run()`, each until its result is there."""
-    times = []
+    return seconds_in_turn([run], steps, warm_up)[0]
+
+
+def seconds_in_turn(runs: Sequence[Callable], steps: int, warm_up: int = 2) -> list[list[float]]:
+    """Of each of several, `seconds`, measured one after the other, again and again."""
+    times = [[] for _ in runs]
     for i in range(warm_up + steps):
-        began = time.perf_counter()
-        jax.block_until_ready(run())
-        if i >= warm_up:
-            times.append(time.perf_counter() - began)
+        for run, its_times in zip(runs, times, strict=True):
+            began = time.perf_counter()
+            jax.block_until_ready(run())
+            if i >= warm_up:
+                its_times.append(time.perf_counter() - began)
     return times

@@ -18,57 +18,102 @@ from vit_jax.training.guards import check_batch
 from vit_jax.training.step import compile_train_step
 
 
-def step(config: ConfigDict, *, steps: int, profile: str = "", breakdown: bool = False) -> dict:
+def step(
+    config: ConfigDict,
+    *,
+    steps: int,
+    against: ConfigDict | None = None,
+    profile: str = "",
+    breakdown: bool = False,
+) -> dict:
     """Times the train step of a config on images made up once: no input pipeline, no logging.
 
     Args:
       steps: how many are timed, after two to warm up.
+      against: another config, whose steps are timed in turn with these, so that what else the machine
+        does falls on both alike.
       profile: a folder for a trace of three further steps; none if empty.
       breakdown: also time the step's parts, see `breakdown`.
 
     Returns:
       Compile time, median and spread of the step time, images/s, model FLOPs (counted analytically,
       matrix products only, times 3 for forward and backward), XLA's own count of FLOPs (which
-      counts the body of a scan once), peak memory, and what was chosen for the device.
+      counts the body of a scan once), peak memory, and what was chosen for the device; of the other
+      config time and FLOPs of an image, and what this one's are over them.
     """
-    assembly, mesh = assembled(config)
-    config = assembly.config
-    with jax.set_mesh(mesh):
-        like = assembly.abstract_state(mesh)
-        batch = _made_up_batch(assembly, mesh)
-        began = time.perf_counter()
-        jitted = compile_train_step(assembly.train_step, states.shardings_of(like), mesh)
-        compiled = jitted.lower(like, batch).compile()
-        compile_seconds = time.perf_counter() - began
-        state, metrics = states.create(assembly.init, config.seed, like), {}
-
-        def run():
-            nonlocal state, metrics
-            state, metrics = compiled(state, batch)
-            return metrics
-
-        times = timing.seconds(run, steps)
-        if profile:
-            with jax.profiler.trace(profile):
-                timing.seconds(run, 3, warm_up=0)
-        where = timing.breakdown(assembly, mesh, state, batch, steps) if breakdown else {}
+    timed = Timed(config)
+    others = [Timed(against)] if against is not None else []
+    times, *others_times = timing.seconds_in_turn([timed.run, *(o.run for o in others)], steps)
+    if profile:
+        with jax.profiler.trace(profile):
+            timing.seconds(timed.run, 3, warm_up=0)
+    assembly, mesh, compiled = timed.assembly, timed.mesh, timed.compiled
+    where = {}
+    if breakdown:
+        with jax.set_mesh(mesh):
+            where = timing.breakdown(assembly, mesh, timed.state, timed.batch, steps)
     median = statistics.median(times)
     flops = assembly.step_flops
     peak = chips.peak_flops(jax.devices()[0].device_kind)
     result = _summary(assembly, mesh, times) | {
-        "compile_seconds": compile_seconds,
+        "compile_seconds": timed.compile_seconds,
         "model_flops_per_step": flops,
         "model_flops_per_second": flops / median,
         "mfu": flops / median / (peak * mesh.size) if peak else None,
         "xla_flops_per_step": compiled.cost_analysis().get("flops"),
         "peak_memory_bytes": compiled.memory_analysis().peak_memory_in_bytes,
         "temporary_memory_bytes": compiled.memory_analysis().temp_size_in_bytes,
-        "loss": float(metrics["loss"]),
+        "loss": float(timed.metrics["loss"]),
     }
     if where:
         where["other"] = median - sum(where.values()) + where["transfers"]
         result |= {f"{name}_seconds": value for name, value in where.items()}
+    for other, other_times in zip(others, others_times, strict=True):
+        result |= _compared(timed, times, other, other_times)
     return result | context()
+
+
+class Timed:
+    """The train step of a config, compiled, with a state and a batch for it."""
+
+    def __init__(self, config: ConfigDict):
+        self.assembly, self.mesh = assembled(config)
+        with jax.set_mesh(self.mesh):
+            like = self.assembly.abstract_state(self.mesh)
+            self.batch = _made_up_batch(self.assembly, self.mesh)
+            began = time.perf_counter()
+            jitted = compile_train_step(
+                self.assembly.train_step, states.shardings_of(like), self.mesh
+            )
+            self.compiled = jitted.lower(like, self.batch).compile()
+            self.compile_seconds = time.perf_counter() - began
+            self.state = states.create(self.assembly.init, self.assembly.config.seed, like)
+        self.metrics = {}
+
+    def run(self) -> dict:
+        """The next step; its metrics."""
+        self.state, self.metrics = self.compiled(self.state, self.batch)
+        return self.metrics
+
+
+def _compared(one: Timed, times: list[float], other: Timed, other_times: list[float]) -> dict:
+    """Time and FLOPs of an image of `one` over those of the other."""
+
+    def of_an_image(timed: Timed, seconds: list[float]) -> tuple[float, float]:
+        images = timed.assembly.config.batch_size
+        return statistics.median(seconds) / images, timed.assembly.step_flops / images
+
+    (seconds, flops), (other_seconds, other_flops) = (
+        of_an_image(one, times), of_an_image(other, other_times),
+    )  # fmt: skip
+    return {
+        "against_model": other.assembly.config.model.name,
+        "against_objective": other.assembly.config.objective.name,
+        "against_image_seconds": other_seconds,
+        "against_image_flops": other_flops,
+        "seconds_over_against": seconds / other_seconds,
+        "flops_over_against": flops / other_flops,
+    }
 
 
 def inference(config: ConfigDict, *, steps: int) -> dict:
