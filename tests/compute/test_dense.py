@@ -85,3 +85,20 @@ def test_the_compiler_converts_no_product_of_a_bfloat16_model_to_float32(name, r
     in_float32 = [pair for pair in operands if "f32" in (types[pair[0]], types[pair[1]])]
     # The head's three, which must not be rounded.
     assert len(operands) > (20 if remat == "none" else 15) and len(in_float32) == 3
+
+
+@pytest.mark.parametrize(("dtype", "rounding"), [("float32", 1e-6), ("bfloat16", BFLOAT16_ROUNDING)])
+def test_logits_are_float32_and_their_gradient_is_rounded_as_the_operands_are(
+    operands, dtype, rounding
+):
+    x, kernel = operands[0].astype(dtype), operands[1].reshape(32, -1).astype(dtype)
+    gradient = operands[3].reshape(3, 50, -1).astype(jnp.float32)
+    logits, back = jax.vjp(dense.to_float32, x, kernel)
+    assert logits.dtype == jnp.float32
+    exact = float64(x) @ float64(kernel)
+    assert relative_error(logits, exact) <= 1e-6
+    of_x, of_kernel = back(gradient)
+    assert of_x.dtype == of_kernel.dtype == dtype
+    assert relative_error(of_x, float64(gradient) @ float64(kernel).T) <= rounding
+    expected = np.einsum("bnd,bnf->df", float64(x), float64(gradient))
+    assert relative_error(of_kernel, expected) <= rounding

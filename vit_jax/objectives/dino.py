@@ -16,6 +16,7 @@ clipped, that of all gradients; there those of backbone and heads apart.
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -119,9 +120,18 @@ class Own(nnx.Module):
                 self.patch_centre = nnx.Variable(jnp.zeros(options.prototypes))
         self.equal_steps = nnx.Variable(jnp.int32(0))
 
-    def of_patches(self) -> dino_losses.Head:
-        """The head of patches."""
-        return self.patch_head if hasattr(self, "patch_head") else self.head
+    def logits(
+        self,
+        features: list[jax.Array],
+        patches: list[jax.Array],
+        *,
+        frozen: jax.Array | bool = False,
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
+        """Of class tokens and of patches, (B, N, D) each -> (B, N, K), by their heads or both by one."""
+        if patches and hasattr(self, "patch_head"):
+            return self.head(features, frozen=frozen), self.patch_head(patches, frozen=frozen)
+        both = self.head([*features, *patches], frozen=frozen)
+        return both[: len(features)], both[len(features) :]
 
 
 class Dino(Objective):
@@ -231,21 +241,32 @@ class Dino(Objective):
         options, own, teacher = self.options, learner.own, learner.teacher
         images = jnp.concatenate([batch[name] for name in self.global_views], axis=1)
         masks = self._masks(rngs.dropout(), len(images)) if options.patch_weight else None
-        taught, taught_patches = jax.lax.stop_gradient(_look(teacher.model, images))
+        taught, taught_patches = _look(teacher.model, images)
         features, patches = _look(learner.model, images, masks, own, rngs)
-        frozen = learner.step < self.frozen
-        logits = jax.lax.stop_gradient(teacher.own.head(taught))
-        probabilities = self._probabilities(learner, logits, "centre")
         of_local = []
         for name, config in self.local_models.items():
             model = resized(learner.model, self.setting.model, config, options.view_resize)
-            of_local.append(own.head(_look(model, batch[name], rngs=rngs)[0], frozen=frozen))
+            of_local.append(_look(model, batch[name], rngs=rngs)[0])
+        hidden = self._hidden(masks) if options.patch_weight else lambda _: []
+        (logits,), patch_logits = jax.lax.stop_gradient(
+            teacher.own.logits([taught], hidden(taught_patches))
+        )
+        (predicted, *of_local), predicted_patches = own.logits(
+            [features, *of_local], hidden(patches), frozen=learner.step < self.frozen
+        )
+        probabilities = self._probabilities(learner, logits, "centre")
         loss = dino = dino_losses.class_token_loss(
-            probabilities, own.head(features, frozen=frozen), of_local, options.student_temperature
+            probabilities, predicted, of_local, options.student_temperature
         )
         metrics = {"dino_loss": dino}
         if options.patch_weight:
-            metrics["ibot_loss"] = self._patch_loss(learner, taught_patches, patches, masks)
+            (present,) = hidden(masks[..., None])
+            present = present[..., 0].astype(jnp.float32)
+            of_patches = self._probabilities(learner, *patch_logits, "patch_centre", present)
+            # The mean over both global views, of which one has no mask.
+            metrics["ibot_loss"] = 0.5 * dino_losses.patch_loss(
+                of_patches, *predicted_patches, present, options.student_temperature
+            )
             loss += options.patch_weight * metrics["ibot_loss"]
         if options.koleo:
             groups = features.swapaxes(0, 1)
@@ -255,27 +276,18 @@ class Dino(Objective):
             loss += options.koleo * metrics["koleo_loss"]
         return loss, metrics | self._watch(own, probabilities)
 
-    def _patch_loss(self, learner: Learner, taught, patches, masks) -> jax.Array:
-        """iBOT's loss of each image (B,): tokens of teacher and student (B, 2, N, D), masks (B, 2, N)."""
-        own = learner.own
-        which = masks.any(-1).argmax(1)  # of the two views
+    def _hidden(self, masks: jax.Array) -> Callable[[jax.Array], list[jax.Array]]:
+        """Of tokens (B, 2, N, D), those in masks (B, 2, N): (B, M, D), as many as there can be, those that
+        are there first; a list of it.
+        """
+        which = masks.any(-1).argmax(1)[:, None, None, None]  # of the two views
+        places = jnp.argsort(~masks.any(1), axis=1, stable=True)[:, : self.most_masked, None]
 
-        def masked(x: jax.Array) -> jax.Array:
-            x = jnp.take_along_axis(x, which.reshape(-1, 1, *[1] * (x.ndim - 2)), axis=1)[:, 0]
-            index = places if x.ndim == 2 else places[..., None]
-            return jnp.take_along_axis(x, index, axis=1)
+        def hidden(x: jax.Array) -> list[jax.Array]:
+            x = jnp.take_along_axis(x, which, axis=1)[:, 0]
+            return [jnp.take_along_axis(x, places, axis=1)]
 
-        # Masked patches first, as many as there can be.
-        places = jnp.argsort(~masks.any(1), axis=1, stable=True)[:, : self.most_masked]
-        present = masked(masks).astype(jnp.float32)
-        logits = learner.teacher.own.of_patches()(masked(taught))
-        logits = jax.lax.stop_gradient(logits)
-        probabilities = self._probabilities(learner, logits, "patch_centre", present)
-        frozen = learner.step < self.frozen
-        predicted = own.of_patches()(masked(patches), frozen=frozen)
-        temperature = self.options.student_temperature
-        # The mean over both global views, of which one has no mask.
-        return dino_losses.patch_loss(probabilities, predicted, present, temperature) / 2
+        return hidden
 
     def _probabilities(
         self, learner: Learner, logits: jax.Array, centre: str, present: jax.Array | None = None
@@ -326,10 +338,10 @@ class Dino(Objective):
         """
         images, centre = images[:, None], getattr(learner.own, "centre", 0.0)
         teacher = learner.teacher
-        logits = teacher.own.head(_look(teacher.model, images)[0])
+        (logits,) = teacher.own.head([_look(teacher.model, images)[0]])
         centre = centre if isinstance(centre, float) else centre[...]
         probabilities = dino_losses.centred(logits, centre, self.temperature(learner.step))
-        student = learner.own.head(_look(learner.model, images)[0])
+        (student,) = learner.own.head([_look(learner.model, images)[0]])
         temperature = self.options.student_temperature
         loss = dino_losses.cross_entropy(probabilities, student, temperature)[:, 0]
         return loss, {}

@@ -6,9 +6,14 @@ prototypes. Where arrays are cut over devices, sums and means are those of all r
 does not depend on how many devices there are.
 """
 
+import itertools
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
+
+from vit_jax.compute.dense import to_float32
 
 _SINKHORN_ITERATIONS = 3
 _NORM_EPSILON = 1e-12
@@ -17,7 +22,7 @@ _DISTANCE_EPSILON = 1e-8
 
 class Head(nnx.Module):
     """An MLP of three layers with the exact GELU, to a bottleneck of length 1, and its products with
-    prototypes of length `scale`: (…, D) -> (…, K) float32.
+    prototypes of length `scale`: (…, N, D) -> (…, N, K) float32, for several arrays.
     """
 
     def __init__(
@@ -47,13 +52,18 @@ class Head(nnx.Module):
         ])  # fmt: skip
         self.prototypes = Prototypes(bottleneck, prototypes, dtype, rngs)
 
-    def __call__(self, x: jax.Array, *, frozen: jax.Array | bool = False) -> jax.Array:
+    def __call__(
+        self, rows: Sequence[jax.Array], *, frozen: jax.Array | bool = False
+    ) -> list[jax.Array]:
         """Args:
+        rows: (…, N, D) each, with N of its own; in one call, so that kernels are read once.
         frozen: whether the prototypes get no gradient.
         """
+        x = jnp.concatenate(rows, axis=-2)
         for i, layer in enumerate(self.mlp):
             x = layer(jax.nn.gelu(x, approximate=False) if i else x)
-        return self.prototypes(unit(x.astype(jnp.float32)), frozen)
+        ends = itertools.accumulate(y.shape[-2] for y in rows[:-1])
+        return self.prototypes(jnp.split(unit(x.astype(jnp.float32)), list(ends), axis=-2), frozen)
 
 
 class Prototypes(nnx.Module):
@@ -67,15 +77,15 @@ class Prototypes(nnx.Module):
         )
         self.scale = nnx.Param(jnp.ones(outputs))
 
-    def __call__(self, x: jax.Array, frozen: jax.Array | bool) -> jax.Array:
-        """(…, inputs) float32 -> (…, outputs) float32."""
+    def __call__(self, rows: Sequence[jax.Array], frozen: jax.Array | bool) -> list[jax.Array]:
+        """(…, inputs) float32 -> (…, outputs) float32, for each."""
         kernel, scale = (
             jnp.where(frozen, jax.lax.stop_gradient(p[...]), p[...])
             for p in (self.kernel, self.scale)
         )
         kernel *= scale / jnp.linalg.norm(kernel, axis=0)
-        x, kernel = x.astype(self.dtype), kernel.astype(self.dtype)
-        return jnp.matmul(x, kernel, preferred_element_type=jnp.float32)
+        kernel = kernel.astype(self.dtype)
+        return [to_float32(x.astype(self.dtype), kernel) for x in rows]
 
 
 def unit(x: jax.Array) -> jax.Array:
@@ -138,7 +148,10 @@ def sinkhorn(
 
 def cross_entropy(probabilities: jax.Array, logits: jax.Array, temperature: float) -> jax.Array:
     """-Σ p log softmax(logits / temperature) of teacher and student: both (…, K) -> (…)."""
-    return -jnp.sum(probabilities * jax.nn.log_softmax(logits / temperature, axis=-1), axis=-1)
+    scaled = logits / temperature
+    # The logarithm of each probability need not be in memory.
+    sums = probabilities.sum(-1) * jax.nn.logsumexp(scaled, axis=-1)
+    return sums - jnp.sum(probabilities * scaled, axis=-1)
 
 
 def class_token_loss(
