@@ -9,8 +9,9 @@ import pytest
 from flax import nnx
 
 from tests.models import oracles
-from vit_jax.base.errors import ConfigError
-from vit_jax.interchange import decoders, formats
+from vit_jax.base.errors import CheckpointError, ConfigError
+from vit_jax.checkpoints import reading, saving
+from vit_jax.interchange import decoders, formats, loading
 from vit_jax.models import positions, registry
 from vit_jax.models.conversions import rules
 from vit_jax.models.embeddings import cut_patches, sincos_2d
@@ -282,10 +283,9 @@ def test_its_positions_become_a_learned_table_elsewhere(tmp_path):
 
 
 def of_file(path, objective, **hints):
-    """The decoder that a file holds, as float32."""
-    like = registry.split(objective.own(nnx.Rngs(0)))[1].params
-    foreign = formats.read(path, hints=hints)
-    return decoders.load(foreign, objective.decoder, like)
+    """The decoder that a file holds, read with the number of heads that it does not tell."""
+    found = decoders.of(formats.read(path, hints=hints), objective.options.heads)
+    return found and found.params
 
 
 def test_the_decoder_is_read_from_a_file_of_the_authors(shared_data, tmp_path):
@@ -309,7 +309,8 @@ def test_the_decoder_is_read_from_a_file_of_the_authors(shared_data, tmp_path):
     }
     # One of another size, or with other positions, begins anew.
     other, _ = made("ViT-mu/16", decoder=sizes | {"depth": 1}, **encoder)
-    assert of_file(path, other, **vars(config)) is None
+    new = registry.split(other.own(nnx.Rngs(0)))[1].params
+    assert decoders.own_of(other, str(path), config, new) is new
     np.savez(
         tmp_path / "moved.npz", **tensors | {"decoder_pos_embed": tensors["decoder_pos_embed"] + 1}
     )
@@ -348,3 +349,93 @@ def test_a_run_goes_on_with_encoder_and_decoder_of_a_file(shared_data):
     jax.tree.map(np.testing.assert_array_equal, state.params["objective"], expected)
     np.testing.assert_array_equal(state.params["class_token"], tensors["cls_token"])
     jax.tree.map(np.testing.assert_array_equal, state.ema["objective"], expected)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of MAE, as if it had been trained: its workdir, assembly, and the arrays in its checkpoint."""
+    workdir = tmp_path_factory.mktemp("mae") / "run"
+    config = load_config("configs/mae.py:smoke")
+    config.update_from_flattened_dict({
+        "model.name": "ViT-mu/8", "model.width": 24, "model.depth": 2, "model.heads": 2, "model.mlp_dim": 96,
+        "model.pool": "token", "objective.width": 16, "objective.heads": 2, "objective.masked": 0.6,
+        "objective.mlp_ratio": 3,
+    })  # fmt: skip
+    assembly = assemble(resolve(config), num_classes=0, examples_per_epoch=16)
+    random = np.random.default_rng(0)
+
+    def drawn(x):
+        return jnp.asarray(random.normal(0, 0.3, x.shape), x.dtype)
+
+    parts = jax.tree.map(drawn, jax.eval_shape(assembly.init, jax.random.key(0)).parts())
+    description = reading.describe(assembly.config, assembly.model_config, (), 16)
+    checkpoints = saving.Checkpoints(workdir, assembly.config.checkpoint)
+    checkpoints.save_now(1, parts, description | {"seconds": 0.0})
+    checkpoints.close()
+    return workdir, assembly, jax.device_get(parts)
+
+
+@pytest.mark.parametrize("to", ["authors", "huggingface"])
+def test_a_runs_decoder_is_written_and_read_again(run, tmp_path, to):
+    workdir, assembly, parts = run
+    path = tmp_path / ("mae.safetensors" if to == "authors" else "mae")
+    loading.convert(workdir, path, to)
+    foreign = formats.read(path)
+    # The average is what is evaluated, and what others get.
+    expected = parts["ema"] | {"position": parts["ema_variables"]["position"]}
+    jax.tree.map(np.testing.assert_array_equal, foreign.params, expected)
+    found = decoders.of(foreign)
+    options = assembly.networks.objective.options
+    if to == "authors":
+        assert found.options == options
+    assert found.config == assembly.networks.objective.decoder
+    jax.tree.map(np.testing.assert_array_equal, found.params, parts["ema_objective"])
+    # From one to the other, and into a run, this one's checkpoint too.
+    other = "huggingface" if to == "authors" else "authors"
+    again = tmp_path / ("again.safetensors" if other == "authors" else "again")
+    loading.convert(path, again, other)
+    jax.tree.map(
+        np.testing.assert_array_equal, decoders.of(formats.read(again)).params, found.params
+    )
+    objective, model = assembly.networks.objective, assembly.model_config
+    new = jax.tree.map(jnp.zeros_like, parts["params_objective"])
+    for source in (path, workdir):
+        own = decoders.own_of(objective, str(source), model, new)
+        jax.tree.map(np.testing.assert_array_equal, own, parts["ema_objective"])
+
+
+def test_transformers_predicts_the_same_of_what_is_written_for_it(run, tmp_path):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    workdir, assembly, parts = run
+    loading.convert(workdir, tmp_path / "mae", "huggingface")
+    theirs, report = transformers.ViTMAEForPreTraining.from_pretrained(
+        tmp_path / "mae", output_loading_info=True
+    )
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    random = np.random.default_rng(0)
+    images = random.normal(size=(3, 32, 32, 3)).astype(np.float32)
+    noise = random.random((3, 16)).astype(np.float32)
+    with torch.no_grad():
+        answer = theirs.eval()(torch.tensor(images).permute(0, 3, 1, 2), noise=torch.tensor(noise))
+    objective = assembly.networks.objective
+    parts = assembly.networks.learner(
+        parts["ema"] | {"objective": parts["ema_objective"]},
+        {"model": parts["ema_variables"]}, step=0,
+    )  # fmt: skip
+    order = np.argsort(noise, axis=1)
+    found = jax.jit(lambda x: objective.predict(parts, x, order, None))(images)
+    expected = np.take_along_axis(answer.logits.numpy(), order[:, objective.visible :, None], 1)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    loss = objective.loss(parts, jnp.asarray(images), order, None).mean()
+    np.testing.assert_allclose(loss, float(answer.loss), rtol=1e-5)
+
+
+def test_an_encoder_that_the_authors_code_has_not_is_not_written_for_it(run, tmp_path):
+    workdir, _, _ = run
+    with pytest.raises(CheckpointError, match="MAE's own code has no registers"):
+        decoders.check_encoder(made(registers=2, activation="gelu")[1], tmp_path / "out")
+    with pytest.raises(CheckpointError, match="no models without a class token"):
+        decoders.check_encoder(made(pool="mean", activation="gelu")[1], tmp_path / "out")
+    # timm has encoders alone.
+    loading.convert(workdir, tmp_path / "encoder.safetensors", "timm")
+    assert decoders.of(formats.read(tmp_path / "encoder.safetensors")) is None
