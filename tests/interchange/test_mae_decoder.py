@@ -71,6 +71,21 @@ def test_the_decoder_is_read_from_a_folder_of_transformers(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+def test_transformers_has_the_authors_loss_of_a_file_of_theirs(shared_data, tmp_path):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    path, _, io, said = oracles.relative(shared_data, "mae_p16")
+    foreign = formats.read(path, hints={"heads": said["num_heads"]})
+    foreign.layout[decoders.LAYOUT] = {"heads": 4}  # which nothing tells
+    formats.write(foreign, tmp_path / "mae", "huggingface")
+    theirs = transformers.ViTMAEForPreTraining.from_pretrained(tmp_path / "mae").eval()
+    images = torch.tensor(io["images"]).permute(0, 3, 1, 2)
+    for normalize, name in ((False, "loss"), (True, "loss_norm_pix")):
+        theirs.config.norm_pix_loss = normalize
+        with torch.no_grad():
+            found = theirs(images, noise=torch.tensor(io["noise"])).loss
+        np.testing.assert_allclose(float(found), io[name], rtol=1e-5)
+
+
 def test_a_run_goes_on_with_encoder_and_decoder_of_a_file(shared_data):
     path, tensors, _, said = oracles.relative(shared_data, "mae_p16")
     config = load_config("configs/mae.py:smoke")

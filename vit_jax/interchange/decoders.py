@@ -217,13 +217,18 @@ def _options(
     """What tensors and what stands beside them tell of the objective; the rest is as in the authors' models."""
     embed, up = _BIASES[format]
     (width,), (hidden,) = extras[embed].shape, extras[up.format(0)].shape
-    before, after = map(str, up.split("{}"))
+    before, after = up.split("{}")
     depth = contract.count(extras, rf"{before}(\d+){after}")
     said = layout.get("config", {})
     stated = {ours: said[theirs] for ours, theirs in _OF_CONFIG_JSON.items() if theirs in said}
-    stated |= layout.get(LAYOUT, {})
-    sizes = {"width": width, "depth": depth, "mlp_ratio": hidden // width}
-    return mae.Options(**({"heads": heads} if heads else {}) | stated | sizes)
+    stated = ({"heads": heads} if heads else {}) | stated | layout.get(LAYOUT, {})
+    options = mae.Options(**stated | {"width": width, "depth": depth, "mlp_ratio": hidden // width})
+    if "heads" not in stated:
+        logging.info(
+            "nothing tells how many heads the decoder has: %d, as in the authors' models",
+            options.heads,
+        )
+    return options
 
 
 def _positions(decoder: vit.Config) -> np.ndarray:
