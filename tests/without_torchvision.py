@@ -1,7 +1,8 @@
-"""timm's models without torchvision: they need nothing of it, but their package imports it, and it is
-not installed everywhere, nor does each build of it fit PyTorch's for CPUs.
+"""timm's models and lightly's losses without torchvision: they need nothing of it, but their packages import it,
+and it is not installed everywhere, nor does each build of it fit PyTorch's for CPUs.
 """
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import sys
@@ -10,14 +11,19 @@ from types import ModuleType
 
 def timm_models() -> ModuleType:
     """`timm.models`."""
-    sys.meta_path.insert(0, StubFinder())
-    import timm.models
+    return imported("timm.models")
 
-    # Gone again, lest others take the stubs for the package.
-    sys.meta_path.pop(0)
-    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
-        del sys.modules[name]
-    return timm.models
+
+def imported(name: str) -> ModuleType:
+    """The module of this name."""
+    sys.meta_path.insert(0, StubFinder())
+    try:
+        return importlib.import_module(name)
+    finally:
+        # Gone again, lest others take the stubs for the package.
+        sys.meta_path.pop(0)
+        for stub in [stub for stub in sys.modules if stub.split(".")[0] == "torchvision"]:
+            del sys.modules[stub]
 
 
 class Anything(type):

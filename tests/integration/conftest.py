@@ -167,13 +167,15 @@ class Hosts:
 
 @pytest.fixture
 def hosts(compilation_cache, tmp_path, monkeypatch):
-    """`hosts(workdir, *arguments, processes, devices, **observed)` starts a `Hosts` that trains;
-    `observed`: see `observed.py`.
+    """`hosts(workdir, *arguments, processes, devices, config, **observed)` starts a `Hosts` that
+    trains; `observed`: see `observed.py`.
     """
     with contextlib.ExitStack() as stack:
         started = []
 
-        def start(workdir, *arguments, processes: int = 2, devices: int = 1, **observed) -> Hosts:
+        def start(
+            workdir, *arguments, processes: int = 2, devices: int = 1, config: str = "digits.py", **observed
+        ) -> Hosts:  # fmt: skip
             folder = tmp_path / f"hosts{len(started)}"
             said = {"folder": str(folder), **observed}
             monkeypatch.setenv("OBSERVED", json.dumps(said))
@@ -183,7 +185,7 @@ def hosts(compilation_cache, tmp_path, monkeypatch):
                 str(pathlib.Path(__file__).with_name("observed.py")),
                 "train",
             ]
-            command += ["--config=configs/digits.py", f"--workdir={workdir}"]
+            command += [f"--config=configs/{config}", f"--workdir={workdir}"]
             command += [f"--config.{name}={value}" for name, value in options.items()]
             run = Hosts(folder, [*command, *arguments], processes, devices)
             started.append(run)

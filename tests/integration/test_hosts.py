@@ -12,7 +12,7 @@ import pytest
 
 import vit_jax
 from tests.integration.conftest import HOSTS, Hosts
-from tests.integration.test_reliability import bits, steps_done
+from tests.integration.test_reliability import all_bits, bits, losses, steps_done
 from vit_jax.data import sources
 from vit_jax.data.order import batch_indices
 
@@ -81,6 +81,50 @@ def test_any_number_of_processes_trains_the_run_of_one(
     # With two devices in a process, a process has the rows of both.
     assert_read_in_order(run, processes, 0)
     assert_close(one_process, tmp_path)
+
+
+_SMALL_HEAD = (
+    "--config.objective.prototypes=16",
+    "--config.objective.head_hidden=16",
+    "--config.objective.frozen_prototypes=2 steps",
+)
+# Of methods without labels: their config, and flags that make it small.
+UNLABELLED = {
+    "mae": ("mae.py:smoke", ("--config.objective.depth=1",)),
+    "dino, centre": (
+        "dino.py:smoke",
+        _SMALL_HEAD,
+    ),
+    "dino, sinkhorn": (
+        "dino.py:smoke",
+        (*_SMALL_HEAD, "--config.objective.centering=sinkhorn", "--config.objective.two_heads=True",
+         "--config.accumulate=2"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", UNLABELLED)
+def test_four_processes_learn_without_labels_what_one_learns(hosts, tmp_path, method):
+    """Views, masks, centres, Sinkhorn-Knopp and KoLeo are those of the whole batch: losses and all of
+    the state but for rounding. Adam divides rounding errors by their own size where there is no
+    gradient, unless its epsilon is larger.
+    """
+    config, flags = UNLABELLED[method]
+    flags += ("--config.optim.eps=1e-4", "--config.eval.evaluators=()")
+    state, loss = {}, {}
+    for processes in (1, 4):
+        workdir = tmp_path / f"of_{processes}"
+        cut = FSDP if processes > 1 else ()
+        run = hosts(workdir, *cut, *flags, processes=processes, config=config)
+        assert run.codes() == [0] * processes, run.log(0)
+        assert_read_in_order(run, processes, 0)
+        state[processes], loss[processes] = all_bits(workdir), losses(workdir)
+    assert len(loss[1]) == STEPS and loss[4] == pytest.approx(loss[1], rel=1e-5)
+    assert state[4].keys() == state[1].keys()
+    for name, expected in state[1].items():
+        if not name.startswith(("fingerprint", "opt_state")):
+            np.testing.assert_allclose(state[4][name], expected, atol=1e-5, err_msg=name)
 
 
 @pytest.mark.slow

@@ -97,18 +97,26 @@ def test_killed_and_started_again_equals_the_uninterrupted_run_bit_for_bit(
 
 def all_bits(workdir) -> dict[str, np.ndarray]:
     """Every array of the last checkpoint: parameters, teacher, centres, optimizer."""
-    state = ocp.PyTreeCheckpointHandler().restore(reading.find(workdir) / "state")
-    return dict(zip(names(state), map(np.asarray, jax.tree.leaves(state)), strict=True))
+    handler, path = ocp.PyTreeCheckpointHandler(), reading.find(workdir) / "state"
+    whole = jax.tree.map(
+        lambda _: ocp.RestoreArgs(restore_type=np.ndarray), handler.metadata(path).tree
+    )
+    state = handler.restore(path, args=ocp.args.PyTreeRestore(restore_args=whole))
+    return dict(zip(names(state), jax.tree.leaves(state), strict=True))
 
 
-# Flags, and what must be among the state.
+# The runs of each recipe, by their folders; flags; and what must be among the last one's state.
 RECIPES = {
-    "mae": ((), "params_objective"),
+    "mae": (("",), (), "params_objective"),
     "dino": (
+        ("",),
         ("--config.objective.prototypes=16", "--config.objective.head_hidden=16"),
         "teacher_objective",
     ),
-}
+    "noisy_student": (
+        ("teacher", "round_1", "round_2"), ("--config.pseudo.confidence=0.0",), "params",
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.slow
@@ -116,29 +124,37 @@ RECIPES = {
 def test_killed_ten_times_at_random_moments_the_whole_state_is_the_same_to_the_bit(
     cli, tmp_path, recipe
 ):
-    flags, part = RECIPES[recipe]
+    runs, flags, part = RECIPES[recipe]
     flags = (f"--config=configs/{recipe}.py:smoke", *ARGUMENTS[1:], *flags)
 
     def start(workdir):
         return cli("train", *flags, f"--workdir={workdir}", tiny=True)
 
+    def done() -> int:
+        return sum(steps_done(killed / run) for run in runs)
+
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     process = start(whole)
     _, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
-    chance = random.Random(recipe)
-    for step in sorted(chance.randrange(STEPS - 5) for _ in range(10)):
+    chance, total = random.Random(recipe), STEPS * len(runs)
+    for step in sorted(chance.randrange(total - 5) for _ in range(10)):
         process = start(killed)
-        assert wait_until(lambda step=step: steps_done(killed) >= step, process), (
-            process.stderr.read()
-        )
-        time.sleep(chance.uniform(0, 0.02))
+        assert wait_until(lambda step=step: done() >= step, process), process.stderr.read()
+        # Before the last run there is time to be killed while it is compiled, or a teacher labels.
+        time.sleep(chance.uniform(0, 1 if step < total - STEPS else 0.02))
         process.kill()
         assert process.wait(timeout=60) == -signal.SIGKILL
     process = start(killed)
     _, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
-    expected, found = all_bits(whole), all_bits(killed)
-    assert expected.keys() == found.keys() and any(name.startswith(part) for name in found)
-    for name in expected:
-        np.testing.assert_array_equal(expected[name], found[name], err_msg=name)
+    for run in runs:
+        expected, found = all_bits(whole / run), all_bits(killed / run)
+        labels = [dict(np.load(w / run / "pseudo_labels.npz")) for w in (whole, killed)
+                  if run.startswith("round")]  # fmt: skip
+        assert len(labels) in (0, 2)
+        for arrays, of_teacher in zip((expected, found), labels, strict=False):
+            arrays |= of_teacher
+        assert expected.keys() == found.keys() and any(name.startswith(part) for name in found)
+        for name in expected:
+            np.testing.assert_array_equal(expected[name], found[name], err_msg=f"{run} {name}")

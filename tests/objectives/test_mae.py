@@ -10,15 +10,11 @@ from flax import nnx
 
 from tests.models import oracles
 from vit_jax.base.errors import ConfigError
-from vit_jax.interchange import decoders, formats
+from vit_jax.interchange import formats
 from vit_jax.models import positions, registry
-from vit_jax.models.conversions import rules
 from vit_jax.models.embeddings import cut_patches, sincos_2d
 from vit_jax.objectives.contract import Learner, Setting
 from vit_jax.objectives.mae import Mae, Options
-from vit_jax.training.assembly import assemble, resolve
-from vit_jax.training.starting import start_from
-from vit_jax.user_files import load_config
 
 
 def made(model="ViT-mu/8", masked=0.75, normalize=True, decoder=None, **options):
@@ -279,72 +275,3 @@ def test_its_positions_become_a_learned_table_elsewhere(tmp_path):
     assert words == "bilinear" and resize(np.asarray(model.position[...])).shape == (1, 37, 32)
     with pytest.raises(ConfigError, match="positions learned at stem in the checkpoint, fixed2d"):
         positions.fit("position", found.model_config, config, "bilinear")
-
-
-def of_file(path, objective, **hints):
-    """The decoder that a file holds, as float32."""
-    like = registry.split(objective.own(nnx.Rngs(0)))[1].params
-    foreign = formats.read(path, hints=hints)
-    return decoders.load(foreign, objective.decoder, like)
-
-
-def test_the_decoder_is_read_from_a_file_of_the_authors(shared_data, tmp_path):
-    path, tensors, _, said = oracles.relative(shared_data, "mae_p16")
-    sizes = {"width": 32, "depth": 2, "heads": 4}
-    encoder = dict(
-        image_size=said["img_size"], width=said["embed_dim"], depth=said["depth"], heads=said["num_heads"],
-        mlp_dim=4 * said["embed_dim"], activation="gelu",
-    )  # fmt: skip
-    objective, config = made("ViT-mu/16", decoder=sizes, **encoder)
-    found = of_file(path, objective, **vars(config))
-    _, expected = of_checkpoint(tensors, said["num_heads"], 4)
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
-    # And written again under the same names.
-    theirs = dict(rules.to_theirs(decoders.rules_of(objective.decoder, "timm"), found))
-    for name, array in theirs.items():
-        np.testing.assert_array_equal(array, tensors[name])
-    assert {n for n in tensors if n.startswith(("decoder", "mask"))} == {
-        *theirs,
-        "decoder_pos_embed",
-    }
-    # One of another size, or with other positions, begins anew.
-    other, _ = made("ViT-mu/16", decoder=sizes | {"depth": 1}, **encoder)
-    assert of_file(path, other, **vars(config)) is None
-    np.savez(
-        tmp_path / "moved.npz", **tensors | {"decoder_pos_embed": tensors["decoder_pos_embed"] + 1}
-    )
-    assert of_file(tmp_path / "moved.npz", objective, **vars(config)) is None
-
-
-def test_the_decoder_is_read_from_a_folder_of_transformers(tmp_path):
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    theirs = transformers.ViTMAEForPreTraining(transformers.ViTMAEConfig(
-        image_size=32, patch_size=8, hidden_size=24, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=96, decoder_hidden_size=16, decoder_num_hidden_layers=2,
-        decoder_num_attention_heads=2, decoder_intermediate_size=64, layer_norm_eps=1e-6,
-    ))  # fmt: skip
-    table = theirs.decoder.decoder_pos_embed
-    table.data[:, 1:] = torch.tensor(sincos_2d((4, 4), 16, periods=4))
-    theirs.save_pretrained(tmp_path)
-    objective, config = made(width=24, depth=1, heads=2, mlp_dim=96, activation="gelu")
-    found = of_file(tmp_path, objective, **vars(config))
-    _, expected = of_checkpoint(of_transformers(theirs), 2, 2)
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
-
-
-def test_a_run_goes_on_with_encoder_and_decoder_of_a_file(shared_data):
-    path, tensors, _, said = oracles.relative(shared_data, "mae_p16")
-    config = load_config("configs/mae.py:smoke")
-    config.update_from_flattened_dict({
-        "init_from": str(path), "data.image_size": said["img_size"], "model.name": "ViT-mu/16",
-        "model.width": said["embed_dim"], "model.depth": said["depth"], "model.heads": said["num_heads"],
-        "model.mlp_dim": 4 * said["embed_dim"], "model.pool": "token", "objective.depth": 2,
-        "model.position": "learned",
-    })  # fmt: skip
-    assembly = assemble(resolve(config), num_classes=0, examples_per_epoch=1000)
-    state = start_from(assembly, jax.jit(assembly.init)(jax.random.key(0)))
-    _, expected = of_checkpoint(tensors, said["num_heads"], 4)
-    jax.tree.map(np.testing.assert_array_equal, state.params["objective"], expected)
-    np.testing.assert_array_equal(state.params["class_token"], tensors["cls_token"])
-    jax.tree.map(np.testing.assert_array_equal, state.ema["objective"], expected)

@@ -157,27 +157,24 @@ def load_weights(path: epath.PathLike, like: Weights | None = None) -> Weights:
     return Weights(*(found.get(name, {}) for name in names))
 
 
-def load_array(
-    folder: epath.Path, description: dict, like: Weights, part: int, name: str
-) -> np.ndarray:
-    """One array of those that `load_weights` gives, read alone.
+def load_array(folder: epath.Path, part: str, like: dict, name: str) -> np.ndarray:
+    """One array of a saved part, read alone.
 
     Args:
-      folder, description: of a checkpoint.
+      folder: of a checkpoint.
+      part: its name in the saved state, such as those that `parts_to_use` gives.
       like: shapes and dtypes of all its arrays.
-      part: which tree of `like`.
-      name: as in `patterns.names(like[part])`.
+      name: as in `patterns.names(like)`.
     """
-    field, index = parts_to_use(description)[part], patterns.names(like[part]).index(name)
-    leaves = jax.tree.leaves(like[part])
+    index, leaves = patterns.names(like).index(name), jax.tree.leaves(like)
     tree = leaves[index]
     for key in reversed(name.split("/")):
         tree = {key: tree}
     marks = jax.ShapeDtypeStruct((len(leaves),), jnp.uint32)
-    restored = _restore(folder, {field: tree, "fingerprint": {field: marks}})
-    (array,) = jax.tree.leaves(restored[field])
-    if host_mark(array) != restored["fingerprint"][field][index]:
-        raise _changed(folder, field, name)
+    restored = _restore(folder, {part: tree, "fingerprint": {part: marks}})
+    (array,) = jax.tree.leaves(restored[part])
+    if host_mark(array) != restored["fingerprint"][part][index]:
+        raise _changed(folder, part, name)
     return array
 
 

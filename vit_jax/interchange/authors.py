@@ -2,11 +2,12 @@
 `.safetensors` file, or the same tensors in an `.npz` file.
 """
 
+import dataclasses
 import json
 
 from etils import epath
 
-from vit_jax.interchange import named, pytorch
+from vit_jax.interchange import decoders, named, pytorch, timm
 from vit_jax.interchange.formats import Foreign, Wishes
 from vit_jax.interchange.opened import Opened
 
@@ -28,14 +29,23 @@ def read(opened: Opened, wishes: Wishes) -> Foreign:
 
 
 def write(foreign: Foreign, path: epath.PathLike) -> None:
-    """Writes a `.safetensors` file.
+    """Writes a `.safetensors` file. MAE's authors have timm's names for the encoder, and the decoder beside it.
 
     Raises:
       CheckpointError: the authors' code has no such model.
     """
     path = epath.Path(path)
     pytorch.refuse_to_pickle(path)
-    conversion = named.conversion_of(foreign.model_config, NAME, path)
-    foreign = named.expressed(foreign, conversion, NAME)
-    header = named.header(foreign, named.options_of_model(foreign.model_config))
-    named.write_safetensors(foreign, conversion, path, {pytorch.METADATA: json.dumps(header)})
+    if decoder := decoders.of(foreign):
+        decoders.check_encoder(foreign.model_config, path)
+        conversion = named.conversion_of(foreign.model_config, timm.NAME, path)
+        foreign = named.expressed(foreign, conversion, timm.NAME)
+        said = timm.header_of(foreign) | {decoders.LAYOUT: dataclasses.asdict(decoder.options)}
+        beside = decoder.beside(timm.NAME)
+    else:
+        conversion = named.conversion_of(foreign.model_config, NAME, path)
+        foreign = named.expressed(foreign, conversion, NAME)
+        said = named.header(foreign, named.options_of_model(foreign.model_config))
+        beside = ((), {})
+    metadata = {pytorch.METADATA: json.dumps(said)}
+    named.write_safetensors(foreign, conversion, path, metadata, beside)

@@ -1,23 +1,33 @@
-"""The decoder of a masked autoencoder, which files of MAE hold beside the encoder: that of its authors, and
-transformers' ViTMAEForPreTraining. It belongs to the objective, not to the model.
+"""The decoder of a masked autoencoder, which checkpoints of MAE hold beside the encoder: those of its authors,
+transformers' ViTMAEForPreTraining, and our runs. It belongs to the objective, not to the model.
 """
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
 from absl import logging
+from etils import epath
+from flax import nnx
+from ml_collections import ConfigDict
 
-from vit_jax.interchange import adapt, formats
+from vit_jax import objectives
+from vit_jax.base import patterns
+from vit_jax.base.errors import CheckpointError
+from vit_jax.interchange import adapt, formats, named
 from vit_jax.interchange.formats import Foreign
-from vit_jax.models import vit
+from vit_jax.models import registry, vit
 from vit_jax.models.classifier import Options
-from vit_jax.models.conversions import pytorch, rules, vit_timm, vit_towers
+from vit_jax.models.conversions import contract, pytorch, rules, vit_flax, vit_timm, vit_towers
 from vit_jax.models.conversions.rules import Lazy, Rule
 from vit_jax.models.embeddings import sincos_2d
+from vit_jax.objectives import mae
 from vit_jax.objectives.contract import Objective
-from vit_jax.objectives.mae import Mae
+from vit_jax.objectives.networks import OWN
 
+LAYOUT = "decoder"  # the key of a layout, and of a header, with what tensors do not tell
 # By format: what its names of blocks and of the norm after them become, and what stands before all others.
 _NAMES = {
     "timm": (("blocks.", "decoder_blocks."), ("norm.", "decoder_norm."), ""),
@@ -25,10 +35,101 @@ _NAMES = {
         ("encoder.layer.", "decoder.decoder_layers."), ("layernorm.", "decoder.decoder_norm."), "decoder.",
     ),
 }  # fmt: skip
+# By format: the bias before the decoder, and that of a block's first layer of the MLP.
+_BIASES = {
+    "timm": ("decoder_embed.bias", "decoder_blocks.{}.mlp.fc1.bias"),
+    "huggingface": (
+        "decoder.decoder_embed.bias", "decoder.decoder_layers.{}.intermediate.dense.bias",
+    ),
+}  # fmt: skip
+# Of config.json, in the words of `mae.Options`.
+_OF_CONFIG_JSON = {
+    "heads": "decoder_num_attention_heads", "masked": "mask_ratio", "normalize": "norm_pix_loss",
+}  # fmt: skip
+# What the authors' code computes with.
+_CONVENTIONS = {"activation": "gelu", "epsilon": 1e-6}
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoder:
+    """A decoder in a checkpoint.
+
+    Attributes:
+      options: of the objective that it belongs to.
+      config: its blocks, as those of a ViT.
+      params: like those of `objectives.mae.Own`; leaves are `rules.Lazy`.
+    """
+
+    options: mae.Options
+    config: vit.Config
+    params: dict
+
+    def beside(self, format: str) -> tuple[list[Rule], dict]:
+        """What a file of a format has of it, as `named.write_safetensors` takes it: the positions too."""
+        return rules_of(self.config, format), self.params | {"position": _positions(self.config)}
+
+    def config_json(self) -> dict[str, Any]:
+        """What transformers' config.json says of a model with this decoder."""
+        said = {theirs: getattr(self.options, ours) for ours, theirs in _OF_CONFIG_JSON.items()}
+        return said | {
+            "architectures": ["ViTMAEForPreTraining"],
+            "model_type": "vit_mae",
+            "decoder_hidden_size": self.config.width,
+            "decoder_num_hidden_layers": self.config.depth,
+            "decoder_intermediate_size": self.config.mlp_dim,
+        }
+
+
+def of(foreign: Foreign, heads: int = 0) -> Decoder | None:
+    """The decoder of a checkpoint; `None` if it has none, or another than MAE's, of which a sentence is logged.
+
+    Args:
+      foreign: the checkpoint.
+      heads: where it does not tell; 0: as many as in the authors' models.
+    """
+    model = foreign.model_config
+    if f"{OWN}/mask" in foreign.extras:
+        options = mae.Options(**foreign.layout[LAYOUT])
+        params = patterns.map_named(lambda n, _: foreign.extras[f"{OWN}/{n}"], like(model, options))
+        return Decoder(options, mae.decoder_of(model, options), params)
+    # Transformers 5 saves blocks under another name than the released one.
+    extras = {
+        name.replace(".decoder_encoder.layer.", ".decoder_layers."): tensor
+        for name, tensor in foreign.extras.items()
+    }
+    known = (f for f, biases in _BIASES.items() if all(b.format(0) in extras for b in biases))
+    format = next(known, "")
+    if not format:
+        return None
+    options = _options(extras, foreign.layout, format, heads)
+    if options.width % 4 or options.width % options.heads:
+        logging.info(
+            "the decoder in the checkpoint is left out: %d channels are not those of %d heads, which are taken "
+            "where nothing tells", options.width, options.heads,
+        )  # fmt: skip
+        return None
+    config = mae.decoder_of(model, options)
+    table, wanted = rules_of(config, format), like(model, options)
+    positions = table[-1].theirs
+    if positions in extras:
+        wanted["position"] = jax.ShapeDtypeStruct(_positions(config).shape, np.float32)
+    found = {n: x for n, x in extras.items() if n.startswith("decoder") or n == "mask_token"}
+    shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
+    if shapes != {name: shape for name, (shape, _) in rules.specs(table, wanted).items()}:
+        logging.info("the decoder in the checkpoint is left out: it is none of MAE's")
+        return None
+    params = rules.to_ours(table, found, wanted, source="the decoder")
+    position = params.pop("position", None)
+    if position is not None and not np.allclose(position, _positions(config), atol=1e-5):
+        logging.info(
+            "the decoder in the checkpoint is left out: its positions are not those of such images"
+        )
+        return None
+    return Decoder(options, config, params)
 
 
 def rules_of(decoder: vit.Config, format: str) -> list[Rule]:
-    """Which tensors of a format are which parameters of `objectives.mae.Own`."""
+    """Which tensors of a format are which parameters of `objectives.mae.Own`, and its `position`."""
     if format == "huggingface":
         table = vit_towers.rules(decoder, {"kind": "vit_mae", "prefix": ""})
     else:
@@ -53,7 +154,22 @@ def rules_of(decoder: vit.Config, format: str) -> list[Rule]:
         *pytorch.linear("embed", f"{before}decoder_embed"),
         Rule("mask", f"{before}mask_token", rules.expanded(0, 1)),
         *pytorch.linear("head", f"{before}decoder_pred"),
+        Rule("position", f"{before}decoder_pos_embed"),
     ]
+
+
+def options_of_run(objective: ConfigDict) -> mae.Options | None:
+    """The options of a run's objective, by its config, if that has a decoder."""
+    if objectives.OBJECTIVES.get(objective.name) is not mae.Mae:
+        return None
+    return objectives.find(objective)[1]
+
+
+def like(model: vit.Config, options: mae.Options) -> dict:
+    """Shapes and dtypes of what a run's objective owns."""
+    decoder = mae.decoder_of(model, options)
+    own = nnx.eval_shape(lambda: mae.Own(model, decoder, nnx.Rngs(0)))
+    return registry.split(own)[1].params
 
 
 def own_of(objective: Objective, location: str, model: Options, own: dict) -> dict:
@@ -65,53 +181,57 @@ def own_of(objective: Objective, location: str, model: Options, own: dict) -> di
       model: of the run.
       own: the new ones.
     """
-    if not isinstance(objective, Mae):
+    if not isinstance(objective, mae.Mae):
         return own
-    found = load(formats.read(location, hints=vars(model)), objective.decoder, own)
-    return own if found is None else found
-
-
-def load(foreign: Foreign, decoder: vit.Config, like: dict) -> dict | None:
-    """The parameters of a decoder from what a file has beside the encoder; `None` if it has none, or another, of
-    which a sentence is logged.
-
-    Args:
-      foreign: the file.
-      decoder: its blocks.
-      like: shapes, dtypes and shardings of `objectives.mae.Own`'s parameters.
-    """
-    format = foreign.layout.get("format")
-    if format not in _NAMES or not any("decoder_pred" in name for name in foreign.extras):
-        return None
-    # Transformers 5 saves blocks under another name than the released one.
-    extras = {
-        name.replace(".decoder_encoder.layer.", ".decoder_layers."): tensor
-        for name, tensor in foreign.extras.items()
-    }
-    table, before = rules_of(decoder, format), _NAMES[format][-1]
-    wanted = rules.specs(table, like)
-    table_name = f"{before}decoder_pos_embed"
-    found = {
-        name: tuple(tensor.shape)
-        for name, tensor in extras.items()
-        if name != table_name and (name.startswith("decoder") or name == "mask_token")
-    }
-    why = ""
-    if found != {name: shape for name, (shape, _) in wanted.items()}:
-        why = "it is of another size"
-    elif table_name in extras and not _is_sincos(extras[table_name], decoder):
-        why = "its positions are not those of a decoder for such images"
-    if why:
-        logging.info("the decoder in the checkpoint is not taken, %s: it starts anew", why)
-        return None
-    tensors = {name: extras[name] for name in wanted}
-    arrays = rules.to_ours(table, tensors, like, source="the decoder")
+    found = of(formats.read(location, hints=vars(model)), objective.options.heads)
+    if found is None:
+        return own
+    shapes = [jax.tree.map(lambda x: tuple(x.shape), tree) for tree in (found.params, own)]
+    if shapes[0] != shapes[1]:
+        logging.info("the decoder in the checkpoint is of another size: it starts anew")
+        return own
     logging.info("the decoder is the checkpoint's")
-    return jax.tree.map(adapt.placed, arrays, like)
+    return jax.tree.map(adapt.placed, found.params, own)
 
 
-def _is_sincos(table: Lazy, decoder: vit.Config) -> bool:
-    expected = sincos_2d(decoder.grid, decoder.width, periods=decoder.width // 4)
-    if table.shape[1:] != (expected.shape[1] + 1, decoder.width):
-        return False
-    return np.allclose(np.asarray(table)[:, 1:], expected, atol=1e-5)
+def check_encoder(config: vit.Config, path: epath.PathLike) -> None:
+    """Raises `CheckpointError` for an encoder that MAE's own code could not compute."""
+    named.refuse_other_conventions(config, _CONVENTIONS, "the authors' code", path)
+    lacks = {
+        "models without a class token": not config.has_class_token,
+        "registers": config.registers,
+        "distillation token": config.distilled,
+        "qk_norm": config.qk_norm,
+        "parallel blocks": config.parallel,
+        "blocks without biases": not config.qkv_bias,
+    }
+    found = [name for name, there in lacks.items() if there]
+    reason = f"MAE's own code has no {', no '.join(found)}" if found else ""
+    if reason := reason or vit_flax.refusal_everywhere(config):
+        raise CheckpointError(f"{path} is not written: {reason}")
+
+
+def _options(
+    extras: Mapping[str, Lazy], layout: Mapping[str, Any], format: str, heads: int
+) -> mae.Options:
+    """What tensors and what stands beside them tell of the objective; the rest is as in the authors' models."""
+    embed, up = _BIASES[format]
+    (width,), (hidden,) = extras[embed].shape, extras[up.format(0)].shape
+    before, after = up.split("{}")
+    depth = contract.count(extras, rf"{before}(\d+){after}")
+    said = layout.get("config", {})
+    stated = {ours: said[theirs] for ours, theirs in _OF_CONFIG_JSON.items() if theirs in said}
+    stated = ({"heads": heads} if heads else {}) | stated | layout.get(LAYOUT, {})
+    options = mae.Options(**stated | {"width": width, "depth": depth, "mlp_ratio": hidden // width})
+    if "heads" not in stated:
+        logging.info(
+            "nothing tells how many heads the decoder has: %d, as in the authors' models",
+            options.heads,
+        )
+    return options
+
+
+def _positions(decoder: vit.Config) -> np.ndarray:
+    """The table (1, 1 + N, D) of the decoder's positions; that of the class token is zero."""
+    table = sincos_2d(decoder.grid, decoder.width, periods=decoder.width // 4)
+    return np.pad(np.asarray(table, np.float32), ((0, 0), (1, 0), (0, 0)))

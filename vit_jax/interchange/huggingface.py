@@ -14,7 +14,7 @@ from etils import epath
 from vit_jax.base import sizes
 from vit_jax.base.errors import CheckpointError
 from vit_jax.base.sizes import Size, height_width
-from vit_jax.interchange import named, pytorch
+from vit_jax.interchange import decoders, named, pytorch
 from vit_jax.interchange.formats import Foreign, Preprocessing, Wishes
 from vit_jax.interchange.opened import CONFIG, PROCESSOR, Opened
 
@@ -66,7 +66,7 @@ def read(opened: Opened, wishes: Wishes) -> Foreign:
 
 
 def write(foreign: Foreign, path: epath.PathLike) -> None:
-    """Writes a new folder for `from_pretrained`.
+    """Writes a new folder for `from_pretrained`; of a checkpoint with MAE's decoder, for ViTMAEForPreTraining.
 
     Raises:
       CheckpointError: transformers has no such model.
@@ -75,18 +75,24 @@ def write(foreign: Foreign, path: epath.PathLike) -> None:
     layout = foreign.layout
     as_it_was = layout.get("format") == NAME and "kind" in layout
     conversion = named.conversion_of(foreign.model_config, NAME, path, as_it_was=as_it_was)
+    decoder = decoders.of(foreign)
     foreign = named.expressed(foreign, conversion, NAME)
     config = foreign.model_config
     # What config.json says of the model; the rest of one that was read stays.
     described = foreign.layout.get("config", {}) | {"dtype": "float32"}
     described |= conversion.config_json(config, foreign.layout)
+    if decoder:
+        described |= decoder.config_json()
+        if not as_it_was:
+            foreign.layout |= {"kind": "vit_mae", "prefix": "vit."}
     if config.num_classes:
         names = foreign.classes or [f"LABEL_{i}" for i in range(config.num_classes)]
         described["id2label"] = {str(i): name for i, name in enumerate(names)}
         described["label2id"] = {name: i for i, name in enumerate(names)}
     processor = foreign.preprocessing and _processor(foreign.preprocessing, path)
+    beside = decoder.beside(NAME) if decoder else ((), {})
     with pytorch.NewFolder(path) as folder:
-        named.write_safetensors(foreign, conversion, folder / pytorch.WEIGHTS, {})
+        named.write_safetensors(foreign, conversion, folder / pytorch.WEIGHTS, {}, beside)
         (folder / CONFIG).write_text(json.dumps(described, indent=2))
         if processor:
             (folder / PROCESSOR).write_text(json.dumps(processor, indent=2))

@@ -5,6 +5,7 @@ the tensors, is known to the formats.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ from vit_jax.models.conversions.contract import Conversion, Recognised
 from vit_jax.models.conversions.rules import Lazy
 from vit_jax.models.registry import Weights
 
-_BESIDE_OPTIONS = ("classes", "preprocessing")
+_BESIDE_OPTIONS = ("classes", "preprocessing", "decoder")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,19 +253,26 @@ def arrays(foreign: Foreign, conversion: Conversion) -> Iterator[tuple[str, np.n
 
 
 def write_safetensors(
-    foreign: Foreign, conversion: Conversion, path: epath.PathLike, metadata: Mapping[str, str]
+    foreign: Foreign,
+    conversion: Conversion,
+    path: epath.PathLike,
+    metadata: Mapping[str, str],
+    beside: tuple[Sequence[rules.Rule], dict] = ((), {}),
 ) -> None:
     """Writes a model as a `.safetensors` file, a tensor at a time.
+
+    Args:
+      beside: rules and parameters of what else the file gets.
 
     Raises:
       CheckpointError: the format has no place for a parameter, or the file cannot be written.
     """
-    tensors = arrays(foreign, conversion)
+    tensors = itertools.chain(arrays(foreign, conversion), rules.to_theirs(*beside))
     layout, params = foreign.layout, union(foreign.params, foreign.variables)
     table = conversion.rules(foreign.model_config, layout)
     specs = rules.specs(table, params, dtypes=layout["dtypes"], constants=layout.get("constants"))
     renamed = layout.get("renamed", {})
-    specs = {renamed.get(name, name): spec for name, spec in specs.items()}
+    specs = {renamed.get(name, name): spec for name, spec in specs.items()} | rules.specs(*beside)
     safetensors.write(path, tensors, specs, {"format": "pt"} | dict(metadata))
 
 
@@ -314,10 +322,11 @@ def in_header(opened: Opened) -> dict[str, Any]:
 
 
 def with_header(foreign: Foreign, opened: Opened) -> Foreign:
-    """The model with classes and preprocessing that `header` gave."""
-    classes, prepared = (opened.said.get(name) for name in _BESIDE_OPTIONS)
+    """The model with what `header` gave beside its options."""
+    classes, prepared, decoder = (opened.said.get(name) for name in _BESIDE_OPTIONS)
     return dataclasses.replace(
         foreign,
+        layout=foreign.layout | ({"decoder": decoder} if decoder else {}),
         classes=tuple(classes) if classes else None,
         preprocessing=preprocessing_of(prepared) if prepared else foreign.preprocessing,
     )

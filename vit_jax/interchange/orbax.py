@@ -1,7 +1,6 @@
 """Our own checkpoint directories as one format among others, written as step 0 of a run."""
 
 import dataclasses
-import functools
 import math
 
 import jax
@@ -13,11 +12,12 @@ from vit_jax.base.errors import CheckpointError
 from vit_jax.checkpoints import reading, saving
 from vit_jax.config import Config, config_class, default_config
 from vit_jax.data.augmentation import augment
-from vit_jax.interchange import named
+from vit_jax.interchange import decoders, named
 from vit_jax.interchange.formats import Foreign, Preprocessing, Wishes, configure, model_name
 from vit_jax.interchange.opened import Opened
 from vit_jax.models import registry
 from vit_jax.models.conversions.rules import Lazy
+from vit_jax.objectives.networks import OWN
 
 NAME = "orbax"
 # The key under which a description keeps what is needed to write the format that the weights came
@@ -45,26 +45,34 @@ def read(opened: Opened, wishes: Wishes) -> Foreign:
             f"{opened.path} holds another model than one with {wishes.overrides}: it is {stored}"
         )
 
-    def lazy(part: int, name: str, leaf) -> Lazy:
-        def read() -> np.ndarray:
-            return reading.load_array(folder, description, like, part, name)
+    def arrays(part: str, tree: dict) -> dict:
+        def lazy(name: str, leaf) -> Lazy:
+            def read() -> np.ndarray:
+                return reading.load_array(folder, part, tree, name)
 
-        array = Lazy(leaf.shape, np.dtype(leaf.dtype), read)
-        return array if wishes.allow_nonfinite else named.finite(f"{folder}: {name}", array)
+            array = Lazy(leaf.shape, np.dtype(leaf.dtype), read)
+            return array if wishes.allow_nonfinite else named.finite(f"{folder}: {name}", array)
 
-    params, variables = (
-        patterns.map_named(functools.partial(lazy, part), tree) for part, tree in enumerate(like)
-    )
+        return patterns.map_named(lazy, tree)
+
+    parts = reading.parts_to_use(description)
+    params, variables = map(arrays, parts, like)
     # An earlier version's lacks fields that came later: they are at their defaults.
-    data = schema.fill(default_config(), description["config"]).data
+    filled = schema.fill(default_config(), description["config"])
+    data, extras, layout = filled.data, {}, description.get(LAYOUT, {})
     prepared = {field.name: data[field.name] for field in dataclasses.fields(Preprocessing)}
+    if options := decoders.options_of_run(filled.objective):
+        own = arrays(f"{parts[0]}_{OWN}", decoders.like(config, options))
+        extras = dict(zip(patterns.names({OWN: own}), jax.tree.leaves(own), strict=True))
+        layout = layout | {decoders.LAYOUT: dataclasses.asdict(options)}
     return Foreign(
         config,
         params,
         tuple(description["classes"]),
         named.preprocessing_of(prepared) if data["mean"] and data["std"] else None,
-        description.get(LAYOUT, {}),
+        layout,
         variables,
+        extras,
     )
 
 

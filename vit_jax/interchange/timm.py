@@ -74,9 +74,7 @@ def write(foreign: Foreign, path: epath.PathLike) -> None:
     again = foreign.layout.get("format") == NAME
     foreign = named.expressed(foreign, conversion, NAME)
     config = foreign.model_config
-    known = vars(config) | foreign.layout
-    options = {name: known[name] for name in _STATED if name in known}
-    header = {pytorch.METADATA: json.dumps(named.header(foreign, options))}
+    header = {pytorch.METADATA: json.dumps(header_of(foreign))}
     if path.suffix == ".safetensors":
         # What was such a file can be one again.
         for name, value in {} if again else conversion.file_conventions.items():
@@ -92,6 +90,12 @@ def write(foreign: Foreign, path: epath.PathLike) -> None:
     with pytorch.NewFolder(path) as folder:
         named.write_safetensors(foreign, conversion, folder / pytorch.WEIGHTS, header)
         (folder / CONFIG).write_text(json.dumps(description, indent=2))
+
+
+def header_of(foreign: Foreign) -> dict:
+    """What a file with timm's names says beside its tensors, see `named.header`."""
+    known = vars(foreign.model_config) | foreign.layout
+    return named.header(foreign, {name: known[name] for name in _STATED if name in known})
 
 
 def _arguments(said: dict) -> dict:

@@ -336,12 +336,11 @@ class Dino(Objective):
         """The cross-entropy of teacher and student on images (B, H, W, C) that no view was cut from: an
         example's own, whatever others are in the batch.
         """
-        images, centre = images[:, None], getattr(learner.own, "centre", 0.0)
-        teacher = learner.teacher
+        images, own, teacher = images[:, None], learner.own, learner.teacher
         (logits,) = teacher.own.head([_look(teacher.model, images)[0]])
-        centre = centre if isinstance(centre, float) else centre[...]
+        centre = own.centre[...] if self.options.centering == "centre" else 0.0
         probabilities = dino_losses.centred(logits, centre, self.temperature(learner.step))
-        (student,) = learner.own.head([_look(learner.model, images)[0]])
+        (student,) = own.head([_look(learner.model, images)[0]])
         temperature = self.options.student_temperature
         loss = dino_losses.cross_entropy(probabilities, student, temperature)[:, 0]
         return loss, {}

@@ -40,12 +40,26 @@ class Options:
 class Own(nnx.Module):
     """The decoder, with the layers before and after it, and the embedding of a removed patch."""
 
-    def __init__(self, inputs: int, outputs: int, decoder: vit.Config, rngs: nnx.Rngs):
-        dtype = jnp.dtype(decoder.dtype)
-        self.embed = nnx.Linear(inputs, decoder.width, dtype=dtype, rngs=rngs)
+    def __init__(self, model: vit.Config, decoder: vit.Config, rngs: nnx.Rngs):
+        dtype, outputs = jnp.dtype(decoder.dtype), model.patch**2 * model.channels
+        self.embed = nnx.Linear(model.width, decoder.width, dtype=dtype, rngs=rngs)
         self.mask = nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), (decoder.width,)))
         self.decoder = Encoder(decoder, dtype=dtype, rngs=rngs)
         self.head = nnx.Linear(decoder.width, outputs, dtype=dtype, rngs=rngs)
+
+
+def decoder_of(model: vit.Config, options: Options) -> vit.Config:
+    """The decoder's blocks as those of a ViT; they compute as the model's do."""
+    shared = ("image_size", "patch", "activation", "epsilon", "attention", "channels")
+    shared += ("dtype", "dtype_on_cpu", "remat", "unroll")
+    return vit.Config(
+        **{name: getattr(model, name) for name in shared},
+        num_classes=0,
+        depth=options.depth,
+        width=options.width,
+        mlp_dim=options.mlp_ratio * options.width,
+        heads=options.heads,
+    )
 
 
 class Mae(Objective):
@@ -80,23 +94,12 @@ class Mae(Objective):
 
     @property
     def decoder(self) -> vit.Config:
-        """Its blocks as those of a ViT; they compute as the model's do."""
-        model, options = self.setting.model, self.options
-        shared = ("image_size", "patch", "activation", "epsilon", "attention", "channels")
-        shared += ("dtype", "dtype_on_cpu", "remat", "unroll")
-        return vit.Config(
-            **{name: getattr(model, name) for name in shared},
-            num_classes=0,
-            depth=options.depth,
-            width=options.width,
-            mlp_dim=options.mlp_ratio * options.width,
-            heads=options.heads,
-        )
+        """See `decoder_of`."""
+        return decoder_of(self.setting.model, self.options)
 
     def own(self, rngs: nnx.Rngs) -> Own:
         """See `Objective`."""
-        model = self.setting.model
-        return Own(model.width, model.patch**2 * model.channels, self.decoder, rngs)
+        return Own(self.setting.model, self.decoder, rngs)
 
     def flops(self) -> int:
         """See `Objective`."""

@@ -54,9 +54,13 @@ def aware(gradient_of: Callable, config: Optim, rho: jax.typing.ArrayLike) -> Ca
     With g the gradient at the parameters p and h that at p + ρ g / ‖g‖, it is h − α g⊥, g⊥ being the part of g
     that is orthogonal to h. Norms and products are those of all parameters together, of the whole batch.
 
+    Only `params` are moved: a teacher, also one that follows the student, stays where it is, so that both gradients
+    are towards the same answers.
+
     Args:
       gradient_of: (params, *rest) -> (gradients, anything else). All but the gradients of the result is what it
-        gives at the parameters themselves: the loss that is reported, running statistics.
+        gives at the parameters themselves: the loss that is reported; running statistics and centres, which so
+        move once in a step, by what the network that is kept has computed.
       config: `config.optim`.
       rho: ρ, see `radius`.
     """

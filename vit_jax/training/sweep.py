@@ -107,7 +107,7 @@ def sweep(
         **{name: _spread([one[name] for one in final]) for name in metrics},
     }  # fmt: skip
     if jax.process_index() == 0:
-        (workdir / "sweep.json").write_text(json.dumps(summary, indent=1) + "\n")
+        paths.write_whole(workdir / "sweep.json", json.dumps(summary, indent=1) + "\n")
     return summary
 
 

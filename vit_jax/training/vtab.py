@@ -69,7 +69,7 @@ def vtab(
         "mean": _mean(found, VTAB),
     }
     if jax.process_index() == 0:
-        (workdir / "vtab.json").write_text(json.dumps(summary, indent=1) + "\n")
+        paths.write_whole(workdir / "vtab.json", json.dumps(summary, indent=1) + "\n")
     return summary
 
 
