@@ -27,8 +27,6 @@ def get_runs(arg="paper"):
         if smoke:
             recipes.quick(config)
             config.data.permute_patch = 8  # the Mixer's
-            if model == "mixer":
-                config.model.name = "Mixer-S/8"
         else:
             recipes.few_shot_on_imagenet(config)
         settings = [{"data.permute": kind} for kind in KINDS]

@@ -33,7 +33,6 @@ def get_runs(arg="paper"):
     config.model.pool = "token"
     if smoke:
         recipes.quick(config)
-        config.model.name = "ViT-S/8"
     if large:
         config.data.image_size = 64 if smoke else 512
     settings = [{"model.position": kind, "model.position_at": place} for kind, place in CELLS]

@@ -26,7 +26,6 @@ def get_runs(arg="paper"):
     config = recipes.beside(__file__, f"../masked_patches.py:{'smoke' if smoke else 'B/16'}")
     if smoke:
         recipes.quick(config)
-        config.model.name = "ViT-S/8"
         config.eval.evaluators = (("few_shot", {"shots": (10,)}),)
         config.eval.best = "few_shot/10shot"
     else:
