@@ -17,7 +17,7 @@ from vit_jax.inspection import (
     mixing,
     positions,
 )
-from vit_jax.inspection.contract import Subject
+from vit_jax.inspection.contract import Options, Subject
 from vit_jax.inspection.flow import flow
 from vit_jax.inspection.layout import Layout
 from vit_jax.inspection.observe import Observed, Stream
@@ -134,7 +134,7 @@ def test_the_spread_is_over_heads_after_the_mean_over_images():
 
 def test_principal_components_of_filters_and_their_shares():
     kernel = np.random.default_rng(0).standard_normal((4, 4, 3, 20)).astype(np.float32)
-    components, shares = filters.principal_components(kernel, 5)
+    components, shares = filters.components_of_filters(kernel, 5)
     x = kernel.reshape(48, 20).T.astype(np.float64)
     values, vectors = np.linalg.eigh(np.cov(x.T))
     np.testing.assert_allclose(shares, values[::-1][:5] / values.sum(), rtol=1e-5)
@@ -210,7 +210,9 @@ def test_ways_to_count_that_give_the_same_are_not_drawn():
             Layout("attention", GRID, SIZE, False), np.ones((2, 3, 4)), renormalised, *[None] * 8
         )
         observed = Observed({"attention": stream}, {}, {}, None, None)
-        subject = Subject(None, None, np.zeros((3, 8, 8, 3)), [], observed, None, None, None, {})
+        subject = Subject(
+            None, None, np.zeros((3, 8, 8, 3)), [], observed, None, None, None, Options()
+        )
         return "attention_distance_variants" in distance.inspect(subject).figures
 
     assert drawn(np.full((2, 3, 4), 2.0)) and not drawn(np.ones((2, 3, 4)))

@@ -3,7 +3,7 @@
 import numpy as np
 
 from vit_jax.inspection.attention import distances
-from vit_jax.inspection.contract import Section, Subject
+from vit_jax.inspection.contract import NO_ATTENTION, Section, Subject
 from vit_jax.inspection.observe import Stream
 from vit_jax.pictures import style
 from vit_jax.pictures.plot import Plot
@@ -24,7 +24,7 @@ def inspect(subject: Subject) -> Section:
     """One dot for each head: distance over depth; below, how far the heads of a layer are apart."""
     section = Section(TITLE, "")
     if not subject.observed.streams:
-        section.text = "No meaning here: this model hands out no attention weights."
+        section.text = NO_ATTENTION
         return section
     count = len(subject.images)
     section.text = (

@@ -79,7 +79,7 @@ def inspect(subject: Subject) -> Section:
         )
         section.text = " ".join([*texts, f"The permutation test has no meaning here: {why}."])
         return section
-    few = subject.images[: subject.options["batch_size"]]
+    few = subject.images[: subject.options.batch_size]
     before = logits[: len(few)].argmax(-1)
     rows, shown = {}, []
     for kind in KINDS:
