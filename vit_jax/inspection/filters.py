@@ -2,7 +2,6 @@
 the filters of convolutional stems as they are.
 """
 
-import jax
 import numpy as np
 
 from vit_jax.base import patterns
@@ -36,8 +35,7 @@ def components_of_filters(
 def inspect(subject: Subject) -> Section:
     """Of every kernel that meets the image."""
     section = Section("Filters of the first layer", "")
-    tree = subject.weights.params
-    params = dict(zip(patterns.names(tree), map(np.asarray, jax.tree.leaves(tree)), strict=True))
+    params = patterns.named(subject.weights.params)
     kernels = {name: params[name] for name in subject.config.image_kernels if name in params}
     texts = []
     for name, kernel in kernels.items():

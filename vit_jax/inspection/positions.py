@@ -4,7 +4,6 @@ nearest to it where positions are of another kind.
 
 from collections.abc import Iterator
 
-import jax
 import numpy as np
 
 from vit_jax.base import patterns
@@ -41,8 +40,7 @@ def tables(subject: Subject) -> Iterator[tuple[str, str, np.ndarray, tuple[int, 
     """
     named = {}
     for part in subject.weights:
-        leaves = map(np.asarray, jax.tree.leaves(part))
-        named |= dict(zip(patterns.names(part), leaves, strict=True))
+        named |= patterns.named(part)
     for name, array in named.items():
         words = name.split("/")
         if "position" not in words or words[-1] in ("y", "tokens"):
