@@ -47,6 +47,7 @@ SMALL = {
     "token_mlp_dim": 8,
     "units": (1,),
     "width_factor": 0.5,
+    "grids": (1, 2),
 }
 CELL = {"overfitting": 1, "permutations": 4, "positions": -1, "self_supervised": 4}
 

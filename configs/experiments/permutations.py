@@ -25,7 +25,7 @@ def get_runs(arg="paper"):
     for model, recipe in (SMOKE if smoke else PAPER).items():
         config = recipes.beside(__file__, recipe)
         if smoke:
-            recipes.quick(config)
+            recipes.quick(config, "300 steps")
             config.data.permute_patch = 8  # the Mixer's
         else:
             recipes.few_shot_on_imagenet(config)
