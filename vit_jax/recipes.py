@@ -129,7 +129,7 @@ def quick(config: ConfigDict, duration: str = "600 steps") -> None:
     config.data.pad = 2
     config.augment.mixup = 0.0
     config.checkpoint.every = "100%"
-    if "ViT-" in config.model.name:
+    if config.model.name.startswith("ViT-"):
         config.model.position = "sincos2d"
 
 
