@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 
 from vit_jax.inspection.attention import centre_share
-from vit_jax.inspection.contract import NO_ATTENTION, Section, Subject, picture_of, spread
+from vit_jax.inspection.contract import NEGATIVE, NO_ATTENTION, Section, Subject, picture_of, spread
 from vit_jax.inspection.observe import Stream
 from vit_jax.pictures import style, tiles
 from vit_jax.pictures.plot import Plot
@@ -105,24 +105,33 @@ def inspect_means(subject: Subject) -> Section:
     for name, stream in subject.observed.streams.items():
         if min(stream.layout.grid) == 1:
             continue
-        title, kinds = name.replace("_", " "), {"attention": stream.mean_read}
-        kinds |= {} if stream.mean_rollout is None else {"rollout": stream.mean_rollout}
+        title, negative = name.replace("_", " "), stream.negative
+        if negative.any():
+            texts.append(NEGATIVE)
+        if negative.all():
+            continue
+        kinds = {"attention": (stream.mean_read, negative)}
+        if stream.mean_rollout is not None:  # which goes through all layers before
+            kinds["rollout"] = stream.mean_rollout, np.logical_or.accumulate(negative)
         plot = Plot(
             f"The middle quarter of the image, in the mean of {count} images ({title})",
             x="layer", whole=True, y="share of attention over share of area",
         )  # fmt: skip
         depths = np.arange(1, len(stream.mean_read) + 1)
-        for number, (kind, means) in enumerate(kinds.items()):
-            share = centre_share(means, stream.layout.grid)
+        for number, (kind, (means, left_out)) in enumerate(kinds.items()):
+            if left_out.all():
+                continue
+            share = np.where(left_out, np.nan, centre_share(means, stream.layout.grid))
+            first, last = np.flatnonzero(~left_out)[[0, -1]]
             plot.line(depths, share, style.COLOURS[number], f"{kind} of {_reader(stream)}")
             plot.dots(depths, share, style.COLOURS[number])
             section.numbers |= {f"{name}/mean_{kind}": means, f"{name}/centre_{kind}": share}
             texts.append(
-                f"In the mean of {count} images the middle quarter gets {share[-1]:.2f} times its "
-                f"share of the last layer's {title if kind == 'attention' else kind}, {share[0]:.2f} "
-                "times in the first."
+                f"In the mean of {count} images the middle quarter gets {share[last]:.2f} times its "
+                f"share of layer {last + 1}'s {title if kind == 'attention' else kind}, "
+                f"{share[first]:.2f} times in layer {first + 1}."
             )
-            layers = spread(len(means), 16)
+            layers = [layer for layer in spread(len(means), 16) if not left_out[layer]]
             maps = [means[layer].reshape(stream.layout.grid) for layer in layers]
             maps = [one / one.sum() * one.size for one in maps]
             high = max(one.max() for one in maps)
@@ -133,12 +142,12 @@ def inspect_means(subject: Subject) -> Section:
             )  # fmt: skip
         plot.line([1, len(depths)], [1, 1], style.GREY, "no preference", width=1)
         section.figures[f"{name}_centre"] = plot.image()
-    if not section.figures:
+    if not texts:
         section.text = _without(subject, "lines have no centre of an image")
         return section
     section.text = " ".join([
         "A reader of the ViT paper suspects that the last layers look at the centre of the image.",
-        *texts, "1 is no preference.",
+        "1 is no preference.", *texts,
     ])  # fmt: skip
     return section
 
