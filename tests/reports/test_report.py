@@ -187,9 +187,9 @@ def test_fifty_runs_of_ten_thousand_lines_take_seconds(tmp_path):
         fields = {"seed": seed % 5, "optim.lr": float(seed // 5 + 1)}
         made_up(tmp_path / f"run{seed}", fields, 0.5, steps=10_000, every=1, **line)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    began = time.monotonic()
+    began = time.process_time()  # of this process alone, whatever else runs
     report([tmp_path], tmp_path / "R")
-    took = time.monotonic() - began
+    took = time.process_time() - began
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     size = os.path.getsize(tmp_path / "run0" / "metrics.jsonl")
     print(f"{took:.1f} s, {grown / 1024:.0f} MiB more, {size / 2**20:.1f} MiB a run")
