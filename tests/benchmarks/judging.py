@@ -207,7 +207,8 @@ def inspecting(said) -> dict:
     }
     found = timed(work, said.rounds)
     for name, one in compiled.items():
-        found[name]["MiB"] = one.memory_analysis().peak_memory_in_bytes / 2**20
+        memory = one.memory_analysis().peak_memory_in_bytes
+        found[name]["memory"] = f"{memory / 2**20:.0f} MiB"
     return found
 
 
