@@ -313,3 +313,13 @@ def test_the_python_of_a_guide_runs(inside, monkeypatch, guide):
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / guide).read_text(), re.S)
     exec(code.replace("/data/runs/b16", f"{inside}/trained"), {})
     assert trained == (["/tmp/digits"] if guide == "README.md" else [])
+
+
+def test_pages_and_pictures_that_the_guides_link_to_exist_and_pictures_are_small():
+    linked = set()
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text())
+        linked |= {(page.parent / target).resolve() for target in targets if "://" not in target}
+    assert [path for path in linked if not path.exists()] == []
+    pictures = set((ROOT / "docs" / "figures").iterdir())
+    assert pictures <= linked and all(path.stat().st_size <= 40_000 for path in pictures)

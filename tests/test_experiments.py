@@ -10,13 +10,10 @@ import jax
 import pytest
 
 from tests.test_configs import build
-from vit_jax import evaluation
 from vit_jax.base.errors import ConfigError
-from vit_jax.data import batches, sources
+from vit_jax.data import batches
 from vit_jax.reports.compare import compare
-from vit_jax.reports.report import report
-from vit_jax.reports.runs import Run, flat
-from vit_jax.training import loop
+from vit_jax.reports.runs import Run, find, flat
 from vit_jax.training.assembly import assemble, resolve
 from vit_jax.training.sweep import run_all
 from vit_jax.user_files import load_config, load_runs
@@ -50,6 +47,7 @@ SMALL = {
     "token_mlp_dim": 8,
     "units": (1,),
     "width_factor": 0.5,
+    "grids": (1, 2),
 }
 CELL = {"overfitting": 1, "permutations": 4, "positions": -1, "self_supervised": 4}
 
@@ -71,6 +69,15 @@ def test_an_experiment_varies_what_its_page_says(name):
     assert varied <= set(comparison.varied) | {n for o in comparison.together.values() for n in o}
     seeds = {config.seed for config in found.values()}
     assert all(len(group.runs) == len(seeds) for group in comparison.groups)
+
+
+def test_smoke_tests_have_few_tokens_at_fixed_positions_but_for_three():
+    models = [c.model for name in EXPERIMENTS for c in runs_of(name, "smoke").values()]
+    vits = [model for model in models if model.name.startswith("ViT-")]
+    assert {model.name for model in vits} == {"ViT-S/8"}
+    names = EXPERIMENTS.keys() - {"positions", "self_supervised", "shape"}
+    others = [c.model for name in names for c in runs_of(name, "smoke").values()]
+    assert {m.position for m in others if m.name.startswith("ViT-")} == {"sincos2d"}
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -95,19 +102,6 @@ def one_small_run(name):
     return run, config
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_the_step_of_an_experiment_is_traced_and_its_evaluators_open_their_data(name):
-    config = resolve(one_small_run(name)[1])
-    source = sources.open_train(config.data)
-    assembly = assemble(config, num_classes=len(source.classes), examples_per_epoch=len(source))
-    suite = evaluation.make(config.eval.evaluators, loop.subject_of(assembly, source))
-    assert suite
-    batch = batches.spec(config, num_classes=len(source.classes), multi_label=False)
-    state = jax.eval_shape(assembly.init, jax.random.key(0))
-    after, metrics = jax.eval_shape(assembly.train_step, state, batch)
-    assert jax.tree.structure(after) == jax.tree.structure(state) and "loss" in metrics
-
-
 def test_runs_of_a_smoke_test_that_differ_in_their_seeds_alone_share_a_compiled_program():
     def lowered(seed):
         config = one_small_run("pooling")[1]
@@ -121,14 +115,13 @@ def test_runs_of_a_smoke_test_that_differ_in_their_seeds_alone_share_a_compiled_
     assert lowered(0) == lowered(1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_a_run_of_an_experiment_trains_a_few_steps_and_is_reported(name, tmp_path):
+def test_a_run_of_an_experiment_trains_a_few_steps_and_is_found_by_reports(name, tmp_path):
     run, config = one_small_run(name)
-    (result,) = run_all({run: config}, tmp_path / "E").values()
+    (result,) = run_all({run: config}, tmp_path).values()
     assert result["step"] == 2
-    (setting,) = report([tmp_path / "E"], tmp_path / "R")["settings"]
-    assert setting["states"] == {"done": 1} and setting["n"] == 1
+    (group,) = compare(find([tmp_path])).groups
+    assert group.summary()["states"] == {"done": 1} and len(group.values()) == 1
 
 
 @pytest.mark.slow

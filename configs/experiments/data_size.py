@@ -1,8 +1,7 @@
 """How much data ViTs and ResNets need (ViT §4.3, Fig. 4; arXiv 2010.11929).
 
 vit_jax train --config=configs/experiments/data_size.py:smoke --workdir=DIR
-    10, 30 and 100 % of the digits, for as many steps each, two seeds: twelve runs, about a quarter of an
-    hour on two CPU cores.
+    10, 30 and 100 % of the digits, for as many steps each, two seeds: twelve runs, five minutes of a CPU core.
 vit_jax train --config=configs/experiments/data_size.py --workdir=DIR --config.data.name=YOUR_TFDS_NAME
     B/32, L/16, R50x1 and R152x2 on 3, 10, 30 and 100 % of JFT (9, 30, 90 and 300 M images), judged by a linear fit
     of five images of each class of ImageNet.
@@ -26,7 +25,7 @@ def get_runs(arg="paper"):
         recipe = f"../digits.py:{model}" if smoke else f"../vit_jft.py:{model}"
         config = recipes.beside(__file__, recipe)
         if smoke:
-            config.duration, config.batch_size = "300 steps", 32
+            recipes.quick(config)
         else:
             recipes.few_shot_on_imagenet(config)
             config.eval.patience, config.checkpoint.best = 5, True

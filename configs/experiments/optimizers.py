@@ -19,7 +19,7 @@ def get_runs(arg="paper"):
     (size,) = recipes.arguments(arg, size=("paper", "smoke"))
     if size == "smoke":
         config = recipes.beside(__file__, "../digits.py:resnet")
-        recipes.quick(config)
+        recipes.quick(config, "300 steps")
         settings = [{"optim.name": "adamw", "optim.lr": rate} for rate in (3e-4, 1e-3, 3e-3)]
         decay = {"optim.weight_decay": 1e-4}
         settings += [SGD | decay | {"optim.lr": rate} for rate in (0.03, 0.1, 0.3)]

@@ -25,10 +25,8 @@ def get_runs(arg="paper"):
     for model, recipe in (SMOKE if smoke else PAPER).items():
         config = recipes.beside(__file__, recipe)
         if smoke:
-            recipes.quick(config)
+            recipes.quick(config, "300 steps")
             config.data.permute_patch = 8  # the Mixer's
-            if model == "mixer":
-                config.model.name = "Mixer-S/8"
         else:
             recipes.few_shot_on_imagenet(config)
         settings = [{"data.permute": kind} for kind in KINDS]

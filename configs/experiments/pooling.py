@@ -21,7 +21,6 @@ def get_runs(arg="paper"):
     rate = config.optim.lr
     if smoke:
         recipes.quick(config)
-        config.model.name = "ViT-S/8"
     settings = [
         {"model.pool": pool, "optim.lr": lr}
         for pool in ("token", "mean")

@@ -32,8 +32,7 @@ def get_runs(arg="paper"):
     config = recipes.beside(__file__, "../digits.py" if smoke else "../vit_jft.py:B/16")
     config.model.pool = "token"
     if smoke:
-        recipes.quick(config)
-        config.model.name = "ViT-S/8"
+        recipes.quick(config, "300 steps")
     if large:
         config.data.image_size = 64 if smoke else 512
     settings = [{"model.position": kind, "model.position_at": place} for kind, place in CELLS]

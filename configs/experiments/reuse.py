@@ -18,8 +18,8 @@ def get_runs(arg="paper"):
     smoke = size == "smoke"
     config = recipes.beside(__file__, f"../dynamic_vit.py:{'smoke' if smoke else 'T2T-12'}")
     if smoke:
-        recipes.quick(config)
-        config.duration, config.optim.lr = "400 steps", 2e-3
+        recipes.quick(config, "400 steps")
+        config.optim.lr = 2e-3
         config.model.grids = (1, 2, 4)
     settings = [
         {"model.feature_reuse": features, "model.relation_reuse": relations}

@@ -25,8 +25,8 @@ def get_runs(arg="paper"):
     smoke = size == "smoke"
     config = recipes.beside(__file__, f"../masked_patches.py:{'smoke' if smoke else 'B/16'}")
     if smoke:
-        recipes.quick(config)
-        config.model.name = "ViT-S/8"
+        recipes.quick(config, "300 steps")
+        config.model.position = "learned"
         config.eval.evaluators = (("few_shot", {"shots": (10,)}),)
         config.eval.best = "few_shot/10shot"
     else:

@@ -29,7 +29,8 @@ def get_runs(arg="paper"):
     smoke = size == "smoke"
     config = recipes.beside(__file__, "../digits.py" if smoke else "../vit_jft.py:B/32")
     if smoke:
-        recipes.quick(config)
+        recipes.quick(config, "300 steps")
+        config.model.position = "learned"
     else:
         config.model.representation = 0
     centre = CENTRES[size]

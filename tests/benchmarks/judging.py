@@ -3,12 +3,14 @@
     python tests/benchmarks/judging.py evaluate [--model=ViT-Ti/16] [--size=224] [--images=256] [--batch=32]
     python tests/benchmarks/judging.py few_shot [--classes=100]
     python tests/benchmarks/judging.py predict --files=FOLDER [--model=…] [--size=…] [--images=…] [--batch=…]
+    python tests/benchmarks/judging.py inspect --model=ViT-L/16 [--size=…] [--batch=…]
 
 `evaluate`: accuracy of images in memory beside the compiled network alone, as `vit_jax benchmark inference` times it.
 `few_shot`: all fits of that evaluator to 10,000 features of 768 numbers, tried on as many, beside scikit-learn's
 scaler and ridge, and a fit to all of them. `predict`: classes of files beside reading and cutting them alone, and the
-network alone. Prints medians over --rounds, on the clock and of processor time: where decoding and the network have
-the same cores, processor times add up, and predicting cannot be as fast as the slower of both.
+network alone. `inspect`: what is taken from a batch beside the network alone, both a loop over layers in float32, and
+the memory that XLA counts for each. Prints medians over --rounds, on the clock and of processor time: where decoding
+and the network have the same cores, processor times add up, and predicting cannot be as fast as the slower of both.
 """
 
 import argparse
@@ -43,6 +45,7 @@ from vit_jax.evaluation.contract import Subject, Trained
 from vit_jax.evaluation.forward import data_of, make_forward
 from vit_jax.evaluation.images import find, read_ahead
 from vit_jax.evaluation.predict import padded, predict
+from vit_jax.inspection import observe
 from vit_jax.models import registry
 
 CLASSES = tuple(f"class {i}" for i in range(1000))
@@ -187,11 +190,38 @@ def predicting(said) -> dict:
     )
 
 
+def inspecting(said) -> dict:
+    run = new_run(said.model, said.size, said.batch)
+    config, data = observe.for_inspection(run.model_config), data_of(run)
+    definition, weights = registry.abstract(config)[0], registry.split(run.model)[1]
+    images = np.random.default_rng(0).integers(0, 256, (said.batch, *crops.shape(data)), np.uint8)
+    forward = make_forward(definition, config, data)
+    programs = {
+        "network": jax.jit(lambda weights, images: forward(weights, images).logits),
+        "inspect": observe.make_look(definition, config, data),
+    }
+    compiled = {name: one.lower(weights, images).compile() for name, one in programs.items()}
+    work = {
+        name: lambda one=one: jax.block_until_ready(one(weights, images))
+        for name, one in compiled.items()
+    }
+    found = timed(work, said.rounds)
+    for name, one in compiled.items():
+        memory = one.memory_analysis().peak_memory_in_bytes
+        found[name]["memory"] = f"{memory / 2**20:.0f} MiB"
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    kinds = {"evaluate": evaluate, "few_shot": few_shots, "predict": predicting}
+    kinds = {
+        "evaluate": evaluate,
+        "few_shot": few_shots,
+        "predict": predicting,
+        "inspect": inspecting,
+    }
     parser.add_argument("what", choices=kinds)
     parser.add_argument("--model", default="ViT-Ti/16")
     parser.add_argument("--files")

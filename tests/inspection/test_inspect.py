@@ -169,6 +169,22 @@ def test_what_cannot_be_inspected_is_said(tmp_path, command, arguments, words, c
     assert found == code and words in err
 
 
+def test_each_branch_of_a_crossvit_is_observed_on_its_own_grid():
+    small, large = (16, 24), (8, 12)  # 4 x 6 and 2 x 3 patches
+    name, own, _ = TINY["crossvit"]
+    own = own | dict(image_size=small, large_image_size=large, patch=4, small_patch=4)
+    found, _, captured = look(registry.model_config(name, **COMMON | own), count=2)
+    for name, grid in (("small_attention", (4, 6)), ("attention", (2, 3))):
+        stream, weights = found.streams[name], captured[name]
+        assert weights.shape[-1] == 1 + grid[0] * grid[1] and stream.layout.grid == grid
+        expected = [
+            [[references.distance(head, grid, small) for head in image] for image in layer]
+            for layer in weights
+        ]
+        np.testing.assert_allclose(stream.distance, expected, rtol=1e-5)
+        np.testing.assert_allclose(stream.read, weights[..., 0, 1:], rtol=1e-5, atol=1e-7)
+
+
 def sections(family, tmp_path, **options):
     name, own, _ = TINY[family]
     config = registry.model_config(name, **COMMON | own | options)

@@ -17,7 +17,7 @@ from vit_jax.inspection import (
     mixing,
     positions,
 )
-from vit_jax.inspection.contract import Subject
+from vit_jax.inspection.contract import NEGATIVE, Options, Subject
 from vit_jax.inspection.flow import flow
 from vit_jax.inspection.layout import Layout
 from vit_jax.inspection.observe import Observed, Stream
@@ -134,7 +134,7 @@ def test_the_spread_is_over_heads_after_the_mean_over_images():
 
 def test_principal_components_of_filters_and_their_shares():
     kernel = np.random.default_rng(0).standard_normal((4, 4, 3, 20)).astype(np.float32)
-    components, shares = filters.principal_components(kernel, 5)
+    components, shares = filters.components_of_filters(kernel, 5)
     x = kernel.reshape(48, 20).T.astype(np.float64)
     values, vectors = np.linalg.eigh(np.cov(x.T))
     np.testing.assert_allclose(shares, values[::-1][:5] / values.sum(), rtol=1e-5)
@@ -204,13 +204,31 @@ def test_images_leave_at_the_first_exit_that_is_sure_enough():
     np.testing.assert_array_equal(exits.leaves_at(confidences, (0.9, 0.8)), [0, 1, 2])
 
 
+def subject_of(distance, renormalised, entropy, mean_read=None):
+    """Three images that a model of two layers and four heads looked at."""
+    layout = Layout("attention", GRID, SIZE, False)
+    stream = Stream(
+        layout, distance, renormalised, None, entropy, None, None, mean_read, None, None, None
+    )
+    observed = Observed({"attention": stream}, {}, {}, None, None)
+    return Subject(None, None, np.zeros((3, 8, 8, 3)), [], observed, None, None, None, Options())
+
+
+def test_layers_with_negative_weights_are_left_out_of_distances_and_centres_and_it_is_said():
+    ones, map_of = np.ones((2, 3, 4)), np.ones(GRID[0] * GRID[1])
+    entropy = ones * np.array([1.0, np.nan])[:, None, None]
+    subject = subject_of(ones, ones, entropy, np.stack([map_of, -map_of]))
+    section = maps.inspect_means(subject)
+    np.testing.assert_allclose(section.numbers["attention/centre_attention"], [1, np.nan])
+    assert "1.00 times its share of layer 1's attention" in section.text
+    assert NEGATIVE in section.text and NEGATIVE in distance.inspect(subject).text
+    proper = subject_of(ones, ones, ones, np.stack([map_of, map_of]))
+    assert NEGATIVE not in maps.inspect_means(proper).text + distance.inspect(proper).text
+
+
 def test_ways_to_count_that_give_the_same_are_not_drawn():
     def drawn(renormalised):
-        stream = Stream(
-            Layout("attention", GRID, SIZE, False), np.ones((2, 3, 4)), renormalised, *[None] * 8
-        )
-        observed = Observed({"attention": stream}, {}, {}, None, None)
-        subject = Subject(None, None, np.zeros((3, 8, 8, 3)), [], observed, None, None, None, {})
+        subject = subject_of(np.ones((2, 3, 4)), renormalised, np.ones((2, 3, 4)))
         return "attention_distance_variants" in distance.inspect(subject).figures
 
     assert drawn(np.full((2, 3, 4), 2.0)) and not drawn(np.ones((2, 3, 4)))

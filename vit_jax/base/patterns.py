@@ -24,6 +24,15 @@ def names(tree: Any) -> list[str]:
     return [_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
 
 
+def named(tree: Any) -> dict[str, Any]:
+    """The leaves of `tree` by their names.
+
+    >>> named({"head": {"bias": 7}})
+    {'head/bias': 7}
+    """
+    return dict(zip(names(tree), jax.tree.leaves(tree), strict=True))
+
+
 def map_named(fn: Callable, tree: Any, *rest: Any) -> Any:
     """`jax.tree.map` whose function also gets the name: `fn(name, leaf,
     *leaves_or_subtrees_of_rest)`.

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vit_jax.inspection.contract import Section, Subject
+from vit_jax.inspection.contract import NO_ATTENTION, Section, Subject
 from vit_jax.pictures import tiles
 
 ALIKE = 0.9  # the cosine from which a layer's attention is that of the layer before
@@ -17,7 +17,7 @@ def inspect(subject: Subject) -> Section:
     """Similarity of attention between layers."""
     section, found = Section("Collapse: do layers attend alike?", ""), subject.details.similarity
     if not found:
-        section.text = "No meaning here: this model hands out no attention weights."
+        section.text = NO_ATTENTION
         return section
     texts = [
         f"The cosine between what a query attends to in two layers, averaged over queries, heads and "

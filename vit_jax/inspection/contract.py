@@ -1,7 +1,7 @@
 """What is inspected, and what an inspection says."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 from PIL import Image
@@ -10,6 +10,28 @@ from vit_jax.inspection.layout import grid
 from vit_jax.inspection.observe import Details, Observed
 from vit_jax.models import classifier
 from vit_jax.models.registry import Weights
+
+NO_ATTENTION = "No meaning here: this model hands out no attention weights."
+NEGATIVE = "Layers in which re-attention makes weights negative are left out: those are no shares."
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What a user may choose.
+
+    Attributes:
+      batch_size: images at a time.
+      shown: images of which maps are drawn.
+      patch: the place of the patch whose attention is drawn, as shares of height and width.
+      thresholds: of early exits; (): 0.8 each.
+      flow: whether attention flow is computed.
+    """
+
+    batch_size: int = 16
+    shown: int = 6
+    patch: tuple[float, float] = (0.5, 0.5)
+    thresholds: tuple[float, ...] = ()
+    flow: bool = False
 
 
 @dataclasses.dataclass
@@ -25,7 +47,7 @@ class Subject:
       details: what it did with the first, which are shown.
       classify: images (B, H, W, C) uint8 and other weights to logits, or `None` without a head.
       exits: images to the confidence of every exit (E, n), of a model that has several.
-      options: what the user wishes, see `run.Options`.
+      options: what the user wishes.
     """
 
     config: classifier.Options
@@ -36,7 +58,7 @@ class Subject:
     details: Details
     classify: Callable | None
     exits: Callable | None
-    options: Mapping
+    options: Options
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -64,6 +86,11 @@ class Section:
     text: str
     figures: dict[str, Image.Image] = dataclasses.field(default_factory=dict)
     numbers: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+
+
+def spread(count: int, most: int) -> list[int]:
+    """At most so many of the numbers below `count`, from the first to the last."""
+    return sorted({round(i) for i in np.linspace(0, count - 1, min(count, most))})
 
 
 def picture_of(image: np.ndarray) -> np.ndarray:

@@ -3,7 +3,7 @@
 import numpy as np
 
 from vit_jax.inspection.attention import distances
-from vit_jax.inspection.contract import Section, Subject
+from vit_jax.inspection.contract import NEGATIVE, NO_ATTENTION, Section, Subject
 from vit_jax.inspection.observe import Stream
 from vit_jax.pictures import style
 from vit_jax.pictures.plot import Plot
@@ -24,7 +24,7 @@ def inspect(subject: Subject) -> Section:
     """One dot for each head: distance over depth; below, how far the heads of a layer are apart."""
     section = Section(TITLE, "")
     if not subject.observed.streams:
-        section.text = "No meaning here: this model hands out no attention weights."
+        section.text = NO_ATTENTION
         return section
     count = len(subject.images)
     section.text = (
@@ -41,11 +41,15 @@ def inspect(subject: Subject) -> Section:
             if getattr(stream, key) is not None
         }
         section.figures |= _pictures(name, stream, count)
+        if stream.negative.any():
+            section.text += f" {NEGATIVE}"
     return section
 
 
 def _pictures(name: str, stream: Stream, count: int) -> dict:
-    title, mean = name.replace("_", " "), stream.distance.mean(1)
+    title, left_out = name.replace("_", " "), stream.negative[:, None, None]
+    distance = np.where(left_out, np.nan, stream.distance)
+    mean = distance.mean(1)
     layers, heads = mean.shape
     at = np.repeat(np.arange(1, layers + 1), heads)
     plot = Plot(
@@ -61,8 +65,8 @@ def _pictures(name: str, stream: Stream, count: int) -> dict:
         f"Spread over heads of the distance of {title}",
         x="layer", whole=True, y="standard deviation [pixels]", x_limits=(0.5, layers + 0.5),
     )  # fmt: skip
-    apart.line(depths, spread(stream.distance), style.COLOURS[0])
-    apart.dots(depths, spread(stream.distance), style.COLOURS[0])
+    apart.line(depths, spread(distance), style.COLOURS[0])
+    apart.dots(depths, spread(distance), style.COLOURS[0])
     found = {f"{name}_distance": plot.image(), f"{name}_distance_spread": apart.image()}
     others = {
         words: values
@@ -79,7 +83,7 @@ def _pictures(name: str, stream: Stream, count: int) -> dict:
     )  # fmt: skip
     variants.line(depths, mean.mean(1), style.COLOURS[0], "as the authors count")
     for colour, (words, values) in zip(style.COLOURS[1:], others.items(), strict=False):
-        variants.line(depths, values.mean((1, 2)), colour, words)
+        variants.line(depths, np.where(left_out, np.nan, values).mean((1, 2)), colour, words)
     return found | {f"{name}_distance_variants": variants.image()}
 
 

@@ -29,7 +29,7 @@ def inspect(subject: Subject) -> Section:
         section.text = "No meaning here: this model has no early exits."
         return section
     confidences = subject.exits(subject.images)
-    thresholds = tuple(subject.options["thresholds"]) or (0.8,) * (len(confidences) - 1)
+    thresholds = subject.options.thresholds or (0.8,) * (len(confidences) - 1)
     left = leaves_at(confidences, thresholds)
     section.numbers |= {"confidences": confidences, "leaves_at": left}
     shown, names, rows = [], [], []

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from vit_jax.inspection.components import principal_components
 from vit_jax.inspection.contract import Section, Subject, picture_of
 from vit_jax.pictures import tiles
 
@@ -18,16 +19,12 @@ def colours(tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """
     flat = tokens.reshape(-1, tokens.shape[-1]).astype(np.float64)
     flat = flat - flat.mean(0)
-    _, sizes, directions = np.linalg.svd(flat, full_matrices=False)
-    directions = directions[:3]
-    # Of the two signs the one that makes the largest number positive.
-    largest = np.take_along_axis(directions, np.abs(directions).argmax(1)[:, None], axis=1)
-    found = flat @ (directions * np.where(largest < 0, -1, 1)).T
-    found = np.pad(found, ((0, 0), (0, 3 - found.shape[1])))
+    directions, shares = principal_components(flat, 3)
+    missing = 3 - len(shares)  # of features with fewer channels
+    found = np.pad(flat @ directions.T, ((0, 0), (0, missing)))
     low, high = np.percentile(found, (1, 99), axis=0)
     found = np.clip((found - low) / np.where(high > low, high - low, 1), 0, 1)
-    shares = np.pad(sizes[:3] ** 2, (0, 3 - len(sizes[:3]))) / ((sizes**2).sum() or 1)
-    return found.reshape(*tokens.shape[:2], 3), shares
+    return found.reshape(*tokens.shape[:2], 3), np.pad(shares, (0, missing))
 
 
 def inspect(subject: Subject) -> Section:

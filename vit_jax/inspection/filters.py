@@ -2,10 +2,10 @@
 the filters of convolutional stems as they are.
 """
 
-import jax
 import numpy as np
 
 from vit_jax.base import patterns
+from vit_jax.inspection.components import principal_components
 from vit_jax.inspection.contract import Section, Subject
 from vit_jax.pictures import tiles
 
@@ -14,7 +14,7 @@ _OF_A_STEM = {"root", "conv1"}  # what kernels are called that are no patch embe
 _MOST_FILTERS = 64
 
 
-def principal_components(
+def components_of_filters(
     kernel: np.ndarray, count: int = COMPONENTS
 ) -> tuple[np.ndarray, np.ndarray]:
     """The directions in which the filters of a patch embedding differ most.
@@ -24,31 +24,24 @@ def principal_components(
       count: how many, at most.
 
     Returns:
-      components (count, P, Q, C) float64 of length 1, the first largest, each with the sign that
-      makes its largest number positive; and their shares of the filters' variance (count,).
+      components (count, P, Q, C) and their shares of the filters' variance (count,), see
+      `principal_components`.
     """
     filters = kernel.reshape(-1, kernel.shape[-1]).T.astype(np.float64)
-    filters = filters - filters.mean(0)
-    _, sizes, directions = np.linalg.svd(filters, full_matrices=False)
-    count = min(count, len(sizes))
-    directions = directions[:count]
-    largest = np.take_along_axis(directions, np.abs(directions).argmax(1)[:, None], axis=1)
-    directions = directions * np.where(largest < 0, -1, 1)
-    variance = sizes**2
-    return directions.reshape(count, *kernel.shape[:-1]), variance[:count] / (variance.sum() or 1)
+    directions, shares = principal_components(filters - filters.mean(0), count)
+    return directions.reshape(-1, *kernel.shape[:-1]), shares
 
 
 def inspect(subject: Subject) -> Section:
     """Of every kernel that meets the image."""
     section = Section("Filters of the first layer", "")
-    tree = subject.weights.params
-    params = dict(zip(patterns.names(tree), map(np.asarray, jax.tree.leaves(tree)), strict=True))
+    params = patterns.named(subject.weights.params)
     kernels = {name: params[name] for name in subject.config.image_kernels if name in params}
     texts = []
     for name, kernel in kernels.items():
         key = name.replace("/", "_").removesuffix("_kernel")
         if not _OF_A_STEM & set(name.split("/")):
-            components, shares = principal_components(kernel)
+            components, shares = components_of_filters(kernel)
             section.numbers |= {f"{key}/components": components, f"{key}/shares": shares}
             texts.append(
                 f"The first {len(shares)} principal components of {name} hold {shares.sum():.1%} of the "

@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 
 from vit_jax.inspection.attention import centre_share
-from vit_jax.inspection.contract import Section, Subject, picture_of
+from vit_jax.inspection.contract import NEGATIVE, NO_ATTENTION, Section, Subject, picture_of, spread
 from vit_jax.inspection.observe import Stream
 from vit_jax.pictures import style, tiles
 from vit_jax.pictures.plot import Plot
@@ -41,7 +41,7 @@ def inspect_overlays(subject: Subject) -> Section:
     section = Section("Where it looks: rollout and last layer", "")
     streams = {n: s for n, s in subject.observed.streams.items() if s.rollout is not None}
     if not streams:
-        section.text = _why_not(subject, "rollout needs attention among all patches")
+        section.text = _without(subject, "rollout needs attention among all patches")
         return section
     section.text = (
         "Bright is what reaches the output. Rollout multiplies the attention of all layers, averaged "
@@ -70,16 +70,16 @@ def inspect_heads(subject: Subject) -> Section:
     """Every head's map of the first image: of what reads, and of the chosen patch."""
     section = Section("Maps of single heads", "")
     if not subject.observed.streams:
-        section.text = _why_not(subject, "")
+        section.text = NO_ATTENTION
         return section
-    place = ", ".join(f"{share:g}" for share in subject.options["patch"])
+    place = ", ".join(f"{share:g}" for share in subject.options.patch)
     section.text = (
         f"Each head of each layer on the first image, {subject.names[0]}. Colours go from nothing to "
         "the map's own largest weight, so that weak and strong maps can both be read. The chosen "
         f"patch is at ({place}) of height and width; --patch=ROW,COLUMN chooses another."
     )
     for name, stream in subject.observed.streams.items():
-        layers = _some(stream.read.shape[0], _MOST_LAYERS)
+        layers = spread(stream.read.shape[0], _MOST_LAYERS)
         heads = min(stream.read.shape[2], _MOST_HEADS)
         for key, of in (("read", _reader(stream)), ("chosen", "the chosen patch")):
             maps = getattr(stream, key)[layers, 0, :heads].astype(np.float64)
@@ -99,30 +99,39 @@ def inspect_means(subject: Subject) -> Section:
     """The mean map of every layer over all images: does it look at the centre?"""
     section = Section("Mean maps: does it look at the centre?", "")
     if not subject.observed.streams:
-        section.text = _why_not(subject, "")
+        section.text = NO_ATTENTION
         return section
     count, texts = len(subject.images), []
     for name, stream in subject.observed.streams.items():
         if min(stream.layout.grid) == 1:
             continue
-        title, kinds = name.replace("_", " "), {"attention": stream.mean_read}
-        kinds |= {} if stream.mean_rollout is None else {"rollout": stream.mean_rollout}
+        title, negative = name.replace("_", " "), stream.negative
+        if negative.any():
+            texts.append(NEGATIVE)
+        if negative.all():
+            continue
+        kinds = {"attention": (stream.mean_read, negative)}
+        if stream.mean_rollout is not None:  # which goes through all layers before
+            kinds["rollout"] = stream.mean_rollout, np.logical_or.accumulate(negative)
         plot = Plot(
             f"The middle quarter of the image, in the mean of {count} images ({title})",
             x="layer", whole=True, y="share of attention over share of area",
         )  # fmt: skip
         depths = np.arange(1, len(stream.mean_read) + 1)
-        for number, (kind, means) in enumerate(kinds.items()):
-            share = centre_share(means, stream.layout.grid)
+        for number, (kind, (means, left_out)) in enumerate(kinds.items()):
+            if left_out.all():
+                continue
+            share = np.where(left_out, np.nan, centre_share(means, stream.layout.grid))
+            first, last = np.flatnonzero(~left_out)[[0, -1]]
             plot.line(depths, share, style.COLOURS[number], f"{kind} of {_reader(stream)}")
             plot.dots(depths, share, style.COLOURS[number])
             section.numbers |= {f"{name}/mean_{kind}": means, f"{name}/centre_{kind}": share}
             texts.append(
-                f"In the mean of {count} images the middle quarter gets {share[-1]:.2f} times its "
-                f"share of the last layer's {title if kind == 'attention' else kind}, {share[0]:.2f} "
-                "times in the first."
+                f"In the mean of {count} images the middle quarter gets {share[last]:.2f} times its "
+                f"share of layer {last + 1}'s {title if kind == 'attention' else kind}, "
+                f"{share[first]:.2f} times in layer {first + 1}."
             )
-            layers = _some(len(means), 16)
+            layers = [layer for layer in spread(len(means), 16) if not left_out[layer]]
             maps = [means[layer].reshape(stream.layout.grid) for layer in layers]
             maps = [one / one.sum() * one.size for one in maps]
             high = max(one.max() for one in maps)
@@ -133,12 +142,12 @@ def inspect_means(subject: Subject) -> Section:
             )  # fmt: skip
         plot.line([1, len(depths)], [1, 1], style.GREY, "no preference", width=1)
         section.figures[f"{name}_centre"] = plot.image()
-    if not section.figures:
-        section.text = _why_not(subject, "lines have no centre of an image")
+    if not texts:
+        section.text = _without(subject, "lines have no centre of an image")
         return section
     section.text = " ".join([
         "A reader of the ViT paper suspects that the last layers look at the centre of the image.",
-        *texts, "1 is no preference.",
+        "1 is no preference.", *texts,
     ])  # fmt: skip
     return section
 
@@ -147,15 +156,11 @@ def _reader(stream: Stream) -> str:
     return "the class token" if stream.layout.class_token else "all patches in the mean"
 
 
-def _some(count: int, most: int) -> list[int]:
-    """At most so many layers, spread from the first to the last."""
-    return sorted({round(i) for i in np.linspace(0, count - 1, min(count, most))})
-
-
-def _why_not(subject: Subject, otherwise: str) -> str:
+def _without(subject: Subject, reason: str) -> str:
+    """Why there is nothing to see in a model without attention among all patches."""
     if subject.observed.streams:
-        return f"No meaning here: {otherwise}, and this model attends along rows and columns."
-    return "No meaning here: this model hands out no attention weights."
+        return f"No meaning here: {reason}, and this model attends along rows and columns."
+    return NO_ATTENTION
 
 
 def inspect_flow(subject: Subject) -> Section:
@@ -163,7 +168,7 @@ def inspect_flow(subject: Subject) -> Section:
     section = Section("Attention flow", "")
     flows = subject.details.flow
     if flows is None:
-        asked = subject.options["flow"]
+        asked = subject.options.flow
         section.text = (
             "No meaning here: this model has no attention among all patches."
             if asked

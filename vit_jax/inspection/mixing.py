@@ -2,7 +2,6 @@
 takes images whose patches and pixels are permuted (Mixer §4.4 and Fig. 5).
 """
 
-import jax
 import numpy as np
 
 from vit_jax.base import patterns
@@ -47,8 +46,7 @@ def patch_in_pixels(config: Options) -> int | None:
 def inspect(subject: Subject) -> Section:
     """Pictures of the weights, and the permutation test."""
     section, params = Section("Mixing of tokens, and permutations", ""), subject.weights.params
-    leaves = zip(patterns.names(params), jax.tree.leaves(params), strict=True)
-    kernels = [np.asarray(leaf) for name, leaf in leaves if name.endswith(_MIXING)]
+    kernels = [x for name, x in patterns.named(params).items() if name.endswith(_MIXING)]
     patch, texts = patch_in_pixels(subject.config), []
     if kernels:
         (kernel,) = kernels
@@ -79,7 +77,7 @@ def inspect(subject: Subject) -> Section:
         )
         section.text = " ".join([*texts, f"The permutation test has no meaning here: {why}."])
         return section
-    few = subject.images[: subject.options["batch_size"]]
+    few = subject.images[: subject.options.batch_size]
     before = logits[: len(few)].argmax(-1)
     rows, shown = {}, []
     for kind in KINDS:

@@ -53,6 +53,13 @@ class Stream:
     rollout: np.ndarray | None
     mean_rollout: np.ndarray | None
 
+    @property
+    def negative(self) -> np.ndarray:
+        """(L,) whether weights of a layer are below 0, as re-attention's may be: such are no shares, and
+        distances and maps averaged with them no measure.
+        """
+        return np.isnan(self.entropy).any((1, 2))
+
 
 @dataclasses.dataclass
 class Observed:

@@ -4,11 +4,10 @@ nearest to it where positions are of another kind.
 
 from collections.abc import Iterator
 
-import jax
 import numpy as np
 
 from vit_jax.base import patterns
-from vit_jax.inspection.contract import Section, Subject
+from vit_jax.inspection.contract import Section, Subject, spread
 from vit_jax.models.classifier import Options
 from vit_jax.models.embeddings import sincos_2d
 from vit_jax.models.positions import joined
@@ -41,8 +40,7 @@ def tables(subject: Subject) -> Iterator[tuple[str, str, np.ndarray, tuple[int, 
     """
     named = {}
     for part in subject.weights:
-        leaves = map(np.asarray, jax.tree.leaves(part))
-        named |= dict(zip(patterns.names(part), leaves, strict=True))
+        named |= patterns.named(part)
     for name, array in named.items():
         words = name.split("/")
         if "position" not in words or words[-1] in ("y", "tokens"):
@@ -54,7 +52,7 @@ def tables(subject: Subject) -> Iterator[tuple[str, str, np.ndarray, tuple[int, 
             array = _joined(array, named[f"{stem}/y"])
             words = words[:-1]
         layers = array if patterns.is_stacked(name) else array[None]
-        for number in _some(len(layers)):
+        for number in spread(len(layers), _MOST_TABLES):
             table = layers[number].reshape(-1, array.shape[-1])
             relative = getattr(network, "position", "") == "relative"
             kind = "distances" if relative else "rows"
@@ -121,10 +119,6 @@ def _joined(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     if x.ndim == 3:
         return joined(x, y)
     return np.stack([joined(of_x, of_y) for of_x, of_y in zip(x, y, strict=True)])
-
-
-def _some(count: int) -> list[int]:
-    return sorted({round(i) for i in np.linspace(0, count - 1, min(count, _MOST_TABLES))})
 
 
 def _thinned(count: int) -> range:

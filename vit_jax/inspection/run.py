@@ -2,7 +2,6 @@
 and numbers.
 """
 
-import dataclasses
 import itertools
 import json
 from collections.abc import Callable, Sequence
@@ -32,7 +31,7 @@ from vit_jax.inspection import (
     observe,
     positions,
 )
-from vit_jax.inspection.contract import Section, Subject
+from vit_jax.inspection.contract import Options, Section, Subject
 from vit_jax.interchange import formats
 from vit_jax.models import registry
 from vit_jax.pictures.page import Page, png
@@ -52,25 +51,6 @@ QUANTITIES: list[Callable[[Subject], Section]] = [
     exits.inspect,
     maps.inspect_flow,
 ]
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """What a user may choose.
-
-    Attributes:
-      batch_size: images at a time.
-      shown: images of which maps are drawn.
-      patch: the place of the patch whose attention is drawn, as shares of height and width.
-      thresholds: of early exits; (): 0.8 each.
-      flow: whether attention flow is computed.
-    """
-
-    batch_size: int = 16
-    shown: int = 6
-    patch: tuple[float, float] = (0.5, 0.5)
-    thresholds: tuple[float, ...] = ()
-    flow: bool = False
 
 
 def register(quantity: Callable[[Subject], Section]) -> None:
@@ -176,7 +156,7 @@ def _subject(config, weights, data: Data, pixels: np.ndarray, names, options: Op
         details=observe.details(*how, pixels[: options.shown], with_flow=options.flow),
         classify=classify if config.num_classes else None,
         exits=_exits(how, options.batch_size) if config.exit_flops and config.num_classes else None,
-        options=dataclasses.asdict(options),
+        options=options,
     )
 
 

@@ -52,7 +52,7 @@ def adapt(
         left over or of another shape, and `reset` does not cover them. All of them are named.
     """
     _check_conventions(source, target, where)
-    old, new = _named(loaded), _named(fresh)
+    old, new = patterns.named(loaded), patterns.named(fresh)
     reset = tuple(reset)
     patterns.check_patterns(reset, [*new, *old], reset_option)
     anew = set(patterns.matching(reset, [*new, *old]))
@@ -167,7 +167,3 @@ def spread_channels(kernel: np.ndarray, channels: int) -> np.ndarray:
     """
     mean = kernel.mean(-2, keepdims=True, dtype=np.float64) * (kernel.shape[-2] / channels)
     return np.repeat(mean, channels, axis=-2).astype(kernel.dtype)
-
-
-def _named(tree: dict) -> dict[str, Any]:
-    return dict(zip(patterns.names(tree), jax.tree.leaves(tree), strict=True))

@@ -9,7 +9,6 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from absl import logging
 from etils import epath
@@ -354,7 +353,7 @@ def union(params: dict, variables: dict) -> dict:
 
 def divided(arrays: dict, like: Weights) -> Weights:
     """The way back from `union`."""
-    by_name = dict(zip(patterns.names(arrays), jax.tree.leaves(arrays), strict=True))
+    by_name = patterns.named(arrays)
     return Weights(*(patterns.map_named(lambda name, _: by_name[name], tree) for tree in like))
 
 

@@ -50,7 +50,7 @@ class Stage(nnx.Module):
           small, large, and what was captured.
         """
         keys = split(key, 4)
-        small, of_small = self.small(small, rates, keys[0], capture)
+        small, of_small = self.small(small, rates, keys[0], capture, "small_")
         large, of_large = self.large(large, rates, keys[1], capture)
         small_class, small_patches = small[:, :1], small[:, 1:]
         large_class, large_patches = large[:, :1], large[:, 1:]
@@ -63,7 +63,7 @@ class Stage(nnx.Module):
         )
         small = jnp.concatenate([small_class, small_patches], axis=1)
         large = jnp.concatenate([large_class, large_patches], axis=1)
-        return small, large, of_large | {f"small_{name}": x for name, x in of_small.items()}
+        return small, large, of_large | of_small
 
 
 class Branch(nnx.Module):
@@ -74,15 +74,20 @@ class Branch(nnx.Module):
         self.config, self.depth = config, depth
 
     def __call__(
-        self, x: jax.Array, rates: np.ndarray, key: jax.Array | None, capture: Capture
+        self,
+        x: jax.Array,
+        rates: np.ndarray,
+        key: jax.Array | None,
+        capture: Capture,
+        prefix: str = "",
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Tokens (B, N, D) -> the same, and with `capture` the blocks' `attention` (L, B, H, N, N) and
-        outputs `blocks` (L, B, N, D).
+        outputs `blocks` (L, B, N, D), their names after `prefix`.
         """
 
         def step(block, x, rate, key):
             x, weights = block(x, rate, key)
-            return x, kept(capture, attention=weights, blocks=x)
+            return x, kept(capture, **{f"{prefix}attention": weights, f"{prefix}blocks": x})
 
         x, captured = stack.scan(
             step,

@@ -80,8 +80,9 @@ class Plot:
     ) -> None:  # fmt: skip
         """Points."""
         self._axes.plot(
-            xs, ys, "o", color=colour, markersize=1.5 * radius, label=self._new(label, colour)
-        )
+            xs, ys, "o", color=colour, markersize=1.5 * radius, label=self._new(label, colour),
+            clip_on=False,  # one on an axis is whole
+        )  # fmt: skip
 
     def band(
         self, xs: Sequence[float], lows: Sequence[float], highs: Sequence[float],

@@ -16,6 +16,8 @@ _NO_DIFFERENCE += ("compilation_cache", "data.threads", "data.prefetch", "data.m
 _NO_DIFFERENCE += ("eval.every", "eval.batch_size", "model.num_classes", "model.dtype_on_cpu")
 SEED = "seed"
 _SHARE = re.compile(r"\w+(\[:(?P<share>[\d.]+)%\])?")
+# Of fields that always change together the one that says most; heads change with the width.
+_SAY_MOST = ("model.name", "model.width")
 _OF_DATA = ("data.name", "data.path", "data.train_split", "data.eval_split", "data.mixture")
 
 
@@ -67,7 +69,8 @@ class Comparison:
 
     Attributes:
       runs: all.
-      varied: the fields in which they differ; of several that always change together the first.
+      varied: the fields in which they differ, the model's name first; of several that always change
+        together the one that says most.
       together: by these, the others that change with them.
       groups: in the order of their settings.
       metric: what they are judged by.
@@ -111,10 +114,10 @@ def _varied(runs: Sequence[Run]) -> tuple[list[str], dict[str, list[str]]]:
         values = tuple(_key(run.config.get(name)) for run in runs)
         if len(set(values)) > 1:
             varied[name] = values
-    # Fields that split the runs alike are one choice, which a model's name says best.
+    # Fields that split the runs alike are one choice.
     first: dict[tuple, str] = {}
     together: dict[str, list[str]] = {}
-    for name in sorted(varied, key=lambda name: (name != "model.name", list(names).index(name))):
+    for name in sorted(varied, key=lambda name: name not in _SAY_MOST):
         values = varied[name]
         order = tuple(values.index(value) for value in values)
         if order in first:
@@ -122,7 +125,8 @@ def _varied(runs: Sequence[Run]) -> tuple[list[str], dict[str, list[str]]]:
         else:
             first[order] = name
             together[name] = []
-    kept = [name for name in names if name in together]
+    kept = [name for name in varied if name in together]
+    kept.sort(key=lambda name: name != "model.name")
     if "model.name" in kept:  # whose options follow from it
         implied = [n for n in kept if n.startswith("model.") and n != "model.name"]
         for name in implied:

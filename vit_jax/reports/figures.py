@@ -36,29 +36,27 @@ def over_field(comparison: Comparison) -> dict[str, Image.Image]:
     found = {}
     for name in comparison.varied:
         groups = [g for g in comparison.groups if name in g.setting and len(g.values())]
-        numbers = {id(group): as_number(name, group.setting[name]) for group in groups}
-        values = list(numbers.values())
-        if None in values or len(set(values)) < 2:
+        numbers = [as_number(name, group.setting[name]) for group in groups]
+        if None in numbers or len(set(numbers)) < 2:
             continue
-        lines: dict[str, list[Group]] = {}
-        for group in groups:
+        lines: dict[str, list[tuple[float, Group]]] = {}
+        for number, group in zip(numbers, groups, strict=True):
             others = {n: v for n, v in group.setting.items() if n != name}
-            label = in_short(others)
-            lines.setdefault(label, []).append(group)
+            lines.setdefault(in_short(others), []).append((number, group))
         if len(lines) > _MOST:
             continue
-        logarithmic = min(values) > 0 and max(values) / min(values) >= 10
+        logarithmic = min(numbers) > 0 and max(numbers) / min(numbers) >= 10
         plot = Plot(
             f"{comparison.metric} over {name}: mean and range over seeds",
             x=f"{name} [%]" if name == "data.train_split" else name, y=comparison.metric, logarithmic=logarithmic,
         )  # fmt: skip
         for (label, line), colour in zip(lines.items(), style.COLOURS, strict=False):
-            xs = [numbers[id(group)] for group in line]
-            spread = [group.summary() for group in line]
+            xs = [number for number, _ in line]
+            spread = [group.summary() for _, group in line]
             plot.band(xs, [s["low"] for s in spread], [s["high"] for s in spread], colour)
             plot.line(xs, [s["mean"] for s in spread], colour, label)
-            for x, group in zip(xs, line, strict=True):
-                plot.dots([x] * len(group.values()), group.values(), colour)
+            for number, group in line:
+                plot.dots([number] * len(group.values()), group.values(), colour)
         found[name] = plot.image()
     return found
 

@@ -1,6 +1,7 @@
 """What `vit_jax report` does: a table and pictures of runs, as Markdown, PNG files and one page."""
 
 import json
+import math
 from collections.abc import Sequence
 
 from etils import epath
@@ -139,7 +140,7 @@ def _runs(comparison: Comparison) -> list[list[str]]:
     kinds = dict.fromkeys(kind for run in comparison.runs for kind in run.shares)
     table = [["run", "state", "step", comparison.metric or "metric", *kinds]]
     for run in comparison.runs:
-        value = "-" if run.value != run.value else f"{run.value:.4f}"
+        value = f"{run.value:.4f}" if math.isfinite(run.value) else "-"
         shares = [f"{run.shares[kind]:.1%}" if kind in run.shares else "-" for kind in kinds]
         table.append([run.name, run.state, f"{run.step:,}", value, *shares])
     return table

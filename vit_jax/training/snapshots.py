@@ -103,7 +103,7 @@ def make_histograms(assembly: Assembly) -> Callable[[TrainState, Batch], dict]:
         return {
             f"{kind}/{name}": histogram(values)
             for kind, tree in trees.items()
-            for name, values in zip(patterns.names(tree), jax.tree.leaves(tree), strict=True)
+            for name, values in patterns.named(tree).items()
         }
 
     return histograms

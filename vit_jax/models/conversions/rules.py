@@ -193,7 +193,7 @@ def specs(
     `like` needs only shapes and dtypes.
     """
     rules = tuple(rules)
-    by_name, leaves = _by_name(rules), _named(like)
+    by_name, leaves = _by_name(rules), patterns.named(like)
     wanted = _wanted({name: by_name[name] for name in leaves}, leaves)
     found = {n: (shape, np.dtype((dtypes or {}).get(n, d))) for n, (shape, d) in wanted.items()}
     return found | {n: ((), x.dtype) for n, x in _scalars(rules, constants).items()}
@@ -228,7 +228,7 @@ def to_ours(
         hold exactly, or the format has no place for a parameter. All of them are named.
     """
     rules = tuple(rules)
-    by_name, leaves = _by_name(rules), _named(like)
+    by_name, leaves = _by_name(rules), patterns.named(like)
     wanted = _wanted(by_name, leaves)
     scalars = {rule.theirs for rule in rules if isinstance(rule, Constant)}
     problems = [
@@ -281,7 +281,7 @@ def to_theirs(
         the first tensor.
     """
     rules = tuple(rules)
-    by_name, leaves = _by_name(rules), _named(params)
+    by_name, leaves = _by_name(rules), patterns.named(params)
     homeless = [
         f"{name} {tuple(leaf.shape)}" for name, leaf in leaves.items() if name not in by_name
     ]
@@ -394,10 +394,6 @@ def _scalars(
     if constants is None:
         return new
     return {n: np.asarray(constants[n], x.dtype) for n, x in new.items() if n in constants}
-
-
-def _named(tree: dict) -> dict[str, Any]:
-    return dict(zip(patterns.names(tree), jax.tree.leaves(tree), strict=True))
 
 
 def _exact(theirs, ours: np.dtype) -> bool:
