@@ -87,7 +87,9 @@ def test_the_compiler_converts_no_product_of_a_bfloat16_model_to_float32(name, r
     assert len(operands) > (20 if remat == "none" else 15) and len(in_float32) == 3
 
 
-@pytest.mark.parametrize(("dtype", "rounding"), [("float32", 1e-6), ("bfloat16", BFLOAT16_ROUNDING)])
+@pytest.mark.parametrize(
+    ("dtype", "rounding"), [("float32", 1e-6), ("bfloat16", BFLOAT16_ROUNDING)]
+)
 def test_logits_are_float32_and_their_gradient_is_rounded_as_the_operands_are(
     operands, dtype, rounding
 ):
