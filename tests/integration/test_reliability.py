@@ -10,7 +10,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from vit_jax.base.patterns import names
+from vit_jax.base.patterns import named
 from vit_jax.checkpoints import reading
 
 STEPS = 40
@@ -51,7 +51,7 @@ def saving(workdir) -> bool:
 
 def bits(workdir) -> dict[str, np.ndarray]:
     params = reading.load_weights(workdir).params
-    return dict(zip(names(params), jax.tree.leaves(params), strict=True))
+    return named(params)
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +101,7 @@ def all_bits(workdir) -> dict[str, np.ndarray]:
     whole = jax.tree.map(
         lambda _: ocp.RestoreArgs(restore_type=np.ndarray), handler.metadata(path).tree
     )
-    state = handler.restore(path, args=ocp.args.PyTreeRestore(restore_args=whole))
-    return dict(zip(names(state), jax.tree.leaves(state), strict=True))
+    return named(handler.restore(path, args=ocp.args.PyTreeRestore(restore_args=whole)))
 
 
 # The runs of each recipe, by their folders; flags; and what must be among the last one's state.

@@ -260,7 +260,6 @@ def vit(**options):
             "x",
             "timm computes with epsilon = 1e-06 or 1e-05, this model with 1e-12",
         ),
-        ({"registers": 2}, "x", "registers have a position"),
         ({"representation": 7}, "x", "no layer before the head since version 0.8"),
         ({}, "x.pth", "pickles can run code"),
     ],

@@ -60,7 +60,7 @@ def run():
 
 
 def leaves(tree):
-    return dict(zip(patterns.names(tree), jax.tree.leaves(jax.device_get(tree)), strict=True))
+    return patterns.named(jax.device_get(tree))
 
 
 def test_the_teacher_follows_by_a_scheduled_momentum_and_is_what_is_evaluated(run):

@@ -74,7 +74,8 @@ class Foreign:
       classes: label names in the order of the logits, where the source says them.
       preprocessing: of images, where the source says it or its code has only one.
       variables: what is not trained, such as running statistics; like `params`.
-      extras: tensors of the file that are no part of the model, by their names.
+      extras: tensors of the file that are no part of the model, by their names; of a run what MAE
+        owns. Decoders among them are handed on, see `decoders`.
       layout: `format`, and what else is needed to write the same names and bytes again; plain JSON.
     """
 

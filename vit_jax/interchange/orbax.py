@@ -63,7 +63,7 @@ def read(opened: Opened, wishes: Wishes) -> Foreign:
     prepared = {field.name: data[field.name] for field in dataclasses.fields(Preprocessing)}
     if options := decoders.options_of_run(filled.objective):
         own = arrays(f"{parts[0]}_{OWN}", decoders.like(config, options))
-        extras = dict(zip(patterns.names({OWN: own}), jax.tree.leaves(own), strict=True))
+        extras = patterns.named({OWN: own})
         layout = layout | {decoders.LAYOUT: dataclasses.asdict(options)}
     return Foreign(
         config,

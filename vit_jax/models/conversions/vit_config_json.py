@@ -5,6 +5,7 @@ from typing import Any
 
 from vit_jax.base import sizes
 from vit_jax.base.errors import CheckpointError
+from vit_jax.models import vit
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -63,6 +64,19 @@ def options(value: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def hidden_act(activation: str) -> str:
-    """The name in config.json of one of our activations."""
-    return next(theirs for theirs, ours in ACTIVATIONS.items() if ours == activation)
+def said(config: vit.Config) -> dict[str, Any]:
+    """What config.json says of a model, in those words; only the size of its MLPs some classes say otherwise."""
+    size = config.image_size
+    return {
+        "image_size": size if isinstance(size, int) else list(size),
+        "patch_size": config.patch,
+        "num_channels": config.channels,
+        "hidden_size": config.width,
+        "num_hidden_layers": config.depth,
+        "num_attention_heads": config.heads,
+        "hidden_act": next(n for n, ours in ACTIVATIONS.items() if ours == config.activation),
+        "layer_norm_eps": config.epsilon,
+        "hidden_dropout_prob": config.dropout,
+        "attention_probs_dropout_prob": config.attention_dropout,
+        "qkv_bias": config.qkv_bias,
+    }

@@ -86,10 +86,14 @@ class HuggingFace(HuggingFaceConversion):
 
     def layout(self, config: vit.Config) -> dict:
         """See `Conversion`."""
-        return {"prefix": f"{_model_type(config)}." if config.num_classes else ""}
+        kind = vit_towers.new_kind(config)
+        prefix = f"{kind or _model_type(config)}." if config.num_classes else ""
+        return ({"kind": kind} if kind else {}) | {"prefix": prefix}
 
     def refusal(self, config: vit.Config) -> str:
         """See `Conversion`."""
+        if vit_towers.new_kind(config):
+            return vit_towers.refusal_of_dinov2(config)
         lacks = {
             f"pool={config.pool!r}": config.pool != "token",
             "registers": config.registers,
@@ -110,26 +114,14 @@ class HuggingFace(HuggingFaceConversion):
 
     def config_json(self, config: vit.Config, layout: Mapping[str, Any]) -> dict[str, Any]:
         """See `HuggingFaceConversion`."""
-        if "kind" in layout:  # What the file said stays.
-            return {}
+        if "kind" in layout:  # What a file said stays.
+            return {} if "config" in layout else vit_towers.config_json(config, layout["kind"])
         kind, teacher = "DeiT" if config.distilled else "ViT", "WithTeacher" * config.two_heads
         task = f"ForImageClassification{teacher}" if config.num_classes else "Model"
-        size = config.image_size
-        return {
+        return vit_config_json.said(config) | {
             "architectures": [f"{kind}{task}"],
             "model_type": _model_type(config),
-            "image_size": size if isinstance(size, int) else list(size),
-            "patch_size": config.patch,
-            "num_channels": config.channels,
-            "hidden_size": config.width,
-            "num_hidden_layers": config.depth,
-            "num_attention_heads": config.heads,
             "intermediate_size": config.mlp_dim,
-            "hidden_act": vit_config_json.hidden_act(config.activation),
-            "layer_norm_eps": config.epsilon,
-            "hidden_dropout_prob": config.dropout,
-            "attention_probs_dropout_prob": config.attention_dropout,
-            "qkv_bias": True,
         }
 
 

@@ -22,7 +22,7 @@ from vit_jax.models.conversions.contract import (
     patch_grid,
 )
 from vit_jax.models.conversions.rules import SAME, Rule, reordered
-from vit_jax.models.conversions.vit_flax import with_learned_position
+from vit_jax.models.conversions.vit_flax import with_learned_position, without_class_row
 
 _POOLS = {ours: theirs for theirs, ours in vit_arguments.POOLS.items()}
 _ROPES = {ours: theirs for theirs, ours in vit_arguments.ROPES.items()}
@@ -151,10 +151,6 @@ class Timm(TimmConversion):
         """See `Conversion`."""
         if config.distilled and (not config.distillation_head or config.registers):
             return "timm's distilled models read both tokens and have no registers"
-        has_table = config.position != "none"
-        registers = config.position_of_registers or not config.registers
-        if has_table and config.placed_tokens and config.position_of_class and not registers:
-            return "in timm registers have a position when the class token has one; here they have none"
         if config.epsilon not in (1e-6, 1e-5):
             return (
                 f"timm computes with epsilon = 1e-06 or 1e-05, this model with {config.epsilon!r}. To accept the "
@@ -174,10 +170,15 @@ class Timm(TimmConversion):
         return ""
 
     def expressed(self, config: vit.Config, params: dict) -> tuple[vit.Config, dict]:
-        """Positions are learned, where there are any beside rotary ones."""
+        """Positions are learned, where there are any beside rotary ones; with registers that have none, the
+        class token has none either.
+        """
         if config.position == "none" and _is_eva(config):
             return config, params
-        return with_learned_position(config, params)
+        config, params = with_learned_position(config, params)
+        if config.registers and not config.position_of_registers:
+            return without_class_row(config, params)
+        return config, params
 
     def preprocessing(self, config: vit.Config) -> Preprocessing | None:
         """A plain ViT's may be Google's or DeiT's."""

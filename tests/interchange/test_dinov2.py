@@ -1,0 +1,84 @@
+"""Models of DINOv2's structure written for transformers, wherever they come from."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from vit_jax.base.errors import CheckpointError
+from vit_jax.interchange import formats, loading
+from vit_jax.models import registry
+
+MODELS = {
+    "Dinov2Model": {},
+    "Dinov2Model gated": {"gated_mlp": True, "activation": "silu", "mlp_dim": 88},
+    "Dinov2ForImageClassification": {
+        "num_classes": 3, "pool": "token_mean", "position_of_class": False, "qkv_bias": False,
+    },
+    "Dinov2WithRegistersModel": {"registers": 3, "position": "sincos2d"},
+    "Dinov2WithRegistersForImageClassification": {
+        "registers": 3, "num_classes": 3, "pool": "token_mean",
+    },
+}  # fmt: skip
+
+
+def drawn(**options):
+    """A model's definition, and a checkpoint of it with weights that hide nothing."""
+    sizes = dict(image_size=12, num_classes=0, width=32, depth=2, heads=4, mlp_dim=64)
+    sizes |= dict(layer_scale="all", activation="gelu")
+    config = registry.model_config("ViT-mu/4", **sizes | options)
+    model, random = registry.build(config, rngs=nnx.Rngs(0)), np.random.default_rng(0)
+    definition, weights = registry.split(model)
+    params = jax.tree.map(lambda x: random.normal(0, 0.3, x.shape).astype(np.float32), weights[0])
+    return definition, formats.Foreign(config, params, variables=weights.variables)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_transformers_has_the_same_answer(name, tmp_path):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    definition, foreign = drawn(**MODELS[name])
+    formats.write(foreign, tmp_path / "out", "huggingface")
+    theirs, report = getattr(transformers, name.split()[0]).from_pretrained(
+        tmp_path / "out", output_loading_info=True
+    )
+    # Only those with registers always have it, and use it where something is masked.
+    assert all(key.endswith("mask_token") for key in report["missing_keys"])
+    assert not report["unexpected_keys"] and not report["mismatched_keys"]
+    images = np.random.default_rng(1).normal(size=(2, 12, 12, 3)).astype(np.float32)
+    with torch.no_grad():
+        answer = theirs.eval()(torch.from_numpy(images).permute(0, 3, 1, 2))
+    weights = jax.tree.map(jnp.asarray, (foreign.params, foreign.variables))
+    ours = nnx.merge(definition, *weights)(jnp.asarray(images))
+    if foreign.model_config.num_classes:
+        found, expected = ours.logits, answer.logits
+    else:
+        # Theirs keep the registers among the tokens.
+        of_theirs = answer.last_hidden_state.numpy()
+        found, expected = ours.features, of_theirs[:, 0]
+        np.testing.assert_allclose(ours.tokens[:, -9:], of_theirs[:, -9:], atol=1e-5)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    # By way of timm, which has no place for a position of the class token beside registers.
+    if not foreign.model_config.num_classes and not foreign.model_config.gated_mlp:
+        loading.convert(tmp_path / "out", tmp_path / "timm.safetensors", "timm")
+        loading.convert(tmp_path / "timm.safetensors", tmp_path / "back", "huggingface")
+        again = getattr(transformers, name).from_pretrained(tmp_path / "back").eval()
+        with torch.no_grad():
+            tokens = again(torch.from_numpy(images).permute(0, 3, 1, 2)).last_hidden_state
+        np.testing.assert_array_equal(tokens, of_theirs)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_classes": 3}, "DINOv2 has no pool='token' with a head"),
+        ({"mlp_dim": 72}, "no mlp_dim=72 with activation='gelu'"),
+        ({"gated_mlp": True, "mlp_dim": 88}, "no mlp_dim=88 with activation='gelu'"),
+        ({"norm": "rms"}, "no norm='rms'"),
+    ],
+)
+def test_what_transformers_has_not_is_not_written(options, message, tmp_path):
+    _, foreign = drawn(**options)
+    with pytest.raises(CheckpointError, match=message):
+        formats.write(foreign, tmp_path / "out", "huggingface")
+    assert not (tmp_path / "out").exists()
