@@ -218,6 +218,6 @@ def test_a_setting_in_short_leaves_out_options_that_its_model_does_not_have():
 
 
 def test_the_bar_beside_a_thin_picture_shows_its_colours():
-    image = tiles.draw("Rows", [np.zeros((1, 8))] * 2, columns=2, bar=tiles.Bar(0, 1, "share"))
+    image = tiles.draw("Rows", [np.zeros((1, 8))] * 4, columns=2, bar=tiles.Bar(0, 1, "share"))
     red, green, blue = np.moveaxis(np.asarray(image).astype(int), -1, 0)
-    assert ((red > 180) & (green > 200) & (blue < 100)).sum() > 50  # its upper end is yellow
+    assert ((red < 90) & (green > 120) & (blue > 110)).sum() > 100  # its middle, of no tile
