@@ -1,7 +1,7 @@
 """ViTs, hybrids, ResNets and Mixers by what their training costs (ViT §4.4, Fig. 5, Table 6; Mixer §3.3).
 
 vit_jax train --config=configs/experiments/compute.py:smoke --workdir=DIR
-    small ones on digits, two seeds each: 16 runs, six minutes of a CPU core.
+    small ones on digits, two seeds each: 16 runs, five to six minutes of a CPU core.
 vit_jax train --config=configs/experiments/compute.py --workdir=DIR --config.data.name=YOUR_TFDS_NAME
     thirteen of the papers' on JFT (configs/vit_jft.py and mixer.py).
 

@@ -1,7 +1,7 @@
 """How Mixers and ViTs overfit little data (Mixer §3.3, Fig. 2; arXiv 2105.01601).
 
 vit_jax train --config=configs/experiments/overfitting.py:smoke --workdir=DIR
-    5, 20 and 100 % of the digits, for as many steps each, two seeds: twelve runs, two to three minutes of a CPU core.
+    5, 20 and 100 % of the digits, for as many steps each, two seeds: twelve runs, three to four minutes of a CPU core.
 vit_jax train --config=configs/experiments/overfitting.py --workdir=DIR --config.data.name=YOUR_TFDS_NAME
     B/32 and L/16 of both on 3, 10, 30 and 100 % of JFT for 233, 70, 23 and 7 epochs, judged by a linear fit of five
     images of each class of ImageNet.

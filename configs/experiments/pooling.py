@@ -1,7 +1,7 @@
 """Class token against global average pooling, each at two rates (ViT §D.3, Fig. 9; arXiv 2010.11929).
 
 vit_jax train --config=configs/experiments/pooling.py:smoke --workdir=DIR
-    digits, three seeds each: twelve runs, two to three minutes of a CPU core.
+    digits, three seeds each: twelve runs, four minutes of a CPU core.
 vit_jax train --config=configs/experiments/pooling.py --workdir=DIR --config.data.name=YOUR_TFDS_NAME
     the paper's ViT-B/16 on JFT (configs/vit_jft.py), one seed each.
 

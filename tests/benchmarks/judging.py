@@ -207,8 +207,9 @@ def inspecting(said) -> dict:
     }
     found = timed(work, said.rounds)
     for name, one in compiled.items():
-        memory = one.memory_analysis().peak_memory_in_bytes
-        found[name]["memory"] = f"{memory / 2**20:.0f} MiB"
+        needs = one.memory_analysis()
+        parts = needs.argument_size_in_bytes, needs.temp_size_in_bytes, needs.output_size_in_bytes
+        found[name]["memory"] = f"{sum(parts) / 2**20:.0f} MiB"
     return found
 
 

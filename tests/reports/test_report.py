@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from vit_jax.base.errors import ConfigError
+from vit_jax.pictures import tiles
 from vit_jax.pictures.plot import Plot
 from vit_jax.reports import compare, runs
 from vit_jax.reports.report import report
@@ -214,3 +215,9 @@ def test_numbers_along_an_axis_do_not_touch():
 def test_a_setting_in_short_leaves_out_options_that_its_model_does_not_have():
     setting = {"model.depth": None, "model.name": "BiT-R26x1", "model.width_factor": 0.5}
     assert compare.in_short(setting) == "BiT-R26x1, width_factor 0.5"
+
+
+def test_the_bar_beside_a_thin_picture_shows_its_colours():
+    image = tiles.draw("Rows", [np.zeros((1, 8))] * 4, columns=2, bar=tiles.Bar(0, 1, "share"))
+    red, green, blue = np.moveaxis(np.asarray(image).astype(int), -1, 0)
+    assert ((red < 90) & (green > 120) & (blue > 110)).sum() > 100  # its middle, of no tile

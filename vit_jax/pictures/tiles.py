@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _NAME = 16  # pixels of the page: a line of letters
-_LEAST, _THIN = 320, 12  # of a whole picture and of a tile
+_LEAST, _THIN, _BAR = 320, 12, 10  # of a whole picture, of a tile, and of a bar
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,6 +138,7 @@ def _draw_bar(figure: "Figure", bar: Bar, beside: "np.ndarray | Axes") -> None:
     from matplotlib.colors import Normalize
 
     colours = ScalarMappable(Normalize(bar.low, bar.high), style.SCHEMES[bar.scheme])
-    letters = int(0.8 * figure.get_figheight() * figure.dpi / style.SCALE / style.LETTER)
-    unit = textwrap.fill(bar.unit, max(letters - 8, 10))  # beside the bar, and no longer than it
-    figure.colorbar(colours, ax=beside, label=unit, aspect=30, fraction=0.05, pad=0.02)
+    length = 0.8 * figure.get_figheight() * figure.dpi / style.SCALE
+    unit = textwrap.fill(bar.unit, max(int(length / style.LETTER) - 8, 10))  # no longer than it
+    aspect = min(30, length / _BAR)
+    figure.colorbar(colours, ax=beside, label=unit, aspect=aspect, fraction=0.05, pad=0.02)
