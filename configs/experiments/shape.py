@@ -12,7 +12,7 @@ parameters; scaling all alike is robust. The report draws accuracy over compute,
 from vit_jax import recipes
 
 # Depth, width, MLP width, heads, patch.
-CENTRES = {"paper": (8, 1024, 2048, 16, 32), "smoke": (4, 64, 128, 4, 8)}
+CENTRES = {"paper": (8, 1024, 2048, 16, 32), "smoke": (2, 64, 128, 4, 8)}
 FIELDS = ("depth", "width", "mlp_dim", "heads", "patch")
 PATCHES = {"paper": (16, 56), "smoke": (4, 16)}  # 64 would not divide 224 pixels
 # By what is scaled, the factors of depth, width and MLP width.
@@ -29,8 +29,7 @@ def get_runs(arg="paper"):
     smoke = size == "smoke"
     config = recipes.beside(__file__, "../digits.py" if smoke else "../vit_jft.py:B/32")
     if smoke:
-        recipes.quick(config, "300 steps")
-        config.model.position = "learned"
+        recipes.quick(config)
     else:
         config.model.representation = 0
     centre = CENTRES[size]
