@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from tests.models import oracles
-from tests.objectives.test_mae import made, of_checkpoint, of_transformers
+from tests.objectives.test_mae import made, new_of_transformers, of_checkpoint, of_transformers
 from vit_jax.base.errors import CheckpointError
 from vit_jax.checkpoints import reading, saving
 from vit_jax.interchange import decoders, formats, loading
@@ -55,13 +55,8 @@ def test_the_decoder_is_read_from_a_file_of_the_authors(shared_data, tmp_path):
 
 
 def test_the_decoder_is_read_from_a_folder_of_transformers(tmp_path):
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    theirs = transformers.ViTMAEForPreTraining(transformers.ViTMAEConfig(
-        image_size=32, patch_size=8, hidden_size=24, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=96, decoder_hidden_size=16, decoder_num_hidden_layers=2,
-        decoder_num_attention_heads=2, decoder_intermediate_size=64, layer_norm_eps=1e-6,
-    ))  # fmt: skip
+    torch = pytest.importorskip("torch")
+    theirs = new_of_transformers(num_hidden_layers=1)
     table = theirs.decoder.decoder_pos_embed
     table.data[:, 1:] = torch.tensor(sincos_2d((4, 4), 16, periods=4))
     theirs.save_pretrained(tmp_path)

@@ -139,14 +139,10 @@ def test_loss_and_gradients_are_those_of_the_official_code(shared_data, normaliz
 
 @pytest.mark.parametrize("normalize", [False, True])
 def test_loss_is_that_of_transformers(normalize):
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    theirs = transformers.ViTMAEForPreTraining(transformers.ViTMAEConfig(
-        image_size=32, patch_size=8, hidden_size=24, num_hidden_layers=2, num_attention_heads=2,
-        intermediate_size=96, decoder_hidden_size=16, decoder_num_hidden_layers=2,
-        decoder_num_attention_heads=2, decoder_intermediate_size=64, mask_ratio=0.6,
-        norm_pix_loss=normalize, layer_norm_eps=1e-6,
-    )).eval()  # fmt: skip
+    torch = pytest.importorskip("torch")
+    theirs = new_of_transformers(
+        num_hidden_layers=2, mask_ratio=0.6, norm_pix_loss=normalize
+    ).eval()
     for parameter in theirs.parameters():
         if parameter.requires_grad:
             torch.nn.init.normal_(parameter, std=0.3)
@@ -166,6 +162,17 @@ def test_loss_is_that_of_transformers(normalize):
     np.testing.assert_allclose(
         loss_of(objective, config, noise)(params, jnp.asarray(images)), float(expected), rtol=1e-5
     )
+
+
+def new_of_transformers(**options):
+    """A small ViTMAEForPreTraining, random with seed 0, or a skipped test where transformers lacks."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    return transformers.ViTMAEForPreTraining(transformers.ViTMAEConfig(
+        image_size=32, patch_size=8, hidden_size=24, num_attention_heads=2, intermediate_size=96,
+        decoder_hidden_size=16, decoder_num_hidden_layers=2, decoder_num_attention_heads=2,
+        decoder_intermediate_size=64, layer_norm_eps=1e-6, **options,
+    ))  # fmt: skip
 
 
 def of_transformers(model):
