@@ -77,7 +77,6 @@ def _train_all(runs: "dict[str, ConfigDict]") -> None:
         cli.print_result(found, "\n".join(lines))
         return
 
-    from vit_jax.base import paths
     from vit_jax.reports import report as reports
     from vit_jax.training.sweep import run_all
 
@@ -88,7 +87,7 @@ def _train_all(runs: "dict[str, ConfigDict]") -> None:
         ending.end_at_once_when_interrupted()
         run_all(runs, FLAGS.workdir)
         if process == 0:
-            result = reports.report([FLAGS.workdir], paths.locate(FLAGS.workdir) / "report")
+            result = reports.report([FLAGS.workdir], places.locate(FLAGS.workdir) / "report")
             cli.print_result(result, reports.text(result))
 
 
@@ -113,7 +112,6 @@ def sweep() -> None:
     cli.parse()
     cli.require(workdir="DIR", grid="FIELD=VALUE,VALUE…")
 
-    from vit_jax.base import paths
     from vit_jax.reports.report import report
     from vit_jax.training.sweep import sweep, table
 
@@ -122,7 +120,7 @@ def sweep() -> None:
     grid = {name: cli.values(text) for name, text in cli.options(FLAGS.grid, "grid").items()}
     ending.end_at_once_when_interrupted()
     result = sweep(config, FLAGS.workdir, grid, select=FLAGS.select, seeds=FLAGS.seeds)
-    summary = report([FLAGS.workdir], paths.locate(FLAGS.workdir) / "report")
+    summary = report([FLAGS.workdir], places.locate(FLAGS.workdir) / "report")
     cli.print_result(result, f"{table(result)}\nreport: {summary['report']}")
 
 

@@ -17,7 +17,7 @@ import pathlib
 import threading
 import time
 
-from vit_jax.base import paths
+from vit_jax.base import places
 from vit_jax.data import sources
 from vit_jax.data.record import DataError, Record
 from vit_jax.data.sources import digits
@@ -43,7 +43,7 @@ class Observed(digits.Digits):
             with path.open("a") as file:
                 file.write(f"{index}\n")
         if disturbed:
-            paths.open_bytes(str(_FOLDER / "fifo")).read()
+            places.open_bytes(str(_FOLDER / "fifo")).read()
         time.sleep(_SAID.get("seconds", 0))
         record = super().__getitem__(index)
         if not self.multi_label:

@@ -14,7 +14,7 @@ import pytest
 from etils import epath
 
 import vit_jax
-from vit_jax.base import paths
+from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
 from vit_jax.interchange import formats, loading
@@ -136,11 +136,11 @@ def test_a_bucket_that_is_not_there_is_told_before_the_run(bucket, run):
 @pytest.mark.skipif(INSTALLED, reason="gcsfs is installed")
 def test_without_the_package_for_buckets_it_is_named():
     with pytest.raises(ConfigError, match=r"gs://bucket/run: .* pip install 'vit_jax\[gcs\]'"):
-        paths.locate("gs://bucket/run")
+        places.locate("gs://bucket/run")
 
 
 def test_local_paths_are_absolute_and_those_of_buckets_stay():
-    assert str(paths.locate("a/b")) == os.path.abspath("a/b")
-    assert str(paths.locate("~/a")) == os.path.expanduser("~/a")
+    assert str(places.locate("a/b")) == os.path.abspath("a/b")
+    assert str(places.locate("~/a")) == os.path.expanduser("~/a")
     if INSTALLED:
-        assert str(paths.locate("gs://bucket/run")) == "gs://bucket/run"
+        assert str(places.locate("gs://bucket/run")) == "gs://bucket/run"

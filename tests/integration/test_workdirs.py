@@ -89,7 +89,7 @@ def test_two_runs_in_one_folder_are_refused_and_a_dead_one_holds_no_lock(cli, tm
 
 
 def test_in_a_bucket_a_lock_that_nobody_renews_is_nobodys(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock.paths, "in_bucket", lambda path: True)
+    monkeypatch.setattr(lock.places, "in_bucket", lambda path: True)
     monkeypatch.setattr(lock, "_STALE_SECONDS", 2.0)
     monkeypatch.setattr(lock, "_RENEW_SECONDS", 0.2)
     folder = epath.Path(tmp_path)

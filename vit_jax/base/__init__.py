@@ -1,3 +1,3 @@
-"""What everything else stands on: errors, options, names and patterns, durations, paths. Nothing
+"""What everything else stands on: errors, options, names and patterns, durations, places. Nothing
 here knows of models, data or devices.
 """

@@ -22,7 +22,7 @@ from etils import epath
 from flax import nnx
 from ml_collections import ConfigDict
 
-from vit_jax.base import paths, patterns, schema
+from vit_jax.base import patterns, places, schema
 from vit_jax.base.errors import CheckpointError
 from vit_jax.config import Config, default_config
 from vit_jax.devices import meshes, processes
@@ -92,7 +92,7 @@ def find(path: epath.PathLike) -> epath.Path:
     Raises:
       CheckpointError: there is none.
     """
-    path = paths.locate(path)
+    path = places.locate(path)
     if path.name == BEST and not path.exists():
         description = newest_description(path.parent) or {}
         if not description.get("best"):
@@ -228,7 +228,7 @@ def load_run(path: epath.PathLike, mesh: jax.sharding.Mesh | None = None, **opti
 
 def newest_description(workdir: epath.PathLike) -> dict | None:
     """The description of a run's newest checkpoint that has one to read; `None` if there is none."""
-    folder = paths.locate(workdir) / FOLDER
+    folder = places.locate(workdir) / FOLDER
     for step in reversed(saved_steps(folder)):
         try:
             return read_description(folder / str(step))

@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 from absl import logging
 from etils import epath
 
-from vit_jax.base import paths
+from vit_jax.base import places
 from vit_jax.checkpoints.reading import (
     COMMITTED,
     FOLDER,
@@ -53,7 +53,7 @@ class Checkpoints:
           wait_minutes: how long processes wait for each other's writes.
           **writing: options of Orbax's handler of the state.
         """
-        self._folder = paths.locate(workdir) / FOLDER
+        self._folder = places.locate(workdir) / FOLDER
         self._config, self._wait = config, wait_minutes
         self._newest: int | None = None  # step of the newest state that is or is being saved
         self._writing = False
@@ -266,7 +266,7 @@ class Checkpoints:
         for step, reason in reasons.items() if _first() else ():
             folder = self._folder / str(step)
             aside = self._folder.parent / f"{DAMAGED}_{FOLDER}" / f"{step}-{int(time.time())}"
-            in_bucket = paths.in_bucket(folder)
+            in_bucket = places.in_bucket(folder)
             done = "marked it as unfinished" if in_bucket else f"moved it to {aside}"
             message = "checkpoint of step %d is damaged (%s); going back to step %d, %s"
             logging.warning(message, step, reason, good, done)

@@ -18,7 +18,7 @@ import numpy as np
 from absl import logging
 from etils import epath
 
-from vit_jax.base import paths
+from vit_jax.base import places
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import reading
 from vit_jax.data.record import BadImage
@@ -61,7 +61,7 @@ def write_features(
     target = pathlib.Path(out)
     if target.suffix not in _WRITERS:
         raise ConfigError(f"--features={out}: name it .npz or .parquet")
-    paths.check_folder_of(out, "--features")
+    places.check_folder_of(out, "--features")
     files = find(sources)
     run = load_for_images(path, settings, "predict", said)
     good, bad, width, began = 0, 0, 0, time.monotonic()

@@ -13,7 +13,7 @@ from absl import logging
 from etils import epath
 
 from vit_jax import objectives
-from vit_jax.base import paths
+from vit_jax.base import places
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import reading
 from vit_jax.data import crops
@@ -71,7 +71,7 @@ def export(
     target, writer = pathlib.Path(out), FORMATS[to]
     if target.suffix != writer.SUFFIX:
         raise ConfigError(f"--out={out}: name it {writer.SUFFIX}")
-    paths.check_folder_of(out, "--out")
+    places.check_folder_of(out, "--out")
     writer.check()
     files = find(images) if images else None
     run = load_for_images(path, settings, "export", said)

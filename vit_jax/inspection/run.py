@@ -12,7 +12,7 @@ import numpy as np
 from absl import logging
 from etils import epath
 
-from vit_jax.base import paths, sizes
+from vit_jax.base import places, sizes
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage
@@ -86,7 +86,7 @@ def inspect(
     """
     options = options or Options()
     named = list(find(images))
-    out = paths.make_folder(out, "--out")
+    out = places.make_folder(out, "--out")
     run = load_for_images(checkpoint, settings, "inspect")
     data = data_of(run)
     config = observe.for_inspection(run.model_config)
@@ -208,5 +208,5 @@ def _write(out: epath.Path, page: Page, sections: Sequence[Section]) -> None:
     with (out / "numbers.npz").open("wb") as file:
         np.savez_compressed(file, **numbers)
     said = {section.title: section.text for section in sections}
-    paths.write_whole(out / "report.json", json.dumps(said, indent=1, ensure_ascii=False) + "\n")
-    paths.write_whole(out / "report.html", page.html())
+    places.write_whole(out / "report.json", json.dumps(said, indent=1, ensure_ascii=False) + "\n")
+    places.write_whole(out / "report.html", page.html())

@@ -19,7 +19,7 @@ from typing import Any
 
 from etils import epath
 
-from vit_jax.base import paths, schema, sizes
+from vit_jax.base import places, schema, sizes
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.base.schema import nearest
 from vit_jax.data.augmentation import augment
@@ -133,7 +133,7 @@ def _open(path: epath.PathLike) -> opened.Opened:
     name = remote.parse(path)
     path = remote.locate(name)
     if not path.exists():
-        raise CheckpointError(f"{path} does not exist{paths.nearest_existing(path)}")
+        raise CheckpointError(f"{path} does not exist{places.nearest_existing(path)}")
     if path.is_file() and path.stat().length == 0:
         raise CheckpointError(f"{path} is empty (an interrupted download?)")
     return opened.open_once(path, name.state_dict)
@@ -158,7 +158,7 @@ def write(foreign: Foreign, path: epath.PathLike, to: str) -> None:
     """
     if remote.is_remote(path):
         raise ConfigError(f"{path} cannot be written to: name a file or folder, and upload that")
-    module(to).write(foreign, paths.locate(path))
+    module(to).write(foreign, places.locate(path))
 
 
 def preprocessing_with(

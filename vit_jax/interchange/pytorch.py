@@ -8,7 +8,7 @@ import os
 
 from etils import epath
 
-from vit_jax.base import paths
+from vit_jax.base import places
 from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange import pickles, safetensors, state_dicts
 from vit_jax.models.conversions.rules import Lazy
@@ -98,7 +98,7 @@ class NewFolder:
         if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             raise CheckpointError(f"{self.path} exists already: name a new folder")
         self._partial = self.path
-        if not paths.in_bucket(self.path):
+        if not places.in_bucket(self.path):
             self._partial = self.path.parent / f".{self.path.name}.partial-{os.getpid()}"
         self._partial.mkdir(parents=True, exist_ok=True)
         return self._partial

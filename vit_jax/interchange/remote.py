@@ -13,7 +13,7 @@ import re
 
 from etils import epath
 
-from vit_jax.base import paths
+from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 
 _SAYS = re.compile(r"#((?:sha256|state_dict)=[^#]*)$")
@@ -70,7 +70,7 @@ def locate(name: Name) -> epath.Path:
       ConfigError: the name makes no sense, or a package is missing.
       CheckpointError: it cannot be downloaded.
     """
-    return fetch(name.place, name.sha256) if is_remote(name.place) else paths.locate(name.place)
+    return fetch(name.place, name.sha256) if is_remote(name.place) else places.locate(name.place)
 
 
 @functools.cache  # a command asks several times: one visit to the network

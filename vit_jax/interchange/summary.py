@@ -4,7 +4,7 @@ import dataclasses
 
 from etils import epath
 
-from vit_jax.base import paths, schema
+from vit_jax.base import places, schema
 from vit_jax.checkpoints import reading
 from vit_jax.data import crops
 from vit_jax.interchange import formats, remote
@@ -30,7 +30,7 @@ def summarize(path: epath.PathLike) -> dict:
       CheckpointError: there is no checkpoint, or it is damaged.
     """
     name, foreign = formats.detect(path), formats.read(path)
-    path = path if remote.is_remote(path) else paths.locate(path)
+    path = path if remote.is_remote(path) else places.locate(path)
     config, prepared = foreign.model_config, foreign.preprocessing
     summary = {
         "path": str(path),
@@ -62,7 +62,7 @@ def _of_run(folder: epath.Path, description: dict) -> dict:
     config, step = description["config"], int(folder.name)
     result = None
     if folder.parent.name == reading.FOLDER:
-        result = paths.read_json(folder.parent.parent / "result.json")
+        result = places.read_json(folder.parent.parent / "result.json")
     metrics = result if result and result.get("step") == step else None
     known = ("step", "seconds", "best", "goodput")
     return {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from etils import epath
 from PIL import Image
 
-from vit_jax.base import paths
+from vit_jax.base import places
 from vit_jax.pictures.page import Page, markdown, png
 from vit_jax.reports import compare, figures, runs
 from vit_jax.reports.compare import Comparison
@@ -36,7 +36,7 @@ def report(folders: Sequence[epath.PathLike], out: epath.PathLike) -> dict:
       ConfigError: there is no run, or the folder cannot be made.
     """
     comparison = compare.compare(runs.find(folders))
-    out = paths.make_folder(out, "--out")
+    out = places.make_folder(out, "--out")
     pictures = _pictures(comparison)
     for name, (_, image) in pictures.items():
         (out / f"{name}.png").write_bytes(png(image))
@@ -50,9 +50,9 @@ def report(folders: Sequence[epath.PathLike], out: epath.PathLike) -> dict:
         ],
         "notes": comparison.notes,
     }
-    paths.write_whole(out / "report.json", json.dumps(result, indent=1) + "\n")
-    paths.write_whole(out / "report.md", _markdown(comparison, pictures))
-    paths.write_whole(out / "report.html", _page(comparison, pictures).html())
+    places.write_whole(out / "report.json", json.dumps(result, indent=1) + "\n")
+    places.write_whole(out / "report.md", _markdown(comparison, pictures))
+    places.write_whole(out / "report.html", _page(comparison, pictures).html())
     return result
 
 

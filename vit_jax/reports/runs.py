@@ -13,7 +13,7 @@ from absl import logging
 from etils import epath
 
 from vit_jax import user_files
-from vit_jax.base import paths
+from vit_jax.base import places
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import reading
 from vit_jax.evaluation import best_metric
@@ -77,9 +77,9 @@ def find(folders: Sequence[epath.PathLike]) -> list[Run]:
     """
     found: list[epath.Path] = []
     for folder in folders:
-        folder = paths.locate(folder)
+        folder = places.locate(folder)
         if not folder.is_dir():
-            raise ConfigError(f"{folder} is no folder{paths.nearest_existing(folder)}")
+            raise ConfigError(f"{folder} is no folder{places.nearest_existing(folder)}")
         below = list(_workdirs(folder))
         if not below:
             raise ConfigError(
@@ -99,7 +99,7 @@ def read(folder: epath.Path, name: str) -> Run:
     if broken:
         notes.append(f"{broken} lines of {METRICS} cannot be read and are left out.")
     step = int(max((steps[-1] for steps, _ in curves.values()), default=0))
-    result = paths.read_json(folder / RESULT)
+    result = places.read_json(folder / RESULT)
     ended = result is not None and result.get("step") == step
     results = {
         n.removeprefix("eval/"): y[-1] for n, (_, y) in curves.items() if n.startswith("eval/")
@@ -110,7 +110,7 @@ def read(folder: epath.Path, name: str) -> Run:
     state = "no metrics"
     if curves:
         state = "diverged" if diverged else "done" if ended else "unfinished"
-    goodput = paths.read_json(folder / GOODPUT) or {}
+    goodput = places.read_json(folder / GOODPUT) or {}
     seconds = goodput.get("seconds", {})
     total = sum(seconds.values())
     shares = {kind: spent / total for kind, spent in seconds.items()} if total else {}

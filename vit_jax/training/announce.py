@@ -10,7 +10,7 @@ from clu import parameter_overview
 from etils import epath
 
 from vit_jax import user_files
-from vit_jax.base import durations, paths, sizes
+from vit_jax.base import durations, places, sizes
 from vit_jax.compute import choices
 from vit_jax.data import sources
 from vit_jax.data.record import Source
@@ -104,7 +104,7 @@ def keep_recipe(assembly: Assembly, source: Source, suite: Suite, workdir: epath
     text = recipe(assembly, head, suite)
     if jax.process_index() == 0:
         try:
-            paths.write_whole(path, text)
+            places.write_whole(path, text)
         except OSError as error:
             logging.error("%s cannot be written: %s", path, error)
     return text

@@ -17,7 +17,7 @@ import jax
 from absl import logging
 from etils import epath
 
-from vit_jax.base import paths
+from vit_jax.base import places
 from vit_jax.config import Hosts
 from vit_jax.devices import processes
 
@@ -61,7 +61,7 @@ class Clock:
         self._kind, self._since = "start", self._began
         self._moved = ("start", self._began)
         self._ended = threading.Event()
-        saved = paths.read_json(self._path) if write else None
+        saved = places.read_json(self._path) if write else None
         if saved and {"seconds", "written"} <= saved.keys():
             self.seconds |= saved["seconds"]
             self.seconds["down"] += max(time.time() - saved["written"], 0)
@@ -139,7 +139,7 @@ class Clock:
         if self._write:
             entry = json.dumps({"seconds": seconds, "written": time.time()})
             try:
-                paths.write_whole(self._path, entry + "\n")
+                places.write_whole(self._path, entry + "\n")
             except OSError as error:
                 logging.error("%s cannot be written: %s", self._path, error)
 
@@ -156,7 +156,7 @@ class Clock:
             minutes = self._minutes.get(kind, self._other_minutes)
             if 0 < minutes * 60 < time.monotonic() - since:
                 what = "a step" if kind in _MOVING else KINDS[kind]
-                opened = "".join(f"\n  {who}: {file}" for who, file in paths.last_opened.items())
+                opened = "".join(f"\n  {who}: {file}" for who, file in places.last_opened.items())
                 files = f" The files that threads opened last:{opened}" if opened else ""
                 processes.leave(
                     f"nothing has moved for {minutes:g} minutes in {what}; what every thread is "

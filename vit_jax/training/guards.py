@@ -12,7 +12,7 @@ import jax
 from absl import logging
 from etils import epath
 
-from vit_jax.base import paths, schema
+from vit_jax.base import places, schema
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import reading
 from vit_jax.config import Config, config_class
@@ -52,7 +52,7 @@ def _same_place(before: str, now: str) -> bool:
     """Whether two paths, the second of which is absolute, lead to the same place. An earlier version
     kept a path as it was typed, whatever the working folder: then the end of it has to agree.
     """
-    if before == now or not before or paths.in_bucket(before):
+    if before == now or not before or places.in_bucket(before):
         return before == now
     before = os.path.expanduser(before)
     if os.path.isabs(before):
@@ -117,9 +117,9 @@ def use_compilation_cache(directory: str) -> None:
     """
     if not directory:
         return
-    path = paths.locate(directory)
+    path = places.locate(directory)
     try:
-        if not paths.in_bucket(path):
+        if not places.in_bucket(path):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=path).close()
             _warn_of_others(path)

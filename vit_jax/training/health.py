@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from absl import logging
 from etils import epath
 
-from vit_jax.base import paths, patterns
+from vit_jax.base import patterns, places
 from vit_jax.base.errors import UserError
 from vit_jax.config import Config, Spike
 from vit_jax.data.order import data_step
@@ -158,7 +158,7 @@ class LeftOut:
     def __init__(self, workdir: epath.Path):
         self._path = workdir / "left_out.json"
         # A damaged file counts as none: what it named is met again, and left out again.
-        saved = paths.read_json(self._path, list) if processes.index() == 0 else None
+        saved = places.read_json(self._path, list) if processes.index() == 0 else None
         agreed = processes.agree("data left out", json.dumps(saved or []))
         ranges = json.loads(agreed)
         pairs = all(isinstance(one, list) and list(map(type, one)) == [int, int] for one in ranges)
@@ -183,5 +183,5 @@ class LeftOut:
                 "%s Going back %s, and on without the data of steps %d to %d",
                 bad, where, first, first + count - 1,
             )  # fmt: skip
-            paths.write_whole(self._path, json.dumps(self.ranges) + "\n")
+            places.write_whole(self._path, json.dumps(self.ranges) + "\n")
         processes.barrier("rollback")

@@ -17,7 +17,7 @@ import uuid
 from absl import logging
 from etils import epath
 
-from vit_jax.base import paths
+from vit_jax.base import places
 from vit_jax.base.errors import UserError
 
 _NAME = ".lock"
@@ -42,7 +42,7 @@ class Lock:
           patience: seconds to wait for a run that may be about to end, after a signal.
         """
         self._path, self._patience = workdir / _NAME, patience
-        self._in_bucket = paths.in_bucket(workdir)
+        self._in_bucket = places.in_bucket(workdir)
         self._token = f"{socket.gethostname()}, process {os.getpid()}"
         self._ended = threading.Event()
 
@@ -82,12 +82,12 @@ class Lock:
         return True
 
     def _take_in_bucket(self) -> bool:
-        held = paths.read_json(self._path) or {}
+        held = places.read_json(self._path) or {}
         if time.time() - held.get("renewed", 0) < _STALE_SECONDS:
             return False
         self._renew()
         time.sleep(1.0)  # of two that saw it free, the one that wrote last has it
-        if (paths.read_json(self._path) or {}).get("unique") != self._unique:
+        if (places.read_json(self._path) or {}).get("unique") != self._unique:
             return False
         self._thread = threading.Thread(target=self._keep, name="vit_jax-lock", daemon=True)
         self._thread.start()

@@ -14,7 +14,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from vit_jax import evaluation
-from vit_jax.base import logs, paths
+from vit_jax.base import logs, places
 from vit_jax.base.errors import UserError
 from vit_jax.checkpoints import reading, saving
 from vit_jax.config import Config
@@ -72,7 +72,7 @@ def train(config: ConfigDict, workdir: epath.PathLike) -> dict[str, float]:
     index = processes.index()
     logs.to_stderr_by_default(index if processes.count() > 1 else None, quiet=index > 0)
     config = resolve(config, workdir)
-    workdir = paths.locate(workdir)
+    workdir = places.locate(workdir)
     source = sources.open_train(config.data)
     assembly = assembly_for(config, source)
     use_compilation_cache(config.compilation_cache)
@@ -194,7 +194,7 @@ class _Run:
         result = self.results | {"step": step, "seconds": self.clock.training_seconds}
         result |= {"best": self.best, "goodput": self.clock.shares()}
         if jax.process_index() == 0:
-            paths.write_whole(self.workdir / "result.json", json.dumps(result) + "\n")
+            places.write_whole(self.workdir / "result.json", json.dumps(result) + "\n")
             logging.info("%s", announce.where_the_time_went(self.clock))
         return result
 

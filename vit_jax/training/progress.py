@@ -13,7 +13,7 @@ import tqdm
 from absl import logging
 from etils import epath
 
-from vit_jax.base import paths
+from vit_jax.base import places
 from vit_jax.config import Config
 from vit_jax.devices import chips
 from vit_jax.training import writers as metric_writers
@@ -145,7 +145,7 @@ class Profiler:
         self._first, self._last = steps or (0, 0)
         self._folder = folder
         # JAX writes traces to local folders only.
-        self._local = tempfile.mkdtemp() if steps and paths.in_bucket(folder) else None
+        self._local = tempfile.mkdtemp() if steps and places.in_bucket(folder) else None
 
     def before(self, step: int) -> None:
         """Starts the trace if this is its first step."""
@@ -170,7 +170,7 @@ def make_writers(workdir: epath.Path, config: Config) -> metric_writers.Writers:
     if jax.process_index():
         return metric_writers.Writers()
     folder, metrics = pathlib.Path(workdir), "metrics.jsonl"
-    if paths.in_bucket(workdir):
+    if places.in_bucket(workdir):
         folder = pathlib.Path(tempfile.mkdtemp())
         if (workdir / metrics).exists():
             (folder / metrics).write_bytes((workdir / metrics).read_bytes())
@@ -182,6 +182,6 @@ def make_writers(workdir: epath.Path, config: Config) -> metric_writers.Writers:
         writers.append(metric_writers.TensorBoardWriter(folder / "tensorboard"))
     if config.log.wandb:
         writers.append(WandbWriter(config.log.wandb, workdir, folder, dataclasses.asdict(config)))
-    if paths.in_bucket(workdir):
+    if places.in_bucket(workdir):
         writers.append(metric_writers.BucketWriter(folder, workdir))
     return metric_writers.Writers(*writers)

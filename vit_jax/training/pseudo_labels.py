@@ -12,7 +12,7 @@ from absl import logging
 from etils import epath
 
 from vit_jax import objectives
-from vit_jax.base import paths
+from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
 from vit_jax.config import Config
@@ -104,7 +104,7 @@ def _ask(teacher: reading.Run, images: Source, config: Config) -> np.ndarray:
 def _write(file: epath.Path, given: PseudoLabels, identity: dict) -> None:
     content = io.BytesIO()
     np.savez(content, identity=json.dumps(identity), **dataclasses.asdict(given))
-    paths.write_whole(file, content.getvalue())
+    places.write_whole(file, content.getvalue())
 
 
 def _read(file: epath.Path, identity: dict, teacher: str) -> PseudoLabels:

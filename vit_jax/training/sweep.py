@@ -18,7 +18,7 @@ from absl import logging
 from etils import epath
 from ml_collections import ConfigDict
 
-from vit_jax.base import logs, paths
+from vit_jax.base import logs, places
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest, walk
 from vit_jax.base.settings import folder_name, with_fields
@@ -70,7 +70,7 @@ def sweep(
       NonFiniteError: no setting of the grid survived.
     """
     logs.to_stderr_by_default()
-    workdir = paths.locate(workdir)
+    workdir = places.locate(workdir)
     part, select, whole = divide(config.data.train_split, select)
     settings = _settings(config, grid)
     tried = []
@@ -107,7 +107,7 @@ def sweep(
         **{name: _spread([one[name] for one in final]) for name in metrics},
     }  # fmt: skip
     if jax.process_index() == 0:
-        paths.write_whole(workdir / "sweep.json", json.dumps(summary, indent=1) + "\n")
+        places.write_whole(workdir / "sweep.json", json.dumps(summary, indent=1) + "\n")
     return summary
 
 
@@ -199,7 +199,7 @@ def run_all(runs: Mapping[str, ConfigDict], workdir: epath.PathLike) -> dict[str
       ConfigError: a run cannot be trained as it is.
     """
     logs.to_stderr_by_default()
-    workdir, found = paths.locate(workdir), {}
+    workdir, found = places.locate(workdir), {}
     for number, (name, config) in enumerate(runs.items(), start=1):
         logging.info("run %d of %d: %s", number, len(runs), name)
         if config.pseudo.teacher in runs:
@@ -214,7 +214,7 @@ def run_all(runs: Mapping[str, ConfigDict], workdir: epath.PathLike) -> dict[str
 
 def result_of(config: ConfigDict, workdir: epath.Path) -> dict[str, float]:
     """The result of a run, trained now or before."""
-    ended = paths.read_json(workdir / "result.json")
+    ended = places.read_json(workdir / "result.json")
     if ended is None:
         return train(config, workdir)
     logging.info("%s: this run has ended, it is not repeated", workdir)

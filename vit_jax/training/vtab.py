@@ -11,7 +11,7 @@ from absl import logging
 from etils import epath
 from ml_collections import ConfigDict
 
-from vit_jax.base import paths
+from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.record import DataAbsent
 from vit_jax.data.sources.named import VTAB
@@ -46,7 +46,7 @@ def vtab(
     Raises:
       ConfigError: no task's data is there.
     """
-    workdir, found, absent = paths.locate(workdir), {}, {}
+    workdir, found, absent = places.locate(workdir), {}, {}
     for number, task in enumerate(VTAB, start=1):
         logging.info("task %d of %d: %s", number, len(VTAB), task)
         place = workdir / task.partition("/")[2]
@@ -69,7 +69,7 @@ def vtab(
         "mean": _mean(found, VTAB),
     }
     if jax.process_index() == 0:
-        paths.write_whole(workdir / "vtab.json", json.dumps(summary, indent=1) + "\n")
+        places.write_whole(workdir / "vtab.json", json.dumps(summary, indent=1) + "\n")
     return summary
 
 

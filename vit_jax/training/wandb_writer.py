@@ -10,7 +10,7 @@ import numpy as np
 from absl import logging
 from etils import epath
 
-from vit_jax.base import paths
+from vit_jax.base import places
 from vit_jax.training.writers import Histogram, MetricWriter
 
 ID = "wandb_id.txt"
@@ -41,7 +41,7 @@ class WandbWriter(MetricWriter):
         def begin() -> None:
             kept = workdir / ID
             if not kept.exists():
-                paths.write_whole(kept, uuid.uuid4().hex[:8] + "\n")
+                places.write_whole(kept, uuid.uuid4().hex[:8] + "\n")
             self._run = wandb.init(
                 project=project, name=workdir.name, id=kept.read_text().strip(), resume="allow",
                 dir=str(folder), config=config,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from etils import epath
 
-from vit_jax.base import paths
+from vit_jax.base import places
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.base.schema import nearest
 from vit_jax.data.options import Data
@@ -44,7 +44,7 @@ def download(config_data: Data) -> None:
     if name in NAMED and NAMED[name].by_hand:
         raise ConfigError(NAMED[name].by_hand)
     if ":" not in name and name not in NAMED and not is_tfds_name(name):
-        hint = paths.nearest_existing(name) or nearest(name, tfds_names())
+        hint = places.nearest_existing(name) or nearest(name, tfds_names())
         raise ConfigError(
             f"{name!r} is no file, not prepared in {folder}, and TFDS has no such data set"
             + (hint if "did you mean" in hint else "")

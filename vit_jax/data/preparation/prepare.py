@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from etils import epath
 from tqdm import tqdm
 
-from vit_jax.base import paths
+from vit_jax.base import places
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.data import sources
 from vit_jax.data.options import Data
@@ -170,7 +170,7 @@ def _check_name(source: str) -> None:
     """
     first, *more = re.split("[/:]", source)
     if not first.isidentifier() or (more and pathlib.Path(first).is_dir()):
-        raise ConfigError(f"there is no {source}{paths.nearest_existing(source)}")
+        raise ConfigError(f"there is no {source}{places.nearest_existing(source)}")
 
 
 def _all_splits(name: str, data_set: DataSet) -> list[str]:

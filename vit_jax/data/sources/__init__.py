@@ -10,7 +10,7 @@ import numpy as np
 from absl import logging
 from etils import epath
 
-from vit_jax.base import paths
+from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, DataError, DataSet, Labels, Record, Source
@@ -143,10 +143,10 @@ def from_anywhere(config_data: Data) -> Data:
     """`config_data` with absolute paths, so that they mean the same from every working folder."""
     check_mixture(config_data.mixture)
     mixture = tuple(
-        (paths.absolute(text), weight) if _is_place(text) else (text, weight)
+        (places.absolute(text), weight) if _is_place(text) else (text, weight)
         for text, weight in config_data.mixture
     )
-    return dataclasses.replace(config_data, path=paths.absolute(config_data.path), mixture=mixture)
+    return dataclasses.replace(config_data, path=places.absolute(config_data.path), mixture=mixture)
 
 
 def _is_place(text: str) -> bool:

@@ -20,7 +20,7 @@ import numpy as np
 from absl import logging
 from etils import epath
 
-from vit_jax.base import paths
+from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, DataAbsent, DataSet, Label, Record
@@ -53,7 +53,7 @@ class ImageFiles:
     def __getitem__(self, index: int) -> Record:
         path = self._path(index)
         try:
-            with paths.open_bytes(path) as file:
+            with places.open_bytes(path) as file:
                 return Record(file.read(), label_at(self.labels, index), readable(path))
         except FileNotFoundError:
             raise BadImage(readable(path), "there is no such file") from None
@@ -72,12 +72,12 @@ class ImageFiles:
 
     def _path(self, index: int) -> str:
         path = self.paths[index]
-        return path if paths.in_bucket(path) else os.path.join(self.root, path)
+        return path if places.in_bucket(path) else os.path.join(self.root, path)
 
 
 def _size(path: str) -> int | None:
     """Bytes of a file; `None` if it is missing, or in a bucket, where asking takes too long."""
-    if paths.in_bucket(path) or not os.path.exists(path):
+    if places.in_bucket(path) or not os.path.exists(path):
         return None
     return os.path.getsize(path)
 
@@ -96,13 +96,13 @@ def open_folder(config_data: Data) -> DataSet:
     path = epath.Path(config_data.path).expanduser()
     if not path.exists():
         raise DataAbsent(
-            f"config.data.path = {str(path)!r} does not exist{paths.nearest_existing(path)}"
+            f"config.data.path = {str(path)!r} does not exist{places.nearest_existing(path)}"
         )
     if (path / "dataset.json").exists():
         raise ConfigError(
             f"{path} was made by 'vit_jax prepare': read it with config.data.name='prepared'"
         )
-    if path.is_dir() and paths.in_bucket(path):
+    if path.is_dir() and places.in_bucket(path):
         raise ConfigError(
             f"{path}: folders of images are read from local disks; list the images in a CSV file"
         )

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 
 from etils import epath
 
-from vit_jax.base import paths
+from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.options import Data
 from vit_jax.data.sources.table import Table, hold_out, number_labels
@@ -53,7 +53,7 @@ def read_list(path: epath.Path, config_data: Data) -> Table:
         members.setdefault(split, []).append((file, label))
     if set(members) == {""}:
         folder = os.fspath(path.parent)
-        folder = folder if paths.in_bucket(folder) else os.path.abspath(folder)
+        folder = folder if places.in_bucket(folder) else os.path.abspath(folder)
         realpath = functools.lru_cache(1024)(os.path.realpath)  # images come by the folder
         name = functools.partial(_relative, folder, realpath)
         members = hold_out(members[""], config_data, str(path), name)
@@ -71,7 +71,7 @@ def _relative(folder: str, realpath: Callable[[str], str], file: str) -> str:
       realpath: `os.path.realpath`, with a memory.
       file: as it is listed.
     """
-    if paths.in_bucket(folder) or paths.in_bucket(file):
+    if places.in_bucket(folder) or places.in_bucket(file):
         return os.path.normpath(file.removeprefix(f"{folder}/"))
     file = os.path.normpath(file)
     if file[0] not in "./":  # the usual case, of which there may be millions

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import numpy as np
 from etils import epath
 
-from vit_jax.base import paths
+from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, DataSet, Record
@@ -59,7 +59,7 @@ class TarImages:
         path = self.files[number]
         name = readable(f"{path}, {name}")
         try:
-            with paths.open_bytes(path) as file:
+            with places.open_bytes(path) as file:
                 file.seek(first)
                 return Record(file.read(size), label_at(self.labels, index), name)
         except OSError as error:

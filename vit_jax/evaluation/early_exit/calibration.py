@@ -15,7 +15,7 @@ from absl import logging
 from etils import epath
 
 from vit_jax import objectives
-from vit_jax.base import paths
+from vit_jax.base import places
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.checkpoints import reading
 from vit_jax.config import Config
@@ -155,7 +155,7 @@ def summary(
 def keep(directory: epath.Path, result: dict) -> epath.Path:
     """Writes `calibrate`'s result into a checkpoint's folder; returns the file's path."""
     path = epath.Path(directory) / FILE
-    paths.write_whole(path, json.dumps(result, indent=1))
+    places.write_whole(path, json.dumps(result, indent=1))
     return path
 
 
@@ -262,5 +262,5 @@ def _check_writable(directory: epath.Path) -> None:
             f"thresholds are kept in the folder of a checkpoint of ours, and {directory} is none: 'vit_jax convert' "
             "it with --to=orbax"
         )
-    if not paths.in_bucket(directory) and not os.access(directory, os.W_OK):
+    if not places.in_bucket(directory) and not os.access(directory, os.W_OK):
         raise ConfigError(f"thresholds are kept in {directory}, which cannot be written to")
