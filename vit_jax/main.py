@@ -77,6 +77,7 @@ def _train_all(runs: "dict[str, ConfigDict]") -> None:
         cli.print_result(found, "\n".join(lines))
         return
 
+    from vit_jax.base import places
     from vit_jax.reports import report as reports
     from vit_jax.training.sweep import run_all
 
@@ -112,6 +113,7 @@ def sweep() -> None:
     cli.parse()
     cli.require(workdir="DIR", grid="FIELD=VALUE,VALUE…")
 
+    from vit_jax.base import places
     from vit_jax.reports.report import report
     from vit_jax.training.sweep import sweep, table
 
