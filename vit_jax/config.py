@@ -12,7 +12,7 @@ import functools
 from ml_collections import ConfigDict
 
 from vit_jax import objectives
-from vit_jax.base import durations, schema
+from vit_jax.base import durations, places, schema
 from vit_jax.base.schema import option, section
 from vit_jax.data.options import Augment, Data, Pseudo
 from vit_jax.models import registry as models
@@ -166,6 +166,17 @@ class Checkpoint:
     )
     every_minutes: float = option(
         0.0, "also save when this much time has passed since the last; 0: never", minimum=0
+    )
+    local: str = option(
+        "",
+        "folder on a local disk or RAM disk of each host for checkpoints that are saved more often; "
+        "'': none",
+        parse=places.local_folder,
+    )
+    local_every: str = option(
+        "20 steps",
+        "how often to save to checkpoint.local: steps, epochs, examples or %; 0: never",
+        parse=durations.parse,
     )
     keep: int = option(3, "how many of the last are kept", minimum=1)
     best: bool = option(

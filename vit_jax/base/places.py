@@ -37,6 +37,17 @@ def absolute(path: str) -> str:
     return str(place.resolve() if ".." in place.parts else place.absolute())
 
 
+def local_folder(path: str, name: str) -> str:
+    """The absolute path of a folder on this machine's disks; '' as it is.
+
+    Raises:
+      ConfigError: it is in a bucket.
+    """
+    if in_bucket(path):
+        raise ConfigError(f"{name} = {path!r} is in a bucket: set it to a folder on a local disk")
+    return absolute(path)
+
+
 def nearest_existing(path: epath.PathLike) -> str:
     """'; did you mean …?' with the file or folder beside `path` whose name is most like its own, or
     ''.

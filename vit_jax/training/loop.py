@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from vit_jax import evaluation
 from vit_jax.base import logs, places
 from vit_jax.base.errors import UserError
-from vit_jax.checkpoints import reading, saving
+from vit_jax.checkpoints import reading, saving, tiers
 from vit_jax.config import Config
 from vit_jax.data import decoders, loader, sources
 from vit_jax.data.record import Source
@@ -139,7 +139,9 @@ class _Run:
         like = assembly.abstract_state(mesh)
         announce.announce(assembly, source, suite, like.params, workdir)
         self.checkpoints = saving.Checkpoints(workdir, config.checkpoint, config.hosts.wait_minutes)
-        self.start = Start(assembly, self.checkpoints, self.description, like)
+        local, wait = config.checkpoint.local, config.hosts.wait_minutes
+        self.tier = tiers.LocalTier(local, workdir, like.parts(), wait) if local else None
+        self.start = Start(assembly, self.checkpoints, self.tier, self.description, like)
         self.left_out = LeftOut(workdir)
         self.profiler = Profiler(config.log.profile, workdir / "profile")
         self.train_step = compile_train_step(assembly.train_step, states.shardings_of(like), mesh)
@@ -172,6 +174,8 @@ class _Run:
             writers.close()
             self.clock.write()
             self.checkpoints.close()
+            if self.tier:
+                self.tier.close()
 
     def _finish(self) -> dict:
         total, step = self.assembly.total_steps, int(self.state.step)
@@ -201,9 +205,9 @@ class _Run:
     def _train(self, batches: loader.Batches) -> bool:
         """Trains on all batches, or until a stop is requested: whether it was."""
         config, total = self.config, self.assembly.total_steps
-        log_every, eval_every, save_every = map(
-            self.assembly.to_steps, (config.log.every, config.eval.every, config.checkpoint.every)
-        )
+        kept = config.checkpoint
+        durations = (config.log.every, config.eval.every, kept.every, kept.local_every)
+        log_every, eval_every, save_every, local_every = map(self.assembly.to_steps, durations)
         first, saved_at = int(self.state.step) + 1, time.monotonic()
         for step, batch in enumerate(self.clock.each(batches, "input"), first):
             self.profiler.before(step)
@@ -229,6 +233,8 @@ class _Run:
                 self._evaluate(step)
                 if self._patience_is_over():
                     return False
+            if self.tier and _due(step, local_every):
+                self._save_by(self.tier.save, step)
             if _due(step, save_every) or (logs and self._time_to_save(saved_at)):
                 self._save(step)
                 saved_at = time.monotonic()
@@ -258,6 +264,8 @@ class _Run:
 
     def _save_now(self, step: int) -> None:
         self._save_by(self.checkpoints.save_now, step)
+        if self.tier:
+            self.tier.discard()
 
     def _save_by(self, save: Callable, step: int) -> None:
         self._check_health()
@@ -328,9 +336,9 @@ class _Run:
     def _roll_back(self, bad: BadStep) -> None:
         with self.clock.during("start"):
             skip = self.assembly.to_steps(self.config.rollback_skip)
-            back_to = max(self.checkpoints.steps(), default=0)
-            self.left_out.add(bad, skip, self.config.max_rollbacks, back_to=back_to)
             self.state = self.start()
+            back_to = int(self.state.step)
+            self.left_out.add(bad, skip, self.config.max_rollbacks, back_to=back_to)
             saved = self.start.saved
             self.clock.resumed_from(saved["goodput"], saved["seconds"])
         self.meter.rewind(int(self.state.step))
