@@ -12,7 +12,7 @@ import pytest
 
 from tests.integration.test_hosts import newest
 from tests.integration.test_reliability import all_bits, steps_done
-from tests.integration.test_storage import fill, free
+from tests.integration.test_storage import fill
 
 EVERY, LOCAL = 10, 2  # steps between checkpoints in the workdir and on local disks
 SHARDED = ("--config.mesh.fsdp=2", "--config.mesh.fsdp_min_size=0")

@@ -182,6 +182,20 @@ def failures(name: str, failure: str, minutes: float = WAIT_MINUTES) -> dict[int
     return {int(key.rpartition("/")[2]): reason for key, reason in failed}
 
 
+def post(name: str, value: str) -> None:
+    """Leaves a value where the other processes find it, in place of an earlier one; waits for none."""
+    if count() > 1:
+        _client().key_value_set(f"vit_jax/posted/{name}/{index()}", value, allow_overwrite=True)
+
+
+def posted(name: str) -> dict[int, str]:
+    """The values that processes have posted so far, by their index; waits for none."""
+    if count() == 1:
+        return {}
+    values = _client().key_value_dir_get(f"vit_jax/posted/{name}")
+    return {int(key.rpartition("/")[2]): value for key, value in values}
+
+
 def leave(message: str, code: int, *, stacks: bool = False) -> None:
     """Ends this process at once, and all others with it, each saying why.
 

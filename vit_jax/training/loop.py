@@ -39,6 +39,7 @@ from vit_jax.training.progress import Meter, Profiler, make_writers
 from vit_jax.training.snapshots import Snapshots
 from vit_jax.training.starting import Start
 from vit_jax.training.step import compile_train_step
+from vit_jax.training.stragglers import Stragglers
 
 
 class Interrupted(UserError):
@@ -143,6 +144,7 @@ class _Run:
         self.tier = tiers.LocalTier(local, workdir, like.parts(), wait) if local else None
         self.start = Start(assembly, self.checkpoints, self.tier, self.description, like)
         self.left_out = LeftOut(workdir)
+        self.stragglers = Stragglers(clock)
         self.profiler = Profiler(config.log.profile, workdir / "profile")
         self.train_step = compile_train_step(assembly.train_step, states.shardings_of(like), mesh)
         self.snapshots = Snapshots(assembly, mesh)
@@ -216,13 +218,16 @@ class _Run:
             # Any other transfer between host and devices in here would stall every step.
             with jax.transfer_guard("disallow"):
                 self.snapshots.before(step, self.state, batch)
-                self.state, metrics = self.train_step(self.state, batch)
+                with self.clock.waiting():  # where steps already fill the devices' queue
+                    self.state, metrics = self.train_step(self.state, batch)
             self.meter.add(step, metrics)
             self.profiler.after(step, metrics)
             logs = step in (first, total) or _due(step, log_every)
             if logs:
-                self._check_health(step)
+                with self.clock.waiting():
+                    self._check_health(step)
                 self.meter.log(step)
+                self.stragglers.log(step)
                 self.snapshots.write(self.writers)
                 self.clock.write()
             if self.stop.after_step():
@@ -257,7 +262,8 @@ class _Run:
         """
         every = self.config.checkpoint.every_minutes
         due = (time.monotonic() - saved_at) / 60 >= every
-        return every > 0 and processes.agree("save by time", str(due)) == "True"
+        with self.clock.waiting():
+            return every > 0 and processes.agree("save by time", str(due)) == "True"
 
     def _save(self, step: int) -> None:
         self._save_by(self.checkpoints.save, step)
