@@ -323,8 +323,9 @@ class Config:
         may_change=True,
     )
     compilation_cache: str = option(
-        "~/.cache/vit_jax/xla",
-        "directory of compiled programs; only you should be able to write to it; '': none",
+        "auto",
+        "directory of compiled programs; only you should be able to write to it; auto: "
+        "~/.cache/vit_jax/xla, or WORKDIR/compiled for several processes and in buckets; '': none",
         may_change=True,
     )
     model: models.Name = section(models.Name)

@@ -51,17 +51,24 @@ def kill_all_after(run, workdir, step: int) -> None:
     run.kill()
 
 
-def test_two_processes_go_on_from_their_local_disks_when_one_is_lost(hosts, tmp_path):
+def test_two_processes_go_on_from_their_local_disks_when_one_is_lost(hosts, tmp_path, monkeypatch):
+    """And on machines that have compiled nothing yet: the programs are beside the run."""
     disks, workdir = tmp_path / "disks", tmp_path / "run"
+    monkeypatch.setenv("JAX_EXPLAIN_CACHE_MISSES", "1")
+    new_machine = "--config.compilation_cache=auto"
     whole = hosts(tmp_path / "whole", *arguments(tmp_path / "other"))
     assert whole.codes() == [0, 0], whole.log(0)
     assert not list((tmp_path / "other").glob("*/*")), "the end of a run frees the disks"
 
-    run = hosts(workdir, *arguments(disks), seconds=0.012)
+    monkeypatch.setenv("HOME", str(tmp_path / "first"))
+    run = hosts(workdir, *arguments(disks), new_machine, seconds=0.012)
     kill_all_after(run, workdir, 17)
     shutil.rmtree(disks / "1")
-    rest = hosts(workdir, *arguments(disks))
+    monkeypatch.setenv("HOME", str(tmp_path / "second"))
+    rest = hosts(workdir, *arguments(disks), new_machine)
     assert rest.codes() == [0, 0], rest.log(0) + rest.log(1)
+    compiled = "CACHE MISS for 'jit_train_step'"
+    assert compiled in run.log(0) and compiled not in rest.log(0)
     assert resumed_at(rest) >= 14 and "process 1 gets its shards from the others" in rest.log(0)
     assert_same_bits(tmp_path / "whole", workdir)
 

@@ -26,15 +26,11 @@ from vit_jax.training import announce, health, pseudo_labels
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly, assemble, resolve
 from vit_jax.training.clock import Clock
-from vit_jax.training.guards import (
-    check_batch,
-    check_classes,
-    make_workdir,
-    use_compilation_cache,
-)
+from vit_jax.training.guards import check_batch, check_classes, make_workdir
 from vit_jax.training.health import BadStep, LeftOut, NonFiniteError
 from vit_jax.training.lock import Lock
 from vit_jax.training.preemption import StopRequest
+from vit_jax.training.programs import Programs
 from vit_jax.training.progress import Meter, Profiler, make_writers
 from vit_jax.training.snapshots import Snapshots
 from vit_jax.training.starting import Start
@@ -76,7 +72,7 @@ def train(config: ConfigDict, workdir: epath.PathLike) -> dict[str, float]:
     workdir = places.locate(workdir)
     source = sources.open_train(config.data)
     assembly = assembly_for(config, source)
-    use_compilation_cache(config.compilation_cache)
+    programs = Programs(config.compilation_cache, workdir)
     if config.pseudo.teacher:
         source = pseudo_labels.add(source, assembly, workdir)
         assembly = assembly_for(config, source)
@@ -86,11 +82,12 @@ def train(config: ConfigDict, workdir: epath.PathLike) -> dict[str, float]:
     mesh = meshes.make_mesh(vars(config.mesh))
     check_batch(config, mesh)
     make_workdir(workdir)
+    programs.fetch()
 
     clock = Clock(workdir, config.hosts, write=jax.process_index() == 0)
     lock = Lock(workdir) if jax.process_index() == 0 else contextlib.nullcontext()
     with StopRequest() as stop, lock, clock, jax.set_mesh(mesh):
-        return _Run(assembly, source, suite, mesh, workdir, clock, stop, decoder).finish()
+        return _Run(assembly, source, suite, mesh, workdir, clock, stop, decoder, programs).finish()
 
 
 def assembly_for(config: Config, source: Source) -> Assembly:
@@ -128,10 +125,11 @@ class _Run:
         clock: Clock,
         stop: StopRequest,
         decoder: str,
+        programs: Programs,
     ):
         config = self.config = assembly.config
         self.assembly, self.source, self.suite, self.mesh = assembly, source, suite, mesh
-        self.workdir, self.clock, self.stop = workdir, clock, stop
+        self.workdir, self.clock, self.stop, self.programs = workdir, clock, stop, programs
         self.description = reading.describe(
             config, assembly.model_config, source.classes, len(source), source.fingerprint()
         ) | {"decoder": decoder}
@@ -178,6 +176,7 @@ class _Run:
             self.checkpoints.close()
             if self.tier:
                 self.tier.close()
+            self.programs.close()
 
     def _finish(self) -> dict:
         total, step = self.assembly.total_steps, int(self.state.step)
@@ -254,6 +253,7 @@ class _Run:
             self.snapshots.compile(self.state, batch)
             processes.barrier("compiled", self.config.hosts.wait_minutes)
         self.compiled = True
+        self.programs.keep()
         self.clock.training()
 
     def _time_to_save(self, saved_at: float) -> bool:
@@ -308,6 +308,7 @@ class _Run:
                 trained, self.mesh, watch=lambda batches: self.clock.each(batches, "evaluate")
             )
         self.evaluated_at = step
+        self.programs.keep()
         self.meter.write(step, {f"eval/{name}": value for name, value in self.results.items()})
         metric, sign = evaluation.best_metric(self.config.eval.best, self.results)
         value = self.results[metric]
