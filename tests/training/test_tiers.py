@@ -2,6 +2,8 @@
 `tests/integration/test_tiers.py`.
 """
 
+import runpy
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -79,6 +81,14 @@ def test_the_newest_state_comes_back_after_a_restart(tier, mesh, tmp_path):
     step, parts = tier().restore(0, described.append)
     assert step == 3 and described == [{"step": 3}]
     assert_same(parts, make_state(mesh, 3))
+
+
+def test_the_launcher_counts_a_newer_local_checkpoint_as_progress(tier, mesh, tmp_path):
+    newest_step = runpy.run_path("launch/local.py")["newest_step"]
+    saved(tier, mesh, 4, 6)
+    assert newest_step(str(tmp_path / "run"), str(tmp_path / "disk")) == 6
+    assert newest_step(str(tmp_path / "other"), str(tmp_path / "disk")) == -1
+    assert newest_step(str(tmp_path / "run")) == -1
 
 
 def test_what_is_restored_is_a_copy_that_training_may_overwrite(tier, mesh):

@@ -294,12 +294,17 @@ class LocalTier:
                 self._folder.parent, host, error.strerror,
             )  # fmt: skip
             return
-        if free < (need := round(FILES * size * count * _SLACK)):
+        if free < (need := disk_bytes(size * count)):
             logging.warning(
                 "config.checkpoint.local: %s has %s free on %s, and %s are needed (%d files for each "
                 "of %d processes, and 10 %%): enlarge it, or free it of other runs",
                 self._folder.parent, _text(free), host, _text(need), FILES, count,
             )  # fmt: skip
+
+
+def disk_bytes(size: int) -> int:
+    """Bytes of a disk that local checkpoints need, for processes with `size` bytes of state."""
+    return round(FILES * size * _SLACK)
 
 
 def _first() -> bool:
