@@ -41,7 +41,6 @@ class LocalTier:
 
     All processes of a run call the same methods in the same order. Nothing here ends a run: what
     cannot be written or read is logged, and what is good is used.
-
     """
 
     def __init__(
@@ -163,7 +162,6 @@ class LocalTier:
             shards.write_shards(self._file(step), header, copied)
         except OSError as error:
             failure = f"{self._folder}: {error.strerror or error}"
-        del copied
         try:
             failures = processes.failures("local tier", failure, self._wait)
         except processes.HostsError:  # The run is ending.
