@@ -2,10 +2,13 @@
 
 import errno
 import json
+import os
 import pathlib
 import random
 import shutil
 import signal
+import subprocess
+import time
 
 import pytest
 from etils import epath
@@ -88,19 +91,56 @@ def test_two_runs_in_one_folder_are_refused_and_a_dead_one_holds_no_lock(cli, tm
         pass
 
 
-def test_in_a_bucket_a_lock_that_nobody_renews_is_nobodys(tmp_path, monkeypatch):
+@pytest.fixture
+def in_bucket(tmp_path, monkeypatch):
+    """A folder that the lock takes for one in a bucket, with short times."""
     monkeypatch.setattr(lock.places, "in_bucket", lambda path: True)
-    monkeypatch.setattr(lock, "_STALE_SECONDS", 2.0)
+    monkeypatch.setattr(lock, "_STALE_SECONDS", 3.0)
     monkeypatch.setattr(lock, "_RENEW_SECONDS", 0.2)
-    folder = epath.Path(tmp_path)
-    with lock.Lock(folder), pytest.raises(lock.Locked, match="another run trains"):
-        lock.Lock(folder, patience=3).__enter__()
-    dead = lock.Lock(folder)
-    dead.__enter__()
-    dead._ended.set()
-    dead._thread.join()
-    with lock.Lock(folder, patience=5):
-        pass
+    return epath.Path(tmp_path)
+
+
+def leave_a_lock(folder, **entry):
+    """The lock of a run that does nothing more."""
+    held = {"holder": "elsewhere", "unique": "1", "renewed": time.time()}
+    (folder / lock.NAME).write_text(json.dumps(held | entry))
+
+
+def test_in_a_bucket_a_lock_that_nobody_renews_is_nobodys(in_bucket):
+    with lock.Lock(in_bucket), pytest.raises(lock.Locked, match="another run trains"):
+        lock.Lock(in_bucket, patience=0.1).__enter__()
+    leave_a_lock(in_bucket)
+    assert lock.is_held(in_bucket)
+    with lock.Lock(in_bucket, patience=0.1):  # less than a lock takes to become stale
+        assert lock.is_held(in_bucket)
+    assert not lock.is_held(in_bucket) and list(in_bucket.iterdir()) == []
+
+
+@pytest.mark.parametrize("hours", [-3, 3])
+def test_in_a_bucket_the_clock_of_the_host_that_holds_a_lock_does_not_matter(in_bucket, hours):
+    leave_a_lock(in_bucket, renewed=time.time() + hours * 3600)
+    assert lock.is_held(in_bucket)
+    time.sleep(lock._STALE_SECONDS + 1.1)  # a file system's times are read in whole seconds
+    assert not lock.is_held(in_bucket)
+
+
+def test_in_a_bucket_the_lock_of_a_dead_process_of_this_machine_is_free_at_once(in_bucket):
+    with subprocess.Popen(["true"]) as dead:
+        dead.wait()
+    leave_a_lock(in_bucket, machine=lock._machine(), process=dead.pid)
+    assert not lock.is_held(in_bucket)
+    leave_a_lock(in_bucket, machine=lock._machine(), process=os.getpid())
+    assert lock.is_held(in_bucket)
+
+
+def test_in_a_bucket_a_run_whose_lock_was_taken_over_ends(in_bucket, monkeypatch):
+    ended = []
+    monkeypatch.setattr(lock.processes, "leave", lambda *arguments: ended.append(arguments))
+    with lock.Lock(in_bucket):
+        leave_a_lock(in_bucket)
+        while not ended:
+            time.sleep(0.1)
+    assert "elsewhere took it over" in ended[0][0] and ended[0][1] == 1
 
 
 def test_a_folder_that_is_not_writable_for_a_moment_is_tried_again(tmp_path, monkeypatch, caplog):
