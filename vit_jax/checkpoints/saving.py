@@ -187,11 +187,17 @@ class Checkpoints:
         return None
 
     def _make_folder(self) -> None:
-        if _first():
-            self._folder.mkdir(parents=True, exist_ok=True)
-            probe = self._folder / ".probe"
-            probe.mkdir(exist_ok=True)
-            probe.rmdir()
+        """Raises an error of storage unless a folder can be made in the one of all checkpoints."""
+        if not _first():
+            return
+        probe = self._folder / ".probe"
+        if places.in_bucket(probe):  # Folders exist there only in the names of objects.
+            probe.write_bytes(b"")
+            probe.unlink()
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        probe.mkdir(exist_ok=True)
+        probe.rmdir()
 
     def _settle(self) -> None:
         """Waits for the write under way and records how it ended."""
