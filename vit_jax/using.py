@@ -14,13 +14,14 @@ FLAGS = flags.FLAGS
 
 
 def evaluate() -> None:
-    """Accuracy and loss of a checkpoint: --checkpoint=DIR [--suite=NAME] [--budget=GFLOPS]
+    """Accuracy and loss of a checkpoint: --checkpoint=DIR [--suite=NAME] [--budget=GFLOPS] [--follow]
     [--config.FIELD=VALUE …] [--model=OPTION=VALUE …] [--json].
 
     Data and preprocessing are those of the run, unless --config.data.FIELD says otherwise; a checkpoint of
     another format has its own preprocessing, and the data is to be said. With --budget
     or --threshold images leave a model with exits early. With --suite=imagenet, few_shot or knn the model is judged on
-    all sets of that name that are there.
+    all sets of that name that are there. With --follow, beside a run that trains, each of its checkpoints is evaluated
+    as it appears, into WORKDIR/evaluations and its TensorBoard, until the run is done.
     """
     settings = cli.take_settings()
     cli.define_checkpoint()
@@ -30,12 +31,27 @@ def evaluate() -> None:
     )
     flags.DEFINE_string("suite", "", "imagenet, few_shot or knn, instead of evaluators")
     flags.DEFINE_string("data_dir", "", "suite: where its data sets are; by default as TFDS has it")
+    flags.DEFINE_bool(
+        "follow", False, "evaluate each checkpoint of the run as it appears, until the run is done"
+    )
+    flags.DEFINE_string(
+        "name",
+        "",
+        "follow: of the file and the TensorBoard run; by default the suite's or evaluators'",
+    )
     cli.define_exits()
     cli.define_json()
     cli.define_register()
     cli.define_hosts()
     cli.parse()
     cli.require(checkpoint="DIR")
+
+    if FLAGS.follow and (FLAGS.model or FLAGS.budget is not None):
+        raise flags.Error(
+            "--follow is for the checkpoints of a run: set it without --model and --budget (--threshold works)"
+        )
+    if FLAGS.name and not FLAGS.follow:
+        raise flags.Error("--name is for --follow: it names the file of the evaluations")
 
     from vit_jax.evaluation.overrides import load_to_evaluate
     from vit_jax.evaluation.progress import shown
@@ -54,6 +70,9 @@ def evaluate() -> None:
             evaluators = (("early_exit", {"thresholds": thresholds}),)
         if evaluators:
             settings.append(("eval.evaluators", repr(evaluators)))
+        if FLAGS.follow:
+            _follow(settings, process)
+            return
         said = cli.options(FLAGS.model)
         run, config = load_to_evaluate(FLAGS.checkpoint, settings, said, needs_data=not FLAGS.suite)
         result, absent = evaluate_run(
@@ -61,6 +80,16 @@ def evaluate() -> None:
         )
         lines = "\n".join(table(result, absent)) if FLAGS.suite else text(result)
         cli.print_result(result | ({"left_out": absent} if absent else {}), lines, process)
+
+
+def _follow(settings: list[tuple[str, str]], process: int) -> None:
+    """`evaluate --follow`."""
+    from vit_jax.evaluation.progress import shown
+    from vit_jax.training.follow import What, follow, text
+
+    what = What(tuple(settings), FLAGS.suite, FLAGS.data_dir, FLAGS.name)
+    result = follow(FLAGS.checkpoint, what, watch=shown)
+    cli.print_result(result, text(result), process)
 
 
 def predict() -> None:

@@ -105,7 +105,9 @@ def family_named(name: str) -> Family:
     for family in FAMILIES:
         if family.options_from_name(name) is not None:
             return family
-    raise ConfigError(f"unknown model {name!r}{nearest(name, variants())}")
+    raise ConfigError(
+        f"unknown model {name!r}{nearest(name, variants())}; a family of your own needs --register=FILE.py"
+    )
 
 
 def family_of(config: Options) -> Family:

@@ -9,6 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import BinaryIO, NamedTuple, Protocol
 
 import numpy as np
@@ -89,13 +90,18 @@ class JsonLinesWriter(MetricWriter):
     become null, as JSON has none.
     """
 
-    def __init__(self, path: pathlib.Path):
-        self._file = path.open("a+b")
+    def __init__(self, path: pathlib.Path, marks: Mapping = MappingProxyType({})):
+        """Opens the file, and makes it if it is not there.
+
+        Args:
+          marks: further fields of each line.
+        """
+        self._file, self._marks = path.open("a+b"), dict(marks)
         _drop_cut_line(self._file)
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
         numbers = {name: value if math.isfinite(value) else None for name, value in scalars.items()}
-        self._file.write((json.dumps({"step": step, **numbers}) + "\n").encode())
+        self._file.write((json.dumps({"step": step, **self._marks, **numbers}) + "\n").encode())
 
     def flush(self) -> None:
         self._file.flush()
@@ -189,14 +195,12 @@ class TensorBoardWriter(MetricWriter):
 
 
 class BucketWriter(MetricWriter):
-    """Copies a folder of files that grow to a bucket, where nothing can be appended to: at most once
-    a minute, and at the end. The folder is removed then.
+    """Copies a folder of files that grow to a bucket, where nothing can be appended to: now and then,
+    and at the end. The folder is removed then.
     """
 
-    SECONDS = 60
-
-    def __init__(self, folder: pathlib.Path, bucket: epath.Path):
-        self._folder, self._bucket = folder, bucket
+    def __init__(self, folder: pathlib.Path, bucket: epath.Path, *, every_seconds: float = 60):
+        self._folder, self._bucket, self._every = folder, bucket, every_seconds
         self._sizes: dict[pathlib.Path, int] = {}
         self._due = time.monotonic()
 
@@ -206,7 +210,7 @@ class BucketWriter(MetricWriter):
     def flush(self) -> None:
         if time.monotonic() >= self._due:
             self._sizes = copy_grown(self._folder, self._bucket, self._sizes)
-            self._due = time.monotonic() + self.SECONDS
+            self._due = time.monotonic() + self._every
 
     def close(self) -> None:
         copy_grown(self._folder, self._bucket, self._sizes)
