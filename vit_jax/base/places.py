@@ -126,6 +126,11 @@ def _way_from(scheme: str) -> str:
     return ""
 
 
+def is_address(text: str) -> bool:
+    """Whether a text is an address, `SCHEME://…`, of whatever kind."""
+    return bool(_ADDRESS.match(text)) or text.startswith("file:/")
+
+
 def in_bucket(path: epath.PathLike) -> bool:
     """Whether a path is a bucket's: there files appear whole, and nothing can be appended to them."""
     return os.fspath(path).startswith(_BUCKETS)

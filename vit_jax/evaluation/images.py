@@ -128,7 +128,7 @@ def _known(source: str) -> str:
     if source == "-":
         return source
     place = places.locate(source, "IMAGE")
-    return str(place) if "://" in source else source
+    return str(place) if places.is_address(source) else source
 
 
 def _is_folder(source: str) -> bool:
