@@ -53,6 +53,7 @@ def evaluate() -> None:
     if FLAGS.name and not FLAGS.follow:
         raise flags.Error("--name is for --follow: it names the file of the evaluations")
 
+    from vit_jax.base import places
     from vit_jax.evaluation.overrides import load_to_evaluate
     from vit_jax.evaluation.progress import shown
     from vit_jax.evaluation.run import evaluate_run, text
@@ -64,6 +65,8 @@ def evaluate() -> None:
             raise flags.Error("say --suite without --evaluators, --budget and --threshold")
         if FLAGS.data_dir and not FLAGS.suite:
             raise flags.Error("--data_dir is for --suite; else say --config.data.path=DIR")
+        if FLAGS.data_dir:
+            places.locate(FLAGS.data_dir, "--data_dir")
         if thresholds := cli.thresholds():
             if evaluators:
                 raise flags.Error("say --budget and --threshold without --evaluators")

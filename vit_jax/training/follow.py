@@ -19,7 +19,7 @@ from absl import logging
 from etils import epath
 
 from vit_jax import evaluation
-from vit_jax.base import durations, places, schema
+from vit_jax.base import buckets, durations, places, schema
 from vit_jax.base.errors import CheckpointError, ConfigError, UserError
 from vit_jax.base.schema import nearest
 from vit_jax.base.settings import change
@@ -123,7 +123,7 @@ def follow(workdir: epath.PathLike, what: What, watch: Watch = iter) -> dict:
       UserError: the workdir cannot be read any more.
     """
     what.check()
-    workdir = places.locate(workdir)
+    workdir = places.locate(workdir, "--checkpoint")
     _check_workdir(workdir)
     name = what.series()
     held = contextlib.nullcontext()
@@ -199,7 +199,9 @@ class _Follower:
             pause.readable()
             if not todo and self._is_done():
                 return None
-        except OSError as error:
+        except Exception as error:
+            if not buckets.is_failure(error):
+                raise
             pause.unreadable(error)
             return -1
         fresh = [step for step in todo if not self._failures.get(step)]
@@ -357,16 +359,17 @@ class _Pause:
         """Notes that the folder could be read."""
         self._unreadable_since = None
 
-    def unreadable(self, error: OSError) -> None:
+    def unreadable(self, error: Exception) -> None:
         """Waits where it could not. Raises `UserError` if that lasts."""
         now = time.monotonic()
         self._unreadable_since = self._unreadable_since or now
         if now - self._unreadable_since >= _GONE_SECONDS:
             raise UserError(
-                f"{self._folder} could not be read for {durations.text(_GONE_SECONDS)}: {error}. Start the "
+                f"{self._folder} could not be read for {durations.text(_GONE_SECONDS)}: {buckets.reason(error)}. Start the "
                 "same command again when it is there: it goes on with the next checkpoint"
             )
-        logging.warning("%s cannot be read (%s): trying again", self._folder, error)
+        why = buckets.reason(error)
+        logging.warning("%s cannot be read (%s): trying again", self._folder, why)
         time.sleep(self._seconds)
         self._seconds = min(self._seconds * 1.5, _MOST_SECONDS)
 

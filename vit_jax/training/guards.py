@@ -117,7 +117,7 @@ def use_compilation_cache(directory: str) -> None:
     """
     if not directory:
         return
-    path = places.locate(directory)
+    path = places.locate(directory, "config.compilation_cache")
     try:
         if not places.in_bucket(path):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
