@@ -7,6 +7,7 @@ import signal
 import time
 
 import pytest
+from etils import epath
 from tensorboardX.proto import event_pb2
 
 import vit_jax
@@ -141,6 +142,22 @@ def test_a_checkpoint_that_is_removed_before_its_turn_is_skipped_with_a_sentence
     assert "checkpoint 8 of" in caplog.text and "was removed before" in caplog.text
 
 
+def test_storage_that_fails_for_a_while_is_tried_again(under_way, finished, monkeypatch, caplog):
+    monkeypatch.setattr(module, "_FIRST_SECONDS", 0.01)
+    workdir, saved_steps, looks = under_way(12), reading.saved_steps, []
+
+    def failing(folder):
+        looks.append(folder)
+        if len(looks) < 4:
+            raise OSError("503 Service Unavailable")
+        return saved_steps(folder)
+
+    monkeypatch.setattr(module.reading, "saved_steps", failing)
+    with caplog.at_level("WARNING"):
+        assert follow(workdir, What())["steps"] == [12]
+    assert caplog.text.count("cannot be read (503 Service Unavailable): trying again") == 3
+
+
 def test_a_damaged_checkpoint_is_skipped_after_some_tries(under_way, monkeypatch):
     monkeypatch.setattr(module, "_FIRST_SECONDS", 0.01)
     workdir = under_way(8, 12)
@@ -175,6 +192,21 @@ def test_a_workdir_that_disappears_ends_it_with_a_sentence_after_a_while(under_w
     monkeypatch.setattr(module._Pause, "wait", wait)
     with pytest.raises(UserError, match="could not be read for 0 s: .* does not exist any more"):
         follow(workdir, What())
+
+
+def test_a_run_in_a_bucket_is_followed_there(finished, bucket):
+    workdir = epath.Path(bucket) / "run"
+    for path in finished.rglob("*"):
+        if path.is_file():
+            (workdir / path.relative_to(finished)).write_bytes(path.read_bytes())
+    for step in (4, 8, 12):
+        (workdir / "checkpoints" / str(step) / reading.COMMITTED).write_text("")
+    assert follow(workdir, What())["steps"] == [4, 8, 12]
+    assert follow(workdir, What())["steps"] == []
+    names = {path.name for path in (workdir / "evaluations").iterdir()}
+    assert names == {"evaluation.jsonl"} and len(lines(workdir, "evaluation")) == 3
+    tags = [scalars(file) for file in (workdir / "tensorboard" / "evaluation").iterdir()]
+    assert sorted(len(found.get("eval/accuracy", ())) for found in tags) == [0, 3] or len(tags) == 1
 
 
 def test_two_processes_do_not_write_one_series(finished, tmp_path, monkeypatch):

@@ -365,8 +365,9 @@ class _Pause:
         self._unreadable_since = self._unreadable_since or now
         if now - self._unreadable_since >= _GONE_SECONDS:
             raise UserError(
-                f"{self._folder} could not be read for {durations.text(_GONE_SECONDS)}: {buckets.reason(error)}. Start the "
-                "same command again when it is there: it goes on with the next checkpoint"
+                f"{self._folder} could not be read for {durations.text(_GONE_SECONDS)}: "
+                f"{buckets.reason(error)}. Start the same command again when it is there: it goes on with "
+                "the next checkpoint"
             )
         why = buckets.reason(error)
         logging.warning("%s cannot be read (%s): trying again", self._folder, why)
