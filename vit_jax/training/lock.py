@@ -18,7 +18,7 @@ import uuid
 from absl import logging
 from etils import epath
 
-from vit_jax.base import buckets, places
+from vit_jax.base import places
 from vit_jax.base.errors import UserError
 
 _NAME = ".lock"
@@ -71,11 +71,9 @@ class Lock:
         self._ended.set()
         self._thread.join()
         try:
-            self._path.unlink(missing_ok=True)
-        except Exception as error:
-            if not buckets.is_failure(error):
-                raise
-            logging.warning("%s cannot be removed: %s", self._path, buckets.reason(error))
+            places.remove(self._path)
+        except OSError as error:
+            logging.warning("%s cannot be removed: %s", self._path, error)
 
     def _take(self) -> bool:
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -123,10 +121,8 @@ class Lock:
         while not self._ended.wait(_RENEW_SECONDS):
             try:
                 self._renew()
-            except Exception as error:
-                if not buckets.is_failure(error):
-                    raise
-                logging.warning("%s cannot be renewed: %s", self._path, buckets.reason(error))
+            except OSError as error:
+                logging.warning("%s cannot be renewed: %s", self._path, error)
 
     def _read(self) -> dict | None:
         try:
