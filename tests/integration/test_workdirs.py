@@ -15,7 +15,7 @@ from etils import epath
 
 import vit_jax
 from vit_jax.base.errors import UserError
-from vit_jax.checkpoints import reading
+from vit_jax.checkpoints import reading, saving
 from vit_jax.devices import processes
 from vit_jax.training import guards, lock
 from vit_jax.training.writers import JsonLinesWriter
@@ -212,7 +212,7 @@ def test_a_compilation_cache_that_others_can_write_is_said(tmp_path, caplog, mon
 def test_a_save_without_a_folder_to_save_in_is_counted_at_once(tiny_config, tmp_path, monkeypatch):
     config = tiny_config(checkpoint__max_failures=2, duration="30 steps")
     (tmp_path / "run").mkdir()
-    made = vit_jax.checkpoints.saving.Checkpoints._make_folder
+    made = saving.Checkpoints._make_folder
 
     def replaced(self):
         if self._folder.is_dir():
@@ -220,7 +220,7 @@ def test_a_save_without_a_folder_to_save_in_is_counted_at_once(tiny_config, tmp_
             self._folder.write_text("")
         made(self)
 
-    monkeypatch.setattr(vit_jax.checkpoints.saving.Checkpoints, "_make_folder", replaced)
+    monkeypatch.setattr(saving.Checkpoints, "_make_folder", replaced)
     with pytest.raises(reading.CheckpointError, match="2 failures in a row"):
         vit_jax.train(config, tmp_path / "run")
 

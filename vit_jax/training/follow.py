@@ -6,10 +6,8 @@ after a restart which checkpoints are done, and in WORKDIR/tensorboard/NAME.
 import contextlib
 import dataclasses
 import json
-import pathlib
 import re
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -31,10 +29,10 @@ from vit_jax.evaluation import suites
 from vit_jax.evaluation.contract import Trained, Watch
 from vit_jax.evaluation.overrides import check_changes, load_to_evaluate
 from vit_jax.models import registry
-from vit_jax.training import lock, writers
+from vit_jax.training import lock
 from vit_jax.training.guards import make_workdir
+from vit_jax.training.series import FOLDER, Series
 
-FOLDER = "evaluations"
 _DEFAULT_NAME = "evaluation"
 # What a workdir may hold before there is a checkpoint in it.
 _OF_A_RUN = (reading.FOLDER, "config.py", "metrics.jsonl", "goodput.json", "logs", lock.NAME)
@@ -135,7 +133,7 @@ def follow(workdir: epath.PathLike, what: What, watch: Watch = iter) -> dict:
             patience=_LOCK_SECONDS,
             message="another process follows this run and writes to {folder} ({holder}): set another --name",
         )
-    with _stopped_by_sigterm(), held, _Series(workdir, name, what.marks()) as series:
+    with _stopped_by_sigterm(), held, Series(workdir, name, what.marks()) as series:
         return _Follower(workdir, what, watch, series).run()
 
 
@@ -154,7 +152,7 @@ class _Follower:
       skipped: why, by step.
     """
 
-    def __init__(self, workdir: epath.Path, what: What, watch: Watch, series: "_Series"):
+    def __init__(self, workdir: epath.Path, what: What, watch: Watch, series: "Series"):
         self._workdir, self._what, self._watch, self._series = workdir, what, watch, series
         self._folder = workdir / reading.FOLDER
         self._seen: set[int] = set()
@@ -272,67 +270,6 @@ class _Follower:
         return bool(description.get("ended")) or step >= total
 
 
-class _Series:
-    """The file and the TensorBoard folder of what is found, of the first process; in a bucket copies of
-    local ones.
-
-    Attributes:
-      path: of the file.
-      done: the steps in it.
-    """
-
-    def __init__(self, workdir: epath.Path, name: str, marks: dict):
-        self.path = workdir / FOLDER / f"{name}.jsonl"
-        self._workdir, self._name, self._marks = workdir, name, marks
-        self.done: set[int] = set()
-
-    def __enter__(self) -> "_Series":
-        self._read()
-        self._writers = writers.Writers()
-        if processes.index():
-            return self
-        folder = pathlib.Path(self._workdir)
-        if places.in_bucket(self._workdir):
-            folder = pathlib.Path(tempfile.mkdtemp())
-            (folder / FOLDER).mkdir()
-            if self.path.exists():
-                (folder / FOLDER / self.path.name).write_bytes(self.path.read_bytes())
-        each = [
-            writers.JsonLinesWriter(folder / FOLDER / self.path.name, self._marks),
-            writers.TensorBoardWriter(folder / "tensorboard" / self._name),
-        ]
-        if places.in_bucket(self._workdir):
-            each.append(writers.BucketWriter(folder, self._workdir, every_seconds=0))
-        self._writers = writers.Writers(*each)
-        return self
-
-    def __exit__(self, *_) -> None:
-        self._writers.close()
-
-    def write(self, step: int, metrics: dict[str, float], seconds: float) -> None:
-        """Writes the metrics of a checkpoint at once."""
-        self.done.add(step)
-        scalars = {f"eval/{name}": value for name, value in metrics.items()}
-        self._writers.write_scalars(step, scalars | {"seconds": seconds})
-        self._writers.flush()
-
-    def _read(self) -> None:
-        """Finds the steps that are done. Raises `ConfigError` if they were evaluated otherwise."""
-        lines = self.path.read_text().splitlines() if self.path.exists() else []
-        for line in lines:
-            try:
-                entry = json.loads(line)
-            except ValueError:  # cut short by a kill: evaluated again
-                continue
-            before = {name: entry.get(name) for name in self._marks}
-            if before != json.loads(json.dumps(self._marks)):
-                raise ConfigError(
-                    f"{self.path} was written with {_differing(before, self._marks)}: set --name=NAME for a "
-                    "series of its own, or remove the file"
-                )
-            self.done.add(int(entry["step"]))
-
-
 class _Pause:
     """Waits between two looks at a folder, longer each time, and reports what it waits for."""
 
@@ -426,14 +363,6 @@ def _stopped_by_sigterm() -> Iterator[None]:
 
 class _Terminated(KeyboardInterrupt):
     """SIGTERM came."""
-
-
-def _differing(before: dict, now: dict) -> str:
-    return ", ".join(
-        f"{name} = {value!r} (now {now[name]!r})"
-        for name, value in before.items()
-        if value != now[name]
-    )
 
 
 def _listed(steps: set[int]) -> str:

@@ -2,14 +2,14 @@
 their metrics.
 
 On local disks the lock is the operating system's, which a process cannot keep beyond its death. In
-a bucket it is a small file that its holder renews. One that has not been renewed for a while is free,
-by the bucket's clock: hosts' clocks may differ by more than that.
+a bucket it is a small file that its holder renews. It is free when the holder was a process of this
+machine which has ended, or when nobody has renewed it for a while by the bucket's clock: the clocks of
+two machines are not compared.
 """
 
 import fcntl
 import json
 import os
-import pathlib
 import socket
 import threading
 import time
@@ -18,12 +18,15 @@ import uuid
 from absl import logging
 from etils import epath
 
-from vit_jax.base import places
+from vit_jax.base import buckets, places
 from vit_jax.base.errors import UserError
 from vit_jax.devices import processes
 
 NAME = ".lock"
-_RENEW_SECONDS, _STALE_SECONDS = 20.0, 90.0
+_RENEW_SECONDS, _STALE_SECONDS = 10.0, 40.0
+_TRAINS = (
+    "another run trains in {folder} ({holder}): use another --workdir, or wait until it has ended"
+)
 
 
 class Locked(UserError):
@@ -43,8 +46,7 @@ class Lock:
         name: str = NAME,
         *,
         patience: float = 15.0,
-        message: str = "another run trains in {folder} ({holder}): use another --workdir, or wait "
-        "until it has ended",
+        message: str = _TRAINS,
     ):
         """Makes a lock that is not held yet.
 
@@ -52,32 +54,38 @@ class Lock:
           folder: where its file is.
           name: of the file.
           patience: seconds to wait for a run that may be about to end, after a signal.
-          message: of `Locked`, with the folder and the holder to be filled in.
+          message: of `Locked`, with `folder` and `holder` to be filled in.
         """
         self._path, self._patience, self._message = folder / name, patience, message
         self._in_bucket = places.in_bucket(folder)
         self._token = f"{socket.gethostname()}, process {os.getpid()}"
         self._unique = uuid.uuid4().hex
         self._ended = threading.Event()
-        self._seen: tuple | None = None  # what the holder's file held at first
-        self._waits_for_dead = False
+        # In a bucket: the entry of another holder, and whether it was renewed since it was seen.
+        self._watched, self._renewed = None, False
 
     def __enter__(self) -> "Lock":
         deadline = time.monotonic() + self._patience
         take = self._take_in_bucket if self._in_bucket else self._take
         while not take():
-            if time.monotonic() > deadline and not self._waits_for_dead:
+            waits = self._in_bucket and not self._renewed  # until it is known to be in use
+            if time.monotonic() > deadline and not waits:
                 raise Locked(self._message.format(folder=self._path.parent, holder=self._holder()))
-            time.sleep(2.0 if self._in_bucket else 0.5)
+            time.sleep(0.5)
         return self
 
     def __exit__(self, *_) -> None:
-        if self._in_bucket:
-            self._ended.set()
-            self._thread.join()
-            self._path.unlink(missing_ok=True)
-        else:
+        if not self._in_bucket:
             os.close(self._file)
+            return
+        self._ended.set()
+        self._thread.join()
+        try:
+            self._path.unlink(missing_ok=True)
+        except Exception as error:
+            if not buckets.is_failure(error):
+                raise
+            logging.warning("%s cannot be removed: %s", self._path, buckets.reason(error))
 
     def _take(self) -> bool:
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -94,60 +102,71 @@ class Lock:
         return True
 
     def _take_in_bucket(self) -> bool:
-        held = places.read_json(self._path) or {}
+        held = _read(self._path)
         if held and not _is_free(self._path, held):
-            self._wait_for(held)
+            self._watch(held)
             return False
         self._renew()
         time.sleep(1.0)  # of two that saw it free, the one that wrote last has it
-        if (places.read_json(self._path) or {}).get("unique") != self._unique:
+        if (_read(self._path) or {}).get("unique") != self._unique:
             return False
         self._thread = threading.Thread(target=self._keep, name="vit_jax-lock", daemon=True)
         self._thread.start()
         return True
 
-    def _wait_for(self, held: dict) -> None:
+    def _watch(self, held: dict) -> None:
         """Notices whether the holder shows that it is alive."""
-        now = held.get("unique"), held.get("renewed")
-        if self._seen is None:
-            self._seen, self._waits_for_dead = now, True
+        if self._watched is None:
             logging.info(
-                "%s is held by %s: waiting until it is released, or was not renewed for %g s",
-                self._path, held.get("holder"), _STALE_SECONDS,
+                "%s is held by %s: waiting up to %g s to see if that run is alive",
+                self._path, held["holder"], _STALE_SECONDS,
             )  # fmt: skip
-        elif self._seen != now:
-            self._waits_for_dead = False
+        elif self._watched != held:
+            self._renewed = True
+        self._watched = held
 
     def _keep(self) -> None:
         while not self._ended.wait(_RENEW_SECONDS):
             try:
-                held = places.read_json(self._path) or {}
-                if held.get("unique", self._unique) != self._unique:
-                    processes.leave(
-                        f"{self._path} was not renewed in time, and {held.get('holder')} took it over: two "
-                        "runs must not write to one folder, so this one ends",
-                        UserError.exit_code,
-                    )
+                held = _read(self._path)
+                if held and held["unique"] != self._unique:
+                    self._lost_to(held["holder"])
                 self._renew()
-            except OSError as error:
-                logging.warning("%s cannot be renewed: %s", self._path, error)
+            except Exception as error:
+                if not buckets.is_failure(error):
+                    raise
+                logging.warning("%s cannot be renewed: %s", self._path, buckets.reason(error))
+
+    def _lost_to(self, holder: str) -> None:
+        """Ends the run: two must not write to one folder."""
+        processes.leave(
+            f"{self._path} could not be renewed for {_STALE_SECONDS:g} s, and {holder} took it over: this "
+            "run ends, and the other goes on",
+            Locked.exit_code,
+        )
 
     def _renew(self) -> None:
-        entry = {"holder": self._token, "unique": self._unique, "renewed": time.time()}
-        entry |= {"machine": _machine(), "process": os.getpid()}
-        self._path.write_text(json.dumps(entry))
+        entry = {
+            "holder": self._token,
+            "unique": self._unique,
+            "renewed": time.time(),
+            "machine": _machine(),
+            "process": os.getpid(),
+        }
+        places.write_whole(self._path, json.dumps(entry))
 
     def _holder(self) -> str:
-        text = self._path.read_text()
-        return json.loads(text)["holder"] if self._in_bucket else text or "it has just begun"
+        if self._in_bucket:
+            return self._watched["holder"] if self._watched else "it has just begun"
+        return self._path.read_text() or "it has just begun"
 
 
 def is_held(folder: epath.Path) -> bool:
     """Whether a run trains in a workdir, as far as its lock shows."""
     path = folder / NAME
     if places.in_bucket(folder):
-        held = places.read_json(path)
-        return bool(held) and not _is_free(path, held)
+        held = _read(path)
+        return held is not None and not _is_free(path, held)
     try:
         file = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -163,13 +182,17 @@ def is_held(folder: epath.Path) -> bool:
     return False
 
 
+def _read(path: epath.Path) -> dict | None:
+    """The entry of a lock in a bucket; `None` if there is none, or only one copied from a local workdir."""
+    try:
+        return json.loads(places.read_bytes(path))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
 def _is_free(path: epath.Path, held: dict) -> bool:
-    """Whether the holder of a lock in a bucket is dead: a process of this machine that has ended, or one
-    that has not renewed the lock for long.
-    """
-    machine = _machine()
-    same_machine = machine and held.get("machine") == machine
-    if same_machine and not os.path.exists(f"/proc/{held['process']}"):
+    """Whether the holder of a lock in a bucket is known to be gone."""
+    if held.get("machine") and held["machine"] == _machine() and not _is_alive(held["process"]):
         return True
     try:
         return _bucket_time(path) - _modified(path) > _STALE_SECONDS
@@ -180,7 +203,7 @@ def _is_free(path: epath.Path, held: dict) -> bool:
 def _bucket_time(path: epath.Path) -> float:
     """The time by the bucket's own clock: when a file was written just now."""
     probe = path.with_name(f"{path.name}-{uuid.uuid4().hex}")
-    probe.write_bytes(b"")
+    places.write_whole(probe, b"")
     try:
         return _modified(probe)
     finally:
@@ -188,17 +211,27 @@ def _bucket_time(path: epath.Path) -> float:
 
 
 def _modified(path: epath.Path) -> float:
-    """When a file was written last, by the clock of where it is."""
-    import fsspec
-
-    file_system, name = fsspec.core.url_to_fs(os.fspath(path))
-    return file_system.modified(name).timestamp()
+    """When an object was written last, in seconds of the bucket's clock."""
+    scheme, _, _ = buckets.parts(os.fspath(path))
+    return buckets.client(scheme).modified(os.fspath(path)).timestamp()
 
 
 def _machine() -> str:
-    """What is the same for all processes that see each other's numbers, and no others; '' if unknown."""
+    """What the processes have in common that see each other's numbers."""
     try:
-        boot = pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:  # not Linux
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return (
+                f"{socket.gethostname()} {file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+            )
+    except OSError:  # not on Linux
         return ""
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        pass
+    return True
