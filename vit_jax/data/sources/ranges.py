@@ -1,0 +1,174 @@
+"""Bytes of the files that records are in: whole files, or parts of them, from a disk or a bucket.
+
+Buckets are read with TensorStore, as checkpoints are: hundreds of requests may be under way, by
+threads that are not Python's. It repeats what fails for a while (429, 5xx, connections that are reset or
+end early); what lasts is an error. Listing and writing are in `base/places.py`.
+"""
+
+import concurrent.futures
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from vit_jax.base import places
+from vit_jax.data.record import DataError
+
+# Requests under way at a time; so many images may be read ahead.
+CONCURRENCY = 512
+# The delay doubles from one retry to the next: all of them take about 90 s.
+_RETRIES = {"max_retries": 9, "initial_delay": "250ms", "max_delay": "20s"}
+_STALLED = 30  # seconds after which a request without an answer is sent once more
+_LONGEST = 180  # seconds after which one that stalls again and again is an error
+_DRIVERS = {"gs": "gcs", "s3": "s3"}
+
+Range = tuple[str, int, int]  # path, first byte, number of bytes
+
+
+class Ranges:
+    """Reads parts of files. A file in a bucket that is replaced between two reads is an error: what
+    is known of where its records are no longer holds. Can be used by any number of threads.
+    """
+
+    def __init__(self):
+        self._generations: dict[str, bytes] = {}
+
+    def __reduce__(self):
+        return Ranges, ()
+
+    def read(self, path: str, first: int, size: int) -> bytes:
+        """`size` bytes of a file from byte `first`.
+
+        Raises:
+          DataError: it is missing, has changed, is shorter, or cannot be read.
+        """
+        return self.read_many([(path, first, size)])[0]
+
+    def read_many(self, wanted: Sequence[Range]) -> list[bytes]:
+        """The bytes of several ranges, which are read at the same time; for `Raises` see `read`."""
+        if not any(places.in_bucket(path) for path, _, _ in wanted):
+            return [_read_local(*one) for one in wanted]
+        requests = [_request(path, slice(first, first + size)) for path, first, size in wanted]
+        return [
+            self._content(path, request)
+            for (path, _, _), request in zip(wanted, requests, strict=True)
+        ]
+
+    def _content(self, path: str, request: Callable) -> bytes:
+        try:
+            reply = request()
+        except FileNotFoundError:
+            raise DataError(f"{path} is missing") from None
+        seen = self._generations.setdefault(path, reply.stamp.generation)
+        if seen != reply.stamp.generation:
+            raise DataError(
+                f"{path} was replaced while it was being read. A data set must not change during a run: "
+                "start again to read the new one"
+            )
+        return reply.value
+
+
+def read_files(paths: Sequence[str]) -> list[bytes | OSError]:
+    """The content of files that are one image each, read at the same time; or the error of each that
+    is not there, or is on a disk and cannot be read.
+
+    Raises:
+      DataError: a bucket cannot be read.
+    """
+    requests = [_request(path) if places.in_bucket(path) else None for path in paths]
+
+    def content(path: str, request: Callable | None) -> bytes | OSError:
+        try:
+            return request().value if request else _read_local(path)
+        except OSError as error:
+            return error
+
+    return [content(*one) for one in zip(paths, requests, strict=True)]
+
+
+def list_names(folder: str) -> list[str]:
+    """The names below a folder of a bucket, relative to it, of all objects: one listing.
+
+    Raises:
+      DataError: the bucket cannot be listed.
+    """
+    import tensorstore as ts
+
+    bucket, prefix = _bucket_and_name(folder.rstrip("/") + "/")
+    after = prefix[:-1] + chr(ord("/") + 1) if prefix else ""
+    try:
+        found = _store(*bucket).list(ts.KvStore.KeyRange(prefix, after)).result()
+    except ValueError as error:
+        raise DataError(f"{folder} cannot be listed: {_reason(error)}") from None
+    return [name[len(prefix) :].decode("utf-8", "surrogateescape") for name in found]
+
+
+def in_parallel(function: Callable, items: Sequence, threads: int = 64) -> list:
+    """`function` of each item, in order, by threads that mostly wait for a bucket."""
+    with concurrent.futures.ThreadPoolExecutor(min(threads, max(len(items), 1))) as pool:
+        return list(pool.map(function, items))
+
+
+def _read_local(path: str, first: int = 0, size: int = -1) -> bytes:
+    with places.open_bytes(path) as file:
+        if first:
+            file.seek(first)
+        return file.read(size)
+
+
+def _request(path: str, part: slice | None = None) -> Callable:
+    """Starts to read an object, or a part of it; returns a function that waits for the reply."""
+    places.last_opened[threading.current_thread().name] = path
+    bucket, name = _bucket_and_name(path)
+    start = functools.partial(
+        _store(*bucket).read, name, **({} if part is None else {"byte_range": part})
+    )
+    pending = start()
+
+    def reply():
+        nonlocal pending
+        give_up = time.monotonic() + _LONGEST
+        while True:
+            try:
+                found = pending.result(timeout=_STALLED)
+                break
+            except TimeoutError:
+                if time.monotonic() > give_up:
+                    raise DataError(f"{path} cannot be read: no answer for {_LONGEST} s") from None
+                pending = start()
+            except ValueError as error:  # TensorStore's for whatever lasts
+                raise DataError(f"{path} cannot be read: {_reason(error)}") from None
+        if found.state == "missing":
+            raise FileNotFoundError(path)
+        return found
+
+    return reply
+
+
+def _bucket_and_name(path: str) -> tuple[tuple[str, str], str]:
+    """'gs://bucket/a/b' -> (('gs', 'bucket'), 'a/b')"""
+    scheme, _, rest = path.partition("://")
+    bucket, _, name = rest.partition("/")
+    return (scheme, bucket), name
+
+
+def _reason(error: ValueError) -> str:
+    """TensorStore's message without what only its developers can use."""
+    return str(error).split(" [")[0].split("\n")[0]
+
+
+@functools.lru_cache(64)
+def _store(scheme: str, bucket: str):
+    import tensorstore as ts  # slow to import
+
+    driver = _DRIVERS[scheme]
+    context = {
+        f"{driver}_request_concurrency": {"limit": CONCURRENCY},
+        f"{driver}_request_retries": _RETRIES,
+    }
+    spec = {"driver": driver, "bucket": bucket, "context": context}
+    if driver == "s3" and (endpoint := os.environ.get("AWS_ENDPOINT_URL")):
+        region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+        spec |= {"endpoint": endpoint, "aws_region": region or "us-east-1"}
+    return ts.KvStore.open(spec).result()
