@@ -1,7 +1,6 @@
 """`gs://` against a server of Cloud Storage's interface on this machine."""
 
 import json
-import os
 
 import jax
 import numpy as np
@@ -10,7 +9,6 @@ from etils import epath
 
 import vit_jax
 from tests.integration.conftest import TINY
-from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
 from vit_jax.interchange import formats, loading
@@ -84,11 +82,5 @@ def test_a_run_in_a_bucket_goes_on_from_its_last_whole_checkpoint(run, tmp_path)
 
 
 def test_a_bucket_that_does_not_exist_is_reported_before_the_run(run):
-    with pytest.raises(ConfigError, match="cannot write to --workdir=gs://nowhere/run"):
+    with pytest.raises(ConfigError, match="--workdir=gs://nowhere: there is no such bucket"):
         train(run[1], "gs://nowhere/run")
-
-
-def test_local_paths_are_absolute_and_those_of_buckets_stay():
-    assert str(places.locate("a/b")) == os.path.abspath("a/b")
-    assert str(places.locate("~/a")) == os.path.expanduser("~/a")
-    assert str(places.locate("gs://bucket/run")) == "gs://bucket/run"
