@@ -129,8 +129,8 @@ def locate(text: str, config_data: Data) -> Data:
     there (a prepared data set, tar files, a folder, a list of files), or else a TFDS data set.
     """
     name, path = text, config_data.path
-    place = epath.Path(text).expanduser()
     if text not in OPENERS and text not in NAMED:
+        place = places.locate(text)
         if place.suffix == ".tar" or any(place.glob("*.tar") if place.is_dir() else ()):
             name, path = "tar", text
         elif place.exists():
@@ -151,6 +151,7 @@ def from_anywhere(config_data: Data) -> Data:
 
 def _is_place(text: str) -> bool:
     """Whether `text`, in a mixture, is a file or folder rather than the name of a data set."""
+    if text in OPENERS or text in NAMED:
+        return False
     place = epath.Path(text).expanduser()
-    known = text in OPENERS or text in NAMED
-    return not known and (place.exists() or place.suffix == ".tar")
+    return "://" in text or place.exists() or place.suffix == ".tar"

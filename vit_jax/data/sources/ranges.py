@@ -6,21 +6,25 @@ end early); what lasts is an error. Listing and writing are in `base/places.py`.
 """
 
 import concurrent.futures
+import contextlib
 import functools
+import io
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import BinaryIO
 
-from vit_jax.base import places
+from vit_jax.base import buckets, places
 from vit_jax.data.record import DataError
 
 # Requests under way at a time; so many images may be read ahead.
 CONCURRENCY = 512
 # The delay doubles from one retry to the next: all of them take about 90 s.
 _RETRIES = {"max_retries": 9, "initial_delay": "250ms", "max_delay": "20s"}
-_STALLED = 30  # seconds after which a request without an answer is sent once more
-_LONGEST = 180  # seconds after which one that stalls again and again is an error
+_STALLED = 30  # seconds after which a request without an answer is sent a second time
+_LONGEST = 180  # seconds after which it is an error that neither is answered
+_POLL = 0.1
 _DRIVERS = {"gs": "gcs", "s3": "s3"}
 
 Range = tuple[str, int, int]  # path, first byte, number of bytes
@@ -87,6 +91,48 @@ def read_files(paths: Sequence[str]) -> list[bytes | OSError]:
     return [content(*one) for one in zip(paths, requests, strict=True)]
 
 
+class RangeFile(io.RawIOBase):
+    """An object of a bucket as a file for those who hop from header to header: each request reads a
+    little more than what was asked for, so that one serves several headers that are close together.
+    """
+
+    _WINDOW = 1 << 14
+
+    def __init__(self, file: places.File):
+        super().__init__()
+        self._file, self._place, self._ranges = file, 0, Ranges()
+        self._first, self._content = 0, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._place
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._place = offset + {0: 0, 1: self._place, 2: self._file.size}[whence]
+        return self._place
+
+    def read(self, size: int = -1) -> bytes:
+        left = max(self._file.size - self._place, 0)
+        size = left if size < 0 else min(size, left)
+        within = self._place - self._first
+        if size and not 0 <= within <= len(self._content) - size:
+            wanted = min(max(size, self._WINDOW), left)
+            self._content = self._ranges.read(self._file.path, self._place, wanted)
+            self._first, within = self._place, 0
+        self._place += size
+        return self._content[within : within + size]
+
+
+def open_to_scan(file: places.File) -> BinaryIO:
+    """Opens a file whose headers, with much between them, are to be read."""
+    return RangeFile(file) if places.in_bucket(file.path) else places.open_bytes(file.path)
+
+
 def list_names(folder: str) -> list[str]:
     """The names below a folder of a bucket, relative to it, of all objects: one listing.
 
@@ -95,10 +141,10 @@ def list_names(folder: str) -> list[str]:
     """
     import tensorstore as ts
 
-    bucket, prefix = _bucket_and_name(folder.rstrip("/") + "/")
+    scheme, bucket, prefix = buckets.parts(folder.rstrip("/") + "/")
     after = prefix[:-1] + chr(ord("/") + 1) if prefix else ""
     try:
-        found = _store(*bucket).list(ts.KvStore.KeyRange(prefix, after)).result()
+        found = _store(scheme, bucket).list(ts.KvStore.KeyRange(prefix, after)).result()
     except ValueError as error:
         raise DataError(f"{folder} cannot be listed: {_reason(error)}") from None
     return [name[len(prefix) :].decode("utf-8", "surrogateescape") for name in found]
@@ -120,37 +166,32 @@ def _read_local(path: str, first: int = 0, size: int = -1) -> bytes:
 def _request(path: str, part: slice | None = None) -> Callable:
     """Starts to read an object, or a part of it; returns a function that waits for the reply."""
     places.last_opened[threading.current_thread().name] = path
-    bucket, name = _bucket_and_name(path)
-    start = functools.partial(
-        _store(*bucket).read, name, **({} if part is None else {"byte_range": part})
-    )
-    pending = start()
+    scheme, bucket, name = buckets.parts(path)
+    wanted = {} if part is None else {"byte_range": part}
+    start = functools.partial(_store(scheme, bucket).read, name, **wanted)
+    pending = [start()]
 
     def reply():
-        nonlocal pending
         give_up = time.monotonic() + _LONGEST
-        while True:
-            try:
-                found = pending.result(timeout=_STALLED)
-                break
-            except TimeoutError:
-                if time.monotonic() > give_up:
-                    raise DataError(f"{path} cannot be read: no answer for {_LONGEST} s") from None
-                pending = start()
-            except ValueError as error:  # TensorStore's for whatever lasts
-                raise DataError(f"{path} cannot be read: {_reason(error)}") from None
-        if found.state == "missing":
-            raise FileNotFoundError(path)
-        return found
+        while time.monotonic() < give_up:
+            for request in pending:
+                with contextlib.suppress(TimeoutError):
+                    return _found(path, request, _STALLED if len(pending) == 1 else _POLL)
+            if len(pending) == 1:
+                pending.append(start())
+        raise DataError(f"{path} cannot be read: no answer for {_LONGEST} s")
 
     return reply
 
 
-def _bucket_and_name(path: str) -> tuple[tuple[str, str], str]:
-    """'gs://bucket/a/b' -> (('gs', 'bucket'), 'a/b')"""
-    scheme, _, rest = path.partition("://")
-    bucket, _, name = rest.partition("/")
-    return (scheme, bucket), name
+def _found(path: str, request, timeout: float):
+    try:
+        found = request.result(timeout=timeout)
+    except ValueError as error:  # TensorStore's for whatever lasts
+        raise DataError(f"{path} cannot be read: {_reason(error)}") from None
+    if found.state == "missing":
+        raise FileNotFoundError(path)
+    return found
 
 
 def _reason(error: ValueError) -> str:
