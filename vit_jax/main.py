@@ -41,8 +41,10 @@ def train() -> None:
         return
     config, changes = cli.load_config(settings)
     if FLAGS.dry_run:
+        from vit_jax.base import places
         from vit_jax.planning.dry_run import dry_run
 
+        places.absolute(FLAGS.workdir or "", "--workdir")
         result, recipe = dry_run(config, FLAGS.workdir)
         cli.print_result(result | {"config": recipe}, recipe.rstrip())
         return
@@ -81,6 +83,7 @@ def _train_all(runs: "dict[str, ConfigDict]") -> None:
     from vit_jax.reports import report as reports
     from vit_jax.training.sweep import run_all
 
+    workdir = places.locate(FLAGS.workdir, "--workdir")
     hosts = next(iter(runs.values())).hosts
     with cli.hosts(
         heartbeat_seconds=hosts.heartbeat_seconds, wait_minutes=hosts.wait_minutes
@@ -88,7 +91,7 @@ def _train_all(runs: "dict[str, ConfigDict]") -> None:
         ending.end_at_once_when_interrupted()
         run_all(runs, FLAGS.workdir)
         if process == 0:
-            result = reports.report([FLAGS.workdir], places.locate(FLAGS.workdir) / "report")
+            result = reports.report([FLAGS.workdir], workdir / "report")
             cli.print_result(result, reports.text(result))
 
 
@@ -121,8 +124,9 @@ def sweep() -> None:
     cli.log_recipe(changes)
     grid = {name: cli.values(text) for name, text in cli.options(FLAGS.grid, "grid").items()}
     ending.end_at_once_when_interrupted()
-    result = sweep(config, FLAGS.workdir, grid, select=FLAGS.select, seeds=FLAGS.seeds)
-    summary = report([FLAGS.workdir], places.locate(FLAGS.workdir) / "report")
+    workdir = places.locate(FLAGS.workdir, "--workdir")
+    result = sweep(config, workdir, grid, select=FLAGS.select, seeds=FLAGS.seeds)
+    summary = report([workdir], workdir / "report")
     cli.print_result(result, f"{table(result)}\nreport: {summary['report']}")
 
 
@@ -250,6 +254,14 @@ def prepare() -> None:
     (source, *more) = cli.parse("SOURCE")
     if more or not (FLAGS.out or FLAGS.verify):
         raise flags.Error("say SOURCE --out=DIR, or DIR --verify")
+
+    from vit_jax.base import places
+
+    for flag in ("out", "data_dir"):
+        if FLAGS[flag].value:
+            places.locate(FLAGS[flag].value, f"--{flag}")
+    if not FLAGS.out:
+        places.locate(source, "DIR")
 
     from vit_jax.data.preparation.prepare import prepare, text
     from vit_jax.data.preparation.shards import Options

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 
 from ml_collections import ConfigDict
 
-from vit_jax.base import schema
+from vit_jax.base import places, schema
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.config import Config, config_class
 
@@ -57,14 +57,27 @@ def load_runs(spec: str) -> dict[str, ConfigDict] | None:
 
 def _module(spec: str) -> tuple[str, str, types.ModuleType]:
     """Of FILE[:ARGUMENT]: the file, what to call it in messages, and its module."""
-    name, where = spec.partition(":")[0], f"--config={spec}"
-    return name, where, _load(pathlib.Path(name), where)
+    name, where = _name(spec), f"--config={spec}"
+    return name, where, _load(_local(name, "--config"), where)
+
+
+def _name(spec: str) -> str:
+    """The file in FILE[:ARGUMENT], which may be an address."""
+    scheme = f"{spec.partition('://')[0]}://" if places.is_address(spec) else ""
+    return scheme + spec.removeprefix(scheme).partition(":")[0]
+
+
+def _local(name: str, field: str) -> pathlib.Path:
+    """The path of a file of Python, which is not run from elsewhere."""
+    if not places.is_address(name):
+        return pathlib.Path(name)
+    return pathlib.Path(places.locate(name, field, instead="download the file first"))
 
 
 def _call(function: Callable, spec: str) -> object:
     """What a recipe's function gives for the argument in `spec`."""
-    name, _, argument = spec.partition(":")
-    where = f"--config={spec}"
+    name, where = _name(spec), f"--config={spec}"
+    argument = spec[len(name) + 1 :]
     parameters = inspect.signature(function).parameters.values()
     if argument and not parameters:
         raise ConfigError(f"{where}: {name} takes no argument after ':'")
@@ -79,7 +92,7 @@ def _call(function: Callable, spec: str) -> object:
 
 
 def _checked(config: object, source: str, spec: str) -> ConfigDict:
-    where, name = f"--config={spec}", spec.partition(":")[0]
+    where, name = f"--config={spec}", _name(spec)
     if not isinstance(config, ConfigDict):
         raise ConfigError(
             f"{where}: {source} of {name} returned {_what(config)}. It must return a config that "
@@ -98,7 +111,7 @@ def register(path: str) -> None:
     Raises:
       ConfigError: there is no such file, or it fails.
     """
-    _load(pathlib.Path(path), f"--register={path}")
+    _load(_local(path, "--register"), f"--register={path}")
 
 
 def outside(definitions: Iterable) -> list[str]:

@@ -37,6 +37,7 @@ def evaluate() -> None:
     cli.parse()
     cli.require(checkpoint="DIR")
 
+    from vit_jax.base import places
     from vit_jax.evaluation.overrides import load_to_evaluate
     from vit_jax.evaluation.progress import shown
     from vit_jax.evaluation.run import evaluate_run, text
@@ -48,6 +49,8 @@ def evaluate() -> None:
             raise flags.Error("say --suite without --evaluators, --budget and --threshold")
         if FLAGS.data_dir and not FLAGS.suite:
             raise flags.Error("--data_dir is for --suite; else say --config.data.path=DIR")
+        if FLAGS.data_dir:
+            places.locate(FLAGS.data_dir, "--data_dir")
         if thresholds := cli.thresholds():
             if evaluators:
                 raise flags.Error("say --budget and --threshold without --evaluators")

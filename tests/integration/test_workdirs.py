@@ -6,13 +6,16 @@ import pathlib
 import random
 import shutil
 import signal
+import subprocess
+import sys
+import time
 
 import pytest
 from etils import epath
 
 import vit_jax
 from vit_jax.base.errors import UserError
-from vit_jax.checkpoints import reading
+from vit_jax.checkpoints import reading, saving
 from vit_jax.devices import processes
 from vit_jax.training import guards, lock
 from vit_jax.training.writers import JsonLinesWriter
@@ -88,19 +91,34 @@ def test_two_runs_in_one_folder_are_refused_and_a_dead_one_holds_no_lock(cli, tm
         pass
 
 
-def test_in_a_bucket_a_lock_that_nobody_renews_is_nobodys(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock.places, "in_bucket", lambda path: True)
+def test_in_a_bucket_a_lock_that_nobody_renews_is_nobodys(bucket, monkeypatch):
     monkeypatch.setattr(lock, "_STALE_SECONDS", 2.0)
     monkeypatch.setattr(lock, "_RENEW_SECONDS", 0.2)
-    folder = epath.Path(tmp_path)
+    folder = epath.Path(bucket)
     with lock.Lock(folder), pytest.raises(lock.Locked, match="another run trains"):
-        lock.Lock(folder, patience=3).__enter__()
+        lock.Lock(folder, patience=1).__enter__()
     dead = lock.Lock(folder)
     dead.__enter__()
     dead._ended.set()
     dead._thread.join()
-    with lock.Lock(folder, patience=5):
-        pass
+    # Of a machine whose clock is wrong.
+    entry = dead._read() | {"renewed": time.time() + 3600}
+    (folder / ".lock").write_text(json.dumps(entry))
+    began = time.monotonic()
+    with lock.Lock(folder, patience=0.1):
+        assert time.monotonic() - began > 2
+    assert not (folder / ".lock").exists()
+
+
+def test_in_a_bucket_the_lock_of_a_process_that_died_on_this_machine_is_free(bucket):
+    folder = epath.Path(bucket)
+    take = f"from etils import epath; from vit_jax.training.lock import Lock; Lock(epath.Path('{bucket}')).__enter__()"
+    kill = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    subprocess.run([sys.executable, "-c", f"{take}; {kill}"])
+    assert (folder / ".lock").exists()
+    began = time.monotonic()
+    with lock.Lock(folder):
+        assert time.monotonic() - began < 10
 
 
 def test_a_folder_that_is_not_writable_for_a_moment_is_tried_again(tmp_path, monkeypatch, caplog):
@@ -169,7 +187,7 @@ def test_a_compilation_cache_that_others_can_write_is_said(tmp_path, caplog, mon
 def test_a_save_without_a_folder_to_save_in_is_counted_at_once(tiny_config, tmp_path, monkeypatch):
     config = tiny_config(checkpoint__max_failures=2, duration="30 steps")
     (tmp_path / "run").mkdir()
-    made = vit_jax.checkpoints.saving.Checkpoints._make_folder
+    made = saving.Checkpoints._make_folder
 
     def replaced(self):
         if self._folder.is_dir():
@@ -177,7 +195,7 @@ def test_a_save_without_a_folder_to_save_in_is_counted_at_once(tiny_config, tmp_
             self._folder.write_text("")
         made(self)
 
-    monkeypatch.setattr(vit_jax.checkpoints.saving.Checkpoints, "_make_folder", replaced)
+    monkeypatch.setattr(saving.Checkpoints, "_make_folder", replaced)
     with pytest.raises(reading.CheckpointError, match="2 failures in a row"):
         vit_jax.train(config, tmp_path / "run")
 

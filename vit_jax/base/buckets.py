@@ -129,6 +129,11 @@ def is_failure(error: BaseException) -> bool:
     return isinstance(error, OSError) or library in _LIBRARIES
 
 
+def is_denied(error: BaseException) -> bool:
+    """Whether an error of storage is that there is no permission."""
+    return isinstance(error, PermissionError) or bool(_DENIED.search(str(error)))
+
+
 def reason(error: BaseException) -> str:
     """What an error of storage says, in a line."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -150,7 +155,7 @@ def _explained(error: Exception, place: str, scheme: str, bucket: str) -> UserEr
         "CredentialRetrievalError",
     ):
         anonymous = True
-    denied = isinstance(error, PermissionError) or _DENIED.search(str(error))
+    denied = is_denied(error)
     if anonymous and (denied or not google):
         login = (
             "run 'gcloud auth application-default login', or set GOOGLE_APPLICATION_CREDENTIALS to a "

@@ -126,6 +126,11 @@ def _way_from(scheme: str) -> str:
     return ""
 
 
+def is_address(text: str) -> bool:
+    """Whether a text is an address, `SCHEME://…`, of whatever kind."""
+    return bool(_ADDRESS.match(text)) or text.startswith("file:/")
+
+
 def in_bucket(path: epath.PathLike) -> bool:
     """Whether a path is a bucket's: there files appear whole, and nothing can be appended to them."""
     return os.fspath(path).startswith(_BUCKETS)
@@ -220,7 +225,8 @@ def write_whole(path: epath.Path, content: str | bytes) -> None:
     if isinstance(content, str):
         content = content.encode()
     if in_bucket(path):
-        _client(path).pipe_file(os.fspath(path), content)
+        with _as_os_errors(path):
+            _client(path).pipe_file(os.fspath(path), content)
         return
     new = path.with_name(f"{path.name}.new")
     with open(new, "wb") as file:
@@ -233,7 +239,8 @@ def write_whole(path: epath.Path, content: str | bytes) -> None:
 def upload(file: epath.PathLike, path: epath.PathLike) -> None:
     """Copies a local file to a place, where it appears whole."""
     if in_bucket(path):
-        _client(path).put_file(os.fspath(file), os.fspath(path))
+        with _as_os_errors(path):
+            _client(path).put_file(os.fspath(file), os.fspath(path))
         return
     new = f"{os.fspath(path)}.new"
     shutil.copyfile(file, new)
@@ -251,9 +258,7 @@ def read_json(path: epath.Path, kind: type = dict):
         value = json.loads(read_bytes(path))
     except FileNotFoundError:
         return None
-    except Exception as error:
-        if not (isinstance(error, ValueError) or buckets.is_failure(error)):
-            raise
+    except (OSError, ValueError) as error:
         logging.warning("%s cannot be read (%s): going on without it", path, error)
         return None
     if not isinstance(value, kind):
@@ -284,7 +289,8 @@ def read_bytes(path: epath.PathLike, first: int = 0, size: int | None = None) ->
     last_opened[threading.current_thread().name] = os.fspath(path)
     if in_bucket(path):
         wanted = {} if size is None else {"start": first, "end": first + size}
-        content = _client(path).cat_file(os.fspath(path), **wanted)
+        with _as_os_errors(path):
+            content = _client(path).cat_file(os.fspath(path), **wanted)
     else:
         with open(path, "rb") as file:
             file.seek(first)
@@ -302,7 +308,8 @@ def describe(path: epath.PathLike) -> File:
     """
     text = os.fspath(path)
     if in_bucket(text):
-        return _described(_client(text).info(text), text)
+        with _as_os_errors(text):
+            return _described(_client(text).info(text), text)
     found = os.stat(text)
     return File(text, found.st_size, f"{found.st_size}-{found.st_mtime_ns}")
 
@@ -314,7 +321,8 @@ def files_below(folder: epath.PathLike) -> Iterator[File]:
     text = os.fspath(folder).rstrip("/")
     if in_bucket(text):
         scheme = buckets.parts(text)[0]
-        found = _client(text).find(text, detail=True)
+        with _as_os_errors(text):
+            found = _client(text).find(text, detail=True)
         for name, entry in sorted(found.items()):
             yield _described(entry, f"{scheme}://{name}")
         return
@@ -324,26 +332,54 @@ def files_below(folder: epath.PathLike) -> Iterator[File]:
             yield describe(os.path.join(where, name))
 
 
+def names_in(folder: epath.PathLike) -> list[str]:
+    """The names of the files and folders in a folder, in no order; [] where there is no such folder."""
+    if not in_bucket(folder):
+        return os.listdir(folder) if os.path.isdir(folder) else []
+    try:
+        with _as_os_errors(folder):
+            found = _client(folder).ls(os.fspath(folder), detail=False)
+    except FileNotFoundError:
+        return []
+    return [os.path.basename(name.rstrip("/")) for name in found]
+
+
 def matching(pattern: str) -> Iterator[str]:
     """The files and folders that a pattern such as `photos/**/*.jpg` finds, in no order."""
     if not in_bucket(pattern):
         return glob.iglob(pattern, recursive=True)
     scheme = buckets.parts(pattern)[0]
-    return (f"{scheme}://{name}" for name in _client(pattern).glob(pattern))
+    with _as_os_errors(pattern):
+        return (f"{scheme}://{name}" for name in _client(pattern).glob(pattern))
 
 
 def exists(path: epath.PathLike) -> bool:
     """Whether there is a file or folder."""
-    return epath.Path(path).exists()
+    with _as_os_errors(path):
+        return epath.Path(path).exists()
 
 
 def remove(path: epath.PathLike) -> None:
     """Removes a file, or a folder with all that is in it; nothing, if it is not there."""
     place = epath.Path(path)
-    if place.is_dir():
-        place.rmtree()
-    else:
-        place.unlink(missing_ok=True)
+    with _as_os_errors(path):
+        if place.is_dir():
+            place.rmtree()
+        else:
+            place.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _as_os_errors(path: epath.PathLike) -> Iterator[None]:
+    """Raises what the clients of buckets raise as `OSError`, as for local files."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        if not buckets.is_failure(error):
+            raise
+        raise OSError(f"{os.fspath(path)}: {buckets.reason(error)}") from error
 
 
 def _client(path: epath.PathLike):

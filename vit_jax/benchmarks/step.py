@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from vit_jax.base import places
 from vit_jax.benchmarks import breakdown as timing
 from vit_jax.benchmarks.context import context
 from vit_jax.compute import choices
@@ -41,6 +42,8 @@ def step(
       counts the body of a scan once), peak memory, and what was chosen for the device; of the other
       config time and FLOPs of an image, and what this one's are over them.
     """
+    if profile:
+        profile = str(places.locate(profile, "--profile", instead="copy the trace afterwards"))
     timed = Timed(config)
     others = [Timed(against)] if against is not None else []
     times, *others_times = timing.seconds_in_turn([timed.run, *(o.run for o in others)], steps)

@@ -239,10 +239,18 @@ def newest_description(workdir: epath.PathLike) -> dict | None:
 
 def saved_steps(folder: epath.Path) -> list[int]:
     """The steps saved whole, oldest first. In a bucket a folder is seen while it is written."""
-    if not folder.is_dir():
-        return []
-    entries = [entry for entry in folder.iterdir() if entry.name.isdigit()]
-    return sorted(int(entry.name) for entry in entries if ocp.utils.is_checkpoint_finalized(entry))
+    names = sorted((name for name in places.names_in(folder) if name.isdigit()), key=int)
+    return [int(name) for name in names if _is_whole(folder / name)]
+
+
+def _is_whole(checkpoint: epath.Path) -> bool:
+    if not places.in_bucket(checkpoint):
+        return ocp.utils.is_checkpoint_finalized(checkpoint)
+    try:
+        places.read_bytes(checkpoint / COMMITTED)  # one request, where looking for it takes three
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def stored_model_config(description: dict, **options) -> classifier.Options:

@@ -74,7 +74,8 @@ class Checkpoints:
         )
         logging.get_absl_logger().addFilter(_not_a_traceback_of_orbax)
         if processes.index() == 0:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            if not places.in_bucket(self._folder):
+                self._folder.mkdir(parents=True, exist_ok=True)
             self._delete(self._unfinished)
 
     def steps(self) -> list[int]:
@@ -192,7 +193,7 @@ class Checkpoints:
             return
         probe = self._folder / ".probe"
         if places.in_bucket(probe):  # Folders exist there only in the names of objects.
-            probe.write_bytes(b"")
+            places.write_whole(probe, b"")
             probe.unlink()
             return
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -253,14 +254,11 @@ class Checkpoints:
         return [self._folder / str(step) for step in old]
 
     def _unfinished(self) -> list[epath.Path]:
-        if not self._folder.is_dir():  # In a bucket a folder exists when something is in it.
-            return []
         whole = {str(step) for step in saved_steps(self._folder)}
         return [
-            path
-            for path in self._folder.iterdir()
-            if ocp.path.step.TMP_DIR_SUFFIX in path.name
-            or (path.name.isdigit() and path.name not in whole)
+            self._folder / name
+            for name in places.names_in(self._folder)
+            if ocp.path.step.TMP_DIR_SUFFIX in name or (name.isdigit() and name not in whole)
         ]
 
     def _delete(self, find: Callable[[], list[epath.Path]]) -> None:

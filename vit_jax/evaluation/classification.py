@@ -10,6 +10,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from vit_jax import objectives
+from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.data import loader
@@ -26,6 +27,9 @@ from vit_jax.pictures.page import png
 from vit_jax.pictures.plot import Plot
 
 _LOGITS = 2**30  # kept at most, on each host
+
+
+_OUT = "config.eval.evaluators: classification: out"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +63,8 @@ class Classification(Accuracy):
         super().__init__(options, subject)
         if options.images and not options.out:
             raise ConfigError("config.eval.evaluators: classification: images needs out=FOLDER")
+        if options.out:
+            places.locate(options.out, _OUT)
         size = len(self.source) * subject.model_config.num_classes
         if size > _LOGITS:
             raise ConfigError(
@@ -69,9 +75,9 @@ class Classification(Accuracy):
 
     def __call__(self, trained: Trained, mesh: Mesh, watch: Watch = iter) -> dict[str, float]:
         """See `Evaluator`."""
-        logits, targets, places = self._collect(trained.weights, mesh, watch)
+        logits, targets, indices = self._collect(trained.weights, mesh, watch)
         scored = targets.any(-1)
-        logits, targets, places = logits[scored], targets[scored], places[scored]
+        logits, targets, indices = logits[scored], targets[scored], indices[scored]
         if not len(logits):
             raise ConfigError("classification: no example has a label")
         if self.options.present:
@@ -84,19 +90,19 @@ class Classification(Accuracy):
         else:
             found |= _single(logits, targets) | _calibration(logits, targets, kind)
         if self.options.out and jax.process_index() == 0:
-            self._write(logits, targets, places, measures.probabilities(logits, kind))
+            self._write(logits, targets, indices, measures.probabilities(logits, kind))
         return found | {"examples": len(logits)}
 
     def _collect(self, weights: Weights, mesh: Mesh, watch: Watch) -> tuple[np.ndarray, ...]:
-        """Logits (n, classes), targets (n, classes) and places in the source (n,) of all examples that could be
+        """Logits (n, classes), targets (n, classes) and indices in the source (n,) of all examples that could be
         read, in every process.
         """
         self._step = self._step or self._make_step(mesh)
         with loader.eval_batches(self.source, self.config, meshes.batch_sharding(mesh)) as batches:
             found = (self._step(weights, batch) for batch in watch(batches))
             logits, targets, mask = on_host(found, mesh)
-        places = np.flatnonzero(mask > 0)
-        return logits[places], targets[places] > 0, places
+        indices = np.flatnonzero(mask > 0)
+        return logits[indices], targets[indices] > 0, indices
 
     def _make_step(self, mesh: Mesh) -> Callable:
         """The compiled (weights, batch) -> logits, targets and mask, cut as the batch is."""
@@ -110,11 +116,14 @@ class Classification(Accuracy):
         return jax.jit(step, out_shardings=meshes.batch_sharding(mesh))
 
     def _write(
-        self, logits: np.ndarray, targets: np.ndarray, places: np.ndarray, probabilities: np.ndarray
+        self,
+        logits: np.ndarray,
+        targets: np.ndarray,
+        indices: np.ndarray,
+        probabilities: np.ndarray,
     ) -> None:
         """The tables and pictures of `options.out`."""
-        folder, classes = epath.Path(self.options.out), self.subject.classes
-        folder.mkdir(parents=True, exist_ok=True)
+        folder, classes = places.make_folder(self.options.out, _OUT), self.subject.classes
         best = logits.argmax(-1)
         if not self.source.multi_label:
             pairs = measures.confusion(targets.argmax(-1), best, len(classes))
@@ -130,7 +139,7 @@ class Classification(Accuracy):
             _table(folder / "calibration.csv", header, rows)
             _draw(folder, pairs, bins)
         if self.options.images:
-            names = (self.source[int(place)].name for place in places)
+            names = (self.source[int(place)].name for place in indices)
             labels = (" ".join(classes[c] for c in np.flatnonzero(row)) for row in targets)
             sure = np.take_along_axis(probabilities, best[:, None], 1)[:, 0]
             rows = zip(names, labels, (classes[c] for c in best), sure, strict=True)

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from etils import epath
 
-from vit_jax.base import buckets, places
+from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.decode import eval_crop
 from vit_jax.data.options import Data
@@ -40,10 +40,8 @@ class Named:
         """(H, W, C) uint8, as `config.data` cuts it. Raises `BadImage`."""
         try:
             content = self.content or places.read_bytes(self.name)
-        except Exception as error:
-            if not buckets.is_failure(error):
-                raise
-            raise BadImage(self.name, buckets.reason(error)) from None
+        except OSError as error:
+            raise BadImage(self.name, error.strerror or str(error)) from None
         return eval_crop(content, data, name=self.name)
 
 
@@ -128,7 +126,7 @@ def _known(source: str) -> str:
     if source == "-":
         return source
     place = places.locate(source, "IMAGE")
-    return str(place) if "://" in source else source
+    return str(place) if places.is_address(source) else source
 
 
 def _is_folder(source: str) -> bool:

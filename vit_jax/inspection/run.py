@@ -32,7 +32,7 @@ from vit_jax.inspection import (
     positions,
 )
 from vit_jax.inspection.contract import Options, Section, Subject
-from vit_jax.interchange import formats
+from vit_jax.interchange import formats, remote
 from vit_jax.models import registry
 from vit_jax.pictures.page import Page, png
 
@@ -85,7 +85,8 @@ def inspect(
       UserError: no image can be read.
     """
     options = options or Options()
-    named = list(find(images))
+    named, out = list(find(images)), places.locate(out, "--out")
+    remote.check(checkpoint)
     out = places.make_folder(out, "--out")
     run = load_for_images(checkpoint, settings, "inspect")
     data = data_of(run)

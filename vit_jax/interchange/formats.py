@@ -154,11 +154,20 @@ def write(foreign: Foreign, path: epath.PathLike, to: str) -> None:
     Raises:
       CheckpointError: the format cannot express the model, or the file cannot be written; then
         nothing is left behind.
-      ConfigError: the path is an address.
+      ConfigError: see `to_write`.
+    """
+    module(to).write(foreign, to_write(path))
+
+
+def to_write(path: epath.PathLike) -> epath.Path:
+    """The file or folder that a checkpoint is written to.
+
+    Raises:
+      ConfigError: it is neither local nor in a bucket.
     """
     if remote.is_remote(path):
         raise ConfigError(f"{path} cannot be written to: name a file or folder, and upload that")
-    module(to).write(foreign, places.locate(path))
+    return places.locate(path)
 
 
 def preprocessing_with(

@@ -35,6 +35,7 @@ def report(folders: Sequence[epath.PathLike], out: epath.PathLike) -> dict:
     Raises:
       ConfigError: there is no run, or the folder cannot be made.
     """
+    out = places.locate(out, "--out")
     comparison = compare.compare(runs.find(folders))
     out = places.make_folder(out, "--out")
     pictures = _pictures(comparison)

@@ -77,7 +77,7 @@ def find(folders: Sequence[epath.PathLike]) -> list[Run]:
     """
     found: list[epath.Path] = []
     for folder in folders:
-        folder = places.locate(folder)
+        folder = places.locate(folder, "DIR")
         if not folder.is_dir():
             raise ConfigError(f"{folder} is no folder{places.nearest_existing(folder)}")
         below = list(_workdirs(folder))

@@ -2,8 +2,9 @@
 their metrics.
 
 On local disks the lock is the operating system's, which a process cannot keep beyond its death. In
-a bucket it is a small file that its holder renews; one that has not been renewed for a while counts
-as free.
+a bucket it is a small file that its holder renews. It is free when the holder was a process of this
+machine which has ended, or when nobody has renewed it while this process watched: the clocks of two
+machines are not compared.
 """
 
 import fcntl
@@ -21,7 +22,8 @@ from vit_jax.base import places
 from vit_jax.base.errors import UserError
 
 _NAME = ".lock"
-_RENEW_SECONDS, _STALE_SECONDS = 20.0, 90.0
+_RENEW_SECONDS, _STALE_SECONDS = 10.0, 40.0
+_LONG_AGO_SECONDS = 600.0  # more than clocks differ by
 
 
 class Locked(UserError):
@@ -45,13 +47,16 @@ class Lock:
         self._in_bucket = places.in_bucket(workdir)
         self._token = f"{socket.gethostname()}, process {os.getpid()}"
         self._ended = threading.Event()
+        # In a bucket: the entry of another holder, and when it was first seen as it is.
+        self._watched, self._since, self._renewed = "", 0.0, False
 
     def __enter__(self) -> "Lock":
         self._unique = uuid.uuid4().hex
         deadline = time.monotonic() + self._patience
         take = self._take_in_bucket if self._in_bucket else self._take
         while not take():
-            if time.monotonic() > deadline:
+            waits = self._in_bucket and not self._renewed  # until it is known to be in use
+            if time.monotonic() > deadline and not waits:
                 raise Locked(
                     f"another run trains in {self._path.parent} ({self._holder()}): use another --workdir, "
                     "or wait until it has ended"
@@ -60,12 +65,15 @@ class Lock:
         return self
 
     def __exit__(self, *_) -> None:
-        if self._in_bucket:
-            self._ended.set()
-            self._thread.join()
-            self._path.unlink(missing_ok=True)
-        else:
+        if not self._in_bucket:
             os.close(self._file)
+            return
+        self._ended.set()
+        self._thread.join()
+        try:
+            places.remove(self._path)
+        except OSError as error:
+            logging.warning("%s cannot be removed: %s", self._path, error)
 
     def _take(self) -> bool:
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -82,16 +90,32 @@ class Lock:
         return True
 
     def _take_in_bucket(self) -> bool:
-        held = places.read_json(self._path) or {}
-        if time.time() - held.get("renewed", 0) < _STALE_SECONDS:
+        held = self._read()
+        if held and not self._is_free(held):
             return False
         self._renew()
         time.sleep(1.0)  # of two that saw it free, the one that wrote last has it
-        if (places.read_json(self._path) or {}).get("unique") != self._unique:
+        if (self._read() or {}).get("unique") != self._unique:
             return False
         self._thread = threading.Thread(target=self._keep, name="vit_jax-lock", daemon=True)
         self._thread.start()
         return True
+
+    def _is_free(self, held: dict) -> bool:
+        """Whether the holder of an entry is known to be gone."""
+        if held.get("machine") and held["machine"] == _machine() and not _is_alive(held["process"]):
+            return True
+        if time.time() - held["renewed"] > _LONG_AGO_SECONDS:
+            return True
+        if (entry := json.dumps(held)) != self._watched:
+            self._renewed = bool(self._watched)
+            self._watched, self._since = entry, time.monotonic()
+            if not self._renewed:
+                logging.info(
+                    "%s is held by %s: waiting %g s to see if that run is alive",
+                    self._path, held["holder"], _STALE_SECONDS,
+                )  # fmt: skip
+        return time.monotonic() - self._since > _STALE_SECONDS
 
     def _keep(self) -> None:
         while not self._ended.wait(_RENEW_SECONDS):
@@ -100,10 +124,44 @@ class Lock:
             except OSError as error:
                 logging.warning("%s cannot be renewed: %s", self._path, error)
 
+    def _read(self) -> dict | None:
+        try:
+            return json.loads(places.read_bytes(self._path))
+        except FileNotFoundError:
+            return None
+
     def _renew(self) -> None:
-        entry = {"holder": self._token, "unique": self._unique, "renewed": time.time()}
-        self._path.write_text(json.dumps(entry))
+        entry = {
+            "holder": self._token,
+            "unique": self._unique,
+            "renewed": time.time(),
+            "machine": _machine(),
+            "process": os.getpid(),
+        }
+        places.write_whole(self._path, json.dumps(entry))
 
     def _holder(self) -> str:
-        text = self._path.read_text()
-        return json.loads(text)["holder"] if self._in_bucket else text or "it has just begun"
+        if self._in_bucket:
+            return json.loads(self._watched)["holder"] if self._watched else "it has just begun"
+        return self._path.read_text() or "it has just begun"
+
+
+def _machine() -> str:
+    """What the processes have in common that see each other's numbers."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return (
+                f"{socket.gethostname()} {file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+            )
+    except OSError:  # not on Linux
+        return ""
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        pass
+    return True

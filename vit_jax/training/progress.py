@@ -1,6 +1,7 @@
 """What a run reports while it trains: metrics, throughput, progress bar, trace."""
 
 import collections
+import contextlib
 import dataclasses
 import pathlib
 import shutil
@@ -172,8 +173,8 @@ def make_writers(workdir: epath.Path, config: Config) -> metric_writers.Writers:
     folder, metrics = pathlib.Path(workdir), "metrics.jsonl"
     if places.in_bucket(workdir):
         folder = pathlib.Path(tempfile.mkdtemp())
-        if (workdir / metrics).exists():
-            (folder / metrics).write_bytes((workdir / metrics).read_bytes())
+        with contextlib.suppress(FileNotFoundError):
+            (folder / metrics).write_bytes(places.read_bytes(workdir / metrics))
     writers = [
         metric_writers.ConsoleWriter(),
         metric_writers.JsonLinesWriter(folder / metrics),

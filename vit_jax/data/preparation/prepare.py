@@ -92,7 +92,9 @@ def prepare(
         "max_side": options.max_side,
         "quality": options.quality,
     }
-    out = pathlib.Path(out).expanduser()
+    out = pathlib.Path(
+        places.locate(out, "--out", instead="prepare there, and copy the folder to the bucket")
+    )
     if not (out / DESCRIPTION).exists():
         how = _root(config_data), options
         with _writing(out), _notes(out, recipe) as notes:

@@ -52,6 +52,10 @@ def open_data_set(config_data: Data) -> DataSet | MixedSet:
     Raises:
       ConfigError: there is no such data set, folder or class.
     """
+    if config_data.path:
+        place = places.locate(config_data.path, "config.data.path")
+        if places.is_address(config_data.path):
+            config_data = dataclasses.replace(config_data, path=str(place))
     return OPENERS.get(config_data.name, open_tfds)(config_data)
 
 
@@ -129,8 +133,10 @@ def locate(text: str, config_data: Data) -> Data:
     there (a prepared data set, tar files, a folder, a list of files), or else a TFDS data set.
     """
     name, path = text, config_data.path
+    if places.is_address(text):
+        text = str(places.locate(text))
+    place = epath.Path(text).expanduser()
     if text not in OPENERS and text not in NAMED:
-        place = places.locate(text)
         if place.suffix == ".tar" or any(place.glob("*.tar") if place.is_dir() else ()):
             name, path = "tar", text
         elif place.exists():
@@ -143,15 +149,21 @@ def from_anywhere(config_data: Data) -> Data:
     """`config_data` with absolute paths, so that they mean the same from every working folder."""
     check_mixture(config_data.mixture)
     mixture = tuple(
-        (places.absolute(text), weight) if _is_place(text) else (text, weight)
+        (places.absolute(text, "config.data.mixture"), weight)
+        if _is_place(text)
+        else (text, weight)
         for text, weight in config_data.mixture
     )
-    return dataclasses.replace(config_data, path=places.absolute(config_data.path), mixture=mixture)
+    return dataclasses.replace(
+        config_data, path=places.absolute(config_data.path, "config.data.path"), mixture=mixture
+    )
 
 
 def _is_place(text: str) -> bool:
     """Whether `text`, in a mixture, is a file or folder rather than the name of a data set."""
+    if places.is_address(text):
+        return True
     if text in OPENERS or text in NAMED:
         return False
     place = epath.Path(text).expanduser()
-    return "://" in text or place.exists() or place.suffix == ".tar"
+    return place.exists() or place.suffix == ".tar"

@@ -110,7 +110,7 @@ def open_folder(config_data: Data) -> DataSet:
             "config.data.path is empty: 'folder' needs a folder of images, or a list of files: CSV or "
             "JSON lines"
         )
-    path = places.locate(config_data.path, "config.data.path")
+    path = epath.Path(config_data.path).expanduser()
     if not path.exists():
         raise DataAbsent(
             f"config.data.path = {str(path)!r} does not exist{places.nearest_existing(path)}"

@@ -16,7 +16,6 @@ import msgpack
 import numpy as np
 from etils import epath
 
-from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.options import Data
 from vit_jax.data.record import DataError, DataSet, Labels, Record
@@ -138,7 +137,7 @@ def open_prepared(config_data: Data) -> DataSet:
     """The data set that 'vit_jax prepare' made in the folder `config_data.path`."""
     if not config_data.path:
         raise ConfigError("config.data.path is empty: 'prepared' needs what 'prepare' has made")
-    folder = places.locate(config_data.path, "config.data.path")
+    folder = epath.Path(config_data.path).expanduser()
     description = read_description(folder)
     return DataSet(
         str(folder),

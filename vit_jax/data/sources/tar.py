@@ -102,7 +102,7 @@ def find_tars(path: str) -> list:
     """
     if not path:
         raise ConfigError("config.data.path is empty: 'tar' needs a tar file, or a folder of them")
-    place = places.locate(path, "config.data.path")
+    place = epath.Path(path).expanduser()
     numbers = re.search(r"\{(\d+)\.\.(\d+)\}", str(place))
     if numbers:
         width = len(numbers[1])
