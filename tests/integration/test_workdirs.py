@@ -17,7 +17,8 @@ import vit_jax
 from vit_jax.base.errors import UserError
 from vit_jax.checkpoints import reading, saving
 from vit_jax.devices import processes
-from vit_jax.training import guards, lock
+from vit_jax.base import lock
+from vit_jax.training import guards
 from vit_jax.training.writers import JsonLinesWriter
 
 
@@ -112,7 +113,7 @@ def test_in_a_bucket_a_lock_that_nobody_renews_is_nobodys(bucket, monkeypatch):
 
 def test_in_a_bucket_the_lock_of_a_process_that_died_on_this_machine_is_free(bucket):
     folder = epath.Path(bucket)
-    take = f"from etils import epath; from vit_jax.training.lock import Lock; Lock(epath.Path('{bucket}')).__enter__()"
+    take = f"from etils import epath; from vit_jax.base.lock import Lock; Lock(epath.Path('{bucket}')).__enter__()"
     kill = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     subprocess.run([sys.executable, "-c", f"{take}; {kill}"])
     assert (folder / ".lock").exists()

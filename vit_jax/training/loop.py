@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 from vit_jax import evaluation
 from vit_jax.base import logs, places
 from vit_jax.base.errors import UserError
+from vit_jax.base.lock import Lock
 from vit_jax.checkpoints import reading, saving
 from vit_jax.config import Config
 from vit_jax.data import decoders, loader, sources
@@ -33,7 +34,6 @@ from vit_jax.training.guards import (
     use_compilation_cache,
 )
 from vit_jax.training.health import BadStep, LeftOut, NonFiniteError
-from vit_jax.training.lock import Lock
 from vit_jax.training.preemption import StopRequest
 from vit_jax.training.progress import Meter, Profiler, make_writers
 from vit_jax.training.snapshots import Snapshots

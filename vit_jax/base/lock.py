@@ -1,5 +1,5 @@
-"""One run at a time in a workdir: two that write to one would delete each other's checkpoints and mix
-their metrics.
+"""One process at a time in a folder: two runs that write to one workdir would delete each other's
+checkpoints and mix their metrics.
 
 On local disks the lock is the operating system's, which a process cannot keep beyond its death. In
 a bucket it is a small file that its holder renews. It is free when the holder was a process of this
@@ -21,13 +21,12 @@ from etils import epath
 from vit_jax.base import places
 from vit_jax.base.errors import UserError
 
-_NAME = ".lock"
 _RENEW_SECONDS, _STALE_SECONDS = 10.0, 40.0
 _LONG_AGO_SECONDS = 600.0  # more than clocks differ by
 
 
 class Locked(UserError):
-    """Another process trains in the workdir."""
+    """Another process holds the lock."""
 
 
 class Lock:
@@ -37,14 +36,24 @@ class Lock:
       Locked: another process holds it, and goes on to for `patience` seconds.
     """
 
-    def __init__(self, workdir: epath.Path, *, patience: float = 15.0):
+    def __init__(
+        self,
+        folder: epath.Path,
+        *,
+        name: str = ".lock",
+        patience: float = 15.0,
+        busy: str = "another run trains in {folder} ({holder}): use another --workdir, or wait until it "
+        "has ended",
+    ):
         """Makes a lock that is not held yet.
 
         Args:
+          name: of its file in the folder.
           patience: seconds to wait for a run that may be about to end, after a signal.
+          busy: the message of `Locked`, with {folder} and {holder}.
         """
-        self._path, self._patience = workdir / _NAME, patience
-        self._in_bucket = places.in_bucket(workdir)
+        self._path, self._patience, self._busy = folder / name, patience, busy
+        self._in_bucket = places.in_bucket(folder)
         self._token = f"{socket.gethostname()}, process {os.getpid()}"
         self._ended = threading.Event()
         # In a bucket: the entry of another holder, and when it was first seen as it is.
@@ -57,10 +66,8 @@ class Lock:
         while not take():
             waits = self._in_bucket and not self._renewed  # until it is known to be in use
             if time.monotonic() > deadline and not waits:
-                raise Locked(
-                    f"another run trains in {self._path.parent} ({self._holder()}): use another --workdir, "
-                    "or wait until it has ended"
-                )
+                message = self._busy.replace("{holder}", self._holder())
+                raise Locked(message.replace("{folder}", str(self._path.parent)))
             time.sleep(0.5)
         return self
 
@@ -85,8 +92,12 @@ class Lock:
         except OSError as error:  # a file system without locks
             logging.warning("%s: %s: nothing keeps a second run out", self._path, error)
             return True
-        os.ftruncate(self._file, 0)
-        os.write(self._file, self._token.encode())
+        try:
+            os.ftruncate(self._file, 0)
+            os.write(self._file, self._token.encode())
+        except OSError:  # a full disk
+            os.close(self._file)
+            raise
         return True
 
     def _take_in_bucket(self) -> bool:
