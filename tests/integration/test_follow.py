@@ -217,7 +217,7 @@ def test_two_processes_do_not_write_one_series(finished, tmp_path, monkeypatch):
         {**module.lock.Lock.__init__.__kwdefaults__, "patience": 0.1},
     )
     (workdir / "evaluations").mkdir()
-    with module.lock.Lock(reading.places.locate(workdir / "evaluations"), ".evaluation.lock"):
+    with module.lock.Lock(reading.places.locate(workdir / "evaluations"), name=".evaluation.lock"):
         with pytest.raises(
             module.lock.Locked, match="another process follows .* set another --name"
         ):

@@ -17,7 +17,7 @@ from absl import logging
 from etils import epath
 
 from vit_jax import evaluation
-from vit_jax.base import buckets, durations, places, schema
+from vit_jax.base import buckets, durations, lock, places, schema
 from vit_jax.base.errors import CheckpointError, ConfigError, UserError
 from vit_jax.base.schema import nearest
 from vit_jax.base.settings import change
@@ -29,7 +29,6 @@ from vit_jax.evaluation import suites
 from vit_jax.evaluation.contract import Trained, Watch
 from vit_jax.evaluation.overrides import check_changes, load_to_evaluate
 from vit_jax.models import registry
-from vit_jax.training import lock
 from vit_jax.training.guards import make_workdir
 from vit_jax.training.series import FOLDER, Series
 
@@ -129,9 +128,9 @@ def follow(workdir: epath.PathLike, what: What, watch: Watch = iter) -> dict:
     if processes.index() == 0:
         held = lock.Lock(
             workdir / FOLDER,
-            f".{name}.lock",
+            name=f".{name}.lock",
             patience=_LOCK_SECONDS,
-            message="another process follows this run and writes to {folder} ({holder}): set another --name",
+            busy="another process follows this run and writes to {folder} ({holder}): set another --name",
         )
     with _stopped_by_sigterm(), held, Series(workdir, name, what.marks()) as series:
         return _Follower(workdir, what, watch, series).run()

@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 from vit_jax import evaluation
 from vit_jax.base import logs, places
 from vit_jax.base.errors import UserError
+from vit_jax.base.lock import Lock
 from vit_jax.checkpoints import reading, saving
 from vit_jax.config import Config
 from vit_jax.data import decoders, loader, sources
@@ -33,7 +34,6 @@ from vit_jax.training.guards import (
     use_compilation_cache,
 )
 from vit_jax.training.health import BadStep, LeftOut, NonFiniteError
-from vit_jax.training.lock import Lock
 from vit_jax.training.preemption import StopRequest
 from vit_jax.training.progress import Meter, Profiler, make_writers
 from vit_jax.training.snapshots import Snapshots
@@ -87,7 +87,9 @@ def train(config: ConfigDict, workdir: epath.PathLike) -> dict[str, float]:
     make_workdir(workdir)
 
     clock = Clock(workdir, config.hosts, write=jax.process_index() == 0)
-    lock = Lock(workdir) if jax.process_index() == 0 else contextlib.nullcontext()
+    lock = contextlib.nullcontext()
+    if jax.process_index() == 0:
+        lock = Lock(workdir, on_lost=lambda message: processes.leave(message, UserError.exit_code))
     with StopRequest() as stop, lock, clock, jax.set_mesh(mesh):
         return _Run(assembly, source, suite, mesh, workdir, clock, stop, decoder).finish()
 

@@ -163,6 +163,7 @@ def _is_place(text: str) -> bool:
     """Whether `text`, in a mixture, is a file or folder rather than the name of a data set."""
     if places.is_address(text):
         return True
+    if text in OPENERS or text in NAMED:
+        return False
     place = epath.Path(text).expanduser()
-    known = text in OPENERS or text in NAMED
-    return not known and (place.exists() or place.suffix == ".tar")
+    return place.exists() or place.suffix == ".tar"

@@ -1,5 +1,5 @@
-"""One run at a time in a workdir: two that write to one would delete each other's checkpoints and mix
-their metrics.
+"""One process at a time in a folder: two runs that write to one workdir would delete each other's
+checkpoints and mix their metrics.
 
 On local disks the lock is the operating system's, which a process cannot keep beyond its death. In
 a bucket it is a small file that its holder renews. It is free when the holder was a process of this
@@ -14,23 +14,20 @@ import socket
 import threading
 import time
 import uuid
+from collections.abc import Callable
 
 from absl import logging
 from etils import epath
 
 from vit_jax.base import buckets, places
 from vit_jax.base.errors import UserError
-from vit_jax.devices import processes
 
 NAME = ".lock"
 _RENEW_SECONDS, _STALE_SECONDS = 10.0, 40.0
-_TRAINS = (
-    "another run trains in {folder} ({holder}): use another --workdir, or wait until it has ended"
-)
 
 
 class Locked(UserError):
-    """Another process works in the folder."""
+    """Another process holds the lock."""
 
 
 class Lock:
@@ -43,20 +40,24 @@ class Lock:
     def __init__(
         self,
         folder: epath.Path,
-        name: str = NAME,
         *,
+        name: str = NAME,
         patience: float = 15.0,
-        message: str = _TRAINS,
+        busy: str = "another run trains in {folder} ({holder}): use another --workdir, or wait until it "
+        "has ended",
+        on_lost: Callable[[str], None] = logging.error,
     ):
         """Makes a lock that is not held yet.
 
         Args:
-          folder: where its file is.
-          name: of the file.
+          name: of its file in the folder.
           patience: seconds to wait for a run that may be about to end, after a signal.
-          message: of `Locked`, with `folder` and `holder` to be filled in.
+          busy: the message of `Locked`, with {folder} and {holder}.
+          on_lost: called with a sentence, in a thread, when the lock could not be renewed in time and another
+            process took it over.
         """
-        self._path, self._patience, self._message = folder / name, patience, message
+        self._path, self._patience, self._busy = folder / name, patience, busy
+        self._on_lost = on_lost
         self._in_bucket = places.in_bucket(folder)
         self._token = f"{socket.gethostname()}, process {os.getpid()}"
         self._unique = uuid.uuid4().hex
@@ -70,7 +71,8 @@ class Lock:
         while not take():
             waits = self._in_bucket and not self._renewed  # until it is known to be in use
             if time.monotonic() > deadline and not waits:
-                raise Locked(self._message.format(folder=self._path.parent, holder=self._holder()))
+                message = self._busy.replace("{holder}", self._holder())
+                raise Locked(message.replace("{folder}", str(self._path.parent)))
             time.sleep(0.5)
         return self
 
@@ -81,7 +83,8 @@ class Lock:
         self._ended.set()
         self._thread.join()
         try:
-            self._path.unlink(missing_ok=True)
+            if (_read(self._path) or {}).get("unique") == self._unique:
+                self._path.unlink(missing_ok=True)
         except Exception as error:
             if not buckets.is_failure(error):
                 raise
@@ -97,8 +100,12 @@ class Lock:
         except OSError as error:  # a file system without locks
             logging.warning("%s: %s: nothing keeps a second run out", self._path, error)
             return True
-        os.ftruncate(self._file, 0)
-        os.write(self._file, self._token.encode())
+        try:
+            os.ftruncate(self._file, 0)
+            os.write(self._file, self._token.encode())
+        except OSError:  # a full disk
+            os.close(self._file)
+            raise
         return True
 
     def _take_in_bucket(self) -> bool:
@@ -130,20 +137,16 @@ class Lock:
             try:
                 held = _read(self._path)
                 if held and held["unique"] != self._unique:
-                    self._lost_to(held["holder"])
+                    self._on_lost(
+                        f"{self._path} could not be renewed for {_STALE_SECONDS:g} s, and "
+                        f"{held['holder']} took it over: this run ends, and the other goes on"
+                    )
+                    return
                 self._renew()
             except Exception as error:
                 if not buckets.is_failure(error):
                     raise
                 logging.warning("%s cannot be renewed: %s", self._path, buckets.reason(error))
-
-    def _lost_to(self, holder: str) -> None:
-        """Ends the run: two must not write to one folder."""
-        processes.leave(
-            f"{self._path} could not be renewed for {_STALE_SECONDS:g} s, and {holder} took it over: this "
-            "run ends, and the other goes on",
-            Locked.exit_code,
-        )
 
     def _renew(self) -> None:
         entry = {
