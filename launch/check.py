@@ -7,7 +7,6 @@ prints what the script needs to know, on one line; or, in one sentence, what is 
 2. An empty value is one that the user did not set.
 """
 
-import math
 import pathlib
 import re
 import sys
@@ -40,8 +39,7 @@ def main() -> None:
 def jobset(flags: dict[str, str]) -> str:
     """The accelerator as GKE calls it, the shape of a slice, and its hosts."""
     tpu, shape = chips.check_slice(flags["topology"])
-    product, chips_of_host = math.prod(map(int, shape.split("x"))), int(flags["chips"])
-    # v4, v5p and tpu7x have three sides, always four chips.
+    chips_of_host = int(flags["chips"])
     known = CHIPS_OF_HOST.get(shape, (4,))
     if chips_of_host not in known:
         options = " or ".join(f"--chips={count}" for count in known)
@@ -49,7 +47,7 @@ def jobset(flags: dict[str, str]) -> str:
             f"--chips={chips_of_host}: not a number of chips that hosts of {flags['topology']} have; set "
             f"{options}"
         )
-    hosts = product // chips_of_host
+    hosts = chips.count(shape) // chips_of_host
     # The longest name that is made of it, with the five random characters of a pod.
     pod = f"-slice-{int(flags['slices']) - 1}-{hosts - 1}-xxxxx"
     _check_label("name", flags["name"], MAX_LABEL - len(pod))

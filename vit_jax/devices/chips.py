@@ -135,6 +135,11 @@ TPUS = {
 }  # fmt: skip
 
 
+def count(shape: str) -> int:
+    """Chips of a slice, by its shape: 32 of '4x8'."""
+    return math.prod(map(int, shape.split("x")))
+
+
 def check_slice(name: str) -> tuple[Tpu, str]:
     """The kind and the shape of a slice called `KIND:SHAPE`, e.g. `v5e:16x16`.
 
@@ -160,15 +165,15 @@ def check_vm_type(name: str) -> Tpu:
     Raises:
       ConfigError: no such slice is sold as TPU VMs.
     """
-    prefix, _, count = name.rpartition("-")
+    prefix, _, number = name.rpartition("-")
     tpu = next((tpu for tpu in TPUS.values() if tpu.vm == prefix and prefix), None)
     if tpu is None:
         known = ", ".join(f"{tpu.vm}-N" for tpu in TPUS.values() if tpu.vm)
         raise ConfigError(f"--type={name}: must be one of {known}; TPU7x: use launch/gke/jobset.sh")
-    sizes = sorted({math.prod(map(int, s.split("x"))) for s in tpu.shapes()})
-    counts = [str(size * tpu.vm_cores_per_chip) for size in sizes]
-    if count not in counts:
+    sizes = sorted({count(shape) for shape in tpu.shapes()})
+    sold = [str(size * tpu.vm_cores_per_chip) for size in sizes]
+    if number not in sold:
         raise ConfigError(
-            f"--type={name}: {prefix} has no slice of {count!r}; it has: {', '.join(counts)}"
+            f"--type={name}: {prefix} has no slice of {number!r}; it has: {', '.join(sold)}"
         )
     return tpu
