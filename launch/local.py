@@ -163,6 +163,8 @@ class Supervisor:
                 "JAX_COORDINATOR_ADDRESS": address,
                 "JAX_NUM_PROCESSES": str(self.processes),
                 "JAX_PROCESS_ID": str(index),
+                "LOCAL_RANK": str(index),  # They share this machine's GPUs.
+                "LOCAL_WORLD_SIZE": str(self.processes),
             }
         if self.devices_per_process:
             count = "--xla_force_host_platform_device_count"

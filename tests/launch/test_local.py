@@ -109,6 +109,8 @@ def test_each_process_gets_its_place_and_its_simulated_devices(launch, tmp_path)
         "JAX_PROCESS_ID",
         "XLA_FLAGS",
         "JAX_PLATFORMS",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
     )
     program = f"print(json.dumps([os.environ[n] for n in {names}]), flush=True)"
     code, output = finish(launch(program, "--processes=3", "--devices_per_process=2"))
@@ -122,7 +124,7 @@ def test_each_process_gets_its_place_and_its_simulated_devices(launch, tmp_path)
         assert values[:3] == [address, "3", str(i)]
         assert "--xla_force_host_platform_device_count=2" in values[3].split()
         assert "--xla_force_host_platform_device_count=8" not in values[3].split()
-        assert values[4] == "cpu"
+        assert values[4:] == ["cpu", str(i), "3"]
         assert f"[{i}] {json.dumps(values)}\n" in output
 
 

@@ -139,5 +139,5 @@ def test_digits_are_trained_on_two_nodes_stopped_and_trained_on(
     state = cluster.wait_for(job, "COMPLETED", "FAILED", seconds=300)
     log = (tmp_path / f"vit_jax-{job}.log").read_text()
     assert state == "COMPLETED", log
-    assert "150 steps of 32 images on 4 x cpu" in log and "resumed at step" in log
+    assert "devices: 2 local of 4 x cpu" in log and "resumed at step" in log
     assert json.loads((workdir / "result.json").read_text())["step"] == 150
