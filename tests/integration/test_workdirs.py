@@ -14,10 +14,10 @@ import pytest
 from etils import epath
 
 import vit_jax
+from vit_jax.base import lock
 from vit_jax.base.errors import UserError
 from vit_jax.checkpoints import reading, saving
 from vit_jax.devices import processes
-from vit_jax.base import lock
 from vit_jax.training import guards
 from vit_jax.training.writers import JsonLinesWriter
 
