@@ -10,6 +10,7 @@ import contextlib
 import functools
 import io
 import os
+import pathlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ _RETRIES = {"max_retries": 9, "initial_delay": "250ms", "max_delay": "20s"}
 _STALLED = 30  # seconds after which a request without an answer is sent a second time
 _LONGEST = 180  # seconds after which it is an error that neither is answered
 _POLL = 0.1
+_PARTS, _PART = 8, 1 << 23  # of an object that is copied: how many at a time, and their bytes
 _DRIVERS = {"gs": "gcs", "s3": "s3"}
 
 Range = tuple[str, int, int]  # path, first byte, number of bytes
@@ -91,6 +93,20 @@ def read_files(paths: Sequence[str]) -> list[bytes | OSError]:
     return [content(*one) for one in zip(paths, requests, strict=True)]
 
 
+def copy(path: str, size: int, target: pathlib.Path) -> None:
+    """Copies an object of `size` bytes to a local file, several parts at a time.
+
+    Raises:
+      DataError: it is missing, has changed, or cannot be read.
+    """
+    reader = Ranges()
+    with open(target, "wb") as file:
+        for first in range(0, size, _PARTS * _PART):
+            starts = range(first, min(first + _PARTS * _PART, size), _PART)
+            parts = [(path, start, min(_PART, size - start)) for start in starts]
+            file.writelines(reader.read_many(parts))
+
+
 class RangeFile(io.RawIOBase):
     """An object of a bucket as a file for those who hop from header to header: each request reads a
     little more than what was asked for, so that one serves several headers that are close together.
@@ -147,7 +163,8 @@ def list_names(folder: str) -> list[str]:
         found = _store(scheme, bucket).list(ts.KvStore.KeyRange(prefix, after)).result()
     except ValueError as error:
         raise DataError(f"{folder} cannot be listed: {_reason(error)}") from None
-    return [name[len(prefix) :].decode("utf-8", "surrogateescape") for name in found]
+    names = (name.decode("utf-8", "surrogateescape") for name in found)
+    return [name[len(prefix) :] for name in names if name.startswith(prefix)]
 
 
 def in_parallel(function: Callable, items: Sequence, threads: int = 64) -> list:
