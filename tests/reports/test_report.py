@@ -11,6 +11,7 @@ import time
 
 import numpy as np
 import pytest
+from etils import epath
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.pictures import tiles
@@ -82,6 +83,54 @@ def test_shares_of_the_data_stand_in_order_and_are_drawn_over(tmp_path):
     assert compare.as_number("data.train_split", "train+test[:5%]") is None
     table = (tmp_path / "R" / "report.md").read_text()
     assert "| training loss | loss " in table and re.search(r"0\.500 +\| 0\.100", table)
+
+
+def follow_up(folder, name, values):
+    """What `evaluate --follow` leaves beside a run: the values of ImageNet's and V2's accuracy by step."""
+    lines = [
+        {
+            "step": step,
+            "suite": name,
+            "settings": {},
+            "eval/imagenet/accuracy": value,
+            "eval/v2/accuracy": 0.1,
+        }
+        for step, value in values.items()
+    ]
+    (folder / "evaluations").mkdir(exist_ok=True)
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "evaluations" / f"{name}.jsonl").write_text(text + '{"step": 7, "ev')
+
+
+def test_evaluations_beside_the_runs_are_shown_with_their_best(tmp_path):
+    for seed in (0, 1):
+        run = made_up(tmp_path / "E" / f"seed{seed}", {"seed": seed}, 0.5)
+        follow_up(run, "suite", {10: 0.25, 15: 0.75, 20: 0.5 + seed / 8})
+    result = report([tmp_path / "E"], tmp_path / "R")
+    first = {"run": "seed0", "evaluation": "suite: imagenet/accuracy", "step": 20, "value": 0.5}
+    assert result["beside"][0] == first | {"best": 0.75, "best_step": 15}
+    assert [row["evaluation"] for row in result["beside"][:2]] == [
+        "suite: imagenet/accuracy", "suite: v2/accuracy",
+    ]  # fmt: skip
+    assert result["metric"] == "accuracy" and result["settings"][0]["states"] == {"done": 2}
+    text = (tmp_path / "R" / "report.md").read_text()
+    row = ("seed1", "suite: imagenet/accuracy", "20", "0.6250", "0.7500", "15")
+    assert re.search(r" +\| +".join(map(re.escape, row)), text)
+    assert "![Beside the run, suite: imagenet/accuracy](beside_suite_imagenet_accuracy.png)" in text
+    assert "1 lines of suite.jsonl cannot be read" in text
+
+
+def test_runs_in_buckets_and_folders_are_reported_with_their_names(tmp_path, bucket):
+    for name in ("a", "b"):
+        run = made_up(tmp_path / "runs" / name, {"seed": 1, "optim.lr": 0.1 * len(name)}, 0.5)
+        for path in run.iterdir():
+            (epath.Path(bucket) / "runs" / name / path.name).write_bytes(path.read_bytes())
+    result = report([f"{bucket}/runs"], f"{bucket}/report")
+    assert [name for group in result["settings"] for name in group["runs"]] == ["a", "b"]
+    assert (epath.Path(bucket) / "report" / "report.html").exists()
+    mixed = report([f"{bucket}/runs/a", tmp_path / "runs/b"], tmp_path / "R")
+    names = {name for group in mixed["settings"] for name in group["runs"]}
+    assert names == {f"{bucket}/runs/a", str(tmp_path / "runs/b")}
 
 
 def test_fields_that_change_together_are_one_choice_and_a_name_stands_for_its_sizes(tmp_path):

@@ -61,28 +61,37 @@ def over_field(comparison: Comparison) -> dict[str, Image.Image]:
     return found
 
 
-def curves(comparison: Comparison, name: str, title: str, unit: str) -> Image.Image | None:
+def curves(
+    comparison: Comparison, name: str, title: str, unit: str, *, beside: bool = False
+) -> Image.Image | None:
     """A metric over the steps: of each setting the mean of its runs and their range, as far as all of
     them have come; of more settings than there are colours, every run alone.
+
+    Args:
+      beside: whether it is one of `Run.beside`.
     """
-    if all(len(run.curves[name][0]) < 2 for run in comparison.runs if name in run.curves):
+
+    def all_of(run: Run) -> dict:
+        return run.beside if beside else run.curves
+
+    if all(len(all_of(run)[name][0]) < 2 for run in comparison.runs if name in all_of(run)):
         return None  # points alone are no curves; the table has them
     plot, drawn = Plot(title, x="step", y=unit), 0
     groups = [
-        (group, [run for run in group.runs if name in run.curves]) for group in comparison.groups
+        (group, [run for run in group.runs if name in all_of(run)]) for group in comparison.groups
     ]
     groups = [(group, runs) for group, runs in groups if runs]
     for number, (group, runs) in enumerate(groups):
         colour = style.COLOURS[number % _MOST]
         label = group.label if len(groups) <= _MOST else ""
-        steps, values = _together(runs, name)
+        steps, values = _together([all_of(run)[name] for run in runs])
         if len(steps):
             if len(runs) > 1:
                 plot.band(steps, values.min(0), values.max(0), colour)
             plot.line(steps, values.mean(0), colour, label)
             drawn += 1
         for run in runs:  # the rest of those that went on for longer
-            xs, ys = run.curves[name]
+            xs, ys = all_of(run)[name]
             rest = xs >= steps[-1] if len(steps) else np.ones(len(xs), bool)
             if rest.sum() > 1:
                 plot.line(xs[rest], ys[rest], colour, label, width=1)
@@ -127,11 +136,11 @@ def over_compute(comparison: Comparison) -> Image.Image | None:
     return plot.image()
 
 
-def _together(runs: list[Run], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """The steps that all runs have come through, and their values there: (n,), (runs, n)."""
-    first = max(run.curves[name][0][0] for run in runs)
-    last = min(run.curves[name][0][-1] for run in runs)
-    longest = max((run.curves[name][0] for run in runs), key=len)
+def _together(curves: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """The steps that all of several runs have come through, and their values there: (n,), (runs, n)."""
+    first = max(steps[0] for steps, _ in curves)
+    last = min(steps[-1] for steps, _ in curves)
+    longest = max((steps for steps, _ in curves), key=len)
     steps = longest[(longest >= first) & (longest <= last)]
-    values = np.array([np.interp(steps, *run.curves[name]) for run in runs])
-    return steps, values.reshape(len(runs), len(steps))
+    values = np.array([np.interp(steps, *curve) for curve in curves])
+    return steps, values.reshape(len(curves), len(steps))

@@ -2,12 +2,15 @@
 
 import json
 import math
+import re
 from collections.abc import Sequence
 
+import numpy as np
 from etils import epath
 from PIL import Image
 
 from vit_jax.base import places
+from vit_jax.evaluation import best_metric
 from vit_jax.pictures.page import Page, markdown, png
 from vit_jax.reports import compare, figures, runs
 from vit_jax.reports.compare import Comparison
@@ -19,6 +22,10 @@ _CURVES = {
     "goodput": ("Goodput: the share of time that went into training steps", "share"),
     "learning_rate": ("Learning rate", "learning rate"),
 }
+
+
+_BESIDE_HEAD = "Evaluated beside the runs"
+_BESIDE = ("run", "evaluation", "step", "value", "best", "best_step")
 
 
 def report(folders: Sequence[epath.PathLike], out: epath.PathLike) -> dict:
@@ -51,6 +58,8 @@ def report(folders: Sequence[epath.PathLike], out: epath.PathLike) -> dict:
         ],
         "notes": comparison.notes,
     }
+    if beside := _beside(comparison):
+        result["beside"] = [dict(zip(_BESIDE, row, strict=True)) for row in beside]
     places.write_whole(out / "report.json", json.dumps(result, indent=1) + "\n")
     places.write_whole(out / "report.md", _markdown(comparison, pictures))
     places.write_whole(out / "report.html", _page(comparison, pictures).html())
@@ -85,6 +94,9 @@ def _pictures(comparison: Comparison) -> dict[str, tuple[str, Image.Image]]:
     for name, (title, unit) in curves.items():
         image = figures.curves(comparison, name, title, unit)
         found[f"curve_{name.replace('/', '_')}"] = (title, image)
+    for name in dict.fromkeys(row[1] for row in _beside(comparison)):
+        image = figures.curves(comparison, name, name, name.partition(": ")[2], beside=True)
+        found[f"beside_{re.sub(r'[^a-zA-Z0-9]+', '_', name)}"] = (f"Beside the run, {name}", image)
     return {name: (head, image) for name, (head, image) in found.items() if image is not None}
 
 
@@ -121,6 +133,9 @@ def _page(comparison: Comparison, pictures: dict) -> Page:
         page.picture(image, head)
     page.heading("Runs")
     page.table(_runs(comparison))
+    if beside := _beside_table(comparison):
+        page.heading(_BESIDE_HEAD)
+        page.table(beside)
     if comparison.notes:
         page.heading("Notes")
         for note in comparison.notes:
@@ -132,6 +147,8 @@ def _markdown(comparison: Comparison, pictures: dict) -> str:
     parts = ["# How the runs compare", *_summary(comparison), markdown(compare.rows(comparison))]
     parts += [f"![{head}]({name}.png)" for name, (head, _) in pictures.items()]
     parts += ["## Runs", markdown(_runs(comparison))]
+    if beside := _beside_table(comparison):
+        parts += [f"## {_BESIDE_HEAD}", markdown(beside)]
     parts += [f"- {note}" for note in comparison.notes]
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
 
@@ -145,3 +162,43 @@ def _runs(comparison: Comparison) -> list[list[str]]:
         shares = [f"{run.shares[kind]:.1%}" if kind in run.shares else "-" for kind in kinds]
         table.append([run.name, run.state, f"{run.step:,}", value, *shares])
     return table
+
+
+def _beside(comparison: Comparison) -> list[tuple]:
+    """Of each run, what `evaluate --follow` found, in the order of `_BESIDE`: the first metric of each data
+    set, at the last step and at its best.
+    """
+    rows = []
+    for run in comparison.runs:
+        first: dict[str, str] = {}
+        for name in run.beside:
+            series, _, metric = name.partition(": ")
+            first.setdefault(f"{series}: {metric.rpartition('/')[0]}", name)
+        for name in first.values():
+            steps, values = run.beside[name]
+            if not np.isfinite(values).any():
+                continue
+            sign = best_metric("", {name.partition(": ")[2]: 0.0})[1]
+            best = int(np.nanargmax(sign * values))
+            rows.append(
+                (
+                    run.name,
+                    name,
+                    int(steps[-1]),
+                    float(values[-1]),
+                    float(values[best]),
+                    int(steps[best]),
+                )
+            )
+    return rows
+
+
+def _beside_table(comparison: Comparison) -> list[list[str]]:
+    rows = _beside(comparison)
+    if not rows:
+        return []
+    texts = [
+        [run, name, f"{step:,}", f"{value:.4f}", f"{best:.4f}", f"{at:,}"]
+        for run, name, step, value, best, at in rows
+    ]
+    return [["run", "evaluation", "step", "value", "best", "at step"], *texts]
