@@ -119,7 +119,7 @@ class Data:
         0, "threads that decode batches; 0: one for each core", minimum=0, may_change=True
     )
     read_ahead: float = option(
-        -1,
+        -1.0,
         "memory for images that each process reads before they are decoded, in MiB; 0: none; -1: as much as the time "
         "that a read takes asks for, none where reads are fast",
         minimum=-1,

@@ -12,6 +12,7 @@ from etils import epath
 
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
+from vit_jax.data.cache import cached
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, DataError, DataSet, Labels, Record, Source
 from vit_jax.data.sources.digits import open_digits, open_few
@@ -52,7 +53,12 @@ def open_data_set(config_data: Data) -> DataSet | MixedSet:
     Raises:
       ConfigError: there is no such data set, folder or class.
     """
-    return OPENERS.get(config_data.name, open_tfds)(config_data)
+    data_set = OPENERS.get(config_data.name, open_tfds)(config_data)
+    if not config_data.cache or isinstance(data_set, MixedSet):  # whose sets are cached one by one
+        return data_set
+    return dataclasses.replace(
+        data_set, read=lambda parts: cached(data_set.read(parts), config_data)
+    )
 
 
 def open_source(config_data: Data, split: str) -> Source:
@@ -146,7 +152,12 @@ def from_anywhere(config_data: Data) -> Data:
         (places.absolute(text), weight) if _is_place(text) else (text, weight)
         for text, weight in config_data.mixture
     )
-    return dataclasses.replace(config_data, path=places.absolute(config_data.path), mixture=mixture)
+    return dataclasses.replace(
+        config_data,
+        path=places.absolute(config_data.path),
+        cache=places.absolute(config_data.cache),
+        mixture=mixture,
+    )
 
 
 def _is_place(text: str) -> bool:
