@@ -114,16 +114,18 @@ class _Files:
 
     def __init__(self, folder: pathlib.Path, name: str, most_bytes: int):
         self._all, self._folder, self._most_bytes = folder, folder / name, most_bytes
+        self._opened: list[int] = []
         self._data: dict[int, int] = {}  # number of a data file -> its descriptor
         # Number and descriptor of the one that this process appends to.
         self._own: tuple[int, int] | None = None
         self._end = self._granted = 0
-        self._lock, self._stopped, self._warned = threading.Lock(), False, False
-        self._folder.mkdir(exist_ok=True)
-        self._index = os.open(self._folder / "index", os.O_RDWR | os.O_CREAT, 0o644)
+        self._lock, self._reading = threading.Lock(), threading.Lock()
+        self._stopped = self._warned = False
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._index = self._open("index", os.O_RDWR | os.O_CREAT)
 
     def __del__(self):
-        for file in (self._index, *self._data.values(), *(self._own or ())[1:]):
+        for file in self._opened:
             os.close(file)  # which lets another process append
 
     def load(self, index: int) -> bytes | None:
@@ -183,22 +185,25 @@ class _Files:
         """Opens the first data file that no other process appends to."""
         number = 0
         while self._own is None:
-            file = os.open(self._folder / f"data-{number}", os.O_RDWR | os.O_CREAT, 0o644)
+            file = self._open(f"data-{number}", os.O_RDWR | os.O_CREAT)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                os.close(file)
                 number += 1
                 continue
             self._own, self._end = (number, file), os.fstat(file).st_size
 
     def _file(self, number: int) -> int:
         """The descriptor of a data file."""
-        if number not in self._data:
-            file = os.open(self._folder / f"data-{number}", os.O_RDONLY)
-            if self._data.setdefault(number, file) != file:  # another thread was faster
-                os.close(file)
-        return self._data[number]
+        with self._reading:
+            if number not in self._data:
+                self._data[number] = self._open(f"data-{number}", os.O_RDONLY)
+            return self._data[number]
+
+    def _open(self, name: str, mode: int) -> int:
+        file = os.open(self._folder / name, mode, 0o644)
+        self._opened.append(file)
+        return file
 
     def _stop(self, why: str) -> None:
         if not self._stopped:
