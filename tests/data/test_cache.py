@@ -136,54 +136,70 @@ def test_it_is_bounded_over_all_data_sets_and_names_the_bound(tmp_path, caplog):
     assert sum("config.data.cache_gib" in message for message in caplog.messages) == 2
 
 
+# What other processes run, without JAX, which takes long to import.
+OTHERS = """
+import pathlib, random, resource, sys
+from vit_jax.data.cache import CachedSource
+from vit_jax.data.record import Record
+
+class Source:
+    classes, multi_label, labels, reads = ("a",), False, None, 0
+    def fingerprint(self):
+        return "others"
+    def __len__(self):
+        return 200
+    def __getitem__(self, index):
+        self.reads += 1
+        return Record(random.Random(index).randbytes(5000 + index), 0, f"number {index}")
+
+def source():
+    return CachedSource(Source(), pathlib.Path(sys.argv[1]), 2**30)
+
+def check(cache):
+    for index in random.sample(range(200), 200):
+        assert cache[index] == Source()[index]
+"""
 FULL = """
-import resource, sys
-from absl import logging
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-from tests.data.test_cache import CachedSource, Named, read_all
-source = CachedSource(Named(), sys.argv[1], 2**30)
-for _ in range(2):
-    assert read_all(source) == [Named()[i] for i in range(60)]
-assert 60 < source._source.reads < 120
+resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))
+cache = source()
+check(cache), check(cache)
+assert 200 < cache._source.reads < 400
+"""
+SHARED = """
+for _ in range(10):
+    cache = source()
+    check(cache), check(cache)
+"""
+LAST = """
+cache = source()
+check(cache)
+assert cache._source.reads == 0
 """
 
 
-def python(code, *arguments):
+def python(code, folder):
     return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", OTHERS + code, folder], stderr=subprocess.PIPE, text=True
     )
+
+
+def finish(process):
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    return errors
 
 
 def test_a_full_disk_is_reported_once_and_the_run_goes_on(tmp_path):
-    process = python(
-        FULL.replace("sys.argv[1]", "__import__('pathlib').Path(sys.argv[1])"), tmp_path
-    )
-    _, errors = process.communicate()
-    assert process.returncode == 0, errors
+    errors = finish(python(FULL, tmp_path))
     assert errors.count("cannot be written to (File too large)") == 1
 
 
-SHARED = """
-import pathlib, random, sys
-from tests.data.test_cache import CachedSource, Named
-source = CachedSource(Named(200), pathlib.Path(sys.argv[1]), 2**30)
-order = list(range(200))
-for _ in range(10):
-    random.shuffle(order)
-    for index in order:
-        assert source[index] == Named(200)[index]
-"""
-
-
 def test_processes_share_it(tmp_path):
-    processes = [python(SHARED, tmp_path) for _ in range(3)]
-    for process in processes:
-        _, errors = process.communicate()
-        assert process.returncode == 0, errors
-    last = CachedSource(Named(200), tmp_path, GIB)
-    assert read_all(last) == [Named(200)[i] for i in range(200)] and last._source.reads == 0
-    files = data_files(tmp_path)
-    assert 1 <= len(files) <= 3 and sum(f.stat().st_size for f in files) < 3 * 200 * 5300
+    for process in [python(SHARED, tmp_path) for _ in range(3)]:
+        finish(process)
+    finish(python(LAST, tmp_path))
+    assert 1 <= len(data_files(tmp_path)) <= 3
+    assert sum(file.stat().st_size for file in data_files(tmp_path)) < 3 * 200 * 5300
 
 
 def test_what_is_missing_is_read_with_one_call(tmp_path):
