@@ -13,7 +13,7 @@ from tests.data import test_loader
 from tests.data.test_loader import Numbers, Slow, assert_same, digits, filled, make_sharding, steps
 from vit_jax.base import schema
 from vit_jax.config import config_class
-from vit_jax.data import reading
+from vit_jax.data import reading, retrying
 from vit_jax.data.batches import EvalBatches, TrainBatches
 from vit_jax.data.loader import eval_batches, train_batches
 from vit_jax.data.reading import BLOCK, MIB, ReadAhead
@@ -269,7 +269,7 @@ class Failing(Numbers):
 
 @pytest.mark.parametrize("read_ahead", [0, 64])
 def test_what_passes_is_tried_again(monkeypatch, read_ahead):
-    monkeypatch.setattr(reading, "_PAUSES", (0.01,) * 4)
+    monkeypatch.setattr(retrying, "PAUSES", (0.01,) * 4)
     config = make_config(train_crop="resize", read_ahead=read_ahead)
     source = Failing(100, ConnectionResetError(errno.ECONNRESET, "reset"), times=2)
     assert_same(steps(source, config, 0, 3), steps(Numbers(100), config, 0, 3))
@@ -286,7 +286,7 @@ def test_what_passes_is_tried_again(monkeypatch, read_ahead):
     ],
 )
 def test_what_lasts_ends_with_a_sentence(monkeypatch, read_ahead, error, kind, message, tries):
-    monkeypatch.setattr(reading, "_PAUSES", (0.01,) * 4)
+    monkeypatch.setattr(retrying, "PAUSES", (0.01,) * 4)
     source = Failing(100, error, times=10**6)
     with pytest.raises(kind, match=message):
         steps(source, make_config(read_ahead=read_ahead), 0, 3)
@@ -315,7 +315,7 @@ def test_closing_does_not_wait_for_a_read_that_hangs(read_ahead):
 
 
 def test_a_pause_between_tries_ends_with_the_batches(monkeypatch):
-    monkeypatch.setattr(reading, "_PAUSES", (60.0,))
+    monkeypatch.setattr(retrying, "PAUSES", (60.0,))
     source = Failing(100, ConnectionResetError(errno.ECONNRESET, "reset"), times=10**6)
     before = set(threading.enumerate())
     batches = train_batches(source, make_config(), make_sharding(), start_step=0, stop_step=9)

@@ -8,10 +8,8 @@ follows from the measured time that a read waits, and may change during a run.
 
 import collections
 import contextlib
-import errno
 import math
 import pathlib
-import statistics
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +17,8 @@ from collections.abc import Callable
 import numpy as np
 from absl import logging
 
-from vit_jax.data.record import BadImage, DataError, Record, Source
+from vit_jax.data import retrying
+from vit_jax.data.record import Record, Source
 
 BLOCK = 16  # images that a thread decodes at once
 MIB = 2**20
@@ -31,10 +30,7 @@ _SLOW, _FAST = 0.5e-3, 0.25e-3
 _REQUEST_SECONDS = 2e-3  # reads that wait for less are grouped: a request has a cost too
 _MEASURED = 64  # reads, of which the mean wait is taken
 _SHARE, _MOST_MEMORY = 16, 2**30  # automatic memory: 1 / 16 of what is free, at most 1 GiB
-_PAUSES = (0.2, 1.0, 3.0, 6.0)  # seconds between tries of a read that failed
 _CLOSING = 1.0  # seconds that closing waits for reads in flight
-# Errors that another try does not mend.
-_LASTING = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 
 
 class Block:
@@ -116,7 +112,8 @@ class ReadAhead:
         self._begun: collections.deque[Block] = collections.deque()  # not taken
         self._requests = self._unread = self._held = 0  # in flight; their images; images begun
         self._bytes, self._mean_size = 0, 0.0  # of images that were read; of an image
-        self._waits: collections.deque[float] = collections.deque(maxlen=_MEASURED)
+        self._waits: collections.deque[float] = collections.deque()  # the last ones measured
+        self._wait = 0.0  # their mean
         self._warm = self._reported = False
         self._threads: list[threading.Thread] = []
         self._idle = 0
@@ -158,7 +155,7 @@ class ReadAhead:
             return block.pop(place)
         start = time.perf_counter(), time.thread_time()
         try:
-            return self._read_one(index)
+            return retrying.read(self._source, index, self._closed)
         finally:
             with self._lock:
                 block.wait_seconds += self._note(start, 1)
@@ -169,7 +166,8 @@ class ReadAhead:
             self._bytes -= block.size
             self._held -= len(block.examples or ())
             self.wait_seconds += block.wait_seconds
-            self._wanted.notify()
+            if self._threads:
+                self._wake()
 
     def close(self) -> None:
         """Ends the threads. Reads in flight are waited for only for a moment."""
@@ -202,48 +200,58 @@ class ReadAhead:
 
     def _read(self) -> None:
         """What a thread does: reads one request after the other."""
-        while request := self._next_request():
-            block, first, stop = request
-            start = time.perf_counter(), time.thread_time()
-            found = self._read_some(block.examples[first:stop])
-            with self._lock:
+        with self._lock:
+            while request := self._next_request():
+                block, first, stop = request
+                self._lock.release()
+                start = time.perf_counter(), time.thread_time()
+                found = self._read_some(block.examples[first:stop])
+                self._lock.acquire()
                 self._note(start, len(found))
-                self._requests -= 1
-                self._unread -= len(found)
-                size = block.put(first, found)
-                self._bytes += size
-                self.most_bytes = max(self.most_bytes, self._bytes)
-                seen = len(self._waits) + 1
-                self._mean_size += (size / len(found) - self._mean_size) / seen
-                if not block.missing:
-                    self._complete.notify()
-                self._report()
+                self._keep(block, first, found)
+
+    def _keep(self, block: Block, first: int, found: list[Record | Exception]) -> None:
+        """Takes what a request gave."""
+        self._requests -= 1
+        self._unread -= len(found)
+        size = block.put(first, found)
+        self._bytes += size
+        self.most_bytes = max(self.most_bytes, self._bytes)
+        self._mean_size += (size / len(found) - self._mean_size) / (len(self._waits) + 1)
+        if not block.missing:
+            self._complete.notify()
+        self._report()
 
     def _report(self) -> None:
         """Logs once how far ahead is read."""
-        if self._reported or not self._ahead or len(self._waits) < 8:
+        if self._reported or not self._ahead or len(self._waits) < _MEASURED:
             return
         self._reported = True
         images = min(self._most_images(), self._memory / max(self._mean_size, 1))
         logging.info(
             "reading ahead of decoding: a read waits %.3g ms; up to %d at once, up to %d images, %d MiB",
-            1000 * self._wait(), self._most_requests(), images, images * self._mean_size / MIB,
+            1000 * self._wait, self._most_requests(), images, images * self._mean_size / MIB,
         )  # fmt: skip
 
     def _next_request(self) -> tuple[Block, int, int] | None:
         """Waits for something to read: (block, first place, last place + 1); None once it is closed."""
-        with self._lock:
-            while not self._closed.is_set():
-                if request := self._request():
-                    # One wakes the next, as long as there is something for it.
-                    self._wanted.notify()
-                    if not self._idle and self._may_request():
-                        self._start_thread()
-                    return request
-                self._idle += 1
-                self._wanted.wait()
-                self._idle -= 1
+        while not self._closed.is_set():
+            if request := self._request():
+                self._wake()  # one wakes the next, as long as there is something for it
+                return request
+            self._idle += 1
+            self._wanted.wait()
+            self._idle -= 1
         return None
+
+    def _wake(self) -> None:
+        """Has another thread read, if there is something to be read."""
+        if self._closed.is_set() or not self._may_request():
+            return
+        if self._idle:
+            self._wanted.notify()
+        else:
+            self._start_thread()
 
     def _request(self) -> tuple[Block, int, int] | None:
         while not self._open and self._may_request():
@@ -275,16 +283,12 @@ class ReadAhead:
             return False
         if not self._held:
             return True
-        images = self._held + self._held / max(len(self._begun), 1)  # and one more block
+        images = self._held + BLOCK
         needed = self._bytes + self._mean_size * (self._unread + images - self._held)
         return needed <= self._memory and images <= self._most_images()
 
-    def _wait(self) -> float:
-        """Seconds that a read waits, as measured; 0 before that."""
-        return statistics.fmean(self._waits) if self._waits else 0.0
-
     def _most_requests(self) -> int:
-        return min(max(math.ceil(_IMAGES_PER_SECOND * self._wait()), 1), MOST_REQUESTS)
+        return min(max(math.ceil(_IMAGES_PER_SECOND * self._wait), 1), MOST_REQUESTS)
 
     def _most_images(self) -> float:
         """Images ahead of decoding, where nobody says how much memory they may take: for four times
@@ -299,7 +303,7 @@ class ReadAhead:
             return 1
         if hasattr(self._source, "read"):
             return BLOCK
-        return max(int(_REQUEST_SECONDS / max(self._wait(), _FAST / 2)), 1)
+        return max(int(_REQUEST_SECONDS / max(self._wait, _FAST / 2)), 1)
 
     # reading, and how long it waits
 
@@ -313,37 +317,10 @@ class ReadAhead:
         found = []
         for index in examples:
             try:
-                found.append(self._read_one(index))
+                found.append(retrying.read(self._source, index, self._closed))
             except Exception as error:
                 found.append(error)
         return found
-
-    def _read_one(self, index: int) -> Record:
-        """Reads an example, several times if that fails for a reason that may pass."""
-        for number, pause in enumerate(_PAUSES, 1):
-            try:
-                return self._source[index]
-            except Exception as error:
-                why = _passing(error)
-                if not why:
-                    raise
-                logging.log_every_n_seconds(
-                    logging.WARNING,
-                    "image number %d: %s (try %d of %d)", 5, index, why, number, 1 + len(_PAUSES),
-                )  # fmt: skip
-            if self._closed.wait(pause):
-                break
-        try:
-            return self._source[index]
-        except Exception as error:
-            why = _passing(error)
-            if not why or why.errno == errno.EIO:  # of a disk: that image alone
-                raise
-            name = error.name if isinstance(error, BadImage) else f"number {index}"
-            raise DataError(
-                f"image {name} cannot be read, at {1 + len(_PAUSES)} tries within {sum(_PAUSES):.0f} s: {why!r}. "
-                "Is the network up, and is the server?"
-            ) from error
 
     def _note(self, start: tuple[float, float], records: int) -> float:
         """Takes the measurement of `records` reads: the seconds in which they used no core, which it
@@ -354,12 +331,14 @@ class ReadAhead:
             self._warm = True
             return waited
         self._waits.append(max(waited, 0.0) / records)
+        self._wait += (self._waits[-1] - self._wait) / len(self._waits)
+        if len(self._waits) > _MEASURED:
+            self._wait += (self._wait - self._waits.popleft()) / _MEASURED
         if self._automatic:
-            wait = self._wait()
-            if self._ahead is not True and wait > _SLOW:
+            if self._ahead is not True and self._wait > _SLOW:
                 self._ahead = True
                 self._wanted.notify()
-            elif self._ahead is None or (self._ahead and wait < _FAST):
+            elif self._ahead is None or (self._ahead and self._wait < _FAST):
                 self._ahead = False
                 self._complete.notify_all()
         return waited
@@ -370,14 +349,6 @@ def join(threads: list[threading.Thread]) -> None:
     until = time.monotonic() + _CLOSING
     for thread in list(threads):
         thread.join(max(until - time.monotonic(), 0))
-
-
-def _passing(error: Exception) -> OSError | None:
-    """What the file system or network said, if another try may succeed."""
-    for one in (error, error.__cause__, error.__context__):
-        if isinstance(one, OSError):
-            return None if isinstance(one, _LASTING) else one
-    return None
 
 
 def _bytes(found: Record | Exception) -> int:
