@@ -22,7 +22,8 @@ from vit_jax.data.record import Record, Source
 
 BLOCK = 16  # images that a thread decodes at once
 MIB = 2**20
-MOST_REQUESTS = 512  # in flight: each has a thread, which does nothing but wait
+MOST_REQUESTS = 256  # in flight: each has a thread, which does nothing but wait
+_FEWEST_REQUESTS = 4  # so that one which hangs does not hold up all
 # Requests in flight are as many as would read so many images a second.
 _IMAGES_PER_SECOND = 10_000
 # Seconds that a read waits, from which on it is done ahead, and below which it is not any more.
@@ -288,7 +289,9 @@ class ReadAhead:
         return needed <= self._memory and images <= self._most_images()
 
     def _most_requests(self) -> int:
-        return min(max(math.ceil(_IMAGES_PER_SECOND * self._wait), 1), MOST_REQUESTS)
+        if not self._waits:
+            return 1
+        return min(max(math.ceil(_IMAGES_PER_SECOND * self._wait), _FEWEST_REQUESTS), MOST_REQUESTS)
 
     def _most_images(self) -> float:
         """Images ahead of decoding, where nobody says how much memory they may take: for four times
