@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 
 from vit_jax.base.errors import UserError
+from vit_jax.benchmarks import input as input_benchmark
 from vit_jax.benchmarks import step
 from vit_jax.config import default_config
 from vit_jax.models import registry
@@ -57,6 +58,16 @@ def test_two_configs_are_timed_in_turn_and_compared_image_by_image():
 def test_inference_is_timed():
     result = step.inference(tiny(), steps=2)
     assert result["steps"] == 2 and result["images_per_second"] > 0
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_input_is_timed_with_and_without_latency_in_one_run(copy):
+    config = tiny(**{"model.num_classes": 10, "data.threads": 1})
+    result = input_benchmark.input_pipeline(config, steps=4, latency_ms=20, copy=copy)
+    ratio = result["latency_images_per_second"] / result["images_per_second"]
+    assert result["latency_ratio"] == pytest.approx(ratio) and ratio > 0
+    assert result["latency_read_requests_peak"] > 4 and result["latency_read_ahead_mib_peak"] > 0
+    assert result["decoder"].startswith("none") == copy
 
 
 def test_a_model_without_blocks_has_no_breakdown():

@@ -343,13 +343,22 @@ def report() -> None:
 
 def benchmark() -> None:
     """Throughput with its context: {step|inference|input} --config=FILE [--config.FIELD=VALUE …]
-    [--steps=20] [--against=FILE] [--profile=DIR] [--breakdown] [--json].
+    [--steps=20] [--against=FILE] [--profile=DIR] [--breakdown] [--latency_ms=50] [--decode=copy] [--json].
 
     'inference --checkpoint=DIR --budget=GFLOPS' lets images of the run's data leave a model with exits
     early, against always going on to the last exit; 'inference --config=FILE --shares=0.5,0.25,0.25' does
     so with a new model and made-up images, of which these shares leave at its exits.
     """
     settings = cli.define_config()
+    flags.DEFINE_float(
+        "latency_ms",
+        0.0,
+        "input: milliseconds added to each read, in turn with none",
+        lower_bound=0,
+    )
+    flags.DEFINE_enum(
+        "decode", "", ["", "copy"], "input: copy fills images with the bytes of their files"
+    )
     flags.DEFINE_integer("steps", 20, "timed steps or batches", lower_bound=1)
     flags.DEFINE_string(
         "against",
@@ -371,12 +380,16 @@ def benchmark() -> None:
             step.step, against=against, profile=FLAGS.profile, breakdown=FLAGS.breakdown
         ),
         "inference": step.inference,
-        "input": input.input_pipeline,
+        "input": functools.partial(
+            input.input_pipeline, latency_ms=FLAGS.latency_ms, copy=FLAGS.decode == "copy"
+        ),
     }
     if what not in kinds:
         raise flags.Error(f"benchmark {what!r}: known are {', '.join(kinds)}")
     if FLAGS.shares and what != "inference":
         raise flags.Error("--shares is for 'benchmark inference'")
+    if (FLAGS.latency_ms or FLAGS.decode) and what != "input":
+        raise flags.Error("--latency_ms and --decode are for 'benchmark input'")
     if FLAGS.against and what != "step":
         raise flags.Error("--against is for 'benchmark step'")
     if FLAGS.checkpoint:

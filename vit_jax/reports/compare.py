@@ -12,7 +12,13 @@ from vit_jax.reports.runs import Run
 
 # Where, how often and on what a run is computed and kept makes it no other run.
 _NO_DIFFERENCE = ("checkpoint.", "log.", "hosts.", "mesh.", "model.remat", "model.unroll")
-_NO_DIFFERENCE += ("compilation_cache", "data.threads", "data.prefetch", "data.mixed_decoders")
+_NO_DIFFERENCE += (
+    "compilation_cache",
+    "data.threads",
+    "data.read_ahead",
+    "data.prefetch",
+    "data.mixed_decoders",
+)
 _NO_DIFFERENCE += ("eval.every", "eval.batch_size", "model.num_classes", "model.dtype_on_cpu")
 SEED = "seed"
 _SHARE = re.compile(r"\w+(\[:(?P<share>[\d.]+)%\])?")

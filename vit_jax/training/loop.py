@@ -178,14 +178,17 @@ class _Run:
     def _finish(self) -> dict:
         total, step = self.assembly.total_steps, int(self.state.step)
         if not self.ended:
-            with loader.train_batches(
-                self.source,
-                self.config,
-                meshes.batch_sharding(self.mesh),
-                start_step=step,
-                stop_step=total,
-                left_out=self.left_out.ranges,
-            ) as batches:
+            with (
+                loader.train_batches(
+                    self.source,
+                    self.config,
+                    meshes.batch_sharding(self.mesh),
+                    start_step=step,
+                    stop_step=total,
+                    left_out=self.left_out.ranges,
+                ) as batches,
+                self.stop.calling(batches.end),
+            ):
                 stopped = self._train(batches)
             step = int(self.state.step)
             if stopped and step < total:
@@ -206,6 +209,7 @@ class _Run:
         log_every, eval_every, save_every = map(
             self.assembly.to_steps, (config.log.every, config.eval.every, config.checkpoint.every)
         )
+        self.meter.read_wait = batches.read_wait
         first, saved_at = int(self.state.step) + 1, time.monotonic()
         for step, batch in enumerate(self.clock.each(batches, "input"), first):
             self.profiler.before(step)
@@ -234,7 +238,7 @@ class _Run:
             if _due(step, save_every) or (logs and self._time_to_save(saved_at)):
                 self._save(step)
                 saved_at = time.monotonic()
-        return False
+        return self.stop.heard  # while it waited for a batch
 
     def _compile(self, batch: dict) -> None:
         """Has the step compiled by all processes before any of them runs it: the first collective
