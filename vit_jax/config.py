@@ -12,7 +12,7 @@ import functools
 from ml_collections import ConfigDict
 
 from vit_jax import objectives
-from vit_jax.base import durations, schema
+from vit_jax.base import durations, places, schema
 from vit_jax.base.schema import option, section
 from vit_jax.data.options import Augment, Data, Pseudo
 from vit_jax.models import registry as models
@@ -167,6 +167,17 @@ class Checkpoint:
     every_minutes: float = option(
         0.0, "also save when this much time has passed since the last; 0: never", minimum=0
     )
+    local: str = option(
+        "",
+        "folder on a local disk or RAM disk of each host for checkpoints that are saved more often; "
+        "'': none",
+        parse=places.local_folder,
+    )
+    local_every: str = option(
+        "20 steps",
+        "how often to save to checkpoint.local: steps, epochs, examples or %; 0: never",
+        parse=durations.parse,
+    )
     keep: int = option(3, "how many of the last are kept", minimum=1)
     best: bool = option(
         False, "also keep the checkpoint of the best evaluation (eval.best): WORKDIR/best"
@@ -312,8 +323,9 @@ class Config:
         may_change=True,
     )
     compilation_cache: str = option(
-        "~/.cache/vit_jax/xla",
-        "directory of compiled programs; only you should be able to write to it; '': none",
+        "auto",
+        "directory of compiled programs; only you should be able to write to it; auto: "
+        "~/.cache/vit_jax/xla, or WORKDIR/compiled for several processes and in buckets; '': none",
         may_change=True,
     )
     model: models.Name = section(models.Name)

@@ -1,0 +1,60 @@
+"""A restart of several processes on machines that have no compiled programs of their own."""
+
+import numpy as np
+import pytest
+
+from tests.integration.test_reliability import all_bits, steps_done
+from vit_jax.training import programs
+
+ARGUMENTS = (
+    "--config.compilation_cache=auto",
+    "--config.checkpoint.every=4 steps",
+    "--config.eval.evaluators=()",
+)
+
+
+def stored(workdir) -> list:
+    return list((workdir / programs.FOLDER).glob("*/jit_train_step-*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damaged", [False, True])
+def test_what_was_compiled_is_loaded_by_new_machines_unless_it_is_damaged(
+    hosts, tmp_path, monkeypatch, damaged
+):
+    monkeypatch.setenv("JAX_EXPLAIN_CACHE_MISSES", "1")
+    workdir, logs = tmp_path / "run", {}
+    for home in ("first", "second"):
+        monkeypatch.setenv("HOME", str(tmp_path / home))
+        run = hosts(workdir, *ARGUMENTS, seconds=0.012 if home == "first" else 0)
+        if home == "first":
+            run.until(lambda: steps_done(workdir) >= 6 and stored(workdir))
+            run.kill()
+            (program,) = stored(workdir)
+            assert program.parent.parent.stat().st_mode & 0o077 == 0
+            if damaged:
+                content = bytearray(program.read_bytes())
+                content[len(content) // 2] ^= 1
+                program.write_bytes(content)
+        else:
+            assert run.codes() == [0, 0], run.log(0)
+        logs[home] = [run.log(process) for process in range(2)]
+    missed = [
+        ["CACHE MISS for 'jit_train_step'" in log for log in logs[home]]
+        for home in ("first", "second")
+    ]
+    assert missed == [[True, True], [damaged, True]], "on CPUs only process 0 has what it needs"
+    assert [f"{program} is damaged" in log for log in logs["second"]] == [damaged, damaged]
+    whole = hosts(tmp_path / "whole", "--config.eval.evaluators=()")
+    assert whole.codes() == [0, 0], whole.log(0)
+    expected, got = all_bits(tmp_path / "whole"), all_bits(workdir)
+    for name in expected:
+        np.testing.assert_array_equal(got[name], expected[name], err_msg=name)
+
+
+def test_programs_that_others_could_have_written_are_not_loaded(tmp_path, caplog):
+    (tmp_path / programs.FOLDER).mkdir()
+    assert programs._is_ours(tmp_path / programs.FOLDER)
+    (tmp_path / programs.FOLDER).chmod(0o770)
+    assert not programs._is_ours(tmp_path / programs.FOLDER)
+    assert "could run code" in caplog.text
