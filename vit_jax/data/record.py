@@ -2,8 +2,9 @@
 is opened. Each source's own file says how it finds its records.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +16,8 @@ Label = int | tuple[int, ...] | np.ndarray | None  # of one example; see `Record
 # Of all examples: (n,) integers; of a multi-label source a tuple of classes for each; `None` if
 # there are no labels, or if they are not known before the examples are read.
 Labels = np.ndarray | tuple[tuple[int, ...], ...] | None
+
+_MOST_REASON = 200  # characters of a decoder's own message
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,3 +111,21 @@ class BadImage(DataError):
 
     def __str__(self) -> str:
         return f"image {self.name} cannot be read: {self.why}"
+
+
+class TooLarge(BadImage):
+    """An image has more bytes or pixels than it may have."""
+
+
+@contextlib.contextmanager
+def decoding(name: str) -> Iterator[None]:
+    """What is raised inside becomes a `BadImage`: damaged files make decoders raise anything at all,
+    and run out of memory.
+    """
+    try:
+        yield
+    except BadImage:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:_MOST_REASON] or type(error).__name__
+        raise BadImage(name, reason) from None

@@ -18,7 +18,8 @@ from vit_jax.base import logs, places
 from vit_jax.base.errors import UserError
 from vit_jax.checkpoints import reading, saving
 from vit_jax.config import Config
-from vit_jax.data import decoders, loader, sources
+from vit_jax.data import loader, sources
+from vit_jax.data.decode import PIXELS
 from vit_jax.data.record import Source
 from vit_jax.devices import meshes, processes
 from vit_jax.evaluation.contract import Subject, Trained
@@ -81,7 +82,6 @@ def train(config: ConfigDict, workdir: epath.PathLike) -> dict[str, float]:
         assembly = assembly_for(config, source)
     check_classes(assembly.networks.teacher, source.classes)
     suite = evaluation.make(config.eval.evaluators, subject_of(assembly, source))
-    decoder = decoders.agree(config)
     mesh = meshes.make_mesh(vars(config.mesh))
     check_batch(config, mesh)
     make_workdir(workdir)
@@ -89,7 +89,7 @@ def train(config: ConfigDict, workdir: epath.PathLike) -> dict[str, float]:
     clock = Clock(workdir, config.hosts, write=jax.process_index() == 0)
     lock = Lock(workdir) if jax.process_index() == 0 else contextlib.nullcontext()
     with StopRequest() as stop, lock, clock, jax.set_mesh(mesh):
-        return _Run(assembly, source, suite, mesh, workdir, clock, stop, decoder).finish()
+        return _Run(assembly, source, suite, mesh, workdir, clock, stop).finish()
 
 
 def assembly_for(config: Config, source: Source) -> Assembly:
@@ -126,14 +126,13 @@ class _Run:
         workdir: epath.Path,
         clock: Clock,
         stop: StopRequest,
-        decoder: str,
     ):
         config = self.config = assembly.config
         self.assembly, self.source, self.suite, self.mesh = assembly, source, suite, mesh
         self.workdir, self.clock, self.stop = workdir, clock, stop
         self.description = reading.describe(
             config, assembly.model_config, source.classes, len(source), source.fingerprint()
-        ) | {"decoder": decoder}
+        ) | {"pixels": PIXELS}
         if assembly.networks.moving_average() and not config.optim.ema:
             self.description["evaluated"] = "teacher"
         like = assembly.abstract_state(mesh)

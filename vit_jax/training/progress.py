@@ -122,8 +122,7 @@ class Meter:
             logging.warning(
                 "The step waits for data %.0f %% of the time: the host makes fewer images than the devices "
                 "could take. What helps: more cores for it (config.data.threads; 0 is all there are), "
-                "smaller files (vit_jax prepare --max_side), the compiled decoder; "
-                "'vit_jax benchmark input' shows what it can do, and with which decoder.",
+                "smaller files (vit_jax prepare --max_side); 'vit_jax benchmark input' shows what it can do.",
                 100 * waited / elapsed,
             )
 

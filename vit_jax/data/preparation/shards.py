@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from vit_jax.data.options import MAX_PIXELS
 from vit_jax.data.preparation.check import check_label, encoded, examine
 from vit_jax.data.preparation.reencode import reencode
 from vit_jax.data.record import BadImage, Record, Source
@@ -27,10 +28,21 @@ _BLOCK = 16  # images that a thread takes at a time
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How images are stored; 0: as they are."""
+    """How images are stored.
+
+    Attributes:
+      max_side, quality: see `reencode`; both 0: as they are.
+      max_pixels: an image of more is bad.
+    """
 
     max_side: int = 0
     quality: int = 0
+    max_pixels: int = MAX_PIXELS
+
+    @property
+    def reencodes(self) -> bool:
+        """Whether images are encoded again."""
+        return bool(self.max_side or self.quality)
 
 
 AS_THEY_ARE = Options()
@@ -199,12 +211,12 @@ def _item(source: Source, row: int, root: str, options: Options) -> _Item:
     try:
         record = source[row]
         image, name = encoded(record.image), _within(root, record.name)
-        pixels, remarks = examine(image, name)
+        pixels, remarks = examine(image, name, options.max_pixels)
         check_label(record, len(source.classes))
     except BadImage as error:
         return _Item(_within(root, error.name), None, 0, (("bad", error.why),))
     stored = image
-    if options != AS_THEY_ARE:
+    if options.reencodes:
         stored = reencode(image, pixels, options.max_side, options.quality)
     kept = Record(stored, record.label, name)
     return _Item(name, kept, len(image), tuple(("kept", remark) for remark in remarks))

@@ -22,8 +22,9 @@ from etils import epath
 
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
+from vit_jax.data.images import read_file
 from vit_jax.data.options import Data
-from vit_jax.data.record import BadImage, DataAbsent, DataSet, Label, Record
+from vit_jax.data.record import DataAbsent, DataSet, Label, Record
 from vit_jax.data.sources import fingerprint
 from vit_jax.data.sources.listed import read_list
 from vit_jax.data.sources.table import SPLITS, SUFFIXES, Table, hold_out, label_at, natural
@@ -52,13 +53,8 @@ class ImageFiles:
 
     def __getitem__(self, index: int) -> Record:
         path = self._path(index)
-        try:
-            with places.open_bytes(path) as file:
-                return Record(file.read(), label_at(self.labels, index), readable(path))
-        except FileNotFoundError:
-            raise BadImage(readable(path), "there is no such file") from None
-        except OSError as error:
-            raise BadImage(readable(path), error.strerror or str(error)) from None
+        name = readable(path)
+        return Record(read_file(path, name), label_at(self.labels, index), name)
 
     def fingerprint(self) -> str:
         """A fingerprint of a sample of the names and, on a local disk, of the sizes; and of all

@@ -21,6 +21,7 @@ from etils import epath
 
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
+from vit_jax.data.images import check_bytes
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, DataSet, Record
 from vit_jax.data.sources import fingerprint
@@ -58,6 +59,7 @@ class TarImages:
         number, name, first, size = self.places[index]
         path = self.files[number]
         name = readable(f"{path}, {name}")
+        check_bytes(size, name)
         try:
             with places.open_bytes(path) as file:
                 file.seek(first)
