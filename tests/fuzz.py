@@ -39,7 +39,7 @@ def images() -> tuple[dict[str, bytes], Callable[[str, bytes], bool]]:
             crop = decode.eval_crop(file, data, name="x")
             assert crop.dtype == np.uint8 and crop.shape == (9, 9, channels)
         except decode.BadImage as error:
-            assert len(str(error)) < 500, error
+            assert len(str(error)) < 500, str(error)[:500]
             return True
         return False
 
@@ -69,7 +69,7 @@ def checkpoints() -> tuple[dict[str, bytes], Callable[[str, bytes], bool]]:
             found = formats.read(path, hints={"heads": 2})
             jax.tree.map(np.asarray, (found.params, found.variables))
         except UserError as error:
-            assert len(str(error)) < 5000, error
+            assert len(str(error)) < 50_000, str(error)[:500]
             return True
         finally:
             opened.forget()

@@ -9,15 +9,13 @@ from typing import Protocol
 
 import numpy as np
 
-from vit_jax.base.errors import ConfigError, UserError
+from vit_jax.base.errors import ConfigError, UserError, reason
 from vit_jax.data import splits
 
 Label = int | tuple[int, ...] | np.ndarray | None  # of one example; see `Record`
 # Of all examples: (n,) integers; of a multi-label source a tuple of classes for each; `None` if
 # there are no labels, or if they are not known before the examples are read.
 Labels = np.ndarray | tuple[tuple[int, ...], ...] | None
-
-_MOST_REASON = 200  # characters of a decoder's own message
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,5 +125,4 @@ def decoding(name: str) -> Iterator[None]:
     except BadImage:
         raise
     except Exception as error:
-        reason = " ".join(str(error).split())[:_MOST_REASON] or type(error).__name__
-        raise BadImage(name, reason) from None
+        raise BadImage(name, reason(error)) from None

@@ -6,7 +6,7 @@ import collections
 import pickle
 from typing import Any, BinaryIO
 
-MOST_PICKLED = 2**23  # bytes of a file beside its tensors
+MOST_PICKLED = 2**22  # bytes of a file beside its tensors
 _MOST_KEY = 64  # parts of a key
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from etils import epath
 
 from vit_jax.base import places, schema, sizes
-from vit_jax.base.errors import CheckpointError, ConfigError, UserError
+from vit_jax.base.errors import CheckpointError, ConfigError, UserError, reason
 from vit_jax.base.schema import nearest
 from vit_jax.data.augmentation import augment
 from vit_jax.interchange import opened, remote
@@ -137,7 +137,7 @@ def read(
     except _SENSELESS as error:
         raise CheckpointError(
             f"{path} is damaged: what it says about its model makes no sense "
-            f"({type(error).__name__}: {str(error)[:200]})"
+            f"({type(error).__name__}: {reason(error)})"
         ) from error
 
 

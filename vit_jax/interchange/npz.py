@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 from etils import epath
 
-from vit_jax.base.errors import CheckpointError
+from vit_jax.base.errors import CheckpointError, reason
 from vit_jax.models.conversions.rules import Lazy
 
 SUFFIX = ".npy"
@@ -43,7 +43,7 @@ def read(path: epath.PathLike, file: BinaryIO) -> dict[str, Lazy]:
     except Exception as error:  # noqa: BLE001  zipfile raises anything at a damaged archive
         raise CheckpointError(
             f"{path} begins as a zip archive (.npz or PyTorch), but is cut short or damaged: "
-            f"{error}"
+            f"{reason(error)}"
         ) from error
     members = archive.namelist()
     if not all(member.endswith(SUFFIX) for member in members):
@@ -86,7 +86,7 @@ def _lazy(
         size = archive.getinfo(member).file_size - file.tell()
     except Exception as error:  # noqa: BLE001  NumPy reads a header as Python code: anything may come
         raise CheckpointError(
-            f"{path} is damaged or no NumPy archive: {member}: {error}"
+            f"{path} is damaged or no NumPy archive: {member}: {reason(error)}"
         ) from error
     if dtype.hasobject:
         raise CheckpointError(
@@ -104,7 +104,7 @@ def _lazy(
             with turn, archive.open(member) as file:
                 array = np.lib.format.read_array(file, allow_pickle=False)
         except Exception as error:  # noqa: BLE001  see above
-            raise CheckpointError(f"{path} is damaged: {member}: {error}") from error
+            raise CheckpointError(f"{path} is damaged: {member}: {reason(error)}") from error
         return array.view(ml_dtypes.bfloat16) if is_bfloat16 else array
 
     return Lazy(shape, np.dtype(ml_dtypes.bfloat16) if is_bfloat16 else dtype, load)

@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 from etils import epath
 
-from vit_jax.base.errors import CheckpointError
+from vit_jax.base.errors import CheckpointError, reason
 from vit_jax.interchange.bounded_pickle import MOST_PICKLED, Bounded, BoundedUnpickler, Dictionary
 from vit_jax.models.conversions.rules import Lazy
 
@@ -107,9 +107,8 @@ def read(path: epath.Path, file: BinaryIO | None = None) -> Any:
         raise
     # A pickle that is damaged calls anything with anything.
     except Exception as error:
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise CheckpointError(
-            f"{path} is damaged or no file of torch.save: {reason} (an interrupted download?)"
+            f"{path} is damaged or no file of torch.save: {reason(error)} (an interrupted download?)"
         ) from error
 
 
@@ -242,9 +241,11 @@ def _view(storage: _Storage, dtype: np.dtype, offset: int, size: tuple, strides:
     def read() -> np.ndarray:
         if not math.prod(size):
             return np.zeros(size, dtype)
-        array = np.frombuffer(
-            storage.read(offset * dtype.itemsize, (last - offset + 1) * dtype.itemsize), dtype
-        )
+        count = (last - offset + 1) * dtype.itemsize
+        content = storage.read(offset * dtype.itemsize, count)
+        if len(content) != count:  # strides would lead beyond it
+            raise CheckpointError(f"a tensor of {size} is cut short: the file is damaged")
+        array = np.frombuffer(content, dtype)
         steps = [step * dtype.itemsize for step in strides]
         return np.lib.stride_tricks.as_strided(array, size, steps, writeable=False)
 
@@ -309,8 +310,8 @@ def _read_archive(path: epath.Path, file: BinaryIO) -> Any:
                 with turn, archive.open(member) as bits:
                     bits.seek(first)
                     return bits.read(size)
-            except (OSError, EOFError, zipfile.BadZipFile) as error:
-                raise CheckpointError(f"{path} is damaged: {error}") from error
+            except Exception as error:  # noqa: BLE001  zipfile raises anything at a damaged archive
+                raise CheckpointError(f"{path} is damaged: {reason(error)}") from error
 
         return _Storage(dtype, count, read)
 

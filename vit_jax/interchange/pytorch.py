@@ -70,7 +70,7 @@ def _indexed(path: epath.Path) -> list[str]:
     names = list(places_of.values()) if isinstance(places_of, dict) else [places_of]
     for name in names:
         if not isinstance(name, str) or not re.fullmatch(r"[\w-][\w.-]*", name):
-            raise CheckpointError(f"{path} names {name!r}, which is no file beside it")
+            raise CheckpointError(f"{path} names {str(name)[:100]!r}, which is no file beside it")
     return sorted(set(names))
 
 

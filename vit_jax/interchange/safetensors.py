@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 from etils import epath
 
-from vit_jax.base.errors import CheckpointError
+from vit_jax.base.errors import CheckpointError, reason
 from vit_jax.models.conversions.rules import Lazy
 
 DTYPES = {
@@ -79,7 +79,9 @@ def read(
             raise ValueError("its tensors overlap")
         end = 8 + size + max((entry["data_offsets"][1] for entry in header.values()), default=0)
     except Exception as error:  # noqa: BLE001  a damaged header may hold anything, nested to any depth
-        raise CheckpointError(f"{path} is damaged or no safetensors file: {error}") from error
+        raise CheckpointError(
+            f"{path} is damaged or no safetensors file: {reason(error)}"
+        ) from error
     if path.stat().length != end:
         raise CheckpointError(
             f"{path} is damaged: it has {path.stat().length} bytes, its header says {end}"
