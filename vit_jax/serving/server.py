@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import prometheus_client
 from absl import logging
-from aiohttp import hdrs, http_exceptions, web
+from aiohttp import hdrs, web
 from PIL import Image
 
 from vit_jax.base import sizes
@@ -84,8 +84,9 @@ class Server:
         ])  # fmt: skip
         seconds = self._limits.seconds
         self._runner = web.AppRunner(
-            app, access_log=None, keepalive_timeout=seconds, shutdown_timeout=2 * seconds
-        )
+            app, access_log=None, keepalive_timeout=seconds, shutdown_timeout=2 * seconds,
+            auto_decompress=False,
+        )  # fmt: skip
         await self._runner.setup()
         try:
             self._socket = socket.create_server(
@@ -184,10 +185,11 @@ class Server:
         """Counts the bytes of a request's body from before it arrives until it is answered."""
         if request.content_type.startswith("multipart/"):
             raise Refusal(415, f"the image must be the body itself, not part of a form: {_USAGE}")
-        size = request.content_length
-        if size is None or hdrs.CONTENT_ENCODING in request.headers:
-            size = max(size or 0, self._limits.bytes)
-        if size > self._limits.bytes:
+        if hdrs.CONTENT_ENCODING in request.headers:  # a small body may stand for a large one
+            raise Refusal(415, f"images are sent without Content-Encoding: {_USAGE}")
+        most = self._limits.bytes
+        size = most if request.content_length is None else request.content_length
+        if size > most:
             raise self._too_large()
         if self._held + size > _MOST_HELD:
             raise Refusal(503, "too many images are being received: try again later")
@@ -207,8 +209,6 @@ class Server:
             raise Refusal(408, f"the image did not arrive within {seconds:g} seconds") from None
         except web.HTTPRequestEntityTooLarge:
             raise self._too_large() from None
-        except (web.RequestPayloadError, http_exceptions.HttpProcessingError) as error:
-            raise Refusal(400, f"the request's body cannot be read: {error}") from None
         if not body:
             raise Refusal(400, f"the request has no body; {_USAGE}")
         return body
