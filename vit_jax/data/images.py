@@ -159,9 +159,12 @@ def read_file(path: str, name: str | None = None) -> bytes:
     """
     name = name or path
     try:
-        # Before it is opened: a pipe that nobody writes to would never open.
-        if not places.in_bucket(path) and not stat.S_ISREG(os.stat(path).st_mode):
-            raise BadImage(name, "it is no regular file")
+        if not places.in_bucket(path):
+            # Before it is opened: a pipe that nobody writes to would never open.
+            about = os.stat(path)
+            if not stat.S_ISREG(about.st_mode):
+                raise BadImage(name, "it is no regular file")
+            check_bytes(about.st_size, name)
         with places.open_bytes(path) as file:
             content = file.read(MOST_BYTES + 1)
     except FileNotFoundError:

@@ -8,6 +8,7 @@ with `PIXELS` and the crop's bytes, or with a `BadImage` as JSON.
 """
 
 import json
+import math
 import os
 import pickle
 import resource
@@ -19,6 +20,7 @@ from vit_jax.data.decode import eval_crop
 from vit_jax.data.record import BadImage, TooLarge
 
 PIXELS = b"\0"  # how an answer with a crop begins; JSON does not
+SECONDS = 10  # of processor time that one image may take
 LENGTH = struct.Struct(">Q")
 
 
@@ -31,6 +33,7 @@ def main() -> None:
     _limit_memory(megabytes)
     _write(outputs, b"")
     while (file := _read(inputs)) is not None:
+        _limit_time()
         try:
             answer = PIXELS + eval_crop(file, data, name="sent").tobytes()
         except BadImage as error:
@@ -47,6 +50,13 @@ def _limit_memory(megabytes: int) -> None:
         now = int(file.read().split()[0]) * resource.getpagesize()
     most = now + megabytes * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def _limit_time() -> None:
+    """The system ends this process when it has worked for `SECONDS` from now."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    until = math.ceil(used.ru_utime + used.ru_stime) + SECONDS
+    resource.setrlimit(resource.RLIMIT_CPU, (until, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
 def _read(file: BinaryIO) -> bytes | None:

@@ -12,10 +12,10 @@ import sys
 import numpy as np
 from absl import logging
 
-from vit_jax.data import crops
+from vit_jax.data import crops, images
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, TooLarge
-from vit_jax.serving.decode_worker import LENGTH, PIXELS
+from vit_jax.serving.decode_worker import LENGTH, PIXELS, SECONDS
 
 _BYTES_PER_PIXEL = 16  # of the largest image, for what decoders keep beside its pixels
 _LEAST_MEGABYTES = 256
@@ -31,7 +31,7 @@ class Decoders:
 
         Args:
           data: how images are cut, the section `config.data`.
-          seconds: how long one image may take.
+          seconds: how long one image may take, whatever else the machine does.
           count: of processes; 0: one for each core.
         """
         self._data, self._seconds = data, seconds
@@ -57,6 +57,8 @@ class Decoders:
         Raises:
           BadImage: it cannot be read, or takes too long.
         """
+        # Without a process, since it takes no library: most of what is no image ends here.
+        images.format_of(file, _NAME)
         worker = await self._idle.get()
         try:
             async with asyncio.timeout(self._seconds):
@@ -70,7 +72,9 @@ class Decoders:
             if isinstance(error, TimeoutError):
                 raise BadImage(_NAME, f"it takes more than {self._seconds:g} seconds") from None
             if isinstance(error, OSError | EOFError):
-                raise BadImage(_NAME, "its decoder ended: too little memory?") from None
+                raise BadImage(
+                    _NAME, f"decoding it takes more than {SECONDS} s or too much memory"
+                ) from None
             raise
         self._idle.put_nowait(worker)
         return self._crop(answer)

@@ -2,8 +2,6 @@
 
 import dataclasses
 
-_DECODE_SECONDS = 10.0
-
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
@@ -18,11 +16,6 @@ class Limits:
     megabytes: float = 10.0
     seconds: float = 30.0
     queue: int = 256
-
-    @property
-    def decode_seconds(self) -> float:
-        """How long one image may be decoded."""
-        return min(self.seconds, _DECODE_SECONDS)
 
     @property
     def bytes(self) -> int:

@@ -71,7 +71,7 @@ class Server:
         self._network, self._limits, self._about = network, limits, about
         self._batcher = Batcher(self._compute, network.sizes)
         self.metrics = Metrics(lambda: len(self._batcher))
-        self._decoders = Decoders(network.data, seconds=limits.decode_seconds)
+        self._decoders = Decoders(network.data, seconds=limits.seconds)
         self._held, self._unanswered, self._stopping = 0, 0, False
 
     async def start(self, host: str, port: int) -> str:
