@@ -12,7 +12,7 @@ import pytest
 import vit_jax
 from tests.integration.conftest import TINY, write_image
 from vit_jax.checkpoints import reading
-from vit_jax.data import decoders
+from vit_jax.data import decode
 
 
 def test_help_answers_in_two_seconds_and_names_every_command():
@@ -242,7 +242,7 @@ def test_an_unreadable_training_image_names_the_file(run_cli, tmp_path):
     assert code == 0 and f"{broken} cannot be read" in err, err
     assert "another takes its place" in err and "it is left out of evaluation" in err
     description = reading.read_description(reading.find(tmp_path / "run2"))
-    assert description["decoder"] == decoders.name() and "images are decoded by" in err
+    assert description["pixels"] == decode.PIXELS
 
 
 def test_plan_tells_what_a_run_needs_and_which_slices_there_are(command):

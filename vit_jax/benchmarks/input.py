@@ -1,7 +1,6 @@
 """Throughput of the input pipeline, from files to devices."""
 
 import dataclasses
-import io
 import os
 import resource
 import statistics
@@ -14,7 +13,7 @@ from PIL import Image, ImageOps
 
 from vit_jax.benchmarks.context import context
 from vit_jax.config import Config
-from vit_jax.data import crops, decode, decoders, loader, reading, sources
+from vit_jax.data import crops, decode, images, loader, reading, sources
 from vit_jax.data.batches import TrainBatches
 from vit_jax.data.order import batch_indices, crop_draws, example_ids
 from vit_jax.data.record import Record, soft_labels
@@ -58,7 +57,7 @@ def input_pipeline(
         "train_crop": config.data.train_crop,
         "batch_size": config.batch_size,
         "batches": steps,
-        "decoder": "none: images are copies of their files" if copy else decoders.name(),
+        "pixels": "copies of files" if copy else decode.PIXELS,
     } | _summarize(rounds[0], images)
     if latency_ms:
         late = _summarize(rounds[1], images)
@@ -218,7 +217,8 @@ def _psnr(source, config: Config) -> float | None:
 
 def _crop_with_pillow(record: Record, config_data, draws: list[float]) -> np.ndarray:
     if isinstance(record.image, bytes):
-        image = ImageOps.exif_transpose(Image.open(io.BytesIO(record.image))).convert("RGB")
+        kind = images.check(record.image, record.name, config_data.max_pixels).kind
+        image = ImageOps.exif_transpose(images.open_with_pillow(record.image, kind)).convert("RGB")
     else:
         image = Image.fromarray(record.image)
     (top, left, bottom, right), inside = crops.train_part(

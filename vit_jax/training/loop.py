@@ -19,7 +19,8 @@ from vit_jax.base.errors import UserError
 from vit_jax.base.lock import Lock
 from vit_jax.checkpoints import reading, saving, tiers
 from vit_jax.config import Config
-from vit_jax.data import decoders, loader, sources
+from vit_jax.data import loader, sources
+from vit_jax.data.decode import PIXELS
 from vit_jax.data.record import Source
 from vit_jax.devices import meshes, processes
 from vit_jax.evaluation.contract import Subject, Trained
@@ -78,7 +79,6 @@ def train(config: ConfigDict, workdir: epath.PathLike) -> dict[str, float]:
         assembly = assembly_for(config, source)
     check_classes(assembly.networks.teacher, source.classes)
     suite = evaluation.make(config.eval.evaluators, subject_of(assembly, source))
-    decoder = decoders.agree(config)
     mesh = meshes.make_mesh(vars(config.mesh))
     check_batch(config, mesh)
     make_workdir(workdir)
@@ -89,7 +89,7 @@ def train(config: ConfigDict, workdir: epath.PathLike) -> dict[str, float]:
     if jax.process_index() == 0:
         lock = Lock(workdir, on_lost=lambda message: processes.leave(message, UserError.exit_code))
     with StopRequest() as stop, lock, clock, jax.set_mesh(mesh):
-        return _Run(assembly, source, suite, mesh, workdir, clock, stop, decoder, programs).finish()
+        return _Run(assembly, source, suite, mesh, workdir, clock, stop, programs).finish()
 
 
 def assembly_for(config: Config, source: Source) -> Assembly:
@@ -126,7 +126,6 @@ class _Run:
         workdir: epath.Path,
         clock: Clock,
         stop: StopRequest,
-        decoder: str,
         programs: Programs,
     ):
         config = self.config = assembly.config
@@ -134,7 +133,7 @@ class _Run:
         self.workdir, self.clock, self.stop, self.programs = workdir, clock, stop, programs
         self.description = reading.describe(
             config, assembly.model_config, source.classes, len(source), source.fingerprint()
-        ) | {"decoder": decoder}
+        ) | {"pixels": PIXELS}
         if assembly.networks.moving_average() and not config.optim.ema:
             self.description["evaluated"] = "teacher"
         like = assembly.abstract_state(mesh)

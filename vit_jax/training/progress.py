@@ -34,7 +34,7 @@ _READING_HELPS = (
 )
 _DECODING_HELPS = (
     "What helps decoding: more cores for it (config.data.threads; 0 is all there are), smaller files "
-    "(vit_jax prepare --max_side), the compiled decoder."
+    "(vit_jax prepare --max_side)."
 )
 
 
