@@ -72,7 +72,12 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["vit_jax", "vit_jax.*"]),
     package_data={
-        "vit_jax": ["py.typed", "models/conversions/published.json", "serving/page.html"]
+        "vit_jax": [
+            "py.typed",
+            "data/imagenet_classes.tsv",
+            "models/conversions/published.json",
+            "serving/page.html",
+        ]
     },
     # Cuts JPEG files faster than any wheel. Without a C compiler the install goes on, and OpenCV and
     # Pillow do the work.

@@ -83,6 +83,7 @@ def get_config(arg="other"):
     config.optim.weight_decay = 0.0
     config.optim.clip = 1.0
     config.eval.every = "10%"
+    config.checkpoint.every = "10%"
     if source:
         big_vision(config, task)
     return config

@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -12,15 +11,9 @@ from jax.sharding import Mesh
 from vit_jax import objectives
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
-from vit_jax.data import loader
-from vit_jax.devices import meshes
 from vit_jax.evaluation import contract, measures
-from vit_jax.evaluation.accuracy import Accuracy
 from vit_jax.evaluation.contract import Subject, Trained, Watch
-from vit_jax.evaluation.forward import make_forward
-from vit_jax.evaluation.gathering import on_host
-from vit_jax.models.registry import Weights
-from vit_jax.objectives.supervised import to_targets
+from vit_jax.evaluation.logits import LogitsEvaluator
 from vit_jax.pictures import style, tiles
 from vit_jax.pictures.page import png
 from vit_jax.pictures.plot import Plot
@@ -41,7 +34,7 @@ class Options(contract.Options):
     images: bool = option(False, "with out: also images.csv, what is predicted for each image")
 
 
-class Classification(Accuracy):
+class Classification(LogitsEvaluator):
     """Measures of single-label examples, each once:
 
     `accuracy` with the bounds of its 95 % interval, `accuracy_low` and `accuracy_high`; `top5_accuracy`;
@@ -69,7 +62,7 @@ class Classification(Accuracy):
 
     def __call__(self, trained: Trained, mesh: Mesh, watch: Watch = iter) -> dict[str, float]:
         """See `Evaluator`."""
-        logits, targets, places = self._collect(trained.weights, mesh, watch)
+        logits, targets, places = self.collect(trained.weights, mesh, watch)
         scored = targets.any(-1)
         logits, targets, places = logits[scored], targets[scored], places[scored]
         if not len(logits):
@@ -86,28 +79,6 @@ class Classification(Accuracy):
         if self.options.out and jax.process_index() == 0:
             self._write(logits, targets, places, measures.probabilities(logits, kind))
         return found | {"examples": len(logits)}
-
-    def _collect(self, weights: Weights, mesh: Mesh, watch: Watch) -> tuple[np.ndarray, ...]:
-        """Logits (n, classes), targets (n, classes) and places in the source (n,) of all examples that could be
-        read, in every process.
-        """
-        self._step = self._step or self._make_step(mesh)
-        with loader.eval_batches(self.source, self.config, meshes.batch_sharding(mesh)) as batches:
-            found = (self._step(weights, batch) for batch in watch(batches))
-            logits, targets, mask = on_host(found, mesh)
-        places = np.flatnonzero(mask > 0)
-        return logits[places], targets[places] > 0, places
-
-    def _make_step(self, mesh: Mesh) -> Callable:
-        """The compiled (weights, batch) -> logits, targets and mask, cut as the batch is."""
-        subject = self.subject
-        forward = make_forward(subject.definition, subject.model_config, self.config.data)
-
-        def step(weights: Weights, batch: dict) -> tuple[jax.Array, ...]:
-            logits = forward(weights, batch["image"]).logits
-            return logits, to_targets(batch["label"], logits.shape[-1]), batch["mask"]
-
-        return jax.jit(step, out_shardings=meshes.batch_sharding(mesh))
 
     def _write(
         self, logits: np.ndarray, targets: np.ndarray, places: np.ndarray, probabilities: np.ndarray

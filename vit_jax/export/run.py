@@ -13,7 +13,7 @@ from absl import logging
 from etils import epath
 
 from vit_jax import objectives
-from vit_jax.base import places
+from vit_jax.base import logs, places
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import reading
 from vit_jax.data import crops
@@ -85,7 +85,8 @@ def export(
     like = jax.ShapeDtypeStruct((batch, *shape), np.uint8 if inside else np.float32)
     partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
     try:
-        description = writer.write(partial, answer, weights, like, description, precision)
+        with logs.with_elapsed_time(f"tracing the model and writing {target}"):
+            description = writer.write(partial, answer, weights, like, description, precision)
         partial.rename(target)
     finally:
         partial.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ from etils import epath
 
 from vit_jax import user_files
 from vit_jax.base import durations, places, sizes
+from vit_jax.checkpoints.reading import RECIPE
 from vit_jax.compute import choices
 from vit_jax.data import sources
 from vit_jax.data.record import Source
@@ -19,8 +20,6 @@ from vit_jax.evaluation.contract import Evaluator
 from vit_jax.models import registry
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.clock import KINDS, Clock
-
-RECIPE = "config.py"
 
 
 def announce(
