@@ -254,7 +254,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     if elsewhere := _ELSEWHERE.get(name.rpartition(".")[2]):
         fields = (k for k in known if k.rpartition(".")[2] == elsewhere)
         return f"; did you mean {next(fields, elsewhere)!r}?"
-    if close := difflib.get_close_matches(_plain(name), plain, n=1, cutoff=0.6):
+    cutoff = 0.6 if len(name) < 5 else 0.5  # short words are alike by chance: muon, lion
+    if close := difflib.get_close_matches(_plain(name), plain, n=1, cutoff=cutoff):
         return f"; did you mean {plain[close[0]]!r}?"
     return f"; known: {', '.join(known[:_NAMED])}{' …' if len(known) > _NAMED else ''}"
 
