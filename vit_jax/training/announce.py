@@ -42,8 +42,8 @@ def announce(
         logging.info("%s", line)
     if config.batch_size > len(source):
         logging.warning(
-            "config.batch_size = %d is more than the %d images to train on, so that a step sees some of them more "
-            "than once: set a smaller one, or take a recipe for some thousand photos, such as configs/finetune.py:photos",
+            "config.batch_size = %d is more than the %d images to train on, so that a step sees some of them "
+            "more than once: set a smaller one, or take a recipe for some thousand photos (configs/finetune.py:photos)",
             config.batch_size, len(source),
         )  # fmt: skip
     cut = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
