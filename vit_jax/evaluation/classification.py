@@ -19,6 +19,7 @@ from vit_jax.pictures.page import png
 from vit_jax.pictures.plot import Plot
 
 _LOGITS = 2**30  # kept at most, on each host
+_NAMED_CLASSES = 24  # in the picture of confusion
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +100,7 @@ class Classification(LogitsEvaluator):
             rows = zip(edges, *bins, strict=True)
             header = ("confidence_at_most", "examples", "confidence", "accuracy")
             _table(folder / "calibration.csv", header, rows)
-            _draw(folder, pairs, bins)
+            _draw(folder, pairs, bins, classes)
         if self.options.images:
             names = (self.source[int(place)].name for place in places)
             labels = (" ".join(classes[c] for c in np.flatnonzero(row)) for row in targets)
@@ -148,8 +149,12 @@ def _calibration(logits: np.ndarray, targets: np.ndarray, kind: str) -> dict[str
     return found | {"temperature": measures.fit_temperature(logits, targets, kind)}
 
 
-def _draw(folder: epath.Path, pairs: np.ndarray, bins: measures.Bins) -> None:
-    """calibration.png and confusion.png."""
+def _draw(
+    folder: epath.Path, pairs: np.ndarray, bins: measures.Bins, classes: tuple[str, ...]
+) -> None:
+    """calibration.png and confusion.png, which names the classes if they are few enough, or else those that are
+    confused most; confusion.csv has all.
+    """
     plot = Plot(
         "Accuracy by the probability of the best class", x="probability [%]", y="accuracy [%]"
     )
@@ -158,17 +163,28 @@ def _draw(folder: epath.Path, pairs: np.ndarray, bins: measures.Bins) -> None:
     confidence, accuracy = 100 * bins.confidence[there], 100 * bins.accuracy[there]
     plot.line(confidence, accuracy, style.COLOURS[0])
     plot.dots(confidence, accuracy, style.COLOURS[0], "examples of a bin")
-    shares = pairs / np.maximum(pairs.sum(1, keepdims=True), 1)
+    shown = _most_confused(pairs)
+    some = pairs[np.ix_(shown, shown)]
+    shares = some / np.maximum(pairs.sum(1)[shown, None], 1)
+    of = "" if len(shown) == len(classes) else f": the {len(shown)} most confused of {len(classes)}"
     confusion = tiles.matrix(
-        "Which classes are taken for which",
-        shares,
-        tiles.Bar(0, 1, "share of the class"),
-        x="number of the predicted class",
-        y="number of the class",
-        first=(0, 0),
+        f"Which classes are taken for which, with the number of images{of}",
+        100 * shares,
+        tiles.Bar(0, 100, "share of the images of a class [%]"),
+        x="predicted class",
+        y="class",
+        side=max(320, 26 * len(shown)),
+        names=[classes[number] for number in shown],
+        counts=some,
     )
     for name, image in (("calibration", plot.image()), ("confusion", confusion)):
         (folder / f"{name}.png").write_bytes(png(image))
+
+
+def _most_confused(pairs: np.ndarray) -> np.ndarray:
+    """The numbers, rising, of at most `_NAMED_CLASSES` classes with the most images that are taken for others."""
+    wrong = pairs - np.diag(np.diag(pairs))
+    return np.sort(np.argsort(-(wrong.sum(0) + wrong.sum(1)), kind="stable")[:_NAMED_CLASSES])
 
 
 def _table(path: epath.Path, header: tuple[str, ...], rows) -> None:
