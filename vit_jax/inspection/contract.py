@@ -76,10 +76,12 @@ class Subject:
         return len(self.observed.tokens)
 
     def caption(self, number: int, *, predicted: str = "") -> str:
-        """What stands below an image: its file and its predicted class, by default that of the last exit."""
+        """What stands below an image: its file and, on another line, its predicted class, by default that of the
+        last exit.
+        """
         predicted = predicted or (self.predicted[number] if self.predicted else "")
         name = self.names[number].rsplit("/", 1)[-1]
-        return f"{name}: {predicted}" if predicted else name
+        return f"{name}\n{predicted}" if predicted else name
 
 
 @dataclasses.dataclass

@@ -29,12 +29,16 @@ def overlay(image: np.ndarray, mask: np.ndarray) -> np.ndarray:
 
 
 def overlays(images: list[np.ndarray], masks: np.ndarray) -> list[np.ndarray]:
-    """`overlay` of several images with masks (n, h, w), which share one stretch so that they compare."""
+    """`overlay` of several images with masks (n, h, w), which share one stretch so that they compare. Of several
+    the brightest 2 % of all pixels are alike: a single patch would leave the others dark.
+    """
     smooth = [_smoothed(image, mask) for image, mask in zip(images, masks, strict=True)]
     low = min(one.min() for one in smooth)
-    width = (max(one.max() for one in smooth) - low) or 1
+    high = np.percentile(smooth, 98) if len(smooth) > 1 else smooth[0].max()
     return [
-        (image * ((one - low) / width)[..., None]).round().astype(np.uint8)
+        (image * np.clip((one - low) / ((high - low) or 1), 0, 1)[..., None])
+        .round()
+        .astype(np.uint8)
         for image, one in zip(images, smooth, strict=True)
     ]
 
@@ -88,7 +92,7 @@ def inspect_heads(subject: Subject) -> Section:
         return section
     place = ", ".join(f"{share:g}" for share in subject.options.patch)
     section.text = (
-        f"Each head of each layer on the first image, {subject.caption(0)}. Colours go from nothing to "
+        f"Each head of each layer on the first image, {_in_a_line(subject)}. Colours go from nothing to "
         "the map's own largest weight, so that weak and strong maps can both be read. The chosen "
         f"patch is at ({place}) of height and width; --patch=ROW,COLUMN chooses another."
     )
@@ -104,7 +108,7 @@ def inspect_heads(subject: Subject) -> Section:
             of_image = [image, *[None] * (heads - 1)]
             shown = of_image + [one / (one.max() or 1) for one in maps]
             section.figures[f"{name}_heads_{key}"] = tiles.draw(
-                f"{name.replace('_', ' ').capitalize()} of {of}: {subject.caption(0)}",
+                f"{name.replace('_', ' ').capitalize()} of {of}: {_in_a_line(subject)}",
                 shown, columns=heads, side=max(24, min(90, 900 // heads)), gap=3,
                 bar=tiles.Bar(0, 1, "share of the map's maximum"),
                 rows_named=["image", *(f"layer {layer + 1}" for layer in layers)], x="heads",
@@ -167,6 +171,11 @@ def inspect_means(subject: Subject) -> Section:
         "1 means no preference.", *texts,
     ])  # fmt: skip
     return section
+
+
+def _in_a_line(subject: Subject) -> str:
+    """The caption of the first image."""
+    return subject.caption(0).replace("\n", ", predicted ")
 
 
 def _marked(image: np.ndarray, grid: tuple[int, int], place: tuple[float, float]) -> np.ndarray:

@@ -58,7 +58,7 @@ def draw(
       title: above all.
       tiles: each (h, w) numbers, coloured as `bar` says, (h, w, 3) uint8, or `None` for an empty place; the
         first is none.
-      names: of the tiles, below each.
+      names: of the tiles, below each, in one or more lines.
       columns: tiles in a row; by default about as many as rows.
       bar: for tiles of numbers.
       side: of a tile as shown, its longer one, in pixels.
@@ -72,7 +72,8 @@ def draw(
     gap = 8 if gap is None else gap
     # A map of one row is still to be seen.
     sides = [max(side * length / max(height, width), _THIN) for length in (height, width)]
-    tall, wide = sides[0] + gap + (_NAME if names else 0), sides[1] + gap
+    lines = max((name.count("\n") + 1 for name in names), default=0)
+    tall, wide = sides[0] + gap + _NAME * lines, sides[1] + gap
     left = style.LETTER * (max(map(len, rows_named)) + 2) if rows_named else 0
     whole = max(columns * wide + left + (80 if bar else 0) + (_NAME if y else 0) + 20, _LEAST)
     above = _NAME * (bool(x) + bool(columns_named))
@@ -86,9 +87,7 @@ def draw(
             continue
         _show(axes, tiles[number], bar, aspect="auto" if min(sides) == _THIN else "equal")
         if names:
-            axes.set_xlabel(
-                textwrap.shorten(names[number], max(int(wide / style.LETTER), 4), placeholder="…")
-            )
+            axes.set_xlabel(_shortened(names[number], max(int(wide / (style.LETTER + 1)), 4)))
     for name, axes in zip(rows_named, grid[:, 0], strict=False):
         axes.set_ylabel(name, rotation=0, ha="right", va="center").set_in_layout(False)
     for name, axes in zip(columns_named, grid[0], strict=False):
@@ -139,7 +138,7 @@ def matrix(
     _show(axes, values, bar, extent=ends)
     axes.set(xlabel=x, ylabel=y)
     if names:
-        short = [textwrap.shorten(name, _LONGEST, placeholder="…") for name in names]
+        short = [_shortened(name, _LONGEST) for name in names]
         axes.set_xticks(np.arange(columns) + left + 0.5, short, rotation=90)
         axes.set_yticks(np.arange(rows) + top + 0.5, short)
     else:
@@ -153,6 +152,12 @@ def matrix(
         )  # fmt: skip
     _draw_bar(figure, bar, axes)
     return style.image(figure)
+
+
+def _shortened(text: str, letters: int) -> str:
+    """The text with lines of no more letters than these."""
+    lines = text.split("\n")
+    return "\n".join(one if len(one) <= letters else f"{one[: letters - 1]}…" for one in lines)
 
 
 def _show(axes: "Axes", tile: np.ndarray, bar: Bar | None, **options) -> None:
