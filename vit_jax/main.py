@@ -411,7 +411,9 @@ def _run(arguments: list[str]) -> None:
         print(f"vit_jax {__version__}")
         return
     if name not in COMMANDS:
-        raise flags.Error(f"unknown command {name!r}\n\n{_usage()}")
+        from vit_jax.base.schema import nearest
+
+        raise flags.Error(f"unknown command {name!r}{nearest(name, COMMANDS)}\n\n{_usage()}")
     sys.argv = [f"vit_jax {name}", *rest]
     try:
         COMMANDS[name]()

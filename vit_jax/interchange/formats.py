@@ -22,6 +22,7 @@ from etils import epath
 from vit_jax.base import places, schema, sizes
 from vit_jax.base.errors import CheckpointError, ConfigError, UserError, reason
 from vit_jax.base.schema import nearest
+from vit_jax.checkpoints import reading
 from vit_jax.data.augmentation import augment
 from vit_jax.interchange import opened, remote
 from vit_jax.models import classifier, registry
@@ -155,6 +156,8 @@ def _detect(found: opened.Opened) -> str:
     for name in FORMATS:
         if module(name).recognises(found):
             return name
+    if found.container == "folder" and reading.has_begun(found.path):
+        raise CheckpointError(reading.no_checkpoint_yet(found.path))
     raise CheckpointError(
         f"{found.path} is no checkpoint of a known format ({', '.join(FORMATS)}): {_looks_like(found)}"
     )

@@ -254,8 +254,9 @@ class _Run:
         of one would not wait long for another that is still compiling.
         """
         with self.clock.during("compile"):
-            self.train_step = self.train_step.lower(self.state, batch).compile()
-            self.snapshots.compile(self.state, batch)
+            with logs.with_elapsed_time("compiling the training step"):
+                self.train_step = self.train_step.lower(self.state, batch).compile()
+                self.snapshots.compile(self.state, batch)
             processes.barrier("compiled", self.config.hosts.wait_minutes)
         self.compiled = True
         self.programs.keep()
