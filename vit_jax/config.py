@@ -273,7 +273,9 @@ class Config:
         maximum=2**32 - 1,
     )
     duration: str = option(
-        "10 epochs", "how long to train: steps, epochs or examples", parse=durations.parse
+        "10 epochs",
+        "how long to train: steps, epochs or examples; '4 epochs, at least 300 steps' is the longer of two",
+        parse=durations.parse,
     )
     batch_size: int = option(128, "examples in a step, over all devices and hosts", minimum=1)
     accumulate: int = option(

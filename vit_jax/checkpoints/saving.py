@@ -31,6 +31,14 @@ DAMAGED = "damaged"
 _RETRY_SECONDS = 5
 
 
+class BucketError(CheckpointError):
+    """A bucket could not be written to for a while. Later it may be, unlike to a full disk: what
+    started the run starts it again, and gives up where there is no newer checkpoint.
+    """
+
+    exit_code = processes.START_AGAIN
+
+
 class Checkpoints:
     """Saves a run's states beside training and finds the last good one again.
 
@@ -74,7 +82,8 @@ class Checkpoints:
         )
         logging.get_absl_logger().addFilter(_not_a_traceback_of_orbax)
         if processes.index() == 0:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            if not places.in_bucket(self._folder):
+                self._folder.mkdir(parents=True, exist_ok=True)
             self._delete(self._unfinished)
 
     def steps(self) -> list[int]:
@@ -187,11 +196,17 @@ class Checkpoints:
         return None
 
     def _make_folder(self) -> None:
-        if _first():
-            self._folder.mkdir(parents=True, exist_ok=True)
-            probe = self._folder / ".probe"
-            probe.mkdir(exist_ok=True)
-            probe.rmdir()
+        """Raises an error of storage unless a folder can be made in the one of all checkpoints."""
+        if not _first():
+            return
+        probe = self._folder / ".probe"
+        if places.in_bucket(probe):  # Folders exist there only in the names of objects.
+            places.write_whole(probe, b"")
+            probe.unlink()
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        probe.mkdir(exist_ok=True)
+        probe.rmdir()
 
     def _settle(self) -> None:
         """Waits for the write under way and records how it ended."""
@@ -229,9 +244,11 @@ class Checkpoints:
         message = f"cannot write the checkpoint of step {step} to {self._folder}: {reasons}"
         most = self._config.max_failures
         if self._failures >= most:
+            message += f". These were {most} failures in a row (config.checkpoint.max_failures). "
+            if places.in_bucket(self._folder):
+                raise BucketError(f"{message}A restart goes on from the last good checkpoint")
             raise CheckpointError(
-                f"{message}. These were {most} failures in a row (config.checkpoint.max_failures). "
-                "Free or enlarge the disk and start again: the last good checkpoint is kept"
+                f"{message}Free or enlarge the disk and start again: the last good checkpoint is kept"
             )
         if _first():
             logging.error(
@@ -247,14 +264,11 @@ class Checkpoints:
         return [self._folder / str(step) for step in old]
 
     def _unfinished(self) -> list[epath.Path]:
-        if not self._folder.is_dir():  # In a bucket a folder exists when something is in it.
-            return []
         whole = {str(step) for step in saved_steps(self._folder)}
         return [
-            path
-            for path in self._folder.iterdir()
-            if ocp.path.step.TMP_DIR_SUFFIX in path.name
-            or (path.name.isdigit() and path.name not in whole)
+            self._folder / name
+            for name in places.names_in(self._folder)
+            if ocp.path.step.TMP_DIR_SUFFIX in name or (name.isdigit() and name not in whole)
         ]
 
     def _delete(self, find: Callable[[], list[epath.Path]]) -> None:

@@ -20,8 +20,9 @@ from typing import Any
 from etils import epath
 
 from vit_jax.base import places, schema, sizes
-from vit_jax.base.errors import CheckpointError, ConfigError
+from vit_jax.base.errors import CheckpointError, ConfigError, UserError, reason
 from vit_jax.base.schema import nearest
+from vit_jax.checkpoints import reading
 from vit_jax.data.augmentation import augment
 from vit_jax.interchange import opened, remote
 from vit_jax.models import classifier, registry
@@ -88,6 +89,10 @@ class Foreign:
     extras: dict = dataclasses.field(default_factory=dict)
 
 
+# What comes of a description whose values have other types than any code wrote.
+_SENSELESS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
 def module(name: str) -> ModuleType:
     """The module of a format by its name."""
     if name not in FORMATS:
@@ -126,7 +131,15 @@ def read(
     """
     found = _open(path)
     wishes = Wishes(overrides, {} if hints is None else hints, allow_nonfinite)
-    return module(_detect(found)).read(found, wishes)
+    try:
+        return module(_detect(found)).read(found, wishes)
+    except UserError:
+        raise
+    except _SENSELESS as error:
+        raise CheckpointError(
+            f"{path} is damaged: what it says about its model makes no sense "
+            f"({type(error).__name__}: {reason(error)})"
+        ) from error
 
 
 def _open(path: epath.PathLike) -> opened.Opened:
@@ -143,6 +156,8 @@ def _detect(found: opened.Opened) -> str:
     for name in FORMATS:
         if module(name).recognises(found):
             return name
+    if found.container == "folder" and reading.has_begun(found.path):
+        raise CheckpointError(reading.no_checkpoint_yet(found.path))
     raise CheckpointError(
         f"{found.path} is no checkpoint of a known format ({', '.join(FORMATS)}): {_looks_like(found)}"
     )
@@ -154,11 +169,20 @@ def write(foreign: Foreign, path: epath.PathLike, to: str) -> None:
     Raises:
       CheckpointError: the format cannot express the model, or the file cannot be written; then
         nothing is left behind.
-      ConfigError: the path is an address.
+      ConfigError: see `to_write`.
+    """
+    module(to).write(foreign, to_write(path))
+
+
+def to_write(path: epath.PathLike) -> epath.Path:
+    """The file or folder that a checkpoint is written to.
+
+    Raises:
+      ConfigError: it is neither local nor in a bucket.
     """
     if remote.is_remote(path):
         raise ConfigError(f"{path} cannot be written to: name a file or folder, and upload that")
-    module(to).write(foreign, places.locate(path))
+    return places.locate(path)
 
 
 def preprocessing_with(

@@ -16,9 +16,11 @@ from ml_collections import ConfigDict
 from vit_jax import evaluation
 from vit_jax.base import logs, places
 from vit_jax.base.errors import UserError
+from vit_jax.base.lock import Lock
 from vit_jax.checkpoints import reading, saving, tiers
 from vit_jax.config import Config
-from vit_jax.data import decoders, loader, sources
+from vit_jax.data import loader, sources
+from vit_jax.data.decode import PIXELS
 from vit_jax.data.record import Source
 from vit_jax.devices import meshes, processes
 from vit_jax.evaluation.contract import Subject, Trained
@@ -28,7 +30,6 @@ from vit_jax.training.assembly import Assembly, assemble, resolve
 from vit_jax.training.clock import Clock
 from vit_jax.training.guards import check_batch, check_classes, make_workdir
 from vit_jax.training.health import BadStep, LeftOut, NonFiniteError
-from vit_jax.training.lock import Lock
 from vit_jax.training.preemption import StopRequest
 from vit_jax.training.programs import Programs
 from vit_jax.training.progress import Meter, Profiler, make_writers
@@ -68,8 +69,8 @@ def train(config: ConfigDict, workdir: epath.PathLike) -> dict[str, float]:
     """
     index = processes.index()
     logs.to_stderr_by_default(index if processes.count() > 1 else None, quiet=index > 0)
+    workdir = places.locate(workdir, "--workdir")
     config = resolve(config, workdir)
-    workdir = places.locate(workdir)
     source = sources.open_train(config.data)
     assembly = assembly_for(config, source)
     programs = Programs(config.compilation_cache, workdir)
@@ -78,16 +79,17 @@ def train(config: ConfigDict, workdir: epath.PathLike) -> dict[str, float]:
         assembly = assembly_for(config, source)
     check_classes(assembly.networks.teacher, source.classes)
     suite = evaluation.make(config.eval.evaluators, subject_of(assembly, source))
-    decoder = decoders.agree(config)
     mesh = meshes.make_mesh(vars(config.mesh))
     check_batch(config, mesh)
     make_workdir(workdir)
     programs.fetch()
 
     clock = Clock(workdir, config.hosts, write=jax.process_index() == 0)
-    lock = Lock(workdir) if jax.process_index() == 0 else contextlib.nullcontext()
+    lock = contextlib.nullcontext()
+    if jax.process_index() == 0:
+        lock = Lock(workdir, on_lost=lambda message: processes.leave(message, UserError.exit_code))
     with StopRequest() as stop, lock, clock, jax.set_mesh(mesh):
-        return _Run(assembly, source, suite, mesh, workdir, clock, stop, decoder, programs).finish()
+        return _Run(assembly, source, suite, mesh, workdir, clock, stop, programs).finish()
 
 
 def assembly_for(config: Config, source: Source) -> Assembly:
@@ -124,7 +126,6 @@ class _Run:
         workdir: epath.Path,
         clock: Clock,
         stop: StopRequest,
-        decoder: str,
         programs: Programs,
     ):
         config = self.config = assembly.config
@@ -132,7 +133,7 @@ class _Run:
         self.workdir, self.clock, self.stop, self.programs = workdir, clock, stop, programs
         self.description = reading.describe(
             config, assembly.model_config, source.classes, len(source), source.fingerprint()
-        ) | {"decoder": decoder}
+        ) | {"pixels": PIXELS}
         if assembly.networks.moving_average() and not config.optim.ema:
             self.description["evaluated"] = "teacher"
         like = assembly.abstract_state(mesh)
@@ -181,14 +182,17 @@ class _Run:
     def _finish(self) -> dict:
         total, step = self.assembly.total_steps, int(self.state.step)
         if not self.ended:
-            with loader.train_batches(
-                self.source,
-                self.config,
-                meshes.batch_sharding(self.mesh),
-                start_step=step,
-                stop_step=total,
-                left_out=self.left_out.ranges,
-            ) as batches:
+            with (
+                loader.train_batches(
+                    self.source,
+                    self.config,
+                    meshes.batch_sharding(self.mesh),
+                    start_step=step,
+                    stop_step=total,
+                    left_out=self.left_out.ranges,
+                ) as batches,
+                self.stop.calling(batches.end),
+            ):
                 stopped = self._train(batches)
             step = int(self.state.step)
             if stopped and step < total:
@@ -209,6 +213,7 @@ class _Run:
         kept = config.checkpoint
         durations = (config.log.every, config.eval.every, kept.every, kept.local_every)
         log_every, eval_every, save_every, local_every = map(self.assembly.to_steps, durations)
+        self.meter.read_wait = batches.read_wait
         first, saved_at = int(self.state.step) + 1, time.monotonic()
         for step, batch in enumerate(self.clock.each(batches, "input"), first):
             self.profiler.before(step)
@@ -242,15 +247,16 @@ class _Run:
             if _due(step, save_every) or (logs and self._time_to_save(saved_at)):
                 self._save(step)
                 saved_at = time.monotonic()
-        return False
+        return self.stop.heard  # while it waited for a batch
 
     def _compile(self, batch: dict) -> None:
         """Has the step compiled by all processes before any of them runs it: the first collective
         of one would not wait long for another that is still compiling.
         """
         with self.clock.during("compile"):
-            self.train_step = self.train_step.lower(self.state, batch).compile()
-            self.snapshots.compile(self.state, batch)
+            with logs.with_elapsed_time("compiling the training step"):
+                self.train_step = self.train_step.lower(self.state, batch).compile()
+                self.snapshots.compile(self.state, batch)
             processes.barrier("compiled", self.config.hosts.wait_minutes)
         self.compiled = True
         self.programs.keep()

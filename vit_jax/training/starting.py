@@ -68,6 +68,11 @@ class Start:
 
     def _check_same_run(self, saved: dict) -> None:
         """Raises `ConfigError` if the saved run is a different one."""
+        if saved.get("pixels") != self.description["pixels"] and jax.process_index() == 0:
+            logging.warning(
+                "images are decoded and resized by other code than before: crops of the same images differ "
+                "slightly from those that this run began with"
+            )
         changed = changed_fields(saved, self.description)
         if not changed:
             self.saved |= saved

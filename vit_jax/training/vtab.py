@@ -46,7 +46,7 @@ def vtab(
     Raises:
       ConfigError: no task's data is there.
     """
-    workdir, found, absent = places.locate(workdir), {}, {}
+    workdir, found, absent = places.locate(workdir, "--workdir"), {}, {}
     for number, task in enumerate(VTAB, start=1):
         logging.info("task %d of %d: %s", number, len(VTAB), task)
         place = workdir / task.partition("/")[2]
