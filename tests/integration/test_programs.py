@@ -1,7 +1,9 @@
 """A restart of several processes on machines that have no compiled programs of their own."""
 
+import jax
 import numpy as np
 import pytest
+from etils import epath
 
 from tests.integration.test_reliability import all_bits, steps_done
 from vit_jax.training import programs
@@ -50,6 +52,63 @@ def test_what_was_compiled_is_loaded_by_new_machines_unless_it_is_damaged(
     expected, got = all_bits(tmp_path / "whole"), all_bits(workdir)
     for name in expected:
         np.testing.assert_array_equal(got[name], expected[name], err_msg=name)
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """`machine(name)`: the home of another machine, without programs."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_enable_xla_caches")
+    before = {name: getattr(jax.config, name) for name in names}
+    yield lambda name: monkeypatch.setenv("HOME", str(tmp_path / name))
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+def test_programs_in_a_bucket_come_to_another_machine_unless_they_are_damaged(
+    bucket, machine, caplog
+):
+    workdir = epath.Path(bucket) / "runs" / "tiny"
+    contents = {"jit_a-0-cache": b"a program", "jit_b-1-cache": b"another one" * 1000}
+    machine("first")
+    first = programs.Programs(programs.AUTO, workdir)
+    first.fetch()
+    for name, content in contents.items():
+        (first._local / name).write_bytes(content)
+    first.keep()
+    first.close()
+    assert not caplog.text
+    (bad,) = workdir.glob("compiled/*/jit_b-1-cache")
+    bad.write_bytes(contents["jit_b-1-cache"][:-1])
+
+    machine("second")
+    second = programs.Programs(programs.AUTO, workdir)
+    second.fetch()
+    found = {path.name: path.read_bytes() for path in second._local.iterdir()}
+    assert found == {"jit_a-0-cache": b"a program"}
+    assert "jit_b-1-cache is damaged: the program is compiled again" in caplog.text
+    (second._local / "jit_b-1-cache").write_bytes(contents["jit_b-1-cache"])
+    second.keep()
+    second.close()
+    assert bad.read_bytes() == contents["jit_b-1-cache"]
+
+
+@pytest.mark.slow
+def test_a_run_in_a_bucket_is_resumed_by_a_new_machine_without_compiling(
+    run_cli, bucket, bucket_environment, tmp_path
+):
+    options = ("--config.compilation_cache=auto", "--config.eval.evaluators=()")
+    for home, steps in (("first", 8), ("second", 12)):
+        environment = bucket_environment | {
+            "HOME": str(tmp_path / home),
+            "JAX_EXPLAIN_CACHE_MISSES": "1",
+        }
+        code, _, log = run_cli(
+            "train", "--config=configs/digits.py", f"--workdir={bucket}/run", *options,
+            f"--config.duration={steps} steps", "--config.optim.schedule=constant",
+            "--config.checkpoint.on_config_change=allow", tiny=True, env=environment,
+        )  # fmt: skip
+        assert code == 0, log
+        assert ("CACHE MISS for 'jit_train_step'" in log) == (home == "first"), log
 
 
 def test_programs_that_others_could_have_written_are_not_loaded(tmp_path, caplog):

@@ -98,7 +98,7 @@ class Programs:
     def _fetch(self, name: str) -> bool:
         """Copies one program; whether it is the one that was stored."""
         try:
-            content = (self._store / name).read_bytes()
+            content = places.read_bytes(self._store / name)
             if _mark(content) == self._stored[name]:
                 (self._local / name).write_bytes(content)
                 return True
@@ -110,9 +110,9 @@ class Programs:
 
     def _keep(self) -> None:
         try:
-            folder = self._workdir / FOLDER
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._store.mkdir(mode=0o700, exist_ok=True)
+            if not places.in_bucket(self._store):
+                self._store.parent.mkdir(mode=0o700, exist_ok=True)
+                self._store.mkdir(mode=0o700, exist_ok=True)
             for path in self._new():
                 content = path.read_bytes()
                 places.write_whole(self._store / path.name, content)
