@@ -22,8 +22,8 @@ from etils import epath
 from flax import nnx
 from ml_collections import ConfigDict
 
-from vit_jax.base import patterns, places, schema
-from vit_jax.base.errors import CheckpointError
+from vit_jax.base import buckets, patterns, places, schema
+from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.config import Config, default_config
 from vit_jax.devices import meshes, processes
 from vit_jax.models import classifier, registry
@@ -117,7 +117,11 @@ def read_description(folder: epath.Path) -> dict:
     handler, args = ocp.JsonCheckpointHandler(), ocp.args.JsonRestore()
     try:
         description = handler.restore(epath.Path(folder) / "description", args=args)
-    except (OSError, ValueError) as error:
+    except Exception as error:
+        if _is_unavailable(folder, error):
+            raise buckets.failure(str(folder), error) from error
+        if not isinstance(error, OSError | ValueError):
+            raise
         raise CheckpointError(
             f"{folder} is damaged or no checkpoint: its description cannot be read ({error})"
         ) from error
@@ -340,10 +344,17 @@ def _restore(folder: epath.Path, tree: dict) -> dict:
         return ocp.PyTreeCheckpointHandler().restore(folder / "state", args=args)
     # Orbax and TensorStore report damage by exceptions of any type, Exception itself among them.
     except Exception as error:
-        raise CheckpointError(f"{folder} is damaged: {_why(error)}") from error
+        if _is_unavailable(folder, error):
+            raise buckets.failure(str(folder), why(error)) from error
+        raise CheckpointError(f"{folder} is damaged: {why(error)}") from error
 
 
-def _why(error: Exception) -> str:
+def _is_unavailable(folder: epath.Path, error: Exception) -> bool:
+    """Whether a checkpoint cannot be reached, which is no damage: it must not be set aside."""
+    return places.in_bucket(folder) and buckets.is_absence(error.__cause__ or error)
+
+
+def why(error: Exception) -> str:
     """What Orbax or TensorStore say, without their description of how the array is stored."""
     cause = error.__cause__ or error
     first_line = (str(cause) or type(cause).__name__).splitlines()[0]
@@ -362,15 +373,22 @@ def everywhere(read: Callable[[], dict]) -> dict:
 
     Raises:
       CheckpointError: it failed somewhere; the same in all processes.
+      ConfigError, buckets.Unreachable: somewhere storage did not answer; the same in all processes.
     """
+    kinds = {kind.__name__: kind for kind in (buckets.Unreachable, ConfigError, CheckpointError)}
     result, failure = {}, ""
     try:
         result = read()
-    except CheckpointError as error:
-        failure = str(error)
+    except tuple(kinds.values()) as error:
+        failure = f"{type(error).__name__}:{error}"
     failures = [message for message in processes.gather("read a checkpoint", failure) if message]
-    if failures:
-        raise CheckpointError(failures[0])
+    for (
+        name,
+        kind,
+    ) in kinds.items():  # What may pass decides: others may have read damage through it.
+        for said in failures:
+            if said.startswith(f"{name}:"):
+                raise kind(said.removeprefix(f"{name}:"))
     return result
 
 
