@@ -169,7 +169,9 @@ def list_names(folder: str) -> list[str]:
 
 def in_parallel(function: Callable, items: Sequence, threads: int = 64) -> list:
     """`function` of each item, in order, by threads that mostly wait for a bucket."""
-    with concurrent.futures.ThreadPoolExecutor(min(threads, max(len(items), 1))) as pool:
+    if len(items) < 2:
+        return list(map(function, items))
+    with concurrent.futures.ThreadPoolExecutor(min(threads, len(items))) as pool:
         return list(pool.map(function, items))
 
 
