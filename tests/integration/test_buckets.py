@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from etils import epath
+from jax.experimental.compilation_cache import compilation_cache
 
 import vit_jax
 from tests.integration.conftest import TINY, write_image
@@ -20,16 +21,17 @@ from .test_train import assert_same_bits, params_of
 
 
 @pytest.fixture(scope="module")
-def run(cloud_storage, tmp_path_factory):
+def run(cloud_storage):
     """A run in the bucket, stopped after 8 of its 12 steps and started again."""
+    bucket = cloud_storage.new_bucket()
     config = vit_jax.load_config("configs/digits.py")
-    config.update_from_flattened_dict(
-        TINY | {"compilation_cache": str(tmp_path_factory.mktemp("x"))}
-    )
+    config.update_from_flattened_dict(TINY | {"compilation_cache": f"{bucket}/cache"})
+    compilation_cache.reset_cache()  # of this process, which keeps the folder that it used first
     config.log.profile = (2, 3)
-    workdir = epath.Path(cloud_storage.new_bucket()) / "runs" / "tiny"
+    workdir = epath.Path(bucket) / "runs" / "tiny"
     train(config, workdir)
-    return workdir, config
+    yield workdir, config
+    compilation_cache.reset_cache()
 
 
 def tensors(path):
@@ -63,6 +65,7 @@ def test_a_run_in_a_bucket_is_that_in_a_folder(run, tmp_path):
     assert_same_bits(params_of(workdir), params_of(tmp_path))
     told = json.loads((workdir / "result.json").read_text())
     assert told["accuracy"] == local["accuracy"] and told["step"] == 12
+    assert list((workdir.parent.parent / "cache").iterdir())  # compiled programs
     assert list((workdir / "tensorboard").glob("events*"))
     assert list((workdir / "profile").glob("plugins/profile/*/*.xplane.pb"))
     assert vit_jax.load_run(str(workdir)).step == 12

@@ -266,7 +266,13 @@ class Checkpoints:
         ]
 
     def _delete(self, find: Callable[[], list[epath.Path]]) -> None:
-        failure = _failure_of(lambda: [folder.rmtree() for folder in find()])
+        def delete() -> None:
+            for folder in find():
+                if places.in_bucket(folder):  # first what makes it whole: this may be interrupted
+                    places.remove(folder / COMMITTED)
+                folder.rmtree()
+
+        failure = _failure_of(delete)
         if failure:
             logging.warning("cannot delete old checkpoints in %s: %s", self._folder, failure)
 
