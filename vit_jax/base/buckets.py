@@ -3,6 +3,7 @@ their errors mean. What a path is, and all that is done with one, is in `places`
 """
 
 import functools
+import importlib
 import importlib.util
 import logging
 import os
@@ -95,6 +96,7 @@ def check_reachable(address: str, field: str) -> None:
     scheme, bucket, key = parts(address)
     if (scheme, bucket) in _reached:
         return
+    importlib.import_module(_PACKAGES[scheme][0])  # which is no part of the bucket's answer
     outcome: list[Exception | None] = []
 
     def ask():
