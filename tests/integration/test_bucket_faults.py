@@ -35,7 +35,8 @@ def test_a_run_goes_on_through_faults_that_pass(tiny_config, bucket, faults, tmp
     faults.inject("status", status=429, every=43)
     faults.inject("status", status=500, every=47)
     faults.inject("reset", every=23)
-    faults.inject("lost", every=29, path="checkpoints")
+    # The emulator forgets an upload in parts that it has finished, which Cloud Storage does not.
+    faults.inject("lost", every=29, path="^(?!.*upload_id).*checkpoints")
     faults.inject("truncate", every=11, methods=("GET",))
     train(config, f"{bucket}/run")
     # Again from its checkpoint, of which every byte is read.

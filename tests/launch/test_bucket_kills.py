@@ -47,7 +47,7 @@ class Supervised:
     def kill(self, chance: random.Random, faults, in_a_save: bool) -> None:
         """Kills one of the processes while it saves, or some time after the attempt began."""
         faults.forget_requests()
-        self.until(lambda: _asked(faults, "POST", ".lock"))
+        self.until(lambda: _asked(faults, "GET", ".lock"))
         if in_a_save:
             self.until(lambda: _asked(faults, "POST", "ocdbt"))
         time.sleep(chance.uniform(0, 0.5 if in_a_save else 3))

@@ -240,7 +240,10 @@ class Checkpoints:
         if self._failures >= most:
             message += f". These were {most} failures in a row (config.checkpoint.max_failures)"
             if places.in_bucket(self._folder):
-                raise buckets.failure(str(self._folder), message)
+                raise buckets.kind_of(message)(
+                    f"{message}. Check the network and this account's permissions, and start again: the "
+                    "last good checkpoint is kept"
+                )
             raise CheckpointError(
                 f"{message}. Free or enlarge the disk and start again: the last good checkpoint is kept"
             )
