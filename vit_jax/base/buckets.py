@@ -166,7 +166,8 @@ def as_user_error(error: BaseException) -> UserError | None:
     while trace:
         where.add(trace.tb_frame.f_globals.get("__name__", "").partition(".")[0])
         trace = trace.tb_next
-    return failure("a bucket", error) if where & _CLIENTS else None
+    place = "s3://…" if "s3fs" in where else "gs://…"
+    return failure(place, error) if where & _CLIENTS else None
 
 
 def kind_of(said: str) -> type[UserError]:
