@@ -11,9 +11,11 @@ import time
 
 import pytest
 import s3fs
+from etils import epath
 
 from vit_jax.base import buckets, places
 from vit_jax.base.errors import ConfigError
+from vit_jax.training import guards
 
 RECIPE = os.path.abspath("configs/digits.py")
 TRAIN = ("train", f"--config={RECIPE}", "--config.duration=1 steps")
@@ -83,6 +85,12 @@ def test_an_address_that_cannot_be_used_is_refused_before_anything_is_done(
     sentence = err.strip().splitlines()[-1]
     assert code == 2 and address[:12] in sentence and sentence.startswith("vit_jax: "), err
     assert "Traceback" not in err and out == "" and not list(empty_folder.iterdir())
+
+
+def test_a_workdir_below_an_object_is_refused(bucket):
+    places.write_whole(epath.Path(f"{bucket}/a"), "text")
+    with pytest.raises(ConfigError, match=f"--workdir={bucket}/a/run: {bucket}/a is an object"):
+        guards.make_workdir(epath.Path(f"{bucket}/a/run"))
 
 
 @pytest.fixture

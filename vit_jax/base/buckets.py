@@ -3,6 +3,7 @@ their errors mean. What a path is, and all that is done with one, is in `places`
 """
 
 import functools
+import importlib
 import importlib.util
 import logging
 import os
@@ -95,6 +96,7 @@ def check_reachable(address: str, field: str) -> None:
     scheme, bucket, key = parts(address)
     if (scheme, bucket) in _reached:
         return
+    importlib.import_module(_PACKAGES[scheme][0])  # which is no part of the bucket's answer
     outcome: list[Exception | None] = []
 
     def ask():
@@ -164,16 +166,21 @@ def as_user_error(error: BaseException) -> UserError | None:
     while trace:
         where.add(trace.tb_frame.f_globals.get("__name__", "").partition(".")[0])
         trace = trace.tb_next
-    return failure("a bucket", error) if where & _CLIENTS else None
+    place = "s3://…" if "s3fs" in where else "gs://…"
+    return failure(place, error) if where & _CLIENTS else None
+
+
+def kind_of(said: str) -> type[UserError]:
+    """`ConfigError` if storage said that there is no permission, else `Unreachable`."""
+    return ConfigError if _DENIED.search(said) else Unreachable
 
 
 def failure(path: str, error: BaseException | str) -> UserError:
     """The user's error for one of storage, or what it said, after its client has tried it again."""
     said = error if isinstance(error, str) else reason(error)
-    if _DENIED.search(said) or isinstance(error, PermissionError):
-        return ConfigError(
-            f"{path}: no permission ({said}): have {_role(path.rpartition('=')[2])} granted to this account"
-        )
+    if isinstance(error, PermissionError) or kind_of(said) is ConfigError:
+        role = _role(path.rpartition("=")[2])
+        return ConfigError(f"{path}: no permission ({said}): have {role} granted to this account")
     return Unreachable(f"{path} cannot be reached ({said}): check the network, and start again")
 
 

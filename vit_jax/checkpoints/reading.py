@@ -7,10 +7,13 @@ are in `interchange`.
 """
 
 import dataclasses
+import functools
 import hashlib
 import importlib.metadata
 import json
+import os
 import re
+import tempfile
 from collections.abc import Callable, Mapping
 
 import jax
@@ -83,6 +86,21 @@ def describe(
         "training_data": training_data,
         "versions": {name: importlib.metadata.version(name) for name in packages},
     }
+
+
+def locate_to_save(path: epath.PathLike, field: str = "") -> epath.Path:
+    """The folder that checkpoints are saved in.
+
+    Raises:
+      ConfigError: it cannot be used (`places.locate`), or Orbax does not write there.
+    """
+    if os.fspath(path).startswith("s3://"):
+        named = f"{field}={path}" if field else path
+        raise ConfigError(
+            f"{named}: Orbax writes checkpoints to local folders and gs:// only, not to S3: save in a "
+            "local or shared folder, and copy it with 'aws s3 sync'; from S3 it can be read"
+        )
+    return places.locate(path, field)
 
 
 def find(path: epath.PathLike) -> epath.Path:
@@ -341,12 +359,28 @@ def _restore(folder: epath.Path, tree: dict) -> dict:
         item=tree, restore_args=jax.tree.map(_restore_args, tree), partial_restore=True
     )
     try:
-        return ocp.PyTreeCheckpointHandler().restore(folder / "state", args=args)
+        return ocp.PyTreeCheckpointHandler().restore(_for_orbax(folder / "state"), args=args)
     # Orbax and TensorStore report damage by exceptions of any type, Exception itself among them.
     except Exception as error:
         if _is_unavailable(folder, error):
             raise buckets.failure(str(folder), why(error)) from error
         raise CheckpointError(f"{folder} is damaged: {why(error)}") from error
+
+
+def _for_orbax(folder: epath.Path) -> epath.Path:
+    """Where Orbax can read a folder: there, or of S3 in a copy."""
+    if not os.fspath(folder).startswith("s3://"):
+        return folder
+    return epath.Path(_copy_of(os.fspath(folder)).name)
+
+
+@functools.lru_cache(1)  # arrays are read one by one
+def _copy_of(folder: str) -> tempfile.TemporaryDirectory:
+    """A local copy of a folder in a bucket, removed when it is used no more."""
+    copy = tempfile.TemporaryDirectory(prefix="vit_jax-")
+    logging.info("copying %s to %s", folder, copy.name)
+    places.download(folder, copy.name)
+    return copy
 
 
 def _is_unavailable(folder: epath.Path, error: Exception) -> bool:

@@ -240,7 +240,10 @@ class Checkpoints:
         if self._failures >= most:
             message += f". These were {most} failures in a row (config.checkpoint.max_failures)"
             if places.in_bucket(self._folder):
-                raise buckets.failure(str(self._folder), message)
+                raise buckets.kind_of(message)(
+                    f"{message}. Check the network and this account's permissions, and start again: the "
+                    "last good checkpoint is kept"
+                )
             raise CheckpointError(
                 f"{message}. Free or enlarge the disk and start again: the last good checkpoint is kept"
             )
@@ -266,7 +269,13 @@ class Checkpoints:
         ]
 
     def _delete(self, find: Callable[[], list[epath.Path]]) -> None:
-        failure = _failure_of(lambda: [folder.rmtree() for folder in find()])
+        def delete() -> None:
+            for folder in find():
+                if places.in_bucket(folder):  # first what makes it whole: this may be interrupted
+                    places.remove(folder / COMMITTED)
+                folder.rmtree()
+
+        failure = _failure_of(delete)
         if failure:
             logging.warning("cannot delete old checkpoints in %s: %s", self._folder, failure)
 
