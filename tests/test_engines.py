@@ -71,7 +71,7 @@ def on_one_machine(node: int, local: int, per_node: int) -> dict[str, str]:
 def alone(monkeypatch):
     """No engine around this process, and a node whose GPUs can be counted."""
     for name in [*os.environ]:
-        if name.startswith(("SLURM_", "OMPI_", "JAX_C", "JAX_NUM_P", "JAX_P", "JAX_L", "CUDA_V")):
+        if name.startswith(("SLURM_", "OMPI_", "JAX_", "CUDA_V")):
             monkeypatch.delenv(name)
     monkeypatch.setattr(gpus, "on_node", lambda: GPUS)
 
@@ -160,6 +160,12 @@ def test_more_processes_than_gpus_on_a_node_are_an_error(monkeypatch):
         places(monkeypatch, slurm, per_node=9)
     with pytest.raises(ConfigError, match="4 processes on this node share 2 GPUs"):
         places(monkeypatch, slurm, per_node=4, CUDA_VISIBLE_DEVICES="0,1", SLURM_GPUS_ON_NODE="2")
+
+
+def test_processes_that_compute_on_cpus_may_be_more_than_gpus(monkeypatch):
+    found = places(monkeypatch, on_one_machine, per_node=16, JAX_PLATFORMS="cpu")
+    assert {place.local_device_ids for place in found} == {None}
+    assert gpus.wanted({"JAX_PLATFORMS": "cuda,cpu"}) and not gpus.wanted({"JAX_PLATFORMS": "tpu"})
 
 
 def test_a_node_without_gpus_needs_none(monkeypatch):

@@ -58,7 +58,7 @@ def _announce_devices(mesh: jax.sharding.Mesh) -> None:
     local = f"{len(mesh.local_devices)} local of " if processes.count() > 1 else ""
     kind = mesh.devices.flat[0].device_kind
     logging.info("devices: %s%d x %s, mesh %s", local, mesh.size, kind, axes)
-    if os.environ.get("JAX_PLATFORMS") == "cpu":  # on purpose
+    if not gpus.wanted(os.environ):
         return
     used = sum(device.platform == "gpu" for device in mesh.local_devices)
     use = gpus.describe_use(socket.gethostname(), used, os.environ, gpus.on_node())
