@@ -45,14 +45,14 @@ def announce(
         logging.info("parameters:\n%s", table)
     for line in lines(assembly, len(source), suite):
         logging.info("%s", line)
-    _announce_devices(mesh)
+    announce_devices(mesh)
     logging.info("%s", choices.summarize(assembly.model_config, mesh))
     every = config.checkpoint.every
     when = "at the end" if assembly.to_steps(every) == 0 else f"every {every} and at the end"
     logging.info("checkpoints %s in %s/checkpoints; metrics beside them", when, workdir)
 
 
-def _announce_devices(mesh: jax.sharding.Mesh) -> None:
+def announce_devices(mesh: jax.sharding.Mesh) -> None:
     """Logs the devices of the run and of this process, and warns of GPUs that stay unused."""
     axes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
     local = f"{len(mesh.local_devices)} local of " if processes.count() > 1 else ""
