@@ -31,14 +31,6 @@ DAMAGED = "damaged"
 _RETRY_SECONDS = 5
 
 
-class BucketError(CheckpointError):
-    """A bucket could not be written to for a while. Later it may be, unlike to a full disk: what
-    started the run starts it again, and gives up where there is no newer checkpoint.
-    """
-
-    exit_code = processes.START_AGAIN
-
-
 class Checkpoints:
     """Saves a run's states beside training and finds the last good one again.
 
@@ -237,11 +229,9 @@ class Checkpoints:
         message = f"cannot write the checkpoint of step {step} to {self._folder}: {reasons}"
         most = self._config.max_failures
         if self._failures >= most:
-            message += f". These were {most} failures in a row (config.checkpoint.max_failures). "
-            if places.in_bucket(self._folder):
-                raise BucketError(f"{message}A restart goes on from the last good checkpoint")
             raise CheckpointError(
-                f"{message}Free or enlarge the disk and start again: the last good checkpoint is kept"
+                f"{message}. These were {most} failures in a row (config.checkpoint.max_failures). "
+                "Free or enlarge the disk and start again: the last good checkpoint is kept"
             )
         if _first():
             logging.error(
