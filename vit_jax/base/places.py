@@ -8,6 +8,7 @@ with each, and raises `ConfigError` for what cannot be used; the other functions
 import contextlib
 import dataclasses
 import difflib
+import errno
 import glob
 import json
 import os
@@ -383,6 +384,8 @@ def _as_os_errors(path: epath.PathLike) -> Iterator[None]:
     """Raises what the clients of buckets raise as `OSError`, as for local files."""
     try:
         yield
+    except FileNotFoundError:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path)) from None
     except OSError:
         raise
     except Exception as error:
