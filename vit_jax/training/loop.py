@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from vit_jax import evaluation
 from vit_jax.base import logs, places
 from vit_jax.base.errors import UserError
-from vit_jax.checkpoints import reading, saving
+from vit_jax.checkpoints import reading, saving, storage
 from vit_jax.config import Config
 from vit_jax.data import decoders, loader, sources
 from vit_jax.data.record import Source
@@ -71,7 +71,7 @@ def train(config: ConfigDict, workdir: epath.PathLike) -> dict[str, float]:
     """
     index = processes.index()
     logs.to_stderr_by_default(index if processes.count() > 1 else None, quiet=index > 0)
-    workdir = reading.locate_to_save(workdir, "--workdir")
+    workdir = storage.locate_to_save(workdir, "--workdir")
     config = resolve(config, workdir)
     source = sources.open_train(config.data)
     assembly = assembly_for(config, source)
