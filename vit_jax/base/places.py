@@ -8,6 +8,7 @@ with each, and raises `ConfigError` for what cannot be used; the other functions
 import contextlib
 import dataclasses
 import difflib
+import errno
 import glob
 import json
 import os
@@ -258,15 +259,6 @@ def upload(file: epath.PathLike, path: epath.PathLike) -> None:
     os.replace(new, path)
 
 
-def download(folder: epath.PathLike, to: epath.PathLike) -> None:
-    """Copies all files of a folder in a bucket into a local one."""
-    for file in files_below(folder):
-        copy = os.path.join(to, os.path.relpath(file.path, folder))
-        os.makedirs(os.path.dirname(copy), exist_ok=True)
-        with _as_os_errors(file.path):
-            _client(folder).get_file(file.path, copy)
-
-
 def read_json(path: epath.Path, kind: type = dict):
     """The content of a small JSON file beside a run; `None` if it is missing or unusable. The
     latter is logged and never stops a run.
@@ -394,6 +386,8 @@ def _as_os_errors(path: epath.PathLike) -> Iterator[None]:
     """Raises what the clients of buckets raise as `OSError`, as for local files."""
     try:
         yield
+    except FileNotFoundError:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path)) from None
     except OSError:
         raise
     except Exception as error:

@@ -22,7 +22,7 @@ from etils import epath
 from vit_jax.base import places, schema, sizes
 from vit_jax.base.errors import CheckpointError, ConfigError, UserError, reason
 from vit_jax.base.schema import nearest
-from vit_jax.checkpoints import reading
+from vit_jax.checkpoints import storage
 from vit_jax.data.augmentation import augment
 from vit_jax.interchange import opened, remote
 from vit_jax.models import classifier, registry
@@ -182,7 +182,7 @@ def to_write(path: epath.PathLike, to: str) -> epath.Path:
     """
     if remote.is_remote(path):
         raise ConfigError(f"{path} cannot be written to: name a file or folder, and upload that")
-    return reading.locate_to_save(path) if to == "orbax" else places.locate(path)
+    return storage.locate_to_save(path) if to == "orbax" else places.locate(path)
 
 
 def preprocessing_with(

@@ -17,7 +17,7 @@ from vit_jax import evaluation
 from vit_jax.base import logs, places
 from vit_jax.base.errors import UserError
 from vit_jax.base.lock import Lock
-from vit_jax.checkpoints import reading, saving, tiers
+from vit_jax.checkpoints import reading, saving, storage, tiers
 from vit_jax.config import Config
 from vit_jax.data import loader, sources
 from vit_jax.data.decode import PIXELS
@@ -69,7 +69,7 @@ def train(config: ConfigDict, workdir: epath.PathLike) -> dict[str, float]:
     """
     index = processes.index()
     logs.to_stderr_by_default(index if processes.count() > 1 else None, quiet=index > 0)
-    workdir = reading.locate_to_save(workdir, "--workdir")
+    workdir = storage.locate_to_save(workdir, "--workdir")
     config = resolve(config, workdir)
     source = sources.open_train(config.data)
     assembly = assembly_for(config, source)
