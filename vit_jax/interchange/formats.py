@@ -22,6 +22,7 @@ from etils import epath
 from vit_jax.base import places, schema, sizes
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.base.schema import nearest
+from vit_jax.checkpoints import reading
 from vit_jax.data.augmentation import augment
 from vit_jax.interchange import opened, remote
 from vit_jax.models import classifier, registry
@@ -156,18 +157,18 @@ def write(foreign: Foreign, path: epath.PathLike, to: str) -> None:
         nothing is left behind.
       ConfigError: see `to_write`.
     """
-    module(to).write(foreign, to_write(path))
+    module(to).write(foreign, to_write(path, to))
 
 
-def to_write(path: epath.PathLike) -> epath.Path:
-    """The file or folder that a checkpoint is written to.
+def to_write(path: epath.PathLike, to: str) -> epath.Path:
+    """The file or folder that a checkpoint is written to in the format `to`.
 
     Raises:
-      ConfigError: it is neither local nor in a bucket.
+      ConfigError: it is neither local nor in a bucket, or the format cannot be written there.
     """
     if remote.is_remote(path):
         raise ConfigError(f"{path} cannot be written to: name a file or folder, and upload that")
-    return places.locate(path)
+    return reading.locate_to_save(path) if to == "orbax" else places.locate(path)
 
 
 def preprocessing_with(

@@ -86,9 +86,9 @@ class ImageFiles:
 def _image(path: str, content: bytes | OSError) -> bytes:
     """What was read of a file, unless it is an error."""
     if isinstance(content, FileNotFoundError):
-        raise BadImage(readable(path), "there is no such file")
+        raise BadImage(readable(path), "there is no such file") from content
     if isinstance(content, OSError):
-        raise BadImage(readable(path), content.strerror or str(content))
+        raise BadImage(readable(path), content.strerror or str(content)) from content
     return content
 
 
