@@ -4,7 +4,7 @@
 . launch/venv.sh
 
 dry_run=
-command=() # What vit_jax is told: what stands after --.
+command=() # The command of vit_jax: what stands after --.
 
 # parse_flags NAMES ARGUMENT…: sets a variable for each --NAME=VALUE of NAMES; to yes for each --NAME
 # that stands as NAME? there.

@@ -32,6 +32,7 @@ import time
 AGAIN = 42
 HOPELESS = (1, 2)  # What a restart will not cure.
 LONGEST_PAUSE = 300.0
+LEAST = {"processes": 1, "devices_per_process": 0, "max_restarts": 0, "backoff": 0, "grace": 0}
 POLL = 0.05
 # Prints the names of the whole checkpoints in a bucket, where folders cannot be renamed and a file
 # marks what is whole. A process of its own: a library for buckets has threads, and this one forks.
@@ -55,10 +56,11 @@ def main() -> None:
     add("--backoff", type=float, default=1.0, help="seconds before a restart; doubles each time")
     add("--grace", type=float, default=20.0, help="seconds others have to end after one did")
     add("--log_dir", type=pathlib.Path, help="output of each process; default: WORKDIR/logs")
-    add("command", nargs="+", help="what vit_jax is told: train --config=FILE --workdir=DIR …")
+    add("command", nargs="+", help="of vit_jax: train --config=FILE --workdir=DIR …")
     options = vars(parser.parse_args())
-    if options["processes"] < 1:
-        parser.error("--processes: 1 or more")
+    for name, least in LEAST.items():
+        if not options[name] >= least:
+            parser.error(f"--{name}={options[name]}: must be {least} or more")
     command = options.pop("command")
     workdir = workdir_of(command)
     if options["log_dir"] is None:

@@ -54,7 +54,9 @@ def connect(wanted: Wanted) -> None:
     os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"  # There, relative paths would lead nowhere.
     if not wanted.address:
         cpus = wanted.scaling["num_workers"] * wanted.scaling["resources_per_worker"]["CPU"]
-        ray.init(num_cpus=cpus, include_dashboard=False)
+        # Without its dashboard, Ray Train warns each second that it cannot ask it.
+        quiet = ray.LoggingConfig(log_level="ERROR")
+        ray.init(num_cpus=cpus, include_dashboard=False, logging_config=quiet)
     elif "RAY_JOB_CONFIG_JSON_ENV_VAR" in os.environ:
         ray.init(address=wanted.address)
     else:
@@ -83,7 +85,6 @@ def run(wanted: Wanted) -> int:
             storage_path=wanted.storage,
             failure_config=ray.train.FailureConfig(max_failures=wanted.max_restarts),
             worker_runtime_env={"env_vars": wanted.environment},
-            # Without its dashboard, Ray warns each second that it cannot ask it.
             logging_config=ray.train.LoggingConfig("INFO" if wanted.address else "ERROR"),
         ),
     )
@@ -91,7 +92,10 @@ def run(wanted: Wanted) -> int:
 
     def fit() -> None:
         try:
-            codes.append(trainer.fit().return_value)
+            code, last_lines = trainer.fit().return_value
+            codes.append(code)
+            if code:  # Ray shows what workers print a little later, perhaps too late.
+                print(last_lines, file=sys.stderr)
         except ray.train.TrainingFailedError as error:
             print(
                 f"ray.py: {error}: giving up (--max_restarts={wanted.max_restarts})",
@@ -170,8 +174,9 @@ def set_variables(environment: dict[str, str]) -> None:
     os.environ.update(environment)
 
 
-def run_worker(config: dict) -> int:
-    """Runs vit_jax in a worker of Ray; its exit code, if starting again would not help.
+def run_worker(config: dict) -> tuple[int, str]:
+    """Runs vit_jax in a worker of Ray; its exit code, if starting again would not help, and the last
+    lines that it wrote.
 
     Raises:
       RuntimeError: it ended too early: Ray starts all workers again.
@@ -194,4 +199,4 @@ def run_worker(config: dict) -> int:
         child.close()
     if code and code not in local.HOPELESS and not asked:
         raise RuntimeError(f"vit_jax[{rank}] {local.how(code)}")
-    return code
+    return code, "\n".join(log.read_text(errors="replace").splitlines()[-20:])

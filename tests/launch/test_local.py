@@ -275,11 +275,18 @@ def test_output_without_an_end_of_line_and_of_other_encodings_is_shown(launch):
     assert code == 0 and " one\n[0] two\n" in output
 
 
-def test_a_wrong_command_line_is_told(launch):
-    result = subprocess.run(
-        [sys.executable, LOCAL, "--processes=2"], capture_output=True, text=True
-    )
-    assert result.returncode == 2 and "command" in result.stderr
-    result = subprocess.run([sys.executable, LOCAL, "--processes=0", "--", "train"],
-                            capture_output=True, text=True)  # fmt: skip
-    assert result.returncode == 2 and "--processes: 1 or more" in result.stderr
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--processes=2",), "command"),
+        (("--processes=0", "--", "train"), "--processes=0: must be 1 or more"),
+        (("--processes=two", "--", "train"), "'two'"),
+        (("--max_restarts=-1", "--", "train"), "--max_restarts=-1"),
+        (("--backoff=nan", "--", "train"), "--backoff=nan"),
+        (("--what", "--", "train"), "--what"),
+    ],
+)
+def test_a_wrong_command_line_is_refused(arguments, words):
+    command = [sys.executable, LOCAL, *arguments]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 2 and words in result.stderr, result.stderr
