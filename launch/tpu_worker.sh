@@ -22,11 +22,9 @@ main() {
   "$action"
 }
 
-# The VM's own Python may be too old: uv brings one. The part in C cuts JPEG files.
+# The VM's own Python may be too old: uv brings one.
 install() {
   local uv
-  run "${apt[@]}" update
-  run "${apt[@]}" install gcc libc6-dev
   uv=$(python3 -m site --user-base)/bin/uv
   run python3 -m pip install --quiet --user uv
   run "$uv" python install --quiet 3.12

@@ -245,6 +245,9 @@ def prepare() -> None:
         "quality", 0, "encode as JPEG of this quality; 0: no, or 90 with --max_side", lower_bound=0,
         upper_bound=100,
     )  # fmt: skip
+    flags.DEFINE_integer(
+        "max_pixels", 2**26, "an image of more pixels is reported as bad", lower_bound=1
+    )
     flags.DEFINE_float(
         "holdout", 0.1, "share of 'test' where there are no splits", lower_bound=0, upper_bound=1
     )
@@ -284,7 +287,7 @@ def prepare() -> None:
             splits=tuple(FLAGS.splits),
             num_shards=FLAGS.shards,
             workers=FLAGS.workers,
-            options=Options(FLAGS.max_side, FLAGS.quality),
+            options=Options(FLAGS.max_side, FLAGS.quality, FLAGS.max_pixels),
             holdout=FLAGS.holdout,
             holdout_by=FLAGS.holdout_by,
             data_dir=FLAGS.data_dir,
@@ -408,7 +411,9 @@ def _run(arguments: list[str]) -> None:
         print(f"vit_jax {__version__}")
         return
     if name not in COMMANDS:
-        raise flags.Error(f"unknown command {name!r}\n\n{_usage()}")
+        from vit_jax.base.schema import nearest
+
+        raise flags.Error(f"unknown command {name!r}{nearest(name, COMMANDS)}\n\n{_usage()}")
     sys.argv = [f"vit_jax {name}", *rest]
     try:
         COMMANDS[name]()

@@ -16,7 +16,7 @@ from vit_jax import evaluation
 from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.config import config_class, default_config
-from vit_jax.data import sources
+from vit_jax.data import imagenet, sources
 from vit_jax.data.classes import with_classes
 from vit_jax.data.record import DataSet, Record
 from vit_jax.devices import meshes
@@ -222,6 +222,13 @@ def test_classes_are_matched_by_their_names(caplog):
     assert [several[i].label for i in range(2)] == [(1, 0), ()]
     ids = with_classes(Labels((0, 1), ("n01440764", "n01443537")), ("tench", "goldfish, a fish"))
     assert [ids[i].label for i in range(2)] == [0, 1]
+    names = tuple(imagenet.classes().values())
+    some = with_classes(
+        Labels((0, 1), ("n01443537", "n15075141")), names
+    )  # goldfish, toilet tissue
+    assert [some[i].label for i in range(2)] == [1, 999]
+    synonyms = tuple(f"{name}, a synonym" for name in names)  # as models on hubs name them
+    assert with_classes(Labels((0,), ("n15075141",)), synonyms)[0].label == 999
     numbered = with_classes(source, ("0", "1"))
     assert numbered[0].label == 0 and "taken in their order" in caplog.text
     with pytest.raises(ConfigError, match="the model knows no 'cat'; it knows 'dog', 'cow'"):

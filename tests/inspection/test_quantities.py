@@ -221,7 +221,7 @@ def test_layers_with_negative_weights_are_left_out_of_distances_and_centres_and_
     subject = subject_of(ones, ones, entropy, np.stack([map_of, -map_of]))
     section = maps.inspect_means(subject)
     np.testing.assert_allclose(section.numbers["attention/centre_attention"], [1, np.nan])
-    assert "1.00 times its share of layer 1's attention" in section.text
+    assert "Attention, mean over 3 images: 1.00 in layer 1" in section.text
     assert NEGATIVE in section.text and NEGATIVE in distance.inspect(subject).text
     proper = subject_of(ones, ones, ones, np.stack([map_of, map_of]))
     assert NEGATIVE not in maps.inspect_means(proper).text + distance.inspect(proper).text

@@ -2,13 +2,14 @@
 is opened. Each source's own file says how it finds its records.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 
-from vit_jax.base.errors import ConfigError, UserError
+from vit_jax.base.errors import ConfigError, UserError, reason
 from vit_jax.data import splits
 
 Label = int | tuple[int, ...] | np.ndarray | None  # of one example; see `Record`
@@ -118,3 +119,20 @@ class BadImage(DataError):
 
     def __str__(self) -> str:
         return f"image {self.name} cannot be read: {self.why}"
+
+
+class TooLarge(BadImage):
+    """An image has more bytes or pixels than it may have."""
+
+
+@contextlib.contextmanager
+def decoding(name: str) -> Iterator[None]:
+    """What is raised inside becomes a `BadImage`: damaged files make decoders raise anything at all,
+    and run out of memory.
+    """
+    try:
+        yield
+    except BadImage:
+        raise
+    except Exception as error:
+        raise BadImage(name, reason(error)) from None

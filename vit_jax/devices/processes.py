@@ -8,6 +8,7 @@ All of it goes through JAX's coordination service, a small server in process 0, 
 devices: those may be busy, or gone.
 """
 
+import collections
 import faulthandler
 import itertools
 import json
@@ -29,7 +30,8 @@ WAIT_MINUTES = 20.0
 _FAILURE = "vit_jax/failure"
 _LISTEN_SECONDS = 1.0
 _LEAVE_SECONDS = 10
-_turn = itertools.count()  # the same in all processes, which make the same calls in the same order
+# The same in all processes: the calls of one name come in the same order, in whatever thread.
+_turns = collections.defaultdict(itertools.count)
 
 
 class HostsError(UserError):
@@ -129,7 +131,7 @@ def gather(name: str, value: str, minutes: float = WAIT_MINUTES) -> list[str]:
     """
     if count() == 1:
         return [value]
-    folder = f"vit_jax/{name}/{next(_turn)}"
+    folder = f"vit_jax/{name}/{next(_turns[name])}"
     _client().key_value_set(f"{folder}/{index()}", value)
     barrier(name, minutes)
     said = dict(_client().key_value_dir_get(folder))
@@ -142,6 +144,43 @@ def gather(name: str, value: str, minutes: float = WAIT_MINUTES) -> list[str]:
 def agree(name: str, value: str, minutes: float = WAIT_MINUTES) -> str:
     """The value that process 0 passes, in all processes; see `gather`."""
     return gather(name, value, minutes)[0]
+
+
+def failures(name: str, failure: str, minutes: float = WAIT_MINUTES) -> dict[int, str]:
+    """What failed in any process, by its index, in all of them; waits for all. Where nothing did,
+    this costs no more than a barrier, however many processes there are.
+
+    Args:
+      failure: of this process; '' for none.
+
+    Raises:
+      HostsError: see `barrier`.
+    """
+    if count() == 1:
+        return {0: failure} if failure else {}
+    folder = f"vit_jax/failures/{name}/{next(_turns[f'failures/{name}'])}"
+    try:
+        if failure:
+            _client().key_value_set(f"{folder}/{index()}", failure)
+        barrier(f"failures/{name}", minutes)
+        failed = _client().key_value_dir_get(folder)
+    except jax.errors.JaxRuntimeError as error:
+        raise HostsError(f"the other processes cannot be reached: {error}") from error
+    return {int(key.rpartition("/")[2]): reason for key, reason in failed}
+
+
+def post(name: str, value: str) -> None:
+    """Leaves a value where the other processes find it, in place of an earlier one; waits for none."""
+    if count() > 1:
+        _client().key_value_set(f"vit_jax/posted/{name}/{index()}", value, allow_overwrite=True)
+
+
+def posted(name: str) -> dict[int, str]:
+    """The values that processes have posted so far, by their index; waits for none."""
+    if count() == 1:
+        return {}
+    values = _client().key_value_dir_get(f"vit_jax/posted/{name}")
+    return {int(key.rpartition("/")[2]): value for key, value in values}
 
 
 def leave(message: str, code: int, *, stacks: bool = False) -> None:

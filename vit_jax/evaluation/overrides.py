@@ -22,7 +22,7 @@ _OF_TRAINING = {
     "eval.every", "eval.best", "eval.patience",
 }  # fmt: skip
 _FIELDS = ("batch_size", "model.dtype")
-_OF_IMAGES = ("mean", "std", "eval_crop", "eval_resize", "interpolation")
+_OF_IMAGES = ("mean", "std", "eval_crop", "eval_resize", "interpolation", "max_pixels")
 
 
 def load_to_evaluate(

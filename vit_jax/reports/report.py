@@ -1,5 +1,6 @@
 """What `vit_jax report` does: a table and pictures of runs, as Markdown, PNG files and one page."""
 
+import functools
 import json
 import math
 import re
@@ -19,7 +20,7 @@ from vit_jax.reports.compare import Comparison
 _CURVES = {
     "loss": ("Training loss", "loss"),
     "images_per_second": ("Speed", "images/s"),
-    "goodput": ("Goodput: the share of time that went into training steps", "share"),
+    "goodput": ("Goodput: the share of time that went into training steps", "share of time [%]"),
     "learning_rate": ("Learning rate", "learning rate"),
 }
 
@@ -71,8 +72,10 @@ def text(result: dict) -> str:
     lines = [f"note: {note}" for note in result["notes"]]
     for one in result["settings"]:
         setting = ", ".join(f"{name}={compare.said(v)}" for name, v in one["setting"].items())
-        mean = "not evaluated" if one["mean"] is None else f"{result['metric']} {one['mean']:.4f}"
-        spread = f" ({one['low']:.4f} … {one['high']:.4f})" if one["n"] > 1 else ""
+        metric, of = result["metric"], functools.partial(compare.metric_value, result["metric"])
+        mean = "not evaluated" if one["mean"] is None else f"{metric} {of(one['mean'])}"
+        low = "" if one["low"] is None else of(one["low"]).removesuffix(" %")
+        spread = f" ({low} … {of(one['high'])})" if one["n"] > 1 else ""
         states = ", ".join(f"{count} {state}" for state, count in one["states"].items())
         lines.append(f"{setting or 'all'}: {mean}{spread}, {states}")
     return "\n".join([*lines, "", f"report: {result['report']}"])
@@ -82,20 +85,26 @@ def _pictures(comparison: Comparison) -> dict[str, tuple[str, Image.Image]]:
     """By the name of the file: a heading, and the picture."""
     found = {"by_setting": ("By setting", figures.by_setting(comparison))}
     for name, image in figures.over_field(comparison).items():
-        found[f"over_{name.replace('.', '_')}"] = (f"Over {name}", image)
+        found[f"over_{name.replace('.', '_')}"] = (f"Over {compare.in_words(name)}", image)
     found["over_compute"] = ("Over compute", figures.over_compute(comparison))
+    found["by_dimension"] = ("By what is scaled", figures.by_dimension(comparison))
     names = dict.fromkeys(name for run in comparison.runs for name in run.curves)
     judged = (f"eval/{comparison.metric}", compare.loss_of_evaluations(names))
     curves = {
-        name: (f"{short} of evaluations", short)
+        name: (
+            f"{short.capitalize().replace('_', ' ')} of evaluations",
+            compare.metric_in_words(short)[0],
+        )
         for name in judged
         if name in names and (short := name.removeprefix("eval/"))
     } | _CURVES
     for name, (title, unit) in curves.items():
-        image = figures.curves(comparison, name, title, unit)
+        scale = compare.metric_in_words(name)[1]
+        image = figures.curves(comparison, name, title, unit, scale)
         found[f"curve_{name.replace('/', '_')}"] = (title, image)
     for name in dict.fromkeys(row[1] for row in _beside(comparison)):
-        image = figures.curves(comparison, name, name, name.partition(": ")[2], beside=True)
+        words, scale = compare.metric_in_words(name.partition(": ")[2])
+        image = figures.curves(comparison, name, name, words, scale, beside=True)
         found[f"beside_{re.sub(r'[^a-zA-Z0-9]+', '_', name)}"] = (f"Beside the run, {name}", image)
     return {name: (head, image) for name, (head, image) in found.items() if image is not None}
 
@@ -108,12 +117,15 @@ def _summary(comparison: Comparison) -> list[str]:
             f"{count} runs, which differ in nothing but their seeds." if count > 1 else "One run."
         )
     else:
-        first = f"{count} runs of {groups} settings; varied: {', '.join(comparison.varied)}."
+        varied = ", ".join(map(compare.in_words, comparison.varied))
+        first = f"{count} runs of {groups} settings; varied: {varied}."
     lines = [first]
     for name, others in comparison.together.items():
         few = [other for other in others if name != "model.name" or not other.startswith("model.")]
         few += ["options of the model"] if len(few) < len(others) else []
-        lines.append(f"Together with {name} change {', '.join(few)}.")
+        few = [compare.in_words(other) for other in few]
+        verb = "changes" if len(few) == 1 else "change"
+        lines.append(f"Together with {compare.in_words(name)} {verb} {', '.join(few)}.")
     if comparison.metric:
         lines.append(
             f"{comparison.metric} is that of the last evaluation; means, ranges and standard deviations "
@@ -158,7 +170,8 @@ def _runs(comparison: Comparison) -> list[list[str]]:
     kinds = dict.fromkeys(kind for run in comparison.runs for kind in run.shares)
     table = [["run", "state", "step", comparison.metric or "metric", *kinds]]
     for run in comparison.runs:
-        value = f"{run.value:.4f}" if math.isfinite(run.value) else "-"
+        known = math.isfinite(run.value)
+        value = compare.metric_value(comparison.metric, run.value) if known else "-"
         shares = [f"{run.shares[kind]:.1%}" if kind in run.shares else "-" for kind in kinds]
         table.append([run.name, run.state, f"{run.step:,}", value, *shares])
     return table
@@ -197,8 +210,8 @@ def _beside_table(comparison: Comparison) -> list[list[str]]:
     rows = _beside(comparison)
     if not rows:
         return []
-    texts = [
-        [run, name, f"{step:,}", f"{value:.4f}", f"{best:.4f}", f"{at:,}"]
-        for run, name, step, value, best, at in rows
-    ]
+    texts = []
+    for run, name, step, value, best, at in rows:
+        of = functools.partial(compare.metric_value, name.partition(": ")[2])
+        texts.append([run, name, f"{step:,}", of(value), of(best), f"{at:,}"])
     return [["run", "evaluation", "step", "value", "best", "at step"], *texts]

@@ -14,6 +14,7 @@ from etils import epath
 
 from vit_jax import user_files
 from vit_jax.base import durations, places, sizes
+from vit_jax.checkpoints.reading import RECIPE
 from vit_jax.compute import choices
 from vit_jax.data import sources
 from vit_jax.data.record import Source
@@ -23,8 +24,6 @@ from vit_jax.evaluation.contract import Evaluator
 from vit_jax.models import registry
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.clock import KINDS, Clock
-
-RECIPE = "config.py"
 
 
 def announce(
@@ -45,6 +44,12 @@ def announce(
         logging.info("parameters:\n%s", table)
     for line in lines(assembly, len(source), suite):
         logging.info("%s", line)
+    if config.batch_size > len(source):
+        logging.warning(
+            "config.batch_size = %d is more than the %d images to train on, so that a step sees some of them "
+            "more than once: set a smaller one, or take a recipe for some thousand photos (configs/finetune.py:photos)",
+            config.batch_size, len(source),
+        )  # fmt: skip
     announce_devices(mesh)
     logging.info("%s", choices.summarize(assembly.model_config, mesh))
     every = config.checkpoint.every

@@ -26,6 +26,7 @@ _SHOWN = {
     "learning_rate": "learning rate {:.3g}",
     "images_per_second": "{:,.0f} images/s",
     "input_wait": "{:.0%} waiting for data",
+    "read_wait": "{:.0%} of decoding waiting for reads",
     "mfu": "MFU {:.1%}",
 }
 

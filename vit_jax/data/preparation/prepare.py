@@ -25,7 +25,7 @@ from etils import epath
 from vit_jax.base import buckets, places
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.data import sources
-from vit_jax.data.options import Data
+from vit_jax.data.options import MAX_PIXELS, Data
 from vit_jax.data.preparation import shards, work
 from vit_jax.data.preparation.download import download
 from vit_jax.data.preparation.output import Output
@@ -101,6 +101,8 @@ def prepare(
         "max_side": options.max_side,
         "quality": options.quality,
     }
+    if options.max_pixels != MAX_PIXELS:
+        recipe["max_pixels"] = options.max_pixels
     out = places.locate(out, "--out")
     if not (out / DESCRIPTION).exists():
         how = _root(config_data), options
@@ -242,7 +244,7 @@ def _result(out: epath.Path, opened: dict, options: shards.Options) -> dict:
     }
     for what in ("bad", "ignored", "kept"):
         result[what] = sum(line["what"] == what for line in report)
-    if options != shards.AS_THEY_ARE:
+    if options.reencodes:
         result["image_bytes"], result["stored_bytes"] = (
             sum(split["image_bytes"][i] for split in splits.values()) for i in range(2)
         )

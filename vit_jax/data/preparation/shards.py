@@ -13,6 +13,7 @@ import itertools
 import pathlib
 from collections.abc import Callable, Iterator
 
+from vit_jax.data.options import MAX_PIXELS
 from vit_jax.data.preparation.check import check_label, encoded, examine
 from vit_jax.data.preparation.reencode import reencode
 from vit_jax.data.record import BadImage, Record, Source, read_records
@@ -25,10 +26,21 @@ _BYTES_AHEAD = 1 << 29  # of images that are read and not yet examined
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How images are stored; 0: as they are."""
+    """How images are stored.
+
+    Attributes:
+      max_side, quality: see `reencode`; both 0: as they are.
+      max_pixels: an image of more is bad.
+    """
 
     max_side: int = 0
     quality: int = 0
+    max_pixels: int = MAX_PIXELS
+
+    @property
+    def reencodes(self) -> bool:
+        """Whether images are encoded again."""
+        return bool(self.max_side or self.quality)
 
 
 AS_THEY_ARE = Options()
@@ -206,12 +218,12 @@ def _item(source: Source, record: Record | BadImage, root: str, options: Options
         if isinstance(record, BadImage):
             raise record
         image, name = encoded(record.image), _within(root, record.name)
-        pixels, remarks = examine(image, name)
+        pixels, remarks = examine(image, name, options.max_pixels)
         check_label(record, len(source.classes))
     except BadImage as error:
         return _Item(_within(root, error.name), None, 0, (("bad", error.why),))
     stored = image
-    if options != AS_THEY_ARE:
+    if options.reencodes:
         stored = reencode(image, pixels, options.max_side, options.quality)
     kept = Record(stored, record.label, name)
     return _Item(name, kept, len(image), tuple(("kept", remark) for remark in remarks))

@@ -59,7 +59,7 @@ class ImageFiles:
         """See `record.Source`."""
         paths = [self._path(index) for index in indices]
         return [
-            Record(_image(path, content), label_at(self.labels, index), readable(path))
+            Record(_good(content), label_at(self.labels, index), readable(path))
             for path, index, content in zip(paths, indices, read_files(paths), strict=True)
         ]
 
@@ -83,12 +83,10 @@ class ImageFiles:
         return os.path.join(self.root, path)
 
 
-def _image(path: str, content: bytes | OSError) -> bytes:
-    """What was read of a file, unless it is an error."""
-    if isinstance(content, FileNotFoundError):
-        raise BadImage(readable(path), "there is no such file") from content
-    if isinstance(content, OSError):
-        raise BadImage(readable(path), content.strerror or str(content)) from content
+def _good(content: bytes | BadImage) -> bytes:
+    """What was read of a file. Raises the error that came instead."""
+    if isinstance(content, BadImage):
+        raise content
     return content
 
 

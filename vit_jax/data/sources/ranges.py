@@ -17,7 +17,9 @@ from collections.abc import Callable, Sequence
 from typing import BinaryIO
 
 from vit_jax.base import buckets, places
-from vit_jax.data.record import DataError
+from vit_jax.data import images
+from vit_jax.data.record import BadImage, DataError
+from vit_jax.data.sources.text import readable
 
 # Requests under way at a time; so many images may be read ahead.
 CONCURRENCY = 512
@@ -75,19 +77,25 @@ class Ranges:
         return reply.value
 
 
-def read_files(paths: Sequence[str]) -> list[bytes | OSError]:
-    """The content of files that are one image each, read at the same time; or the error of each that
-    is not there, or is on a disk and cannot be read.
+def read_files(paths: Sequence[str]) -> list[bytes | BadImage]:
+    """The content of files that are one image each, read at the same time; or why one cannot be read.
 
     Raises:
       DataError: a bucket cannot be read.
     """
     requests = [_request(path) if places.in_bucket(path) else None for path in paths]
 
-    def content(path: str, request: Callable | None) -> bytes | OSError:
+    def content(path: str, request: Callable | None) -> bytes | BadImage:
+        name = readable(path)
         try:
-            return request().value if request else _read_local(path)
-        except OSError as error:
+            if request is None:
+                return images.read_file(path, name)
+            content = request().value
+            images.check_bytes(len(content), name)
+            return content
+        except FileNotFoundError:
+            return BadImage(name, "there is no such file")
+        except BadImage as error:
             return error
 
     return [content(*one) for one in zip(paths, requests, strict=True)]

@@ -21,6 +21,7 @@ from etils import epath
 
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
+from vit_jax.data.images import check_bytes
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, DataSet, Record
 from vit_jax.data.sources import fingerprint
@@ -67,6 +68,8 @@ class TarImages:
         wanted = [self.places[index] for index in indices]
         parts = [(self.files[number], first, size) for number, _, first, size in wanted]
         names = [readable(f"{self.files[number]}, {name}") for number, name, _, _ in wanted]
+        for (*_, size), name in zip(parts, names, strict=True):
+            check_bytes(size, name)
         try:
             images = self.ranges.read_many(parts)
         except OSError as error:
