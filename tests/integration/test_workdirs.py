@@ -192,7 +192,6 @@ def test_metrics_are_not_appended_to_a_line_that_was_cut(tmp_path):
         ("127.0.0.1:80", "127.0.0.1:80"),
         ("localhost:80", "localhost:80"),
         ("10.0.0.3:80", None),
-        (None, None),
     ],
 )
 def test_a_coordinator_on_this_machine_listens_on_this_machine_alone(coordinator, bound):
