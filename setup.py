@@ -51,7 +51,12 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["vit_jax", "vit_jax.*"]),
     package_data={
-        "vit_jax": ["py.typed", "models/conversions/published.json", "serving/page.html"]
+        "vit_jax": [
+            "py.typed",
+            "data/imagenet_classes.tsv",
+            "models/conversions/published.json",
+            "serving/page.html",
+        ]
     },
     install_requires=[
         "absl-py>=2.1",

@@ -42,7 +42,6 @@ def checkpoint(tmp_path_factory):
 @contextlib.contextmanager
 def process(checkpoint, *flags):
     """A server that runs, and its URL."""
-    pytest.importorskip("aiohttp")
     command = ("-m", "vit_jax", "serve", f"--checkpoint={checkpoint}", "--port=0", "--json")
     with subprocess.Popen(
         [sys.executable, *command, *IMAGES, *flags], stdout=subprocess.PIPE, text=True,

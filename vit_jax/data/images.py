@@ -165,8 +165,10 @@ def read_file(path: str, name: str | None = None) -> bytes:
             if not stat.S_ISREG(about.st_mode):
                 raise BadImage(name, "it is no regular file")
             check_bytes(about.st_size, name)
-        with places.open_bytes(path) as file:
-            content = file.read(MOST_BYTES + 1)
+            with places.open_bytes(path) as file:
+                content = file.read(MOST_BYTES + 1)
+        else:
+            content = places.read_bytes(path)
     except FileNotFoundError:
         raise BadImage(name, "there is no such file") from None
     except OSError as error:

@@ -120,6 +120,19 @@ class Data:
     threads: int = option(
         0, "threads that decode batches; 0: one for each core", minimum=0, may_change=True
     )
+    read_ahead: float = option(
+        -1.0,
+        "memory for images that each process reads before they are decoded, in MiB; 0: none; -1: as much as the time "
+        "that a read takes asks for, none where reads are fast",
+        minimum=-1,
+        may_change=True,
+    )
+    cache: str = option(
+        "",
+        "folder on a local disk that keeps what was read, for data in buckets or on slow disks; '': none",
+        may_change=True,
+    )
+    cache_gib: float = option(100.0, "cache: at most so many GiB", above=0, may_change=True)
     prefetch: int = option(2, "batches kept ready on the devices", minimum=1, may_change=True)
     max_pixels: int = option(
         MAX_PIXELS,

@@ -4,7 +4,7 @@ is opened. Each source's own file says how it finds its records.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -36,7 +36,11 @@ class Record:
 
 class Source(Protocol):
     """Examples by index, in an order that never changes. Sources can be pickled: worker processes
-    read them too.
+    read them too. Any number of threads may read at the same time.
+
+    A source may have a method `read(indices: Sequence[int]) -> list[Record]`, which gives the same as
+    `[source[i] for i in indices]`, and raises what one of these raises; from a bucket, all of them are
+    requested at once. `read_records` uses it where there is one.
 
     Attributes:
       classes: the label names; the label is the index. Empty where there are no labels: then the
@@ -84,6 +88,12 @@ class DataSet:
           ConfigError: there is no such split, or it is empty.
         """
         return self.read(splits.select(split, self.sizes, self.where, self.aliases))
+
+
+def read_records(source: Source, indices: Sequence[int]) -> list[Record]:
+    """The records of several indices, by the source's own `read` where it has one."""
+    read = getattr(source, "read", None)
+    return read(indices) if read else [source[index] for index in indices]
 
 
 def soft_labels(source: Source) -> bool:

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import itertools
-import os
 import pathlib
 import shutil
 import tempfile
@@ -58,16 +57,14 @@ def write_features(
     Raises:
       ConfigError: the file cannot be written, or there are no images; said before any work.
     """
-    target = pathlib.Path(out)
+    target = places.file_to_write(out, "--features")
     if target.suffix not in _WRITERS:
         raise ConfigError(f"--features={out}: name it .npz or .parquet")
-    places.check_folder_of(out, "--features")
     files = find(sources)
     run = load_for_images(path, settings, "predict", said)
     good, bad, width, began = 0, 0, 0, time.monotonic()
     told = began
-    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
-    try:
+    with places.writing(target) as partial:
         with _WRITERS[target.suffix](partial) as writer:
             for names, rows, unread in features(run, files, batch_size):
                 for error in unread:
@@ -80,9 +77,6 @@ def write_features(
                     logging.info("%d images, %.0f a second", good, good / (told - began))
         if not good:
             raise UserError(f"none of the {bad} images can be read, see above")
-        partial.rename(target)
-    finally:
-        partial.unlink(missing_ok=True)
     return {"images": good, "unreadable": bad, "width": width}
 
 

@@ -22,6 +22,7 @@ from etils import epath
 from vit_jax.base import places, schema, sizes
 from vit_jax.base.errors import CheckpointError, ConfigError, UserError, reason
 from vit_jax.base.schema import nearest
+from vit_jax.checkpoints import reading
 from vit_jax.data.augmentation import augment
 from vit_jax.interchange import opened, remote
 from vit_jax.models import classifier, registry
@@ -155,6 +156,8 @@ def _detect(found: opened.Opened) -> str:
     for name in FORMATS:
         if module(name).recognises(found):
             return name
+    if found.container == "folder" and reading.has_begun(found.path):
+        raise CheckpointError(reading.no_checkpoint_yet(found.path))
     raise CheckpointError(
         f"{found.path} is no checkpoint of a known format ({', '.join(FORMATS)}): {_looks_like(found)}"
     )
@@ -166,11 +169,20 @@ def write(foreign: Foreign, path: epath.PathLike, to: str) -> None:
     Raises:
       CheckpointError: the format cannot express the model, or the file cannot be written; then
         nothing is left behind.
-      ConfigError: the path is an address.
+      ConfigError: see `to_write`.
+    """
+    module(to).write(foreign, to_write(path, to))
+
+
+def to_write(path: epath.PathLike, to: str) -> epath.Path:
+    """The file or folder that a checkpoint is written to in the format `to`.
+
+    Raises:
+      ConfigError: it is neither local nor in a bucket, or the format cannot be written there.
     """
     if remote.is_remote(path):
         raise ConfigError(f"{path} cannot be written to: name a file or folder, and upload that")
-    module(to).write(foreign, places.locate(path))
+    return reading.locate_to_save(path) if to == "orbax" else places.locate(path)
 
 
 def preprocessing_with(

@@ -74,6 +74,13 @@ def is_remote(name: epath.PathLike) -> bool:
     return os.fspath(name).startswith(("hf://", "https://", "http://"))
 
 
+def check(name: epath.PathLike) -> None:
+    """Raises `ConfigError` if a name is of no place where a checkpoint could be; downloads nothing."""
+    name = parse(name)
+    if not is_remote(name.place):
+        places.locate(name.place)
+
+
 def locate(name: Name) -> epath.Path:
     """Where the file or folder is, downloaded if need be.
 
