@@ -42,6 +42,7 @@ OTHERS = {
     "scancel": "needs SLURM",
     "sky": "needs SkyPilot and a cloud; tests/launch/test_skypilot.py",
     "tail": "follows a log of SLURM",
+    "xprof": "serves the pages of a trace until it is stopped",
     "tar": "needs ImageNet-21k",
 }
 # Of commands that cannot run here, only the flags are parsed.
@@ -52,6 +53,7 @@ PARSED = {
     "serve --": "runs until it is stopped; tests/serving",
     "inspect --": "takes seconds; tests/inspection",
     "report /data": "needs runs; tests/reports",
+    "report gs://": "needs runs; tests/integration/test_pods.py",
     "models --markdown": "counts every model; tests/models/test_listing.py",
 }
 # Commands that end with the sentence that their data is not there.
@@ -70,7 +72,9 @@ STAND_INS = {
     r"--out=(.*\.zip)": r"--out={folder}/\1",
     r"--out=(?!.*\.zip$).*": "--out={folder}/prepared",
     r"--config.data.path=(IMAGES|DIR|/data/images)": "--config.data.path={folder}/IMAGES",
-    r"--config.data.path=(SET|/mnt/BUCKET/data|/shared/data)": "--config.data.path={folder}/SET",
+    r"gs://BUCKET/raw": "{folder}/IMAGES",
+    r"gs://BUCKET/data": "{folder}/SET",
+    r"--config.data.path=(SET|/mnt/BUCKET/data|gs://BUCKET/data|/shared/data)": "--config.data.path={folder}/SET",
     r"--config.model.num_classes=21841": "--config.model.num_classes=2",
     r"--register=.*": "--register={folder}/mine.py",
     r"--config=WORKDIR/(.*)": r"--config={folder}/trained/\1",

@@ -9,10 +9,12 @@ import sys
 
 import jax
 import pytest
+from absl import logging
 from jax._src.clusters import cloud_tpu_cluster
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.devices import engines, gpus, processes
+from vit_jax.devices import engines, gpus, meshes, processes
+from vit_jax.training import announce
 
 NODES, GPUS = 2, 8
 EIGHT = ",".join(map(str, range(GPUS)))
@@ -71,7 +73,7 @@ def on_one_machine(node: int, local: int, per_node: int) -> dict[str, str]:
 def alone(monkeypatch):
     """No engine around this process, and a node whose GPUs can be counted."""
     for name in [*os.environ]:
-        if name.startswith(("SLURM_", "OMPI_", "JAX_C", "JAX_NUM_P", "JAX_P", "JAX_L", "CUDA_V")):
+        if name.startswith(("SLURM_", "OMPI_", "JAX_", "CUDA_V")):
             monkeypatch.delenv(name)
     monkeypatch.setattr(gpus, "on_node", lambda: GPUS)
 
@@ -162,6 +164,12 @@ def test_more_processes_than_gpus_on_a_node_are_an_error(monkeypatch):
         places(monkeypatch, slurm, per_node=4, CUDA_VISIBLE_DEVICES="0,1", SLURM_GPUS_ON_NODE="2")
 
 
+def test_processes_that_compute_on_cpus_may_be_more_than_gpus(monkeypatch):
+    found = places(monkeypatch, on_one_machine, per_node=16, JAX_PLATFORMS="cpu")
+    assert {place.local_device_ids for place in found} == {None}
+    assert gpus.wanted({"JAX_PLATFORMS": "cuda,cpu"}) and not gpus.wanted({"JAX_PLATFORMS": "tpu"})
+
+
 def test_a_node_without_gpus_needs_none(monkeypatch):
     monkeypatch.setattr(gpus, "on_node", lambda: 0)
     found = places(monkeypatch, open_mpi, per_node=2, CUDA_VISIBLE_DEVICES="")
@@ -202,6 +210,20 @@ def test_gpus_that_stay_unused_are_found_node_by_node():
     assert not gpus.find_unused(two)
     bound = {"CUDA_VISIBLE_DEVICES": "0", "SLURM_GPUS_ON_NODE": "8"}
     assert gpus.find_unused(uses([1] * 7, ["a"] * 7, **bound)) == {"a": (7, 8)}
+
+
+def test_a_run_says_what_it_computes_with_and_warns_of_gpus_that_it_does_not_use(monkeypatch):
+    logged = {"info": [], "warning": []}
+    for level, lines in logged.items():
+        monkeypatch.setattr(
+            logging, level, lambda text, *values, to=lines: to.append(text % values)
+        )
+    announce.announce_devices(meshes.replica_mesh())
+    assert logged["info"] == ["devices: 8 x cpu, mesh data 8 x fsdp 1 x tensor 1"]
+    assert "the run uses 0 of the node's 8 GPUs" in logged["warning"][0]
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    announce.announce_devices(meshes.replica_mesh())
+    assert len(logged["warning"]) == 1
 
 
 JOIN = """

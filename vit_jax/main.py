@@ -80,11 +80,11 @@ def _train_all(runs: "dict[str, ConfigDict]") -> None:
         cli.print_result(found, "\n".join(lines))
         return
 
-    from vit_jax.base import places
+    from vit_jax.checkpoints import reading
     from vit_jax.reports import report as reports
     from vit_jax.training.sweep import run_all
 
-    workdir = places.locate(FLAGS.workdir, "--workdir")
+    workdir = reading.locate_to_save(FLAGS.workdir, "--workdir")
     hosts = next(iter(runs.values())).hosts
     with cli.hosts(
         heartbeat_seconds=hosts.heartbeat_seconds, wait_minutes=hosts.wait_minutes
@@ -117,7 +117,7 @@ def sweep() -> None:
     cli.parse()
     cli.require(workdir="DIR", grid="FIELD=VALUE,VALUE…")
 
-    from vit_jax.base import places
+    from vit_jax.checkpoints import reading
     from vit_jax.reports.report import report
     from vit_jax.training.sweep import sweep, table
 
@@ -125,7 +125,7 @@ def sweep() -> None:
     cli.log_recipe(changes)
     grid = {name: cli.values(text) for name, text in cli.options(FLAGS.grid, "grid").items()}
     ending.end_at_once_when_interrupted()
-    workdir = places.locate(FLAGS.workdir, "--workdir")
+    workdir = reading.locate_to_save(FLAGS.workdir, "--workdir")
     result = sweep(config, workdir, grid, select=FLAGS.select, seeds=FLAGS.seeds)
     summary = report([workdir], workdir / "report")
     cli.print_result(result, f"{table(result)}\nreport: {summary['report']}")

@@ -3,6 +3,7 @@ their errors mean. What a path is, and all that is done with one, is in `places`
 """
 
 import functools
+import importlib
 import importlib.util
 import logging
 import os
@@ -21,7 +22,15 @@ _PACKAGES = {"gs": ("gcsfs", "gcs"), "s3": ("s3fs", "s3")}
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
 # Where an error comes from that storage, or the way to it, raised: all but `OSError`.
 _LIBRARIES = {"aiohttp", "botocore", "fsspec", "gcsfs", "google", "requests", "s3fs", "urllib3"}
-_DENIED = re.compile(r"\b(401|403|[Ff]orbidden|[Aa]ccess ?[Dd]enied|[Uu]nauthori[sz]ed)\b")
+# What TensorStore says where storage does not answer, or refuses; damage has other codes.
+_CLIENTS = {"fsspec", "gcsfs", "s3fs"}
+_REFUSED = re.compile(
+    r"\b(ABORTED|DEADLINE_EXCEEDED|PERMISSION_DENIED|RESOURCE_EXHAUSTED|UNAUTHENTICATED|UNAVAILABLE)\b"
+)
+_WITHOUT_KEYS = ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError")
+_DENIED = re.compile(
+    r"\b(401|403|PERMISSION_DENIED|UNAUTHENTICATED|[Ff]orbidden|[Aa]ccess ?[Dd]enied|[Uu]nauthori[sz]ed)\b"
+)
 
 
 class Unreachable(UserError):
@@ -87,6 +96,7 @@ def check_reachable(address: str, field: str) -> None:
     scheme, bucket, key = parts(address)
     if (scheme, bucket) in _reached:
         return
+    importlib.import_module(_PACKAGES[scheme][0])  # which is no part of the bucket's answer
     outcome: list[Exception | None] = []
 
     def ask():
@@ -129,6 +139,13 @@ def is_failure(error: BaseException) -> bool:
     return isinstance(error, OSError) or library in _LIBRARIES
 
 
+def is_absence(error: BaseException) -> bool:
+    """Whether an error says that storage did not answer, or refused, and nothing about its content."""
+    if isinstance(error, FileNotFoundError):
+        return False
+    return is_failure(error) or bool(_REFUSED.search(str(error)))
+
+
 def is_denied(error: BaseException) -> bool:
     """Whether an error of storage is that there is no permission."""
     return isinstance(error, PermissionError) or bool(_DENIED.search(str(error)))
@@ -140,6 +157,39 @@ def reason(error: BaseException) -> str:
     return text.strip().splitlines()[0]
 
 
+def as_user_error(error: BaseException) -> UserError | None:
+    """The user's error for one that a client of buckets raised; `None` for any other."""
+    if not is_absence(error):
+        return None
+    raised, where = error.__cause__ or error, set()
+    trace = raised.__traceback__
+    while trace:
+        where.add(trace.tb_frame.f_globals.get("__name__", "").partition(".")[0])
+        trace = trace.tb_next
+    place = "s3://…" if "s3fs" in where else "gs://…"
+    return failure(place, error) if where & _CLIENTS else None
+
+
+def kind_of(said: str) -> type[UserError]:
+    """`ConfigError` if storage said that there is no permission, else `Unreachable`."""
+    return ConfigError if _DENIED.search(said) else Unreachable
+
+
+def failure(path: str, error: BaseException | str) -> UserError:
+    """The user's error for one of storage, or what it said, after its client has tried it again."""
+    said = error if isinstance(error, str) else reason(error)
+    if isinstance(error, PermissionError) or kind_of(said) is ConfigError:
+        role = _role(path.rpartition("=")[2])
+        return ConfigError(f"{path}: no permission ({said}): have {role} granted to this account")
+    return Unreachable(f"{path} cannot be reached ({said}): check the network, and start again")
+
+
+def _role(address: str) -> str:
+    if address.startswith("gs:"):
+        return "roles/storage.objectUser"
+    return "s3:ListBucket, s3:GetObject, s3:PutObject and s3:DeleteObject"
+
+
 def _explained(error: Exception, place: str, scheme: str, bucket: str) -> UserError:
     """What went wrong when a bucket was asked, and what to do."""
     google = scheme == "gs"
@@ -148,15 +198,8 @@ def _explained(error: Exception, place: str, scheme: str, bucket: str) -> UserEr
         return ConfigError(
             f"{place}: there is no such bucket; correct its name, or make it: {make} {scheme}://{bucket}"
         )
-    anonymous = google and client(scheme).credentials.credentials is None
-    if type(error).__name__ in (
-        "NoCredentialsError",
-        "PartialCredentialsError",
-        "CredentialRetrievalError",
-    ):
-        anonymous = True
-    denied = is_denied(error)
-    if anonymous and (denied or not google):
+    # Cloud Storage answers 401 to whoever does not say who it is; s3fs does not ask without keys.
+    if type(error).__name__ in _WITHOUT_KEYS or (google and getattr(error, "code", 0) == 401):
         login = (
             "run 'gcloud auth application-default login', or set GOOGLE_APPLICATION_CREDENTIALS to a "
             "key file"
@@ -164,17 +207,7 @@ def _explained(error: Exception, place: str, scheme: str, bucket: str) -> UserEr
             else "run 'aws configure', or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         )
         return ConfigError(f"{place}: no credentials on this machine: {login}")
-    if denied:
-        role = (
-            "roles/storage.objectUser" if google else "s3:ListBucket, s3:GetObject and s3:PutObject"
-        )
-        return ConfigError(
-            f"{place}: no permission to list it ({reason(error)}): have {role} granted to this account, "
-            "or use another"
-        )
-    return Unreachable(
-        f"{place} cannot be reached ({reason(error)}): check the network, and start again"
-    )
+    return failure(place, error)
 
 
 def _server(scheme: str) -> str:

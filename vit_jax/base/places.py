@@ -258,6 +258,15 @@ def upload(file: epath.PathLike, path: epath.PathLike) -> None:
     os.replace(new, path)
 
 
+def download(folder: epath.PathLike, to: epath.PathLike) -> None:
+    """Copies all files of a folder in a bucket into a local one."""
+    for file in files_below(folder):
+        copy = os.path.join(to, os.path.relpath(file.path, folder))
+        os.makedirs(os.path.dirname(copy), exist_ok=True)
+        with _as_os_errors(file.path):
+            _client(folder).get_file(file.path, copy)
+
+
 def read_json(path: epath.Path, kind: type = dict):
     """The content of a small JSON file beside a run; `None` if it is missing or unusable. The
     latter is logged and never stops a run.

@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 from absl import logging
 from etils import epath
 
-from vit_jax.base import places
+from vit_jax.base import buckets, places
 from vit_jax.checkpoints.reading import (
     COMMITTED,
     FOLDER,
@@ -23,20 +23,13 @@ from vit_jax.checkpoints.reading import (
     read_parts,
     saved_steps,
     sealed,
+    why,
 )
 from vit_jax.config import Checkpoint
 from vit_jax.devices import processes
 
 DAMAGED = "damaged"
 _RETRY_SECONDS = 5
-
-
-class BucketError(CheckpointError):
-    """A bucket could not be written to for a while. Later it may be, unlike to a full disk: what
-    started the run starts it again, and gives up where there is no newer checkpoint.
-    """
-
-    exit_code = processes.START_AGAIN
 
 
 class Checkpoints:
@@ -112,7 +105,8 @@ class Checkpoints:
           marks: the `fingerprint` of the parts, where it is known already.
 
         Raises:
-          CheckpointError: `config.max_failures` saves in a row have failed.
+          CheckpointError, ConfigError, buckets.Unreachable: `config.max_failures` saves in a row have
+            failed.
         """
         if step == self._newest:
             return
@@ -222,7 +216,7 @@ class Checkpoints:
           failures: what went wrong in each process, '' for nothing.
 
         Raises:
-          CheckpointError: too many saves in a row have failed.
+          CheckpointError, ConfigError, buckets.Unreachable: too many saves in a row have failed.
         """
         step, self._writing = self._newest, False
         if not any(failures):
@@ -244,11 +238,14 @@ class Checkpoints:
         message = f"cannot write the checkpoint of step {step} to {self._folder}: {reasons}"
         most = self._config.max_failures
         if self._failures >= most:
-            message += f". These were {most} failures in a row (config.checkpoint.max_failures). "
+            message += f". These were {most} failures in a row (config.checkpoint.max_failures)"
             if places.in_bucket(self._folder):
-                raise BucketError(f"{message}A restart goes on from the last good checkpoint")
+                raise buckets.kind_of(message)(
+                    f"{message}. Check the network and this account's permissions, and start again: the "
+                    "last good checkpoint is kept"
+                )
             raise CheckpointError(
-                f"{message}Free or enlarge the disk and start again: the last good checkpoint is kept"
+                f"{message}. Free or enlarge the disk and start again: the last good checkpoint is kept"
             )
         if _first():
             logging.error(
@@ -272,7 +269,13 @@ class Checkpoints:
         ]
 
     def _delete(self, find: Callable[[], list[epath.Path]]) -> None:
-        failure = _failure_of(lambda: [folder.rmtree() for folder in find()])
+        def delete() -> None:
+            for folder in find():
+                if places.in_bucket(folder):  # first what makes it whole: this may be interrupted
+                    places.remove(folder / COMMITTED)
+                folder.rmtree()
+
+        failure = _failure_of(delete)
         if failure:
             logging.warning("cannot delete old checkpoints in %s: %s", self._folder, failure)
 
@@ -305,8 +308,10 @@ def _failure_of(action: Callable[[], None]) -> str:
     """How an action on storage failed, in a line; '' if it did not."""
     try:
         action()
-    # Storage fails as OSError, as TensorStore's ValueError, and as JAX's and Orbax's own errors of
-    # a wait that has come to its end.
-    except (OSError, ValueError, RuntimeError) as error:
-        return (str(error) or type(error).__name__).splitlines()[0]
+    except Exception as error:
+        # Storage fails as OSError, as errors of the clients of buckets, as TensorStore's ValueError,
+        # and as JAX's and Orbax's own errors of a wait that has come to its end.
+        if not (isinstance(error, ValueError | RuntimeError) or buckets.is_failure(error)):
+            raise
+        return why(error)
     return ""

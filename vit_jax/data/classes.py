@@ -2,12 +2,13 @@
 
 import dataclasses
 import re
+from collections.abc import Sequence
 
 from absl import logging
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.data import imagenet
-from vit_jax.data.record import Record, Source
+from vit_jax.data.record import Record, Source, read_records
 
 _WORDNET = re.compile(r"n\d{8}")
 _NAMED = 5  # classes in a message
@@ -30,7 +31,13 @@ class Relabelled:
         return len(self.source)
 
     def __getitem__(self, index: int) -> Record:
-        record = self.source[index]
+        return self._relabelled(self.source[index])
+
+    def read(self, indices: Sequence[int]) -> list[Record]:
+        """See `record.Source`."""
+        return [self._relabelled(record) for record in read_records(self.source, indices)]
+
+    def _relabelled(self, record: Record) -> Record:
         label = record.label
         several = isinstance(label, tuple)
         new = tuple(self.numbers[one] for one in label) if several else self.numbers[label]

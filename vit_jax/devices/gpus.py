@@ -31,6 +31,12 @@ class NodeRank:
     count: int
 
 
+def wanted(environment: Mapping[str, str]) -> bool:
+    """Whether JAX may compute with GPUs: not with JAX_PLATFORMS=cpu."""
+    platforms = environment.get("JAX_PLATFORMS")
+    return not platforms or not {"cuda", "rocm", "gpu"}.isdisjoint(platforms.split(","))
+
+
 def on_node() -> int:
     """How many GPUs the node has, or those that its container shows."""
     nvidia = [p for p in pathlib.Path("/dev").glob("nvidia*") if p.name[6:].isdigit()]
@@ -61,7 +67,8 @@ def local_device_ids(
     """The GPUs that a process uses, counted among those that are visible to it.
 
     1. JAX_LOCAL_DEVICE_IDS, if it is set;
-    2. all, if the process is alone on its node, or if the engine shows each process GPUs of its own;
+    2. all, if the process is alone on its node, if the engine shows each process GPUs of its own, or
+       if it computes on CPUs;
     3. else an equal share of the node's.
 
     Args:
@@ -80,7 +87,7 @@ def local_device_ids(
         if not re.fullmatch(r"\d+(,\d+)*", chosen):
             raise ConfigError(f"JAX_LOCAL_DEVICE_IDS={chosen} must be numbers, e.g. 0,1")
         return [int(device) for device in chosen.split(",")]
-    if rank is None or rank.count == 1:
+    if rank is None or rank.count == 1 or not wanted(environment):
         return None
     node_gpus = allocated(environment, node_gpus)
     shown = visible(environment)

@@ -171,18 +171,18 @@ def write(foreign: Foreign, path: epath.PathLike, to: str) -> None:
         nothing is left behind.
       ConfigError: see `to_write`.
     """
-    module(to).write(foreign, to_write(path))
+    module(to).write(foreign, to_write(path, to))
 
 
-def to_write(path: epath.PathLike) -> epath.Path:
-    """The file or folder that a checkpoint is written to.
+def to_write(path: epath.PathLike, to: str) -> epath.Path:
+    """The file or folder that a checkpoint is written to in the format `to`.
 
     Raises:
-      ConfigError: it is neither local nor in a bucket.
+      ConfigError: it is neither local nor in a bucket, or the format cannot be written there.
     """
     if remote.is_remote(path):
         raise ConfigError(f"{path} cannot be written to: name a file or folder, and upload that")
-    return places.locate(path)
+    return reading.locate_to_save(path) if to == "orbax" else places.locate(path)
 
 
 def preprocessing_with(

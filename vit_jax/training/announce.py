@@ -50,20 +50,20 @@ def announce(
             "more than once: set a smaller one, or take a recipe for some thousand photos (configs/finetune.py:photos)",
             config.batch_size, len(source),
         )  # fmt: skip
-    _announce_devices(mesh)
+    announce_devices(mesh)
     logging.info("%s", choices.summarize(assembly.model_config, mesh))
     every = config.checkpoint.every
     when = "at the end" if assembly.to_steps(every) == 0 else f"every {every} and at the end"
     logging.info("checkpoints %s in %s/checkpoints; metrics beside them", when, workdir)
 
 
-def _announce_devices(mesh: jax.sharding.Mesh) -> None:
+def announce_devices(mesh: jax.sharding.Mesh) -> None:
     """Logs the devices of the run and of this process, and warns of GPUs that stay unused."""
     axes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
     local = f"{len(mesh.local_devices)} local of " if processes.count() > 1 else ""
     kind = mesh.devices.flat[0].device_kind
     logging.info("devices: %s%d x %s, mesh %s", local, mesh.size, kind, axes)
-    if os.environ.get("JAX_PLATFORMS") == "cpu":  # on purpose
+    if not gpus.wanted(os.environ):
         return
     used = sum(device.platform == "gpu" for device in mesh.local_devices)
     use = gpus.describe_use(socket.gethostname(), used, os.environ, gpus.on_node())

@@ -69,7 +69,7 @@ def train(config: ConfigDict, workdir: epath.PathLike) -> dict[str, float]:
     """
     index = processes.index()
     logs.to_stderr_by_default(index if processes.count() > 1 else None, quiet=index > 0)
-    workdir = places.locate(workdir, "--workdir")
+    workdir = reading.locate_to_save(workdir, "--workdir")
     config = resolve(config, workdir)
     source = sources.open_train(config.data)
     assembly = assembly_for(config, source)

@@ -143,7 +143,9 @@ def locate(text: str, config_data: Data) -> Data:
         text = str(places.locate(text))
     place = epath.Path(text).expanduser()
     if text not in OPENERS and text not in NAMED:
-        if place.suffix == ".tar" or any(place.glob("*.tar") if place.is_dir() else ()):
+        # Not `glob`, which lists all folders of a bucket.
+        inside = place.iterdir() if place.is_dir() else ()
+        if place.suffix == ".tar" or any(one.suffix == ".tar" for one in inside):
             name, path = "tar", text
         elif place.exists():
             name = "prepared" if (place / DESCRIPTION).exists() else "folder"

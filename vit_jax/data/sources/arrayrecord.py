@@ -38,7 +38,10 @@ class ArrayRecords:
         return self._ends[-1] if self._ends else 0
 
     def __getitem__(self, index: int) -> bytes:
-        return self.read([index])[0]
+        path, row = self.place(index)
+        if places.in_bucket(path):
+            return self.read([index])[0]
+        return self._open(path).read([row])[0]
 
     def read(self, indices: Sequence[int]) -> list[bytes]:
         """Several records, those of buckets by requests at the same time.

@@ -24,7 +24,7 @@ from vit_jax.data.sources.ranges import in_parallel
 
 INDEX = "vit_jax.index"
 _FORMAT = 1
-_THREADS = 256
+_THREADS = 64
 _SECONDS = 30  # between lines of the log
 _NAMES = {"unicode_errors": "surrogateescape"}  # names inside tar files may be any bytes
 
