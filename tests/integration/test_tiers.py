@@ -72,7 +72,9 @@ def test_two_processes_go_on_from_their_local_disks_when_one_is_lost(hosts, tmp_
     assert rest.codes() == [0, 0], rest.log(0) + rest.log(1)
     compiled = "CACHE MISS for 'jit_train_step'"
     assert compiled in run.log(0) and compiled not in rest.log(0)
-    assert resumed_at(rest) >= 14 and "process 1 gets its shards from the others" in rest.log(0)
+    assert resumed_at(
+        rest
+    ) >= 14 and "the missing shards of process 1 come from the others" in rest.log(0)
     assert_same_bits(tmp_path / "whole", workdir)
 
 
@@ -115,7 +117,7 @@ def nothing(disks, run):
     "what, at_least, logged",
     [
         (nothing, 14, ""),
-        (lose_one, 14, "process 2 gets its shards from the others"),
+        (lose_one, 14, "the missing shards of process 2 come from the others"),
         (damage_one, 14, "is damaged"),
         (damage_newest_of_all, 12, "is damaged"),
         (lose_both_holders, EVERY, ""),
