@@ -28,6 +28,7 @@ from vit_jax.data.sources import fingerprint
 from vit_jax.data.sources.listed import read_list
 from vit_jax.data.sources.table import SPLITS, SUFFIXES, Table, hold_out, label_at, natural
 from vit_jax.data.sources.text import readable
+from vit_jax.data.sources.unused import Unused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +108,9 @@ def open_folder(config_data: Data) -> DataSet:
             f"{path}: folders of images are read from local disks; list the images in a CSV file"
         )
     if path.is_dir():
-        table, root = _read_folder(pathlib.Path(path), config_data), path
+        unused = Unused()
+        table, root = _read_folder(_Tree(pathlib.Path(path), unused), config_data), path
+        unused.report(str(path))
     else:
         table, root = read_list(path, config_data), path.parent
     return table.data_set(lambda *columns: ImageFiles(str(root), *columns))
@@ -117,7 +120,7 @@ def unread_files(root: pathlib.Path) -> list[tuple[str, str]]:
     """The files of a folder of images that are no examples: (name relative to `root`, why), without
     hidden ones.
     """
-    tree, why = _Tree(root), "its name does not end like an image's"
+    tree, why = _Tree(root, Unused()), "its name does not end like an image's"
     folders = tree.folders(root)
     if not folders:
         return [(name, why) for name in tree.files(root) if not _is_image(name)]
@@ -129,8 +132,8 @@ def unread_files(root: pathlib.Path) -> list[tuple[str, str]]:
     return sorted(found, key=lambda one: natural(one[0]))
 
 
-def _read_folder(root: pathlib.Path, config_data: Data) -> Table:
-    tree, where = _Tree(root), str(root)
+def _read_folder(tree: "_Tree", config_data: Data) -> Table:
+    root, where = tree.root, str(tree.root)
     folders = tree.folders(root)
     if not folders:
         return Table(where, (), False, hold_out(_unlabelled(tree, root), config_data, where))
@@ -178,16 +181,17 @@ def _images_beside(tree: "_Tree") -> list[str]:
         os.path.join(folder, name)
         for folder in beside
         for name in tree.files(tree.root / folder)
-        if _is_image(name)
+        if tree.unused.is_image(name)
     ]
 
 
 def _unlabelled(tree: "_Tree", folder: pathlib.Path) -> list[tuple[str, Label]]:
     """(path from the root, None) of the images in a folder."""
-    names = [name for name in tree.files(folder) if _is_image(name)]
+    names = [name for name in tree.files(folder) if tree.unused.is_image(name)]
     if not names:
         raise ConfigError(
-            f"{folder} has neither images ({', '.join(SUFFIXES)}) nor sub-folders, one for each class"
+            f"{folder} has neither images ({', '.join(SUFFIXES)}) nor sub-folders, one for each class; it has "
+            f"{tree.unused.text() or 'no files'}"
         )
     return [((folder / name).relative_to(tree.root).as_posix(), None) for name in names]
 
@@ -204,9 +208,13 @@ def _class_folders(tree: "_Tree", folder: pathlib.Path, names: tuple[str, ...]):
         )
     images = []
     for label, name in enumerate(names or there):
-        files = [file for file in tree.files_below(folder / name) if _is_image(file.name)]
+        there_is = tree.files_below(folder / name)
+        files = [file for file in there_is if tree.unused.is_image(file.name)]
         if not files and not names:
-            raise ConfigError(f"{folder / name} has no images ({', '.join(SUFFIXES)})")
+            raise ConfigError(
+                f"{folder / name} has no images ({', '.join(SUFFIXES)}); files that are not used: "
+                f"{tree.unused.text() or 'none'}"
+            )
         images += [(file.relative_to(tree.root).as_posix(), label) for file in files]
     return names or there, images
 
@@ -217,10 +225,11 @@ class _Tree:
     Attributes:
       links_back: links that were met and are not followed, since they lead to a folder that contains
         them, or all of the data set.
+      unused: counts the files that are met and are no images.
     """
 
-    def __init__(self, root: pathlib.Path):
-        self.root, self.links_back = root, set()
+    def __init__(self, root: pathlib.Path, unused: Unused):
+        self.root, self.unused, self.links_back = root, unused, set()
 
     def folders(self, folder: pathlib.Path) -> list[str]:
         """The names of the sub-folders of a folder, except hidden ones; none if it is not there."""

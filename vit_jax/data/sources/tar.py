@@ -35,6 +35,7 @@ from vit_jax.data.sources.table import (
     number_labels,
 )
 from vit_jax.data.sources.text import readable
+from vit_jax.data.sources.unused import Unused
 
 _Place = tuple[int, str, int, int]  # number of the tar file, name inside, first byte, bytes
 
@@ -112,10 +113,14 @@ def find_tars(path: str) -> list:
 
 
 def _read(files: list, config_data: Data) -> Table:
-    path = config_data.path
-    samples = [(number, *sample) for number, file in enumerate(files) for sample in _samples(file)]
+    path, unused = config_data.path, Unused()
+    samples = [
+        (number, *sample) for number, file in enumerate(files) for sample in _samples(file, unused)
+    ]
     if not samples:
-        raise ConfigError(f"{path} has no images ({', '.join(SUFFIXES)})")
+        has = f"; it has {unused.text()}" if unused.text() else ""
+        raise ConfigError(f"{path} has no images ({', '.join(SUFFIXES)}){has}")
+    unused.report(path)
     texts, splits = [], []
     for number, name, _, _, beside in samples:
         folders = [part for part in os.path.dirname(name).split("/") if part not in ("", ".")]
@@ -142,8 +147,10 @@ def _read(files: list, config_data: Data) -> Table:
     return Table(path, classes, multi_label, members)
 
 
-def _samples(file) -> Iterator[tuple[str, int, int, str | tuple[str, ...] | None]]:
-    """(name, first byte, bytes, label as text if it is beside) of the images in a tar file."""
+def _samples(file, unused: Unused) -> Iterator[tuple[str, int, int, str | tuple[str, ...] | None]]:
+    """(name, first byte, bytes, label as text if it is beside) of the images in a tar file; counts its other files
+    as `unused`.
+    """
     images, labels = [], {}
     try:
         with file.open("rb") as opened, tarfile.open(fileobj=opened, mode="r:") as tar:
@@ -151,13 +158,14 @@ def _samples(file) -> Iterator[tuple[str, int, int, str | tuple[str, ...] | None
                 key, suffix = _key(member.name)
                 if not member.isfile() or os.path.basename(member.name).startswith("."):
                     continue
-                if suffix in SUFFIXES:
-                    images.append((member.name, member.offset_data, member.size, key))
-                elif suffix == ".cls":
+                if suffix == ".cls":
                     labels[key] = tar.extractfile(member).read().decode().strip()
-                elif suffix == ".json" and key not in labels:
-                    label = json_label(json.load(tar.extractfile(member)))
-                    labels |= {} if label is None else {key: label}
+                elif suffix == ".json":
+                    if key not in labels:
+                        label = json_label(json.load(tar.extractfile(member)))
+                        labels |= {} if label is None else {key: label}
+                elif unused.is_image(member.name):
+                    images.append((member.name, member.offset_data, member.size, key))
     except (tarfile.TarError, ValueError, AttributeError) as error:
         raise ConfigError(f"{file} cannot be read as an uncompressed tar file: {error!r}") from None
     pictures = {key for name, _, _, key in images if not _is_array(name)}
