@@ -331,7 +331,7 @@ def convert() -> None:
     config, source = foreign.model_config, foreign.layout.get("format", "orbax")
     cli.print_result(
         {"format": source, "model": dataclasses.asdict(config)},
-        f"{describe(config)}: {source} {paths[0]} -> {FLAGS.to} {paths[1]}",
+        f"{describe(config, foreign.called)}: {source} {paths[0]} -> {FLAGS.to} {paths[1]}",
     )
 
 

@@ -228,7 +228,7 @@ def test_predict_reads_few_batches_ahead_of_what_it_prints(trained, tmp_path):
 def test_show_says_what_a_checkpoint_is(command, trained, tmp_path):
     workdir, result = trained
     code, out, _ = command("show", workdir)
-    assert code == 0 and "ViT-mu/8, 24,170 parameters" in out
+    assert code == 0 and "ViT-mu/8 with depth 2 and mlp_dim 64, 24,170 parameters" in out
     # What is as usual is not told.
     assert "patch 8, pool mean, depth 2, width 32" in out and "rope" not in out
     assert (

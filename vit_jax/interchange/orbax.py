@@ -13,9 +13,9 @@ from vit_jax.checkpoints import reading, saving
 from vit_jax.config import Config, config_class, default_config
 from vit_jax.data.augmentation import augment
 from vit_jax.interchange import decoders, named
-from vit_jax.interchange.formats import Foreign, Preprocessing, Wishes, configure, model_name
+from vit_jax.interchange.formats import Foreign, Preprocessing, Wishes, configure
 from vit_jax.interchange.opened import Opened
-from vit_jax.models import registry
+from vit_jax.models import naming, registry
 from vit_jax.models.conversions.rules import Lazy
 from vit_jax.objectives.networks import OWN
 
@@ -73,6 +73,7 @@ def read(opened: Opened, wishes: Wishes) -> Foreign:
         layout,
         variables,
         extras,
+        filled.model.name,
     )
 
 
@@ -81,7 +82,7 @@ def described(foreign: Foreign) -> tuple[Config, dict]:
     checkpoint of it would say; unnamed classes are numbers.
     """
     config = default_config()
-    config.model.name = model_name(foreign.model_config)
+    config.model.name = naming.nearest_name(foreign.model_config, foreign.called)
     # Where it is not known how images are normalised, users of the model have to say it.
     unsaid = Preprocessing(foreign.model_config.image_size, mean=(), std=())
     config.data.update(dataclasses.asdict(foreign.preprocessing or unsaid))

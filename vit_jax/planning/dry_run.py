@@ -10,7 +10,7 @@ from vit_jax import evaluation
 from vit_jax.base.errors import ConfigError
 from vit_jax.data import sources
 from vit_jax.data.record import DataError
-from vit_jax.models import registry
+from vit_jax.models import naming, registry
 from vit_jax.planning.plan import known_data
 from vit_jax.training import announce
 from vit_jax.training.assembly import assemble, resolve
@@ -50,7 +50,7 @@ def dry_run(config: ConfigDict, workdir: epath.PathLike | None) -> tuple[dict, s
     if missing:
         lines.append(f"the data was not read, its size is from a catalog: {missing}")
     result = {
-        "model": config.model.name,
+        "model": naming.full_name(assembly.model_config, config.model.name),
         "parameters": registry.count_parameters(assembly.model_config),
         "image_size": config.data.image_size,
         "num_classes": assembly.num_classes,

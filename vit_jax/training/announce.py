@@ -16,7 +16,7 @@ from vit_jax.data import sources
 from vit_jax.data.record import Source
 from vit_jax.evaluation import Suite
 from vit_jax.evaluation.contract import Evaluator, held_out
-from vit_jax.models import registry
+from vit_jax.models import naming, registry
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.clock import KINDS, Clock
 
@@ -71,8 +71,8 @@ def lines(assembly: Assembly, examples: int, suite: Suite | None) -> list[str]:
     epochs = steps * config.batch_size / examples
     start = f", starting from {config.init_from}" if config.init_from else ""
     return [
-        f"model: {config.model.name}, {count:,} parameters, images of {sizes.text(model.image_size)} "
-        f"pixels{classes}{start}",
+        f"model: {naming.full_name(model, config.model.name)}, {count:,} parameters, images of "
+        f"{sizes.text(model.image_size)} pixels{classes}{start}",
         ", ".join([data_line, *dict.fromkeys(judged)]),
         f"training: {steps:,} steps of {config.batch_size:,} images ({epochs:.3g} epochs), objective "
         f"{config.objective.name}, optimizer {config.optim.name}, learning rate {config.optim.lr:g}",
