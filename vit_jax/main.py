@@ -69,7 +69,7 @@ def _train_all(runs: "dict[str, ConfigDict]") -> None:
     if FLAGS.dry_run:
         from vit_jax.planning.dry_run import dry_run
 
-        found = {name: dry_run(config, None)[0] for name, config in runs.items()}
+        found = {name: dry_run(config, None, tuple(runs))[0] for name, config in runs.items()}
         lines = [
             f"{name}: {one['model']}, {one['parameters']:,} parameters, {one['steps']:,} steps"
             for name, one in found.items()

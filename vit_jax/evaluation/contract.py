@@ -98,6 +98,12 @@ class Evaluator:
         """
         raise NotImplementedError
 
+    def metrics(self) -> tuple[str, ...] | None:
+        """The names of its metrics, by which `config.eval.best` is checked before training; `None` if they are known
+        only when it has judged.
+        """
+        return None
+
     def data(self) -> Data:
         """The section `data` of the run's config, with what the options change in it."""
         return dataclasses.replace(self.subject.config.data, **dict(self.options.data))

@@ -36,6 +36,11 @@ class Neighbours(FeatureEvaluator):
 
     Options = Options
 
+    def metrics(self) -> tuple[str, ...]:
+        """See `Evaluator`."""
+        further = (f"accuracy_{k}" for k in self.options.k[1:] if k != self.options.k[0])
+        return ("accuracy", "top5_accuracy", *further, "examples")
+
     def __call__(self, trained: Trained, mesh: Mesh, watch: Watch = iter) -> dict[str, float]:
         """See `Evaluator`."""
         bank = stacked(self.batches(self.train, trained.weights, mesh, watch), mesh)

@@ -203,9 +203,7 @@ def weights_from(
       As `like`, in its shardings.
     """
     foreign = formats.read(path, hints=vars(config), allow_nonfinite=allow_nonfinite)
-    if reset is None:
-        same_family = type(foreign.model_config) is type(config)
-        reset = foreign.model_config.starts_anew(config) if same_family else ()
+    reset = _reset_patterns(foreign, config, reset)
     logging.info(
         "%s: %s holds %s", where, path, formats.describe(foreign.model_config, foreign.called)
     )
@@ -219,6 +217,38 @@ def weights_from(
         where=where,
         reset_option=reset_option,
     )
+
+
+def check_weights(
+    path: epath.PathLike,
+    like: Weights,
+    config: classifier.Options,
+    *,
+    reset: Iterable[str] | None,
+    resize: str,
+    init_channels: str,
+) -> None:
+    """Raises what `weights_from` with these arguments would, as far as it is known before tensors are read."""
+    foreign = formats.read(path, hints=vars(config))
+    adapt.match(
+        named.union(foreign.params, foreign.variables),
+        foreign.model_config,
+        named.union(*like),
+        config,
+        reset=_reset_patterns(foreign, config, reset),
+        resize=resize,
+        init_channels=init_channels,
+    )
+
+
+def _reset_patterns(
+    foreign: formats.Foreign, config: classifier.Options, reset: Iterable[str] | None
+) -> Iterable[str]:
+    """See `weights_from`."""
+    if reset is not None:
+        return reset
+    same_family = type(foreign.model_config) is type(config)
+    return foreign.model_config.starts_anew(config) if same_family else ()
 
 
 def convert(

@@ -22,7 +22,7 @@ from vit_jax.data import decoders, loader, sources
 from vit_jax.data.record import Source
 from vit_jax.devices import meshes, processes
 from vit_jax.evaluation.contract import Subject, Trained
-from vit_jax.training import announce, health, pseudo_labels
+from vit_jax.training import announce, health, preflight, pseudo_labels
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly, assemble, resolve
 from vit_jax.training.clock import Clock
@@ -75,15 +75,17 @@ def train(config: ConfigDict, workdir: epath.PathLike) -> dict[str, float]:
     workdir = places.locate(workdir)
     source = sources.open_train(config.data)
     assembly = assembly_for(config, source)
-    use_compilation_cache(config.compilation_cache)
-    if config.pseudo.teacher:
-        source = pseudo_labels.add(source, assembly, workdir)
-        assembly = assembly_for(config, source)
     check_classes(assembly.networks.teacher, source.classes)
     suite = evaluation.make(config.eval.evaluators, subject_of(assembly, source))
+    preflight.check(assembly, source, suite, workdir)
+    use_compilation_cache(config.compilation_cache)
     decoder = decoders.agree(config)
     mesh = meshes.make_mesh(vars(config.mesh))
     check_batch(config, mesh)
+    if config.pseudo.teacher:
+        source = pseudo_labels.add(source, assembly, workdir)
+        assembly = assembly_for(config, source)
+        suite = evaluation.make(config.eval.evaluators, subject_of(assembly, source))
     make_workdir(workdir)
 
     clock = Clock(workdir, config.hosts, write=jax.process_index() == 0)
