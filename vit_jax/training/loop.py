@@ -160,7 +160,12 @@ class _Run:
         """Trains from where the state is to the end of the run, or until a stop is requested."""
         writers = self.writers = make_writers(self.workdir, self.config)
         self.meter = Meter(
-            self.assembly, len(self.source), writers, self.clock, int(self.state.step)
+            self.assembly,
+            len(self.source),
+            writers,
+            self.clock,
+            int(self.state.step),
+            self.start.saved.get("window", ()),
         )
         writers.write_texts(int(self.state.step), {"config": textwrap.indent(self.recipe, "    ")})
         try:
@@ -217,7 +222,8 @@ class _Run:
                 self.state, metrics = self.train_step(self.state, batch)
             self.meter.add(step, metrics)
             self.profiler.after(step, metrics)
-            logs = step in (first, total) or _due(step, log_every)
+            # A resumed run logs at the same steps as one that was not interrupted.
+            logs = step in (1, total) or _due(step, log_every)
             if logs:
                 self._check_health(step)
                 self.meter.log(step)
@@ -269,6 +275,7 @@ class _Run:
                 "goodput": self.clock.read(),
                 "best": self.best,
                 "ended": self.ended,
+                "window": self.meter.window(),
             }
             save(step, self.state.parts(), self.description | now)
 
@@ -335,7 +342,7 @@ class _Run:
             self.state = self.start()
             saved = self.start.saved
             self.clock.resumed_from(saved["goodput"], saved["seconds"])
-        self.meter.rewind(int(self.state.step))
+        self.meter.rewind(int(self.state.step), self.start.saved.get("window", ()))
 
 
 def _due(step: int, every: int) -> bool:

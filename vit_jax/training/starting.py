@@ -58,7 +58,7 @@ class Start:
 
     def _check_same_run(self, saved: dict) -> None:
         """Raises `ConfigError` if the saved run is a different one."""
-        self.saved |= saved
+        self.saved |= {"window": []} | saved  # which an earlier version did not save
         check_same_run(self.assembly.config, saved, self.description)
 
     def _with_teacher(self, state: TrainState) -> TrainState:
