@@ -216,6 +216,7 @@ def assemble(
         total_steps=total_steps,
         to_steps=to_steps,
         layers=model_config.layers,
+        inputs=model_config.inputs,
     )
     return Assembly(
         config=config,
