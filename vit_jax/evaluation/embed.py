@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import itertools
-import os
 import pathlib
 import shutil
 import tempfile
@@ -20,6 +19,7 @@ from etils import epath
 
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError, UserError
+from vit_jax.base.whole import written_whole
 from vit_jax.checkpoints import reading
 from vit_jax.data.record import BadImage
 from vit_jax.evaluation.forward import data_of, make_forward
@@ -66,8 +66,7 @@ def write_features(
     run = load_for_images(path, settings, "predict", said)
     good, bad, width, began = 0, 0, 0, time.monotonic()
     told = began
-    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
-    try:
+    with written_whole(target) as partial:
         with _WRITERS[target.suffix](partial) as writer:
             for names, rows, unread in features(run, files, batch_size):
                 for error in unread:
@@ -80,9 +79,6 @@ def write_features(
                     logging.info("%d images, %.0f a second", good, good / (told - began))
         if not good:
             raise UserError(f"none of the {bad} images can be read, see above")
-        partial.rename(target)
-    finally:
-        partial.unlink(missing_ok=True)
     return {"images": good, "unreadable": bad, "width": width}
 
 

@@ -1,7 +1,6 @@
 """What `vit_jax export` does: a trained model in one file that runs without this package."""
 
 import dataclasses
-import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
@@ -15,6 +14,7 @@ from etils import epath
 from vit_jax import objectives
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError, UserError
+from vit_jax.base.whole import written_whole
 from vit_jax.checkpoints import reading
 from vit_jax.data import crops
 from vit_jax.data.augmentation import augment
@@ -83,12 +83,10 @@ def export(
     description = _describe(run, data, shape, batch_size, inside, precision) | {"how": writer.HOW}
     batch = batch_size or jax.export.symbolic_shape("batch")[0]
     like = jax.ShapeDtypeStruct((batch, *shape), np.uint8 if inside else np.float32)
-    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
-    try:
-        description = writer.write(partial, answer, weights, like, description, precision)
-        partial.rename(target)
-    finally:
-        partial.unlink(missing_ok=True)
+    with written_whole(target) as partial:
+        description = writer.write(
+            pathlib.Path(partial), answer, weights, like, description, precision
+        )
     if files is None:
         return description
     size = batch_size or _BATCH

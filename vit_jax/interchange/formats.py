@@ -20,7 +20,7 @@ from typing import Any
 from etils import epath
 
 from vit_jax.base import places, schema, sizes
-from vit_jax.base.errors import CheckpointError, ConfigError
+from vit_jax.base.errors import CheckpointError, ConfigError, UserError
 from vit_jax.base.schema import nearest
 from vit_jax.data.augmentation import augment
 from vit_jax.interchange import opened, remote
@@ -128,7 +128,11 @@ def read(
     """
     found = _open(path)
     wishes = Wishes(overrides, {} if hints is None else hints, allow_nonfinite)
-    return module(_detect(found)).read(found, wishes)
+    try:
+        return module(_detect(found)).read(found, wishes)
+    except UserError:
+        opened.forget()  # what was refused may be mended in place
+        raise
 
 
 def _open(path: epath.PathLike) -> opened.Opened:

@@ -8,6 +8,7 @@ from etils import epath
 from PIL import Image
 
 from vit_jax.base import places
+from vit_jax.base.errors import ConfigError
 from vit_jax.pictures.page import Page, markdown, png
 from vit_jax.reports import compare, figures, runs
 from vit_jax.reports.compare import Comparison
@@ -36,6 +37,8 @@ def report(folders: Sequence[epath.PathLike], out: epath.PathLike) -> dict:
       ConfigError: there is no run, or the folder cannot be made.
     """
     comparison = compare.compare(runs.find(folders))
+    if runs.is_run(places.locate(out)):
+        raise ConfigError(f"--out={out} is a run's workdir: name another folder, e.g. {out}/report")
     out = places.make_folder(out, "--out")
     pictures = _pictures(comparison)
     for name, (_, image) in pictures.items():

@@ -282,7 +282,7 @@ class _Run:
     def _check_health(self, step: int | None = None) -> None:
         """Ends the run if it has to; where metrics of a step are due, they show why."""
         try:
-            health.check(self.state.health, self.state.params, self.config)
+            health.check(self.state.health, self.state.params, self.config, self.checkpoints.steps)
         except BadStep:  # The run goes on from an earlier step.
             raise
         except NonFiniteError:
