@@ -52,6 +52,10 @@ def read(opened: Opened, wishes: Wishes) -> Foreign:
         said = published.preprocessing_from(said, opened.path)
         if said != _as_read(foreign.preprocessing):
             foreign.preprocessing = said or foreign.preprocessing
+    if foreign.preprocessing and not opened.said:
+        foreign.preprocessing = published.at_size(
+            foreign.preprocessing, foreign.model_config.image_size, opened.path
+        )
     return foreign
 
 

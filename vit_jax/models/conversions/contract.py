@@ -51,6 +51,17 @@ class Open:
     ask: str = ""
 
 
+def heads_of(published: Mapping[Any, int], size: Any) -> dict[str, Open]:
+    """How open the number of heads is, which no tensor tells: the published number for a published size, else asked.
+
+    Args:
+      published: heads by size.
+    """
+    known = ", ".join(f"{heads} ({one})" for one, heads in sorted(published.items()))
+    ask = f"heads: those of published sizes have {known}; this one has {size}"
+    return {"heads": Open(ask="" if size in published else ask)}
+
+
 @dataclasses.dataclass(frozen=True)
 class Recognised:
     """A model that a file holds.
