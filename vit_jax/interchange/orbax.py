@@ -5,6 +5,7 @@ import math
 
 import jax
 import numpy as np
+from absl import logging
 from etils import epath
 
 from vit_jax.base import patterns, schema
@@ -104,6 +105,11 @@ def write(foreign: Foreign, path: epath.PathLike) -> None:
     path = epath.Path(path)
     if path.exists() and (path.is_file() or any(path.iterdir())):
         raise CheckpointError(f"{path} is not written: something is there already")
+    if any(name.startswith(f"{OWN}/") or "decoder" in name for name in foreign.extras):
+        logging.warning(
+            "%s: MAE's decoder is not written, since a checkpoint of ours has it in a run's training state only: only "
+            "the encoder is; to keep it, train from the source with --config.init_from, or convert to timm", path,
+        )  # fmt: skip
     config, description = described(foreign)
     leaves = jax.tree.leaves((foreign.params, foreign.variables))
     largest = max(math.prod(leaf.shape) for leaf in leaves)

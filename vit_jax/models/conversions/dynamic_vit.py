@@ -97,7 +97,9 @@ class Authors(Conversion):
             return Recognised(options | {"heads": heads})
         published = {(d, w): heads for _, (d, w, _, heads) in dynamic_vit.SIZES.values()}
         heads = published.get((depth, width))
-        return Recognised(options | {"heads": heads}, open=heads_of(published, (depth, width)))
+        return Recognised(
+            options | {"heads": heads}, open=heads_of(published, (depth, width), "(depth, width)")
+        )
 
     def rules(self, config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`."""

@@ -78,7 +78,9 @@ class Authors(Conversion):
             options["random_features"] = shapes[f"{_FIRST}.w"][0]
         published = {(d, w): heads for d, w, _, heads in t2t.SIZES.values()}
         heads = published.get((depth, width))
-        return Recognised(options | {"heads": heads}, open=heads_of(published, (depth, width)))
+        return Recognised(
+            options | {"heads": heads}, open=heads_of(published, (depth, width), "(depth, width)")
+        )
 
     def rules(self, config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`."""
