@@ -156,6 +156,7 @@ def _time(
         "speedup_of_promised": speedup / promised,
         "exit_seconds": list(map(float, alone)),
         "exit_runs": inference.runs,
+        "padding_share": inference.padding(),
         "seconds": seconds,
         "seconds_in_exits": in_exits,
         "gathering_share": 1 - in_exits / seconds,
