@@ -18,6 +18,8 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 import pytest  # noqa: E402
 
+pytest_plugins = ["tests.services.buckets"]
+
 
 @pytest.fixture(scope="session")
 def shared_data() -> pathlib.Path:

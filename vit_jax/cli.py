@@ -224,7 +224,7 @@ def hosts(**options) -> Iterator[int]:
     except KeyboardInterrupt:
         processes.leave("stopped", ending.STOPPED)
     except BaseException as error:
-        processes.leave_on_error(ending.out_of_memory(error) or error)
+        processes.leave_on_error(ending.as_user_error(error) or error)
 
 
 def parse(positional: str = "", *, optional: bool = False) -> list[str]:

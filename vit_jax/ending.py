@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 from absl import flags
 
+from vit_jax.base import buckets
 from vit_jax.base.errors import UserError
 
 USAGE = 2
@@ -50,8 +51,8 @@ def with_a_sentence() -> Iterator[None]:
         if not _reader_is_gone():
             raise
         _leave(CLOSED_PIPE)
-    except (MemoryError, RuntimeError) as error:
-        known = out_of_memory(error)
+    except Exception as error:
+        known = as_user_error(error)
         if known is None:
             raise
         fail(str(known), known.exit_code)
@@ -71,6 +72,11 @@ def fail(message: str, code: int) -> None:
     """Ends the process with a message on standard error."""
     print(f"vit_jax: {message}", file=sys.stderr)
     sys.exit(code)
+
+
+def as_user_error(error: BaseException) -> UserError | None:
+    """The sentence for an error of the machine or of storage; `None` for any other."""
+    return out_of_memory(error) or buckets.as_user_error(error)
 
 
 def out_of_memory(error: BaseException) -> OutOfMemory | None:

@@ -3,6 +3,7 @@ files that add to the package what it lacks (a model family, an objective, an ev
 source).
 """
 
+import ast
 import importlib.util
 import inspect
 import operator
@@ -12,9 +13,10 @@ import traceback
 import types
 from collections.abc import Callable, Iterable
 
+from etils import epath
 from ml_collections import ConfigDict
 
-from vit_jax.base import schema
+from vit_jax.base import places, schema
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.config import Config, config_class
 
@@ -57,14 +59,27 @@ def load_runs(spec: str) -> dict[str, ConfigDict] | None:
 
 def _module(spec: str) -> tuple[str, str, types.ModuleType]:
     """Of FILE[:ARGUMENT]: the file, what to call it in messages, and its module."""
-    name, where = spec.partition(":")[0], f"--config={spec}"
-    return name, where, _load(pathlib.Path(name), where)
+    name, where = _name(spec), f"--config={spec}"
+    return name, where, _load(_local(name, "--config"), where)
+
+
+def _name(spec: str) -> str:
+    """The file in FILE[:ARGUMENT], which may be an address."""
+    scheme = f"{spec.partition('://')[0]}://" if places.is_address(spec) else ""
+    return scheme + spec.removeprefix(scheme).partition(":")[0]
+
+
+def _local(name: str, field: str) -> pathlib.Path:
+    """The path of a file of Python, which is not run from elsewhere."""
+    if not places.is_address(name):
+        return pathlib.Path(name)
+    return pathlib.Path(places.locate(name, field, instead="download the file first"))
 
 
 def _call(function: Callable, spec: str) -> object:
     """What a recipe's function gives for the argument in `spec`."""
-    name, _, argument = spec.partition(":")
-    where = f"--config={spec}"
+    name, where = _name(spec), f"--config={spec}"
+    argument = spec[len(name) + 1 :]
     parameters = inspect.signature(function).parameters.values()
     if argument and not parameters:
         raise ConfigError(f"{where}: {name} takes no argument after ':'")
@@ -79,7 +94,7 @@ def _call(function: Callable, spec: str) -> object:
 
 
 def _checked(config: object, source: str, spec: str) -> ConfigDict:
-    where, name = f"--config={spec}", spec.partition(":")[0]
+    where, name = f"--config={spec}", _name(spec)
     if not isinstance(config, ConfigDict):
         raise ConfigError(
             f"{where}: {source} of {name} returned {_what(config)}. It must return a config that "
@@ -98,7 +113,19 @@ def register(path: str) -> None:
     Raises:
       ConfigError: there is no such file, or it fails.
     """
-    _load(pathlib.Path(path), f"--register={path}")
+    _load(_local(path, "--register"), f"--register={path}")
+
+
+def registered_by(recipe: epath.Path) -> list[str]:
+    """The files that a recipe of `to_python` registers; [] where there is no such recipe."""
+    if not recipe.exists():
+        return []
+    calls = (node for node in ast.walk(ast.parse(recipe.read_text())) if isinstance(node, ast.Call))
+    return [
+        call.args[0].value
+        for call in calls
+        if getattr(call.func, "id", "") == "register" and isinstance(call.args[0], ast.Constant)
+    ]
 
 
 def outside(definitions: Iterable) -> list[str]:

@@ -1,19 +1,15 @@
-"""`gs://` against a server of Cloud Storage's interface on this machine.
+"""`gs://` against a server of Cloud Storage's interface on this machine."""
 
-To run these tests: `pip install gcsfs gcp-storage-emulator`; without them they are skipped.
-"""
-
-import importlib.util
 import json
-import os
-import socket
 
 import jax
 import numpy as np
 import pytest
 from etils import epath
+from jax.experimental.compilation_cache import compilation_cache
 
 import vit_jax
+from tests.integration.conftest import TINY, write_image
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
@@ -23,80 +19,43 @@ from vit_jax.training.loop import train
 from ..interchange.conftest import official_vit
 from .test_train import assert_same_bits, params_of
 
-INSTALLED = importlib.util.find_spec("gcsfs") is not None
-
 
 @pytest.fixture(scope="module")
-def bucket():
-    """An empty bucket, to which gcsfs and TensorStore are pointed."""
-    pytest.importorskip("gcsfs")
-    emulator = pytest.importorskip("gcp_storage_emulator.server")
-    from gcp_storage_emulator.handlers import objects
-
-    def move(request, response, storage, *_):
-        """What gcsfs asks for first to rename a file; the emulator has copying and removing."""
-        name, old, new = (request.params[k] for k in ("bucket_name", "object_id", "new_id"))
-        response.json(objects._copy(request.base_url, storage, name, old, name, new))
-        storage.delete_file(name, old)
-
-    route = r"^/storage/v1/b/(?P<bucket_name>[-.\w]+)/o/(?P<object_id>.+)/moveTo/o/(?P<new_id>.+)$"
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(emulator, "HANDLERS", ((route, {"POST": move}), *emulator.HANDLERS))
-        address = f"http://localhost:{port}"
-        for name, value in {
-            "STORAGE_EMULATOR_HOST": address,
-            "TENSORSTORE_GCS_HTTP_URL": address,
-            "GOOGLE_AUTH_TOKEN_FOR_TESTING": "nobody",
-        }.items():
-            patch.setenv(name, value)
-        import fsspec
-        import gcsfs
-
-        fsspec.config.conf["gcs"] = {"token": "anon"}
-        # Its default class first asks Google by gRPC what kind of bucket it is.
-        fsspec.register_implementation("gcs", gcsfs.core.GCSFileSystem, clobber=True)
-        server = emulator.create_server("localhost", port, in_memory=True, default_bucket="bucket")
-        server.start()
-        yield epath.Path("gs://bucket")
-        server.stop()
-
-
-@pytest.fixture(scope="module")
-def run(bucket, tmp_path_factory):
+def run(cloud_storage):
     """A run in the bucket, stopped after 8 of its 12 steps and started again."""
-    from tests.integration.conftest import TINY
-
+    bucket = cloud_storage.new_bucket()
     config = vit_jax.load_config("configs/digits.py")
-    config.update_from_flattened_dict(
-        TINY | {"compilation_cache": str(tmp_path_factory.mktemp("x"))}
-    )
+    config.update_from_flattened_dict(TINY | {"compilation_cache": f"{bucket}/cache"})
+    compilation_cache.reset_cache()  # of this process, which keeps the folder that it used first
     config.log.profile = (2, 3)
-    workdir = bucket / "runs" / "tiny"
+    workdir = epath.Path(bucket) / "runs" / "tiny"
     train(config, workdir)
-    return workdir, config
+    yield workdir, config
+    compilation_cache.reset_cache()
 
 
 def tensors(path):
     return jax.tree.map(np.asarray, formats.read(path).params)
 
 
-def test_every_format_is_written_to_a_bucket_and_read_from_it(bucket, tmp_path):
+@pytest.mark.parametrize("scheme", ["gs", "s3"])
+def test_every_format_is_written_to_a_bucket_and_read_from_it(scheme, request, tmp_path):
+    bucket = request.getfixturevalue({"gs": "bucket", "s3": "s3_bucket"}[scheme])
     np.savez(tmp_path / "vit.npz", **official_vit())
+    folder = epath.Path(bucket) / "formats"
     expected = tensors(tmp_path / "vit.npz")
-    for to, name in {
-        "official": "a.npz", "big_vision": "b.npz", "huggingface": "hf", "timm": "timm", "orbax": "run",
-    }.items():  # fmt: skip
-        loading.convert(tmp_path / "vit.npz", bucket / "formats" / name, to)
+    names = {"official": "a.npz", "big_vision": "b.npz", "huggingface": "hf", "timm": "timm"}
+    if scheme == "gs":
+        names["orbax"] = "run"
+    for to, name in names.items():
+        loading.convert(tmp_path / "vit.npz", folder / name, to)
         back = tmp_path / f"{to}.npz"
-        loading.convert(f"gs://bucket/formats/{name}", back, "official")
+        loading.convert(f"{folder}/{name}", back, "official")
         if to != "big_vision":  # Its class token holds its position.
             jax.tree.map(np.testing.assert_array_equal, tensors(back), expected)
-    there = sorted(path.name for path in (bucket / "formats").iterdir())
-    assert there == ["a.npz", "b.npz", "hf", "run", "timm"]
-    model = vit_jax.load("gs://bucket/formats/a.npz")
+    there = sorted(path.name for path in folder.iterdir())
+    assert there == sorted(names.values())
+    model = vit_jax.load(str(folder / "a.npz"))
     np.testing.assert_array_equal(model.class_token, official_vit()["cls"])
 
 
@@ -106,6 +65,7 @@ def test_a_run_in_a_bucket_is_that_in_a_folder(run, tmp_path):
     assert_same_bits(params_of(workdir), params_of(tmp_path))
     told = json.loads((workdir / "result.json").read_text())
     assert told["accuracy"] == local["accuracy"] and told["step"] == 12
+    assert list((workdir.parent.parent / "cache").iterdir())  # compiled programs
     assert list((workdir / "tensorboard").glob("events*"))
     assert list((workdir / "profile").glob("plugins/profile/*/*.xplane.pb"))
     assert vit_jax.load_run(str(workdir)).step == 12
@@ -128,19 +88,51 @@ def test_a_run_in_a_bucket_goes_on_from_its_last_whole_checkpoint(run, tmp_path)
     assert [line["step"] for line in lines] == [1, 4, 8, 12, 12, 5, 8, 12, 12]
 
 
-def test_a_bucket_that_is_not_there_is_told_before_the_run(bucket, run):
-    with pytest.raises(ConfigError, match="cannot write to --workdir=gs://nowhere/run"):
+def test_a_bucket_that_does_not_exist_is_reported_before_the_run(run):
+    with pytest.raises(ConfigError, match="--workdir=gs://nowhere: there is no such bucket"):
         train(run[1], "gs://nowhere/run")
 
 
-@pytest.mark.skipif(INSTALLED, reason="gcsfs is installed")
-def test_without_the_package_for_buckets_it_is_named():
-    with pytest.raises(ConfigError, match=r"gs://bucket/run: .* pip install 'vit_jax\[gcs\]'"):
-        places.locate("gs://bucket/run")
+@pytest.fixture
+def copied(tiny_config, tmp_path, s3_bucket):
+    """A run in a folder, and its copy on S3."""
+    local = tmp_path / "run"
+    train(tiny_config(duration="4 steps"), local)
+    for file in places.files_below(local):
+        places.upload(file.path, f"{s3_bucket}/run{file.path.removeprefix(str(local))}")
+    return local, f"{s3_bucket}/run"
 
 
-def test_local_paths_are_absolute_and_those_of_buckets_stay():
-    assert str(places.locate("a/b")) == os.path.abspath("a/b")
-    assert str(places.locate("~/a")) == os.path.expanduser("~/a")
-    if INSTALLED:
-        assert str(places.locate("gs://bucket/run")) == "gs://bucket/run"
+def test_a_run_copied_to_s3_is_read_from_there(copied, s3_bucket, command):
+    local, copy = copied
+    assert_same_bits(params_of(epath.Path(copy)), params_of(local))
+    assert vit_jax.load_run(copy).step == 4
+    code, out, err = command("show", copy, "--json")
+    assert code == 0 and json.loads(out)["path"] == f"{copy}/checkpoints/4", err
+    code, out, err = command("convert", copy, f"{s3_bucket}/a.npz", "--to=official")  # fmt: skip
+    assert code == 0 and places.exists(f"{s3_bucket}/a.npz"), err
+    code, out, err = command("report", copy, f"--out={s3_bucket}/report")
+    assert code == 0 and places.exists(f"{s3_bucket}/report/report.html"), err
+
+
+def test_images_are_predicted_from_s3_and_features_and_pictures_written_there(
+    copied, s3_bucket, command, tmp_path
+):
+    write_image(tmp_path / "a.png")
+    for name in ("images/a.png", "images/b/c.png"):
+        places.upload(tmp_path / "a.png", f"{s3_bucket}/{name}")
+    images = f"{s3_bucket}/images"
+    run = f"--checkpoint={copied[1]}"
+    code, out, err = command("predict", run, images, f"--picture={s3_bucket}/p.png", "--json")
+    files = [one["file"] for one in json.loads(out)]
+    assert code == 0 and files == [f"{images}/a.png", f"{images}/b/c.png"], err
+    code, out, err = command("predict", run, f"{images}/*.png", f"--features={s3_bucket}/f.npz")
+    assert code == 0 and "1 x 32" in out, err
+    assert places.exists(f"{s3_bucket}/p.png") and places.exists(f"{s3_bucket}/f.npz")
+    code, _, err = command("predict", run, f"{images}/nothing.png")
+    assert code == 1 and "nothing.png" in err and "Traceback" not in err
+
+
+def test_saving_to_s3_is_refused_with_the_way(s3_bucket, command):
+    code, out, err = command("train", "--config=configs/digits.py", f"--workdir={s3_bucket}/run")
+    assert code == 2 and f"--workdir={s3_bucket}/run: Orbax" in err and "aws s3 sync" in err

@@ -1,48 +1,164 @@
-"""Where files may be: in a local folder, or in a bucket of Google Cloud Storage (`gs://`)."""
+"""Where files may be: in a local folder, or in a bucket of Google Cloud Storage (`gs://`) or S3
+(`s3://`). This is the one module that knows what a path is; the clients of buckets are in `buckets`.
 
+Users give paths, `file://` addresses and addresses of buckets. `locate` is the first thing that is done
+with each, and raises `ConfigError` for what cannot be used; the other functions take what it returned.
+"""
+
+import contextlib
+import dataclasses
 import difflib
-import importlib.util
+import glob
 import json
 import os
+import pathlib
+import re
+import shutil
+import tempfile
 import threading
+import urllib.parse
+from collections.abc import Iterator
 from typing import BinaryIO
 
-from absl import logging
-from etils import epath
+# epath would use TensorFlow for buckets wherever it is installed, and import it.
+os.environ.setdefault("EPATH_USE_TF", "false")
 
-from vit_jax.base.errors import ConfigError
+from absl import logging  # noqa: E402
+from etils import epath  # noqa: E402
+
+from vit_jax.base import buckets  # noqa: E402
+from vit_jax.base.errors import ConfigError  # noqa: E402
+from vit_jax.base.whole import written_whole
+
+_BUCKETS = ("gs://", "s3://")
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_ONE_SLASH = re.compile(r"(gs|s3|https?):/(?!/)")  # of an address that a path object has shortened
 
 
-def locate(path: epath.PathLike) -> epath.Path:
-    """The path that a user gave: a local one absolute, with `~` expanded; a bucket's as it is.
+@dataclasses.dataclass(frozen=True)
+class File:
+    """A file as storage describes it.
+
+    Attributes:
+      path: its path or address.
+      size: bytes.
+      identity: a text that changes when the content does: an object's generation or ETag, a local
+        file's size and time.
+    """
+
+    path: str
+    size: int
+    identity: str
+
+
+def locate(path: epath.PathLike, field: str = "", *, instead: str = "") -> epath.Path:
+    """The path that a user gave: a local one absolute, with `~` expanded; a bucket's as it is, once
+    the bucket has answered.
+
+    Args:
+      field: the flag or config field that names it, for messages.
+      instead: what to do where only a local path will do; '': a bucket will do too.
 
     Raises:
-      ConfigError: it is in a bucket, and the package that reads buckets is not installed.
+      ConfigError: it is neither local nor in a bucket, or it is in a bucket which does not exist, for
+        which there is no package, permission or credentials, or which will not do here.
+      buckets.Unreachable: the bucket does not answer.
     """
-    path = epath.Path(path).expanduser()
-    if not in_bucket(path):
-        return path.absolute()
-    if importlib.util.find_spec("gcsfs") is None:
-        raise ConfigError(f"{path}: reading buckets needs gcsfs: pip install 'vit_jax[gcs]'")
-    return path
+    field = f"{field}=" if field else ""
+    text = _resolved(os.fspath(path), field)
+    if not in_bucket(text):
+        return epath.Path(text).expanduser().absolute()
+    if instead:
+        raise ConfigError(f"{field}{text}: must be a local path: {instead}")
+    buckets.check_name(text, field)
+    buckets.check_reachable(text, field)
+    return epath.Path(text)
 
 
-def absolute(path: str) -> str:
+def absolute(path: str, field: str = "") -> str:
     """A path that means the same from every folder: a local one absolute, with `~` expanded; a
     bucket's, and an empty one, as it is.
+
+    Raises:
+      ConfigError: it is neither local nor in a bucket.
     """
-    if not path or in_bucket(path):
+    if not path:
+        return path
+    path = _resolved(path, f"{field}=" if field else "")
+    if in_bucket(path):
         return path
     place = epath.Path(path).expanduser()
     return str(place.resolve() if ".." in place.parts else place.absolute())
+
+
+def local_folder(path: str, name: str) -> str:
+    """The absolute path of a folder on this machine's disks; '' as it is.
+
+    Raises:
+      ConfigError: it is in a bucket.
+    """
+    if in_bucket(path):
+        raise ConfigError(f"{name} = {path!r} is in a bucket: set it to a folder on a local disk")
+    return absolute(path, name)
+
+
+def _resolved(text: str, field: str) -> str:
+    """A local path or an address in a bucket."""
+    scheme = _ADDRESS.match(text)
+    if text.startswith("file:/"):
+        return _of_file_address(text, field)
+    if _ONE_SLASH.match(text):
+        raise ConfigError(
+            f"{field}{text}: an address has two slashes: {text.replace(':/', '://', 1)}"
+        )
+    if scheme and not text.startswith(_BUCKETS):
+        raise ConfigError(
+            f"{field}{text}: files cannot be at {scheme[0]}, only in a local folder, or in a bucket: "
+            f"gs://… or s3://…{_way_from(scheme[1].lower())}"
+        )
+    return text
+
+
+def _of_file_address(text: str, field: str) -> str:
+    address = urllib.parse.urlsplit(text)
+    if address.netloc not in ("", "localhost"):
+        raise ConfigError(
+            f"{field}{text}: the file must be on this machine, not on {address.netloc!r}: three slashes, "
+            f"file:///{address.netloc}{address.path}"
+        )
+    return urllib.parse.unquote(address.path)
+
+
+def _way_from(scheme: str) -> str:
+    """What to do with a file at an address of this scheme."""
+    if scheme in ("http", "https", "ftp"):
+        return "; download it first, with curl"
+    if scheme == "hf":
+        return "; download it first, with 'hf download'"
+    return ""
+
+
+def is_address(text: str) -> bool:
+    """Whether a text is an address, `SCHEME://…`, of whatever kind."""
+    return bool(_ADDRESS.match(text)) or text.startswith("file:/")
+
+
+def in_bucket(path: epath.PathLike) -> bool:
+    """Whether a path is a bucket's: there files appear whole, and nothing can be appended to them."""
+    return os.fspath(path).startswith(_BUCKETS)
 
 
 def nearest_existing(path: epath.PathLike) -> str:
     """'; did you mean …?' with the file or folder beside `path` whose name is most like its own, or
     ''.
     """
-    folder, name = os.path.split(os.path.abspath(os.path.expanduser(path)))
-    there = os.listdir(folder) if os.path.isdir(folder) else []
+    if in_bucket(path):
+        folder = epath.Path(path).parent
+        there = [place.name for place in folder.iterdir()] if folder.is_dir() else []
+        name = epath.Path(path).name
+    else:
+        folder, name = os.path.split(os.path.abspath(os.path.expanduser(path)))
+        there = os.listdir(folder) if os.path.isdir(folder) else []
     close = difflib.get_close_matches(name, there, n=1)
     return f"; did you mean {os.path.join(os.path.dirname(path), close[0])!r}?" if close else ""
 
@@ -53,7 +169,10 @@ def make_folder(path: epath.PathLike, flag: str) -> epath.Path:
     Raises:
       ConfigError: it cannot be made.
     """
-    folder = locate(path)
+    folder = locate(path, flag)
+    check_no_file(folder, flag)
+    if in_bucket(folder):  # Folders exist there only in the names of objects.
+        return folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -63,13 +182,50 @@ def make_folder(path: epath.PathLike, flag: str) -> epath.Path:
     return folder
 
 
-def check_folder_of(path: epath.PathLike, flag: str) -> None:
-    """Raises `ConfigError` unless there is a folder to write the file in that a flag names."""
-    folder = os.path.dirname(path) or "."
+def check_no_file(folder: epath.Path, flag: str) -> None:
+    """Raises `ConfigError` if a place for a folder, or one above it, is a file or an object."""
+    for place in (folder, *folder.parents):
+        if in_bucket(place) and not buckets.parts(str(place))[2]:
+            return
+        if place.is_file():
+            kind = "an object" if in_bucket(place) else "a file"
+            raise ConfigError(
+                f"{flag}={folder}: {place} is {kind}, not a folder: choose another name"
+            )
+        if not in_bucket(place) and place.exists():
+            return
+
+
+def file_to_write(path: epath.PathLike, flag: str) -> epath.Path:
+    """The file that a flag names, of which the folder is there.
+
+    Raises:
+      ConfigError: the folder is not there, or cannot be written to.
+    """
+    file = locate(path, flag)
+    if in_bucket(file):
+        return file
+    folder = os.path.dirname(file)
     if not os.path.isdir(folder):
         raise ConfigError(f"{flag}={path}: there is no folder {folder}")
     if not os.access(folder, os.W_OK):
         raise ConfigError(f"{flag}={path}: {folder} cannot be written to")
+    return file
+
+
+@contextlib.contextmanager
+def writing(file: epath.Path) -> Iterator[pathlib.Path]:
+    """A local path to write a file at, in one go or in parts; it appears as `file` when the block ends
+    without an error.
+    """
+    if in_bucket(file):
+        with tempfile.TemporaryDirectory() as folder:
+            partial = pathlib.Path(folder) / file.name
+            yield partial
+            upload(partial, file)
+        return
+    with written_whole(file) as partial:
+        yield pathlib.Path(partial)
 
 
 def write_whole(path: epath.Path, content: str | bytes) -> None:
@@ -77,7 +233,8 @@ def write_whole(path: epath.Path, content: str | bytes) -> None:
     if isinstance(content, str):
         content = content.encode()
     if in_bucket(path):
-        path.write_bytes(content)
+        with _as_os_errors(path):
+            _client(path).pipe_file(os.fspath(path), content)
         return
     new = path.with_name(f"{path.name}.new")
     with open(new, "wb") as file:
@@ -87,6 +244,26 @@ def write_whole(path: epath.Path, content: str | bytes) -> None:
     new.replace(path)
 
 
+def upload(file: epath.PathLike, path: epath.PathLike) -> None:
+    """Copies a local file to a place, where it appears whole."""
+    if in_bucket(path):
+        with _as_os_errors(path):
+            _client(path).put_file(os.fspath(file), os.fspath(path))
+        return
+    new = f"{os.fspath(path)}.new"
+    shutil.copyfile(file, new)
+    os.replace(new, path)
+
+
+def download(folder: epath.PathLike, to: epath.PathLike) -> None:
+    """Copies all files of a folder in a bucket into a local one."""
+    for file in files_below(folder):
+        copy = os.path.join(to, os.path.relpath(file.path, folder))
+        os.makedirs(os.path.dirname(copy), exist_ok=True)
+        with _as_os_errors(file.path):
+            _client(folder).get_file(file.path, copy)
+
+
 def read_json(path: epath.Path, kind: type = dict):
     """The content of a small JSON file beside a run; `None` if it is missing or unusable. The
     latter is logged and never stops a run.
@@ -94,10 +271,10 @@ def read_json(path: epath.Path, kind: type = dict):
     Args:
       kind: what must be in it, `dict` or `list`.
     """
-    if not path.exists():
-        return None
     try:
-        value = json.loads(path.read_text())
+        value = json.loads(read_bytes(path))
+    except FileNotFoundError:
+        return None
     except (OSError, ValueError) as error:
         logging.warning("%s cannot be read (%s): going on without it", path, error)
         return None
@@ -111,14 +288,124 @@ def read_json(path: epath.Path, kind: type = dict):
 last_opened: dict[str, str] = {}
 
 
-def open_bytes(path: str) -> BinaryIO:
+def open_bytes(path: epath.PathLike) -> BinaryIO:
     """Opens a file to read; a local one without the cost of a path object, which readers of many
     small files would feel.
     """
-    last_opened[threading.current_thread().name] = path
+    last_opened[threading.current_thread().name] = os.fspath(path)
     return epath.Path(path).open("rb") if in_bucket(path) else open(path, "rb")
 
 
-def in_bucket(path: epath.PathLike) -> bool:
-    """Whether a path is a bucket's: there files appear whole, and nothing can be appended to them."""
-    return "://" in os.fspath(path)
+def read_bytes(path: epath.PathLike, first: int = 0, size: int | None = None) -> bytes:
+    """A whole file, or `size` bytes of it from `first` on; of an object by one request.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      OSError: it is shorter.
+    """
+    last_opened[threading.current_thread().name] = os.fspath(path)
+    if in_bucket(path):
+        wanted = {} if size is None else {"start": first, "end": first + size}
+        with _as_os_errors(path):
+            content = _client(path).cat_file(os.fspath(path), **wanted)
+    else:
+        with open(path, "rb") as file:
+            file.seek(first)
+            content = file.read(-1 if size is None else size)
+    if size is not None and len(content) != size:
+        raise OSError(f"{path}: expected {size} bytes from {first} on, got {len(content)}")
+    return content
+
+
+def describe(path: epath.PathLike) -> File:
+    """A file's size and identity.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+    """
+    text = os.fspath(path)
+    if in_bucket(text):
+        with _as_os_errors(text):
+            return _described(_client(text).info(text), text)
+    found = os.stat(text)
+    return File(text, found.st_size, f"{found.st_size}-{found.st_mtime_ns}")
+
+
+def files_below(folder: epath.PathLike) -> Iterator[File]:
+    """All files of a folder and the folders in it, by name; a bucket's by one listing. Nothing where
+    there is no such folder.
+    """
+    text = os.fspath(folder).rstrip("/")
+    if in_bucket(text):
+        scheme = buckets.parts(text)[0]
+        with _as_os_errors(text):
+            found = _client(text).find(text, detail=True)
+        for name, entry in sorted(found.items()):
+            yield _described(entry, f"{scheme}://{name}")
+        return
+    for where, folders, names in os.walk(text):
+        folders.sort()
+        for name in sorted(names):
+            yield describe(os.path.join(where, name))
+
+
+def names_in(folder: epath.PathLike) -> list[str]:
+    """The names of the files and folders in a folder, in no order; [] where there is no such folder."""
+    if not in_bucket(folder):
+        return os.listdir(folder) if os.path.isdir(folder) else []
+    try:
+        with _as_os_errors(folder):
+            found = _client(folder).ls(os.fspath(folder), detail=False)
+    except FileNotFoundError:
+        return []
+    return [os.path.basename(name.rstrip("/")) for name in found]
+
+
+def matching(pattern: str) -> Iterator[str]:
+    """The files and folders that a pattern such as `photos/**/*.jpg` finds, in no order."""
+    if not in_bucket(pattern):
+        return glob.iglob(pattern, recursive=True)
+    scheme = buckets.parts(pattern)[0]
+    with _as_os_errors(pattern):
+        return (f"{scheme}://{name}" for name in _client(pattern).glob(pattern))
+
+
+def exists(path: epath.PathLike) -> bool:
+    """Whether there is a file or folder."""
+    with _as_os_errors(path):
+        return epath.Path(path).exists()
+
+
+def remove(path: epath.PathLike) -> None:
+    """Removes a file, or a folder with all that is in it; nothing, if it is not there."""
+    place = epath.Path(path)
+    with _as_os_errors(path):
+        if place.is_dir():
+            place.rmtree()
+        else:
+            place.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _as_os_errors(path: epath.PathLike) -> Iterator[None]:
+    """Raises what the clients of buckets raise as `OSError`, as for local files."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        if not buckets.is_failure(error):
+            raise
+        raise OSError(f"{os.fspath(path)}: {buckets.reason(error)}") from error
+
+
+def _client(path: epath.PathLike):
+    return buckets.client(buckets.parts(os.fspath(path))[0])
+
+
+def _described(entry: dict, path: str) -> File:
+    """What a client of buckets says of an object."""
+    if entry["type"] == "directory":
+        raise FileNotFoundError(path)
+    identity = entry.get("generation") or entry.get("ETag") or entry.get("etag") or ""
+    return File(path, int(entry["size"]), str(identity).strip('"'))

@@ -7,10 +7,13 @@ are in `interchange`.
 """
 
 import dataclasses
+import functools
 import hashlib
 import importlib.metadata
 import json
+import os
 import re
+import tempfile
 from collections.abc import Callable, Mapping
 
 import jax
@@ -22,14 +25,17 @@ from etils import epath
 from flax import nnx
 from ml_collections import ConfigDict
 
-from vit_jax.base import patterns, places, schema
-from vit_jax.base.errors import CheckpointError
+from vit_jax import objectives, user_files
+from vit_jax.base import buckets, patterns, places, schema
+from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.config import Config, default_config
 from vit_jax.devices import meshes, processes
 from vit_jax.models import classifier, registry
 from vit_jax.models.registry import Weights
 
 FOLDER, BEST = "checkpoints", "best"
+RECIPE = "config.py"  # the config of a run, beside its checkpoints
+_LEFT_BY_RUNS = (".lock", "metrics.jsonl")
 _FORMAT = 1
 _SEAL = "sha256"
 # In a bucket Orbax writes this when all else of a checkpoint is there.
@@ -85,6 +91,21 @@ def describe(
     }
 
 
+def locate_to_save(path: epath.PathLike, field: str = "") -> epath.Path:
+    """The folder that checkpoints are saved in.
+
+    Raises:
+      ConfigError: it cannot be used (`places.locate`), or Orbax does not write there.
+    """
+    if os.fspath(path).startswith("s3://"):
+        named = f"{field}={path}" if field else path
+        raise ConfigError(
+            f"{named}: Orbax writes checkpoints to local folders and gs:// only, not to S3: save in a "
+            "local or shared folder, and copy it with 'aws s3 sync'; from S3 it can be read"
+        )
+    return places.locate(path, field)
+
+
 def find(path: epath.PathLike) -> epath.Path:
     """The directory of one checkpoint: `path` itself, or the newest below a run's workdir or its
     `checkpoints`; for WORKDIR/best the one of the best evaluation.
@@ -107,8 +128,23 @@ def find(path: epath.PathLike) -> epath.Path:
             return folder
         if steps := saved_steps(folder):
             return folder / str(steps[-1])
+    if has_begun(path):
+        raise CheckpointError(no_checkpoint_yet(path))
     raise CheckpointError(
         f"{path} holds no checkpoint: give a run's workdir, its '{FOLDER}' folder, or one step below it"
+    )
+
+
+def has_begun(path: epath.Path) -> bool:
+    """Whether `path` is the workdir of a run, whatever it has saved."""
+    return any((path / name).exists() for name in _LEFT_BY_RUNS)
+
+
+def no_checkpoint_yet(workdir: epath.Path) -> str:
+    """What to do about a run that has saved nothing so far."""
+    return (
+        f"{workdir} is a run that has no checkpoint yet: wait for its first (its log says when, as "
+        "config.checkpoint.every sets), or stop it with SIGTERM or Ctrl-C, which saves"
     )
 
 
@@ -117,7 +153,11 @@ def read_description(folder: epath.Path) -> dict:
     handler, args = ocp.JsonCheckpointHandler(), ocp.args.JsonRestore()
     try:
         description = handler.restore(epath.Path(folder) / "description", args=args)
-    except (OSError, ValueError) as error:
+    except Exception as error:
+        if _is_unavailable(folder, error):
+            raise buckets.failure(str(folder), error) from error
+        if not isinstance(error, OSError | ValueError):
+            raise
         raise CheckpointError(
             f"{folder} is damaged or no checkpoint: its description cannot be read ({error})"
         ) from error
@@ -127,7 +167,28 @@ def read_description(folder: epath.Path) -> dict:
     # Earlier versions had neither of the two.
     if not whole:
         raise CheckpointError(f"{folder} is damaged: its description is not the one that was saved")
+    _check_registered(description, folder)
     return description
+
+
+def _check_registered(description: dict, folder: epath.Path) -> None:
+    """Raises `ConfigError` if the model or the objective of a checkpoint is from a file of the user's that
+    was not given with --register.
+    """
+    model = description["model"]["name"]
+    objective = description["config"].get("objective", {}).get("name", "supervised")
+    known = {
+        f"the model {model!r}": registry.is_known(model),
+        f"the objective {objective!r}": objective in objectives.OBJECTIVES,
+    }
+    missing = " and ".join(what for what, is_known in known.items() if not is_known)
+    if not missing:
+        return
+    recipe = folder.parent.parent / RECIPE
+    files = user_files.registered_by(recipe)
+    flags = " ".join(f"--register={file}" for file in files) or "--register=FILE"
+    where = f"as {recipe} does" if files else "the Python file that adds it"
+    raise ConfigError(f"{folder} needs {missing}, which this package has not: add {flags}, {where}")
 
 
 def sealed(description: dict) -> dict:
@@ -239,10 +300,18 @@ def newest_description(workdir: epath.PathLike) -> dict | None:
 
 def saved_steps(folder: epath.Path) -> list[int]:
     """The steps saved whole, oldest first. In a bucket a folder is seen while it is written."""
-    if not folder.is_dir():
-        return []
-    entries = [entry for entry in folder.iterdir() if entry.name.isdigit()]
-    return sorted(int(entry.name) for entry in entries if ocp.utils.is_checkpoint_finalized(entry))
+    names = sorted((name for name in places.names_in(folder) if name.isdigit()), key=int)
+    return [int(name) for name in names if _is_whole(folder / name)]
+
+
+def _is_whole(checkpoint: epath.Path) -> bool:
+    if not places.in_bucket(checkpoint):
+        return ocp.utils.is_checkpoint_finalized(checkpoint)
+    try:
+        places.read_bytes(checkpoint / COMMITTED)  # one request, where looking for it takes three
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def stored_model_config(description: dict, **options) -> classifier.Options:
@@ -329,13 +398,36 @@ def _restore(folder: epath.Path, tree: dict) -> dict:
         item=tree, restore_args=jax.tree.map(_restore_args, tree), partial_restore=True
     )
     try:
-        return ocp.PyTreeCheckpointHandler().restore(folder / "state", args=args)
+        return ocp.PyTreeCheckpointHandler().restore(_for_orbax(folder / "state"), args=args)
     # Orbax and TensorStore report damage by exceptions of any type, Exception itself among them.
     except Exception as error:
-        raise CheckpointError(f"{folder} is damaged: {_why(error)}") from error
+        if _is_unavailable(folder, error):
+            raise buckets.failure(str(folder), why(error)) from error
+        raise CheckpointError(f"{folder} is damaged: {why(error)}") from error
 
 
-def _why(error: Exception) -> str:
+def _for_orbax(folder: epath.Path) -> epath.Path:
+    """Where Orbax can read a folder: there, or of S3 in a copy."""
+    if not os.fspath(folder).startswith("s3://"):
+        return folder
+    return epath.Path(_copy_of(os.fspath(folder)).name)
+
+
+@functools.lru_cache(1)  # arrays are read one by one
+def _copy_of(folder: str) -> tempfile.TemporaryDirectory:
+    """A local copy of a folder in a bucket, removed when it is used no more."""
+    copy = tempfile.TemporaryDirectory(prefix="vit_jax-")
+    logging.info("copying %s to %s", folder, copy.name)
+    places.download(folder, copy.name)
+    return copy
+
+
+def _is_unavailable(folder: epath.Path, error: Exception) -> bool:
+    """Whether a checkpoint cannot be reached, which is no damage: it must not be set aside."""
+    return places.in_bucket(folder) and buckets.is_absence(error.__cause__ or error)
+
+
+def why(error: Exception) -> str:
     """What Orbax or TensorStore say, without their description of how the array is stored."""
     cause = error.__cause__ or error
     first_line = (str(cause) or type(cause).__name__).splitlines()[0]
@@ -354,15 +446,22 @@ def everywhere(read: Callable[[], dict]) -> dict:
 
     Raises:
       CheckpointError: it failed somewhere; the same in all processes.
+      ConfigError, buckets.Unreachable: somewhere storage did not answer; the same in all processes.
     """
+    kinds = {kind.__name__: kind for kind in (buckets.Unreachable, ConfigError, CheckpointError)}
     result, failure = {}, ""
     try:
         result = read()
-    except CheckpointError as error:
-        failure = str(error)
+    except tuple(kinds.values()) as error:
+        failure = f"{type(error).__name__}:{error}"
     failures = [message for message in processes.gather("read a checkpoint", failure) if message]
-    if failures:
-        raise CheckpointError(failures[0])
+    for (
+        name,
+        kind,
+    ) in kinds.items():  # What may pass decides: others may have read damage through it.
+        for said in failures:
+            if said.startswith(f"{name}:"):
+                raise kind(said.removeprefix(f"{name}:"))
     return result
 
 

@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 from absl import logging
 from etils import epath
 
-from vit_jax.base import places
+from vit_jax.base import buckets, places
 from vit_jax.checkpoints.reading import (
     COMMITTED,
     FOLDER,
@@ -23,6 +23,7 @@ from vit_jax.checkpoints.reading import (
     read_parts,
     saved_steps,
     sealed,
+    why,
 )
 from vit_jax.config import Checkpoint
 from vit_jax.devices import processes
@@ -74,7 +75,8 @@ class Checkpoints:
         )
         logging.get_absl_logger().addFilter(_not_a_traceback_of_orbax)
         if processes.index() == 0:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            if not places.in_bucket(self._folder):
+                self._folder.mkdir(parents=True, exist_ok=True)
             self._delete(self._unfinished)
 
     def steps(self) -> list[int]:
@@ -103,7 +105,8 @@ class Checkpoints:
           marks: the `fingerprint` of the parts, where it is known already.
 
         Raises:
-          CheckpointError: `config.max_failures` saves in a row have failed.
+          CheckpointError, ConfigError, buckets.Unreachable: `config.max_failures` saves in a row have
+            failed.
         """
         if step == self._newest:
             return
@@ -187,11 +190,17 @@ class Checkpoints:
         return None
 
     def _make_folder(self) -> None:
-        if _first():
-            self._folder.mkdir(parents=True, exist_ok=True)
-            probe = self._folder / ".probe"
-            probe.mkdir(exist_ok=True)
-            probe.rmdir()
+        """Raises an error of storage unless a folder can be made in the one of all checkpoints."""
+        if not _first():
+            return
+        probe = self._folder / ".probe"
+        if places.in_bucket(probe):  # Folders exist there only in the names of objects.
+            places.write_whole(probe, b"")
+            probe.unlink()
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        probe.mkdir(exist_ok=True)
+        probe.rmdir()
 
     def _settle(self) -> None:
         """Waits for the write under way and records how it ended."""
@@ -207,7 +216,7 @@ class Checkpoints:
           failures: what went wrong in each process, '' for nothing.
 
         Raises:
-          CheckpointError: too many saves in a row have failed.
+          CheckpointError, ConfigError, buckets.Unreachable: too many saves in a row have failed.
         """
         step, self._writing = self._newest, False
         if not any(failures):
@@ -229,9 +238,14 @@ class Checkpoints:
         message = f"cannot write the checkpoint of step {step} to {self._folder}: {reasons}"
         most = self._config.max_failures
         if self._failures >= most:
+            message += f". These were {most} failures in a row (config.checkpoint.max_failures)"
+            if places.in_bucket(self._folder):
+                raise buckets.kind_of(message)(
+                    f"{message}. Check the network and this account's permissions, and start again: the "
+                    "last good checkpoint is kept"
+                )
             raise CheckpointError(
-                f"{message}. These were {most} failures in a row (config.checkpoint.max_failures). "
-                "Free or enlarge the disk and start again: the last good checkpoint is kept"
+                f"{message}. Free or enlarge the disk and start again: the last good checkpoint is kept"
             )
         if _first():
             logging.error(
@@ -247,18 +261,21 @@ class Checkpoints:
         return [self._folder / str(step) for step in old]
 
     def _unfinished(self) -> list[epath.Path]:
-        if not self._folder.is_dir():  # In a bucket a folder exists when something is in it.
-            return []
         whole = {str(step) for step in saved_steps(self._folder)}
         return [
-            path
-            for path in self._folder.iterdir()
-            if ocp.path.step.TMP_DIR_SUFFIX in path.name
-            or (path.name.isdigit() and path.name not in whole)
+            self._folder / name
+            for name in places.names_in(self._folder)
+            if ocp.path.step.TMP_DIR_SUFFIX in name or (name.isdigit() and name not in whole)
         ]
 
     def _delete(self, find: Callable[[], list[epath.Path]]) -> None:
-        failure = _failure_of(lambda: [folder.rmtree() for folder in find()])
+        def delete() -> None:
+            for folder in find():
+                if places.in_bucket(folder):  # first what makes it whole: this may be interrupted
+                    places.remove(folder / COMMITTED)
+                folder.rmtree()
+
+        failure = _failure_of(delete)
         if failure:
             logging.warning("cannot delete old checkpoints in %s: %s", self._folder, failure)
 
@@ -291,8 +308,10 @@ def _failure_of(action: Callable[[], None]) -> str:
     """How an action on storage failed, in a line; '' if it did not."""
     try:
         action()
-    # Storage fails as OSError, as TensorStore's ValueError, and as JAX's and Orbax's own errors of
-    # a wait that has come to its end.
-    except (OSError, ValueError, RuntimeError) as error:
-        return (str(error) or type(error).__name__).splitlines()[0]
+    except Exception as error:
+        # Storage fails as OSError, as errors of the clients of buckets, as TensorStore's ValueError,
+        # and as JAX's and Orbax's own errors of a wait that has come to its end.
+        if not (isinstance(error, ValueError | RuntimeError) or buckets.is_failure(error)):
+            raise
+        return why(error)
     return ""

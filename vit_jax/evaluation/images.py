@@ -16,8 +16,10 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from etils import epath
 
+from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.decode import eval_crop
+from vit_jax.data.images import MOST_BYTES, read_file
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage
 from vit_jax.data.sources.table import SUFFIXES, natural
@@ -38,10 +40,7 @@ class Named:
 
     def read(self, data: Data) -> np.ndarray:
         """(H, W, C) uint8, as `config.data` cuts it. Raises `BadImage`."""
-        try:
-            content = self.content or epath.Path(self.name).read_bytes()
-        except OSError as error:
-            raise BadImage(self.name, error.strerror) from None
+        content = read_file(self.name) if self.content is None else self.content
         return eval_crop(content, data, name=self.name)
 
 
@@ -49,16 +48,17 @@ def find(sources: Sequence[str]) -> Iterator[Named]:
     """The images of a command line, one after the other, as they are found.
 
     Args:
-      sources: files; folders, whose images of all levels are taken, in the order of their names;
+      sources: local or in buckets: files; folders, whose images of all levels are taken, in the order of their names;
         patterns such as 'photos/**/*.jpg'; or '-': standard input, an image or the names of images, one
         a line.
 
     Raises:
-      ConfigError: a folder has no images, or a pattern finds nothing; said at once.
+      ConfigError: a folder has no images, a pattern finds nothing, or a source is neither local nor in
+        a bucket; raised at once.
     """
-    sources = [matched for source in sources for matched in _matched(source)]
+    sources = [matched for source in sources for matched in _matched(_known(source))]
     for source in sources:
-        if os.path.isdir(source) and not any(_below(source)):
+        if _is_folder(source) and not any(_below(source)):
             raise ConfigError(f"{source} has no images ({', '.join(SUFFIXES)})")
     return itertools.chain.from_iterable(map(_find, sources))
 
@@ -114,15 +114,29 @@ def read_ahead(
 def _find(source: str) -> Iterator[Named]:
     if source == "-":
         return _standard_input(sys.stdin.buffer)
-    names = _below(source) if os.path.isdir(source) else (source,)
+    names = _below(source) if _is_folder(source) else (source,)
     return map(Named, names)
+
+
+def _known(source: str) -> str:
+    """A source by the name that messages and results give it: as it is, a `file://` address as the
+    path that it means.
+    """
+    if source == "-":
+        return source
+    place = places.locate(source, "IMAGE")
+    return str(place) if places.is_address(source) else source
+
+
+def _is_folder(source: str) -> bool:
+    return epath.Path(source).is_dir() if places.in_bucket(source) else os.path.isdir(source)
 
 
 def _matched(source: str) -> list[str]:
     """The files and folders that a pattern finds; what is none stays as it is."""
-    if not glob.has_magic(source) or os.path.exists(source):
+    if not glob.has_magic(source) or places.exists(source):
         return [source]
-    found = sorted(glob.iglob(source, recursive=True), key=natural)
+    found = sorted(places.matching(source), key=natural)
     if not found:
         raise ConfigError(
             f"{source} matches no file; a pattern is written in quotes, e.g. 'photos/*.jpg'"
@@ -132,6 +146,11 @@ def _matched(source: str) -> list[str]:
 
 def _below(folder: str) -> Iterator[str]:
     unused = Unused()
+    if places.in_bucket(folder):
+        names = sorted((file.path for file in places.files_below(folder)), key=natural)
+        yield from (name for name in names if unused.is_image(name))
+        unused.report(folder)
+        return
     for place, folders, files in os.walk(folder):
         folders[:] = sorted((name for name in folders if name[0] != "."), key=natural)
         for name in sorted(files, key=natural):
@@ -143,5 +162,5 @@ def _below(folder: str) -> Iterator[str]:
 def _standard_input(stream: io.BufferedReader) -> Iterator[Named]:
     # All formats of images have one of these bytes among the first; no path has.
     if any(byte in stream.peek(16)[:16] for byte in (b"\0", b"\xff", b"\x89")):
-        return iter((Named("-", stream.read()),))
+        return iter((Named("-", stream.read(MOST_BYTES + 1)),))
     return (Named(os.fsdecode(name)) for line in stream if (name := line.strip()))

@@ -171,7 +171,7 @@ def predict_files(
       UserError: some image could not be read; said after all others were predicted.
     """
     if picture:
-        places.check_folder_of(picture, "--picture")
+        drawn = places.file_to_write(picture, "--picture")
     files = find(sources)
     run = load_for_images(path, settings, "predict", said)
     if not run.model_config.num_classes:
@@ -198,7 +198,8 @@ def predict_files(
     if tiles:
         from vit_jax.evaluation.picture import draw
 
-        draw(tiles, picture)
+        with places.writing(drawn) as partial:
+            draw(tiles, partial)
         logging.info("picture: %s, with %d of %d images", picture, len(tiles), good)
     if bad:
         raise UserError(f"{bad} of {good + bad} images cannot be read, see above")

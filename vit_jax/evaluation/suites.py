@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Iterator
 
 from absl import logging
-from etils import epath
 
 from vit_jax import evaluation
+from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
 from vit_jax.data import sources
@@ -89,7 +89,7 @@ def make(name: str, subject: Subject, folder: str = "") -> tuple[evaluation.Suit
 def _entry(part: Part, folder: str) -> tuple[str, dict]:
     """The evaluator as `config.eval.evaluators` would name it."""
     data = {"name": part.data, "path": folder, "eval_split": part.split}
-    place = epath.Path(folder or ".").expanduser() / part.data
+    place = places.locate(folder or ".", "--data_dir") / part.data
     if part.data in sources.OPENERS:
         data["path"] = str(place)
     elif folder and place.exists():

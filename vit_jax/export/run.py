@@ -12,9 +12,8 @@ from absl import logging
 from etils import epath
 
 from vit_jax import objectives
-from vit_jax.base import places
+from vit_jax.base import logs, places
 from vit_jax.base.errors import ConfigError, UserError
-from vit_jax.base.whole import written_whole
 from vit_jax.checkpoints import reading
 from vit_jax.data import crops
 from vit_jax.data.augmentation import augment
@@ -68,10 +67,9 @@ def export(
     Raises:
       ConfigError: the file cannot be written, or it is not known how images are normalised.
     """
-    target, writer = pathlib.Path(out), FORMATS[to]
+    target, writer = places.file_to_write(out, "--out"), FORMATS[to]
     if target.suffix != writer.SUFFIX:
         raise ConfigError(f"--out={out}: name it {writer.SUFFIX}")
-    places.check_folder_of(out, "--out")
     writer.check()
     files = find(images) if images else None
     run = load_for_images(path, settings, "export", said)
@@ -83,10 +81,10 @@ def export(
     description = _describe(run, data, shape, batch_size, inside, precision) | {"how": writer.HOW}
     batch = batch_size or jax.export.symbolic_shape("batch")[0]
     like = jax.ShapeDtypeStruct((batch, *shape), np.uint8 if inside else np.float32)
-    with written_whole(target) as partial:
-        description = writer.write(
-            pathlib.Path(partial), answer, weights, like, description, precision
-        )
+    tracing = logs.with_elapsed_time(f"tracing the model and writing {target}")
+    with places.writing(target) as partial, tracing:
+        description = writer.write(partial, answer, weights, like, description, precision)
+        written = None if files is None else writer.load(partial)
     if files is None:
         return description
     size = batch_size or _BATCH
@@ -95,7 +93,7 @@ def export(
     def prepared(images: np.ndarray) -> np.ndarray:
         return images if inside else (images.astype(np.float32) / 255 - mean) / std
 
-    programs = (jax.jit(lambda images: answer(weights, images)), writer.load(target))
+    programs = (jax.jit(lambda images: answer(weights, images)), written)
     compared = _compare(
         [lambda x, program=program: np.asarray(program(prepared(x))) for program in programs],
         read_ahead(files, data, size), size, shape, run.classes,

@@ -20,8 +20,9 @@ from typing import Any
 from etils import epath
 
 from vit_jax.base import places, schema, sizes
-from vit_jax.base.errors import CheckpointError, ConfigError, UserError
+from vit_jax.base.errors import CheckpointError, ConfigError, UserError, reason
 from vit_jax.base.schema import nearest
+from vit_jax.checkpoints import reading
 from vit_jax.data.augmentation import augment
 from vit_jax.interchange import opened, remote
 from vit_jax.models import classifier, naming, registry
@@ -90,6 +91,10 @@ class Foreign:
     called: str = ""
 
 
+# What comes of a description whose values have other types than any code wrote.
+_SENSELESS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
 def module(name: str) -> ModuleType:
     """The module of a format by its name."""
     if name not in FORMATS:
@@ -133,6 +138,12 @@ def read(
     except UserError:
         opened.forget()  # what was refused may be mended in place
         raise
+    except _SENSELESS as error:
+        opened.forget()
+        raise CheckpointError(
+            f"{path} is damaged: what it says about its model makes no sense "
+            f"({type(error).__name__}: {reason(error)})"
+        ) from error
 
 
 def _open(path: epath.PathLike) -> opened.Opened:
@@ -149,6 +160,8 @@ def _detect(found: opened.Opened) -> str:
     for name in FORMATS:
         if module(name).recognises(found):
             return name
+    if found.container == "folder" and reading.has_begun(found.path):
+        raise CheckpointError(reading.no_checkpoint_yet(found.path))
     raise CheckpointError(
         f"{found.path} is no checkpoint of a known format ({', '.join(FORMATS)}): {_looks_like(found)}"
     )
@@ -160,11 +173,20 @@ def write(foreign: Foreign, path: epath.PathLike, to: str) -> None:
     Raises:
       CheckpointError: the format cannot express the model, or the file cannot be written; then
         nothing is left behind.
-      ConfigError: the path is an address.
+      ConfigError: see `to_write`.
+    """
+    module(to).write(foreign, to_write(path, to))
+
+
+def to_write(path: epath.PathLike, to: str) -> epath.Path:
+    """The file or folder that a checkpoint is written to in the format `to`.
+
+    Raises:
+      ConfigError: it is neither local nor in a bucket, or the format cannot be written there.
     """
     if remote.is_remote(path):
         raise ConfigError(f"{path} cannot be written to: name a file or folder, and upload that")
-    module(to).write(foreign, places.locate(path))
+    return reading.locate_to_save(path) if to == "orbax" else places.locate(path)
 
 
 def preprocessing_with(

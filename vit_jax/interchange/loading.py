@@ -278,6 +278,7 @@ def convert(
       ConfigError: `data` has other fields than these, or mean or std stays unknown.
     """
     formats.module(to)
+    destination = formats.to_write(destination, to)
     foreign = formats.read(source, allow_nonfinite=allow_nonfinite, **overrides)
     if data:
         foreign.preprocessing = formats.preprocessing_with(foreign, data, source)

@@ -58,7 +58,8 @@ def dry_run(
     preflight.check(assembly, source, suite, workdir, teachers=teachers)
     if config.init_from:
         starting.check_fits(assembly)
-    if source is not None and workdir is not None:
+    # What a teacher labels belongs to the examples of a run, and is not known here.
+    if source is not None and workdir is not None and not config.pseudo.teacher:
         _check_same_run(assembly, source, workdir)
     lines = announce.lines(assembly, examples, suite)
     estimate = rough.estimate(assembly)

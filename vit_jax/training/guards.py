@@ -12,7 +12,7 @@ import jax
 from absl import logging
 from etils import epath
 
-from vit_jax.base import places, schema
+from vit_jax.base import buckets, places, schema
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import reading
 from vit_jax.config import Config, config_class
@@ -117,7 +117,7 @@ def use_compilation_cache(directory: str) -> None:
     """
     if not directory:
         return
-    path = places.locate(directory)
+    path = places.locate(directory, "config.compilation_cache")
     try:
         if not places.in_bucket(path):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -141,27 +141,35 @@ def _warn_of_others(cache: epath.Path) -> None:
         )  # fmt: skip
 
 
-def make_workdir(workdir: epath.Path) -> None:
-    """Makes the folder and proves that it can be written to, before any work is done. What may
-    pass, such as a full disk or one that is being mounted, is tried again.
+def make_workdir(workdir: epath.Path, flag: str = "--workdir") -> None:
+    """Makes the folder that a flag names and checks that it can be written to, before any work is done.
+    What may pass, such as a full disk or one that is being mounted, is tried again.
 
     Raises:
       ConfigError: it cannot.
       NotWritable: it cannot for now; start again.
     """
     probe = workdir / f".writable-{jax.process_index()}"
+    in_bucket = places.in_bucket(workdir)
+    if in_bucket and jax.process_index() == 0:
+        places.check_no_file(workdir, "--workdir")
     for seconds in (*_RETRY_SECONDS, None):
         try:
-            workdir.mkdir(parents=True, exist_ok=True)
+            if not in_bucket:
+                workdir.mkdir(parents=True, exist_ok=True)
             probe.write_bytes(b"\0" * 4096)
             probe.unlink()
             return
-        except OSError as error:
-            passing = error.errno in _PASSING
+        except Exception as error:
+            if not buckets.is_failure(error):
+                raise
+            passing = getattr(error, "errno", None) in _PASSING
+            if in_bucket:  # Its client has tried again what may pass.
+                passing, seconds = not buckets.is_denied(error), None
             if passing and seconds:
-                logging.warning("--workdir=%s: %s; trying again in %g s", workdir, error, seconds)
+                logging.warning("%s=%s: %s; trying again in %g s", flag, workdir, error, seconds)
                 time.sleep(seconds)
                 continue
             failure = NotWritable if passing else ConfigError
-            reason = error.strerror or error
-            raise failure(f"cannot write to --workdir={workdir}: {reason}") from error
+            reason = buckets.reason(error)
+            raise failure(f"cannot write to {flag}={workdir}: {reason}") from error

@@ -70,7 +70,7 @@ def sweep(
       NonFiniteError: no setting of the grid survived.
     """
     logs.to_stderr_by_default()
-    workdir = places.locate(workdir)
+    workdir = reading.locate_to_save(workdir, "--workdir")
     part, select, whole = divide(config.data.train_split, select)
     settings = _settings(config, grid)
     tried = []
@@ -199,7 +199,7 @@ def run_all(runs: Mapping[str, ConfigDict], workdir: epath.PathLike) -> dict[str
       ConfigError: a run cannot be trained as it is.
     """
     logs.to_stderr_by_default()
-    workdir, found = places.locate(workdir), {}
+    workdir, found = reading.locate_to_save(workdir, "--workdir"), {}
     for number, (name, config) in enumerate(runs.items(), start=1):
         logging.info("run %d of %d: %s", number, len(runs), name)
         if config.pseudo.teacher in runs:

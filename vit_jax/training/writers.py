@@ -2,6 +2,7 @@
 `MetricWriter`, whose module needs TensorFlow.
 """
 
+import concurrent.futures
 import json
 import math
 import pathlib
@@ -9,13 +10,14 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 from absl import logging
 from etils import epath
 
-from vit_jax.base import durations
+from vit_jax.base import durations, places
 
 # What a line on the console shows of a step's scalars, and how.
 _SHOWN = {
@@ -24,6 +26,7 @@ _SHOWN = {
     "learning_rate": "learning rate {:.3g}",
     "images_per_second": "{:,.0f} images/s",
     "input_wait": "{:.0%} waiting for data",
+    "read_wait": "{:.0%} of decoding waiting for reads",
     "mfu": "MFU {:.1%}",
 }
 
@@ -89,13 +92,18 @@ class JsonLinesWriter(MetricWriter):
     become null, as JSON has none.
     """
 
-    def __init__(self, path: pathlib.Path):
-        self._file = path.open("a+b")
+    def __init__(self, path: pathlib.Path, marks: Mapping = MappingProxyType({})):
+        """Opens the file, and makes it if it is not there.
+
+        Args:
+          marks: further fields of each line.
+        """
+        self._file, self._marks = path.open("a+b"), dict(marks)
         _drop_cut_line(self._file)
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
         numbers = {name: value if math.isfinite(value) else None for name, value in scalars.items()}
-        self._file.write((json.dumps({"step": step, **numbers}) + "\n").encode())
+        self._file.write((json.dumps({"step": step, **self._marks, **numbers}) + "\n").encode())
 
     def flush(self) -> None:
         self._file.flush()
@@ -190,7 +198,8 @@ class TensorBoardWriter(MetricWriter):
 
 class BucketWriter(MetricWriter):
     """Copies a folder of files that grow to a bucket, where nothing can be appended to: at most once
-    a minute, and at the end. The folder is removed then.
+    a minute, in a thread of its own, so that a bucket that answers late does not hold up training; and
+    at the end. The folder is removed then.
     """
 
     SECONDS = 60
@@ -199,18 +208,27 @@ class BucketWriter(MetricWriter):
         self._folder, self._bucket = folder, bucket
         self._sizes: dict[pathlib.Path, int] = {}
         self._due = time.monotonic()
+        self._copies = concurrent.futures.ThreadPoolExecutor(1, "vit_jax-metrics")
+        self._copy: concurrent.futures.Future | None = None
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
         """Writes nothing: `flush` copies the files of the other writers."""
 
     def flush(self) -> None:
-        if time.monotonic() >= self._due:
-            self._sizes = copy_grown(self._folder, self._bucket, self._sizes)
-            self._due = time.monotonic() + self.SECONDS
+        if time.monotonic() < self._due or (self._copy and not self._copy.done()):
+            return
+        self._due = time.monotonic() + self.SECONDS
+        before, self._copy = self._copy, self._copies.submit(self._copy_all)
+        if before:
+            before.result()  # raises what went wrong a minute ago
 
     def close(self) -> None:
-        copy_grown(self._folder, self._bucket, self._sizes)
+        self._copies.shutdown()
+        self._copy_all()
         shutil.rmtree(self._folder)
+
+    def _copy_all(self) -> None:
+        self._sizes = copy_grown(self._folder, self._bucket, self._sizes)
 
 
 def copy_grown(
@@ -221,8 +239,7 @@ def copy_grown(
     for file, size in now.items():
         if sizes.get(file) != size:
             copy = bucket / file.relative_to(folder).as_posix()
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(file.read_bytes())
+            places.write_whole(copy, file.read_bytes())  # by now it may be larger
     return now
 
 

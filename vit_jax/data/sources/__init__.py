@@ -12,6 +12,7 @@ from etils import epath
 
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
+from vit_jax.data.cache import cached
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, DataError, DataSet, Labels, Record, Source
 from vit_jax.data.sources.digits import open_digits, open_few
@@ -53,7 +54,16 @@ def open_data_set(config_data: Data) -> DataSet | MixedSet:
     Raises:
       ConfigError: there is no such data set, folder or class.
     """
-    return OPENERS.get(config_data.name, open_tfds)(config_data)
+    if config_data.path:
+        place = places.locate(config_data.path, "config.data.path")
+        if places.is_address(config_data.path):
+            config_data = dataclasses.replace(config_data, path=str(place))
+    data_set = OPENERS.get(config_data.name, open_tfds)(config_data)
+    if not config_data.cache or isinstance(data_set, MixedSet):  # whose sets are cached one by one
+        return data_set
+    return dataclasses.replace(
+        data_set, read=lambda parts: cached(data_set.read(parts), config_data)
+    )
 
 
 def open_source(config_data: Data, split: str) -> Source:
@@ -130,9 +140,13 @@ def locate(text: str, config_data: Data) -> Data:
     there (a prepared data set, tar files, a folder, a list of files), or else a TFDS data set.
     """
     name, path = text, config_data.path
+    if places.is_address(text):
+        text = str(places.locate(text))
     place = epath.Path(text).expanduser()
     if text not in OPENERS and text not in NAMED:
-        if place.suffix == ".tar" or any(place.glob("*.tar") if place.is_dir() else ()):
+        # Not `glob`, which lists all folders of a bucket.
+        inside = place.iterdir() if place.is_dir() else ()
+        if place.suffix == ".tar" or any(one.suffix == ".tar" for one in inside):
             name, path = "tar", text
         elif place.exists():
             name = "prepared" if (place / DESCRIPTION).exists() else "folder"
@@ -144,10 +158,17 @@ def from_anywhere(config_data: Data) -> Data:
     """`config_data` with absolute paths, so that they mean the same from every working folder."""
     check_mixture(config_data.mixture)
     mixture = tuple(
-        (places.absolute(text), weight) if _is_place(text) else (text, weight)
+        (places.absolute(text, "config.data.mixture"), weight)
+        if _is_place(text)
+        else (text, weight)
         for text, weight in config_data.mixture
     )
-    return dataclasses.replace(config_data, path=places.absolute(config_data.path), mixture=mixture)
+    return dataclasses.replace(
+        config_data,
+        path=places.absolute(config_data.path, "config.data.path"),
+        cache=places.absolute(config_data.cache, "config.data.cache"),
+        mixture=mixture,
+    )
 
 
 def check_path(config_data: Data) -> None:
@@ -161,6 +182,9 @@ def check_path(config_data: Data) -> None:
 
 def _is_place(text: str) -> bool:
     """Whether `text`, in a mixture, is a file or folder rather than the name of a data set."""
+    if places.is_address(text):
+        return True
+    if text in OPENERS or text in NAMED:
+        return False
     place = epath.Path(text).expanduser()
-    known = text in OPENERS or text in NAMED
-    return not known and (place.exists() or place.suffix == ".tar")
+    return place.exists() or place.suffix == ".tar"

@@ -35,6 +35,16 @@ class Unused:
         self._first.setdefault(suffix, name)
         return False
 
+    def counts(self) -> dict[str, list]:
+        """By the ends of names how many files there are, and the first of them."""
+        return {suffix: [count, self._first[suffix]] for suffix, count in self._counts.items()}
+
+    def add(self, counts: dict[str, list]) -> None:
+        """Adds what `counts` of another gave."""
+        for suffix, (count, first) in counts.items():
+            self._counts[suffix] += count
+            self._first.setdefault(suffix, first)
+
     def text(self) -> str:
         """'120 .heic, 3 .txt'; the most frequent types, pictures first; '' if all files are images."""
         order = sorted(self._counts, key=lambda s: (s not in PICTURES, -self._counts[s], s))

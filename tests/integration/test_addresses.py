@@ -1,0 +1,158 @@
+"""Every argument that takes a place, given an address: it works, or a sentence and exit code 2 come
+before anything is done.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+import s3fs
+from etils import epath
+
+from vit_jax.base import buckets, places
+from vit_jax.base.errors import ConfigError
+from vit_jax.training import guards
+
+RECIPE = os.path.abspath("configs/digits.py")
+TRAIN = ("train", f"--config={RECIPE}", "--config.duration=1 steps")
+DATA = (*TRAIN, "--workdir=run")
+
+ARGUMENTS = {
+    "train --workdir": (*TRAIN, "--workdir={}"),
+    "train config.data.path": (*DATA, "--config.data.name=folder", "--config.data.path={}"),
+    "train config.data.path, prepared": (*DATA, "--config.data.name=prepared", "--config.data.path={}"),
+    "train config.data.path, tar": (*DATA, "--config.data.name=tar", "--config.data.path={}"),
+    "train config.data.mixture": (*DATA, "--config.data.name=mixture", "--config.data.mixture=(('{}',1.0),)"),
+    "train config.compilation_cache": (*TRAIN, "--workdir=run", "--config.compilation_cache={}"),
+    "train config.init_from": (*TRAIN, "--workdir=run", "--config.init_from={}"),
+    "train --config": ("train", "--config={}", "--workdir=run"),
+    "train --register": (*TRAIN, "--workdir=run", "--register={}"),
+    "train --dry_run --workdir": (*TRAIN, "--dry_run", "--workdir={}"),
+    "sweep --workdir": ("sweep", f"--config={RECIPE}", "--grid=optim.lr=0.1,0.2", "--workdir={}"),
+    "vtab --workdir": ("vtab", "--checkpoint=x.npz", "--workdir={}"),
+    "evaluate --checkpoint": ("evaluate", "--checkpoint={}"),
+    "evaluate --data_dir": ("evaluate", "--checkpoint=x.npz", "--suite=imagenet", "--data_dir={}"),
+    "predict IMAGE": ("predict", "--checkpoint=x.npz", "{}"),
+    "predict --checkpoint": ("predict", "--checkpoint={}", "a.jpg"),
+    "predict --picture": ("predict", "--checkpoint=x.npz", "--picture={}", "a.jpg"),
+    "predict --features": ("predict", "--checkpoint=x.npz", "--features={}.npz", "a.jpg"),
+    "exits --checkpoint": ("exits", "--checkpoint={}", "--budgets=1"),
+    "export --checkpoint": ("export", "--checkpoint={}", "--to=onnx", "--out=a.onnx"),
+    "export --out": ("export", "--checkpoint=x.npz", "--to=onnx", "--out={}.onnx"),
+    "export --images": ("export", "--checkpoint=x.npz", "--to=onnx", "--out=a.onnx", "--images={}"),
+    "serve --checkpoint": ("serve", "--checkpoint={}"),
+    "inspect --checkpoint": ("inspect", "--checkpoint={}", "--images=a.jpg", "--out=report"),
+    "inspect --images": ("inspect", "--checkpoint=x.npz", "--images={}", "--out=report"),
+    "inspect --out": ("inspect", "--checkpoint=x.npz", "--images=a.jpg", "--out={}"),
+    "report DIR": ("report", "{}", "--out=report"),
+    "report --out": ("report", ".", "--out={}"),
+    "benchmark --profile": ("benchmark", "step", f"--config={RECIPE}", "--profile={}"),
+    "benchmark --checkpoint": ("benchmark", "inference", "--checkpoint={}", "--budget=1"),
+    "show": ("show", "{}"),
+    "convert SOURCE": ("convert", "{}", "a.npz", "--to=official"),
+    "convert DESTINATION": ("convert", "x.npz", "{}", "--to=official"),
+    "prepare SOURCE": ("prepare", "{}", "--out=set"),
+    "prepare --out": ("prepare", "digits", "--out={}"),
+    "prepare --data_dir": ("prepare", "digits", "--out=set", "--data_dir={}"),
+    "prepare --verify": ("prepare", "{}", "--verify"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "name, address",
+    [
+        (name, address)
+        for name in ARGUMENTS
+        for address in ("foo://host/a", "gs://nowhere/a")
+        # It asks no bucket for a run that it does not start.
+        if (name, address) != ("train --dry_run --workdir", "gs://nowhere/a")
+    ],
+)
+def test_an_address_that_cannot_be_used_is_refused_before_anything_is_done(
+    name, address, command, empty_folder, cloud_storage
+):
+    code, out, err = command(*(part.replace("{}", address) for part in ARGUMENTS[name]))
+    sentence = err.strip().splitlines()[-1]
+    assert code == 2 and address[:12] in sentence and sentence.startswith("vit_jax: "), err
+    assert "Traceback" not in err and out == "" and not list(empty_folder.iterdir())
+
+
+def test_a_workdir_below_an_object_is_refused(bucket):
+    places.write_whole(epath.Path(f"{bucket}/a"), "text")
+    with pytest.raises(ConfigError, match=f"--workdir={bucket}/a/run: {bucket}/a is an object"):
+        guards.make_workdir(epath.Path(f"{bucket}/a/run"))
+
+
+@pytest.fixture
+def silent():
+    """The address of a server that takes connections and says nothing."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(100)
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_a_bucket_that_does_not_answer_is_a_sentence_within_20_seconds(
+    silent, bucket_environment, s3_environment, empty_folder
+):
+    environment = os.environ | bucket_environment | s3_environment
+    environment |= {"STORAGE_EMULATOR_HOST": silent, "AWS_ENDPOINT_URL": silent}
+    prepared = [part.format("gs://bucket/set") for part in ARGUMENTS["train config.data.path, prepared"]]  # fmt: skip
+    commands = [("show", "gs://bucket/run"), ("show", "s3://bucket/run"), prepared]
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "vit_jax", *command],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for command in [*commands, commands[0]]
+    ]
+    *waiting, stopped = started
+    time.sleep(8)  # to import and to ask
+    stopped.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    stopped.communicate(timeout=5)
+    assert stopped.returncode == -signal.SIGTERM and time.monotonic() - began < 5
+    for process, scheme in zip(waiting, ("gs", "s3", "gs"), strict=True):
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 42 and "Traceback" not in err and not out, err
+        assert f"{scheme}://bucket: no answer from {silent}" in err.splitlines()[-1]
+    assert buckets.PATIENCE_SECONDS < 20
+
+
+@pytest.mark.parametrize("scheme", ["gs", "s3"])
+@pytest.mark.parametrize(
+    "status, problem", [(403, "no permission to list it"), (401, "no credentials")]
+)
+def test_a_bucket_that_this_account_may_not_read_is_reported(status, problem, scheme, request):
+    made = request.getfixturevalue({"gs": "bucket", "s3": "s3_bucket"}[scheme])
+    request.getfixturevalue({"gs": "faults", "s3": "s3_faults"}[scheme]).inject(
+        "status", status=status
+    )
+    problem = "no permission" if scheme == "s3" else problem  # It has keys, which are refused.
+    with pytest.raises(ConfigError, match=f"--workdir={made}: {problem}"):
+        places.locate(f"{made}/run", "--workdir")
+
+
+def test_without_keys_for_s3_it_says_how_to_have_some(s3_bucket, command, monkeypatch, tmp_path):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    buckets.client.cache_clear()
+    s3fs.S3FileSystem.clear_instance_cache()
+    code, _, err = command("show", f"{s3_bucket}/run")
+    buckets.client.cache_clear()
+    s3fs.S3FileSystem.clear_instance_cache()
+    assert code == 2 and "no credentials on this machine: run 'aws configure'" in err

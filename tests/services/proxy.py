@@ -1,0 +1,115 @@
+"""A proxy that counts requests and injects faults: `python proxy.py UPSTREAM` prints its address.
+
+PUT /_proxy/faults replaces the faults (`buckets.Faults` documents their fields), GET /_proxy/requests
+returns [method, path] of each request since the last DELETE of it.
+"""
+
+import asyncio
+import re
+import socket
+import struct
+import sys
+
+import aiohttp
+from aiohttp import web
+
+_HOP = {"connection", "keep-alive", "transfer-encoding", "content-length"}
+
+
+class Proxy:
+    """Forwards requests to one server.
+
+    Attributes:
+      requests: method and path of each, oldest first.
+    """
+
+    def __init__(self, upstream: str, session: aiohttp.ClientSession):
+        self._upstream, self._session = upstream, session
+        self.requests: list[tuple[str, str]] = []
+        self._latency, self._faults = 0.0, []
+
+    async def control(self, request: web.Request) -> web.Response:
+        if request.method == "GET":
+            return web.json_response(self.requests)
+        if request.method == "DELETE":
+            self.requests.clear()
+            return web.Response()
+        content = await request.json()
+        self._latency = content["latency_ms"] / 1000
+        self._faults = [fault | {"seen": 0} for fault in content["faults"]]
+        return web.Response()
+
+    async def forward(self, request: web.Request) -> web.StreamResponse:
+        self.requests.append((request.method, request.path_qs))
+        await asyncio.sleep(self._latency)
+        fault = self._next_fault(request) or {"kind": ""}
+        body = await request.read()
+        match fault["kind"]:
+            case "status":
+                return web.Response(status=fault["status"], text="injected by the test")
+            case "stall":
+                await asyncio.sleep(fault["seconds"])
+            case "reset":
+                return _reset(request)
+        headers = [(k, v) for k, v in request.headers.items() if k.lower() not in _HOP]
+        async with self._session.request(
+            request.method,
+            f"{self._upstream}{request.raw_path}",
+            headers=headers,
+            data=body or None,
+            allow_redirects=False,
+        ) as reply:
+            content = await reply.read()
+        if fault["kind"] == "lost":
+            return _reset(request)
+        response = web.StreamResponse(status=reply.status, reason=reply.reason)
+        for name, value in reply.headers.items():
+            if name.lower() not in _HOP:
+                response.headers.add(name, value)
+        length = int(reply.headers.get("Content-Length", 0)) if request.method == "HEAD" else len(content)  # fmt: skip
+        response.content_length = length
+        await response.prepare(request)
+        if fault["kind"] == "truncate" and content:
+            await response.write(content[: len(content) // 2])
+            request.transport.close()
+            return response
+        if request.method != "HEAD":
+            await response.write(content)
+        await response.write_eof()
+        return response
+
+    def _next_fault(self, request: web.Request) -> dict | None:
+        for fault in self._faults:
+            if request.method in fault["methods"] and re.search(fault["path"], request.path_qs):
+                fault["seen"] += 1
+                left = fault["times"] is None or fault["seen"] <= fault["times"] * fault["every"]
+                if left and fault["seen"] % fault["every"] == 0:
+                    return fault
+        return None
+
+
+def _reset(request: web.Request) -> web.Response:
+    """Ends the connection with a TCP reset; what is returned goes nowhere."""
+    connection = request.transport.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    request.transport.abort()
+    return web.Response()
+
+
+async def _serve(upstream: str) -> None:
+    timeout = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as session:
+        proxy = Proxy(upstream, session)
+        application = web.Application(client_max_size=2**32)
+        application.router.add_route("*", "/_proxy/{name}", proxy.control)
+        application.router.add_route("*", "/{path:.*}", proxy.forward)
+        runner = web.AppRunner(application, auto_decompress=False)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        print(f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}", flush=True)
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(sys.argv[1]))

@@ -1,0 +1,216 @@
+"""The clients of buckets, gcsfs and s3fs: how they are made, whether a bucket can be reached, and what
+their errors mean. What a path is, and all that is done with one, is in `places`.
+"""
+
+import functools
+import importlib
+import importlib.util
+import logging
+import os
+import re
+import threading
+from typing import TYPE_CHECKING
+
+from vit_jax.base.errors import ConfigError, UserError
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+PATIENCE_SECONDS = 15.0
+# Package and extra that read and write the buckets of a scheme.
+_PACKAGES = {"gs": ("gcsfs", "gcs"), "s3": ("s3fs", "s3")}
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+# Where an error comes from that storage, or the way to it, raised: all but `OSError`.
+_LIBRARIES = {"aiohttp", "botocore", "fsspec", "gcsfs", "google", "requests", "s3fs", "urllib3"}
+# What TensorStore says where storage does not answer, or refuses; damage has other codes.
+_CLIENTS = {"fsspec", "gcsfs", "s3fs"}
+_REFUSED = re.compile(
+    r"\b(ABORTED|DEADLINE_EXCEEDED|PERMISSION_DENIED|RESOURCE_EXHAUSTED|UNAUTHENTICATED|UNAVAILABLE)\b"
+)
+_WITHOUT_KEYS = ("NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError")
+_DENIED = re.compile(
+    r"\b(401|403|PERMISSION_DENIED|UNAUTHENTICATED|[Ff]orbidden|[Aa]ccess ?[Dd]enied|[Uu]nauthori[sz]ed)\b"
+)
+
+
+class Unreachable(UserError):
+    """A bucket does not answer for now: start again."""
+
+    exit_code = 42
+
+
+@functools.cache
+def client(scheme: str) -> "AbstractFileSystem":
+    """What reads and writes the buckets of a scheme; the one that `epath` uses too."""
+    import fsspec
+
+    # Other processes write what this one reads: listings are not remembered. Where gcsfs has no
+    # time-outs, s3fs has: 5 s to connect and 15 s to read.
+    settings = {"use_listings_cache": False}
+    if scheme == "gs":
+        import aiohttp
+
+        settings["requests_timeout"] = aiohttp.ClientTimeout(sock_connect=15, sock_read=60)
+        # It logs each error that it raises, with a traceback.
+        logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
+        logging.getLogger("google.auth").setLevel(logging.ERROR)
+    protocol, options = ("gcs", {"finalize_on_close": True}) if scheme == "gs" else (scheme, {})
+    chosen = fsspec.config.conf.setdefault(protocol, {})
+    for name, value in settings.items():
+        chosen.setdefault(name, value)
+    return fsspec.filesystem(protocol, **options)
+
+
+def check_name(address: str, field: str) -> None:
+    """Raises `ConfigError` unless an address names a bucket, and no folder above another, and the
+    package that reads it is installed.
+    """
+    scheme, bucket, key = parts(address)
+    if not _NAME.fullmatch(bucket):
+        raise ConfigError(
+            f"{field}{address}: {bucket!r} is no name of a bucket; expected {scheme}://BUCKET/FOLDER "
+            "with lower-case letters, digits, '-', '_' and '.' in BUCKET"
+        )
+    if {"..", "."} & set(key.split("/")):
+        raise ConfigError(
+            f"{field}{address}: names in a bucket have no '.' or '..': write the path out"
+        )
+    package, extra = _PACKAGES[scheme]
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(
+            f"{field}{address}: reading buckets needs {package}: pip install 'vit_jax[{extra}]'"
+        )
+
+
+_reached: set[tuple[str, str]] = set()
+
+
+def check_reachable(address: str, field: str) -> None:
+    """Asks for one name in a bucket, once per bucket: what reads it later, in native code, may wait
+    without an end for a network or credentials.
+
+    Raises:
+      ConfigError: there is no such bucket, or no permission or credentials for it.
+      Unreachable: no answer within `PATIENCE_SECONDS`.
+    """
+    scheme, bucket, key = parts(address)
+    if (scheme, bucket) in _reached:
+        return
+    importlib.import_module(_PACKAGES[scheme][0])  # which is no part of the bucket's answer
+    outcome: list[Exception | None] = []
+
+    def ask():
+        try:
+            if scheme == "gs":
+                client(scheme).call("GET", "b/{}/o", bucket, prefix=key, maxResults=1)
+            else:
+                client(scheme).call_s3("list_objects_v2", Bucket=bucket, Prefix=key, MaxKeys=1)
+            outcome.append(None)
+        except Exception as error:  # It is raised below, in the thread that asked.
+            outcome.append(error)
+
+    # In a thread of its own, because what looks for credentials has time-outs that add up to minutes.
+    thread = threading.Thread(target=ask, name="vit_jax-reach", daemon=True)
+    thread.start()
+    thread.join(PATIENCE_SECONDS)
+    place = f"{field}{scheme}://{bucket}"
+    if not outcome:
+        raise Unreachable(
+            f"{place}: no answer from {_server(scheme)} within {PATIENCE_SECONDS:g} s: check this "
+            "machine's network and proxy settings, and start again"
+        )
+    if (error := outcome[0]) is not None:
+        if not is_failure(error):
+            raise error
+        raise _explained(error, place, scheme, bucket) from None
+    _reached.add((scheme, bucket))
+
+
+def parts(address: str) -> tuple[str, str, str]:
+    """The scheme of an address in a bucket, the bucket's name and what follows."""
+    scheme, _, rest = address.partition("://")
+    bucket, _, key = rest.partition("/")
+    return scheme, bucket, key
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether an error is one of storage or of the network, not one of a program."""
+    library = type(error).__module__.partition(".")[0]
+    return isinstance(error, OSError) or library in _LIBRARIES
+
+
+def is_absence(error: BaseException) -> bool:
+    """Whether an error says that storage did not answer, or refused, and nothing about its content."""
+    if isinstance(error, FileNotFoundError):
+        return False
+    return is_failure(error) or bool(_REFUSED.search(str(error)))
+
+
+def is_denied(error: BaseException) -> bool:
+    """Whether an error of storage is that there is no permission."""
+    return isinstance(error, PermissionError) or bool(_DENIED.search(str(error)))
+
+
+def reason(error: BaseException) -> str:
+    """What an error of storage says, in a line."""
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return text.strip().splitlines()[0]
+
+
+def as_user_error(error: BaseException) -> UserError | None:
+    """The user's error for one that a client of buckets raised; `None` for any other."""
+    if not is_absence(error):
+        return None
+    raised, where = error.__cause__ or error, set()
+    trace = raised.__traceback__
+    while trace:
+        where.add(trace.tb_frame.f_globals.get("__name__", "").partition(".")[0])
+        trace = trace.tb_next
+    place = "s3://…" if "s3fs" in where else "gs://…"
+    return failure(place, error) if where & _CLIENTS else None
+
+
+def kind_of(said: str) -> type[UserError]:
+    """`ConfigError` if storage said that there is no permission, else `Unreachable`."""
+    return ConfigError if _DENIED.search(said) else Unreachable
+
+
+def failure(path: str, error: BaseException | str) -> UserError:
+    """The user's error for one of storage, or what it said, after its client has tried it again."""
+    said = error if isinstance(error, str) else reason(error)
+    if isinstance(error, PermissionError) or kind_of(said) is ConfigError:
+        role = _role(path.rpartition("=")[2])
+        return ConfigError(f"{path}: no permission ({said}): have {role} granted to this account")
+    return Unreachable(f"{path} cannot be reached ({said}): check the network, and start again")
+
+
+def _role(address: str) -> str:
+    if address.startswith("gs:"):
+        return "roles/storage.objectUser"
+    return "s3:ListBucket, s3:GetObject, s3:PutObject and s3:DeleteObject"
+
+
+def _explained(error: Exception, place: str, scheme: str, bucket: str) -> UserError:
+    """What went wrong when a bucket was asked, and what to do."""
+    google = scheme == "gs"
+    if isinstance(error, FileNotFoundError):
+        make = "gcloud storage buckets create" if google else "aws s3 mb"
+        return ConfigError(
+            f"{place}: there is no such bucket; correct its name, or make it: {make} {scheme}://{bucket}"
+        )
+    # Cloud Storage answers 401 to whoever does not say who it is; s3fs does not ask without keys.
+    if type(error).__name__ in _WITHOUT_KEYS or (google and getattr(error, "code", 0) == 401):
+        login = (
+            "run 'gcloud auth application-default login', or set GOOGLE_APPLICATION_CREDENTIALS to a "
+            "key file"
+            if google
+            else "run 'aws configure', or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
+        return ConfigError(f"{place}: no credentials on this machine: {login}")
+    return failure(place, error)
+
+
+def _server(scheme: str) -> str:
+    variable = {"gs": "STORAGE_EMULATOR_HOST", "s3": "AWS_ENDPOINT_URL"}[scheme]
+    usual = {"gs": "Cloud Storage", "s3": "S3"}[scheme]
+    return f"{os.environ[variable]} ({variable})" if os.environ.get(variable) else usual
