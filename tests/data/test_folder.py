@@ -107,15 +107,15 @@ def test_file_names_that_are_not_utf_8_are_prepared(misnamed, tmp_path):
 
 def test_files_that_are_not_used_are_counted_by_their_types(animals, caplog):
     for name in (
-        "cat/IMG_1.HEIC",
-        "cat/IMG_2.heic",
+        "cat/IMG_1.NEF",
+        "cat/IMG_2.nef",
         "dog/deeper/raw.CR2",
         "dog/notes.txt",
         "a.dng",
     ):
         (animals / name).touch()
     assert len(opened(animals)) == 20
-    for part in ("5 files are not used", "2 .heic, 1 .cr2, 1 .dng, 1 .txt", "a.dng"):
+    for part in ("5 files are not used", "2 .nef, 1 .cr2, 1 .dng, 1 .txt", "a.dng"):
         assert part in caplog.text
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
@@ -130,6 +130,6 @@ def test_files_that_are_no_pictures_are_counted_without_a_warning(animals, caplo
 
 def test_a_folder_of_photos_of_a_phone_says_what_it_has(tmp_path):
     for i in range(3):
-        (tmp_path / f"IMG_{i}.HEIC").touch()
-    with pytest.raises(ConfigError, match="it has 3 .heic"):
+        (tmp_path / f"IMG_{i}.NEF").touch()
+    with pytest.raises(ConfigError, match="has 3 .nef"):
         opened(tmp_path)

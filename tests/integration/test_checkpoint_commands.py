@@ -145,7 +145,7 @@ def test_predict_takes_folders_and_standard_input(command, trained, tmp_path, mo
     names = ["b/2.png", "b/10.PNG", "a.png", ".hidden.png"]
     for name in names:
         write_image(tmp_path / "images" / name)
-    (tmp_path / "images" / "photo.heic").write_text("no image")
+    (tmp_path / "images" / "photo.nef").write_text("no image")
     names = [str(tmp_path / "images" / name) for name in names]
 
     def predicted(source, standard_input=b""):
@@ -157,7 +157,7 @@ def test_predict_takes_folders_and_standard_input(command, trained, tmp_path, mo
 
     folder = predicted(tmp_path / "images")
     assert [row["file"] for row in folder] == [names[2], names[0], names[1]]
-    assert "1 files are not used" in caplog.text and "photo.heic" in caplog.text
+    assert "1 files are not used" in caplog.text and "photo.nef" in caplog.text
     listed = predicted("-", "".join(f"{row['file']}\n" for row in folder).encode())
     assert listed == folder
     ((name, alone),) = (row.values() for row in predicted("-", pathlib.Path(names[2]).read_bytes()))

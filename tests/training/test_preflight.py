@@ -14,7 +14,7 @@ from vit_jax.planning.dry_run import dry_run
 from vit_jax.training.assembly import assemble, resolve
 
 REFUSED = {
-    "config.eval.best = 'acc' .* did you mean 'accuracy'": {"eval.best": "acc"},
+    "config.eval.best = 'acc' .*accuracy": {"eval.best": "acc"},
     "config.eval.best = 'knn/acc'": {"eval.best": "knn/acc", "eval.evaluators": ("accuracy", "knn")},
     "config.eval.patience = 3 has no effect": {"eval.patience": 3},
     "config.eval.patience = 3 .*config.checkpoint.best=True": {
