@@ -72,7 +72,7 @@ def _train_all(runs: "dict[str, ConfigDict]") -> None:
     if FLAGS.dry_run:
         from vit_jax.planning.dry_run import dry_run
 
-        found = {name: dry_run(config, None)[0] for name, config in runs.items()}
+        found = {name: dry_run(config, None, tuple(runs))[0] for name, config in runs.items()}
         lines = [
             f"{name}: {one['model']}, {one['parameters']:,} parameters, {one['steps']:,} steps"
             for name, one in found.items()
@@ -365,7 +365,7 @@ def convert() -> None:
     config, source = foreign.model_config, foreign.layout.get("format", "orbax")
     cli.print_result(
         {"format": source, "model": dataclasses.asdict(config)},
-        f"{describe(config)}: {source} {paths[0]} -> {FLAGS.to} {paths[1]}",
+        f"{describe(config, foreign.called)}: {source} {paths[0]} -> {FLAGS.to} {paths[1]}",
     )
 
 

@@ -29,6 +29,7 @@ from etils import epath  # noqa: E402
 
 from vit_jax.base import buckets  # noqa: E402
 from vit_jax.base.errors import ConfigError  # noqa: E402
+from vit_jax.base.whole import written_whole
 
 _BUCKETS = ("gs://", "s3://")
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -224,12 +225,8 @@ def writing(file: epath.Path) -> Iterator[pathlib.Path]:
             yield partial
             upload(partial, file)
         return
-    partial = pathlib.Path(file.with_name(f".{file.name}.partial-{os.getpid()}"))
-    try:
-        yield partial
-        partial.rename(file)
-    finally:
-        partial.unlink(missing_ok=True)
+    with written_whole(file) as partial:
+        yield pathlib.Path(partial)
 
 
 def write_whole(path: epath.Path, content: str | bytes) -> None:
