@@ -22,7 +22,7 @@ from etils import epath
 from vit_jax.base import places, schema, sizes
 from vit_jax.base.errors import CheckpointError, ConfigError, UserError, reason
 from vit_jax.base.schema import nearest
-from vit_jax.checkpoints import storage
+from vit_jax.checkpoints import reading, storage
 from vit_jax.data.augmentation import augment
 from vit_jax.interchange import opened, remote
 from vit_jax.models import classifier, naming, registry
