@@ -1,12 +1,9 @@
 """Packaging of vit_jax. Lower bounds are versions that the tests have run with."""
 
-import glob
 import pathlib
 import re
-import sys
 
-from setuptools import Extension, find_packages, setup
-from setuptools.command.build_ext import build_ext
+from setuptools import find_packages, setup
 
 here = pathlib.Path(__file__).parent
 version = re.search(r'__version__ = "(.+)"', (here / "vit_jax" / "__init__.py").read_text())[1]
@@ -44,24 +41,6 @@ TEST = [
     "wandb>=0.20",
 ]
 
-NOT_BUILT = """
-vit_jax: WARNING: the compiled JPEG decoder was not built: {error}
-vit_jax: The install goes on without it: OpenCV and Pillow will decode images, at about 40 % of the speed. For the
-vit_jax: compiled one, install GCC 9 or newer, or Clang (apt-get install gcc libc6-dev), and vit_jax again.
-"""
-
-
-class BuildExtension(build_ext):
-    """Says what is lost where the extension, which is optional, cannot be built. pip shows it with -v."""
-
-    def build_extension(self, ext):
-        try:
-            super().build_extension(ext)
-        except Exception as error:
-            print(NOT_BUILT.format(error=error), file=sys.stderr, flush=True)
-            raise
-
-
 setup(
     name="vit_jax",
     version=version,
@@ -72,21 +51,13 @@ setup(
     python_requires=">=3.11",
     packages=find_packages(include=["vit_jax", "vit_jax.*"]),
     package_data={
-        "vit_jax": ["py.typed", "models/conversions/published.json", "serving/page.html"]
+        "vit_jax": [
+            "py.typed",
+            "data/imagenet_classes.tsv",
+            "models/conversions/published.json",
+            "serving/page.html",
+        ]
     },
-    # Cuts JPEG files faster than any wheel. Without a C compiler the install goes on, and OpenCV and
-    # Pillow do the work.
-    cmdclass={"build_ext": BuildExtension},
-    ext_modules=[
-        Extension(
-            "vit_jax.data._native",
-            sorted(glob.glob("vit_jax/data/native/*.c")),
-            depends=sorted(glob.glob("vit_jax/data/native/*.h")),
-            # -ffp-contract=off: the same bits on any machine. -Wno-psabi: vectors stay within.
-            extra_compile_args=["-O3", "-ffp-contract=off", "-Wno-psabi"],
-            optional=True,
-        )
-    ],
     install_requires=[
         "absl-py>=2.1",
         "array_record>=0.8",
@@ -101,7 +72,7 @@ setup(
         "opencv-python-headless>=4.12",
         "optax>=0.2.8",
         "orbax-checkpoint>=0.12.8",
-        "pillow>=11",
+        "pillow>=11.3",  # AVIF
         "scikit-learn>=1.6",
         "simplejpeg>=1.8",
         "tensorboardX>=2.6.2",
@@ -114,6 +85,7 @@ setup(
         "cuda": ["jax[cuda13]"],
         "gcs": ["gcsfs>=2026.10"],
         "s3": ["s3fs>=2026.9"],
+        "heic": ["pillow-heif>=1.8"],
         "hub": ["huggingface_hub>=2.4"],
         "prepare": PREPARE,
         "export": ["flatbuffers>=25"],

@@ -5,6 +5,8 @@ vit_jax train --config=configs/dino.py:L/16 --workdir=DIR
     L/16, B/16 or S/16 on ImageNet; k-NN accuracy as it trains;
 vit_jax train --config=configs/dino.py --workdir=DIR --config.init_from=CHECKPOINT --config.data.path=IMAGES
     goes on from released weights (DINOv2's) on your own images, which need no classes, see docs/pretraining.md;
+vit_jax train --config=configs/dino.py:photos --workdir=DIR --config.init_from=CHECKPOINT --config.data.path=IMAGES
+    the same with some thousand images on one machine: 20 epochs or at least 500 steps of 64 images;
 vit_jax train --config=configs/dino.py:smoke --workdir=DIR
     digits, without their labels, on two CPU cores: k-NN accuracy 95 %, of the random network 75.
 
@@ -29,26 +31,25 @@ LOCAL = {"count": 8, "image_size": 96, "crop_area": (0.05, 0.32), "blur": 0.5} |
 
 
 def get_config(arg="continue"):
-    (model,) = recipes.arguments(arg, model=("continue", "smoke", "L/16", "B/16", "S/16"))
+    (model,) = recipes.arguments(arg, model=("continue", "photos", "smoke", "L/16", "B/16", "S/16"))
     if model == "smoke":
         return smoke()
-    config = going_on() if model == "continue" else paper(model)
+    released = model in ("continue", "photos")
+    config = going_on() if released else paper(model)
     config.objective.name = "dino"
     config.data.update(dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)))
-    config.data.interpolation = "bicubic"
     # Patches of 14 and of 16 divide 112.
-    local = LOCAL | ({"image_size": 112} if model == "continue" else {})
+    local = LOCAL | ({"image_size": 112} if released else {})
     config.data.views = (GLOBAL | {"blur": 1.0}, GLOBAL | {"blur": 0.1, "solarize": 0.2}, local)
-    config.data.image_size = 224
-    config.model.dtype = "bfloat16"
-    config.model.drop_path = 0.3
+    config.data.update(dict(image_size=224, interpolation="bicubic"))
+    config.model.update(dict(dtype="bfloat16", drop_path=0.3))
     config.optim.lr_end = 1e-6
-    config.optim.weight_decay = 0.04
-    config.optim.weight_decay_end = 0.4
+    config.optim.update(dict(weight_decay=0.04, weight_decay_end=0.4))
     config.optim.weight_decay_rules = ((".*(kernel|token|registers|position|mask)", 1.0),)
-    config.optim.clip = 3.0
-    config.optim.lr_rules = (("embedding/.*", 0.2),)
-    config.optim.layer_decay = 0.9
+    config.optim.update(dict(clip=3.0, lr_rules=(("embedding/.*", 0.2),), layer_decay=0.9))
+    if model == "photos":
+        config.objective.prototypes = 4096
+        recipes.on_photos(config, epochs=20, steps=500, lr=1e-4)
     return config
 
 
@@ -57,10 +58,9 @@ def paper(model):
     config.data.name = "imagenet2012"
     config.data.eval_split = "validation"
     config.model.update(dict(name=f"ViT-{model}", activation="gelu", layer_scale="all"))
-    config.objective.temperature_warmup = f"{30 * EPOCH} steps"
-    config.objective.frozen_prototypes = f"{EPOCH} steps"
-    config.duration = f"{100 * EPOCH} steps"
-    config.batch_size = 2048
+    steps = {"temperature_warmup": f"{30 * EPOCH} steps", "frozen_prototypes": f"{EPOCH} steps"}
+    config.objective.update(steps)
+    config.duration, config.batch_size = f"{100 * EPOCH} steps", 2048
     config.optim.lr = 4e-3 * (2048 / 1024) ** 0.5
     config.optim.warmup = f"{10 * EPOCH} steps"
     config.eval.update(dict(every=f"{10 * EPOCH} steps", evaluators=("knn",)))
@@ -93,7 +93,7 @@ def smoke():
     config.augment.mixup = 0.0
     config.model.update(dict(pool="token", depth=2, position="sincos2d"))
     config.duration = "1500 steps"
-    config.optim.update(dict(lr=1e-3, warmup="10%", clip=3.0, ema=0.0, weight_decay=0.04))
-    config.optim.weight_decay_end = 0.4
+    config.optim.update(dict(lr=1e-3, warmup="10%", clip=3.0, ema=0.0))
+    config.optim.update(dict(weight_decay=0.04, weight_decay_end=0.4))
     config.eval.update(dict(every="10%", evaluators=("knn",)))
     return config

@@ -13,6 +13,8 @@ vit_jax train --config=configs/distill.py:BiT-R50x1,patient --workdir=DIR \\
 vit_jax train --config=configs/distill.py:ViT-B/16,patient --workdir=DIR \\
   --config.objective.teacher=CHECKPOINT --config.init_from=CHECKPOINT
     the same on ImageNet-21k, from a teacher that the student begins as (FlexiViT, arXiv 2212.08013), for 90 epochs;
+vit_jax train --config=configs/distill.py:photos --workdir=DIR --config.objective.teacher=RUN
+    DeiT-Ti/16 on your own images (--config.data.path) on one machine, from a RUN fine-tuned on them;
 vit_jax train --config=configs/distill.py:smoke --workdir=DIR --config.objective.teacher=RUN
     a small ViT on digits, 96.3 % (labels alone: 96.0), RUN being one of configs/digits.py; :smoke,soft or ,patient too.
 
@@ -23,8 +25,8 @@ Expect, of 300 epochs with RegNetY-16GF as the teacher and its decision, 74.5, 8
 on ImageNet (72.2, 79.9 and 81.8 without one: configs/deit.py, whose recipe this is). BiT-R50x1 with the patience of
 the paper and BiT-M's R152x2 (83.0 %) as the teacher: 82.8 %; the authors publish both.
 
-Where sources differ: soft distillation takes the paper's temperature of 3 and share of 0.1, where
-the authors' code defaults to 1 and 0.5. The paper's teacher is a RegNet, a family that is not here.
+Where sources differ: soft distillation takes the paper's temperature of 3 and share of 0.1, the authors' code 1
+and 0.5. The paper's teacher is a RegNet, a family that is not here.
 The patient recipes are those of big_vision (bit_i1k.py, FlexiViT's): its 1,200 epochs are called a good middle way.
 """
 
@@ -35,7 +37,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.config import default_config
 
 KINDS = ("hard", "soft", "patient")
-SIZES = ("DeiT-Ti/16", "DeiT-S/16", "DeiT-B/16")
+SIZES = {"DeiT-Ti/16": "Ti", "DeiT-S/16": "S", "DeiT-B/16": "B"}
 PATIENT = {  # data set, trained on, evaluated on, classes; epochs; learning rate, decay
     "BiT-R50x1": (("imagenet2012", "train[:98%]", "validation", 1000), 1200, 0.03, 3e-4),
     "ViT-B/16": (("imagenet21k", "full[51200:]", "full[:51200]", 21_843), 90, 1e-4, 1e-5),
@@ -43,14 +45,15 @@ PATIENT = {  # data set, trained on, evaluated on, classes; epochs; learning rat
 
 
 def get_config(arg="DeiT-S/16"):
-    model, kind = recipes.arguments(arg, model=("smoke", *SIZES, *PATIENT), kind=KINDS)
+    model, kind = recipes.arguments(arg, model=("smoke", "photos", *SIZES, *PATIENT), kind=KINDS)
     if model != "smoke" and (kind == "patient") != (model in PATIENT):
-        raise ConfigError(
-            f"config argument {arg!r}: patient are {', '.join(PATIENT)}, and only these"
-        )
+        raise ConfigError(f"config argument {arg!r}: patient are only {', '.join(PATIENT)}")
     if kind == "patient":
         return patient(smoke() if model == "smoke" else long(model))
-    config = smoke() if model == "smoke" else deit.get_config(model[5:-3])
+    config = smoke() if model == "smoke" else deit.get_config(SIZES.get(model, "Ti"))
+    if model == "photos":
+        own = {"repeats": 1, "num_classes": None}
+        recipes.on_photos(config, epochs=100, steps=1000, lr=5e-4 * 64 / 512, **own)
     smoothing = config.objective.label_smoothing
     config.objective.name = "distill"
     config.objective.teacher = ""
@@ -65,10 +68,7 @@ def get_config(arg="DeiT-S/16"):
 
 def patient(config):
     config.augment.mixup = 1.0
-    config.objective.name = "distill"
-    config.objective.teacher = ""
-    config.objective.kind = "soft"
-    config.objective.alpha = 1.0
+    config.objective.update(dict(name="distill", teacher="", kind="soft", alpha=1.0))
     return config
 
 
@@ -77,9 +77,7 @@ def long(model):
     config = default_config()
     config.data.name = name
     config.data.train_split, config.data.eval_split = train, evaluated
-    config.model.name = model
-    config.model.num_classes = classes
-    config.model.dtype = "bfloat16"
+    config.model.update(dict(name=model, num_classes=classes, dtype="bfloat16"))
     config.duration = f"{epochs} epochs"
     config.batch_size = 4096
     config.optim.lr = lr

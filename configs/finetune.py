@@ -6,8 +6,10 @@ vit_jax train --config=configs/finetune.py:cifar10,big_vision --workdir=DIR
     with rates and crops of big_vision's transfer.py instead of the authors' own;
 vit_jax train --config=configs/finetune.py:vtab/dtd --workdir=DIR
     one of the 19 tasks of VTAB-1k, all of which share one setting (docs/data.md);
+vit_jax train --config=configs/finetune.py:photos --workdir=DIR --config.data.path=IMAGES
+    your own images at 224 px on one machine: 10 epochs or at least 300 steps of 64 images;
 vit_jax train --config=configs/finetune.py --workdir=DIR --config.data.name=folder
-    anything else; then say what fits it, e.g. --config.data.path, --config.duration="10 epochs".
+    anything else; then set what fits it, e.g. --config.data.path, --config.duration="10 epochs".
 
 The model is the checkpoint's, a file of any format or a run: name, sizes, conventions, mean, std.
 Its head is new and zero, a tanh layer before it is left out, position embeddings are interpolated
@@ -60,7 +62,9 @@ BIG_VISION = {
 
 
 def get_config(arg="other"):
-    task, source = recipes.arguments(arg, task=TASKS, source=("big_vision",))
+    task, source = recipes.arguments(arg, task=(*TASKS, "photos"), source=("big_vision",))
+    if task == "photos":
+        return recipes.on_photos(get_config(), epochs=10, steps=300, lr=0.01, image_size=224)
     train, evaluated, steps, warmup, rate = TASKS[task]
     config = recipes.from_checkpoint()
     config.data.name = "TASK" if task == "other" else task  # To be said on the command line.
@@ -72,17 +76,14 @@ def get_config(arg="other"):
         config.data.train_crop, config.data.eval_crop = NAMED[task].crops
         config.augment.flip = NAMED[task].flip
     config.duration = f"{steps} steps"
-    config.batch_size = 512
-    config.accumulate = 8
-    config.optim.name = "sgd"
-    config.optim.b1 = 0.9
-    config.optim.moment_dtype = "bfloat16"
-    config.optim.lr = rate
+    config.batch_size, config.accumulate = 512, 8
+    config.optim.update(dict(name="sgd", b1=0.9, moment_dtype="bfloat16", lr=rate))
     config.optim.schedule = "cosine"
     config.optim.warmup = f"{warmup} steps"
     config.optim.weight_decay = 0.0
     config.optim.clip = 1.0
     config.eval.every = "10%"
+    config.checkpoint.every = "10%"
     if source:
         big_vision(config, task)
     return config

@@ -1,12 +1,15 @@
 # shellcheck shell=bash
 # Sourced by the scripts that talk to a cloud: flags, and commands that can be shown instead of run.
 
-dry_run=
-command=() # What vit_jax is told: what stands after --.
+. launch/venv.sh
 
-# parse_flags NAMES ARGUMENT…: sets a variable for each --NAME=VALUE (or --NAME: yes) of NAMES.
+dry_run=
+command=() # The command of vit_jax: what stands after --.
+
+# parse_flags NAMES ARGUMENT…: sets a variable for each --NAME=VALUE of NAMES; to yes for each --NAME
+# that stands as NAME? there.
 parse_flags() {
-  local known_flags=" $1 dry_run " flag
+  local known_flags=" $1 dry_run? " flag
   shift
   while [ $# -gt 0 ]; do
     flag=${1%%=*}
@@ -18,12 +21,30 @@ parse_flags() {
         ;;
       -h | --help) usage; exit 0 ;;
       --*) ;;
-      *) fail "cannot make anything of $1" ;;
+      *) fail "$1 is not a flag; what is to run follows --" ;;
     esac
-    case $known_flags in *" ${flag#--} "*) ;; *) fail "there is no flag $flag; known:$known_flags" ;; esac
-    if [ "$flag" = "$1" ]; then printf -v "${flag#--}" yes; else printf -v "${flag#--}" %s "${1#*=}"; fi
+    case $known_flags in
+      *" ${flag#--}? "*)
+        [ "$flag" = "$1" ] || fail "$1: $flag takes no value"
+        printf -v "${flag#--}" yes
+        ;;
+      *" ${flag#--} "*)
+        [ "$flag" != "$1" ] || fail "$flag needs a value: $flag=…"
+        printf -v "${flag#--}" %s "${1#*=}"
+        ;;
+      *) fail "there is no flag $flag; known:${known_flags//\?/}" ;;
+    esac
     shift
   done
+}
+
+# check SCRIPT NAME…: has launch/check.py look at these flags, and prints what it answers.
+check() {
+  local script=$1 flag python=.venv/bin/python values=()
+  shift
+  for flag in "$@"; do values+=("--$flag=${!flag}"); done
+  [ -x "$python" ] || python=$(find_python) || fail "Python 3.11 or newer is needed; set PYTHON to one"
+  "$python" launch/check.py "$script" "${values[@]}"
 }
 
 # need NAME…: ends with an error unless these flags were given.
@@ -42,6 +63,9 @@ need_command() {
 usage() { sed -n '2,/^[^#]/{s/^# \{0,1\}//p;}' "$0"; }
 
 fail() { echo "$(basename "$0"): $*" >&2; exit 2; }
+
+# Ends with an error that is none of the command line.
+give_up() { echo "$(basename "$0"): $*" >&2; exit 1; }
 
 # Shows a command and runs it; with --dry_run shows it alone.
 run() {

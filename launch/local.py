@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import ctypes
 import dataclasses
+import hashlib
 import os
 import pathlib
 import re
@@ -32,6 +33,7 @@ import time
 AGAIN = 42
 HOPELESS = (1, 2)  # What a restart will not cure.
 LONGEST_PAUSE = 300.0
+LEAST = {"processes": 1, "devices_per_process": 0, "max_restarts": 0, "backoff": 0, "grace": 0}
 POLL = 0.05
 # Prints the names of the whole checkpoints in a bucket, where folders cannot be renamed and a file
 # marks what is whole. A process of its own: a library for buckets has threads, and this one forks.
@@ -55,17 +57,19 @@ def main() -> None:
     add("--backoff", type=float, default=1.0, help="seconds before a restart; doubles each time")
     add("--grace", type=float, default=20.0, help="seconds others have to end after one did")
     add("--log_dir", type=pathlib.Path, help="output of each process; default: WORKDIR/logs")
-    add("command", nargs="+", help="what vit_jax is told: train --config=FILE --workdir=DIR …")
+    add("command", nargs="+", help="of vit_jax: train --config=FILE --workdir=DIR …")
     options = vars(parser.parse_args())
-    if options["processes"] < 1:
-        parser.error("--processes: 1 or more")
+    for name, least in LEAST.items():
+        if not options[name] >= least:
+            parser.error(f"--{name}={options[name]}: must be {least} or more")
     command = options.pop("command")
     workdir = workdir_of(command)
     if options["log_dir"] is None:
         local = workdir if workdir and "://" not in workdir else tempfile.mkdtemp()
         options["log_dir"] = pathlib.Path(local).expanduser() / "logs"
     command = [sys.executable, "-m", "vit_jax", *command]
-    sys.exit(Supervisor(command=command, workdir=workdir, **options).run())
+    local = value_of(command, "--config.checkpoint.local")
+    sys.exit(Supervisor(command=command, workdir=workdir, local=local, **options).run())
 
 
 @dataclasses.dataclass
@@ -75,6 +79,7 @@ class Supervisor:
     Attributes:
       command: of one process; all get the same.
       workdir: where the run saves; a newer checkpoint there is what counts as progress.
+      local: where it saves on this machine's disks, which counts too.
       log_dir: gets attempt-N/process-P.log.
       processes: how many.
       devices_per_process: simulated CPU devices; 0: whatever devices the machine has.
@@ -85,6 +90,7 @@ class Supervisor:
 
     command: list[str]
     workdir: str | None
+    local: str | None
     log_dir: pathlib.Path
     processes: int
     devices_per_process: int
@@ -96,13 +102,13 @@ class Supervisor:
     def run(self) -> int:
         """The exit code."""
         say(f"output of each process: {self.log_dir}/attempt-N/process-P.log")
-        restarts, reached = 0, newest_step(self.workdir)
+        restarts, reached = 0, newest_step(self.workdir, self.local)
         self._hear_signals()
         while True:
             code = outcome(self._attempt())
             if self.signals or code != AGAIN:
                 return code
-            step = newest_step(self.workdir)
+            step = newest_step(self.workdir, self.local)
             restarts = 1 if step > reached else restarts + 1
             reached = max(step, reached)
             told = f"last checkpoint: {f'step {reached}' if reached >= 0 else 'none'}"
@@ -163,6 +169,8 @@ class Supervisor:
                 "JAX_COORDINATOR_ADDRESS": address,
                 "JAX_NUM_PROCESSES": str(self.processes),
                 "JAX_PROCESS_ID": str(index),
+                "LOCAL_RANK": str(index),  # They share this machine's GPUs.
+                "LOCAL_WORLD_SIZE": str(self.processes),
             }
         if self.devices_per_process:
             count = "--xla_force_host_platform_device_count"
@@ -246,16 +254,23 @@ def how(code: int) -> str:
     return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
 
 
-def newest_step(workdir: str | None) -> int:
-    """The step of the newest whole checkpoint in a run's workdir; -1 where there is none."""
+def newest_step(workdir: str | None, local: str | None = None) -> int:
+    """The step of the newest whole checkpoint in a run's workdir, or of its newest on this machine's
+    disks in `local`; -1 where there is none.
+    """
     if workdir is None:
         return -1
     if "://" in workdir:
         command = [sys.executable, "-c", IN_BUCKET, f"{workdir}/checkpoints"]
         names = subprocess.run(command, stdout=subprocess.PIPE, text=True).stdout.split()
     else:
-        folder = pathlib.Path(workdir).expanduser() / "checkpoints"
+        workdir = str(pathlib.Path(workdir).expanduser().absolute())
+        folder = pathlib.Path(workdir) / "checkpoints"
         names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+    if local:  # SESSION.PROCESS.STEP, see vit_jax/checkpoints/tiers.py
+        run = hashlib.sha256(workdir.encode()).hexdigest()[:12]
+        files = pathlib.Path(local).expanduser().glob(f"vit_jax-{run}/*")
+        names += [file.name.rpartition(".")[2] for file in files]
     return max((int(name) for name in names if name.isdigit()), default=-1)
 
 
@@ -266,10 +281,15 @@ def last_attempt(log_dir: pathlib.Path) -> int:
 
 def workdir_of(command: list[str]) -> str | None:
     """The value of --workdir in a command of vit_jax."""
+    return value_of(command, "--workdir")
+
+
+def value_of(command: list[str], flag: str) -> str | None:
+    """The value of a flag in a command of vit_jax."""
     for position, argument in enumerate(command):
-        if argument.startswith("--workdir="):
+        if argument.startswith(f"{flag}="):
             return argument.partition("=")[2]
-        if argument == "--workdir" and position + 1 < len(command):
+        if argument == flag and position + 1 < len(command):
             return command[position + 1]
     return None
 

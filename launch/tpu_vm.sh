@@ -7,8 +7,9 @@
 #   create    asks for the slice and waits for it
 #   install   copies this project to all workers, installs it, mounts --bucket
 #   start     starts vit_jax on all workers, as a systemd service that starts again what ends too early
-#   keep      create, install, start; then looks every minute: a slice that was taken away is made anew
-#             and the run goes on from its last checkpoint; ends when the run does
+#   keep      create, install, start; then looks every minute: a slice that was taken away is created
+#             again and the run goes on from its last checkpoint; ends when the run does, or when the
+#             software cannot be installed
 #   status    of the slice and of the service on each worker
 #   logs      follows the output of one worker
 #   stop      SIGTERM: the run saves and ends; start goes on
@@ -22,14 +23,17 @@
 #   --slices=2                  several slices as one run; these always queue
 #   --bucket=BUCKET             Cloud Storage, whose data every worker can read in /mnt/BUCKET
 #   --worker=0 --slice=0        whose output logs follows
-#   --every=60                  seconds between two looks of keep
+#   --every=60                  seconds between two looks of keep; more after failures
+#   --max_attempts=5            installations that may fail in a row on a slice, which costs, before
+#                               keep gives up
 #   --dry_run                   prints the commands and runs nothing
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . launch/common.sh
 
-project='' type='' version='' spot='' queued='' slices=1 bucket='' worker=0 slice=0 every=60 name='' zone=''
-FLAGS="name zone project type version spot queued slices bucket worker slice every"
+# shellcheck disable=SC2034 # check reads some of them by name
+project='' type='' version='' spot='' queued='' slices=1 bucket='' worker=0 slice=0 every=60 max_attempts=5 name='' zone=''
+FLAGS="name zone project type version spot? queued? slices bucket worker slice every max_attempts"
 
 main() {
   local action=${1:-}
@@ -42,6 +46,7 @@ main() {
   given=("$@")
   parse_flags "$FLAGS" "$@"
   need name zone
+  runtime=$(check tpu_vm name type version slices bucket worker slice every max_attempts)
   if [ "$slices" -gt 1 ]; then queued=yes; fi
   place=(--zone="$zone" ${project:+--project="$project"})
   resource=(tpu-vm) field=state
@@ -51,10 +56,9 @@ main() {
 
 create() {
   need type
-  version=$(runtime)
   local what=(--accelerator-type="$type" ${spot:+--spot})
   if [ -z "$queued" ]; then
-    run gcloud compute tpus tpu-vm create "$name" "${place[@]}" "${what[@]}" --version="$version"
+    run gcloud compute tpus tpu-vm create "$name" "${place[@]}" "${what[@]}" --version="$runtime"
     return
   fi
   if [ "$slices" -gt 1 ]; then
@@ -63,7 +67,7 @@ create() {
     what+=(--node-id="$name")
   fi
   run gcloud compute tpus queued-resources create "$name" "${place[@]}" "${what[@]}" \
-    --runtime-version="$version"
+    --runtime-version="$runtime"
   until [ -n "$dry_run" ] || [ "$(state)" = ACTIVE ]; do
     case $(state) in
       FAILED | SUSPENDED | '') fail "the request for $name has failed: launch/tpu_vm.sh status …" ;;
@@ -85,10 +89,23 @@ install() {
 
 start() {
   need_command
-  local node
-  for node in $(nodes); do
-    on "$node" all "vit_jax/launch/tpu_worker.sh start -- $(show "${command[@]}")"
+  local i coordinator flags=''
+  if [ "$slices" -gt 1 ]; then coordinator=$(coordinator); fi
+  for ((i = 0; i < slices; i++)); do
+    if [ "$slices" -gt 1 ]; then flags=" --slices=$slices --slice=$i --coordinator=$coordinator"; fi
+    on "$(node_of "$i")" all "vit_jax/launch/tpu_worker.sh start$flags -- $(show "${command[@]}")"
   done
+}
+
+# The address of the first worker of the first slice.
+coordinator() {
+  local query=(gcloud compute tpus tpu-vm describe "$(node_of 0)" "${place[@]}" "--format=value(networkEndpoints[0].ipAddress)")
+  if [ -n "$dry_run" ]; then
+    echo ADDRESS
+    echo "# ADDRESS is what this prints: $(show "${query[@]}")" >&2
+  else
+    "${query[@]}"
+  fi
 }
 
 keep() {
@@ -105,30 +122,53 @@ keep() {
     start
     return
   fi
+  local failures=0 pause
   while true; do
     # What fails in here, as while workers come and go, is tried again.
     case $(state) in
       READY | ACTIVE) look_after && return ;;
       PREEMPTED | TERMINATED | STOPPED | SUSPENDED | FAILED) do_apart delete || true ;;
-      '') do_apart create && do_apart install && do_apart start || true ;;
+      '')
+        if do_apart create; then
+          failures=0
+          set_up
+        else # No capacity, perhaps; nothing costs.
+          failures=$((failures + 1))
+        fi
+        ;;
       *) ;; # On its way.
     esac
-    sleep "$every"
+    pause=$((every << (failures < 10 ? failures : 10)))
+    sleep $((pause < 600 ? pause : every > 600 ? every : 600))
   done
 }
 
-# Whether the run is done; starts it where it was not started, as on a worker that was made anew.
+# Installs and starts. The slice costs meanwhile: this is not tried without end.
+set_up() {
+  if do_apart install && do_apart start; then
+    failures=0
+    return
+  fi
+  failures=$((failures + 1))
+  if ((failures >= max_attempts)); then
+    give_up "$name: installing or starting has failed $failures times in a row, see above (--max_attempts). The slice is\
+ still there and COSTS until: $(show launch/tpu_vm.sh delete "--name=$name" "${place[@]}" ${queued:+--queued})"
+  fi
+}
+
+# Whether the run is done; starts it where it was not started, as on a worker that was replaced.
 look_after() {
   local services
   services=$(services)
   case $services in
-    exited) echo "$name: the run is done" ;;
+    exited) echo "$name: the run is done; the slice costs until: launch/tpu_vm.sh delete" ;;
     *failed*)
       on "$(node_of 0)" 0 'journalctl --unit=vit_jax --lines=50 --output=cat --no-pager'
-      fail "$name: the run has ended with an error that a restart will not cure"
+      give_up "$name: the run has ended with an error that a restart will not cure. The slice is still\
+ there and COSTS until: launch/tpu_vm.sh delete"
       ;;
-    *dead*) do_apart install && do_apart start && return 1 ;;
-    *) return 1 ;;
+    *dead*) set_up; return 1 ;;
+    *) failures=0; return 1 ;;
   esac
 }
 
@@ -176,18 +216,6 @@ services() {
     gcloud compute tpus tpu-vm ssh "$node" "${place[@]}" --worker=all \
       --command='systemctl show --property=SubState --value vit_jax' 2>/dev/null || true
   done | sort -u | paste -sd ' '
-}
-
-# The software of the VM that goes with the chip.
-runtime() {
-  if [ -n "$version" ]; then echo "$version"; return; fi
-  case $type in
-    v2-* | v3-* | v4-*) echo tpu-ubuntu2204-base ;;
-    v5litepod-*) echo v2-alpha-tpuv5-lite ;;
-    v5p-*) echo v2-alpha-tpuv5 ;;
-    v6e-*) echo v2-alpha-tpuv6e ;;
-    *) fail "no runtime is known for --type=$type: say --version=…, or use launch/gke (TPU7x)" ;;
-  esac
 }
 
 main "$@"

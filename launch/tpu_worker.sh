@@ -2,12 +2,14 @@
 # What launch/tpu_vm.sh has each worker of a slice do; it can be run there by hand as well.
 #
 #   launch/tpu_worker.sh install [--bucket=BUCKET] [--dry_run]
-#   launch/tpu_worker.sh start [--dry_run] -- train --config=FILE --workdir=DIR
+#   launch/tpu_worker.sh start [--slices=2 --slice=1 --coordinator=IP] [--dry_run] \
+#     -- train --config=FILE --workdir=DIR
 set -euo pipefail
 cd "$(dirname "$0")/.."
 . launch/common.sh
 
-bucket=''
+bucket='' slices=1 slice=0 coordinator=''
+MEGASCALE_PORT=8081
 apt=(sudo apt-get -o DPkg::Lock::Timeout=600 --quiet --yes) # A new VM may be updating itself.
 
 main() {
@@ -16,21 +18,18 @@ main() {
     install | start) shift ;;
     *) usage >&2; fail "install or start?" ;;
   esac
-  parse_flags bucket "$@"
+  parse_flags "bucket slices slice coordinator" "$@"
   "$action"
 }
 
-# The VM's own Python may be too old: uv brings one. The part in C cuts JPEG files.
+# The VM's own Python may be too old: uv brings one.
 install() {
   local uv
-  run "${apt[@]}" update
-  run "${apt[@]}" install gcc libc6-dev
   uv=$(python3 -m site --user-base)/bin/uv
   run python3 -m pip install --quiet --user uv
   run "$uv" python install --quiet 3.12
   if [ -z "$dry_run" ]; then
     PYTHON=$("$uv" python find 3.12)
-    . launch/venv.sh
     use_venv tpu,gcs
   fi
   if [ -n "$bucket" ]; then mount_bucket; fi
@@ -53,15 +52,25 @@ mount_bucket() {
 }
 
 # launch/local.py starts again what ends too early, as long as there is progress, and systemd starts
-# that again unless it says that it would not help. The unit remains when it has ended, to tell how.
+# that again unless a restart would not help. The unit stays when it has ended, to show how.
 start() {
   need_command
+  local megascale=()
+  if [ "$slices" != 1 ]; then
+    need coordinator
+    # A slice that was replaced may still have those of another one, and would wait for it forever.
+    megascale=(
+      --setenv=MEGASCALE_NUM_SLICES="$slices" --setenv=MEGASCALE_SLICE_ID="$slice"
+      --setenv=MEGASCALE_COORDINATOR_ADDRESS="$coordinator"
+      --setenv=MEGASCALE_PORT="$MEGASCALE_PORT"
+    )
+  fi
   if [ "$(systemctl show --property=LoadState --value vit_jax 2>/dev/null)" = loaded ]; then
     run sudo systemctl stop vit_jax
     run sudo systemctl reset-failed vit_jax || true # Not failed: nothing to reset.
   fi
   run sudo systemd-run --quiet --unit=vit_jax --uid="$(id -u)" --working-directory="$PWD" \
-    --setenv=HOME="$HOME" --property=RemainAfterExit=yes --property=Restart=on-failure \
+    --setenv=HOME="$HOME" "${megascale[@]}" --property=RemainAfterExit=yes --property=Restart=on-failure \
     --property=RestartPreventExitStatus="1 2" --property=RestartSec=10 \
     --property=KillMode=mixed --property=TimeoutStopSec=600 \
     "$PWD/.venv/bin/python" launch/local.py --backoff=10 --log_dir="$HOME/vit_jax-logs" -- "${command[@]}"

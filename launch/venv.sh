@@ -13,12 +13,9 @@ use_venv() {
     python=$(find_python) || { echo "Python 3.11 or newer is needed; set PYTHON to one" >&2; return 1; }
     "$python" -m venv .venv
   fi
-  # Installed once, and again when the list of dependencies changes, or what is compiled.
-  if [ ! -f "$stamp" ] || [ -n "$(find setup.py vit_jax/data/native -newer "$stamp")" ]; then
+  # Installed once, and again when the list of dependencies changes.
+  if [ ! -f "$stamp" ] || [ setup.py -nt "$stamp" ]; then
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable "$target" || return
-    # pip says nothing of an extension that could not be built.
-    .venv/bin/python -c 'from vit_jax.data import decode; exit(not decode.is_native())' ||
-      echo "WARNING: the compiled JPEG decoder was not built; input runs at about 40 % of its speed: install gcc and libc6-dev, remove .venv, start again" >&2
     touch "$stamp"
   fi
 }

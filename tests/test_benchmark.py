@@ -1,5 +1,7 @@
 """The FLOPs a benchmark tells against XLA's count, and where it says the time goes."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from flax import nnx
 
 from vit_jax.base.errors import UserError
+from vit_jax.benchmarks import input as input_benchmark
 from vit_jax.benchmarks import step
 from vit_jax.config import default_config
 from vit_jax.models import registry
@@ -59,7 +62,29 @@ def test_inference_is_timed():
     assert result["steps"] == 2 and result["images_per_second"] > 0
 
 
+@pytest.mark.parametrize("copy", [False, True])
+def test_input_is_timed_with_and_without_latency_in_one_run(copy):
+    config = tiny(**{"model.num_classes": 10, "data.threads": 1})
+    result = input_benchmark.input_pipeline(config, steps=4, latency_ms=20, copy=copy)
+    ratio = result["latency_images_per_second"] / result["images_per_second"]
+    assert result["latency_ratio"] == pytest.approx(ratio) and ratio > 0
+    assert result["latency_read_requests_peak"] > 4 and result["latency_read_ahead_mib_peak"] > 0
+    assert result["decoder"].startswith("none") == copy
+
+
 def test_a_model_without_blocks_has_no_breakdown():
     config = tiny(**{"model.name": "Mixer-S/8", "model.token_mlp_dim": 8, "model.width": 16})
     with pytest.raises(UserError, match="no Transformer blocks: no breakdown"):
         step.step(config, steps=1, breakdown=True)
+
+
+def test_inference_over_image_sizes_is_timed_where_a_model_takes_them_and_drawn(tmp_path, command):
+    code, out, err = command(
+        "benchmark", "speed", "--models=ViT-mu/16", "--image_sizes=30,32,64", f"--out={tmp_path}",
+        "--steps=1", "--config.batch_size=8", "--json",
+    )  # fmt: skip
+    assert code == 0, err
+    small, large = json.loads(out.splitlines()[-1])["rows"]  # patches do not divide 30
+    assert (small["image_size"], large["image_size"]) == (32, 64)
+    assert small["largest_batch"] > large["largest_batch"] > 0 < large["images_per_second"]
+    assert {path.name for path in tmp_path.iterdir()} == {"speed.png", "largest_batch.png"}

@@ -40,7 +40,9 @@ OTHERS = {
     "kubectl": "needs a cluster",
     "mkdir": "makes what stands in already",
     "scancel": "needs SLURM",
+    "sky": "needs SkyPilot and a cloud; tests/launch/test_skypilot.py",
     "tail": "follows a log of SLURM",
+    "xprof": "serves the pages of a trace until it is stopped",
     "tar": "needs ImageNet-21k",
 }
 # Of commands that cannot run here, only the flags are parsed.
@@ -51,6 +53,7 @@ PARSED = {
     "serve --": "runs until it is stopped; tests/serving",
     "inspect --": "takes seconds; tests/inspection",
     "report /data": "needs runs; tests/reports",
+    "report gs://": "needs runs; tests/integration/test_pods.py",
     "models --markdown": "counts every model; tests/models/test_listing.py",
 }
 # Commands that end with the sentence that their data is not there.
@@ -69,7 +72,9 @@ STAND_INS = {
     r"--out=(.*\.zip)": r"--out={folder}/\1",
     r"--out=(?!.*\.zip$).*": "--out={folder}/prepared",
     r"--config.data.path=(IMAGES|DIR|/data/images)": "--config.data.path={folder}/IMAGES",
-    r"--config.data.path=(SET|/mnt/BUCKET/data|/shared/data)": "--config.data.path={folder}/SET",
+    r"gs://BUCKET/raw": "{folder}/IMAGES",
+    r"gs://BUCKET/data": "{folder}/SET",
+    r"--config.data.path=(SET|/mnt/BUCKET/data|gs://BUCKET/data|/shared/data)": "--config.data.path={folder}/SET",
     r"--config.model.num_classes=21841": "--config.model.num_classes=2",
     r"--register=.*": "--register={folder}/mine.py",
     r"--config=WORKDIR/(.*)": r"--config={folder}/trained/\1",
@@ -99,8 +104,37 @@ def lines_of(guide: pathlib.Path):
             words = words[end + 1 :]
 
 
-def spans_of(guide: pathlib.Path):
-    """(where, words) of what stands between backquotes and is a command of ours or a list of flags."""
+# In a shell without programs our command prints its words.
+SHELL = """set -f
+vit_jax() { printf '%s\\0' vit_jax "$@"; printf '\\n\\0'; }
+"""
+
+
+def shell_words(commands: str, folder: pathlib.Path) -> list[list[str]]:
+    """The words of our commands as a shell splits them, which must understand all of the text."""
+    checked = subprocess.run(["bash", "-n"], input=commands, capture_output=True, text=True)
+    assert checked.returncode == 0, (commands, checked.stderr)
+    done = subprocess.run(
+        [shutil.which("bash")], input=SHELL + commands, env={"PATH": ""}, cwd=folder,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    return [words.split("\0")[:-1] for words in done.stdout.split("\n\0")[:-1]]
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.name)
+def test_a_shell_splits_the_commands_of_a_guide_as_this_test_does(guide, tmp_path):
+    blocks = re.findall(r"^```bash\n(.*?)^```", guide.read_text(), flags=re.M | re.S)
+    found = [words for block in blocks for words in shell_words(block, tmp_path)]
+    ours = [
+        words[words.index("vit_jax") :] for _, words in lines_of(guide) if "vit_jax" in words[:2]
+    ]
+    assert all(words in ours for words in found)
+    for _, text in span_texts_of(guide):
+        assert shell_words(f"vit_jax {text}", tmp_path) == [["vit_jax", *shlex.split(text)]]
+
+
+def span_texts_of(guide: pathlib.Path):
+    """(where, text) of what stands between backquotes and is a command of ours or a list of flags."""
     text = re.sub(
         r"^```.*?^```", lambda m: "\n" * m[0].count("\n"), guide.read_text(), flags=re.M | re.S
     )
@@ -109,7 +143,12 @@ def spans_of(guide: pathlib.Path):
         if not re.search(r"…|\[|\*|^python tests/\S+$", found[1]) and not re.match(
             "vit_jax[.]", found[1]
         ):
-            yield f"{guide.name}:{number}", shlex.split(found[1])
+            yield f"{guide.name}:{number}", found[1].replace("\n", " ")
+
+
+def spans_of(guide: pathlib.Path):
+    """`span_texts_of` with the words of the texts."""
+    return [(where, shlex.split(text)) for where, text in span_texts_of(guide)]
 
 
 def is_synopsis(words: list[str]) -> bool:
@@ -260,6 +299,7 @@ def test_every_other_line_is_a_script_of_ours_or_has_a_reason(inside):
     ids=lambda words: words[0],
 )
 def test_a_launch_script_takes_its_line(words):
+    words = [word.replace("BUCKET", "bucket") for word in words]  # a name that a bucket can have
     if words[0] == "sbatch":
         words = words[words.index("launch/slurm/train.sbatch") :]
         words = [words[0], "--dry_run", *words[1:]]

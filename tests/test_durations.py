@@ -30,6 +30,8 @@ def imagenet(duration, total_steps=None):
         ("0.5epochs", 156),  # 156.4
         (" 90 Epochs ", 28_151),  # 28,150.6
         ("1e-9 epochs", 1),
+        ("1 epoch, at least 100 steps", 313),
+        ("1 epoch, at least 500 steps", 500),
     ],
 )
 def test_any_unit_becomes_steps(duration, expected):
@@ -65,6 +67,8 @@ def test_halves_round_up_and_nothing_positive_becomes_zero():
         "1e999 steps",
         "5 steps 3",
         "_5",
+        "1 epoch, at least soon",
+        "1 epoch, at least 2 steps, at least 3 steps",
     ],
 )
 def test_anything_else_is_an_error_that_says_what_is_valid(wrong):

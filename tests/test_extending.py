@@ -61,5 +61,26 @@ def test_a_file_of_the_guide_trains_and_resumes(folder, tmp_path, name):
     assert run.model(np.zeros((1, 32, 32, 3), np.float32)).features.shape == (1, 32)
 
 
+def test_a_guests_checkpoint_read_without_its_file_names_it(folder, tmp_path, command, monkeypatch):
+    config = vit_jax.load_config(str(folder / "my_objective.py"))
+    config.update_from_flattened_dict({
+        "duration": "1 steps", "batch_size": 8, "log.tensorboard": False, "model.name": "Patches-S/4",
+    })  # fmt: skip
+    vit_jax.train(config, tmp_path)
+    guests = [one for one in registry.FAMILIES if "Patches-S/4" in one.VARIANTS]
+    assert guests
+    monkeypatch.setattr(registry, "FAMILIES", [f for f in registry.FAMILIES if f not in guests])
+    for name in ("evaluate", "show", "predict"):
+        arguments = [tmp_path] if name == "show" else [f"--checkpoint={tmp_path}"]
+        code, _, err = command(name, *arguments, *(["a.jpg"] if name == "predict" else []))
+        assert code == 2, err
+        assert "'Patches-S/4'" in err and f"--register={folder / 'my_family.py'}" in err
+
+
+def test_models_lists_a_guest_as_markdown_too(folder, command):
+    code, out, err = command("models", "--markdown", f"--register={folder / 'my_family.py'}")
+    assert code == 0 and "| Patches-S/4 |" in out, err
+
+
 def test_the_guide_has_a_file_for_each_contract():
     assert set(FILES) == {"my_family", "my_objective", "my_evaluator", "my_source"}

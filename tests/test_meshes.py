@@ -227,7 +227,6 @@ def test_a_model_cut_over_the_mesh_gives_what_one_device_gives():
 
 
 def tpu(name, slices=1):
-    pytest.importorskip("libtpu", reason="needs the TPU compiler: pip install 'vit_jax[plan]'")
     return target.find(name, slices=slices).devices
 
 

@@ -40,7 +40,7 @@ def test_a_slurm_job_of_one_task_is_one_process(monkeypatch):
 
 
 WRONG = {
-    "two of three": ({"num_processes": 2, "process_id": 0}, {}, "--coordinator must be said too"),
+    "two of three": ({"num_processes": 2, "process_id": 0}, {}, "--coordinator must be set too"),
     "one by variable": ({}, {"JAX_PROCESS_ID": "1"}, "--coordinator and --num_processes must be"),
     "no number": ({}, {"JAX_NUM_PROCESSES": "two"}, "JAX_NUM_PROCESSES=two is not a number"),
     "too many": (

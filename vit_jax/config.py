@@ -12,7 +12,7 @@ import functools
 from ml_collections import ConfigDict
 
 from vit_jax import objectives
-from vit_jax.base import durations, schema
+from vit_jax.base import durations, places, schema
 from vit_jax.base.schema import option, section
 from vit_jax.data.options import Augment, Data, Pseudo
 from vit_jax.models import registry as models
@@ -167,6 +167,17 @@ class Checkpoint:
     every_minutes: float = option(
         0.0, "also save when this much time has passed since the last; 0: never", minimum=0
     )
+    local: str = option(
+        "",
+        "folder on a local disk or RAM disk of each host for checkpoints that are saved more often; "
+        "'': none",
+        parse=places.local_folder,
+    )
+    local_every: str = option(
+        "20 steps",
+        "how often to save to checkpoint.local: steps, epochs, examples or %; 0: never",
+        parse=durations.parse,
+    )
     keep: int = option(3, "how many of the last are kept", minimum=1)
     best: bool = option(
         False, "also keep the checkpoint of the best evaluation (eval.best): WORKDIR/best"
@@ -262,7 +273,9 @@ class Config:
         maximum=2**32 - 1,
     )
     duration: str = option(
-        "10 epochs", "how long to train: steps, epochs or examples", parse=durations.parse
+        "10 epochs",
+        "how long to train: steps, epochs or examples; '4 epochs, at least 300 steps' is the longer of two",
+        parse=durations.parse,
     )
     batch_size: int = option(128, "examples in a step, over all devices and hosts", minimum=1)
     accumulate: int = option(
@@ -312,8 +325,9 @@ class Config:
         may_change=True,
     )
     compilation_cache: str = option(
-        "~/.cache/vit_jax/xla",
-        "directory of compiled programs; only you should be able to write to it; '': none",
+        "auto",
+        "directory of compiled programs; only you should be able to write to it; auto: "
+        "~/.cache/vit_jax/xla, or WORKDIR/compiled for several processes and in buckets; '': none",
         may_change=True,
     )
     model: models.Name = section(models.Name)

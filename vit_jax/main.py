@@ -3,6 +3,7 @@ imports what it needs when it runs, so that `--help` is instant. How a command e
 """
 
 import dataclasses
+import re
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -225,11 +226,13 @@ def plan() -> None:
 
 
 def prepare() -> None:
-    """Your images, or a TFDS data set, stored for training: SOURCE --out=DIR [--verify] [--json].
+    """Your images, or a TFDS data set, stored for training: SOURCE --out=DIR [--shard=I/N] [--verify] [--json].
 
     SOURCE is a folder of images or of class folders, a CSV or JSON-lines file of path and label, tar
-    files, or the name of a data set. The same command goes on after it was stopped. SOURCE --verify alone
-    reads a prepared data set back, and the exit code is 1 if anything is wrong with it.
+    files, or the name of a data set; SOURCE and DIR may be in buckets. The same command goes on after it was
+    stopped. With --shard=3/16 the process writes a sixteenth of the files; the last of the 16 to end
+    completes the set. SOURCE --verify alone reads a prepared data set back, and the exit code is 1 if
+    anything is wrong with it.
     """
     flags.DEFINE_string("out", None, "the folder to make")
     flags.DEFINE_list("splits", [], "which splits, e.g. train[:99%],validation; by default all")
@@ -242,6 +245,9 @@ def prepare() -> None:
         "quality", 0, "encode as JPEG of this quality; 0: no, or 90 with --max_side", lower_bound=0,
         upper_bound=100,
     )  # fmt: skip
+    flags.DEFINE_integer(
+        "max_pixels", 2**26, "an image of more pixels is reported as bad", lower_bound=1
+    )
     flags.DEFINE_float(
         "holdout", 0.1, "share of 'test' where there are no splits", lower_bound=0, upper_bound=1
     )
@@ -249,11 +255,17 @@ def prepare() -> None:
         "holdout_by", "file", ["file", "class"], "class: the same share of every class"
     )
     flags.DEFINE_string("data_dir", "", "where TFDS keeps its data sets")
+    flags.DEFINE_string(
+        "shard", "1/1", "I/N: write every N-th file, from the I-th on, as one of N processes"
+    )
     flags.DEFINE_bool("verify", False, "read all of the prepared data set back")
     cli.define_json()
     (source, *more) = cli.parse("SOURCE")
     if more or not (FLAGS.out or FLAGS.verify):
         raise flags.Error("say SOURCE --out=DIR, or DIR --verify")
+    part = _part(FLAGS.shard)
+    if part[1] > 1 and FLAGS.verify:
+        raise flags.Error("--verify reads the whole set: run it alone, once all shards are done")
 
     from vit_jax.base import places
 
@@ -275,10 +287,11 @@ def prepare() -> None:
             splits=tuple(FLAGS.splits),
             num_shards=FLAGS.shards,
             workers=FLAGS.workers,
-            options=Options(FLAGS.max_side, FLAGS.quality),
+            options=Options(FLAGS.max_side, FLAGS.quality, FLAGS.max_pixels),
             holdout=FLAGS.holdout,
             holdout_by=FLAGS.holdout_by,
             data_dir=FLAGS.data_dir,
+            part=part,
         )
         lines = [text(result)]
     if FLAGS.verify:
@@ -288,6 +301,15 @@ def prepare() -> None:
     cli.print_result(result, "\n".join(lines))
     if FLAGS.verify and result["verified"]["bad"]:
         sys.exit(1)
+
+
+def _part(text: str) -> tuple[int, int]:
+    """(3, 16) of '3/16'."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    number, count = map(int, match.groups()) if match else (0, 0)
+    if not 1 <= number <= count:
+        raise flags.Error(f"--shard={text}: expected I/N with I from 1 to N, such as 3/16")
+    return number, count
 
 
 def show() -> None:
@@ -389,7 +411,9 @@ def _run(arguments: list[str]) -> None:
         print(f"vit_jax {__version__}")
         return
     if name not in COMMANDS:
-        raise flags.Error(f"unknown command {name!r}\n\n{_usage()}")
+        from vit_jax.base.schema import nearest
+
+        raise flags.Error(f"unknown command {name!r}{nearest(name, COMMANDS)}\n\n{_usage()}")
     sys.argv = [f"vit_jax {name}", *rest]
     try:
         COMMANDS[name]()

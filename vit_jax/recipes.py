@@ -140,6 +140,28 @@ def few_shot_on_imagenet(config: ConfigDict) -> None:
     config.eval.best = "few_shot/5shot"
 
 
+def on_photos(config: ConfigDict, *, epochs: int, steps: int, lr: float, **fields) -> ConfigDict:
+    """Fits a recipe to some hundreds or thousands of images of the user's on one machine: its length, warm-up,
+    evaluations and checkpoints follow from their number, and 16 images are computed at a time.
+
+    Args:
+      config: changed, and returned.
+      epochs: how often to see every image.
+      steps: how many there are at least, for a few hundred images.
+      lr: for batches of 64.
+      **fields: of `config.data` or `config.model`, what else is not the recipe's.
+    """
+    config.data.update(dict(name="folder", path="IMAGES", train_split="train", eval_split="test"))
+    config.duration = f"{epochs} epochs, at least {steps} steps"
+    config.batch_size, config.accumulate, config.optim.lr = 64, 4, lr
+    config.optim.warmup = config.eval.every = config.checkpoint.every = "10%"
+    config.log.every = "20 steps"
+    for name, value in fields.items():
+        section = config.data if name in config.data else config.model
+        section[name] = value
+    return config
+
+
 def spread(config: ConfigDict) -> None:
     """For models too large for one accelerator of 16 GB: the state is cut over 8, and activations
     are recomputed, except those that are worth their memory because recomputing their products

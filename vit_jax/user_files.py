@@ -3,6 +3,7 @@ files that add to the package what it lacks (a model family, an objective, an ev
 source).
 """
 
+import ast
 import importlib.util
 import inspect
 import operator
@@ -12,6 +13,7 @@ import traceback
 import types
 from collections.abc import Callable, Iterable
 
+from etils import epath
 from ml_collections import ConfigDict
 
 from vit_jax.base import places, schema
@@ -112,6 +114,18 @@ def register(path: str) -> None:
       ConfigError: there is no such file, or it fails.
     """
     _load(_local(path, "--register"), f"--register={path}")
+
+
+def registered_by(recipe: epath.Path) -> list[str]:
+    """The files that a recipe of `to_python` registers; [] where there is no such recipe."""
+    if not recipe.exists():
+        return []
+    calls = (node for node in ast.walk(ast.parse(recipe.read_text())) if isinstance(node, ast.Call))
+    return [
+        call.args[0].value
+        for call in calls
+        if getattr(call.func, "id", "") == "register" and isinstance(call.args[0], ast.Constant)
+    ]
 
 
 def outside(definitions: Iterable) -> list[str]:

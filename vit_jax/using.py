@@ -14,13 +14,14 @@ FLAGS = flags.FLAGS
 
 
 def evaluate() -> None:
-    """Accuracy and loss of a checkpoint: --checkpoint=DIR [--suite=NAME] [--budget=GFLOPS]
+    """Accuracy and loss of a checkpoint: --checkpoint=DIR [--suite=NAME] [--budget=GFLOPS] [--follow]
     [--config.FIELD=VALUE …] [--model=OPTION=VALUE …] [--json].
 
     Data and preprocessing are those of the run, unless --config.data.FIELD says otherwise; a checkpoint of
     another format has its own preprocessing, and the data is to be said. With --budget
     or --threshold images leave a model with exits early. With --suite=imagenet, few_shot or knn the model is judged on
-    all sets of that name that are there.
+    all sets of that name that are there. With --follow, beside a run that trains, each of its checkpoints is evaluated
+    as it appears, into WORKDIR/evaluations and its TensorBoard, until the run is done.
     """
     settings = cli.take_settings()
     cli.define_checkpoint()
@@ -30,12 +31,27 @@ def evaluate() -> None:
     )
     flags.DEFINE_string("suite", "", "imagenet, few_shot or knn, instead of evaluators")
     flags.DEFINE_string("data_dir", "", "suite: where its data sets are; by default as TFDS has it")
+    flags.DEFINE_bool(
+        "follow", False, "evaluate each checkpoint of the run as it appears, until the run is done"
+    )
+    flags.DEFINE_string(
+        "name",
+        "",
+        "follow: of the file and the TensorBoard run; by default the suite's or evaluators'",
+    )
     cli.define_exits()
     cli.define_json()
     cli.define_register()
     cli.define_hosts()
     cli.parse()
     cli.require(checkpoint="DIR")
+
+    if FLAGS.follow and (FLAGS.model or FLAGS.budget is not None):
+        raise flags.Error(
+            "--follow is for the checkpoints of a run: set it without --model and --budget (--threshold works)"
+        )
+    if FLAGS.name and not FLAGS.follow:
+        raise flags.Error("--name is for --follow: it names the file of the evaluations")
 
     from vit_jax.base import places
     from vit_jax.evaluation.overrides import load_to_evaluate
@@ -57,6 +73,9 @@ def evaluate() -> None:
             evaluators = (("early_exit", {"thresholds": thresholds}),)
         if evaluators:
             settings.append(("eval.evaluators", repr(evaluators)))
+        if FLAGS.follow:
+            _follow(settings, process)
+            return
         said = cli.options(FLAGS.model)
         run, config = load_to_evaluate(FLAGS.checkpoint, settings, said, needs_data=not FLAGS.suite)
         result, absent = evaluate_run(
@@ -64,6 +83,16 @@ def evaluate() -> None:
         )
         lines = "\n".join(table(result, absent)) if FLAGS.suite else text(result)
         cli.print_result(result | ({"left_out": absent} if absent else {}), lines, process)
+
+
+def _follow(settings: list[tuple[str, str]], process: int) -> None:
+    """`evaluate --follow`."""
+    from vit_jax.evaluation.progress import shown
+    from vit_jax.training.follow import What, follow, text
+
+    what = What(tuple(settings), FLAGS.suite, FLAGS.data_dir, FLAGS.name)
+    result = follow(FLAGS.checkpoint, what, watch=shown)
+    cli.print_result(result, text(result), process)
 
 
 def predict() -> None:
@@ -313,14 +342,24 @@ def report() -> None:
 
 
 def benchmark() -> None:
-    """Throughput with its context: {step|inference|input} --config=FILE [--config.FIELD=VALUE …]
-    [--steps=20] [--against=FILE] [--profile=DIR] [--breakdown] [--json].
+    """Throughput with its context: {step|inference|input|speed} --config=FILE [--config.FIELD=VALUE …]
+    [--steps=20] [--against=FILE] [--profile=DIR] [--breakdown] [--latency_ms=50] [--decode=copy] [--json].
 
     'inference --checkpoint=DIR --budget=GFLOPS' lets images of the run's data leave a model with exits
     early, against always going on to the last exit; 'inference --config=FILE --shares=0.5,0.25,0.25' does
-    so with a new model and made-up images, of which these shares leave at its exits.
+    so with a new model and made-up images, of which these shares leave at its exits. 'speed
+    --models=ViT-B/32,ViT-B/16 --image_sizes=128,224,384 --out=DIR' draws inference over the size of images.
     """
     settings = cli.define_config()
+    flags.DEFINE_float(
+        "latency_ms",
+        0.0,
+        "input: milliseconds added to each read, in turn with none",
+        lower_bound=0,
+    )
+    flags.DEFINE_enum(
+        "decode", "", ["", "copy"], "input: copy fills images with the bytes of their files"
+    )
     flags.DEFINE_integer("steps", 20, "timed steps or batches", lower_bound=1)
     flags.DEFINE_string(
         "against",
@@ -330,10 +369,16 @@ def benchmark() -> None:
     flags.DEFINE_string("profile", "", "step: a folder for a trace of three further steps")
     flags.DEFINE_bool("breakdown", False, "step: where its time goes, part by part")
     flags.DEFINE_list("shares", [], "inference: of the images that leave at each exit")
+    flags.DEFINE_list("models", [], "speed: names of models")
+    flags.DEFINE_list("image_sizes", ["128", "224", "384"], "speed: sides of images in pixels")
+    flags.DEFINE_string("out", "", "speed: a folder for its pictures")
     cli.define_checkpoint()
     cli.define_exits()
-    what = cli.parse("step, inference or input")[0]
+    what = cli.parse("step, inference, input or speed")[0]
 
+    if what == "speed":
+        _benchmark_speed(settings)
+        return
     from vit_jax.benchmarks import early_exit, input, step
 
     against = cli.load_config(settings, FLAGS.against)[0] if FLAGS.against else None
@@ -342,12 +387,16 @@ def benchmark() -> None:
             step.step, against=against, profile=FLAGS.profile, breakdown=FLAGS.breakdown
         ),
         "inference": step.inference,
-        "input": input.input_pipeline,
+        "input": functools.partial(
+            input.input_pipeline, latency_ms=FLAGS.latency_ms, copy=FLAGS.decode == "copy"
+        ),
     }
     if what not in kinds:
-        raise flags.Error(f"benchmark {what!r}: known are {', '.join(kinds)}")
+        raise flags.Error(f"benchmark {what!r}: known are {', '.join(kinds)}, speed")
     if FLAGS.shares and what != "inference":
         raise flags.Error("--shares is for 'benchmark inference'")
+    if (FLAGS.latency_ms or FLAGS.decode) and what != "input":
+        raise flags.Error("--latency_ms and --decode are for 'benchmark input'")
     if FLAGS.against and what != "step":
         raise flags.Error("--against is for 'benchmark step'")
     if FLAGS.checkpoint:
@@ -366,3 +415,19 @@ def benchmark() -> None:
             run = functools.partial(early_exit.of_config, shares=cli.numbers("shares"))
         result = run(config, steps=FLAGS.steps)
     cli.print_result(result, "\n".join(f"{name:<28} {value}" for name, value in result.items()))
+
+
+def _benchmark_speed(settings: list[tuple[str, str]]) -> None:
+    """`benchmark speed`."""
+    cli.require(models="NAME,NAME…")
+
+    from vit_jax.base.settings import change
+    from vit_jax.benchmarks.speed import speed, text
+    from vit_jax.config import config_class, default_config
+
+    config = cli.load_config(settings)[0] if FLAGS.config else default_config()
+    if not FLAGS.config:
+        change(config, config_class(), settings)
+    sizes = [round(size) for size in cli.numbers("image_sizes")]
+    result = speed(config, models=FLAGS.models, image_sizes=sizes, steps=FLAGS.steps, out=FLAGS.out)
+    cli.print_result(result, text(result))

@@ -13,21 +13,25 @@
 #   --spot                      on spot nodes
 #   --service_account=NAME      of Kubernetes, may use the bucket; default: default
 #   --max_restarts=100          how often all is started again
-#   --grace=120                 seconds between SIGTERM and SIGKILL
+#   --grace=120                 seconds between SIGTERM and SIGKILL; GKE gives 15 when it takes spot nodes away
+#   --queue=NAME                a Kueue LocalQueue, see launch/gke/kueue.yaml
 #   --dry_run                   prints the manifest and the command and runs nothing
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 . launch/common.sh
 
+# shellcheck disable=SC2034 # check reads some of them by name
 name='' topology='' image='' bucket='' slices=1 chips=4 spot='' service_account=default
-max_restarts=100 grace=120 accelerator='' hosts=''
+max_restarts=100 grace=120 queue=''
+FLAGS="name topology image bucket slices chips spot? service_account max_restarts grace queue"
 
 main() {
-  parse_flags "name topology image bucket slices chips spot service_account max_restarts grace" "$@"
+  parse_flags "$FLAGS" "$@"
   need name topology image bucket
   need_command
-  accelerator=$(accelerator)
-  hosts=$(hosts)
+  local checked
+  checked=$(check jobset name topology bucket slices chips spot service_account max_restarts grace queue)
+  read -r accelerator shape hosts <<<"$checked"
   if [ -n "$dry_run" ]; then
     manifest
     echo "# kubectl apply --filename=- # with the manifest above"
@@ -40,6 +44,8 @@ manifest() {
   local text
   text=$(grep -v '^#' launch/gke/jobset.yaml)
   if [ -z "$spot" ]; then text=$(grep -v gke-spot: <<<"$text"); fi
+  if [ -z "$queue" ]; then text=$(grep -v -e labels: -e queue-name: <<<"$text"); fi
+  if ((slices == 1)); then text=$(sed '/env:/,/value: "8081"/d' <<<"$text"); fi
   fill name "$name"
   fill image "$image"
   fill bucket "$bucket"
@@ -47,44 +53,19 @@ manifest() {
   fill hosts "$hosts"
   fill chips "$chips"
   fill accelerator "$accelerator"
-  fill topology "${topology#*:}"
+  fill topology "$shape"
   fill spot true
   fill host_network "$( ((slices > 1)) && echo true || echo false)"
   fill service_account "$service_account"
   fill max_restarts "$max_restarts"
   fill grace "$grace"
+  fill queue "$queue"
   fill command "$(json_list "${command[@]}")"
   echo "$text"
 }
 
 # fill NAME VALUE: puts a value where the template says @NAME@.
 fill() { text=${text//"@$1@"/"$2"}; }
-
-# How GKE calls the chip.
-accelerator() {
-  case ${topology%%:*} in
-    v4) echo tpu-v4-podslice ;;
-    v5e) echo tpu-v5-lite-podslice ;;
-    v5p) echo tpu-v5p-slice ;;
-    v6e) echo tpu-v6e-slice ;;
-    tpu7x) echo tpu7x ;;
-    *) fail "--topology=$topology: known kinds are v4, v5e, v5p, v6e, tpu7x, as in v5e:8x8" ;;
-  esac
-}
-
-# Hosts of a slice.
-hosts() {
-  local product=1 side sides
-  IFS=x read -ra sides <<<"${topology#*:}"
-  for side in "${sides[@]}"; do
-    [[ $side =~ ^[0-9]+$ ]] || fail "--topology=$topology: say KIND:SHAPE, as in v5e:8x8 or v5p:4x4x8"
-    product=$((product * side))
-  done
-  if ((product < chips)); then
-    fail "--topology=$topology has $product chips: say --chips=$product"
-  fi
-  echo $((product / chips))
-}
 
 json_list() {
   local word list=''

@@ -17,11 +17,13 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 . launch/common.sh
 
+# shellcheck disable=SC2034 # check reads some of them by name
 cluster='' name='' type='' image='' slices=1 storage='' project='' zone='' max_restarts=100 grace=120
 
 parse_flags "cluster name type image slices storage project zone max_restarts grace" "$@"
 need cluster name type image
 need_command
+check xpk name type slices max_restarts grace >/dev/null
 run xpk workload create --cluster="$cluster" --workload="$name" --tpu-type="$type" \
   --num-slices="$slices" --docker-image="$image" --max-restarts="$max_restarts" \
   --termination-grace-period-seconds="$grace" ${storage:+--storage="$storage"} \

@@ -32,6 +32,14 @@ def whole_files() -> dict[str, bytes]:
         "PNG of 1 bit": _saved(picture.convert("1"), "PNG"),
         "GIF": _saved(picture, "GIF", save_all=True, append_images=[picture.rotate(90)]),
         "WebP": _saved(picture, "WEBP"),
+        "WebP, lossless": _saved(picture, "WEBP", lossless=True),
+        "WebP, animated": _saved(
+            picture, "WEBP", save_all=True, append_images=[picture.rotate(90)]
+        ),
+        "AVIF": _saved(picture, "AVIF"),
+        "AVIF, animated": _saved(
+            picture, "AVIF", save_all=True, append_images=[picture.rotate(90)]
+        ),
         "BMP": _saved(picture, "BMP"),
         "TIFF, LZW": _saved(picture, "TIFF", compression="tiff_lzw"),
         "TIFF, 5 of 16 bits": tiff(wide[..., :5], deflate=True, differences=True),
@@ -48,6 +56,7 @@ def damaged(file: bytes, count: int, random: np.random.Generator) -> Iterator[by
         changed = bytearray(file)
         reach = len(file) if random.random() < 0.5 else min(300, len(file))
         for place in random.integers(reach, size=random.integers(1, 4)).tolist():
+            place = min(place, len(changed) - 1)
             match random.integers(4):
                 case 0 | 1:
                     changed[place] = random.integers(256)

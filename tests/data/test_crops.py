@@ -1,6 +1,4 @@
-"""Which parts are cut out of images, and that they are resized as they should be; with the compiled
-part and without.
-"""
+"""Which parts are cut out of images, and that they are resized as they should be."""
 
 import cv2
 import numpy as np

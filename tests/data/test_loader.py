@@ -266,7 +266,7 @@ class Slow(Numbers):
 
 
 def test_waiting_for_the_host_is_counted_and_prefetching_hides_it():
-    config = make_config(8, train_crop="resize", threads=1)
+    config = make_config(8, train_crop="resize", threads=1, read_ahead=0)
     with train_batches(Slow(50), config, make_sharding(), start_step=0, stop_step=6) as batches:
         next(batches)
         waited = batches.wait_seconds

@@ -48,6 +48,7 @@ def test_shares_hold_on_the_way_through_an_epoch_too(tmp_path):
     assert len(source) == 120 and abs(np.mean(first) - 0.5) < 0.2
     again = pickle.loads(pickle.dumps(source))
     assert all(again[int(index)] == source[int(index)] for index in order[:5])
+    assert source.read(order[:9].tolist()) == [source[int(index)] for index in order[:9]]
 
 
 @pytest.mark.parametrize(

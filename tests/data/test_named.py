@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tensorflow_datasets as tfds
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.data import decode, sources, splits
@@ -9,8 +10,6 @@ from vit_jax.data.options import Data
 from vit_jax.data.sources.named import FEW_SHOT, NAMED, VTAB
 
 from .tiny_tfds import write_tfds
-
-tfds = pytest.importorskip("tensorflow_datasets")
 
 # Examples per split, from TFDS's catalogue.
 SIZES = {

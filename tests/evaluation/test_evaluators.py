@@ -16,7 +16,7 @@ from vit_jax import evaluation
 from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.config import config_class, default_config
-from vit_jax.data import sources
+from vit_jax.data import imagenet, sources
 from vit_jax.data.classes import with_classes
 from vit_jax.data.record import DataSet, Record
 from vit_jax.devices import meshes
@@ -114,6 +114,35 @@ def test_neighbours_over_devices_are_those_of_scikit_learn():
     np.testing.assert_array_equal(found, labels.ravel()[there][rows])
 
 
+@pytest.mark.parametrize("name", ["accuracy", "classification", "few_shot", "knn"])
+def test_an_evaluator_compiles_for_the_first_checkpoint_only(subject, name):
+    data = {"name": "digits", "train_split": "train[:40]", "eval_split": "test[:40]"}
+    judges = evaluation.make([(name, {"data": data})], subject)
+    model = registry.create_model("ViT-mu/8", image_size=16, num_classes=10, head_init="normal")
+    weights, mesh = registry.split(model)[1], meshes.replica_mesh()
+    compiled = []
+
+    def count(event: str, seconds: float, **_) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(seconds)
+
+    def judge(scale: float) -> tuple[dict, int]:
+        scaled = jax.tree.map(lambda x: jax.device_put(np.asarray(x) * scale, whole), weights)
+        before = len(compiled)
+        with jax.set_mesh(mesh):
+            return judges(Trained(scaled), mesh), len(compiled) - before
+
+    whole = meshes.replicated(mesh)
+    jax.monitoring.register_event_duration_secs_listener(count)
+    try:
+        first, programs = judge(1.0)
+        second, further = judge(0.1)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(count)
+    assert programs > 0 and further == 0
+    assert first.keys() == second.keys() and first != second
+
+
 def test_of_equal_neighbours_the_first_counts():
     mesh = meshes.make_mesh({"data": 8, "fsdp": 1, "tensor": 1})
     cut = NamedSharding(mesh, P(None, meshes.BATCH))
@@ -193,6 +222,13 @@ def test_classes_are_matched_by_their_names(caplog):
     assert [several[i].label for i in range(2)] == [(1, 0), ()]
     ids = with_classes(Labels((0, 1), ("n01440764", "n01443537")), ("tench", "goldfish, a fish"))
     assert [ids[i].label for i in range(2)] == [0, 1]
+    names = tuple(imagenet.classes().values())
+    some = with_classes(
+        Labels((0, 1), ("n01443537", "n15075141")), names
+    )  # goldfish, toilet tissue
+    assert [some[i].label for i in range(2)] == [1, 999]
+    synonyms = tuple(f"{name}, a synonym" for name in names)  # as models on hubs name them
+    assert with_classes(Labels((0,), ("n15075141",)), synonyms)[0].label == 999
     numbered = with_classes(source, ("0", "1"))
     assert numbered[0].label == 0 and "taken in their order" in caplog.text
     with pytest.raises(ConfigError, match="the model knows no 'cat'; it knows 'dog', 'cow'"):

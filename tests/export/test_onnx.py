@@ -8,9 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-pytest.importorskip("onnx")
-pytest.importorskip("onnxruntime")
-
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.options import Data
 from vit_jax.evaluation.forward import make_forward

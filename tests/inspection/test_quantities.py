@@ -113,7 +113,8 @@ def test_the_centre_gets_its_share_of_an_even_map_and_four_times_it_of_one_insid
 
 
 def test_flow_is_that_of_networkx_and_of_a_hand_made_graph():
-    networkx = pytest.importorskip("networkx")
+    import networkx
+
     weights = softmax((2, 4, 4), seed=3)
     graph, capacity = networkx.DiGraph(), weights.astype(np.float64) + np.eye(4)
     capacity /= capacity.sum(-1, keepdims=True)
@@ -220,7 +221,7 @@ def test_layers_with_negative_weights_are_left_out_of_distances_and_centres_and_
     subject = subject_of(ones, ones, entropy, np.stack([map_of, -map_of]))
     section = maps.inspect_means(subject)
     np.testing.assert_allclose(section.numbers["attention/centre_attention"], [1, np.nan])
-    assert "1.00 times its share of layer 1's attention" in section.text
+    assert "Attention, mean over 3 images: 1.00 in layer 1" in section.text
     assert NEGATIVE in section.text and NEGATIVE in distance.inspect(subject).text
     proper = subject_of(ones, ones, ones, np.stack([map_of, map_of]))
     assert NEGATIVE not in maps.inspect_means(proper).text + distance.inspect(proper).text

@@ -111,7 +111,8 @@ def run_cli(cli):
 
 
 class Hosts:
-    """A training run of several real processes, each with its own log in FOLDER/I.log.
+    """A training run of several real processes, each with its own log in FOLDER/I.log; {process} in
+    an argument is the process's index.
 
     Attributes:
       processes: by their index.
@@ -138,8 +139,9 @@ class Hosts:
                     "JAX_PROCESS_ID": str(i),
                 }
             with log.open("w") as file:
+                own = [argument.replace("{process}", str(i)) for argument in command]
                 self.processes.append(
-                    subprocess.Popen(command, stdout=file, stderr=file, env=environment)
+                    subprocess.Popen(own, stdout=file, stderr=file, env=environment)
                 )
 
     def log(self, process: int) -> str:

@@ -4,8 +4,9 @@
 which of them were read, and that reading does what the environment variable OBSERVED says, as JSON:
 
   folder: where the numbers of the examples that process I read go to, in reads-I.txt.
-  seconds: every example takes at least so long.
+  seconds: every example takes at least so long; with `slow`, those of process `slow` alone.
   spoiled: numbers of examples which have all labels, so that their loss is a spike.
+  split: which examples are watched, by default "train".
   process, example, action: at that example of its own, process `process` does "fail", or "block" on a
     FIFO at `folder`/fifo, which nobody writes to.
 """
@@ -44,7 +45,8 @@ class Observed(digits.Digits):
                 file.write(f"{index}\n")
         if disturbed:
             places.open_bytes(str(_FOLDER / "fifo")).read()
-        time.sleep(_SAID.get("seconds", 0))
+        if _SAID.get("slow", _PROCESS) == _PROCESS:
+            time.sleep(_SAID.get("seconds", 0))
         record = super().__getitem__(index)
         if not self.multi_label:
             return record
@@ -57,7 +59,7 @@ def _open(config_data):
 
     def read(parts):
         source = data_set.read(parts)
-        if parts[0][0] != "train":
+        if parts[0][0] != _SAID.get("split", "train"):
             return source
         return Observed(source.images, source.labels, source.ids)
 

@@ -11,8 +11,9 @@ import pytest
 
 import vit_jax
 from tests.integration.conftest import TINY, write_image
+from vit_jax.base import logs
 from vit_jax.checkpoints import reading
-from vit_jax.data import decoders
+from vit_jax.data import decode
 
 
 def test_help_answers_in_two_seconds_and_names_every_command():
@@ -45,6 +46,11 @@ WRONG = {
     "unknown size": (("--config.model.name=ViT-XL/16",), "there is no ViT of size 'XL'"),
     "unknown pooling": (("--config.model.pool=avg",), "config.model.pool = 'avg' is not one of token, mean, map"),
     "unknown optimizer": (("--config.optim.name=adam",), "is not an optimizer; did you mean 'adamw'"),
+    "the wrong case": (("--config.model.name=vit-b16",), "did you mean 'ViT-B/16'"),
+    "a word of timm's": (("--config.model.in_chans=4",), "did you mean 'data.channels'"),
+    "a model of timm's": (("--config.model.name=vit_base_patch16_224",), "hf://timm/vit_base_patch16_224"),
+    "another library's network": (("--config.model.name=resnet50",), "did you mean 'BiT-R50x1'"),
+    "a word that is alike by chance": (("--config.optim.name=muon",), "'muon' is not an optimizer; known: adamw"),
     "unknown objective": (("--config.objective.name=byol",), "'byol' is no objective; known: supervised"),
     "unknown data set": (("--config.data.name=digit",), "digits"),
     "image size not divisible by patch": (("--config.data.image_size=30",), "30 cannot be cut into patches of 8"),
@@ -95,6 +101,40 @@ def test_a_workdir_that_cannot_be_written_is_said_before_any_work(command, tmp_p
 def test_a_missing_workdir_is_asked_for(command, workdir):
     code, _, err = command("train", "--config=configs/digits.py", *workdir)
     assert code == 2 and "--workdir=DIR is missing: where checkpoints and logs go" in err
+
+
+def test_a_mistyped_command_is_answered_with_the_nearest(command):
+    code, _, err = command("trian", "--config=configs/digits.py")
+    assert code == 2 and "'trian'; did you mean 'train'?" in err
+
+
+@pytest.mark.parametrize("name", ["evaluate", "show", "predict"])
+def test_a_run_that_has_saved_nothing_yet_is_not_taken_for_an_unknown_format(
+    command, tmp_path, name
+):
+    (tmp_path / ".lock").touch()
+    arguments = ("--checkpoint=", "cat.jpg") if name == "predict" else ("--checkpoint=",)
+    arguments = (tmp_path,) if name == "show" else (f"{arguments[0]}{tmp_path}", *arguments[1:])
+    code, _, err = command(name, *arguments)
+    assert code == 1 and f"{tmp_path} is a run that has no checkpoint yet" in err
+
+
+def test_what_takes_long_is_logged_with_its_time(caplog):
+    with logs.with_elapsed_time("counting", after=0.05, every=0.05):
+        time.sleep(0.3)
+    with logs.with_elapsed_time("something quick"):
+        pass
+    messages = [record.message for record in caplog.records]
+    assert len(messages) >= 3 and messages[0] == "counting … 0 s"
+    assert messages[-1] == "counting took 0 s" and "quick" not in caplog.text
+
+
+def test_a_batch_larger_than_the_data_is_a_warning_that_names_a_recipe(
+    tiny_config, tmp_path, caplog
+):
+    vit_jax.train(tiny_config(batch_size=1600, duration="1 steps"), tmp_path)
+    assert "config.batch_size = 1600 is more than the 1438 images" in caplog.text
+    assert "configs/finetune.py:photos" in caplog.text
 
 
 def test_a_flag_with_a_value_it_cannot_have_says_what_it_takes(command):
@@ -242,7 +282,7 @@ def test_an_unreadable_training_image_names_the_file(run_cli, tmp_path):
     assert code == 0 and f"{broken} cannot be read" in err, err
     assert "another takes its place" in err and "it is left out of evaluation" in err
     description = reading.read_description(reading.find(tmp_path / "run2"))
-    assert description["decoder"] == decoders.name() and "images are decoded by" in err
+    assert description["pixels"] == decode.PIXELS
 
 
 def test_plan_tells_what_a_run_needs_and_which_slices_there_are(command):

@@ -67,7 +67,8 @@ def logits_of(trained, images):
 
 @pytest.mark.parametrize("normalization", ["inside", "beside"])
 def test_an_onnx_file_answers_alike_in_onnxruntime(command, trained, tmp_path, normalization):
-    onnxruntime = pytest.importorskip("onnxruntime")
+    import onnxruntime
+
     out = tmp_path / "model.onnx"
     code, said, err = command(
         "export", f"--checkpoint={trained}", "--to=onnx", f"--out={out}", "--json",
@@ -95,8 +96,6 @@ def test_an_onnx_file_answers_alike_in_onnxruntime(command, trained, tmp_path, n
 @pytest.mark.parametrize("to", ["onnx", "stablehlo"])
 @pytest.mark.parametrize("weights", ["bfloat16", "int8"])
 def test_weights_in_fewer_bits_are_smaller_and_compared(command, trained, tmp_path, to, weights):
-    if to == "onnx":
-        pytest.importorskip("onnxruntime")
     random = np.random.default_rng(0)
     for name in ("3", "7", "other"):
         (tmp_path / "images" / name).mkdir(parents=True)

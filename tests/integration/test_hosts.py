@@ -279,6 +279,29 @@ def test_a_run_killed_after_a_rollback_goes_on_with_the_same_data(hosts, tmp_pat
         np.testing.assert_array_equal(got[name], expected[name], err_msg=name)
 
 
+@pytest.mark.parametrize("slow", [2, pytest.param(0, marks=pytest.mark.slow)])
+def test_the_host_that_holds_up_the_others_is_named(hosts, tmp_path, slow):
+    options = (
+        "--config.batch_size=33",
+        "--config.eval.batch_size=33",
+        "--config.log.every=2 steps",
+        "--config.checkpoint.every=0 steps",
+        "--config.duration=30 steps",
+    )
+    run = hosts(tmp_path, *options, processes=3, slow=slow, seconds=0.06)
+    assert run.codes() == [0, 0, 0], run.log(0)
+    named = [line for line in run.log(0).splitlines() if "holds up all others" in line]
+    assert len(named) == 1 and f"Process {slow} on " in named[0], run.log(0)
+    assert not any("holds up" in run.log(process) for process in (1, 2))
+
+
+@pytest.mark.slow
+def test_hosts_that_are_equally_slow_are_not_named(hosts, tmp_path):
+    run = hosts(tmp_path, "--config.log.every=2 steps", seconds=0.06)
+    assert run.codes() == [0, 0], run.log(0)
+    assert "holds up" not in run.log(0)
+
+
 @pytest.mark.slow
 def test_when_one_process_is_frozen_the_others_end_after_the_heartbeat(hosts, tmp_path):
     run = hosts(tmp_path, *FSDP, "--config.hosts.heartbeat_seconds=10", seconds=0.006)

@@ -71,3 +71,9 @@ def test_images_with_several_labels_are_prepared_and_learnt_with_a_sigmoid(
     assert result["examples"] == 24 and result["accuracy"] == 1.0
     assert caplog.text.count("evaluation: 8 of 32 images have no label and are left out") == 1
     assert result["loss"] < 0.5
+
+
+@pytest.mark.parametrize("shard", ["17/16", "0/16", "3", "a/b", "-1/2"])
+def test_a_shard_that_cannot_be_is_refused_at_once(run_cli, tmp_path, shard):
+    code, _, errors = run_cli("prepare", tmp_path, f"--out={tmp_path}/out", f"--shard={shard}")
+    assert code == 2 and f"--shard={shard}" in errors and not (tmp_path / "out").exists()

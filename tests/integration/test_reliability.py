@@ -10,6 +10,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from vit_jax import objectives
 from vit_jax.base.patterns import named
 from vit_jax.checkpoints import reading
 
@@ -115,7 +116,15 @@ RECIPES = {
     "noisy_student": (
         ("teacher", "round_1", "round_2"), ("--config.pseudo.confidence=0.0",), "params",
     ),
+    "masked_patches": (("",), (), "params_objective"),
+    "distill": (("",), ("--config.objective.teacher={teacher}",), "params"),
+    "gsam": (("",), (), "params"),
 }  # fmt: skip
+
+
+def test_every_objective_is_killed():
+    learnt = {name for recipe in RECIPES if (name := recipe) in objectives.OBJECTIVES}
+    assert learnt | {"supervised"} == set(objectives.OBJECTIVES)  # that above, and `gsam`
 
 
 @pytest.mark.slow
@@ -124,6 +133,12 @@ def test_killed_ten_times_at_random_moments_the_whole_state_is_the_same_to_the_b
     cli, tmp_path, recipe
 ):
     runs, flags, part = RECIPES[recipe]
+    teacher = tmp_path / "a teacher"
+    if any("{teacher}" in flag for flag in flags):
+        process = cli("train", *ARGUMENTS, f"--workdir={teacher}", tiny=True)
+        _, err = process.communicate(timeout=600)
+        assert process.returncode == 0, err
+    flags = tuple(flag.format(teacher=teacher) for flag in flags)
     flags = (f"--config=configs/{recipe}.py:smoke", *ARGUMENTS[1:], *flags)
 
     def start(workdir):
@@ -137,7 +152,9 @@ def test_killed_ten_times_at_random_moments_the_whole_state_is_the_same_to_the_b
     _, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     chance, total = random.Random(recipe), STEPS * len(runs)
-    for step in sorted(chance.randrange(total - 5) for _ in range(10)):
+    early = [chance.randrange(total // 2) for _ in range(7)]
+    late = [chance.randrange(total // 2, total - 5) for _ in range(3)]
+    for step in sorted(early + late):
         process = start(killed)
         assert wait_until(lambda step=step: done() >= step, process), process.stderr.read()
         # Before the last run there is time to be killed while it is compiled, or a teacher labels.
@@ -157,3 +174,28 @@ def test_killed_ten_times_at_random_moments_the_whole_state_is_the_same_to_the_b
         assert expected.keys() == found.keys() and any(name.startswith(part) for name in found)
         for name in expected:
             np.testing.assert_array_equal(expected[name], found[name], err_msg=f"{run} {name}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["stablehlo", "onnx"])
+def test_an_export_that_is_killed_leaves_no_file_of_that_name_and_the_next_is_whole(
+    cli, run_cli, tmp_path, to
+):
+    code, _, err = run_cli("train", *ARGUMENTS, f"--workdir={tmp_path / 'run'}", tiny=True)
+    assert code == 0, err
+    suffix = {"stablehlo": ".zip", "onnx": ".onnx"}[to]
+    arguments = ("export", f"--checkpoint={tmp_path / 'run'}", f"--to={to}")
+    files = [tmp_path / name / f"model{suffix}" for name in ("whole", "killed")]
+    for file in files:
+        file.parent.mkdir()
+    code, _, err = run_cli(*arguments, f"--out={files[0]}")
+    assert code == 0, err
+    for _ in range(3):  # while it is being written, however long that takes
+        process = cli(*arguments, f"--out={files[1]}")
+        assert wait_until(lambda: any(files[1].parent.iterdir()), process), process.stderr.read()
+        process.kill()
+        assert process.wait(timeout=60) == -signal.SIGKILL and not files[1].exists()
+    code, _, err = run_cli(*arguments, f"--out={files[1]}")
+    assert code == 0, err
+    assert [path.name for path in files[1].parent.iterdir()] == [files[1].name]
+    assert files[1].stat().st_size == files[0].stat().st_size

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -97,11 +98,23 @@ def test_a_signal_that_comes_twice_at_once_is_one_and_the_run_is_saved(start, tr
     assert "stopped by SIGINT after step" in err
 
 
+def test_a_run_that_waits_for_an_image_stops_all_the_same_and_is_saved(start, training, tmp_path):
+    blocked = {"folder": str(tmp_path), "process": 0, "example": 40, "action": "block"}
+    process = start("-m", "tests.integration.observed", *training, OBSERVED=json.dumps(blocked))
+    until((tmp_path / "fifo").exists, process)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 42 and "Traceback" not in err, err
+    step = re.search(r"stopped by SIGTERM after step (\d) of 100000; saved", err)[1]
+    assert (tmp_path / "checkpoints" / step).exists()
+
+
 def test_the_first_ctrl_c_says_at_once_that_it_saves_and_the_second_ends_the_run(
     start, training, tmp_path
 ):
-    # An image that takes for ever to read: the run cannot get to its next step.
+    # An image that takes forever to read: the evaluation does not end.
     blocked = {"folder": str(tmp_path), "process": 0, "example": 40, "action": "block"}
+    blocked["split"], training = "test", [*training, "--config.eval.every=1 steps"]
     process = start("-m", "tests.integration.observed", *training, OBSERVED=json.dumps(blocked))
     until((tmp_path / "fifo").exists, process)
     process.send_signal(signal.SIGINT)

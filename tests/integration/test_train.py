@@ -46,7 +46,7 @@ def test_training_returns_and_writes_its_metrics(trained):
     assert [line["step"] for line in lines] == [1, 4, 8, 12, 12]
     for name in (
         "loss", "accuracy", "learning_rate", "gradient_norm", "update_norm", "parameter_norm",
-        "images_per_second", "step_seconds", "input_wait", "model_flops_per_second", "examples",
+        "images_per_second", "step_seconds", "input_wait", "read_wait", "model_flops_per_second", "examples",
         "epochs", "core_hours",
     ):  # fmt: skip
         assert np.isfinite(lines[0][name]), name

@@ -2,22 +2,23 @@
 
 import errno
 import json
+import os
 import pathlib
 import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
 from etils import epath
 
 import vit_jax
+from vit_jax.base import lock
 from vit_jax.base.errors import UserError
 from vit_jax.checkpoints import reading, saving
 from vit_jax.devices import processes
-from vit_jax.training import guards, lock
+from vit_jax.training import guards
 from vit_jax.training.writers import JsonLinesWriter
 
 
@@ -91,34 +92,59 @@ def test_two_runs_in_one_folder_are_refused_and_a_dead_one_holds_no_lock(cli, tm
         pass
 
 
-def test_in_a_bucket_a_lock_that_nobody_renews_is_nobodys(bucket, monkeypatch):
+@pytest.fixture
+def in_bucket(bucket, monkeypatch):
+    """A folder in a bucket, where locks become stale soon."""
     monkeypatch.setattr(lock, "_STALE_SECONDS", 2.0)
     monkeypatch.setattr(lock, "_RENEW_SECONDS", 0.2)
-    folder = epath.Path(bucket)
-    with lock.Lock(folder), pytest.raises(lock.Locked, match="another run trains"):
-        lock.Lock(folder, patience=1).__enter__()
-    dead = lock.Lock(folder)
-    dead.__enter__()
-    dead._ended.set()
-    dead._thread.join()
-    # Of a machine whose clock is wrong.
-    entry = dead._read() | {"renewed": time.time() + 3600}
-    (folder / ".lock").write_text(json.dumps(entry))
-    began = time.monotonic()
-    with lock.Lock(folder, patience=0.1):
-        assert time.monotonic() - began > 2
-    assert not (folder / ".lock").exists()
+    return epath.Path(bucket) / "run"
 
 
-def test_in_a_bucket_the_lock_of_a_process_that_died_on_this_machine_is_free(bucket):
-    folder = epath.Path(bucket)
-    take = f"from etils import epath; from vit_jax.training.lock import Lock; Lock(epath.Path('{bucket}')).__enter__()"
-    kill = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
-    subprocess.run([sys.executable, "-c", f"{take}; {kill}"])
-    assert (folder / ".lock").exists()
-    began = time.monotonic()
-    with lock.Lock(folder):
-        assert time.monotonic() - began < 10
+def leave_a_lock(folder, **entry):
+    """The lock of a run that does nothing more."""
+    held = {"holder": "elsewhere", "unique": "1", "renewed": time.time()}
+    (folder / lock.NAME).write_text(json.dumps(held | entry))
+
+
+def test_in_a_bucket_a_lock_that_nobody_renews_is_nobodys(in_bucket):
+    with lock.Lock(in_bucket), pytest.raises(lock.Locked, match="another run trains"):
+        lock.Lock(in_bucket, patience=0.1).__enter__()
+    leave_a_lock(in_bucket)
+    assert lock.is_held(in_bucket)
+    with lock.Lock(in_bucket, patience=0.1):  # less than a lock takes to become stale
+        assert lock.is_held(in_bucket)
+    assert not lock.is_held(in_bucket) and not in_bucket.exists()
+
+
+@pytest.mark.parametrize(("kind", "hours"), [("bucket", -3), ("bucket", 3), ("s3_bucket", 3)])
+def test_the_clock_of_the_host_that_holds_a_lock_in_a_bucket_does_not_matter(
+    request, monkeypatch, kind, hours
+):
+    monkeypatch.setattr(lock, "_STALE_SECONDS", 2.0)
+    folder = epath.Path(request.getfixturevalue(kind)) / "run"
+    leave_a_lock(folder, renewed=time.time() + hours * 3600)
+    assert lock.is_held(folder)
+    time.sleep(3.1)  # S3 gives times in whole seconds
+    assert not lock.is_held(folder)
+
+
+def test_in_a_bucket_the_lock_of_a_dead_process_of_this_machine_is_free_at_once(in_bucket):
+    with subprocess.Popen(["true"]) as dead:
+        dead.wait()
+    leave_a_lock(in_bucket, machine=lock._machine(), process=dead.pid)
+    assert not lock.is_held(in_bucket)
+    leave_a_lock(in_bucket, machine=lock._machine(), process=os.getpid())
+    assert lock.is_held(in_bucket)
+
+
+def test_in_a_bucket_a_run_whose_lock_was_taken_over_ends(in_bucket):
+    ended = []
+    with lock.Lock(in_bucket, on_lost=ended.append):
+        leave_a_lock(in_bucket)
+        while not ended:
+            time.sleep(0.1)
+    assert "elsewhere took it over" in ended[0]
+    assert lock.is_held(in_bucket)  # by the other
 
 
 def test_a_folder_that_is_not_writable_for_a_moment_is_tried_again(tmp_path, monkeypatch, caplog):

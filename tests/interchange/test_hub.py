@@ -11,14 +11,12 @@ import absl.logging
 import jax
 import numpy as np
 import pytest
+from huggingface_hub import constants
 
 import vit_jax
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.interchange import formats, loading, opened, remote, web
 from vit_jax.models import registry
-
-pytest.importorskip("huggingface_hub")
-from huggingface_hub import constants  # noqa: E402
 
 COMMIT = "a" * 40
 

@@ -66,7 +66,6 @@ def psnr(a, b):
     return 10 * np.log10(255**2 / max(np.mean((np.asarray(a, np.float64) - b) ** 2), 1e-9))
 
 
-@pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize(
     ("kind", "side", "size"),
     [
@@ -76,11 +75,7 @@ def psnr(a, b):
         ("transformers", 256, 224),
     ],
 )
-def test_crops_are_those_of_the_code_they_are_named_for(
-    monkeypatch, shared_data, native, kind, side, size
-):
-    if not native:
-        monkeypatch.setattr(decode, "_native", None)
+def test_crops_are_those_of_the_code_they_are_named_for(shared_data, kind, side, size):
     data = Data(image_size=size, eval_crop=kind, eval_resize=side, interpolation="bicubic")
     found = []
     for path in sorted((shared_data / "imagenet_sample").glob("*.JPEG"))[::20]:

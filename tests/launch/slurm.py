@@ -26,6 +26,8 @@ StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmdParameters=config_overrides
+GresTypes=gpu
 MailProg=/bin/true
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
@@ -37,8 +39,8 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 # The coordinator of a run is found by the name of its first node: this one can be resolved.
-NodeName={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=1
-NodeName=zz-second NodeHostname=zz-second NodeAddr=127.0.0.1 Port={ports[2]} CPUs=1
+NodeName={host} NodeAddr=127.0.0.1 Port={ports[1]} {resources}
+NodeName=zz-second NodeHostname=zz-second NodeAddr=127.0.0.1 Port={ports[2]} {resources}
 PartitionName=all Nodes=ALL Default=YES PriorityTier=1 GraceTime=60
 PartitionName=urgent Nodes=ALL PriorityTier=2
 """
@@ -100,15 +102,27 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster(folder: pathlib.Path) -> Iterator[Cluster]:
-    """Two nodes named after this machine; everything they need lies in `folder`."""
+def cluster(folder: pathlib.Path, cpus: int = 1, gpus: int = 0) -> Iterator[Cluster]:
+    """Two nodes named after this machine; everything they need lies in `folder`.
+
+    Args:
+      folder: an empty one.
+      cpus, gpus: of each node, as SLURM believes; the GPUs are empty files.
+    """
     host = socket.gethostname().partition(".")[0]
     with contextlib.ExitStack() as probes:
         sockets = [probes.enter_context(socket.socket()) for _ in range(3)]
         for probe in sockets:
             probe.bind(("127.0.0.1", 0))
         ports = [probe.getsockname()[1] for probe in sockets]
-    config = _CONFIG.format(folder=folder, host=host, user=getpass.getuser(), ports=ports)
+    resources = f"CPUs={cpus}" + f" Gres=gpu:{gpus}" * (gpus > 0)
+    config = _CONFIG.format(
+        folder=folder, host=host, user=getpass.getuser(), ports=ports, resources=resources
+    )
+    devices = [folder / f"nvidia{number}" for number in range(gpus)]
+    for device in devices:
+        device.touch()
+    (folder / "gres.conf").write_text("".join(f"Name=gpu File={path}\n" for path in devices))
     (folder / "slurm.conf").write_text(config)
     for name in ("state", f"spool-{host}", "spool-zz-second"):
         (folder / name).mkdir()

@@ -109,6 +109,8 @@ def test_each_process_gets_its_place_and_its_simulated_devices(launch, tmp_path)
         "JAX_PROCESS_ID",
         "XLA_FLAGS",
         "JAX_PLATFORMS",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
     )
     program = f"print(json.dumps([os.environ[n] for n in {names}]), flush=True)"
     code, output = finish(launch(program, "--processes=3", "--devices_per_process=2"))
@@ -122,7 +124,7 @@ def test_each_process_gets_its_place_and_its_simulated_devices(launch, tmp_path)
         assert values[:3] == [address, "3", str(i)]
         assert "--xla_force_host_platform_device_count=2" in values[3].split()
         assert "--xla_force_host_platform_device_count=8" not in values[3].split()
-        assert values[4] == "cpu"
+        assert values[4:] == ["cpu", str(i), "3"]
         assert f"[{i}] {json.dumps(values)}\n" in output
 
 
@@ -273,11 +275,18 @@ def test_output_without_an_end_of_line_and_of_other_encodings_is_shown(launch):
     assert code == 0 and " one\n[0] two\n" in output
 
 
-def test_a_wrong_command_line_is_told(launch):
-    result = subprocess.run(
-        [sys.executable, LOCAL, "--processes=2"], capture_output=True, text=True
-    )
-    assert result.returncode == 2 and "command" in result.stderr
-    result = subprocess.run([sys.executable, LOCAL, "--processes=0", "--", "train"],
-                            capture_output=True, text=True)  # fmt: skip
-    assert result.returncode == 2 and "--processes: 1 or more" in result.stderr
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--processes=2",), "command"),
+        (("--processes=0", "--", "train"), "--processes=0: must be 1 or more"),
+        (("--processes=two", "--", "train"), "'two'"),
+        (("--max_restarts=-1", "--", "train"), "--max_restarts=-1"),
+        (("--backoff=nan", "--", "train"), "--backoff=nan"),
+        (("--what", "--", "train"), "--what"),
+    ],
+)
+def test_a_wrong_command_line_is_refused(arguments, words):
+    command = [sys.executable, LOCAL, *arguments]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 2 and words in result.stderr, result.stderr

@@ -3,13 +3,13 @@
 import os
 import pathlib
 import shlex
-import shutil
 import subprocess
+import sys
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-TRAIN = ("train", "--config=configs/vit_i21k.py:B/16,light2", "--workdir=gs://bk/b16")
+TRAIN = ("train", "--config=configs/vit_i21k.py:B/16,light2", "--workdir=gs://bkt/b16")
 WORDS = (*TRAIN, "--config.duration=10 epochs", """--config.data.name=a 'quoted' "name" & more""")
 
 
@@ -38,11 +38,10 @@ def remote(command: list[str]) -> list[str]:
 
 
 def test_the_scripts_have_no_faults_that_shellcheck_knows():
-    if not shutil.which("shellcheck"):
-        pytest.skip("shellcheck is not installed")
+    shellcheck = pathlib.Path(sys.executable).with_name("shellcheck")
     scripts = [*ROOT.glob("launch/**/*.sh"), *ROOT.glob("launch/**/*.sbatch")]
     assert len(scripts) >= 8
-    command = ["shellcheck", "--external-sources", "--severity=warning", *map(str, scripts)]
+    command = [shellcheck, "--external-sources", "--severity=warning", *map(str, scripts)]
     result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert result.returncode == 0, result.stdout
 
@@ -75,18 +74,34 @@ def test_a_slice_is_created_with_the_software_of_its_chip(type, version):
 
 
 def test_every_worker_of_every_slice_is_installed_and_started_with_the_words_as_given():
-    install = tpu_vm("install", "--slices=2", "--bucket=bk")
+    install = tpu_vm("install", "--slices=2", "--bucket=bkt")
     assert [command[:5] for command in install[1:-1]] == [
         ["gcloud", "compute", "tpus", "tpu-vm", verb] for verb in ("scp", "ssh") * 2
     ]
     assert [command[5] for command in install if "ssh" in command] == ["b16-0", "b16-1"]
     assert all("--worker=all" in command for command in install[1:-1])
-    assert remote(install[2]) == ["vit_jax/launch/tpu_worker.sh", "install", "--bucket=bk"]
+    assert remote(install[2]) == ["vit_jax/launch/tpu_worker.sh", "install", "--bucket=bkt"]
 
+    start = tpu_vm("start")
+    assert [command[5] for command in start] == ["b16"] and "--worker=all" in start[0]
+    assert remote(start[0]) == ["vit_jax/launch/tpu_worker.sh", "start", "--", *WORDS]
+
+
+def test_workers_of_several_slices_are_given_all_that_slices_know_of_each_other():
     start = tpu_vm("start", "--slices=2")
     assert [command[5] for command in start] == ["b16-0", "b16-1"]
-    assert all("--worker=all" in command for command in start)
-    assert remote(start[0]) == ["vit_jax/launch/tpu_worker.sh", "start", "--", *WORDS]
+    for number, command in enumerate(start):
+        script, action, *flags = remote(command)[: -len(WORDS) - 1]
+        assert flags == ["--slices=2", f"--slice={number}", "--coordinator=ADDRESS"]
+        service = shown("tpu_worker.sh", action, *flags, "--dry_run", "--", *WORDS)[-1]
+        assert [word for word in service if "MEGASCALE" in word] == [
+            "--setenv=MEGASCALE_NUM_SLICES=2",
+            f"--setenv=MEGASCALE_SLICE_ID={number}",
+            "--setenv=MEGASCALE_COORDINATOR_ADDRESS=ADDRESS",
+            "--setenv=MEGASCALE_PORT=8081",
+        ]
+    one = shown("tpu_worker.sh", "start", "--dry_run", "--", *WORDS)[-1]
+    assert not any("MEGASCALE" in word for word in one)
 
 
 def test_a_worker_runs_the_supervisor_as_a_service_that_comes_back_unless_it_would_not_help():
@@ -104,8 +119,8 @@ def test_a_worker_runs_the_supervisor_as_a_service_that_comes_back_unless_it_wou
 
 
 def test_a_worker_mounts_the_bucket_where_the_manual_says():
-    commands = shown("tpu_worker.sh", "install", "--bucket=bk", "--dry_run")
-    assert commands[-1][0] == "gcsfuse" and commands[-1][-2:] == ["bk", "/mnt/bk"]
+    commands = shown("tpu_worker.sh", "install", "--bucket=bkt", "--dry_run")
+    assert commands[-1][0] == "gcsfuse" and commands[-1][-2:] == ["bkt", "/mnt/bkt"]
 
 
 def test_the_other_actions_on_a_slice():
@@ -127,6 +142,7 @@ echo "$*" >> "$FOLDER/calls"
 case "$*" in
   *describe*) file=states ;;
   *SubState*) file=services ;;
+  *" $FAIL "*) exit 1 ;;
   *" $FAIL_ONCE "*) [ -e "$FOLDER/failed" ]; code=$?; touch "$FOLDER/failed"; exit $code ;;
   *) exit 0 ;;
 esac
@@ -135,9 +151,11 @@ sed -i 1d "$FOLDER/$file"
 """
 
 
-def keep(tmp_path, states: str, services: str, fail_once="") -> tuple[int, str, list[str]]:
+def keep(
+    tmp_path, states: str, services: str, fail_once="-", fail="-", flags=()
+) -> tuple[int, str, list[str]]:
     """Exit code, output, and what was done, of `keep` with a gcloud that gives these answers, and
-    fails at its first `fail_once`.
+    fails at its first `fail_once` and at every `fail`.
     """
     (tmp_path / "gcloud").write_text(GCLOUD)
     (tmp_path / "gcloud").chmod(0o755)
@@ -147,9 +165,10 @@ def keep(tmp_path, states: str, services: str, fail_once="") -> tuple[int, str, 
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
         "FOLDER": str(tmp_path),
         "FAIL_ONCE": fail_once,
+        "FAIL": fail,
     }
     result = run("tpu_vm.sh", "keep", "--name=b16", "--zone=z", "--type=v5litepod-64", "--spot",
-                 "--every=0", "--", *TRAIN, env=environment)  # fmt: skip
+                 "--every=0", *flags, "--", *TRAIN, env=environment)  # fmt: skip
     calls = (tmp_path / "calls").read_text().splitlines()
     verbs = [call.split()[3] for call in calls if "describe" not in call and "SubState" not in call]
     return result.returncode, result.stdout + result.stderr, verbs
@@ -190,63 +209,25 @@ def test_keep_starts_the_run_again_where_a_worker_is_new_and_waits_where_none_an
 
 def test_keep_ends_with_an_error_that_a_restart_will_not_cure(tmp_path):
     code, output, done = keep(tmp_path, "READY READY", "running failed")
-    assert (code, done) == (2, ["ssh"]) and "will not cure" in output
+    assert (code, done) == (1, ["ssh"]) and "will not cure" in output and "COSTS" in output
 
 
-def jobset(*flags: str) -> dict:
-    yaml = pytest.importorskip("yaml")
-    result = run("gke/jobset.sh", "--name=b16", "--image=IMAGE", "--bucket=bk", "--dry_run", *flags,
-                 "--", *WORDS)  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    assert "kubectl apply" in result.stdout
-    return yaml.safe_load(result.stdout)
+@pytest.mark.parametrize(("verb", "each"), [("scp", ["scp"]), ("ssh", ["scp", "ssh"])])
+def test_keep_gives_up_when_a_slice_cannot_be_installed_and_says_that_it_costs(
+    tmp_path, verb, each
+):
+    states = " " + " ".join(["READY"] * 9)
+    code, output, done = keep(tmp_path, states, "dead " * 9, fail=verb, flags=["--max_attempts=3"])
+    assert (code, done) == (1, ["create", *each * 3])
+    assert "failed 3 times in a row" in output
+    assert "COSTS until: launch/tpu_vm.sh delete --name=b16 --zone=z" in output
 
 
-@pytest.mark.parametrize(
-    ("topology", "accelerator", "shape", "hosts"),
-    [
-        ("v4:4x4x4", "tpu-v4-podslice", "4x4x4", 16),
-        ("v5e:16x16", "tpu-v5-lite-podslice", "16x16", 64),
-        ("v5p:4x4x8", "tpu-v5p-slice", "4x4x8", 32),
-        ("v6e:8x8", "tpu-v6e-slice", "8x8", 16),
-        ("tpu7x:2x2x1", "tpu7x", "2x2x1", 1),
-    ],
-)
-def test_a_jobset_asks_for_the_slices_and_their_hosts(topology, accelerator, shape, hosts):
-    manifest = jobset(f"--topology={topology}", "--slices=2", "--spot")
-    (slices,) = manifest["spec"]["replicatedJobs"]
-    job = slices["template"]["spec"]
-    pod = job["template"]["spec"]
-    assert (slices["replicas"], job["parallelism"], job["completions"]) == (2, hosts, hosts)
-    assert pod["nodeSelector"] == {
-        "cloud.google.com/gke-tpu-accelerator": accelerator,
-        "cloud.google.com/gke-tpu-topology": shape,
-        "cloud.google.com/gke-spot": "true",
-    }
-    (container,) = pod["containers"]
-    assert container["resources"]["limits"] == {"google.com/tpu": 4}
-    assert container["command"] + container["args"] == ["python", "-m", "vit_jax", *WORDS]
-    assert container["volumeMounts"] == [
-        {"name": "bucket", "mountPath": "/mnt/bk", "readOnly": True}
-    ]
-    assert pod["volumes"][0]["csi"]["volumeAttributes"]["bucketName"] == "bk"
-    assert "@" not in str(manifest)
-    one = jobset(f"--topology={topology}")["spec"]["replicatedJobs"][0]["template"]["spec"]
-    assert "cloud.google.com/gke-spot" not in one["template"]["spec"]["nodeSelector"]
-
-
-def test_a_jobset_starts_again_what_ends_with_42_or_by_a_signal_but_not_errors():
-    spec = jobset("--topology=v5e:8x8", "--max_restarts=7")["spec"]
-    assert spec["failurePolicy"] == {
-        "maxRestarts": 7,
-        "rules": [{"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
-    }
-    job = spec["replicatedJobs"][0]["template"]["spec"]
-    assert job["backoffLimit"] == 0 and job["template"]["spec"]["restartPolicy"] == "Never"
-    (rule,) = job["podFailurePolicy"]["rules"]
-    assert rule["action"] == "FailJob"
-    assert rule["onExitCodes"] == {"containerName": "train", "operator": "In", "values": [1, 2]}
-    assert {42, *range(127, 256)}.isdisjoint(rule["onExitCodes"]["values"])
+def test_keep_waits_for_capacity_as_long_as_it_takes_since_nothing_costs(tmp_path):
+    code, output, done = keep(
+        tmp_path, "   READY READY", "exited", fail_once="create", flags=["--max_attempts=1"]
+    )
+    assert (code, done[:3]) == (0, ["create", "create", "scp"])
 
 
 def test_the_xpk_command():
@@ -267,24 +248,47 @@ def test_what_each_node_of_a_slurm_job_runs():
 
 
 NAMED = ("--dry_run", "--name=b", "--zone=z")
-JOBSET = ("--dry_run", "--name=b", "--image=i", "--bucket=b", "--", "train")
+SLICE = ("create", *NAMED, "--type=v5litepod-64")
+XPK = ("--dry_run", "--cluster=c", "--image=i", "--", "train")
 
 
 @pytest.mark.parametrize(
-    ("script", "arguments", "told"),
+    ("script", "arguments", "words"),
     [
         ("tpu_vm.sh", ("create", *NAMED, "--typ=v4-8"), "there is no flag --typ"),
         ("tpu_vm.sh", ("create", *NAMED), "--type=… is needed"),
         ("tpu_vm.sh", ("create", *NAMED, "--type=tpu7x-8"), "launch/gke"),
+        ("tpu_vm.sh", ("create", *NAMED, "--type=v5litepod-65"), "no slice of '65'"),
         ("tpu_vm.sh", ("start", *NAMED), "what is to run?"),
         ("tpu_vm.sh", ("make",), "which action? not make"),
-        ("gke/jobset.sh", ("--topology=v9:2x2", *JOBSET), "known kinds"),
-        ("gke/jobset.sh", ("--topology=v5e", *JOBSET), "say KIND:SHAPE"),
-        ("gke/jobset.sh", ("--topology=v5e:1x1", *JOBSET), "--chips=1"),
+        ("tpu_vm.sh", (*SLICE, "--slices=two"), "--slices=two"),
+        ("tpu_vm.sh", (*SLICE, "--slices=0"), "--slices=0"),
+        ("tpu_vm.sh", (*SLICE, "--slices="), "--slices="),
+        ("tpu_vm.sh", (*SLICE, "--slices"), "--slices needs a value"),
+        ("tpu_vm.sh", (*SLICE, "--slices", "2"), "--slices needs a value"),
+        ("tpu_vm.sh", (*SLICE, "--spot=no"), "--spot takes no value"),
+        ("tpu_vm.sh", (*SLICE, "two"), "two is not a flag"),
+        ("tpu_vm.sh", (*SLICE, "--every=soon"), "--every=soon"),
+        ("tpu_vm.sh", (*SLICE, "--max_attempts=0"), "--max_attempts=0"),
+        ("tpu_vm.sh", (*SLICE, "--slice=1"), "--slice=1: there are 1"),
+        ("tpu_vm.sh", (*SLICE, "--name=B_16"), "--name=B_16"),
+        ("tpu_vm.sh", (*SLICE, "--bucket=gs://b"), "without gs://"),
+        ("tpu_worker.sh", ("start", "--slices=2", "--", "train"), "--coordinator=… is needed"),
         ("gke/xpk.sh", ("--dry_run", "--name=b"), "--cluster=… is needed"),
+        ("gke/xpk.sh", ("--name=B", "--type=v5p-8", *XPK), "--name=B"),
+        ("gke/xpk.sh", ("--name=b", "--type=v5p-9", *XPK), "no slice of '9'"),
+        ("gke/xpk.sh", ("--name=b", "--type=v5p-8", "--slices=x", *XPK), "--slices=x"),
         ("slurm/train.sbatch", ("train",), "what is to run?"),
     ],
 )
-def test_a_wrong_command_line_is_told(script, arguments, told):
+def test_a_wrong_command_line_ends_with_one_sentence_before_anything_is_done(
+    script, arguments, words
+):
     result = run(script, *arguments)
-    assert result.returncode == 2 and told in result.stderr, result.stderr
+    assert result.returncode == 2 and words in result.stderr, result.stderr
+    assert not result.stdout and "line " not in result.stderr  # as errors of bash itself begin
+
+
+def test_a_slurm_job_with_a_limit_that_is_no_number_is_refused():
+    result = run("slurm/train.sbatch", *WORDS, env=os.environ | {"MAX_RESTARTS": "many"})
+    assert result.returncode == 2 and "MAX_RESTARTS=many" in result.stderr

@@ -119,6 +119,35 @@ def test_a_cancelled_job_saves_and_is_not_queued_again(cluster, submit, tmp_path
     assert cluster.restarts(job) == 0
 
 
+USED = """
+import json, os
+from vit_jax.devices import engines, gpus
+gpus.on_node = lambda: 0  # this machine's own
+print(json.dumps([int(os.environ["SLURM_NODEID"]), engines.find_place().local_device_ids]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--ntasks-per-node=1", "--gpus-per-node=8"], [None]),
+        (["--ntasks-per-node=8", "--gpus-per-node=8"], [[gpu] for gpu in range(8)]),
+        (["--ntasks-per-node=2", "--gpus-per-task=4"], [[0, 1, 2, 3], [4, 5, 6, 7]]),
+    ],
+    ids=lambda value: value[0] if isinstance(value[0], str) else "",
+)
+def test_processes_of_two_nodes_with_eight_gpus_each_use_all_of_them(
+    tmp_path_factory, flags, expected
+):
+    with slurm.cluster(tmp_path_factory.mktemp("gpus"), cpus=8, gpus=8) as gpu_cluster:
+        printed = gpu_cluster.command(
+            "srun", "--nodes=2", *flags, sys.executable, "-c", USED,
+            env={"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": ""},
+        )  # fmt: skip
+    found = sorted((json.loads(line) for line in printed.splitlines()), key=str)
+    assert found == [[node, ids] for node in range(2) for ids in expected]
+
+
 def test_digits_are_trained_on_two_nodes_stopped_and_trained_on(
     cluster, tmp_path, compilation_cache
 ):
@@ -139,5 +168,5 @@ def test_digits_are_trained_on_two_nodes_stopped_and_trained_on(
     state = cluster.wait_for(job, "COMPLETED", "FAILED", seconds=300)
     log = (tmp_path / f"vit_jax-{job}.log").read_text()
     assert state == "COMPLETED", log
-    assert "150 steps of 32 images on 4 x cpu" in log and "resumed at step" in log
+    assert "devices: 2 local of 4 x cpu" in log and "resumed at step" in log
     assert json.loads((workdir / "result.json").read_text())["step"] == 150

@@ -121,6 +121,14 @@ def final_state(workdir: pathlib.Path) -> dict[str, np.ndarray]:
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
 
 
+def assert_same_bits(whole: pathlib.Path, killed: pathlib.Path) -> None:
+    """That the last checkpoints of two runs are the same."""
+    expected, got = final_state(whole), final_state(killed)
+    assert expected.keys() == got.keys() and len(expected) > 30
+    for name in expected:
+        np.testing.assert_array_equal(expected[name], got[name], err_msg=name)
+
+
 def soak(folder: pathlib.Path, cache: str, processes: int, steps: int, moments: list[str]) -> None:
     """Trains once undisturbed and once with a kill at each of the moments; compares."""
     Soaked(folder / "whole", cache, processes, steps).finish()
@@ -137,10 +145,7 @@ def soak(folder: pathlib.Path, cache: str, processes: int, steps: int, moments: 
         run.supervisor.kill()
         run.supervisor.wait()
     assert output.count("was ended by SIGKILL") >= len(moments)
-    expected, got = final_state(folder / "whole"), final_state(folder / "killed")
-    assert expected.keys() == got.keys() and len(expected) > 30
-    for name in expected:
-        np.testing.assert_array_equal(expected[name], got[name], err_msg=name)
+    assert_same_bits(folder / "whole", folder / "killed")
 
 
 @pytest.mark.slow

@@ -6,8 +6,6 @@ import pytest
 
 from tests.planning import golden
 
-pytest.importorskip("libtpu", reason="needs the TPU compiler: pip install 'vit_jax[plan]'")
-
 # Seconds each; the others with -m slow.
 QUICK = ("digits-2-slices",)
 REWRITE = "if this is meant: python -m tests.planning.golden"

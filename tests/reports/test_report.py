@@ -11,11 +11,12 @@ import time
 
 import numpy as np
 import pytest
+from etils import epath
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.pictures import tiles
 from vit_jax.pictures.plot import Plot
-from vit_jax.reports import compare, runs
+from vit_jax.reports import compare, figures, runs
 from vit_jax.reports.report import report
 
 RECIPE = """
@@ -65,7 +66,7 @@ def test_what_was_varied_is_found_and_means_and_ranges_over_seeds_are_exact(tmp_
     assert low["std"] == pytest.approx(np.std(values, ddof=1), rel=1e-12)
     assert high["states"] == {"done": 3} and len(high["runs"]) == 3
     table = (tmp_path / "R" / "report.md").read_text()
-    assert re.search(r"\| 0\.001 +\| 3 +\| 0\.8250 +\| 0\.7000 … 0\.9500 ", table)
+    assert re.search(r"\| 0\.001 +\| 3 +\| 82\.50 % +\| 70\.00 … 95\.00 % ", table)
     for name in ("by_setting", "over_optim_lr", "curve_loss", "curve_eval_accuracy"):
         assert (tmp_path / "R" / f"{name}.png").exists() and f"{name}.png" in table
     page = (tmp_path / "R" / "report.html").read_text()
@@ -82,6 +83,95 @@ def test_shares_of_the_data_stand_in_order_and_are_drawn_over(tmp_path):
     assert compare.as_number("data.train_split", "train+test[:5%]") is None
     table = (tmp_path / "R" / "report.md").read_text()
     assert "| training loss | loss " in table and re.search(r"0\.500 +\| 0\.100", table)
+
+
+def follow_up(folder, name, values):
+    """What `evaluate --follow` leaves beside a run: the values of ImageNet's and V2's accuracy by step."""
+    lines = [
+        {
+            "step": step,
+            "suite": name,
+            "settings": {},
+            "eval/imagenet/accuracy": value,
+            "eval/v2/accuracy": 0.1,
+        }
+        for step, value in values.items()
+    ]
+    (folder / "evaluations").mkdir(exist_ok=True)
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "evaluations" / f"{name}.jsonl").write_text(text + '{"step": 7, "ev')
+
+
+def test_evaluations_beside_the_runs_are_shown_with_their_best(tmp_path):
+    for seed in (0, 1):
+        run = made_up(tmp_path / "E" / f"seed{seed}", {"seed": seed}, 0.5)
+        follow_up(run, "suite", {10: 0.25, 15: 0.75, 20: 0.5 + seed / 8})
+    result = report([tmp_path / "E"], tmp_path / "R")
+    first = {"run": "seed0", "evaluation": "suite: imagenet/accuracy", "step": 20, "value": 0.5}
+    assert result["beside"][0] == first | {"best": 0.75, "best_step": 15}
+    assert [row["evaluation"] for row in result["beside"][:2]] == [
+        "suite: imagenet/accuracy", "suite: v2/accuracy",
+    ]  # fmt: skip
+    assert result["metric"] == "accuracy" and result["settings"][0]["states"] == {"done": 2}
+    text = (tmp_path / "R" / "report.md").read_text()
+    row = ("seed1", "suite: imagenet/accuracy", "20", "62.50 %", "75.00 %", "15")
+    assert re.search(r" +\| +".join(map(re.escape, row)), text)
+    assert "![Beside the run, suite: imagenet/accuracy](beside_suite_imagenet_accuracy.png)" in text
+    assert "1 lines of suite.jsonl cannot be read" in text
+
+
+def test_runs_in_buckets_and_folders_are_reported_with_their_names(tmp_path, bucket):
+    for name in ("a", "b"):
+        run = made_up(tmp_path / "runs" / name, {"seed": 1, "optim.lr": 0.1 * len(name)}, 0.5)
+        for path in run.iterdir():
+            (epath.Path(bucket) / "runs" / name / path.name).write_bytes(path.read_bytes())
+    result = report([f"{bucket}/runs"], f"{bucket}/report")
+    assert [name for group in result["settings"] for name in group["runs"]] == ["a", "b"]
+    assert (epath.Path(bucket) / "report" / "report.html").exists()
+    mixed = report([f"{bucket}/runs/a", tmp_path / "runs/b"], tmp_path / "R")
+    names = {name for group in mixed["settings"] for name in group["runs"]}
+    assert names == {f"{bucket}/runs/a", str(tmp_path / "runs/b")}
+
+
+def test_no_line_is_drawn_over_a_field_that_others_change_with(tmp_path, monkeypatch):
+    lines = []
+    monkeypatch.setattr(Plot, "line", lambda self, xs, *_, **__: lines.append(list(xs)))
+    for size, rate in ((32, 0.1), (48, 0.2)):
+        made_up(tmp_path / "E" / str(size), {"data.image_size": size, "optim.lr": rate}, 0.5)
+    assert set(figures.over_field(compare.compare(runs.find([tmp_path / "E"])))) == {
+        "data.image_size"
+    }
+    assert lines == []
+    for size in (32, 48):
+        made_up(tmp_path / "F" / str(size), {"data.image_size": size}, 0.5)
+    figures.over_field(compare.compare(runs.find([tmp_path / "F"])))
+    assert lines == [[32, 48]]
+
+
+def test_each_size_that_is_scaled_has_a_curve_through_the_common_centre(tmp_path, monkeypatch):
+    lines = {}
+    monkeypatch.setattr(
+        Plot,
+        "line",
+        lambda self, xs, ys, colour, label: lines.setdefault(label, (list(xs), list(ys))),
+    )
+    # Depth, patch: accuracy, operations.
+    settings = {
+        (2, 8): (0.5, 1),
+        (4, 8): (0.7, 2),
+        (1, 8): (0.4, 0.5),
+        (2, 4): (0.6, 4),
+        (4, 4): (0.8, 8),
+    }
+    for (depth, patch), (accuracy, work) in settings.items():
+        fields = {"model.depth": depth, "model.patch": patch}
+        folder = tmp_path / f"{depth}-{patch}"
+        made_up(folder, fields, accuracy, model_flops_per_second=work * 25e15)
+    figures.by_dimension(compare.compare(runs.find([tmp_path])))
+    assert lines == {
+        "depth": ([0.5, 1, 2], [40, 50, 70]), "patch size": ([1, 4], [50, 60]),
+        "depth, patch size": ([1, 8], [50, 80]),
+    }  # fmt: skip
 
 
 def test_fields_that_change_together_are_one_choice_and_a_name_stands_for_its_sizes(tmp_path):
@@ -165,7 +255,7 @@ def test_a_step_that_a_restart_repeated_counts_as_it_was_last(tmp_path):
 def test_the_command_prints_settings_and_where_the_report_is(tmp_path, command):
     two_rates_three_seeds(tmp_path / "E")
     code, out, _ = command("report", tmp_path / "E", f"--out={tmp_path / 'R'}")
-    assert code == 0 and "optim.lr=0.01: accuracy 0.6250 (0.5000 … 0.7500), 3 done" in out
+    assert code == 0 and "optim.lr=0.01: accuracy 62.50 % (50.00 … 75.00 %), 3 done" in out
     assert out.rstrip().endswith("report.html")
 
 
@@ -214,7 +304,7 @@ def test_numbers_along_an_axis_do_not_touch():
 
 def test_a_setting_in_short_leaves_out_options_that_its_model_does_not_have():
     setting = {"model.depth": None, "model.name": "BiT-R26x1", "model.width_factor": 0.5}
-    assert compare.in_short(setting) == "BiT-R26x1, width_factor 0.5"
+    assert compare.in_short(setting) == "BiT-R26x1, width factor 0.5"
 
 
 def test_the_bar_beside_a_thin_picture_shows_its_colours():

@@ -55,6 +55,7 @@ if __name__ == "__main__":
         for route, handlers in ((_MOVE, {"POST": _move}), *server.HANDLERS)
     ]
     request_handler = functools.partial(server.RequestHandler, _Memory(use_memory_fs=True))
+    http.server.HTTPServer.request_queue_size = 1024  # one thread answers hundreds of readers
     with http.server.HTTPServer(("127.0.0.1", 0), request_handler) as serving:
         print(f"http://127.0.0.1:{serving.server_address[1]}", flush=True)
         serving.serve_forever()

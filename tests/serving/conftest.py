@@ -67,7 +67,6 @@ class Running:
     """A server that runs, until `stop`."""
 
     def __init__(self, network, **limits):
-        pytest.importorskip("aiohttp")
         from vit_jax.serving.server import Server
 
         self._loop = asyncio.new_event_loop()

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import collections
 import concurrent.futures
 import contextlib
 import http.client
@@ -10,12 +11,16 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from urllib.parse import urlsplit
 
+import cv2
 import jax
+import numpy as np
 import pytest
 
 from tests.serving.conftest import CLASSES, encoded
@@ -37,7 +42,6 @@ def checkpoint(tmp_path_factory):
 @contextlib.contextmanager
 def process(checkpoint, *flags):
     """A server that runs, and its URL."""
-    pytest.importorskip("aiohttp")
     command = ("-m", "vit_jax", "serve", f"--checkpoint={checkpoint}", "--port=0", "--json")
     with subprocess.Popen(
         [sys.executable, *command, *IMAGES, *flags], stdout=subprocess.PIPE, text=True,
@@ -105,6 +109,78 @@ def test_a_thousand_at_once_are_all_answered(checkpoint):
             found = list(pool.map(ask, range(1000)))
         assert set(found) <= {200, 503} and found.count(200) >= 64
         assert ask(0) == 200
+
+
+def radiance(height: int, width: int) -> bytes:
+    """A Radiance HDR of that size in few bytes: each row is one colour, by run lengths."""
+    runs = b"".join(
+        bytes([128 + min(127, width - x), 7]) for _ in range(4) for x in range(0, width, 127)
+    )
+    row = b"\2\2" + width.to_bytes(2, "big") + runs
+    return b"#?RADIANCE\nFORMAT=32-bit_rle_rgbe\n\n-Y %d +X %d\n" % (height, width) + row * height
+
+
+def resident(process_id: int) -> int:
+    """Bytes of a process and those that it started."""
+    import psutil
+
+    server = psutil.Process(process_id)
+    return sum(one.memory_info().rss for one in [server, *server.children(recursive=True)])
+
+
+@pytest.mark.slow
+def test_good_images_are_answered_throughout_an_attack(checkpoint):
+    """Two huge Radiance files over and over, small PNGs of 60 million pixels, bodies cut short and
+    compressed, from 1,000 connections; beside them 3,600 good images from others.
+    """
+    hdr, good = radiance(4900, 30_000), [encoded(i, side=200) for i in range(10)]
+    bomb = cv2.imencode(".png", np.zeros((7500, 8000), np.uint8))[1].tobytes()
+    assert 9e6 < len(hdr) < 1e7 and len(bomb) < 3e5
+    with process(checkpoint, "--batch_size=8", "--queue=1024") as (server, url):
+        before, stop = resident(server.pid), threading.Event()
+        idle = [socket.create_connection(urlsplit(url).netloc.split(":")) for _ in range(990)]
+        attacks, answers, most = collections.Counter(), [], 0
+
+        def attack(number: int) -> None:
+            while not stop.is_set():
+                body, headers = [(hdr, {}), (hdr, {}), (b"x", {"Content-Encoding": "gzip"})][
+                    number % 3
+                ]
+                if number == 9:
+                    body = bomb
+                connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+                try:
+                    connection.request("POST", "/predict", body, headers)
+                    if number % 4:
+                        attacks[connection.getresponse().status] += 1
+                except OSError as error:
+                    attacks[type(error).__name__] += 1
+                connection.close()  # every fourth does not wait for its answer
+                stop.wait(0.05)
+
+        def ask(number: int) -> None:
+            connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+            for i in range(360):
+                connection.request("POST", "/predict", good[(number + i) % 10])
+                response = connection.getresponse()
+                response.read()
+                answers.append(response.status)
+
+        with concurrent.futures.ThreadPoolExecutor(20) as pool:
+            attackers = [pool.submit(attack, number) for number in range(10)]
+            asking = [pool.submit(ask, number) for number in range(10)]
+            while not all(one.done() for one in asking):
+                most = max(most, resident(server.pid))
+                time.sleep(0.1)
+            stop.set()
+            [one.result() for one in (*asking, *attackers)]
+        for one in idle:
+            one.close()
+    print(
+        f"{collections.Counter(answers)}, attackers {attacks}, {(most - before) / 1e6:.0f} MB more"
+    )
+    assert collections.Counter(answers) == {200: 3600} and attacks[415] > 10
+    assert most - before < 1e9
 
 
 @pytest.mark.slow

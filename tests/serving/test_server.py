@@ -81,7 +81,7 @@ def huge_png() -> bytes:
         ("/predict", b"", 400, "the request has no body; POST the bytes of an image"),
         ("/predict", b"x" * 100_001, 413, "more than 0.1 MB"),
         ("/predict", iter([b"x" * 60_000] * 2), 413, "more than 0.1 MB"),  # in chunks
-        ("/predict", huge_png(), 413, "too many pixels|40000 x 40000 pixels"),
+        ("/predict", huge_png(), 413, "40000 x 40000 pixels"),
         ("/predict?topk=0", encoded(), 400, "topk=0 must be a whole number, 1 or more"),
         ("/predict?topk=five", encoded(), 400, "topk=five must be"),
         ("/predict?attention=yes", encoded(), 400, "attention=yes must be 0 or 1"),

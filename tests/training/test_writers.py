@@ -72,7 +72,6 @@ def test_without_the_package_of_weights_and_biases_the_run_goes_on(tmp_path, mon
 
 @pytest.mark.slow
 def test_weights_and_biases_keeps_a_run_offline_and_goes_on_with_it(tmp_path, monkeypatch, caplog):
-    pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     for step in (1, 2):  # the second time as after a restart
         writer = WandbWriter("project", epath.Path(tmp_path), tmp_path, {"optim": {"lr": 0.1}})

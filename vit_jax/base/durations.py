@@ -1,5 +1,5 @@
 """Durations in any unit, as numbers of training steps: '500 steps', '90 epochs', '1e6 examples',
-'5%'.
+'5%', '10 epochs, at least 300 steps'.
 
 Only `steps` converts between units. `parse` rejects a malformed duration before anything is known
 about its run, and `text` writes seconds for people.
@@ -33,8 +33,12 @@ def steps(
     >>> steps("90 epochs", batch_size=4096, examples_per_epoch=1_281_167)
     28151
 
+    >>> steps("4 epochs, at least 300 steps", batch_size=64, examples_per_epoch=500)
+    300
+
     Args:
-      duration: a number and a unit: steps (or none), epochs, examples, % (of the whole run).
+      duration: a number and a unit: steps (or none), epochs, examples, % (of the whole run); or two, the
+        longer of which is taken: '10 epochs, at least 300 steps'.
       batch_size: examples in a step, over all devices and hosts.
       examples_per_epoch: size of the training set, `None` if unknown.
       total_steps: length of the run, `None` while that is what is being computed.
@@ -42,6 +46,14 @@ def steps(
     Raises:
       ConfigError: it is not a duration, or its unit cannot be converted here.
     """
+    return max(
+        _steps(part, batch_size, examples_per_epoch, total_steps) for part in _parts(duration)
+    )
+
+
+def _steps(
+    duration: str, batch_size: int, examples_per_epoch: int | None, total_steps: int | None
+) -> int:
     number, unit = _number_and_unit(duration)
     if unit == "epochs":
         if examples_per_epoch is None:
@@ -63,7 +75,8 @@ def steps(
 def parse(duration: str | int, name: str = "the duration") -> str:
     """The duration as text. Raises `ConfigError` if it is malformed."""
     try:
-        _number_and_unit(duration)
+        for part in _parts(duration):
+            _number_and_unit(part)
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from None
     return str(duration)
@@ -82,6 +95,11 @@ def text(seconds: float) -> str:
         if seconds < limit:
             return f"{seconds / length:.3g} {unit}"
     return f"{seconds / 86_400:.3g} days"
+
+
+def _parts(duration: str | int) -> list[str]:
+    """The duration, and the one that it is at least."""
+    return str(duration).split(", at least ", 1)
 
 
 def _number_and_unit(duration: str | int) -> tuple[float, str]:

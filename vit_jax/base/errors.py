@@ -2,6 +2,8 @@
 no stack trace helps.
 """
 
+_MOST_REASON = 200  # characters
+
 
 class UserError(Exception):
     """Ends a command with its message and `exit_code`: 1 error, 2 wrong command line or config, 42
@@ -21,3 +23,9 @@ class ConfigError(UserError, ValueError):
 
 class CheckpointError(UserError):
     """A checkpoint cannot be found, read or written."""
+
+
+def reason(error: BaseException) -> str:
+    """What a library's error says, on a line and no longer than a sentence: it may quote whole files."""
+    text = " ".join(str(error)[:_MOST_REASON].split())
+    return text or type(error).__name__

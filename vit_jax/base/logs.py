@@ -1,8 +1,12 @@
 """What a run prints on standard error: readable lines, and only the warnings of libraries."""
 
+import contextlib
 import logging as python_logging
 import os
 import sys
+import threading
+import time
+from collections.abc import Iterator
 
 from absl import flags, logging
 
@@ -30,6 +34,34 @@ def to_stderr_by_default(process: int | None = None, *, quiet: bool = False) -> 
     """As `to_stderr`, unless the surrounding program or notebook has configured logging."""
     if not _configured():
         to_stderr(process, quiet=quiet)
+
+
+@contextlib.contextmanager
+def with_elapsed_time(what: str, *, after: float = 5.0, every: float = 30.0) -> Iterator[None]:
+    """Logs that `what` is under way if it takes long, with the elapsed time, and what it took.
+
+    Args:
+      what: 'compiling the training step'.
+      after: seconds until the first line; nothing is logged of what ends before.
+      every: seconds between further lines.
+    """
+    start, ended = time.monotonic(), threading.Event()
+
+    def report() -> None:
+        wait = after
+        while not ended.wait(wait):
+            logging.info("%s … %.0f s", what, time.monotonic() - start)
+            wait = every
+
+    thread = threading.Thread(target=report, name="elapsed time", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    if (seconds := time.monotonic() - start) >= after:
+        logging.info("%s took %.0f s", what, seconds)
 
 
 def _configured() -> bool:

@@ -91,6 +91,17 @@ def absolute(path: str, field: str = "") -> str:
     return str(place.resolve() if ".." in place.parts else place.absolute())
 
 
+def local_folder(path: str, name: str) -> str:
+    """The absolute path of a folder on this machine's disks; '' as it is.
+
+    Raises:
+      ConfigError: it is in a bucket.
+    """
+    if in_bucket(path):
+        raise ConfigError(f"{name} = {path!r} is in a bucket: set it to a folder on a local disk")
+    return absolute(path, name)
+
+
 def _resolved(text: str, field: str) -> str:
     """A local path or an address in a bucket."""
     scheme = _ADDRESS.match(text)

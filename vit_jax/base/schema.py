@@ -236,14 +236,33 @@ def checked_options(cls: type, values: dict, where: str, prefix: str) -> dict:
 
 
 _NAMED = 30  # of what is known
+# What PyTorch's libraries call it.
+_ELSEWHERE = {
+    "in_chans": "channels", "img_size": "image_size", "embed_dim": "width", "num_heads": "heads",
+    "patch_size": "patch", "drop_path_rate": "drop_path", "drop_rate": "dropout", "global_pool": "pool",
+    "learning_rate": "lr",
+    "pretrained": "init_from", "resnet50": "BiT-R50x1", "resnet101": "BiT-R101x1", "resnet152": "BiT-R152x2",
+}  # fmt: skip
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """'; did you mean …?' for a mistyped name, or what there is, of a long list the beginning."""
+    """'; did you mean …?' for a mistyped name, or what there is, of a long list the beginning. Neither case
+    nor punctuation has to be right, and some names of other libraries are understood.
+    """
     known = [str(k) for k in known]
-    if close := difflib.get_close_matches(name, known, n=1, cutoff=0.5):
-        return f"; did you mean {close[0]!r}?"
+    plain = {_plain(k): k for k in reversed(known)}
+    if elsewhere := _ELSEWHERE.get(name.rpartition(".")[2]):
+        fields = (k for k in known if k.rpartition(".")[2] == elsewhere)
+        return f"; did you mean {next(fields, elsewhere)!r}?"
+    cutoff = 0.6 if len(name) < 5 else 0.5  # short words are alike by chance: muon, lion
+    if close := difflib.get_close_matches(_plain(name), plain, n=1, cutoff=cutoff):
+        return f"; did you mean {plain[close[0]]!r}?"
     return f"; known: {', '.join(known[:_NAMED])}{' …' if len(known) > _NAMED else ''}"
+
+
+def _plain(name: str) -> str:
+    """Letters and digits alone: 'vitb16' for 'ViT-B/16'."""
+    return "".join(filter(str.isalnum, name.lower())) or name
 
 
 def checked(name: str, value: Any, field: dataclasses.Field):

@@ -5,11 +5,14 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 
+from absl import logging
 from ml_collections import ConfigDict
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import converted, nearest, option_type, walk
 
+# Options of earlier versions, and why they are no longer needed.
+REMOVED = {"data.mixed_decoders": "all hosts decode images alike"}
 _BOOLS = {"true": True, "t": True, "1": True, "false": False, "f": False, "0": False}
 
 
@@ -31,6 +34,9 @@ def change(
     """
     fields, changes = dict(walk(cls)), {}
     for name, text in settings:
+        if name in REMOVED:
+            logging.warning("config.%s=%s is ignored: %s", name, text, REMOVED[name])
+            continue
         if name not in fields:
             raise ConfigError(_unknown(name, list(fields)))
         value = parse(name, text, fields[name])

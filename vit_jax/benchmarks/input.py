@@ -1,7 +1,6 @@
 """Throughput of the input pipeline, from files to devices."""
 
 import dataclasses
-import io
 import os
 import resource
 import statistics
@@ -14,63 +13,149 @@ from PIL import Image, ImageOps
 
 from vit_jax.benchmarks.context import context
 from vit_jax.config import Config
-from vit_jax.data import crops, decode, decoders, loader, sources
+from vit_jax.data import crops, decode, images, loader, reading, sources
+from vit_jax.data.batches import TrainBatches
 from vit_jax.data.order import batch_indices, crop_draws, example_ids
-from vit_jax.data.record import Record
+from vit_jax.data.record import Record, soft_labels
 from vit_jax.devices import meshes
 from vit_jax.training.assembly import resolve
 
 
-def input_pipeline(config: ConfigDict, *, steps: int) -> dict:
+def input_pipeline(
+    config: ConfigDict, *, steps: int, latency_ms: float = 0.0, copy: bool = False
+) -> dict:
     """Times the training batches of a config from file to device, with nothing else to do.
+
+    Args:
+      steps: timed batches.
+      latency_ms: added to each read in further rounds, in turn with those without.
+      copy: instead of being decoded, images are filled with the bytes of their files: what all but
+        decoding can do.
 
     Returns:
       images_per_second; images_per_core_second, the images for each second that a core was busy,
       whatever else the machine does; first_batch_seconds; wait_share, the share of the time that
-      was spent waiting for a batch (near 1 here, where nothing is done with it); overhead: what a
-      record costs beyond decoding and resizing, microseconds of reading it and of all else; psnr_db:
-      how near the crops are to a full decode and an antialiased resize with Pillow; memory.
+      was spent waiting for a batch (near 1 here, where nothing is done with it); read_wait, the share
+      of the decoding threads' time in which they waited for reads; overhead: what a record costs beyond
+      decoding and resizing, microseconds of reading it and of all else; psnr_db: how near the crops are
+      to a full decode and an antialiased resize with Pillow; memory. With latency, the same of the
+      rounds with it, and the ratio of the images a second.
     """
     config = resolve(config)
     source = sources.open_train(config.data)
     mesh = meshes.make_mesh(vars(config.mesh))
+    rounds = [[_time_batches(source, config, mesh, steps, copy)]]
+    if latency_ms:
+        late = _Late(source, latency_ms / 1000)
+        rounds.append([_time_batches(late, config, mesh, steps, copy)])
+        rounds[0].append(_time_batches(source, config, mesh, steps, copy))
+        rounds[1].append(_time_batches(late, config, mesh, steps, copy))
     images = steps * config.batch_size
-    seconds, cpu_seconds, first, wait = _time_batches(source, config, mesh, steps)
-    return {
+    result = {
         "data": config.data.name,
         "image_size": config.data.image_size,
         "train_crop": config.data.train_crop,
         "batch_size": config.batch_size,
         "batches": steps,
-        "decoder": decoders.name(),
-        "images_per_second": images / seconds,
-        "images_per_core_second": images / cpu_seconds,
-        "first_batch_seconds": first,
-        "wait_share": wait / seconds,
-        "overhead_read_microseconds": 1e6 * _read_seconds(source, config),
-        "overhead_else_microseconds": 1e6 * _machinery_seconds(source, config, mesh),
-        "psnr_db": _psnr(source, config),
-        "resident_bytes_peak": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
-        "threads": config.data.threads or len(os.sched_getaffinity(0)),
-    } | context()
+        "pixels": "copies of files" if copy else decode.PIXELS,
+    } | _summarize(rounds[0], images)
+    if latency_ms:
+        late = _summarize(rounds[1], images)
+        result["latency_ms"] = latency_ms
+        result |= {f"latency_{name}": value for name, value in late.items()}
+        result["latency_ratio"] = late["images_per_second"] / result["images_per_second"]
+    return (
+        result
+        | {
+            "overhead_read_microseconds": 1e6 * _read_seconds(source, config),
+            "overhead_else_microseconds": 1e6 * _machinery_seconds(source, config, mesh),
+            "psnr_db": _psnr(source, config),
+            "resident_bytes_peak": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+            "threads": config.data.threads or len(os.sched_getaffinity(0)),
+        }
+        | context()
+    )
 
 
-def _time_batches(source, config: Config, mesh, steps: int) -> tuple[float, ...]:
-    """Seconds of `steps` batches, on the clock and of all cores together, of the one before them,
-    and of waiting for them.
+@dataclasses.dataclass(frozen=True)
+class _Times:
+    """Of batches: seconds on the clock and of all cores together, seconds of the one before them, and of
+    waiting for them; the share of the decoding threads' time that went into waiting for reads; and the
+    most that was read ahead.
     """
+
+    seconds: float
+    core_seconds: float
+    first: float
+    waited: float
+    read_wait: float
+    requests: int
+    read_bytes: int
+
+
+def _time_batches(source, config: Config, mesh, steps: int, copy: bool = False) -> _Times:
+    """Times `steps` batches, and the one before them."""
     began = time.perf_counter()
     sharding = meshes.batch_sharding(mesh)
-    with loader.train_batches(
-        source, config, sharding, start_step=0, stop_step=steps + 1
+    rows = loader.local_rows(sharding, config.batch_size)
+    host_batches = (_Copies if copy else TrainBatches)(source, config, rows)
+    with loader.Batches(
+        host_batches, lambda step: step, steps + 1, config.data, sharding
     ) as batches:
         jax.block_until_ready(next(batches))
         first, waited = time.perf_counter() - began, batches.wait_seconds
+        batches.read_wait()
         began, cpu_began = time.perf_counter(), time.process_time()
         for batch in batches:
             jax.block_until_ready(batch)
-        seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
-        return seconds, cpu_seconds, first, batches.wait_seconds - waited
+        return _Times(
+            time.perf_counter() - began,
+            time.process_time() - cpu_began,
+            first,
+            batches.wait_seconds - waited,
+            batches.read_wait(),
+            batches.reading.most_requests,
+            batches.reading.most_bytes,
+        )
+
+
+def _summarize(rounds: list[_Times], images: int) -> dict:
+    seconds = sum(one.seconds for one in rounds)
+    images *= len(rounds)
+    return {
+        "images_per_second": images / seconds,
+        "images_per_core_second": images / sum(one.core_seconds for one in rounds),
+        "first_batch_seconds": rounds[0].first,
+        "wait_share": sum(one.waited for one in rounds) / seconds,
+        "read_wait": statistics.fmean(one.read_wait for one in rounds),
+        "read_requests_peak": max(one.requests for one in rounds),
+        "read_ahead_mib_peak": max(one.read_bytes for one in rounds) / reading.MIB,
+    }
+
+
+class _Late:
+    """A source whose reads take longer."""
+
+    def __init__(self, source, seconds: float):
+        self._source, self._seconds = source, seconds
+        self.classes, self.multi_label = source.classes, source.multi_label
+        self.labels, self.soft_labels = source.labels, soft_labels(source)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> Record:
+        time.sleep(self._seconds)
+        return self._source[index]
+
+
+class _Copies(TrainBatches):
+    """Batches with the bytes of the images' files in place of pixels."""
+
+    def cut(self, image, *, name: str, draws: list, outs: dict[str, np.ndarray]) -> None:
+        content = np.frombuffer(image, np.uint8)
+        for out in outs.values():
+            out[...] = np.resize(content, out.shape)
 
 
 def _read_seconds(source, config: Config) -> float:
@@ -94,7 +179,7 @@ def _machinery_seconds(source, config: Config, mesh) -> float:
     tiny = dataclasses.replace(config, data=data)
     dot = Record(np.zeros((1, 1, config.data.channels), np.uint8), 0, "dot")
     dots = _Dots(source.classes, source.multi_label, dot)
-    return _time_batches(dots, tiny, mesh, steps)[1] / (steps * config.batch_size)
+    return _time_batches(dots, tiny, mesh, steps).core_seconds / (steps * config.batch_size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +217,8 @@ def _psnr(source, config: Config) -> float | None:
 
 def _crop_with_pillow(record: Record, config_data, draws: list[float]) -> np.ndarray:
     if isinstance(record.image, bytes):
-        image = ImageOps.exif_transpose(Image.open(io.BytesIO(record.image))).convert("RGB")
+        kind = images.check(record.image, record.name, config_data.max_pixels).kind
+        image = ImageOps.exif_transpose(images.open_with_pillow(record.image, kind)).convert("RGB")
     else:
         image = Image.fromarray(record.image)
     (top, left, bottom, right), inside = crops.train_part(

@@ -123,7 +123,8 @@ def inference(config: ConfigDict, *, steps: int) -> dict:
     """Times the classification of batches of made-up images that are on the devices already.
 
     Returns:
-      Compile time, median and spread of a batch's time, images/s, and what was chosen.
+      Compile time, median and spread of a batch's time, images/s, what was chosen, and the bytes of the
+      weights and of a batch's arrays by the compiler's count.
     """
     assembly, mesh = assembled(config)
     forward = make_forward(assembly.definition, assembly.model_config, assembly.config.data)
@@ -135,7 +136,13 @@ def inference(config: ConfigDict, *, steps: int) -> dict:
         compiled = jitted.lower(weights, images).compile()
         compile_seconds = time.perf_counter() - began
         times = timing.seconds(lambda: compiled(weights, images), steps)
-    return _summary(assembly, mesh, times) | {"compile_seconds": compile_seconds} | context()
+    memory = compiled.memory_analysis()
+    needs = {
+        "compile_seconds": compile_seconds,
+        "weights_bytes": sum(x.nbytes for x in jax.tree.leaves(weights)),
+        "batch_bytes": memory.temp_size_in_bytes + memory.output_size_in_bytes + images.nbytes,
+    }
+    return _summary(assembly, mesh, times) | needs | context()
 
 
 def assembled(config: ConfigDict) -> tuple[Assembly, jax.sharding.Mesh]:

@@ -21,6 +21,7 @@ from etils import epath
 from flax import nnx
 from ml_collections import ConfigDict
 
+from vit_jax import objectives, user_files
 from vit_jax.base import buckets, patterns, places, schema
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.checkpoints import storage
@@ -30,6 +31,8 @@ from vit_jax.models import classifier, registry
 from vit_jax.models.registry import Weights
 
 FOLDER, BEST = "checkpoints", "best"
+RECIPE = "config.py"  # the config of a run, beside its checkpoints
+_LEFT_BY_RUNS = (".lock", "metrics.jsonl")
 _FORMAT = 1
 _SEAL = "sha256"
 # In a bucket Orbax writes this when all else of a checkpoint is there.
@@ -107,8 +110,23 @@ def find(path: epath.PathLike) -> epath.Path:
             return folder
         if steps := saved_steps(folder):
             return folder / str(steps[-1])
+    if has_begun(path):
+        raise CheckpointError(no_checkpoint_yet(path))
     raise CheckpointError(
         f"{path} holds no checkpoint: give a run's workdir, its '{FOLDER}' folder, or one step below it"
+    )
+
+
+def has_begun(path: epath.Path) -> bool:
+    """Whether `path` is the workdir of a run, whatever it has saved."""
+    return any((path / name).exists() for name in _LEFT_BY_RUNS)
+
+
+def no_checkpoint_yet(workdir: epath.Path) -> str:
+    """What to do about a run that has saved nothing so far."""
+    return (
+        f"{workdir} is a run that has no checkpoint yet: wait for its first (its log says when, as "
+        "config.checkpoint.every sets), or stop it with SIGTERM or Ctrl-C, which saves"
     )
 
 
@@ -131,7 +149,28 @@ def read_description(folder: epath.Path) -> dict:
     # Earlier versions had neither of the two.
     if not whole:
         raise CheckpointError(f"{folder} is damaged: its description is not the one that was saved")
+    _check_registered(description, folder)
     return description
+
+
+def _check_registered(description: dict, folder: epath.Path) -> None:
+    """Raises `ConfigError` if the model or the objective of a checkpoint is from a file of the user's that
+    was not given with --register.
+    """
+    model = description["model"]["name"]
+    objective = description["config"].get("objective", {}).get("name", "supervised")
+    known = {
+        f"the model {model!r}": registry.is_known(model),
+        f"the objective {objective!r}": objective in objectives.OBJECTIVES,
+    }
+    missing = " and ".join(what for what, is_known in known.items() if not is_known)
+    if not missing:
+        return
+    recipe = folder.parent.parent / RECIPE
+    files = user_files.registered_by(recipe)
+    flags = " ".join(f"--register={file}" for file in files) or "--register=FILE"
+    where = f"as {recipe} does" if files else "the Python file that adds it"
+    raise ConfigError(f"{folder} needs {missing}, which this package has not: add {flags}, {where}")
 
 
 def sealed(description: dict) -> dict:

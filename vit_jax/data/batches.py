@@ -21,6 +21,10 @@ from vit_jax.data.record import BadImage, DataError, Record, Source, soft_labels
 if TYPE_CHECKING:
     from vit_jax.config import Config
 
+# (index of an example, its place in the part that is filled, or None if it is not in there) -> the
+# record. Raises as the source does.
+Read = Callable[[int, int | None], Record]
+
 
 def spec(
     config: "Config", *, num_classes: int, multi_label: bool = False
@@ -59,6 +63,7 @@ class TrainBatches:
 
     Attributes:
       kind: what the examples are for, in messages.
+      source: the examples.
 
     A batch is a dict of `image` (n, H, W, C) uint8, or an array for each of `views.of(config)`, and,
     where the source has labels, `label` ((n,) int32, or (n, classes) float32: of zeros and ones for a
@@ -70,7 +75,7 @@ class TrainBatches:
     kind = "training"
 
     def __init__(self, source: Source, config: "Config", rows: Sequence[int] | np.ndarray):
-        self._source, self._seed = source, config.seed
+        self.source, self._seed = source, config.seed
         self._data, self._views = config.data, views.of(config)
         self._image_shapes = _image_shapes(config)
         self.rows, self.batch_size = np.asarray(rows, np.int64), config.batch_size
@@ -78,31 +83,41 @@ class TrainBatches:
         self._places = repeated_places(config.batch_size, config.data.repeats)[self.rows]
         # Threads fill parts of the same two steps: the first makes the plan while the others wait.
         self._plan, self._planning = functools.lru_cache(2)(self._plan), threading.Lock()
+        self._ids = functools.lru_cache(2)(self._ids)  # of a later step, for all its parts
 
     def empty(self) -> dict[str, np.ndarray]:
         """A batch to fill."""
-        return _empty(self._source, len(self.rows), self._image_shapes)
+        return _empty(self.source, len(self.rows), self._image_shapes)
 
-    def fill(self, batch: dict[str, np.ndarray], step: int, part: slice) -> dict[str, str]:
+    def examples(self, step: int, part: slice) -> list[int]:
+        """The examples in the rows `part` of a batch."""
+        return self._ids(step)[part]
+
+    def fill(
+        self, batch: dict[str, np.ndarray], step: int, part: slice, read: Read | None = None
+    ) -> dict[str, str]:
         """Fills the rows `part` of a batch, and of no other; threads may fill others meanwhile.
+
+        Args:
+          read: gives the records; by default the source does.
 
         Returns:
           name → reason of the unreadable images that were replaced.
         """
         with self._planning:
             examples, ids, draws = self._plan(step)
-        bad = {}
-        for row in range(*part.indices(len(self.rows))):
+        read, bad = read or _reader_of(self.source), {}
+        for place, row in enumerate(range(*part.indices(len(self.rows)))):
             cut = functools.partial(
-                self._cut,
+                self.cut,
                 draws=[of_view[row] for of_view in draws],
                 outs={name: batch[name][row] for name, _ in self._image_shapes},
             )
-            example = self._cut_readable(examples[row], ids[row], cut, bad)
-            _set_label(batch, row, example, self._source)
+            example = self._cut_readable(read, examples[row], ids[row], place, cut, bad)
+            _set_label(batch, row, example, self.source)
         return bad
 
-    def _cut(self, image, *, name: str, draws: list, outs: dict[str, np.ndarray]) -> None:
+    def cut(self, image, *, name: str, draws: list, outs: dict[str, np.ndarray]) -> None:
         """Cuts an image, or all of its views from pixels that are decoded once."""
         if not self._views:
             decode.train_crop(image, self._data, draws[0], name=name, out=outs["image"])
@@ -117,21 +132,28 @@ class TrainBatches:
         random numbers of their crops, of each view.
         """
         start = step * self.batch_size
-        examples = (start + self._places) // self._data.repeats
-        ids = self._order(examples)
         count = sum(view.count for view in self._views) or 1
         draws = [crop_draws(self._seed, start + self.rows, view).tolist() for view in range(count)]
-        return examples.tolist(), ids.tolist(), draws
+        return self._examples(step).tolist(), self._ids(step), draws
 
-    def _cut_readable(self, position: int, index: int, cut: Callable, bad: dict) -> Record:
+    def _examples(self, step: int) -> np.ndarray:
+        """Where the examples of the rows of a step stand in the order."""
+        return (step * self.batch_size + self._places) // self._data.repeats
+
+    def _ids(self, step: int) -> list[int]:
+        return self._order(self._examples(step)).tolist()
+
+    def _cut_readable(
+        self, read: Read, position: int, index: int, place: int | None, cut: Callable, bad: dict
+    ) -> Record:
         """Cuts example `index`, which stands at `position`, or else the next readable one, and
         returns the one it cut. Adds the unreadable ones to `bad`.
         """
-        size = len(self._source)
+        size = len(self.source)
         epoch, offset = divmod(position, size)
         for ahead in range(1, size + 1):
             try:
-                example = self._source[index]
+                example = read(index, place)
                 cut(example.image, name=example.name)
                 return example
             except BadImage as error:
@@ -139,7 +161,7 @@ class TrainBatches:
                 bad[error.name] = error.why
                 check_bad_images(bad, self._data.max_bad_images, self.kind)
             following = np.asarray([epoch * size + (offset + ahead) % size])
-            (index,) = self._order(following).tolist()
+            (index,), place = self._order(following).tolist(), None  # one that nobody foresaw
         raise DataError(
             f"none of the {size} training images can be read; the first: {next(iter(bad.items()))}"
         )
@@ -158,33 +180,41 @@ class EvalBatches:
     def __init__(
         self, source: Source, config: "Config", rows: Sequence[int] | np.ndarray, *, batch_size: int
     ):
-        self._source, self._data = source, config.data
+        self.source, self._data = source, config.data
         self.rows, self.batch_size = np.asarray(rows, np.int64), batch_size
 
     def __len__(self) -> int:
-        return -(-len(self._source) // self.batch_size)
+        return -(-len(self.source) // self.batch_size)
 
     def empty(self) -> dict[str, np.ndarray]:
         """A batch to fill."""
         mask = np.empty(len(self.rows), np.float32)
         images = [("image", crops.shape(self._data))]
-        return _empty(self._source, len(self.rows), images) | {"mask": mask}
+        return _empty(self.source, len(self.rows), images) | {"mask": mask}
 
-    def fill(self, batch: dict[str, np.ndarray], step: int, part: slice) -> dict[str, str]:
-        """Fills the rows `part` of a batch, and of no other.
+    def examples(self, step: int, part: slice) -> list[int]:
+        """The examples in the rows `part` of a batch, without padding."""
+        ids = step * self.batch_size + self.rows[part]
+        return ids[ids < len(self.source)].tolist()
+
+    def fill(
+        self, batch: dict[str, np.ndarray], step: int, part: slice, read: Read | None = None
+    ) -> dict[str, str]:
+        """Fills the rows `part` of a batch, and of no other; `read` as in `TrainBatches`.
 
         Returns:
-          name → reason of the unreadable images that were left out.
+          name → reason of the unreadable images that were skipped.
         """
+        read = read or _reader_of(self.source)
         ids = step * self.batch_size + self.rows[part]
         batch, bad = {name: array[part] for name, array in batch.items()}, {}
-        batch["mask"][:] = ids < len(self._source)
+        batch["mask"][:] = ids < len(self.source)
         there = int(batch["mask"].sum())  # rows rise, so padding comes last
         for array in batch.values():
             array[there:] = 0
         for row, index in enumerate(ids[:there].tolist()):
             try:
-                example = self._source[index]
+                example = read(index, row)
                 out = batch["image"][row]
                 decode.eval_crop(example.image, self._data, name=example.name, out=out)
             except BadImage as error:
@@ -193,8 +223,12 @@ class EvalBatches:
                 for array in batch.values():
                     array[row] = 0
             else:
-                _set_label(batch, row, example, self._source)
+                _set_label(batch, row, example, self.source)
         return bad
+
+
+def _reader_of(source: Source) -> Read:
+    return lambda index, place: source[index]
 
 
 def check_bad_images(bad: dict[str, str], most: int, kind: str) -> None:

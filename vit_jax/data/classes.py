@@ -2,11 +2,13 @@
 
 import dataclasses
 import re
+from collections.abc import Sequence
 
 from absl import logging
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.data.record import Record, Source
+from vit_jax.data import imagenet
+from vit_jax.data.record import Record, Source, read_records
 
 _WORDNET = re.compile(r"n\d{8}")
 _NAMED = 5  # classes in a message
@@ -29,7 +31,13 @@ class Relabelled:
         return len(self.source)
 
     def __getitem__(self, index: int) -> Record:
-        record = self.source[index]
+        return self._relabelled(self.source[index])
+
+    def read(self, indices: Sequence[int]) -> list[Record]:
+        """See `record.Source`."""
+        return [self._relabelled(record) for record in read_records(self.source, indices)]
+
+    def _relabelled(self, record: Record) -> Record:
         label = record.label
         several = isinstance(label, tuple)
         new = tuple(self.numbers[one] for one in label) if several else self.numbers[label]
@@ -40,6 +48,7 @@ def with_classes(source: Source, classes: tuple[str, ...]) -> Source:
     """The source with labels that number `classes`, which are matched by name. The source may have
     only some of them.
 
+    Where the model's are ImageNet's, the source may name them by WordNet ids, all or some of them.
     Where the classes of one side are mere numbers, or WordNet's ids in their order, which is the order
     of ImageNet's classes, they are taken in order, with a warning.
 
@@ -51,6 +60,9 @@ def with_classes(source: Source, classes: tuple[str, ...]) -> Source:
     if not source.classes:
         raise ConfigError("the examples to evaluate on have no labels")
     number = {name: i for i, name in enumerate(classes)}
+    if imagenet.are_classes_of(classes):
+        by_id = enumerate(imagenet.classes().items())
+        number = {key: i for i, pair in by_id for key in pair} | number
     unknown = [name for name in source.classes if name not in number]
     if not unknown:
         return Relabelled(source, classes, tuple(number[name] for name in source.classes))

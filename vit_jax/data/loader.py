@@ -1,17 +1,18 @@
 """Batches on their way to the devices: threads that fill them in place, ahead of time.
 
-What a row holds is decided in `batches.py`. Threads are enough: reading, decoding and resizing run
-without Python's lock.
+What a row holds is decided in `batches.py`; `reading.py` reads the images before they are decoded.
+Threads are enough: reading, decoding and resizing run without Python's lock.
 """
 
 import collections
-import concurrent.futures
+import dataclasses
+import functools
 import math
 import os
 import queue
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import jax
@@ -28,12 +29,12 @@ from vit_jax.data.batches import (
 )
 from vit_jax.data.options import Data
 from vit_jax.data.order import data_step
+from vit_jax.data.reading import BLOCK, MIB, ReadAhead, join
 from vit_jax.data.record import DataError, Source
 
 if TYPE_CHECKING:
     from vit_jax.config import Config
 
-BLOCK = 16  # rows that a thread fills at once
 _INSTEAD = {"training": "another takes its place", "evaluation": "it is left out of evaluation"}
 _UNDER_WAY = 2  # batches being filled, so that no thread waits for the last rows of one
 
@@ -70,8 +71,13 @@ def train_batches(
     crops.check(config.data)
     rows = local_rows(sharding, config.batch_size, "config.batch_size")
     host_batches = TrainBatches(source, config, rows)
-    steps = (data_step(step, left_out) for step in range(start_step, stop_step))
-    return Batches(host_batches, steps, stop_step - start_step, config.data, sharding)
+    return Batches(
+        host_batches,
+        lambda number: data_step(start_step + number, left_out),
+        stop_step - start_step,
+        config.data,
+        sharding,
+    )
 
 
 def eval_batches(
@@ -92,7 +98,7 @@ def eval_batches(
     batch_size = batch_size or config.eval.batch_size or config.batch_size
     rows = local_rows(sharding, batch_size, "the evaluation batch size")
     host_batches = EvalBatches(source, config, rows, batch_size=batch_size)
-    return Batches(host_batches, range(len(host_batches)), len(host_batches), config.data, sharding)
+    return Batches(host_batches, lambda step: step, len(host_batches), config.data, sharding)
 
 
 class Batches(Iterator[dict[str, jax.Array]]):
@@ -100,18 +106,19 @@ class Batches(Iterator[dict[str, jax.Array]]):
     or use it in a `with` statement: it has threads.
 
     At most `config_data.prefetch` batches are on the devices before they are asked for, and two
-    more on the host.
+    more on the host; before these, encoded images as `config_data.read_ahead` says.
 
     Attributes:
       wait_seconds: how long `next` has waited for the host, in total.
       bad_images: name → reason of the unreadable images that this process has met, and replaced in
-        training, or left out of evaluation.
+        training, or skipped in evaluation.
+      reading: reads the images.
     """
 
     def __init__(
         self,
         host_batches: TrainBatches | EvalBatches,
-        steps: Iterable[int],
+        step_of: Callable[[int], int],
         count: int,
         config_data: Data,
         sharding: NamedSharding,
@@ -120,19 +127,37 @@ class Batches(Iterator[dict[str, jax.Array]]):
 
         Args:
           host_batches: fills them.
-          steps: of the batches, `count` of them.
+          step_of: number of a batch -> its step.
+          count: of batches.
         """
-        self._count = count
+        self._count, self._step_of = count, step_of
         self.wait_seconds = 0.0
         self.bad_images: dict[str, str] = {}
         self._max_bad_images = config_data.max_bad_images
         self._host_batches, self._sharding = host_batches, sharding
-        self._threads = config_data.threads or len(os.sched_getaffinity(0))
-        self._ready: queue.Queue = queue.Queue()
+        rows = len(host_batches.rows)
+        self._parts = [slice(first, first + BLOCK) for first in range(0, rows, BLOCK)]
+        self._ready: queue.SimpleQueue = queue.SimpleQueue()
         self._room = threading.Semaphore(config_data.prefetch)
         self._closed = threading.Event()
-        self._filler = threading.Thread(target=self._fill, args=(steps,), daemon=True)
-        self._filler.start()  # the first batches are made while the caller compiles
+        self._under_way: dict[int, _Filling] = {}
+        self._decode_seconds, self._timing = 0.0, threading.Lock()
+        self._seconds_before = (0.0, 0.0)
+        threads = config_data.threads or len(os.sched_getaffinity(0))
+        self.reading = ReadAhead(
+            host_batches.source,
+            lambda block: host_batches.examples(*self._place(block)),
+            count * len(self._parts),
+            memory=config_data.read_ahead * (MIB if config_data.read_ahead > 0 else 1),
+            decoders=threads,
+        )
+        self._decoders = [
+            threading.Thread(target=self._decode, name=f"decoding-{number}", daemon=True)
+            for number in range(threads)
+        ]
+        self._filler = threading.Thread(target=self._fill, name="batches", daemon=True)
+        for thread in (*self._decoders, self._filler):
+            thread.start()  # the first batches are made while the caller compiles
 
     def __next__(self) -> dict[str, jax.Array]:
         if self._closed.is_set():
@@ -151,44 +176,79 @@ class Batches(Iterator[dict[str, jax.Array]]):
     def __len__(self) -> int:
         return self._count
 
-    def _fill(self, steps: Iterable[int]) -> None:
-        """Puts the batches of `steps` into the queue, and then `StopIteration`, or whatever error
-        came.
+    def read_wait(self) -> float:
+        """Of the time that threads were busy with images since the last call, the share in which they
+        waited for reads.
         """
+        seconds = self.reading.wait_seconds, self._decode_seconds
+        waited, decoded = np.subtract(seconds, self._seconds_before).tolist()
+        self._seconds_before = seconds
+        return waited / (waited + decoded) if waited + decoded else 0.0
+
+    def end(self) -> None:
+        """Lets there be no batch after those that are ready. A signal handler may call it."""
+        self._ready.put(StopIteration())
+
+    def _fill(self) -> None:
+        """Puts the batches into the queue, and then `StopIteration`, or whatever error came."""
         try:
-            with concurrent.futures.ThreadPoolExecutor(self._threads, "batches") as pool:
-                under_way = collections.deque()
-                try:
-                    for step in steps:
-                        under_way.append(self._begin(pool, step))
-                        if len(under_way) == _UNDER_WAY:
-                            self._deliver(*under_way.popleft())
-                        if self._closed.is_set():
-                            return
-                    while under_way:
-                        self._deliver(*under_way.popleft())
-                finally:
-                    pool.shutdown(cancel_futures=True)
+            waiting = collections.deque()
+            for number in range(self._count):
+                waiting.append(self._begin(number))
+                if len(waiting) == _UNDER_WAY:
+                    self._deliver(waiting.popleft())
+                if self._closed.is_set():
+                    return
+            while waiting:
+                self._deliver(waiting.popleft())
             self._ready.put(StopIteration())
         except BaseException as error:
             self._ready.put(error)
 
-    def _begin(self, pool: concurrent.futures.Executor, step: int) -> tuple[dict, list]:
-        batch = self._host_batches.empty()
-        parts = [slice(i, i + BLOCK) for i in range(0, len(self._host_batches.rows), BLOCK)]
-        return batch, [pool.submit(self._host_batches.fill, batch, step, part) for part in parts]
+    def _begin(self, number: int) -> "_Filling":
+        filling = _Filling(number, self._host_batches.empty())
+        self._under_way[number] = filling
+        self.reading.allow(len(self._parts))
+        return filling
 
-    def _deliver(self, batch: dict[str, np.ndarray], filled: list) -> None:
-        self._room.acquire()
+    def _decode(self) -> None:
+        """What a thread does: fills parts of the batches under way."""
+        reading = self.reading
+        while block := reading.take():
+            filling = self._under_way[block.number // len(self._parts)]
+            step, part = self._place(block.number)
+            start = time.perf_counter()
+            try:
+                read = functools.partial(reading.record, block)
+                filling.parts.put(self._host_batches.fill(filling.batch, step, part, read))
+            except BaseException as error:
+                filling.parts.put(error)
+            reading.release(block)
+            with self._timing:
+                self._decode_seconds += time.perf_counter() - start - block.wait_seconds
+
+    def _place(self, block: int) -> tuple[int, slice]:
+        """The step of a block of rows, and which rows these are."""
+        number, part = divmod(block, len(self._parts))
+        return self._step_of(number), self._parts[part]
+
+    def _deliver(self, filling: "_Filling") -> None:
         if self._closed.is_set():
             return
         bad = {}
-        for part in filled:
-            bad |= part.result()
+        for _ in self._parts:
+            part = filling.parts.get()
+            if isinstance(part, BaseException):
+                raise part
+            bad |= part
+        self._room.acquire()
+        if self._closed.is_set():
+            return
+        del self._under_way[filling.number]
         # The host's arrays are not used again: on a CPU, the device's are the same memory.
         arrays = {
             name: _global_array(array, self._host_batches, self._sharding)
-            for name, array in batch.items()
+            for name, array in filling.batch.items()
         }
         self._ready.put((arrays, bad))
 
@@ -208,13 +268,29 @@ class Batches(Iterator[dict[str, jax.Array]]):
         """Stops the threads. No batch comes after it."""
         self._closed.set()
         self._room.release()
-        self._filler.join()
+        self.reading.close()
+        for filling in list(self._under_way.values()):
+            filling.parts.put(StopIteration())
+        join([self._filler, *self._decoders])
 
     def __enter__(self) -> "Batches":
         return self
 
     def __exit__(self, *_) -> None:
         self.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Filling:
+    """A batch that threads fill.
+
+    Attributes:
+      parts: what filling each part gave: bad images, or an error.
+    """
+
+    number: int
+    batch: dict[str, np.ndarray]
+    parts: queue.SimpleQueue = dataclasses.field(default_factory=queue.SimpleQueue)
 
 
 def local_rows(

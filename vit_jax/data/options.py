@@ -7,6 +7,8 @@ import dataclasses
 from vit_jax.base import sizes
 from vit_jax.base.schema import option
 
+MAX_PIXELS = 2**26  # of an image, by default: 192 MiB once it is decoded
+
 
 @dataclasses.dataclass(frozen=True)
 class Data:
@@ -118,10 +120,24 @@ class Data:
     threads: int = option(
         0, "threads that decode batches; 0: one for each core", minimum=0, may_change=True
     )
+    read_ahead: float = option(
+        -1.0,
+        "memory for images that each process reads before they are decoded, in MiB; 0: none; -1: as much as the time "
+        "that a read takes asks for, none where reads are fast",
+        minimum=-1,
+        may_change=True,
+    )
+    cache: str = option(
+        "",
+        "folder on a local disk that keeps what was read, for data in buckets or on slow disks; '': none",
+        may_change=True,
+    )
+    cache_gib: float = option(100.0, "cache: at most so many GiB", above=0, may_change=True)
     prefetch: int = option(2, "batches kept ready on the devices", minimum=1, may_change=True)
-    mixed_decoders: bool = option(
-        False,
-        "let some hosts of a run decode with the compiled decoder and others without: crops differ by rounding",
+    max_pixels: int = option(
+        MAX_PIXELS,
+        "an image of more pixels, by its header, counts as unreadable before it takes memory",
+        minimum=1,
         may_change=True,
     )
     on_bad_image: str = option(

@@ -2,13 +2,14 @@
 is opened. Each source's own file says how it finds its records.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 
-from vit_jax.base.errors import ConfigError, UserError
+from vit_jax.base.errors import ConfigError, UserError, reason
 from vit_jax.data import splits
 
 Label = int | tuple[int, ...] | np.ndarray | None  # of one example; see `Record`
@@ -35,7 +36,11 @@ class Record:
 
 class Source(Protocol):
     """Examples by index, in an order that never changes. Sources can be pickled: worker processes
-    read them too.
+    read them too. Any number of threads may read at the same time.
+
+    A source may have a method `read(indices: Sequence[int]) -> list[Record]`, which gives the same as
+    `[source[i] for i in indices]`, and raises what one of these raises; from a bucket, all of them are
+    requested at once. `read_records` uses it where there is one.
 
     Attributes:
       classes: the label names; the label is the index. Empty where there are no labels: then the
@@ -85,6 +90,12 @@ class DataSet:
         return self.read(splits.select(split, self.sizes, self.where, self.aliases))
 
 
+def read_records(source: Source, indices: Sequence[int]) -> list[Record]:
+    """The records of several indices, by the source's own `read` where it has one."""
+    read = getattr(source, "read", None)
+    return read(indices) if read else [source[index] for index in indices]
+
+
 def soft_labels(source: Source) -> bool:
     """Whether labels are probabilities; few sources have such, and say so by an attribute of this name."""
     return getattr(source, "soft_labels", False)
@@ -108,3 +119,20 @@ class BadImage(DataError):
 
     def __str__(self) -> str:
         return f"image {self.name} cannot be read: {self.why}"
+
+
+class TooLarge(BadImage):
+    """An image has more bytes or pixels than it may have."""
+
+
+@contextlib.contextmanager
+def decoding(name: str) -> Iterator[None]:
+    """What is raised inside becomes a `BadImage`: damaged files make decoders raise anything at all,
+    and run out of memory.
+    """
+    try:
+        yield
+    except BadImage:
+        raise
+    except Exception as error:
+        raise BadImage(name, reason(error)) from None

@@ -3,7 +3,6 @@ one number of channels another.
 """
 
 import io
-import tokenize
 
 import numpy as np
 
@@ -15,10 +14,27 @@ _NPY_HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
-# What NumPy raises at a damaged header, which it reads as Python code.
-_NPY_ERRORS = (ValueError, SyntaxError, TypeError, KeyError, OverflowError, tokenize.TokenError)
 
 LUMA = (19595, 38470, 7471)  # of red, green, blue: BT.601 times 2^16, as Pillow's mode L
+
+
+def npy_header(image: bytes, name: str) -> tuple[tuple[int, ...], np.dtype, bool, int]:
+    """(shape, type, whether columns come first, where the numbers begin) of a `.npy` file.
+
+    Raises:
+      BadImage: as `read_npy`.
+    """
+    file = io.BytesIO(image)
+    try:
+        version = np.lib.format.read_magic(file)
+        if version not in _NPY_HEADERS:
+            raise ValueError(f"its version is {version}")
+        shape, in_columns, dtype = _NPY_HEADERS[version](file)
+        if dtype.hasobject:  # bytes that NumPy would take for addresses
+            raise TypeError(f"it holds {dtype}")
+    except Exception as error:  # noqa: BLE001  NumPy reads a header as Python code: any error may come
+        raise _damaged(name, error) from None
+    return shape, dtype, in_columns, file.tell()
 
 
 def read_npy(image: bytes, name: str) -> np.ndarray:
@@ -27,16 +43,24 @@ def read_npy(image: bytes, name: str) -> np.ndarray:
     Raises:
       BadImage: it is damaged, of a version after 2.0, or holds no numbers.
     """
-    file = io.BytesIO(image)
+    shape, dtype, in_columns, start = npy_header(image, name)
     try:
-        version = np.lib.format.read_magic(file)
-        shape, in_columns, dtype = _NPY_HEADERS[version](file)
-        if dtype.hasobject:  # bytes that NumPy would take for addresses
-            raise TypeError(f"it holds {dtype}")
-        pixels = np.frombuffer(image, dtype, offset=file.tell())
+        pixels = np.frombuffer(image, dtype, offset=start)
         return pixels.reshape(shape, order="F" if in_columns else "C")
-    except _NPY_ERRORS as error:
-        raise BadImage(name, f"it is no whole .npy file of numbers ({error})") from None
+    except ValueError as error:
+        raise _damaged(name, error) from None
+
+
+def _damaged(name: str, error: Exception) -> BadImage:
+    return BadImage(name, f"it is no whole .npy file of numbers ({str(error)[:200]})")
+
+
+def upright(pixels: np.ndarray, orientation: int) -> np.ndarray:
+    """(H, W, …) as it is to be seen; `orientation` is that of EXIF and TIFF, 1 to 8."""
+    if orientation > 4:
+        pixels = pixels.swapaxes(0, 1)
+    down, across = orientation in (3, 4, 7, 8), orientation in (2, 3, 6, 7)
+    return pixels[:: -1 if down else 1, :: -1 if across else 1]
 
 
 def to_bytes(samples: np.ndarray, name: str) -> np.ndarray:

@@ -7,12 +7,14 @@ as wide.
 """
 
 import dataclasses
+import math
 import struct
 
 import cv2
 import numpy as np
 
-from vit_jax.data.record import BadImage
+from vit_jax.data.record import BadImage, decoding
+from vit_jax.data.samples import upright
 
 MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # the last two: BigTIFF
 
@@ -21,6 +23,11 @@ _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _COLORS, _FILL_ORDER = 256, 257, 258, 259,
 _STRIPS, _ORIENTATION, _SAMPLES, _ROWS, _STRIP_BYTES, _PLANAR = 273, 274, 277, 278, 279, 284
 _PREDICTOR, _TILE_WIDTH, _TILE_HEIGHT, _TILES, _TILE_BYTES = 317, 322, 323, 324, 325
 _EXTRA, _FORMAT = 338, 339
+_KNOWN = frozenset((
+    _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _COLORS, _FILL_ORDER, _STRIPS, _ORIENTATION, _SAMPLES, _ROWS,
+    _STRIP_BYTES, _PLANAR, _PREDICTOR, _TILE_WIDTH, _TILE_HEIGHT, _TILES, _TILE_BYTES, _EXTRA, _FORMAT,
+))  # fmt: skip
+_MOST_NUMBERS = 2**20  # of one tag: strips or tiles
 
 _TYPES = {1: "B", 3: "H", 4: "I", 16: "Q"}  # of the numbers in the tags above
 _COMPRESSIONS = {1: "none", 5: "LZW", 8: "deflate", 32773: "PackBits", 32946: "deflate"}
@@ -54,6 +61,20 @@ class Directory:
         return self.tags.get(tag, (default,))[0]
 
     @property
+    def size(self) -> tuple[int, int]:
+        """(height, width), of the image or of a tile where that is larger: decoders allocate both."""
+        return tuple(
+            max(self.one(side), self.one(tile))
+            for side, tile in ((_HEIGHT, _TILE_HEIGHT), (_WIDTH, _TILE_WIDTH))
+        )
+
+    @property
+    def sample_bytes(self) -> int:
+        """Of all its samples once they are decompressed."""
+        bits = max(self.tags.get(_BITS, (1,)))
+        return math.prod(self.size) * self.one(_SAMPLES, 1) * bits // 8
+
+    @property
     def is_picture(self) -> bool:
         """Whether it has the channels and depth of a picture, as OpenCV reads it."""
         colors = _COLOR_CHANNELS.get(self.one(_COLORS))
@@ -83,12 +104,16 @@ def read_directory(image: bytes, name: str) -> Directory:
         tags, size = {}, struct.calcsize(order + entry_type)
         for entry in range(at, at + min(entries, 4096) * (size + inline), size + inline):
             tag, kind, count = struct.unpack_from(order + entry_type, image, entry)
-            if kind not in _TYPES or not count:
+            if tag not in _KNOWN or kind not in _TYPES or not count:
                 continue
-            numbers = f"{order}{min(count, len(image))}{_TYPES[kind]}"
+            if count > _MOST_NUMBERS:
+                raise BadImage(name, f"its directory's tag {tag} has {count} numbers")
+            numbers = f"{order}{count}{_TYPES[kind]}"
             place = entry + size
             if struct.calcsize(numbers) > inline:
                 (place,) = struct.unpack_from(order + ("Q" if big else "I"), image, place)
+            if tag in tags:  # of two, decoders may take either
+                raise BadImage(name, f"its directory has the tag {tag} twice")
             tags[tag] = struct.unpack_from(numbers, image, place)
     except (struct.error, OverflowError):
         raise BadImage(name, f"its end is missing ({len(image)} bytes are there)") from None
@@ -137,11 +162,7 @@ def read_samples(image: bytes, directory: Directory, name: str) -> np.ndarray:
         pixels = _undo_differences(pixels, directory, name)
     if get(_COLORS) == _WHITE_IS_ZERO:
         pixels = 1 - pixels if kind[0] == 3 else ~pixels
-    orientation = get(_ORIENTATION, 1)
-    if orientation > 4:
-        pixels = pixels.swapaxes(0, 1)
-    down, across = orientation in (3, 4, 7, 8), orientation in (2, 3, 6, 7)
-    return np.ascontiguousarray(pixels[:: -1 if down else 1, :: -1 if across else 1])
+    return np.ascontiguousarray(upright(pixels, get(_ORIENTATION, 1)))
 
 
 def _read_plane(
@@ -160,10 +181,8 @@ def _read_plane(
         tags[_PREDICTOR] = (1,)  # undone afterwards
     tags |= {_BITS: directory.tags[_BITS][:1], _COLORS: (_BLACK_IS_ZERO,), _SAMPLES: (1,)}
     file = _with_directory(image, directory, tags)
-    try:
+    with decoding(name):
         pixels = cv2.imdecode(np.frombuffer(file, np.uint8), cv2.IMREAD_UNCHANGED)
-    except cv2.error as error:
-        raise BadImage(name, str(error)) from None
     if pixels is None or pixels.shape != (directory.one(_HEIGHT), tags[_WIDTH][0]):
         raise BadImage(name, "its data is damaged or incomplete")
     return pixels

@@ -1,12 +1,15 @@
 """What accelerators can do and how they are sold. Vendors' figures, each with its source; a figure
 without a source is `None`.
 
-Nothing here touches a device; compiling for one that is not there is `planning/target.py`.
+Nothing here touches a device or needs a package: `launch/check.py` reads it where only Python is.
+Compiling for a chip that is not there is `planning/target.py`.
 """
 
 import dataclasses
 import itertools
 import math
+
+from vit_jax.base.errors import ConfigError
 
 # Dense bfloat16 peak in FLOP/s of one JAX device, as the vendors publish it:
 # cloud.google.com/tpu/docs (one TensorCore of v2 and v3 is a device, so half a chip) and NVIDIA's
@@ -52,6 +55,10 @@ class Tpu:
       dcn_rate: bytes/s that a chip can send to other slices; `None` if not published.
       clock: Hz, to turn the compiler's cycles into time.
       clock_basis: where the clock is from.
+      gke: accelerator label of GKE's nodes.
+      vm: what the accelerator type of a TPU VM begins with; '' if it is sold on GKE only.
+      vm_runtime: software version of a TPU VM.
+      vm_cores_per_chip: what the number in the accelerator type counts.
     """
 
     device_kind: str
@@ -65,6 +72,10 @@ class Tpu:
     dcn_rate: float | None
     clock: float
     clock_basis: str
+    gke: str
+    vm: str
+    vm_runtime: str
+    vm_cores_per_chip: int
 
     @property
     def peak(self) -> float:
@@ -97,18 +108,72 @@ _FROM_PEAK = "peak / (matrix units x their size x 2)"
 # Clocks follow from the peak: of v4, v5e, v5p with their 8, 4, 8 units of 128 x 128 a chip (the
 # same pages). For v6e and tpu7x no page gives units that explain the peak; the compiler counts with
 # four of 256 x 256 a device.
+# Names of types, labels and runtimes: cloud.google.com/tpu/docs and .../kubernetes-engine/docs, 2026.
 TPUS = {
-    "v4": Tpu("TPU v4", 3, _SMALL_3D, 4096, 1, 30.75, 1.2e12, 300e9, None, 1.05e9, _FROM_PEAK),
-    "v5e": Tpu(
-        "TPU v5 lite", 2, _SMALL_2D, 0, 1, 15.75, 819e9, 200e9, 3.125e9, 1.5e9, _FROM_PEAK
+    "v4": Tpu(
+        "TPU v4", 3, _SMALL_3D, 4096, 1, 30.75, 1.2e12, 300e9, None, 1.05e9, _FROM_PEAK,
+        "tpu-v4-podslice", "v4", "tpu-ubuntu2204-base", 2,
     ),
-    "v5p": Tpu("TPU v5", 3, _SMALL_3D, 6144, 1, 95.74, 2.765e12, 600e9, 6.25e9, 1.75e9, _FROM_PEAK),
+    "v5e": Tpu(
+        "TPU v5 lite", 2, _SMALL_2D, 0, 1, 15.75, 819e9, 200e9, 3.125e9, 1.5e9, _FROM_PEAK,
+        "tpu-v5-lite-podslice", "v5litepod", "v2-alpha-tpuv5-lite", 1,
+    ),
+    "v5p": Tpu(
+        "TPU v5", 3, _SMALL_3D, 6144, 1, 95.74, 2.765e12, 600e9, 6.25e9, 1.75e9, _FROM_PEAK,
+        "tpu-v5p-slice", "v5p", "v2-alpha-tpuv5", 2,
+    ),
     "v6e": Tpu(
         "TPU v6 lite", 2, _SMALL_2D, 0, 1, 31.25, 1.638e12, 400e9, 12.5e9, 1.75e9,
         "inferred: peak / (four matrix units of 256 x 256 x 2), as the compiler counts",
+        "tpu-v6e-slice", "v6e", "v2-alpha-tpuv6e", 1,
     ),
     "tpu7x": Tpu(
         "TPU7x", 3, _SMALL_3D, 9216, 2, 94.75, 7.38e12, 600e9, 12.5e9, 2.2e9,
         "inferred: peak / (four matrix units of 256 x 256 x 2 a device), as the compiler counts",
+        "tpu7x", "", "", 0,
     ),
 }  # fmt: skip
+
+
+def count(shape: str) -> int:
+    """Chips of a slice, by its shape: 32 of '4x8'."""
+    return math.prod(map(int, shape.split("x")))
+
+
+def check_slice(name: str) -> tuple[Tpu, str]:
+    """The kind and the shape of a slice called `KIND:SHAPE`, e.g. `v5e:16x16`.
+
+    Raises:
+      ConfigError: no such slice is sold.
+    """
+    kind, _, shape = name.partition(":")
+    if kind not in TPUS:
+        raise ConfigError(
+            f"--topology={name}: unknown kind {kind!r}; kinds are {', '.join(TPUS)}, e.g. v5e:4x4"
+        )
+    shapes = TPUS[kind].shapes()
+    if shape not in shapes:
+        raise ConfigError(
+            f"--topology={name}: {kind} has no slice {shape!r}; it has: {', '.join(shapes)}"
+        )
+    return TPUS[kind], shape
+
+
+def check_vm_type(name: str) -> Tpu:
+    """The kind of a slice by its accelerator type, e.g. `v5litepod-64`.
+
+    Raises:
+      ConfigError: no such slice is sold as TPU VMs.
+    """
+    prefix, _, number = name.rpartition("-")
+    tpu = next((tpu for tpu in TPUS.values() if tpu.vm == prefix and prefix), None)
+    if tpu is None:
+        known = ", ".join(f"{tpu.vm}-N" for tpu in TPUS.values() if tpu.vm)
+        raise ConfigError(f"--type={name}: must be one of {known}; TPU7x: use launch/gke/jobset.sh")
+    sizes = sorted({count(shape) for shape in tpu.shapes()})
+    sold = [str(size * tpu.vm_cores_per_chip) for size in sizes]
+    if number not in sold:
+        raise ConfigError(
+            f"--type={name}: {prefix} has no slice of {number!r}; it has: {', '.join(sold)}"
+        )
+    return tpu

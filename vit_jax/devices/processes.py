@@ -8,6 +8,7 @@ All of it goes through JAX's coordination service, a small server in process 0, 
 devices: those may be busy, or gone.
 """
 
+import collections
 import faulthandler
 import itertools
 import json
@@ -18,10 +19,10 @@ import time
 import traceback
 
 import jax
-from jax._src import clusters
 from jax._src import distributed as jax_distributed  # its client has no public name
 
-from vit_jax.base.errors import ConfigError, UserError
+from vit_jax.base.errors import UserError
+from vit_jax.devices import engines
 
 START_AGAIN = 42
 HEARTBEAT_SECONDS = 60
@@ -29,7 +30,8 @@ WAIT_MINUTES = 20.0
 _FAILURE = "vit_jax/failure"
 _LISTEN_SECONDS = 1.0
 _LEAVE_SECONDS = 10
-_turn = itertools.count()  # the same in all processes, which make the same calls in the same order
+# The same in all processes: the calls of one name come in the same order, in whatever thread.
+_turns = collections.defaultdict(itertools.count)
 
 
 class HostsError(UserError):
@@ -54,6 +56,8 @@ def initialize(
        Open MPI;
     3. else this process is alone, and nothing is started.
 
+    It uses all devices of its node, or its share of them if it is not the node's only process.
+
     Args:
       coordinator: HOST:PORT on which process 0 listens.
       num_processes, process_id: how many there are, and which of them this is.
@@ -65,30 +69,11 @@ def initialize(
       ConfigError: only some of the three are given, or they make no sense.
       HostsError: the others cannot be joined.
     """
-    said = {
-        "--coordinator": coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS"),
-        "--num_processes": _number("JAX_NUM_PROCESSES", num_processes),
-        "--process_id": _number("JAX_PROCESS_ID", process_id),
-    }
-    missing = [name for name, value in said.items() if value is None]
-    if len(missing) == len(said):
-        cluster = _cluster()
-        if cluster is None:
-            return
-        method, where = cluster.name, f"the {cluster.name} job"
-    elif missing:
-        raise ConfigError(f"{' and '.join(missing)} must be said too, with the other of the three")
-    else:
-        method, where = "deactivate", said["--coordinator"]
-        if not 0 <= said["--process_id"] < said["--num_processes"]:
-            raise ConfigError(
-                f"--process_id={said['--process_id']} is not one of --num_processes="
-                f"{said['--num_processes']}, which count from 0"
-            )
-        if not said["--coordinator"].rpartition(":")[2].isdigit():
-            raise ConfigError(f"--coordinator={said['--coordinator']} is not HOST:PORT")
+    place = engines.find_place(coordinator, num_processes, process_id)
+    if place is None:
+        return
     message = (
-        f"waited {wait_minutes:g} minutes for the other processes of {where}, and some did not come. "
+        f"waited {wait_minutes:g} minutes for the other processes of {place.where}, and some did not come. "
         "Is each of them started, with the same --coordinator and --num_processes?"
     )
     # JAX itself would abort, and say less.
@@ -96,15 +81,19 @@ def initialize(
     late.daemon = True
     late.start()
     try:
+        address = place.find_coordinator(round(wait_minutes * 60))
         jax.distributed.initialize(
-            *said.values(),
-            coordinator_bind_address=_bind_address(said["--coordinator"]),
-            cluster_detection_method=method,
+            address,
+            place.num_processes,
+            place.process_id,
+            place.local_device_ids,
+            coordinator_bind_address=_bind_address(address),
+            cluster_detection_method="deactivate",  # It would restrict the devices, see `gpus`.
             initialization_timeout=round(wait_minutes * 60) + 60,
             heartbeat_timeout_seconds=int(heartbeat_seconds),
         )
     except jax.errors.JaxRuntimeError as error:
-        raise HostsError(f"cannot join the other processes of {where}: {error}") from error
+        raise HostsError(f"cannot join the other processes of {place.where}: {error}") from error
     finally:
         late.cancel()
     threading.Thread(target=_listen, name="vit_jax-hosts", daemon=True).start()
@@ -142,7 +131,7 @@ def gather(name: str, value: str, minutes: float = WAIT_MINUTES) -> list[str]:
     """
     if count() == 1:
         return [value]
-    folder = f"vit_jax/{name}/{next(_turn)}"
+    folder = f"vit_jax/{name}/{next(_turns[name])}"
     _client().key_value_set(f"{folder}/{index()}", value)
     barrier(name, minutes)
     said = dict(_client().key_value_dir_get(folder))
@@ -155,6 +144,43 @@ def gather(name: str, value: str, minutes: float = WAIT_MINUTES) -> list[str]:
 def agree(name: str, value: str, minutes: float = WAIT_MINUTES) -> str:
     """The value that process 0 passes, in all processes; see `gather`."""
     return gather(name, value, minutes)[0]
+
+
+def failures(name: str, failure: str, minutes: float = WAIT_MINUTES) -> dict[int, str]:
+    """What failed in any process, by its index, in all of them; waits for all. Where nothing did,
+    this costs no more than a barrier, however many processes there are.
+
+    Args:
+      failure: of this process; '' for none.
+
+    Raises:
+      HostsError: see `barrier`.
+    """
+    if count() == 1:
+        return {0: failure} if failure else {}
+    folder = f"vit_jax/failures/{name}/{next(_turns[f'failures/{name}'])}"
+    try:
+        if failure:
+            _client().key_value_set(f"{folder}/{index()}", failure)
+        barrier(f"failures/{name}", minutes)
+        failed = _client().key_value_dir_get(folder)
+    except jax.errors.JaxRuntimeError as error:
+        raise HostsError(f"the other processes cannot be reached: {error}") from error
+    return {int(key.rpartition("/")[2]): reason for key, reason in failed}
+
+
+def post(name: str, value: str) -> None:
+    """Leaves a value where the other processes find it, in place of an earlier one; waits for none."""
+    if count() > 1:
+        _client().key_value_set(f"vit_jax/posted/{name}/{index()}", value, allow_overwrite=True)
+
+
+def posted(name: str) -> dict[int, str]:
+    """The values that processes have posted so far, by their index; waits for none."""
+    if count() == 1:
+        return {}
+    values = _client().key_value_dir_get(f"vit_jax/posted/{name}")
+    return {int(key.rpartition("/")[2]): value for key, value in values}
 
 
 def leave(message: str, code: int, *, stacks: bool = False) -> None:
@@ -190,29 +216,12 @@ def leave_on_error(error: BaseException) -> None:
     leave(f"{type(error).__name__}: {str(error) or 'no message'}".splitlines()[0], 1)
 
 
-def _bind_address(coordinator: str | None) -> str | None:
+def _bind_address(coordinator: str) -> str | None:
     """The address on which process 0 listens in a run on one machine: JAX would listen on all
     interfaces. `None` leaves it to JAX.
     """
-    host = (coordinator or "").rpartition(":")[0].strip("[]")
+    host = coordinator.rpartition(":")[0].strip("[]")
     return coordinator if host in ("localhost", "::1") or host.startswith("127.") else None
-
-
-def _number(variable: str, said: int | None) -> int | None:
-    if said is not None or variable not in os.environ:
-        return said
-    if not os.environ[variable].isdigit():
-        raise ConfigError(f"{variable}={os.environ[variable]} is not a number")
-    return int(os.environ[variable])
-
-
-def _cluster():
-    """The cluster of more than one process that JAX finds around this one, or `None`."""
-    known = [c for c in clusters.ClusterEnv._cluster_types if not c.opt_in_only_method]
-    # Not Kubernetes: JAX would query the job of any pod. TPUs there are found by their own
-    # variables; other pods give the three arguments.
-    found = next((c for c in known if c.name != "k8s" and c.is_env_present()), None)
-    return found if found and found.get_process_count() > 1 else None
 
 
 def _client():

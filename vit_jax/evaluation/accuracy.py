@@ -2,7 +2,6 @@
 the number of hosts.
 """
 
-import dataclasses
 from collections.abc import Callable
 
 import jax
@@ -12,19 +11,17 @@ from absl import logging
 from jax.sharding import Mesh
 
 from vit_jax import objectives
-from vit_jax.base.errors import ConfigError
-from vit_jax.data import loader, sources
-from vit_jax.data.classes import with_classes
+from vit_jax.data import loader
 from vit_jax.devices import meshes
-from vit_jax.evaluation.contract import Evaluator, Options, Subject, Trained, Watch
-from vit_jax.evaluation.forward import make_forward
+from vit_jax.evaluation.contract import Options, Subject, Trained, Watch
+from vit_jax.evaluation.logits import LogitsEvaluator
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.supervised import cross_entropy, to_targets
 
 SUMMED = ("accuracy", "top5_accuracy", "loss", "examples")
 
 
-class Accuracy(Evaluator):
+class Accuracy(LogitsEvaluator):
     """`accuracy`, `top5_accuracy`, `loss` (the cross-entropy that the run is trained with) and the
     number of `examples`.
 
@@ -32,18 +29,9 @@ class Accuracy(Evaluator):
     label at all is left out (ImageNet-ReaL's rule, arXiv 2006.07159).
     """
 
-    Options = Options
-
     def __init__(self, options: Options, subject: Subject):
         super().__init__(options, subject)
-        if not subject.model_config.num_classes:
-            raise ConfigError(
-                "the model has no head, so that it has no accuracy: judge its features with "
-                "--config.eval.evaluators='(\"knn\",)' or few_shot"
-            )
-        self.config = dataclasses.replace(subject.config, data=self.data())
-        self.source = with_classes(sources.open_eval(self.config.data), subject.classes)
-        self._step, self._unlabelled_said = None, False
+        self._step, self._logged_unlabelled = None, False
 
     def __call__(self, trained: Trained, mesh: Mesh, watch: Watch = iter) -> dict[str, float]:
         """See `Evaluator`."""
@@ -60,10 +48,10 @@ class Accuracy(Evaluator):
         """The metrics of all batches together."""
         totals = {name: float(value) for name, value in jax.device_get(sums).items()}
         count = totals.pop("examples")
-        if self.source.multi_label and not self._unlabelled_said:
-            self._unlabelled_said = True
+        if self.source.multi_label and not self._logged_unlabelled:
+            self._logged_unlabelled = True
             logging.info(
-                "evaluation: %d of %d images have no label and are left out",
+                "evaluation: %d of %d images have no label and are excluded",
                 len(self.source) - count, len(self.source),
             )  # fmt: skip
         means = {name: total / max(count, 1) for name, total in totals.items()}
@@ -71,11 +59,10 @@ class Accuracy(Evaluator):
 
     def _make_step(self, mesh: Mesh) -> Callable:
         """The compiled (weights, sums, batch) -> sums that adds one batch."""
-        subject = self.subject
-        forward = make_forward(subject.definition, subject.model_config, self.config.data)
+        forward = self.forward()
 
         def step(weights: Weights, sums: dict, batch: dict) -> dict[str, jax.Array]:
-            return self._added(sums, forward(weights, batch["image"]).logits, batch)
+            return self._added(sums, forward(weights, batch["image"]), batch)
 
         return jax.jit(step, out_shardings=meshes.replicated(mesh))
 

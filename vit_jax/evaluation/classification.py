@@ -2,7 +2,6 @@
 
 import csv
 import dataclasses
-from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -13,20 +12,15 @@ from vit_jax import objectives
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
-from vit_jax.data import loader
-from vit_jax.devices import meshes
 from vit_jax.evaluation import contract, measures
-from vit_jax.evaluation.accuracy import Accuracy
 from vit_jax.evaluation.contract import Subject, Trained, Watch
-from vit_jax.evaluation.forward import make_forward
-from vit_jax.evaluation.gathering import on_host
-from vit_jax.models.registry import Weights
-from vit_jax.objectives.supervised import to_targets
+from vit_jax.evaluation.logits import LogitsEvaluator
 from vit_jax.pictures import style, tiles
 from vit_jax.pictures.page import png
 from vit_jax.pictures.plot import Plot
 
 _LOGITS = 2**30  # kept at most, on each host
+_NAMED_CLASSES = 24  # in the picture of confusion
 
 
 _OUT = "config.eval.evaluators: classification: out"
@@ -45,7 +39,7 @@ class Options(contract.Options):
     images: bool = option(False, "with out: also images.csv, what is predicted for each image")
 
 
-class Classification(Accuracy):
+class Classification(LogitsEvaluator):
     """Measures of single-label examples, each once:
 
     `accuracy` with the bounds of its 95 % interval, `accuracy_low` and `accuracy_high`; `top5_accuracy`;
@@ -75,7 +69,7 @@ class Classification(Accuracy):
 
     def __call__(self, trained: Trained, mesh: Mesh, watch: Watch = iter) -> dict[str, float]:
         """See `Evaluator`."""
-        logits, targets, indices = self._collect(trained.weights, mesh, watch)
+        logits, targets, indices = self.collect(trained.weights, mesh, watch)
         scored = targets.any(-1)
         logits, targets, indices = logits[scored], targets[scored], indices[scored]
         if not len(logits):
@@ -92,28 +86,6 @@ class Classification(Accuracy):
         if self.options.out and jax.process_index() == 0:
             self._write(logits, targets, indices, measures.probabilities(logits, kind))
         return found | {"examples": len(logits)}
-
-    def _collect(self, weights: Weights, mesh: Mesh, watch: Watch) -> tuple[np.ndarray, ...]:
-        """Logits (n, classes), targets (n, classes) and indices in the source (n,) of all examples that could be
-        read, in every process.
-        """
-        self._step = self._step or self._make_step(mesh)
-        with loader.eval_batches(self.source, self.config, meshes.batch_sharding(mesh)) as batches:
-            found = (self._step(weights, batch) for batch in watch(batches))
-            logits, targets, mask = on_host(found, mesh)
-        indices = np.flatnonzero(mask > 0)
-        return logits[indices], targets[indices] > 0, indices
-
-    def _make_step(self, mesh: Mesh) -> Callable:
-        """The compiled (weights, batch) -> logits, targets and mask, cut as the batch is."""
-        subject = self.subject
-        forward = make_forward(subject.definition, subject.model_config, self.config.data)
-
-        def step(weights: Weights, batch: dict) -> tuple[jax.Array, ...]:
-            logits = forward(weights, batch["image"]).logits
-            return logits, to_targets(batch["label"], logits.shape[-1]), batch["mask"]
-
-        return jax.jit(step, out_shardings=meshes.batch_sharding(mesh))
 
     def _write(
         self,
@@ -137,7 +109,7 @@ class Classification(Accuracy):
             rows = zip(edges, *bins, strict=True)
             header = ("confidence_at_most", "examples", "confidence", "accuracy")
             _table(folder / "calibration.csv", header, rows)
-            _draw(folder, pairs, bins)
+            _draw(folder, pairs, bins, classes)
         if self.options.images:
             names = (self.source[int(place)].name for place in indices)
             labels = (" ".join(classes[c] for c in np.flatnonzero(row)) for row in targets)
@@ -186,8 +158,12 @@ def _calibration(logits: np.ndarray, targets: np.ndarray, kind: str) -> dict[str
     return found | {"temperature": measures.fit_temperature(logits, targets, kind)}
 
 
-def _draw(folder: epath.Path, pairs: np.ndarray, bins: measures.Bins) -> None:
-    """calibration.png and confusion.png."""
+def _draw(
+    folder: epath.Path, pairs: np.ndarray, bins: measures.Bins, classes: tuple[str, ...]
+) -> None:
+    """calibration.png and confusion.png, which names the classes if they are few enough, or else those that are
+    confused most; confusion.csv has all.
+    """
     plot = Plot(
         "Accuracy by the probability of the best class", x="probability [%]", y="accuracy [%]"
     )
@@ -196,17 +172,28 @@ def _draw(folder: epath.Path, pairs: np.ndarray, bins: measures.Bins) -> None:
     confidence, accuracy = 100 * bins.confidence[there], 100 * bins.accuracy[there]
     plot.line(confidence, accuracy, style.COLOURS[0])
     plot.dots(confidence, accuracy, style.COLOURS[0], "examples of a bin")
-    shares = pairs / np.maximum(pairs.sum(1, keepdims=True), 1)
+    shown = _most_confused(pairs)
+    some = pairs[np.ix_(shown, shown)]
+    shares = some / np.maximum(pairs.sum(1)[shown, None], 1)
+    of = "" if len(shown) == len(classes) else f": the {len(shown)} most confused of {len(classes)}"
     confusion = tiles.matrix(
-        "Which classes are taken for which",
-        shares,
-        tiles.Bar(0, 1, "share of the class"),
-        x="number of the predicted class",
-        y="number of the class",
-        first=(0, 0),
+        f"Which classes are taken for which, with the number of images{of}",
+        100 * shares,
+        tiles.Bar(0, 100, "share of the images of a class [%]"),
+        x="predicted class",
+        y="class",
+        side=max(320, 26 * len(shown)),
+        names=[classes[number] for number in shown],
+        counts=some,
     )
     for name, image in (("calibration", plot.image()), ("confusion", confusion)):
         (folder / f"{name}.png").write_bytes(png(image))
+
+
+def _most_confused(pairs: np.ndarray) -> np.ndarray:
+    """The numbers, rising, of at most `_NAMED_CLASSES` classes with the most images that are taken for others."""
+    wrong = pairs - np.diag(np.diag(pairs))
+    return np.sort(np.argsort(-(wrong.sum(0) + wrong.sum(1)), kind="stable")[:_NAMED_CLASSES])
 
 
 def _table(path: epath.Path, header: tuple[str, ...], rows) -> None:

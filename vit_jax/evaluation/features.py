@@ -1,6 +1,7 @@
 """The features of a whole data set: what few-shot and nearest-neighbour evaluation have in common."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
@@ -70,9 +71,14 @@ class FeatureEvaluator(Evaluator):
 
 def stacked(batches: Iterable[Features], mesh: Mesh) -> Features:
     """All batches as one, (steps, B, …), still cut over the mesh: no device has them all."""
-    cut = NamedSharding(mesh, P(None, meshes.BATCH))
-    stack = jax.jit(lambda *xs: jnp.stack(xs), out_shardings=cut)
+    stack = _stack(mesh)
     return Features(*(stack(*arrays) for arrays in zip(*batches, strict=True)))
+
+
+@functools.cache  # so that it is compiled once, not for each evaluation
+def _stack(mesh: Mesh) -> Callable:
+    sharding = NamedSharding(mesh, P(None, meshes.BATCH))
+    return jax.jit(lambda *xs: jnp.stack(xs), out_shardings=sharding)
 
 
 def of_examples(batches: Iterable[Features], mesh: Mesh) -> tuple[np.ndarray, np.ndarray]:

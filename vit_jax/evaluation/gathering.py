@@ -1,6 +1,7 @@
 """What the devices of all processes have computed of batches, brought to the host of each."""
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 
 import jax
 import numpy as np
@@ -14,10 +15,15 @@ def on_host(batches: Iterable[tuple[jax.Array, ...]], mesh: Mesh) -> list[np.nda
 
     What a batch gives is fetched while the next one is computed.
     """
-    whole = jax.jit(lambda arrays: arrays, out_shardings=meshes.replicated(mesh))
+    whole = _replicate(mesh)
     rows, waiting = [], None
     for batch in batches:
         waiting, previous = whole(tuple(batch)), waiting
         rows += [] if previous is None else [jax.device_get(previous)]
     rows.append(jax.device_get(waiting))
     return [np.concatenate(arrays) for arrays in zip(*rows, strict=True)]
+
+
+@functools.cache  # so that it is compiled once, not for each evaluation
+def _replicate(mesh: Mesh) -> Callable:
+    return jax.jit(lambda arrays: arrays, out_shardings=meshes.replicated(mesh))

@@ -19,6 +19,7 @@ from etils import epath
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.decode import eval_crop
+from vit_jax.data.images import MOST_BYTES, read_file
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage
 from vit_jax.data.sources.table import SUFFIXES, natural
@@ -38,10 +39,7 @@ class Named:
 
     def read(self, data: Data) -> np.ndarray:
         """(H, W, C) uint8, as `config.data` cuts it. Raises `BadImage`."""
-        try:
-            content = self.content or places.read_bytes(self.name)
-        except OSError as error:
-            raise BadImage(self.name, error.strerror or str(error)) from None
+        content = read_file(self.name) if self.content is None else self.content
         return eval_crop(content, data, name=self.name)
 
 
@@ -160,5 +158,5 @@ def _below(folder: str) -> Iterator[str]:
 def _standard_input(stream: io.BufferedReader) -> Iterator[Named]:
     # All formats of images have one of these bytes among the first; no path has.
     if any(byte in stream.peek(16)[:16] for byte in (b"\0", b"\xff", b"\x89")):
-        return iter((Named("-", stream.read()),))
+        return iter((Named("-", stream.read(MOST_BYTES + 1)),))
     return (Named(os.fsdecode(name)) for line in stream if (name := line.strip()))

@@ -8,7 +8,6 @@ own, and likelihoods are of all their answers.
 from typing import NamedTuple
 
 import numpy as np
-import scipy.optimize
 import scipy.special
 
 BINS = 15
@@ -66,6 +65,8 @@ def fit_temperature(logits: np.ndarray, targets: np.ndarray, kind: str) -> float
     """The number to divide logits by that makes the targets likeliest, between e^-5 and e^5 (arXiv 1706.04599
     §4.2).
     """
+    import scipy.optimize  # takes over a second, and only this function needs it
+
     of_targets = _of_targets(logits, targets)
     found = scipy.optimize.minimize_scalar(
         lambda t: np.mean(_log_partition(logits, kind, np.exp(-t))) - of_targets * np.exp(-t),

@@ -35,15 +35,17 @@ class Neighbours(FeatureEvaluator):
     """
 
     Options = Options
+    _vote = None  # compiled
 
     def __call__(self, trained: Trained, mesh: Mesh, watch: Watch = iter) -> dict[str, float]:
         """See `Evaluator`."""
+        self._vote = self._vote or _make_vote(
+            self.options, len(self.train.classes), len(self.train), mesh
+        )
         bank = stacked(self.batches(self.train, trained.weights, mesh, watch), mesh)
         bank = bank._replace(features=_unit(bank.features))
-        classes = len(self.train.classes)
-        vote = _make_vote(self.options, classes, len(self.train), mesh)
         counts = [
-            jax.device_get(vote(bank, batch))
+            jax.device_get(self._vote(bank, batch))
             for batch in self.batches(self.test, trained.weights, mesh, watch)
         ]
         right = {name: sum(int(count[name]) for count in counts) for name in counts[0]}

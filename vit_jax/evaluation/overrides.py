@@ -22,7 +22,7 @@ _OF_TRAINING = {
     "eval.every", "eval.best", "eval.patience",
 }  # fmt: skip
 _FIELDS = ("batch_size", "model.dtype")
-_OF_IMAGES = ("mean", "std", "eval_crop", "eval_resize", "interpolation")
+_OF_IMAGES = ("mean", "std", "eval_crop", "eval_resize", "interpolation", "max_pixels")
 
 
 def load_to_evaluate(
@@ -57,15 +57,7 @@ def load_to_evaluate(
             f"{path} is not a run of yours and names no data: say what to evaluate on, --config.data.name=imagenet2012 "
             "or --config.data.name=folder --config.data.path=FOLDER"
         )
-    how = schema.with_role(type(model_config), "compute")
-    usable = (*_FIELDS, *(f"model.{name}" for name in how))
-    for name, _ in changes:
-        in_section = name.split(".")[0] in _SECTIONS and name not in _OF_TRAINING
-        if not in_section and name not in usable:
-            raise ConfigError(
-                f"evaluate cannot use config.{name}. Besides data and eval it takes {', '.join(usable)}; "
-                "what the model is, the checkpoint says"
-            )
+    check_changes(changes, tuple(schema.with_role(type(model_config), "compute")))
     typed = schema.typed(config_class(), config)
     if typed.data.image_size != model_config.image_size:
         raise ConfigError(
@@ -76,6 +68,27 @@ def load_to_evaluate(
     of_model = {name.partition(".")[2] for name, _ in changes if name.startswith("model.")}
     options = {name: config.model[name] for name in of_model if config.model[name] is not None}
     return loading.load_run(path, said=said, **options), typed
+
+
+def check_changes(
+    changes: Iterable[tuple[str, str]], compute: tuple[str, ...] | None = None
+) -> None:
+    """Raises `ConfigError` for a field that has no effect on an evaluation.
+
+    Args:
+      changes: see `load_to_evaluate`.
+      compute: options of the model that say how it is computed; `None` if the model is not known yet,
+        and any option may be one.
+    """
+    usable = (*_FIELDS, *(f"model.{name}" for name in compute or ()))
+    for name, _ in changes:
+        in_section = name.split(".")[0] in _SECTIONS and name not in _OF_TRAINING
+        may_compute = compute is None and name.startswith("model.")
+        if not in_section and not may_compute and name not in usable:
+            raise ConfigError(
+                f"evaluate cannot use config.{name}. Besides data and eval it takes {', '.join(usable)}; "
+                "what the model is, the checkpoint says"
+            )
 
 
 def load_for_images(

@@ -34,8 +34,26 @@ def evaluate_run(
       ConfigError: the data does not go with the model, there is no such evaluator, or it is not
         known how images are normalised.
     """
+    judges, absent = make_judges(run, config, suite, data_dir)
+    weights = registry.split(run.model)[1]
+    mesh, found = meshes.replica_mesh(), {}
+    with jax.set_mesh(mesh):
+        for metrics in judges.each(Trained(weights), mesh, watch):
+            if len(judges.evaluators) > 1:
+                logging.info("%s", text(metrics))
+            found |= metrics
+    return found, absent
+
+
+def make_judges(
+    run: Run, config: Config, suite: str = "", data_dir: str = ""
+) -> tuple[evaluation.Suite, dict[str, str]]:
+    """The evaluators of `evaluate_run`, whose arguments these are, and why parts of the suite are left out.
+
+    They serve any checkpoint of the run, and compile what they compute once.
+    """
     config = dataclasses.replace(config, data=normalized_as(config.data, run.directory))
-    definition, weights = registry.split(run.model)
+    definition, _ = registry.split(run.model)
     classes = run.classes if run.model_config.num_classes else ()
     subject = Subject(config, run.model_config, definition, classes)
     if suite:
@@ -44,13 +62,7 @@ def evaluate_run(
         judges, absent = evaluation.make(config.eval.evaluators, subject), {}
         data = config.data
         logging.info("evaluating on %s (%s)", data.path or data.name, data.eval_split)
-    mesh, found = meshes.replica_mesh(), {}
-    with jax.set_mesh(mesh):
-        for metrics in judges.each(Trained(weights), mesh, watch):
-            if len(judges.evaluators) > 1:
-                logging.info("%s", text(metrics))
-            found |= metrics
-    return found, absent
+    return judges, absent
 
 
 def text(metrics: dict[str, float]) -> str:

@@ -12,7 +12,7 @@ from absl import logging
 from etils import epath
 
 from vit_jax import objectives
-from vit_jax.base import places
+from vit_jax.base import logs, places
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import reading
 from vit_jax.data import crops
@@ -81,7 +81,8 @@ def export(
     description = _describe(run, data, shape, batch_size, inside, precision) | {"how": writer.HOW}
     batch = batch_size or jax.export.symbolic_shape("batch")[0]
     like = jax.ShapeDtypeStruct((batch, *shape), np.uint8 if inside else np.float32)
-    with places.writing(target) as partial:
+    tracing = logs.with_elapsed_time(f"tracing the model and writing {target}")
+    with places.writing(target) as partial, tracing:
         description = writer.write(partial, answer, weights, like, description, precision)
         written = None if files is None else writer.load(partial)
     if files is None:

@@ -46,8 +46,11 @@ class Subject:
       observed: what it did with all of them.
       details: what it did with the first, which are shown.
       classify: images (B, H, W, C) uint8 and other weights to logits, or `None` without a head.
-      exits: images to the confidence of every exit (E, n), of a model that has several.
+      exits: images to the confidence of every exit (E, n) and its best class (E, n), of a model that has
+        several.
       options: what the user wishes.
+      classes: label names in the order of the logits.
+      predicted: the best class of each image that is shown; empty without a head.
     """
 
     config: classifier.Options
@@ -59,6 +62,8 @@ class Subject:
     classify: Callable | None
     exits: Callable | None
     options: Options
+    classes: tuple[str, ...] = ()
+    predicted: tuple[str, ...] = ()
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -69,6 +74,14 @@ class Subject:
     def shown(self) -> int:
         """How many images are shown."""
         return len(self.observed.tokens)
+
+    def caption(self, number: int, *, predicted: str = "") -> str:
+        """What stands below an image: its file and, on another line, its predicted class, by default that of the
+        last exit.
+        """
+        predicted = predicted or (self.predicted[number] if self.predicted else "")
+        name = self.names[number].rsplit("/", 1)[-1]
+        return f"{name}\n{predicted}" if predicted else name
 
 
 @dataclasses.dataclass

@@ -28,7 +28,7 @@ def inspect(subject: Subject) -> Section:
     if subject.exits is None:
         section.text = "No meaning here: this model has no early exits."
         return section
-    confidences = subject.exits(subject.images)
+    confidences, best = subject.exits(subject.images)
     thresholds = subject.options.thresholds or (0.8,) * (len(confidences) - 1)
     left = leaves_at(confidences, thresholds)
     section.numbers |= {"confidences": confidences, "leaves_at": left}
@@ -39,14 +39,18 @@ def inspect(subject: Subject) -> Section:
         rows.append(f"exit {number + 1}: {len(mine)}")
         blank = np.full((*subject.images.shape[1:3], 3), 255, np.uint8)
         some = [
-            (picture_of(subject.images[i]), f"{confidences[number, i]:.0%}") for i in mine[:_MOST]
+            (
+                picture_of(subject.images[i]),
+                _caption(subject, i, confidences[number, i], best[number, i]),
+            )
+            for i in mine[:_MOST]
         ]
         some += [(blank, "")] * (_MOST - len(some))
         shown += [image for image, _ in some]
         names += [name for _, name in some]
     section.figures["exits"] = tiles.draw(
-        "Images by the exit where they leave, with the probability of their best class",
-        shown, names=names, columns=_MOST, rows_named=rows, side=110,
+        "Images by the exit where they leave, with their predicted class and its probability",
+        shown, names=names, columns=_MOST, rows_named=rows, side=150,
     )  # fmt: skip
     said = ", ".join(f"{threshold:g}" for threshold in thresholds)
     section.text = (
@@ -54,3 +58,8 @@ def inspect(subject: Subject) -> Section:
         "(--threshold), else at the last. Attention and health above are those of the last exit."
     )
     return section
+
+
+def _caption(subject: Subject, number: int, confidence: float, best: int) -> str:
+    predicted = f"{subject.classes[best]} {confidence:.0%}"
+    return subject.caption(number, predicted=predicted)

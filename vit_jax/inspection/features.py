@@ -40,9 +40,12 @@ def inspect(subject: Subject) -> Section:
         f"norm, over {len(tokens)} images together, with {', '.join(f'{s:.0%}' for s in shares)} of the "
         "variance. Patches of one colour are alike to the model."
     )
+    labels = []
+    for number in range(len(tokens)):
+        labels += [subject.caption(number), "features"]
     figure = tiles.draw(
         "Features of patches: principal components as red, green, blue",
-        shown, names=["image", "features"] * len(tokens), columns=6 if len(tokens) > 2 else 2, side=150,
+        shown, names=labels, columns=6 if len(tokens) > 2 else 2, side=150,
     )  # fmt: skip
     numbers = {"components": found, "shares": shares}
     return Section("Features of patches", text, {"features": figure}, numbers)

@@ -11,6 +11,7 @@ from vit_jax.pictures import tiles
 
 COMPONENTS = 28  # ViT Fig. 7
 _OF_A_STEM = {"root", "conv1"}  # what kernels are called that are no patch embedding
+_UNNAMED = _OF_A_STEM | {"backbone", "conv", "embedding", "layers"}  # in titles
 _MOST_FILTERS = 64
 
 
@@ -44,26 +45,40 @@ def inspect(subject: Subject) -> Section:
             components, shares = components_of_filters(kernel)
             section.numbers |= {f"{key}/components": components, f"{key}/shares": shares}
             texts.append(
-                f"The first {len(shares)} principal components of {name} hold {shares.sum():.1%} of the "
-                "filters' variance; a trained one has bases for smooth structure within a patch."
+                f"The first {len(shares)} principal components of the {_in_words(name)} hold {shares.sum():.1%} of "
+                "the filters' variance; a trained one has bases for smooth structure within a patch."
             )
             section.figures[f"{key}_components"] = tiles.draw(
-                f"Principal components of {name}, with their share of variance",
+                f"Principal components of the {_in_words(name)}, with their share of variance",
                 [_stretched(one) for one in components],
                 names=[f"{share:.1%}" for share in shares], columns=7, side=72,
             )  # fmt: skip
         else:
             shown = np.moveaxis(kernel, -1, 0)[:_MOST_FILTERS]
             section.numbers[f"{key}/filters"] = shown
-            texts.append(f"{name}: {len(shown)} of {kernel.shape[-1]} filters as they are.")
+            texts.append(
+                f"{_in_words(name).capitalize()}: {len(shown)} of {kernel.shape[-1]} filters."
+            )
             section.figures[f"{key}_filters"] = tiles.draw(
-                f"Filters of {name}", [_stretched(one) for one in shown], columns=8, side=48, gap=4
+                f"Filters of the {_in_words(name)}",
+                [_stretched(one) for one in shown],
+                columns=8,
+                side=48,
+                gap=4,
             )
     section.text = " ".join(texts) or (
         "No picture here: the first layer of this family is no kernel over the pixels of an image "
         "(its windows are normalised or unfolded first)."
     )
     return section
+
+
+def _in_words(name: str) -> str:
+    """What a kernel that meets the image is called in a title."""
+    *places, _ = name.split("/")
+    first = [place for place in places if place not in _UNNAMED]
+    kind = "stem's first convolution" if _OF_A_STEM & set(places) else "patch embedding"
+    return " of ".join([kind, *(place.replace("_", " ") for place in first)])
 
 
 def _stretched(one: np.ndarray) -> np.ndarray:

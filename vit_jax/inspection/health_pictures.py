@@ -17,7 +17,7 @@ def inspect(subject: Subject) -> Section:
     if not observed.norms:
         section.text = "No meaning here: this family gives maps of several sizes, and no tokens after every block."
         return section
-    texts = [f"Over {count} images; ranks over {subject.shown}."]
+    texts = [f"Mean over {count} images (ranks over {subject.shown})."]
     for name, norms in observed.norms.items():
         texts.append(_of_blocks(subject, section, name, norms))
     for name, stream in observed.streams.items():
@@ -84,9 +84,9 @@ def _of_blocks(subject: Subject, section: Section, name: str, norms: np.ndarray)
     }  # fmt: skip
     most = int(share.argmax())
     return (
-        f"{title}: at most {share[most]:.2%} of patches have outlying norms (layer {most + 1}); "
-        f"{int(still[-1])} of {subject.observed.channels[name].shape[1]} channels are silent after the "
-        f"last layer; the effective rank goes from {ranks[0].mean():.1f} to {ranks[-1].mean():.1f}."
+        f"{title.capitalize()}: outlier tokens at most {share[most]:.2%} of patches (layer {most + 1}); "
+        f"silent channels after the last layer: {int(still[-1])} of {subject.observed.channels[name].shape[1]}; "
+        f"effective rank {ranks[0].mean():.1f} in layer 1, {ranks[-1].mean():.1f} in the last."
     )
 
 

@@ -16,8 +16,7 @@ _MOST_HEADS, _MOST_LAYERS = 16, 12
 
 def overlay(image: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """An image, dark where a mask is low, as the authors make it (vision_transformer's issue 27): the
-    mask over its maximum is resized (Lanczos), blurred over one patch, stretched to 0 … 1, and
-    multiplies the brightness.
+    mask is resized (Lanczos), blurred over one patch, stretched to 0 … 1, and multiplies the brightness.
 
     Args:
       image: (H, W, 3) uint8.
@@ -26,14 +25,30 @@ def overlay(image: np.ndarray, mask: np.ndarray) -> np.ndarray:
     Returns:
       (H, W, 3) uint8.
     """
+    return overlays([image], mask[None])[0]
+
+
+def overlays(images: list[np.ndarray], masks: np.ndarray) -> list[np.ndarray]:
+    """`overlay` of several images with masks (n, h, w), which share one stretch so that they compare. Of several
+    the brightest 2 % of all pixels are alike: a single patch would leave the others dark.
+    """
+    smooth = [_smoothed(image, mask) for image, mask in zip(images, masks, strict=True)]
+    low = min(one.min() for one in smooth)
+    high = np.percentile(smooth, 98) if len(smooth) > 1 else smooth[0].max()
+    return [
+        (image * np.clip((one - low) / ((high - low) or 1), 0, 1)[..., None])
+        .round()
+        .astype(np.uint8)
+        for image, one in zip(images, smooth, strict=True)
+    ]
+
+
+def _smoothed(image: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """A mask (h, w) of the patches in the size of its image (H, W, 3), blurred over one patch: (H, W) float32."""
     height, width = image.shape[:2]
     patch = (height / mask.shape[0], width / mask.shape[1])
-    shown = (mask / (mask.max() or 1)).astype(np.float32)
-    shown = cv2.resize(shown, (width, height), interpolation=cv2.INTER_LANCZOS4)
-    shown = cv2.GaussianBlur(shown, (0, 0), sigmaX=patch[1], sigmaY=patch[0])
-    shown = shown - shown.min()
-    shown = shown / (shown.max() or 1)
-    return (image * shown[..., None]).round().astype(np.uint8)
+    large = cv2.resize(mask.astype(np.float32), (width, height), interpolation=cv2.INTER_LANCZOS4)
+    return cv2.GaussianBlur(large, (0, 0), sigmaX=patch[1], sigmaY=patch[0])
 
 
 def inspect_overlays(subject: Subject) -> Section:
@@ -46,19 +61,22 @@ def inspect_overlays(subject: Subject) -> Section:
     section.text = (
         "Bright is what reaches the output. Rollout multiplies the attention of all layers, averaged "
         "over heads, with the identity added for the residual path; the last layer's attention is "
-        f"that of {_reader(next(iter(streams.values())))} alone. Learned tokens other than the class "
-        "token take part, and are not drawn."
+        f"that of {_reader(next(iter(streams.values())))} alone. All images share one scale of brightness, one "
+        "for rollouts and one for last layers. Below is the predicted class. Learned tokens other than the "
+        "class token take part, and are not drawn."
     )
     images = [picture_of(image) for image in subject.images[: subject.shown]]
     for name, stream in streams.items():
         rollout, last = stream.rollout[-1], stream.read[-1].mean(1)
         section.numbers |= {f"{name}/rollout": stream.rollout, f"{name}/last_layer": last}
-        shown = []
-        for image, of_rollout, of_last in zip(images, rollout, last, strict=True):
-            masks = (of_rollout.reshape(stream.layout.grid), of_last.reshape(stream.layout.grid))
-            shown += [image, *(overlay(image, mask) for mask in masks)]
+        by_kind = [
+            overlays(images, masks.reshape(-1, *stream.layout.grid)) for masks in (rollout, last)
+        ]
+        shown = [one for three in zip(images, *by_kind, strict=True) for one in three]
         columns = 6 if len(images) > 1 else 3
-        labels = ["image", "rollout", "last layer"] * len(images)
+        labels = []
+        for number in range(len(images)):
+            labels += [subject.caption(number), "rollout", "last layer"]
         section.figures[f"{name}_overlays"] = tiles.draw(
             f"Rollout and last layer's {name.replace('_', ' ')}",
             shown, names=labels, columns=columns, side=150,
@@ -74,7 +92,7 @@ def inspect_heads(subject: Subject) -> Section:
         return section
     place = ", ".join(f"{share:g}" for share in subject.options.patch)
     section.text = (
-        f"Each head of each layer on the first image, {subject.names[0]}. Colours go from nothing to "
+        f"Each head of each layer on the first image, {_in_a_line(subject)}. Colours go from nothing to "
         "the map's own largest weight, so that weak and strong maps can both be read. The chosen "
         f"patch is at ({place}) of height and width; --patch=ROW,COLUMN chooses another."
     )
@@ -84,12 +102,16 @@ def inspect_heads(subject: Subject) -> Section:
         for key, of in (("read", _reader(stream)), ("chosen", "the chosen patch")):
             maps = getattr(stream, key)[layers, 0, :heads].astype(np.float64)
             maps = maps.reshape(-1, *stream.layout.grid)
-            shown = [one / (one.max() or 1) for one in maps]
+            image = picture_of(subject.images[0])
+            if key == "chosen":
+                image = _marked(image, stream.layout.grid, subject.options.patch)
+            of_image = [image, *[None] * (heads - 1)]
+            shown = of_image + [one / (one.max() or 1) for one in maps]
             section.figures[f"{name}_heads_{key}"] = tiles.draw(
-                f"{name.replace('_', ' ').capitalize()} of {of}, one image",
+                f"{name.replace('_', ' ').capitalize()} of {of}: {_in_a_line(subject)}",
                 shown, columns=heads, side=max(24, min(90, 900 // heads)), gap=3,
                 bar=tiles.Bar(0, 1, "share of the map's maximum"),
-                rows_named=[f"layer {layer + 1}" for layer in layers], x="heads",
+                rows_named=["image", *(f"layer {layer + 1}" for layer in layers)], x="heads",
             )  # fmt: skip
             section.numbers[f"{name}/{key}"] = getattr(stream, key)
     return section
@@ -127,9 +149,8 @@ def inspect_means(subject: Subject) -> Section:
             plot.dots(depths, share, style.COLOURS[number])
             section.numbers |= {f"{name}/mean_{kind}": means, f"{name}/centre_{kind}": share}
             texts.append(
-                f"In the mean of {count} images the middle quarter gets {share[last]:.2f} times its "
-                f"share of layer {last + 1}'s {title if kind == 'attention' else kind}, "
-                f"{share[first]:.2f} times in layer {first + 1}."
+                f"{(title if kind == 'attention' else kind).capitalize()}, mean over {count} images: "
+                f"{share[first]:.2f} in layer {first + 1}, {share[last]:.2f} in layer {last + 1}."
             )
             layers = [layer for layer in spread(len(means), 16) if not left_out[layer]]
             maps = [means[layer].reshape(stream.layout.grid) for layer in layers]
@@ -146,10 +167,26 @@ def inspect_means(subject: Subject) -> Section:
         section.text = _without(subject, "lines have no centre of an image")
         return section
     section.text = " ".join([
-        "A reader of the ViT paper suspects that the last layers look at the centre of the image.",
-        "1 is no preference.", *texts,
+        "Does attention prefer the image centre? Share of attention on the middle quarter, relative to its area; "
+        "1 means no preference.", *texts,
     ])  # fmt: skip
     return section
+
+
+def _in_a_line(subject: Subject) -> str:
+    """The caption of the first image."""
+    return subject.caption(0).replace("\n", ", predicted ")
+
+
+def _marked(image: np.ndarray, grid: tuple[int, int], place: tuple[float, float]) -> np.ndarray:
+    """The image with a frame around the patch at a place, in shares of height and width."""
+    image, bounds = image.copy(), []
+    for length, count, share in zip(image.shape, grid, place, strict=False):
+        number = min(int(share * count), count - 1)
+        bounds.append((number * length // count, (number + 1) * length // count - 1))
+    (top, bottom), (left, right) = bounds
+    thickness = max(image.shape[0] // 80, 1)
+    return cv2.rectangle(image, (left, top), (right, bottom), (255, 0, 0), thickness)
 
 
 def _reader(stream: Stream) -> str:
@@ -176,17 +213,19 @@ def inspect_flow(subject: Subject) -> Section:
         )
         return section
     stream = subject.observed.streams["attention"]
-    shown = []
-    for image, one in zip(subject.images, flows, strict=False):
-        image = picture_of(image)
-        shown += [image, overlay(image, one.reshape(stream.layout.grid))]
+    images = [picture_of(image) for image in subject.images[: len(flows)]]
+    bright = overlays(images, flows.reshape(-1, *stream.layout.grid))
+    shown = [one for pair in zip(images, bright, strict=True) for one in pair]
+    labels = []
+    for number in range(len(flows)):
+        labels += [subject.caption(number), "flow"]
     section.text = (
         "How much could flow from the first token of the last layer to each patch, if every layer let "
         "through what it attends to, with half for the residual path."
     )
     section.numbers["flow"] = flows
     section.figures["flow"] = tiles.draw(
-        "Attention flow", shown, names=["image", "flow"] * len(flows),
+        "Attention flow", shown, names=labels,
         columns=6 if len(flows) > 2 else 2, side=150,
     )  # fmt: skip
     return section

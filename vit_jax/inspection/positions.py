@@ -56,7 +56,7 @@ def tables(subject: Subject) -> Iterator[tuple[str, str, np.ndarray, tuple[int, 
             table = layers[number].reshape(-1, array.shape[-1])
             relative = getattr(network, "position", "") == "relative"
             kind = "distances" if relative else "rows"
-            label = f"{'/'.join(words)}, layer {number + 1}" if len(layers) > 1 else "/".join(words)
+            label = _in_words(words) + (f", layer {number + 1}" if len(layers) > 1 else "")
             yield label, kind, table if relative else table[-grid[0] * grid[1] :], tuple(grid)
     if getattr(subject.config, "position", "") == "sincos2d":
         table = sincos_2d(subject.config.grid, subject.config.width)[0]
@@ -86,6 +86,7 @@ def inspect(subject: Subject) -> Section:
                 f"Similarity of each patch's position with all others ({label})",
                 shown, columns=len(across), side=max(14, 560 // max(len(down), len(across))), gap=4,
                 bar=tiles.Bar(-1, 1, "cosine", "diverging"), x="column of the patch", y="row of the patch",
+                rows_named=[f"{row + 1}" for row in down], columns_named=[f"{column + 1}" for column in across],
             )  # fmt: skip
         section.figures[f"positions_{key}"] = picture
         section.numbers[key] = found
@@ -103,6 +104,12 @@ def inspect(subject: Subject) -> Section:
         "No meaning here: this model has no position embeddings of patches."
     )
     return section
+
+
+def _in_words(words: list[str]) -> str:
+    """What the parameter of a table of positions is called in a title: 'large branch', 'exit 2', 'encoder'."""
+    places = [word.replace("_", " ") for word in words if word not in ("position", "layers")]
+    return ", ".join(places) or "learned table"
 
 
 def _network(config: Options, words: list[str]) -> Options:

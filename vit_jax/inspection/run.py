@@ -98,7 +98,7 @@ def inspect(
         )
     pixels, read, bad = _read(named, data, options.batch_size)
     weights = jax.device_get(registry.split(run.model)[1])
-    subject = _subject(config, weights, data, pixels, read, options)
+    subject = _subject(config, weights, data, pixels, read, options, tuple(run.classes))
     sections = []
     for quantity in QUANTITIES:
         sections.append(quantity(subject))
@@ -136,7 +136,9 @@ def _read(
     return np.stack(pixels), names, bad
 
 
-def _subject(config, weights, data: Data, pixels: np.ndarray, names, options: Options) -> Subject:
+def _subject(
+    config, weights, data: Data, pixels: np.ndarray, names, options: Options, classes: tuple
+) -> Subject:
     definition = registry.abstract(config)[0]
     how = (definition, weights, config, data)
     logging.info("%d images of %s pixels", len(pixels), sizes.text(config.image_size))
@@ -148,6 +150,7 @@ def _subject(config, weights, data: Data, pixels: np.ndarray, names, options: Op
     def classify(images: np.ndarray, changed=None) -> np.ndarray:
         return np.asarray(forward(changed or weights, images).logits)
 
+    predicted = classify(pixels[: options.shown]).argmax(-1) if config.num_classes else ()
     return Subject(
         config=config,
         weights=weights,
@@ -158,26 +161,30 @@ def _subject(config, weights, data: Data, pixels: np.ndarray, names, options: Op
         classify=classify if config.num_classes else None,
         exits=_exits(how, options.batch_size) if config.exit_flops and config.num_classes else None,
         options=options,
+        classes=classes,
+        predicted=tuple(classes[number] for number in predicted),
     )
 
 
-def _exits(how: tuple, batch_size: int) -> Callable[[np.ndarray], np.ndarray]:
-    """Images to the probability of the best class at each exit: (E, n)."""
+def _exits(how: tuple, batch_size: int) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """Images to the probability of the best class at each exit (E, n), and its number (E, n)."""
     definition, weights, config, data = how
     leave, count = make_exit(definition, config, data), len(config.exit_flops)
 
     @jax.jit
-    def confidences(weights, images: jax.Array) -> jax.Array:
+    def best(weights, images: jax.Array) -> tuple[jax.Array, jax.Array]:
         carried, found = None, []
         for index in range(count):
             logits, carried = leave(index, weights, images, carried)
-            found.append(jax.nn.softmax(logits).max(-1))
-        return jnp.stack(found)
+            found.append(jax.nn.softmax(logits))
+        probabilities = jnp.stack(found)
+        return probabilities.max(-1), probabilities.argmax(-1)
 
-    def of_images(images: np.ndarray) -> np.ndarray:
+    def of_images(images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         starts = range(0, len(images), batch_size)
-        found = [confidences(weights, images[i : i + batch_size]) for i in starts]
-        return np.concatenate(jax.device_get(found), axis=1)
+        found = jax.device_get([best(weights, images[i : i + batch_size]) for i in starts])
+        confidences, classes = (np.concatenate(parts, axis=1) for parts in zip(*found, strict=True))
+        return confidences, classes
 
     return of_images
 

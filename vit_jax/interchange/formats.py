@@ -20,9 +20,9 @@ from typing import Any
 from etils import epath
 
 from vit_jax.base import places, schema, sizes
-from vit_jax.base.errors import CheckpointError, ConfigError
+from vit_jax.base.errors import CheckpointError, ConfigError, UserError, reason
 from vit_jax.base.schema import nearest
-from vit_jax.checkpoints import storage
+from vit_jax.checkpoints import reading, storage
 from vit_jax.data.augmentation import augment
 from vit_jax.interchange import opened, remote
 from vit_jax.models import classifier, registry
@@ -89,6 +89,10 @@ class Foreign:
     extras: dict = dataclasses.field(default_factory=dict)
 
 
+# What comes of a description whose values have other types than any code wrote.
+_SENSELESS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+
 def module(name: str) -> ModuleType:
     """The module of a format by its name."""
     if name not in FORMATS:
@@ -127,7 +131,15 @@ def read(
     """
     found = _open(path)
     wishes = Wishes(overrides, {} if hints is None else hints, allow_nonfinite)
-    return module(_detect(found)).read(found, wishes)
+    try:
+        return module(_detect(found)).read(found, wishes)
+    except UserError:
+        raise
+    except _SENSELESS as error:
+        raise CheckpointError(
+            f"{path} is damaged: what it says about its model makes no sense "
+            f"({type(error).__name__}: {reason(error)})"
+        ) from error
 
 
 def _open(path: epath.PathLike) -> opened.Opened:
@@ -144,6 +156,8 @@ def _detect(found: opened.Opened) -> str:
     for name in FORMATS:
         if module(name).recognises(found):
             return name
+    if found.container == "folder" and reading.has_begun(found.path):
+        raise CheckpointError(reading.no_checkpoint_yet(found.path))
     raise CheckpointError(
         f"{found.path} is no checkpoint of a known format ({', '.join(FORMATS)}): {_looks_like(found)}"
     )

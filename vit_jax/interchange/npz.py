@@ -3,8 +3,9 @@
 What the names mean is not known here.
 """
 
+import io
+import math
 import os
-import struct
 import threading
 import zipfile
 from collections.abc import Iterable
@@ -14,13 +15,12 @@ import ml_dtypes
 import numpy as np
 from etils import epath
 
-from vit_jax.base.errors import CheckpointError
+from vit_jax.base.errors import CheckpointError, reason
 from vit_jax.models.conversions.rules import Lazy
 
 SUFFIX = ".npy"
 ZIP = b"PK\3\4"  # how the file begins
-# What zipfile and NumPy raise when bytes are missing or have changed.
-_DAMAGE = (zipfile.BadZipFile, EOFError, OSError, ValueError, SyntaxError, struct.error)
+_MOST_HEADER = 2**16  # bytes of an array's header, which may be compressed
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
@@ -40,10 +40,10 @@ def read(path: epath.PathLike, file: BinaryIO) -> dict[str, Lazy]:
     """
     try:
         archive = zipfile.ZipFile(file)
-    except _DAMAGE as error:
+    except Exception as error:  # noqa: BLE001  zipfile raises anything at a damaged archive
         raise CheckpointError(
             f"{path} begins as a zip archive (.npz or PyTorch), but is cut short or damaged: "
-            f"{error}"
+            f"{reason(error)}"
         ) from error
     members = archive.namelist()
     if not all(member.endswith(SUFFIX) for member in members):
@@ -79,20 +79,21 @@ def _lazy(
     path: epath.PathLike, archive: zipfile.ZipFile, member: str, turn: threading.Lock
 ) -> Lazy:
     try:
-        with archive.open(member) as file:
-            version = np.lib.format.read_magic(file)
-            shape, _, dtype = _HEADERS[version](file)
-            size = archive.getinfo(member).file_size - file.tell()
-    except (*_DAMAGE, KeyError) as error:
+        with archive.open(member) as compressed:
+            file = io.BytesIO(compressed.read(_MOST_HEADER))
+        version = np.lib.format.read_magic(file)
+        shape, _, dtype = _HEADERS[version](file)
+        size = archive.getinfo(member).file_size - file.tell()
+    except Exception as error:  # noqa: BLE001  NumPy reads a header as Python code: anything may come
         raise CheckpointError(
-            f"{path} is damaged or no NumPy archive: {member}: {error}"
+            f"{path} is damaged or no NumPy archive: {member}: {reason(error)}"
         ) from error
     if dtype.hasobject:
         raise CheckpointError(
             f"{path} is not read: {member} holds pickled Python objects, which could run "
             "code, not numbers"
         )
-    if size != dtype.itemsize * int(np.prod(shape, dtype=np.int64)):
+    if min(shape, default=0) < 0 or size != dtype.itemsize * math.prod(shape):
         raise CheckpointError(
             f"{path} is damaged: {member} has {size} bytes for shape {shape} of {dtype}"
         )
@@ -102,8 +103,8 @@ def _lazy(
         try:
             with turn, archive.open(member) as file:
                 array = np.lib.format.read_array(file, allow_pickle=False)
-        except _DAMAGE as error:
-            raise CheckpointError(f"{path} is damaged: {member}: {error}") from error
+        except Exception as error:  # noqa: BLE001  see above
+            raise CheckpointError(f"{path} is damaged: {member}: {reason(error)}") from error
         return array.view(ml_dtypes.bfloat16) if is_bfloat16 else array
 
     return Lazy(shape, np.dtype(ml_dtypes.bfloat16) if is_bfloat16 else dtype, load)

@@ -70,9 +70,12 @@ class Opened:
         """The header that our code wrote into a `.safetensors` file."""
         text = self._content[1].get(pytorch.METADATA, "{}")
         try:
-            return json.loads(text)
-        except ValueError as error:
+            said = json.loads(text)
+        except (ValueError, TypeError, RecursionError) as error:
             raise CheckpointError(f"{self.path} is damaged: {error}") from error
+        if not isinstance(said, dict):
+            raise CheckpointError(f"{self.path} is damaged: its metadata holds no JSON object")
+        return said
 
     @functools.cached_property
     def _content(self) -> tuple[dict[str, Lazy], Mapping[str, str]]:

@@ -11,6 +11,7 @@ from vit_jax.base import patterns, schema
 from vit_jax.base.errors import CheckpointError
 from vit_jax.checkpoints import reading, saving
 from vit_jax.config import Config, config_class, default_config
+from vit_jax.data import imagenet
 from vit_jax.data.augmentation import augment
 from vit_jax.interchange import decoders, named
 from vit_jax.interchange.formats import Foreign, Preprocessing, Wishes, configure, model_name
@@ -78,7 +79,7 @@ def read(opened: Opened, wishes: Wishes) -> Foreign:
 
 def described(foreign: Foreign) -> tuple[Config, dict]:
     """The config of a run that would have given this model, as far as that is known, and what a
-    checkpoint of it would say; unnamed classes are numbers.
+    checkpoint of it would say; unnamed classes are ImageNet's, or numbers.
     """
     config = default_config()
     config.model.name = model_name(foreign.model_config)
@@ -90,7 +91,9 @@ def described(foreign: Foreign) -> tuple[Config, dict]:
     config = schema.typed(config_class(), config)
     if foreign.preprocessing:
         config = dataclasses.replace(config, data=augment.with_channels(config.data))
-    classes = foreign.classes or tuple(map(str, range(foreign.model_config.num_classes)))
+    classes = foreign.classes or imagenet.names_if_unnamed(
+        foreign.model_config.num_classes, "the checkpoint"
+    )
     return config, reading.describe(config, foreign.model_config, classes, examples=0)
 
 

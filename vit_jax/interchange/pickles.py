@@ -6,11 +6,9 @@ their tensors (`_HARMLESS`) stand for `Skipped`, which does nothing. Any other n
 anything is called. Which of the tensors are a model's is not known here.
 """
 
-import collections
 import fnmatch
 import io
 import math
-import pickle
 import struct
 import threading
 import zipfile
@@ -21,7 +19,8 @@ import ml_dtypes
 import numpy as np
 from etils import epath
 
-from vit_jax.base.errors import CheckpointError
+from vit_jax.base.errors import CheckpointError, reason
+from vit_jax.interchange.bounded_pickle import MOST_PICKLED, Bounded, BoundedUnpickler, Dictionary
 from vit_jax.models.conversions.rules import Lazy
 
 _ZIP = b"PK\3\4"
@@ -108,9 +107,8 @@ def read(path: epath.Path, file: BinaryIO | None = None) -> Any:
         raise
     # A pickle that is damaged calls anything with anything.
     except Exception as error:
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise CheckpointError(
-            f"{path} is damaged or no file of torch.save: {reason} (an interrupted download?)"
+            f"{path} is damaged or no file of torch.save: {reason(error)} (an interrupted download?)"
         ) from error
 
 
@@ -190,10 +188,10 @@ class _Storage(_Fixed):
         self.dtype, self.count, self.read = dtype, count, read
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(BoundedUnpickler):
     """Knows tensors and containers, and refuses whatever is not harmless."""
 
-    def __init__(self, file: BinaryIO, path: epath.Path, storage: Callable[..., _Storage]):
+    def __init__(self, file: Bounded, path: epath.Path, storage: Callable[..., _Storage]):
         super().__init__(file, encoding="latin1")  # what Python 2 wrote
         self._path, self._storage = path, storage
 
@@ -243,9 +241,11 @@ def _view(storage: _Storage, dtype: np.dtype, offset: int, size: tuple, strides:
     def read() -> np.ndarray:
         if not math.prod(size):
             return np.zeros(size, dtype)
-        array = np.frombuffer(
-            storage.read(offset * dtype.itemsize, (last - offset + 1) * dtype.itemsize), dtype
-        )
+        count = (last - offset + 1) * dtype.itemsize
+        content = storage.read(offset * dtype.itemsize, count)
+        if len(content) != count:  # strides would lead beyond it
+            raise CheckpointError(f"a tensor of {size} is cut short: the file is damaged")
+        array = np.frombuffer(content, dtype)
         steps = [step * dtype.itemsize for step in strides]
         return np.lib.stride_tricks.as_strided(array, size, steps, writeable=False)
 
@@ -263,12 +263,12 @@ def _called(function: Callable, _: Any, arguments: tuple, *__: Any) -> Any:
 
 
 _CONTAINERS = {
-    "collections.OrderedDict": collections.OrderedDict,
+    "collections.OrderedDict": Dictionary,
     "collections.defaultdict": _Mapping,
     "collections.Counter": _Mapping,
     "collections.deque": Skipped,
-    "builtins.dict": dict,
-    "__builtin__.dict": dict,
+    "builtins.dict": Dictionary,
+    "__builtin__.dict": Dictionary,
 }
 _REBUILD = {
     "torch._utils._rebuild_tensor": _Call(_tensor),
@@ -295,11 +295,13 @@ def _read_archive(path: epath.Path, file: BinaryIO) -> Any:
         raise CheckpointError(
             f"{path} is a program of TorchScript: save its tensors, torch.save(model.state_dict(), …)"
         )
-    if f"{root}byteorder" in names and archive.read(f"{root}byteorder") != b"little":
+    if f"{root}byteorder" in names and _start_of(archive, f"{root}byteorder", 8) != b"little":
         raise CheckpointError(f"{path} was written by a big-endian machine, which is not supported")
 
     def storage(key: str, dtype: np.dtype, count: int) -> _Storage:
         member = f"{root}data/{key}"
+        if archive.getinfo(member).compress_type != zipfile.ZIP_STORED:
+            raise ValueError(f"{member} is compressed, as torch.save never does")
         if archive.getinfo(member).file_size < count * dtype.itemsize:
             raise ValueError(f"{member} is shorter than its {count} numbers of {dtype}")
 
@@ -308,12 +310,19 @@ def _read_archive(path: epath.Path, file: BinaryIO) -> Any:
                 with turn, archive.open(member) as bits:
                     bits.seek(first)
                     return bits.read(size)
-            except (OSError, EOFError, zipfile.BadZipFile) as error:
-                raise CheckpointError(f"{path} is damaged: {error}") from error
+            except Exception as error:  # noqa: BLE001  zipfile raises anything at a damaged archive
+                raise CheckpointError(f"{path} is damaged: {reason(error)}") from error
 
         return _Storage(dtype, count, read)
 
-    return _Unpickler(io.BytesIO(archive.read(main)), path, storage).load()
+    pickled = io.BytesIO(_start_of(archive, main, MOST_PICKLED + 1))
+    return _Unpickler(Bounded(pickled), path, storage).load()
+
+
+def _start_of(archive: zipfile.ZipFile, member: str, size: int) -> bytes:
+    """Up to `size` bytes of a member, which may be compressed."""
+    with archive.open(member) as content:
+        return content.read(size)
 
 
 def _read_stream(path: epath.Path, file: BinaryIO) -> Any:
@@ -330,8 +339,10 @@ def _read_stream(path: epath.Path, file: BinaryIO) -> Any:
 
         return storages.setdefault(key, _Storage(dtype, count, read))
 
+    bounded = Bounded(file)
+
     def load() -> Any:
-        return _Unpickler(file, path, storage).load()
+        return _Unpickler(bounded, path, storage).load()
 
     if load() != _MAGIC:
         raise CheckpointError(

@@ -5,6 +5,7 @@ not known here.
 import dataclasses
 import json
 import os
+import re
 
 from etils import epath
 
@@ -19,6 +20,7 @@ PICKLED = "pytorch_model.bin"
 # What a folder's weights may be called, the first that is there.
 NAMES = (WEIGHTS, INDEX, PICKLED, f"{PICKLED}.index.json")
 SUFFIXES = (".pth", ".pt", ".bin", ".tar", ".ckpt")
+_MOST_JSON = 2**26  # bytes
 METADATA = "vit_jax"  # where we write what a file's tensors do not tell
 
 
@@ -50,7 +52,7 @@ def read_weights(path: epath.Path, state_dict: str) -> tuple[dict[str, Lazy], di
     """
     files, tensors, metadata = [path], {}, {}
     if path.name.endswith(".index.json"):
-        files = [path.parent / n for n in sorted({*read_json(path).get("weight_map", {}).values()})]
+        files = [path.parent / name for name in _indexed(path)]
     for file in files:
         if not file.exists():
             raise CheckpointError(f"{file} is missing, which {path.name} names")
@@ -62,15 +64,27 @@ def read_weights(path: epath.Path, state_dict: str) -> tuple[dict[str, Lazy], di
     return tensors, metadata
 
 
+def _indexed(path: epath.Path) -> list[str]:
+    """The files beside it that an index names."""
+    places_of = read_json(path).get("weight_map", {})
+    names = list(places_of.values()) if isinstance(places_of, dict) else [places_of]
+    for name in names:
+        if not isinstance(name, str) or not re.fullmatch(r"[\w-][\w.-]*", name):
+            raise CheckpointError(f"{path} names {str(name)[:100]!r}, which is no file beside it")
+    return sorted(set(names))
+
+
 def read_json(path: epath.Path) -> dict:
     """A JSON object from a file.
 
     Raises:
-      CheckpointError: it is none.
+      CheckpointError: it is none, or too large to be one that describes a checkpoint.
     """
+    if path.stat().length > _MOST_JSON:
+        raise CheckpointError(f"{path} has {path.stat().length:,} bytes, more than {_MOST_JSON:,}")
     try:
         value = json.loads(path.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} holds no JSON object")

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import os
 import re
+import urllib.parse
 
 from etils import epath
 
@@ -43,7 +44,7 @@ def parse(name: epath.PathLike) -> Name:
     text = os.fspath(name)
     found = _SAYS.search(text)
     if not found:
-        return Name(text)
+        return Name(_local(text))
     said = dict(part.partition("=")[::2] for part in found[1].split("&"))
     if unknown := said.keys() - {"sha256", "state_dict"}:
         raise ConfigError(
@@ -55,7 +56,17 @@ def parse(name: epath.PathLike) -> Name:
         raise ConfigError(f"{text}: #sha256= takes the 64 hexadecimal digits that sha256sum prints")
     if said["sha256"] and not place.startswith(("https://", "http://")):
         raise ConfigError(f"{text}: #sha256= is for https:// addresses")
-    return Name(place, **said)
+    return Name(_local(place), **said)
+
+
+def _local(place: str) -> str:
+    """The path that a file:// address names; of others, the address."""
+    if not place.startswith("file://"):
+        return place
+    parts = urllib.parse.urlsplit(place)
+    if parts.netloc not in ("", "localhost"):
+        raise ConfigError(f"{place} names another machine: file:///PATH is a file of this one")
+    return urllib.parse.unquote(parts.path)
 
 
 def is_remote(name: epath.PathLike) -> bool:

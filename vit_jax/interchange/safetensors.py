@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 from etils import epath
 
-from vit_jax.base.errors import CheckpointError
+from vit_jax.base.errors import CheckpointError, reason
 from vit_jax.models.conversions.rules import Lazy
 
 DTYPES = {
@@ -58,10 +58,12 @@ def read(
     file, turn = file or path.open("rb"), threading.Lock()
     try:
         (size,) = struct.unpack("<Q", file.read(8))
-        if size > _MAX_HEADER:
+        if size > min(_MAX_HEADER, path.stat().length):
             raise ValueError(f"a header of {size} bytes")
         header = json.loads(file.read(size))
         metadata = header.pop("__metadata__", {})
+        if not isinstance(metadata, dict):
+            raise ValueError(f"its metadata is no JSON object, but {type(metadata).__name__}")
 
         def read_bytes(begin: int, count: int) -> bytes:
             with turn:
@@ -69,9 +71,17 @@ def read(
                 return file.read(count)
 
         tensors = {name: _lazy(path, name, entry, read_bytes) for name, entry in header.items()}
+        # Else a small file could stand for tensors of any size.
+        if (
+            sum(math.prod(one.shape) * one.dtype.itemsize for one in tensors.values())
+            > path.stat().length
+        ):
+            raise ValueError("its tensors overlap")
         end = 8 + size + max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-        raise CheckpointError(f"{path} is damaged or no safetensors file: {error}") from error
+    except Exception as error:  # noqa: BLE001  a damaged header may hold anything, nested to any depth
+        raise CheckpointError(
+            f"{path} is damaged or no safetensors file: {reason(error)}"
+        ) from error
     if path.stat().length != end:
         raise CheckpointError(
             f"{path} is damaged: it has {path.stat().length} bytes, its header says {end}"
@@ -127,7 +137,9 @@ def _lazy(path: epath.Path, name: str, entry: dict, read_bytes: Callable) -> Laz
         raise ValueError(f"{name} is of type {entry['dtype']}, which is not supported")
     dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
     begin, end = entry["data_offsets"]
-    if begin < 0 or end - begin != math.prod(shape) * dtype.itemsize:
+    if not all(isinstance(number, int) and number >= 0 for number in (*shape, begin, end)):
+        raise ValueError(f"{name} has the shape {shape} and the place {begin} to {end}")
+    if end - begin != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"{name} has {end - begin} bytes for shape {shape} of {dtype}")
 
     def load() -> np.ndarray:

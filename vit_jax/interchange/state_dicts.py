@@ -6,8 +6,9 @@ options. Weights are a dictionary of tensors by name, under one of the keys belo
 says so, any other.
 """
 
+import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ _BEFORE = (
 )  # fmt: skip
 # Parts of names that compilers and wrappers of layers leave anywhere in them.
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+_MOST_VISITS = 10_000  # dictionaries; one may be in several others
 _DEPTH = 3  # how deep dictionaries of dictionaries are searched
 # Patterns of tensors that pre-training needs beside the network that it trains; not part of a model.
 EXTRAS = (
@@ -55,7 +57,7 @@ def find(content: Any, path: epath.Path, wanted: str = "") -> dict[str, Lazy]:
       CheckpointError: it holds no dictionary of tensors under a known key.
       ConfigError: there is none under `wanted`.
     """
-    every = dict(_dictionaries(content, ""))
+    every = dict(_dictionaries(content, "", itertools.count()))
     if wanted:
         if wanted not in every:
             raise ConfigError(
@@ -86,15 +88,20 @@ def find(content: Any, path: epath.Path, wanted: str = "") -> dict[str, Lazy]:
     return _tensors(every[chosen], path)
 
 
-def _dictionaries(content: Any, name: str, depth: int = 0) -> Iterable[tuple[str, dict]]:
+def _dictionaries(
+    content: Any, name: str, visits: Iterator[int], depth: int = 0
+) -> Iterable[tuple[str, dict]]:
     """Every dictionary of tensors in what was saved, by its key."""
     if not isinstance(content, dict):
         return
+    if next(visits) > _MOST_VISITS:
+        raise CheckpointError(f"it holds more than {_MOST_VISITS:,} dictionaries")
     if any(isinstance(value, Lazy) for value in content.values()):
         yield name, content
     if depth < _DEPTH:
         for key, value in content.items():
-            yield from _dictionaries(value, f"{name}.{key}" if name else str(key), depth + 1)
+            inside = f"{name}.{key}" if name else str(key)
+            yield from _dictionaries(value, inside, visits, depth + 1)
 
 
 def _tensors(found: Mapping[Any, Any], path: epath.Path) -> dict[str, Lazy]:

@@ -33,6 +33,7 @@ from vit_jax.models import (
     vit,
 )
 from vit_jax.models.classifier import Options
+from vit_jax.models.conversions import published
 from vit_jax.models.conversions.contract import Conversion
 
 # A module, or a class, with what is listed above.
@@ -89,6 +90,11 @@ def model_config(
       ConfigError: unknown name or option, or sizes that do not fit together.
     """
     family = family_named(name)
+    if "pretrained" in options:
+        raise ConfigError(
+            f"model {name}: 'pretrained' is no option; vit_jax.load(CHECKPOINT) gives a model with weights, "
+            "CHECKPOINT being a file, a run or hf://timm/NAME ('vit_jax models --published' lists them)"
+        )
     named = family.options_from_name(name)
     said = schema.checked_options(family.Config, options, f"model {name}", "model.")
     if image_size is not None:
@@ -102,10 +108,35 @@ def family_named(name: str) -> Family:
     Raises:
       ConfigError: there is none.
     """
-    for family in FAMILIES:
-        if family.options_from_name(name) is not None:
-            return family
-    raise ConfigError(f"unknown model {name!r}{nearest(name, variants())}")
+    family = _find(name)
+    if family is None:
+        hint = _published_hint(name) or nearest(name, variants())
+        raise ConfigError(
+            f"unknown model {name!r}{hint}; a family of your own needs --register=FILE.py"
+        )
+    return family
+
+
+def _published_hint(name: str) -> str:
+    """What to do with a name of timm's; '' for any other."""
+    architecture, tag = published.named_in([name])
+    if not architecture:
+        return ""
+    tag = tag or next(iter(published.architectures()[architecture].tags), "")
+    place = f"hf://timm/{architecture}.{tag}".rstrip(".")
+    return (
+        f"; it is a name of timm's: vit_jax.load({place!r}) in Python, or --config.init_from={place} "
+        "for weights with their model"
+    )
+
+
+def is_known(name: str) -> bool:
+    """Whether a family has a model of this name, with sizes that are listed or not."""
+    return _find(name) is not None
+
+
+def _find(name: str) -> Family | None:
+    return next((f for f in FAMILIES if f.options_from_name(name) is not None), None)
 
 
 def family_of(config: Options) -> Family:

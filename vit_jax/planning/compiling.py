@@ -7,6 +7,7 @@ import time
 
 import jax
 
+from vit_jax.base import logs
 from vit_jax.devices import meshes
 from vit_jax.planning import flops, hlo
 from vit_jax.planning.target import Target
@@ -120,7 +121,8 @@ def compile(step: Step) -> Compiled:
     """
     began = time.perf_counter()
     try:
-        compiled = step.lowered.compile()
+        with logs.with_elapsed_time("compiling the training step"):
+            compiled = step.lowered.compile()
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise

@@ -7,6 +7,7 @@ import jax
 from ml_collections import ConfigDict
 
 from vit_jax.base.errors import ConfigError
+from vit_jax.checkpoints import tiers
 from vit_jax.compute import choices
 from vit_jax.data import sources
 from vit_jax.data.options import Data
@@ -94,6 +95,8 @@ def make_plan(
         "state": step.state_bytes(),
         "capacity": capacity,
     }
+    if assembly.config.checkpoint.local:
+        plan["local_disk_bytes"] = _local_disk(step, target)
     if compiled is None:
         plan["missing_bytes"] = memory.peak - capacity
         plan["advice"] = _advice(assembly, step, plan)
@@ -115,6 +118,12 @@ def make_plan(
         )
         plan["run"] = _of_run(plan, target, price_per_chip_hour)
     return plan
+
+
+def _local_disk(step: compiling.Step, target: Target) -> int:
+    """Bytes that the local checkpoints of a host need, of one process for each host."""
+    distinct = step.mesh.shape["fsdp"] * step.mesh.shape["tensor"]
+    return tiers.disk_bytes(step.state_bytes() * min(len(target.devices) // target.hosts, distinct))
 
 
 def _of_config(assembly: Assembly, target: Target, step: compiling.Step) -> dict:

@@ -69,6 +69,10 @@ def _memory(plan: dict) -> list[tuple[str, str]]:
         ("  arguments", f"{_bytes(memory['arguments'])}, of that state {_bytes(memory['state'])}"),
         ("  temporaries", _bytes(memory["temporaries"])),
     ]
+    if "local_disk_bytes" in plan:
+        rows.append(
+            ("  local disk", f"{_bytes(plan['local_disk_bytes'])} a host, for checkpoint.local")
+        )
     for one in memory["largest"][:4]:
         rows.append(("  large", f"{_bytes(one['bytes'])}  {one['what']}"))
     return rows

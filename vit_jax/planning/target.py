@@ -58,11 +58,7 @@ def find(name: str, *, slices: int = 1) -> Target:
             f"--topology={name}: unknown kind {kind!r}{nearest(kind, known)}. Kinds are"
             f" {', '.join(known)}; e.g. v5e:4x4, v5p:4x4x8, cpu:8"
         )
-    tpu = chips.TPUS[kind]
-    if shape not in tpu.shapes():
-        raise ConfigError(
-            f"--topology={name}: {kind} has no slice {shape!r}; it has: {', '.join(tpu.shapes())}"
-        )
+    tpu, shape = chips.check_slice(name)
     if slices < 1:
         raise ConfigError(f"--slices={slices}: at least 1")
     return Target(name, slices, tpu, _tpu_devices(kind, shape, slices))

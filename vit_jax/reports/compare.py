@@ -12,7 +12,13 @@ from vit_jax.reports.runs import Run
 
 # Where, how often and on what a run is computed and kept makes it no other run.
 _NO_DIFFERENCE = ("checkpoint.", "log.", "hosts.", "mesh.", "model.remat", "model.unroll")
-_NO_DIFFERENCE += ("compilation_cache", "data.threads", "data.prefetch", "data.mixed_decoders")
+_NO_DIFFERENCE += (
+    "compilation_cache",
+    "data.threads",
+    "data.read_ahead",
+    "data.prefetch",
+    "data.mixed_decoders",
+)
 _NO_DIFFERENCE += ("eval.every", "eval.batch_size", "model.num_classes", "model.dtype_on_cpu")
 SEED = "seed"
 _SHARE = re.compile(r"\w+(\[:(?P<share>[\d.]+)%\])?")
@@ -176,10 +182,43 @@ def in_short(setting: Mapping) -> str:
     """Fields and their values, without what goes without saying: 'ViT-S/16, lr 0.001'. Options that a
     model does not have, of `None`, are left out.
     """
-    names = {"model.name": "", "run": ""}
+    names = {"model.name": "", "run": "", "data.train_split": ""}
     given = {n: value for n, value in setting.items() if value is not None}
-    parts = (f"{names.get(n, n.split('.')[-1])} {said(value)}" for n, value in given.items())
+    parts = (f"{names.get(n, in_words(n))} {said(value)}" for n, value in given.items())
     return ", ".join(part.strip() for part in parts)
+
+
+# What figures and tables call fields; others by the last part of their name.
+_WORDS = {
+    "batch_size": "batch size", "data.image_size": "image size [px]", "data.path": "data",
+    "data.train_split": "share of training images [%]", "duration": "length", "init_from": "starting from",
+    "model.mlp_dim": "MLP width", "model.name": "model", "model.patch": "patch size [px]", "optim.b1": "β1",
+    "optim.b2": "β2", "optim.ema": "EMA decay", "optim.lr": "learning rate", "optim.name": "optimizer",
+    "optim.clip": "gradient clipping", "model.pool": "pooling", "model.position": "positions",
+}  # fmt: skip
+_SHARES = ("accuracy", "accuracy_low", "accuracy_high", "precision", "recall", "f1", "goodput")
+
+
+def in_words(field: str) -> str:
+    """What a field of the config is called: 'learning rate'."""
+    return _WORDS.get(field) or field.split(".")[-1].replace("_", " ")
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric is between 0 and 1, and written in percent."""
+    last = metric.split("/")[-1]
+    return last in _SHARES or last.endswith(("accuracy", "shot"))
+
+
+def metric_in_words(metric: str) -> tuple[str, float]:
+    """What a metric is called along an axis, and what its values are multiplied by: ('accuracy [%]', 100)."""
+    words = metric.replace("_", " ").replace("/", " ")
+    return (f"{words} [%]", 100.0) if is_share(metric) else (words, 1.0)
+
+
+def metric_value(metric: str, value: float) -> str:
+    """A value of a metric as people write it: '98.61 %', '0.4312'."""
+    return f"{100 * value:.2f} %" if is_share(metric) else f"{value:.4f}"
 
 
 def said(value: object) -> str:
@@ -191,7 +230,9 @@ def said(value: object) -> str:
 
 def rows(comparison: Comparison) -> list[list[str]]:
     """The table: a row for each setting, the first row names."""
-    head = [*comparison.varied, "runs", comparison.metric or "metric", "range", "std", "step"]
+    varied = [in_words(name) for name in comparison.varied]
+    metric = comparison.metric
+    head = [*varied, "runs", metric.replace("_", " ") or "metric", "range", "std", "step"]
     table = [[*head, "training loss", "loss", "images/s", "goodput", "exaFLOPs", "state"]]
     for group in comparison.groups:
         found = group.summary()
@@ -202,9 +243,11 @@ def rows(comparison: Comparison) -> list[list[str]]:
         table.append([
             *fields,
             str(len(group.runs)),
-            "-" if mean is None else f"{mean:.4f}",
-            f"{low:.4f} … {high:.4f}" if found["n"] > 1 else "-",
-            "-" if std is None else f"{std:.4f}",
+            "-" if mean is None else metric_value(metric, mean),
+            f"{metric_value(metric, low).removesuffix(' %')} … {metric_value(metric, high)}"
+            if found["n"] > 1
+            else "-",
+            "-" if std is None else metric_value(metric, std),
             _mean([run.step for run in group.runs], "{:,.0f}"),
             _mean([run.last("loss") for run in group.runs], "{:.3f}"),
             _mean([run.last(loss_of_evaluations(run.curves)) for run in group.runs], "{:.3f}"),

@@ -5,7 +5,14 @@ from PIL import Image
 
 from vit_jax.pictures import style
 from vit_jax.pictures.plot import Plot
-from vit_jax.reports.compare import Comparison, Group, as_number, in_short
+from vit_jax.reports.compare import (
+    Comparison,
+    Group,
+    as_number,
+    in_short,
+    in_words,
+    metric_in_words,
+)
 from vit_jax.reports.runs import Run
 
 _PREFIXES = (("exa", 18), ("peta", 15), ("tera", 12), ("giga", 9))
@@ -18,12 +25,13 @@ def by_setting(comparison: Comparison) -> Image.Image | None:
     if not groups:
         return None
     names = [group.label for group in groups]
+    words, scale = metric_in_words(comparison.metric)
     plot = Plot(
-        f"{comparison.metric} by setting: a dot for each run, their range, and their mean",
-        x=comparison.metric, y="", y_names=names, size=(440, max(80, 26 * len(names) + 30)),
+        f"{_title(words)} by setting: a dot for each run, their range, and their mean",
+        x=words, y="", y_names=names, size=(440, max(80, 26 * len(names) + 30)),
     )  # fmt: skip
     for row, group in enumerate(groups):
-        values, height = group.values(), [row] * len(group.values())
+        values, height = scale * group.values(), [row] * len(group.values())
         plot.line([values.min(), values.max()], [row, row], style.GREY, width=3)
         plot.dots(values, height, style.COLOURS[0], "run")
         if len(values) > 1:
@@ -32,8 +40,10 @@ def by_setting(comparison: Comparison) -> Image.Image | None:
 
 
 def over_field(comparison: Comparison) -> dict[str, Image.Image]:
-    """For each varied field of numbers: the metric over it, a curve for each setting of the others."""
-    found = {}
+    """For each varied field of numbers: the metric over it, a curve for each setting of the others. No curve
+    where other fields change with it: dots alone, and the axis names them.
+    """
+    found, (words, scale) = {}, metric_in_words(comparison.metric)
     for name in comparison.varied:
         groups = [g for g in comparison.groups if name in g.setting and len(g.values())]
         numbers = [as_number(name, group.setting[name]) for group in groups]
@@ -46,43 +56,65 @@ def over_field(comparison: Comparison) -> dict[str, Image.Image]:
         if len(lines) > _MOST:
             continue
         logarithmic = min(numbers) > 0 and max(numbers) / min(numbers) >= 10
+        beside = [in_words(other) for other in comparison.together.get(name, ())]
+        field = in_words(name) + (f", and with it {', '.join(beside)}" if beside else "")
+        what = "a dot for each run" if beside else "mean and range over seeds"
         plot = Plot(
-            f"{comparison.metric} over {name}: mean and range over seeds",
-            x=f"{name} [%]" if name == "data.train_split" else name, y=comparison.metric, logarithmic=logarithmic,
+            f"{_title(words)} over {in_words(name).partition(' [')[0]}: {what}",
+            x=field, y=words, logarithmic=logarithmic,
         )  # fmt: skip
         for (label, line), colour in zip(lines.items(), style.COLOURS, strict=False):
             xs = [number for number, _ in line]
-            spread = [group.summary() for _, group in line]
-            plot.band(xs, [s["low"] for s in spread], [s["high"] for s in spread], colour)
-            plot.line(xs, [s["mean"] for s in spread], colour, label)
+            if not beside:
+                spread = [group.summary() for _, group in line]
+                low, mean, high = ([scale * s[k] for s in spread] for k in ("low", "mean", "high"))
+                plot.band(xs, low, high, colour)
+                plot.line(xs, mean, colour, label)
             for number, group in line:
-                plot.dots([number] * len(group.values()), group.values(), colour)
+                values = scale * group.values()
+                plot.dots([number] * len(values), values, colour, label if beside else "")
         found[name] = plot.image()
     return found
 
 
-def curves(comparison: Comparison, name: str, title: str, unit: str) -> Image.Image | None:
-    """A metric over the steps: of each setting the mean of its runs and their range, as far as all of
+def curves(
+    comparison: Comparison,
+    name: str,
+    title: str,
+    unit: str,
+    scale: float = 1.0,
+    *,
+    beside: bool = False,
+) -> Image.Image | None:
+    """A metric, times `scale`, over the steps: of each setting the mean of its runs and their range, as far as all of
     them have come; of more settings than there are colours, every run alone.
+
+    Args:
+      beside: whether it is one of `Run.beside`.
     """
-    if all(len(run.curves[name][0]) < 2 for run in comparison.runs if name in run.curves):
+
+    def all_of(run: Run) -> dict:
+        return run.beside if beside else run.curves
+
+    if all(len(all_of(run)[name][0]) < 2 for run in comparison.runs if name in all_of(run)):
         return None  # points alone are no curves; the table has them
     plot, drawn = Plot(title, x="step", y=unit), 0
     groups = [
-        (group, [run for run in group.runs if name in run.curves]) for group in comparison.groups
+        (group, [run for run in group.runs if name in all_of(run)]) for group in comparison.groups
     ]
     groups = [(group, runs) for group, runs in groups if runs]
     for number, (group, runs) in enumerate(groups):
         colour = style.COLOURS[number % _MOST]
         label = group.label if len(groups) <= _MOST else ""
-        steps, values = _together(runs, name)
+        steps, values = _together([all_of(run)[name] for run in runs])
+        values = scale * values
         if len(steps):
             if len(runs) > 1:
                 plot.band(steps, values.min(0), values.max(0), colour)
             plot.line(steps, values.mean(0), colour, label)
             drawn += 1
         for run in runs:  # the rest of those that went on for longer
-            xs, ys = run.curves[name]
+            xs, ys = all_of(run)[name][0], scale * all_of(run)[name][1]
             rest = xs >= steps[-1] if len(steps) else np.ones(len(xs), bool)
             if rest.sum() > 1:
                 plot.line(xs[rest], ys[rest], colour, label, width=1)
@@ -106,20 +138,20 @@ def over_compute(comparison: Comparison) -> Image.Image | None:
     amounts = [run.exaflops for _, runs in points for run in runs]
     if len(points) < 2 or max(amounts) / max(min(amounts), 1e-30) < 1.2:
         return None
-    logarithmic = min(amounts) > 0 and max(amounts) / min(amounts) >= 10
+    words, scale = metric_in_words(comparison.metric)
     prefix, power = next(
         (one for one in _PREFIXES if max(amounts) >= 10.0 ** (one[1] - 18)), _PREFIXES[-1]
     )
     many = len(points) > _MOST
     plot = Plot(
-        f"{comparison.metric} over what training cost" + (", by the table's row" if many else ""),
-        x=f"{prefix}FLOPs (10^{power} operations, a multiply-add counted as 2)", y=comparison.metric,
-        logarithmic=logarithmic,
+        f"{_title(words)} over what training cost" + (", by the table's row" if many else ""),
+        x=f"{prefix}FLOPs (10^{power} operations, a multiply-add counted as 2)", y=words,
+        logarithmic=min(amounts) > 0,
     )  # fmt: skip
     for number, (group, runs) in enumerate(points):
         colour = style.COLOURS[number % _MOST]
         xs = [run.exaflops * 10.0 ** (18 - power) for run in runs]
-        ys = [run.value for run in runs]
+        ys = [scale * run.value for run in runs]
         plot.dots(xs, ys, colour, "" if many else group.label)
         if many:
             row = str(1 + comparison.groups.index(group))
@@ -127,11 +159,57 @@ def over_compute(comparison: Comparison) -> Image.Image | None:
     return plot.image()
 
 
-def _together(runs: list[Run], name: str) -> tuple[np.ndarray, np.ndarray]:
-    """The steps that all runs have come through, and their values there: (n,), (runs, n)."""
-    first = max(run.curves[name][0][0] for run in runs)
-    last = min(run.curves[name][0][-1] for run in runs)
-    longest = max((run.curves[name][0] for run in runs), key=len)
+def by_dimension(comparison: Comparison) -> Image.Image | None:
+    """The metric over compute, a curve for each size of the model that is scaled away from a common centre
+    (ViT Fig. 8); `None` unless two sizes are.
+    """
+    groups = [g for g in comparison.groups if len(g.values()) and np.isfinite(g.runs[0].exaflops)]
+    sizes = [name for name in comparison.varied if name.startswith("model.")]
+    sizes = [n for n in sizes if all(as_number(n, g.setting.get(n)) is not None for g in groups)]
+    if len(groups) < 3 or len(sizes) < 2 or sizes != comparison.varied:
+        return None
+    values = {n: [g.setting[n] for g in groups] for n in sizes}
+    usual = {name: max(found, key=found.count) for name, found in values.items()}
+    centre = next((g for g in groups if g.setting == usual), None)
+    lines: dict[str, list[Group]] = {}
+    for group in groups if centre else ():
+        scaled = [
+            in_words(name).partition(" [")[0]
+            for name in sizes
+            if group.setting[name] != usual[name]
+        ]
+        if scaled:
+            lines.setdefault(", ".join(scaled), [centre]).append(group)
+    if len(lines) < 2 or len(lines) > _MOST:
+        return None
+    words, scale = metric_in_words(comparison.metric)
+    plot = Plot(
+        f"{_title(words)} over compute, by what is scaled",
+        x="exaFLOPs of a run",
+        y=words,
+        logarithmic=True,
+    )
+    for (label, line), colour in zip(lines.items(), style.COLOURS, strict=False):
+        line.sort(key=lambda group: group.runs[0].exaflops)
+        xs = [group.runs[0].exaflops for group in line]
+        plot.line(xs, [scale * group.summary()["mean"] for group in line], colour, label)
+        for x, group in zip(xs, line, strict=True):
+            plot.dots([x] * len(group.values()), scale * group.values(), colour)
+    plot.note(centre.runs[0].exaflops, scale * centre.summary()["mean"], "centre", style.GREY)
+    return plot.image()
+
+
+def _title(words: str) -> str:
+    """A metric at the beginning of a title, without its unit."""
+    words = words.partition(" [")[0]
+    return words[:1].upper() + words[1:]
+
+
+def _together(curves: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """The steps that all of several runs have come through, and their values there: (n,), (runs, n)."""
+    first = max(steps[0] for steps, _ in curves)
+    last = min(steps[-1] for steps, _ in curves)
+    longest = max((steps for steps, _ in curves), key=len)
     steps = longest[(longest >= first) & (longest <= last)]
-    values = np.array([np.interp(steps, *run.curves[name]) for run in runs])
-    return steps, values.reshape(len(runs), len(steps))
+    values = np.array([np.interp(steps, *curve) for curve in curves])
+    return steps, values.reshape(len(curves), len(steps))

@@ -1,13 +1,17 @@
 """What `vit_jax report` does: a table and pictures of runs, as Markdown, PNG files and one page."""
 
+import functools
 import json
 import math
+import re
 from collections.abc import Sequence
 
+import numpy as np
 from etils import epath
 from PIL import Image
 
 from vit_jax.base import places
+from vit_jax.evaluation import best_metric
 from vit_jax.pictures.page import Page, markdown, png
 from vit_jax.reports import compare, figures, runs
 from vit_jax.reports.compare import Comparison
@@ -16,9 +20,13 @@ from vit_jax.reports.compare import Comparison
 _CURVES = {
     "loss": ("Training loss", "loss"),
     "images_per_second": ("Speed", "images/s"),
-    "goodput": ("Goodput: the share of time that went into training steps", "share"),
+    "goodput": ("Goodput: the share of time that went into training steps", "share of time [%]"),
     "learning_rate": ("Learning rate", "learning rate"),
 }
+
+
+_BESIDE_HEAD = "Evaluated beside the runs"
+_BESIDE = ("run", "evaluation", "step", "value", "best", "best_step")
 
 
 def report(folders: Sequence[epath.PathLike], out: epath.PathLike) -> dict:
@@ -51,6 +59,8 @@ def report(folders: Sequence[epath.PathLike], out: epath.PathLike) -> dict:
         ],
         "notes": comparison.notes,
     }
+    if beside := _beside(comparison):
+        result["beside"] = [dict(zip(_BESIDE, row, strict=True)) for row in beside]
     places.write_whole(out / "report.json", json.dumps(result, indent=1) + "\n")
     places.write_whole(out / "report.md", _markdown(comparison, pictures))
     places.write_whole(out / "report.html", _page(comparison, pictures).html())
@@ -62,8 +72,10 @@ def text(result: dict) -> str:
     lines = [f"note: {note}" for note in result["notes"]]
     for one in result["settings"]:
         setting = ", ".join(f"{name}={compare.said(v)}" for name, v in one["setting"].items())
-        mean = "not evaluated" if one["mean"] is None else f"{result['metric']} {one['mean']:.4f}"
-        spread = f" ({one['low']:.4f} … {one['high']:.4f})" if one["n"] > 1 else ""
+        metric, of = result["metric"], functools.partial(compare.metric_value, result["metric"])
+        mean = "not evaluated" if one["mean"] is None else f"{metric} {of(one['mean'])}"
+        low = "" if one["low"] is None else of(one["low"]).removesuffix(" %")
+        spread = f" ({low} … {of(one['high'])})" if one["n"] > 1 else ""
         states = ", ".join(f"{count} {state}" for state, count in one["states"].items())
         lines.append(f"{setting or 'all'}: {mean}{spread}, {states}")
     return "\n".join([*lines, "", f"report: {result['report']}"])
@@ -73,18 +85,27 @@ def _pictures(comparison: Comparison) -> dict[str, tuple[str, Image.Image]]:
     """By the name of the file: a heading, and the picture."""
     found = {"by_setting": ("By setting", figures.by_setting(comparison))}
     for name, image in figures.over_field(comparison).items():
-        found[f"over_{name.replace('.', '_')}"] = (f"Over {name}", image)
+        found[f"over_{name.replace('.', '_')}"] = (f"Over {compare.in_words(name)}", image)
     found["over_compute"] = ("Over compute", figures.over_compute(comparison))
+    found["by_dimension"] = ("By what is scaled", figures.by_dimension(comparison))
     names = dict.fromkeys(name for run in comparison.runs for name in run.curves)
     judged = (f"eval/{comparison.metric}", compare.loss_of_evaluations(names))
     curves = {
-        name: (f"{short} of evaluations", short)
+        name: (
+            f"{short.capitalize().replace('_', ' ')} of evaluations",
+            compare.metric_in_words(short)[0],
+        )
         for name in judged
         if name in names and (short := name.removeprefix("eval/"))
     } | _CURVES
     for name, (title, unit) in curves.items():
-        image = figures.curves(comparison, name, title, unit)
+        scale = compare.metric_in_words(name)[1]
+        image = figures.curves(comparison, name, title, unit, scale)
         found[f"curve_{name.replace('/', '_')}"] = (title, image)
+    for name in dict.fromkeys(row[1] for row in _beside(comparison)):
+        words, scale = compare.metric_in_words(name.partition(": ")[2])
+        image = figures.curves(comparison, name, name, words, scale, beside=True)
+        found[f"beside_{re.sub(r'[^a-zA-Z0-9]+', '_', name)}"] = (f"Beside the run, {name}", image)
     return {name: (head, image) for name, (head, image) in found.items() if image is not None}
 
 
@@ -96,12 +117,15 @@ def _summary(comparison: Comparison) -> list[str]:
             f"{count} runs, which differ in nothing but their seeds." if count > 1 else "One run."
         )
     else:
-        first = f"{count} runs of {groups} settings; varied: {', '.join(comparison.varied)}."
+        varied = ", ".join(map(compare.in_words, comparison.varied))
+        first = f"{count} runs of {groups} settings; varied: {varied}."
     lines = [first]
     for name, others in comparison.together.items():
         few = [other for other in others if name != "model.name" or not other.startswith("model.")]
         few += ["options of the model"] if len(few) < len(others) else []
-        lines.append(f"Together with {name} change {', '.join(few)}.")
+        few = [compare.in_words(other) for other in few]
+        verb = "changes" if len(few) == 1 else "change"
+        lines.append(f"Together with {compare.in_words(name)} {verb} {', '.join(few)}.")
     if comparison.metric:
         lines.append(
             f"{comparison.metric} is that of the last evaluation; means, ranges and standard deviations "
@@ -121,6 +145,9 @@ def _page(comparison: Comparison, pictures: dict) -> Page:
         page.picture(image, head)
     page.heading("Runs")
     page.table(_runs(comparison))
+    if beside := _beside_table(comparison):
+        page.heading(_BESIDE_HEAD)
+        page.table(beside)
     if comparison.notes:
         page.heading("Notes")
         for note in comparison.notes:
@@ -132,6 +159,8 @@ def _markdown(comparison: Comparison, pictures: dict) -> str:
     parts = ["# How the runs compare", *_summary(comparison), markdown(compare.rows(comparison))]
     parts += [f"![{head}]({name}.png)" for name, (head, _) in pictures.items()]
     parts += ["## Runs", markdown(_runs(comparison))]
+    if beside := _beside_table(comparison):
+        parts += [f"## {_BESIDE_HEAD}", markdown(beside)]
     parts += [f"- {note}" for note in comparison.notes]
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
 
@@ -141,7 +170,48 @@ def _runs(comparison: Comparison) -> list[list[str]]:
     kinds = dict.fromkeys(kind for run in comparison.runs for kind in run.shares)
     table = [["run", "state", "step", comparison.metric or "metric", *kinds]]
     for run in comparison.runs:
-        value = f"{run.value:.4f}" if math.isfinite(run.value) else "-"
+        known = math.isfinite(run.value)
+        value = compare.metric_value(comparison.metric, run.value) if known else "-"
         shares = [f"{run.shares[kind]:.1%}" if kind in run.shares else "-" for kind in kinds]
         table.append([run.name, run.state, f"{run.step:,}", value, *shares])
     return table
+
+
+def _beside(comparison: Comparison) -> list[tuple]:
+    """Of each run, what `evaluate --follow` found, in the order of `_BESIDE`: the first metric of each data
+    set, at the last step and at its best.
+    """
+    rows = []
+    for run in comparison.runs:
+        first: dict[str, str] = {}
+        for name in run.beside:
+            series, _, metric = name.partition(": ")
+            first.setdefault(f"{series}: {metric.rpartition('/')[0]}", name)
+        for name in first.values():
+            steps, values = run.beside[name]
+            if not np.isfinite(values).any():
+                continue
+            sign = best_metric("", {name.partition(": ")[2]: 0.0})[1]
+            best = int(np.nanargmax(sign * values))
+            rows.append(
+                (
+                    run.name,
+                    name,
+                    int(steps[-1]),
+                    float(values[-1]),
+                    float(values[best]),
+                    int(steps[best]),
+                )
+            )
+    return rows
+
+
+def _beside_table(comparison: Comparison) -> list[list[str]]:
+    rows = _beside(comparison)
+    if not rows:
+        return []
+    texts = []
+    for run, name, step, value, best, at in rows:
+        of = functools.partial(compare.metric_value, name.partition(": ")[2])
+        texts.append([run, name, f"{step:,}", of(value), of(best), f"{at:,}"])
+    return [["run", "evaluation", "step", "value", "best", "at step"], *texts]

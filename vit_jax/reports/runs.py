@@ -22,7 +22,9 @@ from vit_jax.models import registry
 METRICS, RECIPE, RESULT, GOODPUT = "metrics.jsonl", "config.py", "result.json", "goodput.json"
 # Lines of training steps that are read of a run, spread over it: more would not be seen in a curve.
 _LINES = 2_000
-_BELOW_A_RUN = {"checkpoints", "tensorboard", "profile"}
+_BELOW_A_RUN = {"checkpoints", "tensorboard", "profile", "evaluations", "logs", "compiled"}
+# What `evaluate --follow` leaves beside a run.
+_BESIDE = "evaluations/*.jsonl"
 
 
 @dataclasses.dataclass
@@ -39,6 +41,7 @@ class Run:
       step: the last of which there are metrics.
       shares: what its time went into, by `clock.KINDS`.
       notes: what is wrong with it, in sentences.
+      beside: what `evaluate --follow` found, curves by 'NAME: METRIC'.
     """
 
     name: str
@@ -50,6 +53,7 @@ class Run:
     step: int
     shares: dict[str, float]
     notes: list[str]
+    beside: dict[str, tuple[np.ndarray, np.ndarray]] = dataclasses.field(default_factory=dict)
 
     def last(self, name: str) -> float:
         """The end of a curve; not a number without one."""
@@ -114,7 +118,20 @@ def read(folder: epath.Path, name: str) -> Run:
     seconds = goodput.get("seconds", {})
     total = sum(seconds.values())
     shares = {kind: spent / total for kind, spent in seconds.items()} if total else {}
-    return Run(name, config, curves, state, metric, value, step, shares, notes)
+    beside = _beside(folder, notes)
+    return Run(name, config, curves, state, metric, value, step, shares, notes, beside)
+
+
+def _beside(folder: epath.Path, notes: list[str]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    found = {}
+    for path in sorted(folder.glob(_BESIDE)):
+        curves, broken = _curves(path)
+        if broken:
+            notes.append(f"{broken} lines of {path.name} cannot be read and are skipped.")
+        for metric, curve in curves.items():
+            if metric.startswith("eval/"):
+                found[f"{path.stem}: {metric.removeprefix('eval/')}"] = curve
+    return found
 
 
 def _workdirs(folder: epath.Path) -> Iterator[epath.Path]:
@@ -127,9 +144,9 @@ def _workdirs(folder: epath.Path) -> Iterator[epath.Path]:
 
 def _names(found: Sequence[epath.Path]) -> list[str]:
     """What tells the folders apart, or the last part of one alone."""
-    texts = [os.fspath(path) for path in found]
-    shared = os.path.commonpath(texts) if len(texts) > 1 else os.path.dirname(texts[0])
-    return [text.removeprefix(shared).strip("/") or os.path.basename(text) for text in texts]
+    parts = [os.fspath(path).split("/") for path in found]
+    shared = len(os.path.commonprefix(parts)) if len(parts) > 1 else -1
+    return ["/".join(names[shared:]) or names[-1] for names in parts]
 
 
 def _config(folder: epath.Path, notes: list[str]) -> dict | None:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
-from absl import logging
 
 from vit_jax import objectives
+from vit_jax.base import logs
 from vit_jax.checkpoints import reading
 from vit_jax.data import crops
 from vit_jax.evaluation.forward import data_of, make_forward
@@ -41,12 +41,14 @@ class Network:
         forward = make_forward(definition, run.model_config, self.data)
         activation = objectives.activation(run.config.objective)
         classify = jax.jit(lambda weights, images: activation(forward(weights, images).logits))
-        logging.info("compiling for batches of %s images", ", ".join(map(str, self.sizes)))
-        self._programs = {
-            size: classify.lower(self._weights, self._images(size)).compile() for size in self.sizes
-        }
-        self._layout = layouts(run.model_config)["attention"]
-        self._look = self._compile_look(run)
+        sizes = ", ".join(map(str, self.sizes))
+        with logs.with_elapsed_time(f"compiling for batches of {sizes} images"):
+            self._programs = {
+                size: classify.lower(self._weights, self._images(size)).compile()
+                for size in self.sizes
+            }
+            self._layout = layouts(run.model_config)["attention"]
+            self._look = self._compile_look(run)
 
     @property
     def has_attention(self) -> bool:

@@ -11,32 +11,31 @@ A request that cannot be served gets a status and {"error": SENTENCE}.
 
 import asyncio
 import base64
-import concurrent.futures
 import contextlib
-import os
 import pathlib
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import prometheus_client
 from absl import logging
-from aiohttp import web
+from aiohttp import hdrs, web
 from PIL import Image
 
 from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
-from vit_jax.data.decode import eval_crop
-from vit_jax.data.record import BadImage
+from vit_jax.data.record import BadImage, TooLarge
 from vit_jax.pictures.page import png
 from vit_jax.serving.batching import Batcher
-from vit_jax.serving.limits import Limits, Refusal, check_pixels
+from vit_jax.serving.decoders import Decoders
+from vit_jax.serving.limits import Limits, Refusal
 from vit_jax.serving.network import Network
 
 _PAGE = pathlib.Path(__file__).with_name("page.html")
-_MOST_RECEIVED = 2**30  # bytes of all bodies that are on their way
+_MOST_HELD = 2**30  # bytes of all bodies that are on their way or not answered
+_GONE = 499  # the status, in metrics, of a request whose client did not wait
 _BACKLOG = 1024  # connections that the system holds until they are accepted
 _ACCEPT_SECONDS, _LAST_SECONDS = 0.05, 0.2  # see `Server.stop`
 _USAGE = "POST the bytes of an image to /predict: curl --data-binary @FILE URL/predict"
@@ -72,13 +71,12 @@ class Server:
         self._network, self._limits, self._about = network, limits, about
         self._batcher = Batcher(self._compute, network.sizes)
         self.metrics = Metrics(lambda: len(self._batcher))
-        self._decoders = concurrent.futures.ThreadPoolExecutor(
-            len(os.sched_getaffinity(0)), "decode"
-        )
-        self._receiving, self._unanswered, self._stopping = 0, 0, False
+        self._decoders = Decoders(network.data, seconds=limits.seconds)
+        self._held, self._unanswered, self._stopping = 0, 0, False
 
     async def start(self, host: str, port: int) -> str:
         """Begins to listen. Returns the URL. Raises `ConfigError` if it cannot."""
+        await self._decoders.start()
         app = web.Application(middlewares=[self._answer], client_max_size=self._limits.bytes)
         app.add_routes([
             web.get("/", self._page), web.post("/predict", self._predict), web.get("/model", self._model),
@@ -86,8 +84,9 @@ class Server:
         ])  # fmt: skip
         seconds = self._limits.seconds
         self._runner = web.AppRunner(
-            app, access_log=None, keepalive_timeout=seconds, shutdown_timeout=2 * seconds
-        )
+            app, access_log=None, keepalive_timeout=seconds, shutdown_timeout=2 * seconds,
+            auto_decompress=False,
+        )  # fmt: skip
         await self._runner.setup()
         try:
             self._socket = socket.create_server(
@@ -96,6 +95,7 @@ class Server:
             self._site = web.SockSite(self._runner, self._socket, backlog=_BACKLOG)
             await self._site.start()
         except OSError as error:
+            await self._decoders.stop()
             await self._runner.cleanup()
             why = error.strerror.partition(" (while")[0]  # it repeats the address
             raise ConfigError(
@@ -119,7 +119,7 @@ class Server:
         self._batches.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._batches
-        self._decoders.shutdown()
+        await self._decoders.stop()
 
     @web.middleware
     async def _answer(self, request: web.Request, handler: Callable) -> web.Response:
@@ -131,7 +131,8 @@ class Server:
         except web.HTTPException as error:
             response = _sentence(error.status, _HTTP.get(error.status, error.reason))
         except ConnectionError:
-            raise  # the client is gone
+            logging.info("a client has gone before its request had arrived")
+            response = web.Response(status=_GONE)
         except Exception:  # noqa: BLE001  every request is answered
             logging.exception("a request failed")
             response = _sentence(500, "the server failed; its log says how")
@@ -147,18 +148,19 @@ class Server:
     async def _predict(self, request: web.Request) -> web.Response:
         topk, attention = self._wishes(request)
         self._check_room()
-        body = await self._receive(request)
-        self._check_room()
-        self._unanswered += 1
-        try:
-            async with asyncio.timeout(self._limits.seconds):
-                return web.json_response(await self._answer_image(body, topk, attention))
-        except TimeoutError:
-            raise Refusal(
-                503, f"no answer within {self._limits.seconds:g} seconds: try again later"
-            ) from None
-        finally:
-            self._unanswered -= 1
+        with self._room_for(request):
+            body = await self._receive(request)
+            self._check_room()
+            self._unanswered += 1
+            try:
+                async with asyncio.timeout(self._limits.seconds):
+                    return web.json_response(await self._answer_image(body, topk, attention))
+            except TimeoutError:
+                raise Refusal(
+                    503, f"no answer within {self._limits.seconds:g} seconds: try again later"
+                ) from None
+            finally:
+                self._unanswered -= 1
 
     def _wishes(self, request: web.Request) -> tuple[int, bool]:
         """How many classes are wanted, and whether attention is."""
@@ -178,36 +180,50 @@ class Server:
         if self._unanswered >= self._limits.queue:
             raise Refusal(503, f"{self._unanswered} images wait for an answer: try again later")
 
-    async def _receive(self, request: web.Request) -> bytes:
-        """The body of a request."""
+    @contextlib.contextmanager
+    def _room_for(self, request: web.Request) -> Iterator[None]:
+        """Counts the bytes of a request's body from before it arrives until it is answered."""
         if request.content_type.startswith("multipart/"):
             raise Refusal(415, f"the image must be the body itself, not part of a form: {_USAGE}")
-        most, seconds = self._limits.bytes, self._limits.seconds
-        too_large = Refusal(413, f"the image has more than {self._limits.megabytes:g} MB")
+        if hdrs.CONTENT_ENCODING in request.headers:  # a small body may stand for a large one
+            raise Refusal(415, f"images are sent without Content-Encoding: {_USAGE}")
+        most = self._limits.bytes
         size = most if request.content_length is None else request.content_length
         if size > most:
-            raise too_large
-        if self._receiving + size > _MOST_RECEIVED:
+            raise self._too_large()
+        if self._held + size > _MOST_HELD:
             raise Refusal(503, "too many images are being received: try again later")
-        self._receiving += size
+        self._held += size
+        try:
+            yield
+        finally:
+            self._held -= size
+
+    async def _receive(self, request: web.Request) -> bytes:
+        """The body of a request."""
+        seconds = self._limits.seconds
         try:
             async with asyncio.timeout(seconds):
                 body = await request.read()
         except TimeoutError:
             raise Refusal(408, f"the image did not arrive within {seconds:g} seconds") from None
         except web.HTTPRequestEntityTooLarge:
-            raise too_large from None
-        finally:
-            self._receiving -= size
+            raise self._too_large() from None
         if not body:
             raise Refusal(400, f"the request has no body; {_USAGE}")
         return body
 
+    def _too_large(self) -> Refusal:
+        return Refusal(413, f"the image has more than {self._limits.megabytes:g} MB")
+
     async def _answer_image(self, body: bytes, topk: int, attention: bool) -> dict[str, Any]:
         self._batcher.coming += 1
         try:
-            loop = asyncio.get_running_loop()
-            image = await loop.run_in_executor(self._decoders, self._decode, body)
+            image = await self._decoders.decode(body)
+        except TooLarge as error:
+            raise Refusal(413, f"the image is too large: {error.why}") from None
+        except BadImage as error:
+            raise Refusal(415, f"the body is no image that can be read: {error.why}") from None
         finally:
             self._batcher.coming -= 1
         probabilities = await self._batcher.answer(image)
@@ -222,13 +238,6 @@ class Server:
             picture = await self._batcher.alone(self._draw, image)
             answer["attention"] = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
         return answer
-
-    def _decode(self, body: bytes) -> np.ndarray:
-        try:
-            check_pixels(body)
-            return eval_crop(body, self._network.data, name="sent")
-        except BadImage as error:
-            raise Refusal(415, f"the body is no image that can be read: {error.why}") from None
 
     def _compute(self, images: list[np.ndarray]) -> np.ndarray:
         self.metrics.batches.observe(len(images))

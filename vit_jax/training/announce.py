@@ -2,6 +2,9 @@
 workdir. What it says while it trains is in `progress.py` and `writers.py`.
 """
 
+import json
+import os
+import socket
 from collections.abc import Iterable, Iterator
 
 import jax
@@ -11,16 +14,16 @@ from etils import epath
 
 from vit_jax import user_files
 from vit_jax.base import durations, places, sizes
+from vit_jax.checkpoints.reading import RECIPE
 from vit_jax.compute import choices
 from vit_jax.data import sources
 from vit_jax.data.record import Source
+from vit_jax.devices import gpus, processes
 from vit_jax.evaluation import Suite
 from vit_jax.evaluation.contract import Evaluator
 from vit_jax.models import registry
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.clock import KINDS, Clock
-
-RECIPE = "config.py"
 
 
 def announce(
@@ -41,12 +44,35 @@ def announce(
         logging.info("parameters:\n%s", table)
     for line in lines(assembly, len(source), suite):
         logging.info("%s", line)
-    cut = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
-    logging.info("devices: %d x %s, mesh %s", mesh.size, mesh.devices.flat[0].device_kind, cut)
+    if config.batch_size > len(source):
+        logging.warning(
+            "config.batch_size = %d is more than the %d images to train on, so that a step sees some of them "
+            "more than once: set a smaller one, or take a recipe for some thousand photos (configs/finetune.py:photos)",
+            config.batch_size, len(source),
+        )  # fmt: skip
+    announce_devices(mesh)
     logging.info("%s", choices.summarize(assembly.model_config, mesh))
     every = config.checkpoint.every
     when = "at the end" if assembly.to_steps(every) == 0 else f"every {every} and at the end"
     logging.info("checkpoints %s in %s/checkpoints; metrics beside them", when, workdir)
+
+
+def announce_devices(mesh: jax.sharding.Mesh) -> None:
+    """Logs the devices of the run and of this process, and warns of GPUs that stay unused."""
+    axes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
+    local = f"{len(mesh.local_devices)} local of " if processes.count() > 1 else ""
+    kind = mesh.devices.flat[0].device_kind
+    logging.info("devices: %s%d x %s, mesh %s", local, mesh.size, kind, axes)
+    if not gpus.wanted(os.environ):
+        return
+    used = sum(device.platform == "gpu" for device in mesh.local_devices)
+    use = gpus.describe_use(socket.gethostname(), used, os.environ, gpus.on_node())
+    uses = [json.loads(use) for use in processes.gather("devices", json.dumps(use))]
+    for node, (used, available) in gpus.find_unused(uses).items():
+        logging.warning(
+            "%s: the run uses %d of the node's %d GPUs. One process on each node uses all of them, and "
+            "so does one for each GPU; JAX needs pip install 'vit_jax[cuda]'", node, used, available,
+        )  # fmt: skip
 
 
 def lines(assembly: Assembly, examples: int, suite: Suite | None) -> list[str]:

@@ -44,6 +44,8 @@ class Clock:
 
     Attributes:
       seconds: by kind, up to the last change.
+      waited: seconds of this process's loop that went into waiting for devices or other processes;
+        those of the kinds 'steps' and 'input' beyond them are its host's own work.
     """
 
     def __init__(self, workdir: epath.Path, hosts: Hosts, *, write: bool):
@@ -56,6 +58,7 @@ class Clock:
         self._minutes = {kind: hosts.step_minutes for kind in _MOVING}
         self._other_minutes = hosts.other_minutes
         self.seconds = dict.fromkeys(KINDS, 0.0)
+        self.waited = 0.0
         self._began = time.monotonic()
         self._before = 0.0
         self._kind, self._since = "start", self._began
@@ -101,12 +104,22 @@ class Clock:
           after: arrays that the devices are still working on; waiting for them counts as what was
             done before.
         """
-        jax.block_until_ready(after)
+        with self.waiting():
+            jax.block_until_ready(after)
         before = self._count_as(kind)
         try:
             yield
         finally:
             self._count_as(before)
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Counts the time inside as `waited`, beside its kind."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.waited += time.monotonic() - began
 
     def training(self) -> None:
         """Starts to count time as steps, unless it counts as something else."""

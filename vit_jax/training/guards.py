@@ -141,9 +141,9 @@ def _warn_of_others(cache: epath.Path) -> None:
         )  # fmt: skip
 
 
-def make_workdir(workdir: epath.Path) -> None:
-    """Makes the folder and proves that it can be written to, before any work is done. What may
-    pass, such as a full disk or one that is being mounted, is tried again.
+def make_workdir(workdir: epath.Path, flag: str = "--workdir") -> None:
+    """Makes the folder that a flag names and checks that it can be written to, before any work is done.
+    What may pass, such as a full disk or one that is being mounted, is tried again.
 
     Raises:
       ConfigError: it cannot.
@@ -167,9 +167,9 @@ def make_workdir(workdir: epath.Path) -> None:
             if in_bucket:  # Its client has tried again what may pass.
                 passing, seconds = not buckets.is_denied(error), None
             if passing and seconds:
-                logging.warning("--workdir=%s: %s; trying again in %g s", workdir, error, seconds)
+                logging.warning("%s=%s: %s; trying again in %g s", flag, workdir, error, seconds)
                 time.sleep(seconds)
                 continue
             failure = NotWritable if passing else ConfigError
             reason = buckets.reason(error)
-            raise failure(f"cannot write to --workdir={workdir}: {reason}") from error
+            raise failure(f"cannot write to {flag}={workdir}: {reason}") from error

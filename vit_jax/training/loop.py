@@ -16,9 +16,11 @@ from ml_collections import ConfigDict
 from vit_jax import evaluation
 from vit_jax.base import logs, places
 from vit_jax.base.errors import UserError
-from vit_jax.checkpoints import reading, saving, storage
+from vit_jax.base.lock import Lock
+from vit_jax.checkpoints import reading, saving, storage, tiers
 from vit_jax.config import Config
-from vit_jax.data import decoders, loader, sources
+from vit_jax.data import loader, sources
+from vit_jax.data.decode import PIXELS
 from vit_jax.data.record import Source
 from vit_jax.devices import meshes, processes
 from vit_jax.evaluation.contract import Subject, Trained
@@ -26,19 +28,15 @@ from vit_jax.training import announce, health, pseudo_labels
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly, assemble, resolve
 from vit_jax.training.clock import Clock
-from vit_jax.training.guards import (
-    check_batch,
-    check_classes,
-    make_workdir,
-    use_compilation_cache,
-)
+from vit_jax.training.guards import check_batch, check_classes, make_workdir
 from vit_jax.training.health import BadStep, LeftOut, NonFiniteError
-from vit_jax.training.lock import Lock
 from vit_jax.training.preemption import StopRequest
+from vit_jax.training.programs import Programs
 from vit_jax.training.progress import Meter, Profiler, make_writers
 from vit_jax.training.snapshots import Snapshots
 from vit_jax.training.starting import Start
 from vit_jax.training.step import compile_train_step
+from vit_jax.training.stragglers import Stragglers
 
 
 class Interrupted(UserError):
@@ -75,21 +73,23 @@ def train(config: ConfigDict, workdir: epath.PathLike) -> dict[str, float]:
     config = resolve(config, workdir)
     source = sources.open_train(config.data)
     assembly = assembly_for(config, source)
-    use_compilation_cache(config.compilation_cache)
+    programs = Programs(config.compilation_cache, workdir)
     if config.pseudo.teacher:
         source = pseudo_labels.add(source, assembly, workdir)
         assembly = assembly_for(config, source)
     check_classes(assembly.networks.teacher, source.classes)
     suite = evaluation.make(config.eval.evaluators, subject_of(assembly, source))
-    decoder = decoders.agree(config)
     mesh = meshes.make_mesh(vars(config.mesh))
     check_batch(config, mesh)
     make_workdir(workdir)
+    programs.fetch()
 
     clock = Clock(workdir, config.hosts, write=jax.process_index() == 0)
-    lock = Lock(workdir) if jax.process_index() == 0 else contextlib.nullcontext()
+    lock = contextlib.nullcontext()
+    if jax.process_index() == 0:
+        lock = Lock(workdir, on_lost=lambda message: processes.leave(message, UserError.exit_code))
     with StopRequest() as stop, lock, clock, jax.set_mesh(mesh):
-        return _Run(assembly, source, suite, mesh, workdir, clock, stop, decoder).finish()
+        return _Run(assembly, source, suite, mesh, workdir, clock, stop, programs).finish()
 
 
 def assembly_for(config: Config, source: Source) -> Assembly:
@@ -126,21 +126,24 @@ class _Run:
         workdir: epath.Path,
         clock: Clock,
         stop: StopRequest,
-        decoder: str,
+        programs: Programs,
     ):
         config = self.config = assembly.config
         self.assembly, self.source, self.suite, self.mesh = assembly, source, suite, mesh
-        self.workdir, self.clock, self.stop = workdir, clock, stop
+        self.workdir, self.clock, self.stop, self.programs = workdir, clock, stop, programs
         self.description = reading.describe(
             config, assembly.model_config, source.classes, len(source), source.fingerprint()
-        ) | {"decoder": decoder}
+        ) | {"pixels": PIXELS}
         if assembly.networks.moving_average() and not config.optim.ema:
             self.description["evaluated"] = "teacher"
         like = assembly.abstract_state(mesh)
         announce.announce(assembly, source, suite, like.params, workdir)
         self.checkpoints = saving.Checkpoints(workdir, config.checkpoint, config.hosts.wait_minutes)
-        self.start = Start(assembly, self.checkpoints, self.description, like)
+        local, wait = config.checkpoint.local, config.hosts.wait_minutes
+        self.tier = tiers.LocalTier(local, workdir, like.parts(), wait) if local else None
+        self.start = Start(assembly, self.checkpoints, self.tier, self.description, like)
         self.left_out = LeftOut(workdir)
+        self.stragglers = Stragglers(clock)
         self.profiler = Profiler(config.log.profile, workdir / "profile")
         self.train_step = compile_train_step(assembly.train_step, states.shardings_of(like), mesh)
         self.snapshots = Snapshots(assembly, mesh)
@@ -172,18 +175,24 @@ class _Run:
             writers.close()
             self.clock.write()
             self.checkpoints.close()
+            if self.tier:
+                self.tier.close()
+            self.programs.close()
 
     def _finish(self) -> dict:
         total, step = self.assembly.total_steps, int(self.state.step)
         if not self.ended:
-            with loader.train_batches(
-                self.source,
-                self.config,
-                meshes.batch_sharding(self.mesh),
-                start_step=step,
-                stop_step=total,
-                left_out=self.left_out.ranges,
-            ) as batches:
+            with (
+                loader.train_batches(
+                    self.source,
+                    self.config,
+                    meshes.batch_sharding(self.mesh),
+                    start_step=step,
+                    stop_step=total,
+                    left_out=self.left_out.ranges,
+                ) as batches,
+                self.stop.calling(batches.end),
+            ):
                 stopped = self._train(batches)
             step = int(self.state.step)
             if stopped and step < total:
@@ -201,9 +210,10 @@ class _Run:
     def _train(self, batches: loader.Batches) -> bool:
         """Trains on all batches, or until a stop is requested: whether it was."""
         config, total = self.config, self.assembly.total_steps
-        log_every, eval_every, save_every = map(
-            self.assembly.to_steps, (config.log.every, config.eval.every, config.checkpoint.every)
-        )
+        kept = config.checkpoint
+        durations = (config.log.every, config.eval.every, kept.every, kept.local_every)
+        log_every, eval_every, save_every, local_every = map(self.assembly.to_steps, durations)
+        self.meter.read_wait = batches.read_wait
         first, saved_at = int(self.state.step) + 1, time.monotonic()
         for step, batch in enumerate(self.clock.each(batches, "input"), first):
             self.profiler.before(step)
@@ -212,13 +222,16 @@ class _Run:
             # Any other transfer between host and devices in here would stall every step.
             with jax.transfer_guard("disallow"):
                 self.snapshots.before(step, self.state, batch)
-                self.state, metrics = self.train_step(self.state, batch)
+                with self.clock.waiting():  # where steps already fill the devices' queue
+                    self.state, metrics = self.train_step(self.state, batch)
             self.meter.add(step, metrics)
             self.profiler.after(step, metrics)
             logs = step in (first, total) or _due(step, log_every)
             if logs:
-                self._check_health(step)
+                with self.clock.waiting():
+                    self._check_health(step)
                 self.meter.log(step)
+                self.stragglers.log(step)
                 self.snapshots.write(self.writers)
                 self.clock.write()
             if self.stop.after_step():
@@ -229,20 +242,24 @@ class _Run:
                 self._evaluate(step)
                 if self._patience_is_over():
                     return False
+            if self.tier and _due(step, local_every):
+                self._save_by(self.tier.save, step)
             if _due(step, save_every) or (logs and self._time_to_save(saved_at)):
                 self._save(step)
                 saved_at = time.monotonic()
-        return False
+        return self.stop.heard  # while it waited for a batch
 
     def _compile(self, batch: dict) -> None:
         """Has the step compiled by all processes before any of them runs it: the first collective
         of one would not wait long for another that is still compiling.
         """
         with self.clock.during("compile"):
-            self.train_step = self.train_step.lower(self.state, batch).compile()
-            self.snapshots.compile(self.state, batch)
+            with logs.with_elapsed_time("compiling the training step"):
+                self.train_step = self.train_step.lower(self.state, batch).compile()
+                self.snapshots.compile(self.state, batch)
             processes.barrier("compiled", self.config.hosts.wait_minutes)
         self.compiled = True
+        self.programs.keep()
         self.clock.training()
 
     def _time_to_save(self, saved_at: float) -> bool:
@@ -251,13 +268,16 @@ class _Run:
         """
         every = self.config.checkpoint.every_minutes
         due = (time.monotonic() - saved_at) / 60 >= every
-        return every > 0 and processes.agree("save by time", str(due)) == "True"
+        with self.clock.waiting():
+            return every > 0 and processes.agree("save by time", str(due)) == "True"
 
     def _save(self, step: int) -> None:
         self._save_by(self.checkpoints.save, step)
 
     def _save_now(self, step: int) -> None:
         self._save_by(self.checkpoints.save_now, step)
+        if self.tier:
+            self.tier.discard()
 
     def _save_by(self, save: Callable, step: int) -> None:
         self._check_health()
@@ -294,6 +314,7 @@ class _Run:
                 trained, self.mesh, watch=lambda batches: self.clock.each(batches, "evaluate")
             )
         self.evaluated_at = step
+        self.programs.keep()
         self.meter.write(step, {f"eval/{name}": value for name, value in self.results.items()})
         metric, sign = evaluation.best_metric(self.config.eval.best, self.results)
         value = self.results[metric]
@@ -328,9 +349,9 @@ class _Run:
     def _roll_back(self, bad: BadStep) -> None:
         with self.clock.during("start"):
             skip = self.assembly.to_steps(self.config.rollback_skip)
-            back_to = max(self.checkpoints.steps(), default=0)
-            self.left_out.add(bad, skip, self.config.max_rollbacks, back_to=back_to)
             self.state = self.start()
+            back_to = int(self.state.step)
+            self.left_out.add(bad, skip, self.config.max_rollbacks, back_to=back_to)
             saved = self.start.saved
             self.clock.resumed_from(saved["goodput"], saved["seconds"])
         self.meter.rewind(int(self.state.step))

@@ -1,10 +1,12 @@
 """How a run hears that it should stop: SIGTERM, as schedulers and spot machines send it, or SIGINT."""
 
+import contextlib
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 
 from jax.experimental import multihost_utils
 
@@ -33,6 +35,7 @@ class StopRequest:
 
     def __init__(self):
         self._heard_at: float | None = None
+        self._call: Callable[[], None] = _nothing
         self._asked = 0
         self._several = processes.count() > 1
         self._before: dict[int, object] = {}
@@ -62,9 +65,27 @@ class StopRequest:
     def after_step(self) -> bool:
         """Whether to stop now, the same in all processes; each calls it once after every step."""
         if not self._several:
-            return self._heard_at is not None
+            return self.heard
         self._asked += 1  # and not the step, which a rollback sets back
         return multihost_utils.reached_preemption_sync_point(self._asked)
+
+    @property
+    def heard(self) -> bool:
+        """Whether this process, alone, was asked to stop."""
+        return self._heard_at is not None and not self._several
+
+    @contextlib.contextmanager
+    def calling(self, function: Callable[[], None]) -> Iterator[None]:
+        """Inside, the first signal calls `function`, so that one process does not wait for what may
+        never come; several have to agree first.
+        """
+        self._call = function
+        if self.heard:
+            function()
+        try:
+            yield
+        finally:
+            self._call = _nothing
 
     def _hear(self, number: int, frame) -> None:
         """The handler: in the main thread, when Python gets to it."""
@@ -72,6 +93,8 @@ class StopRequest:
             self._heard_at, self.name = time.monotonic(), signal.Signals(number).name
             if self._several:
                 os.kill(os.getpid(), signal.SIGTERM)
+            else:
+                self._call()
         elif callable(self._before[number]) and _is_another(self._heard_at):
             self._before[number](number, frame)
 
@@ -90,6 +113,10 @@ class StopRequest:
                 _say(f"{name} again: ended without saving")
                 os._exit(128 + number)
         os.close(reader)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _is_another(heard_at: float) -> bool:

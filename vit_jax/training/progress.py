@@ -7,6 +7,7 @@ import pathlib
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -27,11 +28,22 @@ _PACE = ("steps", "input", "evaluate", "save")
 # Waiting is worth a warning when it takes more than this share of the time, in this many log lines
 # in a row, and has added up to this many seconds.
 _MUCH_WAITING, _LINES, _SECONDS = 0.1, 3, 10.0
+_READING_HELPS = (
+    "What helps reading: more memory for it (config.data.read_ahead), a copy on a local disk "
+    "(config.data.cache), large files (vit_jax prepare)."
+)
+_DECODING_HELPS = (
+    "What helps decoding: more cores for it (config.data.threads; 0 is all there are), smaller files "
+    "(vit_jax prepare --max_side)."
+)
 
 
 class Meter:
     """Collects the metrics of each step on the devices, and reads, completes and writes them on
     demand.
+
+    Attributes:
+      read_wait: see `loader.Batches.read_wait`; of the batches that are trained on.
     """
 
     def __init__(
@@ -50,6 +62,7 @@ class Meter:
         self._assembly, self._writers, self._examples = assembly, writers, examples
         self._clock, self._before = clock, clock.read()
         self._pending: list[dict] = []
+        self.read_wait: Callable[[], float] = float
         self._logged_at, self._start = start_step, (start_step, self._before)
         self._waiting, self._warned = collections.deque(maxlen=_LINES), False
         self._warned_of_objective = False
@@ -89,6 +102,7 @@ class Meter:
             "images_per_second": speed * config.batch_size,
             "step_seconds": elapsed / steps,
             "input_wait": spent["input"] / elapsed,
+            "read_wait": self.read_wait(),
             "model_flops_per_second": speed * self._step_flops,
             "examples": step * config.batch_size,
             "epochs": step * config.batch_size / self._examples,
@@ -98,7 +112,7 @@ class Meter:
         }
         if self._peak:
             scalars["mfu"] = scalars["model_flops_per_second"] / self._peak
-        self._warn_of_waiting(spent["input"], elapsed)
+        self._warn_of_waiting(spent["input"], elapsed, scalars["read_wait"])
         warning = self._assembly.networks.objective.warning(scalars)
         if warning and not self._warned_of_objective:
             self._warned_of_objective = True
@@ -114,19 +128,19 @@ class Meter:
         first, then = self._start
         return sum(now[kind] - then[kind] for kind in _PACE) / max(step - first, 1)
 
-    def _warn_of_waiting(self, waited: float, elapsed: float) -> None:
-        """Says once that the host is too slow, where that lasts."""
+    def _warn_of_waiting(self, waited: float, elapsed: float, read_wait: float) -> None:
+        """Warns once that the host is too slow, where that lasts."""
         self._waiting.append(waited if waited > _MUCH_WAITING * elapsed else 0.0)
         lasts = len(self._waiting) == _LINES and all(self._waiting)
         if lasts and sum(self._waiting) > _SECONDS and not self._warned:
             self._warned = True
             logging.warning(
                 "The step waits for data %.0f %% of the time: the host makes fewer images than the devices "
-                "could take. What helps: more cores for it (config.data.threads; 0 is all there are), "
-                "smaller files (vit_jax prepare --max_side), the compiled decoder; "
-                "'vit_jax benchmark input' shows what it can do, and with which decoder.",
-                100 * waited / elapsed,
-            )
+                "could take. Its threads decode %.0f %% of their time and wait for reads in the rest. %s "
+                "'vit_jax benchmark input' shows what it can do.",
+                100 * waited / elapsed, 100 * (1 - read_wait),
+                _READING_HELPS if read_wait > 0.5 else _DECODING_HELPS,
+            )  # fmt: skip
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
         """Writes scalars wherever metrics go."""

@@ -1,4 +1,6 @@
-"""The state that a run goes on from: that of its newest good checkpoint, or else the first."""
+"""The state that a run goes on from: that of its newest good checkpoint, on the hosts' local disks or
+in the workdir, or else the first.
+"""
 
 import dataclasses
 
@@ -6,7 +8,7 @@ import jax
 from absl import logging
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.checkpoints import reading, saving
+from vit_jax.checkpoints import reading, saving, tiers
 from vit_jax.interchange import decoders, loading
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.networks import OWN
@@ -23,6 +25,7 @@ class Start:
 
     Attributes:
       assembly, checkpoints: of the run.
+      tier: the run's local checkpoints, if it has any.
       description: of the run as it is now.
       like: shapes, dtypes and shardings of the state.
       saved: the description of the checkpoint that was restored, or what stands for it in a new
@@ -31,6 +34,7 @@ class Start:
 
     assembly: Assembly
     checkpoints: saving.Checkpoints
+    tier: tiers.LocalTier | None
     description: dict
     like: TrainState
     saved: dict = dataclasses.field(init=False)
@@ -43,7 +47,15 @@ class Start:
           CheckpointError: there are checkpoints, and none can be read; or the one to start from.
         """
         self.saved = {"seconds": 0.0, "goodput": dict.fromkeys(KINDS, 0.0), "best": None}
-        restored = self.checkpoints.restore_latest(self.like.parts(), self._check_same_run)
+        restored = None
+        if self.tier:
+            steps = self.checkpoints.steps()
+            restored = self.tier.restore(
+                newer_than=max(steps, default=0),
+                before_restore=lambda saved: self._check_local(saved, steps),
+            )
+        if not restored:
+            restored = self.checkpoints.restore_latest(self.like.parts(), self._check_same_run)
         if restored:
             step, parts = restored
             logging.info("resumed at step %d of %d", step, self.assembly.total_steps)
@@ -56,9 +68,14 @@ class Start:
 
     def _check_same_run(self, saved: dict) -> None:
         """Raises `ConfigError` if the saved run is a different one."""
-        self.saved |= saved
+        if saved.get("pixels") != self.description["pixels"] and jax.process_index() == 0:
+            logging.warning(
+                "images are decoded and resized by other code than before: crops of the same images differ "
+                "slightly from those that this run began with"
+            )
         changed = changed_fields(saved, self.description)
         if not changed:
+            self.saved |= saved
             return
         message = (
             f"the config differs from the one this run was started with, in {'; '.join(changed)}"
@@ -67,8 +84,18 @@ class Start:
             raise ConfigError(
                 f"{message}. Use another --workdir, or --config.checkpoint.on_config_change=allow"
             )
+        self.saved |= saved
         if jax.process_index() == 0:
             logging.warning("%s; going on, as config.checkpoint.on_config_change says", message)
+
+    def _check_local(self, saved: dict, steps: list[int]) -> None:
+        """Raises `ConfigError` unless the run can go on from a local checkpoint, beside those of
+        `steps` in the workdir.
+        """
+        best = saved["best"] if self.assembly.config.checkpoint.best else None
+        if best and best["step"] not in steps:
+            raise ConfigError(f"the best checkpoint, of step {best['step']}, was not saved whole")
+        self._check_same_run(saved)
 
     def _with_teacher(self, state: TrainState) -> TrainState:
         """`state` with the weights of a fixed teacher, which are not saved with it."""

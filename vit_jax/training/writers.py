@@ -10,6 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import BinaryIO, NamedTuple, Protocol
 
 import numpy as np
@@ -25,6 +26,7 @@ _SHOWN = {
     "learning_rate": "learning rate {:.3g}",
     "images_per_second": "{:,.0f} images/s",
     "input_wait": "{:.0%} waiting for data",
+    "read_wait": "{:.0%} of decoding waiting for reads",
     "mfu": "MFU {:.1%}",
 }
 
@@ -90,13 +92,18 @@ class JsonLinesWriter(MetricWriter):
     become null, as JSON has none.
     """
 
-    def __init__(self, path: pathlib.Path):
-        self._file = path.open("a+b")
+    def __init__(self, path: pathlib.Path, marks: Mapping = MappingProxyType({})):
+        """Opens the file, and makes it if it is not there.
+
+        Args:
+          marks: further fields of each line.
+        """
+        self._file, self._marks = path.open("a+b"), dict(marks)
         _drop_cut_line(self._file)
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
         numbers = {name: value if math.isfinite(value) else None for name, value in scalars.items()}
-        self._file.write((json.dumps({"step": step, **numbers}) + "\n").encode())
+        self._file.write((json.dumps({"step": step, **self._marks, **numbers}) + "\n").encode())
 
     def flush(self) -> None:
         self._file.flush()

@@ -127,7 +127,7 @@ def kinds() -> dict[str, tuple[str, bytes]]:
         "text.bmp": ("bad", b"no image at all"),
         "notes.txt": ("ignored", b"holidays"),
         "photo": ("ignored", jpeg),
-        "photo.heic": ("ignored", b"\0\0\0\x18ftypheic" + bytes(100)),
+        "photo.heic": ("bad", b"\0\0\0\x18ftypheic" + bytes(100)),
         ".hidden.jpg": ("hidden", b""),
     }
 

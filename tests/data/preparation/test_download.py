@@ -13,8 +13,6 @@ from vit_jax.data.options import Data
 from vit_jax.data.preparation.download import check_downloads, download
 from vit_jax.data.preparation.prepare import prepare
 
-pytest.importorskip("tensorflow_datasets")
-
 
 def builder(name="toy", *urls, instructions=None):
     """What is asked of a TFDS builder; those need TensorFlow."""

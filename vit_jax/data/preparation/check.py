@@ -2,25 +2,26 @@
 JPEG whose data is corrupt half-way still decodes, to a picture that is partly grey.
 """
 
-import io
 import re
 
 import cv2
 import numpy as np
 import simplejpeg
-from PIL import ExifTags, Image
+from PIL import ExifTags
 
-from vit_jax.data import decode
+from vit_jax.data import decode, images
+from vit_jax.data.options import MAX_PIXELS
 from vit_jax.data.record import BadImage, Record
 
 _NAMED_AS = {
     "JPEG": (".jpg", ".jpeg"),
-    "MPO": (".jpg", ".jpeg"),  # JPEG with further pictures after the first, from some cameras
     "PNG": (".png",),
-    "WEBP": (".webp",),
+    "WebP": (".webp",),
     "BMP": (".bmp",),
     "GIF": (".gif",),
     "TIFF": (".tif", ".tiff"),
+    "AVIF": (".avif",),
+    "HEIC": (".heic", ".heif"),
 }
 _WIDE_MODES = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")
 # What libjpeg warns of although no pixel is lost: bytes between segments of the header. Before a
@@ -36,15 +37,17 @@ def encoded(image: bytes | np.ndarray) -> bytes:
     return cv2.imencode(".png", image[..., ::-1])[1].tobytes()
 
 
-def examine(image: bytes, name: str) -> tuple[np.ndarray, list[str]]:
+def examine(image: bytes, name: str, max_pixels: int = MAX_PIXELS) -> tuple[np.ndarray, list[str]]:
     """The pixels (H, W, 3) uint8 of an image, and what a user may want to know of how they came
     about: 'CMYK, read as RGB'.
 
     Raises:
-      BadImage: it cannot be trained on.
+      BadImage: it cannot be trained on, or has more pixels than `max_pixels`.
     """
-    pixels, remarks = decode.decode(image, name=name), _remarks(image, name)
-    if image.startswith(b"\xff\xd8"):
+    pixels = decode.decode(image, name=name, max_pixels=max_pixels)
+    kind = images.format_of(image, name)
+    remarks = [] if kind == images.NPY else _remarks(image, kind, name)
+    if kind == images.JPEG:
         try:
             # An eighth of the size: all of the data is read, little of it becomes pixels.
             simplejpeg.decode_jpeg(image, strict=True, min_height=1, min_width=1)
@@ -64,15 +67,15 @@ def check_label(record: Record, classes: int) -> None:
             raise BadImage(record.name, f"its label {label} is none of {classes} classes")
 
 
-def _remarks(image: bytes, name: str) -> list[str]:
+def _remarks(image: bytes, kind: str, name: str) -> list[str]:
     try:
-        with Image.open(io.BytesIO(image)) as opened:  # the header alone is read
+        with images.open_with_pillow(image, kind) as opened:  # the header alone is read
             remarks = []
             file_name = name.rsplit(", ", 1)[-1].lower()
-            suffixes = _NAMED_AS.get(opened.format, ())
+            suffixes = _NAMED_AS.get(kind, ())
             ending = "." + file_name.rpartition(".")[2]
             if any(ending in known for known in _NAMED_AS.values()) and ending not in suffixes:
-                remarks.append(f"named {ending}, but it is {opened.format}")
+                remarks.append(f"named {ending}, but it is {kind}")
             if opened.mode in ("CMYK", "YCCK"):
                 remarks.append("CMYK, read as RGB")
             if opened.mode in ("1", "L", "LA"):
@@ -82,10 +85,10 @@ def _remarks(image: bytes, name: str) -> list[str]:
                 remarks.append("16 bits, read as 8")
             if opened.mode in ("RGBA", "LA", "PA") or "transparency" in opened.info:
                 remarks.append("transparent, which is dropped")
-            if getattr(opened, "is_animated", False) and opened.format != "MPO":
+            if getattr(opened, "is_animated", False):
                 remarks.append(f"{opened.n_frames} frames, the first is taken")
             if opened.getexif().get(ExifTags.Base.Orientation, 1) not in (0, 1):
                 remarks.append("rotated as its EXIF data says")
             return remarks
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        return [f"not read by Pillow: {error}"]  # the decoder has read it, by OpenCV
+    except Exception as error:  # noqa: BLE001  OpenCV has read it; Pillow may raise anything
+        return [f"not read by Pillow: {error}"]

@@ -1,33 +1,34 @@
 """From any source to a prepared data set: what is made, in which order, and going on after a kill.
 
 The order is important:
-1. every file of records is written under another name, and renamed when it is whole;
+1. every file of records is written under another name or on another disk, and gets its place and name
+   when it is whole;
 2. what is in it is noted, in unfinished/; with that note it counts as done;
 3. when all files are done, the report and then the description are written: with the description
    the data set counts as finished; the notes go.
+
+Steps 1 and 2 are in `work.py`.
 """
 
-import concurrent.futures
-import fcntl
+import errno
 import hashlib
-import itertools
 import json
 import os
 import pathlib
 import re
-import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from etils import epath
-from tqdm import tqdm
 
-from vit_jax.base import places
+from vit_jax.base import buckets, places
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.data import sources
-from vit_jax.data.options import Data
-from vit_jax.data.preparation import shards
+from vit_jax.data.options import MAX_PIXELS, Data
+from vit_jax.data.preparation import shards, work
 from vit_jax.data.preparation.download import download
+from vit_jax.data.preparation.output import Output
 from vit_jax.data.preparation.reencode import measure
 from vit_jax.data.record import DataSet, Source
 from vit_jax.data.sources import folder as folders
@@ -38,7 +39,6 @@ from vit_jax.data.sources.text import readable
 
 REPORT = "report.jsonl"
 PER_SHARD = 4096
-_NOTES = "unfinished"
 
 
 def prepare(
@@ -52,6 +52,7 @@ def prepare(
     holdout: float = 0.1,
     holdout_by: str = "file",
     data_dir: str = "",
+    part: work.Part = (1, 1),
 ) -> dict:
     """Makes the prepared data set `out` of `source`; continues where a killed run stopped.
 
@@ -65,19 +66,27 @@ def prepare(
       holdout, holdout_by: the share of 'test' where the source has no splits, and how it is chosen;
         see `table.hold_out`.
       data_dir: where TFDS keeps its data sets.
+      part: (i, n): write every n-th file alone, from the i-th on, one of n processes.
 
     Returns:
-      {"splits": {name: examples}, "classes", "bytes", "bad", "ignored", "kept", "out"}; re-encoded,
-      also {"image_bytes", "stored_bytes", "decode_speed_up", "psnr", "psnr_worst"}.
+      While files of other parts are missing, {"out", "files": of this part, "missing", "of": files in
+      all}. When all are there, {"splits": {name: examples}, "classes", "bytes", "bad", "ignored",
+      "kept", "out"}; re-encoded, also {"image_bytes", "stored_bytes", "decode_speed_up", "psnr", "psnr_worst"}.
 
     Raises:
       ConfigError: the source cannot be used, or `out` holds something else.
       UserError: `out` cannot be written, or TFDS cannot prepare the data set.
+      Locked: another process writes the same files.
     """
     given = Data(path=data_dir, holdout=holdout, holdout_by=holdout_by)
     config_data = sources.locate(source, given)
     if config_data.name not in sources.OPENERS and not tfds.is_there(config_data):
         _check_name(source)
+        if part[1] > 1:
+            raise ConfigError(
+                f"--shard={part[0]}/{part[1]}: {source!r} is not prepared by TFDS, which one process has to do "
+                f"alone: start the command once without --shard, or with --splits of a few examples"
+            )
         download(config_data)
     data_set = sources.open_data_set(config_data)
     if isinstance(data_set, MixedSet):
@@ -92,44 +101,66 @@ def prepare(
         "max_side": options.max_side,
         "quality": options.quality,
     }
-    out = pathlib.Path(
-        places.locate(out, "--out", instead="prepare there, and copy the folder to the bucket")
-    )
+    if options.max_pixels != MAX_PIXELS:
+        recipe["max_pixels"] = options.max_pixels
+    out = places.locate(out, "--out")
     if not (out / DESCRIPTION).exists():
         how = _root(config_data), options
-        with _writing(out), _notes(out, recipe) as notes:
-            done = _write_all(plan, opened, out, notes, how, workers or os.cpu_count())
-            if not any(note["examples"] for note in done):
-                raise ConfigError(f"none of the images of {source} can be read: see {notes}")
-            shards.write_bytes(out / REPORT, _report(done, config_data).encode())
-            described = {name: _describe(name, plan, done, out) for name in opened}
-            aliases = {n: e for n, e in data_set.aliases.items() if e in opened and n not in opened}
-            first = next(iter(opened.values()))
-            shards.write_json(
-                out / DESCRIPTION,
-                {
-                    "format": FORMAT,
-                    "source": readable(source),
-                    "recipe": recipe,
-                    "multi_label": first.multi_label,
-                    "classes": list(first.classes),
-                    "aliases": aliases,
-                    "splits": described,
-                },
-            )
+        with _errors_of(out), work.output_of(out, recipe, part) as output:
+            mine = work.mine(plan, part)
+            work.write_part(mine, opened, output, how, workers or os.cpu_count())
+            missing = len({f"{shard.file}.json" for shard in plan} - work.noted(out))
+            # Without notes but with a description, another process has just put all together.
+            if missing and not (out / DESCRIPTION).exists():
+                return {"out": str(out), "files": len(mine), "missing": missing, "of": len(plan)}
+            try:
+                done = work.notes(plan, out)
+            except FileNotFoundError:
+                if not (out / DESCRIPTION).exists():
+                    raise
+            else:
+                _merge(source, config_data, data_set, opened, plan, done, recipe, output)
     elif read_description(out)["recipe"] != recipe:
         raise ConfigError(f"--out={out} holds another data set, or another form of this one")
-    _clear(out)
+    work.clear(out)
     return _result(out, opened, options)
 
 
+def _merge(source, config_data, data_set, opened, plan, done, recipe, output: Output) -> None:
+    """Writes what is said of all files together, the description last."""
+    if not any(note["examples"] for note in done):
+        raise ConfigError(
+            f"none of the images of {source} can be read: see {output.folder / work.NOTES}"
+        )
+    output.write(REPORT, _report(done, config_data).encode())
+    described = {name: work.describe(name, plan, done, output) for name in opened}
+    aliases = {n: e for n, e in data_set.aliases.items() if e in opened and n not in opened}
+    first = next(iter(opened.values()))
+    output.write_json(
+        DESCRIPTION,
+        {
+            "format": FORMAT,
+            "source": readable(source),
+            "recipe": recipe,
+            "multi_label": first.multi_label,
+            "classes": list(first.classes),
+            "aliases": aliases,
+            "splits": described,
+        },
+    )
+
+
 @contextmanager
-def _writing(out: pathlib.Path) -> Iterator[None]:
+def _errors_of(out: epath.Path) -> Iterator[None]:
     """Turns an error of writing to `out` into a sentence for the user."""
     try:
         yield
-    except OSError as error:
-        why = error.strerror or error
+    except Exception as error:
+        if not buckets.is_failure(error):
+            raise
+        why = buckets.reason(error)
+        if places.in_bucket(out) and getattr(error, "errno", None) == errno.ENOSPC:
+            why += f" in {tempfile.gettempdir()} (TMPDIR), where files are made before they are uploaded"
         raise UserError(
             f"--out={out} cannot be written: {why}. What is finished is kept: when that is mended, the same "
             "command goes on"
@@ -139,7 +170,7 @@ def _writing(out: pathlib.Path) -> Iterator[None]:
 def _report(done: list[dict], config_data: Data) -> str:
     """A line of JSON for everything that a person may want to know of an image or a file."""
     lines = [one for note in done for one in note["findings"]]
-    folder = pathlib.Path(config_data.path)
+    folder = epath.Path(config_data.path)
     if config_data.name == "folder" and folder.is_dir():
         lines += [
             {"what": "ignored", "name": readable(name), "why": why}
@@ -150,6 +181,11 @@ def _report(done: list[dict], config_data: Data) -> str:
 
 def text(result: dict) -> str:
     """`prepare`'s result for a person."""
+    if "missing" in result:
+        return (
+            f"the {result['files']} files of this shard are done; {result['missing']} of {result['of']} are "
+            f"missing, of other shards: {result['out']}"
+        )
     splits = ", ".join(f"{examples} {name}" for name, examples in result["splits"].items())
     classes = f"of {result['classes']} classes" if result["classes"] else "without labels"
     lines = [f"{splits} images {classes}, {result['bytes'] / 1e6:.1f} MB: {result['out']}"]
@@ -195,80 +231,11 @@ def _file_name(split: str) -> str:
     return "".join(c if c.isalnum() or c in "_." else "_" for c in split)
 
 
-@contextmanager
-def _notes(out: pathlib.Path, recipe: dict) -> Iterator[pathlib.Path]:
-    """The folder of what is done so far, for this process alone.
-
-    Raises:
-      ConfigError: something else is there, or another process is working on it.
-    """
-    notes = out / _NOTES
-    if out.is_dir() and any(out.iterdir()) and not notes.is_dir():
-        raise ConfigError(f"--out={out} is not empty, and not of an earlier start of this command")
-    notes.mkdir(parents=True, exist_ok=True)
-    with open(notes / "lock", "w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"--out={out}: another process is preparing it") from None
-        noted_recipe = notes / "recipe.json"
-        if not noted_recipe.exists():
-            shards.write_json(noted_recipe, recipe)
-        elif json.loads(noted_recipe.read_text()) != recipe:
-            raise ConfigError(
-                f"--out={out} was begun from another source or with other options: choose another "
-                "folder, or remove this one"
-            )
-        yield notes
-
-
-def _write_all(plan, opened, out, notes, how: tuple, workers: int) -> list[dict]:
-    """Writes all files of `plan` and returns the note of each."""
-    done = []
-    total = sum(shard.stop - shard.start for shard in plan)
-    with (
-        tqdm(total=total, unit="img", smoothing=0.05, dynamic_ncols=True) as bar,
-        concurrent.futures.ThreadPoolExecutor(workers) as pool,
-    ):
-        for shard in plan:
-            note = notes / f"{shard.file}.json"
-            if note.exists():
-                bar.update(shard.stop - shard.start)
-            else:
-                made = shards.write(shard, opened[shard.split], out, *how, pool, bar.update)
-                shards.write_json(note, made)
-            done.append(json.loads(note.read_text()))
-    return done
-
-
-def _describe(split: str, plan: list[shards.Shard], done: list[dict], out: pathlib.Path) -> dict:
-    """What the description says of a split. Writes the file of its labels."""
-    files = [note for shard, note in zip(plan, done, strict=True) if shard.split == split]
-    described = {
-        "examples": sum(note["examples"] for note in files),
-        "class_counts": [sum(c) for c in zip(*(n["class_counts"] for n in files), strict=True)],
-        "image_bytes": [sum(n["image_bytes"][i] for n in files) for i in range(2)],
-        "shards": [
-            {key: note[key] for key in ("file", "examples", "bytes", "sha256")} for note in files
-        ],
-    }
-    labels = [note.get("labels") for note in files]  # an earlier version did not note them
-    if None not in labels:
-        path = out / f"{split}-labels.npy"
-        shards.write_labels(path, list(itertools.chain.from_iterable(labels)))
-        described["labels"] = {"file": path.name, "sha256": shards.sha256(path)}
-    return described
-
-
-def _clear(out: pathlib.Path) -> None:
-    shutil.rmtree(out / _NOTES, ignore_errors=True)
-
-
-def _result(out: pathlib.Path, opened: dict, options: shards.Options) -> dict:
+def _result(out: epath.Path, opened: dict, options: shards.Options) -> dict:
     """The result of `prepare`, read back from the finished data set."""
     description = read_description(out)
     splits = description["splits"]
-    report = [json.loads(line) for line in (out / REPORT).read_text().splitlines()]
+    report = [json.loads(line) for line in places.read_bytes(out / REPORT).splitlines()]
     result = {
         "out": str(out),
         "splits": {name: split["examples"] for name, split in splits.items()},
@@ -277,7 +244,7 @@ def _result(out: pathlib.Path, opened: dict, options: shards.Options) -> dict:
     }
     for what in ("bad", "ignored", "kept"):
         result[what] = sum(line["what"] == what for line in report)
-    if options != shards.AS_THEY_ARE:
+    if options.reencodes:
         result["image_bytes"], result["stored_bytes"] = (
             sum(split["image_bytes"][i] for split in splits.values()) for i in range(2)
         )

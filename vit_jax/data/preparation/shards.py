@@ -9,28 +9,38 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
-import io
-import json
-import os
+import itertools
 import pathlib
 from collections.abc import Callable, Iterator
 
-import numpy as np
-
+from vit_jax.data.options import MAX_PIXELS
 from vit_jax.data.preparation.check import check_label, encoded, examine
 from vit_jax.data.preparation.reencode import reencode
-from vit_jax.data.record import BadImage, Record, Source
+from vit_jax.data.record import BadImage, Record, Source, read_records
 from vit_jax.data.sources.prepared import pack
 
 _BLOCK = 16  # images that a thread takes at a time
+_READERS = 16  # threads that wait for a disk or a bucket, for a block each
+_BYTES_AHEAD = 1 << 29  # of images that are read and not yet examined
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How images are stored; 0: as they are."""
+    """How images are stored.
+
+    Attributes:
+      max_side, quality: see `reencode`; both 0: as they are.
+      max_pixels: an image of more is bad.
+    """
 
     max_side: int = 0
     quality: int = 0
+    max_pixels: int = MAX_PIXELS
+
+    @property
+    def reencodes(self) -> bool:
+        """Whether images are encoded again."""
+        return bool(self.max_side or self.quality)
 
 
 AS_THEY_ARE = Options()
@@ -58,63 +68,68 @@ def plan(sizes: dict[str, int], shards: int, per_shard: int) -> list[Shard]:
     return found
 
 
+@dataclasses.dataclass(frozen=True)
+class Pools:
+    """Threads that read examples, which wait for a disk or a bucket, and that examine them."""
+
+    readers: concurrent.futures.ThreadPoolExecutor
+    workers: concurrent.futures.ThreadPoolExecutor
+
+
+def pools(workers: int) -> Pools:
+    """The threads for `workers` cores."""
+    return Pools(
+        concurrent.futures.ThreadPoolExecutor(_READERS, "vit_jax-read"),
+        concurrent.futures.ThreadPoolExecutor(workers, "vit_jax-examine"),
+    )
+
+
 def write(
     shard: Shard,
     source: Source,
-    folder: pathlib.Path,
+    path: pathlib.Path,
     root: str,
     options: Options,
-    pool: concurrent.futures.ThreadPoolExecutor,
+    pools: Pools,
     progress: Callable[[int], None],
 ) -> dict:
-    """Makes the file of `shard` in `folder`; it gets its name when it is whole. `root`, the place
-    of the source, is cut off the names of images.
+    """Makes the file of `shard` at `path`. `root`, the place of the source, is removed from the names
+    of images.
 
     Returns:
-      {"file", "examples", "bytes", "sha256"}, and of this split: "labels" (of the examples; `None`
-      where they have none or several), "class_counts", "image_bytes" (of the originals, and as they
-      are stored), "findings": what the report says.
+      What is noted of it, but for its checksum: {"file", "examples", "bytes"}, and of this split:
+      "labels" (of the examples; `None` where they have none or several), "class_counts",
+      "image_bytes" (of the originals, and as they are stored), "findings": what the report says.
 
     Raises:
       OSError: the file cannot be written.
     """
     from array_record.python.array_record_module import ArrayRecordWriter
 
-    unfinished = folder / f"{shard.file}.unfinished"
-    unfinished.unlink(missing_ok=True)
     classes, one_label = len(source.classes), bool(source.classes) and not source.multi_label
     labels, counts, before, after, examples, findings = [], [0] * classes, 0, 0, 0, []
-    try:
-        # One record a group: any can be read alone. Images do not compress.
-        writer = ArrayRecordWriter(str(unfinished), "group_size:1,uncompressed")
-        for index, item in _in_order(shard, source, pool, root, options):
-            for what, why in item.findings:
-                place = {"what": what, "split": shard.split, "index": index}
-                findings.append(place | {"name": item.name, "why": why})
-            if item.record is not None:
-                with _writing():
-                    writer.write(pack(item.record))
-                examples += 1
-                before, after = before + item.original_bytes, after + len(item.record.image)
-                label = item.record.label
-                labels.append(label)
-                for one in (label,) if one_label else label or ():
-                    counts[one] += 1
-            progress(1)
-        with _writing():
-            writer.close()
-        digest = sha256(unfinished)
-        _keep(unfinished)
-    except OSError:
-        unfinished.unlink(missing_ok=True)  # most likely the disk is full
-        raise
-    size = unfinished.stat().st_size
-    os.replace(unfinished, folder / shard.file)
+    # One record a group: any can be read alone. Images do not compress.
+    writer = ArrayRecordWriter(str(path), "group_size:1,uncompressed")
+    for index, item in _in_order(shard, source, pools, root, options):
+        for what, why in item.findings:
+            place = {"what": what, "split": shard.split, "index": index}
+            findings.append(place | {"name": item.name, "why": why})
+        if item.record is not None:
+            with _writing():
+                writer.write(pack(item.record))
+            examples += 1
+            before, after = before + item.original_bytes, after + len(item.record.image)
+            label = item.record.label
+            labels.append(label)
+            for one in (label,) if one_label else label or ():
+                counts[one] += 1
+        progress(1)
+    with _writing():
+        writer.close()
     return {
         "file": shard.file,
         "examples": examples,
-        "bytes": size,
-        "sha256": digest,
+        "bytes": path.stat().st_size,
         "labels": labels if one_label else None,
         "class_counts": counts,
         "image_bytes": [before, after],
@@ -129,30 +144,6 @@ def _writing() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise OSError(str(error).split(";")[0].removeprefix("write() failed: ")) from error
-
-
-def write_json(path: pathlib.Path, value: dict) -> None:
-    """Writes `value` to `path`, which is either whole or not there."""
-    write_bytes(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode())
-
-
-def write_labels(path: pathlib.Path, labels: list[int]) -> None:
-    """Writes labels as `prepared.Prepared` reads them; whole or not at all."""
-    content = io.BytesIO()
-    np.save(content, np.asarray(labels, np.int32))
-    write_bytes(path, content.getvalue())
-
-
-def write_bytes(path: pathlib.Path, content: bytes) -> None:
-    """Writes `content` to `path`, which is either whole or not there."""
-    unfinished = path.with_name(path.name + ".unfinished")
-    try:
-        unfinished.write_bytes(content)
-        _keep(unfinished)
-    except OSError:
-        unfinished.unlink(missing_ok=True)
-        raise
-    os.replace(unfinished, path)
 
 
 def sha256(path: pathlib.Path) -> str:
@@ -170,41 +161,69 @@ class _Item:
     findings: tuple[tuple[str, str], ...]
 
 
-def _in_order(shard: Shard, source: Source, pool, *how) -> Iterator[tuple[int, _Item]]:
-    """(index, item) of every example of `shard`; a bounded number of them is worked on ahead; `how`
-    goes to `_items`.
+def _in_order(shard: Shard, source: Source, pools: Pools, *how) -> Iterator[tuple[int, _Item]]:
+    """(index, item) of every example of `shard`; a bounded number of them is read and examined ahead;
+    `how` goes to `_items`.
     """
-    blocks = iter(range(shard.start, shard.stop, _BLOCK))
-    waiting = collections.deque()
-
-    def submit() -> None:
-        for first in blocks:
-            rows = range(first, min(first + _BLOCK, shard.stop))
-            waiting.append((rows, pool.submit(_items, source, rows, *how)))
+    blocks = iter(
+        range(first, min(first + _BLOCK, shard.stop))
+        for first in range(shard.start, shard.stop, _BLOCK)
+    )
+    reading, examining, largest = collections.deque(), collections.deque(), 1
+    while True:
+        ahead = max(min(2 * _READERS, _BYTES_AHEAD // largest), 2)
+        for rows in itertools.islice(blocks, max(ahead - len(reading), 0)):
+            reading.append((rows, pools.readers.submit(_read, source, rows)))
+        while reading and len(examining) < 2 * pools.workers._max_workers:
+            if examining and not reading[0][1].done():
+                break
+            rows, block = reading.popleft()
+            found = block.result()
+            largest = max(largest, sum(_bytes(one) for one in found if isinstance(one, Record)))
+            examining.append((rows, pools.workers.submit(_items, source, found, *how)))
+        if not examining:
             return
-
-    for _ in range(2 * pool._max_workers):
-        submit()
-    while waiting:
-        rows, block = waiting.popleft()
-        submit()
+        rows, block = examining.popleft()
         yield from zip(rows, block.result(), strict=True)
 
 
-def _items(source: Source, rows: range, root: str, options: Options) -> list[_Item]:
-    return [_item(source, row, root, options) for row in rows]
+def _bytes(record: Record) -> int:
+    image = record.image
+    return len(image) if isinstance(image, bytes) else image.nbytes
 
 
-def _item(source: Source, row: int, root: str, options: Options) -> _Item:
+def _read(source: Source, rows: range) -> list[Record | BadImage]:
+    """The records of `rows`, or why one cannot be read."""
     try:
-        record = source[row]
+        return read_records(source, rows)
+    except BadImage:  # which of them?
+        return [_read_one(source, row) for row in rows]
+
+
+def _read_one(source: Source, row: int) -> Record | BadImage:
+    try:
+        return source[row]
+    except BadImage as error:
+        return error
+
+
+def _items(
+    source: Source, found: list[Record | BadImage], root: str, options: Options
+) -> list[_Item]:
+    return [_item(source, one, root, options) for one in found]
+
+
+def _item(source: Source, record: Record | BadImage, root: str, options: Options) -> _Item:
+    try:
+        if isinstance(record, BadImage):
+            raise record
         image, name = encoded(record.image), _within(root, record.name)
-        pixels, remarks = examine(image, name)
+        pixels, remarks = examine(image, name, options.max_pixels)
         check_label(record, len(source.classes))
     except BadImage as error:
         return _Item(_within(root, error.name), None, 0, (("bad", error.why),))
     stored = image
-    if options != AS_THEY_ARE:
+    if options.reencodes:
         stored = reencode(image, pixels, options.max_side, options.quality)
     kept = Record(stored, record.label, name)
     return _Item(name, kept, len(image), tuple(("kept", remark) for remark in remarks))
@@ -215,9 +234,3 @@ def _within(root: str, name: str) -> str:
     was.
     """
     return name.removeprefix(root).lstrip("/, ") if root else name
-
-
-def _keep(path: pathlib.Path) -> None:
-    """Flushes the content of a file to the disk, before it gets its name."""
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())

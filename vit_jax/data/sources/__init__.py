@@ -12,6 +12,7 @@ from etils import epath
 
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
+from vit_jax.data.cache import cached
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, DataError, DataSet, Labels, Record, Source
 from vit_jax.data.sources.digits import open_digits, open_few
@@ -56,7 +57,12 @@ def open_data_set(config_data: Data) -> DataSet | MixedSet:
         place = places.locate(config_data.path, "config.data.path")
         if places.is_address(config_data.path):
             config_data = dataclasses.replace(config_data, path=str(place))
-    return OPENERS.get(config_data.name, open_tfds)(config_data)
+    data_set = OPENERS.get(config_data.name, open_tfds)(config_data)
+    if not config_data.cache or isinstance(data_set, MixedSet):  # whose sets are cached one by one
+        return data_set
+    return dataclasses.replace(
+        data_set, read=lambda parts: cached(data_set.read(parts), config_data)
+    )
 
 
 def open_source(config_data: Data, split: str) -> Source:
@@ -137,7 +143,9 @@ def locate(text: str, config_data: Data) -> Data:
         text = str(places.locate(text))
     place = epath.Path(text).expanduser()
     if text not in OPENERS and text not in NAMED:
-        if place.suffix == ".tar" or any(place.glob("*.tar") if place.is_dir() else ()):
+        # Not `glob`, which lists all folders of a bucket.
+        inside = place.iterdir() if place.is_dir() else ()
+        if place.suffix == ".tar" or any(one.suffix == ".tar" for one in inside):
             name, path = "tar", text
         elif place.exists():
             name = "prepared" if (place / DESCRIPTION).exists() else "folder"
@@ -155,7 +163,10 @@ def from_anywhere(config_data: Data) -> Data:
         for text, weight in config_data.mixture
     )
     return dataclasses.replace(
-        config_data, path=places.absolute(config_data.path, "config.data.path"), mixture=mixture
+        config_data,
+        path=places.absolute(config_data.path, "config.data.path"),
+        cache=places.absolute(config_data.cache, "config.data.cache"),
+        mixture=mixture,
     )
 
 
@@ -163,6 +174,7 @@ def _is_place(text: str) -> bool:
     """Whether `text`, in a mixture, is a file or folder rather than the name of a data set."""
     if places.is_address(text):
         return True
+    if text in OPENERS or text in NAMED:
+        return False
     place = epath.Path(text).expanduser()
-    known = text in OPENERS or text in NAMED
-    return not known and (place.exists() or place.suffix == ".tar")
+    return place.exists() or place.suffix == ".tar"

@@ -14,7 +14,7 @@ it.
 
 import dataclasses
 import os
-import pathlib
+from collections.abc import Sequence
 
 import numpy as np
 from absl import logging
@@ -26,8 +26,10 @@ from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, DataAbsent, DataSet, Label, Record
 from vit_jax.data.sources import fingerprint
 from vit_jax.data.sources.listed import read_list
+from vit_jax.data.sources.ranges import read_files
 from vit_jax.data.sources.table import SPLITS, SUFFIXES, Table, hold_out, label_at, natural
 from vit_jax.data.sources.text import readable
+from vit_jax.data.sources.trees import Tree, tree_at
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,14 +53,15 @@ class ImageFiles:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> Record:
-        path = self._path(index)
-        try:
-            with places.open_bytes(path) as file:
-                return Record(file.read(), label_at(self.labels, index), readable(path))
-        except FileNotFoundError:
-            raise BadImage(readable(path), "there is no such file") from None
-        except OSError as error:
-            raise BadImage(readable(path), error.strerror or str(error)) from None
+        return self.read([index])[0]
+
+    def read(self, indices: Sequence[int]) -> list[Record]:
+        """See `record.Source`."""
+        paths = [self._path(index) for index in indices]
+        return [
+            Record(_good(content), label_at(self.labels, index), readable(path))
+            for path, index, content in zip(paths, indices, read_files(paths), strict=True)
+        ]
 
     def fingerprint(self) -> str:
         """A fingerprint of a sample of the names and, on a local disk, of the sizes; and of all
@@ -72,7 +75,19 @@ class ImageFiles:
 
     def _path(self, index: int) -> str:
         path = self.paths[index]
-        return path if places.in_bucket(path) else os.path.join(self.root, path)
+        if places.in_bucket(path):
+            return path
+        if places.in_bucket(self.root) and ("./" in path or "//" in path):  # names are not resolved
+            scheme, _, root = self.root.partition("://")
+            return f"{scheme}://{os.path.normpath(os.path.join(root, path))}"
+        return os.path.join(self.root, path)
+
+
+def _good(content: bytes | BadImage) -> bytes:
+    """What was read of a file. Raises the error that came instead."""
+    if isinstance(content, BadImage):
+        raise content
+    return content
 
 
 def _size(path: str) -> int | None:
@@ -102,38 +117,32 @@ def open_folder(config_data: Data) -> DataSet:
         raise ConfigError(
             f"{path} was made by 'vit_jax prepare': read it with config.data.name='prepared'"
         )
-    if path.is_dir() and places.in_bucket(path):
-        raise ConfigError(
-            f"{path}: folders of images are read from local disks; list the images in a CSV file"
-        )
     if path.is_dir():
-        table, root = _read_folder(pathlib.Path(path), config_data), path
+        table, root = _read_folder(path, config_data), path
     else:
         table, root = read_list(path, config_data), path.parent
     return table.data_set(lambda *columns: ImageFiles(str(root), *columns))
 
 
-def unread_files(root: pathlib.Path) -> list[tuple[str, str]]:
+def unread_files(root: epath.Path) -> list[tuple[str, str]]:
     """The files of a folder of images that are no examples: (name relative to `root`, why), without
     hidden ones.
     """
-    tree, why = _Tree(root), "its name does not end like an image's"
-    folders = tree.folders(root)
+    tree, why = tree_at(root), "its name does not end like an image's"
+    folders = tree.folders("")
     if not folders:
-        return [(name, why) for name in tree.files(root) if not _is_image(name)]
+        return [(name, why) for name in tree.files("") if not _is_image(name)]
     found = [(name, "it lies beside the class folders") for name in _images_beside(tree)]
     for folder in folders:
-        for file in tree.files_below(root / folder):
-            if not _is_image(file.name):
-                found.append((file.relative_to(root).as_posix(), why))
+        found += [(name, why) for name in tree.files_below(folder) if not _is_image(name)]
     return sorted(found, key=lambda one: natural(one[0]))
 
 
-def _read_folder(root: pathlib.Path, config_data: Data) -> Table:
-    tree, where = _Tree(root), str(root)
-    folders = tree.folders(root)
+def _read_folder(root: epath.Path, config_data: Data) -> Table:
+    tree, where = tree_at(root), str(root)
+    folders = tree.folders("")
     if not folders:
-        return Table(where, (), False, hold_out(_unlabelled(tree, root), config_data, where))
+        return Table(where, (), False, hold_out(_unlabelled(tree, ""), config_data, where))
     beside = _images_beside(tree)
     if beside:
         logging.warning(
@@ -143,15 +152,13 @@ def _read_folder(root: pathlib.Path, config_data: Data) -> Table:
     split_folders = [name for name in SPLITS if name in folders]
     labelled = _labelled_splits(tree)
     if not labelled and "train" in folders and len(split_folders) == len(folders):
-        return Table(
-            where, (), False, {name: _unlabelled(tree, root / name) for name in split_folders}
-        )
+        return Table(where, (), False, {name: _unlabelled(tree, name) for name in split_folders})
     names, members = (), {}
     for name in labelled:
-        of_split, members[name] = _class_folders(tree, root / name, names)
+        of_split, members[name] = _class_folders(tree, name, names)
         names = names or of_split
     if not labelled:
-        names, images = _class_folders(tree, root, ())
+        names, images = _class_folders(tree, "", ())
         members = hold_out(images, config_data, where)
     if tree.links_back:
         logging.warning(
@@ -161,14 +168,14 @@ def _read_folder(root: pathlib.Path, config_data: Data) -> Table:
     return Table(where, tuple(map(readable, names)), False, members)
 
 
-def _labelled_splits(tree: "_Tree") -> list[str]:
+def _labelled_splits(tree: Tree) -> list[str]:
     """The folders of splits that hold class folders; a class that happens to be called 'train'
     holds images.
     """
-    return [name for name in SPLITS if tree.folders(tree.root / name)]
+    return [name for name in SPLITS if tree.folders(name)]
 
 
-def _images_beside(tree: "_Tree") -> list[str]:
+def _images_beside(tree: Tree) -> list[str]:
     """The images that are in no folder of a class, or of a split without labels, relative to the
     root, which has such folders.
     """
@@ -177,22 +184,22 @@ def _images_beside(tree: "_Tree") -> list[str]:
     return [
         os.path.join(folder, name)
         for folder in beside
-        for name in tree.files(tree.root / folder)
+        for name in tree.files(folder)
         if _is_image(name)
     ]
 
 
-def _unlabelled(tree: "_Tree", folder: pathlib.Path) -> list[tuple[str, Label]]:
+def _unlabelled(tree: Tree, folder: str) -> list[tuple[str, Label]]:
     """(path from the root, None) of the images in a folder."""
     names = [name for name in tree.files(folder) if _is_image(name)]
     if not names:
         raise ConfigError(
-            f"{folder} has neither images ({', '.join(SUFFIXES)}) nor sub-folders, one for each class"
+            f"{tree.root / folder} has neither images ({', '.join(SUFFIXES)}) nor sub-folders, one for each class"
         )
-    return [((folder / name).relative_to(tree.root).as_posix(), None) for name in names]
+    return [(os.path.join(folder, name), None) for name in names]
 
 
-def _class_folders(tree: "_Tree", folder: pathlib.Path, names: tuple[str, ...]):
+def _class_folders(tree: Tree, folder: str, names: tuple[str, ...]):
     """The names of the class folders (those given, or the sub-folders), and (path from the root,
     label) of all images in them.
     """
@@ -200,68 +207,15 @@ def _class_folders(tree: "_Tree", folder: pathlib.Path, names: tuple[str, ...]):
     unknown = sorted(set(there) - set(names)) if names else []
     if unknown:
         raise ConfigError(
-            f"{folder} has the class folder {unknown[0]!r}, which the training images lack"
+            f"{tree.root / folder} has the class folder {unknown[0]!r}, which the training images lack"
         )
     images = []
     for label, name in enumerate(names or there):
-        files = [file for file in tree.files_below(folder / name) if _is_image(file.name)]
+        files = [file for file in tree.files_below(os.path.join(folder, name)) if _is_image(file)]
         if not files and not names:
-            raise ConfigError(f"{folder / name} has no images ({', '.join(SUFFIXES)})")
-        images += [(file.relative_to(tree.root).as_posix(), label) for file in files]
+            raise ConfigError(f"{tree.root / folder / name} has no images ({', '.join(SUFFIXES)})")
+        images += [(file, label) for file in files]
     return names or there, images
-
-
-class _Tree:
-    """What is in the folders below `root`, except hidden files.
-
-    Attributes:
-      links_back: links that were met and are not followed, since they lead to a folder that contains
-        them, or all of the data set.
-    """
-
-    def __init__(self, root: pathlib.Path):
-        self.root, self.links_back = root, set()
-
-    def folders(self, folder: pathlib.Path) -> list[str]:
-        """The names of the sub-folders of a folder, except hidden ones; none if it is not there."""
-        if not folder.is_dir():
-            return []
-        with os.scandir(folder) as entries:
-            found = [e for e in entries if e.is_dir() and not e.name.startswith(".")]
-        links = {e.name for e in found if e.is_symlink() and self._leads_back(e.path)}
-        return sorted((e.name for e in found if e.name not in links), key=natural)
-
-    def files(self, folder: pathlib.Path) -> list[str]:
-        """The names of the files directly in a folder; none if it is not there."""
-        if not folder.is_dir():
-            return []
-        with os.scandir(folder) as entries:
-            names = [e.name for e in entries if not e.is_dir() and not e.name.startswith(".")]
-        return sorted(names, key=natural)
-
-    def files_below(self, folder: pathlib.Path) -> list[pathlib.Path]:
-        """The files in a folder and in the folders below it, each of which is visited once."""
-        found, visited, starts = [], set(), [os.fspath(folder)]
-        while starts:  # first what is there without links, then what links lead to
-            links = []
-            for where, folders, names in (step for start in starts for step in os.walk(start)):
-                status = os.stat(where)
-                if (status.st_dev, status.st_ino) in visited:
-                    folders.clear()
-                    continue
-                visited.add((status.st_dev, status.st_ino))
-                found += [os.path.join(where, name) for name in names if name[0] != "."]
-                links += [path for f in folders if os.path.islink(path := os.path.join(where, f))]
-            starts = sorted((link for link in links if not self._leads_back(link)), key=natural)
-        return [pathlib.Path(path) for path in sorted(found, key=natural)]
-
-    def _leads_back(self, link: str) -> bool:
-        target = os.path.realpath(link)
-        inside = (os.path.realpath(os.path.dirname(link)), os.path.realpath(self.root))
-        back = any(os.path.commonpath([target, place]) == target for place in inside)
-        if back:
-            self.links_back.add(link)
-        return back
 
 
 def _is_image(name: str) -> bool:

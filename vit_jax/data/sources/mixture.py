@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.options import Data
-from vit_jax.data.record import DataSet, Label, Record, Source
+from vit_jax.data.record import DataSet, Label, Record, Source, read_records
 from vit_jax.data.sources import fingerprint
 
 
@@ -49,11 +49,27 @@ class Mixture:
         return self._ends[-1]
 
     def __getitem__(self, index: int) -> Record:
-        which = bisect.bisect_right(self._ends, index)
-        source = self._sources[which]
-        within = index - (self._ends[which - 1] if which else 0)
-        record = source[within % len(source)]
+        which, within = self._place(index)
+        record = self._sources[which][within]
         return dataclasses.replace(record, label=self._label(record, which))
+
+    def read(self, indices: Sequence[int]) -> list[Record]:
+        """See `record.Source`: those of each source at once."""
+        found, wanted = {}, {}
+        for index in indices:
+            which, within = self._place(index)
+            wanted.setdefault(which, []).append((index, within))
+        for which, pairs in wanted.items():
+            records = read_records(self._sources[which], [within for _, within in pairs])
+            for (index, _), record in zip(pairs, records, strict=True):
+                found[index] = dataclasses.replace(record, label=self._label(record, which))
+        return [found[index] for index in indices]
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """The number of the source that has an example, and the index in there."""
+        which = bisect.bisect_right(self._ends, index)
+        within = index - (self._ends[which - 1] if which else 0)
+        return which, within % len(self._sources[which])
 
     def _label(self, record: Record, which: int) -> Label:
         """The label of a record of the source number `which`, among the classes of all."""

@@ -25,6 +25,9 @@ from vit_jax.data.sources.arrayrecord import ArrayRecords
 FORMAT = "vit_jax prepared, version 1"
 DESCRIPTION = "dataset.json"
 
+# What reading and unpacking a damaged record may raise.
+_DAMAGED = (RuntimeError, ValueError, TypeError, IndexError)
+
 
 def pack(record: Record) -> bytes:
     """The stored form of a record, whose image is encoded."""
@@ -63,7 +66,7 @@ class Prepared:
         self._folder, self._parts, self._splits = folder, tuple(parts), description["splits"]
         self.classes = tuple(description["classes"])
         self.multi_label = description["multi_label"]
-        files, examples = [], {}
+        files, examples, sizes = [], {}, {}
         for split, first, last in parts:
             begin = 0
             for shard in description["splits"][split]["shards"]:
@@ -71,9 +74,9 @@ class Prepared:
                 start, stop = max(first - begin, 0), min(last - begin, number)
                 if start < stop:
                     files.append((path, start, stop))
-                    examples[path] = number
+                    examples[path], sizes[path] = number, shard["bytes"]
                 begin += number
-        self._records = ArrayRecords(files, examples)
+        self._records = ArrayRecords(files, examples, sizes)
 
     def __reduce__(self):
         return Prepared, self._args  # open files do not travel to another process: it opens its own
@@ -84,15 +87,27 @@ class Prepared:
     def __getitem__(self, index: int) -> Record:
         """A record that is damaged has an empty image, which the decoder refuses by its name."""
         try:
-            found = unpack(self._records[index])
-            return Record(found.image, found.label, f"{self._folder}, {found.name}")
+            return self._record(self._records[index])
         except DataError:  # the file, not the record
             raise
-        except (RuntimeError, ValueError, TypeError, IndexError):
+        except _DAMAGED:
             path, row = self._records.place(index)
             name = f"{path}, record {row} (damaged; 'vit_jax prepare --verify')"
             some_label = 0 if self.classes else None
             return Record(b"", () if self.multi_label else some_label, name)
+
+    def read(self, indices: Sequence[int]) -> list[Record]:
+        """See `record.Source`."""
+        try:
+            return [self._record(stored) for stored in self._records.read(indices)]
+        except DataError:
+            raise
+        except _DAMAGED:  # one of them
+            return [self[index] for index in indices]
+
+    def _record(self, stored: bytes) -> Record:
+        found = unpack(stored)
+        return Record(found.image, found.label, f"{self._folder}, {found.name}")
 
     @property
     def labels(self) -> Labels:

@@ -20,7 +20,9 @@ from vit_jax.data.options import Data
 from vit_jax.data.record import DataSet, Label, Labels, Source
 from vit_jax.data.sources.text import read_text
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".npy")
+SUFFIXES = (
+    ".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".npy", ".avif", ".heic", ".heif",
+)  # fmt: skip
 SPLITS = ("train", "test", "val", "validation")
 # What a held-out split may be called instead: the first that is there.
 ALIASES = {

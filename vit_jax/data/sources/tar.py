@@ -14,17 +14,20 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import numpy as np
 from etils import epath
 
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
+from vit_jax.data.images import check_bytes
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, DataSet, Record
 from vit_jax.data.sources import fingerprint
 from vit_jax.data.sources.listed import json_label
+from vit_jax.data.sources.ranges import Ranges, open_to_scan
+from vit_jax.data.sources.stored_index import scan_all
 from vit_jax.data.sources.table import (
     SPLITS,
     SUFFIXES,
@@ -35,6 +38,8 @@ from vit_jax.data.sources.table import (
     number_labels,
 )
 from vit_jax.data.sources.text import readable
+
+_KIND = "tar 1"
 
 _Place = tuple[int, str, int, int]  # number of the tar file, name inside, first byte, bytes
 
@@ -50,20 +55,29 @@ class TarImages:
     multi_label: bool
     places: tuple[_Place, ...]
     labels: np.ndarray | tuple[tuple[int, ...], ...] | None
+    ranges: Ranges = dataclasses.field(default_factory=Ranges, compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.places)
 
     def __getitem__(self, index: int) -> Record:
-        number, name, first, size = self.places[index]
-        path = self.files[number]
-        name = readable(f"{path}, {name}")
+        return self.read([index])[0]
+
+    def read(self, indices: Sequence[int]) -> list[Record]:
+        """See `record.Source`."""
+        wanted = [self.places[index] for index in indices]
+        parts = [(self.files[number], first, size) for number, _, first, size in wanted]
+        names = [readable(f"{self.files[number]}, {name}") for number, name, _, _ in wanted]
+        for (*_, size), name in zip(parts, names, strict=True):
+            check_bytes(size, name)
         try:
-            with places.open_bytes(path) as file:
-                file.seek(first)
-                return Record(file.read(size), label_at(self.labels, index), name)
+            images = self.ranges.read_many(parts)
         except OSError as error:
-            raise BadImage(name, error.strerror or str(error)) from None
+            if len(names) > 1:  # which of them cannot be read?
+                return [self[index] for index in indices]
+            raise BadImage(names[0], error.strerror or str(error)) from None
+        labels = [label_at(self.labels, index) for index in indices]
+        return list(map(Record, images, labels, names))
 
     def fingerprint(self) -> str:
         """A fingerprint of a sample of the names and sizes, and of all labels."""
@@ -92,11 +106,11 @@ def find_tars(path: str) -> list:
     if not path:
         raise ConfigError("config.data.path is empty: 'tar' needs a tar file, or a folder of them")
     place = epath.Path(path).expanduser()
-    numbers = re.search(r"\{(\d+)\.\.(\d+)\}", path)
+    numbers = re.search(r"\{(\d+)\.\.(\d+)\}", str(place))
     if numbers:
         width = len(numbers[1])
         files = [
-            epath.Path(path.replace(numbers[0], f"{i:0{width}}")).expanduser()
+            epath.Path(str(place).replace(numbers[0], f"{i:0{width}}"))
             for i in range(int(numbers[1]), int(numbers[2]) + 1)
         ]
     elif "*" in path:
@@ -105,7 +119,9 @@ def find_tars(path: str) -> list:
         files = sorted(place.glob("*.tar"), key=lambda file: natural(file.name))
     else:
         files = [place]
-    missing = [str(file) for file in files if not file.exists()]
+    # Of many in a bucket one listing finds out, see `scan_all`.
+    few = files if not places.in_bucket(place) or len(files) == 1 else []
+    missing = [str(file) for file in few if not file.exists()]
     if missing or not files:
         raise ConfigError(f"there is no tar file {missing[0] if missing else path}")
     return files
@@ -113,7 +129,8 @@ def find_tars(path: str) -> list:
 
 def _read(files: list, config_data: Data) -> Table:
     path = config_data.path
-    samples = [(number, *sample) for number, file in enumerate(files) for sample in _samples(file)]
+    found = scan_all([str(file) for file in files], _scan, _KIND)
+    samples = [(number, *sample) for number, of_file in enumerate(found) for sample in of_file]
     if not samples:
         raise ConfigError(f"{path} has no images ({', '.join(SUFFIXES)})")
     texts, splits = [], []
@@ -142,11 +159,11 @@ def _read(files: list, config_data: Data) -> Table:
     return Table(path, classes, multi_label, members)
 
 
-def _samples(file) -> Iterator[tuple[str, int, int, str | tuple[str, ...] | None]]:
+def _scan(file: places.File) -> list[tuple[str, int, int, str | tuple[str, ...] | None]]:
     """(name, first byte, bytes, label as text if it is beside) of the images in a tar file."""
     images, labels = [], {}
     try:
-        with file.open("rb") as opened, tarfile.open(fileobj=opened, mode="r:") as tar:
+        with open_to_scan(file) as opened, tarfile.open(fileobj=opened, mode="r:") as tar:
             for member in tar:
                 key, suffix = _key(member.name)
                 if not member.isfile() or os.path.basename(member.name).startswith("."):
@@ -159,13 +176,15 @@ def _samples(file) -> Iterator[tuple[str, int, int, str | tuple[str, ...] | None
                     label = json_label(json.load(tar.extractfile(member)))
                     labels |= {} if label is None else {key: label}
     except (tarfile.TarError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{file} cannot be read as an uncompressed tar file: {error!r}") from None
+        raise ConfigError(
+            f"{file.path} cannot be read as an uncompressed tar file: {error!r}"
+        ) from None
     pictures = {key for name, _, _, key in images if not _is_array(name)}
-    return (
+    return [
         (name, first, size, labels.get(key))
         for name, first, size, key in images
         if not (_is_array(name) and key in pictures)
-    )
+    ]
 
 
 def _is_array(name: str) -> bool:

@@ -5,10 +5,12 @@ TFDS's data sets is in `named.py`.
 """
 
 import os
+from collections.abc import Sequence
 
 import numpy as np
 from etils import epath
 
+from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
 from vit_jax.data import decode
@@ -55,7 +57,14 @@ class Tfds:
         return len(self._records)
 
     def __getitem__(self, index: int) -> Record:
-        stored = self._records[index]
+        return self._record(index, self._records[index])
+
+    def read(self, indices: Sequence[int]) -> list[Record]:
+        """See `record.Source`."""
+        stored = self._records.read(indices)
+        return [self._record(*one) for one in zip(indices, stored, strict=True)]
+
+    def _record(self, index: int, stored: bytes) -> Record:
         fields = self._features.deserialize_example_np(stored, decoders=self._decoders)
         file = fields.get("file_name", b"")
         name = f"{self._where}, record {index}" + (f" ({file.decode()})" if file else "")
@@ -112,7 +121,7 @@ def is_there(config_data: Data) -> bool:
 def data_dir(path: str) -> epath.Path:
     """The folder in which TFDS keeps its data sets; `path` if that says one."""
     default = os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
-    return epath.Path(path or default).expanduser()
+    return places.locate(path or default, "config.data.path" if path else "TFDS_DATA_DIR")
 
 
 def _open_records(builder, split: str) -> ArrayRecords | TfRecords:

@@ -32,6 +32,7 @@ class EarlyExit(Accuracy):
     """
 
     Options = Options
+    _inference: Inference | None = None
 
     def __init__(self, options: Options, subject: Subject):
         super().__init__(options, subject)
@@ -40,7 +41,7 @@ class EarlyExit(Accuracy):
     def __call__(self, trained: Trained, mesh: Mesh, watch: Watch = iter) -> dict[str, float]:
         """See `Evaluator`."""
         config, subject = self.config, self.subject
-        inference = Inference(
+        self._inference = inference = self._inference or Inference(
             subject.definition,
             subject.model_config,
             config.data,
@@ -48,7 +49,9 @@ class EarlyExit(Accuracy):
             batch_size=config.eval.batch_size or config.batch_size,
             mesh=mesh,
         )
-        step = jax.jit(self._added, out_shardings=meshes.replicated(mesh))
+        step = self._step = self._step or jax.jit(
+            self._added, out_shardings=meshes.replicated(mesh)
+        )
         unanswered, sums = collections.deque(), no_sums(mesh)
         with loader.eval_batches(self.source, config, meshes.batch_sharding(mesh)) as batches:
 

@@ -1,0 +1,198 @@
+"""Checkpoints on the local disks of several real processes: which state a run goes on from when all
+are killed and some disks are gone, full or damaged. The result is that of an undisturbed run.
+"""
+
+import pathlib
+import random
+import shutil
+import time
+
+import numpy as np
+import pytest
+
+from tests.integration.test_hosts import newest
+from tests.integration.test_reliability import all_bits, steps_done
+from tests.integration.test_storage import fill
+
+EVERY, LOCAL = 10, 2  # steps between checkpoints in the workdir and on local disks
+SHARDED = ("--config.mesh.fsdp=2", "--config.mesh.fsdp_min_size=0")
+
+
+def arguments(disks: pathlib.Path) -> tuple[str, ...]:
+    """Each process has a disk of its own, as a host has."""
+    return (
+        f"--config.checkpoint.every={EVERY} steps",
+        f"--config.checkpoint.local={disks}/{{process}}",
+        f"--config.checkpoint.local_every={LOCAL} steps",
+        "--config.duration=24 steps",
+        "--config.eval.evaluators=()",
+    )
+
+
+def local_steps(disks: pathlib.Path, process: int) -> list[int]:
+    names = [path.name for path in disks.glob(f"{process}/*/*") if path.suffix != ".new"]
+    return sorted(int(name.split(".")[2]) for name in names)
+
+
+def assert_same_bits(workdir, other) -> None:
+    expected, got = all_bits(workdir), all_bits(other)
+    assert expected.keys() == got.keys()
+    for name in expected:
+        np.testing.assert_array_equal(got[name], expected[name], err_msg=name)
+
+
+def resumed_at(run) -> int:
+    (line,) = [line for line in run.log(0).splitlines() if "resumed at step" in line]
+    return int(line.split("resumed at step ")[1].split()[0])
+
+
+def kill_all_after(run, workdir, step: int) -> None:
+    run.until(lambda: steps_done(workdir) >= step)
+    run.kill()
+
+
+def test_two_processes_go_on_from_their_local_disks_when_one_is_lost(hosts, tmp_path, monkeypatch):
+    """And on machines that have compiled nothing yet: the programs are beside the run."""
+    disks, workdir = tmp_path / "disks", tmp_path / "run"
+    monkeypatch.setenv("JAX_EXPLAIN_CACHE_MISSES", "1")
+    new_machine = "--config.compilation_cache=auto"
+    whole = hosts(tmp_path / "whole", *arguments(tmp_path / "other"))
+    assert whole.codes() == [0, 0], whole.log(0)
+    assert not list((tmp_path / "other").glob("*/*")), "the end of a run frees the disks"
+
+    monkeypatch.setenv("HOME", str(tmp_path / "first"))
+    run = hosts(workdir, *arguments(disks), new_machine, seconds=0.012)
+    kill_all_after(run, workdir, 17)
+    shutil.rmtree(disks / "1")
+    monkeypatch.setenv("HOME", str(tmp_path / "second"))
+    rest = hosts(workdir, *arguments(disks), new_machine)
+    assert rest.codes() == [0, 0], rest.log(0) + rest.log(1)
+    compiled = "CACHE MISS for 'jit_train_step'"
+    assert compiled in run.log(0) and compiled not in rest.log(0)
+    assert resumed_at(rest) >= 14 and "process 1 gets its shards from the others" in rest.log(0)
+    assert_same_bits(tmp_path / "whole", workdir)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The workdir of the run of four processes that nothing happens to; made by the first test."""
+    return tmp_path_factory.mktemp("undisturbed")
+
+
+def lose_one(disks, run):
+    shutil.rmtree(disks / "2")
+
+
+def lose_both_holders(disks, run):
+    """Of processes 0 and 2, or 1 and 3, one pair holds the same shards."""
+    for process in range(1, 4):
+        shutil.rmtree(disks / str(process))
+
+
+def damage_one(disks, run):
+    newest_file = max(disks.glob("1/*/*"), key=lambda path: int(path.name.split(".")[2]))
+    content = bytearray(newest_file.read_bytes())
+    content[-100] ^= 4
+    newest_file.write_bytes(content)
+
+
+def damage_newest_of_all(disks, run):
+    for process in range(4):
+        step = max(local_steps(disks, process))
+        for path in disks.glob(f"{process}/*/*.{step}"):
+            path.write_bytes(path.read_bytes()[:-7])
+
+
+def nothing(disks, run):
+    pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "what, at_least, logged",
+    [
+        (nothing, 14, ""),
+        (lose_one, 14, "process 2 gets its shards from the others"),
+        (damage_one, 14, "is damaged"),
+        (damage_newest_of_all, 12, "is damaged"),
+        (lose_both_holders, EVERY, ""),
+    ],
+)
+def test_four_processes_go_on_from_the_newest_that_they_have_together(
+    hosts, undisturbed, tmp_path, what, at_least, logged
+):
+    if not (undisturbed / "result.json").exists():
+        whole = hosts(undisturbed, *arguments(tmp_path / "w"), *SHARDED, processes=4)
+        assert whole.codes() == [0] * 4, whole.log(0)
+    disks, workdir = tmp_path / "disks", tmp_path / "run"
+    run = hosts(workdir, *arguments(disks), *SHARDED, processes=4, seconds=0.012)
+    kill_all_after(run, workdir, 17)
+    what(disks, run)
+    rest = hosts(workdir, *arguments(disks), *SHARDED, processes=4)
+    assert rest.codes() == [0] * 4, "".join(map(rest.log, range(4)))
+    logs = "".join(map(rest.log, range(4)))
+    assert resumed_at(rest) >= at_least and logged in logs
+    if what is lose_both_holders:
+        assert resumed_at(rest) == EVERY, "nobody has all shards: the workdir's is used"
+    assert_same_bits(undisturbed, workdir)
+
+
+@pytest.mark.slow
+def test_a_full_disk_of_one_process_ends_nothing_and_its_peer_has_its_shards(
+    hosts, undisturbed, tmp_path
+):
+    disks, workdir = tmp_path / "disks", tmp_path / "run"
+    wide = ("--config.model.width=128",)
+    whole = hosts(tmp_path / "whole", *arguments(tmp_path / "w"), *SHARDED, *wide, processes=4)
+    assert whole.codes() == [0] * 4, whole.log(0)
+    late = "--config.checkpoint.every=100 steps"
+    run = hosts(workdir, *arguments(disks), *SHARDED, *wide, late, processes=4, seconds=0.012)
+    run.until(lambda: local_steps(disks, 3))
+    fill(run.processes[3])
+    run.until(lambda: "cannot be written by 1 of 4 processes (process 3" in run.log(0))
+    full = steps_done(workdir)
+    kill_all_after(run, workdir, full + 6)
+    assert max(local_steps(disks, 0)) > max(local_steps(disks, 3))
+    rest = hosts(workdir, *arguments(disks), *SHARDED, *wide, processes=4)
+    assert rest.codes() == [0] * 4, rest.log(0)
+    assert resumed_at(rest) >= full + 2
+    assert_same_bits(tmp_path / "whole", workdir)
+
+
+@pytest.mark.slow
+def test_kills_at_any_time_cost_no_more_than_the_last_complete_step(hosts, undisturbed, tmp_path):
+    """SIGKILL for all of four processes at random times, many of them while files are written, which
+    all share one disk; the run goes on from where all had written.
+    """
+    if not (undisturbed / "result.json").exists():
+        whole = hosts(undisturbed, *arguments(tmp_path / "w"), *SHARDED, processes=4)
+        assert whole.codes() == [0] * 4, whole.log(0)
+    disk, workdir = tmp_path / "disk", tmp_path / "run"
+    shared = [a.replace("/{process}", "") for a in arguments(disk)]
+    shared = [a.replace(f"local_every={LOCAL}", "local_every=1") for a in shared]
+    random.seed(0)
+    for _ in range(8):
+        run = hosts(workdir, *shared, *SHARDED, processes=4, seconds=0.012)
+        before = complete_steps(disk)
+        run.until(lambda before=before: complete_steps(disk) > before + 1)
+        time.sleep(random.uniform(0, 0.4))
+        run.kill()
+        if newest_or_none(workdir) == 24:
+            break
+    rest = hosts(workdir, *shared, *SHARDED, processes=4)
+    assert rest.codes() == [0] * 4, rest.log(0)
+    assert_same_bits(undisturbed, workdir)
+
+
+def complete_steps(disk: pathlib.Path) -> int:
+    """The newest step that all four processes have written."""
+    count: dict[int, set] = {}
+    for path in disk.glob("*/*"):
+        if path.suffix != ".new":
+            _, process, step = path.name.split(".")
+            count.setdefault(int(step), set()).add(process)
+    return max((step for step, by in count.items() if len(by) == 4), default=0)
+
+
+def newest_or_none(workdir) -> int | None:
+    return newest(workdir) if (workdir / "checkpoints").is_dir() else None

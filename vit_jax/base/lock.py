@@ -1,0 +1,240 @@
+"""One process at a time in a folder: two runs that write to one workdir would delete each other's
+checkpoints and mix their metrics.
+
+On local disks the lock is the operating system's, which a process cannot keep beyond its death. In
+a bucket it is a small file that its holder renews. It is free when the holder was a process of this
+machine which has ended, or when nobody has renewed it for a while by the bucket's clock: the clocks of
+two machines are not compared.
+"""
+
+import fcntl
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+
+from absl import logging
+from etils import epath
+
+from vit_jax.base import buckets, places
+from vit_jax.base.errors import UserError
+
+NAME = ".lock"
+_RENEW_SECONDS, _STALE_SECONDS = 10.0, 40.0
+
+
+class Locked(UserError):
+    """Another process holds the lock."""
+
+
+class Lock:
+    """Held in a `with` statement, by one process of a run.
+
+    Raises:
+      Locked: another process holds it, and goes on to for `patience` seconds.
+    """
+
+    def __init__(
+        self,
+        folder: epath.Path,
+        *,
+        name: str = NAME,
+        patience: float = 15.0,
+        busy: str = "another run trains in {folder} ({holder}): use another --workdir, or wait until it "
+        "has ended",
+        on_lost: Callable[[str], None] = logging.error,
+    ):
+        """Makes a lock that is not held yet.
+
+        Args:
+          name: of its file in the folder.
+          patience: seconds to wait for a run that may be about to end, after a signal.
+          busy: the message of `Locked`, with {folder} and {holder}.
+          on_lost: called with a sentence, in a thread, when the lock could not be renewed in time and another
+            process took it over.
+        """
+        self._path, self._patience, self._busy = folder / name, patience, busy
+        self._on_lost = on_lost
+        self._in_bucket = places.in_bucket(folder)
+        self._token = f"{socket.gethostname()}, process {os.getpid()}"
+        self._unique = uuid.uuid4().hex
+        self._ended = threading.Event()
+        # In a bucket: the entry of another holder, and whether it was renewed since it was seen.
+        self._watched, self._renewed = None, False
+
+    def __enter__(self) -> "Lock":
+        deadline = time.monotonic() + self._patience
+        take = self._take_in_bucket if self._in_bucket else self._take
+        while not take():
+            waits = self._in_bucket and not self._renewed  # until it is known to be in use
+            if time.monotonic() > deadline and not waits:
+                message = self._busy.replace("{holder}", self._holder())
+                raise Locked(message.replace("{folder}", str(self._path.parent)))
+            time.sleep(0.5)
+        return self
+
+    def __exit__(self, *_) -> None:
+        if not self._in_bucket:
+            os.close(self._file)
+            return
+        self._ended.set()
+        self._thread.join()
+        try:
+            if (_read(self._path) or {}).get("unique") == self._unique:
+                self._path.unlink(missing_ok=True)
+        except Exception as error:
+            if not buckets.is_failure(error):
+                raise
+            logging.warning("%s cannot be removed: %s", self._path, buckets.reason(error))
+
+    def _take(self) -> bool:
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._file)
+            return False
+        except OSError as error:  # a file system without locks
+            logging.warning("%s: %s: nothing keeps a second run out", self._path, error)
+            return True
+        try:
+            os.ftruncate(self._file, 0)
+            os.write(self._file, self._token.encode())
+        except OSError:  # a full disk
+            os.close(self._file)
+            raise
+        return True
+
+    def _take_in_bucket(self) -> bool:
+        held = _read(self._path)
+        if held and not _is_free(self._path, held):
+            self._watch(held)
+            return False
+        self._renew()
+        time.sleep(1.0)  # of two that saw it free, the one that wrote last has it
+        if (_read(self._path) or {}).get("unique") != self._unique:
+            return False
+        self._thread = threading.Thread(target=self._keep, name="vit_jax-lock", daemon=True)
+        self._thread.start()
+        return True
+
+    def _watch(self, held: dict) -> None:
+        """Notices whether the holder shows that it is alive."""
+        if self._watched is None:
+            logging.info(
+                "%s is held by %s: waiting up to %g s to see if that run is alive",
+                self._path, held["holder"], _STALE_SECONDS,
+            )  # fmt: skip
+        elif self._watched != held:
+            self._renewed = True
+        self._watched = held
+
+    def _keep(self) -> None:
+        while not self._ended.wait(_RENEW_SECONDS):
+            try:
+                held = _read(self._path)
+                if held and held["unique"] != self._unique:
+                    self._on_lost(
+                        f"{self._path} could not be renewed for {_STALE_SECONDS:g} s, and "
+                        f"{held['holder']} took it over: this run ends, and the other goes on"
+                    )
+                    return
+                self._renew()
+            except Exception as error:
+                if not buckets.is_failure(error):
+                    raise
+                logging.warning("%s cannot be renewed: %s", self._path, buckets.reason(error))
+
+    def _renew(self) -> None:
+        entry = {
+            "holder": self._token,
+            "unique": self._unique,
+            "renewed": time.time(),
+            "machine": _machine(),
+            "process": os.getpid(),
+        }
+        places.write_whole(self._path, json.dumps(entry))
+
+    def _holder(self) -> str:
+        if self._in_bucket:
+            return self._watched["holder"] if self._watched else "it has just begun"
+        return self._path.read_text() or "it has just begun"
+
+
+def is_held(folder: epath.Path) -> bool:
+    """Whether a run trains in a workdir, as far as its lock shows."""
+    path = folder / NAME
+    if places.in_bucket(folder):
+        held = _read(path)
+        return held is not None and not _is_free(path, held)
+    try:
+        file = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(file)
+    return False
+
+
+def _read(path: epath.Path) -> dict | None:
+    """The entry of a lock in a bucket; `None` if there is none, or only one copied from a local workdir."""
+    try:
+        return json.loads(places.read_bytes(path))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _is_free(path: epath.Path, held: dict) -> bool:
+    """Whether the holder of a lock in a bucket is known to be gone."""
+    if held.get("machine") and held["machine"] == _machine() and not _is_alive(held["process"]):
+        return True
+    try:
+        return _bucket_time(path) - _modified(path) > _STALE_SECONDS
+    except FileNotFoundError:  # Released in this moment: the next look finds it free.
+        return False
+
+
+def _bucket_time(path: epath.Path) -> float:
+    """The time by the bucket's own clock: when a file was written just now."""
+    probe = path.with_name(f"{path.name}-{uuid.uuid4().hex}")
+    places.write_whole(probe, b"")
+    try:
+        return _modified(probe)
+    finally:
+        probe.unlink()
+
+
+def _modified(path: epath.Path) -> float:
+    """When an object was written last, in seconds of the bucket's clock."""
+    scheme, _, _ = buckets.parts(os.fspath(path))
+    return buckets.client(scheme).modified(os.fspath(path)).timestamp()
+
+
+def _machine() -> str:
+    """What the processes have in common that see each other's numbers."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return (
+                f"{socket.gethostname()} {file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+            )
+    except OSError:  # not on Linux
+        return ""
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        pass
+    return True

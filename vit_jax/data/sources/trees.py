@@ -1,0 +1,133 @@
+"""What is in the folders below one, on a disk or in a bucket, without hidden files. Names are those
+from the root: 'train/cat/1.jpg'; the root is ''.
+"""
+
+import bisect
+import os
+from typing import Protocol
+
+from etils import epath
+
+from vit_jax.base import places
+from vit_jax.data.sources.ranges import list_names
+from vit_jax.data.sources.table import natural
+
+
+class Tree(Protocol):
+    """Folders and files.
+
+    Attributes:
+      root: the folder that names begin at.
+      links_back: links that were met and are not followed, since they lead to a folder that contains
+        them, or all of the data set.
+    """
+
+    root: epath.Path
+    links_back: set[str]
+
+    def folders(self, folder: str) -> list[str]:
+        """The names in a folder of its sub-folders; none if it is not there."""
+
+    def files(self, folder: str) -> list[str]:
+        """The names in a folder of the files directly in it; none if it is not there."""
+
+    def files_below(self, folder: str) -> list[str]:
+        """The names from the root of the files in a folder and in the folders below it."""
+
+
+def tree_at(root: epath.Path) -> Tree:
+    """The tree below a folder."""
+    return _BucketTree(root) if places.in_bucket(root) else _DiskTree(root)
+
+
+class _BucketTree:
+    """A tree of objects, by one listing of all: folders exist in their names alone."""
+
+    def __init__(self, root: epath.Path):
+        self.root, self.links_back = root, set()
+        # Names that end with a slash are what some tools leave for an empty folder.
+        names = (name for name in list_names(str(root)) if not name.endswith("/"))
+        self._names = sorted(name for name in names if not name.rpartition("/")[2].startswith("."))
+
+    def folders(self, folder: str) -> list[str]:
+        prefix, found = _prefix(folder), []
+        place, end = self._range(prefix)
+        while place < end:
+            name, slash, _ = self._names[place][len(prefix) :].partition("/")
+            if slash:
+                found += [] if name.startswith(".") else [name]
+                place = self._range(f"{prefix}{name}/")[1]
+            else:
+                place += 1
+        return sorted(found, key=natural)
+
+    def files(self, folder: str) -> list[str]:
+        prefix = _prefix(folder)
+        start, end = self._range(prefix)
+        names = (name[len(prefix) :] for name in self._names[start:end])
+        return sorted((name for name in names if "/" not in name), key=natural)
+
+    def files_below(self, folder: str) -> list[str]:
+        start, end = self._range(_prefix(folder))
+        return sorted(self._names[start:end], key=natural)
+
+    def _range(self, prefix: str) -> tuple[int, int]:
+        """Where names that begin with `prefix` start and end."""
+        if not prefix:
+            return 0, len(self._names)
+        after = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+        return bisect.bisect_left(self._names, prefix), bisect.bisect_left(self._names, after)
+
+
+class _DiskTree:
+    """Files of a disk. Links are followed, except those back; of a class, every folder is visited
+    once, however many links lead to it.
+    """
+
+    def __init__(self, root: epath.Path):
+        self.root, self.links_back = root, set()
+
+    def folders(self, folder: str) -> list[str]:
+        path = os.path.join(self.root, folder)
+        if not os.path.isdir(path):
+            return []
+        with os.scandir(path) as entries:
+            found = [e for e in entries if e.is_dir() and not e.name.startswith(".")]
+        links = {e.name for e in found if e.is_symlink() and self._leads_back(e.path)}
+        return sorted((e.name for e in found if e.name not in links), key=natural)
+
+    def files(self, folder: str) -> list[str]:
+        path = os.path.join(self.root, folder)
+        if not os.path.isdir(path):
+            return []
+        with os.scandir(path) as entries:
+            names = [e.name for e in entries if not e.is_dir() and not e.name.startswith(".")]
+        return sorted(names, key=natural)
+
+    def files_below(self, folder: str) -> list[str]:
+        found, visited, starts = [], set(), [os.path.join(self.root, folder)]
+        while starts:  # first what is there without links, then what links lead to
+            links = []
+            for where, folders, names in (step for start in starts for step in os.walk(start)):
+                status = os.stat(where)
+                if (status.st_dev, status.st_ino) in visited:
+                    folders.clear()
+                    continue
+                visited.add((status.st_dev, status.st_ino))
+                found += [os.path.join(where, name) for name in names if name[0] != "."]
+                links += [path for f in folders if os.path.islink(path := os.path.join(where, f))]
+            starts = sorted((link for link in links if not self._leads_back(link)), key=natural)
+        start = len(os.path.join(self.root, ""))
+        return [path[start:] for path in sorted(found, key=natural)]
+
+    def _leads_back(self, link: str) -> bool:
+        target = os.path.realpath(link)
+        inside = (os.path.realpath(os.path.dirname(link)), os.path.realpath(self.root))
+        back = any(os.path.commonpath([target, place]) == target for place in inside)
+        if back:
+            self.links_back.add(link)
+        return back
+
+
+def _prefix(folder: str) -> str:
+    return f"{folder}/" if folder else ""

@@ -1,0 +1,147 @@
+"""Which GPUs of its node a process uses. Read from environment variables and device files; no device
+is touched here.
+
+`jax.distributed.initialize` would give each process that SLURM or Open MPI starts one GPU, also where
+it is the only process of a node with eight.
+"""
+
+import dataclasses
+import pathlib
+import re
+from collections.abc import Mapping
+
+from jax._src import hardware_utils  # has no public name
+
+from vit_jax.base.errors import ConfigError
+
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+_GPU = re.compile(r"\d+|(GPU|MIG)-.+")
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeRank:
+    """A process among the processes of its node.
+
+    Attributes:
+      index: from 0.
+      count: of processes on this node.
+    """
+
+    index: int
+    count: int
+
+
+def wanted(environment: Mapping[str, str]) -> bool:
+    """Whether JAX may compute with GPUs: not with JAX_PLATFORMS=cpu."""
+    platforms = environment.get("JAX_PLATFORMS")
+    return not platforms or not {"cuda", "rocm", "gpu"}.isdisjoint(platforms.split(","))
+
+
+def on_node() -> int:
+    """How many GPUs the node has, or those that its container shows."""
+    nvidia = [p for p in pathlib.Path("/dev").glob("nvidia*") if p.name[6:].isdigit()]
+    return len(nvidia) or max(hardware_utils.num_available_amd_gpus(), 0)
+
+
+def allocated(environment: Mapping[str, str], node_gpus: int) -> int:
+    """How many GPUs of its node a job may use: fewer than there are if SLURM shares nodes."""
+    return int(environment.get("SLURM_GPUS_ON_NODE") or node_gpus)
+
+
+def visible(environment: Mapping[str, str]) -> list[str] | None:
+    """The GPUs that the environment shows to a process; `None` if it does not restrict them."""
+    name = next((name for name in _VISIBLE if name in environment), None)
+    if name is None:
+        return None
+    shown = []
+    for gpu in environment[name].split(","):
+        if not _GPU.fullmatch(gpu.strip()):  # As CUDA does: the first invalid one ends the list.
+            break
+        shown.append(gpu.strip())
+    return shown
+
+
+def local_device_ids(
+    rank: NodeRank | None, environment: Mapping[str, str], node_gpus: int
+) -> list[int] | None:
+    """The GPUs that a process uses, counted among those that are visible to it.
+
+    1. JAX_LOCAL_DEVICE_IDS, if it is set;
+    2. all, if the process is alone on its node, if the engine shows each process GPUs of its own, or
+       if it computes on CPUs;
+    3. else an equal share of the node's.
+
+    Args:
+      rank: among the processes of its node; `None` if the engine does not say.
+      environment: variables of the process.
+      node_gpus: how many GPUs the node has, see `on_node`; 0 if unknown.
+
+    Returns:
+      Ids for `jax.distributed.initialize`; `None` for all.
+
+    Raises:
+      ConfigError: more processes than GPUs on a node.
+    """
+    chosen = environment.get("JAX_LOCAL_DEVICE_IDS")
+    if chosen:
+        if not re.fullmatch(r"\d+(,\d+)*", chosen):
+            raise ConfigError(f"JAX_LOCAL_DEVICE_IDS={chosen} must be numbers, e.g. 0,1")
+        return [int(device) for device in chosen.split(",")]
+    if rank is None or rank.count == 1 or not wanted(environment):
+        return None
+    node_gpus = allocated(environment, node_gpus)
+    shown = visible(environment)
+    if shown is None:
+        shared = node_gpus
+        if not shared:  # None, or none that can be counted: one for each process, as JAX does.
+            return [rank.index]
+    else:
+        shared = len(shown)
+        own = shared * rank.count <= node_gpus if node_gpus else shared < rank.count
+        if own or not shared:
+            return None
+    if shared < rank.count:
+        raise ConfigError(
+            f"{rank.count} processes on this node share {shared} GPUs: start at most one process for "
+            "each GPU"
+        )
+    share = shared // rank.count
+    return list(range(rank.index * share, (rank.index + 1) * share))
+
+
+def describe_use(node: str, used: int, environment: Mapping[str, str], node_gpus: int) -> dict:
+    """What `find_unused` needs to know from each process.
+
+    Args:
+      node: its name.
+      used: GPUs that the process computes with.
+      environment: variables of the process.
+      node_gpus: see `on_node`.
+    """
+    slurm, shown = "SLURM_GPUS_ON_NODE" in environment, visible(environment)
+    available = allocated(environment, 0 if shown is not None else node_gpus)
+    return {
+        "node": node,
+        "used": used,
+        "available": available,
+        "shown": [] if slurm else shown or [],
+    }
+
+
+def find_unused(uses: list[dict]) -> dict[str, tuple[int, int]]:
+    """Nodes on which GPUs stay unused: how many are used, and how many the run may use.
+
+    Args:
+      uses: of all processes, from `describe_use`.
+    """
+    nodes = {}
+    for use in uses:
+        node = nodes.setdefault(use["node"], {"used": 0, "available": 0, "shown": set()})
+        node["used"] += use["used"]
+        node["available"] = max(node["available"], use["available"])
+        node["shown"] |= set(use["shown"])
+    counts = {
+        name: (node["used"], max(node["available"], len(node["shown"])))
+        for name, node in nodes.items()
+    }
+    return {name: (used, most) for name, (used, most) in counts.items() if used < most}

@@ -1,0 +1,80 @@
+"""The logits of a whole data set: what evaluators of a classifier have in common."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from vit_jax.base.errors import ConfigError
+from vit_jax.data import loader, sources
+from vit_jax.data.classes import with_classes
+from vit_jax.devices import meshes
+from vit_jax.evaluation.contract import Evaluator, Options, Subject, Watch
+from vit_jax.evaluation.forward import make_forward
+from vit_jax.evaluation.gathering import on_host
+from vit_jax.models.registry import Weights
+from vit_jax.objectives.supervised import to_targets
+
+
+class Logits(NamedTuple):
+    """Logits of examples on the host.
+
+    Attributes:
+      logits: (n, classes) float32.
+      targets: (n, classes) bool; a row has one or more true classes, or none where an example has no label.
+      positions: (n,) of the examples in the source.
+    """
+
+    logits: np.ndarray
+    targets: np.ndarray
+    positions: np.ndarray
+
+
+class LogitsEvaluator(Evaluator):
+    """Base of evaluators of logits, which judge on `eval_split`.
+
+    Attributes:
+      source: the examples.
+      config: of the run, with what the options change of its data.
+    """
+
+    Options = Options
+
+    def __init__(self, options: Options, subject: Subject):
+        super().__init__(options, subject)
+        if not subject.model_config.num_classes:
+            raise ConfigError(
+                "the model has no head, so that it has no accuracy: judge its features with "
+                "--config.eval.evaluators='(\"knn\",)' or few_shot"
+            )
+        self.config = dataclasses.replace(subject.config, data=self.data())
+        self.source = with_classes(sources.open_eval(self.config.data), subject.classes)
+        self._gather = None
+
+    def forward(self) -> Callable[[Weights, jax.Array], jax.Array]:
+        """To be traced: weights and images (B, H, W, C) uint8 to logits (B, classes) float32."""
+        subject = self.subject
+        network = make_forward(subject.definition, subject.model_config, self.config.data)
+        return lambda weights, images: network(weights, images).logits
+
+    def collect(self, weights: Weights, mesh: Mesh, watch: Watch = iter) -> Logits:
+        """The logits of all examples that can be read, in their order, in every process."""
+        self._gather = self._gather or self._compiled(mesh)
+        with loader.eval_batches(self.source, self.config, meshes.batch_sharding(mesh)) as batches:
+            found = (self._gather(weights, batch) for batch in watch(batches))
+            logits, targets, mask = on_host(found, mesh)
+        positions = np.flatnonzero(mask > 0)
+        return Logits(logits[positions], targets[positions] > 0, positions)
+
+    def _compiled(self, mesh: Mesh) -> Callable:
+        """(weights, batch) -> logits, targets and mask, sharded as the batch is."""
+        forward = self.forward()
+
+        def gather(weights: Weights, batch: dict) -> tuple[jax.Array, ...]:
+            logits = forward(weights, batch["image"])
+            return logits, to_targets(batch["label"], logits.shape[-1]), batch["mask"]
+
+        return jax.jit(gather, out_shardings=meshes.batch_sharding(mesh))

@@ -1,0 +1,139 @@
+"""Worker processes that decode what strangers send: one that takes too long, or too much memory, is
+ended and replaced, and nothing of it goes on.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import pickle
+import sys
+
+import numpy as np
+from absl import logging
+
+from vit_jax.data import crops, images
+from vit_jax.data.options import Data
+from vit_jax.data.record import BadImage, TooLarge
+from vit_jax.serving.decode_worker import LENGTH, PIXELS, SECONDS
+
+_BYTES_PER_PIXEL = 16  # of the largest image, for what decoders keep beside its pixels
+_LEAST_MEGABYTES = 256
+_MOST_ANSWER = 2**16  # bytes of an answer that is no crop
+_NAME = "sent"
+
+
+class Decoders:
+    """Processes that each decode one image at a time, between `start` and `stop`."""
+
+    def __init__(self, data: Data, *, seconds: float, count: int = 0):
+        """Starts nothing yet.
+
+        Args:
+          data: how images are cut, the section `config.data`.
+          seconds: how long one image may take, whatever else the machine does.
+          count: of processes; 0: one for each core.
+        """
+        self._data, self._seconds = data, seconds
+        self._count = count or len(os.sched_getaffinity(0))
+        self._idle: asyncio.Queue[_Worker] = asyncio.Queue()
+        self._workers: set[_Worker] = set()
+        self._replacing: set[asyncio.Task] = set()
+
+    async def start(self) -> None:
+        """Returns once all processes are ready."""
+        await asyncio.gather(*(self._add() for _ in range(self._count)))
+
+    async def stop(self) -> None:
+        """Ends all processes."""
+        for task in self._replacing:
+            task.cancel()
+        await asyncio.gather(*self._replacing, return_exceptions=True)
+        await asyncio.gather(*(worker.end() for worker in self._workers))
+
+    async def decode(self, file: bytes) -> np.ndarray:
+        """The crop of an image that is evaluated, (H, W, C) uint8. Who cancels it ends the decoding.
+
+        Raises:
+          BadImage: it cannot be read, or takes too long.
+        """
+        # Without a process, since it takes no library: most of what is no image ends here.
+        images.format_of(file, _NAME)
+        worker = await self._idle.get()
+        try:
+            async with asyncio.timeout(self._seconds):
+                answer = await worker.ask(file)
+        except BaseException as error:
+            # It is in the middle of an image, or gone.
+            self._workers.discard(worker)
+            task = asyncio.create_task(self._replace(worker))
+            self._replacing.add(task)
+            task.add_done_callback(self._replacing.discard)
+            if isinstance(error, TimeoutError):
+                raise BadImage(_NAME, f"it takes more than {self._seconds:g} seconds") from None
+            if isinstance(error, OSError | EOFError):
+                raise BadImage(
+                    _NAME, f"decoding it takes more than {SECONDS} s or too much memory"
+                ) from None
+            raise
+        self._idle.put_nowait(worker)
+        return self._crop(answer)
+
+    def _crop(self, answer: bytes) -> np.ndarray:
+        if answer.startswith(PIXELS):
+            return np.frombuffer(answer, np.uint8, offset=1).reshape(crops.shape(self._data))
+        said = json.loads(answer)
+        raise (TooLarge if said["too_large"] else BadImage)(_NAME, said["why"])
+
+    async def _replace(self, worker: "_Worker") -> None:
+        await worker.end()
+        logging.warning("a process that decoded an image was ended; another takes its place")
+        await self._add()
+
+    async def _add(self) -> None:
+        megabytes = max(self._data.max_pixels * _BYTES_PER_PIXEL >> 20, _LEAST_MEGABYTES)
+        crop = len(PIXELS) + int(np.prod(crops.shape(self._data)))
+        worker = await _Worker.start((self._data, megabytes), max(crop, _MOST_ANSWER))
+        self._workers.add(worker)
+        self._idle.put_nowait(worker)
+
+
+class _Worker:
+    """One process of `decode_worker.py`."""
+
+    def __init__(self, process: asyncio.subprocess.Process, most: int):
+        self._process, self._most = process, most
+
+    @classmethod
+    async def start(cls, settings: tuple[Data, int], most: int) -> "_Worker":
+        """A process that is ready; no answer of it may have more than `most` bytes."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "vit_jax.serving.decode_worker",
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,  # signals to the server's group are for the server
+            limit=2**22, env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )  # fmt: skip
+        worker = cls(process, most)
+        try:
+            await worker.ask(pickle.dumps(settings))
+        except BaseException:
+            await worker.end()
+            raise
+        return worker
+
+    async def ask(self, message: bytes) -> bytes:
+        """The answer to a message. Raises `OSError` or `EOFError` if the process ends meanwhile."""
+        inputs, outputs = self._process.stdin, self._process.stdout
+        inputs.write(LENGTH.pack(len(message)))
+        inputs.write(message)
+        await inputs.drain()
+        (length,) = LENGTH.unpack(await outputs.readexactly(LENGTH.size))
+        if length > self._most:
+            raise EOFError(f"an answer of {length} bytes")
+        return await outputs.readexactly(length)
+
+    async def end(self) -> None:
+        """Ends the process, whatever it does."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
