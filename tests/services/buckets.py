@@ -14,12 +14,10 @@ it, through which every request goes. `tests/conftest.py` makes the fixtures kno
 A child process: `subprocess.Popen(…, env=os.environ | bucket_environment)`.
 """
 
-import ctypes
 import dataclasses
 import itertools
 import json
 import pathlib
-import signal
 import socket
 import subprocess
 import sys
@@ -209,11 +207,7 @@ class _started:
         prints = not self.address
         out = subprocess.PIPE if prints else subprocess.DEVNULL
         self._process = subprocess.Popen(
-            self._command,
-            stdout=out,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            self._command, stdout=out, stderr=subprocess.DEVNULL, text=True
         )
         if prints:
             self.address = self._process.stdout.readline().strip()
@@ -231,11 +225,6 @@ class _started:
     def __exit__(self, *_):
         self._process.kill()
         self._process.wait()
-
-
-def _end_with_parent() -> None:
-    """Has the kernel kill this process when its parent ends, however that ends."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _proxy(upstream: str) -> _started:
