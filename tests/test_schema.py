@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from vit_jax.base import schema, sizes
+from vit_jax.base import schema, settings, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option, section
 from vit_jax.config import config_class, default_config
@@ -131,3 +131,9 @@ def test_every_number_and_duration_of_the_config_has_its_bounds(name):
     made.update_from_flattened_dict({name: WRONG[name]})
     with pytest.raises(ConfigError, match=f"config.{name}|model.*{name}"):
         schema.typed(config_class(), made)
+
+
+def test_an_option_of_an_earlier_version_is_ignored_with_a_sentence(caplog):
+    config = default_config()
+    assert settings.change(config, config_class(), [("data.mixed_decoders", "True")]) == {}
+    assert "config.data.mixed_decoders=True is ignored: all hosts decode" in caplog.text

@@ -153,7 +153,7 @@ def thresholds() -> tuple[float, ...]:
     if FLAGS.threshold and FLAGS.budget is not None:
         raise flags.Error("say --budget or --threshold, not both")
     if FLAGS.threshold:
-        return tuple(numbers("threshold"))
+        return tuple(confidences("threshold"))
     if FLAGS.budget is None:
         return ()
     from vit_jax.evaluation.early_exit.calibration import for_budget
@@ -168,6 +168,17 @@ def numbers(flag: str) -> list[float]:
     except ValueError:
         said = ",".join(FLAGS[flag].value)
         raise flags.Error(f"--{flag}={said} must be numbers: {FLAGS[flag].help}") from None
+
+
+def confidences(flag: str) -> list[float]:
+    """The values of a flag that lists how probable something has to be."""
+    found = numbers(flag)
+    if not all(value >= 0 for value in found):
+        said = ",".join(FLAGS[flag].value)
+        raise flags.Error(
+            f"--{flag}={said} must be numbers from 0 on (above 1: never): {FLAGS[flag].help}"
+        )
+    return found
 
 
 def define_json() -> None:

@@ -252,7 +252,7 @@ class Hosts:
     )
     step_minutes: float = option(
         20.0,
-        "no step for so long: say what every thread does and exit with 42; 0: wait for ever",
+        "no step for so long: print what every thread does and exit with 42; 1e6: practically never",
         minimum=0,
     )
     other_minutes: float = option(

@@ -72,7 +72,7 @@ def _train_all(runs: "dict[str, ConfigDict]") -> None:
     if FLAGS.dry_run:
         from vit_jax.planning.dry_run import dry_run
 
-        found = {name: dry_run(config, None)[0] for name, config in runs.items()}
+        found = {name: dry_run(config, None, tuple(runs))[0] for name, config in runs.items()}
         lines = [
             f"{name}: {one['model']}, {one['parameters']:,} parameters, {one['steps']:,} steps"
             for name, one in found.items()
@@ -80,11 +80,11 @@ def _train_all(runs: "dict[str, ConfigDict]") -> None:
         cli.print_result(found, "\n".join(lines))
         return
 
-    from vit_jax.checkpoints import reading
+    from vit_jax.checkpoints import storage
     from vit_jax.reports import report as reports
     from vit_jax.training.sweep import run_all
 
-    workdir = reading.locate_to_save(FLAGS.workdir, "--workdir")
+    workdir = storage.locate_to_save(FLAGS.workdir, "--workdir")
     hosts = next(iter(runs.values())).hosts
     with cli.hosts(
         heartbeat_seconds=hosts.heartbeat_seconds, wait_minutes=hosts.wait_minutes
@@ -117,7 +117,7 @@ def sweep() -> None:
     cli.parse()
     cli.require(workdir="DIR", grid="FIELD=VALUE,VALUE…")
 
-    from vit_jax.checkpoints import reading
+    from vit_jax.checkpoints import storage
     from vit_jax.reports.report import report
     from vit_jax.training.sweep import sweep, table
 
@@ -125,7 +125,7 @@ def sweep() -> None:
     cli.log_recipe(changes)
     grid = {name: cli.values(text) for name, text in cli.options(FLAGS.grid, "grid").items()}
     ending.end_at_once_when_interrupted()
-    workdir = reading.locate_to_save(FLAGS.workdir, "--workdir")
+    workdir = storage.locate_to_save(FLAGS.workdir, "--workdir")
     result = sweep(config, workdir, grid, select=FLAGS.select, seeds=FLAGS.seeds)
     summary = report([workdir], workdir / "report")
     cli.print_result(result, f"{table(result)}\nreport: {summary['report']}")
@@ -365,7 +365,7 @@ def convert() -> None:
     config, source = foreign.model_config, foreign.layout.get("format", "orbax")
     cli.print_result(
         {"format": source, "model": dataclasses.asdict(config)},
-        f"{describe(config)}: {source} {paths[0]} -> {FLAGS.to} {paths[1]}",
+        f"{describe(config, foreign.called)}: {source} {paths[0]} -> {FLAGS.to} {paths[1]}",
     )
 
 

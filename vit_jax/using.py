@@ -312,7 +312,7 @@ def inspect() -> None:
     from vit_jax.inspection import run
 
     options = run.Options(
-        FLAGS.batch_size, FLAGS.shown, patch, tuple(cli.numbers("threshold")), FLAGS.flow
+        FLAGS.batch_size, FLAGS.shown, patch, tuple(cli.confidences("threshold")), FLAGS.flow
     )
     result = run.inspect(
         FLAGS.checkpoint, FLAGS.images, FLAGS.out, options=options, settings=settings

@@ -111,3 +111,11 @@ def test_what_to_do_about_an_unreadable_image_is_said(folder):
         evaluated(folder_config(folder))
     with pytest.raises(BadImage, match=advice):
         steps(open_train(folder_config(folder).data), folder_config(folder), 0, 8)
+
+
+def test_an_image_that_is_met_at_each_evaluation_is_warned_of_once(folder, caplog):
+    config = folder_config(folder, on_bad_image="skip")
+    for _ in range(2):
+        with eval_batches(open_source(config.data, "train"), config, make_sharding()) as batches:
+            assert len(list(batches)) and len(batches.bad_images) == 3
+    assert sum("cannot be read" in record.getMessage() for record in caplog.records) == 3

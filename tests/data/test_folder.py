@@ -7,6 +7,7 @@ import cv2
 import numpy as np
 import pytest
 
+from vit_jax.base.errors import ConfigError
 from vit_jax.data import sources
 from vit_jax.data.options import Data
 from vit_jax.data.preparation.prepare import prepare
@@ -102,3 +103,33 @@ def test_file_names_that_are_not_utf_8_are_prepared(misnamed, tmp_path):
     assert stored[0].name == rf"{tmp_path}/out, Brot/caf\xe90.png"
     line = json.loads((tmp_path / "out/report.jsonl").read_text())
     assert line["name"] == r"Brot/caf\xe95.png"
+
+
+def test_files_that_are_not_used_are_counted_by_their_types(animals, caplog):
+    for name in (
+        "cat/IMG_1.NEF",
+        "cat/IMG_2.nef",
+        "dog/deeper/raw.CR2",
+        "dog/notes.txt",
+        "a.dng",
+    ):
+        (animals / name).touch()
+    assert len(opened(animals)) == 20
+    for part in ("5 files are not used", "2 .nef, 1 .cr2, 1 .dng, 1 .txt", "a.dng"):
+        assert part in caplog.text
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_files_that_are_no_pictures_are_counted_without_a_warning(animals, caplog):
+    caplog.set_level("INFO")
+    (animals / "dog/notes.txt").touch()
+    opened(animals)
+    assert "1 files are not used" in caplog.text and "1 .txt" in caplog.text
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+
+
+def test_a_folder_of_photos_of_a_phone_says_what_it_has(tmp_path):
+    for i in range(3):
+        (tmp_path / f"IMG_{i}.NEF").touch()
+    with pytest.raises(ConfigError, match="has 3 .nef"):
+        opened(tmp_path)

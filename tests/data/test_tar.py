@@ -108,3 +108,10 @@ def test_a_npy_file_is_the_image_unless_there_is_a_picture_beside_it(tmp_path):
     source = sources.open_source(config(tmp_path), "train")
     assert [source[i].name.rpartition(" ")[2] for i in range(len(source))] == ["a.jpg", "b.npy"]
     assert source[1].image == file.getvalue()
+
+
+def test_members_that_are_not_used_are_counted_by_their_types(tmp_path, caplog):
+    members = {f"{i}.png": image(i) for i in range(3)} | {f"{i}.nef": b"" for i in range(4)}
+    write_tar(tmp_path / "train.tar", members | {"list.txt": b"x"})
+    assert len(sources.open_source(config(tmp_path), "train")) == 3
+    assert "5 files are not used" in caplog.text and "4 .nef, 1 .txt" in caplog.text

@@ -127,7 +127,9 @@ def test_everybody_may_leave_at_the_same_exit(toy, inference, chosen, exit):
     images = some_images(20)
     one = inference(8, 1)
     logits, exits = answered(one, toy, chosen, batched(images, 8))
-    assert set(exits[:20]) == {exit} and one.runs == [3] * (exit + 1) + [0] * (2 - exit)
+    # Two full batches of 8, and half of one for the last 4.
+    assert set(exits[:20]) == {exit} and one.runs == [2.5] * (exit + 1) + [0] * (2 - exit)
+    assert one.padding() == pytest.approx(0)
     np.testing.assert_allclose(logits[:20], in_full(toy, images)[exit], atol=1e-5)
 
 
@@ -161,14 +163,35 @@ def test_one_that_waits_alone_does_not_wait_without_end(toy, inference, monkeypa
     assert came == 4
 
 
+@pytest.mark.parametrize("batch", [128, 32])
+def test_the_last_images_run_in_smaller_programs(toy, inference, batch):
+    images = some_images(359)
+    confidence = np.asarray(jax.nn.softmax(in_full(toy, images))).max(-1)
+    chosen = thresholds.geometric(confidence, 0.2)
+    one = inference(batch, 1)
+    logits, exits = answered(one, toy, chosen, batched(images, batch))
+    reach = np.array([359, (exits[:359] > 0).sum(), (exits[:359] > 1).sum()])
+    smallest = np.maximum(-(-reach // (batch // 8)) * (batch // 8), batch // 8)
+    before = -(-reach // batch) * batch
+    assert (one.rows < before).any() and (one.rows <= before).all() and (one.rows >= reach).all()
+    assert (one.rows <= 2 * smallest).all()
+    own = np.diff(one._costs, prepend=0)
+    assert one.padding() == pytest.approx(1 - own @ reach / (own @ one.rows))
+    assert one.padding() < 1 - own @ reach / (own @ before)
+    np.testing.assert_allclose(
+        logits[:359], in_full(toy, images)[exits[:359], np.arange(359)], atol=1e-5
+    )
+
+
 @pytest.mark.parametrize("devices", [1, 4])
-def test_every_function_is_compiled_once_and_nothing_is_sent_between_devices(
+def test_every_function_is_compiled_once_for_a_size_and_nothing_is_sent_between_devices(
     toy, inference, devices
 ):
     one = inference(8, devices)
     answered(one, toy, (0.6, 0.5), batched(some_images(61), 8))
-    # The rows that wait for the toy's two later exits have the same shapes.
-    assert (one._first._cache_size(), one._later._cache_size(), one._put._cache_size()) == (1, 2, 1)
+    # Once for each number of rows, of which there are four at most.
+    sizes = (one._first._cache_size(), one._later._cache_size(), one._put._cache_size())
+    assert all(count <= most for count, most in zip(sizes, (4, 8, 4), strict=True))
     weights, images = toy[1], some_images(8)
     with jax.set_mesh(one._mesh):
         logits, _, carried = jax.eval_shape(one._first, weights, images)

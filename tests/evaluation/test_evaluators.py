@@ -176,6 +176,7 @@ def test_metrics_have_the_prefix_of_their_evaluator(subject, caplog):
         "near/accuracy_1", "near/examples", "few_shot/2shot", "few_shot/2shot_std",
         "few_shot/200shot", "few_shot/200shot_std",
     }  # fmt: skip
+    assert set(suite.metrics()) == set(found)
     assert found["examples"] == found["near/examples"] == 359
     assert found["few_shot/200shot_std"] == 0  # every class gives all it has
     assert "few_shot on digits: '8' has only " in caplog.text and "fewer than 200" in caplog.text
@@ -271,6 +272,7 @@ def test_classification_counts_what_accuracy_counts_and_writes_tables(subject, t
     weights.params["head"]["kernel"] *= 30  # surer than it should be
     with jax.set_mesh(mesh):
         found = suite(Trained(weights), mesh)
+    assert set(suite.metrics()) == set(found)
     own = {n.partition("/")[2]: v for n, v in found.items() if n.startswith("classification/")}
     for same in ("accuracy", "top5_accuracy", "examples"):
         assert own[same] == pytest.approx(found[same], abs=1e-6)

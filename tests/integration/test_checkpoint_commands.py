@@ -2,6 +2,7 @@
 anew from the recipe that it keeps.
 """
 
+import csv
 import dataclasses
 import io
 import json
@@ -19,8 +20,11 @@ import pytest
 
 import vit_jax
 from tests.integration.conftest import TINY, write_image
+from vit_jax.base import schema
 from vit_jax.checkpoints import reading
+from vit_jax.config import config_class, default_config
 from vit_jax.evaluation import images, predict
+from vit_jax.training import health
 from vit_jax.training.assembly import resolve
 
 
@@ -137,11 +141,11 @@ def test_predict_prints_comma_separated_values(command, trained, tmp_path):
     )
 
 
-def test_predict_takes_folders_and_standard_input(command, trained, tmp_path, monkeypatch):
+def test_predict_takes_folders_and_standard_input(command, trained, tmp_path, monkeypatch, caplog):
     names = ["b/2.png", "b/10.PNG", "a.png", ".hidden.png"]
     for name in names:
         write_image(tmp_path / "images" / name)
-    (tmp_path / "images" / "notes.txt").write_text("no image")
+    (tmp_path / "images" / "photo.nef").write_text("no image")
     names = [str(tmp_path / "images" / name) for name in names]
 
     def predicted(source, standard_input=b""):
@@ -153,6 +157,7 @@ def test_predict_takes_folders_and_standard_input(command, trained, tmp_path, mo
 
     folder = predicted(tmp_path / "images")
     assert [row["file"] for row in folder] == [names[2], names[0], names[1]]
+    assert "1 files are not used" in caplog.text and "photo.nef" in caplog.text
     listed = predicted("-", "".join(f"{row['file']}\n" for row in folder).encode())
     assert listed == folder
     ((name, alone),) = (row.values() for row in predicted("-", pathlib.Path(names[2]).read_bytes()))
@@ -227,7 +232,7 @@ def test_predict_reads_few_batches_ahead_of_what_it_prints(trained, tmp_path):
 def test_show_says_what_a_checkpoint_is(command, trained, tmp_path):
     workdir, result = trained
     code, out, _ = command("show", workdir)
-    assert code == 0 and "ViT-mu/8, 24,170 parameters" in out
+    assert code == 0 and "ViT-mu/8 with depth 2 and mlp_dim 64, 24,170 parameters" in out
     # What is as usual is not told.
     assert "patch 8, pool mean, depth 2, width 32" in out and "rope" not in out
     assert (
@@ -270,3 +275,45 @@ thread.join()
     assert process.stdout == "4\n", process.stderr
     assert " I data: digits, 1,438 images to train on" in process.stderr
     assert " I step 4  eval/accuracy " in process.stderr
+
+
+def test_predict_writes_no_cell_that_a_spreadsheet_runs(command, trained, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("=cmd|calc.png", "plain.png"):
+        write_image(tmp_path / name)
+    checkpoint = f"--checkpoint={trained[0]}"
+    code, out, _ = command("predict", checkpoint, "--csv", "--topk=1", "=cmd|calc.png", "plain.png")
+    assert code == 0
+    assert [row[0] for row in csv.reader(out.splitlines()[1:])] == ["'=cmd|calc.png", "plain.png"]
+
+
+REFUSED = {
+    "mean": (("predict", "x.png", "--config.data.mean=nan"), "config.data.mean = ('nan',)"),
+    "threshold": (("predict", "x.png", "--threshold=-1,5"), "--threshold=-1,5"),
+}
+
+
+@pytest.mark.parametrize("arguments, message", REFUSED.values(), ids=REFUSED)
+def test_numbers_that_make_no_sense_are_refused(command, trained, tmp_path, arguments, message):
+    write_image(tmp_path / "x.png")
+    arguments = [str(tmp_path / one) if one == "x.png" else one for one in arguments]
+    code, _, err = command(*arguments, f"--checkpoint={trained[0]}")
+    assert code == 2 and message in err
+
+
+def test_a_report_is_not_written_into_a_run(command, trained):
+    before = sorted(path.name for path in pathlib.Path(trained[0]).iterdir())
+    code, _, err = command("report", trained[0], f"--out={trained[0]}")
+    assert code == 2 and f"--out={trained[0]} is a run's workdir" in err
+    assert sorted(path.name for path in pathlib.Path(trained[0]).iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    "steps, sentence", [([], "no checkpoint before it"), ([3, 8], "of step 8, is good")]
+)
+def test_a_run_that_ends_badly_names_a_checkpoint_only_if_there_is_one(steps, sentence):
+    params = {"kernel": jnp.ones(2)}
+    bad = health.healthy(params).replace(first_bad_step=jnp.int32(9))
+    config = schema.typed(config_class(), default_config())
+    with pytest.raises(health.NonFiniteError, match=sentence):
+        health.check(bad, params, config, lambda: steps)

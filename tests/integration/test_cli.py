@@ -205,7 +205,8 @@ def test_dry_run_prints_a_recipe_that_resolves_to_the_same_config(command, tmp_p
     _, out, _ = command("train", *arguments, "--json")
     planned = json.loads(out)
     assert again.strip() == planned["config"].strip() and not (tmp_path / "run").exists()
-    assert (planned["model"], planned["steps"], planned["examples"]) == ("ViT-S/4", 67, 1438)
+    assert planned["model"] == "ViT-mu/4 with depth 2, width 64, mlp_dim 256 and heads 4"
+    assert (planned["steps"], planned["examples"]) == (67, 1438)
     assert "config.optim.lr = 0.01\n" in again and "config.model.depth = 2\n" in again
 
 

@@ -218,6 +218,40 @@ def test_older_preprocessing_is_understood(tmp_path, said, expected):
     assert prepared.mean == (0.5, 0.5, 0.5)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"do_rescale": False},
+        {"rescale_factor": 1 / 127.5},
+        {"rescale_factor": 1 / 127.5, "do_normalize": False},
+        {"image_processor_type": "EfficientNetImageProcessor", "rescale_factor": 1 / 127.5,
+         "rescale_offset": True, "include_top": False},
+    ],
+)  # fmt: skip
+def test_pixels_are_scaled_as_the_processor_scales_them(tmp_path, said):
+    prepared = formats.Preprocessing(12, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    formats.write(ours(preprocessing=prepared), tmp_path / "out", "huggingface")
+    file = tmp_path / "out" / "preprocessor_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | said))
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 12, 3), np.uint8)
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "out")
+    expected = np.asarray(processor(pixels, return_tensors="np")["pixel_values"])[0]
+    read = formats.read(tmp_path / "out").preprocessing
+    found = (pixels / 255 - np.array(read.mean)) / np.array(read.std)
+    np.testing.assert_allclose(found.transpose(2, 0, 1), expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("said", [{"resample": 0}, {"resample": 1}, {"do_resize": False}])
+def test_what_a_processor_does_that_we_cannot_is_not_taken_for_something_else(
+    tmp_path, said, caplog
+):
+    formats.write(ours(preprocessing=formats.Preprocessing(12)), tmp_path / "out", "huggingface")
+    file = tmp_path / "out" / "preprocessor_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | said))
+    assert formats.read(tmp_path / "out").preprocessing is None
+    assert next(iter(said)) in caplog.text and "--config.data.mean" in caplog.text
+
+
 def test_the_weights_alone_are_read_with_the_config_beside_them(tmp_path):
     formats.write(ours(), tmp_path / "out", "huggingface")
     assert formats.detect(tmp_path / "out" / "model.safetensors") == "huggingface"

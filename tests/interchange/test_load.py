@@ -18,7 +18,7 @@ from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.checkpoints import reading, saving
 from vit_jax.config import default_config
 from vit_jax.interchange import adapt, formats, loading
-from vit_jax.models import registry
+from vit_jax.models import naming, registry
 
 from .conftest import run
 
@@ -73,7 +73,7 @@ def test_a_new_model_takes_the_weights_of_a_published_file(name, shared_data):
 def created(config, size):
     """A new model that was told what a published file's config says."""
     options = {option: getattr(config, option) for option in TOLD if hasattr(config, option)}
-    return vit_jax.create_model(formats.model_name(config), image_size=size, **options)
+    return vit_jax.create_model(naming.nearest_name(config), image_size=size, **options)
 
 
 @pytest.mark.parametrize("side", [3, 4, 6, 8])

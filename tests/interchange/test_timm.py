@@ -21,6 +21,7 @@ from vit_jax.base import patterns
 from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange import formats, safetensors
 from vit_jax.models import registry
+from vit_jax.models.conversions import published
 from vit_jax.models.conversions.contract import IMAGENET_MEAN, IMAGENET_STD
 from vit_jax.models.embeddings import resize_patch_embedding
 
@@ -237,6 +238,32 @@ def test_preprocessing_comes_back_from_a_folder(tmp_path, crop, resize):
     assert again == (
         prepared if crop == "central" else dataclasses.replace(prepared, eval_resize=256)
     )
+
+
+def test_the_published_crop_is_scaled_to_the_size_of_the_model_as_timm_scales_it(theirs, tmp_path):
+    """A folder of timm's own training script at 160 pixels: floor(160 / 0.9), not 248."""
+    folder = tmp_path / "20260101-deit_tiny_patch16_224-160"
+    folder.mkdir()
+    import timm as package
+
+    model = package.create_model("deit_tiny_patch16_224", img_size=160, depth=1, num_classes=10)
+    torch.save({"state_dict": model.state_dict(), "epoch": 3}, folder / "model_best.pth.tar")
+    with pytest.raises(CheckpointError, match="depth"):  # it is not the published depth
+        formats.read(folder / "model_best.pth.tar")
+    model = package.create_model("deit_tiny_patch16_224", img_size=160, num_classes=10)
+    torch.save({"state_dict": model.state_dict(), "epoch": 3}, folder / "model_best.pth.tar")
+    read = formats.read(folder / "model_best.pth.tar").preprocessing
+    assert (read.image_size, read.eval_resize, read.eval_crop) == (160, 177, "torchvision")
+
+
+def test_every_published_crop_is_scaled_as_timm_scales_it():
+    found = json.loads(published.FILE.read_text())["preprocessing"]
+    for row in found:
+        said = dict(zip(published._FIELDS, row, strict=True))
+        for size in (160, 192, 384):
+            expected = published.preprocessing_from(said | {"input_size": (3, size, size)})
+            scaled = published.at_size(published.preprocessing_from(said), size, "test")
+            assert scaled == expected, said
 
 
 def vit(**options):

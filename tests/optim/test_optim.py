@@ -2,6 +2,8 @@
 Polyak averaging.
 """
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -333,3 +335,33 @@ def test_layer_decay_counts_the_layers_of_each_exit_by_themselves(kit):
         "exit_2/relations/up/kernel": [1.0],
         "exit_2/head/kernel": [1.0],
     }
+
+
+_WITH_INPUTS = {
+    "class_position": ("FF-Ti/16", {}),
+    "root_norm/scale": ("AxialResNet-50", {}),
+    "pre_norm/bias": ("ViT-mu/16", {"pre_norm": True}),
+    "patch_norm/scale": ("ViT-mu/16", {"patch_norm": True}),
+    "rope": ("ViT-mu/16", {"rope": "mixed", "position": "none", "width": 32, "heads": 2}),
+    "class_token/small": ("CrossViT-Ti", {}),
+    "embedding/backbone/root/norm/scale": ("R+ViT-Ti/16", {}),
+}
+
+
+@pytest.mark.parametrize("name, model", _WITH_INPUTS.items(), ids=_WITH_INPUTS)
+def test_what_comes_before_the_layers_has_the_slowest_rate(kit, name, model):
+    config = registry.model_config(model[0], num_classes=3, **model[1])
+    shapes = {n: x.shape for n, x in patterns.named(registry.abstract(config)[1]).items()}
+    found = learning_rates(kit.config(layer_decay=0.5), shapes, config.layers, config.inputs)
+    assert found[name] == 0.5 ** (sum(config.layers.values()) + 1)
+
+
+@pytest.mark.parametrize("family", registry.FAMILIES, ids=registry.family_name)
+def test_no_family_leaves_a_parameter_before_its_layers_at_the_full_rate(kit, family):
+    """Only norms, pooling and heads, which follow the layers, have it."""
+    config = registry.model_config(family.VARIANTS[0], num_classes=3)
+    shapes = {n: x.shape for n, x in patterns.named(registry.abstract(config)[1]).items()}
+    found = learning_rates(kit.config(layer_decay=0.5), shapes, config.layers, config.inputs)
+    full = [n for n, rate in found.items() if np.ndim(rate) == 0 and rate == 1]
+    after = r"(exit_\d/)?(encoder/)?(norm|head|pool|top|top_norm|features|relations)(/.*)?"
+    assert full and all(re.fullmatch(after, n) for n in full)

@@ -8,6 +8,7 @@ with each, and raises `ConfigError` for what cannot be used; the other functions
 import contextlib
 import dataclasses
 import difflib
+import errno
 import glob
 import json
 import os
@@ -28,6 +29,7 @@ from etils import epath  # noqa: E402
 
 from vit_jax.base import buckets  # noqa: E402
 from vit_jax.base.errors import ConfigError  # noqa: E402
+from vit_jax.base.whole import written_whole
 
 _BUCKETS = ("gs://", "s3://")
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -223,12 +225,8 @@ def writing(file: epath.Path) -> Iterator[pathlib.Path]:
             yield partial
             upload(partial, file)
         return
-    partial = pathlib.Path(file.with_name(f".{file.name}.partial-{os.getpid()}"))
-    try:
-        yield partial
-        partial.rename(file)
-    finally:
-        partial.unlink(missing_ok=True)
+    with written_whole(file) as partial:
+        yield pathlib.Path(partial)
 
 
 def write_whole(path: epath.Path, content: str | bytes) -> None:
@@ -256,15 +254,6 @@ def upload(file: epath.PathLike, path: epath.PathLike) -> None:
     new = f"{os.fspath(path)}.new"
     shutil.copyfile(file, new)
     os.replace(new, path)
-
-
-def download(folder: epath.PathLike, to: epath.PathLike) -> None:
-    """Copies all files of a folder in a bucket into a local one."""
-    for file in files_below(folder):
-        copy = os.path.join(to, os.path.relpath(file.path, folder))
-        os.makedirs(os.path.dirname(copy), exist_ok=True)
-        with _as_os_errors(file.path):
-            _client(folder).get_file(file.path, copy)
 
 
 def read_json(path: epath.Path, kind: type = dict):
@@ -394,6 +383,8 @@ def _as_os_errors(path: epath.PathLike) -> Iterator[None]:
     """Raises what the clients of buckets raise as `OSError`, as for local files."""
     try:
         yield
+    except FileNotFoundError:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path)) from None
     except OSError:
         raise
     except Exception as error:

@@ -285,6 +285,8 @@ def checked(name: str, value: Any, field: dataclasses.Field):
         how_many = " or ".join(f"{n} values" if n else "none" for n in lengths)
         raise ConfigError(f"{name} = {value!r} must be {how_many}, separated by commas")
     bounds = [(b, *_COMPARISONS[b]) for b in _COMPARISONS if metadata.get(b) is not None]
+    if bounds and isinstance(value, tuple) and any(isinstance(part, str) for part in value):
+        raise ConfigError(f"{name} = {value!r} must be numbers")
     for number in _numbers(value):
         if not math.isfinite(number):
             raise ConfigError(f"{name} = {value!r} is not finite")

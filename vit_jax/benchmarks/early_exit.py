@@ -22,7 +22,7 @@ from vit_jax.devices import meshes
 from vit_jax.evaluation.early_exit import thresholds as solving
 from vit_jax.evaluation.early_exit.inference import Inference, check_thresholds
 from vit_jax.evaluation.forward import make_exit, make_forward, normalized_as
-from vit_jax.models import classifier, registry
+from vit_jax.models import classifier, naming, registry
 from vit_jax.training import state as states
 
 _ROUNDS = 3
@@ -140,7 +140,7 @@ def _time(
     count, in_exits = int(there.sum()), float(np.dot(inference.runs, alone))
     promised = model_config.exit_flops[-1] / 2e9 / inference.gflops()
     return {
-        "model": config.model.name,
+        "model": naming.full_name(model_config, config.model.name),
         "image_size": config.data.image_size,
         "dtype": model_config.dtype,
         "choices": choices.summarize(model_config, mesh),
@@ -156,6 +156,7 @@ def _time(
         "speedup_of_promised": speedup / promised,
         "exit_seconds": list(map(float, alone)),
         "exit_runs": inference.runs,
+        "padding_share": inference.padding(),
         "seconds": seconds,
         "seconds_in_exits": in_exits,
         "gathering_share": 1 - in_exits / seconds,

@@ -13,6 +13,7 @@ from vit_jax.benchmarks.context import context
 from vit_jax.compute import choices
 from vit_jax.devices import chips, meshes
 from vit_jax.evaluation.forward import make_forward
+from vit_jax.models import naming
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly, assemble, resolve
 from vit_jax.training.guards import check_batch
@@ -110,7 +111,9 @@ def _compared(one: Timed, times: list[float], other: Timed, other_times: list[fl
         of_an_image(one, times), of_an_image(other, other_times),
     )  # fmt: skip
     return {
-        "against_model": other.assembly.config.model.name,
+        "against_model": naming.full_name(
+            other.assembly.model_config, other.assembly.config.model.name
+        ),
         "against_objective": other.assembly.config.objective.name,
         "against_image_seconds": other_seconds,
         "against_image_flops": other_flops,
@@ -158,7 +161,7 @@ def assembled(config: ConfigDict) -> tuple[Assembly, jax.sharding.Mesh]:
 def _summary(assembly: Assembly, mesh: jax.sharding.Mesh, times: list[float]) -> dict:
     config, median = assembly.config, statistics.median(times)
     return {
-        "model": config.model.name,
+        "model": naming.full_name(assembly.model_config, config.model.name),
         "image_size": config.data.image_size,
         "dtype": assembly.model_config.dtype,
         "choices": choices.summarize(assembly.model_config, mesh),

@@ -7,13 +7,9 @@ are in `interchange`.
 """
 
 import dataclasses
-import functools
 import hashlib
 import importlib.metadata
 import json
-import os
-import re
-import tempfile
 from collections.abc import Callable, Mapping
 
 import jax
@@ -28,6 +24,7 @@ from ml_collections import ConfigDict
 from vit_jax import objectives, user_files
 from vit_jax.base import buckets, patterns, places, schema
 from vit_jax.base.errors import CheckpointError, ConfigError
+from vit_jax.checkpoints import storage
 from vit_jax.config import Config, default_config
 from vit_jax.devices import meshes, processes
 from vit_jax.models import classifier, registry
@@ -91,21 +88,6 @@ def describe(
     }
 
 
-def locate_to_save(path: epath.PathLike, field: str = "") -> epath.Path:
-    """The folder that checkpoints are saved in.
-
-    Raises:
-      ConfigError: it cannot be used (`places.locate`), or Orbax does not write there.
-    """
-    if os.fspath(path).startswith("s3://"):
-        named = f"{field}={path}" if field else path
-        raise ConfigError(
-            f"{named}: Orbax writes checkpoints to local folders and gs:// only, not to S3: save in a "
-            "local or shared folder, and copy it with 'aws s3 sync'; from S3 it can be read"
-        )
-    return places.locate(path, field)
-
-
 def find(path: epath.PathLike) -> epath.Path:
     """The directory of one checkpoint: `path` itself, or the newest below a run's workdir or its
     `checkpoints`; for WORKDIR/best the one of the best evaluation.
@@ -154,7 +136,7 @@ def read_description(folder: epath.Path) -> dict:
     try:
         description = handler.restore(epath.Path(folder) / "description", args=args)
     except Exception as error:
-        if _is_unavailable(folder, error):
+        if storage.is_unavailable(folder, error):
             raise buckets.failure(str(folder), error) from error
         if not isinstance(error, OSError | ValueError):
             raise
@@ -398,40 +380,12 @@ def _restore(folder: epath.Path, tree: dict) -> dict:
         item=tree, restore_args=jax.tree.map(_restore_args, tree), partial_restore=True
     )
     try:
-        return ocp.PyTreeCheckpointHandler().restore(_for_orbax(folder / "state"), args=args)
+        return ocp.PyTreeCheckpointHandler().restore(storage.readable(folder / "state"), args=args)
     # Orbax and TensorStore report damage by exceptions of any type, Exception itself among them.
     except Exception as error:
-        if _is_unavailable(folder, error):
-            raise buckets.failure(str(folder), why(error)) from error
-        raise CheckpointError(f"{folder} is damaged: {why(error)}") from error
-
-
-def _for_orbax(folder: epath.Path) -> epath.Path:
-    """Where Orbax can read a folder: there, or of S3 in a copy."""
-    if not os.fspath(folder).startswith("s3://"):
-        return folder
-    return epath.Path(_copy_of(os.fspath(folder)).name)
-
-
-@functools.lru_cache(1)  # arrays are read one by one
-def _copy_of(folder: str) -> tempfile.TemporaryDirectory:
-    """A local copy of a folder in a bucket, removed when it is used no more."""
-    copy = tempfile.TemporaryDirectory(prefix="vit_jax-")
-    logging.info("copying %s to %s", folder, copy.name)
-    places.download(folder, copy.name)
-    return copy
-
-
-def _is_unavailable(folder: epath.Path, error: Exception) -> bool:
-    """Whether a checkpoint cannot be reached, which is no damage: it must not be set aside."""
-    return places.in_bucket(folder) and buckets.is_absence(error.__cause__ or error)
-
-
-def why(error: Exception) -> str:
-    """What Orbax or TensorStore say, without their description of how the array is stored."""
-    cause = error.__cause__ or error
-    first_line = (str(cause) or type(cause).__name__).splitlines()[0]
-    return re.split(r" See full TensorStore details| \[tensorstore_spec", first_line)[0]
+        if storage.is_unavailable(folder, error):
+            raise buckets.failure(str(folder), storage.why(error)) from error
+        raise CheckpointError(f"{folder} is damaged: {storage.why(error)}") from error
 
 
 def _changed(folder: epath.Path, field: str, name: str) -> CheckpointError:

@@ -13,6 +13,7 @@ from absl import logging
 from etils import epath
 
 from vit_jax.base import buckets, places
+from vit_jax.checkpoints import storage
 from vit_jax.checkpoints.reading import (
     COMMITTED,
     FOLDER,
@@ -23,7 +24,6 @@ from vit_jax.checkpoints.reading import (
     read_parts,
     saved_steps,
     sealed,
-    why,
 )
 from vit_jax.config import Checkpoint
 from vit_jax.devices import processes
@@ -313,5 +313,5 @@ def _failure_of(action: Callable[[], None]) -> str:
         # and as JAX's and Orbax's own errors of a wait that has come to its end.
         if not (isinstance(error, ValueError | RuntimeError) or buckets.is_failure(error)):
             raise
-        return why(error)
+        return storage.why(error)
     return ""

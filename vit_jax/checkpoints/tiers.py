@@ -268,7 +268,9 @@ class LocalTier:
         missing = processes.failures("missing shards", "" if whole else "missing", self._wait)
         if not missing:
             return self._layout.arrays(found)
-        logging.info("process %s gets its shards from the others", ", ".join(map(str, missing)))
+        logging.info(
+            "the missing shards of process %s come from the others", ", ".join(map(str, missing))
+        )
         earlier = set().union(*offers[: processes.index()])
         return self._layout.gathered(found, sent=found.keys() - earlier)
 

@@ -122,7 +122,9 @@ class TrainBatches:
         if not self._views:
             decode.train_crop(image, self._data, draws[0], name=name, out=outs["image"])
             return
-        pixels = decode.decode(image, name=name, channels=self._data.channels)
+        pixels = decode.decode(
+            image, name=name, channels=self._data.channels, max_pixels=self._data.max_pixels
+        )
         for view in self._views:
             for number, out in zip(view.numbers, outs[view.name], strict=True):
                 decode.train_crop(pixels, view.data, draws[number], name=name, out=out)

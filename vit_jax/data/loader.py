@@ -257,7 +257,7 @@ class Batches(Iterator[dict[str, jax.Array]]):
         for name, why in bad.items():
             if name not in self.bad_images:
                 self.bad_images[name] = why
-                logging.warning("Image %s cannot be read (%s): %s.", name, why, _INSTEAD[kind])
+                _warn_of_image(name, why, _INSTEAD[kind])
         try:
             check_bad_images(self.bad_images, self._max_bad_images, kind)
         except DataError:
@@ -327,3 +327,8 @@ def _global_array(
     ]
     shards = jax.device_put([local[first:last] for first, last in bounds], list(places))
     return jax.make_array_from_single_device_arrays(shape, sharding, shards)
+
+
+@functools.cache  # An image is met at each evaluation again.
+def _warn_of_image(name: str, why: str, instead: str) -> None:
+    logging.warning("Image %s cannot be read (%s): %s.", name, why, instead)

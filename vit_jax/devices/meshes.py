@@ -64,7 +64,10 @@ def make_mesh(sizes: Mapping[str, int], devices: list | None = None) -> Mesh:
         )
     sizes = [len(devices) // known if size == -1 else size for size in sizes]
     if math.prod(sizes) != len(devices):
-        raise ConfigError(f"config.mesh: {text} does not fit the {len(devices)} devices there are")
+        raise ConfigError(
+            f"config.mesh: {text} does not fit the {len(devices)} devices there are; "
+            f"set sizes whose product is {len(devices)}, -1 being the rest"
+        )
     return Mesh(_arranged(tuple(sizes), devices), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 

@@ -54,6 +54,16 @@ class Suite:
             found |= metrics
         return found
 
+    def metrics(self) -> list[str] | None:
+        """The names of all metrics; `None` if those of an evaluator are not known before it has judged."""
+        found = []
+        for prefix, evaluator in self.evaluators:
+            names = evaluator.metrics()
+            if names is None:
+                return None
+            found += [f"{prefix}/{name}" if prefix else name for name in names]
+        return found
+
     def each(self, trained: Trained, mesh: Mesh, watch: Watch = iter) -> Iterator[dict[str, float]]:
         """The metrics of each evaluator, as they come."""
         for prefix, evaluator in self.evaluators:

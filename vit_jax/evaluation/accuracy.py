@@ -44,6 +44,10 @@ class Accuracy(LogitsEvaluator):
                 sums = self._step(trained.weights, sums, batch)
         return self._means(sums)
 
+    def metrics(self) -> tuple[str, ...]:
+        """See `Evaluator`."""
+        return SUMMED
+
     def _means(self, sums: dict) -> dict[str, float]:
         """The metrics of all batches together."""
         totals = {name: float(value) for name, value in jax.device_get(sums).items()}

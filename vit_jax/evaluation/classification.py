@@ -19,6 +19,10 @@ from vit_jax.pictures import style, tiles
 from vit_jax.pictures.page import png
 from vit_jax.pictures.plot import Plot
 
+_RANKED = ("accuracy", "accuracy_low", "accuracy_high", "top5_accuracy")
+_SINGLE = (
+    "precision", "recall", "f1", "nll", "brier", "ece", "nll_scaled", "brier_scaled", "ece_scaled", "temperature",
+)  # fmt: skip
 _LOGITS = 2**30  # kept at most, on each host
 _NAMED_CLASSES = 24  # in the picture of confusion
 
@@ -66,6 +70,11 @@ class Classification(LogitsEvaluator):
                 f"{subject.model_config.num_classes:,}, and takes at most {_LOGITS:,}: evaluate a slice of the "
                 "split, or 'accuracy' alone"
             )
+
+    def metrics(self) -> tuple[str, ...]:
+        """See `Evaluator`."""
+        several = self.source.multi_label
+        return (*_RANKED, *(("mean_average_precision",) if several else _SINGLE), "examples")
 
     def __call__(self, trained: Trained, mesh: Mesh, watch: Watch = iter) -> dict[str, float]:
         """See `Evaluator`."""

@@ -11,6 +11,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import checked, nearest, option
 from vit_jax.config import Config
 from vit_jax.data.options import Data
+from vit_jax.data.record import Source
 from vit_jax.models import classifier
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.networks import Networks
@@ -97,6 +98,19 @@ class Evaluator:
         """
         raise NotImplementedError
 
+    def metrics(self) -> tuple[str, ...] | None:
+        """The names of its metrics, by which `config.eval.best` is checked before training; `None` if they are known
+        only when it has judged.
+        """
+        return None
+
     def data(self) -> Data:
         """The section `data` of the run's config, with what the options change in it."""
         return dataclasses.replace(self.subject.config.data, **dict(self.options.data))
+
+
+def held_out(evaluator: Evaluator) -> Source | None:
+    """The examples that an evaluator judges on, if it keeps them under the names that the package's
+    evaluators use.
+    """
+    return getattr(evaluator, "source", None) or getattr(evaluator, "test", None)

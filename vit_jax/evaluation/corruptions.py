@@ -46,6 +46,10 @@ class Corruptions(Evaluator):
         changed = tuple((f, getattr(first, f)) for f in ("name", "path", "eval_split", "holdout"))
         self._accuracy = Accuracy(dataclasses.replace(options, data=changed), subject)
 
+    def metrics(self) -> tuple[str, ...]:
+        """See `Evaluator`."""
+        return ("mce", "error", *ALEXNET)
+
     def __call__(self, trained: Trained, mesh: Mesh, watch: Watch = iter) -> dict[str, float]:
         """See `Evaluator`."""
         errors = {}

@@ -38,6 +38,10 @@ class FewShot(FeatureEvaluator):
 
     Options = Options
 
+    def metrics(self) -> tuple[str, ...]:
+        """See `Evaluator`."""
+        return tuple(f"{n}shot{ending}" for n in self.options.shots for ending in ("", "_std"))
+
     def __call__(self, trained: Trained, mesh: Mesh, watch: Watch = iter) -> dict[str, float]:
         """See `Evaluator`. A class that has fewer examples than asked for gives all it has."""
         weights = trained.weights

@@ -23,6 +23,7 @@ from vit_jax.data.images import MOST_BYTES, read_file
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage
 from vit_jax.data.sources.table import SUFFIXES, natural
+from vit_jax.data.sources.unused import Unused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,15 +145,18 @@ def _matched(source: str) -> list[str]:
 
 
 def _below(folder: str) -> Iterator[str]:
+    unused = Unused()
     if places.in_bucket(folder):
         names = sorted((file.path for file in places.files_below(folder)), key=natural)
-        yield from (name for name in names if name.lower().endswith(SUFFIXES))
+        yield from (name for name in names if unused.is_image(name))
+        unused.report(folder)
         return
     for place, folders, files in os.walk(folder):
         folders[:] = sorted((name for name in folders if name[0] != "."), key=natural)
         for name in sorted(files, key=natural):
-            if name[0] != "." and name.lower().endswith(SUFFIXES):
+            if name[0] != "." and unused.is_image(name):
                 yield os.path.join(place, name)
+    unused.report(folder)
 
 
 def _standard_input(stream: io.BufferedReader) -> Iterator[Named]:

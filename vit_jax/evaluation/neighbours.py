@@ -37,6 +37,11 @@ class Neighbours(FeatureEvaluator):
     Options = Options
     _vote = None  # compiled
 
+    def metrics(self) -> tuple[str, ...]:
+        """See `Evaluator`."""
+        further = (f"accuracy_{k}" for k in self.options.k[1:] if k != self.options.k[0])
+        return ("accuracy", "top5_accuracy", *further, "examples")
+
     def __call__(self, trained: Trained, mesh: Mesh, watch: Watch = iter) -> dict[str, float]:
         """See `Evaluator`."""
         self._vote = self._vote or _make_vote(

@@ -14,6 +14,8 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.settings import change
 from vit_jax.checkpoints import reading
 from vit_jax.config import Config, config_class, default_config
+from vit_jax.data import sources
+from vit_jax.evaluation import unseen
 from vit_jax.interchange import formats, loading, orbax
 
 _SECTIONS = ("data", "eval")
@@ -49,7 +51,9 @@ def load_to_evaluate(
     description = loading.describe(path, said)
     model_config = reading.stored_model_config(description)
     config = schema.fill(default_config(), description["config"])
-    if formats.detect(path) != orbax.NAME:
+    is_run = formats.detect(path) == orbax.NAME and description["training_examples"] > 0
+    trained_on = config.to_dict() if is_run else {}
+    if not is_run:
         config.data.name = ""
     change(config, config_class(), changes)
     if needs_data and not config.data.name:
@@ -65,6 +69,10 @@ def load_to_evaluate(
             f"{sizes.text(model_config.image_size)} pixels; for another size fine-tune it, with "
             f"--config.init_from={path}"
         )
+    changed = [name for name, _ in changes]
+    if "data.path" in changed:
+        sources.check_path(typed.data)
+    typed = unseen.judge_whole(typed, trained_on, description.get("training_data", ""), changed)
     of_model = {name.partition(".")[2] for name, _ in changes if name.startswith("model.")}
     options = {name: config.model[name] for name in of_model if config.model[name] is not None}
     return loading.load_run(path, said=said, **options), typed

@@ -218,8 +218,14 @@ def _print_csv(predictions: Iterable[Prediction]) -> None:
     writer.writerow(("file", "rank", "class", "probability"))
     for p in predictions:
         for rank, (name, probability) in enumerate(zip(p.classes, p.probabilities, strict=True), 1):
-            writer.writerow((p.file, rank, name, f"{probability:.6f}"))
+            row = (_as_text(p.file), rank, _as_text(name), f"{probability:.6f}")
+            writer.writerow(row)
         sys.stdout.flush()
+
+
+def _as_text(value: str) -> str:
+    """A cell that no spreadsheet runs as a formula: one that begins like it gets an apostrophe before it."""
+    return f"'{value}" if value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
 def _print_json(predictions: Iterable[Prediction]) -> None:

@@ -10,8 +10,9 @@ from vit_jax.checkpoints.reading import Run
 from vit_jax.config import Config
 from vit_jax.devices import meshes
 from vit_jax.evaluation import suites
-from vit_jax.evaluation.contract import Subject, Trained, Watch
+from vit_jax.evaluation.contract import Subject, Trained, Watch, held_out
 from vit_jax.evaluation.forward import normalized_as
+from vit_jax.evaluation.unseen import judged_images
 from vit_jax.models import registry
 
 
@@ -60,8 +61,9 @@ def make_judges(
         judges, absent = suites.make(suite, subject, data_dir)
     else:
         judges, absent = evaluation.make(config.eval.evaluators, subject), {}
-        data = config.data
-        logging.info("evaluating on %s (%s)", data.path or data.name, data.eval_split)
+        for _, evaluator in judges.evaluators:
+            if (judged := held_out(evaluator)) is not None:
+                logging.info("%s", judged_images(evaluator.data(), len(judged)))
     return judges, absent
 
 

@@ -143,7 +143,7 @@ def _describe(
         normalization = {"mean": list(data.mean), "std": list(data.std), "of": "pixels / 255"}
     has_head = bool(run.model_config.num_classes)
     return {
-        "model": describe(run.model_config),
+        "model": describe(run.model_config, run.config.model.name),
         "input": {
             "images": [batch_size or "batch", *shape], "dtype": "uint8" if inside else "float32",
         },

@@ -33,7 +33,7 @@ from vit_jax.inspection import (
 )
 from vit_jax.inspection.contract import Options, Section, Subject
 from vit_jax.interchange import formats, remote
-from vit_jax.models import registry
+from vit_jax.models import naming, registry
 from vit_jax.pictures.page import Page, png
 
 # In the order of the page; see `register`.
@@ -103,7 +103,7 @@ def inspect(
     for quantity in QUANTITIES:
         sections.append(quantity(subject))
         logging.info("%s", sections[-1].title)
-    page = _page(run.model_config, checkpoint, read, bad, sections)
+    page = _page(run, checkpoint, read, bad, sections)
     _write(out, page, sections)
     return {
         "report": str(out / "report.html"),
@@ -189,10 +189,11 @@ def _exits(how: tuple, batch_size: int) -> Callable[[np.ndarray], tuple[np.ndarr
     return of_images
 
 
-def _page(config, checkpoint, names, bad: Sequence[BadImage], sections: Sequence[Section]) -> Page:
-    page = Page(f"What {formats.model_name(config)} has learnt")
+def _page(run, checkpoint, names, bad: Sequence[BadImage], sections: Sequence[Section]) -> Page:
+    model, called = run.model_config, run.config.model.name
+    page = Page(f"What {naming.full_name(model, called)} has learnt")
     page.text(
-        f"{checkpoint}: {formats.describe(config)}. {len(names)} images, of which the first are shown."
+        f"{checkpoint}: {formats.describe(model, called)}. {len(names)} images, of which the first are shown."
     )
     if bad:
         page.text(f"{len(bad)} images cannot be read: " + "; ".join(map(str, bad)))

@@ -32,9 +32,53 @@ def adapt(
     """The parameters to start from, each placed on its devices: never a whole copy on one.
 
     Args:
+      loaded, source, target, reset, resize, init_channels, where, reset_option: see `match`.
+      fresh: those of the new model, or their shapes, dtypes and shardings where `loaded` has them.
+
+    Returns:
+      A tree like `fresh`, in its shardings.
+
+    Raises:
+      ConfigError: see `match`.
+    """
+    old, anew = match(
+        loaded,
+        source,
+        fresh,
+        target,
+        reset=reset,
+        resize=resize,
+        init_channels=init_channels,
+        where=where,
+        reset_option=reset_option,
+    )
+    if anew:
+        logging.info("start anew: %s", ", ".join(n for n in patterns.names(fresh) if n in anew))
+
+    def taken(name: str, leaf) -> jax.Array:
+        return leaf if name in anew else placed(old[name], leaf)
+
+    return patterns.map_named(taken, fresh)
+
+
+def match(
+    loaded: dict,
+    source: classifier.Options,
+    fresh: dict,
+    target: classifier.Options,
+    *,
+    reset: Iterable[str],
+    resize: str,
+    init_channels: str = "error",
+    where: str = "config.init_from",
+    reset_option: str = "config.init_reset",
+) -> tuple[dict, set[str]]:
+    """The parameters to start from by name, fitted and unread, and the names of those to reset.
+
+    Args:
       loaded: nested dict of arrays, `Lazy` or not.
       source: the config of the model they come from.
-      fresh: those of the new model, or their shapes, dtypes and shardings where `loaded` has them.
+      fresh: those of the new model, or their shapes.
       target: the new model's config.
       reset: patterns of parameters that keep their fresh values; what `loaded` has there is left
         out.
@@ -43,9 +87,6 @@ def adapt(
       init_channels: what is done about images of other channels: 'error', or 'mean', see
         `spread_channels`.
       where, reset_option: what to name in messages.
-
-    Returns:
-      A tree like `fresh`, in its shardings.
 
     Raises:
       ConfigError: the models are of different families or conventions; or parameters are missing,
@@ -83,13 +124,7 @@ def adapt(
             f"{where}: the checkpoint does not fit the model (name in {reset_option} what is "
             "to start anew):\n  " + "\n  ".join(problems)
         )
-    if anew:
-        logging.info("start anew: %s", ", ".join(name for name in new if name in anew))
-
-    def taken(name: str, leaf) -> jax.Array:
-        return leaf if name in anew else placed(old[name], leaf)
-
-    return patterns.map_named(taken, fresh)
+    return old, anew
 
 
 def placed(array: Lazy, like: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:

@@ -22,10 +22,10 @@ from etils import epath
 from vit_jax.base import places, schema, sizes
 from vit_jax.base.errors import CheckpointError, ConfigError, UserError, reason
 from vit_jax.base.schema import nearest
-from vit_jax.checkpoints import reading
+from vit_jax.checkpoints import reading, storage
 from vit_jax.data.augmentation import augment
 from vit_jax.interchange import opened, remote
-from vit_jax.models import classifier, registry
+from vit_jax.models import classifier, naming, registry
 from vit_jax.models.conversions.contract import Preprocessing
 
 # Asked in this order.
@@ -78,6 +78,7 @@ class Foreign:
       extras: tensors of the file that are no part of the model, by their names; of a run what MAE
         owns. Decoders among them are handed on, see `decoders`.
       layout: `format`, and what else is needed to write the same names and bytes again; plain JSON.
+      called: what a run calls its model.
     """
 
     model_config: classifier.Options
@@ -87,6 +88,7 @@ class Foreign:
     layout: dict = dataclasses.field(default_factory=dict)
     variables: dict = dataclasses.field(default_factory=dict)
     extras: dict = dataclasses.field(default_factory=dict)
+    called: str = ""
 
 
 # What comes of a description whose values have other types than any code wrote.
@@ -134,8 +136,10 @@ def read(
     try:
         return module(_detect(found)).read(found, wishes)
     except UserError:
+        opened.forget()  # what was refused may be mended in place
         raise
     except _SENSELESS as error:
+        opened.forget()
         raise CheckpointError(
             f"{path} is damaged: what it says about its model makes no sense "
             f"({type(error).__name__}: {reason(error)})"
@@ -182,7 +186,7 @@ def to_write(path: epath.PathLike, to: str) -> epath.Path:
     """
     if remote.is_remote(path):
         raise ConfigError(f"{path} cannot be written to: name a file or folder, and upload that")
-    return reading.locate_to_save(path) if to == "orbax" else places.locate(path)
+    return storage.locate_to_save(path) if to == "orbax" else places.locate(path)
 
 
 def preprocessing_with(
@@ -231,23 +235,11 @@ def how_to_accept(option: str, value: object) -> str:
     )
 
 
-def model_name(config: classifier.Options) -> str:
-    """The listed name that says most of a model; its options say the rest."""
-    family = registry.family_of(config)
-
-    def agreement(name: str) -> tuple[int, int]:
-        options = family.options_from_name(name)
-        agrees = [getattr(config, option) == value for option, value in options.items()]
-        return sum(agrees) - len(agrees), sum(agrees)
-
-    return max(family.VARIANTS, key=agreement)
-
-
-def describe(config: classifier.Options) -> str:
-    """A model in words: 'ViT-B/16, 86,567,656 parameters, images of 224 pixels, 1,000 classes'."""
+def describe(config: classifier.Options, called: str = "") -> str:
+    """A model in words: 'ViT-B/16, 86,567,656 parameters, images of 224 pixels, 1,000 classes'; see `naming`."""
     classes = f", {config.num_classes:,} classes" if config.num_classes else ", no head"
     return (
-        f"{model_name(config)}, {registry.count_parameters(config):,} parameters, images of "
+        f"{naming.full_name(config, called)}, {registry.count_parameters(config):,} parameters, images of "
         f"{sizes.text(config.image_size)} pixels{classes}"
     )
 

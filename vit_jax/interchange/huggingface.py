@@ -6,6 +6,7 @@ are which models of ours.
 """
 
 import json
+import math
 import re
 
 from absl import logging
@@ -107,21 +108,21 @@ def _classes(said: dict, count: int) -> tuple[str, ...] | None:
     return tuple(names[i] for i in range(count))
 
 
-def _preprocessing(said: dict, image_size: Size, path: epath.Path) -> Preprocessing:
-    """What preprocessor_config.json says, older and newer, see `_filled`."""
-    resample = said["resample"]
-    if resample not in _FILTERS:
+def _preprocessing(said: dict, image_size: Size, path: epath.Path) -> Preprocessing | None:
+    """What preprocessor_config.json says, older and newer, see `_filled`; `None`, with a warning, for what we cannot
+    do.
+    """
+    resample, resizes = said["resample"], said.get("do_resize", True)
+    if resample not in _FILTERS or not resizes:
+        name, value = ("resample", resample) if resizes else ("do_resize", "false")
         logging.warning(
-            "%s: resample=%s is not supported: images are resized by a bilinear filter",
-            path,
-            resample,
-        )
-    filter = _FILTERS.get(resample, "bilinear")
-    mean, std = said["image_mean"], said["image_std"]
-    if said.get("do_normalize") is False:
-        mean, std = (0.0,) * 3, (1.0,) * 3
-    if said.get("image_processor_type") in _DIVIDING_TWICE and said.get("include_top", True):
-        std = [x * x for x in std]
+            "%s says %s = %s, which is not supported (resample is 2, bilinear, or 3, bicubic): how images are prepared "
+            "is taken as unknown; say it with --config.data.mean, std, eval_crop, eval_resize and interpolation",
+            path, name, value,
+        )  # fmt: skip
+        return None
+    filter = _FILTERS[resample]
+    mean, std = _normalization(said)
     if not said["do_center_crop"]:
         return Preprocessing(image_size, tuple(mean), tuple(std), "resize", interpolation=filter)
     size, crop = said["size"], "squash" if _kind(said) == "DeiT" else "transformers"
@@ -137,6 +138,23 @@ def _preprocessing(said: dict, image_size: Size, path: epath.Path) -> Preprocess
             "cut to that", path, sizes.text(cut), sizes.text(image_size), size,
         )  # fmt: skip
     return Preprocessing(image_size, tuple(mean), tuple(std), crop, size, filter)
+
+
+def _normalization(said: dict) -> tuple[list[float], list[float]]:
+    """Mean and deviation of pixels in [0, 1], from those of pixels times `rescale_factor`, less 1 with
+    `rescale_offset`.
+    """
+    mean, std = list(said["image_mean"]), list(said["image_std"])
+    if said.get("do_normalize") is False:
+        mean, std = [0.0] * 3, [1.0] * 3
+    if said.get("image_processor_type") in _DIVIDING_TWICE and said.get("include_top", True):
+        std = [x * x for x in std]
+    factor = said.get("rescale_factor", 1 / 255) if said.get("do_rescale", True) else 1.0
+    offset = 1.0 if said.get("rescale_offset") else 0.0
+    scale = 255 * factor
+    if math.isclose(scale, 1) and not offset:  # no rounding where nothing changes
+        return mean, std
+    return [(x + offset) / scale for x in mean], [x / scale for x in std]
 
 
 def _filled(said: dict) -> dict:

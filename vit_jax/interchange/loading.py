@@ -17,7 +17,7 @@ from vit_jax.config import CHECKPOINT, default_config
 from vit_jax.data.augmentation import augment
 from vit_jax.devices import meshes
 from vit_jax.interchange import adapt, formats, named, opened, orbax
-from vit_jax.models import classifier, registry
+from vit_jax.models import classifier, naming, registry
 from vit_jax.models.registry import Weights
 
 # What may be left to the checkpoint, and its value where that, or an earlier version of this code,
@@ -203,10 +203,10 @@ def weights_from(
       As `like`, in its shardings.
     """
     foreign = formats.read(path, hints=vars(config), allow_nonfinite=allow_nonfinite)
-    if reset is None:
-        same_family = type(foreign.model_config) is type(config)
-        reset = foreign.model_config.starts_anew(config) if same_family else ()
-    logging.info("%s: %s holds %s", where, path, formats.describe(foreign.model_config))
+    reset = _reset_patterns(foreign, config, reset)
+    logging.info(
+        "%s: %s holds %s", where, path, formats.describe(foreign.model_config, foreign.called)
+    )
     return _fit(
         foreign,
         like,
@@ -217,6 +217,38 @@ def weights_from(
         where=where,
         reset_option=reset_option,
     )
+
+
+def check_weights(
+    path: epath.PathLike,
+    like: Weights,
+    config: classifier.Options,
+    *,
+    reset: Iterable[str] | None,
+    resize: str,
+    init_channels: str,
+) -> None:
+    """Raises what `weights_from` with these arguments would, as far as it is known before tensors are read."""
+    foreign = formats.read(path, hints=vars(config))
+    adapt.match(
+        named.union(foreign.params, foreign.variables),
+        foreign.model_config,
+        named.union(*like),
+        config,
+        reset=_reset_patterns(foreign, config, reset),
+        resize=resize,
+        init_channels=init_channels,
+    )
+
+
+def _reset_patterns(
+    foreign: formats.Foreign, config: classifier.Options, reset: Iterable[str] | None
+) -> Iterable[str]:
+    """See `weights_from`."""
+    if reset is not None:
+        return reset
+    same_family = type(foreign.model_config) is type(config)
+    return foreign.model_config.starts_anew(config) if same_family else ()
 
 
 def convert(
@@ -306,7 +338,11 @@ def _resolve_model(
     """Fills in `config.model`: from the config of the run that is resumed, or from the checkpoint."""
     model, whole = config.model, not config.model.name
     if whole:
-        model.name = saved["model"]["name"] if saved else formats.model_name(source.model_config)
+        model.name = (
+            saved["model"]["name"]
+            if saved
+            else naming.nearest_name(source.model_config, source.called)
+        )
     family = registry.family_named(model.name)
     found = dict(saved["model"]) if saved else dict(vars(source.model_config))
     if source:

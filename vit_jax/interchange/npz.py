@@ -5,7 +5,6 @@ What the names mean is not known here.
 
 import io
 import math
-import os
 import threading
 import zipfile
 from collections.abc import Iterable
@@ -16,6 +15,7 @@ import numpy as np
 from etils import epath
 
 from vit_jax.base.errors import CheckpointError, reason
+from vit_jax.base.whole import written_whole
 from vit_jax.models.conversions.rules import Lazy
 
 SUFFIX = ".npy"
@@ -59,20 +59,20 @@ def write(path: epath.PathLike, arrays: Iterable[tuple[str, np.ndarray]]) -> Non
       CheckpointError: it cannot be written.
     """
     path = epath.Path(path)
-    partial = path.parent / f".{path.name}.partial-{os.getpid()}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file, zipfile.ZipFile(file, "w", allowZip64=True) as archive:
+        with (
+            written_whole(path) as partial,
+            partial.open("wb") as file,
+            zipfile.ZipFile(file, "w", allowZip64=True) as archive,
+        ):
             for name, array in arrays:
                 if array.dtype == ml_dtypes.bfloat16:
                     array = array.view("V2")
                 with archive.open(name + SUFFIX, "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, array, allow_pickle=False)
-        partial.replace(path)
     except OSError as error:
         raise CheckpointError(f"cannot write {path}: {error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _lazy(

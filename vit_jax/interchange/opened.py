@@ -4,11 +4,13 @@
 
 import functools
 import json
+import os
 from collections.abc import Mapping
 
 from etils import epath
 
-from vit_jax.base.errors import CheckpointError
+from vit_jax.base import places
+from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.interchange import npz, pickles, pytorch, safetensors, state_dicts
 from vit_jax.models.conversions.rules import Lazy
 
@@ -42,6 +44,18 @@ class Opened:
             self.head = self._file.read(_HEAD)
             self._file.seek(0)
             self.container = _container(self.head, path.suffix)
+        if state_dict and not self._has_several():
+            raise ConfigError(
+                f"{path}#state_dict={state_dict} has no effect: only files of PyTorch (.pth, .bin, …) hold several "
+                "sets of tensors; remove '#state_dict=…'"
+            )
+
+    def _has_several(self) -> bool:
+        """Whether there may be several state dicts in it."""
+        if self.container != "folder":
+            return self.container == "pickle"
+        weights = self._weights or (pytorch.weights_of(self.path) if self.config else self.path)
+        return weights.suffix not in ("", ".safetensors") and "safetensors" not in weights.name
 
     @functools.cached_property
     def config(self) -> dict:
@@ -114,11 +128,20 @@ def _open(path: epath.Path, state_dict: str, mark: tuple) -> Opened:
 
 
 def _mark(path: epath.Path) -> tuple:
-    """Changes when the file, or a folder's config.json or weights, are written anew."""
+    """Changes when the file, or a folder's config.json or weights, are written again: on a local disk also within a
+    second, and with files of the same length.
+    """
     names = (CONFIG, *pytorch.NAMES)
     files = [path / name for name in names] if path.is_dir() else [path]
-    stats = [file.stat() for file in files if file.exists()]
-    return tuple((stat.length, stat.mtime) for stat in stats)
+    return tuple(_stat(file) for file in files if file.exists())
+
+
+def _stat(file: epath.Path) -> tuple:
+    if places.in_bucket(file):
+        found = file.stat()
+        return found.length, found.mtime
+    found = os.stat(file)
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
 
 def _container(head: bytes, suffix: str) -> str:

@@ -5,6 +5,7 @@ import math
 
 import jax
 import numpy as np
+from absl import logging
 from etils import epath
 
 from vit_jax.base import patterns, schema
@@ -14,9 +15,9 @@ from vit_jax.config import Config, config_class, default_config
 from vit_jax.data import imagenet
 from vit_jax.data.augmentation import augment
 from vit_jax.interchange import decoders, named
-from vit_jax.interchange.formats import Foreign, Preprocessing, Wishes, configure, model_name
+from vit_jax.interchange.formats import Foreign, Preprocessing, Wishes, configure
 from vit_jax.interchange.opened import Opened
-from vit_jax.models import registry
+from vit_jax.models import naming, registry
 from vit_jax.models.conversions.rules import Lazy
 from vit_jax.objectives.networks import OWN
 
@@ -74,6 +75,7 @@ def read(opened: Opened, wishes: Wishes) -> Foreign:
         layout,
         variables,
         extras,
+        filled.model.name,
     )
 
 
@@ -82,7 +84,7 @@ def described(foreign: Foreign) -> tuple[Config, dict]:
     checkpoint of it would say; unnamed classes are ImageNet's, or numbers.
     """
     config = default_config()
-    config.model.name = model_name(foreign.model_config)
+    config.model.name = naming.nearest_name(foreign.model_config, foreign.called)
     # Where it is not known how images are normalised, users of the model have to say it.
     unsaid = Preprocessing(foreign.model_config.image_size, mean=(), std=())
     config.data.update(dataclasses.asdict(foreign.preprocessing or unsaid))
@@ -106,6 +108,11 @@ def write(foreign: Foreign, path: epath.PathLike) -> None:
     path = epath.Path(path)
     if path.exists() and (path.is_file() or any(path.iterdir())):
         raise CheckpointError(f"{path} is not written: something is there already")
+    if any(name.startswith(f"{OWN}/") or "decoder" in name for name in foreign.extras):
+        logging.warning(
+            "%s: MAE's decoder is not written, since a checkpoint of ours has it in a run's training state only: only "
+            "the encoder is; to keep it, train from the source with --config.init_from, or convert to timm", path,
+        )  # fmt: skip
     config, description = described(foreign)
     leaves = jax.tree.leaves((foreign.params, foreign.variables))
     largest = max(math.prod(leaf.shape) for leaf in leaves)

@@ -2,15 +2,16 @@
 not known here.
 """
 
+import contextlib
 import dataclasses
 import json
-import os
 import re
 
 from etils import epath
 
 from vit_jax.base import places
 from vit_jax.base.errors import CheckpointError
+from vit_jax.base.whole import ended_by_sigterm, partial_path
 from vit_jax.interchange import pickles, safetensors, state_dicts
 from vit_jax.models.conversions.rules import Lazy
 
@@ -113,7 +114,9 @@ class NewFolder:
             raise CheckpointError(f"{self.path} exists already: name a new folder")
         self._partial = self.path
         if not places.in_bucket(self.path):
-            self._partial = self.path.parent / f".{self.path.name}.partial-{os.getpid()}"
+            self._partial = partial_path(self.path)
+        self._on_sigterm = contextlib.ExitStack()
+        self._on_sigterm.enter_context(ended_by_sigterm())
         self._partial.mkdir(parents=True, exist_ok=True)
         return self._partial
 
@@ -126,3 +129,4 @@ class NewFolder:
         finally:
             if self._partial.exists() and (kind or self._partial != self.path):
                 self._partial.rmtree()
+            self._on_sigterm.close()

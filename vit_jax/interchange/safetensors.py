@@ -7,7 +7,6 @@ write them.
 
 import json
 import math
-import os
 import struct
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -18,6 +17,7 @@ import numpy as np
 from etils import epath
 
 from vit_jax.base.errors import CheckpointError, reason
+from vit_jax.base.whole import written_whole
 from vit_jax.models.conversions.rules import Lazy
 
 DTYPES = {
@@ -117,19 +117,15 @@ def write(
         }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    partial = path.parent / f".{path.name}.partial-{os.getpid()}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
+        with written_whole(path) as partial, partial.open("wb") as file:
             file.write(struct.pack("<Q", len(text)) + text)
             for (name, array), (said, (shape, dtype)) in zip(tensors, specs.items(), strict=True):
                 assert (name, array.shape, array.dtype) == (said, tuple(shape), dtype)
                 file.write(array.tobytes())
-        partial.replace(path)
     except OSError as error:
         raise CheckpointError(f"cannot write {path}: {error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _lazy(path: epath.Path, name: str, entry: dict, read_bytes: Callable) -> Lazy:

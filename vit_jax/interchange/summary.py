@@ -8,7 +8,7 @@ from vit_jax.base import places, schema
 from vit_jax.checkpoints import reading
 from vit_jax.data import crops
 from vit_jax.interchange import formats, remote
-from vit_jax.models import registry
+from vit_jax.models import naming, registry
 
 _SHOWN_CLASSES = 10
 
@@ -21,7 +21,8 @@ def summarize(path: epath.PathLike) -> dict:
         format in `formats`.
 
     Returns:
-      `path`, `format`, `model` (its listed name and all options), `parameters`, `classes` (`None`
+      `path`, `format`, `model_name` (see `naming.full_name`), `model` (its nearest name and all
+      options), `parameters`, `classes` (`None`
       where the file does not say), `preprocessing` (the same). Of a run also `step`, `metrics` (of
       its last evaluation, if it is done), `best`, `data`, `training_examples`, `init_from` and
       `versions`.
@@ -35,7 +36,11 @@ def summarize(path: epath.PathLike) -> dict:
     summary = {
         "path": str(path),
         "format": name,
-        "model": {"name": formats.model_name(config), **dataclasses.asdict(config)},
+        "model_name": naming.full_name(config, foreign.called),
+        "model": {
+            "name": naming.nearest_name(config, foreign.called),
+            **dataclasses.asdict(config),
+        },
         "parameters": registry.count_parameters(config),
         "classes": None if foreign.classes is None else list(foreign.classes),
         "preprocessing": prepared and dataclasses.asdict(prepared),
@@ -43,7 +48,6 @@ def summarize(path: epath.PathLike) -> dict:
     if name == "orbax":
         folder = reading.find(path)
         description = reading.read_description(folder)
-        summary["model"]["name"] = description["config"]["model"]["name"]
         summary |= _of_run(folder, description)
     return summary
 
@@ -78,8 +82,8 @@ def _of_run(folder: epath.Path, description: dict) -> dict:
 
 
 def _model(summary: dict) -> str:
-    model = summary["model"]
-    return f"{model['name']}, {summary['parameters']:,} parameters"
+    """Its name and size."""
+    return f"{summary['model_name']}, {summary['parameters']:,} parameters"
 
 
 def _options(model: dict) -> str:

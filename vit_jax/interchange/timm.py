@@ -6,6 +6,7 @@ config.json says it; files that we write say it in their header.
 
 import dataclasses
 import json
+import re
 
 from etils import epath
 
@@ -17,6 +18,12 @@ from vit_jax.interchange.opened import CONFIG, Opened
 from vit_jax.models.conversions import published, vit_arguments, vit_options
 
 NAME = "timm"
+# Families of timm that are not read, and what the names of tensors of no other have.
+_NOT_READ = {
+    "BEiT": r"(^|\.)relative_position_bias_table$",
+    "CaiT": r"(^|\.)blocks_token_only\.",
+    "NaFlexViT": r"(^|\.)embeds\.proj\.weight$",
+}
 _STATED = (*vit_arguments.UNTOLD, "image_size")
 
 
@@ -30,6 +37,7 @@ def recognises(opened: Opened) -> bool:
 
 def read(opened: Opened, wishes: Wishes) -> Foreign:
     """See `formats`."""
+    _refuse_other_families(opened)
     stated = named.in_header(opened)
     architecture, tag = published_name(opened)
     said = {"architecture": architecture, "tag": tag} | _arguments(opened.config)
@@ -52,7 +60,21 @@ def read(opened: Opened, wishes: Wishes) -> Foreign:
         said = published.preprocessing_from(said, opened.path)
         if said != _as_read(foreign.preprocessing):
             foreign.preprocessing = said or foreign.preprocessing
+    if foreign.preprocessing and not opened.said:
+        foreign.preprocessing = published.at_size(
+            foreign.preprocessing, foreign.model_config.image_size, opened.path
+        )
     return foreign
+
+
+def _refuse_other_families(opened: Opened) -> None:
+    """Raises `CheckpointError` for a family that has much in common with ViTs, and is not read."""
+    for family, pattern in _NOT_READ.items():
+        if name := next((n for n in opened.tensors if re.search(pattern, n)), ""):
+            raise CheckpointError(
+                f"{opened.path} holds a model of the family {family} (it has {name}), which is not read: see 'vit_jax "
+                "models --published' for those that are"
+            )
 
 
 def published_name(opened: Opened) -> tuple[str, str]:

@@ -77,6 +77,11 @@ class Config(Stages, classifier.Options):
         """See `classifier.Options`: every unit is a layer."""
         return self.unit_layers("stages")
 
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """See `classifier.Options`."""
+        return (*super().inputs, "root_norm")
+
     def fit(self, name: str, target: "Config", *, resize: str) -> tuple[str, Callable] | None:
         """See `classifier.Options`."""
         if not name.endswith("/relative") or self.grids == target.grids:

@@ -18,6 +18,9 @@ from vit_jax.compute import recompute
 from vit_jax.compute.choices import AUTO
 from vit_jax.models.embeddings import interpolate, resize_patch_embedding
 
+# What comes before the first layer in most families; see `Options.inputs`.
+INPUTS = ("embedding", "position", r"registers?", r"\w*token", r"(backbone/)?root")
+
 
 @dataclasses.dataclass(frozen=True)
 class Options:
@@ -95,6 +98,13 @@ class Options:
         that stand side by side have such a dict each, by the beginning of their parameters' names.
         """
         return {}
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Patterns of the beginnings of the names of parameters that come before the first layer, which layer-wise
+        decay slows most; of networks that stand side by side, of the names within one.
+        """
+        return INPUTS
 
     def at_size(self, image_size: Size) -> dict[str, Any]:
         """The other options that change with the size of the images, if the weights are kept."""

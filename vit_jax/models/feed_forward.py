@@ -90,6 +90,11 @@ class Config(pooling.Options, classifier.Patches, classifier.Options):
         """See `classifier.Options`."""
         return {"layers": self.depth}
 
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """See `classifier.Options`."""
+        return (*super().inputs, "class_position")
+
     def fit(self, name: str, target: "Config", *, resize: str) -> tuple[str, Callable] | None:
         """See `classifier.Options`."""
         if name.startswith("layers/token_") and self.grid != target.grid:

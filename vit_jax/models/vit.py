@@ -158,6 +158,11 @@ class Config(
         """See `classifier.Options`."""
         return {"encoder/layers": self.depth}
 
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """See `classifier.Options`; the frequencies of a mixed rotation, of all layers, lie before these."""
+        return (*super().inputs, "patch_norm", "pre_norm", "rope")
+
     def starts_anew(self, target: "Config") -> tuple[str, ...]:
         """See `classifier.Options`."""
         same_layer = target.representation == self.representation

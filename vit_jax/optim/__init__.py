@@ -6,7 +6,7 @@ over time in `schedules.py`, over parameters in `multipliers.py`. Where the grad
 `sharpness.py`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +18,7 @@ from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
 from vit_jax.config import Optim
+from vit_jax.models.classifier import INPUTS
 from vit_jax.optim import multipliers, sharpness
 from vit_jax.optim.optimizers import OPTIMIZERS
 from vit_jax.optim.schedules import Schedule, schedule
@@ -32,6 +33,7 @@ def make(
     total_steps: int,
     to_steps: Callable[[str], int],
     layers: Mapping[str, int] | None = None,
+    inputs: Sequence[str] = INPUTS,
 ) -> tuple[optax.GradientTransformation, Schedule]:
     """The optimizer of a run.
 
@@ -53,6 +55,7 @@ def make(
       to_steps: a duration such as '5%' in steps.
       layers: for layer-wise decay, see `classifier.Options.layers`; by default the one stack of
         layers that the parameters have.
+      inputs: the same, see `classifier.Options.inputs`.
 
     Returns:
       The transformation, whose `update` needs the parameters, and the learning rate as a function
@@ -74,7 +77,7 @@ def make(
     if len(frozen) == len(names):
         raise ConfigError("config.optim.freeze leaves no parameter to train")
 
-    rates, decays = _rates_and_decays(config, shapes, layers)
+    rates, decays = _rates_and_decays(config, shapes, layers, inputs)
     direction = OPTIMIZERS[config.name](config)
     decay_over_time = _decay_over_time(config, total_steps)
     if config.weight_decay_by == "gradient":
@@ -175,12 +178,15 @@ def _penalty(decays: dict) -> optax.GradientTransformation:
 
 
 def _rates_and_decays(
-    config: Optim, shapes: dict[str, tuple[int, ...]], layers: Mapping[str, int] | None
+    config: Optim,
+    shapes: dict[str, tuple[int, ...]],
+    layers: Mapping[str, int] | None,
+    inputs: Sequence[str],
 ) -> tuple[dict, dict]:
     """The factors of the direction and of the parameter, by parameter name; of decoupled ones those at the
     peak of the schedule.
     """
-    relative = multipliers.learning_rates(config, shapes, layers)
+    relative = multipliers.learning_rates(config, shapes, layers, inputs)
     rates = {name: config.lr * multiplier for name, multiplier in relative.items()}
     decays = multipliers.weight_decays(config, shapes)
     if config.weight_decay_by == "lr":

@@ -3,20 +3,21 @@ layer-wise decay.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.config import Optim
-
-# What comes before the first layer, at the top of the tree of a network.
-_INPUTS = re.compile(r"(embedding|position|registers?|\w*token|(backbone/)?root)(/.*)?")
+from vit_jax.models.classifier import INPUTS
 
 
 def learning_rates(
-    config: Optim, shapes: Mapping[str, tuple[int, ...]], layers: Mapping[str, int] | None = None
+    config: Optim,
+    shapes: Mapping[str, tuple[int, ...]],
+    layers: Mapping[str, int] | None = None,
+    inputs: Sequence[str] = INPUTS,
 ) -> dict[str, float | np.ndarray]:
     """The multiplier of the learning rate by parameter name: `lr_rules` times layer-wise decay.
 
@@ -24,6 +25,7 @@ def learning_rates(
       config: `config.optim`.
       shapes: of every parameter, by name.
       layers: see `classifier.Options.layers`; by default the one stack that there is.
+      inputs: see `classifier.Options.inputs`.
 
     Returns:
       A float, or for stacked parameters with layer-wise decay an array (layers, 1, …) that
@@ -33,9 +35,9 @@ def learning_rates(
     found = {name: patterns.first_match(config.lr_rules, name, 1.0) for name in shapes}
     if config.layer_decay == 1:
         return found
-    layers = layers or _only_stack(shapes)
+    layers, decay = layers or _only_stack(shapes, inputs), config.layer_decay
     return {
-        name: multiplier * _layer_multiplier(name, len(shapes[name]), layers, config.layer_decay)
+        name: multiplier * _layer_multiplier(name, len(shapes[name]), layers, inputs, decay)
         for name, multiplier in found.items()
     }
 
@@ -52,7 +54,7 @@ def weight_decays(config: Optim, shapes: Mapping[str, tuple[int, ...]]) -> dict[
 
 
 def _layer_multiplier(
-    name: str, rank: int, layers: Mapping[str, int], decay: float
+    name: str, rank: int, layers: Mapping[str, int], inputs: Sequence[str], decay: float
 ) -> float | np.ndarray:
     """decay^(depth + 1 - l), with l = 0 for the inputs, i + 1 for layer i of all `depth` layers, depth
     + 1 for all that follows them.
@@ -62,7 +64,7 @@ def _layer_multiplier(
     """
     for network, own in layers.items():
         if isinstance(own, Mapping) and name.startswith(f"{network}/"):
-            return _layer_multiplier(name.removeprefix(f"{network}/"), rank, own, decay)
+            return _layer_multiplier(name.removeprefix(f"{network}/"), rank, own, inputs, decay)
     layers = {name: count for name, count in layers.items() if isinstance(count, int)}
     depth, before = sum(layers.values()), 0
     for prefix, count in layers.items():
@@ -72,19 +74,19 @@ def _layer_multiplier(
                 return float(powers[0])
             return powers.reshape((count,) + (1,) * (rank - 1))
         before += count
-    return decay ** (depth + 1) if _is_input(name) else 1.0
+    return decay ** (depth + 1) if _is_input(name, inputs) else 1.0
 
 
-def _is_input(name: str) -> bool:
-    return _INPUTS.fullmatch(name) is not None
+def _is_input(name: str, inputs: Sequence[str]) -> bool:
+    return any(re.fullmatch(f"({pattern})(/.*)?", name) for pattern in inputs)
 
 
-def _only_stack(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+def _only_stack(shapes: Mapping[str, tuple[int, ...]], inputs: Sequence[str]) -> dict[str, int]:
     """The stack of layers among the parameters, if there is just one."""
     stacks = {
         "/".join(name.split("/")[: name.split("/").index(patterns.STACK) + 1]): shape[0]
         for name, shape in shapes.items()
-        if patterns.is_stacked(name) and not _is_input(name)
+        if patterns.is_stacked(name) and not _is_input(name, inputs)
     }
     if len(stacks) != 1:
         found = ", ".join(stacks) or "none"

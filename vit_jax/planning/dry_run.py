@@ -8,16 +8,23 @@ from ml_collections import ConfigDict
 
 from vit_jax import evaluation
 from vit_jax.base.errors import ConfigError
+from vit_jax.checkpoints import reading
+from vit_jax.config import Config
 from vit_jax.data import sources
-from vit_jax.data.record import DataError
-from vit_jax.models import registry
+from vit_jax.data.record import DataError, Source
+from vit_jax.devices import local, meshes
+from vit_jax.models import naming, registry
+from vit_jax.planning import rough
 from vit_jax.planning.plan import known_data
-from vit_jax.training import announce
-from vit_jax.training.assembly import assemble, resolve
+from vit_jax.training import announce, preflight, starting
+from vit_jax.training.assembly import Assembly, assemble, resolve
+from vit_jax.training.guards import check_batch
 from vit_jax.training.loop import subject_of
 
 
-def dry_run(config: ConfigDict, workdir: epath.PathLike | None) -> tuple[dict, str]:
+def dry_run(
+    config: ConfigDict, workdir: epath.PathLike | None, teachers: tuple[str, ...] = ()
+) -> tuple[dict, str]:
     """The run in numbers, and the text of a recipe that trains the same.
 
     If the data is not here, its size is taken from a catalog that has it, and the recipe says so.
@@ -25,10 +32,12 @@ def dry_run(config: ConfigDict, workdir: epath.PathLike | None) -> tuple[dict, s
     Args:
       config: the run's.
       workdir: where it would run, perhaps goes on; `None` if that is not said.
+      teachers: names of runs that a `pseudo.teacher` may be.
 
     Raises:
       ConfigError, CheckpointError: as `training.loop.train` before it uses devices.
     """
+    on_cpu = local.platform() == "cpu"
     # Whatever devices there are, other programs may have them.
     if not jax.config.jax_platforms:
         jax.config.update("jax_platforms", "cpu")
@@ -46,11 +55,23 @@ def dry_run(config: ConfigDict, workdir: epath.PathLike | None) -> tuple[dict, s
         config, num_classes=classes, examples_per_epoch=examples, multi_label=multi_label
     )
     suite = source and evaluation.make(config.eval.evaluators, subject_of(assembly, source))
+    preflight.check(assembly, source, suite, workdir, teachers=teachers)
+    if config.init_from:
+        starting.check_fits(assembly)
+    # What a teacher labels belongs to the examples of a run, and is not known here.
+    if source is not None and workdir is not None and not config.pseudo.teacher:
+        _check_same_run(assembly, source, workdir)
     lines = announce.lines(assembly, examples, suite)
+    estimate = rough.estimate(assembly)
+    lines.append(rough.text(estimate))
+    if not on_cpu:
+        lines.append("config.mesh is not checked: which devices will train is not known here")
+    elif unfit := _unfit_mesh(config, missing):
+        lines.append(unfit)
     if missing:
         lines.append(f"the data was not read, its size is from a catalog: {missing}")
     result = {
-        "model": config.model.name,
+        "model": naming.full_name(assembly.model_config, config.model.name),
         "parameters": registry.count_parameters(assembly.model_config),
         "image_size": config.data.image_size,
         "num_classes": assembly.num_classes,
@@ -59,5 +80,37 @@ def dry_run(config: ConfigDict, workdir: epath.PathLike | None) -> tuple[dict, s
         "batch_size": config.batch_size,
         "steps": assembly.total_steps,
         "data_error": missing,
+        "estimate": estimate,
     }
     return result, announce.recipe(assembly, lines, suite)
+
+
+def _check_same_run(assembly: Assembly, source: Source, workdir: epath.PathLike) -> None:
+    """Raises `ConfigError` if another run is in the workdir."""
+    saved = reading.newest_description(workdir)
+    if saved is not None:
+        now = reading.describe(
+            assembly.config,
+            assembly.model_config,
+            source.classes,
+            len(source),
+            source.fingerprint(),
+        )
+        starting.check_same_run(assembly.config, saved, now)
+
+
+def _unfit_mesh(config: Config, missing: str) -> str:
+    """Why mesh or batch do not fit the CPU devices of this machine; '' if they do. Where the data is not here
+    either, the run is meant for another machine.
+
+    Raises:
+      ConfigError: the data is here.
+    """
+    try:
+        mesh = meshes.make_mesh(vars(config.mesh), jax.devices("cpu"))
+        check_batch(config, mesh)
+    except ConfigError as error:
+        if not missing:
+            raise
+        return f"{error} (on this machine; 'vit_jax plan --topology=…' checks it for another)"
+    return ""

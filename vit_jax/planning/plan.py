@@ -13,7 +13,7 @@ from vit_jax.data import sources
 from vit_jax.data.options import Data
 from vit_jax.data.sources.named import NAMED
 from vit_jax.data.splits import select
-from vit_jax.models import registry
+from vit_jax.models import naming, registry
 from vit_jax.planning import collectives, compiling, cycles, estimate
 from vit_jax.planning.target import Target
 from vit_jax.training.assembly import Assembly, assemble, resolve
@@ -133,7 +133,7 @@ def _of_config(assembly: Assembly, target: Target, step: compiling.Step) -> dict
     with jax.set_mesh(step.mesh):
         remat = choices.remat(model)
     return {
-        "model": config.model.name,
+        "model": naming.full_name(model, config.model.name),
         "image_size": config.data.image_size,
         "dtype": model.dtype,
         "remat": remat,

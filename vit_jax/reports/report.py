@@ -11,6 +11,7 @@ from etils import epath
 from PIL import Image
 
 from vit_jax.base import places
+from vit_jax.base.errors import ConfigError
 from vit_jax.evaluation import best_metric
 from vit_jax.pictures.page import Page, markdown, png
 from vit_jax.reports import compare, figures, runs
@@ -45,6 +46,8 @@ def report(folders: Sequence[epath.PathLike], out: epath.PathLike) -> dict:
     """
     out = places.locate(out, "--out")
     comparison = compare.compare(runs.find(folders))
+    if runs.is_run(places.locate(out)):
+        raise ConfigError(f"--out={out} is a run's workdir: name another folder, e.g. {out}/report")
     out = places.make_folder(out, "--out")
     pictures = _pictures(comparison)
     for name, (_, image) in pictures.items():

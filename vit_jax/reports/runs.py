@@ -134,8 +134,13 @@ def _beside(folder: epath.Path, notes: list[str]) -> dict[str, tuple[np.ndarray,
     return found
 
 
+def is_run(folder: epath.Path) -> bool:
+    """Whether a folder is a run's workdir."""
+    return (folder / METRICS).exists() or (folder / RECIPE).exists()
+
+
 def _workdirs(folder: epath.Path) -> Iterator[epath.Path]:
-    if (folder / METRICS).exists() or (folder / RECIPE).exists():
+    if is_run(folder):
         yield folder
     for below in sorted(folder.iterdir()):
         if below.name not in _BELOW_A_RUN and below.name[0] != "." and below.is_dir():

@@ -50,7 +50,7 @@ def serve(
         raise ConfigError(
             f"{path}: the model has no head, and so no classes to serve: fine-tune it"
         )
-    about = {"model": describe(run.model_config), "checkpoint": str(path)}
+    about = {"model": describe(run.model_config, run.config.model.name), "checkpoint": str(path)}
     server = Server(Network(run, batch_size), limits, about)
     _allow_connections()
 

@@ -20,8 +20,8 @@ from vit_jax.data import sources
 from vit_jax.data.record import Source
 from vit_jax.devices import gpus, processes
 from vit_jax.evaluation import Suite
-from vit_jax.evaluation.contract import Evaluator
-from vit_jax.models import registry
+from vit_jax.evaluation.contract import Evaluator, held_out
+from vit_jax.models import naming, registry
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.clock import KINDS, Clock
 
@@ -90,15 +90,15 @@ def lines(assembly: Assembly, examples: int, suite: Suite | None) -> list[str]:
     where = f" ({data.path})" if data.path else ""
     judged = [
         f"{len(held):,} to evaluate on ({config.data.eval_split})"
-        for held in map(_held_out, _evaluators(suite))
+        for held in map(held_out, _evaluators(suite))
         if held is not None
     ]
     data_line = f"data: {data.name}{where}, {examples:,} images to train on ({data.train_split})"
     epochs = steps * config.batch_size / examples
     start = f", starting from {config.init_from}" if config.init_from else ""
     return [
-        f"model: {config.model.name}, {count:,} parameters, images of {sizes.text(model.image_size)} "
-        f"pixels{classes}{start}",
+        f"model: {naming.full_name(model, config.model.name)}, {count:,} parameters, images of "
+        f"{sizes.text(model.image_size)} pixels{classes}{start}",
         ", ".join([data_line, *dict.fromkeys(judged)]),
         f"training: {steps:,} steps of {config.batch_size:,} images ({epochs:.3g} epochs), objective "
         f"{config.objective.name}, optimizer {config.optim.name}, learning rate {config.optim.lr:g}",
@@ -146,10 +146,3 @@ def where_the_time_went(clock: Clock) -> str:
 
 def _evaluators(suite: Suite | None) -> Iterator[Evaluator]:
     return (evaluator for _, evaluator in suite.evaluators) if suite else iter(())
-
-
-def _held_out(evaluator: Evaluator) -> Source | None:
-    """The examples that an evaluator judges on, if it keeps them under the names that the package's
-    evaluators use.
-    """
-    return getattr(evaluator, "source", None) or getattr(evaluator, "test", None)

@@ -101,6 +101,7 @@ def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config
     typed = dataclasses.replace(typed, data=augment.with_channels(typed.data))
     augment.check(typed.augment, typed.data.channels)
     crops.check(typed.data)
+    sources.check_path(typed.data)
     permute.check(typed.data)
     views.of(typed)
     objectives.find(typed.objective)
@@ -215,6 +216,7 @@ def assemble(
         total_steps=total_steps,
         to_steps=to_steps,
         layers=model_config.layers,
+        inputs=model_config.inputs,
     )
     return Assembly(
         config=config,

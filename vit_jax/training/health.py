@@ -7,6 +7,7 @@ back to the last checkpoint and on without the data.
 """
 
 import json
+from collections.abc import Callable, Sequence
 
 import flax.struct
 import jax
@@ -103,8 +104,13 @@ def update_is_made(health: Health, nonfinite: str) -> jax.Array:
     return made
 
 
-def check(health: Health, params: dict, config: Config) -> None:
+def check(
+    health: Health, params: dict, config: Config, saved_steps: Callable[[], Sequence[int]]
+) -> None:
     """Waits for the devices and says what bad steps there were.
+
+    Args:
+      saved_steps: the steps of the checkpoints that there are.
 
     Raises:
       BadStep: the run is to go back.
@@ -119,7 +125,7 @@ def check(health: Health, params: dict, config: Config) -> None:
         raise BadStep(message, int(health.first_bad_step))
     if config.nonfinite == "stop":
         raise NonFiniteError(
-            f"{message} The last checkpoint is good. "
+            f"{message} {_last_good(saved_steps())} "
             "Try a lower config.optim.lr, a longer warm-up, or config.nonfinite=skip or rollback"
         )
     if health.in_a_row >= config.max_skips:
@@ -132,6 +138,12 @@ def check(health: Health, params: dict, config: Config) -> None:
             "%d updates skipped so far, the first at step %d; lastly %s",
             health.skipped, health.first_bad_step, what,
         )  # fmt: skip
+
+
+def _last_good(steps: Sequence[int]) -> str:
+    if not steps:
+        return "There is no checkpoint before it."
+    return f"The last checkpoint, of step {max(steps)}, is good."
 
 
 def _what_happened(health: Health, params: dict, config: Config) -> str:

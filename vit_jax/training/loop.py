@@ -17,14 +17,14 @@ from vit_jax import evaluation
 from vit_jax.base import logs, places
 from vit_jax.base.errors import UserError
 from vit_jax.base.lock import Lock
-from vit_jax.checkpoints import reading, saving, tiers
+from vit_jax.checkpoints import reading, saving, storage, tiers
 from vit_jax.config import Config
 from vit_jax.data import loader, sources
 from vit_jax.data.decode import PIXELS
 from vit_jax.data.record import Source
 from vit_jax.devices import meshes, processes
 from vit_jax.evaluation.contract import Subject, Trained
-from vit_jax.training import announce, health, pseudo_labels
+from vit_jax.training import announce, health, preflight, pseudo_labels
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly, assemble, resolve
 from vit_jax.training.clock import Clock
@@ -69,18 +69,20 @@ def train(config: ConfigDict, workdir: epath.PathLike) -> dict[str, float]:
     """
     index = processes.index()
     logs.to_stderr_by_default(index if processes.count() > 1 else None, quiet=index > 0)
-    workdir = reading.locate_to_save(workdir, "--workdir")
+    workdir = storage.locate_to_save(workdir, "--workdir")
     config = resolve(config, workdir)
     source = sources.open_train(config.data)
     assembly = assembly_for(config, source)
+    check_classes(assembly.networks.teacher, source.classes)
+    suite = evaluation.make(config.eval.evaluators, subject_of(assembly, source))
+    preflight.check(assembly, source, suite, workdir)
     programs = Programs(config.compilation_cache, workdir)
+    mesh = meshes.make_mesh(vars(config.mesh))
+    check_batch(config, mesh)
     if config.pseudo.teacher:
         source = pseudo_labels.add(source, assembly, workdir)
         assembly = assembly_for(config, source)
-    check_classes(assembly.networks.teacher, source.classes)
-    suite = evaluation.make(config.eval.evaluators, subject_of(assembly, source))
-    mesh = meshes.make_mesh(vars(config.mesh))
-    check_batch(config, mesh)
+        suite = evaluation.make(config.eval.evaluators, subject_of(assembly, source))
     make_workdir(workdir)
     programs.fetch()
 
@@ -161,7 +163,12 @@ class _Run:
         """Trains from where the state is to the end of the run, or until a stop is requested."""
         writers = self.writers = make_writers(self.workdir, self.config)
         self.meter = Meter(
-            self.assembly, len(self.source), writers, self.clock, int(self.state.step)
+            self.assembly,
+            len(self.source),
+            writers,
+            self.clock,
+            int(self.state.step),
+            self.start.saved.get("window", ()),
         )
         writers.write_texts(int(self.state.step), {"config": textwrap.indent(self.recipe, "    ")})
         try:
@@ -226,7 +233,8 @@ class _Run:
                     self.state, metrics = self.train_step(self.state, batch)
             self.meter.add(step, metrics)
             self.profiler.after(step, metrics)
-            logs = step in (first, total) or _due(step, log_every)
+            # A resumed run logs at the same steps as one that was not interrupted.
+            logs = step in (1, total) or _due(step, log_every)
             if logs:
                 with self.clock.waiting():
                     self._check_health(step)
@@ -287,13 +295,14 @@ class _Run:
                 "goodput": self.clock.read(),
                 "best": self.best,
                 "ended": self.ended,
+                "window": self.meter.window(),
             }
             save(step, self.state.parts(), self.description | now)
 
     def _check_health(self, step: int | None = None) -> None:
         """Ends the run if it has to; where metrics of a step are due, they show why."""
         try:
-            health.check(self.state.health, self.state.params, self.config)
+            health.check(self.state.health, self.state.params, self.config, self.checkpoints.steps)
         except BadStep:  # The run goes on from an earlier step.
             raise
         except NonFiniteError:
@@ -354,7 +363,7 @@ class _Run:
             self.left_out.add(bad, skip, self.config.max_rollbacks, back_to=back_to)
             saved = self.start.saved
             self.clock.resumed_from(saved["goodput"], saved["seconds"])
-        self.meter.rewind(int(self.state.step))
+        self.meter.rewind(int(self.state.step), self.start.saved.get("window", ()))
 
 
 def _due(step: int, every: int) -> bool:

@@ -7,7 +7,7 @@ import pathlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -53,15 +53,17 @@ class Meter:
         writers: metric_writers.MetricWriter,
         clock: Clock,
         start_step: int,
+        window: Sequence[Mapping[str, float]] = (),
     ):
         """Starts at `start_step`.
 
         Args:
           examples: in the training set.
+          window: what `window` gave when the checkpoint of `start_step` was saved.
         """
         self._assembly, self._writers, self._examples = assembly, writers, examples
         self._clock, self._before = clock, clock.read()
-        self._pending: list[dict] = []
+        self._pending: list[dict] = _as_on_devices(window)
         self.read_wait: Callable[[], float] = float
         self._logged_at, self._start = start_step, (start_step, self._before)
         self._waiting, self._warned = collections.deque(maxlen=_LINES), False
@@ -82,9 +84,16 @@ class Meter:
         self._pending.append(metrics)
         self._bar.update(step - self._bar.n)
 
-    def rewind(self, step: int) -> None:
-        """Forgets what came after `step`, from which the run goes on."""
-        self._pending.clear()
+    def window(self) -> list[dict[str, float]]:
+        """The metrics of each step since the last log, which a resumed run needs for the next; waits for the
+        devices.
+        """
+        self._pending = jax.device_get(self._pending)
+        return [{n: float(value) for n, value in one.items()} for one in self._pending]
+
+    def rewind(self, step: int, window: Sequence[Mapping[str, float]] = ()) -> None:
+        """Forgets what came after `step`, from which the run goes on; `window` as in `__init__`."""
+        self._pending = _as_on_devices(window)
         self._logged_at, self._before = step, self._clock.read()
         self._start = step, self._before
         self._bar.update(step - self._bar.n)
@@ -151,6 +160,11 @@ class Meter:
     def close(self) -> None:
         """Ends the progress bar."""
         self._bar.close()
+
+
+def _as_on_devices(window: Sequence[Mapping[str, float]]) -> list[dict[str, np.float32]]:
+    """A window that was saved, of the type in which its mean is computed."""
+    return [{name: np.float32(value) for name, value in one.items()} for one in window]
 
 
 class Profiler:

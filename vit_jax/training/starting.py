@@ -9,7 +9,9 @@ from absl import logging
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading, saving, tiers
+from vit_jax.config import Config
 from vit_jax.interchange import decoders, loading
+from vit_jax.models import registry
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.networks import OWN
 from vit_jax.training import state as states
@@ -73,20 +75,8 @@ class Start:
                 "images are decoded and resized by other code than before: crops of the same images differ "
                 "slightly from those that this run began with"
             )
-        changed = changed_fields(saved, self.description)
-        if not changed:
-            self.saved |= saved
-            return
-        message = (
-            f"the config differs from the one this run was started with, in {'; '.join(changed)}"
-        )
-        if self.assembly.config.checkpoint.on_config_change == "error":
-            raise ConfigError(
-                f"{message}. Use another --workdir, or --config.checkpoint.on_config_change=allow"
-            )
-        self.saved |= saved
-        if jax.process_index() == 0:
-            logging.warning("%s; going on, as config.checkpoint.on_config_change says", message)
+        check_same_run(self.assembly.config, saved, self.description)
+        self.saved |= {"window": []} | saved  # which an earlier version did not save
 
     def _check_local(self, saved: dict, steps: list[int]) -> None:
         """Raises `ConfigError` unless the run can go on from a local checkpoint, beside those of
@@ -115,13 +105,45 @@ class Start:
         return state.replace(fixed=weights)
 
 
+def check_same_run(config: Config, saved: dict, description: dict) -> None:
+    """Raises `ConfigError` if the run that a checkpoint is of, `saved`, is another than `description`."""
+    changed = changed_fields(saved, description)
+    if not changed:
+        return
+    message = f"the config differs from the one this run was started with, in {'; '.join(changed)}"
+    if config.checkpoint.on_config_change == "error":
+        raise ConfigError(
+            f"{message}. Use another --workdir, or --config.checkpoint.on_config_change=allow"
+        )
+    if jax.process_index() == 0:
+        logging.warning("%s; going on, as config.checkpoint.on_config_change says", message)
+
+
+def check_fits(assembly: Assembly) -> None:
+    """Raises `ConfigError` unless the weights of `config.init_from` fit the model; reads none of them."""
+    like = registry.abstract_weights(assembly.model_config)[1]
+    loading.check_weights(
+        assembly.config.init_from, like, assembly.model_config, **_init_options(assembly)
+    )
+
+
+def _init_options(assembly: Assembly) -> dict:
+    """How the weights of `config.init_from` are fitted."""
+    config = assembly.config
+    # Without a head there is nothing to name: one in the checkpoint is left out, if it has one.
+    headless = not assembly.model_config.num_classes
+    return {
+        "reset": None if headless and not config.init_reset else config.init_reset,
+        "resize": config.init_resize,
+        "init_channels": config.init_channels,
+    }
+
+
 def start_from(assembly: Assembly, state: TrainState) -> TrainState:
     """`state` with the weights of `config.init_from` in place of the new ones, except those to reset;
     what the objective owns stays new, unless the checkpoint has that too.
     """
     config = assembly.config
-    # Without a head there is nothing to name: one in the checkpoint is left out, if it has one.
-    headless = not assembly.model_config.num_classes
     own = {
         name: decoders.own_of(
             assembly.networks.objective, config.init_from, assembly.model_config, tree
@@ -134,9 +156,7 @@ def start_from(assembly: Assembly, state: TrainState) -> TrainState:
         config.init_from,
         Weights(of_model, state.variables.get("model", {})),
         assembly.model_config,
-        reset=None if headless and not config.init_reset else config.init_reset,
-        resize=config.init_resize,
-        init_channels=config.init_channels,
+        **_init_options(assembly),
     )
     params, variables = own | weights.params, dict(state.variables)
     if weights.variables:

@@ -22,7 +22,7 @@ from vit_jax.base import logs, places
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest, walk
 from vit_jax.base.settings import folder_name, with_fields
-from vit_jax.checkpoints import reading
+from vit_jax.checkpoints import reading, storage
 from vit_jax.config import config_class
 from vit_jax.data import splits
 from vit_jax.evaluation import best_metric
@@ -70,7 +70,7 @@ def sweep(
       NonFiniteError: no setting of the grid survived.
     """
     logs.to_stderr_by_default()
-    workdir = reading.locate_to_save(workdir, "--workdir")
+    workdir = storage.locate_to_save(workdir, "--workdir")
     part, select, whole = divide(config.data.train_split, select)
     settings = _settings(config, grid)
     tried = []
@@ -199,7 +199,7 @@ def run_all(runs: Mapping[str, ConfigDict], workdir: epath.PathLike) -> dict[str
       ConfigError: a run cannot be trained as it is.
     """
     logs.to_stderr_by_default()
-    workdir, found = reading.locate_to_save(workdir, "--workdir"), {}
+    workdir, found = storage.locate_to_save(workdir, "--workdir"), {}
     for number, (name, config) in enumerate(runs.items(), start=1):
         logging.info("run %d of %d: %s", number, len(runs), name)
         if config.pseudo.teacher in runs:

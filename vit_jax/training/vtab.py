@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
-from vit_jax.checkpoints import reading
+from vit_jax.checkpoints import storage
 from vit_jax.data.record import DataAbsent
 from vit_jax.data.sources.named import VTAB
 from vit_jax.training.sweep import sweep
@@ -47,7 +47,7 @@ def vtab(
     Raises:
       ConfigError: no task's data is there.
     """
-    workdir, found, absent = reading.locate_to_save(workdir, "--workdir"), {}, {}
+    workdir, found, absent = storage.locate_to_save(workdir, "--workdir"), {}, {}
     for number, task in enumerate(VTAB, start=1):
         logging.info("task %d of %d: %s", number, len(VTAB), task)
         place = workdir / task.partition("/")[2]

@@ -25,7 +25,7 @@ from vit_jax.data.sources.tar import open_tar
 from vit_jax.data.sources.tfds import open_tfds
 
 __all__ = [
-    "OPENERS", "BadImage", "DataError", "Record", "Source", "from_anywhere", "locate", "open_data_set",
+    "OPENERS", "BadImage", "DataError", "Record", "Source", "check_path", "from_anywhere", "locate", "open_data_set",
     "open_eval", "open_source", "open_train",
 ]  # fmt: skip
 
@@ -40,6 +40,7 @@ OPENERS: dict[str, Callable[..., DataSet | MixedSet]] = {
         config_data, lambda text: open_data_set(locate(text, config_data))
     ),
 }
+_WITHOUT_PATH = ("digits", "digits_few")
 
 
 def register(name: str, opener: Callable[..., DataSet]) -> None:
@@ -168,6 +169,15 @@ def from_anywhere(config_data: Data) -> Data:
         cache=places.absolute(config_data.cache, "config.data.cache"),
         mixture=mixture,
     )
+
+
+def check_path(config_data: Data) -> None:
+    """Raises `ConfigError` if a path is named and the data set is one that has none."""
+    if config_data.path and config_data.name in _WITHOUT_PATH:
+        raise ConfigError(
+            f"config.data.path = {config_data.path!r} has no effect with config.data.name = "
+            f"{config_data.name!r}: set --config.data.name=folder (or prepared, tar) to read it"
+        )
 
 
 def _is_place(text: str) -> bool:

@@ -30,6 +30,7 @@ from vit_jax.data.sources.ranges import read_files
 from vit_jax.data.sources.table import SPLITS, SUFFIXES, Table, hold_out, label_at, natural
 from vit_jax.data.sources.text import readable
 from vit_jax.data.sources.trees import Tree, tree_at
+from vit_jax.data.sources.unused import Unused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +119,9 @@ def open_folder(config_data: Data) -> DataSet:
             f"{path} was made by 'vit_jax prepare': read it with config.data.name='prepared'"
         )
     if path.is_dir():
-        table, root = _read_folder(path, config_data), path
+        unused = Unused()
+        table, root = _read_folder(path, config_data, unused), path
+        unused.report(str(path))
     else:
         table, root = read_list(path, config_data), path.parent
     return table.data_set(lambda *columns: ImageFiles(str(root), *columns))
@@ -132,18 +135,18 @@ def unread_files(root: epath.Path) -> list[tuple[str, str]]:
     folders = tree.folders("")
     if not folders:
         return [(name, why) for name in tree.files("") if not _is_image(name)]
-    found = [(name, "it lies beside the class folders") for name in _images_beside(tree)]
+    found = [(name, "it lies beside the class folders") for name in _images_beside(tree, Unused())]
     for folder in folders:
         found += [(name, why) for name in tree.files_below(folder) if not _is_image(name)]
     return sorted(found, key=lambda one: natural(one[0]))
 
 
-def _read_folder(root: epath.Path, config_data: Data) -> Table:
+def _read_folder(root: epath.Path, config_data: Data, unused: Unused) -> Table:
     tree, where = tree_at(root), str(root)
     folders = tree.folders("")
     if not folders:
-        return Table(where, (), False, hold_out(_unlabelled(tree, ""), config_data, where))
-    beside = _images_beside(tree)
+        return Table(where, (), False, hold_out(_unlabelled(tree, "", unused), config_data, where))
+    beside = _images_beside(tree, unused)
     if beside:
         logging.warning(
             "%s: %d images lie beside the class folders and are left out, the first is %s",
@@ -152,13 +155,15 @@ def _read_folder(root: epath.Path, config_data: Data) -> Table:
     split_folders = [name for name in SPLITS if name in folders]
     labelled = _labelled_splits(tree)
     if not labelled and "train" in folders and len(split_folders) == len(folders):
-        return Table(where, (), False, {name: _unlabelled(tree, name) for name in split_folders})
+        return Table(
+            where, (), False, {name: _unlabelled(tree, name, unused) for name in split_folders}
+        )
     names, members = (), {}
     for name in labelled:
-        of_split, members[name] = _class_folders(tree, name, names)
+        of_split, members[name] = _class_folders(tree, name, names, unused)
         names = names or of_split
     if not labelled:
-        names, images = _class_folders(tree, "", ())
+        names, images = _class_folders(tree, "", (), unused)
         members = hold_out(images, config_data, where)
     if tree.links_back:
         logging.warning(
@@ -175,7 +180,7 @@ def _labelled_splits(tree: Tree) -> list[str]:
     return [name for name in SPLITS if tree.folders(name)]
 
 
-def _images_beside(tree: Tree) -> list[str]:
+def _images_beside(tree: Tree, unused: Unused) -> list[str]:
     """The images that are in no folder of a class, or of a split without labels, relative to the
     root, which has such folders.
     """
@@ -185,21 +190,22 @@ def _images_beside(tree: Tree) -> list[str]:
         os.path.join(folder, name)
         for folder in beside
         for name in tree.files(folder)
-        if _is_image(name)
+        if unused.is_image(name)
     ]
 
 
-def _unlabelled(tree: Tree, folder: str) -> list[tuple[str, Label]]:
+def _unlabelled(tree: Tree, folder: str, unused: Unused) -> list[tuple[str, Label]]:
     """(path from the root, None) of the images in a folder."""
-    names = [name for name in tree.files(folder) if _is_image(name)]
+    names = [name for name in tree.files(folder) if unused.is_image(name)]
     if not names:
         raise ConfigError(
-            f"{tree.root / folder} has neither images ({', '.join(SUFFIXES)}) nor sub-folders, one for each class"
+            f"{tree.root / folder} has neither images ({', '.join(SUFFIXES)}) nor sub-folders, one for each class; it "
+            f"has {unused.text() or 'no files'}"
         )
     return [(os.path.join(folder, name), None) for name in names]
 
 
-def _class_folders(tree: Tree, folder: str, names: tuple[str, ...]):
+def _class_folders(tree: Tree, folder: str, names: tuple[str, ...], unused: Unused):
     """The names of the class folders (those given, or the sub-folders), and (path from the root,
     label) of all images in them.
     """
@@ -211,9 +217,13 @@ def _class_folders(tree: Tree, folder: str, names: tuple[str, ...]):
         )
     images = []
     for label, name in enumerate(names or there):
-        files = [file for file in tree.files_below(os.path.join(folder, name)) if _is_image(file)]
+        there_is = tree.files_below(os.path.join(folder, name))
+        files = [file for file in there_is if unused.is_image(file)]
         if not files and not names:
-            raise ConfigError(f"{tree.root / folder / name} has no images ({', '.join(SUFFIXES)})")
+            raise ConfigError(
+                f"{tree.root / folder / name} has no images ({', '.join(SUFFIXES)}); files that are not used: "
+                f"{unused.text() or 'none'}"
+            )
         images += [(file, label) for file in files]
     return names or there, images
 

@@ -38,8 +38,9 @@ from vit_jax.data.sources.table import (
     number_labels,
 )
 from vit_jax.data.sources.text import readable
+from vit_jax.data.sources.unused import Unused
 
-_KIND = "tar 1"
+_KIND = "tar 2"
 
 _Place = tuple[int, str, int, int]  # number of the tar file, name inside, first byte, bytes
 
@@ -128,11 +129,15 @@ def find_tars(path: str) -> list:
 
 
 def _read(files: list, config_data: Data) -> Table:
-    path = config_data.path
+    path, unused = config_data.path, Unused()
     found = scan_all([str(file) for file in files], _scan, _KIND)
-    samples = [(number, *sample) for number, of_file in enumerate(found) for sample in of_file]
+    samples = [(number, *one) for number, of_file in enumerate(found) for one in of_file["images"]]
+    for of_file in found:
+        unused.add(of_file["unused"])
     if not samples:
-        raise ConfigError(f"{path} has no images ({', '.join(SUFFIXES)})")
+        has = f"; it has {unused.text()}" if unused.text() else ""
+        raise ConfigError(f"{path} has no images ({', '.join(SUFFIXES)}){has}")
+    unused.report(path)
     texts, splits = [], []
     for number, name, _, _, beside in samples:
         folders = [part for part in os.path.dirname(name).split("/") if part not in ("", ".")]
@@ -159,8 +164,11 @@ def _read(files: list, config_data: Data) -> Table:
     return Table(path, classes, multi_label, members)
 
 
-def _scan(file: places.File) -> list[tuple[str, int, int, str | tuple[str, ...] | None]]:
-    """(name, first byte, bytes, label as text if it is beside) of the images in a tar file."""
+def _scan(file: places.File) -> dict:
+    """`images`: (name, first byte, bytes, label as text if it is beside) of those in a tar file; `unused`: see
+    `Unused.counts`.
+    """
+    unused = Unused()
     images, labels = [], {}
     try:
         with open_to_scan(file) as opened, tarfile.open(fileobj=opened, mode="r:") as tar:
@@ -168,23 +176,25 @@ def _scan(file: places.File) -> list[tuple[str, int, int, str | tuple[str, ...] 
                 key, suffix = _key(member.name)
                 if not member.isfile() or os.path.basename(member.name).startswith("."):
                     continue
-                if suffix in SUFFIXES:
-                    images.append((member.name, member.offset_data, member.size, key))
-                elif suffix == ".cls":
+                if suffix == ".cls":
                     labels[key] = tar.extractfile(member).read().decode().strip()
-                elif suffix == ".json" and key not in labels:
-                    label = json_label(json.load(tar.extractfile(member)))
-                    labels |= {} if label is None else {key: label}
+                elif suffix == ".json":
+                    if key not in labels:
+                        label = json_label(json.load(tar.extractfile(member)))
+                        labels |= {} if label is None else {key: label}
+                elif unused.is_image(member.name):
+                    images.append((member.name, member.offset_data, member.size, key))
     except (tarfile.TarError, ValueError, AttributeError) as error:
         raise ConfigError(
             f"{file.path} cannot be read as an uncompressed tar file: {error!r}"
         ) from None
     pictures = {key for name, _, _, key in images if not _is_array(name)}
-    return [
+    samples = [
         (name, first, size, labels.get(key))
         for name, first, size, key in images
         if not (_is_array(name) and key in pictures)
     ]
+    return {"images": samples, "unused": unused.counts()}
 
 
 def _is_array(name: str) -> bool:

@@ -27,7 +27,7 @@ from vit_jax.evaluation.contract import Watch
 from vit_jax.evaluation.early_exit import thresholds
 from vit_jax.evaluation.early_exit.inference import check_exits
 from vit_jax.evaluation.forward import make_forward, normalized_as
-from vit_jax.models import classifier, registry
+from vit_jax.models import classifier, naming, registry
 from vit_jax.objectives.supervised import to_targets
 
 FILE, PICTURE = "exits.json", "exits.png"
@@ -99,7 +99,7 @@ def calibrate(
     return {
         "checkpoint": {
             "step": run.step,
-            "model": run.config.model.name,
+            "model": naming.full_name(run.model_config, run.config.model.name),
             "mark": reading.weights_mark(run.directory),
         },
         "calibrated_on": {"split": config.data.train_split, "images": images},

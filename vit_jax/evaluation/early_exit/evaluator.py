@@ -14,7 +14,7 @@ from vit_jax.devices import meshes
 from vit_jax.evaluation import contract
 from vit_jax.evaluation.accuracy import Accuracy, no_sums
 from vit_jax.evaluation.contract import Subject, Trained, Watch
-from vit_jax.evaluation.early_exit.inference import Inference, check_thresholds
+from vit_jax.evaluation.early_exit.inference import Inference, check_exits, check_thresholds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,6 +37,11 @@ class EarlyExit(Accuracy):
     def __init__(self, options: Options, subject: Subject):
         super().__init__(options, subject)
         check_thresholds(subject.model_config, options.thresholds)
+
+    def metrics(self) -> tuple[str, ...]:
+        """See `Evaluator`."""
+        exits = check_exits(self.subject.model_config)
+        return (*super().metrics(), "gflops", *(f"exit{n}" for n in range(1, exits + 1)))
 
     def __call__(self, trained: Trained, mesh: Mesh, watch: Watch = iter) -> dict[str, float]:
         """See `Evaluator`."""

@@ -1,8 +1,9 @@
 """Inference with early exit: images that are confident leave, the others are gathered into full
 batches for the next exit and carry along what it takes over from the exits before.
 
-Every compiled function has one shape. A network of E exits is compiled as E programs, and as two for
-each waiting room: to make it, and to put rows into it. Which image goes where is decided on the host;
+A network of E exits is compiled as E programs for full batches, and as two for each waiting room: to make it, and
+to put rows into it. What remains at the end runs in smaller programs, of a half, a quarter or an eighth of the
+rows; those that are met are compiled. Which image goes where is decided on the host;
 on the devices nothing depends on values. Each device has waiting rooms of its own, so that nothing is
 sent between devices.
 """
@@ -25,6 +26,8 @@ from vit_jax.models import classifier
 from vit_jax.models.registry import Weights
 
 _EMPTY = -1  # The number of a row without an image.
+# What remains runs in batches of a half, a quarter or an eighth: three more programs at most.
+_HALVINGS = 3
 _PATIENCE = 32  # batches that may be unanswered before images that wait go on in part-filled ones
 
 
@@ -64,7 +67,7 @@ class Inference:
       batch_size: B.
       shape: (B, classes), of logits.
       sharding: of a batch.
-      runs: how many batches each exit has computed, full or not, since `answers` was last called.
+      rows: how many rows each exit has computed, with and without an image, since `answers` was last called.
       left: how many images have left at each exit.
     """
 
@@ -104,7 +107,7 @@ class Inference:
         self._later = jax.jit(self._run_later, static_argnums=0, out_shardings=self.sharding)
         self._put = jax.jit(self._put_rows, donate_argnums=0, out_shardings=self.sharding)
         self._room = jax.jit(_zeros, static_argnums=1, out_shardings=self.sharding)
-        self.runs, self.left = [0] * exits, np.zeros(exits, np.int64)
+        self.rows, self.left = np.zeros(exits, np.int64), np.zeros(exits, np.int64)
 
     def answers(
         self,
@@ -120,7 +123,7 @@ class Inference:
           batches: of images (B, H, W, C) uint8, and which of their rows are images, (B,) bool; the
             others are not looked at, and their answers are zeros.
         """
-        self.runs, self.left = [0] * (self._last + 1), np.zeros(self._last + 1, np.int64)
+        self.rows, self.left = np.zeros_like(self.rows), np.zeros_like(self.left)
         going = _Pass(self, weights, thresholds)
         for images, there in batches:
             going.start(images, there)
@@ -132,22 +135,36 @@ class Inference:
         """Mean cost of the images that have left, in 10⁹ multiply-adds."""
         return float(self.left @ self._costs / max(self.left.sum(), 1))
 
+    @property
+    def runs(self) -> list[float]:
+        """How many full batches each exit has computed, a smaller one as its share."""
+        return (self.rows / self.batch_size).tolist()
+
+    def padding(self) -> float:
+        """The share of all operations that went into rows without an image."""
+        own = np.diff(self._costs, prepend=0)
+        images = np.cumsum(self.left[::-1])[::-1]  # that each exit has computed
+        return float(1 - (own @ images) / max(own @ self.rows, 1e-30))
+
     def text(self) -> str:
         """Where images left, for a log."""
         shares = ", ".join(f"{n / max(self.left.sum(), 1):.0%}" for n in self.left)
         return (
             f"{shares} of the images left at the exits; {self.gflops():.3g} GFLOPs (multiply-adds) an "
-            f"image instead of {self._costs[-1]:.3g}"
+            f"image instead of {self._costs[-1]:.3g}; {self.padding():.0%} of the operations were padding"
         )
 
     def start(
         self, weights: Weights, images: jax.Array | np.ndarray, numbers: np.ndarray
     ) -> Running:
-        """Starts the first exit on new images."""
+        """Starts the first exit on new images; of a batch that is not full, on as few rows as hold them."""
+        last = int(np.max(np.flatnonzero(numbers != _EMPTY), initial=0))
+        size = self.batch_size if self._lanes > 1 else _smallest_size(last + 1, self.batch_size)
+        images, numbers = images[:size], numbers[:size]
         with jax.set_mesh(self._mesh):
             images = jax.device_put(images, self.sharding)
             logits, confidence, carried = self._first(weights, images)
-        self.runs[0] += 1
+        self.rows[0] += size
         return Running(0, numbers, logits, confidence, (images, carried))
 
     def go_on(self, exit: int, weights: Weights, room: "_WaitingRoom") -> Running:
@@ -156,7 +173,7 @@ class Inference:
         slots = jax.device_put(slots, self.sharding)
         with jax.set_mesh(self._mesh):
             logits, confidence, rows = self._later(exit, weights, room.rows, slots)
-        self.runs[exit] += 1
+        self.rows[exit] += slots.size
         return Running(exit, numbers, logits, confidence, rows)
 
     def waiting_rooms(self) -> list["_WaitingRoom"]:
@@ -169,7 +186,7 @@ class Inference:
         return logits, self._confidence(logits), carried
 
     def _run_later(self, exit: int, weights: Weights, waiting: Any, slots: jax.Array):
-        images, carried = self._reshaped(jax.vmap(_take)(waiting, slots), (self.batch_size,), 2)
+        images, carried = self._reshaped(jax.vmap(_take)(waiting, slots), (slots.size,), 2)
         logits, carried = self._exit(exit, weights, images, carried)
         return logits, self._confidence(logits), None if exit == self._last else (images, carried)
 
@@ -284,9 +301,9 @@ class _WaitingRoom:
 
     def add(self, rows: Any, numbers: np.ndarray) -> None:
         """Keeps the rows (B, …) of the images that `numbers` (B,) has."""
-        numbers = numbers.reshape(len(self._numbers), self._batch)
+        numbers = numbers.reshape(len(self._numbers), -1)
         # Rows that nobody needs get a slot that is not there, each another.
-        slots = np.broadcast_to(self._capacity + np.arange(self._batch), numbers.shape).copy()
+        slots = np.broadcast_to(self._capacity + np.arange(numbers.shape[1]), numbers.shape).copy()
         for lane, taken in enumerate(self._numbers):
             stays = np.flatnonzero(numbers[lane] != _EMPTY)
             free = np.flatnonzero(taken == _EMPTY)[: len(stays)]
@@ -297,14 +314,25 @@ class _WaitingRoom:
         self.rows = self._put(self.rows, rows, jax.device_put(slots, sharding))
 
     def take(self) -> tuple[np.ndarray, np.ndarray]:
-        """The slots (lanes, batch) of those that wait longest, which become free, and the numbers (B,)
-        of the images; the rows stay readable until `add`.
+        """The slots (lanes, batch or a part of it, see `_smallest_size`) of those that wait longest, which become
+        free, and the numbers of the images in them; the rows stay readable until `add`.
         """
+        most = int((self._numbers != _EMPTY).sum(axis=1).max())
+        size = _smallest_size(most, self._batch)
         age = np.where(self._numbers == _EMPTY, np.iinfo(self._numbers.dtype).max, self._numbers)
-        slots = np.argsort(age, axis=1, kind="stable")[:, : self._batch]
+        slots = np.argsort(age, axis=1, kind="stable")[:, :size]
         numbers = np.take_along_axis(self._numbers, slots, axis=1)
         np.put_along_axis(self._numbers, slots, _EMPTY, axis=1)
         return slots, numbers.ravel()
+
+
+def _smallest_size(rows: int, batch: int) -> int:
+    """The rows of the smallest program that holds so many."""
+    for _ in range(_HALVINGS):
+        if batch % 2 or batch // 2 < rows:
+            break
+        batch //= 2
+    return batch
 
 
 def check_thresholds(model_config: classifier.Options, thresholds: Sequence[float]) -> None:

@@ -51,6 +51,18 @@ class Open:
     ask: str = ""
 
 
+def heads_of(published: Mapping[Any, int], size: Any, what: str = "width") -> dict[str, Open]:
+    """How open the number of heads is, which no tensor tells: the published number for a published size, else asked.
+
+    Args:
+      published: heads by size.
+      what: what a size is.
+    """
+    known = ", ".join(f"{heads} at {one}" for one, heads in sorted(published.items()))
+    ask = f"heads: published models have, by {what}, {known}; this one is of {what} {size}"
+    return {"heads": Open(ask="" if size in published else ask)}
+
+
 @dataclasses.dataclass(frozen=True)
 class Recognised:
     """A model that a file holds.

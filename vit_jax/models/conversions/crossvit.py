@@ -17,12 +17,12 @@ from vit_jax.models.conversions.contract import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     Conversion,
-    Open,
     Preprocessing,
     Recognised,
     Shapes,
     TimmConversion,
     count,
+    heads_of,
     image_size,
     patch_grid,
 )
@@ -74,9 +74,9 @@ class Authors(Conversion):
             "channels": kernels[0][1],
         }
         published = {2 * width: heads for width, heads, *_ in crossvit.SIZES.values()}
-        heads = published.get(width, max(width // 64, 1))
-        doubt = "" if width in published else f"heads={heads} is taken, one for 64 channels"
-        return Recognised(options | {"heads": heads}, open={"heads": Open(doubt=doubt)})
+        return Recognised(
+            options | {"heads": published.get(width)}, open=heads_of(published, width)
+        )
 
     def rules(self, config: crossvit.Config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`."""

@@ -21,11 +21,11 @@ from vit_jax.models.conversions.contract import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     Conversion,
-    Open,
     Preprocessing,
     Recognised,
     Shapes,
     count,
+    heads_of,
     patch_grid,
 )
 from vit_jax.models.conversions.rules import Rule
@@ -96,10 +96,10 @@ class Authors(Conversion):
             heads = last[f"{_RELATIONS}.2.bias"][0] // depth
             return Recognised(options | {"heads": heads})
         published = {(d, w): heads for _, (d, w, _, heads) in dynamic_vit.SIZES.values()}
-        heads = published.get((depth, width), max(width // 64, 1))
-        known = (depth, width) in published
-        doubt = "" if known else f"heads={heads} is taken, one for 64 channels"
-        return Recognised(options | {"heads": heads}, open={"heads": Open(doubt=doubt)})
+        heads = published.get((depth, width))
+        return Recognised(
+            options | {"heads": heads}, open=heads_of(published, (depth, width), "(depth, width)")
+        )
 
     def rules(self, config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`."""

@@ -20,6 +20,7 @@ from vit_jax.models.conversions.contract import (
     Recognised,
     Shapes,
     count,
+    heads_of,
     image_size,
     patch_grid,
     refusal_of_pooling,
@@ -44,7 +45,6 @@ class Authors(Conversion):
         squeezed = mlp.get(f"{_GATE}.fc.0.bias")
         gate = "se" if squeezed else "eca" if f"{_GATE}.conv.weight" in mlp else "none"
         published = {size["width"]: size["heads"] for size in localvit.SIZES.values()}
-        heads = published.get(width, max(width // 48, 1))
         options = {
             "image_size": image_size(grid, patch),
             "num_classes": shapes.get("head.bias", (0,))[0],
@@ -52,14 +52,13 @@ class Authors(Conversion):
             "depth": count(shapes, r"blocks\.(\d+)\."),
             "width": width,
             "mlp_dim": hidden,
-            "heads": heads,
+            "heads": published.get(width),
             "activation": "hard_swish",
             "gate": gate,
             "reduction": hidden // squeezed[0] if squeezed else 1,
             "channels": channels,
         }
-        left_open = {
-            "heads": Open(doubt="" if width in published else f"heads={heads} is taken"),
+        left_open = heads_of(published, width) | {
             "activation": Open(doubt="" if squeezed else "activation=hard_swish is taken"),
         }
         if gate == "eca":

@@ -3,6 +3,7 @@ images are prepared. The names and facts are in published.json, which tests/inte
 writes.
 """
 
+import dataclasses
 import functools
 import json
 import math
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 from absl import logging
 
 from vit_jax.base import schema, sizes
-from vit_jax.base.sizes import height_width
+from vit_jax.base.sizes import Size, height_width
 from vit_jax.models.conversions.contract import Preprocessing
 
 FILE = pathlib.Path(__file__).with_name("published.json")
@@ -111,6 +112,37 @@ def preprocessing_from(said: Mapping[str, Any], source: object = "timm") -> Prep
     # Rounded down as in timm, plus a margin for rounding in our own division.
     side = 256 if crop == "resize" else math.floor(smaller / share + 1e-6)
     return Preprocessing(size, tuple(said["mean"]), tuple(said["std"]), crop, side, interpolation)
+
+
+def at_size(prepared: Preprocessing, size: Size, source: object) -> Preprocessing:
+    """The same preparation for images of another size, as timm has it: the crop stays the same share of the image."""
+    if prepared.image_size == size:
+        return prepared
+    side = prepared.eval_resize
+    if prepared.eval_crop != "resize":
+        smaller = min(height_width(prepared.image_size))
+        share = _shares().get(prepared) or _share(smaller, side)
+        side = math.floor(min(height_width(size)) / share + 1e-6)
+    before, now = sizes.text(prepared.image_size), sizes.text(size)
+    logging.info(
+        "%s: its model is for images of %s pixels, its published preparation for %s: the smaller side is resized to "
+        "%d, not %d, before images are cut", source, now, before, side, prepared.eval_resize,
+    )  # fmt: skip
+    return dataclasses.replace(prepared, image_size=size, eval_resize=side)
+
+
+@functools.cache
+def _shares() -> dict[Preprocessing, float]:
+    """The `crop_pct` of every published preparation."""
+    rows = json.loads(FILE.read_text())["preprocessing"]
+    found = [dict(zip(_FIELDS, row, strict=True)) for row in rows]
+    return {preprocessing_from(said): said["crop_pct"] for said in found}
+
+
+def _share(smaller: int, side: int) -> float:
+    """The `crop_pct` that made `side` of `smaller`, which it was rounded down to: the shortest decimal that does."""
+    shares = (round(smaller / side, digits) for digits in range(1, 5))
+    return next((p for p in shares if p and math.floor(smaller / p + 1e-6) == side), smaller / side)
 
 
 _CROPS = {"center": "torchvision", "squash": "squash"}  # `crop_mode` -> `eval_crop`

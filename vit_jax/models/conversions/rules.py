@@ -379,11 +379,25 @@ def _wanted(rules: dict[str, Rule], leaves: dict[str, Any]) -> dict[str, tuple]:
     wanted = {}
     for name, rule in rules.items():
         if name in leaves:
-            # One element stands for all: no memory, whatever the size.
-            array = np.broadcast_to(np.float32(0), leaves[name].shape)
             dtype = np.dtype(leaves[name].dtype)
-            wanted |= {theirs: (x.shape, dtype) for theirs, x in _split(rule, array)}
+            wanted |= {n: (shape, dtype) for n, shape in _shapes(rule, tuple(leaves[name].shape))}
     return wanted
+
+
+def _shapes(rule: Rule, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The shapes of what `_split` gives, without the work: of a stack one layer is rearranged, all of whose elements
+    are one byte.
+    """
+    stacked_over = shape[:1] if patterns.is_stacked(rule.ours) else ()
+    array = np.broadcast_to(np.int8(0), shape[len(stacked_over) :])
+    shapes = [x.shape for x in rule.transform.to_theirs([array])]
+    if not stacked_over:
+        yield from zip(rule.names, shapes, strict=True)
+    elif rule.by_layer:
+        for layer in range(*stacked_over):
+            yield from zip(rule.names_of(layer), shapes, strict=True)
+    else:
+        yield from ((n, stacked_over + one) for n, one in zip(rule.names, shapes, strict=True))
 
 
 def _scalars(

@@ -21,11 +21,11 @@ from vit_jax.models.conversions.contract import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     Conversion,
-    Open,
     Preprocessing,
     Recognised,
     Shapes,
     count,
+    heads_of,
     image_size,
     patch_grid,
 )
@@ -77,11 +77,10 @@ class Authors(Conversion):
         if performer:
             options["random_features"] = shapes[f"{_FIRST}.w"][0]
         published = {(d, w): heads for d, w, _, heads in t2t.SIZES.values()}
-        heads = published.get((depth, width), max(width // 64, 1))
-        doubt = (
-            "" if (depth, width) in published else f"heads={heads} is taken, one for 64 channels"
+        heads = published.get((depth, width))
+        return Recognised(
+            options | {"heads": heads}, open=heads_of(published, (depth, width), "(depth, width)")
         )
-        return Recognised(options | {"heads": heads}, open={"heads": Open(doubt=doubt)})
 
     def rules(self, config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`."""

@@ -219,8 +219,11 @@ def _rope(take) -> Options:
             f"timm's rope_type={kind!r} with rope_rotate_half={half} and rope_grid_indexing="
             f"{'xy' if columns else 'ij'!r} is not supported"
         )
-    axial = kind == "cat"
-    offset = take("rope_grid_offset", 0.0)
+    axial, offset = kind == "cat", take("rope_grid_offset", 0.0)
+    if offset and not axial:
+        raise CheckpointError(
+            f"timm's rope_grid_offset={offset} with rope_type={kind!r} is not supported, only with 'cat'"
+        )
     return {
         "rope": ROPES[kind],
         "rope_theta": float(take("rope_temperature", 10_000.0)),

@@ -177,7 +177,11 @@ def _by_comparison(
     alike = _published_with(told)
     if not alike:
         alike = _published_with({n: v for n, v in told.items() if n not in _SIZES})
-        alike = [(name, o | {"heads": None, "rope_grid": ()}) for name, o in alike]
+        # Those of another size tell neither heads nor the grid that rotations are for, if they have one.
+        alike = [
+            (name, o | {"heads": None, "rope_grid": None if o["rope_grid"] else ()})
+            for name, o in alike
+        ]
     likeliest = {"pool": "token" if has_class else "mean"}
     options, left = {}, {}
     for name, usual in UNTOLD.items():

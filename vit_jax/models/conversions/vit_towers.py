@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from vit_jax.base import sizes
 from vit_jax.base.errors import CheckpointError
 from vit_jax.models import vit
 from vit_jax.models.conversions import pytorch, vit_config_json, vit_flax
@@ -144,6 +145,10 @@ def refusal_of_dinov2(config: vit.Config) -> str:
     lacks = {
         f"pool={config.pool!r} {'with' if config.num_classes else 'without'} a head": config.pool
         != ("token_mean" if config.num_classes else "token"),
+        f"images of {sizes.text(config.image_size)}, only square ones": len(
+            set(config.height_width)
+        )
+        > 1,
         "distillation token": config.distilled,
         "tanh layer": config.representation,
         "qk_norm": config.qk_norm,

@@ -1,0 +1,47 @@
+"""A run that was killed and resumed logs what one that was not logs."""
+
+import json
+import pathlib
+import shutil
+
+import pytest
+
+import vit_jax
+from tests.integration.conftest import TINY
+
+# Of this run's time, not of what it learnt.
+_TIMED = {
+    "images_per_second", "step_seconds", "input_wait", "read_wait", "model_flops_per_second", "core_hours",
+    "eta_minutes", "goodput", "mfu",
+}  # fmt: skip
+
+
+def rows(workdir: pathlib.Path) -> dict[int, dict]:
+    """The last metrics of every logged step, without the timed ones."""
+    found: dict[int, dict] = {}
+    for line in (workdir / "metrics.jsonl").read_text().splitlines():
+        row = {n: v for n, v in json.loads(line).items() if n not in _TIMED}
+        found.setdefault(row["step"], {}).update(row)
+    return found
+
+
+@pytest.mark.parametrize("killed_after", [4, 8])
+def test_metrics_of_a_resumed_run_are_those_of_one_that_was_not_interrupted(killed_after, tmp_path):
+    config = vit_jax.load_config("configs/digits.py")
+    config.update_from_flattened_dict(
+        TINY
+        | {"compilation_cache": str(tmp_path / "xla"), "log.tensorboard": False}
+        | {"log.every": "5 steps", "checkpoint.every": "4 steps", "checkpoint.keep": 9}
+        | {"eval.every": "3 steps", "checkpoint.best": True}
+    )
+    vit_jax.train(config, tmp_path / "whole")
+    whole = rows(tmp_path / "whole")
+    killed = shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+    for folder in (killed / "checkpoints").iterdir():
+        if folder.name.isdigit() and int(folder.name) > killed_after:
+            shutil.rmtree(folder)
+    lines = (killed / "metrics.jsonl").read_text().splitlines(keepends=True)
+    before = [line for line in lines if json.loads(line)["step"] <= killed_after]
+    (killed / "metrics.jsonl").write_text("".join(before))
+    vit_jax.train(config, killed)
+    assert rows(killed) == whole and {1, 5, 10, 12} <= set(whole)
