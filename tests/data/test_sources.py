@@ -387,9 +387,9 @@ def test_reading_tfds_imports_no_tensorflow(tfds, tmp_path):
     )
     program = f"""
 import sys
-from ml_collections import ConfigDict
+from vit_jax.data.options import Data
 from vit_jax.data.sources import open_source
-assert len(open_source(ConfigDict(dict(name="toy", path={str(tmp_path)!r})), "train")[0].image) > 50
+assert len(open_source(Data(name="toy", path={str(tmp_path)!r}), "train")[0].image) > 50
 assert "tensorflow" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -27,7 +27,7 @@ def test_a_folder_with_bad_files_is_prepared_verified_and_trained_on(
     )
     assert code == 0, errors
     result = json.loads(told.splitlines()[-1])
-    assert result["bad"] == 21 and result["ignored"] == 3 and result["verified"]["bad"] == []
+    assert result["bad"] == 22 and result["ignored"] == 2 and result["verified"]["bad"] == []
     config = tiny_config(data__name="prepared", data__path=str(out), **TINY_IMAGES)
     result = vit_jax.train(config, tmp_path / "run")
     assert result["step"] == 12 and np.isfinite(result["loss"])

@@ -11,7 +11,7 @@ import os
 import stat
 import struct
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from vit_jax.base import places
 from vit_jax.data import jpeg, samples, tiff
@@ -181,7 +181,10 @@ def open_with_pillow(image: bytes, kind: str) -> Image.Image:
     """An image of the format `kind` and of no other, its header read and nothing else."""
     if kind == HEIC:
         _register_heic()
-    return Image.open(io.BytesIO(image), formats=["HEIF" if kind == HEIC else kind.upper()])
+    try:
+        return Image.open(io.BytesIO(image), formats=["HEIF" if kind == HEIC else kind.upper()])
+    except UnidentifiedImageError:  # whose text has an address, another one each time
+        raise ValueError(f"it begins like {kind}, and is none that can be read") from None
 
 
 def _is_truncated(image: bytes, kind: str) -> bool:
