@@ -168,7 +168,7 @@ def read(
         "format": format,
         "dtypes": {n: np.dtype(t.dtype).name for n, t in tensors.items() if t.dtype != np.float32},
         "renamed": found.renamed,
-        "constants": rules.constants(table, tensors),
+        "constants": rules.constants(table, tensors, source=path),
     }
     layout |= recognised.layout
     preprocessing = found.conversion.preprocessing(config)

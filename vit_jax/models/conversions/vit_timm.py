@@ -158,6 +158,8 @@ class Timm(TimmConversion):
             )
         if config.pool not in _POOLS:
             return f"timm has no pooling {config.pool!r}"
+        if config.rope_registers:
+            return f"timm does not rotate registers (rope_registers={config.rope_registers:g})"
         if config.parallel or (config.norm == "layer" and not config.norm_bias):
             return "timm has no parallel blocks with such tensors, nor layer norms without biases"
         if config.weighted_layers:
