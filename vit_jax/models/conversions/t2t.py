@@ -86,7 +86,8 @@ class Authors(Conversion):
         heads = published.get((depth, width))
         left_open = heads_of(published, (depth, width), "(depth, width)")
         left_open["qk_scale"] = Open(ask="" if heads else _ASK_SCALE.format(width**-0.5))
-        return Recognised(options | {"heads": heads, "qk_scale": 0.0}, open=left_open)
+        options |= {"heads": heads, "qk_scale": 0.0}
+        return Recognised(options, open=left_open, assumed=("first_split", "activation", "epsilon"))
 
     def rules(self, config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`."""

@@ -64,7 +64,8 @@ class Authors(vit_timm.Timm):
             **{name: options[name] for name in ("qkv_bias", "qk_norm", "layer_scale")},
             **self.conventions,
         }
-        return Recognised(options, self.layout(None))
+        assumed = ("rope_grid", *self.conventions)
+        return Recognised(options, self.layout(None), assumed=assumed)
 
     def rules(self, config: vit.Config, layout: Mapping[str, Any]) -> list[Rule | Constant]:
         """See `Conversion`."""

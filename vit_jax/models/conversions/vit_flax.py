@@ -133,14 +133,14 @@ def recognise(shapes: Shapes, said: Mapping[str, Any], stride: int = 1) -> Recog
     if layout["position"] is None:
         size = USUAL_IMAGE_SIZE // pixels * pixels
         options |= {"position": "sincos2d", "position_of_class": False, "image_size": size}
-        return Recognised(options, layout)
+        return Recognised(options, layout, assumed=("image_size", *Official.conventions))
     # In the official code the class token always has a position, in big_vision never, but in files
     # that have come from there.
     official = layout["position"] == POSITION_OFFICIAL
     prefixes = ((1,) if official else (1, 0)) if pool == "token" else (0,)
     grid, prefix = patch_grid(shapes[layout["position"]][1], prefixes, pixels, said)
     options |= {"position_of_class": bool(prefix), "image_size": image_size(grid, pixels)}
-    return Recognised(options, layout)
+    return Recognised(options, layout, assumed=tuple(Official.conventions))
 
 
 def rules(layout: Mapping[str, Any]) -> list[Rule]:

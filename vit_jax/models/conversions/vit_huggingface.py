@@ -50,7 +50,7 @@ class HuggingFace(HuggingFaceConversion):
             "distilled": distilled,
             "distillation_head": not distilled or "distillation_classifier.bias" in shapes,
         }
-        return Recognised(options, {"prefix": prefix})
+        return Recognised(options, {"prefix": prefix}, assumed=vit_config_json.assumed(said))
 
     def rules(self, config: vit.Config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`; `prefix` is of all names but the heads': `vit.`, `deit.` or nothing."""

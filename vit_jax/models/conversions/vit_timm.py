@@ -303,7 +303,7 @@ def recognise(shapes: Shapes, said: Mapping[str, Any], stride: int = 1) -> Recog
     """A ViT whose patches are counted in `stride` pixels."""
     has_class = "cls_token" in shapes
     told = vit_options.from_tensors(shapes)
-    found, left = vit_options.settled(told, shapes, said)
+    found, left, assumed = vit_options.settled(told, shapes, said)
     columns_first = found.pop("rope_columns_first", False)
     options = told | found | {"keep_class_token": has_class}
     pixels, placed = told["patch"] * stride, has_class + told["distilled"]
@@ -333,7 +333,7 @@ def recognise(shapes: Shapes, said: Mapping[str, Any], stride: int = 1) -> Recog
         "mlp": ("separate" if separate else "packed") if told["gated_mlp"] else "",
         "rope_columns_first": columns_first,
     }
-    return Recognised(options, layout, left)
+    return Recognised(options, layout, left, assumed=assumed)
 
 
 def image_options(grid: tuple[int, int], pixels: int, said: Mapping[str, Any]) -> dict[str, Any]:

@@ -59,7 +59,8 @@ def recognise(shapes: Shapes, said: Mapping[str, Any]) -> Recognised:
     """See `Conversion`; of a `model_type` in `DEFAULTS`."""
     kind = said["model_type"]
     value = vit_config_json.USUAL | {"layer_norm_eps": 1e-6} | DEFAULTS[kind] | dict(said)
-    value |= {**said.get("vision_config", {}), **(said.get("vision_config_dict") or {})}
+    nested = {**said.get("vision_config", {}), **(said.get("vision_config_dict") or {})}
+    value |= nested
     names = ("patch_embeddings.projection", "patch_embedding", "patch_embeddings")
     found = [p for p in _PREFIXES for n in names if f"{p}embeddings.{n}.weight" in shapes]
     if not found:
@@ -77,7 +78,12 @@ def recognise(shapes: Shapes, said: Mapping[str, Any]) -> Recognised:
     more, left_out = beside(shapes, value, found[0])
     if not more.get("registers"):  # DINOv3 keeps a table of none.
         left_out = (*left_out, r"(.*\.)?register_tokens")
-    return Recognised(options | more, layout, left_out=(*_BESIDE, *left_out))
+    # NaFlex has a number of patches in place of a size.
+    sized = {"image_size"} if "num_patches" in value else set()
+    assumed = vit_config_json.assumed(
+        {*said, *nested, *sized}, {"rope_theta": "rope_theta"} if "rope" in more else None
+    )
+    return Recognised(options | more, layout, left_out=(*_BESIDE, *left_out), assumed=assumed)
 
 
 def _plain(shapes: Shapes, value: Said, prefix: str) -> tuple[Said, tuple[str, ...]]:
