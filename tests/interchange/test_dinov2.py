@@ -71,7 +71,7 @@ def test_transformers_has_the_same_answer(name, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_classes": 3}, "DINOv2 has no pool='token' with a head"),
+        ({"num_classes": 3, "pool": "map"}, "DINOv2 has no pool='map' with a head; .*--to=timm"),
         ({"mlp_dim": 72}, "no mlp_dim=72 with activation='gelu'"),
         ({"gated_mlp": True, "mlp_dim": 88}, "no mlp_dim=88 with activation='gelu'"),
         ({"norm": "rms"}, "no norm='rms'"),

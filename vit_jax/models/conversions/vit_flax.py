@@ -223,7 +223,7 @@ def with_learned_position(config: vit.Config, params: dict) -> tuple[vit.Config,
 
 def with_class_row(config: vit.Config, params: dict) -> tuple[vit.Config, dict]:
     """The same model with positions of class and distillation token: zero if it had none."""
-    if not config.reads_class_token or config.position != "learned" or config.prefix:
+    if not config.has_class_token or config.position != "learned" or config.prefix:
         return config, params
     table = np.asarray(params["position"])
     rows = np.zeros((1, config.placed_tokens, config.width), table.dtype)
