@@ -26,6 +26,7 @@ TEST = [
     "moto[server]>=5.2",
     "netcal>=1.3.6; python_version < '3.12'",
     "networkx>=3.4",
+    "pillow-heif>=1.8",
     "pyarrow>=20",
     "pytest>=8",
     "pytest-xdist>=3.6",

@@ -132,8 +132,9 @@ def test_too_large_survives_the_way_from_a_worker_process():
 
 
 def test_heic_is_read_with_its_extra():
-    pillow_heif = pytest.importorskip("pillow_heif", reason="the extra vit_jax[heic]")
     import io
+
+    import pillow_heif
 
     file = io.BytesIO()
     pixels = np.full((48, 64, 3), (200, 30, 90), np.uint8)

@@ -126,16 +126,14 @@ def test_a_bucket_that_does_not_answer_is_a_sentence_within_20_seconds(
     stopped.communicate(timeout=5)
     assert stopped.returncode == -signal.SIGTERM and time.monotonic() - began < 5
     for process, scheme in zip(waiting, ("gs", "s3", "gs"), strict=True):
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
         assert process.returncode == 42 and "Traceback" not in err and not out, err
         assert f"{scheme}://bucket: no answer from {silent}" in err.splitlines()[-1]
     assert buckets.PATIENCE_SECONDS < 20
 
 
 @pytest.mark.parametrize("scheme", ["gs", "s3"])
-@pytest.mark.parametrize(
-    "status, problem", [(403, "no permission to list it"), (401, "no credentials")]
-)
+@pytest.mark.parametrize("status, problem", [(403, "no permission"), (401, "no credentials")])
 def test_a_bucket_that_this_account_may_not_read_is_reported(status, problem, scheme, request):
     made = request.getfixturevalue({"gs": "bucket", "s3": "s3_bucket"}[scheme])
     request.getfixturevalue({"gs": "faults", "s3": "s3_faults"}[scheme]).inject(

@@ -16,7 +16,7 @@ from vit_jax.training.loop import train
 
 PARTS = {"params": {"a": jnp.arange(1000.0), "b": {"c": jnp.ones((64, 64))}}}
 LIKE = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), PARTS)
-DESCRIPTION = {"config": {}, "model": {}, "classes": []}
+DESCRIPTION = {"config": {}, "model": {"name": "ViT-mu/8"}, "classes": []}
 
 
 @pytest.fixture

@@ -250,13 +250,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
     nor punctuation has to be right, and some names of other libraries are understood.
     """
     known = [str(k) for k in known]
-    plain = {_plain(k): k for k in reversed(known)}
     if elsewhere := _ELSEWHERE.get(name.rpartition(".")[2]):
         fields = (k for k in known if k.rpartition(".")[2] == elsewhere)
         return f"; did you mean {next(fields, elsewhere)!r}?"
+    same = [k for k in known if _plain(k) == _plain(name)]
     cutoff = 0.6 if len(name) < 5 else 0.5  # short words are alike by chance: muon, lion
-    if close := difflib.get_close_matches(_plain(name), plain, n=1, cutoff=cutoff):
-        return f"; did you mean {plain[close[0]]!r}?"
+    if close := same or difflib.get_close_matches(name, known, n=1, cutoff=cutoff):
+        return f"; did you mean {close[0]!r}?"
     return f"; known: {', '.join(known[:_NAMED])}{' …' if len(known) > _NAMED else ''}"
 
 
