@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.interchange.test_dinov2 import drawn
+from tests.interchange.test_dinov2 import drawn, written_and_answered
 from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange import formats, loading
 
@@ -39,18 +39,9 @@ WRITTEN = {
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_transformers_has_the_same_answer(name, tmp_path):
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     kind, options, what = WRITTEN[name]
     definition, foreign = drawn(**options)
-    formats.write(foreign, tmp_path / "out", "huggingface")
-    theirs, report = getattr(transformers, kind).from_pretrained(
-        tmp_path / "out", output_loading_info=True
-    )
-    assert all(key.endswith("mask_token") for key in report["missing_keys"])
-    assert not report["unexpected_keys"] and not report["mismatched_keys"]
-    images = np.random.default_rng(1).normal(size=(2, 12, 12, 3)).astype(np.float32)
-    with torch.no_grad():
-        answer = theirs.eval()(torch.from_numpy(images).permute(0, 3, 1, 2))
+    images, answer = written_and_answered(foreign, tmp_path / "out", kind)
     expected = answer.logits if what == "logits" else answer.pooler_output
     weights = jax.tree.map(jnp.asarray, (foreign.params, foreign.variables))
     ours = getattr(nnx.merge(definition, *weights)(jnp.asarray(images)), what)
