@@ -12,6 +12,7 @@ from vit_jax.base.errors import UserError
 from vit_jax.benchmarks import input as input_benchmark
 from vit_jax.benchmarks import step
 from vit_jax.config import default_config
+from vit_jax.data import decode
 from vit_jax.models import registry
 
 
@@ -69,7 +70,7 @@ def test_input_is_timed_with_and_without_latency_in_one_run(copy):
     ratio = result["latency_images_per_second"] / result["images_per_second"]
     assert result["latency_ratio"] == pytest.approx(ratio) and ratio > 0
     assert result["latency_read_requests_peak"] > 4 and result["latency_read_ahead_mib_peak"] > 0
-    assert result["decoder"].startswith("none") == copy
+    assert result["pixels"] == ("copies of files" if copy else decode.PIXELS)
 
 
 def test_a_model_without_blocks_has_no_breakdown():

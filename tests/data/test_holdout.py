@@ -72,6 +72,8 @@ def test_what_identifies_a_set_that_is_being_prepared_is_as_in_the_first_version
 def test_a_list_holds_out_the_same_images_however_it_spells_them(spell, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     touch(tmp_path / "set")
+    for file in FILES:
+        (tmp_path / "set" / file).write_bytes(b"an image")
     (tmp_path / "link").symlink_to("set")
     (tmp_path / "set/x").mkdir()
     for path in ("set", "link", "./set/../set"):

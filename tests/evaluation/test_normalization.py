@@ -98,7 +98,7 @@ def test_the_commands_ask_and_are_told(file, unsaid, image, tmp_path, command):
     ask = "does not say how images are normalised: say config.data.mean and std"
     code, _, err = command("predict", f"--checkpoint={unsaid}", image)
     assert code == 2 and ask in err
-    code, _, err = command("evaluate", f"--checkpoint={unsaid}")
+    code, _, err = command("evaluate", f"--checkpoint={unsaid}", "--config.data.name=digits")
     assert code == 2 and ask in err
     told = command("predict", f"--checkpoint={unsaid}", image, mean, std, "--json")
     assert told[0] == 0

@@ -156,7 +156,7 @@ def test_the_page_needs_no_network_and_names_the_images_that_cannot_be_read(tmp_
         (["--images={folder}/none.png"], "none of 1 images can be read", 1),
         (["--images={folder}", "--patch=2,0"], "--patch must be two numbers", 2),
         (["--images={folder}", "--threshold=0.5"], "the model has 1 exits", 2),
-        (["--images={folder}", "--out={folder}/0.png"], "cannot be made", 2),
+        (["--images={folder}", "--out={folder}/0.png"], "is a file, not a folder", 2),
         (["--images={folder}", "--checkpoint={folder}"], "no checkpoint of a known format", 1),
     ],
 )

@@ -85,7 +85,7 @@ def test_a_run_in_a_bucket_goes_on_from_its_last_whole_checkpoint(run, tmp_path)
     train(config, workdir)
     assert_same_bits(params_of(workdir), expected)
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [1, 4, 8, 12, 12, 5, 8, 12, 12]
+    assert [line["step"] for line in lines] == [1, 4, 8, 12, 12, 8, 12, 12]
 
 
 def test_a_bucket_that_does_not_exist_is_reported_before_the_run(run):

@@ -164,7 +164,7 @@ def test_a_checkpoint_of_another_format_is_a_run_to_use(deit):
     run = vit_jax.load_run(deit)
     assert run.model_config.width == 192 and run.config.data.mean == IMAGENET_MEAN
     assert (run.config.data.eval_crop, run.config.data.eval_resize) == ("torchvision", 248)
-    assert run.classes == tuple(imagenet.classes().values())  # its file names none
+    assert run.classes == tuple(imagenet.classes().values())
 
 
 @pytest.mark.slow

@@ -268,7 +268,7 @@ def test_a_file_that_lacks_a_tensor_or_has_one_more_names_it(shared_data, tmp_pa
     arrays["blocks.1.surplus"] = arrays.pop("blocks.1.conv.conv.4.running_var")
     np.savez(tmp_path / "a.npz", **arrays)
     with pytest.raises(CheckpointError) as error:
-        vit_jax.load(tmp_path / "a.npz")
+        vit_jax.load(tmp_path / "a.npz", heads=2)
     assert "blocks.1.conv.conv.4.running_var (128,): missing in the file" in str(error.value)
     assert "blocks.1.surplus (128,): in the file, but not in the model" in str(error.value)
 

@@ -254,7 +254,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
         fields = (k for k in known if k.rpartition(".")[2] == elsewhere)
         return f"; did you mean {next(fields, elsewhere)!r}?"
     same = [k for k in known if _plain(k) == _plain(name)]
-    cutoff = 0.6 if len(name) < 5 else 0.5  # short words are alike by chance: muon, lion
+    # Short words are alike by chance: muon, lion.
+    cutoff = 0.6 if len(name) < 5 and name.isalpha() else 0.5
     if close := same or difflib.get_close_matches(name, known, n=1, cutoff=cutoff):
         return f"; did you mean {close[0]!r}?"
     return f"; known: {', '.join(known[:_NAMED])}{' …' if len(known) > _NAMED else ''}"
