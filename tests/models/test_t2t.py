@@ -394,7 +394,7 @@ def test_what_the_authors_code_cannot_compute_is_not_written(options, words, tmp
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("T2T-ViT-13", {}, "there is no T2T-ViT of size '13'; known: 7, 10"),
+        ("T2T-ViT-13", {}, "there is no T2T-ViT of size '13'; did you mean '1"),
         ("T2T-ViT_t-12", {}, "there is no T2T-ViT_t of size '12'"),
         ("T2T-ViT-7", {"image_size": 226}, "on a side of 226: take 225 or 227"),
         ("T2T-ViT-7", {"image_size": (224, 230)}, "on a side of 230: take 229 or 231"),
