@@ -313,11 +313,13 @@ def _part(text: str) -> tuple[int, int]:
 
 
 def show() -> None:
-    """What a checkpoint is: CHECKPOINT [--json].
+    """What a checkpoint is: CHECKPOINT [--model=OPTION=VALUE …] [--json].
 
     CHECKPOINT is a run's workdir, its checkpoints folder, one checkpoint, or a file or folder of any
-    format: model, parameters, classes, preprocessing; of a run also its step, metrics and data.
+    format: model, parameters, classes, preprocessing, and which values are assumed because no file contains
+    them; of a run also its step, metrics and data.
     """
+    cli.define_model()
     cli.define_json()
     cli.define_register()
     paths = cli.parse("CHECKPOINT")
@@ -326,7 +328,7 @@ def show() -> None:
 
     from vit_jax.interchange.summary import summarize, text
 
-    summary = summarize(paths[0])
+    summary = summarize(paths[0], **cli.options(FLAGS.model))
     cli.print_result(summary, text(summary))
 
 

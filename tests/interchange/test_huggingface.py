@@ -308,7 +308,7 @@ def test_what_the_config_says_must_be_what_the_file_holds(tmp_path, fields, word
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"pool": "mean"}, "have no pool='mean'"),
+        ({"pool": "gem"}, "have no pool='gem'"),
         ({"registers": 2}, "have no registers"),
         ({"qk_norm": True}, "have no qk_norm"),
         ({"representation": 32}, "have no tanh layer before a head"),

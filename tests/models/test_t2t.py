@@ -100,6 +100,8 @@ def forward(config, p, x):
         block = oracles.layer(p["encoder"]["layers"], i)
         attention, y = block["attention"], oracles.layer_norm(block["attention_norm"], x, 1e-5)
         q, k, v = np.einsum("bnd,dthc->tbhnc", y, attention["qkv"]["kernel"])
+        if config.qk_scale:
+            q = q * config.qk_scale * np.sqrt(q.shape[-1])
         x = x + oracles.attended(attention, oracles.maps(q, k), v)
         y = oracles.layer_norm(block["mlp_norm"], x, 1e-5)
         y = oracles.gelu(oracles.linear(block["mlp"]["up"], y))
@@ -129,7 +131,7 @@ def test_parameters_and_multiply_adds_are_those_of_the_authors_code(name):
 @pytest.mark.parametrize("name", ORACLES)
 def test_logits_and_tokens_are_those_of_the_authors_code(name, shared_data):
     path, tensors, answers, arguments = oracles.relative(shared_data, name)
-    model = vit_jax.load(path, heads=arguments["num_heads"])
+    model = vit_jax.load(path, heads=arguments["num_heads"], qk_scale=0)
     config = model.config
     assert config.image_size == arguments["img_size"]
     assert config.token_width == arguments.get("token_dim", 64)
@@ -314,18 +316,37 @@ def test_a_file_as_the_authors_script_saves_it_gives_the_average_that_they_evalu
     pytest.importorskip("torch")
     folder = shared_data / "oracle" / "relatives"
     path, answers = folder / "t2t_saved.pth.tar", np.load(folder / "t2t_saved.io.npz")
-    model = vit_jax.load(path, heads=2)
+    model = vit_jax.load(path, heads=2, qk_scale=0)
     logits = jax.jit(lambda x: model(x).logits)(answers["images"])
     np.testing.assert_allclose(logits, answers["logits"], atol=1e-5)
     assert np.abs(logits - answers["logits_state_dict"]).max() > 1e-3
 
-    loading.convert(path, tmp_path / "again.safetensors", "authors", heads=2)
+    loading.convert(path, tmp_path / "again.safetensors", "authors", heads=2, qk_scale=0)
     before = opened.open_once(epath.Path(path)).tensors
     after = safetensors.read(tmp_path / "again.safetensors")[0]
     assert before.keys() == after.keys()
     for name in before:
         assert np.asarray(before[name]).tobytes() == np.asarray(after[name]).tobytes(), name
-    assert formats.read(path, heads=2).preprocessing.eval_resize == 71  # 64 / 0.9
+    assert formats.read(path, heads=2, qk_scale=0).preprocessing.eval_resize == 71  # 64 / 0.9
+
+
+def test_logits_of_another_scale_are_those_of_the_formula_and_the_scale_is_asked_for(tmp_path):
+    config = tiny(qk_scale=16**-0.5)  # 1/√width
+    foreign = formats.read(written(config, tmp_path / "a.safetensors"))
+    assert foreign.model_config.qk_scale == config.qk_scale
+    params, variables = arrays("performer")
+    x = images(config)
+    expected = forward(config, oracles.in_float64(params, variables), x)
+    assert np.abs(expected - forward(tiny(), oracles.in_float64(params, variables), x)).max() > 1e-3
+    found = jax.jit(lambda x: apply(config, params, x).logits)(x)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+    tensors = {n: np.asarray(t) for n, t in safetensors.read(tmp_path / "a.safetensors")[0].items()}
+    np.savez(tmp_path / "b.npz", **tensors)  # without our header
+    with pytest.raises(
+        CheckpointError, match="(?s)qk_scale: 0 .*; 0.25, 1/√width.*--model=qk_scale="
+    ):
+        formats.read(tmp_path / "b.npz", heads=2, image_size=(16, 24))
 
 
 @pytest.mark.parametrize(
@@ -350,7 +371,7 @@ def test_a_file_that_lacks_or_exceeds_tensors_is_an_error_that_names_them(change
     change(tensors)
     np.savez(tmp_path / "b.npz", **tensors)
     with pytest.raises(CheckpointError, match=words):
-        formats.read(tmp_path / "b.npz", heads=2, image_size=(16, 24))
+        formats.read(tmp_path / "b.npz", heads=2, qk_scale=0, image_size=(16, 24))
 
 
 @pytest.mark.parametrize(

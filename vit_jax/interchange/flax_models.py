@@ -49,6 +49,7 @@ def read(
     foreign = named.read(opened, found, format, wishes, {})
     foreign.layout["prefix"] = found.prefix
     foreign.preprocessing = preprocessing(foreign.model_config.image_size)
+    foreign.assumed += ("preprocessing",)
     return foreign
 
 

@@ -79,6 +79,8 @@ class Foreign:
         owns. Decoders among them are handed on, see `decoders`.
       layout: `format`, and what else is needed to write the same names and bytes again; plain JSON.
       called: what a run calls its model.
+      assumed: what no file contains, so that usual values were taken: options of the model, and
+        'preprocessing' where it is that of the format's code.
     """
 
     model_config: classifier.Options
@@ -89,6 +91,7 @@ class Foreign:
     variables: dict = dataclasses.field(default_factory=dict)
     extras: dict = dataclasses.field(default_factory=dict)
     called: str = ""
+    assumed: tuple[str, ...] = ()
 
 
 # What comes of a description whose values have other types than any code wrote.

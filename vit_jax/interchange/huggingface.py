@@ -5,6 +5,7 @@
 are which models of ours.
 """
 
+import dataclasses
 import json
 import math
 import re
@@ -60,7 +61,10 @@ def read(opened: Opened, wishes: Wishes) -> Foreign:
     foreign = named.read(opened, found, NAME, wishes, {})
     config = foreign.model_config
     if processor:
-        foreign.preprocessing = _preprocessing(processor, config.image_size, path)
+        stated = _preprocessing(processor, config.image_size, path)
+        foreign = dataclasses.replace(
+            named.with_preprocessing(foreign, stated), preprocessing=stated
+        )
     foreign.classes = _classes(opened.config, config.num_classes)
     foreign.layout["config"] = opened.config
     return foreign

@@ -281,7 +281,8 @@ def convert(
     destination = formats.to_write(destination, to)
     foreign = formats.read(source, allow_nonfinite=allow_nonfinite, **overrides)
     if data:
-        foreign.preprocessing = formats.preprocessing_with(foreign, data, source)
+        stated = formats.preprocessing_with(foreign, data, source)
+        foreign = named.with_preprocessing(foreign, stated)
     elif not foreign.preprocessing:
         logging.warning(
             "%s does not say how its images are normalised; users of the result have to say it",

@@ -121,13 +121,14 @@ def read(
         for name, value in stated.items()
         if name in found.family.Config.__dataclass_fields__
     }
-    asked = {}
+    asked, taken = {}, set()
     for name, left_open in recognised.open.items():
         if name in stated or name in wishes.overrides:
             continue
         hint = wishes.hints.get(name)
         if hint is not None and (not left_open.values or hint in left_open.values):
             options[name] = hint
+            taken.add(name)
         elif left_open.ask:
             asked[name] = left_open.ask
         elif left_open.doubt:
@@ -168,11 +169,25 @@ def read(
         "format": format,
         "dtypes": {n: np.dtype(t.dtype).name for n, t in tensors.items() if t.dtype != np.float32},
         "renamed": found.renamed,
-        "constants": rules.constants(table, tensors),
+        "constants": rules.constants(table, tensors, source=path),
     }
     layout |= recognised.layout
     preprocessing = found.conversion.preprocessing(config)
-    return Foreign(config, params, None, preprocessing, layout, variables, beside)
+    known = {*stated, *wishes.overrides, *taken}
+    assumed = dict.fromkeys((*recognised.open, *recognised.assumed))
+    assumed = [n for n in assumed if n not in known and hasattr(config, n)]
+    assumed += ["preprocessing"] if preprocessing else []
+    return Foreign(
+        config, params, None, preprocessing, layout, variables, beside, assumed=tuple(assumed)
+    )
+
+
+def with_preprocessing(foreign: Foreign, stated: Preprocessing | None) -> Foreign:
+    """The checkpoint, its images prepared as its file or published name states, if it does."""
+    if stated is None:
+        return foreign
+    assumed = tuple(name for name in foreign.assumed if name != "preprocessing")
+    return dataclasses.replace(foreign, preprocessing=stated, assumed=assumed)
 
 
 def _how_to_say(names: Iterable[str], config_class: type) -> str:
@@ -323,11 +338,11 @@ def in_header(opened: Opened) -> dict[str, Any]:
 def with_header(foreign: Foreign, opened: Opened) -> Foreign:
     """The model with what `header` gave beside its options."""
     classes, prepared, decoder = (opened.said.get(name) for name in _BESIDE_OPTIONS)
+    foreign = with_preprocessing(foreign, preprocessing_of(prepared) if prepared else None)
     return dataclasses.replace(
         foreign,
         layout=foreign.layout | ({"decoder": decoder} if decoder else {}),
         classes=tuple(classes) if classes else None,
-        preprocessing=preprocessing_of(prepared) if prepared else foreign.preprocessing,
     )
 
 

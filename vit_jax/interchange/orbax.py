@@ -24,7 +24,7 @@ from vit_jax.objectives.networks import OWN
 NAME = "orbax"
 # The key under which a description keeps what is needed to write the format that the weights came
 # from.
-LAYOUT = "layout"
+LAYOUT, ASSUMED = "layout", "assumed"
 
 
 def recognises(opened: Opened) -> bool:
@@ -76,6 +76,7 @@ def read(opened: Opened, wishes: Wishes) -> Foreign:
         variables,
         extras,
         filled.model.name,
+        tuple(n for n in description.get(ASSUMED, ()) if n not in wishes.overrides),
     )
 
 
@@ -135,7 +136,9 @@ def write(foreign: Foreign, path: epath.PathLike) -> None:
             if jax.tree.leaves(tree):
                 parts[name] = jax.tree.map(hold, tree)
                 fingerprints[name], marks = np.asarray(marks), []
-        description |= {"seconds": 0.0, LAYOUT: foreign.layout}
+        unnamed = () if foreign.classes or not foreign.model_config.num_classes else ("classes",)
+        assumed = list(dict.fromkeys((*foreign.assumed, *unnamed)))
+        description |= {"seconds": 0.0, LAYOUT: foreign.layout, ASSUMED: assumed}
         checkpoints.save_now(0, parts, description, fingerprints)
     finally:
         checkpoints.close()

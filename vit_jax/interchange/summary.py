@@ -6,31 +6,32 @@ from etils import epath
 
 from vit_jax.base import places, schema
 from vit_jax.checkpoints import reading
-from vit_jax.data import crops
+from vit_jax.data import crops, imagenet
 from vit_jax.interchange import formats, remote
 from vit_jax.models import naming, registry
 
 _SHOWN_CLASSES = 10
 
 
-def summarize(path: epath.PathLike) -> dict:
+def summarize(path: epath.PathLike, **overrides) -> dict:
     """What a checkpoint is, as plain data.
 
     Args:
       path: a run's workdir, its checkpoints folder, one checkpoint, or a file or folder of any
         format in `formats`.
+      **overrides: options of its model, see `formats.read`.
 
     Returns:
       `path`, `format`, `model_name` (see `naming.full_name`), `model` (its nearest name and all
-      options), `parameters`, `classes` (`None`
-      where the file does not say), `preprocessing` (the same). Of a run also `step`, `metrics` (of
-      its last evaluation, if it is done), `best`, `data`, `training_examples`, `init_from` and
-      `versions`.
+      options), `parameters`, `classes` (`None` where the file does not say), `preprocessing` (the
+      same), `assumed` (values that no file contains, by name: options of the model, fields of the
+      preprocessing, how classes are named). Of a run also `step`, `metrics` (of its last evaluation, if
+      it is done), `best`, `data`, `training_examples`, `init_from` and `versions`.
 
     Raises:
       CheckpointError: there is no checkpoint, or it is damaged.
     """
-    name, foreign = formats.detect(path), formats.read(path)
+    name, foreign = formats.detect(path), formats.read(path, **overrides)
     path = path if remote.is_remote(path) else places.locate(path)
     config, prepared = foreign.model_config, foreign.preprocessing
     summary = {
@@ -44,6 +45,7 @@ def summarize(path: epath.PathLike) -> dict:
         "parameters": registry.count_parameters(config),
         "classes": None if foreign.classes is None else list(foreign.classes),
         "preprocessing": prepared and dataclasses.asdict(prepared),
+        "assumed": assumed(foreign),
     }
     if name == "orbax":
         folder = reading.find(path)
@@ -52,11 +54,25 @@ def summarize(path: epath.PathLike) -> dict:
     return summary
 
 
+def assumed(foreign: formats.Foreign) -> dict:
+    """The values of a checkpoint that no file contains, by their names."""
+    config, prepared = foreign.model_config, foreign.preprocessing
+    found = {name: getattr(config, name) for name in foreign.assumed if hasattr(config, name)}
+    if prepared and "preprocessing" in foreign.assumed:
+        found |= {n: x for n, x in dataclasses.asdict(prepared).items() if n != "image_size"}
+    if config.num_classes and (foreign.classes is None or "classes" in foreign.assumed):
+        of_imagenet = config.num_classes == imagenet.COUNT
+        found["classes"] = "the names of ImageNet-1k's" if of_imagenet else "numbers"
+    return found
+
+
 def text(summary: dict) -> str:
     """`summarize`'s result for a person."""
     rows = [("checkpoint", f"{summary['path']} ({summary['format']})"), ("model", _model(summary))]
     rows += [("", _options(summary["model"])), ("classes", _classes(summary["classes"]))]
     rows.append(("images", _images(summary["preprocessing"])))
+    if summary["assumed"]:
+        rows.append(("assumed", _assumed(summary["assumed"])))
     if "step" in summary:
         rows += _rows_of_run(summary)
     return "\n".join(f"{name:<14}{value}" for name, value in rows)
@@ -111,6 +127,14 @@ def _images(prepared: dict | None) -> str:
     how = crops.describe(formats.Preprocessing(**prepared))
     return (
         f"{prepared['image_size']} pixels ({how}), mean {prepared['mean']}, std {prepared['std']}"
+    )
+
+
+def _assumed(values: dict) -> str:
+    """What no file contains."""
+    listed = ", ".join(f"{name} {value}" for name, value in values.items())
+    return (
+        f"{listed} (no file contains them; --model=OPTION=VALUE and --config.data.FIELD set others)"
     )
 
 

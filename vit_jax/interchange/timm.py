@@ -52,14 +52,13 @@ def read(opened: Opened, wishes: Wishes) -> Foreign:
         )
     foreign = named.with_header(named.read(opened, found, NAME, wishes, stated), opened)
     if not opened.said:
-        said = published.preprocessing(architecture, tag)
-        foreign.preprocessing = said or foreign.preprocessing
+        foreign = named.with_preprocessing(foreign, published.preprocessing(architecture, tag))
     if opened.config:
         foreign.classes = tuple(opened.config.get("label_names", ())) or None
         said = opened.config.get("pretrained_cfg", opened.config)
         said = published.preprocessing_from(said, opened.path)
-        if said != _as_read(foreign.preprocessing):
-            foreign.preprocessing = said or foreign.preprocessing
+        same = said == _as_read(foreign.preprocessing)  # but for the rounding, which timm has not
+        foreign = named.with_preprocessing(foreign, foreign.preprocessing if same else said)
     if foreign.preprocessing and not opened.said:
         foreign.preprocessing = published.at_size(
             foreign.preprocessing, foreign.model_config.image_size, opened.path

@@ -23,7 +23,8 @@ class Attention(nnx.Module):
     Parameters: `qkv/kernel` (D, 3, H, D/H), or where tokens are of another size than D (`inputs`, …);
     `qkv/bias` (3, H, D/H), or (2, H, D/H) without that of keys; `out/kernel` (H, D/H, D), `out/bias`
     (D,); with `qk_norm` a norm of D/H on queries and keys (ViT-22B §2.1), with `inner_norm` one of D
-    on all heads' results together (arXiv 2210.06423).
+    on all heads' results together (arXiv 2210.06423). `scale` multiplies the products of queries and
+    keys; 0 stands for 1/√C of heads of C channels.
     `implementation` is one of `attend.IMPLEMENTATIONS`.
 
     To build on it, override
@@ -46,6 +47,7 @@ class Attention(nnx.Module):
         key_bias: bool = True,
         out_bias: bool = True,
         inner_norm: bool = False,
+        scale: float = 0.0,
         norm_kind: str = "layer",
         norm_bias: bool = True,
         epsilon: float = 1e-6,
@@ -68,6 +70,7 @@ class Attention(nnx.Module):
             self.query_norm, self.key_norm = make_norm(size), make_norm(size)
         self.inner_norm = make_norm(width) if inner_norm else None
         self.implementation = implementation
+        self.query_scale = scale * size**0.5 if scale else 1.0  # what is missing to 1/√C
         self.dropout, self.attention_dropout = dropout, attention_dropout
 
     def __call__(
@@ -96,6 +99,8 @@ class Attention(nnx.Module):
         q, k, v = self.project(x, queries)
         if angles is not None:
             q, k = rope.turn(q, *angles), rope.turn(k, *angles)
+        if self.query_scale != 1:
+            q = jax.tree.map(lambda q: q * self.query_scale, q)
         heads, weights = self.attend(q, k, v, key=keys[0], **added)
         if self.inner_norm is not None:
             heads = jax.tree.map(self._norm_heads, heads)

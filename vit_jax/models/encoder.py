@@ -5,7 +5,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import jax
 from flax import nnx
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 @dataclasses.dataclass(frozen=True)
 class Options:
     """What blocks are made of; of a family that has `width`, `epsilon` and `activation` too."""
+
+    qk_scale: ClassVar[float] = 0.0  # an option of T2T-ViT alone
 
     parallel: bool = option(
         False,
@@ -121,6 +123,7 @@ class Block(nnx.Module):
             key_bias=config.key_bias,
             out_bias=config.projection_bias,
             inner_norm=config.attention_inner_norm,
+            scale=config.qk_scale,
             norm_kind=config.norm,
             norm_bias=config.norm_bias,
             epsilon=config.epsilon,

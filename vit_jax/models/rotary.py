@@ -1,5 +1,6 @@
 """Rotary positions of the patches: which kinds there are, and their angles for a model. What they do to
-queries and keys is in `compute.rope`. Tokens that are no patches have no place, and are not turned.
+queries and keys is in `compute.rope`. Other tokens are not rotated, except registers with
+`rope_registers`, which have a grid of their own.
 
   axial    integer rows and columns turn a half of each head's channels each (EVA-02, ViT-5).
   centred  the same with places from -1 to 1 along each side, whatever the resolution (DINOv3).
@@ -51,6 +52,13 @@ class Options:
     rope_offset: float = option(
         0.0, "axial: the first row and column (1 in Perception Encoders)", role="convention"
     )
+    rope_registers: float = option(
+        0.0,
+        "axial: base of the frequencies of registers, rotated as a square grid of their own (100 in "
+        "ViT-5); 0: they are not rotated",
+        minimum=0,
+        role="convention",
+    )
 
 
 def check(config: Options) -> None:
@@ -60,6 +68,12 @@ def check(config: Options) -> None:
         raise ConfigError(
             f"model.rope={config.rope} turns pairs of channels by rows and by columns: heads of {size} "
             "channels, model.width / model.heads, cannot be cut in four"
+        )
+    square = math.isqrt(config.registers) ** 2 == config.registers > 0
+    if config.rope_registers and not (config.rope == "axial" and square):
+        raise ConfigError(
+            f"model.rope_registers={config.rope_registers:g} rotates registers that are a square grid: it needs "
+            f"model.rope=axial, which is {config.rope}, and a square model.registers, which is {config.registers}"
         )
 
 
@@ -100,7 +114,11 @@ def angles(frequencies: nnx.Param | None, config: Options) -> jax.Array | None:
                 offset=config.rope_offset,
                 trained_grid=config.rope_grid or None,
             )[:, None]
-    others = config.tokens - math.prod(config.grid)
+    if config.rope_registers:
+        grid = (math.isqrt(config.registers),) * 2
+        registers = rope.axial_angles(grid, size, theta=config.rope_registers)[:, None]
+        found = jnp.concatenate([registers, found])
+    others = config.tokens - found.shape[-3]
     return jnp.pad(found, [(0, 0)] * (found.ndim - 3) + [(others, 0), (0, 0), (0, 0)])
 
 

@@ -86,6 +86,13 @@ class Config(vit.Config):
     token_dropout: float = option(
         0.1, "after attention and MLP of the layers between the splits", minimum=0, below=1
     )
+    qk_scale: float = option(
+        0.0,
+        "what multiplies the products of queries and keys in the blocks; 0: 1/√(channels of a head). The "
+        "authors' code takes 1/√width where it is called with pretrained=True",
+        minimum=0,
+        role="convention",
+    )
     position: str = option(
         "sinusoid",
         "position embeddings; sinusoid: fixed, over the row number; the others as in ViT",

@@ -215,13 +215,14 @@ def options_from_name(name: str) -> dict | None:
 
 def conversions() -> dict:
     """See `registry.conversions`; they import this file."""
-    from vit_jax.models.conversions import vit_flax, vit_huggingface, vit_timm
+    from vit_jax.models.conversions import vit_5, vit_flax, vit_huggingface, vit_timm
 
     return {
         "official": vit_flax.Official(),
         "big_vision": vit_flax.BigVision(),
         "timm": vit_timm.Timm(),
         "huggingface": vit_huggingface.HuggingFace(),
+        "authors": vit_5.Authors(),
     }
 
 

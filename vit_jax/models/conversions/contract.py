@@ -73,12 +73,15 @@ class Recognised:
       open: options whose value in `options` is only the likeliest. What the user says, or the model
         that the weights are for, takes precedence.
       left_out: patterns of tensors that are not part of the model.
+      assumed: further options that neither tensors nor what stands beside them contain: `options` has
+        what the format's code, or the published models of that form, compute with.
     """
 
     options: dict[str, Any]
     layout: dict[str, Any] = dataclasses.field(default_factory=dict)
     open: dict[str, Open] = dataclasses.field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
 
 
 class Conversion:

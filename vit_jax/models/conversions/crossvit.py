@@ -5,6 +5,7 @@ of a convolutional stem, 12 and 16 in both codes; the height and width of images
 The large branch's images are assumed to have about the proportions of the small branch's.
 """
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -75,7 +76,9 @@ class Authors(Conversion):
         }
         published = {2 * width: heads for width, heads, *_ in crossvit.SIZES.values()}
         return Recognised(
-            options | {"heads": published.get(width)}, open=heads_of(published, width)
+            options | {"heads": published.get(width)},
+            open=heads_of(published, width),
+            assumed=("activation", "epsilon"),
         )
 
     def rules(self, config: crossvit.Config, layout: Mapping[str, Any]) -> list[Rule]:
@@ -131,7 +134,7 @@ class Timm(Authors, TimmConversion):
             return found
         if len(set(heads)) > 1:
             raise CheckpointError(f"branches with different heads {heads} are not supported")
-        return Recognised(found.options | {"heads": heads[0]})
+        return dataclasses.replace(found, options=found.options | {"heads": heads[0]}, open={})
 
     def architecture(self, config: crossvit.Config, layout: Mapping[str, Any]) -> tuple[str, dict]:
         """See `TimmConversion`."""

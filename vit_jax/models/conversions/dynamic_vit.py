@@ -92,13 +92,16 @@ class Authors(Conversion):
         if is_t2t:
             options["token_width"] = last[f"{_T2T}.norm2.weight"][0]
             options["random_features"] = last[f"{_T2T}.w"][0]
+        assumed = ("epsilon", *self.conventions)
         if options["relation_reuse"]:
             heads = last[f"{_RELATIONS}.2.bias"][0] // depth
-            return Recognised(options | {"heads": heads})
+            return Recognised(options | {"heads": heads}, assumed=assumed)
         published = {(d, w): heads for _, (d, w, _, heads) in dynamic_vit.SIZES.values()}
         heads = published.get((depth, width))
         return Recognised(
-            options | {"heads": heads}, open=heads_of(published, (depth, width), "(depth, width)")
+            options | {"heads": heads},
+            open=heads_of(published, (depth, width), "(depth, width)"),
+            assumed=assumed,
         )
 
     def rules(self, config, layout: Mapping[str, Any]) -> list[Rule]:

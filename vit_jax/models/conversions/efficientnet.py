@@ -91,7 +91,7 @@ class Timm(TimmConversion):
             "width_factor": shapes["conv_head.weight"][0] / efficientnet.TOP,
             "channels": shapes["conv_stem.weight"][1],
         }
-        return Recognised(options)
+        return Recognised(options, assumed=() if "image_size" in said else ("image_size",))
 
     def rules(self, config: Config, layout: Mapping[str, Any]) -> list[Rule | Constant]:
         """See `Conversion`."""

@@ -45,7 +45,7 @@ class Authors(Conversion):
             "position_grid": shapes[_TABLE][2:],
             "channels": channels,
         }
-        return Recognised(options)
+        return Recognised(options, assumed=tuple(self.conventions))
 
     def rules(self, config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`."""

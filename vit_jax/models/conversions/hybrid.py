@@ -40,7 +40,10 @@ class Official(vit_flax.Official):
         sizes = resnet.flax_sizes(shapes)
         found = vit_flax.recognise(shapes, said, _stride(sizes))
         layout = found.layout | resnet.flax_layout(shapes)
-        return dataclasses.replace(found, options=found.options | sizes, layout=layout)
+        assumed = (*found.assumed, "epsilons")
+        return dataclasses.replace(
+            found, options=found.options | sizes, layout=layout, assumed=assumed
+        )
 
     def rules(self, config: Config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`."""
@@ -71,7 +74,8 @@ class Timm(vit_timm.Timm):
             )
         sizes = resnet.timm_sizes(inner)
         found = vit_timm.recognise(shapes, said, _stride(sizes))
-        return dataclasses.replace(found, options=found.options | sizes | {"epsilons": "timm"})
+        options = found.options | sizes | {"epsilons": "timm"}
+        return dataclasses.replace(found, options=options, assumed=(*found.assumed, "epsilons"))
 
     def rules(self, config: Config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`."""

@@ -66,7 +66,7 @@ class Flax(Conversion):
             "token_mlp_dim": token_mlp_dim,
             "channels": channels,
         }
-        return Recognised(options, {"reshaped": idle})
+        return Recognised(options, {"reshaped": idle}, assumed=tuple(self.conventions))
 
     def rules(self, config: mixer.Config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`."""
@@ -109,7 +109,8 @@ class Timm(TimmConversion):
             "activation": activation(said),
             "channels": channels,
         }
-        return Recognised(options)
+        assumed = ("epsilon",) if "act_layer" in said else ("epsilon", "activation")
+        return Recognised(options, assumed=assumed)
 
     def rules(self, config: mixer.Config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`."""

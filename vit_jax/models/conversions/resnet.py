@@ -49,7 +49,8 @@ class BigVision(Conversion):
             "num_classes": head[0],
             "preactivation": any(name in shapes for name in _PREACTIVATION_NORMS),
         }
-        return Recognised(options, flax_layout(shapes))
+        assumed = ("image_size", "root_zeros", "epsilons")
+        return Recognised(options, flax_layout(shapes), assumed=assumed)
 
     def rules(self, config: resnet.Config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`."""
@@ -78,7 +79,7 @@ class Timm(TimmConversion):
             "root_zeros": True,
             "epsilons": "timm",
         }
-        return Recognised(options)
+        return Recognised(options, assumed=() if "image_size" in said else ("image_size",))
 
     def rules(self, config: resnet.Config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`. BiT's head is a convolution: (classes, channels, 1, 1)."""
@@ -138,7 +139,8 @@ class HuggingFace(HuggingFaceConversion):
             "root_zeros": True,
             "epsilons": "timm",
         }
-        return Recognised(options, {"kind": "bit"})
+        sized = "image_size" in said or said.get("processor_size")
+        return Recognised(options, {"kind": "bit"}, assumed=() if sized else ("image_size",))
 
     def rules(self, config: resnet.Config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`."""

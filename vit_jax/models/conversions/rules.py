@@ -137,11 +137,14 @@ class Constant:
 
     Attributes:
       theirs: its name.
-      value: a scalar, of a new file.
+      value: a scalar or a small array, of a new file.
+      option: the option that the value follows from: a file with another value is refused. '' for
+        a value that changes no result.
     """
 
     theirs: str
-    value: np.generic
+    value: np.generic | np.ndarray
+    option: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +190,7 @@ def specs(
     like: dict,
     *,
     dtypes: Mapping[str, Any] | None = None,
-    constants: Mapping[str, int | float] | None = None,
+    constants: Mapping[str, int | float | list] | None = None,
 ) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
     """Shape and type of all that `to_theirs` gives, in its order; arguments as there, except that
     `like` needs only shapes and dtypes.
@@ -196,15 +199,37 @@ def specs(
     by_name, leaves = _by_name(rules), patterns.named(like)
     wanted = _wanted({name: by_name[name] for name in leaves}, leaves)
     found = {n: (shape, np.dtype((dtypes or {}).get(n, d))) for n, (shape, d) in wanted.items()}
-    return found | {n: ((), x.dtype) for n, x in _scalars(rules, constants).items()}
+    return found | {n: (x.shape, x.dtype) for n, x in _constants(rules, constants).items()}
 
 
 def constants(
-    rules: Iterable[Rule | Constant], tensors: Mapping[str, Any]
-) -> dict[str, int | float]:
-    """The values of a format's constants in a file, those that it has."""
-    found = [rule.theirs for rule in rules if isinstance(rule, Constant)]
-    return {name: np.asarray(tensors[name]).item() for name in found if name in tensors}
+    rules: Iterable[Rule | Constant], tensors: Mapping[str, Any], *, source: Any
+) -> dict[str, int | float | list]:
+    """The values of a format's constants in a file, those that it has.
+
+    Args:
+      source: the file, for messages.
+
+    Raises:
+      CheckpointError: a value follows from an option, and the model's gives another.
+    """
+    known = [rule for rule in rules if isinstance(rule, Constant) and rule.theirs in tensors]
+    found = {}
+    for rule in known:
+        value = np.asarray(tensors[rule.theirs])
+        if rule.option and not _nearly_equal(value, np.asarray(rule.value)):
+            raise CheckpointError(
+                f"{source}: {rule.theirs} is {value.tolist()}, but the model's {rule.option} gives "
+                f"{np.asarray(rule.value).tolist()}: set {rule.option} to what this file was trained with"
+            )
+        found[rule.theirs] = value.tolist()
+    return found
+
+
+def _nearly_equal(found: np.ndarray, expected: np.ndarray) -> bool:
+    """Whether values are equal but for the rounding of the type that a file has them in."""
+    tolerance = 4 * float(jax.numpy.finfo(found.dtype).eps)
+    return np.allclose(found.astype(np.float64), expected, rtol=tolerance, atol=0)
 
 
 def to_ours(
@@ -230,7 +255,7 @@ def to_ours(
     rules = tuple(rules)
     by_name, leaves = _by_name(rules), patterns.named(like)
     wanted = _wanted(by_name, leaves)
-    scalars = {rule.theirs for rule in rules if isinstance(rule, Constant)}
+    fixed = {r.theirs: np.shape(r.value) for r in rules if isinstance(r, Constant)}
     problems = [
         f"{name} {leaf.shape}: the format has no such tensor"
         for name, leaf in leaves.items()
@@ -242,8 +267,8 @@ def to_ours(
         if name not in tensors
     ]
     for name, tensor in tensors.items():
-        shape, dtype = wanted.get(name, ((), None))
-        if name not in wanted and name not in scalars:
+        shape, dtype = wanted.get(name, (fixed.get(name), None))
+        if shape is None:
             problems.append(f"{name} {tuple(tensor.shape)}: in the file, but not in the model")
         elif tuple(tensor.shape) != shape:
             problems.append(f"{name}: {tuple(tensor.shape)} in the file, {shape} in the model")
@@ -265,7 +290,7 @@ def to_theirs(
     params: dict,
     *,
     dtypes: Mapping[str, Any] | None = None,
-    constants: Mapping[str, int | float] | None = None,
+    constants: Mapping[str, int | float | list] | None = None,
 ) -> Iterator[tuple[str, np.ndarray]]:
     """A format's tensors from our parameters: only one of these is in memory beside `params`.
 
@@ -289,8 +314,8 @@ def to_theirs(
         raise CheckpointError(
             "the format has no place for these parameters:\n  " + "\n  ".join(homeless)
         )
-    scalars = _scalars(rules, constants)
-    return itertools.chain(_stream(by_name, leaves, dtypes or {}), scalars.items())
+    fixed = _constants(rules, constants)
+    return itertools.chain(_stream(by_name, leaves, dtypes or {}), fixed.items())
 
 
 def _stream(rules: dict[str, Rule], leaves: dict[str, Any], dtypes: Mapping[str, Any]):
@@ -400,8 +425,8 @@ def _shapes(rule: Rule, shape: tuple[int, ...]) -> Iterator[tuple[str, tuple[int
         yield from ((n, stacked_over + one) for n, one in zip(rule.names, shapes, strict=True))
 
 
-def _scalars(
-    rules: Iterable[Rule | Constant], constants: Mapping[str, int | float] | None
+def _constants(
+    rules: Iterable[Rule | Constant], constants: Mapping[str, int | float | list] | None
 ) -> dict[str, np.ndarray]:
     """The constants of a file, with the values that they had in it, or else a new file's."""
     new = {rule.theirs: np.asarray(rule.value) for rule in rules if isinstance(rule, Constant)}

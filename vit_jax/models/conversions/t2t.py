@@ -3,7 +3,8 @@
 That code has a window's channels one after the other, each with all its places; ours has its places one
 after the other, each with all channels. What no tensor tells, and is then taken unless the user, the
 model that is loaded or a file of ours says it: heads, those of the published size of that depth and
-width; the windows of the image, those of 7, 11 or 14 pixels that give three channels, else of 7.
+width; `qk_scale`, for such a size the code's default; the windows of the image, those of 7, 11 or 14
+pixels that give three channels, else of 7.
 """
 
 import dataclasses
@@ -21,6 +22,7 @@ from vit_jax.models.conversions.contract import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     Conversion,
+    Open,
     Preprocessing,
     Recognised,
     Shapes,
@@ -41,6 +43,10 @@ from vit_jax.models.conversions.vit_flax import refusal_everywhere
 
 Split = tuple[int, int, int]
 _MODULE = "tokens_to_token"
+_ASK_SCALE = (
+    "qk_scale: 0 if the authors' network was built without it, which gives 1/√(channels of a head); {:g}, 1/√width, "
+    "if with pretrained=True"
+)
 _FIRST = f"{_MODULE}.attention1"
 _FIRST_SPLITS: tuple[Split, ...] = (t2t.FIRST_SPLIT, (11, 6, 5), (14, 8, 3))
 
@@ -78,9 +84,10 @@ class Authors(Conversion):
             options["random_features"] = shapes[f"{_FIRST}.w"][0]
         published = {(d, w): heads for d, w, _, heads in t2t.SIZES.values()}
         heads = published.get((depth, width))
-        return Recognised(
-            options | {"heads": heads}, open=heads_of(published, (depth, width), "(depth, width)")
-        )
+        left_open = heads_of(published, (depth, width), "(depth, width)")
+        left_open["qk_scale"] = Open(ask="" if heads else _ASK_SCALE.format(width**-0.5))
+        options |= {"heads": heads, "qk_scale": 0.0}
+        return Recognised(options, open=left_open, assumed=("first_split", "activation", "epsilon"))
 
     def rules(self, config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`."""

@@ -1,6 +1,6 @@
 """What the config.json of every ViT of Hugging Face `transformers` says in the same words."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from vit_jax.base import sizes
@@ -62,6 +62,26 @@ def options(value: Mapping[str, Any]) -> dict[str, Any]:
         "epsilon": value["layer_norm_eps"],
         "pool": "token",
     }
+
+
+# What no tensor contains, and which of our options says it.
+_UNTOLD = {
+    "image_size": "image_size",
+    "num_attention_heads": "heads",
+    "hidden_act": "activation",
+    "layer_norm_eps": "epsilon",
+}
+
+
+def assumed(stated: Collection[str], more: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """The options that config.json does not contain, nor any tensor: transformers' own values are taken.
+
+    Args:
+      stated: the fields of config.json.
+      more: further fields that no tensor contains, and our options.
+    """
+    fields = _UNTOLD | dict(more or {})
+    return tuple(ours for theirs, ours in fields.items() if theirs not in stated)
 
 
 def said(config: vit.Config) -> dict[str, Any]:

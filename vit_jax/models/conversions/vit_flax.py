@@ -133,14 +133,14 @@ def recognise(shapes: Shapes, said: Mapping[str, Any], stride: int = 1) -> Recog
     if layout["position"] is None:
         size = USUAL_IMAGE_SIZE // pixels * pixels
         options |= {"position": "sincos2d", "position_of_class": False, "image_size": size}
-        return Recognised(options, layout)
+        return Recognised(options, layout, assumed=("image_size", *Official.conventions))
     # In the official code the class token always has a position, in big_vision never, but in files
     # that have come from there.
     official = layout["position"] == POSITION_OFFICIAL
     prefixes = ((1,) if official else (1, 0)) if pool == "token" else (0,)
     grid, prefix = patch_grid(shapes[layout["position"]][1], prefixes, pixels, said)
     options |= {"position_of_class": bool(prefix), "image_size": image_size(grid, pixels)}
-    return Recognised(options, layout)
+    return Recognised(options, layout, assumed=tuple(Official.conventions))
 
 
 def rules(layout: Mapping[str, Any]) -> list[Rule]:
@@ -223,7 +223,7 @@ def with_learned_position(config: vit.Config, params: dict) -> tuple[vit.Config,
 
 def with_class_row(config: vit.Config, params: dict) -> tuple[vit.Config, dict]:
     """The same model with positions of class and distillation token: zero if it had none."""
-    if not config.reads_class_token or config.position != "learned" or config.prefix:
+    if not config.has_class_token or config.position != "learned" or config.prefix:
         return config, params
     table = np.asarray(params["position"])
     rows = np.zeros((1, config.placed_tokens, config.width), table.dtype)

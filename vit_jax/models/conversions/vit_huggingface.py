@@ -12,7 +12,12 @@ from typing import Any
 
 from vit_jax.base.errors import CheckpointError
 from vit_jax.models import vit
-from vit_jax.models.conversions import pytorch, vit_config_json, vit_towers
+from vit_jax.models.conversions import (
+    pytorch,
+    vit_config_json,
+    vit_new_towers,
+    vit_towers,
+)
 from vit_jax.models.conversions.contract import HuggingFaceConversion, Recognised, Shapes
 from vit_jax.models.conversions.rules import Rule
 from vit_jax.models.conversions.vit_flax import (
@@ -50,7 +55,7 @@ class HuggingFace(HuggingFaceConversion):
             "distilled": distilled,
             "distillation_head": not distilled or "distillation_classifier.bias" in shapes,
         }
-        return Recognised(options, {"prefix": prefix})
+        return Recognised(options, {"prefix": prefix}, assumed=vit_config_json.assumed(said))
 
     def rules(self, config: vit.Config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`; `prefix` is of all names but the heads': `vit.`, `deit.` or nothing."""
@@ -86,14 +91,14 @@ class HuggingFace(HuggingFaceConversion):
 
     def layout(self, config: vit.Config) -> dict:
         """See `Conversion`."""
-        kind = vit_towers.new_kind(config)
-        prefix = f"{kind or _model_type(config)}." if config.num_classes else ""
-        return ({"kind": kind} if kind else {}) | {"prefix": prefix}
+        if kind := vit_new_towers.kind_of(config):
+            return vit_new_towers.layout(config, kind)
+        return {"prefix": f"{_model_type(config)}." if config.num_classes else ""}
 
     def refusal(self, config: vit.Config) -> str:
         """See `Conversion`."""
-        if vit_towers.new_kind(config):
-            return vit_towers.refusal_of_dinov2(config)
+        if kind := vit_new_towers.kind_of(config):
+            return vit_new_towers.refusal(config, kind)
         lacks = {
             f"pool={config.pool!r}": config.pool != "token",
             "registers": config.registers,
@@ -110,12 +115,14 @@ class HuggingFace(HuggingFaceConversion):
 
     def expressed(self, config: vit.Config, params: dict) -> tuple[vit.Config, dict]:
         """Positions are learned, and the class token has one."""
+        if kind := vit_new_towers.kind_of(config):
+            return vit_new_towers.expressed(config, params, kind)
         return with_class_row(*with_learned_position(config, params))
 
     def config_json(self, config: vit.Config, layout: Mapping[str, Any]) -> dict[str, Any]:
         """See `HuggingFaceConversion`."""
         if "kind" in layout:  # What a file said stays.
-            return {} if "config" in layout else vit_towers.config_json(config, layout["kind"])
+            return {} if "config" in layout else vit_new_towers.config_json(config, layout["kind"])
         kind, teacher = "DeiT" if config.distilled else "ViT", "WithTeacher" * config.two_heads
         task = f"ForImageClassification{teacher}" if config.num_classes else "Model"
         return vit_config_json.said(config) | {

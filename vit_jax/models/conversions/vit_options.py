@@ -97,8 +97,8 @@ def _class_of(shapes: Shapes) -> str:
 
 def settled(
     found: Options, shapes: Shapes, said: Mapping[str, Any]
-) -> tuple[Options, dict[str, Open]]:
-    """The options that tensors do not tell, and those of them that nobody does.
+) -> tuple[Options, dict[str, Open], tuple[str, ...]]:
+    """The options that tensors do not tell, those of them that are open, and those that are assumed.
 
     Args:
       found: what the tensors tell.
@@ -109,14 +109,24 @@ def settled(
       CheckpointError: what is said contradicts the tensors, or is not supported.
     """
     own = {name: said[name] for name in UNTOLD if name in said}
-    options, left = _from_said(found, shapes, said)
-    return options | own, {name: ask for name, ask in left.items() if name not in own}
+    options, left, compared = _from_said(found, shapes, said)
+    options |= own
+    assumed = (n for n in compared if n not in own and _matters(n, found | options))
+    return options, {n: ask for n, ask in left.items() if n not in own}, tuple(assumed)
+
+
+def _matters(name: str, options: Options) -> bool:
+    """Whether an option changes a result."""
+    if name.startswith("rope_"):
+        return options["rope"] != "none"
+    needed = {"map_heads": ("map",), "pool_prefix": ("map", "mean")}
+    return name not in needed or options["pool"] in needed[name]
 
 
 def _from_said(
     found: Options, shapes: Shapes, said: Mapping[str, Any]
-) -> tuple[Options, dict[str, Open]]:
-    """As `settled`, of a file that is not ours."""
+) -> tuple[Options, dict[str, Open], tuple[str, ...]]:
+    """As `settled`, of a file that is not ours; the last are the options found by comparison."""
     named = said.get("architecture", "")
     known = published.architectures().get(named)
     arguments = {n: v for n, v in said.items() if n not in _BESIDE_ARGUMENTS}
@@ -128,7 +138,7 @@ def _from_said(
             )
         options = from_arguments(kind, (known.arguments if known else {}) | arguments)
         _compare(found, options, "cls_token" in shapes, named)
-        return {name: options[name] for name in UNTOLD if name not in found}, {}
+        return {name: options[name] for name in UNTOLD if name not in found}, {}, ()
     return _by_comparison(found, shapes, arguments)
 
 
@@ -161,7 +171,7 @@ def _compare(found: Options, options: Options, has_class: bool, named: str) -> N
 
 def _by_comparison(
     found: Options, shapes: Shapes, arguments: Mapping[str, Any]
-) -> tuple[Options, dict[str, Open]]:
+) -> tuple[Options, dict[str, Open], tuple[str, ...]]:
     """What all published models with such tensors have in common; of what they have not, the likeliest. The
     few `arguments` that a config.json says come first.
     """
@@ -194,7 +204,7 @@ def _by_comparison(
         unknown = not alike and name in ("activation", "pool")
         if len(values) > 1 or options[name] is None or unknown:
             left[name] = Open(ask=_ask(name, values))
-    return options | said, left
+    return options | said, left, tuple(options)
 
 
 # Arguments that also a config.json of an unknown architecture says, and our names of them and of their values.

@@ -158,6 +158,8 @@ class Timm(TimmConversion):
             )
         if config.pool not in _POOLS:
             return f"timm has no pooling {config.pool!r}"
+        if config.rope_registers:
+            return f"timm does not rotate registers (rope_registers={config.rope_registers:g})"
         if config.parallel or (config.norm == "layer" and not config.norm_bias):
             return "timm has no parallel blocks with such tensors, nor layer norms without biases"
         if config.weighted_layers:
@@ -301,7 +303,7 @@ def recognise(shapes: Shapes, said: Mapping[str, Any], stride: int = 1) -> Recog
     """A ViT whose patches are counted in `stride` pixels."""
     has_class = "cls_token" in shapes
     told = vit_options.from_tensors(shapes)
-    found, left = vit_options.settled(told, shapes, said)
+    found, left, assumed = vit_options.settled(told, shapes, said)
     columns_first = found.pop("rope_columns_first", False)
     options = told | found | {"keep_class_token": has_class}
     pixels, placed = told["patch"] * stride, has_class + told["distilled"]
@@ -331,7 +333,7 @@ def recognise(shapes: Shapes, said: Mapping[str, Any], stride: int = 1) -> Recog
         "mlp": ("separate" if separate else "packed") if told["gated_mlp"] else "",
         "rope_columns_first": columns_first,
     }
-    return Recognised(options, layout, left)
+    return Recognised(options, layout, left, assumed=assumed)
 
 
 def image_options(grid: tuple[int, int], pixels: int, said: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,19 +2,27 @@
 MAE's encoder, and the image towers of CLIP, SigLIP and SigLIP 2 (NaFlex at its own number of patches).
 
 Left out are what only pre-training needs, text towers, and CLIP's `visual_projection`, which has no
-bias. Files are written again as they were read; of new ones DINOv2's are.
+bias. Files are written again as they were read; new ones are in `vit_new_towers`.
 """
 
 import math
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.base import sizes
+import numpy as np
+
 from vit_jax.base.errors import CheckpointError
 from vit_jax.models import vit
-from vit_jax.models.conversions import pytorch, vit_config_json, vit_flax
+from vit_jax.models.conversions import pytorch, vit_config_json
 from vit_jax.models.conversions.contract import Recognised, Shapes
-from vit_jax.models.conversions.rules import Rule, Transform, chain, reshaped, transposed
+from vit_jax.models.conversions.rules import (
+    Constant,
+    Rule,
+    Transform,
+    chain,
+    reshaped,
+    transposed,
+)
 
 Said = dict[str, Any]
 
@@ -59,7 +67,8 @@ def recognise(shapes: Shapes, said: Mapping[str, Any]) -> Recognised:
     """See `Conversion`; of a `model_type` in `DEFAULTS`."""
     kind = said["model_type"]
     value = vit_config_json.USUAL | {"layer_norm_eps": 1e-6} | DEFAULTS[kind] | dict(said)
-    value |= {**said.get("vision_config", {}), **(said.get("vision_config_dict") or {})}
+    nested = {**said.get("vision_config", {}), **(said.get("vision_config_dict") or {})}
+    value |= nested
     names = ("patch_embeddings.projection", "patch_embedding", "patch_embeddings")
     found = [p for p in _PREFIXES for n in names if f"{p}embeddings.{n}.weight" in shapes]
     if not found:
@@ -77,7 +86,12 @@ def recognise(shapes: Shapes, said: Mapping[str, Any]) -> Recognised:
     more, left_out = beside(shapes, value, found[0])
     if not more.get("registers"):  # DINOv3 keeps a table of none.
         left_out = (*left_out, r"(.*\.)?register_tokens")
-    return Recognised(options | more, layout, left_out=(*_BESIDE, *left_out))
+    # NaFlex has a number of patches in place of a size.
+    sized = {"image_size"} if "num_patches" in value else set()
+    assumed = vit_config_json.assumed(
+        {*said, *nested, *sized}, {"rope_theta": "rope_theta"} if "rope" in more else None
+    )
+    return Recognised(options | more, layout, left_out=(*_BESIDE, *left_out), assumed=assumed)
 
 
 def _plain(shapes: Shapes, value: Said, prefix: str) -> tuple[Said, tuple[str, ...]]:
@@ -88,7 +102,7 @@ def _dinov2(shapes: Shapes, value: Said, prefix: str) -> tuple[Said, tuple[str, 
     hidden = int(value["hidden_size"] * value["mlp_ratio"])
     options = {"layer_scale": "all", "qkv_bias": value["qkv_bias"], "mlp_dim": hidden}
     if value["use_swiglu_ffn"]:
-        options |= {"gated_mlp": True, "activation": "silu", "mlp_dim": _gated_size(hidden)}
+        options |= {"gated_mlp": True, "activation": "silu", "mlp_dim": gated_size(hidden)}
     if "classifier.bias" in shapes:
         options |= {"pool": "token_mean", "num_classes": shapes["classifier.bias"][0]}
     return options | {"registers": value.get("num_register_tokens", 0)}, ()
@@ -132,67 +146,28 @@ def _clip(shapes: Shapes, value: Said, prefix: str) -> tuple[Said, tuple[str, ..
     return options | {"num_classes": classes}, (r"(.*\.)?post_layernorm\..*",)
 
 
-def new_kind(config: vit.Config) -> str:
-    """The `model_type` of a new file for a model; '' if it is none of DINOv2's."""
-    if config.layer_scale != "all":
-        return ""
-    return "dinov2_with_registers" if config.registers else "dinov2"
-
-
-def refusal_of_dinov2(config: vit.Config) -> str:
-    """See `Conversion.refusal`."""
-    wide = config.mlp_dim != _gated_size(4 * config.width) or config.activation != "silu"
-    lacks = {
-        f"pool={config.pool!r} {'with' if config.num_classes else 'without'} a head": config.pool
-        != ("token_mean" if config.num_classes else "token"),
-        f"images of {sizes.text(config.image_size)}, only square ones": len(
-            set(config.height_width)
-        )
-        > 1,
-        "distillation token": config.distilled,
-        "tanh layer": config.representation,
-        "qk_norm": config.qk_norm,
-        "parallel blocks": config.parallel,
-        "norms without biases": not config.norm_bias,
-        f"mlp_dim={config.mlp_dim} with activation={config.activation!r}": wide
-        if config.gated_mlp
-        else config.mlp_dim % config.width,
-        f"{config.position} positions in layers": config.position_place not in ("", "stem"),
-        "weighted_layers": config.weighted_layers,
-    }
-    found = [name for name, there in lacks.items() if there]
-    found += vit_flax.parts_beside(config, ("layer_scale", "gated_mlp"))
-    return f"transformers' DINOv2 has no {', no '.join(found)}" if found else ""
-
-
-def config_json(config: vit.Config, kind: str) -> Said:
-    """What config.json says of a new file of DINOv2."""
-    registers = {"num_register_tokens": config.registers}
-    name = "Dinov2WithRegisters" if config.registers else "Dinov2"
-    return vit_config_json.said(config) | {
-        "architectures": [f"{name}{'ForImageClassification' if config.num_classes else 'Model'}"],
-        "model_type": kind,
-        "mlp_ratio": 4 if config.gated_mlp else config.mlp_dim // config.width,
-        "use_swiglu_ffn": config.gated_mlp,
-        "layerscale_value": config.layer_scale_init,
-        **(registers if config.registers else {"use_mask_token": False}),
-    }
-
-
-def _gated_size(hidden: int) -> int:
+def gated_size(hidden: int) -> int:
     """The hidden size of DINOv2's gated MLPs, from that of others."""
     return (int(hidden * 2 / 3) + 7) // 8 * 8
 
 
-def rules(config: vit.Config, layout: Mapping[str, Any]) -> list[Rule]:
+def rules(config: vit.Config, layout: Mapping[str, Any]) -> list[Rule | Constant]:
     """See `Conversion`."""
     kind, at = layout["kind"], layout["prefix"]
     own = {"dinov3_vit": _rules_dinov3, "vit_mae": _rules_bert, "clip": _rules_clip}
     own |= {"siglip": _rules_clip, "siglip2": _rules_clip}
+    idle = kind == "clip" and config.last_norm == "none"
     return [
         *own.get(kind, _rules_bert)(config, kind, at),
         *pytorch.linear("head", "classifier"),
+        *(_idle_norm(f"{at}post_layernorm", config.width) if idle else ()),
     ]
+
+
+def _idle_norm(theirs: str, width: int) -> list[Constant]:
+    """The last norm of CLIP, which its classifier does not read."""
+    values = {"weight": np.ones(width, np.float32), "bias": np.zeros(width, np.float32)}
+    return [Constant(f"{theirs}.{name}", value) for name, value in values.items()]
 
 
 def _rules_bert(config: vit.Config, kind: str, at: str) -> list[Rule]:

@@ -1,0 +1,86 @@
+"""ViT-5 against the answers of its authors' code."""
+
+import numpy as np
+import pytest
+
+import vit_jax
+from tests.interchange import test_timm
+from tests.models import oracles
+from vit_jax.base import sizes
+from vit_jax.base.errors import CheckpointError, ConfigError
+from vit_jax.interchange import formats, safetensors
+from vit_jax.models import registry
+
+# The second was built for 96 pixels and has a table for 64, which no tensor shows.
+GRIDS = {"vit5_a": (4, 4), "vit5_rope_other_grid": (6, 6)}
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_the_authors_answers_are_ours_and_their_file_comes_back(shared_data, tmp_path, name):
+    path, tensors, answers, arguments = oracles.relative(shared_data, name)
+    assert formats.detect(path) == "authors"
+    foreign = formats.read(path, rope_grid=GRIDS[name])
+    config = foreign.model_config
+    assert (config.heads, config.rope_registers) == (arguments["num_heads"], arguments["reg_theta"])
+    output = test_timm.our_output(foreign, answers["images"])
+    np.testing.assert_allclose(output.logits, answers["logits"], atol=1e-5)
+    np.testing.assert_allclose(output.features, answers["features"], atol=1e-5)
+    # Theirs has the registers behind the patches.
+    np.testing.assert_allclose(output.tokens[:2], answers["tokens"][:, :-4], atol=1e-5)
+
+    formats.write(foreign, tmp_path / "again.safetensors", "authors")
+    again = safetensors.read(tmp_path / "again.safetensors")[0]
+    assert sorted(again) == sorted(tensors)
+    for each in again:
+        assert np.asarray(again[each]).tobytes() == tensors[each].tobytes(), each
+    assert formats.read(tmp_path / "again.safetensors").model_config == config
+
+
+def test_the_rotations_are_those_of_the_table_unless_another_grid_is_set(shared_data):
+    path, _, answers, _ = oracles.relative(shared_data, "vit5_rope_other_grid")
+    foreign = formats.read(path)
+    assert foreign.model_config.rope_grid == (4, 4)
+    logits = test_timm.our_output(foreign, answers["images"]).logits
+    assert np.abs(logits - answers["logits"]).max() > 1e-3
+    # Larger images spread the places of that grid.
+    larger = vit_jax.load(path, image_size=96).config
+    assert (larger.grid, larger.rope_grid) == ((6, 6), (4, 4))
+
+
+def test_frequencies_that_the_options_do_not_give_are_refused(shared_data, tmp_path):
+    path, tensors, answers, _ = oracles.relative(shared_data, "vit5_a")
+    with pytest.raises(CheckpointError, match=r"rope_reg.freqs.*set rope_registers"):
+        formats.read(path, rope_registers=50.0)
+    name = "blocks.1.attn.rope.freqs"
+    steps = np.arange(4) / 4
+    changed = tensors | {f"blocks.{i}.attn.rope.freqs": 200.0**-steps for i in range(2)}
+    np.savez(tmp_path / "a.npz", **changed)
+    with pytest.raises(CheckpointError, match="freqs is .*set rope_theta"):
+        formats.read(tmp_path / "a.npz")
+    assert formats.read(tmp_path / "a.npz", rope_theta=200.0).model_config.rope_theta == 200
+    np.savez(tmp_path / "b.npz", **tensors | {name: tensors[name][:3]})
+    with pytest.raises(CheckpointError, match=rf"{name}: \(3,\) in the file, \(4,\) in the model"):
+        formats.read(tmp_path / "b.npz")
+
+
+def test_only_a_vit_5_is_written_and_timm_has_none(shared_data, tmp_path):
+    path = oracles.relative(shared_data, "vit5_a")[0]
+    foreign = formats.read(path, activation="gelu_tanh")  # the official code's
+    for form, words in {
+        "timm": "rotate registers",
+        "official": "rope",
+        "huggingface": "rope",
+    }.items():
+        with pytest.raises(CheckpointError, match=words):
+            formats.write(foreign, tmp_path / form, form)
+    config = registry.model_config("ViT-mu/16", image_size=32, num_classes=2, activation="gelu")
+    other = formats.Foreign(config, {})
+    with pytest.raises(CheckpointError, match="ViT-5 alone, and this model has .*rope='none'"):
+        formats.write(other, tmp_path / "other.safetensors", "authors")
+
+
+def test_registers_are_rotated_only_as_a_square_beside_axial_patches():
+    options = dict(image_size=sizes.parse(32), num_classes=2)
+    for wrong in ({"registers": 3, "rope": "axial"}, {"registers": 4}, {"rope": "axial"}):
+        with pytest.raises(ConfigError, match="model.rope_registers=100 rotates"):
+            registry.model_config("ViT-mu/16", rope_registers=100.0, **options, **wrong)
