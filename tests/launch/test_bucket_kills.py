@@ -115,6 +115,7 @@ def soak(folder, cache, cloud_storage, kills: int, processes: tuple[int, ...], s
         np.testing.assert_array_equal(expected[name], got[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_run_in_a_bucket_killed_twice_ends_with_the_same_bits(
     tmp_path, compilation_cache, cloud_storage
 ):

@@ -108,6 +108,7 @@ def newest(workdir: pathlib.Path) -> int:
     return max((int(name) for name in names if name.isdigit()), default=-1)
 
 
+@pytest.mark.slow
 def test_a_run_whose_worker_is_killed_goes_on_and_ends_with_the_same_bits(
     start, tmp_path, compilation_cache
 ):
