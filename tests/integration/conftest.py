@@ -36,6 +36,7 @@ HOSTS = TINY | {
     "log.every": "1 steps",
     "log.tensorboard": False,
     "data.threads": 1,
+    "data.read_ahead": 0,  # the order of reads is observed
 }
 
 

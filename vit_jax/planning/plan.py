@@ -49,13 +49,14 @@ def make_assembly(
       ConfigError: the config is wrong, or one of these is not known.
     """
     config = resolve(config)
-    known_classes, known_examples = known_data(config.data)
-    classes = num_classes or config.model.num_classes or known_classes
+    classes = num_classes or config.model.num_classes
+    if not (classes and examples):
+        known_classes, known_examples = known_data(config.data)
+        classes, examples = classes or known_classes, examples or known_examples
     if not classes:
         raise ConfigError(
             f"how many classes has {config.data.name!r}? Say --num_classes=N or --config.model.num_classes=N"
         )
-    examples = examples or known_examples
     try:
         return assemble(config, num_classes=classes, examples_per_epoch=examples)
     except ConfigError as error:
@@ -169,8 +170,9 @@ def _of_run(plan: dict, target: Target, price: float | None) -> dict:
 
 
 def known_data(data: Data) -> tuple[int | None, int | None]:
-    """Classes and training examples of a data set, where they are known without it."""
-    if data.name == "digits":  # Comes with the installation.
+    """Classes and training examples of a data set, where they are known without its images."""
+    # Digits come with the installation, and a prepared set has a description.
+    if data.name == "digits" or (data.name == "prepared" and data.path):
         source = sources.open_train(data)
         return len(source.classes), len(source)
     if data.name not in EXAMPLES:

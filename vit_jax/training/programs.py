@@ -77,7 +77,8 @@ class Programs:
         with concurrent.futures.ThreadPoolExecutor(_REQUESTS) as pool:
             good = dict(zip(self._stored, pool.map(self._fetch, self._stored), strict=True))
         self._stored = {name: mark for name, mark in self._stored.items() if good[name]}
-        logging.info("%d compiled programs from %s", len(self._stored), self._store)
+        if self._stored:
+            logging.info("%d compiled programs from %s", len(self._stored), self._store)
 
     def keep(self) -> None:
         """Starts to copy new programs to the workdir, by the first process."""
