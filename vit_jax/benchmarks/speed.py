@@ -87,7 +87,7 @@ def _memory() -> int:
 
 
 def _picture(rows: list[dict], key: str, title: str, words: str):
-    plot = Plot(f"{title} over image size", x="image size [pixels]", y=words)
+    plot = Plot(f"{title} over image size", x="image size [pixels]", y=words, logarithmic_y=True)
     names = dict.fromkeys(row["model"] for row in rows)
     for number, name in enumerate(names):
         colour = style.COLOURS[number % len(style.COLOURS)]

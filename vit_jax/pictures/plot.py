@@ -24,6 +24,7 @@ class Plot:
         self, title: str, *, x: str, y: str, x_limits: tuple[float, float] | None = None,
         y_limits: tuple[float, float] | None = None, size: tuple[int, int] = _SIZE,
         y_names: Sequence[str] = (), logarithmic: bool = False, whole: bool = False,
+        logarithmic_y: bool = False,
     ):  # fmt: skip
         """An empty one.
 
@@ -33,6 +34,7 @@ class Plot:
           size: of the axes as shown, in pixels.
           y_names: of rows, the first, 0, above all others; instead of numbers.
           logarithmic: the x axis is, for numbers above 0.
+          logarithmic_y: the y axis is, for numbers above 0.
           whole: the x axis counts; nothing is written between whole numbers.
         """
         names = style.LETTER * max(map(len, y_names), default=0)
@@ -50,6 +52,10 @@ class Plot:
             axes.xaxis.set_minor_formatter("")
         else:
             axes.locator_params(axis="x", nbins=6)  # more of 0.00125 would touch
+        if logarithmic_y:
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter("")
         if whole:
             axes.xaxis.get_major_locator().set_params(integer=True)
         if x_limits:
