@@ -42,8 +42,18 @@ def _of_equation(equation) -> int:
         return 2 * equation.outvars[0].aval.size * taps // dilation
     if name == "cond":
         return max(count(branch) for branch in params["branches"])
-    times = params["length"] if name == "scan" else 1
-    return times * sum(count(one) for one in _inner(equation))
+    return _runs(name, params) * sum(count(one) for one in _inner(equation))
+
+
+def _runs(name: str, params: dict) -> int:
+    """How often an equation runs the programs that it calls, on all devices together."""
+    if name == "scan":
+        return params["length"]
+    if name == "shard_map":
+        return math.prod(params["mesh"].shape[axis] for axis in params["manual_axes"])
+    if name == "pallas_call":
+        return math.prod(params["grid_mapping"].grid)
+    return 1
 
 
 def _inner(equation) -> list:

@@ -11,7 +11,7 @@ from flax import nnx
 
 from vit_jax import optim
 from vit_jax.base import patterns
-from vit_jax.compute import partitioning
+from vit_jax.compute import choices, partitioning
 from vit_jax.config import Config
 from vit_jax.data import views
 from vit_jax.data.augmentation.augment import augment, augment_views
@@ -148,6 +148,7 @@ def compile_train_step(
         donate_argnums=0,
         in_shardings=(shardings, meshes.batch_sharding(mesh)),
         out_shardings=(shardings, meshes.replicated(mesh)),
+        compiler_options=choices.compiler_options(mesh),
     )
 
 
