@@ -96,7 +96,8 @@ def test_minus_one_takes_the_devices_that_the_others_leave(sizes, expected):
     [
         (dict(data=3), "data 3 x fsdp 1 x tensor 1 does not fit the 8 devices"),
         (dict(data=-1, fsdp=3), "data -1 x fsdp 3 x tensor 1 does not fit the 8 devices"),
-        (dict(data=-1, fsdp=16), "does not fit the 8 devices"),
+        (dict(data=1, fsdp=16), "does not fit the 8 devices"),
+        (dict(data=-1, fsdp=2, tensor=16), "does not fit the 8 devices"),
         (dict(data=-1, fsdp=-1), "at most one is -1"),
         (dict(data=0), "sizes are positive"),
         (dict(tensor=-2), "sizes are positive"),
@@ -110,6 +111,21 @@ def test_a_mesh_that_does_not_fit_the_devices_is_an_error(sizes, words):
 def test_a_mesh_can_be_made_of_some_devices():
     made = meshes.make_mesh({"data": -1, "fsdp": 2, "tensor": 1}, jax.devices()[:4])
     assert dict(made.shape) == {"data": 2, "fsdp": 2, "tensor": 1}
+
+
+@pytest.mark.parametrize(
+    ("count", "sizes", "expected"),
+    [
+        (1, (-1, 8, 1), (1, 1, 1)),
+        (4, (-1, 8, 1), (1, 4, 1)),
+        (8, (-1, 8, 1), (1, 8, 1)),
+        (4, (-1, 8, 2), (1, 2, 2)),
+    ],
+)
+def test_a_recipe_for_many_devices_shards_parameters_over_the_few_there_are(count, sizes, expected):
+    sizes = dict(zip(meshes.SIZES, sizes, strict=True))
+    made = meshes.make_mesh(sizes, jax.devices()[:count])
+    assert tuple(meshes.sizes_of(made).values()) == expected
 
 
 def test_parameters_and_adamw_state_are_born_in_parts_of_the_right_size(states):

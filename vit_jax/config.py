@@ -122,7 +122,11 @@ class Mesh:
     """
 
     data: int = option(-1, "replicas of the parameters", minimum=-1)
-    fsdp: int = option(1, "parts that parameters and optimizer state are cut into", minimum=-1)
+    fsdp: int = option(
+        1,
+        "shards of the parameters; with data=-1 and fewer devices, as many as there are",
+        minimum=-1,
+    )
     tensor: int = option(1, "parts that heads and MLP width are cut into", minimum=-1)
     fsdp_min_size: int = option(
         2**16, "arrays with fewer elements are not cut over fsdp", minimum=0

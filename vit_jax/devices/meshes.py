@@ -57,7 +57,9 @@ def make_mesh(sizes: Mapping[str, int], devices: list | None = None, *, copies: 
     slices alone.
 
     Args:
-      sizes: of `SIZES`, as `config.mesh` has them; one may be -1, which takes the rest.
+      sizes: of `SIZES`, as `config.mesh` has them; one may be -1, which takes the rest. If `data` is,
+        `fsdp` may be larger than the number of devices, and all of them take part in it: a recipe
+        for a slice runs on a laptop.
       copies: how many copies of the whole state the devices must hold, if `data` is a multiple.
 
     Raises:
@@ -71,6 +73,10 @@ def make_mesh(sizes: Mapping[str, int], devices: list | None = None, *, copies: 
         raise ConfigError(
             f"config.mesh: {text}: sizes are positive, and at most one is -1 (the rest)"
         )
+    data, fsdp, tensor = sizes
+    if data == -1 and fsdp * tensor > len(devices):
+        sizes = [data, max(1, len(devices) // tensor), tensor]
+        known = sizes[1] * tensor
     sizes = [len(devices) // known if size == -1 else size for size in sizes]
     if math.prod(sizes) != len(devices):
         raise ConfigError(

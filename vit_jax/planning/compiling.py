@@ -9,7 +9,7 @@ import jax
 
 from vit_jax.base import logs
 from vit_jax.devices import meshes
-from vit_jax.planning import flops, hlo
+from vit_jax.planning import flops, hlo, kernels
 from vit_jax.planning.target import Target
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly, make_mesh
@@ -47,6 +47,7 @@ class Step:
       state: shapes, dtypes and shardings.
       lowered: the program before it is compiled.
       flops: operations of a step on all devices together, recomputation included.
+      grids: programs of each hand-written kernel's grid, by its name.
       kept: the largest arrays that loops stack up, which the backward pass needs of every layer;
         rows as in `Memory.largest`.
     """
@@ -55,6 +56,7 @@ class Step:
     state: states.TrainState
     lowered: jax.stages.Lowered
     flops: int
+    grids: dict[str, int]
     kept: list[dict]
 
     def state_bytes(self) -> int:
@@ -110,7 +112,14 @@ def prepare(assembly: Assembly, target: Target) -> Step:
             for aval in flops.stacked(traced.jaxpr)
         ]
         kept = sorted(kept, key=lambda row: -row["bytes"])[:LARGEST]
-        return Step(mesh, state, traced.lower(), flops.count(traced.jaxpr), kept)
+        return Step(
+            mesh=mesh,
+            state=state,
+            lowered=traced.lower(),
+            flops=flops.count(traced.jaxpr),
+            grids=kernels.grids(traced.jaxpr),
+            kept=kept,
+        )
 
 
 def compile(step: Step) -> Compiled:

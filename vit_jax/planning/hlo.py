@@ -254,7 +254,7 @@ def parse(text: str) -> Program:
     """The program that `jax.stages.Compiled.as_text` prints."""
     computations: dict[str, list[Instruction]] = {}
     entry, current = None, None
-    for line in text.splitlines():
+    for line in _lines(text):
         if line.startswith(("%", "ENTRY ")) and line.endswith("{"):
             name = line.removeprefix("ENTRY ").split(" ", 1)[0].lstrip("%")
             current = computations.setdefault(name, [])
@@ -267,6 +267,20 @@ def parse(text: str) -> Program:
     if entry is None:
         raise ValueError("no ENTRY computation: this is not the text of a compiled program")
     return Program(entry, computations)
+
+
+def _lines(text: str) -> Iterator[str]:
+    """The lines of a program: an attribute of a kernel may have line breaks, and goes on where a
+    line begins neither with spaces nor a computation nor the end of one.
+    """
+    whole = ""
+    for line in text.splitlines():
+        if whole.startswith("  ") and not re.match(r"  |%|ENTRY |\}$|\}, execution_thread|$", line):
+            whole += line
+            continue
+        yield whole
+        whole = line
+    yield whole
 
 
 def shapes_in(text: str) -> tuple[Shape, ...]:

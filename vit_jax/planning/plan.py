@@ -15,7 +15,7 @@ from vit_jax.data.sources.named import NAMED
 from vit_jax.data.splits import select
 from vit_jax.devices import meshes
 from vit_jax.models import naming, registry
-from vit_jax.planning import collectives, compiling, cycles, estimate
+from vit_jax.planning import collectives, compiling, cycles, estimate, kernels
 from vit_jax.planning.target import Target
 from vit_jax.training.assembly import Assembly, assemble, resolve
 
@@ -108,8 +108,14 @@ def make_plan(
     plan["collectives"] = collectives.summary(found)
     if target.tpu:
         tokens = getattr(assembly.model_config, "tokens", None)
-        plan["cycles"] = cycles.count(compiled.program, tokens=tokens)
-        plan["operations"] = cycles.largest(compiled.program, OPERATIONS)
+        bundles = kernels.count_bundles(kernels.find_kernels(compiled.program), target.name)
+        plan["kernels"] = kernels.rows(compiled.program, bundles, step.grids)
+        program = dataclasses.replace(
+            compiled.program, kernels={row["name"]: row["cycles"] for row in plan["kernels"]}
+        )
+        plan["cycles"] = cycles.count(program, tokens=tokens)
+        plan["conditionals"] = cycles.conditionals(program)
+        plan["operations"] = cycles.largest(program, OPERATIONS)
         plan["seconds"] = estimate.step_seconds(
             target,
             flops=plan["flops_per_device"],
