@@ -5,34 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from vit_jax.compute import attend, choices, tokens
+from tests.compute.attention_reference import SHAPE, distances, draw, reference
+from vit_jax.compute import attend, choices
 from vit_jax.devices import meshes
-
-SHAPE = (2, 9, 2, 16)  # batch, tokens, heads, head size
-
-
-def draw(shape=SHAPE, seed=0):
-    """Queries, keys, values and a gradient of the result."""
-    q, k, v, dout = np.random.default_rng(seed).standard_normal((4, *shape))
-    return 3 * q, k, v, dout
-
-
-def reference(q, k, v, dout, bias=None):
-    """softmax(q kᵀ / √C + bias) v and its gradients by the chain rule, in NumPy float64; of a bias
-    that for each image.
-    """
-    q = q / np.sqrt(q.shape[-1])
-    p = np.exp(np.einsum("bqhc,bnhc->bhqn", q, k) + (0 if bias is None else bias))
-    p /= p.sum(-1, keepdims=True)
-    dp = np.einsum("bqhc,bnhc->bhqn", dout, v)
-    dlogits = p * (dp - (p * dp).sum(-1, keepdims=True))
-    found = (
-        np.einsum("bhqn,bnhc->bqhc", p, v),
-        np.einsum("bhqn,bnhc->bqhc", dlogits, k) / np.sqrt(q.shape[-1]),
-        np.einsum("bhqn,bqhc->bnhc", dlogits, q),
-        np.einsum("bhqn,bqhc->bnhc", p, dout),
-    )
-    return found if bias is None else (*found, dlogits)
 
 
 def results(q, k, v, dout, dtype, **options):
@@ -42,13 +17,6 @@ def results(q, k, v, dout, dtype, **options):
         return out, *back(dout)
 
     return both(*(jnp.asarray(x, dtype) for x in (q, k, v, dout)))
-
-
-def distances(found, expected):
-    return [
-        np.linalg.norm(np.asarray(a, np.float64) - b) / np.linalg.norm(b)
-        for a, b in zip(found, expected, strict=True)
-    ]
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 1e-2)])
@@ -107,23 +75,16 @@ def test_cudnn_is_lowered_to_its_fused_kernels_and_pads_nothing(monkeypatch, cou
 
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 1e-2)])
-@pytest.mark.parametrize("cuts", [[], [8], [3, 4]])
-def test_tokens_in_parts_attend_as_a_whole(monkeypatch, platform, dtype, tolerance, cuts):
+def test_plain_attention_is_the_formula_on_every_platform(monkeypatch, platform, dtype, tolerance):
     monkeypatch.setattr(choices, "platform", lambda: platform)
-    given = draw()
-    q, k, v, dout = (
-        tuple(jnp.split(jnp.asarray(x, dtype), cuts, axis=1)) if cuts else jnp.asarray(x, dtype)
-        for x in given
-    )
-    out, back = jax.vjp(attend.attend, q, k, v)
-    found = [tokens.join(x) for x in (out, *back(dout))]
-    rounded = [np.asarray(jnp.asarray(x, dtype), np.float64) for x in given]
+    rounded = [np.asarray(jnp.asarray(x, dtype), np.float64) for x in draw()]
+    found = results(*draw(), dtype)
     assert all(x.dtype == dtype for x in found)
     assert max(distances(found, reference(*rounded))) <= tolerance
+    q, k, v, _ = (jnp.asarray(x, dtype) for x in draw())
     weights = attend.weights(q, k)
     assert weights.shape == (2, 2, 9, 9) and weights.dtype == dtype
-    whole = attend.weighted(weights, tokens.join(v))
-    assert max(distances([whole], reference(*rounded)[:1])) <= 2 * tolerance
+    assert max(distances([attend.weighted(weights, v)], reference(*rounded)[:1])) <= 2 * tolerance
 
 
 @pytest.mark.parametrize("images", [(), (2,)])

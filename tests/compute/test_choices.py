@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.compute import attend, choices, cpu, dense, gpu, recompute, tokens, tpu
+from vit_jax.compute import attend, choices, cpu, dense, gpu, recompute, tpu
 from vit_jax.compute.choices import AUTO
 from vit_jax.data.options import Data
 from vit_jax.devices import gpus, meshes
@@ -20,7 +20,7 @@ def one_device():
 
 
 def test_what_a_platform_computes_its_own_way_is_a_function_of_its_file():
-    formulas = dense.dense, attend.project, attend.weighted_sums, recompute.named, tokens.cuts
+    formulas = dense.dense, attend.project, attend.weighted_sums, recompute.named
     for file in (cpu, gpu, tpu):
         for formula in formulas:
             # Not something of that name which the file imports.
@@ -29,17 +29,22 @@ def test_what_a_platform_computes_its_own_way_is_a_function_of_its_file():
 
 
 def test_a_formula_is_that_of_the_platform_or_plain(monkeypatch):
+    @choices.by_platform
+    def cudnn(x):
+        return x
+
+    monkeypatch.setattr(gpu, "cudnn", lambda x: -x)
     found = {}
     for platform in ("cpu", "gpu", "tpu", "another"):
         monkeypatch.setattr(choices, "platform", lambda platform=platform: platform)
-        found[platform] = tokens.cuts(257)
-    assert found == {"cpu": [], "gpu": [], "tpu": [256], "another": []}
-    assert tokens.cuts.plain(257) == []
+        found[platform] = cudnn(1)
+    assert found == {"cpu": 1, "gpu": -1, "tpu": 1, "another": 1}
+    assert cudnn.plain(1) == 1
 
 
 def attention_on(platform, monkeypatch, asked="auto", tokens=197, **options):
     monkeypatch.setattr(choices, "platform", lambda: platform)
-    given = dict(queries=tokens, keys=tokens, head_size=64, dtype="bfloat16") | options
+    given = dict(queries=tokens, keys=tokens, heads=12, head_size=64, dtype="bfloat16") | options
     return choices.attention(asked, **given)
 
 
@@ -50,9 +55,14 @@ def test_the_implementation_of_attention_is_chosen_by_device_type_and_shape(monk
     assert attention_on("gpu", monkeypatch, tokens=577) == "cudnn"
     assert attention_on("gpu", monkeypatch, tokens=577, dtype="float32") == "xla"
     assert attention_on("gpu", monkeypatch, tokens=577, head_size=36) == "xla"
-    assert attention_on("tpu", monkeypatch, tokens=577) == "xla"
+    assert attention_on("tpu", monkeypatch) == "short"
+    assert attention_on("tpu", monkeypatch, tokens=1025, head_size=128) == "short"
+    assert attention_on("tpu", monkeypatch, tokens=49) == "xla"
+    assert attention_on("tpu", monkeypatch, tokens=1026) == "xla"
+    assert attention_on("tpu", monkeypatch, head_size=32) == "xla"
     assert attention_on("tpu", monkeypatch, tokens=4097) == "splash"
     assert attention_on("cpu", monkeypatch, asked="splash") == "splash"
+    assert attention_on("cpu", monkeypatch, asked="short") == "short"
 
 
 def test_kernels_are_for_as_many_queries_as_keys(monkeypatch):
@@ -65,6 +75,13 @@ def test_no_kernel_is_chosen_where_a_bias_is_added(monkeypatch):
     assert attention_on("tpu", monkeypatch, tokens=4097, biased=True) == "xla"
     with pytest.raises(ConfigError, match="model.attention=cudnn cannot add a bias"):
         attention_on("gpu", monkeypatch, asked="cudnn", tokens=577, biased=True)
+
+
+def test_heads_that_the_kernel_for_short_sequences_does_not_take_are_an_error(monkeypatch):
+    with pytest.raises(
+        ConfigError, match="attention=short takes 50 to 1025 tokens.*12 heads of 32"
+    ):
+        attention_on("tpu", monkeypatch, asked="short", head_size=32)
 
 
 def test_a_kernel_of_gpus_is_refused_elsewhere(monkeypatch):

@@ -180,13 +180,6 @@ def test_dropout_and_bfloat16_work_with_positions_in_layers(kit, kind, place):
     np.testing.assert_allclose(rounded.logits, expected, atol=0.05 * np.abs(expected).max())
 
 
-def test_parts_of_tokens_get_their_positions():
-    x = np.random.default_rng(0).standard_normal((2, 7, 4)).astype(np.float32)
-    position = jnp.asarray(np.random.default_rng(1).standard_normal((1, 7, 4)), jnp.float32)
-    parts = positions.add((jnp.asarray(x[:, :5]), jnp.asarray(x[:, 5:])), position)
-    np.testing.assert_array_equal(np.concatenate(parts, 1), positions.add(x, position))
-
-
 def test_relative_positions_express_the_bias_of_timm_along_one_row(kit):
     """timm's table is a number for each head and distance, down and across; in one row of patches both have
     the distances across alone. A query that is 1 in one channel, where no key is, adds the number that

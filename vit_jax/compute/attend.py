@@ -1,51 +1,58 @@
 """Attention: tokens projected to heads, softmax(q kᵀ / √C + bias) v of each head (ViT Eq. 6 and 7), and
 heads projected back.
 
-Heads are (B, N, H, C), or several such in parts (see `tokens`). Softmax is in float32, and sums are
-accumulated in it.
+Heads are (B, N, H, C). Softmax is in float32, and sums are accumulated in it.
 """
-
-import functools
 
 import jax
 import jax.numpy as jnp
 
-from vit_jax.compute import choices, gpu, recompute, tokens, tpu
+from vit_jax.compute import choices, gpu, recompute, tpu, tpu_attention
 from vit_jax.compute.dense import dense, product
-from vit_jax.compute.tokens import Tokens
 
-# Implementations with the same result: plain XLA, cuDNN's on GPUs, splash (Pallas) on TPUs.
-IMPLEMENTATIONS = ("auto", "xla", "cudnn", "splash")
+# Implementations with the same result: plain XLA, cuDNN's on GPUs, and of Pallas on TPUs our own for
+# short sequences and splash for long ones.
+IMPLEMENTATIONS = ("auto", "xla", "cudnn", "short", "splash")
 # What is added to the logits.
 Bias = jax.Array | jax.tree_util.Partial
-# Logits of a part with at most this many queries or keys are stored: that costs less than reading
-# all the others again.
+# Logits of at most this many queries or keys are stored: that costs less than reading all the
+# others again.
 FEW = 8
 
 
 @choices.by_platform
-def project(x: Tokens, kernel: jax.Array, bias: jax.Array | None) -> tuple[Tokens, ...]:
-    """x (B, N, D), kernel (D, T, H, C), bias (T, H, C) or `None` -> T times heads (B, N, H, C)."""
+def project(
+    x: jax.Array, kernel: jax.Array, bias: jax.Array | None, *, implementation: str = "xla"
+) -> tuple[jax.Array, ...]:
+    """Tokens projected to heads.
+
+    Args:
+      x: (B, N, D).
+      kernel: (D, T, H, C).
+      bias: (T, H, C) or `None`.
+      implementation: of the attention that takes the heads, one of `IMPLEMENTATIONS`.
+
+    Returns:
+      T times heads (B, N, H, C).
+    """
     # One matrix product, in its own order: else XLA transposes the tokens and the kernel first.
-    y = dense(x, kernel, bias)
-    unstacked = [jnp.unstack(part, axis=2) for part in jax.tree.leaves(y)]
-    return tuple(jax.tree.unflatten(jax.tree.structure(y), t) for t in zip(*unstacked, strict=True))
+    return tuple(jnp.unstack(dense(x, kernel, bias), axis=2))
 
 
-def merge(heads: Tokens, kernel: jax.Array, bias: jax.Array | None) -> Tokens:
+def merge(heads: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
     """heads (B, N, H, C), kernel (H, C, D), bias (D,) or `None` -> (B, N, D)."""
-    flat = jax.tree.map(lambda y: y.reshape(*y.shape[:2], -1), heads)
+    flat = heads.reshape(*heads.shape[:2], -1)
     return dense(flat, kernel.reshape(-1, kernel.shape[-1]), bias)
 
 
 def attend(
-    q: Tokens,
-    k: Tokens,
-    v: Tokens,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
     *,
     bias: Bias | None = None,
     implementation: str = "auto",
-) -> Tokens:
+) -> jax.Array:
     """softmax(q kᵀ / √C + bias) v.
 
     The backward pass stores the result and the logarithm of the softmax's denominator, named for
@@ -53,43 +60,69 @@ def attend(
     memory of storing them, and fewer passes over it.
 
     Args:
-      q: queries (B, Q, H, C), whole or in parts.
-      k, v: keys and values (B, N, H, C), in as many parts.
-      bias: (H, Q, N) or (B, H, Q, N), for queries and keys that are whole; it has a gradient. Or a
-        function that gives (B, H, Q, N) for the scaled queries: it is computed again in the
-        backward pass, which stores its arguments alone.
+      q: queries (B, Q, H, C).
+      k, v: keys and values (B, N, H, C).
+      bias: (H, Q, N) or (B, H, Q, N); it has a gradient. Or a function that gives (B, H, Q, N) for
+        the scaled queries: it is computed again in the backward pass, which stores its arguments
+        alone.
       implementation: one of `IMPLEMENTATIONS`.
 
     Returns:
       As q, in the dtype of v.
 
     Raises:
-      ConfigError: the implementation cannot add a bias.
+      ConfigError: the implementation cannot add a bias, or not take these heads.
     """
-    size, dtype = jax.tree.leaves(q)[0].shape[-1], jax.tree.leaves(q)[0].dtype
     chosen = choices.attention(
         implementation,
-        queries=tokens.count(q),
-        keys=tokens.count(k),
-        head_size=size,
-        dtype=dtype,
+        queries=q.shape[1],
+        keys=k.shape[1],
+        heads=q.shape[2],
+        head_size=q.shape[3],
+        dtype=q.dtype,
         biased=bias is not None,
     )
+    if chosen == "short":
+        return tpu_attention.attend(q, k, v)
     q = _scaled(q)
     if chosen != "xla":
         return {"cudnn": gpu.cudnn, "splash": tpu.splash}[chosen](q, k, v)
-    outs = _attend(*(tuple(jax.tree.leaves(x)) for x in (q, k, v)), bias)
-    return jax.tree.unflatten(jax.tree.structure(q), outs)
+    return _attend(q, k, v, bias)
 
 
-def weights(q: Tokens, k: Tokens, *, bias: Bias | None = None) -> jax.Array:
-    """softmax(q kᵀ / √C + bias): (B, H, Q, N) in the dtype of q, of all parts together."""
-    return jax.nn.softmax(logits(q, k, bias=bias)).astype(jax.tree.leaves(q)[0].dtype)
+def project_and_attend(
+    x: jax.Array, kernel: jax.Array, bias: jax.Array | None, *, implementation: str = "auto"
+) -> jax.Array | None:
+    """`attend` of what `project` gives, for self-attention with nothing between the two, where one
+    function for both is faster: a kernel that takes the product as it is. `None` elsewhere.
+
+    Args:
+      x: (B, N, D).
+      kernel, bias: (D, 3, H, C), and (3, H, C) or `None`.
+      implementation: one of `IMPLEMENTATIONS`.
+
+    Returns:
+      (B, N, H, C).
+    """
+    tokens, (heads, size) = x.shape[1], kernel.shape[2:]
+    shape = dict(heads=heads, head_size=size, dtype=x.dtype)
+    chosen = choices.attention(implementation, queries=tokens, keys=tokens, **shape)
+    if chosen != "short" or not tpu_attention.packs(tokens, heads, size, x.dtype):
+        return None
+    products = dense(x, kernel.reshape(len(kernel), -1), None)
+    flat = None if bias is None else bias.reshape(-1)
+    out = tpu_attention.attend_packed(products, flat, size)
+    return out.reshape(*x.shape[:2], heads, size)
 
 
-def logits(q: Tokens, k: Tokens, *, bias: jax.Array | None = None) -> jax.Array:
-    """q kᵀ / √C + bias: (B, H, Q, N) float32, of all parts together."""
-    return _logits(tokens.join(_scaled(q)), tokens.join(k), bias)
+def weights(q: jax.Array, k: jax.Array, *, bias: Bias | None = None) -> jax.Array:
+    """softmax(q kᵀ / √C + bias): (B, H, Q, N) in the dtype of q."""
+    return jax.nn.softmax(logits(q, k, bias=bias)).astype(q.dtype)
+
+
+def logits(q: jax.Array, k: jax.Array, *, bias: jax.Array | None = None) -> jax.Array:
+    """q kᵀ / √C + bias: (B, H, Q, N) float32."""
+    return _logits(_scaled(q), k, bias)
 
 
 def weighted(weights: jax.Array, v: jax.Array) -> jax.Array:
@@ -106,57 +139,48 @@ def weighted_sums(exponentials: jax.Array, v: jax.Array) -> tuple[jax.Array, jax
 
 
 @jax.custom_vjp
-def _attend(qs, ks, vs, bias):
-    """Attention of scaled queries; each argument is a tuple of parts, and every query sees the keys
-    of all parts.
-    """
-    return _forward(qs, ks, vs, bias)[0]
+def _attend(q, k, v, bias):
+    """Attention of scaled queries."""
+    return _forward(q, k, v, bias)[0]
 
 
-def _forward(qs, ks, vs, bias):
-    outs, logsumexps, stored = [], [], []
-    for q in qs:
-        logits = [_logits(q, k, bias) for k in ks]
-        stored.append([_if_few(x) for x in logits])
-        largest = functools.reduce(jnp.maximum, [x.max(-1, keepdims=True) for x in logits])
-        sums = [weighted_sums(jnp.exp(x - largest), v) for x, v in zip(logits, vs, strict=True)]
-        out, total = (sum(terms) for terms in zip(*sums, strict=True))
-        # Dividing here touches C numbers for each query instead of N.
-        out = (out / total.swapaxes(1, 2)[..., None]).astype(q.dtype)
-        outs.append(recompute.named(out, recompute.ATTENTION))
-        logsumexps.append(recompute.named(largest[..., 0] + jnp.log(total), recompute.ATTENTION))
-    return tuple(outs), (qs, ks, vs, bias, outs, logsumexps, stored)
+def _forward(q, k, v, bias):
+    logits = _logits(q, k, bias)
+    few = min(logits.shape[-2:]) <= FEW
+    stored = recompute.named(logits, recompute.ATTENTION) if few else None
+    largest = logits.max(-1, keepdims=True)
+    sums, total = weighted_sums(jnp.exp(logits - largest), v)
+    # Dividing here touches C numbers for each query instead of N.
+    out = (sums / total.swapaxes(1, 2)[..., None]).astype(q.dtype)
+    out = recompute.named(out, recompute.ATTENTION)
+    logsumexp = recompute.named(largest[..., 0] + jnp.log(total), recompute.ATTENTION)
+    return out, (q, k, v, bias, out, logsumexp, stored)
 
 
-def _backward(saved, douts):
-    qs, ks, vs, bias, outs, logsumexps, stored = saved
-    dqs, dks, dvs = [0] * len(qs), [0] * len(ks), [0] * len(vs)
-    dbias = None
-    for i, (q, out, logsumexp, dout) in enumerate(zip(qs, outs, logsumexps, douts, strict=True)):
-        delta = product("bqhc,bqhc->bhq", dout, out)[..., None]
-        for j, (k, v) in enumerate(zip(ks, vs, strict=True)):
-            logits = _logits(q, k, bias) if stored[i][j] is None else stored[i][j]
-            p = jnp.exp(logits - logsumexp[..., None])
-            dp = product("bqhc,bnhc->bhqn", dout, v)
-            dlogits = p * (dp - delta)
-            if callable(bias):
-                added, back = jax.vjp(lambda bias, q: bias(q), bias, q)
-                dbias, dq = back(dlogits.astype(added.dtype))
-                dqs[i] += dq
-            elif bias is not None:
-                dbias = dlogits.sum(range(4 - bias.ndim)).astype(bias.dtype)
-            dlogits = dlogits.astype(q.dtype)
-            dqs[i] += product("bhqn,bnhc->bqhc", dlogits, k).astype(q.dtype)
-            dks[j] += product("bhqn,bqhc->bnhc", dlogits, q).astype(k.dtype)
-            dvs[j] += product("bhqn,bqhc->bnhc", p.astype(v.dtype), dout).astype(v.dtype)
-    return tuple(dqs), tuple(dks), tuple(dvs), dbias
+def _backward(saved, dout):
+    q, k, v, bias, out, logsumexp, stored = saved
+    delta = product("bqhc,bqhc->bhq", dout, out)[..., None]
+    logits = _logits(q, k, bias) if stored is None else stored
+    p = jnp.exp(logits - logsumexp[..., None])
+    dlogits = p * (product("bqhc,bnhc->bhqn", dout, v) - delta)
+    dbias, dq = None, 0
+    if callable(bias):
+        added, back = jax.vjp(lambda bias, q: bias(q), bias, q)
+        dbias, dq = back(dlogits.astype(added.dtype))
+    elif bias is not None:
+        dbias = dlogits.sum(range(4 - bias.ndim)).astype(bias.dtype)
+    dlogits = dlogits.astype(q.dtype)
+    dq += product("bhqn,bnhc->bqhc", dlogits, k).astype(q.dtype)
+    dk = product("bhqn,bqhc->bnhc", dlogits, q).astype(k.dtype)
+    dv = product("bhqn,bqhc->bnhc", p.astype(v.dtype), dout).astype(v.dtype)
+    return dq, dk, dv, dbias
 
 
 _attend.defvjp(_forward, _backward)
 
 
-def _scaled(q: Tokens) -> Tokens:
-    return jax.tree.map(lambda q: q / jnp.sqrt(q.shape[-1]).astype(q.dtype), q)
+def _scaled(q: jax.Array) -> jax.Array:
+    return q / jnp.sqrt(q.shape[-1]).astype(q.dtype)
 
 
 def _logits(q, k, bias):
@@ -164,7 +188,3 @@ def _logits(q, k, bias):
     if bias is None:
         return logits
     return logits + (bias(q) if callable(bias) else bias)
-
-
-def _if_few(logits: jax.Array) -> jax.Array | None:
-    return recompute.named(logits, recompute.ATTENTION) if min(logits.shape[-2:]) <= FEW else None

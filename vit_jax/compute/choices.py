@@ -72,6 +72,7 @@ def attention(
     *,
     queries: int,
     keys: int,
+    heads: int,
     head_size: int,
     dtype: jax.typing.DTypeLike,
     biased: bool = False,
@@ -83,6 +84,7 @@ def attention(
     Args:
       asked: one of `attend.IMPLEMENTATIONS`.
       queries, keys: how many tokens attend, and to how many.
+      heads: how many.
       head_size, dtype: of queries and keys.
       biased: whether a bias is added to the logits, which the kernels cannot do.
 
@@ -98,6 +100,17 @@ def attention(
             f"config.model.attention=cudnn needs a GPU, and this is computed on a {platform().upper()}: "
             "take auto or xla"
         )
+    # Imported here: it stands on this file.
+    from vit_jax.compute import tpu_attention
+
+    short = tpu_attention.fits(keys, heads, head_size, dtype)
+    if asked == "short" and not short and queries == keys:
+        sizes = ", ".join(map(str, tpu_attention.HEAD_SIZES))
+        raise ConfigError(
+            f"config.model.attention=short takes {tpu_attention.TOKENS[0]} to {tpu_attention.TOKENS[-1]} "
+            f"tokens and heads of {sizes} channels that fit a device's fast memory, and got "
+            f"{keys} tokens and {heads} heads of {head_size}: set auto or xla"
+        )
     if biased or queries != keys:
         return "xla"
     if asked != "auto":
@@ -106,8 +119,8 @@ def attention(
         fits = head_size % 8 == 0 and head_size <= 128
         halves = jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
         return "cudnn" if fits and halves and keys >= CUDNN_TOKENS else "xla"
-    if platform() == "tpu" and keys >= SPLASH_TOKENS:
-        return "splash"
+    if platform() == "tpu":
+        return "short" if short else "splash" if keys >= SPLASH_TOKENS else "xla"
     return "xla"
 
 
@@ -174,6 +187,7 @@ def summarize(config: "Options", mesh: Mesh) -> str:
                 config.attention,
                 queries=config.tokens,
                 keys=config.tokens,
+                heads=config.heads,
                 head_size=config.width // config.heads,
                 dtype=dtype,
                 biased=config.biased_attention,

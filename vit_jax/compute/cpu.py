@@ -9,19 +9,18 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.compute.dense import dense as formula
-from vit_jax.compute.tokens import Tokens
 
 
-def dense(x: Tokens, kernel: jax.Array, bias: jax.Array | None) -> Tokens:
+def dense(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
     """XLA's CPU back end multiplies in bfloat16 only where the result is float32 and the left operand
     is summed over its last axes; all else it converts to float32 first. So each product is written
     that way here, also those of the backward pass, which automatic differentiation would write
     otherwise; and it would sum the bias's gradient in bfloat16.
     """
-    if jax.tree.leaves(x)[0].dtype != jnp.bfloat16:
+    if x.dtype != jnp.bfloat16:
         return formula.plain(x, kernel, bias)
     bias = jnp.zeros(kernel.shape[1:]) if bias is None else bias
-    return jax.tree.map(lambda x: _dense(x, kernel, bias), x)
+    return _dense(x, kernel, bias)
 
 
 def named(x: jax.Array, name: str) -> jax.Array:

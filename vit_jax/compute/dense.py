@@ -4,31 +4,22 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.compute import choices
-from vit_jax.compute.tokens import Tokens
 
 
 @choices.by_platform
-def dense(x: Tokens, kernel: jax.Array, bias: jax.Array | None) -> Tokens:
+def dense(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
     """x kernel + bias, in the dtype of x.
 
     Args:
-      x: (..., D), or several such.
+      x: (..., D).
       kernel: (D, *F) float32.
       bias: (*F) float32, or `None`.
 
     Returns:
-      (..., *F) for each x.
+      (..., *F).
     """
-    dtype = jax.tree.leaves(x)[0].dtype
-    # Cast once for all x: their gradients are added up before devices exchange them.
-    kernel = kernel.astype(dtype)
-    bias = None if bias is None else bias.astype(dtype)
-
-    def affine(x):
-        y = jnp.tensordot(x, kernel, 1)
-        return y if bias is None else y + bias
-
-    return jax.tree.map(affine, x)
+    y = jnp.tensordot(x, kernel.astype(x.dtype), 1)
+    return y if bias is None else y + bias.astype(x.dtype)
 
 
 def product(formula: str, a: jax.Array, b: jax.Array) -> jax.Array:

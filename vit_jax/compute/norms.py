@@ -6,26 +6,22 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.compute import recompute
-from vit_jax.compute.tokens import Tokens
 
 
 def layer_norm(
-    x: Tokens,
+    x: jax.Array,
     scale: jax.Array,
     bias: jax.Array | None,
     *,
     epsilon: float,
     dtype: jax.typing.DTypeLike,
-) -> Tokens:
-    """x (..., D), or several such, with mean 0 and variance 1 over the last axis, times scale (D,),
+) -> jax.Array:
+    """x (..., D) with mean 0 and variance 1 over the last axis, times scale (D,),
     plus bias (D,) or `None`: in `dtype`, computed in float32 (arXiv 1607.06450).
     """
 
-    def norm(x):
-        y = _normalise(x, epsilon) * scale
-        return (y if bias is None else y + bias).astype(dtype)
-
-    return jax.tree.map(norm, x)
+    y = _normalise(x, epsilon) * scale
+    return (y if bias is None else y + bias).astype(dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -60,11 +56,13 @@ def _normalise_backward(epsilon, saved, dy):
 _normalise.defvjp(_normalise_forward, _normalise_backward)
 
 
-def rms_norm(x: Tokens, scale: jax.Array, *, epsilon: float, dtype: jax.typing.DTypeLike) -> Tokens:
-    """x (..., D), or several such, with a mean square of 1 over the last axis, times scale (D,): in
+def rms_norm(
+    x: jax.Array, scale: jax.Array, *, epsilon: float, dtype: jax.typing.DTypeLike
+) -> jax.Array:
+    """x (..., D) with a mean square of 1 over the last axis, times scale (D,): in
     `dtype`, computed in float32 (arXiv 1910.07467).
     """
-    return jax.tree.map(lambda x: (_divide_by_rms(x, epsilon) * scale).astype(dtype), x)
+    return (_divide_by_rms(x, epsilon) * scale).astype(dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))

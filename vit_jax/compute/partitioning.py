@@ -2,7 +2,8 @@
 `devices.meshes`.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import jax
 from jax.sharding import PartitionSpec as P
@@ -33,15 +34,33 @@ def gather_kernel(kernel: jax.Array) -> jax.Array:
     return jax.lax.with_sharding_constraint(kernel, P(None, None, None, channels))
 
 
-def per_device(function: Callable, *arrays: jax.Array) -> jax.Array:
-    """`function` of each device's part of arrays (B, N, H, ...): batch and heads are cut, and nothing
-    is exchanged.
+def per_device(
+    function: Callable,
+    *arrays: jax.Array,
+    heads: int,
+    axes: Sequence[int],
+    out_axes: Sequence[int],
+) -> tuple[jax.Array, ...]:
+    """`function` of each device's part of the arrays, with nothing exchanged: images are sharded as
+    the batch is, and heads over `tensor`, where their number allows.
+
+    Args:
+      function: gives a tuple of arrays.
+      arrays: the batch is axis 0.
+      heads: how many heads there are.
+      axes: along which axis of each array heads lie; they may share it with their features.
+      out_axes: the same of each result.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if not set(AXES) <= set(mesh.axis_names):
         return function(*arrays)
-    heads = "tensor" if arrays[0].shape[2] % mesh.shape["tensor"] == 0 else None
-    spec = P(BATCH, None, heads)
-    return jax.shard_map(function, in_specs=(spec,) * len(arrays), out_specs=spec, check_vma=False)(
-        *arrays
-    )
+    replicas = math.prod(mesh.shape[axis] for axis in BATCH)
+    batch = BATCH if arrays[0].shape[0] % replicas == 0 else None
+    tensor = "tensor" if heads % mesh.shape["tensor"] == 0 else None
+
+    def specs(axes):
+        return tuple(P(batch, *[None] * (axis - 1), tensor) for axis in axes)
+
+    return jax.shard_map(
+        function, in_specs=specs(axes), out_specs=specs(out_axes), check_vma=False
+    )(*arrays)

@@ -9,27 +9,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.compute.tokens import Tokens
 
-
-def turn(x: Tokens, cosines: jax.Array, sines: jax.Array) -> Tokens:
+def turn(x: jax.Array, cosines: jax.Array, sines: jax.Array) -> jax.Array:
     """Queries or keys, turned by their tokens' angles.
 
     Args:
-      x: (B, N, H, C), whole or in parts.
-      cosines, sines: of the angles, (N, 1, C/2) or (N, H, C/2) float32, of the tokens of all parts.
+      x: (B, N, H, C).
+      cosines, sines: of the angles, (N, 1, C/2) or (N, H, C/2) float32.
 
     Returns:
       As x, computed in float32.
     """
-    parts, structure = jax.tree.flatten(x)
-    ends = np.cumsum([part.shape[1] for part in parts])[:-1]
-    angles = (jnp.split(table, ends) for table in (cosines, sines))
-    turned = [_turn(*each) for each in zip(parts, *angles, strict=True)]
-    return jax.tree.unflatten(structure, turned)
-
-
-def _turn(x, cosines, sines):
     a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     turned = jnp.concatenate([a * cosines - b * sines, b * cosines + a * sines], axis=-1)
     return turned.astype(x.dtype)

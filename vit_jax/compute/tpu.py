@@ -1,52 +1,44 @@
-"""What TPUs compute their own way. They lay out an array's last axis in tiles of 128 and spend
-attention's time on passes over logits and on copies: so tokens come last, and in parts that fill
-tiles.
+"""What TPUs compute their own way. They lay out an array's last axis in tiles of 128 and spend the
+time of XLA's attention on passes over logits and on copies: so there tokens come last. The kernel
+for short sequences is `tpu_attention.py`.
 """
-
-import functools
 
 import jax
 import jax.numpy as jnp
 
 from vit_jax.compute import choices, partitioning, recompute
-from vit_jax.compute.dense import product
-from vit_jax.compute.tokens import Tokens
+from vit_jax.compute.dense import dense, product
 
 # Length of a tile along the last axis; splash takes multiples of it.
 LANES = 128
-# At most this many tokens are a part of their own rather than the beginning of another tile: the
-# rows of a tile.
-TAIL = 8
 
 
-def cuts(count: int) -> list[int]:
-    """Tokens beyond the last full tile are a part of their own if they are few, at most `TAIL`."""
-    tail = count % LANES
-    return [count - tail] if count > LANES and 0 < tail <= TAIL else []
-
-
-def project(x: Tokens, kernel: jax.Array, bias: jax.Array | None) -> tuple[Tokens, ...]:
-    """As products to H·C features, since axes smaller than a tile are padded; and of the kernel
-    with the tokens, so that tokens are written last, as attention's products read them: the other
-    order may need a copy.
+def project(
+    x: jax.Array, kernel: jax.Array, bias: jax.Array | None, *, implementation: str = "xla"
+) -> tuple[jax.Array, ...]:
+    """As products to H·C features, since axes smaller than a tile are padded. For plain attention
+    they are of the kernel with the tokens, so that tokens are written last, as its products read
+    them: the other order may need a copy. Pallas reads tokens in rows.
     """
-    dtype = jax.tree.leaves(x)[0].dtype
-    kernel = kernel.astype(dtype)
+    kernel = kernel.astype(x.dtype)
     _, count, heads, size = kernel.shape
-    # Flattened before it meets the parts of x: otherwise its gradients would be added up in padded
-    # tiles.
+    tokens = x.shape[1]
+    chosen = choices.attention(
+        implementation, queries=tokens, keys=tokens, heads=heads, head_size=size, dtype=x.dtype
+    )
     kernels = [kernel[:, t].reshape(-1, heads * size) for t in range(count)]
-    biases = [None] * count if bias is None else bias.astype(dtype).reshape(count, -1)
+    biases = [None] * count if bias is None else bias.astype(x.dtype).reshape(count, -1)
 
-    def affine(kernel, bias, x):
+    def tokens_last(kernel, bias):
         y = jnp.tensordot(kernel, x, ((0,), (2,)))
         y = y if bias is None else y + bias[:, None, None]
         return y.reshape(heads, size, *x.shape[:2]).transpose(2, 3, 0, 1)
 
-    return tuple(
-        jax.tree.map(functools.partial(affine, *both), x)
-        for both in zip(kernels, biases, strict=True)
-    )
+    def in_rows(kernel, bias):
+        return dense(x, kernel, bias).reshape(*x.shape[:2], heads, size)
+
+    affine = in_rows if chosen == "short" else tokens_last
+    return tuple(affine(*both) for both in zip(kernels, biases, strict=True))
 
 
 def weighted_sums(exponentials: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -62,7 +54,16 @@ def weighted_sums(exponentials: jax.Array, v: jax.Array) -> tuple[jax.Array, jax
 
 def splash(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     """softmax(q kᵀ) v by splash attention (Pallas); shapes as in `attend.attend`."""
-    return partitioning.per_device(_splash, q, k, v)
+    (out,) = partitioning.per_device(
+        lambda *arrays: (_splash(*arrays),),
+        q,
+        k,
+        v,
+        heads=q.shape[2],
+        axes=(2, 2, 2),
+        out_axes=(2,),
+    )
+    return out
 
 
 def _splash(q, k, v):

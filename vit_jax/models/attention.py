@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax.compute import attend, rope, tokens
+from vit_jax.compute import attend, rope
 from vit_jax.compute.dropout import dropout, split
-from vit_jax.compute.tokens import Tokens
 from vit_jax.models.layers import norm
 
 KEY = 1  # where in QKV keys begin, and queries end
@@ -31,7 +30,6 @@ class Attention(nnx.Module):
       `project`: what queries, keys and values are; e.g. turn queries and keys by their positions.
       `attend`: what is made of them. With something added to the logits, call it with `bias`; to
         change the weights, take `attend.weights` and `attend.weighted`.
-      `cut`, to return x, if yours needs queries, keys or values of all tokens in one array.
     """
 
     def __init__(
@@ -75,20 +73,20 @@ class Attention(nnx.Module):
 
     def __call__(
         self,
-        x: Tokens,
+        x: jax.Array,
         *,
         queries: jax.Array | None = None,
         key: jax.Array | None = None,
         bias: attend.Bias | None = None,
         angles: Angles | None = None,
-    ) -> tuple[Tokens, jax.Array]:
+    ) -> tuple[jax.Array, jax.Array]:
         """Attends to x.
 
         Args:
-          x: (B, N, D) what is attended to, whole or as `cut` gives it.
+          x: (B, N, D) what is attended to.
           queries: (B, Q, D), by default x itself.
-          key: randomness of dropout, for whole x; `None` for none.
-          bias: what is added to the logits, for whole x, see `attend.attend`.
+          key: randomness of dropout; `None` for none.
+          bias: what is added to the logits, see `attend.attend`.
           angles: that queries and keys are turned by, where both are x.
 
         Returns:
@@ -96,24 +94,30 @@ class Attention(nnx.Module):
         """
         keys = split(key, 2)
         added = {} if bias is None else {"bias": bias}  # what builds on it may take none
+        drops = keys[0] is not None and self.attention_dropout
+        plain = queries is None and bias is None and angles is None and not drops
+        heads = self._project_and_attend(x) if plain else None
         q, k, v = self.project(x, queries)
         if angles is not None:
             q, k = rope.turn(q, *angles), rope.turn(k, *angles)
         if self.query_scale != 1:
-            q = jax.tree.map(lambda q: q * self.query_scale, q)
-        heads, weights = self.attend(q, k, v, key=keys[0], **added)
+            q = q * self.query_scale
+        if heads is None:
+            heads, weights = self.attend(q, k, v, key=keys[0], **added)
+        else:
+            weights = attend.weights(q, k)
         if self.inner_norm is not None:
-            heads = jax.tree.map(self._norm_heads, heads)
+            heads = self.inner_norm(heads.reshape(*heads.shape[:2], -1)).reshape(heads.shape)
         out = attend.merge(heads, *self.out.parameters())
-        return jax.tree.map(lambda y: dropout(y, self.dropout, keys[1]), out), weights
+        return dropout(out, self.dropout, keys[1]), weights
 
-    def project(self, x: Tokens, queries: jax.Array | None) -> tuple[Tokens, Tokens, Tokens]:
+    def project(
+        self, x: jax.Array, queries: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Queries (B, Q, H, C), keys and values (B, N, H, C) of x (B, N, D) and queries (B, Q, D)."""
-        kernel, bias = self.qkv.parameters()
-        if bias is not None and len(bias) == 2:  # no keys'
-            bias = jnp.stack([bias[0], jnp.zeros_like(bias[0]), bias[1]])
+        kernel, bias = self._qkv_parameters()
         if queries is None:
-            q, k, v = attend.project(x, kernel, bias)
+            q, k, v = attend.project(x, kernel, bias, implementation=self.implementation)
         else:
             (q,) = attend.project(queries, kernel[:, :KEY], None if bias is None else bias[:KEY])
             k, v = attend.project(x, kernel[:, KEY:], None if bias is None else bias[KEY:])
@@ -123,13 +127,13 @@ class Attention(nnx.Module):
 
     def attend(
         self,
-        q: Tokens,
-        k: Tokens,
-        v: Tokens,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
         *,
         key: jax.Array | None,
         bias: attend.Bias | None = None,
-    ) -> tuple[Tokens, jax.Array]:
+    ) -> tuple[jax.Array, jax.Array]:
         """softmax(q kᵀ / √C + bias) v, with dropout on the weights.
 
         Args:
@@ -145,13 +149,26 @@ class Attention(nnx.Module):
             return attend.weighted(dropout(weights, self.attention_dropout, key), v), weights
         return attend.attend(q, k, v, bias=bias, implementation=self.implementation), weights
 
-    def _norm_heads(self, heads: jax.Array) -> jax.Array:
-        return self.inner_norm(heads.reshape(*heads.shape[:2], -1)).reshape(heads.shape)
+    def _project_and_attend(self, x: jax.Array) -> jax.Array | None:
+        """Heads (B, N, H, C) by one function, where nothing lies between projection and attention and
+        it is faster; otherwise `None`.
+        """
+        overridden = (type(self).project, type(self).attend) != (
+            Attention.project,
+            Attention.attend,
+        )
+        if overridden or self.qk_norm or self.query_scale != 1:
+            return None
+        return attend.project_and_attend(
+            x, *self._qkv_parameters(), implementation=self.implementation
+        )
 
-    def cut(self, x: jax.Array) -> Tokens:
-        """Tokens (B, N, D) as layers should hand them on: in parts where that is faster."""
-        size = self.qkv.kernel.shape[-1]
-        return tokens.cut(x, implementation=self.implementation, head_size=size)
+    def _qkv_parameters(self) -> tuple[jax.Array, jax.Array | None]:
+        """Kernel (D, 3, H, C) and bias (3, H, C) or `None`."""
+        kernel, bias = self.qkv.parameters()
+        if bias is not None and len(bias) == 2:  # no keys'
+            bias = jnp.stack([bias[0], jnp.zeros_like(bias[0]), bias[1]])
+        return kernel, bias
 
 
 class _Affine(nnx.Module):

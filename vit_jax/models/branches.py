@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from vit_jax.compute import choices, stack, tokens
+from vit_jax.compute import choices, stack
 from vit_jax.compute.activations import ACTIVATIONS
 from vit_jax.compute.dropout import drop_path, split
 from vit_jax.models import vit
@@ -89,15 +89,14 @@ class Branch(nnx.Module):
             x, weights = block(x, rate, key)
             return x, kept(capture, **{f"{prefix}attention": weights, f"{prefix}blocks": x})
 
-        x, captured = stack.scan(
+        return stack.scan(
             step,
             self.layers,
-            x if capture else self.layers.attention.cut(x),
+            x,
             (rates[: self.depth], None if key is None else jax.random.split(key, self.depth)),
             remat=choices.remat(self.config),
             unroll=self.config.unroll,
         )
-        return tokens.join(x), captured
 
 
 class CrossAttention(nnx.Module):
@@ -117,9 +116,8 @@ class CrossAttention(nnx.Module):
         """Class token (B, 1, D) and the other branch's patches (B, N, E) -> the class token."""
         class_token, patches = tokens
         x = self.project(class_token)
-        # Two parts (see `compute.tokens`) instead of a copy of all patches.
-        y = self.attention_norm((x, patches))
-        attended, _ = self.attention(y, queries=y[0])
+        y = self.attention_norm(jnp.concatenate([x, patches], axis=1))
+        attended, _ = self.attention(y, queries=y[:, :1])
         return self.back(x + drop_path(attended, drop_path_rate, key))
 
 

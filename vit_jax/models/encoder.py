@@ -12,9 +12,8 @@ from flax import nnx
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
-from vit_jax.compute import choices, relative, stack, tokens
+from vit_jax.compute import choices, relative, stack
 from vit_jax.compute.dropout import by_depth, drop_path, split
-from vit_jax.compute.tokens import Tokens
 from vit_jax.models import pooling, positions, rotary
 from vit_jax.models.attention import Angles, Attention
 from vit_jax.models.contract import Capture, kept
@@ -151,12 +150,12 @@ class Block(nnx.Module):
 
     def __call__(
         self,
-        x: Tokens,
+        x: jax.Array,
         drop_path_rate: jax.Array,
         key: jax.Array | None,
         position: jax.Array | None = None,
         angles: Angles | None = None,
-    ) -> tuple[Tokens, jax.Array]:
+    ) -> tuple[jax.Array, jax.Array]:
         """Tokens (B, N, D) -> the same, and the attention weights (B, H, N, N).
 
         Args:
@@ -165,24 +164,23 @@ class Block(nnx.Module):
         """
         config, keys = self.config, split(key, 4)
         if self.position is not None:
-            dtype = jax.tree.leaves(x)[0].dtype
-            position = positions.of_layer(self.position, config, dtype)
+            position = positions.of_layer(self.position, config, x.dtype)
         bias = None
         if config.biased_attention:
             bias = relative.bias(position)
         elif position is not None:
-            x = positions.add(x, position)
+            x = x + position
         y = x if config.norm_after else self.attention_norm(x)
         attended, weights = self.attention(y, key=keys[0], bias=bias, angles=angles)
         attended = self.attention_norm(attended) if config.norm_after else attended
         attended = attended if self.attention_scale is None else self.attention_scale(attended)
-        x = _add(x, attended, drop_path_rate, keys[1])
+        x = x + drop_path(attended, drop_path_rate, keys[1])
         if not config.parallel:
             y = x if config.norm_after else self.mlp_norm(x)
         y = self.mlp(y, key=keys[2])
         y = self.mlp_norm(y) if config.norm_after else y
         y = y if self.mlp_scale is None else self.mlp_scale(y)
-        return _add(x, y, drop_path_rate, keys[3]), weights
+        return x + drop_path(y, drop_path_rate, keys[3]), weights
 
 
 class Encoder(nnx.Module):
@@ -228,22 +226,13 @@ class Encoder(nnx.Module):
             x, weights = block(x, rate, key, position, rotations if own is None else own)
             return x, kept(capture, attention=weights, blocks=x)
 
-        # Dropout draws for all tokens at once; what is captured, or added to logits, is of all tokens.
-        whole = capture or (key is not None and (config.dropout or config.attention_dropout))
-        whole = whole or config.biased_attention
         scan = self.layer_weights.scan if config.weighted_layers else stack.scan
         x, captured = scan(
             step,
             self.layers,
-            x if whole else self.layers.attention.cut(x),
+            x,
             (*by_depth(config.drop_path, config.depth, key), of_layer),
             remat=choices.remat(config),
             unroll=config.unroll,
         )
-        x = tokens.join(x)
         return x if self.norm is None else self.norm(x), captured
-
-
-def _add(x: Tokens, y: Tokens, drop_path_rate: jax.Array, key: jax.Array | None) -> Tokens:
-    """x + y, without y for images whose residual is dropped: those of all parts, by one key."""
-    return jax.tree.map(lambda x, y: x + drop_path(y, drop_path_rate, key), x, y)

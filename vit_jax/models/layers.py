@@ -11,16 +11,15 @@ from vit_jax.compute import norms, recompute
 from vit_jax.compute.activations import ACTIVATIONS
 from vit_jax.compute.dense import dense
 from vit_jax.compute.dropout import dropout, split
-from vit_jax.compute.tokens import Tokens
 
 
 class Linear(nnx.Linear):
     """`nnx.Linear` by `dense`."""
 
-    def __call__(self, x: Tokens) -> Tokens:
-        """(..., D) -> (..., F) in the layer's dtype; or several such."""
-        x = jax.tree.map(lambda x: x.astype(self.dtype), x)
-        return dense(x, self.kernel[...], None if self.bias is None else self.bias[...])
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(..., D) -> (..., F) in the layer's dtype."""
+        bias = None if self.bias is None else self.bias[...]
+        return dense(x.astype(self.dtype), self.kernel[...], bias)
 
 
 class GatedLinear(nnx.Module):
@@ -43,9 +42,9 @@ class GatedLinear(nnx.Module):
         self.bias = nnx.Param(draw(rngs.params(), (2, outputs))) if bias else None
         self.dtype = dtype
 
-    def __call__(self, x: Tokens) -> tuple[Tokens, Tokens]:
-        """(..., D) -> twice (..., F), the gate first; or several such."""
-        x = jax.tree.map(lambda x: x.astype(self.dtype), x)
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """(..., D) -> twice (..., F), the gate first."""
+        x = x.astype(self.dtype)
         kernel, bias = self.kernel[...], None if self.bias is None else self.bias[...]
         gate, up = (dense(x, kernel[:, i], None if bias is None else bias[i]) for i in (0, 1))
         return gate, up
@@ -61,8 +60,8 @@ class Kernel(nnx.Module):
 class LayerNorm(nnx.LayerNorm):
     """`nnx.LayerNorm` by `norms.layer_norm`."""
 
-    def __call__(self, x: Tokens) -> Tokens:
-        """(..., D) -> the same in the norm's dtype; or several such."""
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(..., D) -> the same in the norm's dtype."""
         bias = None if self.bias is None else self.bias[...]
         return norms.layer_norm(x, self.scale[...], bias, epsilon=self.epsilon, dtype=self.dtype)
 
@@ -81,8 +80,8 @@ class RMSNorm(nnx.Module):
         self.scale = nnx.Param(jnp.ones((width,)))
         self.epsilon, self.dtype = epsilon, dtype
 
-    def __call__(self, x: Tokens) -> Tokens:
-        """(..., D) -> the same in the norm's dtype; or several such."""
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(..., D) -> the same in the norm's dtype."""
         return norms.rms_norm(x, self.scale[...], epsilon=self.epsilon, dtype=self.dtype)
 
 
@@ -112,10 +111,9 @@ class LayerScale(nnx.Module):
     def __init__(self, width: int, initial: float):
         self.scale = nnx.Param(jnp.full((width,), initial))
 
-    def __call__(self, x: Tokens) -> Tokens:
-        """(..., D) -> the same; or several such."""
-        scale = self.scale[...]
-        return jax.tree.map(lambda x: x * scale.astype(x.dtype), x)
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """(..., D) -> the same."""
+        return x * self.scale[...].astype(x.dtype)
 
 
 def draw_kernels(module: nnx.Module, std: float, rngs: nnx.Rngs) -> None:
@@ -167,8 +165,8 @@ class Mlp(nnx.Module):
         self.norm = inner_norm(hidden) if inner_norm else None
         self.activation, self.dropout, self.gated = activation, dropout, gated
 
-    def __call__(self, x: Tokens, key: jax.Array | None = None) -> Tokens:
-        """(..., D), or (..., `inputs`) -> (..., D); or several such, without dropout."""
+    def __call__(self, x: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        """(..., D), or (..., `inputs`) -> (..., D)."""
         keys = split(key, 2)
 
         def activate(y, factor=None):
@@ -178,9 +176,9 @@ class Mlp(nnx.Module):
             return dropout(y, self.dropout, keys[0])
 
         y = self.up(x)
-        y = jax.tree.map(activate, *y) if self.gated else jax.tree.map(activate, y)
+        y = activate(*y) if self.gated else activate(y)
         y = self.down(y if self.norm is None else self.norm(y))
-        return jax.tree.map(lambda y: dropout(y, self.dropout, keys[1]), y)
+        return dropout(y, self.dropout, keys[1])
 
 
 class SqueezeExcite(nnx.Module):

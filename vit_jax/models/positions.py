@@ -35,7 +35,6 @@ from flax import nnx
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
-from vit_jax.compute.tokens import Tokens
 from vit_jax.models import classifier
 from vit_jax.models.embeddings import interpolate, sincos_2d, sinusoids
 
@@ -184,7 +183,7 @@ def table(learned, config: Options, dtype) -> jax.Array:
 
 
 def of_layer(learned, config: Options, dtype) -> jax.Array:
-    """What `add` takes: the whole (1, T, D), with rows of zeros for tokens of no place; of relative
+    """What is added to the tokens: (1, T, D), with rows of zeros for tokens of no place; of relative
     positions, the embeddings of distances.
     """
     if config.position == "relative":
@@ -194,14 +193,6 @@ def of_layer(learned, config: Options, dtype) -> jax.Array:
     return jnp.concatenate(
         [added[:, : config.prefix], placeless, added[:, config.prefix :]], axis=1
     )
-
-
-def add(x: Tokens, position: jax.Array) -> Tokens:
-    """Tokens (B, T, D), whole or in parts, with positions (1, T, D) of them all."""
-    parts, structure = jax.tree.flatten(x)
-    ends = np.cumsum([part.shape[1] for part in parts])[:-1]
-    added = [a + b for a, b in zip(parts, jnp.split(position, ends, axis=1), strict=True)]
-    return jax.tree.unflatten(structure, added)
 
 
 def fit(name: str, source: Options, target: Options, resize: str) -> tuple[str, Callable] | None:

@@ -1,0 +1,302 @@
+"""Attention of short sequences on TPUs: Pallas kernels that keep rows of logits in the fast memory,
+forward and backward. XLA writes float32 logits to the slow one and reads them again.
+
+A program of the grid has one image and some of its heads. Queries, keys and values are read from
+the arrays that the projection writes, (B, N, H·C), without a copy by heads, and gradients are
+written the same way. Logits have keys along sublanes and queries along lanes: the softmax's maxima
+and sums are then plain vector operations, and results of narrow heads, (C, queries), fill tiles.
+"""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.compute import choices, partitioning, recompute
+
+HEAD_SIZES = (64, 80, 88, 96, 104, 128)
+TOKENS = range(50, 1026)
+LANES = 128
+# Logits of one program at most, if fewer heads fill tiles: its code is unrolled over heads.
+UNROLLED = 16 * 288**2
+# Fast memory that a program may take, in bytes: TPU v4 has 16 MiB, later ones at least 64; v2 and v3
+# do not multiply bfloat16.
+MEMORY = {"TPU v2": 0, "TPU v3": 0, "TPU v4": 14 * 2**20}
+DEFAULT_MEMORY = 48 * 2**20
+
+
+def fits(tokens: int, heads: int, size: int, dtype: jax.typing.DTypeLike) -> bool:
+    """Whether the kernels take `heads` heads of `size` channels, of `tokens` queries and as many
+    keys, on the devices of the mesh that is set.
+    """
+    known = size in HEAD_SIZES and tokens in TOKENS
+    return known and _heads_at_once(tokens, _local(heads), size, dtype) > 0
+
+
+def packs(tokens: int, heads: int, size: int, dtype: jax.typing.DTypeLike) -> bool:
+    """Whether `attend_packed` takes them: a program has all heads, and they fill tiles."""
+    whole = heads * size % LANES == 0 and _local(heads) == heads
+    return whole and _heads_at_once(tokens, heads, size, dtype) == heads
+
+
+def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """softmax(q kᵀ / √C) v; all (B, N, H, C)."""
+    flat = tuple(x.reshape(*x.shape[:2], -1) for x in (q, k, v))
+    return _attend(flat, None, q.shape[-1]).reshape(q.shape)
+
+
+def attend_packed(qkv: jax.Array, bias: jax.Array | None, size: int) -> jax.Array:
+    """Attention of queries, keys and values in one array. The kernel sums up the gradient of their
+    bias too, while it has theirs in the fast memory.
+
+    Args:
+      qkv: (B, N, 3·H·C), to which the bias is not added yet: queries of all heads, keys, values.
+      bias: (3·H·C,) or `None`.
+      size: C.
+
+    Returns:
+      (B, N, H·C).
+    """
+    return _attend((qkv,), bias, size)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _attend(projected, bias, size):
+    """`projected` is (queries, keys, values), or (all of them,) as `attend_packed` has it."""
+    return _forward(projected, bias, size)[0]
+
+
+def _forward(projected, bias, size):
+    if bias is not None:
+        projected = tuple(x + bias.astype(x.dtype) for x in projected)
+    out, logsumexp = _per_device(_forward_call, projected, size, out_axes=(2, 1))
+    out = recompute.named(out, recompute.ATTENTION)
+    logsumexp = recompute.named(logsumexp, recompute.ATTENTION)
+    return out, (projected, bias, out, logsumexp)
+
+
+def _backward(size, saved, dout):
+    projected, bias, out, logsumexp = saved
+    gradients = _per_device(
+        _backward_call,
+        (*projected, out, logsumexp, dout),
+        size,
+        out_axes=(2,) * (3 if len(projected) == 3 else 2),
+    )
+    if len(projected) == 3:
+        return tuple(gradients), None
+    gradient, sums = gradients
+    # Of each image: XLA adds them up over the images.
+    return (gradient,), None if bias is None else sums.sum((0, 1)).astype(bias.dtype)
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def _per_device(call, arrays, size, out_axes):
+    """The call with each device's images and heads; packed ones are not sharded by heads."""
+    packed = len(arrays) in (1, 4)
+    return partitioning.per_device(
+        functools.partial(call, size=size),
+        *arrays,
+        heads=1 if packed else arrays[0].shape[2] // size,
+        # Of (B, groups, heads, N), heads lie along axis 1.
+        axes=[1 if x.ndim == 4 else 2 for x in arrays],
+        out_axes=out_axes,
+    )
+
+
+def _forward_call(*projected, size):
+    """-> (B, N, H·C), and base-2 logarithms of the softmax's denominators, (B, groups, heads, N)."""
+    grid = _Grid(projected, size)
+    results = [grid.features(), grid.rows()]
+    return grid.call(_forward_kernel, "short_attention", projected, grid.projected(), results)
+
+
+def _backward_call(*arrays, size):
+    """-> gradients of what was projected; where it is packed, also their sums over the tokens
+    (B, 1, 3·H·C) float32.
+    """
+    *projected, _, _, _ = arrays
+    grid = _Grid(projected, size)
+    saved = [grid.features()[1], grid.rows()[1], grid.features()[1]]
+    results = [grid.packed(), grid.sums()] if grid.packs else [grid.features()] * 3
+    return grid.call(
+        _backward_kernel,
+        "short_attention_backward",
+        arrays,
+        [*grid.projected(), *saved],
+        results,
+    )
+
+
+class _Grid:
+    """Images by groups of heads, and how a program of it sees the arrays: (shape, block) each."""
+
+    def __init__(self, projected, size):
+        from jax.experimental import pallas as pl
+
+        self.images, self.tokens, width = projected[0].shape
+        self.packs, self.size, self.dtype = len(projected) == 1, size, projected[0].dtype
+        self.width = width // 3 if self.packs else width
+        heads = self.width // size
+        self.heads = _heads_at_once(self.tokens, heads, size, self.dtype)
+        self.groups = heads // self.heads
+        self.block = pl.BlockSpec
+
+    def features(self):
+        """(B, N, H·C): queries, keys, values, results and their gradients."""
+        shape = (self.images, self.tokens, self.width)
+        block = (None, self.tokens, self.width // self.groups)
+        return jax.ShapeDtypeStruct(shape, self.dtype), self.block(block, lambda i, g: (i, 0, g))
+
+    def packed(self):
+        """(B, N, 3·H·C), in one group."""
+        shape = (self.images, self.tokens, 3 * self.width)
+        block = self.block((None, *shape[1:]), lambda i, g: (i, 0, 0))
+        return jax.ShapeDtypeStruct(shape, self.dtype), block
+
+    def rows(self):
+        """(B, groups, heads, N) float32."""
+        shape = (self.images, self.groups, self.heads, self.tokens)
+        block = self.block((None, None, *shape[2:]), lambda i, g: (i, g, 0, 0))
+        return jax.ShapeDtypeStruct(shape, jnp.float32), block
+
+    def sums(self):
+        """(B, 1, 3·H·C) float32."""
+        shape = (self.images, 1, 3 * self.width)
+        block = self.block((None, *shape[1:]), lambda i, g: (i, 0, 0))
+        return jax.ShapeDtypeStruct(shape, jnp.float32), block
+
+    def projected(self):
+        """Blocks of queries, keys and values: of three arrays, or parts of one."""
+        if not self.packs:
+            return [self.features()[1]] * 3
+        shape = (None, self.tokens, self.width)
+        return [self.block(shape, lambda i, g, part=part: (i, 0, part)) for part in range(3)]
+
+    def call(self, kernel, name, arrays, blocks, results):
+        """Runs the kernel; what is packed, it sees as three parts."""
+        from jax.experimental import pallas as pl
+        from jax.experimental.pallas import tpu as pltpu
+
+        arrays = (arrays[0],) * 2 + tuple(arrays) if self.packs else arrays
+        return pl.pallas_call(
+            functools.partial(kernel, size=self.size),
+            grid=(self.images, self.groups),
+            in_specs=blocks,
+            out_shape=[shape for shape, _ in results],
+            out_specs=[block for _, block in results],
+            name=name,
+            interpret=choices.platform() != "tpu",
+            compiler_params=pltpu.CompilerParams(
+                dimension_semantics=("parallel", "parallel"), vmem_limit_bytes=_memory()
+            ),
+        )(*arrays)
+
+
+def _forward_kernel(q_ref, k_ref, v_ref, out_ref, logsumexp_ref, *, size):
+    out = []
+    for heads, lanes in _tiles(q_ref, size):
+        q, k, v = q_ref[:, lanes], k_ref[:, lanes], v_ref[:, lanes].T
+        for i, head in enumerate(heads):
+            logits = _product(k, _only(q, i, heads), 1, 1) * _scale(size)
+            largest = logits.max(0, keepdims=True)
+            exponentials = jnp.exp2(logits - largest)
+            total = exponentials.sum(0, keepdims=True)
+            sums = _product(v[i * size : (i + 1) * size], exponentials.astype(v.dtype), 1, 0)
+            out.append(sums * (1 / total))
+            logsumexp_ref[head : head + 1] = largest + jnp.log2(total)
+    out_ref[...] = jnp.concatenate(out, axis=0).T.astype(out_ref.dtype)
+
+
+def _backward_kernel(q_ref, k_ref, v_ref, out_ref, logsumexp_ref, dout_ref, *results, size):
+    dq, dk, dv = [], [], []
+    for heads, lanes in _tiles(q_ref, size):
+        q, k, v, out, dout = (ref[:, lanes] for ref in (q_ref, k_ref, v_ref, out_ref, dout_ref))
+        k_by_channel = k.T
+        products = (out.astype(jnp.float32) * dout.astype(jnp.float32)).T
+        dk_here = dv_here = 0
+        for i, head in enumerate(heads):
+            channels = slice(i * size, (i + 1) * size)
+            own_q, own_dout = _only(q, i, heads), _only(dout, i, heads)
+            delta = products[channels].sum(0, keepdims=True)
+            logits = _product(k, own_q, 1, 1) * _scale(size)
+            p = jnp.exp2(logits - logsumexp_ref[head : head + 1])
+            dlogits = (p * (_product(v, own_dout, 1, 1) - delta)).astype(q.dtype)
+            dq.append(_product(k_by_channel[channels], dlogits, 1, 0))
+            dk_here += _product(dlogits, own_q, 1, 0)
+            dv_here += _product(p.astype(q.dtype), own_dout, 1, 0)
+        dk.append(dk_here)
+        dv.append(dv_here)
+    gradients = (
+        jnp.concatenate(dq, axis=0).T * size**-0.5,
+        jnp.concatenate(dk, axis=1) * size**-0.5,
+        jnp.concatenate(dv, axis=1),
+    )
+    if len(results) == 3:
+        for ref, gradient in zip(results, gradients, strict=True):
+            ref[...] = gradient.astype(ref.dtype)
+        return
+    packed, sums = results
+    width = q_ref.shape[1]
+    for i, gradient in enumerate(gradients):
+        packed[:, i * width : (i + 1) * width] = gradient.astype(packed.dtype)
+        sums[:, i * width : (i + 1) * width] = gradient.sum(0, keepdims=True)
+
+
+def _tiles(ref, size):
+    """Heads that share a tile of lanes, and their lanes: pairs of 64 channels, others by themselves."""
+    heads = ref.shape[1] // size
+    together = max(1, LANES // size) if LANES % size == 0 else 1
+    for first in range(0, heads, together):
+        last = min(first + together, heads)
+        yield range(first, last), slice(first * size, last * size)
+
+
+def _only(x, i, heads):
+    """x (N, lanes of the heads) with zeros in place of all heads but the i-th: products over the whole
+    tile cost as much as over one head, and nothing is shifted.
+    """
+    if len(heads) == 1:
+        return x
+    owner = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1) // (x.shape[1] // len(heads))
+    return jnp.where(owner == i, x, jnp.zeros_like(x))
+
+
+def _product(a, b, axis_of_a, axis_of_b):
+    contracted = (((axis_of_a,), (axis_of_b,)), ((), ()))
+    return jax.lax.dot_general(a, b, contracted, preferred_element_type=jnp.float32)
+
+
+def _scale(size):
+    """1/√C in powers of two: of 2^x there is an instruction."""
+    return size**-0.5 * math.log2(math.e)
+
+
+def _heads_at_once(tokens: int, heads: int, size: int, dtype: jax.typing.DTypeLike) -> int:
+    """How many heads a program has: all of them, or as many as fill tiles and have at most
+    `UNROLLED` logits; 0 if that takes too much memory.
+    """
+    counts = [n for n in range(1, heads) if heads % n == 0 and n * size % LANES == 0]
+    few = [n for n in (*counts, heads) if n * tokens**2 <= UNROLLED]
+    count = max(few, default=min((*counts, heads)))
+    rows, columns = (-(-length // LANES) * LANES for length in (tokens, count * size))
+    # Eight blocks of the backward pass, twice each since the next program's arrive meanwhile; four
+    # of them in float32; logits and gradients of logits.
+    needed = rows * columns * (16 * jnp.dtype(dtype).itemsize + 16) + 16 * rows * rows
+    return count if needed <= _memory() else 0
+
+
+def _memory() -> int:
+    """Bytes of fast memory for a program, on the devices of the mesh that is set."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    kind = jax.devices()[0].device_kind if device is None else device.device_kind
+    return MEMORY.get(kind, DEFAULT_MEMORY)
+
+
+def _local(heads: int) -> int:
+    """Heads of one device."""
+    shards = dict(jax.sharding.get_abstract_mesh().shape).get("tensor", 1)
+    return heads // shards if heads % shards == 0 else heads
