@@ -143,6 +143,15 @@ def test_cycles_of_kernels_are_those_that_were_counted_elsewhere():
     assert cycles.count(counted)["loops"]["attention"] == 4 * 70
 
 
+def test_an_instruction_goes_on_where_an_attribute_of_a_kernel_breaks_the_line():
+    attribute = 'custom_call_target="tpu_custom_call"'
+    broken = f'{attribute}, frontend_attributes={{kernel_metadata={{\n"block":"{{384}}"\n}}}}'
+    whole, split = (hlo.parse(text) for text in (BRANCHES, BRANCHES.replace(attribute, broken)))
+    assert [i.name for i, _ in split.steps()] == [i.name for i, _ in whole.steps()]
+    kernel = next(i for i, _ in split.steps() if i.name == "z")
+    assert kernel.source.endswith("attention/pallas_call")
+
+
 def test_arrays_are_as_large_as_their_tiles_and_only_where_they_lie():
     padded, small, plain = hlo.shapes_in(
         "bf16[32,257,1280]{2,1,0:T(8,128)(2,1)} f32[4]{0:T(128)S(1)} f32[3,5]{1,0}"

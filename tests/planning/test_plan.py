@@ -152,12 +152,10 @@ def test_parts_of_a_batch_are_as_many_as_the_excess_asks_for():
     assert fit._next_accumulate([refused(8, 200)]) is None  # Passes would become too small.
 
 
-def plan_taking(ms, fits=True, **of):
-    return refused(64, 44, **of) | {
-        "fits": fits,
-        "missing_bytes": 28 * GIB,
-        "seconds": {"expected": ms},
-    }
+def plan_taking(ms, fits=True, parts=1):
+    peak = 44 if parts == 1 else 24
+    made = refused(64 / parts, peak, accumulate=parts)
+    return made | {"fits": fits, "missing_bytes": (peak - 16) * GIB, "seconds": {"expected": ms}}
 
 
 def test_fit_finds_the_fastest_mesh_and_policy_beyond_a_slower_mesh():
@@ -182,7 +180,7 @@ def test_fit_accumulates_what_does_not_fit_and_skips_what_the_batch_does_not_all
         if choice.remat == "full":
             return plan_taking(50)
         fits = choice.remat == "save_attention" and choice.accumulate == 4
-        return plan_taking(40, fits, accumulate=choice.accumulate)
+        return plan_taking(40, fits, choice.accumulate)
 
     tried = fit.search(attempt, [2], accumulate=1)
     assert fit.best_of(tried) == fit.Choice(2, "save_attention", 4)
