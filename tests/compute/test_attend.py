@@ -56,19 +56,21 @@ def test_the_backward_pass_of_plain_attention_stores_no_weights():
     assert not any(x.shape[-2:] == (SHAPE[1], SHAPE[1]) for x in jax.tree.leaves(back))
 
 
-def test_cudnn_is_lowered_to_its_fused_kernels_forward_and_backward(monkeypatch):
+@pytest.mark.parametrize("count", [196, 197, 577])
+def test_cudnn_is_lowered_to_its_fused_kernels_and_pads_nothing(monkeypatch, count):
     # Which version is installed is asked while tracing; without a GPU there is none.
     from jax._src.cudnn import fused_attention_stablehlo
 
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
     monkeypatch.setattr(choices, "platform", lambda: "gpu")
-    q = jax.ShapeDtypeStruct((2, 577, 4, 64), jnp.bfloat16)
+    q = jax.ShapeDtypeStruct((2, count, 4, 64), jnp.bfloat16)
 
     def loss(q, k, v):
-        return attend.attend(q, k, v, implementation="cudnn").astype(jnp.float32).sum()
+        return attend.attend(q, k, v).astype(jnp.float32).sum()
 
     text = jax.jit(jax.grad(loss)).trace(q, q, q).lower(lowering_platforms=("cuda",)).as_text()
     assert "__cudnn$fmhaSoftmax" in text and "__cudnn$fmhaSoftmaxBackward" in text
+    assert "stablehlo.pad" not in text and f"x{count}x4x64xbf16" in text
 
 
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])

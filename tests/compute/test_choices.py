@@ -10,7 +10,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.compute import attend, choices, cpu, dense, gpu, recompute, tpu
 from vit_jax.compute.choices import AUTO
 from vit_jax.data.options import Data
-from vit_jax.devices import meshes
+from vit_jax.devices import gpus, meshes
 from vit_jax.evaluation.forward import make_forward
 from vit_jax.models import registry
 
@@ -50,7 +50,8 @@ def attention_on(platform, monkeypatch, asked="auto", tokens=197, **options):
 
 def test_the_implementation_of_attention_is_chosen_by_device_type_and_shape(monkeypatch):
     assert attention_on("cpu", monkeypatch, tokens=4096) == "xla"
-    assert attention_on("gpu", monkeypatch) == "xla"
+    assert attention_on("gpu", monkeypatch) == "cudnn"
+    assert attention_on("gpu", monkeypatch, tokens=65) == "xla"
     assert attention_on("gpu", monkeypatch, tokens=577) == "cudnn"
     assert attention_on("gpu", monkeypatch, tokens=577, dtype="float32") == "xla"
     assert attention_on("gpu", monkeypatch, tokens=577, head_size=36) == "xla"
@@ -93,8 +94,9 @@ def test_a_kernel_of_gpus_is_refused_elsewhere(monkeypatch):
     [
         ("cpu", AUTO, 12, "none", 12),
         ("cpu", AUTO, 12, "full", 1),
-        ("gpu", AUTO, 24, "none", 24),
-        ("gpu", AUTO, 48, "none", 1),
+        ("cpu", AUTO, 48, "none", 1),
+        ("gpu", AUTO, 12, "none", 1),
+        ("gpu", 0, 24, "none", 24),
         ("tpu", AUTO, 12, "none", 1),
         ("tpu", 0, 12, "none", 12),
         ("cpu", 5, 12, "full", 5),
@@ -115,11 +117,12 @@ def test_layers_are_unrolled_where_it_pays(monkeypatch, platform, asked, layers,
         ("cpu", "R26+ViT-S/32", "auto", "none"),
         ("cpu", "ViT-S/16", "none", "none"),
         ("cpu", "BiT-R50x1", "full", "full"),
-        ("tpu", "ViT-S/16", "auto", "none"),
+        ("tpu", "ViT-S/16", "auto", "save_products"),
+        ("tpu", "BiT-R50x1", "auto", "none"),
         ("gpu", "ViT-S/16", "auto", "none"),
     ],
 )
-def test_cpus_store_few_arrays_but_all_of_convolutions(
+def test_cpus_and_tpus_store_few_arrays_but_all_of_convolutions(
     monkeypatch, platform, name, asked, expected
 ):
     monkeypatch.setattr(choices, "platform", lambda: platform)
@@ -166,6 +169,23 @@ def test_another_device_computes_as_the_config_says(monkeypatch, kit):
     monkeypatch.setattr(choices, "platform", lambda: "tpu")
     config = kit.config(dtype="bfloat16")
     assert choices.with_compute_dtype(config) is config
+
+
+def test_options_for_gpus_are_known_to_xla_and_used_for_gpus_alone():
+    compiled = jax.jit(lambda x: x + 1).lower(1.0)
+    compiled.compile(compiler_options=gpu.COMPILER_OPTIONS)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_gpu_no_such_option"):
+        compiled.compile(compiler_options={"xla_gpu_no_such_option": True})
+    assert choices.compiler_options(one_device()) == {}
+
+
+def test_memory_of_gpus_is_reserved_unless_the_user_says_how():
+    environment = {}
+    gpus.reserve_memory(environment)
+    assert environment == {"XLA_CLIENT_MEM_FRACTION": "0.9"}
+    chosen = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    gpus.reserve_memory(chosen)
+    assert chosen == {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
 
 def test_the_platform_is_that_of_the_mesh():

@@ -1,6 +1,8 @@
 """Reading compiled programs, against programs whose collectives and turns are known by hand."""
 # ruff: noqa: E501
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -73,6 +75,81 @@ def test_cycles_are_multiplied_by_turns_and_told_apart():
     assert counted["all"]["matrix products"] == counted["loops"]["matrix products"] == 32_000
     assert counted["all"]["data movement"] == 70 and counted["loops"]["data movement"] == 0
     assert cycles.largest(hlo.parse(TPU), 1)[0]["name"] == "work"
+
+
+# Four turns of a loop over a switch with three branches, one of which has a switch of its own, and a
+# kernel, of which the compiler estimates nothing.
+BRANCHES = """HloModule jit_step, is_scheduled=true
+
+%cheap (p: f32[8]) -> f32[8] {
+  %p.1 = f32[8]{0} parameter(0)
+  ROOT %cheap.1 = f32[8]{0} negate(%p.1), backend_config={"window_config":{"estimated_cycles":"10"}}
+}
+
+%dear (p: f32[8]) -> f32[8] {
+  %p.2 = f32[8]{0} parameter(0)
+  ROOT %dear.1 = f32[8]{0} cosine(%p.2), backend_config={"window_config":{"estimated_cycles":"1000"}}
+}
+
+%either (p: f32[8]) -> f32[8] {
+  %p.3 = f32[8]{0} parameter(0)
+  %yes = pred[] constant(true)
+  ROOT %inner = f32[8]{0} conditional(%yes, %p.3, %p.3), true_computation=%cheap, false_computation=%dear, metadata={op_name="jit(step)/while/body/SCOPE/branch_2_fun/cond"}
+}
+
+%condition (p: (s32[], f32[8])) -> pred[] {
+  %p.4 = (s32[], f32[8]{0}) parameter(0)
+  %turn = s32[] get-tuple-element(%p.4), index=0
+  %turns = s32[] constant(4)
+  ROOT %less = pred[] compare(%turn, %turns), direction=LT
+}
+
+%body (p: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %p.5 = (s32[], f32[8]{0}) parameter(0)
+  %index = s32[] get-tuple-element(%p.5), index=0
+  %x = f32[8]{0} get-tuple-element(%p.5), index=1
+  %y = f32[8]{0} conditional(%index, %x, %x, %x), branch_computations={%cheap, %dear, %either}, metadata={op_name="jit(step)/while/body/SCOPE/cond"}
+  %z = f32[8]{0} custom-call(%y), custom_call_target="tpu_custom_call", metadata={op_name="jit(step)/while/body/attention/pallas_call"}, backend_config={"custom_call_config":{"body":"TUzv"}}
+  ROOT %next = (s32[], f32[8]{0}) tuple(%index, %z)
+}
+
+ENTRY %main (a: f32[8]) -> f32[8] {
+  %a = f32[8]{0} parameter(0)
+  %zero = s32[] constant(0)
+  %begin = (s32[], f32[8]{0}) tuple(%zero, %a)
+  %loop = (s32[], f32[8]{0}) while(%begin), condition=%condition, body=%body
+  ROOT %end = f32[8]{0} get-tuple-element(%loop), index=1
+}
+"""
+
+
+def test_branches_are_counted_by_their_probability_or_the_most_expensive_alone():
+    dearest = hlo.parse(BRANCHES.replace("SCOPE", "switch"))
+    assert sum(cycles.count(dearest)["all"].values()) == 4 * 1000
+    uniform = hlo.parse(BRANCHES.replace("/SCOPE/cond", "/equally_likely/cond"))
+    # The switch within has no such name of its own.
+    assert sum(cycles.count(uniform)["all"].values()) == round(4 * (10 + 1000 + 1000) / 3)
+    rows = cycles.conditionals(uniform)
+    assert [(r["branches"], r["counted"], r["cycles"]) for r in rows] == [
+        (3, "equally likely", 2680),
+        (2, "the most expensive", 1333),
+    ]
+
+
+def test_cycles_of_kernels_are_those_that_were_counted_elsewhere():
+    program = hlo.parse(BRANCHES)
+    assert cycles.count(program)["all"]["attention"] == 0
+    counted = dataclasses.replace(program, kernels={"z": 70})
+    assert cycles.count(counted)["loops"]["attention"] == 4 * 70
+
+
+def test_an_instruction_goes_on_where_an_attribute_of_a_kernel_breaks_the_line():
+    attribute = 'custom_call_target="tpu_custom_call"'
+    broken = f'{attribute}, frontend_attributes={{kernel_metadata={{\n"block":"{{384}}"\n}}}}'
+    whole, split = (hlo.parse(text) for text in (BRANCHES, BRANCHES.replace(attribute, broken)))
+    assert [i.name for i, _ in split.steps()] == [i.name for i, _ in whole.steps()]
+    kernel = next(i for i, _ in split.steps() if i.name == "z")
+    assert kernel.source.endswith("attention/pallas_call")
 
 
 def test_arrays_are_as_large_as_their_tiles_and_only_where_they_lie():

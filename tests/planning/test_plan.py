@@ -152,6 +152,41 @@ def test_parts_of_a_batch_are_as_many_as_the_excess_asks_for():
     assert fit._next_accumulate([refused(8, 200)]) is None  # Passes would become too small.
 
 
+def plan_taking(ms, fits=True, parts=1):
+    peak = 44 if parts == 1 else 24
+    made = refused(64 / parts, peak, accumulate=parts)
+    return made | {"fits": fits, "missing_bytes": (peak - 16) * GIB, "seconds": {"expected": ms}}
+
+
+def test_fit_finds_the_fastest_mesh_and_policy_beyond_a_slower_mesh():
+    policy = {"none": 30, "save_products": 20, "save_attention": 22, "full": 25}
+    mesh = {1: 0, 2: 1, 4: -4, 8: -6, 16: -1, 32: 0, 64: -15}
+
+    def attempt(choice):
+        # With parameters sharded over 8, the policy that was second is first.
+        bonus = 5 if (choice.fsdp, choice.remat) == (8, "save_attention") else 0
+        return plan_taking(policy[choice.remat] + mesh[choice.fsdp] - bonus)
+
+    tried = fit.search(attempt, list(mesh), accumulate=1)
+    assert fit.best_of(tried) == fit.Choice(8, "save_attention", 1)
+    # Two slower in a row end the search.
+    assert {choice.fsdp for choice in tried} == {1, 2, 4, 8, 16, 32}
+
+
+def test_fit_accumulates_what_does_not_fit_and_skips_what_the_batch_does_not_allow():
+    def attempt(choice):
+        if choice.accumulate > 4:
+            return None
+        if choice.remat == "full":
+            return plan_taking(50)
+        fits = choice.remat == "save_attention" and choice.accumulate == 4
+        return plan_taking(40, fits, choice.accumulate)
+
+    tried = fit.search(attempt, [2], accumulate=1)
+    assert fit.best_of(tried) == fit.Choice(2, "save_attention", 4)
+    assert fit.search(lambda choice: None, [1, 2], accumulate=3) == {}
+
+
 def test_fit_says_the_flags_that_differ_and_keeps_the_batch():
     choice = fit.Choice(fsdp=4, remat="full", accumulate=2)
     config = small_config()

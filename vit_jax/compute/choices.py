@@ -24,11 +24,14 @@ if TYPE_CHECKING:
 
 AUTO = -1  # of `unroll`
 
-# Up to this many layers are unrolled on CPUs and GPUs; beyond, compiling takes longer than it saves.
+# Up to this many layers are unrolled on CPUs; beyond, compiling takes longer than it saves.
 UNROLLED = 24
-# From this many tokens on, the logits of all pairs cost more than the kernels' extra work. Not
-# measured on accelerators yet: `tests/benchmarks/step_peers.py --device=cuda` compares the two.
-CUDNN_TOKENS = 512
+# From this many tokens N on, a GPU computes attention by cuDNN. Counted, not measured: plain XLA
+# writes and reads a head's logits in float32 and weights in 16 bits, 12 N² bytes a forward pass; the
+# fused kernel reads and writes q, k, v and the result, 8 N C bytes. Heads of C = 64 are even at 43
+# tokens, and at 197 plain XLA moves 4.6 times as much. The kernel works in tiles of 128 tokens, which
+# fewer do not fill. `tests/benchmarks/step_peers.py --device=cuda` compares the two.
+CUDNN_TOKENS = 128
 SPLASH_TOKENS = 2048
 
 
@@ -39,6 +42,12 @@ def platform() -> str:
     device = jax.sharding.get_abstract_mesh().abstract_device
     name = jax.default_backend() if device is None else device.platform
     return "gpu" if name == "cuda" else name
+
+
+def _is_amd() -> bool:
+    """Whether the GPUs are AMD's, for which there is no cuDNN."""
+    device = jax.sharding.get_abstract_mesh().abstract_device or jax.devices()[0]
+    return device.device_kind.startswith("AMD")
 
 
 def by_platform(formula: Callable) -> Callable:
@@ -106,7 +115,7 @@ def attention(
         return "xla"
     if asked != "auto":
         return asked
-    if platform() == "gpu":
+    if platform() == "gpu" and not _is_amd():
         fits = head_size % 8 == 0 and head_size <= 128
         halves = jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
         return "cudnn" if fits and halves and keys >= CUDNN_TOKENS else "xla"
@@ -117,25 +126,35 @@ def attention(
 
 def unrolled(asked: int, layers: int, policy: str) -> int:
     """How many of `layers` equal layers are compiled side by side. `asked` is the config's
-    `unroll`: 0 for all; `AUTO` for all, but one at a time on TPUs, whose compiler needs minutes for
-    unrolled layers, with more than `UNROLLED` layers, and where a policy recomputes: XLA for CPUs
-    stores what it should recompute unless forward and backward pass are loops of their own.
+    `unroll`: 0 for all; `AUTO` for one at a time, but all on CPUs, unless there are more than
+    `UNROLLED` or a policy recomputes: XLA for CPUs stores what it should recompute unless forward and
+    backward pass are loops of their own. The compiler for TPUs needs minutes for unrolled layers;
+    what that for GPUs needs was never measured.
     """
     if asked == AUTO:
-        loop = platform() == "tpu" or layers > UNROLLED or policy != "none"
+        loop = platform() != "cpu" or layers > UNROLLED or policy != "none"
         asked = 1 if loop else 0
     return min(asked or layers, layers)
 
 
 def remat(config: "Options") -> str:
-    """The policy of `recompute` for a model: the config's, or for `auto` what suits the device. On
-    CPUs a loop that stores few arrays beats layers side by side that store all, since it touches
-    less memory; except for convolutions, whose outputs it would not store.
+    """The policy of `recompute` for a model: the config's, or for `auto` what suits the device.
+
+    On CPUs and TPUs a loop that stores few arrays beats one that stores all, since it touches less
+    memory; except for convolutions, whose outputs it would not store. Measured on CPUs; of TPUs by
+    the compiler's cycles, which docs/notes/2026-11-23-families-on-tpus.md lists by family.
     """
     if config.remat != "auto":
         return config.remat
-    stores_few = platform() == "cpu" and not config.convolutional
+    stores_few = platform() in ("cpu", "tpu") and not config.convolutional
     return "save_products" if stores_few else "none"
+
+
+def compiler_options(mesh: Mesh) -> dict[str, bool]:
+    """XLA's options for a program that trains on the devices of a mesh."""
+    from vit_jax.compute import gpu
+
+    return gpu.COMPILER_OPTIONS if mesh.devices.flat[0].platform == "gpu" else {}
 
 
 def with_compute_dtype(config: "Options") -> "Options":

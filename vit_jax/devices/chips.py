@@ -12,8 +12,9 @@ import math
 from vit_jax.base.errors import ConfigError
 
 # Dense bfloat16 peak in FLOP/s of one JAX device, as the vendors publish it:
-# cloud.google.com/tpu/docs (one TensorCore of v2 and v3 is a device, so half a chip) and NVIDIA's
-# data sheets, without sparsity.
+# cloud.google.com/tpu/docs (one TensorCore of v2 and v3 is a device, so half a chip); NVIDIA's data
+# sheets, half of the figure with sparsity where that alone is printed (B200: HGX B200, Blackwell
+# data sheet; GB200: the superchip's by its two GPUs; L4: 242); AMD's of the MI300X.
 PEAK_BFLOAT16 = {
     "TPU v2": 22.5e12,
     "TPU v3": 61.5e12,
@@ -29,6 +30,10 @@ PEAK_BFLOAT16 = {
     "NVIDIA A100-SXM4-80GB": 312e12,
     "NVIDIA H100 80GB HBM3": 989.4e12,
     "NVIDIA H200": 989.4e12,
+    "NVIDIA B200": 2250e12,
+    "NVIDIA GB200": 2500e12,
+    "NVIDIA L4": 121e12,
+    "AMD Instinct MI300X": 1307.4e12,
 }
 
 

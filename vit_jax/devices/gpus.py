@@ -1,5 +1,5 @@
-"""Which GPUs of its node a process uses. Read from environment variables and device files; no device
-is touched here.
+"""Which GPUs of its node a process uses, and how much of their memory. Read from environment
+variables and device files; no device is touched here.
 
 `jax.distributed.initialize` would give each process that SLURM or Open MPI starts one GPU, also where
 it is the only process of a node with eight.
@@ -8,13 +8,20 @@ it is the only process of a node with eight.
 import dataclasses
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
 from jax._src import hardware_utils  # has no public name
 
 from vit_jax.base.errors import ConfigError
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+# By which users choose how XLA allocates memory of GPUs.
+_ALLOCATION = (
+    "XLA_CLIENT_MEM_FRACTION",
+    "XLA_PYTHON_CLIENT_MEM_FRACTION",
+    "XLA_PYTHON_CLIENT_PREALLOCATE",
+    "XLA_PYTHON_CLIENT_ALLOCATOR",
+)
 _GPU = re.compile(r"\d+|(GPU|MIG)-.+")
 
 
@@ -35,6 +42,15 @@ def wanted(environment: Mapping[str, str]) -> bool:
     """Whether JAX may compute with GPUs: not with JAX_PLATFORMS=cpu."""
     platforms = environment.get("JAX_PLATFORMS")
     return not platforms or not {"cuda", "rocm", "gpu"}.isdisjoint(platforms.split(","))
+
+
+def reserve_memory(environment: MutableMapping[str, str]) -> None:
+    """Lets XLA use nine tenths of each GPU's memory instead of its default, three quarters, unless a
+    variable for that is set. The rest is for CUDA, cuDNN and NCCL; NVIDIA advises 0.8 or 0.9. Call it
+    before JAX looks for devices.
+    """
+    if not any(name in environment for name in _ALLOCATION):
+        environment["XLA_CLIENT_MEM_FRACTION"] = "0.9"
 
 
 def on_node() -> int:

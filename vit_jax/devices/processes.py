@@ -22,7 +22,7 @@ import jax
 from jax._src import distributed as jax_distributed  # its client has no public name
 
 from vit_jax.base.errors import UserError
-from vit_jax.devices import engines
+from vit_jax.devices import engines, gpus
 
 START_AGAIN = 42
 HEARTBEAT_SECONDS = 60
@@ -69,6 +69,7 @@ def initialize(
       ConfigError: only some of the three are given, or they make no sense.
       HostsError: the others cannot be joined.
     """
+    gpus.reserve_memory(os.environ)
     place = engines.find_place(coordinator, num_processes, process_id)
     if place is None:
         return

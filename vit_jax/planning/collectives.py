@@ -18,7 +18,7 @@ class Collective:
       kind: one of `KINDS`.
       bytes: of the whole array on a device: gathered, before it is scattered, or reduced.
       group: devices that take part; slices, if it crosses them.
-      times: how often it runs in a step.
+      times: how often it runs in a step; a fraction in a branch that is not always taken.
       crosses_slices: whether it goes over the slow network between slices.
       shapes: of the result.
       source: the path of the operation in the program, '' if unknown.
@@ -27,7 +27,7 @@ class Collective:
     kind: str
     bytes: int
     group: int
-    times: int
+    times: float
     crosses_slices: bool
     shapes: tuple
     source: str
@@ -74,7 +74,7 @@ def summary(found: list[Collective]) -> list[dict]:
     for c in found:
         row = rows[c.kind, c.group, c.crosses_slices]
         row["count"] += c.times
-        row["bytes"] += c.times * c.bytes
+        row["bytes"] += round(c.times * c.bytes)
         row["sent_bytes"] += round(c.times * c.sent)
     named = [
         {"kind": kind, "devices": group, "crosses_slices": crosses} | row
@@ -84,7 +84,7 @@ def summary(found: list[Collective]) -> list[dict]:
 
 
 def _collective(
-    instruction: Instruction, times: int, within: str, slices: int
+    instruction: Instruction, times: float, within: str, slices: int
 ) -> Collective | None:
     opcode, shapes = instruction.opcode, instruction.shapes
     common = {"times": times, "source": instruction.source}

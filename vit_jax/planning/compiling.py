@@ -9,10 +9,10 @@ import jax
 
 from vit_jax.base import logs
 from vit_jax.devices import meshes
-from vit_jax.planning import flops, hlo
+from vit_jax.planning import flops, hlo, kernels
 from vit_jax.planning.target import Target
 from vit_jax.training import state as states
-from vit_jax.training.assembly import Assembly
+from vit_jax.training.assembly import Assembly, make_mesh
 from vit_jax.training.guards import check_batch
 from vit_jax.training.step import compile_train_step
 
@@ -47,6 +47,7 @@ class Step:
       state: shapes, dtypes and shardings.
       lowered: the program before it is compiled.
       flops: operations of a step on all devices together, recomputation included.
+      grids: programs of each hand-written kernel's grid, by its name.
       kept: the largest arrays that loops stack up, which the backward pass needs of every layer;
         rows as in `Memory.largest`.
     """
@@ -55,6 +56,7 @@ class Step:
     state: states.TrainState
     lowered: jax.stages.Lowered
     flops: int
+    grids: dict[str, int]
     kept: list[dict]
 
     def state_bytes(self) -> int:
@@ -95,13 +97,13 @@ def prepare(assembly: Assembly, target: Target) -> Step:
       ConfigError: mesh or batch do not fit the target.
     """
     config = assembly.config
-    mesh = meshes.make_mesh(vars(config.mesh), target.devices)
+    mesh = make_mesh(config, target.devices)
     check_batch(config, mesh)
     state = assembly.abstract_state(mesh)
     step = compile_train_step(assembly.train_step, states.shardings_of(state), mesh)
     with jax.set_mesh(mesh):
         traced = step.trace(state, assembly.abstract_batch(mesh))
-        replicas = mesh.shape["data"] * mesh.shape["fsdp"]
+        replicas = meshes.batch_shards(mesh)
         kept = [
             {
                 "bytes": aval.size * aval.dtype.itemsize // replicas,
@@ -110,7 +112,14 @@ def prepare(assembly: Assembly, target: Target) -> Step:
             for aval in flops.stacked(traced.jaxpr)
         ]
         kept = sorted(kept, key=lambda row: -row["bytes"])[:LARGEST]
-        return Step(mesh, state, traced.lower(), flops.count(traced.jaxpr), kept)
+        return Step(
+            mesh=mesh,
+            state=state,
+            lowered=traced.lower(),
+            flops=flops.count(traced.jaxpr),
+            grids=kernels.grids(traced.jaxpr),
+            kept=kept,
+        )
 
 
 def compile(step: Step) -> Compiled:

@@ -1,6 +1,7 @@
-"""Where the time of a compiled TPU program goes, by the compiler's own estimate of each operation.
+"""Where the time of a compiled TPU program goes, by the compiler's own estimate of each operation and
+the bundles of hand-written kernels (`kernels.py`).
 
-Blind to what overlaps, to waiting for other devices and to hand-written kernels.
+Blind to what overlaps and to waiting for other devices and for memory.
 """
 
 import collections
@@ -8,7 +9,6 @@ import re
 
 from vit_jax.planning.hlo import Instruction, Program
 
-_ESTIMATE = re.compile(r'"estimated_cycles":"(\d+)"')
 _MOVES = ("copy", "transpose", "reshape", "slice", "concatenate", "pad", "bitcast", "broadcast")
 # What attention's operations are called: its scope, its contractions over queries (q) and keys (n).
 _ATTENTION = re.compile(r"attention|softmax|\bbhqn\b|->bhqn|bhqn,")
@@ -23,30 +23,48 @@ def count(program: Program, *, tokens: int | None = None) -> dict[str, dict[str,
     """
     found = {where: collections.Counter(dict.fromkeys(PARTS, 0)) for where in ("all", "loops")}
     for instruction, times in program.steps():
-        estimate = _ESTIMATE.search(instruction.attributes)
-        if estimate:
+        if cycles := program.cycles(instruction):
             part = _part(program, instruction, tokens)
-            found["all"][part] += times * int(estimate[1])
+            found["all"][part] += times * cycles
             if times > 1:
-                found["loops"][part] += times * int(estimate[1])
-    return {where: dict(counts) for where, counts in found.items()}
+                found["loops"][part] += times * cycles
+    return {
+        where: {part: round(cycles) for part, cycles in counts.items()}
+        for where, counts in found.items()
+    }
 
 
 def largest(program: Program, number: int) -> list[dict]:
     """The operations that take the most cycles in a step, a row for each."""
     rows = []
     for instruction, times in program.steps():
-        estimate = _ESTIMATE.search(instruction.attributes)
-        if estimate:
+        if cycles := program.cycles(instruction):
             row = {
                 "name": instruction.name,
-                "cycles": times * int(estimate[1]),
+                "cycles": round(times * cycles),
                 "times": times,
                 "shapes": [f"{s.dtype}{list(s.dims)}" for s in instruction.shapes],
                 "source": instruction.source,
             }
             rows.append(row)
     return sorted(rows, key=lambda row: -row["cycles"])[:number]
+
+
+def conditionals(program: Program) -> list[dict]:
+    """How branches were counted, a row for each conditional that takes cycles, most cycles first."""
+    rows = []
+    for one in program.conditionals():
+        counted = sum(one.cycles) / len(one.cycles) if one.equally_likely else max(one.cycles)
+        if counted:
+            row = {
+                "branches": len(one.cycles),
+                "counted": "equally likely" if one.equally_likely else "the most expensive",
+                "times": one.times,
+                "cycles": round(one.times * counted),
+                "source": one.source,
+            }
+            rows.append(row)
+    return sorted(rows, key=lambda row: -row["cycles"])
 
 
 def _part(program: Program, instruction: Instruction, tokens: int | None) -> str:

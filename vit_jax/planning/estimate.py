@@ -7,8 +7,8 @@ from vit_jax.planning.target import Target
 
 BLIND = {
     "floor": "every unit at its published peak, network and memory hidden behind the products",
-    "cycles": "the compiler's count of each operation, one after the other: it was 10 to 40 % too high for two "
-    "published runs; blind to overlap, waiting, hand-written kernels and the input pipeline",
+    "cycles": "the compiler's count of each operation, one after the other, and of kernels their scheduled bundles: "
+    "it was 10 to 40 % too high for two published runs; blind to overlap, waiting and the input pipeline",
     "ceiling": "cycles, then all of the network's time with nothing beside it, on one axis of the torus",
 }
 

@@ -4,6 +4,7 @@ the same: only mesh, remat and accumulation are tried, never the batch.
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 from absl import logging
 from ml_collections import ConfigDict
@@ -14,10 +15,6 @@ from vit_jax.planning import compiling, report
 from vit_jax.planning.plan import make_assembly, make_plan
 from vit_jax.planning.target import Target
 
-# Above this, XLA may turn gathers of parameters into all-reduces of twice the bytes; and each
-# further cut makes messages smaller.
-LARGEST_FSDP = 64
-MESHES = 2
 SMALLEST_PASS = 4
 
 
@@ -49,11 +46,7 @@ class Choice:
 def fit(
     config: ConfigDict, target: Target, *, price_per_chip_hour: float | None = None, **data
 ) -> dict:
-    """Tries remat policies, meshes and accumulation.
-
-    Every remat policy is compiled with the smallest fsdp at which the state leaves room. One that
-    does not fit is tried again with as much accumulation as its excess asks for, as long as the
-    last tries say that it can fit. The best of these is compiled with the next fsdp as well.
+    """Compiles the config with the choices of `search`.
 
     Args:
       config, target, price_per_chip_hour: see `plan`.
@@ -63,37 +56,81 @@ def fit(
       The fastest plan that fits, with `options`, the flags that make it, and `tried`, a line for
       each; if none fits, the one that lacks least.
     """
-    tried: dict[Choice, dict] = {}
 
     def attempt(choice: Choice) -> dict | None:
-        if choice not in tried:
-            changed = _changed(config, choice)
-            try:
-                tried[choice] = make_plan(
-                    make_assembly(changed, **data), target, price_per_chip_hour=price_per_chip_hour
-                )
-            except ConfigError:  # The batch cannot be cut in that many parts.
-                return None
-            logging.info("%s", report.summary_row(tried[choice]))
-        return tried[choice]
+        try:
+            assembly = make_assembly(_changed(config, choice), **data)
+            plan = make_plan(assembly, target, price_per_chip_hour=price_per_chip_hour)
+        except ConfigError:  # The batch cannot be split into that many parts.
+            return None
+        logging.info("%s", report.summary_row(plan))
+        return plan
 
-    first, *others = _cuts(config, target, data)
-    for remat in recompute.POLICIES:
-        accumulate, refused = config.accumulate, []
-        while accumulate:
-            plan = attempt(Choice(first, remat, accumulate))
-            if plan is None or plan["fits"]:
-                break
-            refused.append(plan)
-            accumulate = _next_accumulate(refused)
-    fitting = {choice: plan for choice, plan in tried.items() if plan["fits"]}
-    for fsdp in others if fitting else ():
-        attempt(dataclasses.replace(min(fitting, key=lambda c: _cost(fitting[c])), fsdp=fsdp))
-    best = min(tried, key=lambda choice: _cost(tried[choice]))
+    tried = search(attempt, _fsdp_sizes(config, target, data), config.accumulate)
+    if not tried:  # The config itself is wrong, and says why.
+        return make_plan(
+            make_assembly(config, **data), target, price_per_chip_hour=price_per_chip_hour
+        )
+    best = best_of(tried)
     return tried[best] | {
         "options": best.options(config),
         "tried": [report.summary_row(plan) for plan in tried.values()],
     }
+
+
+def search(
+    attempt: Callable[[Choice], dict | None], fsdp_sizes: list[int], accumulate: int
+) -> dict[Choice, dict]:
+    """Plans of the choices worth trying.
+
+    1. Every remat policy with the first fsdp. One that does not fit is tried again with as much
+       accumulation as its excess asks for, as long as the last tries say that it can fit.
+    2. The best of these with larger fsdp, until two in a row are slower: between faster meshes may
+       lie a slower one.
+    3. The other policies with the fsdp that was found, if it is another.
+
+    Args:
+      attempt: makes a plan; `None` if the batch does not allow the choice.
+      fsdp_sizes: to try, smallest first.
+      accumulate: of the config.
+    """
+    tried: dict[Choice, dict] = {}
+
+    def plan_of(choice: Choice) -> dict | None:
+        if choice not in tried:
+            plan = attempt(choice)
+            if plan is None:
+                return None
+            tried[choice] = plan
+        return tried[choice]
+
+    def try_policies(fsdp: int) -> None:
+        for remat in recompute.POLICIES:
+            parts, refused = accumulate, []
+            while parts:
+                plan = plan_of(Choice(fsdp, remat, parts))
+                if plan is None or plan["fits"]:
+                    break
+                refused.append(plan)
+                parts = _next_accumulate(refused)
+
+    first, *larger = fsdp_sizes
+    try_policies(first)
+    slower = 0
+    for fsdp in larger:
+        if slower == 2 or not tried or not tried[best_of(tried)]["fits"]:
+            break
+        choice = dataclasses.replace(best_of(tried), fsdp=fsdp)
+        plan_of(choice)
+        slower = 0 if best_of(tried) == choice else slower + 1
+    if tried and best_of(tried).fsdp != first:
+        try_policies(best_of(tried).fsdp)
+    return tried
+
+
+def best_of(tried: dict[Choice, dict]) -> Choice:
+    """The fastest that fits, or the one that lacks least."""
+    return min(tried, key=lambda choice: _cost(tried[choice]))
 
 
 def _changed(config: ConfigDict, choice: Choice) -> ConfigDict:
@@ -103,18 +140,20 @@ def _changed(config: ConfigDict, choice: Choice) -> ConfigDict:
     return config
 
 
-def _cuts(config: ConfigDict, target: Target, data: dict) -> list[int]:
-    """The `MESHES` smallest values of fsdp with which the state takes at most half the memory."""
+def _fsdp_sizes(config: ConfigDict, target: Target, data: dict) -> list[int]:
+    """Values of fsdp to try: powers of two within a slice, from the first with which the state takes
+    at most half of the memory.
+    """
     devices = len(target.devices) // max(1, config.mesh.tensor) // target.slices
-    possible = [2**i for i in range(int(math.log2(LARGEST_FSDP)) + 1) if devices % 2**i == 0]
+    possible = [2**i for i in range(devices.bit_length()) if devices % 2**i == 0]
     if target.tpu is None:
-        return possible[:MESHES]
+        return possible
     room = target.tpu.hbm_gib * 2**30 / 2
     for i, fsdp in enumerate(possible):
-        choice = Choice(fsdp, config.model.remat or "none", config.accumulate)
+        choice = Choice(fsdp, config.model.remat, config.accumulate)
         step = compiling.prepare(make_assembly(_changed(config, choice), **data), target)
         if step.state_bytes() <= room:
-            return possible[i : i + MESHES]
+            return possible[i:]
     return possible[-1:]
 
 

@@ -17,6 +17,14 @@ def count(jaxpr: core.ClosedJaxpr | core.Jaxpr) -> int:
     return sum(_of_equation(equation) for equation in jaxpr.eqns)
 
 
+def equations(jaxpr: core.ClosedJaxpr | core.Jaxpr) -> Iterator[core.JaxprEqn]:
+    """Every equation of a program and of those that it calls."""
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        yield equation
+        for one in _inner(equation):
+            yield from equations(one)
+
+
 def stacked(jaxpr: core.ClosedJaxpr | core.Jaxpr) -> Iterator[jax.core.ShapedArray]:
     """Types of what the outermost loops stack up, a slice a turn."""
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
@@ -28,7 +36,7 @@ def stacked(jaxpr: core.ClosedJaxpr | core.Jaxpr) -> Iterator[jax.core.ShapedArr
                 yield from stacked(one)
 
 
-def _of_equation(equation) -> int:
+def _of_equation(equation: core.JaxprEqn) -> int:
     name, params = equation.primitive.name, equation.params
     if name == "dot_general":
         (contracted, _), _ = params["dimension_numbers"]
@@ -42,11 +50,24 @@ def _of_equation(equation) -> int:
         return 2 * equation.outvars[0].aval.size * taps // dilation
     if name == "cond":
         return max(count(branch) for branch in params["branches"])
-    times = params["length"] if name == "scan" else 1
-    return times * sum(count(one) for one in _inner(equation))
+    return runs(equation) * sum(count(one) for one in _inner(equation))
 
 
-def _inner(equation) -> list:
+def runs(equation: core.JaxprEqn) -> int:
+    """How often an equation runs the programs that it calls: turns of a loop, devices that each have
+    a part of the arrays, programs of a kernel's grid.
+    """
+    name, params = equation.primitive.name, equation.params
+    if name == "scan":
+        return params["length"]
+    if name == "shard_map":
+        return math.prod(params["mesh"].shape[axis] for axis in params["newly_manual_axes"])
+    if name == "pallas_call":
+        return math.prod(params["grid_mapping"].grid)
+    return 1
+
+
+def _inner(equation: core.JaxprEqn) -> list:
     """The programs that an equation calls."""
     return [
         value

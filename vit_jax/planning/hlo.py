@@ -1,7 +1,7 @@
 """Reads the text of a compiled program: its instructions, and how often each runs in a step.
 
-Knows XLA's HLO text, not what it means for a plan: that is next door, in `collectives.py` and
-`cycles.py`.
+Knows XLA's HLO text, not what it means for a plan: that is next door, in `collectives.py`,
+`cycles.py` and `kernels.py`.
 """
 
 import collections
@@ -9,7 +9,9 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+
+from vit_jax.data.augmentation.randaugment import EQUALLY_LIKELY
 
 # Bytes of an element, by XLA's name of its type.
 BYTES = {"pred": 1, "token": 0, "opaque": 0} | {
@@ -25,8 +27,10 @@ BYTES = {"pred": 1, "token": 0, "opaque": 0} | {
 }
 # Computations that an instruction runs as a part of itself, as often as it runs.
 _CALLS = re.compile(
-    r"\b(?:calls|called_computations|to_apply|branch_computations)=\{?([^},]*(?:, %[^},]*)*)"
+    r"\b(?:calls|called_computations|to_apply|branch_computations|true_computation|false_computation)"
+    r"=\{?([^},]*(?:, %[^},]*)*)"
 )
+_ESTIMATE = re.compile(r'"estimated_cycles":"(\d+)"')
 _SHAPE = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,]*)\](?:\{([^{}]*)\})?")
 # A number in the layout: 0 and none are the device's large memory.
 _SMALL_MEMORY = re.compile(r"S\([1-9]")
@@ -103,10 +107,34 @@ class Instruction:
         found = re.search(r'op_name="([^"]*)"', self.attributes)
         return found[1] if found else ""
 
+    @property
+    def estimated_cycles(self) -> int | None:
+        """The compiler's estimate of one run; `None` where it makes none."""
+        found = _ESTIMATE.search(self.attributes)
+        return int(found[1]) if found else None
+
     def attribute(self, name: str) -> str | None:
         """The word after `name=`."""
         found = re.search(rf'\b{name}"?[=:]"?([^,\s"}}]+)', self.attributes)
         return found[1] if found else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Conditional:
+    """A place where a program runs one of several branches.
+
+    Attributes:
+      source: the path of the operation in the Python program.
+      cycles: of each branch, one run.
+      equally_likely: whether each branch is counted with the same probability; otherwise the one
+        with the most cycles is counted alone.
+      times: how often one of the branches runs in a step.
+    """
+
+    source: str
+    cycles: tuple[int, ...]
+    equally_likely: bool
+    times: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,10 +144,13 @@ class Program:
     Attributes:
       entry: name of the computation that runs first.
       computations: their instructions, by name.
+      kernels: cycles of one run of hand-written kernels, by the name of the instruction: the
+        compiler estimates none of them.
     """
 
     entry: str
     computations: dict[str, list[Instruction]]
+    kernels: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def loops(self) -> Iterator[tuple[Instruction, str, int]]:
         """Each `while` with its body and how often that runs."""
@@ -130,26 +161,37 @@ class Program:
                     yield instruction, body, self._trips(instruction)
 
     @functools.cached_property
-    def runs(self) -> dict[str, int]:
+    def runs(self) -> dict[str, float]:
         """How often each computation that is a sequence of steps runs: the entry once, a loop's body
-        once a turn. What is called by an instruction is not here but in `inside`.
+        once a turn. Branches of a conditional that are equally likely share its runs; of others, the
+        one with the most cycles runs alone. What is called by an instruction is not here but in
+        `inside`.
         """
-        counts: dict[str, int] = collections.defaultdict(int)
+        counts: dict[str, float] = collections.defaultdict(int)
 
-        def visit(name: str, times: int) -> None:
+        def visit(name: str, times: float) -> None:
             counts[name] += times
             for instruction in self.computations[name]:
-                if instruction.opcode == "while":
-                    body = instruction.attribute("body").lstrip("%")
-                    visit(body, times * self._trips(instruction))
-                elif instruction.opcode in ("call", "async-start", "conditional"):
-                    for called in instruction.called:
-                        visit(called, times)
+                for called, share in self._steps_of(instruction):
+                    visit(called, times * share)
 
         visit(self.entry, 1)
         return dict(counts)
 
-    def steps(self) -> Iterator[tuple[Instruction, int]]:
+    def conditionals(self) -> Iterator[Conditional]:
+        """Every conditional of a step."""
+        for instruction, times in self.steps():
+            if instruction.opcode == "conditional":
+                cycles = tuple(round(self._cycles_of(name)) for name in instruction.called)
+                yield Conditional(instruction.source, cycles, _is_uniform(instruction), times)
+
+    def cycles(self, instruction: Instruction) -> int | None:
+        """Of one run of an instruction by itself: the compiler's estimate, or of a kernel the count
+        in `kernels`; `None` where there is neither.
+        """
+        return self.kernels.get(instruction.name, instruction.estimated_cycles)
+
+    def steps(self) -> Iterator[tuple[Instruction, float]]:
         """Every instruction that the device runs one after the other, and how often."""
         for name, times in self.runs.items():
             for instruction in self.computations[name]:
@@ -161,6 +203,35 @@ class Program:
             for inner in self.computations.get(called, ()):
                 yield called, inner
                 yield from self.inside(inner)
+
+    def _steps_of(self, instruction: Instruction) -> Iterator[tuple[str, float]]:
+        """The computations that an instruction runs step by step, and how often each time it runs."""
+        if instruction.opcode == "while":
+            yield instruction.attribute("body").lstrip("%"), self._trips(instruction)
+        elif instruction.opcode == "conditional":
+            branches = instruction.called
+            if _is_uniform(instruction):
+                yield from ((name, 1 / len(branches)) for name in branches)
+            else:
+                yield max(branches, key=self._cycles_of), 1
+        elif instruction.opcode in ("call", "async-start"):
+            yield from ((name, 1) for name in instruction.called)
+
+    def _cycles_of(self, name: str) -> float:
+        """Of one run of a computation."""
+        if name not in self._computed:
+            self._computed[name] = sum(
+                (self.cycles(instruction) or 0)
+                + sum(
+                    times * self._cycles_of(called) for called, times in self._steps_of(instruction)
+                )
+                for instruction in self.computations[name]
+            )
+        return self._computed[name]
+
+    @functools.cached_property
+    def _computed(self) -> dict[str, float]:
+        return {}
 
     def _trips(self, loop: Instruction) -> int:
         """How often a loop turns: as XLA noted, or the number its condition compares with. A loop
@@ -183,7 +254,7 @@ def parse(text: str) -> Program:
     """The program that `jax.stages.Compiled.as_text` prints."""
     computations: dict[str, list[Instruction]] = {}
     entry, current = None, None
-    for line in text.splitlines():
+    for line in _lines(text):
         if line.startswith(("%", "ENTRY ")) and line.endswith("{"):
             name = line.removeprefix("ENTRY ").split(" ", 1)[0].lstrip("%")
             current = computations.setdefault(name, [])
@@ -196,6 +267,20 @@ def parse(text: str) -> Program:
     if entry is None:
         raise ValueError("no ENTRY computation: this is not the text of a compiled program")
     return Program(entry, computations)
+
+
+def _lines(text: str) -> Iterator[str]:
+    """The lines of a program: an attribute of a kernel may have line breaks, and goes on where a
+    line begins neither with spaces nor a computation nor the end of one.
+    """
+    whole = ""
+    for line in text.splitlines():
+        if whole.startswith("  ") and not re.match(r"  |%|ENTRY |\}$|\}, execution_thread|$", line):
+            whole += line
+            continue
+        yield whole
+        whole = line
+    yield whole
 
 
 def shapes_in(text: str) -> tuple[Shape, ...]:
@@ -220,6 +305,11 @@ def _instruction(line: str) -> Instruction:
         operands=tuple(o.strip().lstrip("%") for o in operands.split(",") if o.strip()),
         attributes=rest[end + 1 :],
     )
+
+
+def _is_uniform(conditional: Instruction) -> bool:
+    """Whether it is named to have branches of equal probability: itself, not one around it."""
+    return conditional.source.endswith(f"{EQUALLY_LIKELY}/cond")
 
 
 def _closing(text: str, start: int) -> int:

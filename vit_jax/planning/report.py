@@ -83,7 +83,9 @@ def _network(plan: dict) -> list[tuple[str, str]]:
     for row in plan["collectives"]:
         among = f"{row['devices']} {'slices' if row['crosses_slices'] else 'devices'}"
         size, sent = _bytes(row["bytes"]), _bytes(row["sent_bytes"])
-        rows.append((f"  {row['kind']}", f"{row['count']:>5} over {among:<13} {size}, {sent} sent"))
+        rows.append(
+            (f"  {row['kind']}", f"{row['count']:>5g} over {among:<13} {size}, {sent} sent")
+        )
     return rows
 
 
@@ -102,6 +104,8 @@ def _time(plan: dict) -> list[tuple[str, str]]:
         ("  range", f"{_ms(seconds['floor'])} floor to {_ms(seconds['ceiling'])} ceiling"),
         ("  at best", ", ".join(parts)),
         ("  cycles", f"{total / 1e6:.0f} M: {shares}"),
+        *(("  branches", _conditional(row)) for row in plan["conditionals"][:3]),
+        *(("  kernel", _kernel(row)) for row in plan["kernels"]),
         ("images/s", _range(rising["images_per_second"])),
         ("MFU", _range([f"{share:.0%}" for share in reversed(run["mfu"])])),
         ("time to finish", f"{_range(falling['hours'])} hours"),
@@ -109,6 +113,19 @@ def _time(plan: dict) -> list[tuple[str, str]]:
         ("TPUv3-core-days", f"{_range(falling['tpu_v3_core_days'])}, by peak rates"),
     ]
     return rows + ([("cost", _range(falling["cost"]))] if "cost" in run else [])
+
+
+def _conditional(row: dict) -> str:
+    kind = {True: "each as often as the others", False: "the most expensive alone"}
+    chosen = kind[row["counted"] == "equally likely"]
+    return (
+        f"{row['cycles'] / 1e6:.3g} M cycles: {row['branches']}, {chosen}, {row['times']:g} times"
+    )
+
+
+def _kernel(row: dict) -> str:
+    one = f"{row['bundles']:,} bundles x {row['programs']:,} programs"
+    return f"{row['times'] * row['cycles'] / 1e6:.3g} M cycles: {row['name']}, {one}, {row['times']:g} times"
 
 
 def _range(values: list[str]) -> str:

@@ -89,7 +89,9 @@ def timm_randaugment(
     deal_key, op_key = jax.random.split(key)
     drawn = randaugment.deal(deal_key, images.shape[0], layers, len(branches))
     constant = jnp.full(drawn.shape, 0.5), jnp.full(drawn.shape, float(magnitude))
-    return _apply(branches, images, op_key, (drawn, *constant), std)
+    return _apply(
+        branches, images, op_key, (drawn, *constant), std, scope=randaugment.EQUALLY_LIKELY
+    )
 
 
 def autoaugment(images: jax.Array, key: jax.Array, *, fill: tuple[int, int, int]) -> jax.Array:
@@ -110,7 +112,8 @@ def autoaugment(images: jax.Array, key: jax.Array, *, fill: tuple[int, int, int]
     steps = [[(names.index(n), p, m) for n, p, m in pair] for pair in AUTOAUGMENT]
     # A row of a table of 25 by a matrix product with ones and zeros.
     drawn = jnp.einsum("gp,plv->vgl", jax.nn.one_hot(pair, len(steps)), jnp.array(steps, float))
-    return _apply(branches, images, op_key, (drawn[0].astype(jnp.int32), drawn[1], drawn[2]), 0.0)
+    drawn = drawn[0].astype(jnp.int32), drawn[1], drawn[2]
+    return _apply(branches, images, op_key, drawn, 0.0, scope="by_policy")
 
 
 def operations(fill: tuple[int, int, int], *, increasing: bool) -> dict[str, Operation]:
@@ -210,15 +213,24 @@ def _with_columns(function: Callable) -> Callable:
 
 
 def _apply(
-    branches: dict[str, Operation], images: jax.Array, key: jax.Array, drawn: tuple, std: float
+    branches: dict[str, Operation],
+    images: jax.Array,
+    key: jax.Array,
+    drawn: tuple,
+    std: float,
+    *,
+    scope: str,
 ) -> jax.Array:
-    """Applies what was `drawn`: indices, probabilities and magnitudes, each (groups, layers)."""
+    """Applies what was `drawn`: indices, probabilities and magnitudes, each (groups, layers); `scope`
+    names the switch.
+    """
 
     def one_layer(group, index, probability, magnitude, key):
         use_key, noise_key, op_key = jax.random.split(key, 3)
         noise = std * jax.random.normal(noise_key, group.shape[:1])
         level = jnp.clip(magnitude + noise, 0, 10) / 10
-        changed = lax.switch(index, list(branches.values()), group, level, op_key)
+        with jax.named_scope(scope):
+            changed = lax.switch(index, list(branches.values()), group, level, op_key)
         use = jax.random.bernoulli(use_key, probability, (group.shape[0], 1, 1, 1))
         return jnp.where(use, changed, group)
 
