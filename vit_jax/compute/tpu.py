@@ -7,7 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.compute import choices, partitioning, recompute
-from vit_jax.compute.dense import dense, product
+
+# Under another name: `choices.by_platform` looks formulas up here.
+from vit_jax.compute.dense import dense as affine
+from vit_jax.compute.dense import product
 
 # Length of a tile along the last axis; splash takes multiples of it.
 LANES = 128
@@ -35,10 +38,10 @@ def project(
         return y.reshape(heads, size, *x.shape[:2]).transpose(2, 3, 0, 1)
 
     def in_rows(kernel, bias):
-        return dense(x, kernel, bias).reshape(*x.shape[:2], heads, size)
+        return affine(x, kernel, bias).reshape(*x.shape[:2], heads, size)
 
-    affine = in_rows if chosen == "short" else tokens_last
-    return tuple(affine(*both) for both in zip(kernels, biases, strict=True))
+    own = in_rows if chosen == "short" else tokens_last
+    return tuple(own(*both) for both in zip(kernels, biases, strict=True))
 
 
 def weighted_sums(exponentials: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:

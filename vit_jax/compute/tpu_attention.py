@@ -7,6 +7,7 @@ written the same way. Logits have keys along sublanes and queries along lanes: t
 and sums are then plain vector operations, and results of narrow heads, (C, queries), fill tiles.
 """
 
+import dataclasses
 import functools
 import math
 
@@ -24,6 +25,7 @@ UNROLLED = 16 * 288**2
 # do not multiply bfloat16.
 MEMORY = {"TPU v2": 0, "TPU v3": 0, "TPU v4": 14 * 2**20}
 DEFAULT_MEMORY = 48 * 2**20
+LOG2_E = math.log2(math.e)
 
 
 def fits(tokens: int, heads: int, size: int, dtype: jax.typing.DTypeLike) -> bool:
@@ -197,72 +199,139 @@ class _Grid:
 
 
 def _forward_kernel(q_ref, k_ref, v_ref, out_ref, logsumexp_ref, *, size):
-    out = []
-    for heads, lanes in _tiles(q_ref, size):
-        q, k, v = q_ref[:, lanes], k_ref[:, lanes], v_ref[:, lanes].T
-        for i, head in enumerate(heads):
-            logits = _product(k, _only(q, i, heads), 1, 1) * _scale(size)
-            largest = logits.max(0, keepdims=True)
-            exponentials = jnp.exp2(logits - largest)
-            total = exponentials.sum(0, keepdims=True)
-            sums = _product(v[i * size : (i + 1) * size], exponentials.astype(v.dtype), 1, 0)
-            out.append(sums * (1 / total))
-            logsumexp_ref[head : head + 1] = largest + jnp.log2(total)
-    out_ref[...] = jnp.concatenate(out, axis=0).T.astype(out_ref.dtype)
+    tiles = {}
+
+    def logits(head):
+        lanes = head.lanes
+        return _product(k_ref[:, lanes], head.only(q_ref[:, lanes]), 1, 1) * _scale(size)
+
+    def softmax(head, logits):
+        largest = logits.max(0, keepdims=True)
+        exponentials = jnp.exp2(logits - largest)
+        total = exponentials.sum(0, keepdims=True)
+        logsumexp_ref[head.row] = largest + jnp.log(total) * LOG2_E
+        return exponentials.astype(v_ref.dtype), 1 / total
+
+    def result(head, exponentials, inverse):
+        if head.is_first:
+            tiles[head.tile] = v_ref[:, head.lanes].T, []
+        v, heads = tiles[head.tile]
+        heads.append(_product(v[head.channels], exponentials, 1, 0) * inverse)
+        if head.is_last:
+            out_ref[:, head.lanes] = jnp.concatenate(heads, axis=0).astype(out_ref.dtype).T
+
+    _pipeline(_heads(q_ref, size), logits, softmax, result)
 
 
 def _backward_kernel(q_ref, k_ref, v_ref, out_ref, logsumexp_ref, dout_ref, *results, size):
-    dq, dk, dv = [], [], []
-    for heads, lanes in _tiles(q_ref, size):
-        q, k, v, out, dout = (ref[:, lanes] for ref in (q_ref, k_ref, v_ref, out_ref, dout_ref))
-        k_by_channel = k.T
-        products = (out.astype(jnp.float32) * dout.astype(jnp.float32)).T
-        dk_here = dv_here = 0
-        for i, head in enumerate(heads):
-            channels = slice(i * size, (i + 1) * size)
-            own_q, own_dout = _only(q, i, heads), _only(dout, i, heads)
-            delta = products[channels].sum(0, keepdims=True)
-            logits = _product(k, own_q, 1, 1) * _scale(size)
-            p = jnp.exp2(logits - logsumexp_ref[head : head + 1])
-            dlogits = (p * (_product(v, own_dout, 1, 1) - delta)).astype(q.dtype)
-            dq.append(_product(k_by_channel[channels], dlogits, 1, 0))
-            dk_here += _product(dlogits, own_q, 1, 0)
-            dv_here += _product(p.astype(q.dtype), own_dout, 1, 0)
-        dk.append(dk_here)
-        dv.append(dv_here)
-    gradients = (
-        jnp.concatenate(dq, axis=0).T * size**-0.5,
-        jnp.concatenate(dk, axis=1) * size**-0.5,
-        jnp.concatenate(dv, axis=1),
-    )
+    tiles = {}
+
+    def products(head):
+        lanes = head.lanes
+        q, dout = head.only(q_ref[:, lanes]), head.only(dout_ref[:, lanes])
+        if head.is_first:
+            terms = out_ref[:, lanes].astype(jnp.float32) * dout_ref[:, lanes].astype(jnp.float32)
+            tiles[head.tile] = k_ref[:, lanes].T, terms.T, [], [], []
+        logits = _product(k_ref[:, lanes], q, 1, 1) * _scale(size)
+        return q, dout, logits, _product(v_ref[:, lanes], dout, 1, 1)
+
+    def softmax(head, products):
+        q, dout, logits, dp = products
+        terms = tiles[head.tile][1]
+        p = jnp.exp2(logits - logsumexp_ref[head.row])
+        dlogits = p * (dp - terms[head.channels].sum(0, keepdims=True)) * size**-0.5
+        return q, dout, p.astype(q.dtype), dlogits.astype(q.dtype)
+
+    def gradients(head, q, dout, p, dlogits):
+        k, _, dq, dk, dv = tiles[head.tile]
+        dq.append(_product(k[head.channels], dlogits, 1, 0))
+        dk.append(_product(dlogits, q, 1, 0))
+        dv.append(_product(p, dout, 1, 0))
+        if head.is_last:
+            dq = jnp.concatenate(dq, axis=0).astype(q.dtype).T
+            _store(results, (dq, sum(dk), sum(dv)), head.lanes, q_ref.shape[1])
+
+    _pipeline(_heads(q_ref, size), products, softmax, gradients)
+
+
+def _store(results, gradients, lanes, width):
+    """Of queries, keys and values, to an array each; or to one, and their sums over the tokens."""
     if len(results) == 3:
         for ref, gradient in zip(results, gradients, strict=True):
-            ref[...] = gradient.astype(ref.dtype)
+            ref[:, lanes] = gradient.astype(ref.dtype)
         return
     packed, sums = results
-    width = q_ref.shape[1]
     for i, gradient in enumerate(gradients):
-        packed[:, i * width : (i + 1) * width] = gradient.astype(packed.dtype)
-        sums[:, i * width : (i + 1) * width] = gradient.sum(0, keepdims=True)
+        lanes_there = slice(i * width + lanes.start, i * width + lanes.stop)
+        packed[:, lanes_there] = gradient.astype(packed.dtype)
+        sums[:, lanes_there] = gradient.astype(sums.dtype).sum(0, keepdims=True)
 
 
-def _tiles(ref, size):
-    """Heads that share a tile of lanes, and their lanes: pairs of 64 channels, others by themselves."""
-    heads = ref.shape[1] // size
-    together = max(1, LANES // size) if LANES % size == 0 else 1
-    for first in range(0, heads, together):
-        last = min(first + together, heads)
-        yield range(first, last), slice(first * size, last * size)
+@dataclasses.dataclass(frozen=True)
+class _Head:
+    """A head of a program, in a tile of lanes that it may share.
 
-
-def _only(x, i, heads):
-    """x (N, lanes of the heads) with zeros in place of all heads but the i-th: products over the whole
-    tile cost as much as over one head, and nothing is shifted.
+    Attributes:
+      index: of all heads of the program.
+      size: C.
+      tile: indices of the heads that share the lanes.
     """
-    if len(heads) == 1:
-        return x
-    owner = jax.lax.broadcasted_iota(jnp.int32, x.shape, 1) // (x.shape[1] // len(heads))
-    return jnp.where(owner == i, x, jnp.zeros_like(x))
+
+    index: int
+    size: int
+    tile: range
+
+    @property
+    def lanes(self) -> slice:
+        """Of the tile, in the arrays."""
+        return slice(self.tile.start * self.size, self.tile.stop * self.size)
+
+    @property
+    def channels(self) -> slice:
+        """Of the head, in the tile."""
+        first = (self.index - self.tile.start) * self.size
+        return slice(first, first + self.size)
+
+    @property
+    def row(self) -> slice:
+        return slice(self.index, self.index + 1)
+
+    @property
+    def is_first(self) -> bool:
+        return self.index == self.tile[0]
+
+    @property
+    def is_last(self) -> bool:
+        return self.index == self.tile[-1]
+
+    def only(self, x: jax.Array) -> jax.Array:
+        """x (N, lanes of the tile) with zeros in place of the other heads: a product over the whole
+        tile costs as much as over one head, and nothing is shifted.
+        """
+        if len(self.tile) == 1:
+            return x
+        owner = self.tile.start + jax.lax.broadcasted_iota(jnp.int32, x.shape, 1) // self.size
+        return jnp.where(owner == self.index, x, jnp.zeros_like(x))
+
+
+def _heads(ref, size):
+    """Pairs of heads of 64 share a tile; others, which begin anywhere, are by themselves."""
+    heads, together = ref.shape[1] // size, LANES // size if LANES % size == 0 else 1
+    tiles = [range(i, min(i + together, heads)) for i in range(0, heads, together)]
+    return [_Head(index, size, tile) for tile in tiles for index in tile]
+
+
+def _pipeline(heads, before, softmax, after):
+    """Of every head: products, the softmax, products with it. The products of the heads before and
+    after are in the program beside a softmax: matrix and vector units work at the same time.
+    """
+    previous, upcoming = None, before(heads[0])
+    for head, following in zip(heads, (*heads[1:], None), strict=True):
+        current, upcoming = upcoming, before(following) if following else None
+        if previous:
+            after(*previous)
+        previous = head, *softmax(head, current)
+    after(*previous)
 
 
 def _product(a, b, axis_of_a, axis_of_b):
@@ -272,7 +341,7 @@ def _product(a, b, axis_of_a, axis_of_b):
 
 def _scale(size):
     """1/√C in powers of two: of 2^x there is an instruction."""
-    return size**-0.5 * math.log2(math.e)
+    return size**-0.5 * LOG2_E
 
 
 def _heads_at_once(tokens: int, heads: int, size: int, dtype: jax.typing.DTypeLike) -> int:
