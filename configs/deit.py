@@ -50,4 +50,5 @@ def get_config(arg="S"):
     config.optim.weight_decay = 0.05
     config.optim.clip = 0.0
     config.eval.every = "5 epochs"
+    recipes.shard_by_size(config, f"{size}/16")
     return config

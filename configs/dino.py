@@ -64,6 +64,7 @@ def paper(model):
     config.optim.lr = 4e-3 * (2048 / 1024) ** 0.5
     config.optim.warmup = f"{10 * EPOCH} steps"
     config.eval.update(dict(every=f"{10 * EPOCH} steps", evaluators=("knn",)))
+    recipes.shard_by_size(config, model)
     return config
 
 

@@ -54,6 +54,7 @@ def paper(model):
     config.optim.weight_decay = 0.05
     config.optim.clip = 0.0
     config.eval.every = "10 epochs"
+    recipes.shard_by_size(config, model)
     return config
 
 

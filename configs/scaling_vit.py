@@ -54,4 +54,6 @@ def get_config(arg="g/14"):
     if model in ("g/14", "G/14"):
         config.batch_size = 16_384
         recipes.spread(config)
+    else:
+        recipes.shard_by_size(config, model)
     return config

@@ -54,6 +54,7 @@ def get_config(arg="B/16"):
     config.optim.clip = 1.0
     config.eval.every = "10 epochs"
     (augreg if level else paper)(config, model, level)
+    recipes.shard_by_size(config, model)
     return config
 
 

@@ -62,6 +62,7 @@ def get_config(arg="B/16"):
     config.optim.warmup = "10000 steps"
     config.eval.every = "5000 steps"
     (augreg if level else paper)(config, model, level)
+    recipes.shard_by_size(config, model)
     return config
 
 

@@ -87,4 +87,6 @@ def get_config(arg="L/16"):
     config.eval.every = "10000 steps"
     if model == "H/14":
         recipes.spread(config)
+    elif model in ("B/16", "B/32", "L/16", "L/32"):
+        recipes.shard_by_size(config, model)
     return config

@@ -162,6 +162,14 @@ def on_photos(config: ConfigDict, *, epochs: int, steps: int, lr: float, **field
     return config
 
 
+def shard_by_size(config: ConfigDict, model: str) -> None:
+    """Shards the parameters of a ViT, 'B/16', over as many devices as is fastest by the compiler's
+    cycles on v5e slices (docs/notes/2026-11-23-families-on-tpus.md); over those there are, if fewer.
+    """
+    size = width(model)
+    config.mesh.fsdp = 16 if size >= 1024 else 8 if size >= 768 else 1
+
+
 def spread(config: ConfigDict) -> None:
     """For models too large for one accelerator of 16 GB: the state is cut over 8, and activations
     are recomputed, except those that are worth their memory because recomputing their products
