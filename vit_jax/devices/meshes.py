@@ -32,8 +32,11 @@ if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
 SIZES = ("data", "fsdp", "tensor")  # of `config.mesh`
 AXES = ("replica", *SIZES)
 BATCH = ("replica", "data", "fsdp")
-# The last two axes of an array on a TPU are padded to multiples of these (of 4-byte types).
-_TILE = (8, 128)
+# Optimizer state has this many shards at most. More would save little, and hardly any axis of a
+# parameter is long enough: XLA scatters whole tiles of 16 rows only, else it sums up everywhere.
+STATE_SHARDS = 16
+# The last two axes of an array on a TPU are padded to multiples of these (gradients are bfloat16).
+_TILE = (16, 128)
 
 # (pattern, axis): the axis that tensor parallelism cuts, counted from the end so that stacked and
 # single layers read alike. These rules are for the layers that families share; a family with layers
@@ -84,10 +87,18 @@ def make_mesh(sizes: Mapping[str, int], devices: list | None = None, *, copies: 
             f"set sizes whose product is {len(devices)}, -1 being the rest"
         )
     data, *inner = sizes
-    replicas = max(copies, len({slice_of(device) for device in devices}))
-    replicas = replicas if data % replicas == 0 else 1
+    replicas = _replicas(data, inner[0], max(copies, len({slice_of(d) for d in devices})))
     arranged = _arranged(tuple(sizes), devices).reshape(replicas, data // replicas, *inner)
     return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def _replicas(data: int, fsdp: int, at_least: int) -> int:
+    """How many copies of the whole state the axis `data` of a config holds: the fewest that are a
+    multiple of `at_least` and leave no more than `STATE_SHARDS` shards.
+    """
+    first = at_least if data % at_least == 0 else 1
+    possible = [n for n in range(first, data + 1, first) if data % n == 0]
+    return next((n for n in possible if data // n * fsdp <= STATE_SHARDS), data)
 
 
 def sizes_of(mesh: Mesh) -> dict[str, int]:

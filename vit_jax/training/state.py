@@ -159,12 +159,13 @@ def make_gather(like: TrainState) -> Callable[[TrainState], TrainState]:
     Args:
       like: shapes, dtypes and shardings of the state.
     """
-    averages = {name: getattr(like, name) for name in ("ema", "teacher")}
-    averages = {name: tree for name, tree in averages.items() if tree is not None}
-    gather = jax.jit(
-        lambda trees: trees, out_shardings=dict.fromkeys(averages, shardings_of(like.params))
-    )
-    return lambda state: state.replace(**gather({name: getattr(state, name) for name in averages}))
+    stored = shardings_of(like.params)
+    averages = {"ema": like.ema, "teacher": like.teacher}
+    names = [name for name, tree in averages.items() if tree and shardings_of(tree) != stored]
+    if not names:
+        return lambda state: state
+    gather = jax.jit(lambda trees: trees, out_shardings=dict.fromkeys(names, stored))
+    return lambda state: state.replace(**gather({name: getattr(state, name) for name in names}))
 
 
 def shardings_of(like: Any) -> Any:
