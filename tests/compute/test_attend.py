@@ -57,7 +57,7 @@ def test_the_backward_pass_of_plain_attention_stores_no_weights():
 
 
 @pytest.mark.parametrize("count", [196, 197, 577])
-def test_cudnn_is_lowered_to_its_fused_kernels_and_pads_nothing(monkeypatch, count):
+def test_cudnn_is_lowered_to_its_fused_kernels_forward_and_backward(monkeypatch, count):
     # Which version is installed is asked while tracing; without a GPU there is none.
     from jax._src.cudnn import fused_attention_stablehlo
 
@@ -70,7 +70,8 @@ def test_cudnn_is_lowered_to_its_fused_kernels_and_pads_nothing(monkeypatch, cou
 
     text = jax.jit(jax.grad(loss)).trace(q, q, q).lower(lowering_platforms=("cuda",)).as_text()
     assert "__cudnn$fmhaSoftmax" in text and "__cudnn$fmhaSoftmaxBackward" in text
-    assert "stablehlo.pad" not in text and f"x{count}x4x64xbf16" in text
+    # An odd number is padded, by one.
+    assert ("stablehlo.pad" in text) == (count % 2 == 1)
 
 
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])

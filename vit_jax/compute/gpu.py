@@ -3,6 +3,7 @@ in `devices/gpus.py`.
 """
 
 import jax
+import jax.numpy as jnp
 
 # What differs from XLA's defaults, of a program that trains. Few, since none could be measured here:
 # - Collectives run beside products instead of between them. NVIDIA's own JAX images set it.
@@ -13,6 +14,15 @@ COMPILER_OPTIONS = {"xla_gpu_enable_latency_hiding_scheduler": True}
 def cudnn(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     """softmax(q kᵀ) v by cuDNN's fused attention; shapes as in `attend.attend`, float16 or bfloat16.
 
-    Without a bias any number of tokens can be trained, also an odd one: nothing is padded.
+    JAX refuses odd token counts when training: one is added, which the lengths mask.
     """
-    return jax.nn.dot_product_attention(q, k, v, scale=1.0, implementation="cudnn")
+    tokens = q.shape[1]
+    lengths = None
+    if tokens % 2:
+        q, k, v = (jnp.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0))) for x in (q, k, v))
+        lengths = jnp.full(q.shape[0], tokens, jnp.int32)
+    out = jax.nn.dot_product_attention(
+        q, k, v, scale=1.0, implementation="cudnn",
+        query_seq_lengths=lengths, key_value_seq_lengths=lengths,
+    )  # fmt: skip
+    return out[:, :tokens]
