@@ -48,7 +48,8 @@ def count(name: str) -> dict[str, int]:
         text = forward_and_backward.lower(x, kernel, bias).compile().as_text()
     counted = kernels.count_bundles(kernels.find_kernels(hlo.parse(text)), TOPOLOGY)
     return {
-        "backward" if "backward" in name else "forward": bundles for name, bundles in counted.items()
+        "backward" if "backward" in name else "forward": bundles
+        for name, bundles in counted.items()
     }
 
 
