@@ -58,11 +58,10 @@ def paper(model):
     config.data.name = "imagenet2012"
     config.data.eval_split = "validation"
     config.model.update(dict(name=f"ViT-{model}", activation="gelu", layer_scale="all"))
-    steps = {"temperature_warmup": f"{30 * EPOCH} steps", "frozen_prototypes": f"{EPOCH} steps"}
-    config.objective.update(steps)
+    config.objective.temperature_warmup = f"{30 * EPOCH} steps"
+    config.objective.frozen_prototypes = f"{EPOCH} steps"
     config.duration, config.batch_size = f"{100 * EPOCH} steps", 2048
-    config.optim.lr = 4e-3 * (2048 / 1024) ** 0.5
-    config.optim.warmup = f"{10 * EPOCH} steps"
+    config.optim.update(dict(lr=4e-3 * (2048 / 1024) ** 0.5, warmup=f"{10 * EPOCH} steps"))
     config.eval.update(dict(every=f"{10 * EPOCH} steps", evaluators=("knn",)))
     recipes.shard_by_size(config, model)
     return config

@@ -68,12 +68,14 @@ def test_logits_of_any_size_do_not_overflow():
 @pytest.mark.parametrize("sizes", [(2, 1, 2), (1, 2, 1)])
 def test_a_mesh_shards_images_and_heads(sizes):
     given = draw((4, 50, 2, 64))
-    mesh = meshes.make_mesh(
-        dict(zip(meshes.AXES, sizes, strict=True)), jax.devices()[: np.prod(sizes)]
-    )
+    mesh = meshes.make_mesh(mesh_sizes(sizes), jax.devices()[: np.prod(sizes)])
     with jax.set_mesh(mesh):
         found = results(*given)
     assert max(distances(found, reference(*given))) <= EXACT
+
+
+def mesh_sizes(sizes):
+    return dict(zip(("data", "fsdp", "tensor"), sizes, strict=True))
 
 
 def layer(**options) -> tuple[nnx.GraphDef, nnx.State]:
@@ -104,7 +106,7 @@ def test_a_layer_has_the_results_and_gradients_of_plain_attention(options, mesh)
         return both(state, x)
 
     plain = gradients("xla")
-    sizes = dict(zip(meshes.AXES, mesh or (1, 1, 1), strict=True))
+    sizes = mesh_sizes(mesh or (1, 1, 1))
     with jax.set_mesh(meshes.make_mesh(sizes, jax.devices()[: np.prod(mesh or 1)])):
         ours = gradients("short")
     # All as one: the gradient of a bias of keys is rounding alone, softmax does not see it.

@@ -154,12 +154,12 @@ def _main(topology: str, folder: str) -> None:
     device, counted, seen = target.find(topology).devices[0], {}, set()
     for name, kernel in json.load(sys.stdin).items():
         _compile(kernel, device)
-        new = set(pathlib.Path(folder).glob("*schedule-analysis_final_bundles.txt")) - seen
-        seen |= new
-        # The program around a kernel (TLP) has a schedule too, which names the kernel.
-        schedules = [path.read_text() for path in new if "-TLP-" not in path.name]
-        (schedule,) = (text for text in schedules if f'custom_call_target="{TARGET}"' in text)
-        counted[name] = int(re.search(r"total scheduled bundles:\s+(\d+)", schedule)[1])
+        for path in set(pathlib.Path(folder).glob("*schedule-analysis_final_bundles.txt")) - seen:
+            seen.add(path)
+            text = path.read_text()
+            # The top-level program, TLP, is scheduled beside the kernel that it calls.
+            if f'custom_call_target="{TARGET}"' in text and "-TLP-" not in path.name:
+                counted[name] = int(re.search(r"total scheduled bundles:\s+(\d+)", text)[1])
     print(json.dumps(counted))
 
 
