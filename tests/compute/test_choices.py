@@ -130,7 +130,7 @@ def test_cpus_and_tpus_store_few_arrays_but_all_of_convolutions(
 
 
 def test_a_cpu_computes_in_float32_what_it_would_emulate(monkeypatch, kit):
-    monkeypatch.setattr(choices, "has_amx", lambda: False)
+    monkeypatch.setattr(choices, "multiplies_bfloat16", lambda: False)
     config = kit.config(dtype="bfloat16")
     parameters = kit.parameters(config)
     images = np.random.default_rng(2).integers(0, 256, kit.images.shape, np.uint8)
@@ -157,10 +157,10 @@ def test_a_cpu_computes_in_float32_what_it_would_emulate(monkeypatch, kit):
         ("R26+ViT-S/32", "auto", "float32"),
     ],
 )
-def test_a_cpu_with_amx_computes_products_in_bfloat16_but_no_convolutions(
+def test_a_cpu_with_bfloat16_computes_products_in_bfloat16_but_no_convolutions(
     monkeypatch, name, asked, expected
 ):
-    monkeypatch.setattr(choices, "has_amx", lambda: True)
+    monkeypatch.setattr(choices, "multiplies_bfloat16", lambda: True)
     config = registry.model_config(name, dtype="bfloat16", dtype_on_cpu=asked)
     assert choices.with_compute_dtype(config).dtype == expected
 
@@ -194,7 +194,7 @@ def test_the_platform_is_that_of_the_mesh():
 
 
 def test_all_choices_are_said_in_one_line(monkeypatch, kit):
-    monkeypatch.setattr(choices, "has_amx", lambda: False)
+    monkeypatch.setattr(choices, "multiplies_bfloat16", lambda: False)
     config = kit.config(dtype="bfloat16", unroll=AUTO, remat="save_attention")
     summary = choices.summarize(config, one_device())
     assert summary.startswith(

@@ -1,5 +1,6 @@
 """Products with operands in bfloat16 and sums in float32, against float64."""
 
+import functools
 import re
 
 import jax
@@ -59,15 +60,36 @@ def test_without_a_bias(operands):
     np.testing.assert_array_equal(found, dense.dense(x, kernel, 0 * bias))
 
 
-def test_float32_is_left_to_automatic_differentiation(operands):
-    x, kernel, bias, gradient = (array.astype(jnp.float32) for array in operands)
-    found = jax.vjp(dense.dense, x, kernel, bias)[1](gradient)
-    plain = jax.vjp(lambda x, k, b: jnp.einsum("bnd,dtf->bntf", x, k) + b, x, kernel, bias)[1]
-    for a, b in zip(found, plain(gradient), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4)
+@pytest.mark.parametrize("features", [24, 4, 1])
+def test_gradients_in_float32_are_those_in_float64(operands, features):
+    x, *wide = operands
+    arrays = x, *(array[..., :features] for array in wide)
+    *primals, gradient = (array.astype(jnp.float32) for array in arrays)
+    found = jax.jit(lambda *p: jax.vjp(dense.dense, *p)[1](gradient))(*primals)
+    x, kernel, _, g = (float64(array) for array in (*primals, gradient))
+    assert relative_error(found[0], np.einsum("bntf,dtf->bnd", g, kernel)) <= 1e-6
+    assert relative_error(found[1], np.einsum("bnd,bntf->dtf", x, g)) <= 1e-6
+    assert relative_error(found[2], g.sum((0, 1))) <= 1e-6
 
 
-@pytest.mark.skipif(not choices.has_amx(), reason="only where products in bfloat16 are fast")
+@pytest.mark.parametrize(
+    "formula",
+    ["bqhc,bnhc->bhqn", "bhqn,bnhc->bqhc", "bhqn,bqhc->bnhc", "bqhc,bqhc->bhq", "bnhc,mc->bnhm"],
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_product_is_the_einsum_in_float64(formula, dtype):
+    sizes = dict(b=2, q=5, n=7, h=3, c=8, m=4)
+    random = np.random.default_rng(0)
+    shapes = ([sizes[axis] for axis in axes] for axes in formula.split("->")[0].split(","))
+    a, b = (jnp.asarray(random.standard_normal(shape), dtype) for shape in shapes)
+    found = jax.jit(functools.partial(dense.product, formula))(a, b)
+    assert found.dtype == jnp.float32
+    assert relative_error(found, np.einsum(formula, float64(a), float64(b))) <= 1e-6
+
+
+@pytest.mark.skipif(
+    not choices.multiplies_bfloat16(), reason="only where products in bfloat16 are fast"
+)
 @pytest.mark.parametrize("remat", ["none", "auto"])
 @pytest.mark.parametrize("name", ["ViT-Ti/16", "Mixer-S/32"])
 def test_the_compiler_converts_no_product_of_a_bfloat16_model_to_float32(name, remat):

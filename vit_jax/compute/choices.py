@@ -61,7 +61,9 @@ def by_platform(formula: Callable) -> Callable:
         from vit_jax.compute import cpu, gpu, tpu
 
         file = {"cpu": cpu, "gpu": gpu, "tpu": tpu}.get(platform())
-        return getattr(file, formula.__name__, formula)(*arguments, **options)
+        own = getattr(file, formula.__name__, formula)
+        # A file may also import what is decorated, to call it.
+        return (formula if own is chosen else own)(*arguments, **options)
 
     chosen.plain = formula
     return chosen
@@ -160,21 +162,25 @@ def compiler_options(mesh: Mesh) -> dict[str, bool]:
 def with_compute_dtype(config: "Options") -> "Options":
     """The model's config with the dtype that it is computed in on these devices.
 
-    Without AMX, a CPU emulates bfloat16: products are taken in float32 anyway and rounded, which
-    costs time and accuracy. So such a CPU computes in float32, unless `dtype_on_cpu` says `same`.
+    Without instructions for it, a CPU emulates bfloat16: products are taken in float32 anyway and
+    rounded, which costs time and accuracy. So such a CPU computes in float32, unless `dtype_on_cpu`
+    says `same`.
     """
     if platform() != "cpu" or config.dtype_on_cpu == "same":
         return config
-    if config.dtype_on_cpu == "auto" and has_amx() and not config.convolutional:
+    if config.dtype_on_cpu == "auto" and multiplies_bfloat16() and not config.convolutional:
         return config
     return dataclasses.replace(config, dtype="float32")
 
 
 @functools.cache
-def has_amx() -> bool:
-    """Whether this machine's CPU multiplies matrices of bfloat16 (Intel AMX; known on Linux only)."""
+def multiplies_bfloat16() -> bool:
+    """Whether this machine's CPU has instructions for products in bfloat16, AMX or AVX-512 BF16 (known
+    on Linux only).
+    """
     file = pathlib.Path("/proc/cpuinfo")
-    return file.exists() and "amx_bf16" in file.read_text()
+    flags = file.read_text().split() if file.exists() else []
+    return "amx_bf16" in flags or "avx512_bf16" in flags
 
 
 def summarize(config: "Options", mesh: Mesh) -> str:

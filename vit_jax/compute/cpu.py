@@ -9,18 +9,39 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from vit_jax.compute.dense import dense as formula
+from vit_jax.compute.dense import product as plain_product
 
 
 def dense(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
-    """XLA's CPU back end multiplies in bfloat16 only where the result is float32 and the left operand
-    is summed over its last axes; all else it converts to float32 first. So each product is written
-    that way here, also those of the backward pass, which automatic differentiation would write
-    otherwise; and it would sum the bias's gradient in bfloat16.
+    """XLA's CPU back end has fast products (of YNNPACK) only where the left operand is summed over its
+    last axes, and in bfloat16 only where the result is float32: else it converts to float32 first. So
+    each product is written that way here, also those of the backward pass, which automatic
+    differentiation would write otherwise; and it would sum the bias's gradient in bfloat16.
     """
-    if x.dtype != jnp.bfloat16:
+    if x.dtype not in (jnp.bfloat16, jnp.float32):
         return formula.plain(x, kernel, bias)
     bias = jnp.zeros(kernel.shape[1:]) if bias is None else bias
     return _dense(x, kernel, bias)
+
+
+def product(formula: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    """Batched products of matrices in float32 have their batch first and their operands as they come:
+    `einsum` exchanges them to save a transpose of the result, and then takes a third longer.
+    """
+    operands, result = formula.split("->")
+    left, right = operands.split(",")
+    batch = [axis for axis in result if axis in left and axis in right]
+    rows, columns = (sorted(set(own) - set(other)) for own, other in ((left, right), (right, left)))
+    summed = sorted(set(left) & set(right) - set(batch))
+    if a.dtype != jnp.float32 or not batch or [len(rows), len(columns), len(summed)] != [1, 1, 1]:
+        return plain_product.plain(formula, a, b)
+    a, left = _batch_first(a, left, batch)
+    b, right = _batch_first(b, right, batch)
+    axes = ((left.index(*summed),), (right.index(*summed),))
+    leading = tuple(range(len(batch)))
+    found = jax.lax.dot_general(a, b, (axes, (leading, leading)))
+    order = [*batch, *rows, *columns]
+    return found.transpose([order.index(axis) for axis in result])
 
 
 def named(x: jax.Array, name: str) -> jax.Array:
@@ -48,6 +69,11 @@ def depthwise(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
         for j in range(size)
     )
     return sum(shifted).astype(x.dtype)
+
+
+def _batch_first(x: jax.Array, axes: str, batch: list[str]) -> tuple[jax.Array, list[str]]:
+    order = [*batch, *(axis for axis in axes if axis not in batch)]
+    return x.transpose([axes.index(axis) for axis in order]), order
 
 
 @jax.custom_vjp

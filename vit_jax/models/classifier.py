@@ -53,7 +53,7 @@ class Options:
     dtype_on_cpu: str = option(
         "auto",
         "what runs on CPUs compute in where dtype says bfloat16, which most of them only emulate; "
-        "auto: float32, but on a CPU with AMX as dtype says; same: as dtype says",
+        "auto: float32, but on a CPU with AMX or AVX-512 BF16 as dtype says; same: as dtype says",
         choices=("auto", "float32", "same"),
         role="compute",
     )
