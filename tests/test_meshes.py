@@ -129,6 +129,15 @@ def test_a_mesh_can_be_made_of_some_devices():
     assert dict(made.shape) == {"replica": 1, "data": 2, "fsdp": 2, "tensor": 1}
 
 
+@pytest.mark.parametrize(
+    ("data", "fsdp", "replicas"), [(64, 1, 4), (8, 8, 4), (4, 16, 4), (1, 64, 1), (2, 32, 2)]
+)
+def test_optimizer_state_has_sixteen_shards_at_most(data, fsdp, replicas):
+    made = meshes.make_mesh({"data": data, "fsdp": fsdp, "tensor": 1}, tpu("v5e:8x8"))
+    assert made.shape["replica"] == replicas
+    assert meshes.sizes_of(made) == {"data": data, "fsdp": fsdp, "tensor": 1}
+
+
 @pytest.mark.parametrize(("data", "copies", "replicas"), [(8, 2, 2), (8, 1, 1), (1, 2, 1)])
 def test_the_state_is_held_several_times_where_that_is_asked_for(data, copies, replicas):
     made = meshes.make_mesh({"data": data, "fsdp": -1, "tensor": 1}, copies=copies)
@@ -287,8 +296,8 @@ def tpu(name, slices=1):
 
 def test_neighbours_in_the_mesh_are_neighbours_on_the_torus():
     made = meshes.make_mesh({"data": -1, "fsdp": 16, "tensor": 1}, tpu("v5e:16x16"))
-    assert made.devices.shape == (1, 16, 16, 1)
-    for ring in made.devices[0, ..., 0]:  # Each fsdp group is a line of chips.
+    assert made.devices.shape == (16, 1, 16, 1)
+    for ring in made.devices[:, 0, :, 0]:  # Each fsdp group is a line of chips.
         places = np.array([device.coords for device in ring])
         assert (np.ptp(places, axis=0) > 0).sum() == 1
 
@@ -314,4 +323,4 @@ def test_a_mesh_that_the_machine_does_not_take_falls_back_with_a_warning(sizes, 
 
 def test_axes_of_the_torus_are_split_where_the_mesh_asks_for_it():
     made = meshes.make_mesh({"data": 128, "fsdp": 8, "tensor": 1}, tpu("v5p:8x8x16"))
-    assert made.devices.shape == (1, 128, 8, 1) and len(set(made.devices.flat)) == 1024
+    assert made.devices.shape == (64, 2, 8, 1) and len(set(made.devices.flat)) == 1024

@@ -10,6 +10,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from tests.conftest import QUICK
 from vit_jax import objectives
 from vit_jax.base.patterns import named
 from vit_jax.checkpoints import reading
@@ -139,10 +140,13 @@ def test_killed_ten_times_at_random_moments_the_whole_state_is_the_same_to_the_b
         _, err = process.communicate(timeout=600)
         assert process.returncode == 0, err
     flags = tuple(flag.format(teacher=teacher) for flag in flags)
-    flags = (f"--config=configs/{recipe}.py:smoke", *ARGUMENTS[1:], *flags)
+    # On two devices, over which all of the state is sharded but parameters.
+    sharded = "--config.mesh.fsdp_min_size=0"
+    flags = (f"--config=configs/{recipe}.py:smoke", *ARGUMENTS[1:], *flags, sharded)
+    devices = {"XLA_FLAGS": f"--xla_force_host_platform_device_count=2 {QUICK}"}
 
     def start(workdir):
-        return cli("train", *flags, f"--workdir={workdir}", tiny=True)
+        return cli("train", *flags, f"--workdir={workdir}", tiny=True, env=devices)
 
     def done() -> int:
         return sum(steps_done(killed / run) for run in runs)

@@ -7,7 +7,9 @@ import math
 import jax
 import pytest
 
+from vit_jax.base import patterns
 from vit_jax.config import default_config
+from vit_jax.devices import meshes
 from vit_jax.planning import collectives, compiling, hlo, plan, target
 
 # A number that no parameter has as an axis, so that whatever has it is of the batch.
@@ -78,11 +80,14 @@ def test_only_what_was_meant_moves_between_devices(compiled):
     assert not [c for c in found for s in c.shapes if BATCH in s.dims]
     assert {c.kind for c in found} <= {"all-reduce", "all-gather", "reduce-scatter", "collective-permute"}  # fmt: skip
 
-    # Parameters are gathered under FSDP alone, a layer of one of them at a time, at most in the
-    # forward pass and again in the backward pass.
+    # Without FSDP parameters are gathered once, when they are updated; standardised kernels, whose
+    # backward pass is sharded, in the forward and the backward pass too. Under FSDP a layer of one
+    # of them at a time, at most in the forward pass and again in the backward pass.
     gathers = [c for c in found if c.kind == "all-gather"]
     if mesh in ("data", "tensor"):
-        assert sum(c.times * c.bytes for c in gathers) < 0.02 * whole
+        standardised = any("conv" in name for name in patterns.names(step.state.params))
+        most = 2.5 if standardised else 1.02
+        assert 0.5 * whole < sum(c.times * c.bytes for c in gathers) < most * whole
     else:
         one_layer = max(size(p) // (p.shape[0] if p.shape[0] in stack else 1) for p in params)
         assert gathers and max(c.bytes for c in gathers) <= one_layer
@@ -90,7 +95,7 @@ def test_only_what_was_meant_moves_between_devices(compiled):
 
     # Gradients are summed once: what crosses all replicas is as large as the parameters.
     if mesh != "mixed":
-        replicas = step.mesh.shape["data"] * step.mesh.shape["fsdp"]
+        replicas = meshes.batch_shards(step.mesh)
         cut = whole / step.mesh.shape["tensor"]
         reduced = sum(
             c.times * c.bytes

@@ -134,7 +134,12 @@ def test_parameters_and_optimizer_state_are_sharded(name, share, of_state):
 
 
 OPTIMIZERS = {
-    "adafactor": {"optim.name": "adafactor", "optim.moment_dtype": "bfloat16"},
+    # The bias of the keys has no gradient but rounding, which Adafactor divides by its own size.
+    "adafactor": {
+        "optim.name": "adafactor",
+        "optim.moment_dtype": "bfloat16",
+        "optim.freeze": (".*qkv/bias",),
+    },
     "bfloat16 moments": {"optim.moment_dtype": "bfloat16"},
     "sgd, clipped": {"optim.name": "sgd", "optim.clip": 0.1, "optim.lr": 0.1},
     "rmsprop": {"optim.name": "rmsprop"},
@@ -163,11 +168,11 @@ def test_on_one_device_the_step_has_no_constraints_of_its_own():
     assembly = assemble(resolve(config), num_classes=10, examples_per_epoch=160)
     place = placement(assembly.networks, assembly.config)
     tree = {"kernel": jnp.ones((64, 64))}
-    for sizes, same in ((ONE, True), (MESHES["fsdp"], True), (MESHES["data"], False)):
-        with jax.set_mesh(
-            meshes.make_mesh(sizes, jax.devices()[: int(np.prod([*sizes.values()]))])
-        ):
-            assert (place.updated(tree) is tree) == same
+    for sizes, expected in ((ONE, False), (MESHES["fsdp"], False), (MESHES["data"], True)):
+        devices = jax.devices()[: int(np.prod([*sizes.values()]))]
+        with jax.set_mesh(meshes.make_mesh(sizes, devices)):
+            text = str(jax.make_jaxpr(place.updated)(tree))
+            assert ("sharding_constraint" in text) == expected
 
 
 def test_accumulated_gradients_are_those_of_the_whole_batch(on_one_device):
@@ -245,7 +250,7 @@ def test_a_step_that_is_not_finite_changes_nothing_but_its_record(policy, sizes)
 
 def same_bits(one, other):
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        np.testing.assert_array_equal(np.asarray(a).view(np.uint8), np.asarray(b).view(np.uint8))
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
 def test_with_fsdp_the_sum_of_accumulated_gradients_is_kept_in_parts():
