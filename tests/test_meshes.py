@@ -45,6 +45,15 @@ PARTS = {
     "head/kernel": ((64, 10), (64, 10)),
     "position": ((1, 17, 64), (1, 17, 64)),
 }
+# The parts of its optimizer state and averages where they differ, over `data` too: the axis whose
+# shard is the smallest when its last two axes are padded to 8 x 128.
+OVER_DATA = PARTS | {
+    "embedding/kernel": ((8, 8, 3, 64), (4, 8, 3, 32)),
+    "encoder/layers/attention/out/kernel": ((2, 4, 16, 64), (2, 1, 16, 32)),
+    "encoder/layers/attention/qkv/kernel": ((2, 64, 3, 4, 16), (2, 16, 3, 2, 16)),
+    "encoder/layers/mlp/down/kernel": ((2, 128, 64), (2, 32, 32)),
+    "encoder/layers/mlp/up/kernel": ((2, 64, 128), (2, 16, 64)),
+}
 
 
 def vit(**options):
@@ -67,14 +76,19 @@ def states():
 
 def born(mesh, name):
     """A training state of `vit()` with the optimizer `name`, as a run creates it."""
+    init = make_init(name)
+    like = training_state.abstract(init, mesh, fsdp_min_size=MINIMUM)
+    return training_state.create(init, 0, like)
+
+
+def make_init(name):
+    """Makes that state from a key."""
     config = schema.to_config(Optim)
     config.name = name
     shapes = registry.abstract(vit())[1]
     optimizer, _ = optim.make(config, shapes, total_steps=10, to_steps=lambda duration: 0)
     networks = Networks(vit(), lambda model: Objective(None, None))
-    init = training_state.initializer(networks, optimizer, ema=True)
-    like = training_state.abstract(init, mesh, fsdp_min_size=MINIMUM)
-    return training_state.create(init, 0, like)
+    return training_state.initializer(networks, optimizer, ema=True)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +102,9 @@ def born(mesh, name):
 )
 def test_minus_one_takes_the_devices_that_the_others_leave(sizes, expected):
     made = mesh(**sizes)
-    assert made.axis_names == ("data", "fsdp", "tensor") and made.devices.shape == expected
+    assert tuple(meshes.sizes_of(made).items()) == tuple(zip(meshes.SIZES, expected, strict=True))
+    assert made.axis_names == ("replica", "data", "fsdp", "tensor")
+    assert made.devices.shape == (1, *expected)
 
 
 @pytest.mark.parametrize(
@@ -109,18 +125,26 @@ def test_a_mesh_that_does_not_fit_the_devices_is_an_error(sizes, words):
 
 def test_a_mesh_can_be_made_of_some_devices():
     made = meshes.make_mesh({"data": -1, "fsdp": 2, "tensor": 1}, jax.devices()[:4])
-    assert dict(made.shape) == {"data": 2, "fsdp": 2, "tensor": 1}
+    assert dict(made.shape) == {"replica": 1, "data": 2, "fsdp": 2, "tensor": 1}
+
+
+@pytest.mark.parametrize(("data", "copies", "replicas"), [(8, 2, 2), (8, 1, 1), (1, 2, 1)])
+def test_the_state_is_held_several_times_where_that_is_asked_for(data, copies, replicas):
+    made = meshes.make_mesh({"data": data, "fsdp": -1, "tensor": 1}, copies=copies)
+    assert made.shape["replica"] == replicas and meshes.batch_shards(made) == 8
+    assert meshes.sizes_of(made) == {"data": data, "fsdp": 8 // data, "tensor": 1}
 
 
 def test_parameters_and_adamw_state_are_born_in_parts_of_the_right_size(states):
     state = states["adamw"]
-    for tree in (state.params, state.ema):
+    for tree, parts in ((state.params, PARTS), (state.ema, OVER_DATA)):
         assert {
             name: (leaf.shape, leaf.addressable_shards[0].data.shape)
             for name, leaf in zip(patterns.names(tree), jax.tree.leaves(tree), strict=True)
-        } == PARTS
+        } == parts
     whole, part = (4 * sum(np.prod(sizes[i]) for sizes in PARTS.values()) for i in (0, 1))
-    assert (whole, part) == (324_904, 102_440)
+    over_data = 4 * sum(np.prod(sizes[1]) for sizes in OVER_DATA.values())
+    assert (whole, part, over_data) == (324_904, 102_440, 57_384)
     for device in jax.devices():
         on_device = [
             s.data.nbytes
@@ -129,21 +153,38 @@ def test_parameters_and_adamw_state_are_born_in_parts_of_the_right_size(states):
             if s.device == device
         ]
         # Parameters, their average, two moments; the rest is counters and one flag a parameter.
-        assert 4 * part <= sum(on_device) < 4 * part + 100
+        expected = part + 3 * over_data
+        assert expected <= sum(on_device) < expected + 100
 
 
-def test_with_data_parallelism_alone_every_device_holds_everything():
-    shardings = meshes.shardings(registry.abstract(vit())[1], mesh(data=-1), fsdp_min_size=0)
-    assert all(sharding.is_fully_replicated for sharding in jax.tree.leaves(shardings))
+def test_with_data_parallelism_alone_every_device_holds_all_parameters_and_a_share_of_the_rest():
+    like = training_state.abstract(make_init("adamw"), mesh(data=-1), fsdp_min_size=MINIMUM)
+    assert all(x.sharding.is_fully_replicated for x in jax.tree.leaves(like.params))
+    for x in jax.tree.leaves((like.opt_state, like.ema)):
+        shard = np.prod(x.sharding.shard_shape(x.shape))
+        assert shard == (x.size / 8 if x.size >= MINIMUM else x.size), x
+
+
+def test_what_data_does_not_divide_stays_whole():
+    leaf = jax.ShapeDtypeStruct((5, 7, 64, 6), np.float32)
+    tree = {"layers": {"kernel": leaf}, "other": jax.ShapeDtypeStruct((5, 7), np.float32)}
+    shardings = meshes.shardings(tree, mesh(data=-1), fsdp_min_size=0, over_data=True)
+    assert shardings["layers"]["kernel"].spec == P(None, None, "data", None)
+    assert shardings["other"].is_fully_replicated
+    stack = {"layers": {"bias": jax.ShapeDtypeStruct((8, 7), np.float32)}}
+    (of_layers,) = jax.tree.leaves(
+        meshes.shardings(stack, mesh(data=-1), fsdp_min_size=0, over_data=True)
+    )
+    assert of_layers.is_fully_replicated
 
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor"])
-def test_optimizer_state_lies_as_its_parameter(states, name):
+def test_optimizer_state_lies_as_its_parameter_and_over_data(states, name):
     state, found = states[name], set()
     for path, leaf in zip(
         patterns.names(state.opt_state), jax.tree.leaves(state.opt_state), strict=True
     ):
-        for parameter, (whole, part) in PARTS.items():
+        for parameter, (whole, part) in OVER_DATA.items():
             if path.endswith("/" + parameter) and leaf.shape == whole:
                 assert leaf.addressable_shards[0].data.shape == part, path
                 found.add(parameter)
@@ -221,9 +262,7 @@ def test_a_model_cut_over_the_mesh_gives_what_one_device_gives():
         output = run(cut, jax.device_put(images, meshes.batch_sharding(made)))
     np.testing.assert_allclose(output.logits, expected.logits, atol=1e-5)
     blocks = output.intermediates["blocks"]
-    assert blocks.sharding.is_equivalent_to(
-        NamedSharding(made, P(None, ("data", "fsdp"))), blocks.ndim
-    )
+    assert blocks.sharding.is_equivalent_to(NamedSharding(made, P(None, meshes.BATCH)), blocks.ndim)
 
 
 def tpu(name, slices=1):
@@ -232,8 +271,8 @@ def tpu(name, slices=1):
 
 def test_neighbours_in_the_mesh_are_neighbours_on_the_torus():
     made = meshes.make_mesh({"data": -1, "fsdp": 16, "tensor": 1}, tpu("v5e:16x16"))
-    assert made.devices.shape == (16, 16, 1)
-    for ring in made.devices[..., 0]:  # Each fsdp group is a line of chips.
+    assert made.devices.shape == (1, 16, 16, 1)
+    for ring in made.devices[0, ..., 0]:  # Each fsdp group is a line of chips.
         places = np.array([device.coords for device in ring])
         assert (np.ptp(places, axis=0) > 0).sum() == 1
 
@@ -241,7 +280,8 @@ def test_neighbours_in_the_mesh_are_neighbours_on_the_torus():
 def test_only_data_goes_over_slices():
     made = meshes.make_mesh({"data": 4, "fsdp": 4, "tensor": 2}, tpu("v5e:4x4", slices=2))
     slices = np.vectorize(meshes.slice_of)(made.devices)
-    assert (slices[:2] == 0).all() and (slices[2:] == 1).all()
+    assert slices.shape == (2, 2, 4, 2), "each slice is a replica"
+    assert (slices[0] == 0).all() and (slices[1] == 1).all()
 
 
 @pytest.mark.parametrize(
@@ -251,11 +291,11 @@ def test_only_data_goes_over_slices():
 def test_a_mesh_that_the_machine_does_not_take_falls_back_with_a_warning(sizes, words, caplog):
     devices = tpu("v5e:4x4", slices=2)
     logging.get_absl_logger().propagate = True
-    made = meshes.make_mesh(dict(zip(meshes.AXES, sizes, strict=True)), devices)
-    assert made.devices.shape == sizes and set(made.devices.flat) == set(devices)
+    made = meshes.make_mesh(dict(zip(meshes.SIZES, sizes, strict=True)), devices)
+    assert tuple(meshes.sizes_of(made).values()) == sizes and set(made.devices.flat) == set(devices)
     assert (words in caplog.text) if words else not caplog.records
 
 
 def test_axes_of_the_torus_are_split_where_the_mesh_asks_for_it():
     made = meshes.make_mesh({"data": 128, "fsdp": 8, "tensor": 1}, tpu("v5p:8x8x16"))
-    assert made.devices.shape == (128, 8, 1) and len(set(made.devices.flat)) == 1024
+    assert made.devices.shape == (1, 128, 8, 1) and len(set(made.devices.flat)) == 1024

@@ -117,15 +117,15 @@ class Optim:
 
 @dataclasses.dataclass(frozen=True)
 class Mesh:
-    """How the devices are arranged; -1 takes what the others leave. The batch is cut over data ×
-    fsdp.
+    """How the devices are arranged; -1 takes what the others leave. The batch is sharded over data ×
+    fsdp, optimizer state and averages over all three.
     """
 
     data: int = option(-1, "replicas of the parameters", minimum=-1)
-    fsdp: int = option(1, "parts that parameters and optimizer state are cut into", minimum=-1)
-    tensor: int = option(1, "parts that heads and MLP width are cut into", minimum=-1)
+    fsdp: int = option(1, "devices that parameters are sharded over, too", minimum=-1)
+    tensor: int = option(1, "devices that heads and MLP width are sharded over", minimum=-1)
     fsdp_min_size: int = option(
-        2**16, "arrays with fewer elements are not cut over fsdp", minimum=0
+        2**16, "arrays with fewer elements are not sharded over data and fsdp", minimum=0
     )
 
 

@@ -18,7 +18,9 @@ from tests.integration.test_reliability import all_bits, steps_done
 from tests.integration.test_storage import fill
 
 EVERY, LOCAL = 10, 2  # steps between checkpoints in the workdir and on local disks
-SHARDED = ("--config.mesh.fsdp=2", "--config.mesh.fsdp_min_size=0")
+# Small arrays are sharded too: optimizer state over `data`, with `FSDP` parameters as well.
+SHARDED = ("--config.mesh.fsdp_min_size=0",)
+FSDP = ("--config.mesh.fsdp=2", *SHARDED)
 
 
 def arguments(disks: pathlib.Path) -> tuple[str, ...]:
@@ -59,16 +61,16 @@ def test_two_processes_go_on_from_their_local_disks_when_one_is_lost(hosts, tmp_
     disks, workdir = tmp_path / "disks", tmp_path / "run"
     monkeypatch.setenv("JAX_EXPLAIN_CACHE_MISSES", "1")
     new_machine = "--config.compilation_cache=auto"
-    whole = hosts(tmp_path / "whole", *arguments(tmp_path / "other"))
+    whole = hosts(tmp_path / "whole", *arguments(tmp_path / "other"), *SHARDED)
     assert whole.codes() == [0, 0], whole.log(0)
     assert not list((tmp_path / "other").glob("*/*")), "the end of a run frees the disks"
 
     monkeypatch.setenv("HOME", str(tmp_path / "first"))
-    run = hosts(workdir, *arguments(disks), new_machine, seconds=0.012)
+    run = hosts(workdir, *arguments(disks), *SHARDED, new_machine, seconds=0.012)
     kill_all_after(run, workdir, 17)
     shutil.rmtree(disks / "1")
     monkeypatch.setenv("HOME", str(tmp_path / "second"))
-    rest = hosts(workdir, *arguments(disks), new_machine)
+    rest = hosts(workdir, *arguments(disks), *SHARDED, new_machine)
     assert rest.codes() == [0, 0], rest.log(0) + rest.log(1)
     compiled = "CACHE MISS for 'jit_train_step'"
     assert compiled in run.log(0) and compiled not in rest.log(0)
@@ -148,17 +150,17 @@ def test_a_full_disk_of_one_process_ends_nothing_and_its_peer_has_its_shards(
 ):
     disks, workdir = tmp_path / "disks", tmp_path / "run"
     wide = ("--config.model.width=128",)
-    whole = hosts(tmp_path / "whole", *arguments(tmp_path / "w"), *SHARDED, *wide, processes=4)
+    whole = hosts(tmp_path / "whole", *arguments(tmp_path / "w"), *FSDP, *wide, processes=4)
     assert whole.codes() == [0] * 4, whole.log(0)
     late = "--config.checkpoint.every=100 steps"
-    run = hosts(workdir, *arguments(disks), *SHARDED, *wide, late, processes=4, seconds=0.012)
+    run = hosts(workdir, *arguments(disks), *FSDP, *wide, late, processes=4, seconds=0.012)
     run.until(lambda: local_steps(disks, 3))
     fill(run.processes[3])
     run.until(lambda: "cannot be written by 1 of 4 processes (process 3" in run.log(0))
     full = steps_done(workdir)
     kill_all_after(run, workdir, full + 6)
     assert max(local_steps(disks, 0)) > max(local_steps(disks, 3))
-    rest = hosts(workdir, *arguments(disks), *SHARDED, *wide, processes=4)
+    rest = hosts(workdir, *arguments(disks), *FSDP, *wide, processes=4)
     assert rest.codes() == [0] * 4, rest.log(0)
     assert resumed_at(rest) >= full + 2
     assert_same_bits(tmp_path / "whole", workdir)

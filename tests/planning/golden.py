@@ -14,6 +14,7 @@ import sys
 import jax
 
 from vit_jax.base import patterns
+from vit_jax.devices import meshes
 from vit_jax.planning import compiling, plan, target
 from vit_jax.planning.collectives import find, summary
 from vit_jax.user_files import load_config
@@ -103,7 +104,7 @@ def prepared(case: Case) -> tuple[dict, compiling.Step]:
         "config": case.config,
         "topology": case.topology,
         "slices": case.slices,
-        "mesh": dict(step.mesh.shape),
+        "mesh": meshes.sizes_of(step.mesh),
         "batch_per_chip": config.batch_size / where.chips,
         "state_bytes_per_device": step.state_bytes(),
         "parameters": _parameters(step.state),

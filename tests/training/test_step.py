@@ -11,6 +11,7 @@ from vit_jax.config import default_config
 from vit_jax.devices import meshes
 from vit_jax.training import state as states
 from vit_jax.training.assembly import assemble, resolve
+from vit_jax.training.placement import placement
 from vit_jax.training.step import compile_train_step
 
 MESHES = {
@@ -19,6 +20,10 @@ MESHES = {
     "tensor": dict(data=4, fsdp=1, tensor=2),
     "mixed": dict(data=2, fsdp=2, tensor=2),
 }
+ONE = dict(data=1, fsdp=1, tensor=1)
+# And with state that is sharded within two groups of devices alone, as within slices.
+COPIES = {name: 1 for name in MESHES} | {"two copies": 2}
+IN_GATE = ("data", "mixed")
 
 
 def make_config(**overrides):
@@ -52,10 +57,10 @@ def make_batches(count, size=16):
         yield {"image": image, "label": random.integers(0, 10, 16).astype(np.int32)}
 
 
-def run(config, sizes, steps=5):
+def run(config, sizes, steps=10, copies=1):
     """(first state, state after `steps`, all metrics, compiled step) on a mesh of these sizes."""
     count = int(np.prod(list(sizes.values())))
-    mesh = meshes.make_mesh(sizes, jax.devices()[:count])
+    mesh = meshes.make_mesh(sizes, jax.devices()[:count], copies=copies)
     assembly = assemble(resolve(config), num_classes=10, examples_per_epoch=160)
     with jax.set_mesh(mesh):
         like = assembly.abstract_state(mesh)
@@ -73,7 +78,7 @@ def run(config, sizes, steps=5):
 
 @pytest.fixture(scope="module")
 def on_one_device():
-    return run(make_config(), dict(data=1, fsdp=1, tensor=1))
+    return run(make_config(), ONE)
 
 
 def assert_close(a, b, tolerance):
@@ -82,14 +87,12 @@ def assert_close(a, b, tolerance):
 
 
 @pytest.mark.parametrize(
-    "sizes",
-    [
-        pytest.param(sizes, id=name, marks=[] if name == "mixed" else pytest.mark.slow)
-        for name, sizes in MESHES.items()
-    ],
+    "name",
+    [n if n in IN_GATE else pytest.param(n, marks=pytest.mark.slow) for n in COPIES],
 )
-def test_every_mesh_trains_the_same_parameters_as_one_device(on_one_device, sizes):
-    first, state, metrics, step = run(make_config(), sizes)
+def test_every_mesh_trains_the_same_parameters_as_one_device(on_one_device, name):
+    sizes = MESHES.get(name, MESHES["data"])
+    first, state, metrics, step = run(make_config(), sizes, copies=COPIES[name])
     expected_first, expected, expected_metrics, _ = on_one_device
     assert_close(first, expected_first, 0)
     assert_close(jax.device_get(state.params), jax.device_get(expected.params), 1e-5)
@@ -100,8 +103,10 @@ def test_every_mesh_trains_the_same_parameters_as_one_device(on_one_device, size
     assert step._cache_size() == 1
 
 
-@pytest.mark.parametrize("name, share", [("fsdp", 8), ("tensor", 2), ("mixed", 4)])
-def test_parameters_and_optimizer_state_are_cut(name, share):
+@pytest.mark.parametrize(
+    "name, share, of_state", [("data", 1, 8), ("fsdp", 8, 8), ("tensor", 2, 8), ("mixed", 4, 8)]
+)
+def test_parameters_and_optimizer_state_are_sharded(name, share, of_state):
     config = make_config()
     mesh = meshes.make_mesh(MESHES[name], jax.devices()[:8])
     state = assemble(resolve(config), num_classes=10, examples_per_epoch=160).abstract_state(mesh)
@@ -115,18 +120,54 @@ def test_parameters_and_optimizer_state_are_cut(name, share):
     def bytes_in_all(tree):
         return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
-    large = [
-        p
-        for p in jax.tree.leaves(state.params["encoder"]["layers"])
-        if p.ndim > 2 and p.size > 1024
-    ]
-    assert bytes_on_a_device(large) * share == bytes_in_all(large)
-    # Adam's two moments and the average lie as the parameters do; what is not cut is small.
-    per_copy = bytes_on_a_device(state.params)
-    assert bytes_on_a_device((state.params, state.opt_state, state.ema)) == pytest.approx(
-        4 * per_copy, rel=0.01
-    )
-    assert per_copy < 1.6 * bytes_in_all(state.params) / share
+    def large(tree):
+        layers = tree["encoder"]["layers"]
+        return [x for x in jax.tree.leaves(layers) if x.ndim > 2 and x.size > 1024]
+
+    assert bytes_on_a_device(large(state.params)) * share == bytes_in_all(large(state.params))
+    assert bytes_on_a_device(large(state.ema)) * of_state == bytes_in_all(large(state.ema))
+    # Adam's two moments lie as the average does; what is not sharded is small.
+    per_copy = bytes_on_a_device(state.ema)
+    assert bytes_on_a_device(state.opt_state) == pytest.approx(2 * per_copy, rel=0.01)
+    assert per_copy < 2 * bytes_in_all(state.params) / of_state
+    assert bytes_on_a_device(state.params) < 1.6 * bytes_in_all(state.params) / share
+
+
+OPTIMIZERS = {
+    "adafactor": {"optim.name": "adafactor", "optim.moment_dtype": "bfloat16"},
+    "bfloat16 moments": {"optim.moment_dtype": "bfloat16"},
+    "sgd, clipped": {"optim.name": "sgd", "optim.clip": 0.1, "optim.lr": 0.1},
+    "rmsprop": {"optim.name": "rmsprop"},
+    "frozen": {"optim.freeze": ("embedding/.*", ".*attention/qkv/.*")},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_update_of_every_optimizer_is_sharded_and_the_same(name):
+    config = make_config(**OPTIMIZERS[name])
+    _, expected, expected_metrics, _ = run(config, ONE, steps=4)
+    first, state, metrics, _ = run(config, MESHES["data"], steps=4)
+    assert_close(jax.device_get(state.params), jax.device_get(expected.params), 1e-5)
+    assert_close(jax.device_get(state.ema), jax.device_get(expected.ema), 1e-5)
+    for norm in ("gradient_norm", "update_norm", "parameter_norm"):
+        np.testing.assert_allclose(
+            [m[norm] for m in metrics], [m[norm] for m in expected_metrics], rtol=1e-4
+        )
+    if name == "frozen":
+        assert_close(first["embedding"], jax.device_get(state.params["embedding"]), 0)
+
+
+def test_on_one_device_the_step_has_no_constraints_of_its_own():
+    config = make_config()
+    assembly = assemble(resolve(config), num_classes=10, examples_per_epoch=160)
+    place = placement(assembly.networks, assembly.config)
+    tree = {"kernel": jnp.ones((64, 64))}
+    for sizes, same in ((ONE, True), (MESHES["fsdp"], True), (MESHES["data"], False)):
+        with jax.set_mesh(
+            meshes.make_mesh(sizes, jax.devices()[: int(np.prod([*sizes.values()]))])
+        ):
+            assert (place.updated(tree) is tree) == same
 
 
 def test_accumulated_gradients_are_those_of_the_whole_batch(on_one_device):
@@ -141,8 +182,7 @@ SHARP = {"optim.sam_rho": (0.05, 0.05), "optim.sam_alpha": 0.5}
 
 
 def test_a_sharpness_aware_step_tells_the_loss_where_the_parameters_are(on_one_device):
-    one = dict(data=1, fsdp=1, tensor=1)
-    _, _, (sharp,), _ = run(make_config(**SHARP), one, steps=1)
+    _, _, (sharp,), _ = run(make_config(**SHARP), ONE, steps=1)
     plain = on_one_device[2][0]
     np.testing.assert_allclose(sharp["loss"], plain["loss"], rtol=1e-6)
     assert abs(sharp["gradient_norm"] / plain["gradient_norm"] - 1) > 1e-3
@@ -150,7 +190,7 @@ def test_a_sharpness_aware_step_tells_the_loss_where_the_parameters_are(on_one_d
 
 @pytest.mark.slow
 def test_a_sharpness_aware_step_is_the_same_on_every_mesh_and_in_parts():
-    _, whole, metrics, _ = run(make_config(**SHARP), dict(data=1, fsdp=1, tensor=1), steps=2)
+    _, whole, metrics, _ = run(make_config(**SHARP), ONE, steps=2)
     _, parts, of_parts, _ = run(
         make_config(**SHARP, accumulate=2), dict(data=2, fsdp=2, tensor=1), steps=2
     )
@@ -161,9 +201,7 @@ def test_a_sharpness_aware_step_is_the_same_on_every_mesh_and_in_parts():
 
 
 def test_the_first_update_is_zero_while_the_rate_warms_up():
-    first, state, metrics, _ = run(
-        make_config(**{"optim.warmup": "10 steps"}), dict(data=1, fsdp=1, tensor=1), steps=1
-    )
+    first, state, metrics, _ = run(make_config(**{"optim.warmup": "10 steps"}), ONE, steps=1)
     assert_close(first, jax.device_get(state.params), 0)
     assert (
         metrics[0]["learning_rate"] == 0
@@ -172,41 +210,28 @@ def test_the_first_update_is_zero_while_the_rate_warms_up():
     )
 
 
-@pytest.fixture(scope="module")
-def poisoned():
-    """`poisoned(policy)`: a compiled step, a good state, and the same with a NaN in the position
-    embedding.
-    """
-
-    def make(policy):
-        config = make_config(nonfinite=policy)
-        mesh = meshes.make_mesh(dict(data=1, fsdp=1, tensor=1), jax.devices()[:1])
-        assembly = assemble(resolve(config), num_classes=10, examples_per_epoch=160)
-        with jax.set_mesh(mesh):
-            like = assembly.abstract_state(mesh)
-            step = jax.jit(assembly.train_step)
-            return step, states.create(assembly.init, config.seed, like)
-
-    return make
+def with_nan(params):
+    return params | {"position": jnp.asarray(params["position"]).at[0, 0, 0].set(jnp.nan)}
 
 
-def with_nan(state):
-    params = state.params | {"position": state.params["position"].at[0, 0, 0].set(jnp.nan)}
-    return state.replace(params=params)
-
-
-@pytest.mark.parametrize("policy", ["stop", "skip"])
-def test_a_step_that_is_not_finite_changes_nothing_but_its_record(poisoned, policy):
-    step, good = poisoned(policy)
-    (batch,) = make_batches(1)
-    bad, _ = step(with_nan(good), batch)
+@pytest.mark.parametrize(
+    ("policy", "sizes"), [("stop", ONE), ("skip", MESHES["data"])], ids=["stop", "skip, data"]
+)
+def test_a_step_that_is_not_finite_changes_nothing_but_its_record(policy, sizes):
+    _, state, _, step = run(make_config(nonfinite=policy), sizes, steps=1)
+    (batch,), good = make_batches(1), jax.device_get(state)
+    params = jax.tree.map(jnp.copy, state.params)  # A step takes the memory of its argument.
+    with jax.set_mesh(state.step.sharding.mesh):
+        bad, _ = step(state.replace(params=with_nan(state.params)), batch)
     assert (
-        int(bad.step) == 1 and int(bad.health.first_bad_step) == 0 and int(bad.health.skipped) == 1
+        int(bad.step) == 2 and int(bad.health.first_bad_step) == 1 and int(bad.health.skipped) == 1
     )
     assert bad.health.bad_tensors.all()
-    assert_close(jax.device_get(bad.opt_state), jax.device_get(good.opt_state), 0)
+    same_bits(bad.params, with_nan(good.params))
+    same_bits((bad.opt_state, bad.ema), (good.opt_state, good.ema))
     # The next step is good again: `skip` goes on, `stop` waits for the host to see what happened.
-    after, _ = step(bad.replace(params=good.params), batch)
+    with jax.set_mesh(state.step.sharding.mesh):
+        after, _ = step(bad.replace(params=params), batch)
     moved = any(
         (a != b).any()
         for a, b in zip(*map(jax.tree.leaves, (after.params, good.params)), strict=True)
@@ -216,6 +241,11 @@ def test_a_step_that_is_not_finite_changes_nothing_but_its_record(poisoned, poli
         and int(after.health.in_a_row) == 0
         and int(after.health.skipped) == 1
     )
+
+
+def same_bits(one, other):
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_array_equal(np.asarray(a).view(np.uint8), np.asarray(b).view(np.uint8))
 
 
 def test_with_fsdp_the_sum_of_accumulated_gradients_is_kept_in_parts():

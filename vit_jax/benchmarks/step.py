@@ -11,11 +11,11 @@ from vit_jax.base import places
 from vit_jax.benchmarks import breakdown as timing
 from vit_jax.benchmarks.context import context
 from vit_jax.compute import choices
-from vit_jax.devices import chips, meshes
+from vit_jax.devices import chips
 from vit_jax.evaluation.forward import make_forward
 from vit_jax.models import naming
 from vit_jax.training import state as states
-from vit_jax.training.assembly import Assembly, assemble, resolve
+from vit_jax.training.assembly import Assembly, assemble, make_mesh, resolve
 from vit_jax.training.guards import check_batch
 from vit_jax.training.step import compile_train_step
 
@@ -153,7 +153,7 @@ def assembled(config: ConfigDict) -> tuple[Assembly, jax.sharding.Mesh]:
     config = resolve(config)
     classes = config.model.num_classes or 1000
     assembly = assemble(config, num_classes=classes, examples_per_epoch=config.batch_size * 1000)
-    mesh = meshes.make_mesh(vars(config.mesh))
+    mesh = make_mesh(config)
     check_batch(config, mesh)
     return assembly, mesh
 

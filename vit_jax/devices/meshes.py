@@ -1,8 +1,10 @@
-"""Where arrays live: the mesh, and one table that says how each of them is cut over it.
+"""Where arrays live: the mesh, and one table that says how each of them is sharded over it.
 
-Mesh axes, outermost first: `data` (replicas), `fsdp` (parameters and optimizer state cut, batch
-too), `tensor` (heads and MLP width). Models know none of this; what is computed with the mesh that is
-set is in `compute.partitioning`.
+Mesh axes, outermost first: `replica` (each has a copy of the whole state), `data` (parameters are
+replicated, optimizer state and averages are sharded), `fsdp` (parameters are sharded too), `tensor`
+(heads and MLP width). The batch is sharded over all but `tensor`. A config knows the last three:
+its `data` is replica x data. Models know none of this; what is computed with the mesh that is set
+is in `compute.partitioning`, where a step computes its update in `training.placement`.
 """
 
 import math
@@ -27,8 +29,11 @@ from vit_jax.base.errors import ConfigError
 if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
     os.environ.setdefault("NPROC", "64")
 
-AXES = ("data", "fsdp", "tensor")
-BATCH = ("data", "fsdp")
+SIZES = ("data", "fsdp", "tensor")  # of `config.mesh`
+AXES = ("replica", *SIZES)
+BATCH = ("replica", "data", "fsdp")
+# The last two axes of an array on a TPU are padded to multiples of these (of 4-byte types).
+_TILE = (8, 128)
 
 # (pattern, axis): the axis that tensor parallelism cuts, counted from the end so that stacked and
 # single layers read alike. These rules are for the layers that families share; a family with layers
@@ -45,19 +50,23 @@ TENSOR_RULES = (
 )
 
 
-def make_mesh(sizes: Mapping[str, int], devices: list | None = None) -> Mesh:
+def make_mesh(sizes: Mapping[str, int], devices: list | None = None, *, copies: int = 1) -> Mesh:
     """A mesh over `devices`, by default all of them.
 
+    Each slice of a multi-slice run is a `replica`, so that optimizer state is gathered within
+    slices alone.
+
     Args:
-      sizes: of `AXES`, as `config.mesh` has them; one may be -1, which takes the rest.
+      sizes: of `SIZES`, as `config.mesh` has them; one may be -1, which takes the rest.
+      copies: how many copies of the whole state the devices must hold, if `data` is a multiple.
 
     Raises:
       ConfigError: the sizes do not multiply to the number of devices.
     """
     devices = jax.devices() if devices is None else devices
-    sizes = [sizes[axis] for axis in AXES]
+    sizes = [sizes[axis] for axis in SIZES]
     known = math.prod(size for size in sizes if size != -1)
-    text = " x ".join(f"{axis} {size}" for axis, size in zip(AXES, sizes, strict=True))
+    text = " x ".join(f"{axis} {size}" for axis, size in zip(SIZES, sizes, strict=True))
     if sizes.count(-1) > 1 or any(size < 1 and size != -1 for size in sizes):
         raise ConfigError(
             f"config.mesh: {text}: sizes are positive, and at most one is -1 (the rest)"
@@ -68,7 +77,22 @@ def make_mesh(sizes: Mapping[str, int], devices: list | None = None) -> Mesh:
             f"config.mesh: {text} does not fit the {len(devices)} devices there are; "
             f"set sizes whose product is {len(devices)}, -1 being the rest"
         )
-    return Mesh(_arranged(tuple(sizes), devices), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    data, *inner = sizes
+    replicas = max(copies, len({slice_of(device) for device in devices}))
+    replicas = replicas if data % replicas == 0 else 1
+    arranged = _arranged(tuple(sizes), devices).reshape(replicas, data // replicas, *inner)
+    return Mesh(arranged, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def sizes_of(mesh: Mesh) -> dict[str, int]:
+    """The sizes of a mesh as `config.mesh` has them."""
+    sizes = dict(mesh.shape)
+    return {"data": sizes.pop("replica") * sizes.pop("data")} | sizes
+
+
+def batch_shards(mesh: Mesh) -> int:
+    """How many shards a batch has."""
+    return math.prod(mesh.shape[axis] for axis in BATCH)
 
 
 def slice_of(device: jax.Device) -> int:
@@ -77,7 +101,8 @@ def slice_of(device: jax.Device) -> int:
 
 
 def _arranged(sizes: tuple[int, ...], devices: list) -> np.ndarray:
-    """Devices in the shape `sizes`, so that neighbours in the mesh are neighbours in the machine.
+    """Devices in the shape `sizes` (of `SIZES`), so that neighbours in the mesh are neighbours in the
+    machine.
 
     Only `data` crosses slices: the network between them is slow, and gradients are all that `data`
     exchanges.
@@ -106,7 +131,7 @@ def replica_mesh() -> Mesh:
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """The first axis cut over all replicas."""
+    """The first axis sharded over all axes of `BATCH`."""
     return NamedSharding(mesh, P(BATCH))
 
 
@@ -116,48 +141,102 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def shardings(
-    tree: Any, mesh: Mesh, *, fsdp_min_size: int, tensor_rules: Sequence[tuple[str, int]] = ()
+    tree: Any,
+    mesh: Mesh,
+    *,
+    fsdp_min_size: int,
+    tensor_rules: Sequence[tuple[str, int]] = (),
+    over_data: bool = False,
 ):
-    """How a tree of parameters, or a whole training state around one, lies on the mesh.
-
-    Args:
-      tree: arrays or `ShapeDtypeStruct`s. An array is laid out by the end of its path and its
-        shape, so that optimizer state lies as its parameter does.
-      fsdp_min_size: arrays with fewer elements stay whole on every replica.
-      tensor_rules: as `TENSOR_RULES`, and before these.
+    """How a tree of parameters, or a whole training state around one, lies on the mesh; arguments
+    as of `specs`.
 
     Returns:
       The same tree of `NamedSharding`.
     """
-    sizes, rules = dict(mesh.shape), (*tensor_rules, *TENSOR_RULES)
+    found = specs(
+        tree,
+        mesh.shape,
+        fsdp_min_size=fsdp_min_size,
+        tensor_rules=tensor_rules,
+        over_data=over_data,
+    )
+    return jax.tree.map(lambda _, spec: NamedSharding(mesh, spec), tree, found)
 
-    def place(name: str, leaf) -> NamedSharding:
-        return NamedSharding(mesh, _spec(name, leaf.shape, sizes, fsdp_min_size, rules))
 
-    return patterns.map_named(place, tree)
-
-
-def _spec(
-    name: str,
-    shape: tuple[int, ...],
-    sizes: dict[str, int],
+def specs(
+    tree: Any,
+    sizes: Mapping[str, int],
+    *,
     fsdp_min_size: int,
-    tensor_rules: Sequence[tuple[str, int]],
-) -> P:
-    """Tensor parallelism by name, then FSDP on the largest axis left that divides."""
-    axes: list[str | None] = [None] * len(shape)
-    if sizes["tensor"] > 1:
-        for pattern, axis in tensor_rules:
-            fits = len(shape) >= -axis and shape[axis] % sizes["tensor"] == 0
-            if fits and re.fullmatch(pattern, name):
-                axes[axis] = "tensor"
-                break
-    if sizes["fsdp"] > 1 and math.prod(shape) >= fsdp_min_size:
-        # Cutting the stack of layers itself would gather one layer from one device: never cut that
-        # axis.
-        first = int(patterns.is_stacked(name))
-        free = [i for i in range(first, len(shape)) if axes[i] is None]
-        free = [i for i in free if shape[i] % sizes["fsdp"] == 0]
-        if free:
-            axes[max(free, key=lambda i: shape[i])] = "fsdp"
-    return P(*axes)
+    tensor_rules: Sequence[tuple[str, int]] = (),
+    over_data: bool = False,
+):
+    """How a tree of arrays is sharded.
+
+    Args:
+      tree: arrays or `ShapeDtypeStruct`s. An array is sharded by the end of its path and its
+        shape, so that optimizer state lies as its parameter does.
+      sizes: of `AXES`.
+      fsdp_min_size: arrays with fewer elements stay whole on every device.
+      tensor_rules: as `TENSOR_RULES`, and before these.
+      over_data: whether they are sharded over `data` too, as optimizer state is.
+
+    Returns:
+      The same tree of `PartitionSpec`.
+    """
+    rules = (*tensor_rules, *TENSOR_RULES)
+
+    def spec(name: str, leaf) -> P:
+        shape = leaf.shape
+        # The stack of layers itself is never sharded: one layer would be on one device.
+        free = range(int(patterns.is_stacked(name)), len(shape))
+        axes: list[tuple[str, ...]] = [()] * len(shape)
+        _over_tensor(axes, name, shape, sizes, rules)
+        if math.prod(shape) >= fsdp_min_size:
+            _over_fsdp(axes, shape, sizes, free)
+            if over_data:
+                _over_data(axes, shape, sizes, free)
+        return P(*(entry[0] if len(entry) == 1 else entry or None for entry in axes))
+
+    return patterns.map_named(spec, tree)
+
+
+def _over_tensor(axes: list, name: str, shape, sizes, rules) -> None:
+    """Adds `tensor` to the axis that the first rule that fits names."""
+    if sizes["tensor"] == 1:
+        return
+    for pattern, axis in rules:
+        fits = len(shape) >= -axis and shape[axis] % sizes["tensor"] == 0
+        if fits and re.fullmatch(pattern, name):
+            axes[axis] = ("tensor",)
+            return
+
+
+def _over_fsdp(axes: list, shape, sizes, free) -> None:
+    """Adds `fsdp` to the largest axis without another that it divides."""
+    if sizes["fsdp"] == 1:
+        return
+    divides = [i for i in free if not axes[i] and shape[i] % sizes["fsdp"] == 0]
+    if divides:
+        axes[max(divides, key=lambda i: shape[i])] = ("fsdp",)
+
+
+def _over_data(axes: list, shape, sizes, free) -> None:
+    """Adds `data` to the axis, sharded or not, that it divides and whose shards are the smallest on
+    a TPU, with their padding.
+    """
+    if sizes["data"] == 1:
+        return
+    parts = [math.prod(sizes[axis] for axis in entry) for entry in axes]
+    shard = [size // count for size, count in zip(shape, parts, strict=True)]
+
+    def padded(axis: int) -> int:
+        ours = [*shard[:axis], shard[axis] // sizes["data"], *shard[axis + 1 :]]
+        tile = [1] * (len(ours) - 2) + [*_TILE][-len(ours) :]
+        return math.prod(-(-size // unit) * unit for size, unit in zip(ours, tile, strict=True))
+
+    divides = [i for i in free if shard[i] % sizes["data"] == 0]
+    if divides:
+        best = min(divides, key=padded)
+        axes[best] = (*axes[best], "data")

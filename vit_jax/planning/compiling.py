@@ -12,7 +12,7 @@ from vit_jax.devices import meshes
 from vit_jax.planning import flops, hlo
 from vit_jax.planning.target import Target
 from vit_jax.training import state as states
-from vit_jax.training.assembly import Assembly
+from vit_jax.training.assembly import Assembly, make_mesh
 from vit_jax.training.guards import check_batch
 from vit_jax.training.step import compile_train_step
 
@@ -95,13 +95,13 @@ def prepare(assembly: Assembly, target: Target) -> Step:
       ConfigError: mesh or batch do not fit the target.
     """
     config = assembly.config
-    mesh = meshes.make_mesh(vars(config.mesh), target.devices)
+    mesh = make_mesh(config, target.devices)
     check_batch(config, mesh)
     state = assembly.abstract_state(mesh)
     step = compile_train_step(assembly.train_step, states.shardings_of(state), mesh)
     with jax.set_mesh(mesh):
         traced = step.trace(state, assembly.abstract_batch(mesh))
-        replicas = mesh.shape["data"] * mesh.shape["fsdp"]
+        replicas = meshes.batch_shards(mesh)
         kept = [
             {
                 "bytes": aval.size * aval.dtype.itemsize // replicas,

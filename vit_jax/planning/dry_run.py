@@ -12,12 +12,12 @@ from vit_jax.checkpoints import reading
 from vit_jax.config import Config
 from vit_jax.data import sources
 from vit_jax.data.record import DataError, Source
-from vit_jax.devices import local, meshes
+from vit_jax.devices import local
 from vit_jax.models import naming, registry
 from vit_jax.planning import rough
 from vit_jax.planning.plan import known_data
 from vit_jax.training import announce, preflight, starting
-from vit_jax.training.assembly import Assembly, assemble, resolve
+from vit_jax.training.assembly import Assembly, assemble, make_mesh, resolve
 from vit_jax.training.guards import check_batch
 from vit_jax.training.loop import subject_of
 
@@ -107,7 +107,7 @@ def _unfit_mesh(config: Config, missing: str) -> str:
       ConfigError: the data is here.
     """
     try:
-        mesh = meshes.make_mesh(vars(config.mesh), jax.devices("cpu"))
+        mesh = make_mesh(config, jax.devices("cpu"))
         check_batch(config, mesh)
     except ConfigError as error:
         if not missing:

@@ -13,6 +13,7 @@ from vit_jax.data import sources
 from vit_jax.data.options import Data
 from vit_jax.data.sources.named import NAMED
 from vit_jax.data.splits import select
+from vit_jax.devices import meshes
 from vit_jax.models import naming, registry
 from vit_jax.planning import collectives, compiling, cycles, estimate
 from vit_jax.planning.target import Target
@@ -90,7 +91,7 @@ def make_plan(
         "chips": target.chips,
         "hosts": target.hosts,
         "devices": len(target.devices),
-        "mesh": dict(step.mesh.shape),
+        "mesh": meshes.sizes_of(step.mesh),
     } | _of_config(assembly, target, step)
     plan["memory"] = dataclasses.asdict(memory) | {
         "state": step.state_bytes(),
@@ -122,15 +123,20 @@ def make_plan(
 
 
 def _local_disk(step: compiling.Step, target: Target) -> int:
-    """Bytes that the local checkpoints of a host need, of one process for each host."""
-    distinct = step.mesh.shape["fsdp"] * step.mesh.shape["tensor"]
-    return tiers.disk_bytes(step.state_bytes() * min(len(target.devices) // target.hosts, distinct))
+    """Bytes that the local checkpoints of a host need, of one process for each host: the distinct
+    shards on its devices.
+    """
+    devices, size = len(target.devices) // target.hosts, 0
+    for x in jax.tree.leaves(step.state):
+        shard = math.prod(x.sharding.shard_shape(x.shape))
+        size += x.dtype.itemsize * min(x.size, shard * devices)
+    return tiers.disk_bytes(size)
 
 
 def _of_config(assembly: Assembly, target: Target, step: compiling.Step) -> dict:
     config, model = assembly.config, assembly.model_config
     devices = len(target.devices)
-    replicas = step.mesh.shape["data"] * step.mesh.shape["fsdp"]
+    replicas = meshes.batch_shards(step.mesh)
     with jax.set_mesh(step.mesh):
         remat = choices.remat(model)
     return {

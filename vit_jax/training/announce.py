@@ -18,7 +18,7 @@ from vit_jax.checkpoints.reading import RECIPE
 from vit_jax.compute import choices
 from vit_jax.data import sources
 from vit_jax.data.record import Source
-from vit_jax.devices import gpus, processes
+from vit_jax.devices import gpus, meshes, processes
 from vit_jax.evaluation import Suite
 from vit_jax.evaluation.contract import Evaluator, held_out
 from vit_jax.models import naming, registry
@@ -59,7 +59,7 @@ def announce(
 
 def announce_devices(mesh: jax.sharding.Mesh) -> None:
     """Logs the devices of the run and of this process, and warns of GPUs that stay unused."""
-    axes = " x ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
+    axes = " x ".join(f"{axis} {size}" for axis, size in meshes.sizes_of(mesh).items())
     local = f"{len(mesh.local_devices)} local of " if processes.count() > 1 else ""
     kind = mesh.devices.flat[0].device_kind
     logging.info("devices: %s%d x %s, mesh %s", local, mesh.size, kind, axes)

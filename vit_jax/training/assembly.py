@@ -28,6 +28,7 @@ from vit_jax.objectives.contract import FromCheckpoint, Objective, Setting
 from vit_jax.objectives.networks import FixedTeacher, Networks
 from vit_jax.optim import sharpness
 from vit_jax.training import state as states
+from vit_jax.training.placement import placement
 from vit_jax.training.step import make_train_step
 
 
@@ -71,17 +72,23 @@ class Assembly:
 
     def abstract_state(self, mesh: jax.sharding.Mesh) -> states.TrainState:
         """Shapes, dtypes and shardings of the state on a mesh."""
-        teacher = self.networks.teacher
-        rules = self.model_config.tensor_rules + (teacher.config.tensor_rules if teacher else ())
-        return states.abstract(
-            self.init, mesh, fsdp_min_size=self.config.mesh.fsdp_min_size, tensor_rules=rules
-        )
+        return states.abstract(self.init, mesh, **placement(self.networks, self.config).rules)
 
     def abstract_batch(self, mesh: jax.sharding.Mesh) -> dict[str, jax.ShapeDtypeStruct]:
         """A batch of the run, on a mesh."""
         spec = batches.spec(self.config, num_classes=self.num_classes, multi_label=self.multi_label)
         cut = meshes.batch_sharding(mesh)
         return {n: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=cut) for n, x in spec.items()}
+
+
+def make_mesh(config: Config, devices: list | None = None) -> jax.sharding.Mesh:
+    """The mesh of a run over `devices`, by default all of them. With local checkpoints it holds each
+    shard of the state twice, on different hosts, so that a lost host's are not lost.
+
+    Raises:
+      ConfigError: `config.mesh` does not fit the devices.
+    """
+    return meshes.make_mesh(vars(config.mesh), devices, copies=2 if config.checkpoint.local else 1)
 
 
 def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config:

@@ -16,6 +16,7 @@ from vit_jax.base import buckets, places, schema
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import reading
 from vit_jax.config import Config, config_class
+from vit_jax.devices import meshes
 from vit_jax.devices.processes import START_AGAIN
 from vit_jax.objectives.networks import FixedTeacher
 
@@ -84,7 +85,7 @@ def _flat(tree, prefix: str):
 
 def check_batch(config: Config, mesh: jax.sharding.Mesh) -> None:
     """Raises `ConfigError` unless batches can be cut evenly over the mesh."""
-    replicas = mesh.shape["data"] * mesh.shape["fsdp"]
+    replicas = meshes.batch_shards(mesh)
     part = config.batch_size // config.accumulate
     sizes = {"batch_size / accumulate": part, "eval.batch_size": config.eval.batch_size}
     for name, size in sizes.items():

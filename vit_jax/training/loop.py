@@ -26,7 +26,7 @@ from vit_jax.devices import meshes, processes
 from vit_jax.evaluation.contract import Subject, Trained
 from vit_jax.training import announce, health, preflight, pseudo_labels
 from vit_jax.training import state as states
-from vit_jax.training.assembly import Assembly, assemble, resolve
+from vit_jax.training.assembly import Assembly, assemble, make_mesh, resolve
 from vit_jax.training.clock import Clock
 from vit_jax.training.guards import check_batch, check_classes, make_workdir
 from vit_jax.training.health import BadStep, LeftOut, NonFiniteError
@@ -77,7 +77,7 @@ def train(config: ConfigDict, workdir: epath.PathLike) -> dict[str, float]:
     suite = evaluation.make(config.eval.evaluators, subject_of(assembly, source))
     preflight.check(assembly, source, suite, workdir)
     programs = Programs(config.compilation_cache, workdir)
-    mesh = meshes.make_mesh(vars(config.mesh))
+    mesh = make_mesh(config)
     check_batch(config, mesh)
     if config.pseudo.teacher:
         source = pseudo_labels.add(source, assembly, workdir)
@@ -148,6 +148,7 @@ class _Run:
         self.stragglers = Stragglers(clock)
         self.profiler = Profiler(config.log.profile, workdir / "profile")
         self.train_step = compile_train_step(assembly.train_step, states.shardings_of(like), mesh)
+        self.gather = states.make_gather(like)
         self.snapshots = Snapshots(assembly, mesh)
         self.compiled = False
         self.results: dict[str, float] = {}
@@ -318,7 +319,8 @@ class _Run:
 
     def _evaluate(self, step: int) -> None:
         with self._during("evaluate"):
-            trained = Trained(self.state.weights(), self.state)
+            state = self.gather(self.state)
+            trained = Trained(state.weights(), state)
             self.results = self.suite(
                 trained, self.mesh, watch=lambda batches: self.clock.each(batches, "evaluate")
             )

@@ -162,17 +162,14 @@ def start_from(assembly: Assembly, state: TrainState) -> TrainState:
     if weights.variables:
         variables["model"] = weights.variables
         if "ema" in variables:
-            variables["ema"] = _copied(weights.variables)
+            variables["ema"] = states.copied(weights.variables, variables["ema"])
         if "teacher" in variables:
-            variables["teacher"] = variables["teacher"] | {"model": _copied(weights.variables)}
+            of_model = states.copied(weights.variables, variables["teacher"]["model"])
+            variables["teacher"] = variables["teacher"] | {"model": of_model}
+    # Copies: the parameters' own buffers are donated to the step.
     return state.replace(
         params=params,
-        ema=None if state.ema is None else _copied(params),
-        teacher=None if state.teacher is None else _copied(params),
+        ema=None if state.ema is None else states.copied(params, state.ema),
+        teacher=None if state.teacher is None else states.copied(params, state.teacher),
         variables=variables,
     )
-
-
-def _copied(tree):
-    """Buffers of its own: those of the parameters are donated to the step."""
-    return jax.tree.map(lambda x: x.copy(), tree)

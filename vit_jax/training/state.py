@@ -74,6 +74,9 @@ class TrainState:
 
 
 _TREES = ("params", "ema", "teacher")
+# Sharded over the mesh's `data` axis too: what no step computes whole, and a teacher, of which it
+# needs one layer at a time.
+_OVER_DATA = ("opt_state", "ema", "teacher")
 
 
 def initializer(
@@ -120,15 +123,20 @@ def abstract(
     tensor_rules: Sequence[tuple[str, int]] = (),
 ) -> TrainState:
     """Shapes, dtypes and shardings of the state, without memory; the last two arguments are those of
-    `meshes.shardings`.
+    `meshes.specs`.
     """
     shapes = jax.eval_shape(init, jax.random.key(0))
-    shardings = meshes.shardings(
-        shapes, mesh, fsdp_min_size=fsdp_min_size, tensor_rules=tensor_rules
+    shardings, over_data = (
+        meshes.shardings(
+            shapes, mesh, fsdp_min_size=fsdp_min_size, tensor_rules=tensor_rules, over_data=over
+        )
+        for over in (False, True)
     )
     # Every process reads it.
     whole = jax.tree.map(lambda _: meshes.replicated(mesh), shapes.health)
-    shardings = shardings.replace(health=whole)
+    shardings = shardings.replace(
+        health=whole, **{name: getattr(over_data, name) for name in _OVER_DATA}
+    )
     return jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings
     )
@@ -139,6 +147,26 @@ def create(init: Callable, seed: int, like: TrainState) -> TrainState:
     return jax.jit(init, out_shardings=shardings_of(like))(jax.random.key(seed))
 
 
-def shardings_of(like: TrainState) -> TrainState:
-    """The shardings of a state, or of its shapes, as a tree like it."""
+def copied(tree: Any, like: Any) -> Any:
+    """A copy of a tree in buffers of its own, with the shardings of `like`."""
+    return jax.jit(lambda x: jax.tree.map(jnp.copy, x), out_shardings=shardings_of(like))(tree)
+
+
+def make_gather(like: TrainState) -> Callable[[TrainState], TrainState]:
+    """`gather(state)`: the state with its averages sharded as the parameters are: for programs that
+    compute with them many times.
+
+    Args:
+      like: shapes, dtypes and shardings of the state.
+    """
+    averages = {name: getattr(like, name) for name in ("ema", "teacher")}
+    averages = {name: tree for name, tree in averages.items() if tree is not None}
+    gather = jax.jit(
+        lambda trees: trees, out_shardings=dict.fromkeys(averages, shardings_of(like.params))
+    )
+    return lambda state: state.replace(**gather({name: getattr(state, name) for name in averages}))
+
+
+def shardings_of(like: Any) -> Any:
+    """The shardings of a state or a part of one, or of its shapes, as a tree like it."""
     return jax.tree.map(lambda x: x.sharding, like)

@@ -21,6 +21,7 @@ from vit_jax.objectives.contract import Batch, MovingAverage
 from vit_jax.objectives.networks import OWN, Networks, variables_of
 from vit_jax.optim import sharpness
 from vit_jax.training.health import examine, update_is_made
+from vit_jax.training.placement import placement
 from vit_jax.training.state import TrainState
 
 Metrics = dict[str, jax.Array]
@@ -44,9 +45,11 @@ def make_train_step(
       and metrics as float32 scalars. Not compiled yet: see `compile_train_step`.
     """
     gradient_of = make_gradient(networks, learning_rate, config)
+    place = placement(networks, config)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         grads, metrics, own = gradient_of(state, batch)
+        state = state.replace(params=place.updated(state.params))
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         followers = _followers(state, params, own, networks.moving_average(), config.optim.ema)
@@ -57,6 +60,8 @@ def make_train_step(
         )
         unchanged = state.replace(health=health, fixed=None)
         new = jax.tree.map(lambda a, b: jnp.where(kept, a, b), trained, unchanged)
+        # Whatever is selected or measured is a device's own shard, before parameters are gathered.
+        new = new.replace(params=place.updated(new.params))
 
         metrics |= {
             # A skipped update does not advance the optimizer's own count.
@@ -77,9 +82,10 @@ def make_gradient(
     """The gradient of a step; arguments as of `make_train_step`.
 
     Returns:
-      `gradient_of(state, batch) -> (gradients, metrics, own)`: trees like the parameters, of float32 scalars,
-      and like `state.variables` after the step.
+      `gradient_of(state, batch) -> (gradients, metrics, own)`: trees like the parameters, sharded as their
+      optimizer state is, of float32 scalars, and like `state.variables` after the step.
     """
+    place = placement(networks, config)
 
     def held(name: str, param: jax.Array) -> jax.Array:
         # What is frozen is not differentiated: a linear probe costs a forward pass.
@@ -101,7 +107,11 @@ def make_gradient(
             means = {name: jnp.mean(value) for name, value in metrics.items()}
             return jnp.mean(loss), (means | {"loss": jnp.mean(loss)}, variables_of(learner))
 
-        gradient_of = _accumulated(jax.grad(loss_of, has_aux=True), config.accumulate)
+        def of_batch(params: dict, *rest):
+            grads, others = jax.grad(loss_of, has_aux=True)(place.stored(params), *rest)
+            return place.updated(grads), others
+
+        gradient_of = _accumulated(of_batch, config.accumulate)
         if sharpness.is_used(config.optim):
             rate = learning_rate(state.step - state.health.skipped)
             rho = sharpness.radius(config.optim, rate)
