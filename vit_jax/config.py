@@ -27,7 +27,7 @@ class Optim:
     parameter name; the first that does wins.
     """
 
-    name: str = option("adamw", "adamw, sgd, adafactor, lion or rmsprop")
+    name: str = option("adamw", "adamw, nadamw, lamb, sgd, adafactor, lion or rmsprop")
     lr: float = option(1e-3, "peak learning rate", minimum=0)
     schedule: str = option(
         "cosine",
@@ -54,19 +54,19 @@ class Optim:
     lr_end: float = option(0.0, "cosine and linear: the learning rate at the end", minimum=0)
     b1: float = option(
         0.9,
-        "adamw, lion, adafactor: decay of the first moment; sgd, rmsprop: momentum",
+        "adamw, nadamw, lamb, lion, adafactor: decay of the first moment; sgd, rmsprop: momentum",
         minimum=0,
         below=1,
     )
     b2: float = option(
         0.999,
-        "adamw, lion, rmsprop: decay of the second moment; adafactor: its cap",
+        "adamw, nadamw, lamb, lion, rmsprop: decay of the second moment; adafactor: its cap",
         minimum=0,
         below=1,
     )
     eps: float = option(
         1e-8,
-        "adamw: added to the root of the second moment; rmsprop: to the moment itself",
+        "adamw, nadamw, lamb: added to the root of the second moment; rmsprop: to the moment itself",
         minimum=0,
     )
     moment_dtype: str = option(

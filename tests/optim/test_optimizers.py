@@ -30,6 +30,17 @@ def adamw(p, grads, config, keep):
         yield p
 
 
+def nadamw(p, grads, config, keep):
+    m = v = np.zeros_like(p)
+    for t, g in enumerate(grads, start=1):
+        m = config.b1 * m + (1 - config.b1) * g
+        v = config.b2 * v + (1 - config.b2) * g**2
+        ahead = (config.b1 * m + (1 - config.b1) * g) / (1 - config.b1**t)
+        p = p - config.lr * ahead / (np.sqrt(v / (1 - config.b2**t)) + config.eps)
+        m = keep(m)
+        yield p
+
+
 def sgd(p, grads, config, keep):
     m = np.zeros_like(p)
     for g in grads:
@@ -69,8 +80,10 @@ def rmsprop(p, grads, config, keep):
         yield p
 
 
+# Without decay LAMB has no trust ratio and is Adam; `test_trust.py` has the ratio.
 REFERENCES = {
-    "adamw": adamw, "sgd": sgd, "lion": lion, "adafactor": adafactor, "rmsprop": rmsprop
+    "adamw": adamw, "nadamw": nadamw, "lamb": adamw, "sgd": sgd, "lion": lion,
+    "adafactor": adafactor, "rmsprop": rmsprop,
 }  # fmt: skip
 
 
@@ -100,7 +113,9 @@ def test_bfloat16_is_the_first_moment_only_and_parameters_stay_float32(kit, name
     assert trajectory[-1]["kernel"].dtype == jnp.float32
     dtypes = [(x.dtype, x.shape) for x in jax.tree.leaves(state) if x.ndim]
     assert dtypes.count((jnp.bfloat16, (40, 33))) == 1
-    others = {"adamw": [(40, 33)], "adafactor": [(33,), (40,)], "rmsprop": [(40, 33)]}
+    others = dict.fromkeys(("adamw", "nadamw", "lamb", "rmsprop"), [(40, 33)]) | {
+        "adafactor": [(33,), (40,)]
+    }
     kept = [shape for dtype, shape in dtypes if dtype == jnp.float32]
     assert kept == others.get(name, [])
 

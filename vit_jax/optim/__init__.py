@@ -19,8 +19,8 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
 from vit_jax.config import Optim
 from vit_jax.models.classifier import INPUTS
-from vit_jax.optim import multipliers, sharpness
-from vit_jax.optim.optimizers import OPTIMIZERS
+from vit_jax.optim import multipliers, sharpness, trust
+from vit_jax.optim.optimizers import OPTIMIZERS, SCALED_BY_TRUST
 from vit_jax.optim.schedules import Schedule, schedule
 
 __all__ = ["OPTIMIZERS", "ema_update", "make", "schedule"]
@@ -45,6 +45,7 @@ def make(
        learning rate and d its decay: d = lr m wd for decay by 'lr' (AdamW: wherever the learning
        rate goes, the decay goes), d = wd by 'schedule' (big_vision: m does not touch the decay),
        d = 0 by 'gradient', where wd is `weight_decay` times the multiplier of `weight_decay_rules`;
+       of LAMB, whose decay is part of its direction (see `trust`), d = 0;
     4. frozen parameters get an update of exactly 0. Nothing is stored for them.
 
     Args:
@@ -82,6 +83,11 @@ def make(
     decay_over_time = _decay_over_time(config, total_steps)
     if config.weight_decay_by == "gradient":
         direction = optax.chain(_penalty(decays), direction)
+        decays = dict.fromkeys(decays, 0.0)
+    if config.name in SCALED_BY_TRUST:
+        _check_inside(config)
+        inside = multipliers.weight_decays(config, shapes)
+        direction = optax.chain(direction, trust.scale_by_trust_ratio(inside))
         decays = dict.fromkeys(decays, 0.0)
     trained = optax.chain(
         optax.clip_by_global_norm(config.clip) if config.clip else optax.identity(),
@@ -144,6 +150,15 @@ def _decay_over_time(config: Optim, total_steps: int) -> Schedule | None:
         return 1 + change * (1 - jnp.cos(jnp.pi * done)) / 2
 
     return relative
+
+
+def _check_inside(config: Optim) -> None:
+    """Raises `ConfigError` where the decay is not inside the direction, as a trust ratio needs it."""
+    if config.weight_decay_by != "lr" or config.weight_decay_end is not None:
+        raise ConfigError(
+            f"config.optim.name = {config.name!r} has its weight decay inside the direction whose length it sets: it "
+            f"takes config.optim.weight_decay_by='lr' (got {config.weight_decay_by!r}), and no weight_decay_end"
+        )
 
 
 def _step(

@@ -6,6 +6,7 @@ Gradient clipping, learning rates, weight decay and freezing are common to all a
 is kept in.
 """
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -18,6 +19,25 @@ def adamw(config: Optim) -> optax.GradientTransformation:
     ViT §3.4).
     """
     return _keep(optax.scale_by_adam(config.b1, config.b2, config.eps), "mu", config.moment_dtype)
+
+
+def nadamw(config: Optim) -> optax.GradientTransformation:
+    """AdamW with Nesterov's momentum: the first moment looks one update ahead, (b1 m + (1 - b1) g) / (1 - b1^t),
+    as AlgoPerf's baseline and timm's have it (Dozat 2016 corrects both terms each by its own count).
+    """
+
+    def update(grads, state, params=None):
+        count = state.count + 1
+        mu = optax.tree.update_moment(grads, state.mu, config.b1, 1)
+        nu = optax.tree.update_moment(grads, state.nu, config.b2, 2)
+        ahead = optax.tree.update_moment(grads, mu, config.b1, 1)
+        ahead = optax.tree.bias_correction(ahead, config.b1, count)
+        squares = optax.tree.bias_correction(nu, config.b2, count)
+        direction = jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + config.eps), ahead, squares)
+        return direction, optax.ScaleByAdamState(count, mu, nu)
+
+    init = optax.scale_by_adam(config.b1, config.b2, config.eps).init
+    return _keep(optax.GradientTransformation(init, update), "mu", config.moment_dtype)
 
 
 def sgd(config: Optim) -> optax.GradientTransformation:
@@ -53,13 +73,22 @@ def lion(config: Optim) -> optax.GradientTransformation:
     return _keep(optax.scale_by_lion(config.b1, config.b2), "mu", config.moment_dtype)
 
 
+def lamb(config: Optim) -> optax.GradientTransformation:
+    """Adam's direction (You et al. 2020, Algorithm 2); `trust.scale_by_trust_ratio` adds decay and scales it."""
+    return adamw(config)
+
+
 OPTIMIZERS = {
     "adamw": adamw,
+    "nadamw": nadamw,
     "sgd": sgd,
     "adafactor": adafactor,
     "lion": lion,
     "rmsprop": rmsprop,
+    "lamb": lamb,
 }
+# Their directions are scaled to the length of the parameter; the decay belongs to the direction.
+SCALED_BY_TRUST = ("lamb",)
 
 
 def _keep(

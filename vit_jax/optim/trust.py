@@ -1,0 +1,33 @@
+"""The trust ratio of LAMB (You et al. 2020, arXiv 1904.00962): each layer's update is as long, relative to the
+learning rate, as its parameters are.
+"""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from vit_jax.base import patterns
+
+
+def scale_by_trust_ratio(decays: Mapping[str, float]) -> optax.GradientTransformation:
+    """Directions u to ratio · (u + d p), where the ratio is |p| / |u + d p|, and 1 if either is 0.
+
+    As apex's `FusedLAMB` has it by default, and DeiT III with it: parameters without decay keep their direction.
+    The layers of a stack have a ratio each; queries, keys and values, one parameter, have one together.
+
+    Args:
+      decays: d by parameter name.
+    """
+
+    def scale(name: str, u: jax.Array, p: jax.Array) -> jax.Array:
+        if not decays[name]:
+            return u
+        u += decays[name] * p
+        axes = tuple(range(int(patterns.is_stacked(name)), p.ndim))
+        lengths = [jnp.sqrt(jnp.sum(jnp.square(x), axes, keepdims=True)) for x in (p, u)]
+        known = (lengths[0] > 0) & (lengths[1] > 0)
+        return u * jnp.where(known, lengths[0] / jnp.where(known, lengths[1], 1.0), 1.0)
+
+    return optax.stateless(lambda us, params: patterns.map_named(scale, us, params))
