@@ -39,7 +39,7 @@ def command(monkeypatch, capfd):
     """
     from absl import flags
 
-    from vit_jax.main import run
+    from vit_jax.commands.main import run
 
     def call(*arguments):
         before, on_interrupt = set(flags.FLAGS), signal.getsignal(signal.SIGINT)

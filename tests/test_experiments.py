@@ -12,10 +12,10 @@ import pytest
 from tests.test_configs import build
 from vit_jax.base.errors import ConfigError
 from vit_jax.data import batches
-from vit_jax.reports.compare import compare
-from vit_jax.reports.runs import Run, find, flat
+from vit_jax.studies.compare import compare
+from vit_jax.studies.runs import Run, find, flat
+from vit_jax.studies.sweep import run_all
 from vit_jax.training.assembly import assemble, resolve
-from vit_jax.training.sweep import run_all
 from vit_jax.user_files import load_config, load_runs
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / "configs" / "experiments"

@@ -245,7 +245,7 @@ def test_benchmark_reports_throughput_with_its_context(command, what):
 
 def test_training_never_imports_tensorflow(run_cli, tmp_path):
     script = (
-        "import sys; sys.argv[0] = 'vit_jax'; from vit_jax.main import run; run();"
+        "import sys; sys.argv[0] = 'vit_jax'; from vit_jax.commands.main import run; run();"
         "assert 'tensorflow' not in sys.modules"
     )
     arguments = [f"--config.{k}={v}" for k, v in (TINY | {"duration": "2 steps"}).items()]

@@ -14,8 +14,8 @@ from tests.integration.conftest import write_image
 from vit_jax.checkpoints import reading
 from vit_jax.config import default_config
 from vit_jax.evaluation.early_exit import calibration
-from vit_jax.evaluation.overrides import load_to_evaluate
 from vit_jax.models import registry
+from vit_jax.prediction.overrides import load_to_evaluate
 
 TOY = {
     "data.name": "digits", "data.image_size": 16, "data.train_crop": "pad", "data.pad": 1, "data.eval_crop": "resize",

@@ -1,4 +1,4 @@
-"""What the commands of `main.py` and `using.py` share: flags, the config on the command line, help, output."""
+"""What the commands share: flags, the config on the command line, help, output."""
 
 import contextlib
 import inspect
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from absl import flags, logging
 
 from vit_jax.base import logs
+from vit_jax.commands import exit_codes
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -210,7 +211,6 @@ def hosts(**options) -> Iterator[int]:
     Args:
       **options: of `processes.initialize`.
     """
-    from vit_jax import ending
     from vit_jax.devices import processes
 
     processes.initialize(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id, **options)
@@ -222,9 +222,9 @@ def hosts(**options) -> Iterator[int]:
     try:
         yield index
     except KeyboardInterrupt:
-        processes.leave("stopped", ending.STOPPED)
+        processes.leave("stopped", exit_codes.STOPPED)
     except BaseException as error:
-        processes.leave_on_error(ending.as_user_error(error) or error)
+        processes.leave_on_error(exit_codes.as_user_error(error) or error)
 
 
 def parse(positional: str = "", *, optional: bool = False) -> list[str]:
@@ -311,8 +311,10 @@ def _is_switch(name: str) -> bool:
 
 def _own_flags() -> list[flags.Flag]:
     """The flags of the command, not those that libraries define."""
-    modules = [sys.modules[name] for name in ("vit_jax.main", "vit_jax.using", __name__)]
-    return [flag for module in modules for flag in FLAGS.get_key_flags_for_module(module)]
+    modules = FLAGS.flags_by_module_dict()
+    ours = [name for name in modules if name.startswith(f"{__package__}.")]
+    ours.sort(key=lambda name: name == __name__)  # those that commands share come last
+    return [flag for name in ours for flag in modules[name]]
 
 
 def _unknown_flag(name: str) -> str:

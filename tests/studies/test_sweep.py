@@ -10,13 +10,13 @@ import sys
 import numpy as np
 import pytest
 
-from vit_jax import cli
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
+from vit_jax.commands import flags as cli
 from vit_jax.data import splits
-from vit_jax.training import sweep as sweeps
+from vit_jax.studies import sweep as sweeps
+from vit_jax.studies.sweep import divide, sweep, table
 from vit_jax.training.loop import train
-from vit_jax.training.sweep import divide, sweep, table
 from vit_jax.user_files import load_config
 
 TINY = {
