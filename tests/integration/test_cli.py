@@ -3,6 +3,7 @@ can be wrong.
 """
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -28,11 +29,8 @@ def test_help_answers_in_two_seconds_and_names_every_command():
 
 def test_help_of_a_command_lists_the_fields_of_the_config(command):
     code, out, _ = command("train", "--help")
-    assert (
-        code == 0
-        and "--workdir" in out
-        and "--config.optim.lr=0.001\n      peak learning rate" in out
-    )
+    assert code == 0 and "--workdir" in out
+    assert re.search(r"--config\.optim\.lr=0\.001 +peak learning rate", out)
 
 
 WRONG = {
@@ -147,11 +145,11 @@ def test_a_flag_with_a_value_it_cannot_have_says_what_it_takes(command):
 def test_flags_take_their_value_after_a_space_too_and_switches_need_none(command):
     code, out, _ = command("train", "--config", "configs/digits.py", "--config.optim.lr", "-1",
                            "--config.augment.flip", "--help")  # fmt: skip
-    assert code == 0 and "--config.optim.lr=-1.0\n" in out and "--config.augment.flip=True\n" in out
+    assert code == 0 and "--config.optim.lr=-1.0 " in out and "--config.augment.flip=True " in out
     _, out, _ = command(
         "train", "--config", "configs/digits.py", "--noconfig.log.tensorboard", "--help"
     )
-    assert "--config.log.tensorboard=False\n" in out
+    assert "--config.log.tensorboard=False " in out
 
 
 RECIPES = {

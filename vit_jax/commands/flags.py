@@ -4,7 +4,9 @@ import contextlib
 import inspect
 import json
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -26,24 +28,39 @@ class HelpWanted(Exception):
 
 
 def help_of(command: Callable) -> str:
-    """What a command does, its flags, and the fields of the config where it takes one: with the
-    values of the recipe, if there is one on the command line, else with their defaults.
+    """What a command does, its flags, and the fields of the config where it takes one: those that the recipe
+    on the command line reads, with its values. `--help all` lists those of all recipes.
     """
+    from vit_jax.commands.config_help import WIDTH, config_help
+
+    width = min(shutil.get_terminal_size((WIDTH, 0)).columns, WIDTH)
     text = [inspect.getdoc(command), ""]
-    text += [f"  --{flag.name}: {flag.help}" for flag in _own_flags()]
+    for flag in _own_flags():
+        line = " ".join(f"--{flag.name}: {flag.help}".split())
+        text += textwrap.wrap(line, width, initial_indent="  ", subsequent_indent="      ")
     if "config" not in FLAGS:
         return "\n".join(text)
     settings, others = _split(sys.argv)
-    FLAGS([argument for argument in others if argument not in ("-h", "--help")])
-    from vit_jax.base.schema import describe
+    rest = FLAGS([argument for argument in others if argument not in ("-h", "--help")])[1:]
+    config, whose = _config_to_show(settings)
+    fields = config_help(config, everything="all" in rest, width=width)
+    return "\n".join([*text, "", f"Fields of the config, with {whose}:", "", fields])
+
+
+def _config_to_show(settings: list[tuple[str, str]]) -> "tuple[ConfigDict, str]":
+    """The config whose values help shows, and whose values these are."""
+    from vit_jax.base.settings import change
     from vit_jax.config import config_class, default_config
 
-    config, whose = default_config(), "their defaults"
-    if FLAGS.config:
-        (config, _), whose = load_config(settings), f"the values of {FLAGS.config}"
-    return "\n".join(
-        [*text, "", f"Fields of the config, with {whose}:", "", describe(config_class(), config)]
-    )
+    if not FLAGS.config:
+        config = default_config()
+        change(config, config_class(), settings)
+        return config, "their defaults"
+    if (runs := load_runs(settings)) is not None:
+        name, config = next(iter(runs.items()))
+        return config, f"the values of the run {name} of {FLAGS.config}"
+    config = load_config(settings)[0]
+    return config, f"the values of {FLAGS.config}"
 
 
 def define_config() -> list[tuple[str, str]]:

@@ -46,7 +46,7 @@ def run() -> None:
 
 def _run(arguments: list[str]) -> None:
     if arguments[:1] == ["help"] and len(arguments) > 1:
-        arguments = [arguments[1], "--help"]
+        arguments = [arguments[1], "--help", *arguments[2:]]
     if not arguments:
         raise flags.Error(f"which command?\n\n{_usage()}")
     name, *rest = arguments
