@@ -125,7 +125,7 @@ def test_logits_maps_and_statistics_are_those_of_the_authors_code(name, shared_d
     params, variables = jax.tree.map(np.asarray, (foreign.params, foreign.variables))
     logits, after = train(config, params, variables, answers["images"])
     close(logits, answers["logits_training"])
-    rules = deepvit.conversions()["authors"].rules(config, {})
+    rules = registry.conversions(deepvit)["authors"].rules(config, {})
     written = dict(to_theirs(rules, after, constants={}))
     expected = {
         k.split("/", 1)[1]: v for k, v in answers.items() if k.startswith("after_training/")

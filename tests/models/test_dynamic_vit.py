@@ -250,7 +250,7 @@ def test_the_loss_and_its_gradients_are_those_of_the_authors_code(shared_data):
     np.testing.assert_allclose(loss, theirs["loss"], rtol=1e-6)
     norm = np.sqrt(sum(np.sum(np.square(x)) for x in jax.tree.leaves(gradient)))
     np.testing.assert_allclose(norm, theirs["grad_norm"], rtol=1e-5)
-    of_authors = dynamic_vit.conversions()["authors"]
+    of_authors = registry.conversions(dynamic_vit)["authors"]
     found = dict(rules.to_theirs(of_authors.rules(model.config, {}), gradient))
     checked = [name for name in theirs if name.startswith("grad/")]
     assert len(checked) == 11

@@ -123,7 +123,7 @@ def test_logits_tokens_and_statistics_are_those_of_the_authors_code(name, shared
     params, variables = jax.tree.map(np.asarray, (foreign.params, foreign.variables))
     logits, after = train(foreign.model_config, params, variables, answers["images"])
     close(logits, answers["logits_training"])
-    rules = localvit.conversions()["authors"].rules(foreign.model_config, {})
+    rules = registry.conversions(localvit)["authors"].rules(foreign.model_config, {})
     written = dict(to_theirs(rules, after, constants={}))
     expected = {
         k.split("/", 1)[1]: v for k, v in answers.items() if k.startswith("after_training/")
