@@ -20,7 +20,7 @@ from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange import formats, loading, safetensors
 from vit_jax.models import efficientnet, registry
 from vit_jax.models.conversions.contract import IMAGENET_MEAN, IMAGENET_STD
-from vit_jax.models.conversions.rules import to_theirs
+from vit_jax.models.conversions.translation import to_theirs
 
 torch = pytest.importorskip("torch")
 

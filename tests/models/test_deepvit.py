@@ -16,7 +16,7 @@ from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.devices import meshes
 from vit_jax.interchange import formats, loading, safetensors
 from vit_jax.models import deepvit, registry
-from vit_jax.models.conversions.rules import to_theirs
+from vit_jax.models.conversions.translation import to_theirs
 
 PARAMETERS = {
     "DeepViT-16": 24_426_664,

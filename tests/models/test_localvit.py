@@ -19,7 +19,7 @@ from vit_jax.compute import convolution
 from vit_jax.devices import meshes
 from vit_jax.interchange import formats, loading, safetensors
 from vit_jax.models import localvit, registry
-from vit_jax.models.conversions.rules import to_theirs
+from vit_jax.models.conversions.translation import to_theirs
 
 PARAMETERS = {"LocalViT-T": 5_908_696, "LocalViT-T-SE4": 9_376_168, "LocalViT-S": 22_433_176}
 # What no tensor of their files tells.
