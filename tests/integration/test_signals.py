@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.conftest import QUICK
 from tests.integration.conftest import TINY
 from vit_jax.commands import exit_codes
 
@@ -34,7 +35,7 @@ def start():
                 stderr=subprocess.PIPE,
                 text=True,
                 cwd=ROOT,
-                env=os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"} | environment,
+                env=os.environ | {"XLA_FLAGS": QUICK, "JAX_PLATFORMS": "cpu"} | environment,
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
             )
             stack.callback(process.wait)

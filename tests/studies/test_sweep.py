@@ -197,7 +197,7 @@ def test_what_is_chosen_by_is_not_trained_on(train_split, select, expected):
 @pytest.mark.parametrize(
     ("train_split", "select", "message"),
     [
-        ("train", "", "leaves no examples to choose by: say them with --select"),
+        ("train", "", "leaves no examples to choose by: set them with --select"),
         ("train+validation", "", "leaves no examples to choose by"),
         ("train", "test", "--select=test is neither a slice of"),
         ("train", "test[:10]", "neither a slice"),

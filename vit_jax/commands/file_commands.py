@@ -70,7 +70,7 @@ def prepare() -> None:
     cli.define_json()
     (source, *more) = cli.parse("SOURCE")
     if more or not (FLAGS.out or FLAGS.verify):
-        raise flags.Error("say SOURCE --out=DIR, or DIR --verify")
+        raise flags.Error("expected SOURCE --out=DIR, or DIR --verify")
     part = _part(FLAGS.shard)
     if part[1] > 1 and FLAGS.verify:
         raise flags.Error("--verify reads the whole set: run it alone, once all shards are done")
@@ -125,7 +125,7 @@ def convert() -> None:
     [--config.data.FIELD=VALUE …] [--allow_nonfinite] [--json].
 
     The source's format and model are recognised; --model=OPTION=VALUE, once for each option, says
-    otherwise. --config.data.mean, std, eval_crop, eval_resize and interpolation say how its images are prepared.
+    otherwise. --config.data.mean, std, eval_crop, eval_resize and interpolation set its preprocessing.
     """
     settings = cli.take_settings()
     flags.DEFINE_string(
@@ -162,7 +162,7 @@ def convert() -> None:
 def models() -> None:
     """Models with their parameters, GFLOPs and tokens: [NAME …] [--image_size=224] [--json|--markdown|--published].
 
-    All names, or those that are said. By default for images of the size that a model was published with.
+    All names, or the given ones. By default for images of the size that a model was published with.
     Patches that do not divide the image are counted at the next smaller size that they do. --published lists
     the weights of others that are known to work, by their names in timm, with their images' size and
     preparation.

@@ -123,7 +123,7 @@ def options(assignments: list[str], flag: str = "model") -> dict:
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if not equals:
-            raise flags.Error(f"--{flag}={assignment}: say --{flag}=OPTION=VALUE")
+            raise flags.Error(f"--{flag}={assignment}: pass --{flag}=OPTION=VALUE")
         options[name] = literal(value)
     return options
 
@@ -167,9 +167,9 @@ def define_exits() -> None:
 
 
 def thresholds() -> tuple[float, ...]:
-    """What --budget or --threshold say, for the checkpoint of --checkpoint; () if neither is there."""
+    """The thresholds that --budget or --threshold ask for, for the checkpoint of --checkpoint; () if neither is there."""
     if FLAGS.threshold and FLAGS.budget is not None:
-        raise flags.Error("say --budget or --threshold, not both")
+        raise flags.Error("pass --budget or --threshold, not both")
     if FLAGS.threshold:
         return tuple(confidences("threshold"))
     if FLAGS.budget is None:
@@ -184,17 +184,17 @@ def numbers(flag: str) -> list[float]:
     try:
         return [float(value) for value in FLAGS[flag].value]
     except ValueError:
-        said = ",".join(FLAGS[flag].value)
-        raise flags.Error(f"--{flag}={said} must be numbers: {FLAGS[flag].help}") from None
+        given = ",".join(FLAGS[flag].value)
+        raise flags.Error(f"--{flag}={given} must be numbers: {FLAGS[flag].help}") from None
 
 
 def confidences(flag: str) -> list[float]:
     """The values of a flag that lists how probable something has to be."""
     found = numbers(flag)
     if not all(value >= 0 for value in found):
-        said = ",".join(FLAGS[flag].value)
+        given = ",".join(FLAGS[flag].value)
         raise flags.Error(
-            f"--{flag}={said} must be numbers from 0 on (above 1: never): {FLAGS[flag].help}"
+            f"--{flag}={given} must be numbers from 0 on (above 1: never): {FLAGS[flag].help}"
         )
     return found
 
@@ -278,7 +278,7 @@ def parse(positional: str = "", *, optional: bool = False) -> list[str]:
 
 
 def require(**values: str) -> None:
-    """Raises `flags.Error` unless these flags were said; `values` are what each takes: 'DIR'."""
+    """Raises `flags.Error` unless these flags were passed; `values` are what each takes: 'DIR'."""
     for name, value in values.items():
         if not FLAGS[name].value:
             raise flags.Error(f"--{name}={value} is missing: {FLAGS[name].help}")
@@ -318,7 +318,7 @@ def _split(arguments: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
 
 
 def _is_switch(name: str) -> bool:
-    """Whether a config field is a bool, which may be said without a value."""
+    """Whether a config field is a bool, which may be set without a value."""
     from vit_jax.base.schema import option_type, walk
     from vit_jax.config import config_class
 

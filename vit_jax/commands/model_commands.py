@@ -17,7 +17,7 @@ def evaluate() -> None:
     [--config.FIELD=VALUE …] [--model=OPTION=VALUE …] [--json].
 
     Data and preprocessing are those of the run, unless --config.data.FIELD says otherwise; a checkpoint of
-    another format has its own preprocessing, and the data is to be said. With --budget
+    another format has its own preprocessing, and --config.data names the data. With --budget
     or --threshold images leave a model with exits early. With --suite=imagenet, few_shot or knn the model is judged on
     all sets of that name that are there. With --follow, beside a run that trains, each of its checkpoints is evaluated
     as it appears, into WORKDIR/evaluations and its TensorBoard, until the run is done.
@@ -61,14 +61,14 @@ def evaluate() -> None:
     with cli.hosts() as process:
         evaluators = tuple(FLAGS.evaluators)
         if FLAGS.suite and (evaluators or cli.thresholds()):
-            raise flags.Error("say --suite without --evaluators, --budget and --threshold")
+            raise flags.Error("pass --suite without --evaluators, --budget and --threshold")
         if FLAGS.data_dir and not FLAGS.suite:
-            raise flags.Error("--data_dir is for --suite; else say --config.data.path=DIR")
+            raise flags.Error("--data_dir is for --suite; otherwise set --config.data.path=DIR")
         if FLAGS.data_dir:
             places.locate(FLAGS.data_dir, "--data_dir")
         if thresholds := cli.thresholds():
             if evaluators:
-                raise flags.Error("say --budget and --threshold without --evaluators")
+                raise flags.Error("pass --budget and --threshold without --evaluators")
             evaluators = (("early_exit", {"thresholds": thresholds}),)
         if evaluators:
             settings.append(("eval.evaluators", repr(evaluators)))
@@ -100,7 +100,7 @@ def predict() -> None:
     [--model=OPTION=VALUE …].
 
     Images are prepared as in the run, unless --config.data.mean, std, eval_crop, eval_resize or interpolation
-    say otherwise. An IMAGE is a file, a folder, of which all images are taken, a pattern in quotes, or -:
+    are set. An IMAGE is a file, a folder, of which all images are taken, a pattern in quotes, or -:
     standard input, an image or the names of images, one a line. Each is printed as soon as it is classified.
     One that cannot be read is named, the others are still predicted, and the exit code is 1. With --features
     nothing is classified: features go to a .npz or .parquet file, with the names of the images. With --budget
@@ -124,7 +124,7 @@ def predict() -> None:
 
     if FLAGS.features:
         if FLAGS.csv or FLAGS.picture or cli.thresholds():
-            raise flags.Error("say --features without --csv, --picture, --budget and --threshold")
+            raise flags.Error("pass --features without --csv, --picture, --budget and --threshold")
         from vit_jax.prediction.features import write_features
 
         result = write_features(
@@ -164,7 +164,7 @@ def exits() -> None:
     For each budget, 10⁹ multiply-adds of an image in the mean, the thresholds with the best accuracy on
     training images; judged on the evaluation images beside the official code's, entropy and chance. They
     are kept beside the checkpoint as exits.json, for --budget of predict, evaluate and benchmark, with a
-    picture, exits.png. The same command makes both anew.
+    picture, exits.png. The same command replaces both.
     """
     settings = cli.take_settings()
     cli.define_checkpoint()
@@ -288,7 +288,7 @@ def inspect() -> None:
     settings = cli.take_settings()
     flags.DEFINE_string("checkpoint", None, "a run, or a checkpoint of any format")
     flags.DEFINE_multi_string(
-        "images", [], "an image, a folder, or a pattern in quotes; several: say it again"
+        "images", [], "an image, a folder, or a pattern in quotes; several: pass it again"
     )
     flags.DEFINE_string("out", None, "the folder to make")
     flags.DEFINE_integer("batch_size", 16, "images at a time", lower_bound=1)

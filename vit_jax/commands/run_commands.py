@@ -132,7 +132,7 @@ def vtab() -> None:
     [--config=configs/finetune.py] [--config.FIELD=VALUE …] [--json].
 
     Of every task the rate is chosen by its 200 validation examples; then it is trained on all 1,000. Tasks whose data
-    is not there are named and left out. Started again, it goes on.
+    is missing are named and skipped. Started again, it goes on.
     """
     settings = cli.define_config()
     cli.define_checkpoint()
