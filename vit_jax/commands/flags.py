@@ -167,7 +167,7 @@ def define_exits() -> None:
 
 
 def thresholds() -> tuple[float, ...]:
-    """The thresholds that --budget or --threshold ask for, for the checkpoint of --checkpoint; () if neither is there."""
+    """What --budget or --threshold ask for, of the checkpoint in --checkpoint; () without either."""
     if FLAGS.threshold and FLAGS.budget is not None:
         raise flags.Error("pass --budget or --threshold, not both")
     if FLAGS.threshold:
