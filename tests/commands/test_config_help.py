@@ -34,7 +34,7 @@ def test_help_on_a_recipe_lists_what_its_model_objective_and_optimizer_read_with
     of_model = {name.removeprefix("model.") for name in shown if name.startswith("model.")}
     assert of_model == {"name", *(option.name for option in schema.options(vit.Config))}
     assert (shown["model.width"], shown["model.head_bias"]) == ("768", "-10.0")
-    assert shown["objective.loss"] == "sigmoid" and "objective.mask_ratio" not in shown
+    assert shown["objective.loss"] == "sigmoid" and "objective.masked" not in shown
     assert shown["optim.lr_end"] == "0.0" and "optim.timescale" not in shown
     config.optim.update(name="sgd", schedule="rsqrt")
     assert {"optim.b2", "optim.eps", "optim.lr_end"}.isdisjoint(
@@ -61,7 +61,7 @@ def test_help_all_lists_every_field_and_says_nothing_twice_of_one():
 @pytest.mark.parametrize("arguments", [("help", "train", "all"), ("train", "--help", "all")])
 def test_all_may_be_asked_for_in_two_ways(command, arguments):
     code, out, _ = command(*arguments)
-    assert code == 0 and "--config.objective.mask_ratio=" in out
+    assert code == 0 and "--config.objective.masked=" in out
 
 
 def test_help_on_an_experiment_shows_the_values_of_its_first_run(command):
