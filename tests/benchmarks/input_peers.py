@@ -29,7 +29,7 @@ import time
 
 BATCH, SIZE, WORKERS = 128, 224, 2
 AHEAD = 6  # batches that may have been made while others were measured: not timed
-NEEDS = {"tf_fused": "tensorflow", "tf_antialias": "tensorflow", "timm": "timm"}
+NEEDS = {"tf_fused": "tensorflow", "tf_antialias": "tensorflow", "timm": "torchvision"}
 FOLDERS = {
     "ours": "prepared",
     "ours_320": "prepared_320",

@@ -60,6 +60,7 @@ UNUSED = {
     "optim.lr=1": "evaluate cannot use config.optim.lr",
     "data.train_crop=resize": "evaluate cannot use config.data.train_crop",
     "eval.every=1 epochs": "evaluate cannot use config.eval.every",
+    "data.channels=1": "config.data.channels is 1, but the model takes images of 3 channels",
     "data.image_size=64": "config.data.image_size is 64, but the model takes images of 32 pixels; for another size "
     "fine-tune it, with --config.init_from=",
     "data.eval_crop=centre": "config.data.eval_crop = 'centre' is not one of central, torchvision, transformers, "

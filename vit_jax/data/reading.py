@@ -29,7 +29,9 @@ _IMAGES_PER_SECOND = 10_000
 # Seconds that a read waits, from which on it is done ahead, and below which it is not any more.
 _SLOW, _FAST = 0.5e-3, 0.25e-3
 _REQUEST_SECONDS = 2e-3  # reads that wait for less are grouped: a request has a cost too
-_MEASURED = 64  # reads, of which the mean wait is taken
+# The mean wait of so many reads is taken, without the longest eighth: on a busy machine a few wait
+# for a core or for Python's lock, which is no matter of storage.
+_MEASURED = 64
 _SHARE, _MOST_MEMORY = 16, 2**30  # automatic memory: 1 / 16 of what is free, at most 1 GiB
 _CLOSING = 1.0  # seconds that closing waits for reads in flight
 
@@ -113,8 +115,8 @@ class ReadAhead:
         self._begun: collections.deque[Block] = collections.deque()  # not taken
         self._requests = self._unread = self._held = 0  # in flight; their images; images begun
         self._bytes, self._mean_size = 0, 0.0  # of images that were read; of an image
-        self._waits: collections.deque[float] = collections.deque()  # the last ones measured
-        self._wait = 0.0  # their mean
+        self._waits: collections.deque[float] = collections.deque(maxlen=_MEASURED)
+        self._wait = 0.0  # their mean, see `_MEASURED`
         self._warm = self._reported = False
         self._threads: list[threading.Thread] = []
         self._idle = 0
@@ -334,9 +336,8 @@ class ReadAhead:
             self._warm = True
             return waited
         self._waits.append(max(waited, 0.0) / records)
-        self._wait += (self._waits[-1] - self._wait) / len(self._waits)
-        if len(self._waits) > _MEASURED:
-            self._wait += (self._wait - self._waits.popleft()) / _MEASURED
+        shortest = sorted(self._waits)[: len(self._waits) - len(self._waits) // 8]
+        self._wait = sum(shortest) / len(shortest)
         if self._automatic:
             if self._ahead is not True and self._wait > _SLOW:
                 self._ahead = True

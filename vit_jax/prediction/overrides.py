@@ -69,6 +69,11 @@ def load_to_evaluate(
             f"{sizes.text(model_config.image_size)} pixels; for another size fine-tune it, with "
             f"--config.init_from={path}"
         )
+    if typed.data.channels != model_config.channels:
+        raise ConfigError(
+            f"config.data.channels is {typed.data.channels}, but the model takes images of {model_config.channels} "
+            "channels; images of a folder are converted, so leave the field as it is"
+        )
     changed = [name for name, _ in changes]
     if "data.path" in changed:
         sources.check_path(typed.data)
