@@ -4,6 +4,7 @@ can be wrong.
 
 import json
 import re
+import resource
 import subprocess
 import sys
 import time
@@ -17,12 +18,14 @@ from vit_jax.checkpoints import reading
 from vit_jax.data import decode
 
 
-def test_help_answers_in_two_seconds_and_names_every_command():
-    began = time.monotonic()
+def test_help_takes_less_than_a_second_and_names_every_command():
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     out = subprocess.run(
         [sys.executable, "-m", "vit_jax", "--help"], capture_output=True, text=True, check=True
     ).stdout
-    assert time.monotonic() - began < 2
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # Of the processor: the clock measures what else the machine does.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1
     for name in ("train", "evaluate", "predict", "models", "plan", "benchmark"):
         assert f"  {name} " in out
 
