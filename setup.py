@@ -97,6 +97,6 @@ setup(
         "wandb": ["wandb>=0.20"],
         "test": TEST,
     },
-    entry_points={"console_scripts": ["vit_jax = vit_jax.main:run"]},
+    entry_points={"console_scripts": ["vit_jax = vit_jax.commands.main:run"]},
     classifiers=[f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)],
 )

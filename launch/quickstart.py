@@ -23,9 +23,9 @@ from PIL import Image
 import vit_jax
 from vit_jax.base import logs
 from vit_jax.data.sources import open_eval
-from vit_jax.evaluation.predict import predict_files
 from vit_jax.inspection.run import inspect
-from vit_jax.reports.report import report
+from vit_jax.prediction.predict import predict_files
+from vit_jax.studies.report import report
 
 
 def main() -> None:

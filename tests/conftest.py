@@ -32,6 +32,15 @@ def shared_data() -> pathlib.Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def compilation_cache(tmp_path_factory) -> str:
+    """One for all runs of all test processes: the same tiny programs again and again."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "xla"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return str(folder)
+
+
 @pytest.fixture
 def command(monkeypatch, capfd):
     """`command(*arguments)`: runs vit_jax in this process: (exit code, standard output, standard
@@ -39,7 +48,7 @@ def command(monkeypatch, capfd):
     """
     from absl import flags
 
-    from vit_jax.main import run
+    from vit_jax.commands.main import run
 
     def call(*arguments):
         before, on_interrupt = set(flags.FLAGS), signal.getsignal(signal.SIGINT)

@@ -17,17 +17,19 @@ import numpy as np
 import pytest
 
 import vit_jax
-from vit_jax import cli, user_files
+from vit_jax import user_files
 from vit_jax.base import settings
 from vit_jax.benchmarks import early_exit, step
 from vit_jax.benchmarks import input as step_input
+from vit_jax.commands import flags as cli
 from vit_jax.config import config_class, default_config
 from vit_jax.data.preparation.prepare import prepare
 from vit_jax.interchange import formats
 from vit_jax.interchange.loading import convert
 from vit_jax.models import registry
 from vit_jax.planning import fit, plan
-from vit_jax.training import loop, sweep
+from vit_jax.studies import sweep
+from vit_jax.training import loop
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -52,7 +54,7 @@ PARSED = {
     "--to=onnx": "needs onnx; tests/integration/test_export.py",
     "serve --": "runs until it is stopped; tests/serving",
     "inspect --": "takes seconds; tests/inspection",
-    "report /data": "needs runs; tests/reports",
+    "report /data": "needs runs; tests/studies",
     "report gs://": "needs runs; tests/integration/test_pods.py",
     "models --markdown": "counts every model; tests/models/test_listing.py",
 }
@@ -314,7 +316,7 @@ def test_a_launch_script_takes_its_line(words):
 
 
 def test_flags_between_backquotes_are_flags_with_values_that_they_can_have(inside):
-    known = "".join((ROOT / f"vit_jax/{name}.py").read_text() for name in ("main", "using", "cli"))
+    known = "".join(path.read_text() for path in (ROOT / "vit_jax/commands").glob("*.py"))
     scripts = "".join(p.read_text() for p in (ROOT / "launch").rglob("*") if p.is_file())
     for where, words in SPANS:
         if not words[0].startswith("--") or is_synopsis(words):

@@ -12,10 +12,10 @@ import pytest
 from tests.test_configs import build
 from vit_jax.base.errors import ConfigError
 from vit_jax.data import batches
-from vit_jax.reports.compare import compare
-from vit_jax.reports.runs import Run, find, flat
+from vit_jax.studies.compare import compare
+from vit_jax.studies.runs import Run, find, flat
+from vit_jax.studies.sweep import run_all
 from vit_jax.training.assembly import assemble, resolve
-from vit_jax.training.sweep import run_all
 from vit_jax.user_files import load_config, load_runs
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / "configs" / "experiments"
@@ -102,20 +102,31 @@ def one_small_run(name):
     return run, config
 
 
+def lowered(config):
+    """A run's training step, traced and lowered."""
+    config = resolve(config)
+    assembly = assemble(config, num_classes=10, examples_per_epoch=1438)
+    state = jax.eval_shape(assembly.init, jax.random.key(0))
+    batch = batches.spec(config, num_classes=10, multi_label=False)
+    return jax.jit(assembly.train_step).lower(state, batch)
+
+
 def test_runs_of_a_smoke_test_that_differ_in_their_seeds_alone_share_a_compiled_program():
-    def lowered(seed):
+    texts = []
+    for seed in (0, 1):
         config = one_small_run("pooling")[1]
         config.seed = seed
-        config = resolve(config)
-        assembly = assemble(config, num_classes=10, examples_per_epoch=1438)
-        state = jax.eval_shape(assembly.init, jax.random.key(0))
-        batch = batches.spec(config, num_classes=10, multi_label=False)
-        return jax.jit(assembly.train_step).lower(state, batch).as_text()
-
-    assert lowered(0) == lowered(1)
+        texts.append(lowered(config).as_text())
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_step_of_an_experiment_can_be_traced(name):
+    """All that a training step needs but compiling it, which is the same for all of them."""
+    lowered(one_small_run(name)[1])
+
+
+@pytest.mark.parametrize("name", ["overfitting", "self_supervised"])
 def test_a_run_of_an_experiment_trains_a_few_steps_and_is_found_by_reports(name, tmp_path):
     run, config = one_small_run(name)
     (result,) = run_all({run: config}, tmp_path).values()

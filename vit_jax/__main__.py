@@ -1,6 +1,6 @@
 """`python -m vit_jax`."""
 
-from vit_jax.main import run
+from vit_jax.commands.main import run
 
 if __name__ == "__main__":
     run()

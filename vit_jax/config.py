@@ -40,18 +40,30 @@ class Optim:
         parse=durations.parse,
     )
     cooldown: str = option(
-        "0 steps", "linear fall to 0 at the end, for rsqrt and constant", parse=durations.parse
+        "0 steps", "linear fall to 0 at the end, for rsqrt and constant", parse=durations.parse,
+        when={"schedule": ("rsqrt", "constant")},
+    )  # fmt: skip
+    timescale: str = option(
+        "10000 steps",
+        "rsqrt: lr / sqrt(1 + (step - warmup) / timescale)",
+        when={"schedule": ("rsqrt",)},
     )
-    timescale: str = option("10000 steps", "rsqrt: lr / sqrt(1 + (step - warmup) / timescale)")
     boundaries: tuple = option(
         (),
         "staircase: when the learning rate falls; steps, epochs, examples or %, warm-up included",
         parse=durations.parse_all,
+        when={"schedule": ("staircase",)},
     )
     factor: float = option(
-        0.1, "staircase: what it is multiplied by each time", minimum=0, maximum=1
+        0.1, "staircase: what it is multiplied by each time", minimum=0, maximum=1,
+        when={"schedule": ("staircase",)},
+    )  # fmt: skip
+    lr_end: float = option(
+        0.0,
+        "cosine and linear: the learning rate at the end",
+        minimum=0,
+        when={"schedule": ("cosine", "linear")},
     )
-    lr_end: float = option(0.0, "cosine and linear: the learning rate at the end", minimum=0)
     b1: float = option(
         0.9,
         "adamw, nadamw, lamb, lion, adafactor: decay of the first moment; sgd, rmsprop: momentum",
@@ -63,11 +75,13 @@ class Optim:
         "adamw, nadamw, lamb, lion, rmsprop: decay of the second moment; adafactor: its cap",
         minimum=0,
         below=1,
+        when={"name": ("adamw", "lion", "rmsprop", "adafactor")},
     )
     eps: float = option(
         1e-8,
         "adamw, nadamw, lamb: added to the root of the second moment; rmsprop: to the moment itself",
         minimum=0,
+        when={"name": ("adamw", "rmsprop")},
     )
     moment_dtype: str = option(
         "float32", "type the first moment is kept in", choices=("float32", "bfloat16")

@@ -43,10 +43,10 @@ from vit_jax.devices import meshes
 from vit_jax.evaluation import few_shot
 from vit_jax.evaluation.contract import Subject, Trained
 from vit_jax.evaluation.forward import data_of, make_forward
-from vit_jax.evaluation.images import find, read_ahead
-from vit_jax.evaluation.predict import padded, predict
 from vit_jax.inspection import observe
 from vit_jax.models import registry
+from vit_jax.prediction.images import find, read_ahead
+from vit_jax.prediction.predict import padded, predict
 
 CLASSES = tuple(f"class {i}" for i in range(1000))
 

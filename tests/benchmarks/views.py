@@ -17,7 +17,7 @@ from vit_jax.base import schema
 from vit_jax.config import config_class
 from vit_jax.data import crops, decode, views
 from vit_jax.data.order import crop_draws
-from vit_jax.evaluation.images import find
+from vit_jax.prediction.images import find
 from vit_jax.user_files import load_config
 
 IMAGES = flags.DEFINE_string("images", None, "a folder of JPEG files", required=True)

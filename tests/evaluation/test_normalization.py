@@ -10,11 +10,11 @@ import vit_jax
 from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.config import config_class
-from vit_jax.evaluation.images import find
-from vit_jax.evaluation.predict import Prediction, predict
 from vit_jax.evaluation.run import evaluate_run
 from vit_jax.interchange import formats, loading
 from vit_jax.models import registry
+from vit_jax.prediction.images import find
+from vit_jax.prediction.predict import Prediction, predict
 
 SAID = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 

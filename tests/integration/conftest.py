@@ -47,15 +47,6 @@ def write_image(path: pathlib.Path) -> None:
     )
 
 
-@pytest.fixture(scope="session")
-def compilation_cache(tmp_path_factory) -> str:
-    """One for all runs of all test processes: the same tiny programs again and again."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "xla"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return str(folder)
-
-
 @pytest.fixture
 def tiny_config(compilation_cache):
     """`tiny_config(**overrides)`: the config of a tiny run on digits; overrides by dotted name,

@@ -67,7 +67,7 @@ def _open(config_data):
 
 
 if __name__ == "__main__":
-    from vit_jax.main import run
+    from vit_jax.commands.main import run
 
     sources.OPENERS["digits"] = _open
     run()

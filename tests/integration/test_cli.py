@@ -3,6 +3,8 @@ can be wrong.
 """
 
 import json
+import re
+import resource
 import subprocess
 import sys
 import time
@@ -16,23 +18,22 @@ from vit_jax.checkpoints import reading
 from vit_jax.data import decode
 
 
-def test_help_answers_in_two_seconds_and_names_every_command():
-    began = time.monotonic()
+def test_help_takes_less_than_a_second_and_names_every_command():
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     out = subprocess.run(
         [sys.executable, "-m", "vit_jax", "--help"], capture_output=True, text=True, check=True
     ).stdout
-    assert time.monotonic() - began < 2
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # Of the processor: the clock measures what else the machine does.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1
     for name in ("train", "evaluate", "predict", "models", "plan", "benchmark"):
         assert f"  {name} " in out
 
 
 def test_help_of_a_command_lists_the_fields_of_the_config(command):
     code, out, _ = command("train", "--help")
-    assert (
-        code == 0
-        and "--workdir" in out
-        and "--config.optim.lr=0.001\n      peak learning rate" in out
-    )
+    assert code == 0 and "--workdir" in out
+    assert re.search(r"--config\.optim\.lr=0\.001 +peak learning rate", out)
 
 
 WRONG = {
@@ -66,7 +67,7 @@ WRONG = {
     "texts without quotes": (("--config.optim.freeze=a.*,b.*",), "put quotes around each of several texts"),
     "half a number": (("--config.seed=1.5",), "config.seed = 1.5 must be a whole number"),
     "neither true nor false": (("--config.augment.flip=maybe",), "config.augment.flip = 'maybe' must be True or False"),
-    "a section": (("--config.optim=sgd",), "config.optim is a section: say one of its fields"),
+    "a section": (("--config.optim=sgd",), "config.optim is a section: set one of its fields"),
     "no value": (("--config.optim.lr",), "--config.optim.lr=VALUE: the value is missing"),
     "mistyped flag": (("--coordinate=x:1",), "there is no flag --coordinate; did you mean '--coordinator'?"),
     "a recipe that lacks its checkpoint": (("--config=configs/digits_finetune.py",), "recipe starts from a checkpoint"),
@@ -147,11 +148,11 @@ def test_a_flag_with_a_value_it_cannot_have_says_what_it_takes(command):
 def test_flags_take_their_value_after_a_space_too_and_switches_need_none(command):
     code, out, _ = command("train", "--config", "configs/digits.py", "--config.optim.lr", "-1",
                            "--config.augment.flip", "--help")  # fmt: skip
-    assert code == 0 and "--config.optim.lr=-1.0\n" in out and "--config.augment.flip=True\n" in out
+    assert code == 0 and "--config.optim.lr=-1.0 " in out and "--config.augment.flip=True " in out
     _, out, _ = command(
         "train", "--config", "configs/digits.py", "--noconfig.log.tensorboard", "--help"
     )
-    assert "--config.log.tensorboard=False\n" in out
+    assert "--config.log.tensorboard=False " in out
 
 
 RECIPES = {
@@ -243,51 +244,47 @@ def test_benchmark_reports_throughput_with_its_context(command, what):
     assert code == 0 and result["images_per_second"] > 0 and result["jax"] and result["devices"]
 
 
-def test_training_never_imports_tensorflow(run_cli, tmp_path):
+@pytest.fixture
+def photos(tmp_path, compilation_cache):
+    """The arguments of a short run on two classes of twelve images each, in tmp_path/data."""
+    for label in ("cat", "dog"):
+        for i in range(12):
+            write_image(tmp_path / "data" / label / f"{i}.jpg")
+    return [
+        "train", "--config=configs/folder.py", f"--config.data.path={tmp_path}/data", "--config.duration=2 steps",
+        "--config.batch_size=8", "--config.data.image_size=32", "--config.model.depth=1",
+        "--config.optim.warmup=1 steps", "--config.augment.randaugment_layers=0", "--config.log.tensorboard=False",
+        f"--config.compilation_cache={compilation_cache}",
+    ]  # fmt: skip
+
+
+def test_a_folder_of_images_trains_with_nothing_else_edited_and_without_tensorflow(
+    photos, tmp_path
+):
     script = (
-        "import sys; sys.argv[0] = 'vit_jax'; from vit_jax.main import run; run();"
+        "import sys; sys.argv[0] = 'vit_jax'; from vit_jax.commands.main import run; run();"
         "assert 'tensorflow' not in sys.modules"
     )
-    arguments = [f"--config.{k}={v}" for k, v in (TINY | {"duration": "2 steps"}).items()]
     process = subprocess.run(
-        [sys.executable, "-c", script, "train", "--config=configs/digits.py", *arguments, f"--workdir={tmp_path}"],
+        [sys.executable, "-c", script, *photos, f"--workdir={tmp_path}/run", "--config.data.holdout=0.3"],
         capture_output=True, text=True,
     )  # fmt: skip
     assert process.returncode == 0, process.stderr
-
-
-def test_a_folder_of_images_trains_with_nothing_else_edited(run_cli, tmp_path):
-    for label in ("cat", "dog"):
-        for i in range(12):
-            write_image(tmp_path / "data" / label / f"{i}.jpg")
-    code, _, err = run_cli(
-        "train", "--config=configs/folder.py", f"--config.data.path={tmp_path}/data", f"--workdir={tmp_path}/run",
-        "--config.duration=2 steps", "--config.batch_size=8", "--config.data.image_size=32", "--config.model.depth=1",
-        "--config.optim.warmup=1 steps", "--config.data.holdout=0.3", "--config.augment.randaugment_layers=0",
-    )  # fmt: skip
-    assert code == 0, err
     assert vit_jax.load_run(tmp_path / "run").classes == ("cat", "dog")
 
 
-def test_an_unreadable_training_image_names_the_file(run_cli, tmp_path):
-    for label in ("cat", "dog"):
-        for i in range(12):
-            write_image(tmp_path / "data" / label / f"{i}.jpg")
+def test_an_unreadable_training_image_names_the_file(command, photos, tmp_path, caplog):
     broken = tmp_path / "data" / "cat" / "3.jpg"
     broken.write_bytes(broken.read_bytes()[:200])
-    arguments = (
-        "train", "--config=configs/folder.py", f"--config.data.path={tmp_path}/data", "--config.duration=4 steps",
-        "--config.batch_size=8", "--config.data.image_size=32", "--config.model.depth=1",
-        "--config.optim.warmup=1 steps",
-        "--config.data.holdout=0", "--config.data.eval_split=train", "--config.augment.randaugment_layers=0",
-    )  # fmt: skip
-    code, _, err = run_cli(*arguments, f"--workdir={tmp_path}/run")
+    photos += ["--config.data.holdout=0", "--config.data.eval_split=train", "--config.duration=4 steps"]  # fmt: skip
+    code, _, err = command(*photos, f"--workdir={tmp_path}/run")
     assert code == 1 and str(broken) in err and "Traceback" not in err.split("vit_jax: ")[-1]
-    code, _, err = run_cli(
-        *arguments, f"--workdir={tmp_path}/run2", "--config.data.on_bad_image=skip"
-    )
-    assert code == 0 and f"{broken} cannot be read" in err, err
-    assert "another takes its place" in err and "it is left out of evaluation" in err
+    caplog.clear()
+    skip = "--config.data.on_bad_image=skip"
+    code, _, err = command(*photos, f"--workdir={tmp_path}/run2", skip)
+    assert code == 0 and f"{broken} cannot be read" in caplog.text, err
+    assert "another takes its place" in caplog.text
+    assert "it is left out of evaluation" in caplog.text
     description = reading.read_description(reading.find(tmp_path / "run2"))
     assert description["pixels"] == decode.PIXELS
 

@@ -14,8 +14,8 @@ from tests.integration.conftest import write_image
 from vit_jax.checkpoints import reading
 from vit_jax.config import default_config
 from vit_jax.evaluation.early_exit import calibration
-from vit_jax.evaluation.overrides import load_to_evaluate
 from vit_jax.models import registry
+from vit_jax.prediction.overrides import load_to_evaluate
 
 TOY = {
     "data.name": "digits", "data.image_size": 16, "data.train_crop": "pad", "data.pad": 1, "data.eval_crop": "resize",
@@ -133,7 +133,7 @@ WRONG = {
     "not solved": (("--budget=0.7",), 2, "no thresholds for a budget of 0.7, only for 0.5, 1, 1.5: find all with"),
     "one threshold": (("--threshold=0.5",), 2, "1 thresholds for a model with 3 exits: it takes 2"),
     "no number": (("--threshold=high,low",), 2, "--threshold=high,low must be numbers: "),
-    "both": (("--threshold=1,1", "--budget=1"), 2, "say --budget or --threshold, not both"),
+    "both": (("--threshold=1,1", "--budget=1"), 2, "pass --budget or --threshold, not both"),
 }  # fmt: skip
 
 

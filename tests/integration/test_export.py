@@ -27,9 +27,13 @@ np.save(sys.argv[3], model.call(images))
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(tmp_path_factory, compilation_cache):
     config = vit_jax.load_config("configs/digits.py")
-    changes = {"compilation_cache": "", "duration": "4 steps", "model.head_init": "normal"}
+    changes = {
+        "compilation_cache": compilation_cache,
+        "duration": "4 steps",
+        "model.head_init": "normal",
+    }
     config.update_from_flattened_dict(TINY | changes)
     workdir = tmp_path_factory.mktemp("exported")
     vit_jax.train(config, workdir)

@@ -14,8 +14,8 @@ import vit_jax
 from tests.integration.conftest import TINY
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import reading
-from vit_jax.evaluation.overrides import load_to_evaluate
 from vit_jax.evaluation.run import evaluate_run
+from vit_jax.prediction.overrides import load_to_evaluate
 from vit_jax.training import follow as module
 from vit_jax.training.follow import What, follow
 

@@ -9,9 +9,9 @@ from vit_jax.checkpoints import reading
 from vit_jax.data import sources
 from vit_jax.interchange import formats
 from vit_jax.models import registry
+from vit_jax.studies.sweep import run_all
 from vit_jax.training import loop, pseudo_labels
 from vit_jax.training.assembly import resolve
-from vit_jax.training.sweep import run_all
 
 
 def write_teacher(path, seed):

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.conftest import QUICK
 from tests.integration.conftest import TINY
-from vit_jax import ending
+from vit_jax.commands import exit_codes
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -34,7 +35,7 @@ def start():
                 stderr=subprocess.PIPE,
                 text=True,
                 cwd=ROOT,
-                env=os.environ | {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu"} | environment,
+                env=os.environ | {"XLA_FLAGS": QUICK, "JAX_PLATFORMS": "cpu"} | environment,
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
             )
             stack.callback(process.wait)
@@ -75,8 +76,8 @@ def test_ctrl_c_ends_a_command_with_a_line_and_130(start, command):
 def test_ctrl_c_that_a_library_swallows_ends_the_command_all_the_same(start):
     script = """
 import os, signal, time
-from vit_jax import ending
-with ending.with_a_sentence():
+from vit_jax.commands import exit_codes
+with exit_codes.report_errors():
     try:
         os.kill(os.getpid(), signal.SIGINT)
     except KeyboardInterrupt:
@@ -137,7 +138,7 @@ def test_a_closed_pipe_ends_a_command_quietly(start, command):
 @pytest.mark.parametrize("full, where", [(jnp.zeros, "a device"), (np.zeros, "the host")])
 def test_too_little_memory_is_said_with_what_helps(full, where, capsys):
     on_interrupt = signal.getsignal(signal.SIGINT)
-    with pytest.raises(SystemExit) as ended, ending.with_a_sentence():
+    with pytest.raises(SystemExit) as ended, exit_codes.report_errors():
         full((2**24, 2**24), "uint8")  # more than any machine's addresses
     signal.signal(signal.SIGINT, on_interrupt)
     err = capsys.readouterr().err

@@ -1,6 +1,7 @@
 """Whole runs on real digits, in this process: eight simulated devices, data parallel."""
 
 import json
+import shutil
 from types import SimpleNamespace
 
 import jax
@@ -18,12 +19,12 @@ from vit_jax.training.health import NonFiniteError
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(tmp_path_factory, compilation_cache):
     """A finished tiny run: (workdir, result, config)."""
     from tests.integration.conftest import TINY
 
     config = vit_jax.load_config("configs/digits.py")
-    config.update_from_flattened_dict(TINY | {"compilation_cache": ""})
+    config.update_from_flattened_dict(TINY | {"compilation_cache": compilation_cache})
     workdir = tmp_path_factory.mktemp("trained")
     return workdir, vit_jax.train(config, workdir), config
 
@@ -105,10 +106,10 @@ def test_what_does_not_change_the_result_may_change(trained):
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
-    tiny_config, tmp_path, damage, caplog
+    trained, tmp_path, damage, caplog
 ):
-    config = tiny_config()
-    vit_jax.train(config, tmp_path)
+    config = trained[2]
+    shutil.copytree(trained[0], tmp_path, dirs_exist_ok=True)
     expected = params_of(tmp_path)
     spoil(tmp_path / "checkpoints" / "12", damage)
     with caplog.at_level("WARNING", logger="absl"):
@@ -120,9 +121,9 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
     assert len(list((tmp_path / "damaged_checkpoints").iterdir())) == 1
 
 
-def test_when_no_checkpoint_is_good_nothing_is_overwritten(tiny_config, tmp_path):
-    config = tiny_config()
-    vit_jax.train(config, tmp_path)
+def test_when_no_checkpoint_is_good_nothing_is_overwritten(trained, tmp_path):
+    config = trained[2]
+    shutil.copytree(trained[0], tmp_path, dirs_exist_ok=True)
     for step in ("4", "8", "12"):
         spoil(tmp_path / "checkpoints" / step, "truncate")
     before = sorted(str(p) for p in tmp_path.rglob("*"))
@@ -203,10 +204,9 @@ def test_skipping_ends_after_as_many_bad_updates_in_a_row_as_allowed(tiny_config
         vit_jax.train(config, tmp_path)
 
 
-def test_an_averaged_model_is_what_is_evaluated_and_loaded(tiny_config, tmp_path):
-    vit_jax.train(tiny_config(), tmp_path)
-    averaged = reading.load_weights(tmp_path).params
-    loaded = vit_jax.load_run(tmp_path)
+def test_an_averaged_model_is_what_is_evaluated_and_loaded(trained, tiny_config, tmp_path):
+    averaged = reading.load_weights(trained[0]).params
+    loaded = vit_jax.load_run(trained[0])
     np.testing.assert_array_equal(loaded.model.position[...], averaged["position"])
     vit_jax.train(tiny_config(optim__ema=0.0), tmp_path / "plain")
     assert np.abs(params_of(tmp_path / "plain")["position"] - averaged["position"]).max() > 0

@@ -12,7 +12,7 @@ from tests.objectives.test_mae import new_of_transformers
 from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange import formats
 from vit_jax.models import registry
-from vit_jax.models.conversions import rules
+from vit_jax.models.conversions import translation
 
 torch = pytest.importorskip("torch")
 
@@ -89,8 +89,8 @@ def test_shapes_are_found_without_the_arrays(form):
     conversion = registry.conversions(registry.family_of(config))[form]
     table, like = conversion.rules(config, conversion.layout(config)), registry.abstract(config)[1]
     params = registry.initialize(config, jax.random.key(0))
-    written = {name: x.shape for name, x in rules.to_theirs(table, params)}
-    assert written == {name: shape for name, (shape, _) in rules.specs(table, like).items()}
+    written = {name: x.shape for name, x in translation.to_theirs(table, params)}
+    assert written == {name: shape for name, (shape, _) in translation.specs(table, like).items()}
 
 
 def test_the_shapes_of_a_large_model_take_no_time():
@@ -99,5 +99,5 @@ def test_the_shapes_of_a_large_model_take_no_time():
     conversion = registry.conversions(registry.family_of(config))["official"]
     table, like = conversion.rules(config, conversion.layout(config)), registry.abstract(config)[1]
     began = time.process_time()
-    assert len(rules.specs(table, like)) > 700
+    assert len(translation.specs(table, like)) > 700
     assert time.process_time() - began < 0.5

@@ -76,7 +76,7 @@ def test_every_crossvit_of_timm_is_recognised_by_its_tensors(timm, name):
     with torch.device("meta"):
         tensors = timm.create_model(name).state_dict()
     shapes = {n: tuple(tensor.shape) for n, tensor in tensors.items()}
-    conversion = crossvit.conversions()["timm"]
+    conversion = registry.conversions(crossvit)["timm"]
     found = crossvit.Config(**conversion.recognise(shapes, {}).options)
     assert found == registry.model_config(f"CrossViT-{ours}", image_size=size)
     assert conversion.preprocessing(found).mean == IMAGENET_MEAN

@@ -20,7 +20,7 @@ from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange import formats, loading, safetensors
 from vit_jax.models import efficientnet, registry
 from vit_jax.models.conversions.contract import IMAGENET_MEAN, IMAGENET_STD
-from vit_jax.models.conversions.rules import to_theirs
+from vit_jax.models.conversions.translation import to_theirs
 
 torch = pytest.importorskip("torch")
 
@@ -142,7 +142,7 @@ def test_timms_logits_and_running_statistics_are_ours_and_its_file_comes_back(ti
     exact = their_logits(copy.deepcopy(model).double().train(), x.astype(np.float64))
     rounding = np.abs(their_logits(model.train(), x) - exact).max()
     np.testing.assert_allclose(trained, exact, atol=max(1e-5, 2 * rounding))
-    rules = efficientnet.conversions()["timm"].rules(config, {})
+    rules = registry.conversions(efficientnet)["timm"].rules(config, {})
     theirs = {n: v.numpy() for n, v in model.state_dict().items() if "running" in n}
     found = dict(to_theirs(rules, after, constants={}))
     assert found.keys() == theirs.keys()

@@ -12,7 +12,7 @@ from vit_jax.base.errors import CheckpointError
 from vit_jax.checkpoints import reading, saving
 from vit_jax.interchange import decoders, formats, loading
 from vit_jax.models import registry
-from vit_jax.models.conversions import rules
+from vit_jax.models.conversions import translation
 from vit_jax.models.embeddings import sincos_2d
 from vit_jax.training.assembly import assemble, resolve
 from vit_jax.training.starting import start_from
@@ -37,7 +37,7 @@ def test_the_decoder_is_read_from_a_file_of_the_authors(shared_data, tmp_path):
     _, expected = of_checkpoint(tensors, said["num_heads"], 4)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     # And written again under the same names.
-    theirs = dict(rules.to_theirs(decoders.rules_of(objective.decoder, "timm"), found))
+    theirs = dict(translation.to_theirs(decoders.rules_of(objective.decoder, "timm"), found))
     for name, array in theirs.items():
         np.testing.assert_array_equal(array, tensors[name])
     assert {n for n in tensors if n.startswith(("decoder", "mask"))} == {

@@ -117,7 +117,7 @@ def test_deit_by_its_name_predicts(deit, labelled, shared_data, command):
         "electric ray",
     ]
     code, _, err = command("evaluate", f"--checkpoint={deit}")
-    assert code == 2 and "names no data: say what to evaluate on" in err
+    assert code == 2 and "names no data: set what to evaluate on" in err
 
 
 def test_a_model_without_head_gives_features_and_no_predictions(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vit_jax.base.errors import CheckpointError
-from vit_jax.models.conversions import rules
+from vit_jax.models.conversions import translation
 from vit_jax.models.conversions.rules import (
     Lazy,
     Rule,
@@ -15,12 +15,10 @@ from vit_jax.models.conversions.rules import (
     expanded,
     joined,
     reshaped,
-    specs,
     stacked,
-    to_ours,
-    to_theirs,
     transposed,
 )
+from vit_jax.models.conversions.translation import specs, to_ours, to_theirs
 
 RULES = [
     Rule("encoder/layers/up/kernel", "blocks.{layer}.fc.weight", transposed(1, 0)),
@@ -159,7 +157,7 @@ def test_nothing_is_read_before_it_is_used_and_then_one_parameter_at_a_time():
 def test_large_arrays_have_their_axes_exchanged_in_parts_that_make_a_whole(axes):
     array = np.random.default_rng(0).standard_normal((130, 3, 257)).astype(np.float32)
     out = np.full([array.shape[axis] for axis in axes], np.nan, np.float32)
-    rules._copy(array.transpose(axes), out)
+    translation._copy(array.transpose(axes), out)
     np.testing.assert_array_equal(out, array.transpose(axes))
 
 

@@ -47,6 +47,25 @@ def directional(loss, params, *, step=1e-6, seed=0):
         yield target, direction[target], slope
 
 
+def check_gradient(learn, exact, params):
+    """Asserts that logits and the gradient of every parameter are those of float64.
+
+    Args:
+      learn: (params, weights) -> (gradient of the sum of weights * logits, logits), in float32.
+      exact: params -> logits (3, 5) in float64.
+      params: float32 arrays.
+    """
+    weights = np.sin(1 + np.arange(15)).reshape(3, 5)
+    gradient, logits = learn(params, weights)
+    np.testing.assert_allclose(logits, exact(params), atol=1e-5)
+    gradient = patterns.named(gradient)
+    params = jax.tree.map(lambda leaf: leaf.astype(np.float64), params)
+    for name, direction, slope in directional(lambda p: (exact(p) * weights).sum(), params):
+        found = np.vdot(gradient[name].astype(np.float64), direction)
+        bound = 1e-4 * np.linalg.norm(gradient[name]) * np.linalg.norm(direction) + 1e-4
+        assert abs(found - slope) < bound, name
+
+
 def linear(p, x):
     return x @ p["kernel"] + p.get("bias", 0)
 

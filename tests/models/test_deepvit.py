@@ -11,12 +11,11 @@ from flax import nnx
 import vit_jax
 from tests.models import oracles
 from tests.models.conftest import apply, parameters, run, statistics
-from vit_jax.base import patterns
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.devices import meshes
 from vit_jax.interchange import formats, loading, safetensors
 from vit_jax.models import deepvit, registry
-from vit_jax.models.conversions.rules import to_theirs
+from vit_jax.models.conversions.translation import to_theirs
 
 PARAMETERS = {
     "DeepViT-16": 24_426_664,
@@ -125,7 +124,7 @@ def test_logits_maps_and_statistics_are_those_of_the_authors_code(name, shared_d
     params, variables = jax.tree.map(np.asarray, (foreign.params, foreign.variables))
     logits, after = train(config, params, variables, answers["images"])
     close(logits, answers["logits_training"])
-    rules = deepvit.conversions()["authors"].rules(config, {})
+    rules = registry.conversions(deepvit)["authors"].rules(config, {})
     written = dict(to_theirs(rules, after, constants={}))
     expected = {
         k.split("/", 1)[1]: v for k, v in answers.items() if k.startswith("after_training/")
@@ -149,42 +148,6 @@ def test_the_authors_file_comes_back_byte_by_byte(name, shared_data, tmp_path):
             array.shape,
             array.tobytes(),
         )
-
-
-@pytest.mark.parametrize("training", [False, True], ids=["evaluated", "trained"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        pytest.param({"reattention_norm": False, "residual_scale": 0.5}, marks=pytest.mark.slow),
-        {"conv_stem": True, "scaled_maps": True, "residual_scale": 0.5},
-    ],
-    ids=["norm", "no norm", "S"],
-)
-def test_logits_and_the_gradient_of_every_parameter_are_those_of_float64(options, training):
-    config = tiny(**options)
-    params, variables, x = parameters(config), statistics(config), images(config)
-    weights = np.sin(1 + np.arange(15)).reshape(3, 5)
-
-    def exact(params):
-        p = oracles.in_float64(params, variables)
-        return forward(config, p, x.astype(np.float64), training)[0]
-
-    @functools.partial(jax.jit, static_argnums=2)
-    @functools.partial(jax.grad, has_aux=True)
-    def learn(params, x, training):
-        model = nnx.merge(registry.abstract(config)[0], params, variables)
-        logits = model(x, deterministic=not training, rngs=nnx.Rngs(dropout=0)).logits
-        return (logits * weights).sum(), logits
-
-    gradient, logits = learn(params, x, training)
-    np.testing.assert_allclose(logits, exact(params), atol=1e-5)
-    gradient = dict(zip(patterns.names(params), jax.tree.leaves(gradient), strict=True))
-    params = jax.tree.map(lambda leaf: leaf.astype(np.float64), params)
-    for name, direction, slope in oracles.directional(lambda p: (exact(p) * weights).sum(), params):
-        found = np.vdot(gradient[name].astype(np.float64), direction)
-        bound = 1e-4 * np.linalg.norm(gradient[name]) * np.linalg.norm(direction) + 1e-4
-        assert abs(found - slope) < bound, name
 
 
 def test_with_the_identity_for_theta_and_no_norm_attention_is_plain():

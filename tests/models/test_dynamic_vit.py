@@ -19,7 +19,7 @@ from tests.models.test_t2t import soft_split, token_layer
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.models import dynamic_vit, registry, reuse, t2t, vit
-from vit_jax.models.conversions import rules
+from vit_jax.models.conversions import translation
 from vit_jax.objectives.contract import Learner, Setting
 from vit_jax.objectives.supervised import Options, Supervised
 
@@ -250,8 +250,8 @@ def test_the_loss_and_its_gradients_are_those_of_the_authors_code(shared_data):
     np.testing.assert_allclose(loss, theirs["loss"], rtol=1e-6)
     norm = np.sqrt(sum(np.sum(np.square(x)) for x in jax.tree.leaves(gradient)))
     np.testing.assert_allclose(norm, theirs["grad_norm"], rtol=1e-5)
-    of_authors = dynamic_vit.conversions()["authors"]
-    found = dict(rules.to_theirs(of_authors.rules(model.config, {}), gradient))
+    of_authors = registry.conversions(dynamic_vit)["authors"]
+    found = dict(translation.to_theirs(of_authors.rules(model.config, {}), gradient))
     checked = [name for name in theirs if name.startswith("grad/")]
     assert len(checked) == 11
     for name in checked:

@@ -90,33 +90,6 @@ def test_parameters_and_multiply_adds_are_the_published_ones(size):
         assert abs(config.flops() / 2e9 / PUBLISHED[size] - 1) < 0.03
 
 
-@pytest.mark.parametrize("training", [False, True], ids=["evaluated", "trained"])
-def test_logits_and_the_gradient_of_every_parameter_are_those_of_float64(training):
-    config = tiny()
-    params, variables, x = parameters(config), statistics(config), images(config)
-    weights = np.sin(1 + np.arange(15)).reshape(3, 5)
-
-    def exact(params):
-        p = oracles.in_float64(params, variables)
-        return forward(config, p, x.astype(np.float64), training)
-
-    @functools.partial(jax.jit, static_argnums=2)
-    @functools.partial(jax.grad, has_aux=True)
-    def learn(params, x, training):
-        model = nnx.merge(registry.abstract(config)[0], params, variables)
-        logits = model(x, deterministic=not training, rngs=nnx.Rngs(dropout=0)).logits
-        return (logits * weights).sum(), logits
-
-    gradient, logits = learn(params, x, training)
-    np.testing.assert_allclose(logits, exact(params), atol=1e-5)
-    gradient = dict(zip(patterns.names(params), jax.tree.leaves(gradient), strict=True))
-    params = jax.tree.map(lambda leaf: leaf.astype(np.float64), params)
-    for name, direction, slope in oracles.directional(lambda p: (exact(p) * weights).sum(), params):
-        found = np.vdot(gradient[name].astype(np.float64), direction)
-        bound = 1e-4 * np.linalg.norm(gradient[name]) * np.linalg.norm(direction) + 1e-4
-        assert abs(found - slope) < bound, name
-
-
 def test_all_seven_stages_with_even_and_odd_maps_are_those_of_float64():
     config = tiny(units=(1,) * 7, image_size=(48, 41))
     params, variables, x = parameters(config), statistics(config), images(config, 2)

@@ -12,7 +12,6 @@ from flax import nnx
 import vit_jax
 from tests.models import oracles
 from tests.models.conftest import apply, parameters, run
-from vit_jax.base import patterns
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.interchange import adapt, formats, loading, safetensors
 from vit_jax.models import feed_forward, registry
@@ -106,30 +105,6 @@ def test_the_authors_file_comes_back_byte_by_byte(name, shared_data, tmp_path):
             array.shape,
             array.tobytes(),
         )
-
-
-def test_logits_and_the_gradient_of_every_parameter_are_those_of_float64():
-    config = tiny(remat="full")
-    params, x = parameters(config), images(config)
-    weights = np.sin(1 + np.arange(15)).reshape(3, 5)
-
-    def exact(params):
-        return forward(config, oracles.in_float64(params, {}), x.astype(np.float64))
-
-    @jax.jit
-    @functools.partial(jax.grad, has_aux=True)
-    def learn(params):
-        logits = apply(config, params, x).logits
-        return (logits * weights).sum(), logits
-
-    gradient, logits = learn(params)
-    np.testing.assert_allclose(logits, exact(params), atol=1e-5)
-    gradient = dict(zip(patterns.names(params), jax.tree.leaves(gradient), strict=True))
-    params = jax.tree.map(lambda leaf: leaf.astype(np.float64), params)
-    for name, direction, slope in oracles.directional(lambda p: (exact(p) * weights).sum(), params):
-        found = np.vdot(gradient[name].astype(np.float64), direction)
-        bound = 1e-4 * np.linalg.norm(gradient[name]) * np.linalg.norm(direction) + 1e-4
-        assert abs(found - slope) < bound, name
 
 
 def test_a_table_of_positions_as_large_as_the_patches_is_taken_as_it_is():

@@ -13,13 +13,12 @@ from jax.sharding import PartitionSpec as P
 import vit_jax
 from tests.models import oracles
 from tests.models.conftest import apply, parameters, run, statistics
-from vit_jax.base import patterns
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.compute import convolution
 from vit_jax.devices import meshes
 from vit_jax.interchange import formats, loading, safetensors
 from vit_jax.models import localvit, registry
-from vit_jax.models.conversions.rules import to_theirs
+from vit_jax.models.conversions.translation import to_theirs
 
 PARAMETERS = {"LocalViT-T": 5_908_696, "LocalViT-T-SE4": 9_376_168, "LocalViT-S": 22_433_176}
 # What no tensor of their files tells.
@@ -123,7 +122,7 @@ def test_logits_tokens_and_statistics_are_those_of_the_authors_code(name, shared
     params, variables = jax.tree.map(np.asarray, (foreign.params, foreign.variables))
     logits, after = train(foreign.model_config, params, variables, answers["images"])
     close(logits, answers["logits_training"])
-    rules = localvit.conversions()["authors"].rules(foreign.model_config, {})
+    rules = registry.conversions(localvit)["authors"].rules(foreign.model_config, {})
     written = dict(to_theirs(rules, after, constants={}))
     expected = {
         k.split("/", 1)[1]: v for k, v in answers.items() if k.startswith("after_training/")
@@ -149,43 +148,6 @@ def test_the_authors_file_comes_back_byte_by_byte(name, shared_data, tmp_path):
         )
     # Our file says what the authors' does not.
     assert formats.read(tmp_path / "a.safetensors").model_config.heads == ORACLES[name]["heads"]
-
-
-@pytest.mark.parametrize("training", [False, True], ids=["evaluated", "trained"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        pytest.param({"gate": "eca"}, marks=pytest.mark.slow),
-        {"gate": "eca_hard"},
-        pytest.param({"gate": "none", "activation": "relu6"}, marks=pytest.mark.slow),
-    ],
-    ids=["se", "eca", "eca_hard", "relu6"],
-)
-def test_logits_and_the_gradient_of_every_parameter_are_those_of_float64(options, training):
-    config = tiny(**options)
-    params, variables, x = parameters(config), statistics(config), images(config)
-    weights = np.sin(1 + np.arange(15)).reshape(3, 5)
-
-    def exact(params):
-        p = oracles.in_float64(params, variables)
-        return forward(config, p, x.astype(np.float64), training)
-
-    @functools.partial(jax.jit, static_argnums=2)
-    @functools.partial(jax.grad, has_aux=True)
-    def learn(params, x, training):
-        model = nnx.merge(registry.abstract(config)[0], params, variables)
-        logits = model(x, deterministic=not training, rngs=nnx.Rngs(dropout=0)).logits
-        return (logits * weights).sum(), logits
-
-    gradient, logits = learn(params, x, training)
-    np.testing.assert_allclose(logits, exact(params), atol=1e-5)
-    gradient = dict(zip(patterns.names(params), jax.tree.leaves(gradient), strict=True))
-    params = jax.tree.map(lambda leaf: leaf.astype(np.float64), params)
-    for name, direction, slope in oracles.directional(lambda p: (exact(p) * weights).sum(), params):
-        found = np.vdot(gradient[name].astype(np.float64), direction)
-        bound = 1e-4 * np.linalg.norm(gradient[name]) * np.linalg.norm(direction) + 1e-4
-        assert abs(found - slope) < bound, name
 
 
 def test_a_depthwise_convolution_on_cpus_is_xlas_convolution():

@@ -18,7 +18,7 @@ from vit_jax.base import patterns
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.interchange import adapt, formats
 from vit_jax.models import positions, registry
-from vit_jax.models.conversions import rules, vit_timm
+from vit_jax.models.conversions import translation, vit_timm
 from vit_jax.models.embeddings import interpolate, sincos_2d
 
 LEARNED = ("learned", "learned2d", "sincos2d")
@@ -213,7 +213,7 @@ def test_relative_positions_express_the_bias_of_timm_along_one_row(kit):
     weights = {name: x.numpy() for name, x in theirs.state_dict().items() if "rel_pos" not in name}
     table = vit_timm.Timm().rules(config, {})
     like = registry.abstract(dataclasses.replace(config, position="none"))[1]
-    params = jax.tree.map(np.asarray, rules.to_ours(table, weights, like, source="timm"))
+    params = jax.tree.map(np.asarray, translation.to_ours(table, weights, like, source="timm"))
     offsets = np.zeros((2, 9, 8), np.float32)
     for i, q, k in itertools.product(range(2), range(5), range(5)):
         bias = theirs.blocks[i].attn.rel_pos.get_bias()[0, :, 1 + q, 1 + k]

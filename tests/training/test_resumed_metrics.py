@@ -25,23 +25,32 @@ def rows(workdir: pathlib.Path) -> dict[int, dict]:
     return found
 
 
-@pytest.mark.parametrize("killed_after", [4, 8])
-def test_metrics_of_a_resumed_run_are_those_of_one_that_was_not_interrupted(killed_after, tmp_path):
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory, compilation_cache):
+    """The workdir of a whole run, and its config."""
     config = vit_jax.load_config("configs/digits.py")
     config.update_from_flattened_dict(
         TINY
-        | {"compilation_cache": str(tmp_path / "xla"), "log.tensorboard": False}
+        | {"compilation_cache": compilation_cache, "log.tensorboard": False}
         | {"log.every": "5 steps", "checkpoint.every": "4 steps", "checkpoint.keep": 9}
         | {"eval.every": "3 steps", "checkpoint.best": True}
     )
-    vit_jax.train(config, tmp_path / "whole")
-    whole = rows(tmp_path / "whole")
-    killed = shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+    workdir = tmp_path_factory.mktemp("uninterrupted")
+    vit_jax.train(config, workdir)
+    return workdir, config
+
+
+@pytest.mark.parametrize("killed_after", [4, 8])
+def test_metrics_of_a_resumed_run_are_those_of_one_that_was_not_interrupted(
+    uninterrupted, killed_after, tmp_path
+):
+    whole = rows(uninterrupted[0])
+    killed = shutil.copytree(uninterrupted[0], tmp_path / "killed")
     for folder in (killed / "checkpoints").iterdir():
         if folder.name.isdigit() and int(folder.name) > killed_after:
             shutil.rmtree(folder)
     lines = (killed / "metrics.jsonl").read_text().splitlines(keepends=True)
     before = [line for line in lines if json.loads(line)["step"] <= killed_after]
     (killed / "metrics.jsonl").write_text("".join(before))
-    vit_jax.train(config, killed)
+    vit_jax.train(uninterrupted[1], killed)
     assert rows(killed) == whole and {1, 5, 10, 12} <= set(whole)

@@ -11,7 +11,7 @@ import difflib
 import math
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict, config_dict
@@ -40,6 +40,7 @@ def option(
     role: str = "",
     fitted: bool = False,
     may_change: bool = False,
+    when: Mapping[str, Iterable[str]] | None = None,
 ):
     """A dataclass field that is a config option.
 
@@ -57,6 +58,8 @@ def option(
       fitted: whether parameters of another value can be fitted to this one (interpolated, or
         started anew).
       may_change: whether a resumed run may have another value: it does not change what is learnt.
+      when: the values that other options of its section must have for it to be read, by their names;
+        `--help` lists it only then.
     """
     metadata = {name: value for name, value in locals().items() if name != "default"}
     return dataclasses.field(default=default, metadata=metadata | {"choices": tuple(choices)})
@@ -168,16 +171,10 @@ def walk(cls: type, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field]]
             yield prefix + field.name, field
 
 
-def describe(cls: type, values: ConfigDict) -> str:
-    """Every option with its value (or the one that applies where none is set) and what it does."""
-    flat = dict(_flat(values))
-    lines = []
-    for name, field in walk(cls):
-        choices = f" ({', '.join(field.metadata['choices'])})" if field.metadata["choices"] else ""
-        value = field.metadata.get("usual") if flat[name] is None else flat[name]
-        lines.append(f"  --config.{name}={value}")
-        lines.append(f"      {field.metadata['doc']}{choices}")
-    return "\n".join(lines)
+def is_read(field: dataclasses.Field, section: object) -> bool:
+    """Whether code reads an option, where the section has these values; see `when` of `option`."""
+    when = field.metadata.get("when") or {}
+    return all(getattr(section, name) in values for name, values in when.items())
 
 
 def check_fields(cls: type, config: ConfigDict, prefix: str = "") -> None:
@@ -338,22 +335,14 @@ def option_type(kind: type | types.UnionType) -> type:
     return kind
 
 
-def _either(one: typing.Mapping, other: typing.Mapping) -> dict:
+def _either(one: Mapping, other: Mapping) -> dict:
     """What two options of the same name have in common, with the choices and documentation of both."""
     both = {key: value for key, value in one.items() if other.get(key) == value}
-    docs = dict.fromkeys((one["doc"], other["doc"]))
+    clauses = dict.fromkeys((*one["doc"].split("; "), *other["doc"].split("; ")))
     choices = dict.fromkeys((*one["choices"], *other["choices"]))
     if not (one["choices"] and other["choices"]):
         choices = ()
-    return dict.fromkeys(one) | both | {"doc": "; or: ".join(docs), "choices": tuple(choices)}
-
-
-def _flat(config: ConfigDict, prefix: str = "") -> Iterator[tuple[str, object]]:
-    for name, value in config.items():
-        if isinstance(value, ConfigDict):
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
+    return dict.fromkeys(one) | both | {"doc": "; ".join(clauses), "choices": tuple(choices)}
 
 
 def _tuples(value):

@@ -103,7 +103,7 @@ def literal(text: str):
 def _unknown(name: str, known: list[str]) -> str:
     inside = [field for field in known if field.startswith(f"{name}.")]
     if inside:
-        return f"config.{name} is a section: say one of its fields, such as config.{inside[0]}"
+        return f"config.{name} is a section: set one of its fields, such as config.{inside[0]}"
     namesakes = [field for field in known if field.endswith("." + name.split(".")[-1])]
     hint = f"; did you mean {namesakes[0]!r}?" if namesakes else nearest(name, known)
     return f"config has no field {name}{hint}"

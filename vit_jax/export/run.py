@@ -20,12 +20,12 @@ from vit_jax.data.augmentation import augment
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage
 from vit_jax.evaluation.forward import data_of, make_forward, make_network
-from vit_jax.evaluation.images import find, read_ahead
-from vit_jax.evaluation.overrides import load_for_images
 from vit_jax.export import onnx, stablehlo
 from vit_jax.interchange.formats import describe
 from vit_jax.models import registry
 from vit_jax.models.contract import ModelOutput
+from vit_jax.prediction.images import find, read_ahead
+from vit_jax.prediction.overrides import load_for_images
 
 FORMATS: dict[str, ModuleType] = {"stablehlo": stablehlo, "onnx": onnx}
 INSIDE, BESIDE = "inside", "beside"

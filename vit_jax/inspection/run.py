@@ -17,8 +17,6 @@ from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage
 from vit_jax.evaluation.forward import data_of, make_exit, make_forward
-from vit_jax.evaluation.images import Named, find, read_ahead
-from vit_jax.evaluation.overrides import load_for_images
 from vit_jax.inspection import (
     collapse,
     distance,
@@ -35,6 +33,8 @@ from vit_jax.inspection.contract import Options, Section, Subject
 from vit_jax.interchange import formats, remote
 from vit_jax.models import naming, registry
 from vit_jax.pictures.page import Page, png
+from vit_jax.prediction.images import Named, find, read_ahead
+from vit_jax.prediction.overrides import load_for_images
 
 # In the order of the page; see `register`.
 QUANTITIES: list[Callable[[Subject], Section]] = [

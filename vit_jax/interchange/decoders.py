@@ -20,7 +20,15 @@ from vit_jax.interchange import adapt, formats, named
 from vit_jax.interchange.formats import Foreign
 from vit_jax.models import registry, vit
 from vit_jax.models.classifier import Options
-from vit_jax.models.conversions import contract, pytorch, rules, vit_flax, vit_timm, vit_towers
+from vit_jax.models.conversions import (
+    contract,
+    pytorch,
+    rules,
+    translation,
+    vit_flax,
+    vit_timm,
+    vit_towers,
+)
 from vit_jax.models.conversions.rules import Lazy, Rule
 from vit_jax.models.embeddings import sincos_2d
 from vit_jax.objectives import mae
@@ -115,10 +123,10 @@ def of(foreign: Foreign, heads: int = 0) -> Decoder | None:
         wanted["position"] = jax.ShapeDtypeStruct(_positions(config).shape, np.float32)
     found = {n: x for n, x in extras.items() if n.startswith("decoder") or n == "mask_token"}
     shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
-    if shapes != {name: shape for name, (shape, _) in rules.specs(table, wanted).items()}:
+    if shapes != {name: shape for name, (shape, _) in translation.specs(table, wanted).items()}:
         logging.info("the decoder in the checkpoint is left out: it is none of MAE's")
         return None
-    params = rules.to_ours(table, found, wanted, source="the decoder")
+    params = translation.to_ours(table, found, wanted, source="the decoder")
     position = params.pop("position", None)
     if position is not None and not np.allclose(position, _positions(config), atol=1e-5):
         logging.info(

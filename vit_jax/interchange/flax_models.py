@@ -1,16 +1,19 @@
-"""The files of vision_transformer, big_vision and BiT: `.npz` with the names of Flax.
+"""The formats `official` (google-research/vision_transformer: `.npz` of ViT, hybrid and Mixer) and `big_vision`
+(`.npz` of ViT, whose blocks may be scanned, of Mixer, and of BiT's ResNets, with big_vision's names or the
+original TensorFlow ones): the names of Flax.
 
 What such a file cannot tell, and what is then taken (an override says otherwise): the image size of a
 ResNet or of a ViT with sine-cosine positions, 224 or the next smaller multiple of the patch; activation
 and epsilon, which all these code bases have as tanh GELU and 1e-6.
 """
 
+import dataclasses
 from collections.abc import Callable
 
 from absl import logging
 from etils import epath
 
-from vit_jax.base.sizes import Size
+from vit_jax.base.sizes import Size, height_width
 from vit_jax.interchange import named, npz
 from vit_jax.interchange.formats import Foreign, Preprocessing, Wishes
 from vit_jax.interchange.opened import Opened
@@ -20,52 +23,64 @@ from vit_jax.interchange.opened import Opened
 PREFIXES = ("", "params/", "opt/target/", "params/img/", "opt/target/img/")
 
 
-def recognises(opened: Opened, format: str) -> bool:
-    """Whether the file has the names of one of these code bases."""
-    return opened.container == "npz" and named.is_found(opened, format, prefixes=PREFIXES)
+@dataclasses.dataclass(frozen=True)
+class FlaxFormat:
+    """The format of one of these code bases; see `formats`.
 
-
-def read(
-    opened: Opened, format: str, wishes: Wishes, preprocessing: Callable[[Size], Preprocessing]
-) -> Foreign:
-    """A checkpoint of one of these code bases.
-
-    Args:
-      format: its name.
-      wishes: see `formats`.
-      preprocessing: image size -> how images are prepared.
-
-    Raises:
-      CheckpointError: the file is damaged or does not hold one whole model.
-    """
-    said = named.said(wishes)
-    found = named.find(opened, format, said, PREFIXES)
-    other = len(opened.tensors) - len(found.tensors)
-    if other:
-        logging.info(
-            "%s: %d tensors beside '%s' (optimizer state, text tower) are left out",
-            opened.path, other, found.prefix,
-        )  # fmt: skip
-    foreign = named.read(opened, found, format, wishes, {})
-    foreign.layout["prefix"] = found.prefix
-    foreign.preprocessing = preprocessing(foreign.model_config.image_size)
-    foreign.assumed += ("preprocessing",)
-    return foreign
-
-
-def write(foreign: Foreign, path: epath.PathLike, format: str, prefix: str) -> None:
-    """Writes the names that the model was read with, if these were of the same format, else those of
-    a new file.
-
-    Args:
+    Attributes:
+      name: of the format.
       prefix: what stands before all names of a new file.
-
-    Raises:
-      CheckpointError: the code would compute other numbers, or the names have no place for a
-        parameter; nothing is written.
+      preprocessing: image size -> how images are prepared.
     """
-    conversion = named.conversion_of(foreign.model_config, format, path)
-    foreign = named.expressed(foreign, conversion, format)
-    prefix = foreign.layout.get("prefix", prefix)
-    arrays = named.arrays(foreign, conversion)
-    npz.write(path, ((prefix + name, array) for name, array in arrays))
+
+    name: str
+    prefix: str
+    preprocessing: Callable[[Size], Preprocessing]
+
+    def recognises(self, opened: Opened) -> bool:
+        """Whether the file has the names of this code base. A Mixer's are those of both."""
+        return opened.container == "npz" and named.is_found(opened, self.name, prefixes=PREFIXES)
+
+    def read(self, opened: Opened, wishes: Wishes) -> Foreign:
+        """The checkpoint.
+
+        Raises:
+          CheckpointError: the file is damaged or does not hold one whole model.
+        """
+        found = named.find(opened, self.name, named.said(wishes), PREFIXES)
+        other = len(opened.tensors) - len(found.tensors)
+        if other:
+            logging.info(
+                "%s: %d tensors beside '%s' (optimizer state, text tower) are left out",
+                opened.path, other, found.prefix,
+            )  # fmt: skip
+        foreign = named.read(opened, found, self.name, wishes, {})
+        foreign.layout["prefix"] = found.prefix
+        foreign.preprocessing = self.preprocessing(foreign.model_config.image_size)
+        foreign.assumed += ("preprocessing",)
+        return foreign
+
+    def write(self, foreign: Foreign, path: epath.PathLike) -> None:
+        """Writes the names that the model was read with, if these were of the same format, else those of a
+        new file.
+
+        Raises:
+          CheckpointError: the code would compute other numbers, or the names have no place for a
+            parameter; nothing is written.
+        """
+        conversion = named.conversion_of(foreign.model_config, self.name, path)
+        foreign = named.expressed(foreign, conversion, self.name)
+        prefix = foreign.layout.get("prefix", self.prefix)
+        arrays = named.arrays(foreign, conversion)
+        npz.write(path, ((prefix + name, array) for name, array in arrays))
+
+
+def _middle(image_size: Size) -> Preprocessing:
+    """The smaller side to 8/7 of the size (256 for 224), then the middle."""
+    side = round(min(height_width(image_size)) * 8 / 7)
+    return Preprocessing(image_size, eval_crop="central", eval_resize=side)
+
+
+# Images are resized, without a crop; a new file has names from before Linen, as published ones.
+OFFICIAL = FlaxFormat("official", "", Preprocessing)
+BIG_VISION = FlaxFormat("big_vision", "params/", _middle)

@@ -1,6 +1,6 @@
 """The formats of checkpoints, and what a checkpoint is whatever its format.
 
-A format is a module with
+A format is a module, or an object of one, with
 
 - `recognises(opened) -> bool`: whether it can read what is there; looks at little and never runs
   code;
@@ -14,7 +14,6 @@ are which parameters.
 import dataclasses
 import importlib
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any
 
 from etils import epath
@@ -31,8 +30,8 @@ from vit_jax.models.conversions.contract import Preprocessing
 # Asked in this order.
 FORMATS = {
     "orbax": "vit_jax.interchange.orbax",
-    "official": "vit_jax.interchange.official",
-    "big_vision": "vit_jax.interchange.big_vision",
+    "official": "vit_jax.interchange.flax_models:OFFICIAL",
+    "big_vision": "vit_jax.interchange.flax_models:BIG_VISION",
     "huggingface": "vit_jax.interchange.huggingface",
     "authors": "vit_jax.interchange.authors",
     "timm": "vit_jax.interchange.timm",
@@ -98,11 +97,13 @@ class Foreign:
 _SENSELESS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
-def module(name: str) -> ModuleType:
-    """The module of a format by its name."""
+def module(name: str) -> Any:
+    """What has the `recognises`, `read` and `write` of a format, by its name."""
     if name not in FORMATS:
         raise ConfigError(f"unknown checkpoint format {name!r}{nearest(name, FORMATS)}")
-    return importlib.import_module(FORMATS[name])
+    place, _, part = FORMATS[name].partition(":")
+    found = importlib.import_module(place)
+    return getattr(found, part) if part else found
 
 
 def detect(path: epath.PathLike) -> str:

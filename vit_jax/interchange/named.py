@@ -20,7 +20,7 @@ from vit_jax.interchange import safetensors, state_dicts
 from vit_jax.interchange.formats import Foreign, Preprocessing, Wishes, configure, how_to_accept
 from vit_jax.interchange.opened import Opened
 from vit_jax.models import classifier, registry
-from vit_jax.models.conversions import rules
+from vit_jax.models.conversions import rules, translation
 from vit_jax.models.conversions.contract import Conversion, Recognised
 from vit_jax.models.conversions.rules import Lazy
 from vit_jax.models.registry import Weights
@@ -144,7 +144,7 @@ def read(
     tensors, reshaped = dict(found.tensors), recognised.layout.get("reshaped", {})
     like = registry.abstract_weights(config)[1]
     table = found.conversion.rules(config, recognised.layout)
-    known = rules.specs(table, union(*like))
+    known = translation.specs(table, union(*like))
     extras = [n for n in patterns.matching(state_dicts.EXTRAS, tensors) if n not in known]
     left_out = list(dict.fromkeys([*patterns.matching(recognised.left_out, tensors), *extras]))
     if left_out:
@@ -163,13 +163,13 @@ def read(
             name: finite(f"{path}: {found.prefix}{found.renamed.get(name, name)}", tensor)
             for name, tensor in tensors.items()
         }
-    arrays = rules.to_ours(table, tensors, union(*like), source=path)
+    arrays = translation.to_ours(table, tensors, union(*like), source=path)
     params, variables = divided(arrays, like)
     layout = {
         "format": format,
         "dtypes": {n: np.dtype(t.dtype).name for n, t in tensors.items() if t.dtype != np.float32},
         "renamed": found.renamed,
-        "constants": rules.constants(table, tensors, source=path),
+        "constants": translation.constants(table, tensors, source=path),
     }
     layout |= recognised.layout
     preprocessing = found.conversion.preprocessing(config)
@@ -256,7 +256,7 @@ def arrays(foreign: Foreign, conversion: Conversion) -> Iterator[tuple[str, np.n
     """
     layout = foreign.layout
     table = conversion.rules(foreign.model_config, layout)
-    named = rules.to_theirs(
+    named = translation.to_theirs(
         table,
         union(foreign.params, foreign.variables),
         dtypes=layout["dtypes"],
@@ -281,12 +281,16 @@ def write_safetensors(
     Raises:
       CheckpointError: the format has no place for a parameter, or the file cannot be written.
     """
-    tensors = itertools.chain(arrays(foreign, conversion), rules.to_theirs(*beside))
+    tensors = itertools.chain(arrays(foreign, conversion), translation.to_theirs(*beside))
     layout, params = foreign.layout, union(foreign.params, foreign.variables)
     table = conversion.rules(foreign.model_config, layout)
-    specs = rules.specs(table, params, dtypes=layout["dtypes"], constants=layout.get("constants"))
+    specs = translation.specs(
+        table, params, dtypes=layout["dtypes"], constants=layout.get("constants")
+    )
     renamed = layout.get("renamed", {})
-    specs = {renamed.get(name, name): spec for name, spec in specs.items()} | rules.specs(*beside)
+    specs = {renamed.get(name, name): spec for name, spec in specs.items()} | translation.specs(
+        *beside
+    )
     safetensors.write(path, tensors, specs, {"format": "pt"} | dict(metadata))
 
 

@@ -245,13 +245,6 @@ def options_from_name(name: str) -> dict | None:
     )
 
 
-def conversions() -> dict:
-    """See `registry.conversions`."""
-    from vit_jax.models.conversions import crossvit  # which imports this file
-
-    return {"authors": crossvit.Authors(), "timm": crossvit.Timm()}
-
-
 class Model(nnx.Module):
     """Images to logits; see `Config` for what varies. Parameters are float32 whatever the compute
     dtype. Parameters of a branch are named `…/small` or `…/large`.

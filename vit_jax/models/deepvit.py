@@ -181,13 +181,6 @@ def options_from_name(name: str) -> dict | None:
     return dict(patch=16, heads=12, mlp_dim=3 * SIZES[size]["width"]) | SIZES[size]
 
 
-def conversions() -> dict:
-    """See `registry.conversions`."""
-    from vit_jax.models.conversions import deepvit  # which imports this file
-
-    return {"authors": deepvit.Authors()}
-
-
 class Model(nnx.Module):
     """Images to logits; see `Config` for what varies. Parameters are float32 whatever the compute
     dtype.

@@ -215,13 +215,6 @@ def options_from_name(name: str) -> dict | None:
     return options
 
 
-def conversions() -> dict:
-    """See `registry.conversions`."""
-    from vit_jax.models.conversions import dynamic_vit  # which imports this file
-
-    return {"authors": dynamic_vit.Authors()}
-
-
 class Model(nnx.Module):
     """Images to the logits of every exit; see `Config` for what varies and `contract.Exiting`. The
     parameters of an exit are below `exit_1`, `exit_2`, …

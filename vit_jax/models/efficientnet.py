@@ -225,13 +225,6 @@ def options_from_name(name: str) -> dict | None:
     return dict(units=units(size.depth), width_factor=size.width, image_size=size.resolution)
 
 
-def conversions() -> dict:
-    """See `registry.conversions`."""
-    from vit_jax.models.conversions import efficientnet  # which imports this file
-
-    return {"timm": efficientnet.Timm(), "huggingface": efficientnet.HuggingFace()}
-
-
 class Model(nnx.Module):
     """Images to logits; see `Config` for what varies. Parameters are float32 whatever the compute
     dtype.

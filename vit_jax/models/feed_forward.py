@@ -131,13 +131,6 @@ def options_from_name(name: str) -> dict | None:
     return dict(patch=int(patch), depth=depth, width=width, mlp_dim=4 * width)
 
 
-def conversions() -> dict:
-    """See `registry.conversions`."""
-    from vit_jax.models.conversions import feed_forward  # which imports this file
-
-    return {"authors": feed_forward.Authors()}
-
-
 class Model(nnx.Module):
     """Images to logits; see `Config` for what varies. Parameters are float32 whatever the compute
     dtype.

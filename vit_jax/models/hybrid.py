@@ -114,13 +114,6 @@ def options_from_name(name: str) -> dict | None:
     )
 
 
-def conversions() -> dict:
-    """See `registry.conversions`."""
-    from vit_jax.models.conversions import hybrid  # which imports this file
-
-    return {"official": hybrid.Official(), "timm": hybrid.Timm()}
-
-
 class Model(vit.Model):
     """Images to logits, as `vit.Model`."""
 

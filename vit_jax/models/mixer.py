@@ -126,13 +126,6 @@ def options_from_name(name: str) -> dict | None:
     )
 
 
-def conversions() -> dict:
-    """See `registry.conversions`."""
-    from vit_jax.models.conversions import mixer  # which imports this file
-
-    return {"official": mixer.Flax(), "big_vision": mixer.Flax(), "timm": mixer.Timm()}
-
-
 class Model(nnx.Module):
     """Images to logits; see `Config` for what varies. Parameters are float32 whatever the compute
     dtype.

@@ -1,6 +1,6 @@
-"""Model names to models. A new family is one module with `Config`, `Model`, `VARIANTS`,
-`options_from_name` and, if others have it too, `conversions`, added to `FAMILIES`, or registered by a
-recipe with `register`.
+"""Model names to models. A new family is one module with `Config`, `Model`, `VARIANTS` and
+`options_from_name`, added to `FAMILIES`, or registered by a recipe with `register`. If others have it
+too, its translations are in `conversions/table.py`.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from vit_jax.models import (
     vit,
 )
 from vit_jax.models.classifier import Options
-from vit_jax.models.conversions import published
+from vit_jax.models.conversions import published, table
 from vit_jax.models.conversions.contract import Conversion
 
 # A module, or a class, with what is listed above.
@@ -221,8 +221,13 @@ def initialize(config: Options, key: jax.Array) -> dict:
 
 
 def conversions(family: Family) -> dict[str, Conversion]:
-    """A family's `Conversion` for each format that others keep its models in; {} if it has none."""
-    return family.conversions() if hasattr(family, "conversions") else {}
+    """A family's `Conversion` for each format that others keep its models in, {} if it has none: of the table,
+    or, of a family from outside the package, of its own `conversions()`.
+    """
+    if hasattr(family, "conversions"):
+        return family.conversions()
+    package, _, name = family.__name__.rpartition(".")
+    return table.CONVERSIONS.get(name, {}) if package == __package__ else {}
 
 
 def count_parameters(config: Options) -> int:

@@ -181,13 +181,6 @@ def options_from_name(name: str) -> dict | None:
     return dict(units=UNITS[depth], width_factor=float(width_factor), preactivation=style == "BiT")
 
 
-def conversions() -> dict:
-    """See `registry.conversions`."""
-    from vit_jax.models.conversions import resnet  # which imports this file
-
-    return dict(big_vision=resnet.BigVision(), timm=resnet.Timm(), huggingface=resnet.HuggingFace())
-
-
 class Model(nnx.Module):
     """Images to logits; see `Config` for what varies. Parameters are float32 whatever the compute
     dtype.

@@ -192,13 +192,6 @@ def options_from_name(name: str) -> dict | None:
     )
 
 
-def conversions() -> dict:
-    """See `registry.conversions`."""
-    from vit_jax.models.conversions import t2t  # which imports this file
-
-    return {"authors": t2t.Authors()}
-
-
 class Model(vit.Model):
     """Images to logits, as `vit.Model`; kernels begin as in the authors' code, normal with std 0.02."""
 

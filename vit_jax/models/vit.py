@@ -213,19 +213,6 @@ def options_from_name(name: str) -> dict | None:
     return options | (OPTIONS_22B if size == "22B" else {})
 
 
-def conversions() -> dict:
-    """See `registry.conversions`; they import this file."""
-    from vit_jax.models.conversions import vit_5, vit_flax, vit_huggingface, vit_timm
-
-    return {
-        "official": vit_flax.Official(),
-        "big_vision": vit_flax.BigVision(),
-        "timm": vit_timm.Timm(),
-        "huggingface": vit_huggingface.HuggingFace(),
-        "authors": vit_5.Authors(),
-    }
-
-
 class Model(nnx.Module):
     """Images to logits; see `Config` for what varies. Parameters are float32 whatever the compute dtype."""
 

@@ -10,8 +10,8 @@ from absl import logging
 from etils import epath
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.evaluation.overrides import load_for_images
 from vit_jax.interchange.formats import describe
+from vit_jax.prediction.overrides import load_for_images
 from vit_jax.serving.limits import Limits
 from vit_jax.serving.network import Network
 

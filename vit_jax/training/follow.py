@@ -27,8 +27,8 @@ from vit_jax.devices import meshes, processes
 from vit_jax.evaluation import run as running
 from vit_jax.evaluation import suites
 from vit_jax.evaluation.contract import Trained, Watch
-from vit_jax.evaluation.overrides import check_changes, load_to_evaluate
 from vit_jax.models import registry
+from vit_jax.prediction.overrides import check_changes, load_to_evaluate
 from vit_jax.training.guards import make_workdir
 from vit_jax.training.series import FOLDER, Series
 

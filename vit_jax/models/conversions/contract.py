@@ -1,7 +1,7 @@
 """What a family says about each format that others keep its models in: how their tensors are
 recognised, which of them is which parameter, and what the other code cannot compute.
 
-A family gives its conversions by format, see `registry.conversions`: `official`, `big_vision`, `timm`,
+`table.py` has the conversions of every family by format: `official`, `big_vision`, `timm`,
 `huggingface`, or `authors`, the PyTorch code that the family was published with.
 """
 

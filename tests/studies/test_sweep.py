@@ -10,13 +10,13 @@ import sys
 import numpy as np
 import pytest
 
-from vit_jax import cli
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
+from vit_jax.commands import flags as cli
 from vit_jax.data import splits
-from vit_jax.training import sweep as sweeps
+from vit_jax.studies import sweep as sweeps
+from vit_jax.studies.sweep import divide, sweep, table
 from vit_jax.training.loop import train
-from vit_jax.training.sweep import divide, sweep, table
 from vit_jax.user_files import load_config
 
 TINY = {
@@ -197,7 +197,7 @@ def test_what_is_chosen_by_is_not_trained_on(train_split, select, expected):
 @pytest.mark.parametrize(
     ("train_split", "select", "message"),
     [
-        ("train", "", "leaves no examples to choose by: say them with --select"),
+        ("train", "", "leaves no examples to choose by: set them with --select"),
         ("train+validation", "", "leaves no examples to choose by"),
         ("train", "test", "--select=test is neither a slice of"),
         ("train", "test[:10]", "neither a slice"),

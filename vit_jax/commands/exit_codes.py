@@ -31,7 +31,7 @@ class OutOfMemory(UserError):
 
 
 @contextlib.contextmanager
-def with_a_sentence() -> Iterator[None]:
+def report_errors() -> Iterator[None]:
     """If the code inside fails, ends the process with a sentence and an exit code."""
     # Not where the signal is ignored, as by nohup.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:

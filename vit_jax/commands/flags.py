@@ -1,16 +1,19 @@
-"""What the commands of `main.py` and `using.py` share: flags, the config on the command line, help, output."""
+"""What the commands share: flags, the config on the command line, help, output."""
 
 import contextlib
 import inspect
 import json
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from absl import flags, logging
 
 from vit_jax.base import logs
+from vit_jax.commands import exit_codes
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -25,24 +28,39 @@ class HelpWanted(Exception):
 
 
 def help_of(command: Callable) -> str:
-    """What a command does, its flags, and the fields of the config where it takes one: with the
-    values of the recipe, if there is one on the command line, else with their defaults.
+    """What a command does, its flags, and the fields of the config where it takes one: those that the recipe
+    on the command line reads, with its values. `--help all` lists those of all recipes.
     """
+    from vit_jax.commands.config_help import WIDTH, config_help
+
+    width = min(shutil.get_terminal_size((WIDTH, 0)).columns, WIDTH)
     text = [inspect.getdoc(command), ""]
-    text += [f"  --{flag.name}: {flag.help}" for flag in _own_flags()]
+    for flag in _own_flags():
+        line = " ".join(f"--{flag.name}: {flag.help}".split())
+        text += textwrap.wrap(line, width, initial_indent="  ", subsequent_indent="      ")
     if "config" not in FLAGS:
         return "\n".join(text)
     settings, others = _split(sys.argv)
-    FLAGS([argument for argument in others if argument not in ("-h", "--help")])
-    from vit_jax.base.schema import describe
+    rest = FLAGS([argument for argument in others if argument not in ("-h", "--help")])[1:]
+    config, whose = _config_to_show(settings)
+    fields = config_help(config, everything="all" in rest, width=width)
+    return "\n".join([*text, "", f"Fields of the config, with {whose}:", "", fields])
+
+
+def _config_to_show(settings: list[tuple[str, str]]) -> "tuple[ConfigDict, str]":
+    """The config whose values help shows, and whose values these are."""
+    from vit_jax.base.settings import change
     from vit_jax.config import config_class, default_config
 
-    config, whose = default_config(), "their defaults"
-    if FLAGS.config:
-        (config, _), whose = load_config(settings), f"the values of {FLAGS.config}"
-    return "\n".join(
-        [*text, "", f"Fields of the config, with {whose}:", "", describe(config_class(), config)]
-    )
+    if not FLAGS.config:
+        config = default_config()
+        change(config, config_class(), settings)
+        return config, "their defaults"
+    if (runs := load_runs(settings)) is not None:
+        name, config = next(iter(runs.items()))
+        return config, f"the values of the run {name} of {FLAGS.config}"
+    config = load_config(settings)[0]
+    return config, f"the values of {FLAGS.config}"
 
 
 def define_config() -> list[tuple[str, str]]:
@@ -105,7 +123,7 @@ def options(assignments: list[str], flag: str = "model") -> dict:
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if not equals:
-            raise flags.Error(f"--{flag}={assignment}: say --{flag}=OPTION=VALUE")
+            raise flags.Error(f"--{flag}={assignment}: pass --{flag}=OPTION=VALUE")
         options[name] = literal(value)
     return options
 
@@ -149,9 +167,9 @@ def define_exits() -> None:
 
 
 def thresholds() -> tuple[float, ...]:
-    """What --budget or --threshold say, for the checkpoint of --checkpoint; () if neither is there."""
+    """What --budget or --threshold ask for, of the checkpoint in --checkpoint; () without either."""
     if FLAGS.threshold and FLAGS.budget is not None:
-        raise flags.Error("say --budget or --threshold, not both")
+        raise flags.Error("pass --budget or --threshold, not both")
     if FLAGS.threshold:
         return tuple(confidences("threshold"))
     if FLAGS.budget is None:
@@ -166,17 +184,17 @@ def numbers(flag: str) -> list[float]:
     try:
         return [float(value) for value in FLAGS[flag].value]
     except ValueError:
-        said = ",".join(FLAGS[flag].value)
-        raise flags.Error(f"--{flag}={said} must be numbers: {FLAGS[flag].help}") from None
+        given = ",".join(FLAGS[flag].value)
+        raise flags.Error(f"--{flag}={given} must be numbers: {FLAGS[flag].help}") from None
 
 
 def confidences(flag: str) -> list[float]:
     """The values of a flag that lists how probable something has to be."""
     found = numbers(flag)
     if not all(value >= 0 for value in found):
-        said = ",".join(FLAGS[flag].value)
+        given = ",".join(FLAGS[flag].value)
         raise flags.Error(
-            f"--{flag}={said} must be numbers from 0 on (above 1: never): {FLAGS[flag].help}"
+            f"--{flag}={given} must be numbers from 0 on (above 1: never): {FLAGS[flag].help}"
         )
     return found
 
@@ -210,7 +228,6 @@ def hosts(**options) -> Iterator[int]:
     Args:
       **options: of `processes.initialize`.
     """
-    from vit_jax import ending
     from vit_jax.devices import processes
 
     processes.initialize(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id, **options)
@@ -222,9 +239,9 @@ def hosts(**options) -> Iterator[int]:
     try:
         yield index
     except KeyboardInterrupt:
-        processes.leave("stopped", ending.STOPPED)
+        processes.leave("stopped", exit_codes.STOPPED)
     except BaseException as error:
-        processes.leave_on_error(ending.as_user_error(error) or error)
+        processes.leave_on_error(exit_codes.as_user_error(error) or error)
 
 
 def parse(positional: str = "", *, optional: bool = False) -> list[str]:
@@ -261,7 +278,7 @@ def parse(positional: str = "", *, optional: bool = False) -> list[str]:
 
 
 def require(**values: str) -> None:
-    """Raises `flags.Error` unless these flags were said; `values` are what each takes: 'DIR'."""
+    """Raises `flags.Error` unless these flags were passed; `values` are what each takes: 'DIR'."""
     for name, value in values.items():
         if not FLAGS[name].value:
             raise flags.Error(f"--{name}={value} is missing: {FLAGS[name].help}")
@@ -301,7 +318,7 @@ def _split(arguments: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
 
 
 def _is_switch(name: str) -> bool:
-    """Whether a config field is a bool, which may be said without a value."""
+    """Whether a config field is a bool, which may be set without a value."""
     from vit_jax.base.schema import option_type, walk
     from vit_jax.config import config_class
 
@@ -311,8 +328,10 @@ def _is_switch(name: str) -> bool:
 
 def _own_flags() -> list[flags.Flag]:
     """The flags of the command, not those that libraries define."""
-    modules = [sys.modules[name] for name in ("vit_jax.main", "vit_jax.using", __name__)]
-    return [flag for module in modules for flag in FLAGS.get_key_flags_for_module(module)]
+    modules = FLAGS.flags_by_module_dict()
+    ours = [name for name in modules if name.startswith(f"{__package__}.")]
+    ours.sort(key=lambda name: name == __name__)  # those that commands share come last
+    return [flag for name in ours for flag in modules[name]]
 
 
 def _unknown_flag(name: str) -> str:

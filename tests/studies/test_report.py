@@ -16,8 +16,8 @@ from etils import epath
 from vit_jax.base.errors import ConfigError
 from vit_jax.pictures import tiles
 from vit_jax.pictures.plot import Plot
-from vit_jax.reports import compare, figures, runs
-from vit_jax.reports.report import report
+from vit_jax.studies import compare, figures, runs
+from vit_jax.studies.report import report
 
 RECIPE = """
 from vit_jax.config import default_config

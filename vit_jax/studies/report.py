@@ -14,8 +14,8 @@ from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.evaluation import best_metric
 from vit_jax.pictures.page import Page, markdown, png
-from vit_jax.reports import compare, figures, runs
-from vit_jax.reports.compare import Comparison
+from vit_jax.studies import compare, figures, runs
+from vit_jax.studies.compare import Comparison
 
 # Of all that runs log: what is drawn over the steps, and its axis.
 _CURVES = {

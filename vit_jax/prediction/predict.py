@@ -26,9 +26,9 @@ from vit_jax.data.record import BadImage
 from vit_jax.devices import meshes
 from vit_jax.evaluation.early_exit.inference import Inference, check_thresholds
 from vit_jax.evaluation.forward import data_of, make_forward
-from vit_jax.evaluation.images import Named, find, read_ahead
-from vit_jax.evaluation.overrides import load_for_images
 from vit_jax.models import registry
+from vit_jax.prediction.images import Named, find, read_ahead
+from vit_jax.prediction.overrides import load_for_images
 
 _PICTURED = 400  # images on one sheet
 
@@ -196,7 +196,7 @@ def predict_files(
 
     {"text": _print_text, "csv": _print_csv, "json": _print_json}[form](predictions())
     if tiles:
-        from vit_jax.evaluation.picture import draw
+        from vit_jax.prediction.picture import draw
 
         with places.writing(drawn) as partial:
             draw(tiles, partial)

@@ -16,7 +16,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import storage
 from vit_jax.data.record import DataAbsent
 from vit_jax.data.sources.named import VTAB
-from vit_jax.training.sweep import sweep
+from vit_jax.studies.sweep import sweep
 
 # VTAB's groups are in the order of `named.VTAB`.
 GROUPS = {"natural": VTAB[:7], "specialized": VTAB[7:11], "structured": VTAB[11:]}

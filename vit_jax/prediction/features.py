@@ -22,10 +22,10 @@ from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import reading
 from vit_jax.data.record import BadImage
 from vit_jax.evaluation.forward import data_of, make_forward
-from vit_jax.evaluation.images import Named, find, read_ahead
-from vit_jax.evaluation.overrides import load_for_images
-from vit_jax.evaluation.predict import padded
 from vit_jax.models import registry
+from vit_jax.prediction.images import Named, find, read_ahead
+from vit_jax.prediction.overrides import load_for_images
+from vit_jax.prediction.predict import padded
 
 _EVERY = 10.0  # seconds between two lines on how far it is
 

@@ -58,7 +58,7 @@ def load_to_evaluate(
     change(config, config_class(), changes)
     if needs_data and not config.data.name:
         raise ConfigError(
-            f"{path} is not a run of yours and names no data: say what to evaluate on, --config.data.name=imagenet2012 "
+            f"{path} is not a run of yours and names no data: set what to evaluate on, --config.data.name=imagenet2012 "
             "or --config.data.name=folder --config.data.path=FOLDER"
         )
     check_changes(changes, tuple(schema.with_role(type(model_config), "compute")))

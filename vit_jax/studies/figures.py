@@ -5,7 +5,7 @@ from PIL import Image
 
 from vit_jax.pictures import style
 from vit_jax.pictures.plot import Plot
-from vit_jax.reports.compare import (
+from vit_jax.studies.compare import (
     Comparison,
     Group,
     as_number,
@@ -13,7 +13,7 @@ from vit_jax.reports.compare import (
     in_words,
     metric_in_words,
 )
-from vit_jax.reports.runs import Run
+from vit_jax.studies.runs import Run
 
 _PREFIXES = (("exa", 18), ("peta", 15), ("tera", 12), ("giga", 9))
 _MOST = len(style.COLOURS)  # groups told apart by colour

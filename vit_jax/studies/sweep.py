@@ -130,7 +130,7 @@ def divide(train_split: str, select: str = "") -> tuple[str, str, str]:
         select = splits.rest(train_split)
         if not select:
             raise ConfigError(
-                f"config.data.train_split = {train_split!r} leaves no examples to choose by: say "
+                f"config.data.train_split = {train_split!r} leaves no examples to choose by: set "
                 "them with --select, e.g. --select=train[90%:]"
             )
         return train_split, select, split

@@ -1,0 +1,1 @@
+"""The command line: one function for each command, what they share, and how they end."""

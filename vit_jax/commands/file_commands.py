@@ -1,0 +1,184 @@
+"""The commands on names and files: `show` and `convert` a checkpoint, list `models`, `prepare` a data set.
+Each imports what it needs when it runs.
+"""
+
+import dataclasses
+import re
+import sys
+
+from absl import flags
+
+from vit_jax.commands import flags as cli
+
+FLAGS = flags.FLAGS
+
+
+def show() -> None:
+    """What a checkpoint is: CHECKPOINT [--model=OPTION=VALUE …] [--json].
+
+    CHECKPOINT is a run's workdir, its checkpoints folder, one checkpoint, or a file or folder of any
+    format: model, parameters, classes, preprocessing, and which values are assumed because no file contains
+    them; of a run also its step, metrics and data.
+    """
+    cli.define_model()
+    cli.define_json()
+    cli.define_register()
+    paths = cli.parse("CHECKPOINT")
+    if len(paths) != 1:
+        raise flags.Error(f"one CHECKPOINT, not {' '.join(paths)}")
+
+    from vit_jax.interchange.summary import summarize, text
+
+    summary = summarize(paths[0], **cli.options(FLAGS.model))
+    cli.print_result(summary, text(summary))
+
+
+def prepare() -> None:
+    """Your images, or a TFDS data set, stored for training: SOURCE --out=DIR [--shard=I/N] [--verify] [--json].
+
+    SOURCE is a folder of images or of class folders, a CSV or JSON-lines file of path and label, tar
+    files, or the name of a data set; SOURCE and DIR may be in buckets. The same command goes on after it was
+    stopped. With --shard=3/16 the process writes a sixteenth of the files; the last of the 16 to end
+    completes the set. SOURCE --verify alone reads a prepared data set back, and the exit code is 1 if
+    anything is wrong with it.
+    """
+    flags.DEFINE_string("out", None, "the folder to make")
+    flags.DEFINE_list("splits", [], "which splits, e.g. train[:99%],validation; by default all")
+    flags.DEFINE_integer("shards", 0, "files per split; 0: one per 4,096 images", lower_bound=0)
+    flags.DEFINE_integer("workers", 0, "threads; 0: one per core", lower_bound=0)
+    flags.DEFINE_integer(
+        "max_side", 0, "shrink images whose smaller side is larger; 0: no", lower_bound=0
+    )
+    flags.DEFINE_integer(
+        "quality", 0, "encode as JPEG of this quality; 0: no, or 90 with --max_side", lower_bound=0,
+        upper_bound=100,
+    )  # fmt: skip
+    flags.DEFINE_integer(
+        "max_pixels", 2**26, "an image of more pixels is reported as bad", lower_bound=1
+    )
+    flags.DEFINE_float(
+        "holdout", 0.1, "share of 'test' where there are no splits", lower_bound=0, upper_bound=1
+    )
+    flags.DEFINE_enum(
+        "holdout_by", "file", ["file", "class"], "class: the same share of every class"
+    )
+    flags.DEFINE_string("data_dir", "", "where TFDS keeps its data sets")
+    flags.DEFINE_string(
+        "shard", "1/1", "I/N: write every N-th file, from the I-th on, as one of N processes"
+    )
+    flags.DEFINE_bool("verify", False, "read all of the prepared data set back")
+    cli.define_json()
+    (source, *more) = cli.parse("SOURCE")
+    if more or not (FLAGS.out or FLAGS.verify):
+        raise flags.Error("expected SOURCE --out=DIR, or DIR --verify")
+    part = _part(FLAGS.shard)
+    if part[1] > 1 and FLAGS.verify:
+        raise flags.Error("--verify reads the whole set: run it alone, once all shards are done")
+
+    from vit_jax.base import places
+
+    for flag in ("out", "data_dir"):
+        if FLAGS[flag].value:
+            places.locate(FLAGS[flag].value, f"--{flag}")
+    if not FLAGS.out:
+        places.locate(source, "DIR")
+
+    from vit_jax.data.preparation.prepare import prepare, text
+    from vit_jax.data.preparation.shards import Options
+    from vit_jax.data.preparation.verify import verify
+
+    result, lines = {}, []
+    if FLAGS.out:
+        result = prepare(
+            source,
+            FLAGS.out,
+            splits=tuple(FLAGS.splits),
+            num_shards=FLAGS.shards,
+            workers=FLAGS.workers,
+            options=Options(FLAGS.max_side, FLAGS.quality, FLAGS.max_pixels),
+            holdout=FLAGS.holdout,
+            holdout_by=FLAGS.holdout_by,
+            data_dir=FLAGS.data_dir,
+            part=part,
+        )
+        lines = [text(result)]
+    if FLAGS.verify:
+        result["verified"] = verify(FLAGS.out or source, workers=FLAGS.workers)
+        lines += [f"{one['name']}: {one['why']}" for one in result["verified"]["bad"]]
+        lines.append(f"{result['verified']['examples']} records are good")
+    cli.print_result(result, "\n".join(lines))
+    if FLAGS.verify and result["verified"]["bad"]:
+        sys.exit(1)
+
+
+def _part(text: str) -> tuple[int, int]:
+    """(3, 16) of '3/16'."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    number, count = map(int, match.groups()) if match else (0, 0)
+    if not 1 <= number <= count:
+        raise flags.Error(f"--shard={text}: expected I/N with I from 1 to N, such as 3/16")
+    return number, count
+
+
+def convert() -> None:
+    """A checkpoint in another format: SOURCE DESTINATION --to=FORMAT [--model=OPTION=VALUE …]
+    [--config.data.FIELD=VALUE …] [--allow_nonfinite] [--json].
+
+    The source's format and model are recognised; --model=OPTION=VALUE, once for each option, says
+    otherwise. --config.data.mean, std, eval_crop, eval_resize and interpolation set its preprocessing.
+    """
+    settings = cli.take_settings()
+    flags.DEFINE_string(
+        "to", None, "official, big_vision, timm, huggingface, authors or orbax (our own)"
+    )
+    flags.DEFINE_bool("allow_nonfinite", False, "tensors may have NaNs and infinities")
+    cli.define_model()
+    cli.define_json()
+    cli.define_register()
+    paths = cli.parse("SOURCE DESTINATION")
+    cli.require(to="FORMAT")
+    if len(paths) != 2:
+        raise flags.Error(f"SOURCE and DESTINATION, not {' '.join(paths)}")
+
+    from vit_jax.config import default_config
+    from vit_jax.interchange.formats import describe
+    from vit_jax.interchange.loading import convert
+    from vit_jax.prediction.overrides import of_images
+
+    foreign = convert(
+        *paths,
+        FLAGS.to,
+        data=of_images(default_config(), settings, "convert"),
+        allow_nonfinite=FLAGS.allow_nonfinite,
+        **cli.options(FLAGS.model),
+    )
+    config, source = foreign.model_config, foreign.layout.get("format", "orbax")
+    cli.print_result(
+        {"format": source, "model": dataclasses.asdict(config)},
+        f"{describe(config, foreign.called)}: {source} {paths[0]} -> {FLAGS.to} {paths[1]}",
+    )
+
+
+def models() -> None:
+    """Models with their parameters, GFLOPs and tokens: [NAME …] [--image_size=224] [--json|--markdown|--published].
+
+    All names, or the given ones. By default for images of the size that a model was published with.
+    Patches that do not divide the image are counted at the next smaller size that they do. --published lists
+    the weights of others that are known to work, by their names in timm, with their images' size and
+    preparation.
+    """
+    flags.DEFINE_integer("image_size", None, "side of the square images in pixels", lower_bound=1)
+    flags.DEFINE_bool("markdown", False, "families with sources and published accuracies")
+    flags.DEFINE_bool("published", False, "names of other people's weights instead")
+    cli.define_json()
+    cli.define_register()
+    names = cli.parse("NAME", optional=True)
+
+    from vit_jax.models import listing
+
+    if FLAGS.published:
+        rows = listing.published_table()
+        cli.print_result(rows, listing.published_text(rows))
+        return
+    rows = listing.table(FLAGS.image_size, names)
+    cli.print_result(rows, listing.page(rows) if FLAGS.markdown else listing.text(rows))

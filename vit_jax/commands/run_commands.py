@@ -1,0 +1,215 @@
+"""The commands that start runs and compare them: `train`, `sweep`, `vtab`, `plan`, `report`. Each imports
+what it needs when it runs, so that `--help` is instant.
+"""
+
+from typing import TYPE_CHECKING
+
+from absl import flags
+
+from vit_jax.commands import exit_codes
+from vit_jax.commands import flags as cli
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
+
+FLAGS = flags.FLAGS
+
+
+def train() -> None:
+    """Train or fine-tune: --config=FILE[:ARGUMENT] --workdir=DIR [--config.FIELD=VALUE …] [--json].
+
+    A run that was begun in the workdir goes on. A recipe of several runs (configs/experiments/) trains
+    one after the other, each in a folder of the workdir, and ends with a report. With --dry_run nothing
+    is trained: the resolved config is printed as a recipe that trains the same, headed by its model,
+    parameters, data and steps.
+    """
+    settings = cli.define_config()
+    flags.DEFINE_string(
+        "workdir", None, "where checkpoints and logs go; a run found there is resumed"
+    )
+    flags.DEFINE_bool("dry_run", False, "print what would run, as a recipe, and train nothing")
+    cli.define_hosts()
+    cli.parse()
+    if not FLAGS.dry_run:
+        cli.require(workdir="DIR")
+
+    if (runs := cli.load_runs(settings)) is not None:
+        _train_all(runs)
+        return
+    config, changes = cli.load_config(settings)
+    if FLAGS.dry_run:
+        from vit_jax.base import places
+        from vit_jax.planning.dry_run import dry_run
+
+        places.absolute(FLAGS.workdir or "", "--workdir")
+        result, recipe = dry_run(config, FLAGS.workdir)
+        cli.print_result(result | {"config": recipe}, recipe.rstrip())
+        return
+
+    from vit_jax.training.loop import train
+
+    hosts = config.hosts
+    with cli.hosts(
+        heartbeat_seconds=hosts.heartbeat_seconds, wait_minutes=hosts.wait_minutes
+    ) as process:
+        exit_codes.end_at_once_when_interrupted()
+        cli.log_recipe(changes)
+        result = train(config, FLAGS.workdir)
+        cli.print_result(
+            result,
+            f"trained {result['step']} steps, {next(iter(result))} "
+            f"{next(iter(result.values())):.4f}: {FLAGS.workdir}",
+            process,
+        )
+
+
+def _train_all(runs: "dict[str, ConfigDict]") -> None:
+    """`train` of an experiment of several runs."""
+    if FLAGS.dry_run:
+        from vit_jax.planning.dry_run import dry_run
+
+        found = {name: dry_run(config, None, tuple(runs))[0] for name, config in runs.items()}
+        lines = [
+            f"{name}: {one['model']}, {one['parameters']:,} parameters, {one['steps']:,} steps"
+            for name, one in found.items()
+        ]
+        cli.print_result(found, "\n".join(lines))
+        return
+
+    from vit_jax.checkpoints import storage
+    from vit_jax.studies import report as reports
+    from vit_jax.studies.sweep import run_all
+
+    workdir = storage.locate_to_save(FLAGS.workdir, "--workdir")
+    hosts = next(iter(runs.values())).hosts
+    with cli.hosts(
+        heartbeat_seconds=hosts.heartbeat_seconds, wait_minutes=hosts.wait_minutes
+    ) as process:
+        exit_codes.end_at_once_when_interrupted()
+        run_all(runs, FLAGS.workdir)
+        if process == 0:
+            result = reports.report([FLAGS.workdir], workdir / "report")
+            cli.print_result(result, reports.text(result))
+
+
+def sweep() -> None:
+    """Choose settings and repeat with seeds: --config=FILE --workdir=DIR --grid=FIELD=VALUES [--json].
+
+    Every setting of the grid is trained without some of the training examples, by which the best is
+    chosen; that is trained on all of them with several seeds. Runs that have ended are not repeated. It
+    ends with a report of all of them, in the workdir.
+    """
+    settings = cli.define_config()
+    flags.DEFINE_string("workdir", None, "a folder for all the runs")
+    flags.DEFINE_multi_string(
+        "grid", None, "FIELD=VALUE,VALUE…, once for each field of the config: optim.lr=0.003,0.01"
+    )
+    flags.DEFINE_string(
+        "select",
+        "",
+        "examples to choose by, e.g. train[98%:]; what the recipe's train_split leaves out",
+    )
+    flags.DEFINE_integer("seeds", 3, "final runs, each with another seed", lower_bound=1)
+    cli.parse()
+    cli.require(workdir="DIR", grid="FIELD=VALUE,VALUE…")
+
+    from vit_jax.checkpoints import storage
+    from vit_jax.studies.report import report
+    from vit_jax.studies.sweep import sweep, table
+
+    config, changes = cli.load_config(settings)
+    cli.log_recipe(changes)
+    grid = {name: cli.values(text) for name, text in cli.options(FLAGS.grid, "grid").items()}
+    exit_codes.end_at_once_when_interrupted()
+    workdir = storage.locate_to_save(FLAGS.workdir, "--workdir")
+    result = sweep(config, workdir, grid, select=FLAGS.select, seeds=FLAGS.seeds)
+    summary = report([workdir], workdir / "report")
+    cli.print_result(result, f"{table(result)}\nreport: {summary['report']}")
+
+
+def vtab() -> None:
+    """VTAB-1k, 19 fine-tunings: --checkpoint=CHECKPOINT --workdir=DIR [--rates=0.001,0.003,0.01,0.03]
+    [--config=configs/finetune.py] [--config.FIELD=VALUE …] [--json].
+
+    Of every task the rate is chosen by its 200 validation examples; then it is trained on all 1,000. Tasks whose data
+    is missing are named and skipped. Started again, it goes on.
+    """
+    settings = cli.define_config()
+    cli.define_checkpoint()
+    flags.DEFINE_string("workdir", None, "a folder for all the runs")
+    flags.DEFINE_list(
+        "rates", [], "learning rates to choose from; by default those of the ViT paper"
+    )
+    flags.DEFINE_integer(
+        "seeds", 1, "final runs of each task, each with another seed", lower_bound=1
+    )
+    cli.parse()
+    cli.require(checkpoint="CHECKPOINT", workdir="DIR")
+
+    from vit_jax.studies.vtab import RATES, table, vtab
+
+    recipe = FLAGS.config or "configs/finetune.py"
+    settings = [("init_from", FLAGS.checkpoint), *settings]
+
+    def config_of(task: str) -> "ConfigDict":
+        return cli.load_config(settings, f"{recipe}:{task}")[0]
+
+    exit_codes.end_at_once_when_interrupted()
+    rates = cli.numbers("rates") or RATES
+    result = vtab(config_of, FLAGS.workdir, rates=rates, seeds=FLAGS.seeds)
+    cli.print_result(result, table(result))
+
+
+def plan() -> None:
+    """What a run needs on a pod that is not here: --config=FILE --topology=v5p:8x8x16 [--slices=2]
+    [--fit] [--json].
+
+    Compiles the train step for it: memory of a chip, traffic, time of a step, time and cost of the
+    run. Topologies are KIND:SHAPE of v4, v5e, v5p, v6e and tpu7x, or cpu:N for simulated devices.
+    """
+    settings = cli.define_config()
+    flags.DEFINE_string("topology", None, "KIND:SHAPE, e.g. v5e:16x16, or cpu:N")
+    flags.DEFINE_integer("slices", 1, "how many of them, joined by the data center's network")
+    flags.DEFINE_bool("fit", False, "look for the fastest remat, mesh and accumulation that fit")
+    flags.DEFINE_float("price_per_chip_hour", None, "to tell the cost", lower_bound=0)
+    flags.DEFINE_integer(
+        "num_classes", None, "of the data, where nothing else tells", lower_bound=1
+    )
+    flags.DEFINE_integer("examples", None, "to train on, where nothing else tells", lower_bound=1)
+    cli.parse()
+    cli.require(topology="KIND:SHAPE")
+
+    from vit_jax.planning import report
+    from vit_jax.planning.fit import fit
+    from vit_jax.planning.plan import make_assembly, make_plan
+    from vit_jax.planning.target import find
+
+    config, _ = cli.load_config(settings)
+    data = {"num_classes": FLAGS.num_classes, "examples": FLAGS.examples}
+    price = FLAGS.price_per_chip_hour
+    target = find(FLAGS.topology, slices=FLAGS.slices)
+    if FLAGS.fit:
+        result = fit(config, target, price_per_chip_hour=price, **data)
+    else:
+        assembly = make_assembly(config, **data)
+        result = make_plan(assembly, target, price_per_chip_hour=price)
+    cli.print_result(result, report.text(result))
+
+
+def report() -> None:
+    """How runs compare: DIR… --out=REPORT [--json].
+
+    A DIR is a run's workdir, a sweep's, or a folder of several. What was varied is found; REPORT/report.html
+    has means and ranges over seeds, curves, speed and goodput, report.md the same as Markdown. Runs that
+    are not done, or diverged, are shown as such.
+    """
+    flags.DEFINE_string("out", None, "the folder to make")
+    cli.define_json()
+    cli.define_register()
+    folders = cli.parse("DIR…")
+    cli.require(out="REPORT")
+
+    from vit_jax.studies import report as reports
+
+    result = reports.report(folders, FLAGS.out)
+    cli.print_result(result, reports.text(result))
