@@ -198,7 +198,10 @@ def test_an_export_that_is_killed_leaves_no_file_of_that_name_and_the_next_is_wh
         process = cli(*arguments, f"--out={files[1]}")
         assert wait_until(lambda: any(files[1].parent.iterdir()), process), process.stderr.read()
         process.kill()
-        assert process.wait(timeout=60) == -signal.SIGKILL and not files[1].exists()
+        assert process.wait(timeout=60) == -signal.SIGKILL
+        if files[1].exists():  # the kill came after it was complete
+            assert files[1].stat().st_size == files[0].stat().st_size
+            files[1].unlink()
     code, _, err = run_cli(*arguments, f"--out={files[1]}")
     assert code == 0, err
     assert [path.name for path in files[1].parent.iterdir()] == [files[1].name]

@@ -3,6 +3,7 @@ no stack trace helps.
 """
 
 _MOST_REASON = 200  # characters
+_MOST_LINES = 100
 
 
 class UserError(Exception):
@@ -23,6 +24,13 @@ class ConfigError(UserError, ValueError):
 
 class CheckpointError(UserError):
     """A checkpoint cannot be found, read or written."""
+
+
+def lines(problems: list[str]) -> str:
+    """Problems, each on a line of its own, the first hundred of them: a file can have any number."""
+    rest = len(problems) - _MOST_LINES
+    shown = problems[:_MOST_LINES] + [f"and {rest} more"] * (rest > 0)
+    return "".join(f"\n  {problem}" for problem in shown)
 
 
 def reason(error: BaseException) -> str:

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from vit_jax.base import patterns
-from vit_jax.base.errors import CheckpointError
+from vit_jax.base.errors import CheckpointError, lines
 from vit_jax.models.conversions.rules import Constant, Lazy, Rule
 
 _CACHED, _ROWS = 2**16, 64  # of `_copy`: elements that need no care, and rows at a time
@@ -87,7 +87,7 @@ def to_ours(
 
     Raises:
       CheckpointError: a tensor is left over, missing, of another shape or of a type that ours cannot
-        hold exactly, or the format has no place for a parameter. All of them are named.
+        hold exactly, or the format has no place for a parameter. The first hundred are named.
     """
     rules = tuple(rules)
     by_name, leaves = _by_name(rules), patterns.named(like)
@@ -112,7 +112,7 @@ def to_ours(
         elif dtype is not None and not _exact(tensor.dtype, dtype):
             problems.append(f"{name}: of type {tensor.dtype}, which {dtype} cannot hold exactly")
     if problems:
-        raise CheckpointError(f"{source} does not fit the model:\n  " + "\n  ".join(problems))
+        raise CheckpointError(f"{source} does not fit the model:" + lines(problems))
 
     def lazy(name: str, leaf) -> Lazy:
         return Lazy(
