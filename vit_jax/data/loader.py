@@ -13,7 +13,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -27,13 +26,10 @@ from vit_jax.data.batches import (
     TrainBatches,
     check_bad_images,
 )
-from vit_jax.data.options import Data
+from vit_jax.data.options import BatchSpec, Data
 from vit_jax.data.order import data_step
 from vit_jax.data.reading import BLOCK, MIB, ReadAhead, join
 from vit_jax.data.record import DataError, Source
-
-if TYPE_CHECKING:
-    from vit_jax.config import Config
 
 _INSTEAD = {"training": "another takes its place", "evaluation": "it is left out of evaluation"}
 _UNDER_WAY = 2  # batches being filled, so that no thread waits for the last rows of one
@@ -41,7 +37,7 @@ _UNDER_WAY = 2  # batches being filled, so that no thread waits for the last row
 
 def train_batches(
     source: Source,
-    config: "Config",
+    config: BatchSpec,
     sharding: NamedSharding,
     *,
     start_step: int,
@@ -56,7 +52,7 @@ def train_batches(
 
     Args:
       source: the examples.
-      config: the whole config.
+      config: the seed, the batch size, and how images are cut.
       sharding: of the batch dimension, the first one of every array.
       left_out: see `order.data_step`.
 
@@ -81,7 +77,7 @@ def train_batches(
 
 
 def eval_batches(
-    source: Source, config: "Config", sharding: NamedSharding, batch_size: int | None = None
+    source: Source, config: BatchSpec, sharding: NamedSharding, batch_size: int | None = None
 ) -> "Batches":
     """Batches with every example once, in order, the last one padded.
 

@@ -14,7 +14,7 @@ from vit_jax.base import patterns
 from vit_jax.compute import choices, partitioning
 from vit_jax.config import Config
 from vit_jax.data import views
-from vit_jax.data.augmentation.augment import augment, augment_views
+from vit_jax.data.augmentation.augment import augment
 from vit_jax.data.augmentation.permute import permuted
 from vit_jax.devices import meshes
 from vit_jax.objectives.contract import Batch, MovingAverage
@@ -141,7 +141,7 @@ def seen(
         "dtype": jnp.dtype(networks.model_config.dtype),
     }
     if several:
-        images = augment_views(batch, several, augment_key, **how)
+        images = views.augment_views(batch, several, augment_key, **how)
     else:
         image, targets = augment(batch["image"], targets, augment_key, config.augment, **how)
         images = {"image": permuted(image, config.data.permute_patch, config.data.permute)}

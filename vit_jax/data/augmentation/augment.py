@@ -27,7 +27,6 @@ from vit_jax.data.options import Augment, Data
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
-    from vit_jax.data.views import Views
     from vit_jax.models.conversions.contract import Preprocessing
 
 ERASING_ATTEMPTS = 10
@@ -329,25 +328,3 @@ def _box(size: tuple[int, int], top, bottom, left, right) -> jax.Array:
     rows = (y >= top[:, None]) & (y < bottom[:, None])
     columns = (x >= left[:, None]) & (x < right[:, None])
     return rows[:, :, None] & columns[:, None, :]
-
-
-def augment_views(
-    batch: dict[str, jax.Array], views: Sequence["Views"], key: jax.Array, **how
-) -> dict[str, jax.Array]:
-    """Augments and normalises views, (B, count, H, W, C) uint8 each, every view with a key of its own.
-
-    Args:
-      batch: has an array for each of `views`.
-      **how: `mean`, `std` and `dtype` of `augment`.
-
-    Returns:
-      The same arrays, of `dtype`.
-    """
-
-    def of_views(view: "Views") -> jax.Array:
-        def one(images, number):
-            return augment(images, {}, jax.random.fold_in(key, number), view.augment, **how)[0]
-
-        return jax.vmap(one, (1, 0), 1)(batch[view.name], jnp.array(view.numbers))
-
-    return {view.name: of_views(view) for view in views}
