@@ -87,8 +87,8 @@ def make_gradient(
     """
     place = placement(networks, config)
 
-    def held(name: str, param: jax.Array) -> jax.Array:
-        # What is frozen is not differentiated: a linear probe costs a forward pass.
+    def stop_if_frozen(name: str, param: jax.Array) -> jax.Array:
+        # Frozen parameters are not differentiated: a linear probe costs a forward pass.
         frozen = patterns.matching(config.optim.freeze, [name])
         return jax.lax.stop_gradient(param) if frozen else param
 
@@ -96,13 +96,10 @@ def make_gradient(
         on_devices = networks.for_devices()
         objective = on_devices.objective
         images, targets, model_key = seen(on_devices, state, batch, config)
-        average = None if state.teacher is None else (state.teacher, state.variables.get("teacher"))
 
         def loss_of(params: dict, variables: dict, batch: Batch, key: jax.Array):
-            learner = on_devices.learner(
-                patterns.map_named(held, params), variables, step=state.step, average=average,
-                fixed=state.fixed,
-            )  # fmt: skip
+            trained = patterns.map_named(stop_if_frozen, params)
+            learner = state.learner(on_devices, params=trained, variables=variables)
             loss, metrics = objective(learner, batch, nnx.Rngs(dropout=key))
             means = {name: jnp.mean(value) for name, value in metrics.items()}
             return jnp.mean(loss), (means | {"loss": jnp.mean(loss)}, variables_of(learner))

@@ -1,7 +1,7 @@
 """Random changes to a batch of training images, made on the devices inside the compiled step.
 
 Lives here: the order of augmentation, flip, colour jitter, normalisation, random erasing, mixup and
-cutmix. DINO's changes of colours are in `color.py`, RandAugment in `randaugment.py` and
+cutmix. Colour jitter and DINO's changes of colours are in `color.py`, RandAugment in `randaugment.py` and
 `timm_augment.py`, which has AutoAugment too, 3-Augment in `three_augment.py`; cutting images out of
 files is the host's work, in `decode.py`. Everything is a pure function of its arguments, works on the
 whole batch, and gives the same result however the batch is sharded.
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from etils import epath
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.data.augmentation.color import blended, change_colors
+from vit_jax.data.augmentation.color import change_colors, color_jitter
 from vit_jax.data.augmentation.permute import permuted
 from vit_jax.data.augmentation.randaugment import randaugment
 from vit_jax.data.augmentation.three_augment import three_augment
@@ -201,25 +201,6 @@ def flip(images: jax.Array, key: jax.Array) -> jax.Array:
     """Mirrors each image (B, H, W, C) left-right with probability 1/2."""
     chosen = jax.random.bernoulli(key, shape=(images.shape[0], 1, 1, 1))
     return jnp.where(chosen, images[:, :, ::-1], images)
-
-
-def color_jitter(images: jax.Array, key: jax.Array, strength: float) -> jax.Array:
-    """Changes brightness, contrast and saturation of each image, in this order.
-
-    As torchvision's ColorJitter, which also shuffles the order, by factors uniform in
-    [max(0, 1 - s), 1 + s]; see `blended`.
-
-    Args:
-      images: (B, H, W, 3) uint8, or float in [0, 255].
-      key: random key.
-      strength: s, 0.3 to 0.4 in the DeiT recipes.
-
-    Returns:
-      (B, H, W, 3) float32 in [0, 255], not rounded.
-    """
-    shape = (3, images.shape[0], 1, 1, 1)
-    factors = jax.random.uniform(key, shape, minval=max(0.0, 1 - strength), maxval=1 + strength)
-    return blended(images, *factors)
 
 
 def erase(

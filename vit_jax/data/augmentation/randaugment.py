@@ -193,13 +193,13 @@ def posterize(images: jax.Array, bits: int) -> jax.Array:
     return images & jnp.uint8(256 - 2 ** (8 - bits))
 
 
-def solarize(images: jax.Array, threshold: int) -> jax.Array:
-    """Inverts the values that are not below `threshold`."""
+def solarize(images: jax.Array, threshold: int | jax.Array) -> jax.Array:
+    """Inverts the values that are not below `threshold`, one number or one per image (B, 1, 1, 1)."""
     return jnp.where(images.astype(jnp.int32) < threshold, images, 255 - images)
 
 
-def solarize_add(images: jax.Array, addition: int) -> jax.Array:
-    """Adds `addition` to the values below 128, up to 255."""
+def solarize_add(images: jax.Array, addition: int | jax.Array) -> jax.Array:
+    """Adds `addition`, one number or one per image (B, 1, 1, 1), to the values below 128, up to 255."""
     brighter = jnp.clip(images.astype(jnp.int32) + addition, 0, 255).astype(jnp.uint8)
     return jnp.where(images < 128, brighter, images)
 
