@@ -14,11 +14,12 @@ from vit_jax.checkpoints import reading, saving
 from vit_jax.config import Config, config_class, default_config
 from vit_jax.data import imagenet
 from vit_jax.data.augmentation import augment
-from vit_jax.interchange import decoders, named
+from vit_jax.interchange import named
 from vit_jax.interchange.formats import Foreign, Preprocessing, Wishes, configure
 from vit_jax.interchange.opened import Opened
 from vit_jax.models import naming, registry
 from vit_jax.models.conversions.rules import Lazy
+from vit_jax.objectives import mae_conversion
 from vit_jax.objectives.networks import OWN
 
 NAME = "orbax"
@@ -63,10 +64,10 @@ def read(opened: Opened, wishes: Wishes) -> Foreign:
     filled = schema.fill(default_config(), description["config"])
     data, extras, layout = filled.data, {}, description.get(LAYOUT, {})
     prepared = {field.name: data[field.name] for field in dataclasses.fields(Preprocessing)}
-    if options := decoders.options_of_run(filled.objective):
-        own = arrays(f"{parts[0]}_{OWN}", decoders.like(config, options))
+    if options := mae_conversion.options_of_run(filled.objective):
+        own = arrays(f"{parts[0]}_{OWN}", mae_conversion.like(config, options))
         extras = patterns.named({OWN: own})
-        layout = layout | {decoders.LAYOUT: dataclasses.asdict(options)}
+        layout = layout | {mae_conversion.LAYOUT: dataclasses.asdict(options)}
     return Foreign(
         config,
         params,
