@@ -12,7 +12,7 @@ import numpy as np
 from absl import logging
 from etils import epath
 
-from vit_jax.base import places, sizes
+from vit_jax.base import outputs, places, sizes
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage
@@ -87,7 +87,7 @@ def inspect(
     options = options or Options()
     named, out = list(find(images)), places.locate(out, "--out")
     remote.check(checkpoint)
-    out = places.make_folder(out, "--out")
+    out = outputs.make_folder(out, "--out")
     run = load_for_images(checkpoint, settings, "inspect")
     data = data_of(run)
     config = observe.for_inspection(run.model_config)

@@ -126,7 +126,7 @@ def write(foreign: Foreign, path: epath.PathLike) -> None:
 
     def hold(leaf) -> jax.Array:
         array = np.asarray(leaf)
-        marks.append(reading.host_mark(array))
+        marks.append(fingerprints.host_mark(array))
         # Orbax would copy NumPy arrays before it writes them.
         return jax.device_put(array, host)
 

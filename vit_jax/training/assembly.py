@@ -22,7 +22,7 @@ from vit_jax.config import Config, config_class
 from vit_jax.data import batches, crops, sources, views
 from vit_jax.data.augmentation import augment, permute
 from vit_jax.devices import meshes
-from vit_jax.interchange import formats, loading
+from vit_jax.interchange import formats, resolving
 from vit_jax.models import classifier, registry
 from vit_jax.objectives.contract import FromCheckpoint, Objective, Setting
 from vit_jax.objectives.networks import FixedTeacher, Networks
@@ -104,7 +104,7 @@ def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config
       ConfigError: something is wrong with it.
       CheckpointError: the checkpoint to start from cannot be read.
     """
-    typed = schema.typed(config_class(), loading.resolve_from_checkpoint(config, workdir))
+    typed = schema.typed(config_class(), resolving.resolve_from_checkpoint(config, workdir))
     typed = dataclasses.replace(typed, data=augment.with_channels(typed.data))
     augment.check(typed.augment, typed.data.channels)
     crops.check(typed.data)

@@ -8,7 +8,7 @@ import jax
 from absl import logging
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.checkpoints import reading, saving, tiers
+from vit_jax.checkpoints import fingerprints, saving, tiers
 from vit_jax.config import Config
 from vit_jax.interchange import adapt, formats, loading
 from vit_jax.models import registry
@@ -98,7 +98,7 @@ class Start:
         weights = loading.weights_from(
             teacher.path, self.like.fixed, teacher.config, where="config.objective.teacher"
         )
-        mark = reading.digest(weights)
+        mark = fingerprints.digest(weights)
         if self.saved.get("teacher", mark) != mark:
             raise ConfigError(
                 f"the teacher {teacher.path} has other weights than the one this run was started with: "
