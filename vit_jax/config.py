@@ -200,7 +200,7 @@ class Checkpoint:
     best: bool = option(
         False, "also keep the checkpoint of the best evaluation (eval.best): WORKDIR/best"
     )
-    keep_every: int = option(0, "steps divisible by this are kept for ever; 0: none", minimum=0)
+    keep_every: int = option(0, "steps divisible by this are kept forever; 0: none", minimum=0)
     max_failures: int = option(
         3, "how many saves in a row may fail before the run ends with an error", minimum=1
     )
@@ -303,7 +303,7 @@ class Config:
     )
     init_from: str = option("", "checkpoint of any format to start from, see docs/checkpoints.md")
     init_reset: tuple = option(
-        ("head(_distilled)?/.*",), "init_from: patterns of parameters that start anew"
+        ("head(_distilled)?/.*",), "init_from: patterns of parameters that are re-initialised"
     )
     init_resize: str = option(
         "scipy",
@@ -332,7 +332,7 @@ class Config:
     )
     rollback_skip: str = option(
         "1 step",
-        "nonfinite=rollback: how much data is left out, from the bad step's on",
+        "nonfinite=rollback: how much data is skipped, starting with the bad step's",
         parse=durations.parse,
         may_change=True,
     )

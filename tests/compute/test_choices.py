@@ -207,7 +207,7 @@ def test_all_choices_are_said_in_one_line(monkeypatch, kit):
         "attention: xla, layers: scanned, remat: save_attention, computed in: "
     )
     assert (
-        "float32 (bfloat16 would be emulated; config.model.dtype_on_cpu=same insists on it)"
+        "float32 (bfloat16 would be emulated; set config.model.dtype_on_cpu=same to compute in it)"
         in summary
     )
     assert "layers: unrolled" in choices.summarize(

@@ -92,7 +92,7 @@ def test_interpolation_is_the_checkpoints_and_a_run_keeps_what_it_took(shared_da
 def test_a_file_that_does_not_say_how_images_are_normalised_needs_to_be_told(shared_data):
     path = next((shared_data / "weights").glob("deit_tiny*.safetensors"))
     with pytest.raises(
-        ConfigError, match="does not say how images are normalised: say config.data"
+        ConfigError, match="does not say how images are normalised: set config.data"
     ):
         taken_over("finetune", path)
     model = model_config_of(taken_over("finetune", path, **IMAGENET), num_classes=20)
@@ -107,5 +107,5 @@ def test_a_file_that_does_not_say_how_images_are_normalised_needs_to_be_told(sha
 def test_what_is_left_to_a_checkpoint_needs_one(left_open):
     config = load_config("configs/digits.py")
     config.update_from_flattened_dict(left_open)
-    with pytest.raises(ConfigError, match="say which with --config.init_from=CHECKPOINT"):
+    with pytest.raises(ConfigError, match="set --config.init_from=CHECKPOINT"):
         resolving.resolve_from_checkpoint(config, "no_run_was_begun_here")

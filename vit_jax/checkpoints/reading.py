@@ -328,7 +328,7 @@ def parts_to_use(description: dict) -> tuple[str, str]:
 
 
 def read_parts(folder: epath.Path, like: dict) -> dict:
-    """Some parts of a saved state, proven equal to what was saved.
+    """Some parts of a saved state, verified to equal what was saved.
 
     Raises:
       CheckpointError: a file is missing or cut short, an array has another shape, or its bits have

@@ -181,7 +181,7 @@ def summarize(config: ComputeOptions, mesh: Mesh) -> str:
     phrases += [f"remat: {policy}", f"computed in: {dtype}"]
     if dtype != config.dtype:
         phrases[-1] += (
-            f" ({config.dtype} would be emulated; config.model.dtype_on_cpu=same insists on it)"
+            f" ({config.dtype} would be emulated; set config.model.dtype_on_cpu=same to compute in it)"
         )
     return ", ".join(phrases)
 

@@ -77,7 +77,9 @@ class Data:
         choices=("bilinear", "bicubic", ""),
     )
     repeats: int = option(
-        1, "how many times an example is in a batch, cut anew each time (DeiT: 3)", minimum=1
+        1,
+        "how many times an example is in a batch, each time with another crop (DeiT: 3)",
+        minimum=1,
     )
     views: tuple = option(
         (),

@@ -94,7 +94,7 @@ def inspect(
     if options.thresholds and len(options.thresholds) != len(config.exit_flops) - 1:
         raise ConfigError(
             f"--threshold has {len(options.thresholds)} numbers, but the model has "
-            f"{len(config.exit_flops) or 1} exits: say one for each but the last"
+            f"{len(config.exit_flops) or 1} exits: give one for each but the last"
         )
     pixels, read, bad = _read(named, data, options.batch_size)
     weights = jax.device_get(registry.split(run.model)[1])

@@ -234,7 +234,7 @@ def configure(
 def how_to_accept(option: str, value: object) -> str:
     """Advice for a model that a format's code would compute with another value of an option."""
     return (
-        f"To accept the other numbers, say --model={option}={value} on the command line, or "
+        f"To accept the other numbers, set --model={option}={value} on the command line, or "
         f"convert(…, {option}={value!r}) in Python"
     )
 

@@ -199,7 +199,7 @@ def _processor(preprocessing: Preprocessing, path: epath.PathLike) -> dict:
     if height != width:
         raise CheckpointError(
             f"{path} is not written: transformers' processors cut only squares out of the middle of images; "
-            "to have them resized there, say --config.data.eval_crop=resize"
+            "to have them resized there, set --config.data.eval_crop=resize"
         )
     if preprocessing.eval_crop == "squash":
         side = preprocessing.eval_resize

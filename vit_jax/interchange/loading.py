@@ -98,7 +98,7 @@ def load_run(
       path: a run's workdir, its checkpoints folder, one checkpoint, or see `formats.read`.
       mesh, **options: see `reading.load_run`.
       said: options of the model of a checkpoint that is not of ours, where what is recognised is to
-        be another, or it is not told.
+        differ, or it is not stored.
 
     Returns:
       The run; of a checkpoint that is not of ours `config` says what is known of its images, and
@@ -150,7 +150,7 @@ def load_weights(
       model: changed in place; its arrays stay where they are placed.
       path: file or directory, local or `gs://`.
       reset: patterns of parameters that stay as they are, e.g. `("head/.*",)`; what the checkpoint
-        has there is left out.
+        has there is skipped.
       resize, init_channels, allow_nonfinite: see `load`.
 
     Raises:
@@ -316,13 +316,13 @@ def _fit(
 def _fresh(config: classifier.Options, like: Weights, reset: Iterable[str]) -> Weights:
     """`like` with new arrays for the parameters to reset; the others are never made."""
     names = patterns.names(like.params)
-    anew = set(patterns.matching(reset, names))
-    if not anew:
+    to_reset = set(patterns.matching(reset, names))
+    if not to_reset:
         return like
 
     def init(key: jax.Array) -> dict:
         leaves = jax.tree.leaves(registry.initialize(config, key))
-        return {name: leaf for name, leaf in zip(names, leaves, strict=True) if name in anew}
+        return {name: leaf for name, leaf in zip(names, leaves, strict=True) if name in to_reset}
 
     new = jax.jit(init)(jax.random.key(0))
     return like._replace(

@@ -35,14 +35,14 @@ def resolve_from_checkpoint(
     """
     if config.init_from == CHECKPOINT:
         raise ConfigError(
-            "this recipe starts from a checkpoint: say which with --config.init_from=CHECKPOINT, a run of "
+            "this recipe starts from a checkpoint: set --config.init_from=CHECKPOINT, a run of "
             "yours, a file of any format in docs/checkpoints.md, or hf://OWNER/NAME"
         )
     if not config.init_from:
         if not (config.model.name and all(config.data[name] for name in DEFAULT_IF_MISSING)):
             raise ConfigError(
                 "config.model.name, data.mean, std or interpolation is empty, which leaves it to the checkpoint "
-                "to start from: say which with --config.init_from=CHECKPOINT"
+                "to start from: set --config.init_from=CHECKPOINT"
             )
         return config
     saved = reading.newest_description(workdir) if workdir else None
@@ -81,9 +81,9 @@ def _resolve_model(
         name = field.name
         if field.metadata["role"] not in roles or model[name] is not None:
             continue
-        # What starts anew is as the config says, e.g. a layer before the head, or none.
-        anew = field.metadata["fitted"] and field.metadata["role"] == "structure"
-        if anew and patterns.matching(config.init_reset, [f"{name}/kernel"]):
+        # What is re-initialised is as the config says, e.g. a layer before the head, or none.
+        is_reset = field.metadata["fitted"] and field.metadata["role"] == "structure"
+        if is_reset and patterns.matching(config.init_reset, [f"{name}/kernel"]):
             continue
         if found.get(name) is not None:
             model[name] = found[name]

@@ -117,8 +117,8 @@ def decoder_in(checkpoint: Checkpoint, heads: int = 0) -> Decoder | None:
     options = _options(extras, checkpoint.layout, format, heads)
     if options.width % 4 or options.width % options.heads:
         logging.info(
-            "the decoder in the checkpoint is left out: %d channels are not those of %d heads, which are taken "
-            "where nothing tells", options.width, options.heads,
+            "the decoder in the checkpoint is skipped: %d channels are not divisible by 4 and by its %d heads (assumed "
+            "if the checkpoint does not state them)", options.width, options.heads,
         )  # fmt: skip
         return None
     config = mae.decoder_of(model, options)
@@ -129,13 +129,13 @@ def decoder_in(checkpoint: Checkpoint, heads: int = 0) -> Decoder | None:
     found = {n: x for n, x in extras.items() if n.startswith("decoder") or n == "mask_token"}
     shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
     if shapes != {name: shape for name, (shape, _) in translation.specs(table, wanted).items()}:
-        logging.info("the decoder in the checkpoint is left out: it is none of MAE's")
+        logging.info("the decoder in the checkpoint is skipped: it is none of MAE's")
         return None
     params = translation.to_ours(table, found, wanted, source="the decoder")
     position = params.pop("position", None)
     if position is not None and not np.allclose(position, _positions(config), atol=1e-5):
         logging.info(
-            "the decoder in the checkpoint is left out: its positions are not those of such images"
+            "the decoder in the checkpoint is skipped: its positions are not those of such images"
         )
         return None
     return Decoder(options, config, params)
@@ -214,7 +214,7 @@ def _options(
     options = mae.Options(**stated | {"width": width, "depth": depth, "mlp_ratio": hidden // width})
     if "heads" not in stated:
         logging.info(
-            "nothing tells how many heads the decoder has: %d, as in the authors' models",
+            "the checkpoint does not state the decoder's heads: %d are assumed, as in the authors' models",
             options.heads,
         )
     return options

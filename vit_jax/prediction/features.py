@@ -63,7 +63,7 @@ def write_features(
     files = find(sources)
     run = load_for_images(path, settings, "predict", said)
     good, bad, width, began = 0, 0, 0, time.monotonic()
-    told = began
+    logged_at = began
     with outputs.writing(target) as partial:
         with _WRITERS[target.suffix](partial) as writer:
             for names, rows, unread in features(run, files, batch_size):
@@ -72,9 +72,9 @@ def write_features(
                 if len(names):
                     writer.add(names, rows)
                 good, bad, width = good + len(names), bad + len(unread), rows.shape[-1]
-                if time.monotonic() - told >= _EVERY:
-                    told = time.monotonic()
-                    logging.info("%d images, %.0f a second", good, good / (told - began))
+                if time.monotonic() - logged_at >= _EVERY:
+                    logged_at = time.monotonic()
+                    logging.info("%d images, %.0f a second", good, good / (logged_at - began))
         if not good:
             raise UserError(f"none of the {bad} images can be read, see above")
     return {"images": good, "unreadable": bad, "width": width}

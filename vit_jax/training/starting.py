@@ -133,7 +133,7 @@ def check_fits(assembly: Assembly) -> None:
 def _init_options(assembly: Assembly) -> dict:
     """How the weights of `config.init_from` are fitted."""
     config = assembly.config
-    # Without a head there is nothing to name: one in the checkpoint is left out, if it has one.
+    # Without a head there is nothing to name: one in the checkpoint is skipped, if it has one.
     headless = not assembly.model_config.num_classes
     return {
         "reset": None if headless and not config.init_reset else config.init_reset,

@@ -52,7 +52,9 @@ def make_train_step(
         state = state.replace(params=place.updated(state.params))
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        followers = _followers(state, params, own, networks.moving_average(), config.optim.ema)
+        followers = _update_averages(
+            state, params, own, networks.moving_average(), config.optim.ema
+        )
         health = examine(state.health, state.step, metrics["loss"], grads, config.spike)
         kept = update_is_made(health, config.nonfinite)
         trained = state.replace(
@@ -95,7 +97,7 @@ def make_gradient(
     def gradient(state: TrainState, batch: Batch):
         on_devices = networks.for_devices()
         objective = on_devices.objective
-        images, targets, model_key = seen(on_devices, state, batch, config)
+        images, targets, model_key = prepare_inputs(on_devices, state, batch, config)
 
         def loss_of(params: dict, variables: dict, batch: Batch, key: jax.Array):
             trained = patterns.map_named(stop_if_frozen, params)
@@ -120,7 +122,7 @@ def make_gradient(
     return gradient
 
 
-def seen(
+def prepare_inputs(
     networks: Networks, state: TrainState, batch: Batch, config: Config
 ) -> tuple[dict[str, jax.Array], dict, jax.Array]:
     """What the model sees in a step: augmented images as they are named in the batch, what the objective
@@ -193,7 +195,7 @@ def _accumulated(gradient_of: Callable, parts: int) -> Callable:
     return accumulated
 
 
-def _followers(
+def _update_averages(
     state: TrainState, params: dict, variables: dict, teacher: MovingAverage | None, decay: float
 ) -> dict:
     """The averages that follow the parameters, and all state that is not trained, after an update.

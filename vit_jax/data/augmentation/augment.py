@@ -70,7 +70,7 @@ def check_normalization(
     """
     if not (config_data.mean and config_data.std):
         raise ConfigError(
-            f"{source} does not say how images are normalised: say config.data.mean and std, "
+            f"{source} does not say how images are normalised: set config.data.mean and std, "
             "(0.5, 0.5, 0.5) both for Google's weights, (0.485, 0.456, 0.406) and (0.229, 0.224, 0.225) "
             "for DeiT's; and eval_crop, eval_resize and interpolation, unless images are just resized by a "
             "bilinear filter"
@@ -285,7 +285,7 @@ def own_share(
 
 
 def mix(images: jax.Array, targets: Any, own: jax.Array) -> tuple[jax.Array, Any]:
-    """Mixes every example with the one before it (the first with the last), targets by as much as
+    """Mixes every example with the previous one (the first with the last), targets by as much as
     pixels.
 
     Args:

@@ -47,7 +47,7 @@ def randaugment(images: jax.Array, key: jax.Array, layers: int, magnitude: float
     """Applies `layers` random operations of strength `magnitude`, one after the other, to every
     image.
 
-    To run only what was drawn, the batch is cut into groups that share their operations: image i is
+    To run only what was drawn, the batch is split into groups that share their operations: image i is
     in group i mod G, with G the largest divisor of B up to 16. Each layer deals a random
     permutation of the operations to the groups, so each image's operation is uniform over the
     sixteen and, with 16 groups, a batch holds each of them equally often. The groups are worked
