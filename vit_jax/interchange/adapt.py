@@ -22,17 +22,12 @@ def adapt(
     source: classifier.Options,
     fresh: dict,
     target: classifier.Options,
-    *,
-    reset: Iterable[str],
-    resize: str,
-    init_channels: str = "error",
-    where: str = "config.init_from",
-    reset_option: str = "config.init_reset",
+    **options,
 ) -> dict:
     """The parameters to start from, each placed on its devices: never a whole copy on one.
 
     Args:
-      loaded, source, target, reset, resize, init_channels, where, reset_option: see `match`.
+      loaded, source, target, **options: see `match`.
       fresh: those of the new model, or their shapes, dtypes and shardings where `loaded` has them.
 
     Returns:
@@ -41,17 +36,7 @@ def adapt(
     Raises:
       ConfigError: see `match`.
     """
-    old, to_reset = match(
-        loaded,
-        source,
-        fresh,
-        target,
-        reset=reset,
-        resize=resize,
-        init_channels=init_channels,
-        where=where,
-        reset_option=reset_option,
-    )
+    old, to_reset = match(loaded, source, fresh, target, **options)
     if to_reset:
         logging.info(
             "re-initialised: %s", ", ".join(n for n in patterns.names(fresh) if n in to_reset)

@@ -286,28 +286,16 @@ def convert(
     return foreign
 
 
-def _fit(
-    foreign: formats.Foreign,
-    like: Weights,
-    target,
-    *,
-    reset: Iterable[str],
-    resize: str,
-    init_channels: str,
-    where: str,
-    reset_option: str,
-) -> Weights:
-    """The weights of a checkpoint, fitted to the model `target` and placed as `like`."""
+def _fit(foreign: formats.Foreign, like: Weights, target: classifier.Options, **options) -> Weights:
+    """The weights of a checkpoint, fitted to the model `target` and placed as `like`; options as of
+    `adapt.match`.
+    """
     arrays = adapt.adapt(
         named.union(foreign.params, foreign.variables),
         foreign.model_config,
         named.union(*like),
         target,
-        reset=reset,
-        resize=resize,
-        init_channels=init_channels,
-        where=where,
-        reset_option=reset_option,
+        **options,
     )
     opened.forget()
     return named.divided(arrays, like)

@@ -87,7 +87,7 @@ class Options:
     )
     collapse_steps: int = option(
         100,
-        "so many steps with equal teacher outputs for all images are worth a warning",
+        "warn after this many steps of identical teacher outputs (collapse)",
         minimum=1,
     )
 
