@@ -254,7 +254,7 @@ def test_what_is_no_size_is_refused_in_a_sentence(size, file):
     for make in (lambda: vit_jax.create_model("ViT-mu/2", image_size=size),
                  lambda: vit_jax.load(file, image_size=size)):  # fmt: skip
         with pytest.raises(
-            ConfigError, match=f"image_size = {re.escape(repr(size))} is no image size: say"
+            ConfigError, match=f"image_size = {re.escape(repr(size))} is no image size: give"
         ):
             make()
 

@@ -10,7 +10,7 @@ from etils import epath
 
 from vit_jax.base import patterns, schema
 from vit_jax.base.errors import CheckpointError
-from vit_jax.checkpoints import reading, saving
+from vit_jax.checkpoints import fingerprints, reading, saving
 from vit_jax.config import Config, config_class, default_config
 from vit_jax.data import imagenet
 from vit_jax.data.augmentation import augment
@@ -131,15 +131,15 @@ def write(foreign: Foreign, path: epath.PathLike) -> None:
         return jax.device_put(array, host)
 
     try:
-        parts, fingerprints = {}, {}
+        parts, saved_marks = {}, {}
         trees = (foreign.params, foreign.variables)
         for name, tree in zip(reading.parts_to_use(description), trees, strict=True):
             if jax.tree.leaves(tree):
                 parts[name] = jax.tree.map(hold, tree)
-                fingerprints[name], marks = np.asarray(marks), []
+                saved_marks[name], marks = np.asarray(marks), []
         unnamed = () if foreign.classes or not foreign.model_config.num_classes else ("classes",)
         assumed = list(dict.fromkeys((*foreign.assumed, *unnamed)))
         description |= {"seconds": 0.0, LAYOUT: foreign.layout, ASSUMED: assumed}
-        checkpoints.save_now(0, parts, description, fingerprints)
+        checkpoints.save_now(0, parts, description, saved_marks)
     finally:
         checkpoints.close()
