@@ -61,7 +61,6 @@ def get_config(arg="S/16"):
 
 def pretrain(model, pixels, rate, drop_path):
     config = default_config()
-    config.data.update(dict(name="imagenet2012", train_split="train", eval_split="validation"))
     recipes.images_of_deit3(config, pixels)
     config.data.repeats = 3
     config.augment.update(dict(three_augment=True, color_jitter=0.3))
@@ -70,13 +69,11 @@ def pretrain(model, pixels, rate, drop_path):
     config.model.update(dict(activation="gelu", position_of_class=False, layer_scale="all"))
     config.model.update(dict(layer_scale_init=1e-4, init="deit", head_init="normal"))
     config.model.update(dict(drop_path=drop_path, drop_path_by="constant"))
-    if pixels % int(model.split("/")[1]):
-        config.model.crop_to_patches = True  # H/14 at 160 pixels: 11 patches each way
-    config.objective.loss = "binary"
+    config.model.crop_to_patches = pixels % int(model.split("/")[1]) > 0  # H/14 at 160 pixels
+    config.objective.loss, config.eval.every = "binary", "5 epochs"
     config.duration, config.batch_size = "800 epochs", 2048
     config.optim.update(dict(name="lamb", lr=rate, lr_end=1e-5, warmup="5 epochs"))
     config.optim.update(dict(weight_decay=0.05, clip=1.0))
-    config.eval.every = "5 epochs"
     recipes.shard_by_size(config, model)
     return config
 
@@ -84,9 +81,8 @@ def pretrain(model, pixels, rate, drop_path):
 def finetune(runs, pixels, drop_path):
     config = recipes.images_of_deit3(recipes.next_stage(runs), pixels)
     config.data.repeats = 1
-    config.augment.update(dict(three_augment=False, color_jitter=0.0, randaugment_layers=2))
-    config.augment.update(dict(randaugment_magnitude=9.0, randaugment_std=0.5))
-    config.augment.randaugment_kind = "timm-inc1"
+    config.augment.update(dict(three_augment=False, color_jitter=0.0))
+    recipes.randaugment_of_deit(config)
     config.model.update(dict(drop_path=drop_path, crop_to_patches=False))
     config.objective.update(dict(loss="softmax", label_smoothing=0.1))
     config.duration, config.batch_size = "20 epochs", 512
@@ -96,9 +92,8 @@ def finetune(runs, pixels, drop_path):
 
 def smoke(config):
     """Two stages on digits, of 24 and of 32 pixels."""
-    recipes.on_digits(config, "30 epochs", lr=2e-2)
-    runs = {"pretrain": config}
-    runs["at_32"] = config = recipes.next_stage(runs)
-    config.data.image_size = 32
-    config.duration, config.optim.name, config.optim.lr = "4 epochs", "adamw", 3e-4
-    return runs
+    recipes.on_digits(config, "30 epochs", lr=8e-3)
+    larger = recipes.next_stage({"pretrain": config})
+    larger.data.image_size, larger.duration = 32, "4 epochs"
+    larger.optim.name, larger.optim.lr = "adamw", 3e-4
+    return {"pretrain": config, "at_32": larger}

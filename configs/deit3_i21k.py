@@ -43,7 +43,7 @@ def get_runs(arg="S/16"):
     config.duration, config.optim.weight_decay = f"{epochs} epochs", 0.02
     if model == "smoke":
         config.data.image_size = 32
-        recipes.on_digits(config, "30 epochs", lr=2e-2)
+        recipes.on_digits(config, "30 epochs", lr=8e-3)
     runs = {"pretrain": config}
     runs["imagenet1k"] = config = recipes.next_stage(runs)
     config.init_reset = ("head/.*",)
@@ -52,7 +52,6 @@ def get_runs(arg="S/16"):
         config.duration, config.optim.lr = "5 epochs", 5e-3
         return runs
     recipes.images_of_deit3(config, 224)
-    config.data.update(dict(name="imagenet2012", train_split="train", eval_split="validation"))
     config.data.resize = 232
     config.model.update(dict(num_classes=1000, crop_to_patches=False))
     config.duration, config.optim.lr = "50 epochs", 3e-4

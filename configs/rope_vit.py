@@ -42,7 +42,7 @@ def get_runs(arg="S/16"):
         config.model.update(dict(position="none", rope="mixed", rope_theta=10.0))
     if model == "smoke":
         config.data.image_size = 32
-        recipes.on_digits(config, "30 epochs", lr=2e-2)
+        recipes.on_digits(config, "30 epochs", lr=8e-3)
     runs = {"pretrain": config}
     if model != "smoke" and at_224 is not None:
         runs["at_224"] = deit3.finetune(runs, 224, at_224)

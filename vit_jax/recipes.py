@@ -96,11 +96,18 @@ def next_stage(runs: Mapping[str, ConfigDict]) -> ConfigDict:
 
 
 def images_of_deit3(config: ConfigDict, pixels: int) -> ConfigDict:
-    """ImageNet's images as DeiT III and what is built on it cut them: bicubic, and evaluated whole (crop ratio 1)."""
+    """ImageNet as DeiT III and what is built on it read it: bicubic crops, and evaluated whole (crop ratio 1)."""
+    config.data.update(dict(name="imagenet2012", train_split="train", eval_split="validation"))
     config.data.update(dict(image_size=pixels, crop_area=(0.08, 1.0), interpolation="bicubic"))
     config.data.update(dict(eval_crop="torchvision", eval_resize=pixels))
     config.data.update(dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)))
     return config
+
+
+def randaugment_of_deit(config: ConfigDict) -> None:
+    """Sets timm's rand-m9-mstd0.5-inc1."""
+    config.augment.update(dict(randaugment_layers=2, randaugment_kind="timm-inc1"))
+    config.augment.update(dict(randaugment_magnitude=9.0, randaugment_std=0.5))
 
 
 def on_digits(config: ConfigDict, duration: str, *, lr: float, **model) -> ConfigDict:
