@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from vit_jax.base import patterns
-from vit_jax.training.assembly import assemble, resolve
+from vit_jax.models import registry
+from vit_jax.training.assembly import assemble, model_config_of, resolve
 from vit_jax.user_files import load_runs
 
 torch = pytest.importorskip("torch")
@@ -166,3 +167,56 @@ def test_ten_steps_are_those_of_the_authors_formulas(recipe, model):
     for name, value in p.items():
         assert np.abs(after[name] - before[name]).max() > 1e-5, f"{name} was not trained"
         np.testing.assert_allclose(after[name], value.detach().numpy(), atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("size", "pixels", "rate", "drop_path", "millions"),  # of parameters, as timm counts deit3_*_224
+    [
+        ("S/16", 224, 4e-3, 0.05, 22.06), ("B/16", 192, 3e-3, 0.2, 86.59),
+        ("L/16", 192, 3e-3, 0.45, 304.37), ("H/14", 160, 3e-3, 0.6, 632.13),
+    ],
+)  # fmt: skip
+def test_deit3_is_that_of_its_authors(size, pixels, rate, drop_path, millions):
+    runs = load_runs(f"configs/deit3.py:{size}")
+    config, last = runs["pretrain"], runs[list(runs)[-1]]
+    model = config.model
+    assert (config.data.image_size, config.optim.lr, model.drop_path) == (pixels, rate, drop_path)
+    assert (config.duration, config.batch_size, config.optim.name) == ("800 epochs", 2048, "lamb")
+    assert (model.drop_path_by, config.objective.loss, config.data.repeats) == (
+        "constant",
+        "binary",
+        3,
+    )
+    assert last.data.image_size == 224 and ("at_224" in runs) == (size != "S/16")
+    if size != "S/16":
+        assert (last.init_from, last.init_reset, last.optim.lr) == ("pretrain", (), 1e-5)
+        assert last.data.repeats == 1 and not last.augment.three_augment
+    last.init_from = ""
+    count = registry.count_parameters(model_config_of(resolve(last), 1000))
+    assert round(count / 1e6, 2) == millions
+
+
+@pytest.mark.parametrize(
+    ("size", "epochs", "parameters"),
+    [("S/16", 800, 22_039_144), ("B/16", 800, 86_543_080), ("L/16", 400, 304_258_024)],
+)
+def test_vit5_is_that_of_its_authors(size, epochs, parameters):
+    runs = load_runs(f"configs/vit5.py:{size}")
+    assert runs["pretrain"].duration == f"{epochs} epochs" and runs["pretrain"].optim.ema == 0.99996
+    last = runs["at_224"]
+    last.init_from = ""
+    assert registry.count_parameters(model_config_of(resolve(last), 1000)) == parameters
+    assert last.model.rope_grid == (runs["pretrain"].data.image_size // 16,) * 2
+
+
+def test_the_best_recipe_is_the_most_accurate_that_the_hours_allow():
+    chosen = {
+        "S/16,11": (90, "sincos2d"), "S/16,99": (400, "none"), "S/16": (800, "learned"), "B/16,150": (400, "none"),
+        "B/16,285": (800, "learned"), "L/16,500": (400, "learned"),
+    }  # fmt: skip
+    for argument, (epochs, position) in chosen.items():
+        first = next(iter(load_runs(f"configs/best.py:{argument}").values()))
+        assert (first.duration, first.model.position or "learned") == (
+            f"{epochs} epochs",
+            position,
+        ), argument
