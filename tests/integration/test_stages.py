@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from vit_jax import recipes
+from vit_jax.base.errors import ConfigError
 from vit_jax.base.patterns import named
 from vit_jax.checkpoints import reading
 from vit_jax.planning.dry_run import dry_run
@@ -50,3 +51,13 @@ def test_a_dry_run_of_a_stage_needs_no_weights(tiny_config):
     runs = stages(tiny_config)
     result, recipe = dry_run(runs["larger"], None, tuple(runs))
     assert result["image_size"] == 40 and "data.image_size = 40" in recipe
+
+
+def test_a_stage_that_cannot_be_trained_is_refused_before_the_first_is(tiny_config, tmp_path):
+    runs = stages(tiny_config)
+    runs["larger"].data.image_size = 36
+    with pytest.raises(
+        ConfigError, match="run 'larger': image size 36 cannot be cut into patches of 8"
+    ):
+        run_all(runs, tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -202,6 +202,7 @@ def run_all(runs: Mapping[str, ConfigDict], workdir: epath.PathLike) -> dict[str
     """
     logs.to_stderr_by_default()
     workdir, found = storage.locate_to_save(workdir, "--workdir"), {}
+    _check_stages(runs)
     for number, (name, config) in enumerate(runs.items(), start=1):
         logging.info("run %d of %d: %s", number, len(runs), name)
         earlier = {field: value for field, value in _earlier(config).items() if value in runs}
@@ -214,6 +215,17 @@ def run_all(runs: Mapping[str, ConfigDict], workdir: epath.PathLike) -> dict[str
             logging.warning("%s: %s", name, error)
             found[name] = {}
     return found
+
+
+def _check_stages(runs: Mapping[str, ConfigDict]) -> None:
+    """Raises `ConfigError` for a later stage that could not be trained, before the first is."""
+    for name, config in runs.items():
+        # Where the model's name is left open, it is that of weights which are not there yet.
+        if config.init_from in runs and config.model.name:
+            try:
+                resolve(with_fields(config, {"init_from": ""}))
+            except ConfigError as error:
+                raise ConfigError(f"run {name!r}: {error}") from error
 
 
 def _earlier(config: ConfigDict) -> dict[str, str]:
