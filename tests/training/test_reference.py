@@ -159,7 +159,7 @@ def test_a_run_is_ended_below_the_band_and_not_before_a_tenth(tiny):
     assert run.compare(90, {"accuracy": 0.485}).error is None  # 1.5 below the lowest seed
     error = run.compare(90, {"accuracy": 0.47}).error
     message = str(error)
-    assert error.exit_code == 1 and "3.04 points below" in message and "stop_below = 2" in message
+    assert error.exit_code == 1 and "3.04 points worse" in message and "stop_below = 2" in message
     for cause in ("labels", "normalisation", "augmented", "learning rate", "batch_size"):
         assert cause in message
     assert "optim.b1 is 0.5 (0.9); optim.lr is 0.03 (0.003)." in message
@@ -167,6 +167,14 @@ def test_a_run_is_ended_below_the_band_and_not_before_a_tenth(tiny):
     assert late.compare(90, {"accuracy": 0.1}).error is None
     same = tiny(2.0).make().compare(90, {"accuracy": 0.1}).error
     assert "Nothing that is known of the curve's recipe is different" in str(same)
+
+
+def test_of_a_loss_less_is_better(tiny):
+    run = tiny(2.0, metric="loss", values=(9.0, 7.0, 5.0), seeds=2).make()
+    assert run.compare(90, {"loss": 3.0}).error is None
+    compared = run.compare(90, {"loss": 10.0})
+    assert compared.sentence.startswith("epoch 2.003: 10; made up had 7.00")
+    assert "2.99 points worse" in str(compared.error)
 
 
 DATA = dict(name="digits", classes=10, training_examples=1438, evaluated_examples=359)

@@ -10,7 +10,7 @@ from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.base.sizes import height_width
 from vit_jax.config import Config
 from vit_jax.data.record import Source
-from vit_jax.evaluation import Suite
+from vit_jax.evaluation import Suite, best_metric
 from vit_jax.evaluation.contract import held_out
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.curves import (
@@ -18,6 +18,7 @@ from vit_jax.training.curves import (
     Curve,
     default_recipe,
     differences,
+    is_share,
     read_curve,
     recipe_of,
     sizes_of,
@@ -77,8 +78,7 @@ class Reference:
         """Places the metrics of an evaluation after `step` on the curve."""
         curve, epoch = self.curve, step * self.epochs_per_step
         value, band = metrics[curve.metric], curve.at(epoch)
-        percent = "accuracy" in curve.metric
-        scale, unit = (100.0, " %") if percent else (1.0, "")
+        scale, unit = (100.0, " %") if is_share(curve.metric) else (1.0, "")
         known = f"epoch {epoch:.4g}: {scale * value:.4g}{unit}"
         if band is None:
             where = f"covers epochs {min(run[0][0] for run in curve.runs):.4g} to {curve.end:.4g}"
@@ -91,7 +91,10 @@ class Reference:
             f"reference/{curve.metric}_high": band.high,
             "reference/difference": value - band.mean,
         }
-        return Compared(sentence, scalars, self._error(step, scale * (band.low - value), sentence))
+        _, sign = best_metric(curve.metric, metrics)  # of a loss less is better
+        worst = band.low if sign > 0 else band.high
+        error = self._error(step, scale * sign * (worst - value), sentence)
+        return Compared(sentence, scalars, error)
 
     def _error(self, step: int, below: float, sentence: str) -> BelowReference | None:
         allowed = self.config.reference.stop_below
@@ -105,7 +108,7 @@ class Reference:
             else "Nothing that is known of the curve's recipe is different here."
         )
         return BelowReference(
-            f"{sentence}. That is {below:.3g} points below, more than config.reference.stop_below = {allowed:g}. "
+            f"{sentence}. That is {below:.3g} points worse, more than config.reference.stop_below = {allowed:g}. "
             f"{_USUAL_CAUSES} {other} To go on all the same: --config.reference.stop_below=0"
         )
 
@@ -198,7 +201,8 @@ def why_not(curve: Curve, assembly: Assembly, source: Source, suite: Suite) -> l
         found.append(
             f"it is of the metric {curve.metric!r}, and evaluations have {', '.join(metrics)}"
         )
-    if assembly.to_steps(config.eval.every) == 0:
+    every = assembly.to_steps(config.eval.every)
+    if every == 0 or every >= assembly.total_steps:
         found.append("the run is evaluated at its end only: set config.eval.every")
     return found
 
