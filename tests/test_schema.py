@@ -55,7 +55,7 @@ def test_code_gets_a_frozen_dataclass_with_values_in_their_types():
         ({"part.many": (1.0,)}, "config.part.many = .* must be 2 values, separated by commas"),
         ({"part.many": (1.0, 0.0)}, "config.part.many = .* must be above 0"),
         ({"part.many": (1.0, math.inf)}, "config.part.many = .* is not finite"),
-        ({"part.size": "big"}, "config.part.size = 'big' is no image size: say"),
+        ({"part.size": "big"}, "config.part.size = 'big' is no image size: give"),
     ],
 )
 def test_a_value_that_an_option_cannot_have_is_refused_by_name(values, message):
