@@ -171,6 +171,16 @@ class Attention(nnx.Module):
         return kernel, bias
 
 
+def attention_flops(tokens: int, width: int, *, attended: int | None = None) -> int:
+    """Operations of `Attention`, full, a multiply-add counted as 2.
+
+    Args:
+      attended: tokens that each token attends to; by default all.
+    """
+    attended = tokens if attended is None else attended
+    return 8 * tokens * width**2 + 4 * tokens * attended * width
+
+
 class _Affine(nnx.Module):
     """A kernel and perhaps a bias."""
 

@@ -68,6 +68,16 @@ class PatchEmbedding(nnx.Module):
         return dense(x, self.kernel[...].reshape(-1, width), bias)
 
 
+def flops(config) -> int:
+    """Operations of the patch embedding of one image, a multiply-add counted as 2.
+
+    Args:
+      config: of a family with patches.
+    """
+    rows, columns = config.grid
+    return 2 * rows * columns * config.patch**2 * config.channels * config.width
+
+
 def cut_patches(images: jax.Array, grid: tuple[int, int]) -> jax.Array:
     """Images (B, H, W, C) as the patches of a grid, row by row: (B, rows * columns, H/rows * W/columns * C), a patch's
     pixels row by row, their channels last.

@@ -160,7 +160,7 @@ def make(
 
 
 def flops(config: Options) -> int:
-    """Operations of pooling, counted as in `vit.Config.flops`: of attention pooling, the probe's own
+    """Operations of pooling, a multiply-add counted as 2: of attention pooling, the probe's own
     projections, the keys and values of all tokens, the MLP of one token.
     """
     n, d, m = config.tokens, config.width, config.pool_mlp_dim

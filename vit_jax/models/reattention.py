@@ -11,7 +11,7 @@ from vit_jax.models.attention import Attention
 from vit_jax.models.batch_norm import BatchNorm
 
 if TYPE_CHECKING:
-    from vit_jax.models.deepvit import Config
+    from vit_jax.models.deepvit import DeepViTConfig
 
 
 class ReAttention(Attention):
@@ -22,7 +22,7 @@ class ReAttention(Attention):
     `theta/bias` (heads,); with `reattention_norm` a batch norm over heads, `theta/norm`.
     """
 
-    def __init__(self, config: "Config", *, dtype, rngs: nnx.Rngs):
+    def __init__(self, config: "DeepViTConfig", *, dtype, rngs: nnx.Rngs):
         super().__init__(config.width, config.heads, dtype=dtype, rngs=rngs)
         self.theta = Theta(config, rngs=rngs)
 
@@ -36,7 +36,7 @@ class ReAttention(Attention):
 class Theta(nnx.Module):
     """Mixes heads: a 1x1 convolution over them, begun as PyTorch begins one, and its norm."""
 
-    def __init__(self, config: "Config", *, rngs: nnx.Rngs):
+    def __init__(self, config: "DeepViTConfig", *, rngs: nnx.Rngs):
         heads = config.heads
         limit = heads**-0.5
 
