@@ -18,7 +18,7 @@ from vit_jax.base import patterns
 from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange import adapt, formats, named
 from vit_jax.interchange.formats import Foreign
-from vit_jax.models import registry, vit
+from vit_jax.models import registry
 from vit_jax.models.classifier import Options
 from vit_jax.models.conversions import (
     contract,
@@ -31,6 +31,7 @@ from vit_jax.models.conversions import (
 )
 from vit_jax.models.conversions.rules import Lazy, Rule
 from vit_jax.models.embeddings import sincos_2d
+from vit_jax.models.vit_zoo_options import PublishedViTConfig
 from vit_jax.objectives import mae
 from vit_jax.objectives.contract import Objective
 from vit_jax.objectives.networks import OWN
@@ -69,7 +70,7 @@ class Decoder:
     """
 
     options: mae.Options
-    config: vit.Config
+    config: PublishedViTConfig
     params: dict
 
     def beside(self, format: str) -> tuple[list[Rule], dict]:
@@ -136,7 +137,7 @@ def of(foreign: Foreign, heads: int = 0) -> Decoder | None:
     return Decoder(options, config, params)
 
 
-def rules_of(decoder: vit.Config, format: str) -> list[Rule]:
+def rules_of(decoder: PublishedViTConfig, format: str) -> list[Rule]:
     """Which tensors of a format are which parameters of `objectives.mae.Own`, and its `position`."""
     if format == "huggingface":
         table = vit_towers.rules(decoder, {"kind": "vit_mae", "prefix": ""})
@@ -173,7 +174,7 @@ def options_of_run(objective: ConfigDict) -> mae.Options | None:
     return objectives.find(objective)[1]
 
 
-def like(model: vit.Config, options: mae.Options) -> dict:
+def like(model: PublishedViTConfig, options: mae.Options) -> dict:
     """Shapes and dtypes of what a run's objective owns."""
     decoder = mae.decoder_of(model, options)
     own = nnx.eval_shape(lambda: mae.Own(model, decoder, nnx.Rngs(0)))
@@ -202,7 +203,7 @@ def own_of(objective: Objective, location: str, model: Options, own: dict) -> di
     return jax.tree.map(adapt.placed, found.params, own)
 
 
-def check_encoder(config: vit.Config, path: epath.PathLike) -> None:
+def check_encoder(config: PublishedViTConfig, path: epath.PathLike) -> None:
     """Raises `CheckpointError` for an encoder that MAE's own code could not compute."""
     named.refuse_other_conventions(config, _CONVENTIONS, "the authors' code", path)
     lacks = {
@@ -239,7 +240,7 @@ def _options(
     return options
 
 
-def _positions(decoder: vit.Config) -> np.ndarray:
+def _positions(decoder: PublishedViTConfig) -> np.ndarray:
     """The table (1, 1 + N, D) of the decoder's positions; that of the class token is zero."""
     table = sincos_2d(decoder.grid, decoder.width, periods=decoder.width // 4)
     return np.pad(np.asarray(table, np.float32), ((0, 0), (1, 0), (0, 0)))

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from vit_jax.base.schema import option
 from vit_jax.compute import attend, rope
 from vit_jax.compute.dropout import dropout, split
 from vit_jax.models.layers import norm
@@ -14,6 +15,16 @@ from vit_jax.models.layers import norm
 KEY = 1  # where in QKV keys begin, and queries end
 # Cosines and sines of the angles that queries and keys are turned by, see `rope.turn`.
 Angles = tuple[jax.Array, jax.Array]
+
+
+def implementation_option():
+    """The option `attention` of families that have it."""
+    return option(
+        "auto",
+        "how attention is computed; all give the same. cudnn: GPU, 16 bits; splash: TPU",
+        choices=attend.IMPLEMENTATIONS,
+        role="compute",
+    )
 
 
 class Attention(nnx.Module):

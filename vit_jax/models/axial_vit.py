@@ -13,11 +13,10 @@ import jax
 from flax import nnx
 
 from vit_jax.base.schema import option
-from vit_jax.compute import attend
 from vit_jax.compute.activations import ACTIVATIONS
 from vit_jax.compute.dropout import drop_path, split
-from vit_jax.models import classifier, pooling, stacked, vit
-from vit_jax.models.attention import Attention, attention_flops
+from vit_jax.models import classifier, pooling, stacked, vit_zoo
+from vit_jax.models.attention import Attention, attention_flops, implementation_option
 from vit_jax.models.layers import Mlp, layer_norm, mlp_flops
 
 # Of the paper; any other size of a ViT and any patch work as well.
@@ -34,12 +33,7 @@ class AxialViTConfig(pooling.PatchOptions, stacked.Options, classifier.Options):
     dropout: float = option(
         0.0, "after the position embedding, attention and MLP layers (ViT B.1)", minimum=0, below=1
     )
-    attention: str = option(
-        "auto",
-        "how attention is computed; all give the same. cudnn: GPU, 16 bits; splash: TPU",
-        choices=attend.IMPLEMENTATIONS,
-        role="compute",
-    )
+    attention: str = implementation_option()
     activation: str = option("gelu_tanh", "of the MLPs", choices=ACTIVATIONS, role="convention")
 
     def __post_init__(self):
@@ -64,8 +58,8 @@ def options_from_name(name: str) -> dict | None:
     if not match:
         return None
     size, patch = match.groups()
-    classifier.check_size(name, "ViT", size, vit.SIZES)
-    depth, width, mlp_dim, heads = vit.SIZES[size]
+    classifier.check_size(name, "ViT", size, vit_zoo.SIZES)
+    depth, width, mlp_dim, heads = vit_zoo.SIZES[size]
     return dict(patch=int(patch), depth=depth, width=width, mlp_dim=mlp_dim, heads=heads)
 
 

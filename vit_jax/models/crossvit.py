@@ -28,14 +28,15 @@ from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.base.sizes import Size
-from vit_jax.compute import attend
 from vit_jax.compute.activations import ACTIVATIONS
 from vit_jax.compute.dropout import by_depth, draw, split
-from vit_jax.models import classifier, vit
+from vit_jax.models import classifier
+from vit_jax.models.attention import implementation_option
 from vit_jax.models.branches import Stage
 from vit_jax.models.contract import Capture, ModelOutput
 from vit_jax.models.embeddings import ConvolutionalStem, PatchEmbedding, prepend, resize_images
 from vit_jax.models.layers import layer_norm
+from vit_jax.models.vit import VisionTransformerConfig
 
 # Width of the small branch (the large one has twice that), heads, blocks of the large branch in a
 # stage, ratio of MLP width to width (Tables 1 and 2).
@@ -94,12 +95,7 @@ class Config(classifier.Options):
     drop_path: float = option(
         0.0, "stochastic depth of the last block, growing linearly from 0", minimum=0, below=1
     )
-    attention: str = option(
-        "auto",
-        "how attention is computed; all give the same. cudnn: GPU, 16 bits; splash: TPU",
-        choices=attend.IMPLEMENTATIONS,
-        role="compute",
-    )
+    attention: str = implementation_option()
     activation: str = option(
         "gelu",
         "of the MLPs and of the projections of class tokens",
@@ -134,7 +130,7 @@ class Config(classifier.Options):
         return self.large_image_size or default_large_size(self.image_size, self.patch)
 
     @property
-    def branches(self) -> dict[str, vit.Config]:
+    def branches(self) -> dict[str, VisionTransformerConfig]:
         """`small` and `large`, each as a ViT without a head."""
         options = ("heads", "drop_path", "attention", "activation", "epsilon", "channels")
         options += ("dtype", "dtype_on_cpu", "remat", "unroll")
@@ -144,7 +140,7 @@ class Config(classifier.Options):
             (self.large_size, self.patch, self.width, self.mlp_dim),
         )
         return {
-            name: vit.Config(
+            name: VisionTransformerConfig(
                 size, 0, patch=patch, width=width, mlp_dim=mlp_dim, depth=sum(depths), **shared
             )
             for name, (size, patch, width, mlp_dim), depths in zip(
@@ -203,7 +199,7 @@ class Config(classifier.Options):
             )
         return 2 * products
 
-    def _stem_products(self, branch: vit.Config) -> int:
+    def _stem_products(self, branch: VisionTransformerConfig) -> int:
         """Multiply-adds of a branch's patch embedding."""
         down, across = branch.grid
         if not self.convolutional_stem:
@@ -259,7 +255,7 @@ class Model(nnx.Module):
         def of_each(make: Callable) -> nnx.Dict:
             return nnx.Dict({name: make(branch) for name, branch in branches.items()})
 
-        def stem(branch: vit.Config) -> nnx.Module:
+        def stem(branch: VisionTransformerConfig) -> nnx.Module:
             if config.convolutional_stem:
                 layers = _stem(branch)
                 return ConvolutionalStem(config.channels, layers, dtype=dtype, rngs=rngs)
@@ -359,7 +355,7 @@ def _scaled(size: Size, old: Size, new: Size, patch: int) -> Size:
     return sizes.parse(tuple(max(count, 1) * patch for count in counts))
 
 
-def _stem(branch: vit.Config) -> list[tuple[int, int, int, int]]:
+def _stem(branch: VisionTransformerConfig) -> list[tuple[int, int, int, int]]:
     """Channels, side, stride and padding of the layers of a branch's convolutional stem."""
     channels = (branch.width // 4, branch.width // 2, branch.width)
     return [(c, *layer) for c, layer in zip(channels, STEMS[branch.patch], strict=True)]

@@ -35,14 +35,14 @@ from vit_jax.base.schema import option
 from vit_jax.base.sizes import Size
 from vit_jax.compute import attend
 from vit_jax.compute.activations import ACTIVATIONS
-from vit_jax.models import cascade, classifier, reuse, t2t, vit
+from vit_jax.models import cascade, classifier, reuse, t2t, vit_zoo
 from vit_jax.models.contract import Capture, ModelOutput
 
 # Backbone and size.
 SIZES = {
     "T2T-ViT-12": ("t2t", t2t.SIZES["12"]),
     "T2T-ViT-14": ("t2t", t2t.SIZES["14"]),
-    "DeiT-S": ("deit", vit.SIZES["S"]),
+    "DeiT-S": ("deit", vit_zoo.SIZES["S"]),
 }
 VARIANTS = [f"DVT-{size}" for size in SIZES]
 ACCURACY = {"DVT-T2T-ViT-12": 80.0}  # of the last exit

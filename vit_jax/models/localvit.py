@@ -20,11 +20,11 @@ from flax import nnx
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
-from vit_jax.compute import attend, convolution, partitioning, recompute
+from vit_jax.compute import convolution, partitioning, recompute
 from vit_jax.compute.dense import dense
 from vit_jax.compute.dropout import drop_path
 from vit_jax.models import batch_norm, classifier, stacked
-from vit_jax.models.attention import Attention, attention_flops
+from vit_jax.models.attention import Attention, attention_flops, implementation_option
 from vit_jax.models.batch_norm import BatchNorm
 from vit_jax.models.layers import Kernel, SqueezeExcite, layer_norm, mlp_flops
 
@@ -78,12 +78,7 @@ class LocalViTConfig(stacked.Options, batch_norm.Options):
         minimum=0,
         below=1,
     )
-    attention: str = option(
-        "auto",
-        "how attention is computed; all give the same. cudnn: GPU, 16 bits; splash: TPU",
-        choices=attend.IMPLEMENTATIONS,
-        role="compute",
-    )
+    attention: str = implementation_option()
 
     def __post_init__(self):
         classifier.check_heads(self)
