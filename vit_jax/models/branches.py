@@ -48,7 +48,7 @@ class Stage(nnx.Module):
           small, large: tokens of the branches, (B, N, D) each, class token first.
           rates: of stochastic depth, for the deeper branch's blocks; cross-attention has the last.
           key: randomness of stochastic depth; `None` for none.
-          capture: see `crossvit.Model`.
+          capture: see `crossvit.CrossViT`.
 
         Returns:
           small, large, and what was captured.

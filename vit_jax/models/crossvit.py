@@ -33,7 +33,7 @@ from vit_jax.compute.dropout import by_depth, draw, split
 from vit_jax.models import classifier
 from vit_jax.models.attention import implementation_option
 from vit_jax.models.branches import Stage
-from vit_jax.models.contract import Capture, ModelOutput
+from vit_jax.models.contract import ModelOutput
 from vit_jax.models.embeddings import ConvolutionalStem, PatchEmbedding, prepend, resize_images
 from vit_jax.models.layers import layer_norm
 from vit_jax.models.vit import VisionTransformerConfig
@@ -63,7 +63,7 @@ SMOKE = ("cross_vit.py:smoke", 97.2, 145)
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(classifier.Options):
+class CrossViTConfig(classifier.Options):
     """A CrossViT. `image_size` is that of the small branch; the large one resizes the images."""
 
     patch: int = option(16, "side of a patch in pixels", minimum=1, role="size")
@@ -172,7 +172,9 @@ class Config(classifier.Options):
             "large_image_size": _scaled(image_size, self.image_size, self.large_size, self.patch)
         }
 
-    def fit(self, name: str, target: "Config", *, resize: str) -> tuple[str, Callable] | None:
+    def fit(
+        self, name: str, target: "CrossViTConfig", *, resize: str
+    ) -> tuple[str, Callable] | None:
         """See `classifier.Options`. Each branch's positions are interpolated."""
         for branch in BRANCHES:
             if name == f"position/{branch}":
@@ -241,12 +243,10 @@ def options_from_name(name: str) -> dict | None:
     )
 
 
-class Model(nnx.Module):
-    """Images to logits; see `Config` for what varies. Parameters are float32 whatever the compute
-    dtype. Parameters of a branch are named `…/small` or `…/large`.
-    """
+class CrossViT(classifier.Classifier):
+    """Images to logits. Parameters of a branch are named `…/small` or `…/large`."""
 
-    def __init__(self, config: Config, *, rngs: nnx.Rngs):
+    def __init__(self, config: CrossViTConfig, *, rngs: nnx.Rngs):
         dtype = jnp.dtype(config.dtype)
         branches = config.branches
         draw = nnx.initializers.normal(0.02)
@@ -277,23 +277,9 @@ class Model(nnx.Module):
         if config.num_classes:
             self.head = of_each(lambda b: classifier.head(b.width, config, rngs))
 
-    def __call__(
-        self,
-        images: jax.Array,
-        *,
-        deterministic: bool = True,
-        rngs: nnx.Rngs | None = None,
-        capture: Capture = False,
-    ) -> ModelOutput:
-        """Classifies images.
-
-        Args:
-          images: (B, H, W, C) float, normalised; of the config's image size.
-          deterministic: no stochastic depth.
-          rngs: its randomness (the stream `dropout`) when not deterministic.
-          capture: also return every block's attention weights and output: `attention` (L, B, H, N,
-            N) and `blocks` (L, B, N, D) of the large branch, `small_attention` and `small_blocks` of
-            the small one, and `small_tokens` (B, N, D) after its last norm.
+    def __call__(self, images, *, deterministic=True, rngs=None, capture=False) -> ModelOutput:
+        """See `Classifier`. Captured are `attention` and `blocks` of the large branch, `small_attention`,
+        `small_blocks` and `small_tokens` of the small one, the last after its norm.
 
         Returns:
           `exits` are the logits of the small and of the large branch, `logits` their mean. `features`
@@ -361,8 +347,11 @@ def _stem(branch: VisionTransformerConfig) -> list[tuple[int, int, int, int]]:
     return [(c, *layer) for c, layer in zip(channels, STEMS[branch.patch], strict=True)]
 
 
-def _drop_path_rates(config: Config) -> list[np.ndarray]:
+def _drop_path_rates(config: CrossViTConfig) -> list[np.ndarray]:
     """For each stage, the rates of its deeper branch's blocks, which grow over all stages."""
     deepest = [max(stage) for stage in config.depths]
     rates, _ = by_depth(config.drop_path, sum(deepest), None)
     return np.split(rates, np.cumsum(deepest)[:-1])
+
+
+Config, Model = CrossViTConfig, CrossViT  # for the registry

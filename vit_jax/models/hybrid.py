@@ -56,9 +56,9 @@ class HybridViTConfig(resnet.Stages, PublishedViTConfig):
             )
 
     @property
-    def backbone(self) -> resnet.Config:
+    def backbone(self) -> resnet.ResNetConfig:
         """The ResNet below."""
-        return resnet.Config(
+        return resnet.ResNetConfig(
             self.image_size,
             num_classes=0,
             units=self.units,
