@@ -15,6 +15,7 @@ from vit_jax.models import classifier, positions, rotary
 from vit_jax.models import vit_zoo_blocks as blocks
 from vit_jax.models.contract import ModelOutput
 from vit_jax.models.embeddings import PatchEmbedding
+from vit_jax.models.layers import draw_as_deit
 from vit_jax.models.vit import VisionTransformer
 from vit_jax.models.vit_zoo_options import PublishedViTConfig
 
@@ -74,6 +75,11 @@ def options_from_name(name: str) -> dict | None:
 
 class PublishedViT(VisionTransformer):
     """The ViT of the paper with what published ones have beside it."""
+
+    def __init__(self, config: PublishedViTConfig, *, rngs: nnx.Rngs):
+        super().__init__(config, rngs=rngs)
+        if config.init == "deit":
+            draw_as_deit(self, rngs)
 
     def make_embedding(self, config: PublishedViTConfig, rngs: nnx.Rngs) -> nnx.Module:
         """See `VisionTransformer`."""

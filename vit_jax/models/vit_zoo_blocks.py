@@ -187,6 +187,8 @@ class PublishedEncoder(nnx.Module):
         config = self.config
 
         rotations, of_layer = rotary.rotations(angles)
+        constant = config.drop_path_by == "constant"
+        drawn = by_depth(config.drop_path, config.depth, key, constant=constant)
 
         def step(block, x, rate, key, own):
             x, weights = block(x, rate, key, position, rotations if own is None else own)
@@ -197,7 +199,7 @@ class PublishedEncoder(nnx.Module):
             step,
             self.layers,
             x,
-            (*by_depth(config.drop_path, config.depth, key), of_layer),
+            (*drawn, of_layer),
             remat=choices.remat(config),
             unroll=config.unroll,
         )

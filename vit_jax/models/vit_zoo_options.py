@@ -140,6 +140,21 @@ class PublishedViTConfig(VisionTransformerConfig):
     layer_scale_init: float = option(
         1e-5, "what these numbers begin as (1e-4 in ViT-5)", may_change=True, published=True
     )
+    drop_path_by: str = option(
+        "depth",
+        "how drop_path is spread over the blocks; depth: growing linearly from 0; constant: the same in "
+        "every block (DeiT III)",
+        choices=("depth", "constant"),
+        published=True,
+    )
+    init: str = option(
+        "vit",
+        "initial weights of patch embedding, tokens and blocks; vit: as the ViT paper's code; deit: as "
+        "DeiT's, kernels and tokens normal with std 0.02",
+        choices=("vit", "deit"),
+        may_change=True,
+        published=True,
+    )
 
     def __post_init__(self):
         # JSON has no tuples.
