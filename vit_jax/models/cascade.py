@@ -4,7 +4,7 @@ what the exit before has computed. The cascade itself is `dynamic_vit`.
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,6 @@ from vit_jax.models.contract import Capture, ModelOutput
 from vit_jax.models.layers import draw_kernels
 from vit_jax.models.vit_zoo import PublishedViT
 from vit_jax.models.vit_zoo_options import PublishedViTConfig
-
-if TYPE_CHECKING:
-    from vit_jax.models.dynamic_vit import DynamicViTConfig
 
 # Side, stride and padding, in pixels.
 Windows = tuple[int, int, int]
@@ -125,7 +122,7 @@ MODELS = {T2TNetwork: T2TExit, DeiTNetwork: DeiTExit}
 
 
 def network(
-    config: "DynamicViTConfig", grid: tuple[int, int], windows: Windows, link: reuse.Link
+    config: classifier.Options, grid: tuple[int, int], windows: Windows, link: reuse.Link
 ) -> T2TNetwork | DeiTNetwork:
     """The network of an exit.
 
@@ -181,7 +178,7 @@ def fitting(backbone: str, height_width: tuple[int, int]) -> dict[tuple[int, int
     return found
 
 
-def _t2t(config: "DynamicViTConfig", windows: Windows, link: reuse.Link) -> T2TNetwork:
+def _t2t(config: classifier.Options, windows: Windows, link: reuse.Link) -> T2TNetwork:
     return T2TNetwork(
         **_shared(config),
         first_split=windows,
@@ -192,7 +189,7 @@ def _t2t(config: "DynamicViTConfig", windows: Windows, link: reuse.Link) -> T2TN
     )
 
 
-def _deit(config: "DynamicViTConfig", windows: Windows, link: reuse.Link) -> DeiTNetwork:
+def _deit(config: classifier.Options, windows: Windows, link: reuse.Link) -> DeiTNetwork:
     side, stride, padding = windows
     if side != stride:
         raise ConfigError(
@@ -201,7 +198,7 @@ def _deit(config: "DynamicViTConfig", windows: Windows, link: reuse.Link) -> Dei
     return DeiTNetwork(**_shared(config), patch=side, padding=padding, link=link)
 
 
-def _shared(config: "DynamicViTConfig") -> dict[str, Any]:
+def _shared(config: classifier.Options) -> dict[str, Any]:
     """The options that a cascade and its networks have in common."""
     names = {field.name for field in dataclasses.fields(PublishedViTConfig)}
     return {
