@@ -31,7 +31,7 @@ AUGMENTATION = {
 
 def arguments(text: str, **known: Collection[str]) -> list[str | None]:
     """The comma-separated parts of a recipe's argument, in the order of `known`; `None` for those
-    left out at the end.
+    skipped at the end.
 
     >>> arguments("B/16", model=["B/16", "L/16"], level=AUGMENTATION)
     ['B/16', None]
@@ -220,7 +220,7 @@ def shard_by_size(config: ConfigDict, model: str) -> None:
 
 
 def spread(config: ConfigDict) -> None:
-    """For models too large for one accelerator of 16 GB: the state is cut over 8, and activations
+    """For models too large for one accelerator of 16 GB: the state is sharded over 8, and activations
     are recomputed, except those that are worth their memory because recomputing their products
     takes long.
 

@@ -173,9 +173,11 @@ def plan() -> None:
     flags.DEFINE_bool("fit", False, "look for the fastest remat, mesh and accumulation that fit")
     flags.DEFINE_float("price_per_chip_hour", None, "to tell the cost", lower_bound=0)
     flags.DEFINE_integer(
-        "num_classes", None, "of the data, where nothing else tells", lower_bound=1
+        "num_classes", None, "of the data, if it is not specified otherwise", lower_bound=1
     )
-    flags.DEFINE_integer("examples", None, "to train on, where nothing else tells", lower_bound=1)
+    flags.DEFINE_integer(
+        "examples", None, "to train on, if it is not specified otherwise", lower_bound=1
+    )
     cli.parse()
     cli.require(topology="KIND:SHAPE")
 

@@ -51,7 +51,7 @@ class Supervised(Objective):
         if count and count != setting.model.num_classes:
             raise ConfigError(
                 f"config.objective.class_weights has {count} weights for {setting.model.num_classes} "
-                "classes: say one for each"
+                "classes: give one for each"
             )
 
     def targets(self, batch: Batch) -> Batch:

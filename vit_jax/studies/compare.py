@@ -181,7 +181,7 @@ def loss_of_evaluations(names: Iterable[str]) -> str:
 
 def in_short(setting: Mapping) -> str:
     """Fields and their values, without what goes without saying: 'ViT-S/16, lr 0.001'. Options that a
-    model does not have, of `None`, are left out.
+    model does not have, of `None`, are excluded.
     """
     names = {"model.name": "", "run": "", "data.train_split": ""}
     given = {n: value for n, value in setting.items() if value is not None}

@@ -10,7 +10,7 @@ import numpy as np
 from etils import epath
 from PIL import Image
 
-from vit_jax.base import places
+from vit_jax.base import outputs, places
 from vit_jax.base.errors import ConfigError
 from vit_jax.evaluation import best_metric
 from vit_jax.pictures.page import Page, markdown, png
@@ -48,7 +48,7 @@ def report(folders: Sequence[epath.PathLike], out: epath.PathLike) -> dict:
     comparison = compare.compare(runs.find(folders))
     if runs.is_run(places.locate(out)):
         raise ConfigError(f"--out={out} is a run's workdir: name another folder, e.g. {out}/report")
-    out = places.make_folder(out, "--out")
+    out = outputs.make_folder(out, "--out")
     pictures = _pictures(comparison)
     for name, (_, image) in pictures.items():
         (out / f"{name}.png").write_bytes(png(image))

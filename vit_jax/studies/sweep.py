@@ -122,7 +122,7 @@ def divide(train_split: str, select: str = "") -> tuple[str, str, str]:
       select: a slice of the split, or a term of the sum; by default what the slice leaves out.
 
     Raises:
-      ConfigError: nothing is left out, or `select` is no part of the split.
+      ConfigError: nothing is held out, or `select` is no part of the split.
     """
     train_split, select = train_split.replace(" ", ""), select.replace(" ", "")
     split, terms = train_split.split("[")[0], train_split.split("+")
