@@ -7,14 +7,15 @@ vit_jax train --config=configs/rope_vit.py:S/16 --workdir=DIR
 vit_jax train --config=configs/rope_vit.py:B/16,learned --workdir=DIR
     rope or learned: the same with DeiT III's learned positions, to compare with.
 vit_jax train --config=configs/rope_vit.py:smoke --workdir=/tmp/rope_vit
-    A small one on scikit-learn's handwritten digits: SMOKE_ACCURACY of the 359 test images (seed 0).
+    A small one on scikit-learn's handwritten digits, to see that it runs.
 
 Expect, top-1 % on ImageNet's validation set at 224 pixels, and of the same weights at 384:
                S/16          B/16          L/16
     rope       80.9, 81.8    83.8, 84.4    84.8, 85.6
     learned    80.4, 79.4    83.4, 82.8    84.6, 84.2
 
-COST
+Cost in v5e chip-hours, what the products of all training steps take at 40 % of the chip's peak: S 50, B 139 and 10, L
+487 and 33 for the two stages.
 
 Different from the authors' code: what configs/deit3.py says.
 """

@@ -242,7 +242,7 @@ def test_a_recipe_is_headed_by_its_command_and_names_only_fields_there_are(name)
         (("vit_i1k", "B/8,augreg"), "big_vision chose no level for B/8"),
         (("deit3", "H/14,384"), "the authors have no H/14 at 384 pixels"),
         (("vit5", "S/16,384"), "the authors have no S/16 at 384 pixels"),
-        (("best", "B/16,100"), "takes 100 v5e chip-hours or fewer. There is 83.8 % from 142 hours"),
+        (("best", "B/16,100"), "takes 100 v5e chip-hours or fewer. There is 83.8 % from 149 hours"),
         (("best", "B/16,many"), "HOURS = 'many' is no number of v5e chip-hours, such as 150"),
         (("best", "H/14"), "there is no size 'H/14'"),
         (("vit_jft", "H/16"), "there is no model 'H/16'; did you mean"),

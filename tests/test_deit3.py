@@ -212,7 +212,7 @@ def test_vit5_is_that_of_its_authors(size, epochs, parameters):
 def test_the_best_recipe_is_the_most_accurate_that_the_hours_allow():
     chosen = {
         "S/16,11": (90, "sincos2d"), "S/16,99": (400, "none"), "S/16": (800, "learned"), "B/16,150": (400, "none"),
-        "B/16,285": (800, "learned"), "L/16,500": (400, "learned"),
+        "B/16,295": (800, "learned"), "L/16,535": (400, "learned"),
     }  # fmt: skip
     for argument, (epochs, position) in chosen.items():
         first = next(iter(load_runs(f"configs/best.py:{argument}").values()))

@@ -1,5 +1,5 @@
-"""What the watch of a reference curve stops (`config.reference.stop_below`), on CIFAR-10 as JPEG files: runs of a small
-ViT beside the curve of five seeds, healthy ones and ones with a fault.
+"""What the watch of a reference curve stops (`config.reference.stop_below`), on a fifth of CIFAR-10 as JPEG files:
+runs of a small ViT beside the curve of five seeds, healthy ones and ones with a fault.
 
     python -m tests.benchmarks.watch --data=cifar10_jpeg.tar --out=FOLDER [--healthy=20] [--faulty=2]
 
@@ -22,7 +22,7 @@ from vit_jax.training.loop import train
 from vit_jax.training.reference import BelowReference
 
 SEEDS = 5
-# What each does to a healthy run; 'labels' also has files of its own.
+# What each does to a healthy run; those of labels have files of their own.
 FAULTS = {
     "labels of one class in ten wrong": {},
     "rate x 10": {"optim.lr": 1e-2},
@@ -38,38 +38,40 @@ WRONG = ("cat", "ship")  # images of the first are filed as the second
 def healthy(data: pathlib.Path):
     config = default_config()
     config.data.update(dict(name="tar", path=str(data), image_size=32, eval_crop="resize"))
-    config.data.update(dict(train_crop="pad", pad=4, eval_split="test[:20%]", threads=2))
-    config.data.train_split = "train[:40%]"
+    config.data.update(dict(train_crop="pad", pad=4, threads=2))
     config.model.update(dict(name="ViT-S/8", width=96, depth=3, heads=3, mlp_dim=192))
     config.model.update(dict(pool="mean", position="sincos2d"))
-    config.duration, config.batch_size, config.optim.warmup = "4 epochs", 128, "10%"
+    config.duration, config.batch_size, config.optim.warmup = "5 epochs", 128, "10%"
     config.optim.weight_decay = 0.05
     config.eval.every, config.checkpoint.every, config.log.every = "5%", "100%", "5%"
     config.log.tensorboard = False
     return config
 
 
-def mislabelled(data: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
-    """The same files, but that nearly all training images of one class are filed under another."""
-    wrong = folder / "wrong.tar"
-    if wrong.exists():
-        return wrong
-    with tarfile.open(data) as read, tarfile.open(wrong.with_suffix(".part"), "w") as write:
-        kept = 0
+def subset(data: pathlib.Path, folder: pathlib.Path, *, wrong: bool) -> pathlib.Path:
+    """A fifth of the images of each class, to train on and to evaluate on; of a wrong one, the training images of one
+    class are filed under another, but for a few.
+    """
+    path = folder / f"{'wrong' if wrong else 'right'}.tar"
+    if path.exists():
+        return path
+    counts: dict[str, int] = {}
+    with tarfile.open(data) as read, tarfile.open(path.with_suffix(".part"), "w") as write:
         for member in read:
-            content = read.extractfile(member) if member.isfile() else None
-            if re.search(rf"train/{WRONG[0]}/", member.name) and content:
-                kept += 1
-                if kept > 5:
-                    name = member.name.replace(f"/{WRONG[0]}/", f"/{WRONG[1]}/")
-                    member.name = name.replace(".jpg", "_.jpg")
+            place, _, name = member.name.rpartition("/")
+            counts[place] = counts.get(place, -1) + 1
+            if not member.isfile() or counts[place] % 5:
+                continue
+            content = read.extractfile(member)
+            if wrong and place.endswith(f"train/{WRONG[0]}") and counts[place] > 25:
+                member.name = f"{place.removesuffix(WRONG[0])}{WRONG[1]}/{WRONG[0]}_{name}"
             write.addfile(member, content)
-    wrong.with_suffix(".part").rename(wrong)
-    return wrong
+    path.with_suffix(".part").rename(path)
+    return path
 
 
 def one(config, workdir: pathlib.Path) -> dict:
-    """A run: whether, where and by how much it was ended; else how far it is from the curve at the end."""
+    """A run: where and by how much it was ended; else how far from the curve it was at worst and at the end."""
     try:
         result = train(config, workdir)
     except BelowReference:
@@ -99,7 +101,7 @@ def main() -> None:
     parser.add_argument("--faulty", type=int, default=2)
     said = parser.parse_args()
     said.out.mkdir(parents=True, exist_ok=True)
-    config, found = healthy(said.data), said.out / "found.jsonl"
+    config, found = healthy(subset(said.data, said.out, wrong=False)), said.out / "found.jsonl"
     done = (
         {(e["fault"], e["seed"]) for e in map(json.loads, found.open())}
         if found.exists()
@@ -120,7 +122,7 @@ def main() -> None:
             config, {"seed": seed, **fields, **(beside if fault != "reference" else {})}
         )
         if fault.startswith("labels"):
-            run.data.path = str(mislabelled(said.data, said.out))
+            run.data.path = str(subset(said.data, said.out, wrong=True))
         workdir = said.out / f"{re.sub(r'[^a-z0-9]+', '_', fault)}_{seed}"
         entry = {"fault": fault, "seed": seed, **one(run, workdir)}
         with found.open("a") as file:

@@ -8,7 +8,7 @@ import numpy as np
 from etils import epath
 from PIL import Image
 
-from vit_jax.base import places
+from vit_jax.base import outputs, places
 from vit_jax.base.errors import ConfigError
 from vit_jax.pictures import style
 from vit_jax.pictures.plot import Plot
@@ -35,7 +35,7 @@ def save_reference(folders: Sequence[epath.PathLike], out: epath.PathLike | None
     """
     workdirs = [places.locate(folder, "RUN") for folder in folders]
     curve = curves.curve_of_runs(workdirs)
-    folder = places.make_folder(places.locate(out or folders[0], "--out"), "--out")
+    folder = outputs.make_folder(places.locate(out or folders[0], "--out"), "--out")
     path = folder / curves.FILE
     places.write_whole(path, curve.to_json())
     return {"reference": str(path), "curve": curve.name, "seeds": len(curve.runs)}
