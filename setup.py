@@ -2,8 +2,10 @@
 
 import pathlib
 import re
+import shutil
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 here = pathlib.Path(__file__).parent
 version = re.search(r'__version__ = "(.+)"', (here / "vit_jax" / "__init__.py").read_text())[1]
@@ -42,6 +44,18 @@ TEST = [
     "wandb>=0.20",
 ]
 
+
+class BuildWithRecipes(build_py):
+    """Puts configs/ into the package, so that the recipes are there where it is installed."""
+
+    def run(self):
+        super().run()
+        if not self.editable_mode:
+            target = pathlib.Path(self.build_lib) / "vit_jax" / "configs"
+            shutil.rmtree(target, ignore_errors=True)  # recipes that were renamed since
+            shutil.copytree(here / "configs", target, ignore=shutil.ignore_patterns("__pycache__"))
+
+
 setup(
     name="vit_jax",
     version=version,
@@ -50,6 +64,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",
+    cmdclass={"build_py": BuildWithRecipes},
     packages=find_packages(include=["vit_jax", "vit_jax.*"]),
     package_data={
         "vit_jax": [

@@ -8,7 +8,7 @@ import importlib
 
 from vit_jax.devices import libtpu
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _PUBLIC = {
     "create_model": "vit_jax.models.registry",

@@ -1,0 +1,39 @@
+"""The command that lists the recipes: `recipes`. It imports what it needs when it runs."""
+
+from absl import flags
+
+from vit_jax.commands import flags as cli
+
+FLAGS = flags.FLAGS
+
+
+def recipes() -> None:
+    """Recipes that come with the package, with size, data, cost and what to expect: [NAME | copy NAME DIR]
+    [--json|--markdown].
+
+    Without arguments it lists all, each as its first documented command trains it; NAME prints all that this
+    recipe says; copy NAME DIR copies it, to be changed. 'vit_jax train --config=NAME' trains it from any folder.
+    """
+    flags.DEFINE_bool("markdown", False, "the list as a page")
+    cli.define_json()
+    arguments = cli.parse("NAME", optional=True)
+
+    from vit_jax.planning import catalogue
+
+    match arguments:
+        case []:
+            rows = catalogue.recipe_table()
+            page = catalogue.recipe_page if FLAGS.markdown else catalogue.recipe_text
+            cli.print_result(rows, page(rows))
+        case ["copy", name, directory]:
+            path = catalogue.copy_recipe(name, directory)
+            cli.print_result(
+                {"path": str(path)}, f"{path}: vit_jax train --config={path} --workdir=DIR"
+            )
+        case ["copy", *_]:
+            raise flags.Error("expected: recipes copy NAME DIR")
+        case [name]:
+            text = catalogue.recipe_docstring(name)
+            cli.print_result({"name": name, "text": text}, text)
+        case _:
+            raise flags.Error(f"one NAME, not {' '.join(arguments)}")
