@@ -18,6 +18,7 @@ from vit_jax.data.augmentation import augment
 from vit_jax.devices import meshes
 from vit_jax.interchange import adapt, formats, named, opened, orbax
 from vit_jax.models import classifier, naming, registry
+from vit_jax.models.conversions import published
 from vit_jax.models.registry import Weights
 
 # What may be left to the checkpoint, and its value where that, or an earlier version of this code,
@@ -139,6 +140,39 @@ def load_run(
         step=0,
         directory=epath.Path(path),
     )
+
+
+def resized(run: reading.Run, image_size: sizes.Size | str) -> reading.Run:
+    """The same model for images of another size: what depends on it, such as position embeddings, is interpolated.
+
+    Raises:
+      ConfigError: the model cannot be fitted to that size.
+    """
+    source, size = run.model_config, sizes.parse(image_size)
+    said = named.said_size(size)
+    target = formats.configure(type(source), vars(source), said | source.at_size(size))
+    definition, like = registry.abstract_weights(target)
+    arrays = adapt.adapt(
+        named.union(*registry.split(run.model)[1]),
+        source,
+        named.union(*like),
+        target,
+        reset=(),
+        resize="scipy",
+        where=f"images of {sizes.text(size)} pixels",
+        reset_option="reset",
+    )
+    config = run.config.copy_and_resolve_references()
+    prepared = {
+        field.name: config.data[field.name] for field in dataclasses.fields(formats.Preprocessing)
+    }
+    if config.data.mean and config.data.std:
+        prepared = vars(published.at_size(named.preprocessing_of(prepared), size, run.directory))
+    with config.ignore_type():  # a height and a width in place of one number
+        config.data.update(prepared | {"image_size": size})
+    return dataclasses.replace(
+        run, model=nnx.merge(definition, *named.divided(arrays, like)), model_config=target, config=config
+    )  # fmt: skip
 
 
 def load_weights(

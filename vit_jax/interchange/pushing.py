@@ -1,0 +1,5 @@
+"""Uploads models to the Hugging Face hub. (In work.)"""
+
+
+def push(*args, **options):
+    raise NotImplementedError
