@@ -28,7 +28,7 @@ from vit_jax.evaluation import suites
 from vit_jax.evaluation.run import evaluate_run
 from vit_jax.export import run as exporting
 from vit_jax.inspection.layers import make_layer_features
-from vit_jax.interchange import formats, loading, pushing, remote
+from vit_jax.interchange import formats, loading, named, pushing, remote
 from vit_jax.models import listing, registry
 from vit_jax.prediction import features as rows
 from vit_jax.prediction import overrides, predict
@@ -82,9 +82,9 @@ class Run(reading.Run):
           BadImage: an image cannot be read.
           ConfigError: something is no image, the model has no head, or it is not known how images are normalised.
         """
-        named, alone = named_images(images)
+        given, alone = named_images(images)
         answers: list[Prediction] = []
-        for part in _parts(named):
+        for part in _parts(given):
             found = predict.predict(
                 self, part, topk=topk, batch_size=min(len(part), _BATCH), thresholds=thresholds, best=self._best
             )  # fmt: skip
@@ -99,8 +99,8 @@ class Run(reading.Run):
         Args:
           images: as for a call; one image is n = 1.
         """
-        data, (named, _) = self._features.data, named_images(images)
-        pixels = np.stack([image.read(data) for image in named])
+        data, (given, _) = self._features.data, named_images(images)
+        pixels = np.stack([image.read(data) for image in given])
         return np.asarray(augment.prepared(pixels, data, np.dtype(np.float32)))
 
     def features(
@@ -130,9 +130,9 @@ class Run(reading.Run):
         if image_size is not None:
             return self._resized(image_size).features(images, layers=layers, maps=maps)
         compiled = self._layers(tuple(layers), maps) if layers else self._features
-        named, _ = named_images(images)
+        given, _ = named_images(images)
         found = []
-        for part in _parts(named):
+        for part in _parts(given):
             size = min(len(part), _BATCH)
             for _, arrays, bad in rows.features(self, part, size, compiled):
                 if bad:
@@ -221,7 +221,11 @@ class Run(reading.Run):
     def _checkpoint(self, data: Mapping[str, Any]) -> formats.Foreign:
         """What the formats write: the arrays of the model as it is now."""
         found = formats.read(self.source, **self.stated)
-        weights = jax.device_get(registry.split(self.model)[1])
+        weights, prepared = jax.device_get(registry.split(self.model)[1]), self.config.data
+        if prepared.mean and prepared.std:
+            names = (field.name for field in dataclasses.fields(formats.Preprocessing))
+            stated = named.preprocessing_of({name: prepared[name] for name in names})
+            found = dataclasses.replace(found, preprocessing=stated)
         found = dataclasses.replace(
             found, model_config=self.model_config, params=weights.params, variables=weights.variables
         )  # fmt: skip
@@ -326,15 +330,15 @@ def list_models(pattern: str = "*", *, pretrained: bool = False) -> list[str]:
     ]
 
 
-def _parts(named: Sequence[Named]) -> Iterator[Sequence[Named]]:
+def _parts(given: Sequence[Named]) -> Iterator[Sequence[Named]]:
     """The images in parts whose batches have few different sizes, so that little is compiled."""
-    whole = len(named) // _BATCH * _BATCH
+    whole = len(given) // _BATCH * _BATCH
     if whole:
-        yield named[:whole]
+        yield given[:whole]
     start = whole
     for size in itertools.takewhile(bool, (_BATCH >> i for i in range(1, _BATCH.bit_length()))):
-        if (len(named) - whole) & size:
-            yield named[start : start + size]
+        if (len(given) - whole) & size:
+            yield given[start : start + size]
             start += size
 
 
