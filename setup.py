@@ -30,6 +30,7 @@ TEST = [
     "networkx>=3.4",
     "pillow-heif>=1.8",
     "pyarrow>=20",
+    "pyrefly==1.4.1",  # another version may find more
     "pytest>=8",
     "pytest-xdist>=3.6",
     "pyyaml>=6",

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from etils import epath
 from flax import nnx
@@ -101,7 +102,7 @@ class Run(reading.Run):
         """
         data, (given, _) = self._features.data, named_images(images)
         pixels = np.stack([image.read(data) for image in given])
-        return np.asarray(augment.prepared(pixels, data, np.dtype(np.float32)))
+        return np.asarray(augment.prepared(jnp.asarray(pixels), data, jnp.dtype(jnp.float32)))
 
     def features(
         self,
@@ -287,8 +288,9 @@ def load_run(
     """
     stated = dict(model or {})
     run = loading.load_run(source, mesh, said=stated or None, **options)
-    run = Run(**vars(run), source=os.fspath(source), stated=stated)
-    return loading.resized(run, image_size) if image_size is not None else run
+    if image_size is not None:
+        run = loading.resized(run, image_size)
+    return Run(**vars(run), source=os.fspath(source), stated=stated)
 
 
 def create_model(
@@ -306,8 +308,9 @@ def create_model(
       **options: of the model's config; see `load` for those that trained weights can be fitted to.
     """
     if remote.timm_address(name):
-        sized = {} if image_size is None else {"image_size": image_size}
-        return loading.load(name, **sized, **options)
+        if image_size is not None:
+            options["image_size"] = image_size
+        return loading.load(name, **options)
     return registry.create_model(name, image_size=image_size, seed=seed, **options)
 
 

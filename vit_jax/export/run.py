@@ -142,7 +142,7 @@ def _answer(
     # In what every reader has: float32, and no kernels that are written for one kind of chip.
     config = dataclasses.replace(config, dtype="float32")
     if hasattr(config, "attention"):
-        config = dataclasses.replace(config, attention="xla")
+        config = dataclasses.replace(config, attention="xla")  # pyrefly: ignore
     definition = registry.abstract(config)[0]
     plain = make_network(definition, config)
 

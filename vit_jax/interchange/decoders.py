@@ -153,7 +153,7 @@ def rules_of(decoder: vit.Config, format: str) -> list[Rule]:
         *(
             dataclasses.replace(
                 rule,
-                ours=f"decoder/{rule.ours.removeprefix('encoder/')}",
+                ours=f"decoder/{rule.ours.removeprefix('encoder/')}",  # pyrefly: ignore
                 theirs=tuple(map(theirs, rule.names)),
             )
             for rule in table

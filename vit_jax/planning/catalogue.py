@@ -98,7 +98,7 @@ def copy_recipe(name: str, directory: str) -> pathlib.Path:
 
 
 def _row(name: str) -> dict:
-    text = _docstring(shipped.recipe_path(name))
+    text = _docstring(shipped.require_recipe(name))
     command = next((m for m in _COMMAND.finditer(text) if m["name"] == name), None)
     argument = command and command["argument"]
     spec = f"{name}:{argument}" if argument else name
@@ -167,7 +167,7 @@ def _summary(expect: str) -> str:
 
 
 def _docstring(path: pathlib.Path) -> str:
-    return ast.get_docstring(ast.parse(path.read_text()))
+    return ast.get_docstring(ast.parse(path.read_text())) or ""
 
 
 def _title(text: str) -> str:
