@@ -25,6 +25,9 @@ TEST = [
     "huggingface_hub>=2.4",
     "jsonschema>=4.26",
     "kubernetes-validate>=1.37",
+    "mkdocs==1.6.1",  # 2 has no plugins
+    "mkdocs-material>=9.8",
+    "mkdocstrings[python]>=1.0",
     "moto[server]>=5.2",
     "netcal>=1.3.6; python_version < '3.12'",
     "networkx>=3.4",

@@ -86,6 +86,8 @@ def test_the_wheel_has_every_recipe_once_and_nothing_beside_the_package(wheel):
     assert {name for name in names if "configs/" in name} == recipes
     assert {name.split("/")[0] for name in names} == {"vit_jax", f"vit_jax-{__version__}.dist-info"}
     assert "vit_jax/py.typed" in names
+    modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "vit_jax").rglob("*.py")}
+    assert modules <= set(names)
 
 
 GUIDES_RECIPES = """
@@ -101,6 +103,12 @@ for spec in json.loads(sys.argv[1]):
 copied = catalogue.copy_recipe("noisy_student", "mine"), catalogue.copy_recipe("experiments/pooling", "mine")
 runs = [sorted(user_files.load_runs(f"{path}:smoke")) for path in copied]
 print(json.dumps({"file": vit_jax.__file__, "folder": str(shipped.recipes_folder()), "runs": runs}))
+"""
+
+
+PREDICTS = """
+import numpy, vit_jax
+print(*vit_jax.load_run("W")(numpy.zeros((32, 32, 3), "uint8")).names)
 """
 
 
@@ -123,6 +131,8 @@ def test_outside_the_clone_a_recipe_trains_by_name_and_its_run_predicts(outside)
     done = outside("vit_jax", "train", "--config=digits", "--workdir=W", *tiny, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["step"] == 12
+    done = outside("python", "-c", PREDICTS)
+    assert done.returncode == 0 and len(done.stdout.split()) == 5, done.stderr
     done = outside("vit_jax", "vtab", "--checkpoint=W", "--workdir=V", "--config.data.path=nothing")
     assert done.returncode == 2 and "is not prepared in" in done.stderr
 

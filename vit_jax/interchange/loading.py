@@ -32,7 +32,7 @@ def load(
     resize: str = "scipy",
     init_channels: str = "error",
     allow_nonfinite: bool = False,
-    **overrides,
+    **overrides: Any,
 ) -> nnx.Module:
     """A model from a checkpoint of any format; its `config` says what was recognised.
 
@@ -191,7 +191,9 @@ def load_weights(
       path: file or directory, local or `gs://`.
       reset: patterns of parameters that stay as they are, e.g. `("head/.*",)`; what the checkpoint
         has there is left out.
-      resize, init_channels, allow_nonfinite: see `load`.
+      resize: see `load`.
+      init_channels: see `load`.
+      allow_nonfinite: see `load`.
 
     Raises:
       CheckpointError, ConfigError: as `load`; unless every tensor and every parameter is accounted
@@ -292,12 +294,13 @@ def convert(
     *,
     data: Mapping[str, Any] | None = None,
     allow_nonfinite: bool = False,
-    **overrides,
+    **overrides: Any,
 ) -> formats.Foreign:
     """Rewrites a checkpoint in another format; see `formats.read` for what `overrides` do.
 
     Args:
-      source, destination: paths.
+      source: a checkpoint of any format.
+      destination: a file or folder.
       to: the format.
       data: how images are prepared, where that should differ from what the source says, or it says
         nothing: `mean`, `std`, `eval_crop`, `eval_resize`, `interpolation`.
