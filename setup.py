@@ -50,14 +50,14 @@ TEST = [
 
 
 class BuildWithRecipes(build_py):
-    """Puts configs/ into the package, so that the recipes are there where it is installed."""
+    """Puts recipes and notebooks into the package, so that they are there where it is installed."""
 
     def run(self):
         super().run()
-        if not self.editable_mode:
-            target = pathlib.Path(self.build_lib) / "vit_jax" / "configs"
-            shutil.rmtree(target, ignore_errors=True)  # recipes that were renamed since
-            shutil.copytree(here / "configs", target, ignore=shutil.ignore_patterns("__pycache__"))
+        for folder in ("configs", "docs/notebooks") if not self.editable_mode else ():
+            target = pathlib.Path(self.build_lib) / "vit_jax" / pathlib.Path(folder).name
+            shutil.rmtree(target, ignore_errors=True)  # files that were renamed since
+            shutil.copytree(here / folder, target, ignore=shutil.ignore_patterns("__pycache__"))
 
 
 setup(

@@ -30,7 +30,7 @@ BUILT_FROM = (
     "README.md",
     "LICENSE",
 )
-BUILT_FROM += ("CHANGELOG.md", "CITATION.cff")
+BUILT_FROM += ("CHANGELOG.md", "CITATION.cff", "docs/notebooks")
 
 
 def build(kind: str, source: pathlib.Path, out: pathlib.Path) -> pathlib.Path:
@@ -47,6 +47,7 @@ def wheel(tmp_path_factory) -> pathlib.Path:
     source = folder / "source"
     source.mkdir()
     for name in BUILT_FROM:  # building writes beside them
+        (source / name).parent.mkdir(exist_ok=True)
         subprocess.run(["cp", "-r", ROOT / name, source / name], check=True)
     with tarfile.open(build("build_sdist", source, folder)) as archive:
         archive.extractall(folder, filter="data")
@@ -86,6 +87,9 @@ def test_the_wheel_has_every_recipe_once_and_nothing_beside_the_package(wheel):
     assert {name for name in names if "configs/" in name} == recipes
     assert {name.split("/")[0] for name in names} == {"vit_jax", f"vit_jax-{__version__}.dist-info"}
     assert "vit_jax/py.typed" in names
+    assert {"vit_jax/notebooks/fine_tune.ipynb", "vit_jax/notebooks/look_inside.ipynb"} <= set(
+        names
+    )
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "vit_jax").rglob("*.py")}
     assert modules <= set(names)
 

@@ -2,6 +2,7 @@
 files of the repository outside of docs/ are shown as their names.
 """
 
+import json
 import pathlib
 import re
 
@@ -21,9 +22,21 @@ def on_files(files, config):
         "recipes.md": catalogue.recipe_page(catalogue.recipe_table()),
         "changelog.md": (ROOT / "CHANGELOG.md").read_text(),
     }
+    for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
+        pages[f"notebooks/{path.stem}.md"] = _notebook(path)
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
     return files
+
+
+def _notebook(path: pathlib.Path) -> str:
+    """A notebook as Markdown, headed by how to run it."""
+    parts = []
+    for cell in json.loads(path.read_text())["cells"]:
+        text = "".join(cell["source"])
+        parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+    how = "A notebook: `vit_jax tutorial` copies it to your folder."
+    return "\n\n".join([parts[0], how, *parts[1:]])
 
 
 def on_page_markdown(markdown, page, config, files):

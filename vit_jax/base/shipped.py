@@ -1,10 +1,12 @@
-"""The recipes that come with the package: where they are, and which file a name means.
+"""The recipes and notebooks that come with the package: where they are, and which file a name means.
 
-They are `configs/` of the repository; an installed package has the same files in `vit_jax/configs/`.
+They are `configs/` and `docs/notebooks/` of the repository; an installed package has the same files in
+`vit_jax/configs/` and `vit_jax/notebooks/`.
 """
 
 import difflib
 import pathlib
+import shutil
 
 from absl import logging
 
@@ -18,6 +20,24 @@ def recipes_folder() -> pathlib.Path:
     """The folder of the recipes: inside an installed package, beside the package in a clone."""
     inside = _PACKAGE / "configs"
     return inside if inside.is_dir() else _PACKAGE.parent / "configs"
+
+
+def notebooks_folder() -> pathlib.Path:
+    """The folder of the notebooks."""
+    inside = _PACKAGE / "notebooks"
+    return inside if inside.is_dir() else _PACKAGE.parent / "docs" / "notebooks"
+
+
+def copy_notebooks(directory: str) -> list[pathlib.Path]:
+    """Copies the notebooks to a folder, those that are not there: the paths of all."""
+    folder = pathlib.Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for source in sorted(notebooks_folder().glob("*.ipynb")):
+        paths.append(folder / source.name)
+        if not paths[-1].exists():
+            shutil.copyfile(source, paths[-1])
+    return paths
 
 
 def recipe_names() -> list[str]:

@@ -13,13 +13,14 @@ from vit_jax.commands import flags as cli
 from vit_jax.commands.benchmark_command import benchmark
 from vit_jax.commands.file_commands import convert, models, prepare, push, show
 from vit_jax.commands.model_commands import evaluate, exits, export, inspect, predict, serve
-from vit_jax.commands.recipe_command import recipes
+from vit_jax.commands.recipe_command import recipes, tutorial
 from vit_jax.commands.run_commands import plan, report, sweep, train, vtab
 
 COMMANDS: dict[str, Callable[[], None]] = {
     command.__name__: command
     for command in (
         recipes,
+        tutorial,
         train,
         sweep,
         vtab,

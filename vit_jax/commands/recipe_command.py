@@ -1,10 +1,27 @@
-"""The command that lists the recipes: `recipes`. It imports what it needs when it runs."""
+"""The commands on what comes with the package: `recipes` and `tutorial`. They import what they need when they run."""
 
 from absl import flags
 
 from vit_jax.commands import flags as cli
 
 FLAGS = flags.FLAGS
+
+
+def tutorial() -> None:
+    """The notebooks of the guides, to run and change: [DIR] [--json].
+
+    They are copied to DIR, by default the current folder: fine_tune.ipynb (your photos) and look_inside.ipynb (what a
+    model sees). Files that are there already are kept.
+    """
+    cli.define_json()
+    folders = cli.parse("DIR", optional=True)
+    if len(folders) > 1:
+        raise flags.Error(f"one DIR, not {' '.join(folders)}")
+
+    from vit_jax.base import shipped
+
+    paths = list(map(str, shipped.copy_notebooks(folders[0] if folders else ".")))
+    cli.print_result({"paths": paths}, "\n".join([*paths, f"open with: jupyter lab {paths[0]}"]))
 
 
 def recipes() -> None:
