@@ -346,7 +346,9 @@ def test_extras_of_the_guides_exist():
             assert f'"{extra}": ' in setup, (guide.name, extra)
 
 
-@pytest.mark.parametrize("guide", ["README.md", "docs/checkpoints.md", "docs/python.md"])
+@pytest.mark.parametrize(
+    "guide", ["README.md", "docs/checkpoints.md", "docs/start-python.md", "docs/python.md"]
+)
 def test_the_python_of_a_guide_runs(inside, monkeypatch, guide):
     trained = []
     monkeypatch.setattr(loop, "train", lambda config, workdir, **_: trained.append(workdir))

@@ -47,7 +47,7 @@ _MODULES = {
 }
 
 
-libtpu.hush()
+libtpu.silence_logs()
 
 
 def __getattr__(name: str):
