@@ -2,8 +2,10 @@
 
 import pathlib
 import re
+import shutil
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 here = pathlib.Path(__file__).parent
 version = re.search(r'__version__ = "(.+)"', (here / "vit_jax" / "__init__.py").read_text())[1]
@@ -23,11 +25,15 @@ TEST = [
     "huggingface_hub>=2.4",
     "jsonschema>=4.26",
     "kubernetes-validate>=1.37",
+    "mkdocs==1.6.1",  # 2 has no plugins
+    "mkdocs-material>=9.8",
+    "mkdocstrings[python]>=1.0",
     "moto[server]>=5.2",
     "netcal>=1.3.6; python_version < '3.12'",
     "networkx>=3.4",
     "pillow-heif>=1.8",
     "pyarrow>=20",
+    "pyrefly==1.4.1",  # another version may find more
     "pytest>=8",
     "pytest-xdist>=3.6",
     "pyyaml>=6",
@@ -42,6 +48,18 @@ TEST = [
     "wandb>=0.20",
 ]
 
+
+class BuildWithRecipes(build_py):
+    """Puts recipes and notebooks into the package, so that they are there where it is installed."""
+
+    def run(self):
+        super().run()
+        for folder in ("configs", "docs/notebooks") if not self.editable_mode else ():
+            target = pathlib.Path(self.build_lib) / "vit_jax" / pathlib.Path(folder).name
+            shutil.rmtree(target, ignore_errors=True)  # files that were renamed since
+            shutil.copytree(here / folder, target, ignore=shutil.ignore_patterns("__pycache__"))
+
+
 setup(
     name="vit_jax",
     version=version,
@@ -50,6 +68,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",
+    cmdclass={"build_py": BuildWithRecipes},
     packages=find_packages(include=["vit_jax", "vit_jax.*"]),
     package_data={
         "vit_jax": [

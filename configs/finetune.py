@@ -1,7 +1,7 @@
 """Fine-tuning any checkpoint at any resolution: the ViT paper's recipe (Table 4, §B.1.1).
 
 vit_jax train --config=configs/finetune.py:cifar10 --workdir=DIR --config.init_from=CHECKPOINT
-    cifar10, cifar100, imagenet2012, oxford_iiit_pet, oxford_flowers102;
+    cifar10, cifar100, imagenet2012, oxford_iiit_pet (or pets), oxford_flowers102 (or flowers);
 vit_jax train --config=configs/finetune.py:cifar10,big_vision --workdir=DIR
     with rates and crops of big_vision's transfer.py instead of the authors' own;
 vit_jax train --config=configs/finetune.py:vtab/dtd --workdir=DIR
@@ -51,6 +51,7 @@ TASKS = {
     **{task: ("train800+val200", "test", 2500, 200, 0.01) for task in VTAB},
     "other": ("train", "test", 2500, 200, 0.01),
 }
+SHORT = {"pets": "oxford_iiit_pet", "flowers": "oxford_flowers102"}
 # Rate, how training images are cut.
 BIG_VISION = {
     "cifar10": (0.003, "random"),
@@ -62,7 +63,8 @@ BIG_VISION = {
 
 
 def get_config(arg="other"):
-    task, source = recipes.arguments(arg, task=(*TASKS, "photos"), source=("big_vision",))
+    task, source = recipes.arguments(arg, task=(*TASKS, *SHORT, "photos"), source=("big_vision",))
+    task = SHORT.get(task, task)
     if task == "photos":
         return recipes.on_photos(get_config(), epochs=10, steps=300, lr=0.01, image_size=224)
     train, evaluated, steps, warmup, rate = TASKS[task]

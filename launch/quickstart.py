@@ -3,8 +3,8 @@ predicts, inspects and compares.
 
 The same as these commands, one after the other:
 
-  vit_jax train --config=configs/digits.py --workdir=DIR/pretrain
-  vit_jax train --config=configs/digits_finetune.py --config.init_from=DIR/pretrain \
+  vit_jax train --config=digits --workdir=DIR/pretrain
+  vit_jax train --config=digits_finetune --config.init_from=DIR/pretrain \
     --workdir=DIR/finetune
   vit_jax predict --checkpoint=DIR/finetune DIR/images/*.png --picture=DIR/predictions.png
   vit_jax inspect --checkpoint=DIR/finetune --images=DIR/images --out=DIR/inspection
@@ -39,13 +39,13 @@ def main() -> None:
     logs.to_stderr()
 
     print("1. Pre-training on 32x32 digits", flush=True)
-    pretrain = train("configs/digits.py", workdir / "pretrain", arguments.seed)
+    pretrain = train("digits", workdir / "pretrain", arguments.seed)
     print(
         "2. Fine-tuning at 48x48: more tokens, interpolated position embeddings, a new head",
         flush=True,
     )
     finetune = train(
-        "configs/digits_finetune.py",
+        "digits_finetune",
         workdir / "finetune",
         arguments.seed,
         init_from=str(workdir / "pretrain"),
@@ -83,7 +83,7 @@ def train(recipe: str, workdir: pathlib.Path, seed: int, init_from: str = "") ->
 
 def save_test_images(folder: pathlib.Path, count: int) -> list[str]:
     """Writes some test digits as PNG files, named after what they show."""
-    source = open_eval(vit_jax.load_config("configs/digits.py").data)
+    source = open_eval(vit_jax.load_config("digits").data)
     folder.mkdir(parents=True, exist_ok=True)
     files = []
     for record in (source[i * len(source) // count] for i in range(count)):

@@ -51,6 +51,7 @@ OTHERS = {
 PARSED = {
     "prepare cifar10": "downloads",
     "gs://bucket/": "needs a bucket",
+    "--private": "uploads; tests/interchange/test_push.py",
     "--to=onnx": "needs onnx; tests/integration/test_export.py",
     "serve --": "runs until it is stopped; tests/serving",
     "inspect --": "takes seconds; tests/inspection",
@@ -345,10 +346,12 @@ def test_extras_of_the_guides_exist():
             assert f'"{extra}": ' in setup, (guide.name, extra)
 
 
-@pytest.mark.parametrize("guide", ["README.md", "docs/checkpoints.md", "docs/start-python.md"])
+@pytest.mark.parametrize(
+    "guide", ["README.md", "docs/checkpoints.md", "docs/start-python.md", "docs/python.md"]
+)
 def test_the_python_of_a_guide_runs(inside, monkeypatch, guide):
     trained = []
-    monkeypatch.setattr(loop, "train", lambda config, workdir: trained.append(workdir))
+    monkeypatch.setattr(loop, "train", lambda config, workdir, **_: trained.append(workdir))
     create = registry.create_model
 
     def small(name, **options):
@@ -356,7 +359,7 @@ def test_the_python_of_a_guide_runs(inside, monkeypatch, guide):
         return create("ViT-mu/16", **sizes | {"num_classes": 2} if name == "ViT-B/16" else options)
 
     monkeypatch.setattr(registry, "create_model", small)
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / guide).read_text(), re.S)
+    code = "\n".join(re.findall(r"```python\n(.*?)```", (ROOT / guide).read_text(), re.S))
     exec(code.replace("/data/runs/b16", f"{inside}/trained"), {})
     assert trained == ([] if guide == "docs/checkpoints.md" else ["/tmp/digits"])
 

@@ -12,7 +12,7 @@ PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "vit_jax"
 ROOMS = (
     "base", "devices", "pictures", "compute", "models", "data", "objectives", "config", "user_files", "recipes",
     "optim", "checkpoints", "interchange", "evaluation", "prediction", "training", "inspection", "studies",
-    "planning", "export", "serving", "benchmarks", "__init__", "commands", "main", "__main__",
+    "planning", "export", "api", "serving", "benchmarks", "__init__", "commands", "main", "__main__",
 )  # fmt: skip
 # Circles that are still to be resolved: these may become fewer, never more.
 MOST_CIRCLES = 3

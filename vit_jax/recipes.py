@@ -59,11 +59,14 @@ def arguments(text: str, **known: Collection[str]) -> list[str | None]:
 
 def beside(file: str, spec: str) -> ConfigDict:
     """The config of another recipe, FILE[:ARGUMENT], named from the folder of `file`; for experiments,
-    whose names may be those of recipes.
+    whose names may be those of recipes. Of a copied experiment, the package's own recipe.
     """
     from vit_jax import user_files  # which imports much more
 
-    return user_files.load_config(os.path.join(os.path.dirname(file), spec))
+    name, _, argument = os.path.join(os.path.dirname(file), spec).partition(":")
+    if not os.path.exists(name):
+        name = spec.partition(":")[0].removeprefix("../")
+    return user_files.load_config(f"{name}:{argument}")
 
 
 def vary(config: ConfigDict, settings: Iterable[Mapping], *, seeds: int) -> dict[str, ConfigDict]:

@@ -1,4 +1,4 @@
-"""Python files of users: the recipe that --config=FILE names, the one that a run keeps of itself, and
+"""Python files of recipes: the one that --config names, the one that a run keeps of itself, and users'
 files that add to the package what it lacks (a model family, an objective, an evaluator, a data
 source).
 """
@@ -16,15 +16,17 @@ from collections.abc import Callable, Iterable
 from etils import epath
 from ml_collections import ConfigDict
 
-from vit_jax.base import places, schema
+from vit_jax.base import places, schema, shipped
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.config import Config, config_class
 
 
 def load_config(spec: str) -> ConfigDict:
-    """The config of a recipe: `FILE` or `FILE:ARGUMENT`, e.g. `configs/vit_i21k.py:B/16,light2`.
+    """The config of a recipe: `NAME`, `FILE`, or either with `:ARGUMENT`, e.g. `vit_i21k:B/16,light2`.
 
-    The file defines `get_config()` or `get_config(argument)`; it may import its neighbours by name.
+    A NAME is that of a recipe of this package (`vit_jax recipes` lists them); a local file NAME.py comes first. The
+    file defines `get_config()` or `get_config(argument)`; it may import its neighbours, and the recipes of this
+    package, by name.
 
     Raises:
       ConfigError: there is no such file, it fails, it is no config, or it refuses the argument.
@@ -38,7 +40,7 @@ def load_config(spec: str) -> ConfigDict:
             else "defines no function get_config"
         )
         raise ConfigError(f"{where}: {name} {why}")
-    return _checked(_call(module.get_config, spec), "get_config()", spec)
+    return _checked(_call(module, "get_config", spec), "get_config()", spec)
 
 
 def load_runs(spec: str) -> dict[str, ConfigDict] | None:
@@ -51,20 +53,21 @@ def load_runs(spec: str) -> dict[str, ConfigDict] | None:
     _, where, module = _module(spec)
     if not hasattr(module, "get_runs"):
         return None
-    runs = _call(module.get_runs, spec)
+    runs = _call(module, "get_runs", spec)
     if not isinstance(runs, dict) or not runs:
         raise ConfigError(f"{where}: get_runs() must return configs by the names of their runs")
     return {name: _checked(config, f"get_runs()[{name!r}]", spec) for name, config in runs.items()}
 
 
 def _module(spec: str) -> tuple[str, str, types.ModuleType]:
-    """Of FILE[:ARGUMENT]: the file, what to call it in messages, and its module."""
+    """Of NAME[:ARGUMENT]: the name, what to call it in messages, and the module of its file."""
     name, where = _name(spec), f"--config={spec}"
-    return name, where, _load(_local(name, "--config"), where)
+    path = shipped.find_recipe(str(_local(name, "--config")), where)
+    return name, where, _load(path, where)
 
 
 def _name(spec: str) -> str:
-    """The file in FILE[:ARGUMENT], which may be an address."""
+    """The name or file in NAME[:ARGUMENT], which may be an address."""
     scheme = f"{spec.partition('://')[0]}://" if places.is_address(spec) else ""
     return scheme + spec.removeprefix(scheme).partition(":")[0]
 
@@ -76,9 +79,10 @@ def _local(name: str, field: str) -> pathlib.Path:
     return pathlib.Path(places.locate(name, field, instead="download the file first"))
 
 
-def _call(function: Callable, spec: str) -> object:
-    """What a recipe's function gives for the argument in `spec`."""
+def _call(module: types.ModuleType, function_name: str, spec: str) -> object:
+    """What a function of a recipe's module gives for the argument in `spec`."""
     name, where = _name(spec), f"--config={spec}"
+    function: Callable = getattr(module, function_name)
     argument = spec[len(name) + 1 :]
     parameters = inspect.signature(function).parameters.values()
     if argument and not parameters:
@@ -90,7 +94,7 @@ def _call(function: Callable, spec: str) -> object:
     except UserError:
         raise
     except Exception as error:
-        raise _failure(error, where, pathlib.Path(name)) from error
+        raise _failure(error, where, pathlib.Path(module.__file__)) from error
 
 
 def _checked(config: object, source: str, spec: str) -> ConfigDict:
@@ -158,12 +162,16 @@ def to_python(config: Config, head: Iterable[str], registered: Iterable[str] = (
 
 
 def _load(path: pathlib.Path, where: str) -> types.ModuleType:
-    """The module of a file, which may import its neighbours by name."""
+    """The module of a file, which may import its neighbours by name; a copy of a recipe has those that it
+    had where it was.
+    """
     if not path.is_file():
         raise ConfigError(f"{where}: there is no file {path}")
-    folder = str(path.resolve().parent)
+    folder, ours = str(path.resolve().parent), str(shipped.recipes_folder())
     if folder not in sys.path:
         sys.path.insert(0, folder)
+    if ours not in sys.path:
+        sys.path.append(ours)
     name, file = path.stem, str(path.resolve())
     if name in sys.modules and getattr(sys.modules[name], "__file__", None) != file:
         name = file  # So that it does not replace a module of the same name.

@@ -1,10 +1,17 @@
 """Checkpoints with names written out, and what they compute in float64 NumPy."""
 
+import contextlib
+import http.server
 import math
+import threading
 
 import numpy as np
 import pytest
 from flax import nnx
+from huggingface_hub import constants
+
+from tests.interchange.hub_double import Handler, Hub
+from vit_jax.interchange import remote
 
 WIDTH, HEADS, MLP, DEPTH, PATCH, SIDE, CLASSES = 8, 2, 12, 2, 2, 3, 5
 IMAGE = PATCH * SIDE
@@ -137,3 +144,29 @@ def same_arrays():
             assert (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes()), name
 
     return check
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A hub that is empty, and an empty cache."""
+    hub = Hub()
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.hub, hub.address = hub, f"http://127.0.0.1:{server.server_port}"
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    monkeypatch.setattr(constants, "ENDPOINT", hub.address)
+    monkeypatch.setattr(
+        constants,
+        "HUGGINGFACE_CO_URL_TEMPLATE",
+        hub.address + "/{repo_id}/resolve/{revision}/{filename}",
+    )
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "token"))
+    hub.stop = lambda: (server.shutdown(), server.server_close())
+    remote.fetch.cache_clear()
+    yield hub
+    with contextlib.suppress(OSError):
+        hub.stop()
+    remote.fetch.cache_clear()

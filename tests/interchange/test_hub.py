@@ -1,10 +1,6 @@
 """Checkpoints by name, against a server on this machine that speaks the hub's protocol."""
 
-import contextlib
 import hashlib
-import http.server
-import json
-import re
 import threading
 
 import absl.logging
@@ -14,126 +10,10 @@ import pytest
 from huggingface_hub import constants
 
 import vit_jax
+from tests.interchange.hub_double import COMMIT
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.interchange import formats, loading, opened, remote, web
 from vit_jax.models import registry
-
-COMMIT = "a" * 40
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    """The parts of the hub that a download needs: what a repository holds, and its files."""
-
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_):
-        pass
-
-    def do_HEAD(self):
-        self.do_GET()
-
-    def do_GET(self):
-        hub = self.server.hub
-        hub.asked.append((self.command, self.path))
-        api = re.fullmatch(
-            r"/api/models/([\w.-]+/[\w.-]+)(?:/(revision|tree)/([^/?]+))?(\?.*)?", self.path
-        )
-        file = re.fullmatch(r"/([\w.-]+/[\w.-]+)/resolve/([^/]+)/(.+)", self.path)
-        plain = hub.web.get(self.path)
-        if plain is not None:
-            self.give(plain, {"ETag": f'"{hashlib.sha256(plain).hexdigest()}"'})
-            return
-        found = api or file
-        if not found:
-            self.refuse(404, "")
-            return
-        repo = hub.repositories.get(found[1])
-        if found[1] in hub.private and "Bearer secret" not in self.headers.get("Authorization", ""):
-            self.refuse(hub.private[found[1]][0], hub.private[found[1]][1])
-            return
-        if repo is None:
-            self.refuse(401, "RepoNotFound")
-            return
-        if (api[3] if api else file[2]) not in (None, "main", COMMIT):
-            self.refuse(404, "RevisionNotFound")
-            return
-        if api and api[2] == "tree":
-            tree = [
-                {"type": "file", "path": name, "size": len(data), "oid": "0" * 40}
-                for name, data in repo.items()
-            ]
-            self.give(json.dumps(tree).encode())
-            return
-        if api:
-            siblings = [{"rfilename": name} for name in repo]
-            about = {"_id": "1", "id": found[1], "sha": COMMIT, "siblings": siblings}
-            self.give(json.dumps(about).encode())
-            return
-        data = repo.get(file[3])
-        if data is None:
-            self.refuse(404, "EntryNotFound")
-            return
-        mark = hashlib.sha256(data).hexdigest()
-        self.give(data, {"ETag": f'"{mark}"', "X-Repo-Commit": COMMIT})
-        return
-
-    def give(self, data, headers=None):
-        headers = headers or {}
-        if self.headers.get("If-None-Match") and self.headers["If-None-Match"] == headers.get(
-            "ETag"
-        ):
-            self.refuse(304, "")
-            return
-        first = int((re.match(r"bytes=(\d+)-", self.headers.get("Range", "")) or [0, 0])[1])
-        self.send_response(206 if first else 200)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.send_header("Content-Length", str(len(data) - first))
-        self.end_headers()
-        if self.command == "GET":
-            cut = self.server.hub.cut
-            self.wfile.write(data[first:] if cut is None else data[first : first + cut])
-            self.close_connection = cut is not None
-
-    def refuse(self, code, why):
-        self.send_response(code)
-        if why:
-            self.send_header("X-Error-Code", why)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-
-class Hub:
-    """What the server has, and what it was asked."""
-
-    def __init__(self):
-        self.repositories, self.private, self.web, self.asked, self.cut = {}, {}, {}, [], None
-
-
-@pytest.fixture
-def hub(monkeypatch, tmp_path):
-    """A hub that is empty, and an empty cache."""
-    hub = Hub()
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.hub, hub.address = hub, f"http://127.0.0.1:{server.server_port}"
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    monkeypatch.setattr(constants, "ENDPOINT", hub.address)
-    monkeypatch.setattr(
-        constants,
-        "HUGGINGFACE_CO_URL_TEMPLATE",
-        hub.address + "/{repo_id}/resolve/{revision}/{filename}",
-    )
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "token"))
-    hub.stop = lambda: (server.shutdown(), server.server_close())
-    remote.fetch.cache_clear()
-    yield hub
-    with contextlib.suppress(OSError):
-        hub.stop()
-    remote.fetch.cache_clear()
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,6 @@ import pytest
 from PIL import Image
 
 import vit_jax
-from tests.interchange.test_hub import hub  # noqa: F401
 from vit_jax.data import decode, imagenet
 from vit_jax.data.options import Data
 from vit_jax.interchange import formats, safetensors

@@ -39,7 +39,11 @@ def remote(command: list[str]) -> list[str]:
 
 def test_the_scripts_have_no_faults_that_shellcheck_knows():
     shellcheck = pathlib.Path(sys.executable).with_name("shellcheck")
-    scripts = [*ROOT.glob("launch/**/*.sh"), *ROOT.glob("launch/**/*.sbatch")]
+    scripts = [
+        *ROOT.glob("launch/**/*.sh"),
+        *ROOT.glob("launch/**/*.sbatch"),
+        *ROOT.glob("tools/*.sh"),
+    ]
     assert len(scripts) >= 8
     command = [shellcheck, "--external-sources", "--severity=warning", *map(str, scripts)]
     result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)

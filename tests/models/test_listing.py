@@ -110,7 +110,7 @@ def test_published_names_that_work_have_a_row_with_how_their_images_are_prepared
     rows = {row["name"]: row for row in listing.published_table()}
     assert len(rows) > 480
     assert rows["vit_base_patch16_dinov3.lvd1689m"] == {
-        "name": "vit_base_patch16_dinov3.lvd1689m", "family": "vit", "depth": 12, "width": 768,
+        "name": "vit_base_patch16_dinov3.lvd1689m", "model": "ViT-B/16", "family": "vit", "depth": 12, "width": 768,
         "image_size": 256, "eval_crop": "torchvision", "eval_resize": 256, "interpolation": "bicubic",
         "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225),
         "source": "hf://timm/vit_base_patch16_dinov3.lvd1689m",

@@ -1,4 +1,4 @@
-"""The commands on names and files: `show` and `convert` a checkpoint, list `models`, `prepare` a data set.
+"""The commands on names and files: `show`, `convert` and `push` a checkpoint, list `models`, `prepare` a data set.
 Each imports what it needs when it runs.
 """
 
@@ -157,6 +157,44 @@ def convert() -> None:
         {"format": source, "model": dataclasses.asdict(config)},
         f"{describe(config, foreign.called)}: {source} {paths[0]} -> {FLAGS.to} {paths[1]}",
     )
+
+
+def push() -> None:
+    """A model to the Hugging Face hub: CHECKPOINT OWNER/NAME [--private] [--dry_run] [--format=timm|huggingface]
+    [--license=ID] [--overwrite] [--model=OPTION=VALUE …] [--json].
+
+    CHECKPOINT is a run's workdir, one checkpoint, or a file of any format. Uploaded are the weights as safetensors
+    in a layout that timm or transformers load, config, preprocessing, label names, and a model card with data,
+    metrics and recipe, without paths; nothing else. The token is that of 'hf auth login' or HF_TOKEN. With
+    --dry_run the files and the card are printed, and nothing is uploaded.
+    """
+    flags.DEFINE_bool("private", False, "create the repository as a private one")
+    flags.DEFINE_bool("dry_run", False, "print what would be uploaded")
+    flags.DEFINE_bool("overwrite", False, "also if the repository holds another model")
+    flags.DEFINE_string("license", "", "for the model card, e.g. apache-2.0; by default not stated")
+    flags.DEFINE_string(
+        "format", "", "timm or huggingface; by default the first that has the model"
+    )
+    cli.define_model()
+    cli.define_json()
+    cli.define_register()
+    names = cli.parse("CHECKPOINT OWNER/NAME")
+    if len(names) != 2:
+        raise flags.Error(f"CHECKPOINT and OWNER/NAME, not {' '.join(names)}")
+
+    from vit_jax.api import load_run
+    from vit_jax.interchange.pushing import text
+
+    path, repository = names
+    result = load_run(path, model=cli.options(FLAGS.model)).push(
+        repository,
+        format=FLAGS.format,
+        private=FLAGS.private,
+        license=FLAGS.license,
+        overwrite=FLAGS.overwrite,
+        dry_run=FLAGS.dry_run,
+    )
+    cli.print_result(result, text(result))
 
 
 def models() -> None:

@@ -64,8 +64,10 @@ def _config_to_show(settings: list[tuple[str, str]]) -> "tuple[ConfigDict, str]"
 
 
 def define_config() -> list[tuple[str, str]]:
-    """Flag --config=FILE[:ARGUMENT], and `take_settings` for --config.FIELD=VALUE."""
-    flags.DEFINE_string("config", None, "the recipe: FILE, or FILE:ARGUMENT")
+    """Flag --config=RECIPE[:ARGUMENT], and `take_settings` for --config.FIELD=VALUE."""
+    flags.DEFINE_string(
+        "config", None, "the recipe: a name of 'vit_jax recipes' or a file, perhaps with :ARGUMENT"
+    )
     define_json()
     define_register()
     return take_settings()
@@ -92,7 +94,9 @@ def load_config(
     from vit_jax.config import config_class
 
     if not (recipe or FLAGS.config):
-        raise flags.Error("which config? --config=FILE[:ARGUMENT], e.g. --config=configs/digits.py")
+        raise flags.Error(
+            "which config? --config=RECIPE[:ARGUMENT], e.g. --config=digits ('vit_jax recipes' lists all)"
+        )
     config = user_files.load_config(recipe or FLAGS.config)
     return config, change(config, config_class(), settings)
 

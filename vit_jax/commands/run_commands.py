@@ -16,12 +16,12 @@ FLAGS = flags.FLAGS
 
 
 def train() -> None:
-    """Train or fine-tune: --config=FILE[:ARGUMENT] --workdir=DIR [--config.FIELD=VALUE …] [--json].
+    """Train or fine-tune: --config=RECIPE[:ARGUMENT] --workdir=DIR [--config.FIELD=VALUE …] [--json].
 
-    A run that was begun in the workdir goes on. A recipe of several runs (configs/experiments/) trains
-    one after the other, each in a folder of the workdir, and ends with a report. With --dry_run nothing
-    is trained: the resolved config is printed as a recipe that trains the same, headed by its model,
-    parameters, data and steps.
+    RECIPE is a name that 'vit_jax recipes' lists, or a Python file. A run that was begun in the workdir goes on.
+    A recipe of several runs (experiments/…) trains one after the other, each in a folder of the workdir, and ends
+    with a report. With --dry_run nothing is trained: the resolved config is printed as a recipe that trains the
+    same, headed by its model, parameters, data and steps.
     """
     settings = cli.define_config()
     flags.DEFINE_string(
@@ -129,7 +129,7 @@ def sweep() -> None:
 
 def vtab() -> None:
     """VTAB-1k, 19 fine-tunings: --checkpoint=CHECKPOINT --workdir=DIR [--rates=0.001,0.003,0.01,0.03]
-    [--config=configs/finetune.py] [--config.FIELD=VALUE …] [--json].
+    [--config=finetune] [--config.FIELD=VALUE …] [--json].
 
     Of every task the rate is chosen by its 200 validation examples; then it is trained on all 1,000. Tasks whose data
     is missing are named and skipped. Started again, it goes on.
@@ -148,7 +148,7 @@ def vtab() -> None:
 
     from vit_jax.studies.vtab import RATES, table, vtab
 
-    recipe = FLAGS.config or "configs/finetune.py"
+    recipe = FLAGS.config or "finetune"
     settings = [("init_from", FLAGS.checkpoint), *settings]
 
     def config_of(task: str) -> "ConfigDict":

@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 
 import cv2
 import numpy as np
-from PIL import ImageOps
+from PIL import Image, ImageOps
 
 from vit_jax.data import crops, images, jpeg, resize, samples, tiff
 from vit_jax.data.crops import Part
 from vit_jax.data.options import MAX_PIXELS, Data
 from vit_jax.data.record import BadImage, decoding
 
-__all__ = ["PIXELS", "BadImage", "decode", "eval_crop", "train_crop"]
+__all__ = ["PIXELS", "BadImage", "decode", "eval_crop", "pillow_pixels", "train_crop"]
 
 # Another number wherever the same file gives other pixels; kept in the description of checkpoints.
 PIXELS = 3
@@ -107,11 +107,16 @@ def _decode_png(image: bytes, kind: str, channels: int, name: str) -> np.ndarray
 
 def _decode_with_pillow(image: bytes, kind: str, channels: int, name: str) -> np.ndarray:
     with images.open_with_pillow(image, kind) as opened:
-        upright = ImageOps.exif_transpose(opened)
-        # Where there are more than 8 bits, Pillow would clip all values above 255.
-        is_wide = upright.mode.startswith(("I", "F"))
-        pixels = np.asarray(upright if is_wide else upright.convert("RGB"))
+        pixels = pillow_pixels(opened)
     return samples.with_channels(samples.to_bytes(pixels, name), channels, name)
+
+
+def pillow_pixels(image: Image.Image) -> np.ndarray:
+    """The pixels of an image of Pillow, upright: (H, W, 3) uint8, or (H, W) of wider types."""
+    upright = ImageOps.exif_transpose(image)
+    # Where there are more than 8 bits, Pillow would clip all values above 255.
+    is_wide = upright.mode.startswith(("I", "F"))
+    return np.asarray(upright if is_wide else upright.convert("RGB"))
 
 
 def train_crop(

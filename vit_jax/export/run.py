@@ -2,7 +2,7 @@
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -24,7 +24,7 @@ from vit_jax.export import onnx, stablehlo
 from vit_jax.interchange.formats import describe
 from vit_jax.models import registry
 from vit_jax.models.contract import ModelOutput
-from vit_jax.prediction.images import find, read_ahead
+from vit_jax.prediction.images import Named, find, read_ahead
 from vit_jax.prediction.overrides import load_for_images
 
 FORMATS: dict[str, ModuleType] = {"stablehlo": stablehlo, "onnx": onnx}
@@ -67,13 +67,39 @@ def export(
     Raises:
       ConfigError: the file cannot be written, or it is not known how images are normalised.
     """
+    check_target(out, to)
+    files = find(images) if images else None
+    run = load_for_images(path, settings, "export", said)
+    return export_run(
+        run, out, to=to, batch_size=batch_size, normalization=normalization, precision=precision, files=files
+    )  # fmt: skip
+
+
+def check_target(out: str, to: str) -> pathlib.Path:
+    """The file to write. Raises `ConfigError` if it cannot be written in the format `to`."""
     target, writer = outputs.file_to_write(out, "--out"), FORMATS[to]
     if target.suffix != writer.SUFFIX:
         raise ConfigError(f"--out={out}: name it {writer.SUFFIX}")
     writer.check()
-    files = find(images) if images else None
-    run = load_for_images(path, settings, "export", said)
-    data = data_of(run)
+    return target
+
+
+def export_run(
+    run: reading.Run,
+    out: str,
+    *,
+    to: str,
+    batch_size: int = 0,
+    normalization: str = INSIDE,
+    precision: str = "float32",
+    files: Iterable[Named] | None = None,
+) -> dict[str, Any]:
+    """`export` of a model that is loaded.
+
+    Args:
+      files: images to compare the file's answers on with the model's.
+    """
+    target, writer, data = check_target(out, to), FORMATS[to], data_of(run)
     weights = registry.split(run.model)[1]
     answer = _answer(run, data, normalization)
     inside = normalization == INSIDE
@@ -116,7 +142,7 @@ def _answer(
     # In what every reader has: float32, and no kernels that are written for one kind of chip.
     config = dataclasses.replace(config, dtype="float32")
     if hasattr(config, "attention"):
-        config = dataclasses.replace(config, attention="xla")
+        config = dataclasses.replace(config, attention="xla")  # pyrefly: ignore
     definition = registry.abstract(config)[0]
     plain = make_network(definition, config)
 

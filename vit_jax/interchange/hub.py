@@ -167,7 +167,10 @@ def _explain(name: str, repo: str, revision: str, file: str | None, error: Excep
     elif isinstance(error, errors.RevisionNotFoundError):
         why = f"{repo} has no revision {revision!r}"
     elif isinstance(error, errors.LocalEntryNotFoundError) or _is_unreachable(error):
-        why = f"the hub cannot be reached, and the cache has no {file or 'copy of it'} ({_first(error)})"
+        why = (
+            f"the hub cannot be reached, and the cache has no {file or 'copy of it'} ({_first(error)}); on a machine "
+            f"with a network run 'hf download {repo} --local-dir=FOLDER', copy FOLDER here, and pass its path"
+        )
     elif isinstance(error, errors.EntryNotFoundError):
         why = f"{repo} has no file {file!r} at {revision}"
     else:

@@ -9,13 +9,14 @@ from absl import logging
 from etils import epath
 from flax import nnx
 
-from vit_jax.base import patterns, schema
+from vit_jax.base import patterns, schema, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
 from vit_jax.config import default_config
 from vit_jax.devices import meshes
 from vit_jax.interchange import adapt, formats, named, opened, orbax
 from vit_jax.models import classifier, registry
+from vit_jax.models.conversions import published
 from vit_jax.models.registry import Weights
 
 
@@ -25,7 +26,7 @@ def load(
     resize: str = "scipy",
     init_channels: str = "error",
     allow_nonfinite: bool = False,
-    **overrides,
+    **overrides: Any,
 ) -> nnx.Module:
     """A model from a checkpoint of any format; its `config` says what was recognised.
 
@@ -135,6 +136,39 @@ def load_run(
     )
 
 
+def resized(run: reading.Run, image_size: sizes.Size | str) -> reading.Run:
+    """The same model for images of another size: what depends on it, such as position embeddings, is interpolated.
+
+    Raises:
+      ConfigError: the model cannot be fitted to that size.
+    """
+    source, size = run.model_config, sizes.parse(image_size)
+    said = named.said_size(size)
+    target = formats.configure(type(source), vars(source), said | source.at_size(size))
+    definition, like = registry.abstract_weights(target)
+    arrays = adapt.adapt(
+        named.union(*registry.split(run.model)[1]),
+        source,
+        named.union(*like),
+        target,
+        reset=(),
+        resize="scipy",
+        where=f"images of {sizes.text(size)} pixels",
+        reset_option="reset",
+    )
+    config = run.config.copy_and_resolve_references()
+    prepared = {
+        field.name: config.data[field.name] for field in dataclasses.fields(formats.Preprocessing)
+    }
+    if config.data.mean and config.data.std:
+        prepared = vars(published.at_size(named.preprocessing_of(prepared), size, run.directory))
+    with config.ignore_type():  # a height and a width in place of one number
+        config.data.update(prepared | {"image_size": size})
+    return dataclasses.replace(
+        run, model=nnx.merge(definition, *named.divided(arrays, like)), model_config=target, config=config
+    )  # fmt: skip
+
+
 def load_weights(
     model: nnx.Module,
     path: epath.PathLike,
@@ -151,7 +185,9 @@ def load_weights(
       path: file or directory, local or `gs://`.
       reset: patterns of parameters that stay as they are, e.g. `("head/.*",)`; what the checkpoint
         has there is skipped.
-      resize, init_channels, allow_nonfinite: see `load`.
+      resize: see `load`.
+      init_channels: see `load`.
+      allow_nonfinite: see `load`.
 
     Raises:
       CheckpointError, ConfigError: as `load`; unless every tensor and every parameter is accounted
@@ -252,12 +288,13 @@ def convert(
     *,
     data: Mapping[str, Any] | None = None,
     allow_nonfinite: bool = False,
-    **overrides,
+    **overrides: Any,
 ) -> formats.Foreign:
     """Rewrites a checkpoint in another format; see `formats.read` for what `overrides` do.
 
     Args:
-      source, destination: paths.
+      source: a checkpoint of any format.
+      destination: a file or folder.
       to: the format.
       data: how images are prepared, where that should differ from what the source says, or it says
         nothing: `mean`, `std`, `eval_crop`, `eval_resize`, `interpolation`.

@@ -2,6 +2,7 @@
 was downloaded for it. What follows a `#` says more:
 
     hf://OWNER/NAME[@REVISION][/FILE]
+    NAME                           of timm, such as vit_base_patch16_224.augreg_in21k: hf://timm/NAME
     https://HOST/FILE#sha256=SUM
     FILE#state_dict=KEY            which weights, of a file with several; after the others also: &state_dict=KEY
 """
@@ -16,6 +17,7 @@ from etils import epath
 
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
+from vit_jax.models.conversions import published
 
 _SAYS = re.compile(r"#((?:sha256|state_dict)=[^#]*)$")
 
@@ -59,10 +61,21 @@ def parse(name: epath.PathLike) -> Name:
     return Name(_local(place), **said)
 
 
+def timm_address(name: str) -> str:
+    """hf://timm/NAME.TAG for a published name of timm, with its tag or without; '' for any other."""
+    architecture, _, tag = name.partition(".")
+    known = published.architectures().get(architecture)
+    if known is None or not known.tags or (tag and tag not in known.tags):
+        return ""
+    return f"hf://timm/{architecture}.{tag or next(iter(known.tags))}".rstrip(".")
+
+
 def _local(place: str) -> str:
-    """The path that a file:// address names; of others, the address."""
+    """The path that a file:// address names; the address of a name of timm, unless it is a local file's; others
+    as they are.
+    """
     if not place.startswith("file://"):
-        return place
+        return place if os.path.exists(place) else timm_address(place) or place
     parts = urllib.parse.urlsplit(place)
     if parts.netloc not in ("", "localhost"):
         raise ConfigError(f"{place} names another machine: file:///PATH is a file of this one")

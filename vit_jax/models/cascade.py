@@ -59,7 +59,7 @@ class Exit:
     """A ViT whose blocks reuse what the exit before has computed."""
 
     def __init__(self, config: T2TNetwork | DeiTNetwork, *, rngs: nnx.Rngs):
-        super().__init__(config, rngs=rngs)
+        super().__init__(config, rngs=rngs)  # pyrefly: ignore  (a mixin: that of the ViT)
         link = config.link
         shared = link.takes_relations and link.options.relation_source != "layers"
         self.relations = reuse.Relations(config, link, rngs=rngs) if shared else None

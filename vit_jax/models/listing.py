@@ -3,18 +3,20 @@ their families' files, as are the accuracies that were published.
 """
 
 import dataclasses
+import functools
 import inspect
+import re
 from collections.abc import Sequence
 
 from vit_jax.base import logs
 from vit_jax.base.errors import ConfigError
-from vit_jax.models import registry
+from vit_jax.models import registry, vit
 from vit_jax.models.conversions import published, vit_arguments, vit_options
 
 SIZES = ("depth", "width", "mlp_dim", "heads")
 COLUMNS = ("name", "image_size", "tokens", "parameters", "gflops", *SIZES)
 _PREPARED = ("image_size", "eval_crop", "eval_resize", "interpolation", "mean", "std")
-PUBLISHED = ("name", "family", "depth", "width", *_PREPARED, "source")
+PUBLISHED = ("name", "model", "family", "depth", "width", *_PREPARED, "source")
 
 
 def table(image_size: int | None = None, names: Sequence[str] = ()) -> list[dict]:
@@ -53,6 +55,7 @@ def published_table() -> list[dict]:
     return [
         {
             "name": f"{name}.{tag}" if tag else name,
+            "model": _model_name(name, known),
             "family": _FAMILY.get(known.kind) or ("hybrid" if _on_resnet(known) else "vit"),
             "depth": known.arguments.get("depth", 12)
             if known.kind in vit_arguments.KINDS
@@ -84,6 +87,45 @@ _FAMILY = {
     "ResNetV2": "resnet",
     "EfficientNet": "efficientnet",
 }
+
+
+# Published names of other families than ViT, and the models that they are of.
+_MODELS = (
+    (r"mixer_([bls])(\d+)_", lambda size, patch: f"Mixer-{size.upper()}/{patch}"),
+    (r"resnetv2_(\d+)x(\d+)_bit", lambda depth, width: f"BiT-R{depth}x{width}"),
+    (
+        r"crossvit_(\d+)(_dagger)?_",
+        lambda size, dagger: f"CrossViT-{size}{'-dagger' if dagger else ''}",
+    ),
+    (r"crossvit_(tiny|small|base)_", lambda size: f"CrossViT-{_CROSSVIT[size]}"),
+    (r"tf_efficientnet_([bl]\d)", lambda size: f"EfficientNet-{size.upper()}"),
+)
+_CROSSVIT = {"tiny": "Ti", "small": "S", "base": "B"}
+
+
+def _model_name(name: str, known: published.Architecture) -> str:
+    """The listed model that a published one is, or is nearest to; '' if no listed one has its sizes."""
+    for pattern, named in _MODELS:
+        if match := re.match(pattern, name):
+            return named(*match.groups())
+    sizes = known.arguments.get("depth", 12), known.arguments.get("embed_dim", 768)
+    size = _vit_sizes().get(sizes)
+    if known.kind not in vit_arguments.KINDS or not size:
+        return ""
+    if _on_resnet(known):
+        on_r50 = re.search(r"_r50_s(\d+)_", name)
+        return f"R50+ViT-{size}/{on_r50[1]}" if on_r50 else ""
+    return f"ViT-{size}/{known.arguments.get('patch_size', 16)}"
+
+
+@functools.cache
+def _vit_sizes() -> dict[tuple[int, int], str]:
+    """Depth and width of the listed ViTs to what they are called: 'B'."""
+    named = {name: vit.options_from_name(name) for name in vit.VARIANTS if name.startswith("ViT-")}
+    return {
+        (options["depth"], options["width"]): name.removeprefix("ViT-").partition("/")[0]
+        for name, options in reversed(named.items())
+    }
 
 
 def _on_resnet(known: published.Architecture) -> bool:

@@ -159,7 +159,7 @@ def rules_of(decoder: PublishedViTConfig, format: str) -> list[Rule]:
         *(
             dataclasses.replace(
                 rule,
-                ours=f"decoder/{rule.ours.removeprefix('encoder/')}",
+                ours=f"decoder/{rule.ours.removeprefix('encoder/')}",  # pyrefly: ignore
                 theirs=tuple(map(theirs, rule.names)),
             )
             for rule in table

@@ -67,7 +67,7 @@ def aware(gradient_of: Callable, config: Optim, rho: jax.typing.ArrayLike) -> Ca
 
     def sharp(params: Any, *rest: Any) -> tuple[Any, Any]:
         grads, others = gradient_of(params, *rest)
-        step = rho / (optax.global_norm(grads) + _TINY)
+        step = rho / (optax.tree.norm(grads) + _TINY)
         highest = jax.tree.map(lambda p, g: p + step * g, params, grads)
         robust, _ = gradient_of(highest, *rest)
         if config.sam_alpha:

@@ -47,7 +47,7 @@ class Plot:
         axes.ticklabel_format(useOffset=False)
         if logarithmic:
             axes.set_xscale("log", subs=(2, 3, 4, 5, 6, 7, 8, 9))
-            axes.xaxis.get_major_locator().set_params(subs=(1, 3))
+            axes.xaxis.get_major_locator().set_params(subs=(1, 3))  # pyrefly: ignore
             axes.xaxis.set_major_formatter("{x:g}")
             axes.xaxis.set_minor_formatter("")
         else:
@@ -57,7 +57,7 @@ class Plot:
             axes.yaxis.set_major_formatter("{x:g}")
             axes.yaxis.set_minor_formatter("")
         if whole:
-            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.xaxis.get_major_locator().set_params(integer=True)  # pyrefly: ignore
         if x_limits:
             axes.set_xlim(x_limits)
         if y_names:

@@ -23,7 +23,7 @@ from vit_jax.checkpoints import reading
 from vit_jax.data.record import BadImage
 from vit_jax.evaluation.forward import data_of, make_forward
 from vit_jax.models import registry
-from vit_jax.prediction.images import Named, find, read_ahead
+from vit_jax.prediction.images import Compiled, Named, find, read_ahead
 from vit_jax.prediction.overrides import load_for_images
 from vit_jax.prediction.predict import padded
 
@@ -81,22 +81,36 @@ def write_features(
 
 
 def features(
-    run: reading.Run, files: Iterable[Named], batch_size: int
-) -> Iterator[tuple[list[str], np.ndarray, list[BadImage]]]:
+    run: reading.Run,
+    files: Iterable[Named],
+    batch_size: int,
+    compiled: Compiled | None = None,
+) -> Iterator[tuple[list[str], Any, list[BadImage]]]:
     """Batch by batch the names of the images that can be read, their features (n, D) float32, and what is wrong with
     the others.
+
+    Args:
+      compiled: what gives other features: a tree of arrays (B, …).
     """
-    data = data_of(run)
-    definition, weights = registry.split(run.model)
-    forward = make_forward(definition, run.model_config, data)
-    compiled = jax.jit(lambda w, images: forward(w, images).features.astype(jnp.float32))
+    data, function = compiled or make_features(run)
+    weights = registry.split(run.model)[1]
     batches = read_ahead(files, data, batch_size)
     first = list(itertools.islice(batches, 1))
     for several in itertools.chain(first, batches):
         images, there = padded(several, len(first[0]), data)
         names = [file.name for file, image in several if not isinstance(image, BadImage)]
         bad = [image for _, image in several if isinstance(image, BadImage)]
-        yield names, jax.device_get(compiled(weights, images))[there], bad
+        rows = jax.device_get(function(weights, images))
+        yield names, jax.tree.map(lambda x, there=there: x[there], rows), bad
+
+
+def make_features(run: reading.Run) -> Compiled:
+    """A function of weights and images that gives features (B, D) float32."""
+    data = data_of(run)
+    forward = make_forward(registry.split(run.model)[0], run.model_config, data)
+    return Compiled(
+        data, jax.jit(lambda w, images: forward(w, images).features.astype(jnp.float32))
+    )
 
 
 class _Npz:

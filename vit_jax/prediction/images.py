@@ -1,5 +1,5 @@
-"""The images that `vit_jax predict` is asked about: files, all those of a folder or of a pattern, or
-standard input.
+"""The images that are asked about: by `vit_jax predict` files, all those of a folder or of a pattern, or
+standard input; by a program of Python also those that it has in memory.
 """
 
 import concurrent.futures
@@ -11,14 +11,17 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from etils import epath
+from PIL import Image
 
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
-from vit_jax.data.decode import eval_crop
+from vit_jax.data.decode import eval_crop, pillow_pixels
 from vit_jax.data.images import MOST_BYTES, read_file
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage
@@ -32,16 +35,69 @@ class Named:
 
     Attributes:
       name: a path, or '-' for standard input.
-      content: the bytes of the file, where they are at hand.
+      content: the bytes of the file, or the pixels, where they are at hand.
     """
 
     name: str
-    content: bytes | None = None
+    content: bytes | np.ndarray | None = None
 
     def read(self, data: Data) -> np.ndarray:
         """(H, W, C) uint8, as `config.data` cuts it. Raises `BadImage`."""
         content = read_file(self.name) if self.content is None else self.content
         return eval_crop(content, data, name=self.name)
+
+
+class Compiled(NamedTuple):
+    """What is computed of images, compiled once for each size of batches, to be used again.
+
+    Attributes:
+      data: how the images are cut, the section `config.data`.
+      function: of weights and images (B, H, W, C) uint8; its arguments after these are static.
+    """
+
+    data: Data
+    function: Callable[..., Any]
+
+
+# A path, the bytes of a file, an image of Pillow, or pixels (H, W, C) or (H, W).
+ImageLike = str | os.PathLike | bytes | Image.Image | np.ndarray | jax.Array
+
+
+def named_images(images: ImageLike | Iterable[ImageLike]) -> tuple[list[Named], bool]:
+    """The images that a program of Python passes, and whether it is one alone, not a list of them.
+
+    Args:
+      images: one, or several of any sizes; an array (n, H, W, C) is several.
+
+    Raises:
+      ConfigError: something is no image of these kinds.
+    """
+    is_array = isinstance(images, np.ndarray | jax.Array)
+    if isinstance(images, Image.Image | str | os.PathLike | bytes) or is_array and images.ndim < 4:
+        return [_named_image(images, "the image")], True
+    if not isinstance(images, Iterable):
+        raise _no_image(images, "the image")
+    return [_named_image(image, f"image {i}") for i, image in enumerate(images)], False
+
+
+def _named_image(image: ImageLike, name: str) -> Named:
+    match image:
+        case str() | os.PathLike():
+            return Named(_known(os.fspath(image)))
+        case bytes() | np.ndarray():
+            return Named(name, image)
+        case jax.Array():
+            return Named(name, np.asarray(image))
+        case Image.Image():
+            return Named(name, pillow_pixels(image))
+    raise _no_image(image, name)
+
+
+def _no_image(image: object, name: str) -> ConfigError:
+    return ConfigError(
+        f"{name} is of the type {type(image).__name__}: pass a path, the bytes of a file, an image of Pillow, or "
+        "an array (height, width, channels)"
+    )
 
 
 def find(sources: Sequence[str]) -> Iterator[Named]:

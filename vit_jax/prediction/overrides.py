@@ -47,6 +47,20 @@ def load_to_evaluate(
         has no effect on an evaluation; said before the model is read.
       CheckpointError: see `loading.load_run`.
     """
+    config, options = config_to_evaluate(path, changes, said, needs_data=needs_data)
+    return loading.load_run(path, said=said, **options), config
+
+
+def config_to_evaluate(
+    path: epath.PathLike,
+    changes: Iterable[tuple[str, str]],
+    said: Mapping[str, Any] | None = None,
+    *,
+    needs_data: bool = True,
+) -> tuple[Config, dict[str, Any]]:
+    """The config to evaluate a trained model with, and the options of how it is computed that `changes` set;
+    see `load_to_evaluate`.
+    """
     changes = list(changes)
     description = loading.describe(path, said)
     model_config = reading.stored_model_config(description)
@@ -80,7 +94,7 @@ def load_to_evaluate(
     typed = unseen.judge_whole(typed, trained_on, description.get("training_data", ""), changed)
     of_model = {name.partition(".")[2] for name, _ in changes if name.startswith("model.")}
     options = {name: config.model[name] for name in of_model if config.model[name] is not None}
-    return loading.load_run(path, said=said, **options), typed
+    return typed, options
 
 
 def check_changes(

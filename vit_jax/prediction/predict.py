@@ -5,6 +5,7 @@ are is in `images.py`.
 import collections
 import csv
 import dataclasses
+import functools
 import itertools
 import json
 import sys
@@ -27,7 +28,7 @@ from vit_jax.devices import meshes
 from vit_jax.evaluation.early_exit.inference import Inference, check_thresholds
 from vit_jax.evaluation.forward import data_of, make_forward
 from vit_jax.models import registry
-from vit_jax.prediction.images import Named, find, read_ahead
+from vit_jax.prediction.images import Compiled, Named, find, read_ahead
 from vit_jax.prediction.overrides import load_for_images
 
 _PICTURED = 400  # images on one sheet
@@ -39,16 +40,16 @@ class Prediction:
 
     Attributes:
       file: its name, as `images.Named` has it.
-      classes: label names.
+      names: of the classes.
       probabilities: in [0, 1]; softmax, or independent sigmoids for a model trained with sigmoid
         loss.
       image: (H, W, C) uint8 as the model saw it.
     """
 
     file: str
-    classes: tuple[str, ...]
+    names: tuple[str, ...]
     probabilities: tuple[float, ...]
-    image: np.ndarray
+    image: np.ndarray = dataclasses.field(repr=False)
 
 
 def predict(
@@ -58,6 +59,7 @@ def predict(
     topk: int,
     batch_size: int,
     thresholds: Sequence[float] = (),
+    best: Compiled | None = None,
 ) -> Iterator[Prediction | BadImage]:
     """Classifies images in batches, as they come; what cannot be read comes back as its `BadImage`, in
     place.
@@ -69,11 +71,14 @@ def predict(
       batch_size: images at a time.
       thresholds: how probable the best class has to be for an image to leave at each exit but the
         last, of a model with exits; none: all images go through to the last one.
+      best: from `make_best`, to use again what was compiled before.
 
     Raises:
-      ConfigError: it is not known how images are normalised, or the thresholds do not fit the model.
+      ConfigError: it is not known how images are normalised, the model has no head, or the thresholds do not fit it.
     """
-    data = data_of(run)
+    check_head(run)
+    best = best or make_best(run)
+    data = best.data
     read, held = read_ahead(files, data, batch_size), collections.deque()
     first = list(itertools.islice(read, 1))
     rows = len(first[0]) if first else 0
@@ -83,7 +88,14 @@ def predict(
             held.append(several)
             yield padded(several, rows, data)
 
-    classify = _make_classifier(run, data, min(topk, len(run.classes)), rows, thresholds)
+    topk = min(topk, len(run.classes))
+    if thresholds:
+        classify = _make_early_classifier(run, data, topk, rows, thresholds)
+    else:
+        weights = registry.split(run.model)[1]
+        classify = functools.partial(
+            map, lambda batch: jax.device_get(best.function(weights, batch[0], topk))
+        )
     for answers in classify(batches()):
         answered = zip(*answers, strict=True)
         for file, image in held.popleft():
@@ -111,28 +123,45 @@ def padded(
     return batch, np.arange(rows) < len(good)
 
 
-def _make_classifier(
+def check_head(run: reading.Run) -> None:
+    """Raises `ConfigError` for a model without a head."""
+    if not run.model_config.num_classes:
+        raise ConfigError(
+            f"{run.directory}: the model has no head, and so no classes to predict: fine-tune it, or use its features "
+            "(--features=FILE.npz, run.features in Python)"
+        )
+
+
+def make_best(run: reading.Run) -> Compiled:
+    """A function of weights, images and `topk` that gives the probabilities and numbers of the best classes, (B, topk)
+    each.
+    """
+    definition, data = registry.split(run.model)[0], data_of(run)
+    forward = make_forward(definition, run.model_config, data)
+    activation = objectives.activation(run.config.objective)
+
+    @functools.partial(jax.jit, static_argnums=2)
+    def best(
+        weights: registry.Weights, images: jax.Array, topk: int
+    ) -> tuple[jax.Array, jax.Array]:
+        return jax.lax.top_k(activation(forward(weights, images).logits), topk)
+
+    return Compiled(data, best)
+
+
+def _make_early_classifier(
     run: reading.Run, data: Data, topk: int, batch_size: int, thresholds: Sequence[float]
 ) -> Callable[[Iterable[tuple[np.ndarray, np.ndarray]]], Iterator[tuple[np.ndarray, np.ndarray]]]:
-    """From batches of images (B, H, W, C), and which rows are images, to the probabilities and numbers
-    of the best classes, (B, topk) each, batch by batch.
+    """From batches of images (B, H, W, C), and which rows are images, to what `make_best` gives, batch by batch;
+    images leave at exits.
     """
     definition, weights = registry.split(run.model)
     activation = objectives.activation(run.config.objective)
-
-    def best(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return jax.lax.top_k(activation(logits), topk)
-
-    if not thresholds:
-        forward = make_forward(definition, run.model_config, data)
-        whole = jax.jit(lambda weights, images: best(forward(weights, images).logits))
-        return lambda batches: (jax.device_get(whole(weights, images)) for images, _ in batches)
-
     check_thresholds(run.model_config, thresholds)
     inference = Inference(
         definition, run.model_config, data, activation=activation, batch_size=batch_size, mesh=meshes.replica_mesh(),
     )  # fmt: skip
-    of_logits = jax.jit(best)
+    of_logits = jax.jit(lambda logits: jax.lax.top_k(activation(logits), topk))
 
     def classify(batches: Iterable) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for answers in inference.answers(weights, thresholds, batches):
@@ -174,11 +203,7 @@ def predict_files(
         drawn = outputs.file_to_write(picture, "--picture")
     files = find(sources)
     run = load_for_images(path, settings, "predict", said)
-    if not run.model_config.num_classes:
-        raise ConfigError(
-            f"{path}: the model has no head, and so no classes to predict: fine-tune it, or write its features with "
-            "--features=FILE.npz"
-        )
+    check_head(run)
     tiles, good, bad = [], 0, 0
 
     def predictions() -> Iterator[Prediction]:
@@ -190,7 +215,7 @@ def predict_files(
                 continue
             good += 1
             if picture and good <= _PICTURED:
-                caption = f"{result.classes[0]} {result.probabilities[0]:.0%}"
+                caption = f"{result.names[0]} {result.probabilities[0]:.0%}"
                 tiles.append((result.image, caption))
             yield result
 
@@ -208,7 +233,7 @@ def predict_files(
 def _print_text(predictions: Iterable[Prediction]) -> None:
     for p in predictions:
         print(p.file)
-        for name, probability in zip(p.classes, p.probabilities, strict=True):
+        for name, probability in zip(p.names, p.probabilities, strict=True):
             print(f"  {probability:7.2%}  {name}")
         sys.stdout.flush()
 
@@ -217,7 +242,7 @@ def _print_csv(predictions: Iterable[Prediction]) -> None:
     writer = csv.writer(sys.stdout)
     writer.writerow(("file", "rank", "class", "probability"))
     for p in predictions:
-        for rank, (name, probability) in enumerate(zip(p.classes, p.probabilities, strict=True), 1):
+        for rank, (name, probability) in enumerate(zip(p.names, p.probabilities, strict=True), 1):
             row = (_as_text(p.file), rank, _as_text(name), f"{probability:.6f}")
             writer.writerow(row)
         sys.stdout.flush()
@@ -232,7 +257,7 @@ def _print_json(predictions: Iterable[Prediction]) -> None:
     before = "["
     for p in predictions:
         classes = [
-            {"class": c, "probability": q} for c, q in zip(p.classes, p.probabilities, strict=True)
+            {"class": c, "probability": q} for c, q in zip(p.names, p.probabilities, strict=True)
         ]
         row = json.dumps({"file": p.file, "predictions": classes})
         print(f"{before}{row}", end="", flush=True)

@@ -6,7 +6,7 @@ import contextlib
 import json
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 from absl import logging
@@ -27,6 +27,7 @@ from vit_jax.evaluation.contract import Subject, Trained
 from vit_jax.training import announce, health, preflight, pseudo_labels, reference
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly, assemble, make_mesh, resolve
+from vit_jax.training.callbacks import Callback, Callbacks
 from vit_jax.training.clock import Clock
 from vit_jax.training.guards import check_batch, check_classes, make_workdir
 from vit_jax.training.health import BadStep, NonFiniteError, SkippedData
@@ -37,6 +38,7 @@ from vit_jax.training.snapshots import Snapshots
 from vit_jax.training.starting import Start
 from vit_jax.training.step import compile_train_step
 from vit_jax.training.stragglers import Stragglers
+from vit_jax.training.writers import Writers
 
 
 class Interrupted(UserError):
@@ -45,7 +47,9 @@ class Interrupted(UserError):
     exit_code = 42
 
 
-def train(config: ConfigDict, workdir: epath.PathLike) -> dict[str, float]:
+def train(
+    config: ConfigDict, workdir: epath.PathLike, *, callbacks: Sequence[Callback] = ()
+) -> dict[str, float]:
     """Trains, or goes on training, in `workdir`, from any thread. It logs as the command does,
     unless the surrounding program or notebook has configured logging.
 
@@ -58,6 +62,14 @@ def train(config: ConfigDict, workdir: epath.PathLike) -> dict[str, float]:
        if that is given;
     4. steps are dispatched ahead of the devices; the host waits for them only where it logs,
        evaluates or saves.
+
+    Args:
+      config: of a recipe, see `load_config`.
+      workdir: a folder, local or in a bucket.
+      callbacks: functions of (step, metrics), called in the first process wherever metrics are logged, also those of
+        evaluations, `eval/…`. If one returns a true value, the run ends there: it is saved, evaluated, and not
+        continued when it is started again. If one raises, the run is saved and can be continued, and the error is
+        raised.
 
     Returns:
       The last evaluation's metrics and `step`, `seconds` (of training, all restarts together).
@@ -91,7 +103,8 @@ def train(config: ConfigDict, workdir: epath.PathLike) -> dict[str, float]:
     if jax.process_index() == 0:
         lock = Lock(workdir, on_lost=lambda message: processes.leave(message, UserError.exit_code))
     with StopRequest() as stop, lock, clock, jax.set_mesh(mesh):
-        return _Run(assembly, source, suite, mesh, workdir, clock, stop, programs).finish()
+        run = _Run(assembly, source, suite, mesh, workdir, clock, stop, programs, callbacks)
+        return run.finish()
 
 
 def assembly_for(config: Config, source: Source) -> Assembly:
@@ -129,10 +142,12 @@ class _Run:
         clock: Clock,
         stop: StopRequest,
         programs: Programs,
+        callbacks: Sequence[Callback] = (),
     ):
         config = self.config = assembly.config
         self.assembly, self.source, self.suite, self.mesh = assembly, source, suite, mesh
         self.workdir, self.clock, self.stop, self.programs = workdir, clock, stop, programs
+        self.callbacks = Callbacks(callbacks)
         self.description = reading.describe(
             config, assembly.model_config, source.classes, len(source), source.fingerprint()
         ) | {"pixels": PIXELS}
@@ -163,7 +178,7 @@ class _Run:
 
     def finish(self) -> dict:
         """Trains from where the state is to the end of the run, or until a stop is requested."""
-        writers = self.writers = make_writers(self.workdir, self.config)
+        writers = self.writers = Writers(make_writers(self.workdir, self.config), self.callbacks)
         self.meter = Meter(
             self.assembly,
             len(self.source),
@@ -207,8 +222,10 @@ class _Run:
             if stopped and step < total:
                 self._interrupt(step)
         self._save_now(step)  # before the last evaluation, which may fail
+        self.callbacks.raise_error()
         if self.evaluated_at != step:
             self._evaluate(step)
+            self.callbacks.raise_error()
         result = self.results | {"step": step, "seconds": self.clock.training_seconds}
         result |= {"best": self.best, "goodput": self.clock.shares()}
         if jax.process_index() == 0:
@@ -252,6 +269,8 @@ class _Run:
                 self._evaluate(step)
                 if self._patience_is_over():
                     return False
+            if logs and self._callbacks_end_it():
+                return False
             if self.tier and _due(step, local_every):
                 self._save_by(self.tier.save, step)
             if _due(step, save_every) or (logs and self._time_to_save(saved_at)):
@@ -355,6 +374,13 @@ class _Run:
             self.ended, best["value"], best["step"],
         )  # fmt: skip
         return True
+
+    def _callbacks_end_it(self) -> bool:
+        why = self.callbacks.ended()
+        if why and not self.callbacks.error:  # After an error the run can be continued.
+            self.ended = why
+            logging.info("%s", why)
+        return bool(why)
 
     def _interrupt(self, step: int) -> None:
         """Saves and says so. Raises `Interrupted`."""

@@ -69,9 +69,9 @@ def make_train_step(
             # A skipped update does not advance the optimizer's own count.
             "learning_rate": jnp.float32(learning_rate(state.step - state.health.skipped)),
             "skipped_updates": health.skipped.astype(jnp.float32),
-            "gradient_norm": optax.global_norm(grads),
-            "update_norm": optax.global_norm(updates),
-            "parameter_norm": optax.global_norm(params),
+            "gradient_norm": optax.tree.norm(grads),
+            "update_norm": optax.tree.norm(updates),
+            "parameter_norm": optax.tree.norm(params),
         }
         return new.replace(step=state.step + 1, fixed=state.fixed), metrics
 

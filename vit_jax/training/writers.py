@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from absl import logging
@@ -46,9 +46,9 @@ class Histogram(NamedTuple):
     sum_squares: float
 
 
-class MetricWriter(Protocol):
-    """The part of CLU's interface that training uses, but for histograms, which are counted on the
-    devices. What a writer has no place for it leaves out.
+class MetricWriter:
+    """The part of CLU's interface that training uses, except histograms, which are counted on the
+    devices. Each method does nothing, so that a writer has those that it has a place for.
     """
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None: ...

@@ -1,0 +1,260 @@
+"""The Python API does what the commands do: on images of any kind, on layers, on data, on files."""
+
+import json
+import pydoc
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from etils import epath
+from flax import nnx
+from huggingface_hub import constants
+from PIL import Image
+
+import vit_jax
+from tests.integration.conftest import TINY
+from vit_jax.base.errors import CheckpointError, ConfigError
+from vit_jax.checkpoints import reading
+from vit_jax.config import default_config
+from vit_jax.data.record import BadImage
+from vit_jax.inspection.layers import make_layer_features
+from vit_jax.interchange import remote
+from vit_jax.models import registry
+
+
+def tiny(compilation_cache, **fields):
+    config = vit_jax.load_config("digits")
+    config.update_from_flattened_dict(
+        TINY | {"compilation_cache": compilation_cache, "log.tensorboard": False}
+    )
+    config.update_from_flattened_dict(
+        {name.replace("__", "."): value for name, value in fields.items()}
+    )
+    return config
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory, compilation_cache):
+    folder = tmp_path_factory.mktemp("api") / "run"
+    vit_jax.train(tiny(compilation_cache), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(workdir):
+    return vit_jax.load_run(workdir)
+
+
+@pytest.fixture(scope="module")
+def pixels() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (40, 30, 3), np.uint8)
+
+
+@pytest.fixture(scope="module")
+def photo(pixels, tmp_path_factory):
+    path = tmp_path_factory.mktemp("images") / "photo.png"
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+def test_an_image_of_any_kind_gets_the_answer_of_the_command(run, workdir, photo, pixels, command):
+    code, out, _ = command("predict", f"--checkpoint={workdir}", photo, "--topk=3", "--json")
+    said = json.loads(out.splitlines()[-1])[0]["predictions"]
+    kinds = [photo, str(photo), photo.read_bytes(), Image.open(photo), pixels, jnp.asarray(pixels)]
+    for kind in kinds:
+        found = run(kind, topk=3)
+        assert isinstance(found, vit_jax.Prediction) and len(found.names) == 3
+        assert found.names == tuple(one["class"] for one in said)
+        np.testing.assert_allclose(
+            found.probabilities, [one["probability"] for one in said], rtol=1e-5
+        )
+    several = run([*kinds, pixels[:20, :11], Image.fromarray(pixels[..., 0])], topk=3)
+    assert [one.names for one in several[: len(kinds)]] == [found.names] * len(kinds)
+    assert len(several) == 8 and len(run(np.stack([pixels, pixels]))) == 2 and run([]) == []
+
+
+def test_a_call_compiles_once_for_each_size_of_batches(run, pixels):
+    run(pixels)
+    with jax.no_tracing():
+        run(pixels[::-1])
+
+
+@pytest.mark.parametrize(
+    ("images", "error", "message"),
+    [
+        (b"hello", BadImage, "the image cannot be read"),
+        ("there-is-none.png", BadImage, r"there-is-none\.png"),
+        (
+            [np.zeros((4, 4, 3), np.uint8), np.full((4, 4, 3), 300, np.int32)],
+            BadImage,
+            "image 1 cannot",
+        ),
+        (np.zeros((4, 4, 7), np.uint8), BadImage, "7 channels"),
+        (3, ConfigError, "the image is of the type int"),
+        ([None], ConfigError, "image 0 is of the type NoneType"),
+    ],
+    ids=str,
+)
+def test_what_is_no_image_is_refused_by_its_name(run, images, error, message):
+    with pytest.raises(error, match=message):
+        run(images)
+
+
+def test_the_model_of_preprocessed_images_gives_the_probabilities(run, photo, pixels):
+    images = run.preprocess([photo, pixels])
+    assert images.shape == (2, 32, 32, 3) and images.dtype == np.float32
+    probabilities = jax.nn.softmax(run.model(images).logits)
+    np.testing.assert_allclose(
+        np.sort(probabilities[0])[::-1], run(photo, topk=10).probabilities, atol=1e-5
+    )
+
+
+def test_features_are_those_of_the_command_and_of_every_layer(
+    run, workdir, photo, tmp_path, command
+):
+    code, *_ = command("predict", f"--checkpoint={workdir}", photo, f"--features={tmp_path}/f.npz")
+    assert code == 0
+    np.testing.assert_allclose(
+        run.features(photo), np.load(tmp_path / "f.npz")["features"], atol=1e-5
+    )
+    first, last = run.features([photo] * 3, layers=(0, -1))
+    assert first.shape == last.shape == (3, 16, 32)
+    (grid,) = run.features(photo, layers=("blocks/1",), maps=True)
+    np.testing.assert_allclose(grid.reshape(1, 16, 32), last[:1, -16:], atol=1e-6)
+    (larger,) = run.features(photo, layers=[1], maps=True, image_size=(48, 64))
+    assert larger.shape == (1, 6, 8, 32)
+    with pytest.raises(ConfigError, match="there is no layer 2: the model has 2"):
+        run.features(photo, layers=(0, 2))
+    with pytest.raises(ConfigError, match="there is no layer 'block/1'; did you mean 'blocks/1'"):
+        run.features(photo, layers=["block/1"])
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "layers", "shapes"),
+    [
+        ("Mixer-S/16", 32, (1,), [(1, 2, 2, 512)]),
+        ("ResNet-R50x1", 32, ("stage2", -1), [(1, 4, 4, 512), (1, 1, 1, 2048)]),
+        ("CrossViT-Ti", 240, ("small_blocks/2", 3), [(1, 20, 20, 96), (1, 14, 14, 192)]),
+        ("EfficientNet-B0", 32, (0, "stage7"), [(1, 16, 16, 32), (1, 1, 1, 320)]),
+        ("T2T-ViT-7", 32, (0,), [(1, 2, 2, 256)]),
+    ],
+)
+def test_layers_of_other_families_are_maps_and_tokens(name, size, layers, shapes):
+    config = registry.model_config(name, image_size=size)
+    model = nnx.eval_shape(lambda: registry.build(config, rngs=nnx.Rngs(0)))
+    settings = default_config()
+    settings.data.image_size = size
+    run = reading.Run(model, config, settings, (), 0, epath.Path("nowhere"))
+    images = jax.ShapeDtypeStruct((1, size, size, 3), np.uint8)
+
+    def shapes_of(maps: bool):
+        function = make_layer_features(run, layers, maps=maps).function
+        return [x.shape for x in jax.eval_shape(function, registry.split(model)[1], images)]
+
+    assert shapes_of(maps=True) == shapes
+    for tokens, (_, rows, columns, width) in zip(shapes_of(maps=False), shapes, strict=True):
+        assert tokens[2] == width and tokens[1] - rows * columns in (0, 1)  # a class token
+
+
+def test_evaluation_is_that_of_the_run_and_of_a_folder(run, workdir, photo, tmp_path, command):
+    result = json.loads((workdir / "result.json").read_text())
+    found = run.evaluate()
+    assert found["examples"] == 359 and found == pytest.approx({n: result[n] for n in found})
+    for name in ("3", "7"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        (tmp_path / "photos" / name / "a.png").write_bytes(photo.read_bytes())
+    found = run.evaluate(tmp_path / "photos", suite="classification")
+    code, out, err = command(
+        "evaluate", f"--checkpoint={workdir}", "--config.data.name=folder", f"--config.data.path={tmp_path}/photos",
+        "--evaluators=classification", "--json",
+    )  # fmt: skip
+    assert code == 0, err
+    assert found == pytest.approx(json.loads(out.splitlines()[-1]))
+    with pytest.raises(
+        ConfigError, match="there is no suite or evaluator 'classificaton'; did you mean"
+    ):
+        run.evaluate(tmp_path / "photos", suite="classificaton")
+
+
+def test_a_saved_and_an_exported_model_answer_as_the_run_does(run, photo, tmp_path):
+    expected = run(photo, topk=10)
+    run.save(tmp_path / "timm", format="timm")
+    again = vit_jax.load_run(tmp_path / "timm")(photo, topk=10)
+    assert again.names == expected.names
+    np.testing.assert_allclose(again.probabilities, expected.probabilities, atol=1e-5)
+    run.model.head.bias[...] += jnp.arange(10.0)  # what is saved is the model as it is now
+    try:
+        run.save(tmp_path / "changed")
+        changed = vit_jax.load_run(tmp_path / "changed").model.head.bias[...]
+        np.testing.assert_array_equal(changed, run.model.head.bias[...])
+    finally:
+        run.model.head.bias[...] -= jnp.arange(10.0)
+    description = run.export(str(tmp_path / "model.zip"), batch_size=1)
+    assert description["classes"] == list("0123456789")
+    with pytest.raises(ConfigError, match=r"model\.pt: name the file"):
+        run.export("model.pt")
+
+
+def test_a_callback_gets_the_metrics_of_each_log_and_may_end_the_run(tmp_path, compilation_cache):
+    seen = {}
+
+    def on_log(step, metrics):
+        seen.setdefault(step, {}).update(metrics)
+        return step >= 4
+
+    config = tiny(compilation_cache)
+    result = vit_jax.train(config, tmp_path, callbacks=[on_log])
+    assert list(seen) == [1, 4] and result["step"] == 4
+    assert seen[1]["loss"] > 0 and seen[4]["eval/accuracy"] == result["accuracy"]
+    # Ended is ended.
+    assert vit_jax.train(config, tmp_path)["step"] == 4
+
+
+def test_a_callback_that_raises_ends_the_run_which_is_saved_and_can_go_on(
+    tmp_path, compilation_cache
+):
+    def broken(step, metrics):
+        if step == 8:
+            raise RuntimeError("no space left for plots")
+
+    config = tiny(compilation_cache, checkpoint__every="100%")
+    with pytest.raises(RuntimeError, match="no space left for plots"):
+        vit_jax.train(config, tmp_path, callbacks=[broken])
+    assert reading.find(tmp_path).name == "8"
+    steps = []
+    result = vit_jax.train(config, tmp_path, callbacks=[lambda step, _: steps.append(step)])
+    assert result["step"] == 12 and steps[0] == 12
+
+
+def test_names_of_timm_are_known_and_offline_it_says_what_to_do(monkeypatch, tmp_path):
+    assert (
+        remote.timm_address("vit_base_patch16_224")
+        == "hf://timm/vit_base_patch16_224.augreg2_in21k_ft_in1k"
+    )
+    assert remote.timm_address("vit_base_patch16_224.nonsense") == ""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    remote.fetch.cache_clear()
+    name = "vit_base_patch16_224.augreg_in21k"
+    for call in (vit_jax.create_model, vit_jax.load, vit_jax.load_run):
+        with pytest.raises(CheckpointError, match=f"hf download timm/{name}"):
+            call(name)
+    assert vit_jax.create_model("ViT-mu/16", image_size=32, num_classes=0).config.width == 32
+
+
+def test_models_are_listed_by_patterns():
+    assert {"ViT-B/16", "ViT-L/16"} <= set(vit_jax.list_models("ViT-*/16"))
+    assert "ViT-B/32" not in vit_jax.list_models("ViT-*/16")
+    published = vit_jax.list_models("ViT-*/16", pretrained=True)
+    assert "vit_base_patch16_224.augreg_in21k" in published
+    assert not any("patch32" in name for name in published)
+    assert vit_jax.list_models("Mixer-L/16", pretrained=True) == vit_jax.list_models(
+        "mixer_l16*", pretrained=True
+    )
+
+
+def test_help_lists_the_public_names():
+    text = pydoc.plaintext.document(vit_jax)
+    for name in vit_jax.__all__:
+        assert f"{name}(" in text or f"class {name}" in text, name

@@ -1,0 +1,44 @@
+"""The site builds without a warning: every link and every docstring of the reference is understood."""
+
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import vit_jax
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("site")
+    beside = pathlib.Path(sys.executable).with_name("mkdocs")
+    program = str(beside) if beside.exists() else shutil.which("mkdocs")
+    command = [program, "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_the_reference_has_every_public_name(site):
+    page = (site / "reference" / "index.html").read_text()
+    anchors = set(re.findall(r'id="vit_jax\.[\w.]*\.(\w+)"', page))
+    assert set(vit_jax.__all__) <= anchors
+    for method in ("__call__", "features", "evaluate", "save", "export", "push", "preprocess"):
+        assert f'id="vit_jax.api.Run.{method}"' in page
+
+
+def test_recipes_guides_and_changelog_are_pages(site):
+    assert "scaling_vit:g/14" in (site / "recipes" / "index.html").read_text()
+    assert vit_jax.__version__ in (site / "changelog" / "index.html").read_text()
+    guides = {path.stem for path in (ROOT / "docs").glob("*.md")}
+    assert guides <= {path.parent.name for path in site.rglob("index.html")}
+
+
+def test_every_guide_is_in_the_navigation():
+    named = set(re.findall(r"(\w[\w-]*)\.md", (ROOT / "mkdocs.yml").read_text()))
+    assert {path.stem for path in (ROOT / "docs").glob("*.md")} <= named

@@ -1,0 +1,62 @@
+"""Pages of the site that are not in docs/: the README as its front page, the recipes' table, the changelog. Links to
+files of the repository outside of docs/ are shown as their names.
+"""
+
+import json
+import pathlib
+import re
+
+from mkdocs.structure.files import File
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+_LINK = re.compile(r"\[([^\]]+)\]\(((?!https?:|#|mailto:)[^)#\s]+)(#[^)\s]*)?\)")
+
+
+def on_files(files, config):
+    """Adds the generated pages."""
+    from vit_jax.planning import catalogue
+
+    readme = (ROOT / "README.md").read_text().replace("](docs/", "](")
+    pages = {
+        "index.md": readme.replace("](CHANGELOG.md)", "](changelog.md)"),
+        "recipes.md": catalogue.recipe_page(catalogue.recipe_table()),
+        "changelog.md": (ROOT / "CHANGELOG.md").read_text(),
+    }
+    for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
+        pages[f"notebooks/{path.stem}.md"] = _notebook(path)
+    for name, text in pages.items():
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def _notebook(path: pathlib.Path) -> str:
+    """A notebook as Markdown, headed by how to run it."""
+    parts = []
+    for cell in json.loads(path.read_text())["cells"]:
+        text = "".join(cell["source"])
+        parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+    how = "A notebook: `vit_jax tutorial` copies it to your folder."
+    return "\n\n".join([parts[0], how, *parts[1:]])
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Shows links to files that the site does not have as their names alone."""
+    folder = pathlib.PurePosixPath(page.file.src_uri).parent
+    known = {file.src_uri for file in files}
+
+    def shown(match: re.Match) -> str:
+        target = _normal(folder / match[2])
+        is_outside = (ROOT / target).exists() or (ROOT / "docs" / target).exists()
+        return match[0] if target in known or not is_outside else match[1]
+
+    return _LINK.sub(shown, markdown)
+
+
+def _normal(path: pathlib.PurePosixPath) -> str:
+    parts = []
+    for part in path.parts:
+        if part == "..":
+            parts = parts[:-1]
+        elif part != ".":
+            parts.append(part)
+    return "/".join(parts)

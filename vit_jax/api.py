@@ -1,0 +1,367 @@
+"""The Python API: a trained model that classifies images, gives features, is evaluated, saved, exported and
+pushed. Each call is what the command of its name runs; the package's top level has all public names.
+"""
+
+import dataclasses
+import fnmatch
+import functools
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from etils import epath
+from flax import nnx
+
+from vit_jax import evaluation
+from vit_jax.base import places
+from vit_jax.base.errors import ConfigError
+from vit_jax.base.schema import nearest
+from vit_jax.base.sizes import Size
+from vit_jax.checkpoints import reading
+from vit_jax.data.augmentation import augment
+from vit_jax.data.record import BadImage
+from vit_jax.data.sources.prepared import DESCRIPTION
+from vit_jax.evaluation import suites
+from vit_jax.evaluation.run import evaluate_run
+from vit_jax.export import run as exporting
+from vit_jax.inspection.layers import make_layer_features
+from vit_jax.interchange import formats, loading, named, pushing, remote
+from vit_jax.models import listing, registry
+from vit_jax.prediction import features as rows
+from vit_jax.prediction import overrides, predict
+from vit_jax.prediction.images import Compiled, ImageLike, Named, named_images
+from vit_jax.prediction.predict import Prediction
+
+_BATCH = 32  # images at a time
+
+
+@dataclasses.dataclass
+class Run(reading.Run):
+    """A trained model and what is needed to use it, from `load_run`.
+
+    Attributes:
+      model: an NNX module with its parameters loaded (the averaged ones, if the run kept an average).
+      model_config: the family's config.
+      config: the run's.
+      classes: label names, in the order of the logits.
+      step: steps trained.
+      directory: of the checkpoint.
+      source: what `load_run` was called with.
+      stated: options of the model that were passed to `load_run`.
+    """
+
+    source: str = ""
+    stated: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __call__(
+        self,
+        images: ImageLike | Iterable[ImageLike],
+        *,
+        topk: int = 5,
+        thresholds: Sequence[float] = (),
+    ) -> Prediction | list[Prediction]:
+        """Classifies one image, or several.
+
+        >>> run("cat.jpg").names[0]
+        'tabby, tabby cat'
+
+        Args:
+          images: a path, the bytes of a file, an image of Pillow, or an array (H, W, C) or (H, W) (uint8, or floats
+            in [0, 1]); or a list of these, of any sizes; or an array (n, H, W, C).
+          topk: how many classes, the most probable ones.
+          thresholds: how probable the best class has to be for an image to leave at each exit but the last, of a
+            model with exits; none: all images go through to the last one.
+
+        Returns:
+          A `Prediction` with `names` and `probabilities`, best first; of several images a list of them.
+
+        Raises:
+          BadImage: an image cannot be read.
+          ConfigError: something is no image, the model has no head, or it is not known how images are normalised.
+        """
+        given, alone = named_images(images)
+        answers: list[Prediction] = []
+        for part in _parts(given):
+            found = predict.predict(
+                self, part, topk=topk, batch_size=min(len(part), _BATCH), thresholds=thresholds, best=self._best
+            )  # fmt: skip
+            answers += map(_raise_if_bad, found)
+        return answers[0] if alone else answers
+
+    def preprocess(self, images: ImageLike | Iterable[ImageLike]) -> np.ndarray:
+        """Images as the model takes them: (n, H, W, C) float32, cut, resized and normalised.
+
+        >>> run.model(run.preprocess("cat.jpg")).logits
+
+        Args:
+          images: as for a call; one image is n = 1.
+        """
+        data, (given, _) = self._features.data, named_images(images)
+        pixels = np.stack([image.read(data) for image in given])
+        return np.asarray(augment.prepared(jnp.asarray(pixels), data, jnp.dtype(jnp.float32)))
+
+    def features(
+        self,
+        images: ImageLike | Iterable[ImageLike],
+        *,
+        layers: Sequence[int | str] = (),
+        maps: bool = False,
+        image_size: Size | str | None = None,
+    ) -> np.ndarray | tuple[np.ndarray, ...]:
+        """Features of images: the input of the head, or the outputs of layers.
+
+        Args:
+          images: as for a call; one image is n = 1.
+          layers: numbers of blocks from 0, or from the end if negative: (3, 7, 11); or names: 'small_blocks/2' of a
+            CrossViT, 'stage3' of a ResNet.
+          maps: the layers' patches as maps (n, h, w, D), instead of all tokens (n, N, D).
+          image_size: of the images as the model sees them, where it should be another: positions are interpolated.
+
+        Returns:
+          (n, D) float32; with `layers` a tuple of an array (n, N, D) or (n, h, w, D) for each.
+
+        Raises:
+          BadImage: an image cannot be read.
+          ConfigError: there is no such layer, or the model takes no images of that size.
+        """
+        if image_size is not None:
+            return self._resized(image_size).features(images, layers=layers, maps=maps)
+        compiled = self._layers(tuple(layers), maps) if layers else self._features
+        given, _ = named_images(images)
+        found = []
+        for part in _parts(given):
+            size = min(len(part), _BATCH)
+            for _, arrays, bad in rows.features(self, part, size, compiled):
+                if bad:
+                    raise bad[0]
+                found.append(arrays)
+        return jax.tree.map(lambda *several: np.concatenate(several), *found)
+
+    def evaluate(
+        self, data: epath.PathLike = "", *, suite: str = "", data_dir: str = "", **fields: Any
+    ) -> dict[str, float]:
+        """Metrics on a data set, as `vit_jax evaluate` finds them.
+
+        >>> run.evaluate("photos", suite="classification", eval__batch_size=64)
+
+        Args:
+          data: a folder of class folders, what `vit_jax prepare` wrote, or the name of a data set; by default that
+            which the run was trained on.
+          suite: an evaluator (accuracy, classification, few_shot, knn, …), or, without `data`, a suite of data sets:
+            imagenet, few_shot or knn.
+          data_dir: where the data sets of a suite are.
+          **fields: of the config, their dots as two underscores: `data__eval_split="validation"`.
+
+        Raises:
+          ConfigError: there is no such data set, suite or field, or it does not go with the model.
+        """
+        changes = [(name.replace("__", "."), _text(value)) for name, value in fields.items()]
+        changes += [(name, _text(value)) for name, value in _fields_of(data)]
+        of_sets = suite in suites.SUITES and not data
+        if suite and not of_sets:
+            if suite not in evaluation.EVALUATORS:
+                known = dict.fromkeys((*evaluation.EVALUATORS, *suites.SUITES))
+                raise ConfigError(
+                    f"there is no suite or evaluator {suite!r}{nearest(suite, known)}"
+                )
+            changes.append(("eval.evaluators", repr((suite,))))
+        config, options = overrides.config_to_evaluate(
+            self.source, changes, self.stated, needs_data=not of_sets
+        )
+        run = self
+        if options:
+            run = loading.load_run(self.source, said=self.stated, **options)
+        return evaluate_run(run, config, suite=suite if of_sets else "", data_dir=data_dir)[0]
+
+    def save(self, path: epath.PathLike, *, format: str = "orbax", **data: Any) -> None:
+        """Writes the model as `vit_jax convert` does.
+
+        Args:
+          path: a file or folder.
+          format: official, big_vision, timm, huggingface, authors or orbax (our own).
+          **data: how images are prepared, where that should differ: mean, std, eval_crop, eval_resize, interpolation.
+
+        Raises:
+          CheckpointError: the format cannot express the model; nothing is written.
+        """
+        formats.module(format)
+        formats.write(self._checkpoint(data), path, format)
+
+    def export(self, path: str, **options: Any) -> dict[str, Any]:
+        """Writes the model as a program that runs without vit_jax, as `vit_jax export` does.
+
+        Args:
+          path: FILE.onnx, or FILE.zip for StableHLO.
+          **options: `batch_size`, `normalization` and `precision` of `vit_jax.export.run.export`.
+
+        Returns:
+          The description of its input and output.
+        """
+        suffixes = {writer.SUFFIX: name for name, writer in exporting.FORMATS.items()}
+        suffix = os.path.splitext(path)[1]
+        if suffix not in suffixes:
+            raise ConfigError(f"{path}: name the file {' or '.join(suffixes)}")
+        return exporting.export_run(self, path, to=suffixes[suffix], **options)
+
+    def push(self, repository: str, **options: Any) -> dict[str, Any]:
+        """Uploads the model to the Hugging Face hub, as `vit_jax push` does.
+
+        Args:
+          repository: OWNER/NAME.
+          **options: of `vit_jax.interchange.pushing.push`: `private`, `dry_run`, `format`, `license`, `overwrite`.
+
+        Returns:
+          The `url`, and the `files` with their sizes.
+        """
+        return pushing.push(self, self._checkpoint({}), repository, **options)
+
+    def _checkpoint(self, data: Mapping[str, Any]) -> formats.Foreign:
+        """What the formats write: the arrays of the model as it is now."""
+        found = formats.read(self.source, **self.stated)
+        weights, prepared = jax.device_get(registry.split(self.model)[1]), self.config.data
+        if prepared.mean and prepared.std:
+            names = (field.name for field in dataclasses.fields(formats.Preprocessing))
+            stated = named.preprocessing_of({name: prepared[name] for name in names})
+            found = dataclasses.replace(found, preprocessing=stated)
+        found = dataclasses.replace(
+            found, model_config=self.model_config, params=weights.params, variables=weights.variables
+        )  # fmt: skip
+        if data:
+            stated = formats.preprocessing_with(found, data, self.source)
+            found = dataclasses.replace(found, preprocessing=stated)
+        return found
+
+    @functools.cached_property
+    def _best(self) -> Compiled:
+        return predict.make_best(self)
+
+    @functools.cached_property
+    def _features(self) -> Compiled:
+        return rows.make_features(self)
+
+    @functools.cached_property
+    def _layer_programs(self) -> dict:
+        return {}
+
+    def _layers(self, layers: tuple[int | str, ...], maps: bool) -> Compiled:
+        if (layers, maps) not in self._layer_programs:
+            self._layer_programs[layers, maps] = make_layer_features(self, layers, maps=maps)
+        return self._layer_programs[layers, maps]
+
+    def _resized(self, image_size: Size | str) -> "Run":
+        key = str(image_size)
+        if key not in self._layer_programs:
+            self._layer_programs[key] = loading.resized(self, image_size)
+        return self._layer_programs[key]
+
+
+def load_run(
+    source: epath.PathLike,
+    mesh: jax.sharding.Mesh | None = None,
+    *,
+    image_size: Size | str | None = None,
+    model: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Run:
+    """A trained model and what is needed to use it, from a checkpoint of any format.
+
+    >>> run = vit_jax.load_run("vit_base_patch16_224.augreg_in21k")
+    >>> run("cat.jpg").names
+
+    Args:
+      source: a run's workdir, its checkpoints folder, one checkpoint; a file or folder of another format; hf://OWNER/NAME;
+        or a name of timm. Local, or in a bucket.
+      mesh: where the parameters go; by default whole on every device.
+      image_size: of the images that the model is to take, where it should be another: positions are interpolated.
+      model: options of the model of a checkpoint that is not of ours, where what is recognised is to be another, or
+        its file does not say it.
+      **options: how the model is computed, where that should differ from the run: `dtype`, and options of the role
+        'compute'.
+
+    Raises:
+      CheckpointError: there is no checkpoint, it is damaged, or the hub cannot be reached.
+      ConfigError: an option has an invalid value.
+    """
+    stated = dict(model or {})
+    run = loading.load_run(source, mesh, said=stated or None, **options)
+    if image_size is not None:
+        run = loading.resized(run, image_size)
+    return Run(**vars(run), source=os.fspath(source), stated=stated)
+
+
+def create_model(
+    name: str, *, image_size: Size | str | None = None, seed: int = 0, **options: Any
+) -> nnx.Module:
+    """A model by name: a new one by a name of `vit_jax models`, a trained one by a name of timm.
+
+    >>> model = vit_jax.create_model("ViT-B/16", num_classes=10, image_size=384, pool="mean")
+    >>> model = vit_jax.create_model("vit_base_patch16_224.augreg_in21k", num_classes=10)
+
+    Args:
+      name: of a model; the weights of timm's names are downloaded from the hub.
+      image_size: pixels of a side, or (height, width); by default what the model was published with.
+      seed: of new parameters.
+      **options: of the model's config; see `load` for those that trained weights can be fitted to.
+    """
+    if remote.timm_address(name):
+        if image_size is not None:
+            options["image_size"] = image_size
+        return loading.load(name, **options)
+    return registry.create_model(name, image_size=image_size, seed=seed, **options)
+
+
+def list_models(pattern: str = "*", *, pretrained: bool = False) -> list[str]:
+    """The names of models that match a pattern.
+
+    >>> vit_jax.list_models("ViT-*/16")
+    >>> vit_jax.list_models("ViT-*/16", pretrained=True)   # names of timm, for load_run, load and create_model
+
+    Args:
+      pattern: of names, with * and ?; of published weights also of the model that they belong to.
+      pretrained: published weights, by their names in timm, instead of models without weights.
+    """
+    if not pretrained:
+        return fnmatch.filter(registry.variants(), pattern)
+    return [
+        row["name"]
+        for row in listing.published_table()
+        if fnmatch.fnmatchcase(row["name"], pattern) or fnmatch.fnmatchcase(row["model"], pattern)
+    ]
+
+
+def _parts(given: Sequence[Named]) -> Iterator[Sequence[Named]]:
+    """The images in parts whose batches have few different sizes, so that little is compiled."""
+    whole = len(given) // _BATCH * _BATCH
+    if whole:
+        yield given[:whole]
+    start = whole
+    for size in itertools.takewhile(bool, (_BATCH >> i for i in range(1, _BATCH.bit_length()))):
+        if (len(given) - whole) & size:
+            yield given[start : start + size]
+            start += size
+
+
+def _raise_if_bad(found: Prediction | BadImage) -> Prediction:
+    if isinstance(found, BadImage):
+        raise found
+    return found
+
+
+def _fields_of(data: epath.PathLike) -> list[tuple[str, Any]]:
+    """The fields of the config that name a data set to evaluate on."""
+    if not data:
+        return []
+    place = places.locate(data, "data") if places.exists(os.fspath(data)) else None
+    if place is None:
+        return [("data.name", os.fspath(data))]
+    name = "prepared" if (place / DESCRIPTION).exists() else "folder"
+    return [("data.name", name), ("data.path", str(place))]
+
+
+def _text(value: Any) -> str:
+    """A value as the command line has it."""
+    return value if isinstance(value, str) else repr(value)

@@ -1,0 +1,96 @@
+"""The recipes and notebooks that come with the package: where they are, and which file a name means.
+
+They are `configs/` and `docs/notebooks/` of the repository; an installed package has the same files in
+`vit_jax/configs/` and `vit_jax/notebooks/`.
+"""
+
+import difflib
+import pathlib
+import shutil
+
+from absl import logging
+
+from vit_jax.base.errors import ConfigError
+
+_PACKAGE = pathlib.Path(__file__).resolve().parents[1]
+_SHOWN = 3
+
+
+def recipes_folder() -> pathlib.Path:
+    """The folder of the recipes: inside an installed package, beside the package in a clone."""
+    inside = _PACKAGE / "configs"
+    return inside if inside.is_dir() else _PACKAGE.parent / "configs"
+
+
+def notebooks_folder() -> pathlib.Path:
+    """The folder of the notebooks."""
+    inside = _PACKAGE / "notebooks"
+    return inside if inside.is_dir() else _PACKAGE.parent / "docs" / "notebooks"
+
+
+def copy_notebooks(directory: str) -> list[pathlib.Path]:
+    """Copies the notebooks to a folder, those that are not there: the paths of all."""
+    folder = pathlib.Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for source in sorted(notebooks_folder().glob("*.ipynb")):
+        paths.append(folder / source.name)
+        if not paths[-1].exists():
+            shutil.copyfile(source, paths[-1])
+    return paths
+
+
+def recipe_names() -> list[str]:
+    """'axial', …, 'experiments/compute', …: paths below the folder, without suffix."""
+    folder = recipes_folder()
+    files = [*sorted(folder.glob("*.py")), *sorted(folder.glob("*/*.py"))]
+    return [path.relative_to(folder).with_suffix("").as_posix() for path in files]
+
+
+def recipe_path(name: str) -> pathlib.Path | None:
+    """The file of a recipe that comes with the package: of 'digits', 'digits.py' or
+    'configs/digits.py'; `None` for other names.
+    """
+    name = name.removeprefix("configs/").removesuffix(".py")
+    return recipes_folder() / f"{name}.py" if name in recipe_names() else None
+
+
+def find_recipe(name: str, where: str) -> pathlib.Path:
+    """The file that `--config=NAME` means: a local one, or else the recipe of that name.
+
+    Args:
+      name: a path, with or without '.py', or a name of `recipe_names`.
+      where: what to call it in messages.
+
+    Raises:
+      ConfigError: there is neither; it lists the nearest names.
+    """
+    local = pathlib.Path(name if name.endswith(".py") else f"{name}.py")
+    ours = recipe_path(name)
+    if local.is_file():
+        if ours and not name.endswith(".py") and not local.samefile(ours):
+            logging.warning(
+                "%s: the local file %s is used, not the recipe %r of vit_jax; for that one set "
+                "--config=%s",
+                where, local.resolve(), name, ours,
+            )  # fmt: skip
+        return local
+    if ours:
+        return ours
+    raise ConfigError(
+        f"{where}: there is no file {name}, nor a recipe of that name{_nearest(name)}"
+    )
+
+
+def require_recipe(name: str) -> pathlib.Path:
+    """The file of a recipe that comes with the package. Raises `ConfigError`, with the nearest names."""
+    if path := recipe_path(name):
+        return path
+    raise ConfigError(f"there is no recipe {name!r}{_nearest(name)}")
+
+
+def _nearest(name: str) -> str:
+    name = name.removeprefix("configs/").removesuffix(".py")
+    close = difflib.get_close_matches(name, recipe_names(), n=_SHOWN, cutoff=0.5)
+    maybe = f"; did you mean {' or '.join(map(repr, close))}?" if close else ";"
+    return f"{maybe} 'vit_jax recipes' lists all"

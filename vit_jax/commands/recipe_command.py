@@ -1,0 +1,56 @@
+"""The commands on what comes with the package: `recipes` and `tutorial`. They import what they need when they run."""
+
+from absl import flags
+
+from vit_jax.commands import flags as cli
+
+FLAGS = flags.FLAGS
+
+
+def tutorial() -> None:
+    """The notebooks of the guides, to run and change: [DIR] [--json].
+
+    They are copied to DIR, by default the current folder: fine_tune.ipynb (your photos) and look_inside.ipynb (what a
+    model sees). Files that are there already are kept.
+    """
+    cli.define_json()
+    folders = cli.parse("DIR", optional=True)
+    if len(folders) > 1:
+        raise flags.Error(f"one DIR, not {' '.join(folders)}")
+
+    from vit_jax.base import shipped
+
+    paths = list(map(str, shipped.copy_notebooks(folders[0] if folders else ".")))
+    cli.print_result({"paths": paths}, "\n".join([*paths, f"open with: jupyter lab {paths[0]}"]))
+
+
+def recipes() -> None:
+    """Recipes that come with the package, with size, data, cost and what to expect: [NAME | copy NAME DIR]
+    [--json|--markdown].
+
+    Without arguments it lists all, each as its first documented command trains it; NAME prints all that this
+    recipe says; copy NAME DIR copies it, to be changed. 'vit_jax train --config=NAME' trains it from any folder.
+    """
+    flags.DEFINE_bool("markdown", False, "the list as a page")
+    cli.define_json()
+    arguments = cli.parse("NAME", optional=True)
+
+    from vit_jax.planning import catalogue
+
+    match arguments:
+        case []:
+            rows = catalogue.recipe_table()
+            page = catalogue.recipe_page if FLAGS.markdown else catalogue.recipe_text
+            cli.print_result(rows, page(rows))
+        case ["copy", name, directory]:
+            path = catalogue.copy_recipe(name, directory)
+            cli.print_result(
+                {"path": str(path)}, f"{path}: vit_jax train --config={path} --workdir=DIR"
+            )
+        case ["copy", *_]:
+            raise flags.Error("expected: recipes copy NAME DIR")
+        case [name]:
+            text = catalogue.recipe_docstring(name)
+            cli.print_result({"name": name, "text": text}, text)
+        case _:
+            raise flags.Error(f"one NAME, not {' '.join(arguments)}")

@@ -1,0 +1,179 @@
+"""Models to the Hugging Face hub, through `huggingface_hub`: its tokens, its variables HF_ENDPOINT and HF_HOME.
+
+What is uploaded is what is listed here, and no more: the weights that the model is evaluated with, in timm's or
+transformers' layout, how images are prepared, the names of the classes, and a model card.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import tempfile
+from typing import Any
+
+from absl import logging
+
+from vit_jax.base.errors import CheckpointError, ConfigError, UserError
+from vit_jax.checkpoints import reading
+from vit_jax.interchange import decoders, formats, model_card
+from vit_jax.interchange.opened import CONFIG
+
+FORMATS = ("timm", "huggingface")
+CARD = "README.md"
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+_LOGIN = "log in with 'hf auth login', or set HF_TOKEN"
+
+
+def push(
+    run: reading.Run,
+    checkpoint: formats.Foreign,
+    repository: str,
+    *,
+    format: str = "",
+    private: bool = False,
+    license: str = "",
+    overwrite: bool = False,
+    dry_run: bool = False,
+) -> dict[str, Any]:
+    """Uploads a model; a repository that is not there is created.
+
+    Args:
+      run: that the model is of.
+      checkpoint: the same model as formats write it.
+      repository: OWNER/NAME.
+      format: timm or huggingface (transformers); '': the first that can express the model.
+      private: whether the repository is to be private, if it is created.
+      license: an identifier for the card, such as apache-2.0.
+      overwrite: whether the repository may hold another model.
+      dry_run: uploads nothing and needs no network.
+
+    Returns:
+      `repository`, `format`, `files` with their sizes, `card` (its text), and `url`, '' in a dry run.
+
+    Raises:
+      ConfigError: the name is no OWNER/NAME, `huggingface_hub` is missing, nobody is logged in, or the repository holds
+        another model.
+      CheckpointError: neither format can express the model.
+      UserError: the hub refuses it or cannot be reached.
+    """
+    if not _REPOSITORY.fullmatch(repository):
+        raise ConfigError(f"{repository!r} is not OWNER/NAME, such as me/vit-b16-pets")
+    if format not in ("", *FORMATS):
+        raise ConfigError(f"format={format!r}: must be {' or '.join(FORMATS)}")
+    _check_package(dry_run)
+    if not checkpoint.preprocessing:
+        logging.warning(
+            "%s: it is not known how images are normalised; users of %s have to say it", run.directory, repository
+        )  # fmt: skip
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = pathlib.Path(temporary) / "model"
+        format = _write(_without_decoder(checkpoint), folder, format)
+        card = model_card.make_card(run, checkpoint, repository, format=format, license=license)
+        (folder / CARD).write_text(card)
+        files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+        url = "" if dry_run else _upload(folder, repository, private=private, overwrite=overwrite)
+    return {"repository": repository, "format": format, "files": files, "card": card, "url": url}
+
+
+def text(result: dict[str, Any]) -> str:
+    """`push`'s result for a person."""
+    lines = [f"{size:>14,}  {name}" for name, size in result["files"].items()]
+    head = result["url"] or f"{result['repository']}: nothing was uploaded (--dry_run)"
+    card = "" if result["url"] else f"\n\n{CARD}:\n\n{result['card']}"
+    return "\n".join([head, *lines]) + card
+
+
+def _check_package(dry_run: bool) -> None:
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise ConfigError("push needs huggingface_hub: pip install 'vit_jax[hub]'") from None
+    if not dry_run and not huggingface_hub.get_token():
+        raise ConfigError(f"push needs a token of the hub with the right to write: {_LOGIN}")
+
+
+def _without_decoder(checkpoint: formats.Foreign) -> formats.Foreign:
+    """Without what only pre-training uses."""
+    layout = {name: value for name, value in checkpoint.layout.items() if name != decoders.LAYOUT}
+    return dataclasses.replace(checkpoint, extras={}, layout=layout)
+
+
+def _write(checkpoint: formats.Foreign, folder: pathlib.Path, wanted: str) -> str:
+    """Writes the model in the format that is wanted, or the first that can express it: which it is."""
+    refusals = []
+    for format in (wanted,) if wanted else FORMATS:
+        try:
+            formats.write(checkpoint, folder, format)
+            return format
+        except CheckpointError as error:
+            refusals.append(f"{format}: {error}")
+    raise CheckpointError(
+        "the model is not uploaded, since no such layout has it. " + " ".join(refusals)
+    )
+
+
+def _upload(folder: pathlib.Path, repository: str, *, private: bool, overwrite: bool) -> str:
+    """Uploads a folder as one commit; returns the address of the repository."""
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    try:
+        if not overwrite:
+            _check_same_model(api, folder, repository)
+        url = api.create_repo(repository, private=private or None, exist_ok=True)
+        api.upload_folder(
+            repo_id=repository, folder_path=folder, commit_message="Upload model with vit_jax"
+        )
+    except UserError:
+        raise
+    except Exception as error:  # noqa: BLE001  the package raises its own, its HTTP library's, OSError and ValueError
+        raise _explained(error, repository) from error
+    return str(url)
+
+
+def _check_same_model(api, folder: pathlib.Path, repository: str) -> None:
+    """Raises `ConfigError` if the repository holds another model than the folder."""
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    try:
+        names = api.list_repo_files(repository)
+    except RepositoryNotFoundError:
+        return
+    weights = [name for name in names if name.endswith((".safetensors", ".bin", ".pth", ".npz"))]
+    if not weights:
+        return
+    theirs = {}
+    if CONFIG in names:
+        theirs = json.loads(pathlib.Path(api.hf_hub_download(repository, CONFIG)).read_text())
+    ours = json.loads((folder / CONFIG).read_text())
+    differ = [name for name in _identity(ours) if _identity(ours)[name] != _identity(theirs)[name]]
+    if differ:
+        said = ", ".join(
+            f"{name} {_identity(theirs)[name]!r} there, {_identity(ours)[name]!r} here"
+            for name in differ
+        )
+        raise ConfigError(
+            f"{repository} holds another model ({said}): choose another name, or pass --overwrite (overwrite=True)"
+        )
+
+
+def _identity(config: dict[str, Any]) -> dict[str, Any]:
+    """Of a config.json what two versions of one model have in common."""
+    names = ("architecture", "model_type", "num_classes", "hidden_size", "num_hidden_layers")
+    return {name: config.get(name) for name in names} | {
+        "model_args": config.get("model_args") or None,
+        "classes": len(config.get("id2label") or ()),
+    }
+
+
+def _explained(error: Exception, repository: str) -> UserError:
+    """What an error of the hub means, as a sentence; no header of a request is in it."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    first = (str(error).strip() or type(error).__name__).splitlines()[0]
+    if status in (401, 403):
+        return ConfigError(
+            f"the hub does not allow writing to {repository}: {_LOGIN}, with a token that may write to "
+            f"{os.path.dirname(repository)}"
+        )
+    return UserError(f"{repository} is not uploaded: {first}. The same command can be run again")
