@@ -15,7 +15,7 @@ from vit_jax.data.sources.named import NAMED
 from vit_jax.data.splits import select
 from vit_jax.devices import meshes
 from vit_jax.models import naming, registry
-from vit_jax.planning import collectives, compiling, cycles, estimate, kernels
+from vit_jax.planning import collectives, compiling, cycles, estimate, kernels, preconditioning
 from vit_jax.planning.target import Target
 from vit_jax.training.assembly import Assembly, assemble, resolve
 
@@ -93,6 +93,10 @@ def make_plan(
         "devices": len(target.devices),
         "mesh": meshes.sizes_of(step.mesh),
     } | _of_config(assembly, target, step)
+    if (matrices := assembly.matrices()) is not None:
+        found = preconditioning.plan_matrices(assembly.config.optim, matrices, plan["devices"])
+        plan["matrices"] = found
+        plan["flops_per_device"] += found["flops_per_device"] - found["flops_per_device_if_equal"]
     plan["memory"] = dataclasses.asdict(memory) | {
         "state": step.state_bytes(),
         "capacity": capacity,
