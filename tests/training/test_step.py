@@ -163,6 +163,39 @@ def test_the_update_of_every_optimizer_is_sharded_and_the_same(name):
         assert_close(first["embedding"], jax.device_get(state.params["embedding"]), 0)
 
 
+# Optimizers of matrices, with what else they have to do with: some matrices of a stack are frozen, the
+# gradient is that of four parts of the batch.
+OF_MATRICES = {
+    "muon": {"optim.layer_decay": 0.8, "optim.freeze": (".*attention/qkv/.*",), "optim.clip": 0.5},
+    "adamuon": {"optim.polynomial": "jordan", "optim.matrix_scale": "original"},
+    "normuon": {"optim.per_head": True},
+}
+
+
+@pytest.mark.parametrize("sizes", [MESHES["mixed"]], ids=["mixed"])
+@pytest.mark.parametrize("name", ["muon"])
+def test_ten_steps_with_matrices_are_the_same_on_every_mesh(name, sizes):
+    fields = OF_MATRICES[name] | {"optim.name": name, "optim.matrix_dtype": "float32"}
+    _, expected, expected_metrics, _ = run(make_config(**fields), ONE)
+    first, state, metrics, step = run(make_config(**fields, accumulate=4), sizes)
+    assert_close(jax.device_get(state.params), jax.device_get(expected.params), 1e-5)
+    assert_close(jax.device_get(state.ema), jax.device_get(expected.ema), 1e-5)
+    np.testing.assert_allclose(
+        [m["loss"] for m in metrics], [m["loss"] for m in expected_metrics], rtol=1e-5
+    )
+    moved = abs(first["encoder"]["layers"]["mlp"]["up"]["kernel"] - jax.device_get(
+        state.params["encoder"]["layers"]["mlp"]["up"]["kernel"]
+    )).mean()  # fmt: skip
+    assert moved > 1e-4 and step._cache_size() == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", MESHES.values(), ids=MESHES)
+@pytest.mark.parametrize("name", OF_MATRICES)
+def test_ten_steps_of_every_optimizer_of_matrices_are_the_same_on_every_mesh(name, sizes):
+    test_ten_steps_with_matrices_are_the_same_on_every_mesh(name, sizes)
+
+
 def test_on_one_device_the_step_has_no_constraints_of_its_own():
     config = make_config()
     assembly = assemble(resolve(config), num_classes=10, examples_per_epoch=160)

@@ -27,7 +27,7 @@ def apply(
     *,
     dtype: jax.typing.DTypeLike = jnp.float32,
 ) -> Any:
-    """`function` of all matrices, in stacks.
+    """`function` of all matrices, in stacks that are padded with zeros to a multiple of the devices.
 
     Args:
       function: (N, m, n) -> (N, m, n), for matrices with m <= n (others come transposed), each for
@@ -40,37 +40,57 @@ def apply(
       A tree like `tree`, float32.
     """
     leaves, results = patterns.named(tree), {}
-    for names in matrices.stacks().values():
+    for turn, names in enumerate(matrices.stacks().values()):
         views = [matrices.view(name, leaves[name]).astype(dtype) for name in names]
-        padding = jnp.zeros((-sum(map(len, views)) % _devices(), *views[0].shape[1:]), dtype)
-        stack = gathered(function(scattered(jnp.concatenate([*views, padding]))).astype(dtype))
-        ends = itertools.accumulate(map(len, views))
-        for name, part in zip(names, jnp.split(stack, list(ends))[:-1], strict=True):
+        # Of two stacks that do not fill the devices, one lies on the first and one on the last.
+        parts = _scattered(
+            lambda stack: function(stack).astype(dtype), views, from_the_end=turn % 2 == 1
+        )
+        for name, part in zip(names, parts, strict=True):
             results[name] = matrices.restore(name, part).astype(jnp.float32)
     return patterns.map_named(lambda name, _: results[name], tree)
 
 
-def scattered(stack: jax.Array) -> jax.Array:
-    """A stack whose first axis is sharded over all axes of the mesh that is set, if one is."""
-    return _sharded(_sharded(stack, _WITHIN_COPY), _ALL)
+def devices_used(count: int, devices: int) -> int:
+    """How many of all devices have matrices of a stack of `count`."""
+    return -(-count // -(-count // devices))
 
 
-def gathered(stack: jax.Array) -> jax.Array:
-    """The way back: a copy of a `scattered` stack in each replica, from where parameters are taken."""
-    return _sharded(_sharded(stack, _ALL), _WITHIN_COPY)
-
-
-# What each replica has a copy of is split among the replicas last and put together first. Left to
+# What each replica has a copy of is split among the replicas last, and put together first. Left to
 # find these steps itself, the partitioner gathers whole stacks on each device.
 _WITHIN_COPY = SIZES
 _ALL = (*_WITHIN_COPY, *(axis for axis in AXES if axis not in SIZES))
 
 
-def _sharded(stack: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    return stack if _devices() == 1 else jax.lax.with_sharding_constraint(stack, P(axes))
+def _scattered(
+    function: Callable[[jax.Array], jax.Array], views: list[jax.Array], *, from_the_end: bool
+) -> list[jax.Array]:
+    """`function` of the stack of these arrays, sharded over all axes of the mesh that is set, if one is."""
+    mesh, count = jax.sharding.get_abstract_mesh(), sum(map(len, views))
+    if mesh.size == 1 or not set(AXES) <= set(mesh.axis_names):
+        return _split(function(jnp.concatenate(views)), views)
+    used = devices_used(count, mesh.size)
+    padding = jnp.zeros((-count % mesh.size, *views[0].shape[1:]), views[0].dtype)
+    padded = [padding, *views] if from_the_end else [*views, padding]
+
+    def of_device(part: jax.Array) -> jax.Array:
+        if used == mesh.size:
+            return function(part)
+        place = jax.lax.axis_index(_ALL)
+        place = mesh.size - 1 - place if from_the_end else place
+        return jax.lax.cond(place < used, function, lambda x: x, part)
+
+    stack = _constrained(_constrained(jnp.concatenate(padded), _WITHIN_COPY), _ALL)
+    stack = jax.shard_map(of_device, in_specs=P(_ALL), out_specs=P(_ALL), check_vma=False)(stack)
+    parts = _split(_constrained(stack, _WITHIN_COPY), padded)
+    return parts[1:] if from_the_end else parts[:-1]
 
 
-def _devices() -> int:
-    """How many devices the mesh that is set has."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return mesh.size if set(AXES) <= set(mesh.axis_names) else 1
+def _constrained(stack: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    return jax.lax.with_sharding_constraint(stack, P(axes))
+
+
+def _split(stack: jax.Array, like: list[jax.Array]) -> list[jax.Array]:
+    """The arrays that were concatenated."""
+    ends = list(itertools.accumulate(map(len, like)))
+    return [stack[end - len(x) : end] for end, x in zip(ends, like, strict=True)]

@@ -94,9 +94,8 @@ def make_plan(
         "mesh": meshes.sizes_of(step.mesh),
     } | _of_config(assembly, target, step)
     if (matrices := assembly.matrices()) is not None:
-        found = preconditioning.plan_matrices(assembly.config.optim, matrices, plan["devices"])
-        plan["matrices"] = found
-        plan["flops_per_device"] += found["flops_per_device"] - found["flops_per_device_if_equal"]
+        devices = plan["devices"]
+        plan["matrices"] = preconditioning.plan_matrices(assembly.config.optim, matrices, devices)
     plan["memory"] = dataclasses.asdict(memory) | {
         "state": step.state_bytes(),
         "capacity": capacity,

@@ -6,7 +6,9 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from vit_jax.optim import stacks
 from vit_jax.optim.matrices import Matrices
 from vit_jax.optim.options import Optim
 from vit_jax.optim.preconditioners import PRECONDITIONERS
@@ -25,15 +27,21 @@ def plan_matrices(config: Optim, matrices: Matrices, devices: int) -> dict:
       {"stacks": [{"shape", "count"}], "flops_per_device", "flops_per_device_if_equal"}: operations of
       the device that has most, and what it would be if all had the same.
     """
-    plan = {"stacks": [], "flops_per_device": 0, "flops_per_device_if_equal": 0.0}
-    for shape, names in sorted(matrices.stacks().items()):
+    rows, busy, total = [], np.zeros(devices), 0
+    for turn, (shape, names) in enumerate(matrices.stacks().items()):
         stack = dataclasses.replace(matrices, roles={name: matrices.roles[name] for name in names})
         count = sum(map(matrices.count, names))
         optimizer = PRECONDITIONERS[config.name](config, stack)
         params = {n: jax.ShapeDtypeStruct(matrices.shapes[n], jnp.float32) for n in names}
         state = jax.eval_shape(optimizer.init, params)
-        total = flops.count(jax.make_jaxpr(optimizer.update)(params, state, params))
-        plan["stacks"].append({"shape": list(shape), "count": count})
-        plan["flops_per_device"] += total // count * -(-count // devices)
-        plan["flops_per_device_if_equal"] += total / devices
-    return plan
+        operations = flops.count(jax.make_jaxpr(optimizer.update)(params, state, params))
+        used = np.arange(devices) < stacks.devices_used(count, devices)
+        busy += (used[::-1] if turn % 2 else used) * (operations // count * -(-count // devices))
+        total += operations
+        rows.append({"shape": list(shape), "count": count})
+    most = float(busy.max())
+    return {
+        "stacks": rows,
+        "flops_per_device": most,
+        "flops_per_device_if_equal": total / devices,
+    }
