@@ -18,13 +18,13 @@ from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
 from vit_jax.models.classifier import INPUTS
-from vit_jax.optim import multipliers, preconditioners, sharpness, trust
+from vit_jax.optim import multipliers, preconditioners, schedule_free, sharpness, trust
 from vit_jax.optim.optimizers import OPTIMIZERS, SCALED_BY_TRUST
-from vit_jax.optim.options import Optim
+from vit_jax.optim.options import Optim, keeps_average
 from vit_jax.optim.preconditioners import PRECONDITIONERS
 from vit_jax.optim.schedules import Schedule, schedule
 
-__all__ = ["OPTIMIZERS", "ema_update", "make", "schedule"]
+__all__ = ["OPTIMIZERS", "ema_update", "keeps_average", "make", "schedule", "update_average"]
 
 
 def make(
@@ -99,12 +99,29 @@ def make(
         direction,
         _step(relative, rates, decays, decay_over_time),
     )
+    if config.name == "schedule_free":
+        schedule_free.check(config, to_steps(config.cooldown))
+        trained = schedule_free.averaged(trained, relative, config)
     is_frozen = patterns.map_named(lambda name, _: name in frozen, params)
     optimizer = optax.chain(
         optax.masked(trained, jax.tree.map(lambda f: not f, is_frozen)),
         optax.masked(optax.set_to_zero(), is_frozen),
     )
     return optimizer, lambda count: config.lr * relative(count)
+
+
+def update_average(config: Optim, ema: Any, params: Any, opt_state: Any, count: jax.Array) -> Any:
+    """The average that is evaluated, after an update: of Polyak's kind or schedule-free's.
+
+    Args:
+      config: `config.optim`.
+      ema: before the update.
+      params, opt_state: after it.
+      count: updates made before it.
+    """
+    if config.name == "schedule_free":
+        return schedule_free.mean(config, params, opt_state)
+    return ema_update(ema, params, config.ema, count)
 
 
 def ema_update(ema: Any, params: Any, decay: float, count: jax.typing.ArrayLike) -> Any:

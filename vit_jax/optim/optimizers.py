@@ -78,6 +78,11 @@ def lamb(config: Optim) -> optax.GradientTransformation:
     return adamw(config)
 
 
+def schedule_free(config: Optim) -> optax.GradientTransformation:
+    """Adam's direction without a first moment; `schedule_free.averaged` has what takes its place."""
+    return optax.scale_by_rms(config.b2, config.eps, eps_in_sqrt=False, bias_correction=True)
+
+
 OPTIMIZERS = {
     "adamw": adamw,
     "nadamw": nadamw,
@@ -86,6 +91,7 @@ OPTIMIZERS = {
     "lion": lion,
     "rmsprop": rmsprop,
     "lamb": lamb,
+    "schedule_free": schedule_free,
 }
 # Their directions are scaled to the length of the parameter; the decay belongs to the direction.
 SCALED_BY_TRUST = ("lamb",)

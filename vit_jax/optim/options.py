@@ -6,8 +6,15 @@ from vit_jax.base import durations
 from vit_jax.base.schema import option
 
 # The optimizers of single numbers; all others are of matrices, see `preconditioners`.
-ELEMENTWISE = ("adamw", "nadamw", "lamb", "sgd", "adafactor", "lion", "rmsprop")
+ELEMENTWISE = ("adamw", "nadamw", "lamb", "sgd", "adafactor", "lion", "rmsprop", "schedule_free")
 _WITH_ORTHOGONAL = ("muon", "adamuon", "normuon")
+
+
+def keeps_average(name: str, ema: float) -> bool:
+    """Whether averaged parameters are kept, which are then what is evaluated and loaded; arguments are those
+    of `config.optim`.
+    """
+    return ema > 0 or name == "schedule_free"
 
 
 def is_of_matrices(name: str) -> bool:
@@ -23,7 +30,7 @@ class Optim:
 
     name: str = option(
         "adamw",
-        "adamw, nadamw, lamb, sgd, adafactor, lion or rmsprop; of matrices muon, adamuon or normuon",
+        "adamw, nadamw, schedule_free, lamb, sgd, adafactor, lion or rmsprop; of matrices muon, adamuon or normuon",
     )
     lr: float = option(1e-3, "peak learning rate", minimum=0)
     schedule: str = option(
@@ -63,20 +70,21 @@ class Optim:
     )
     b1: float = option(
         0.9,
-        "adamw, nadamw, lamb, lion, adafactor: decay of the first moment; sgd, rmsprop: momentum",
+        "adamw, nadamw, lamb, lion, adafactor: decay of the first moment; sgd, rmsprop: momentum; schedule_free: "
+        "how far the gradient is taken towards the mean",
         minimum=0,
         below=1,
     )
     b2: float = option(
         0.999,
-        "adamw, nadamw, lamb, lion, rmsprop: decay of the second moment; adafactor: its cap",
+        "adamw, nadamw, schedule_free, lamb, lion, rmsprop: decay of the second moment; adafactor: its cap",
         minimum=0,
         below=1,
         when={"name": lambda name: name != "sgd"},
     )
     eps: float = option(
         1e-8,
-        "adamw, nadamw, lamb: added to the root of the second moment; rmsprop: to the moment itself",
+        "adamw, nadamw, schedule_free, lamb: added to the root of the second moment; rmsprop: to the moment itself",
         minimum=0,
         when={"name": lambda name: name not in ("sgd", "adafactor", "lion")},
     )

@@ -94,8 +94,8 @@ def make_plan(
         "mesh": meshes.sizes_of(step.mesh),
     } | _of_config(assembly, target, step)
     if (matrices := assembly.matrices()) is not None:
-        devices = plan["devices"]
-        plan["matrices"] = preconditioning.plan_matrices(assembly.config.optim, matrices, devices)
+        sizes = step.mesh.shape
+        plan["matrices"] = preconditioning.plan_matrices(assembly.config.optim, matrices, sizes)
     plan["memory"] = dataclasses.asdict(memory) | {
         "state": step.state_bytes(),
         "capacity": capacity,

@@ -3,10 +3,10 @@ have one more than others.
 """
 
 import dataclasses
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from vit_jax.optim import stacks
 from vit_jax.optim.matrices import Matrices
@@ -15,19 +15,19 @@ from vit_jax.optim.preconditioners import PRECONDITIONERS
 from vit_jax.planning import flops
 
 
-def plan_matrices(config: Optim, matrices: Matrices, devices: int) -> dict:
+def plan_matrices(config: Optim, matrices: Matrices, sizes: Mapping[str, int]) -> dict:
     """Matrix products of an update.
 
     Args:
       config: `config.optim`.
       matrices: see `Assembly.matrices`.
-      devices: that stacks are sharded over.
+      sizes: of the mesh's axes.
 
     Returns:
       {"stacks": [{"shape", "count"}], "flops_per_device", "flops_per_device_if_equal"}: operations of
       the device that has most, and what it would be if all had the same.
     """
-    rows, busy, total = [], np.zeros(devices), 0
+    rows, each, total = [], 0, 0
     for turn, (shape, names) in enumerate(matrices.stacks().items()):
         stack = dataclasses.replace(matrices, roles={name: matrices.roles[name] for name in names})
         count = sum(map(matrices.count, names))
@@ -35,13 +35,12 @@ def plan_matrices(config: Optim, matrices: Matrices, devices: int) -> dict:
         params = {n: jax.ShapeDtypeStruct(matrices.shapes[n], jnp.float32) for n in names}
         state = jax.eval_shape(optimizer.init, params)
         operations = flops.count(jax.make_jaxpr(optimizer.update)(params, state, params))
-        used = np.arange(devices) < stacks.devices_used(count, devices)
-        busy += (used[::-1] if turn % 2 else used) * (operations // count * -(-count // devices))
+        load = stacks.load(count, sizes, from_the_end=turn % 2 == 1)
+        each = each + load * (operations // count)
         total += operations
         rows.append({"shape": list(shape), "count": count})
-    most = float(busy.max())
     return {
         "stacks": rows,
-        "flops_per_device": most,
-        "flops_per_device_if_equal": total / devices,
+        "flops_per_device": float(each.max()),
+        "flops_per_device_if_equal": total / each.size,
     }

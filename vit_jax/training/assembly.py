@@ -239,7 +239,9 @@ def assemble(
         networks=networks,
         optimizer=optimizer,
         learning_rate=learning_rate,
-        init=states.initializer(networks, optimizer, ema=config.optim.ema > 0),
+        init=states.initializer(
+            networks, optimizer, ema=optim.keeps_average(config.optim.name, config.optim.ema)
+        ),
         train_step=make_train_step(networks, optimizer, learning_rate, config),
         num_classes=num_classes,
         multi_label=multi_label,

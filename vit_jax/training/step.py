@@ -20,6 +20,7 @@ from vit_jax.devices import meshes
 from vit_jax.objectives.contract import Batch, MovingAverage
 from vit_jax.objectives.networks import OWN, Networks, variables_of
 from vit_jax.optim import sharpness
+from vit_jax.optim.options import Optim
 from vit_jax.training.health import examine, update_is_made
 from vit_jax.training.placement import placement
 from vit_jax.training.state import TrainState
@@ -52,7 +53,9 @@ def make_train_step(
         state = state.replace(params=place.updated(state.params))
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        followers = _followers(state, params, own, networks.moving_average(), config.optim.ema)
+        followers = _followers(
+            state, params, opt_state, own, networks.moving_average(), config.optim
+        )
         health = examine(state.health, state.step, metrics["loss"], grads, config.spike)
         kept = update_is_made(health, config.nonfinite)
         trained = state.replace(
@@ -197,21 +200,26 @@ def _accumulated(gradient_of: Callable, parts: int) -> Callable:
 
 
 def _followers(
-    state: TrainState, params: dict, variables: dict, teacher: MovingAverage | None, decay: float
+    state: TrainState,
+    params: dict,
+    opt_state: optax.OptState,
+    variables: dict,
+    teacher: MovingAverage | None,
+    config: Optim,
 ) -> dict:
     """The averages that follow the parameters, and all state that is not trained, after an update.
 
     Args:
-      params, variables: after the update.
+      params, opt_state, variables: after the update.
       teacher: one that follows the student, if there is one.
-      decay: of the average that is evaluated.
+      config: `config.optim`.
     """
     found = {"ema": state.ema, "variables": state.variables | variables}
     if state.ema is not None:
-        found["ema"] = optim.ema_update(state.ema, params, decay, state.step)
+        found["ema"] = optim.update_average(config, state.ema, params, opt_state, state.step)
     if "ema" in state.variables:
         found["variables"]["ema"] = optim.ema_update(
-            state.variables["ema"], variables["model"], decay, state.step
+            state.variables["ema"], variables["model"], config.ema, state.step
         )
     if teacher is not None:
         rate = 1 - teacher.momentum(state.step)
