@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 from tests.compute.attention_reference import distances, draw, reference
-from vit_jax.compute import attend, choices, tpu_attention
+from vit_jax.compute import attend, choices, rope, tpu_attention
 from vit_jax.devices import meshes
 from vit_jax.models.attention import Attention
 from vit_jax.planning import target
@@ -89,18 +89,26 @@ def layer(**options) -> tuple[nnx.GraphDef, nnx.State]:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"qk_norm": True}, {"key_bias": False}, {"qkv_bias": False}], ids=str
-)
+    ("options", "turned"),
+    [({}, False), ({"qk_norm": True}, False), ({"key_bias": False}, False), ({"qkv_bias": False}, False),
+     ({"qk_norm": True}, True)],
+    ids=lambda value: "turned" if value is True else str(value or "plain"),
+)  # fmt: skip
 @pytest.mark.parametrize("mesh", [None, (2, 1, 1), (1, 1, 2)], ids=str)
-def test_a_layer_has_the_results_and_gradients_of_plain_attention(options, mesh):
+def test_a_layer_has_the_results_and_gradients_of_plain_attention(options, turned, mesh):
     x, dout = np.random.default_rng(1).standard_normal((2, 2, 50, 128)).astype(np.float32)
+    angles = rope.axial_angles((5, 10), 64, theta=100.0)[:, None]
+    angles = (np.cos(angles), np.sin(angles)) if turned else None
 
     def gradients(implementation):
         definition, state = layer(implementation=implementation, **options)
 
         @jax.jit
         def both(state, x):
-            out, back = jax.vjp(lambda state, x: nnx.merge(definition, state)(x)[0], state, x)
+            def apply(state, x):
+                return nnx.merge(definition, state)(x, angles=angles)[0]
+
+            out, back = jax.vjp(apply, state, x)
             return out, *jax.tree.leaves(back(dout))
 
         return both(state, x)

@@ -198,7 +198,7 @@ def test_four_processes_go_on_where_one_was_stopped(hosts, one_process, tmp_path
 def test_a_signal_to_one_process_stops_all_after_the_same_step_and_others_go_on(
     hosts, one_process, tmp_path
 ):
-    run = hosts(tmp_path, *FSDP, seconds=0.006)
+    run = hosts(tmp_path, *FSDP, seconds=0.024)
     run.until(lambda: steps_done(tmp_path) >= 3)
     run.processes[1].send_signal(signal.SIGTERM)
     assert run.codes() == [42, 42], run.log(0) + run.log(1)
@@ -227,7 +227,7 @@ def test_an_error_in_one_process_ends_all_with_its_message_and_code(hosts, tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [1, 0], ids=["worker", "coordinator"])
 def test_when_one_process_is_killed_the_others_end_soon(hosts, tmp_path, killed):
-    run = hosts(tmp_path, *FSDP, "--config.hosts.heartbeat_seconds=10", seconds=0.006)
+    run = hosts(tmp_path, *FSDP, "--config.hosts.heartbeat_seconds=10", seconds=0.024)
     run.until(lambda: steps_done(tmp_path) >= 5)
     run.processes[killed].kill()
     began = time.monotonic()
@@ -305,7 +305,7 @@ def test_hosts_that_are_equally_slow_are_not_named(hosts, tmp_path):
 
 @pytest.mark.slow
 def test_when_one_process_is_frozen_the_others_end_after_the_heartbeat(hosts, tmp_path):
-    run = hosts(tmp_path, *FSDP, "--config.hosts.heartbeat_seconds=10", seconds=0.006)
+    run = hosts(tmp_path, *FSDP, "--config.hosts.heartbeat_seconds=10", seconds=0.024)
     run.until(lambda: steps_done(tmp_path) >= 5)
     run.processes[1].send_signal(signal.SIGSTOP)
     began = time.monotonic()

@@ -20,7 +20,7 @@ def test_a_parallel_block_is_its_formula(kit):
         nnx.eval_shape(lambda: Block(config, dtype=np.float32, rngs=nnx.Rngs(0)))
     )
     x = np.random.default_rng(0).standard_normal((2, 7, config.width)).astype(np.float32)
-    (out,), _ = jax.jit(lambda p, x: nnx.merge(definition, p)((x,), 0.0, None))(parameters, x)
+    out, _ = jax.jit(lambda p, x: nnx.merge(definition, p)(x, 0.0, None))(parameters, x)
 
     p = dict(zip(patterns.names(parameters), jax.tree.leaves(parameters), strict=True))
     p = {name: np.asarray(value, np.float64) for name, value in p.items()}

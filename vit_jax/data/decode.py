@@ -19,7 +19,7 @@ from vit_jax.data.record import BadImage, decoding
 __all__ = ["PIXELS", "BadImage", "decode", "eval_crop", "train_crop"]
 
 # Another number wherever the same file gives other pixels; kept in the description of checkpoints.
-PIXELS = 2
+PIXELS = 3
 
 # Whole batches run in parallel; threads inside an image would only get in their way.
 cv2.setNumThreads(1)
@@ -177,7 +177,8 @@ def _cut(
         if head.kind == images.JPEG and channels in (1, 3):
             part = part_of(*head.details.upright)
             scale = resize.jpeg_scale(part, *out.shape[:2], interpolation)
-            if scale > 1 and jpeg.can_scale(image, head.details, scale):
+            scale = jpeg.scale_of(image, head.details, scale) if scale > 1 else 1
+            if scale > 1:
                 pixels = jpeg.decode(image, head.details, scale, channels)
                 if pixels is not None:
                     resize.cut_pixels(pixels, resize.scaled(part, scale), out, interpolation)

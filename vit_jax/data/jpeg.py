@@ -21,7 +21,7 @@ _START, _END, _SCAN, _EXIF = 0xD8, 0xD9, 0xDA, 0xE1
 # Each scan of a progressive file touches all of its coefficients: thousands of empty ones would
 # take minutes. Encoders write about ten.
 _MOST_SCANS = 500
-_SCALABLE = ("444", "422", "420", "440", "Gray")
+_LESS = {"444": 1, "420": 1, "Gray": 1, "422": 2, "440": 2}  # see `scale_of`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,18 +85,21 @@ def decode(image: bytes, header: Header, scale: int, channels: int) -> np.ndarra
     return samples.upright(pixels, header.orientation)
 
 
-def can_scale(image: bytes, header: Header, scale: int) -> bool:
-    """Whether a file gives the same picture when decoded at a fraction of its size. It does not
-    1. where it is turned and its sides are no multiples of `scale`: the pixels that are rounded up
-       would come first;
-    2. where it has a sample of chroma for four pixels of a row (4:1:1), which are averaged twice.
+def scale_of(image: bytes, header: Header, scale: int) -> int:
+    """By what a file's sides may be divided, at most by `scale`, for the same picture: by
+    1. one, where it is turned and its sides are no multiples of `scale`: the pixels that are
+       rounded up would come first;
+    2. half of `scale`, where chroma is halved along one side alone (4:2:2, 4:4:0): it is averaged
+       along the other as luma is, and again along that one;
+    3. one, where it has a sample of chroma for four pixels of a row (4:1:1).
     """
     if header.orientation != 1 and (header.height % scale or header.width % scale):
-        return False
+        return 1
     try:
-        return simplejpeg.decode_jpeg_header(image, strict=False)[3] in _SCALABLE
+        sampling = simplejpeg.decode_jpeg_header(image, strict=False)[3]
     except ValueError:
-        return False
+        return 1
+    return max(1, scale // _LESS.get(sampling, scale))
 
 
 def _segments(image: bytes) -> Iterator[tuple[int, int, int]]:
