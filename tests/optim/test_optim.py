@@ -266,7 +266,12 @@ def test_no_option_of_the_schema_is_unread(kit):
         __getitem__ = __getattr__
 
     read = set()
-    for options in ({}, {"schedule": "staircase", "boundaries": ("50%",)}, {"name": "adamuon"}):
+    for options in (
+        {},
+        {"schedule": "staircase", "boundaries": ("50%",)},
+        {"name": "adamuon"},
+        {"name": "shampoo"},
+    ):
         spy = Spy(kit.config(**options))
         optimizer, learning_rate = kit.make(spy, kit.vit())
         state = optax.chain(optimizer).init(kit.vit())

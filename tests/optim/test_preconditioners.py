@@ -117,6 +117,60 @@ def test_ten_steps_are_those_of_the_formula_in_float64(kit, vit, name, fields):
             np.testing.assert_allclose(end, expected, rtol=0, atol=1e-5, err_msg=kernel)
 
 
+def root(x, epsilon):
+    values, vectors = np.linalg.eigh(x)
+    return vectors * (np.maximum(values, 0) + epsilon * values[-1]) ** -0.25 @ vectors.T
+
+
+def shampoo_in_float64(config, p, gradients):
+    """Blocks are halves of the side of 72."""
+    b1, b2, m, v = config.matrix_b1, config.matrix_b2, 0.0, 0.0
+    halves = {72: 2}
+    rows, columns = (halves.get(side, 1) for side in p.shape)
+    left, right, roots = {}, {}, {}
+    for t, g in enumerate(gradients, start=1):
+        v = b2 * v + (1 - b2) * g**2
+        adam = direction = g / (np.sqrt(v / (1 - b2**t)) + config.eps)
+        blocks = [np.split(row, columns, axis=1) for row in np.split(g, rows)]
+        for i in range(rows):
+            for j in range(columns):
+                b = blocks[i][j]
+                left[i, j] = b2 * left.get((i, j), 0.0) + (1 - b2) * b @ b.T
+                right[i, j] = b2 * right.get((i, j), 0.0) + (1 - b2) * b.T @ b
+                if t % config.matrix_every == 0:
+                    roots[i, j] = [root(x[i, j], config.matrix_eps) for x in (left, right)]
+                if roots:
+                    blocks[i][j] = roots[i, j][0] @ b @ roots[i, j][1]
+        if roots:
+            direction = np.block(blocks)
+            direction = direction * np.linalg.norm(adam) / np.linalg.norm(direction)
+        m = b1 * m + (1 - b1) * direction
+        p = p - config.lr * (b1 * m + (1 - b1) * direction) / (1 - b1**t)
+    return p
+
+
+def test_ten_steps_of_shampoo_are_those_of_the_formula_in_float64(kit, vit):
+    """Roots after steps 3, 6 and 9, and Adam's direction before."""
+    config = kit.config(name="shampoo", matrix_every=3, matrix_block=40, lr=0.05)
+    params, gradients = drawn(vit[1], 0), [drawn(vit[1], seed + 1) for seed in range(STEPS)]
+    trajectory, _ = kit.train(config, params, gradients)
+    ours, grads = kernels(trajectory[-1]), [kernels(gradient) for gradient in gradients]
+    for kernel, start in kernels(params).items():
+        series = zip(*(separate(kernel, g[kernel]) for g in grads), strict=True)
+        for p, end, gs in zip(
+            separate(kernel, start), separate(kernel, ours[kernel]), series, strict=True
+        ):
+            expected = shampoo_in_float64(config, p, gs)
+            np.testing.assert_allclose(end, expected, rtol=0, atol=1e-5, err_msg=kernel)
+
+
+def test_a_side_without_a_divisor_is_no_blocks(kit):
+    odd = {"mlp": {"kernel": np.zeros((16, 31), np.float32)}}
+    config = kit.config(name="shampoo", matrix_block=30)
+    with pytest.raises(ConfigError, match="config.optim.matrix_block = 30: a side of 31"):
+        kit.make(config, odd)[0].init(odd)
+
+
 @pytest.mark.parametrize("name", ["muon", "adamuon"])
 def test_ten_steps_are_those_of_timm(kit, vit, name, monkeypatch):
     """Their matrices are (outputs, inputs); in float64, where they would round to bfloat16."""
@@ -214,7 +268,7 @@ def test_the_count_of_operations_is_that_of_the_program():
         assert flops.count(program) == 3 * min(direct, 8 * m * m * n + 28 * m**3)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FORMULAS)
 def test_patch_embeddings_move_as_fast_as_other_matrices(kit, vit, name):
     """A convolution's update has the root mean square of AdamW's too: timm's AdaMuon once took a step that
     was smaller by the root of its pixels.

@@ -30,7 +30,8 @@ class Optim:
 
     name: str = option(
         "adamw",
-        "adamw, nadamw, schedule_free, lamb, sgd, adafactor, lion or rmsprop; of matrices muon, adamuon or normuon",
+        "adamw, nadamw, schedule_free, lamb, sgd, adafactor, lion or rmsprop; "
+        "of matrices muon, adamuon, normuon or shampoo",
     )
     lr: float = option(1e-3, "peak learning rate", minimum=0)
     schedule: str = option(
@@ -98,16 +99,16 @@ class Optim:
         when={"name": is_of_matrices},
     )  # fmt: skip
     matrix_b1: float = option(
-        0.95, "muon, adamuon, normuon: decay of the momentum of matrices", minimum=0, below=1,
+        0.95, "decay of the momentum of matrices", minimum=0, below=1,
         when={"name": is_of_matrices},
     )  # fmt: skip
     matrix_b2: float = option(
-        0.95, "adamuon, normuon: decay of the second moment of matrices", minimum=0, below=1,
-        when={"name": ("adamuon", "normuon")},
+        0.95, "adamuon, normuon, shampoo: decay of the second moments of matrices", minimum=0, below=1,
+        when={"name": ("adamuon", "normuon", "shampoo")},
     )  # fmt: skip
     nesterov: bool = option(
-        True, "muon, adamuon, normuon: whether momentum looks one update ahead",
-        when={"name": _WITH_ORTHOGONAL},
+        True, "whether the momentum of matrices looks one update ahead",
+        when={"name": is_of_matrices},
     )  # fmt: skip
     polynomial: str = option(
         "polar_express", "muon, adamuon, normuon: what orthogonalizes a matrix, in five steps",
@@ -121,7 +122,19 @@ class Optim:
     )  # fmt: skip
     matrix_dtype: str = option(
         "bfloat16", "in which matrices are multiplied; CPUs that would emulate bfloat16 take float32",
-        choices=("bfloat16", "float32"), when={"name": is_of_matrices},
+        choices=("bfloat16", "float32"), when={"name": _WITH_ORTHOGONAL},
+    )  # fmt: skip
+    matrix_every: int = option(
+        100, "shampoo: steps from one computation of the roots to the next", minimum=1,
+        when={"name": ("shampoo",)},
+    )  # fmt: skip
+    matrix_eps: float = option(
+        1e-6, "shampoo: added to the eigenvalues of a statistic, times the largest of them", above=0,
+        when={"name": ("shampoo",)},
+    )  # fmt: skip
+    matrix_block: int = option(
+        1024, "shampoo: longest side of the blocks that matrices are split into", minimum=4, maximum=8192,
+        when={"name": ("shampoo",)},
     )  # fmt: skip
     per_head: bool = option(
         False, "whether each head's queries, keys, values and outputs are a matrix of their own",

@@ -3,11 +3,15 @@ have one more than others.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from vit_jax.base import patterns
+from vit_jax.devices.meshes import MATRICES
 from vit_jax.optim import stacks
 from vit_jax.optim.matrices import Matrices
 from vit_jax.optim.options import Optim
@@ -35,12 +39,18 @@ def plan_matrices(config: Optim, matrices: Matrices, sizes: Mapping[str, int]) -
         params = {n: jax.ShapeDtypeStruct(matrices.shapes[n], jnp.float32) for n in names}
         state = jax.eval_shape(optimizer.init, params)
         operations = flops.count(jax.make_jaxpr(optimizer.update)(params, state, params))
-        load = stacks.load(count, sizes, from_the_end=turn % 2 == 1)
+        # What has state in stacks is repeated by each replica, see `stacks.apply_with_state`.
+        split = sizes if not _has_stacks(state) else dict(sizes) | {stacks.REPLICA: 1}
+        load = stacks.load(count, split, from_the_end=turn % 2 == 1)
         each = each + load * (operations // count)
         total += operations
         rows.append({"shape": list(shape), "count": count})
     return {
         "stacks": rows,
         "flops_per_device": float(each.max()),
-        "flops_per_device_if_equal": total / each.size,
+        "flops_per_device_if_equal": total / math.prod(sizes.values()),
     }
+
+
+def _has_stacks(state: Any) -> bool:
+    return any(MATRICES in name for name in patterns.names(state))

@@ -20,7 +20,7 @@ from vit_jax.devices import meshes
 from vit_jax.objectives.contract import Batch, MovingAverage
 from vit_jax.objectives.networks import OWN, Networks, variables_of
 from vit_jax.optim import sharpness
-from vit_jax.optim.options import Optim
+from vit_jax.optim.options import Optim, is_of_matrices
 from vit_jax.training.health import examine, update_is_made
 from vit_jax.training.placement import placement
 from vit_jax.training.state import TrainState
@@ -56,7 +56,9 @@ def make_train_step(
         followers = _followers(
             state, params, opt_state, own, networks.moving_average(), config.optim
         )
-        health = examine(state.health, state.step, metrics["loss"], grads, config.spike)
+        # Roots of matrices may not be finite where gradients are.
+        examined = updates if is_of_matrices(config.optim.name) else grads
+        health = examine(state.health, state.step, metrics["loss"], examined, config.spike)
         kept = update_is_made(health, config.nonfinite)
         trained = state.replace(
             params=params, opt_state=opt_state, health=health, fixed=None, **followers

@@ -20,12 +20,14 @@ from vit_jax.optim.options import Optim
 from vit_jax.optim.preconditioners.adamuon import adamuon
 from vit_jax.optim.preconditioners.muon import muon
 from vit_jax.optim.preconditioners.normuon import normuon
+from vit_jax.optim.preconditioners.shampoo import shampoo
 
 Preconditioner = Callable[[Optim, Matrices], optax.GradientTransformation]
 PRECONDITIONERS: dict[str, Preconditioner] = {
     "muon": muon,
     "adamuon": adamuon,
     "normuon": normuon,
+    "shampoo": shampoo,
 }
 
 
