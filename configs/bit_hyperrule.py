@@ -24,7 +24,7 @@ Where the paper and the released code differ, this is
   90 %; in longer runs both say the same;
 - the paper's for large images: 448 and 384, the code's 512 and 480 only for R152x4.
 Both take mixup from 20,000 images on. Images keep their proportions when they are resized (the
-smaller side is), and no clipping is done, of which neither speaks.
+smaller side is), and no clipping is done, which neither mentions.
 """
 
 import re

@@ -10,7 +10,7 @@ Expect 79.1, 80.0, 80.9, 82.3 and 83.1 % top-1 on ImageNet's validation set; wit
 
 From the yaml files of the authors' code (zhoudaquan/dvit_repo), whose recipe is DeiT's without repeated
 augmentation. Nothing says on how many GPUs, 32 images on each; 8 are taken here. The code's last 10 epochs
-at the smallest rate are left out. An average (--config.optim.ema=0.99996) is kept there, but not evaluated.
+at the smallest rate are skipped. An average (--config.optim.ema=0.99996) is kept there, but not evaluated.
 """
 
 from vit_jax import recipes

@@ -18,7 +18,7 @@ steps of 2,048 images, 1,250 of which they call an epoch). For B/16 and S/16 non
 
 As that run does it: centring (Sinkhorn-Knopp: --config.objective.centering=sinkhorn), one head, learned
 positions, no registers; but stochastic depth grows with the layer. `vit_jax/objectives/dino.py` says what else
-is not theirs. Going on, rate and length are our choice, and heads, which are not released, start anew.
+is not theirs. Going on, rate and length are our choice, and heads, which are not released, are re-initialised.
 """
 
 from vit_jax import recipes

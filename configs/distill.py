@@ -18,7 +18,7 @@ vit_jax train --config=configs/distill.py:photos --workdir=DIR --config.objectiv
 vit_jax train --config=configs/distill.py:smoke --workdir=DIR --config.objective.teacher=RUN
     a small ViT on digits, 96.3 % (labels alone: 96.0), RUN being one of configs/digits.py; :smoke,soft or ,patient too.
 
-The distillation token is left out by --config.model.distilled=False; patient students have none. Any model can be the
+--config.model.distilled=False removes the distillation token; patient students have none. Any model can be the
 student, by --config.model.name, or the teacher.
 
 Expect, of 300 epochs with RegNetY-16GF as the teacher and its decision, 74.5, 81.2 and 83.4 % top-1

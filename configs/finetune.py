@@ -12,7 +12,7 @@ vit_jax train --config=configs/finetune.py --workdir=DIR --config.data.name=fold
     anything else; then set what fits it, e.g. --config.data.path, --config.duration="10 epochs".
 
 The model is the checkpoint's, a file of any format or a run: name, sizes, conventions, mean, std.
-Its head is new and zero, a tanh layer before it is left out, position embeddings are interpolated
+Its head is new and zero, a tanh layer before it is removed, position embeddings are interpolated
 to 384 px, or to --config.data.image_size; patches of 14 do not divide 384: take 518.
 
 Rates are the authors' default. The paper chose from 0.001, 0.003, 0.01, 0.03 (ImageNet: 0.003,
@@ -41,7 +41,7 @@ from vit_jax import recipes
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.sources.named import NAMED, VTAB
 
-# Trained on, evaluated on, steps (Table 4), warm-up, rate. Those left out are for choosing.
+# Trained on, evaluated on, steps (Table 4), warm-up, rate. Those held out are for choosing.
 TASKS = {
     "cifar10": ("train[:98%]", "test", 10_000, 500, 0.01),
     "cifar100": ("train[:98%]", "test", 10_000, 500, 0.03),

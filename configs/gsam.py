@@ -15,7 +15,7 @@ As big_vision has it (vit_i1k_gsam_no_aug.py): the radius follows the learning r
 says where to look is that of the whole batch, not one for each device, so that results do not depend on how many
 devices there are, nor on config.accumulate. With fewer images to a gradient its direction is noisier, which the
 authors of SAM found to help: a larger radius makes up for some of it.
-The last 1 % of the training images is left out for choosing (--config.data.eval_split='train[99%:]').
+The last 1 % of the training images is held out for choosing (--config.data.eval_split='train[99%:]').
 """
 
 from vit_jax import recipes

@@ -9,7 +9,7 @@ Batches are 4,096; 16,384 for g/14 and G/14 (the paper went up to 32,768, on 2,0
 put 32 images on a core for g/14).
 
 JFT is not public: `jft3b` and its splits stand for whatever you prepared. With other classes than
-its 29,593, say --config.model.num_classes.
+its 29,593, set --config.model.num_classes.
 
 Expect, top-1 %: G/14 fine-tuned at 518 px ImageNet 90.45, V2 83.33, ReaL 90.81, ObjectNet 70.53;
 few-shot on ImageNet 69.52, 83.0, 84.86 of G/14 (1, 5, 10 examples a class; 5 million steps' worth),
@@ -17,7 +17,7 @@ few-shot on ImageNet 69.52, 83.0, 84.86 of G/14 (1, 5, 10 examples a class; 5 mi
 
 Decay is multiplied by the learning rate, as the paper writes it: 0.03, of the head 3. Adafactor
 with its first moment in bfloat16 takes 2 bytes a parameter and little more. For g/14 and G/14 all
-is cut over 8 devices (--config.mesh.fsdp).
+is sharded over 8 devices (--config.mesh.fsdp).
 """
 
 from vit_jax import recipes

@@ -9,7 +9,7 @@ vit_jax train --config=configs/vit_i1k.py:B/16,medium2 --workdir=DIR
     big_vision takes for Ti/16, S/32, S/16, B/32, B/16 or L/16. The paper also ran decay 0.03
     (--config.optim.weight_decay=3e-5) and --config.model.dropout=0.1 --config.model.drop_path=0.1.
 
-The last 1 % of the training images is left out for choosing
+The last 1 % of the training images is held out for choosing
 (--config.data.eval_split='train[99%:]'); what is evaluated is the validation set.
 
 Expect, ImageNet top-1 %:

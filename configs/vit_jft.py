@@ -6,7 +6,7 @@ vit_jax train --config=configs/vit_jft.py:L/16 --workdir=DIR --config.data.name=
     R101x1, R152x1 and R152x2 (7 epochs; also 14), which are BiT's.
 
 JFT is not public: `jft300m` and its splits stand for whatever you prepared. With other classes than
-its 18,291, say --config.model.num_classes.
+its 18,291, set --config.model.num_classes.
 
 Expect, top-1 % after fine-tuning at 384 px (ViT Table 6):
              epochs  ImageNet  ReaL   CIFAR-10  CIFAR-100  Pets   Flowers

@@ -111,13 +111,13 @@ class Supervisor:
             step = newest_step(self.workdir, self.local)
             restarts = 1 if step > reached else restarts + 1
             reached = max(step, reached)
-            told = f"last checkpoint: {f'step {reached}' if reached >= 0 else 'none'}"
+            reached_text = f"last checkpoint: {f'step {reached}' if reached >= 0 else 'none'}"
             if restarts > self.max_restarts:
-                say(f"{told}; {self.max_restarts} restarts without a newer one, giving up")
+                say(f"{reached_text}; {self.max_restarts} restarts without a newer one, giving up")
                 return 1
             pause = min(self.backoff * 2 ** (restarts - 1), LONGEST_PAUSE)
             say(
-                f"{told}; starting all again in {pause:g} s "
+                f"{reached_text}; restarting all in {pause:g} s "
                 f"(restart {restarts} of {self.max_restarts} without a newer one)"
             )
             if self._interrupted(pause):

@@ -2,7 +2,7 @@
 # Sourced by the other scripts: makes .venv in the project's root once, with Python 3.11 or newer, and installs the project.
 # Usage: use_venv [EXTRA]. $PYTHON chooses the interpreter.
 
-# Large pages: a CPU step allocates hundreds of megabytes anew, and faulting them in page by page
+# Large pages: a CPU step allocates hundreds of megabytes every time, and faulting them in page by page
 # takes a good part of its time (docs/performance.md).
 export GLIBC_TUNABLES="${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}"
 

@@ -21,7 +21,7 @@ _PUBLIC = {
 }
 
 
-libtpu.hush()
+libtpu.silence_logs()
 
 
 def __getattr__(name: str):

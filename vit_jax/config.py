@@ -62,7 +62,9 @@ class Eval:
         "its name does not tell; '': the first there is",
     )
     patience: int = option(
-        0, "evaluations in a row without a better one that end the run; 0: none do", minimum=0
+        0,
+        "early stopping: end the run after this many evaluations without a better one; 0: never",
+        minimum=0,
     )
 
 
@@ -76,7 +78,7 @@ class Checkpoint:
         parse=durations.parse,
     )
     every_minutes: float = option(
-        0.0, "also save when this much time has passed since the last; 0: never", minimum=0
+        0.0, "also save when this many minutes have passed since the last save; 0: never", minimum=0
     )
     local: str = option(
         "",
@@ -93,9 +95,9 @@ class Checkpoint:
     best: bool = option(
         False, "also keep the checkpoint of the best evaluation (eval.best): WORKDIR/best"
     )
-    keep_every: int = option(0, "steps divisible by this are kept for ever; 0: none", minimum=0)
+    keep_every: int = option(0, "steps divisible by this are kept forever; 0: none", minimum=0)
     max_failures: int = option(
-        3, "how many saves in a row may fail before the run ends with an error", minimum=1
+        3, "how many consecutive saves may fail before the run ends with an error", minimum=1
     )
     on_config_change: str = option(
         "error", "resuming with a config that would change the result", choices=("error", "allow")
@@ -140,12 +142,27 @@ class Spike:
     """When a loss is so high that its step counts as bad, as if it were not finite."""
 
     factor: float = option(
-        0.0, "a loss this many times its running mean counts as a bad step; 0: none does", minimum=0
+        0.0, "a loss this many times its running mean counts as a bad step; 0: off", minimum=0
     )
     memory: int = option(
         100,
-        "steps that the running mean goes back; no step before that counts as a spike",
+        "length of the running mean in steps; the first so many steps are never spikes",
         minimum=1,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """A curve of earlier runs, with which every evaluation is compared (docs/pretraining.md)."""
+
+    curve: str = option(
+        "", "name of a curve in the package, path of a curve's file or of a run; '': none"
+    )
+    stop_below: float = option(
+        0.0, "end the run so many points (of %) below the curve and its seeds; 0: never", minimum=0
+    )
+    stop_after: str = option(
+        "10%", "stop_below: how much of the run is let pass before", parse=durations.parse
     )
 
 
@@ -156,14 +173,14 @@ class Hosts:
     """
 
     heartbeat_seconds: int = option(
-        60, "a process that gave no sign of life for so long is taken for dead", minimum=5
+        60, "a process without a heartbeat for this long is considered dead", minimum=5
     )
     wait_minutes: float = option(
-        20.0, "how long processes wait for each other where they must meet", minimum=0
+        20.0, "how long processes wait for each other at a barrier", minimum=0
     )
     step_minutes: float = option(
         20.0,
-        "no step for so long: print what every thread does and exit with 42; 1e6: practically never",
+        "without a step for this long: print the stacks of all threads and exit with 42; 1e6: practically never",
         minimum=0,
     )
     other_minutes: float = option(
@@ -191,12 +208,12 @@ class Config:
     batch_size: int = option(128, "examples in a step, over all devices and hosts", minimum=1)
     accumulate: int = option(
         1,
-        "parts a step's batch is worked through in, one after the other, to save memory",
+        "gradient accumulation: parts that a batch is split into, computed one after the other to save memory",
         minimum=1,
     )
     init_from: str = option("", "checkpoint of any format to start from, see docs/checkpoints.md")
     init_reset: tuple = option(
-        ("head(_distilled)?/.*",), "init_from: patterns of parameters that start anew"
+        ("head(_distilled)?/.*",), "init_from: patterns of parameters that are re-initialised"
     )
     init_resize: str = option(
         "scipy",
@@ -205,15 +222,15 @@ class Config:
     )
     init_channels: str = option(
         "error",
-        "init_from: what is done about images of other channels; mean: each of ours gets the mean of the "
-        "checkpoint's, scaled so that their sum stays",
+        "init_from: if the images have other channels than the checkpoint's; error: refuse; mean: each channel gets "
+        "the mean of the checkpoint's kernels, scaled to the same sum",
         choices=("error", "mean"),
         may_change=True,
     )
     nonfinite: str = option(
         "stop",
-        "what a non-finite loss or gradient, or a spike, does: end the run, leave the update out, or "
-        "go back to the last checkpoint and leave the data out",
+        "what a non-finite loss or gradient, or a spike, does: stop: end the run; skip: skip the update; "
+        "rollback: restore the last checkpoint and skip the data (rollback_skip)",
         choices=("stop", "skip", "rollback"),
         may_change=True,
     )
@@ -225,13 +242,13 @@ class Config:
     )
     rollback_skip: str = option(
         "1 step",
-        "nonfinite=rollback: how much data is left out, from the bad step's on",
+        "nonfinite=rollback: how much data is skipped, starting with the bad step's",
         parse=durations.parse,
         may_change=True,
     )
     max_rollbacks: int = option(
         10,
-        "nonfinite=rollback: how many there may be in a run before it ends with an error",
+        "nonfinite=rollback: how many rollbacks a run may have before it ends with an error",
         minimum=1,
         may_change=True,
     )
@@ -253,6 +270,7 @@ class Config:
     log: Log = section(Log, may_change=True)
     hosts: Hosts = section(Hosts, may_change=True)
     spike: Spike = section(Spike, may_change=True)
+    reference: Reference = section(Reference, may_change=True)
 
 
 def config_class() -> type[Config]:

@@ -31,7 +31,7 @@ AUGMENTATION = {
 
 def arguments(text: str, **known: Collection[str]) -> list[str | None]:
     """The comma-separated parts of a recipe's argument, in the order of `known`; `None` for those
-    left out at the end.
+    skipped at the end.
 
     >>> arguments("B/16", model=["B/16", "L/16"], level=AUGMENTATION)
     ['B/16', None]
@@ -83,6 +83,55 @@ def vary(config: ConfigDict, settings: Iterable[Mapping], *, seeds: int) -> dict
         for seed in range(config.seed, config.seed + seeds):
             runs[f"{name}/seed={seed}"] = with_fields(config, {**setting, "seed": seed})
     return runs
+
+
+def next_stage(runs: Mapping[str, ConfigDict]) -> ConfigDict:
+    """A further stage of a recipe with `get_runs`: the config of its last run so far, not changed, which starts from
+    that run's weights, head included. Positions are interpolated as PyTorch does.
+    """
+    name, config = list(runs.items())[-1]
+    config = config.copy_and_resolve_references()
+    config.init_from, config.init_reset, config.init_resize = name, (), "torch"
+    return config
+
+
+def images_of_deit3(config: ConfigDict, pixels: int) -> ConfigDict:
+    """ImageNet as DeiT III and what is built on it read it: bicubic crops, and evaluated whole (crop ratio 1)."""
+    config.data.update(dict(name="imagenet2012", train_split="train", eval_split="validation"))
+    config.data.update(dict(image_size=pixels, crop_area=(0.08, 1.0), interpolation="bicubic"))
+    config.data.update(dict(eval_crop="torchvision", eval_resize=pixels))
+    config.data.update(dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)))
+    return config
+
+
+def randaugment_of_deit(config: ConfigDict) -> None:
+    """Sets timm's rand-m9-mstd0.5-inc1."""
+    config.augment.update(dict(randaugment_layers=2, randaugment_kind="timm-inc1"))
+    config.augment.update(dict(randaugment_magnitude=9.0, randaugment_std=0.5))
+
+
+def on_digits(config: ConfigDict, duration: str, *, lr: float, **model) -> ConfigDict:
+    """Makes a recipe for ImageNet one for digits on a CPU, with patches of 4 pixels and few of what costs time.
+
+    Args:
+      config: changed, and returned.
+      duration, lr: for batches of 64.
+      **model: options of the model; by default it is as large as that of configs/digits.py.
+    """
+    config.data.update(dict(name="digits", train_split="train", eval_split="test", repeats=1))
+    config.data.update(dict(train_crop="pad", pad=3, eval_crop="resize"))
+    config.augment.update(dict(flip=False, three_augment=False, color_jitter=0.0))
+    if config.augment.cutmix:
+        config.augment.update(dict(mixup=0.2, cutmix=0.2))
+    small = dict(name="ViT-S/4", width=64, depth=4, heads=4, mlp_dim=256, num_classes=None)
+    config.model.update(small | dict(dtype="float32") | model)
+    if config.model.layer_scale:  # from 1e-4 takes longer to grow than these runs last
+        config.model.layer_scale_init = 0.1
+    config.duration, config.batch_size, config.optim.lr = duration, 64, lr
+    config.optim.warmup = "10%"
+    config.eval.every, config.checkpoint.every, config.log.every = "25%", "200 steps", "50 steps"
+    config.reference.curve, config.mesh.fsdp = "", 1
+    return config
 
 
 def vit_names() -> list[str]:
@@ -171,7 +220,7 @@ def shard_by_size(config: ConfigDict, model: str) -> None:
 
 
 def spread(config: ConfigDict) -> None:
-    """For models too large for one accelerator of 16 GB: the state is cut over 8, and activations
+    """For models too large for one accelerator of 16 GB: the state is sharded over 8, and activations
     are recomputed, except those that are worth their memory because recomputing their products
     takes long.
 

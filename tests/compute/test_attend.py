@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from tests.compute.attention_reference import SHAPE, distances, draw, reference
-from vit_jax.compute import attend, choices
+from vit_jax.compute import attend
+from vit_jax.compute import platform as platforms
 from vit_jax.devices import meshes
 
 
@@ -62,7 +63,7 @@ def test_cudnn_is_lowered_to_its_fused_kernels_forward_and_backward(monkeypatch,
     from jax._src.cudnn import fused_attention_stablehlo
 
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
-    monkeypatch.setattr(choices, "platform", lambda: "gpu")
+    monkeypatch.setattr(platforms, "current", lambda: "gpu")
     q = jax.ShapeDtypeStruct((2, count, 4, 64), jnp.bfloat16)
 
     def loss(q, k, v):
@@ -77,7 +78,7 @@ def test_cudnn_is_lowered_to_its_fused_kernels_forward_and_backward(monkeypatch,
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("bfloat16", 1e-2)])
 def test_plain_attention_is_the_formula_on_every_platform(monkeypatch, platform, dtype, tolerance):
-    monkeypatch.setattr(choices, "platform", lambda: platform)
+    monkeypatch.setattr(platforms, "current", lambda: platform)
     rounded = [np.asarray(jnp.asarray(x, dtype), np.float64) for x in draw()]
     found = results(*draw(), dtype)
     assert all(x.dtype == dtype for x in found)

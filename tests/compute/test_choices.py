@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.compute import attend, choices, cpu, dense, gpu, recompute, tpu
+from vit_jax.compute import attend, choices, gpu
+from vit_jax.compute import platform as platforms
 from vit_jax.compute.choices import AUTO
 from vit_jax.data.options import Data
 from vit_jax.devices import gpus, meshes
@@ -19,31 +20,36 @@ def one_device():
     return meshes.make_mesh({"data": 1, "fsdp": 1, "tensor": 1}, jax.devices()[:1])
 
 
-def test_what_a_platform_computes_its_own_way_is_a_function_of_its_file():
-    formulas = dense.dense, attend.project, attend.weighted_sums, recompute.named
-    for file in (cpu, gpu, tpu):
-        for formula in formulas:
-            # Not something of that name which the file imports.
-            own = getattr(file, formula.__name__, None)
-            assert own is None or own.__module__ == file.__name__
-
-
 def test_a_formula_is_that_of_the_platform_or_plain(monkeypatch):
-    @choices.by_platform
-    def cudnn(x):
+    @platforms.by_platform
+    def same(x):
         return x
 
-    monkeypatch.setattr(gpu, "cudnn", lambda x: -x)
+    @same.on("gpu")
+    def negative(x):
+        return -x
+
     found = {}
     for platform in ("cpu", "gpu", "tpu", "another"):
-        monkeypatch.setattr(choices, "platform", lambda platform=platform: platform)
-        found[platform] = cudnn(1)
+        monkeypatch.setattr(platforms, "current", lambda platform=platform: platform)
+        found[platform] = same(1)
     assert found == {"cpu": 1, "gpu": -1, "tpu": 1, "another": 1}
-    assert cudnn.plain(1) == 1
+    assert same.plain(1) == 1
+
+
+def test_cpus_and_tpus_compute_some_formulas_their_own_way(monkeypatch):
+    x, kernel = jax.numpy.ones((1, 2, 4)), jax.numpy.ones((4, 3, 2, 2))
+
+    def lowered(platform):
+        monkeypatch.setattr(platforms, "current", lambda: platform)
+        return jax.jit(lambda *a: attend.project(*a)).lower(x, kernel, None).as_text()
+
+    programs = {lowered(platform) for platform in ("cpu", "gpu", "tpu")}
+    assert len(programs) == 3
 
 
 def attention_on(platform, monkeypatch, asked="auto", tokens=197, **options):
-    monkeypatch.setattr(choices, "platform", lambda: platform)
+    monkeypatch.setattr(platforms, "current", lambda: platform)
     given = dict(queries=tokens, keys=tokens, heads=12, head_size=64, dtype="bfloat16") | options
     return choices.attention(asked, **given)
 
@@ -104,7 +110,7 @@ def test_a_kernel_of_gpus_is_refused_elsewhere(monkeypatch):
     ],
 )
 def test_layers_are_unrolled_where_it_pays(monkeypatch, platform, asked, layers, policy, expected):
-    monkeypatch.setattr(choices, "platform", lambda: platform)
+    monkeypatch.setattr(platforms, "current", lambda: platform)
     assert choices.unrolled(asked, layers, policy) == expected
 
 
@@ -125,7 +131,7 @@ def test_layers_are_unrolled_where_it_pays(monkeypatch, platform, asked, layers,
 def test_cpus_and_tpus_store_few_arrays_but_all_of_convolutions(
     monkeypatch, platform, name, asked, expected
 ):
-    monkeypatch.setattr(choices, "platform", lambda: platform)
+    monkeypatch.setattr(platforms, "current", lambda: platform)
     assert choices.remat(registry.model_config(name, remat=asked)) == expected
 
 
@@ -166,7 +172,7 @@ def test_a_cpu_with_bfloat16_computes_products_in_bfloat16_but_no_convolutions(
 
 
 def test_another_device_computes_as_the_config_says(monkeypatch, kit):
-    monkeypatch.setattr(choices, "platform", lambda: "tpu")
+    monkeypatch.setattr(platforms, "current", lambda: "tpu")
     config = kit.config(dtype="bfloat16")
     assert choices.with_compute_dtype(config) is config
 
@@ -190,7 +196,7 @@ def test_memory_of_gpus_is_reserved_unless_the_user_says_how():
 
 def test_the_platform_is_that_of_the_mesh():
     with jax.set_mesh(one_device()):
-        assert choices.platform() == "cpu"
+        assert platforms.current() == "cpu"
 
 
 def test_all_choices_are_said_in_one_line(monkeypatch, kit):
@@ -201,7 +207,7 @@ def test_all_choices_are_said_in_one_line(monkeypatch, kit):
         "attention: xla, layers: scanned, remat: save_attention, computed in: "
     )
     assert (
-        "float32 (bfloat16 would be emulated; config.model.dtype_on_cpu=same insists on it)"
+        "float32 (bfloat16 would be emulated; set config.model.dtype_on_cpu=same to compute in it)"
         in summary
     )
     assert "layers: unrolled" in choices.summarize(

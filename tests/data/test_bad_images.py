@@ -96,7 +96,7 @@ def test_unreadable_images_are_left_out_of_evaluation_counted_and_named_once(fol
     assert not found["image"][:60][~there].any() and found["image"][:60][there].any((1, 2, 3)).all()
     assert len(bad) == 3
     messages = [record.getMessage() for record in caplog.records]
-    assert sum("it is left out of evaluation" in message for message in messages) == 3
+    assert sum("it is excluded from evaluation" in message for message in messages) == 3
 
 
 def test_too_many_unreadable_images_end_evaluation(folder):

@@ -75,7 +75,7 @@ def test_they_are_found_in_prepared_and_in_multi_label_sets_too(tmp_path, caplog
 
 def test_several_labels_are_not_learnt_with_a_softmax():
     with pytest.raises(
-        ConfigError, match="the softmax loss is for one: say --config.objective.loss"
+        ConfigError, match="the softmax loss is for one: set --config.objective.loss"
     ):
         assemble_digits(10)
     assert assemble_digits(10, **{"objective.loss": "sigmoid"}).multi_label
@@ -127,5 +127,5 @@ def test_sets_prepared_by_an_earlier_version_have_no_file_of_labels(tmp_path):
     config = Data(name="prepared", path=str(tmp_path / "out"))
     assert sources.open_train(config).labels is None and sources.open_train(config)[1].label == 1
     config = Data(name="prepared", path=str(tmp_path / "out"), sampling="balanced")
-    with pytest.raises(ConfigError, match="store the data set anew with 'vit_jax prepare'"):
+    with pytest.raises(ConfigError, match="store the data set again with 'vit_jax prepare'"):
         sources.open_train(config)

@@ -37,6 +37,8 @@ def test_evaluation_sees_images_permuted_as_the_config_says():
 
 
 def test_images_that_cannot_be_cut_into_the_permuted_patches_are_refused():
-    with pytest.raises(ConfigError, match="images of 30 pixels cannot be cut .*permute_patch = 16"):
+    with pytest.raises(
+        ConfigError, match="images of 30 pixels cannot be split .*permute_patch = 16"
+    ):
         permute.check(data(permute="both", image_size=30))
     permute.check(data(permute="all pixels", image_size=30))

@@ -86,7 +86,7 @@ def test_batches_have_the_same_bits_with_steps_skipped():
     for read_ahead in (0, 64):
         config, skipped = make_config(read_ahead=read_ahead), [(2, 3), (9, 1)]
         with train_batches(
-            Late(digits()), config, make_sharding(), start_step=0, stop_step=9, left_out=skipped
+            Late(digits()), config, make_sharding(), start_step=0, stop_step=9, skipped=skipped
         ) as batches:
             found.append([jax.tree.map(np.asarray, batch) for batch in batches])
     assert_same(*found)

@@ -106,7 +106,7 @@ def test_tar_files_of_nothing_but_splits_have_no_labels(tmp_path):
 def test_images_beside_class_folders_are_left_out_and_said(tmp_path, caplog):
     write(tmp_path, "cat/1.png", "dog/1.png", "stray.png", "another.png")
     assert opened(tmp_path).paths == ("cat/1.png", "dog/1.png")
-    assert "2 images lie beside the class folders and are left out, the first is" in caplog.text
+    assert "2 images lie beside the class folders and are skipped, the first is" in caplog.text
     prepare(str(tmp_path), str(tmp_path.parent / "out"))
     report = [
         json.loads(x) for x in (tmp_path.parent / "out/report.jsonl").read_text().splitlines()

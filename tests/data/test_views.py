@@ -11,7 +11,6 @@ from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.config import config_class, default_config
 from vit_jax.data import batches, views
-from vit_jax.data.augmentation.augment import augment_views
 
 GLOBAL, LOCAL = (
     {"crop_area": (0.3, 1.0), "blur": 1.0},
@@ -72,7 +71,7 @@ def test_a_view_more_changes_nothing_of_the_others():
 
     def augmented(config, batch):
         made = jax.jit(
-            lambda batch: augment_views(
+            lambda batch: views.augment_views(
                 batch, views.of(config), jax.random.key(1), mean=(0.5,) * 3, std=(0.5,) * 3
             )
         )

@@ -52,7 +52,7 @@ def image(file):
 def test_predicting_and_evaluating_ask_where_nobody_says(unsaid, image):
     run = vit_jax.load_run(unsaid)
     message = (
-        "run/checkpoints/0 does not say how images are normalised: say config.data.mean and std"
+        "run/checkpoints/0 does not say how images are normalised: set config.data.mean and std"
     )
     with pytest.raises(ConfigError, match=message):
         list(predict(run, find([str(image)]), topk=1, batch_size=1))
@@ -95,7 +95,7 @@ def test_what_is_said_at_conversion_is_used_and_named(file, unsaid, image, caplo
 
 def test_the_commands_ask_and_are_told(file, unsaid, image, tmp_path, command):
     mean, std = (f"--config.data.{name}={value}" for name, value in SAID.items())
-    ask = "does not say how images are normalised: say config.data.mean and std"
+    ask = "does not say how images are normalised: set config.data.mean and std"
     code, _, err = command("predict", f"--checkpoint={unsaid}", image)
     assert code == 2 and ask in err
     code, _, err = command("evaluate", f"--checkpoint={unsaid}", "--config.data.name=digits")

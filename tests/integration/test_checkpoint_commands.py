@@ -87,7 +87,7 @@ def test_evaluate_computes_the_model_as_it_is_told(command, trained):
 def test_a_format_that_computes_otherwise_says_how_to_accept_it(command, trained, tmp_path):
     arguments = ("convert", trained[0], tmp_path / "model.safetensors", "--to=timm")
     code, _, err = command(*arguments)
-    assert code == 1 and "say --model=activation=gelu on the command line, or convert(" in err
+    assert code == 1 and "set --model=activation=gelu on the command line, or convert(" in err
     assert command(*arguments, "--model=activation=gelu")[0] == 0
 
 

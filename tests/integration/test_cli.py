@@ -71,7 +71,7 @@ WRONG = {
     "no value": (("--config.optim.lr",), "--config.optim.lr=VALUE: the value is missing"),
     "mistyped flag": (("--coordinate=x:1",), "there is no flag --coordinate; did you mean '--coordinator'?"),
     "a recipe that lacks its checkpoint": (("--config=configs/digits_finetune.py",), "recipe starts from a checkpoint"),
-    "and the same": (("--config=configs/finetune.py:cifar10",), "say which with --config.init_from=CHECKPOINT"),
+    "and the same": (("--config=configs/finetune.py:cifar10",), "set --config.init_from=CHECKPOINT"),
     "no folder": (("--config.data.name=folder", "--config.data.path=/nowhere"), "/nowhere"),
 }  # fmt: skip
 
@@ -284,7 +284,7 @@ def test_an_unreadable_training_image_names_the_file(command, photos, tmp_path, 
     code, _, err = command(*photos, f"--workdir={tmp_path}/run2", skip)
     assert code == 0 and f"{broken} cannot be read" in caplog.text, err
     assert "another takes its place" in caplog.text
-    assert "it is left out of evaluation" in caplog.text
+    assert "it is excluded from evaluation" in caplog.text
     description = reading.read_description(reading.find(tmp_path / "run2"))
     assert description["pixels"] == decode.PIXELS
 

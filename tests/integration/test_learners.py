@@ -166,7 +166,7 @@ def test_a_flat_folder_without_labels_is_learnt_from_and_then_fine_tuned(tiny_co
         ),
         (
             {"objective.name": "masked_patches", "model.num_classes": 7},
-            "num_classes is 7, .*needs none",
+            "num_classes is 7, but .*uses no classification head",
         ),
         ({"objective.name": "maked_patches"}, "is no objective; did you mean 'masked_patches'"),
         ({"objective.name": "distill"}, "needs a teacher"),

@@ -69,7 +69,7 @@ def test_images_with_several_labels_are_prepared_and_learnt_with_a_sigmoid(
         result = vit_jax.train(config, tmp_path / "run")
     # As in ImageNet-ReaL: those with no label are not counted; right is a label of the image.
     assert result["examples"] == 24 and result["accuracy"] == 1.0
-    assert caplog.text.count("evaluation: 8 of 32 images have no label and are left out") == 1
+    assert caplog.text.count("evaluation: 8 of 32 images have no label and are excluded") == 1
     assert result["loss"] < 0.5
 
 

@@ -9,7 +9,7 @@ import pytest
 import vit_jax
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.checkpoints import reading
-from vit_jax.interchange import formats, loading
+from vit_jax.interchange import formats, loading, resolving
 from vit_jax.models import registry
 from vit_jax.user_files import load_config
 
@@ -99,11 +99,11 @@ def digits(file, **options):
 def test_a_run_takes_from_its_checkpoint_what_its_config_leaves_open(file, tmp_path):
     config = digits(file, **{"model.name": "", "model.pool": "token"})
     config.model.update({name: None for name in ("width", "depth", "heads", "mlp_dim", "patch")})
-    taken = loading.resolve_from_checkpoint(config, tmp_path)
+    taken = resolving.resolve_from_checkpoint(config, tmp_path)
     assert (taken.model.width, taken.model.patch, taken.model.activation) == (8, 2, "gelu_tanh")
     assert config.model.activation is None and taken.model.name.startswith("ViT-")
     # What was said stays, to be refused if it does not fit.
-    said = loading.resolve_from_checkpoint(
+    said = resolving.resolve_from_checkpoint(
         digits(file, **{"model.activation": "gelu", "model.pool": "map"}), tmp_path
     )
     assert (said.model.activation, said.model.pool) == ("gelu", "map")
@@ -123,7 +123,7 @@ def test_a_run_starts_from_a_published_file_and_goes_on_without_it(arrays, tmp_p
         and description["config"]["model"]["activation"] == "gelu_tanh"
     )
     path.unlink()
-    taken = loading.resolve_from_checkpoint(digits(path), tmp_path / "run").model
+    taken = resolving.resolve_from_checkpoint(digits(path), tmp_path / "run").model
     assert (taken.activation, taken.position_of_class) == ("gelu_tanh", True)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
-from vit_jax.interchange import formats, loading
+from vit_jax.interchange import formats, loading, resolving
 from vit_jax.models import registry
 from vit_jax.training.assembly import model_config_of, resolve
 from vit_jax.user_files import load_config
@@ -85,14 +85,14 @@ def test_interpolation_is_the_checkpoints_and_a_run_keeps_what_it_took(shared_da
     )
     config = load_config("configs/finetune.py")
     config.init_from = str(tmp_path / "folder")
-    resumed = loading.resolve_from_checkpoint(config, tmp_path / "begun")
+    resumed = resolving.resolve_from_checkpoint(config, tmp_path / "begun")
     assert resumed.data.interpolation == "bilinear"
 
 
 def test_a_file_that_does_not_say_how_images_are_normalised_needs_to_be_told(shared_data):
     path = next((shared_data / "weights").glob("deit_tiny*.safetensors"))
     with pytest.raises(
-        ConfigError, match="does not say how images are normalised: say config.data"
+        ConfigError, match="does not say how images are normalised: set config.data"
     ):
         taken_over("finetune", path)
     model = model_config_of(taken_over("finetune", path, **IMAGENET), num_classes=20)
@@ -107,5 +107,5 @@ def test_a_file_that_does_not_say_how_images_are_normalised_needs_to_be_told(sha
 def test_what_is_left_to_a_checkpoint_needs_one(left_open):
     config = load_config("configs/digits.py")
     config.update_from_flattened_dict(left_open)
-    with pytest.raises(ConfigError, match="say which with --config.init_from=CHECKPOINT"):
-        loading.resolve_from_checkpoint(config, "no_run_was_begun_here")
+    with pytest.raises(ConfigError, match="set --config.init_from=CHECKPOINT"):
+        resolving.resolve_from_checkpoint(config, "no_run_was_begun_here")

@@ -222,7 +222,7 @@ def test_without_a_network_the_cache_is_read(hub, files, monkeypatch, caplog):
         ("hf://timm/vit_mu@v2", "timm/vit_mu has no revision 'v2'"),
         ("hf://timm/vit_mu/b.pth", "timm/vit_mu has no file 'b.pth' at main"),
         ("hf://timm/empty", "timm/empty has no weights that can be read here; it has README.md"),
-        ("hf://timm/two", "has several files of weights, a.pth, b.pth: say which: hf://timm/two/a.pth"),
+        ("hf://timm/two", "has several files of weights, a.pth, b.pth: choose one: hf://timm/two/a.pth"),
         ("hf://timm/gated", "timm/gated is not open to everybody: ask for access on its page"),
         ("hf://timm/private", "no repository timm/private, or it is private"),
         ("hf://timm/hidden", "timm/hidden is not open to everybody"),

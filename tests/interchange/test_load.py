@@ -15,7 +15,7 @@ from flax import nnx
 import vit_jax
 from vit_jax.base import patterns
 from vit_jax.base.errors import CheckpointError, ConfigError
-from vit_jax.checkpoints import reading, saving
+from vit_jax.checkpoints import fingerprints, reading, saving
 from vit_jax.config import default_config
 from vit_jax.interchange import adapt, formats, loading
 from vit_jax.models import naming, registry
@@ -223,11 +223,11 @@ def test_a_run_read_a_parameter_at_a_time_is_proven_too(file, tmp_path):
     foreign = formats.read(file)
     formats.write(foreign, tmp_path / "run", "orbax")
     params = jax.tree.map(np.asarray, foreign.params)
-    marks = np.array(reading.fingerprint({"params": params})["params"])
-    np.testing.assert_array_equal(marks, list(map(reading.host_mark, jax.tree.leaves(params))))
+    marks = np.array(fingerprints.fingerprint({"params": params})["params"])
+    np.testing.assert_array_equal(marks, list(map(fingerprints.host_mark, jax.tree.leaves(params))))
     for x in (np.arange(9).astype(jnp.bfloat16), np.arange(-3, 3), np.float32(-1.5)):
-        (mark,) = reading.fingerprint({"one": x})["one"]
-        assert reading.host_mark(x) == mark
+        (mark,) = fingerprints.fingerprint({"one": x})["one"]
+        assert fingerprints.host_mark(x) == mark
     # The same parameters with the mark of one of them wrong, as if its bits had changed.
     marks[patterns.names(params).index("encoder/norm/scale")] += 1
     checkpoints = saving.Checkpoints(tmp_path / "run", default_config().checkpoint)
@@ -254,7 +254,7 @@ def test_what_is_no_size_is_refused_in_a_sentence(size, file):
     for make in (lambda: vit_jax.create_model("ViT-mu/2", image_size=size),
                  lambda: vit_jax.load(file, image_size=size)):  # fmt: skip
         with pytest.raises(
-            ConfigError, match=f"image_size = {re.escape(repr(size))} is no image size: say"
+            ConfigError, match=f"image_size = {re.escape(repr(size))} is no image size: give"
         ):
             make()
 

@@ -10,18 +10,19 @@ from tests.models import oracles
 from tests.objectives.test_mae import made, new_of_transformers, of_checkpoint, of_transformers
 from vit_jax.base.errors import CheckpointError
 from vit_jax.checkpoints import reading, saving
-from vit_jax.interchange import decoders, formats, loading
+from vit_jax.interchange import authors, formats, loading
 from vit_jax.models import registry
 from vit_jax.models.conversions import translation
 from vit_jax.models.embeddings import sincos_2d
+from vit_jax.objectives import mae_conversion
 from vit_jax.training.assembly import assemble, resolve
-from vit_jax.training.starting import start_from
+from vit_jax.training.starting import objective_params, start_from
 from vit_jax.user_files import load_config
 
 
 def of_file(path, objective, **hints):
     """The decoder that a file holds, read with the number of heads that it does not tell."""
-    found = decoders.of(formats.read(path, hints=hints), objective.options.heads)
+    found = mae_conversion.decoder_in(formats.read(path, hints=hints), objective.options.heads)
     return found and found.params
 
 
@@ -37,7 +38,7 @@ def test_the_decoder_is_read_from_a_file_of_the_authors(shared_data, tmp_path):
     _, expected = of_checkpoint(tensors, said["num_heads"], 4)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     # And written again under the same names.
-    theirs = dict(translation.to_theirs(decoders.rules_of(objective.decoder, "timm"), found))
+    theirs = dict(translation.to_theirs(mae_conversion.rules_of(objective.decoder, "timm"), found))
     for name, array in theirs.items():
         np.testing.assert_array_equal(array, tensors[name])
     assert {n for n in tensors if n.startswith(("decoder", "mask"))} == {
@@ -47,7 +48,7 @@ def test_the_decoder_is_read_from_a_file_of_the_authors(shared_data, tmp_path):
     # One of another size, or with other positions, begins anew.
     other, _ = made("ViT-mu/16", decoder=sizes | {"depth": 1}, **encoder)
     new = registry.split(other.own(nnx.Rngs(0)))[1].params
-    assert decoders.own_of(other, str(path), config, new) is new
+    assert objective_params(other, str(path), config, new) is new
     np.savez(
         tmp_path / "moved.npz", **tensors | {"decoder_pos_embed": tensors["decoder_pos_embed"] + 1}
     )
@@ -70,7 +71,7 @@ def test_transformers_has_the_authors_loss_of_a_file_of_theirs(shared_data, tmp_
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     path, _, io, said = oracles.relative(shared_data, "mae_p16")
     foreign = formats.read(path, hints={"heads": said["num_heads"]})
-    foreign.layout[decoders.LAYOUT] = {"heads": 4}  # which nothing tells
+    foreign.layout[mae_conversion.LAYOUT] = {"heads": 4}  # which nothing tells
     formats.write(foreign, tmp_path / "mae", "huggingface")
     theirs = transformers.ViTMAEForPreTraining.from_pretrained(tmp_path / "mae").eval()
     images = torch.tensor(io["images"]).permute(0, 3, 1, 2)
@@ -131,7 +132,7 @@ def test_a_runs_decoder_is_written_and_read_again(run, tmp_path, to):
     # The average is what is evaluated, and what others get.
     expected = parts["ema"] | {"position": parts["ema_variables"]["position"]}
     jax.tree.map(np.testing.assert_array_equal, foreign.params, expected)
-    found = decoders.of(foreign)
+    found = mae_conversion.decoder_in(foreign)
     options = assembly.networks.objective.options
     if to == "authors":
         assert found.options == options
@@ -142,12 +143,14 @@ def test_a_runs_decoder_is_written_and_read_again(run, tmp_path, to):
     again = tmp_path / ("again.safetensors" if other == "authors" else "again")
     loading.convert(path, again, other)
     jax.tree.map(
-        np.testing.assert_array_equal, decoders.of(formats.read(again)).params, found.params
+        np.testing.assert_array_equal,
+        mae_conversion.decoder_in(formats.read(again)).params,
+        found.params,
     )
     objective, model = assembly.networks.objective, assembly.model_config
     new = jax.tree.map(jnp.zeros_like, parts["params_objective"])
     for source in (path, workdir):
-        own = decoders.own_of(objective, str(source), model, new)
+        own = objective_params(objective, str(source), model, new)
         jax.tree.map(np.testing.assert_array_equal, own, parts["ema_objective"])
 
 
@@ -180,9 +183,9 @@ def test_transformers_predicts_the_same_of_what_is_written_for_it(run, tmp_path)
 def test_an_encoder_that_the_authors_code_has_not_is_not_written_for_it(run, tmp_path):
     workdir, _, _ = run
     with pytest.raises(CheckpointError, match="MAE's own code has no registers"):
-        decoders.check_encoder(made(registers=2, activation="gelu")[1], tmp_path / "out")
+        authors.check_mae_encoder(made(registers=2, activation="gelu")[1], tmp_path / "out")
     with pytest.raises(CheckpointError, match="no models without a class token"):
-        decoders.check_encoder(made(pool="mean", activation="gelu")[1], tmp_path / "out")
+        authors.check_mae_encoder(made(pool="mean", activation="gelu")[1], tmp_path / "out")
     # timm has encoders alone.
     loading.convert(workdir, tmp_path / "encoder.safetensors", "timm")
-    assert decoders.of(formats.read(tmp_path / "encoder.safetensors")) is None
+    assert mae_conversion.decoder_in(formats.read(tmp_path / "encoder.safetensors")) is None

@@ -145,7 +145,7 @@ def test_of_several_the_average_is_read_and_the_log_and_the_user_say_which(
     plain = weights["cls_token"].ravel()[0].item()
     assert read_head(path) == pytest.approx(plain + 1)
     assert "holds the weights state_dict_ema and state_dict: state_dict_ema are read" in logged.text
-    assert "left out, beside state_dict_ema: state_dict, epoch, optimizer" in logged.text
+    assert "skipped, beside state_dict_ema: state_dict, epoch, optimizer" in logged.text
     assert read_head(f"{path}#state_dict=state_dict") == pytest.approx(plain)
     with pytest.raises(
         ConfigError, match="#state_dict=net: there are no tensors under that name; "
@@ -154,7 +154,9 @@ def test_of_several_the_average_is_read_and_the_log_and_the_user_say_which(
     with pytest.raises(ConfigError, match="#sha256= is for https:// addresses"):
         read_head(f"{path}#sha256={'0' * 64}")
     torch.save({"weights": shifted(weights, 0)}, path)
-    with pytest.raises(CheckpointError, match=r"tensors are under weights \(\d+\): say which with"):
+    with pytest.raises(
+        CheckpointError, match=r"tensors are under weights \(\d+\): choose one with"
+    ):
         read_head(path)
 
 
@@ -163,7 +165,7 @@ def test_averaged_weights_behind_a_prefix_come_first(weights, tmp_path, logged):
     torch.save({"state_dict": both}, tmp_path / "a.ckpt")
     plain = weights["cls_token"].ravel()[0].item()
     assert read_head(tmp_path / "a.ckpt") == pytest.approx(plain + 1)
-    assert "left out, beside the model model_ema.module.: model.cls_token" in logged.text
+    assert "skipped, beside the model model_ema.module.: model.cls_token" in logged.text
 
 
 def test_what_pretraining_needs_is_left_out_and_listed_and_nothing_else(weights, tmp_path, logged):
@@ -173,7 +175,7 @@ def test_what_pretraining_needs_is_left_out_and_listed_and_nothing_else(weights,
     }  # fmt: skip
     torch.save({"model": weights | extras}, tmp_path / "mae.pth")
     read_head(tmp_path / "mae.pth")
-    assert "left out, no part of the model: mask_token, decoder_pos_embed" in logged.text
+    assert "skipped, not part of the model: mask_token, decoder_pos_embed" in logged.text
     headed = shifted(weights, 0, "backbone.") | {"dino_head.mlp.0.weight": torch.ones(2, 2)}
     torch.save({"teacher": headed}, tmp_path / "dino.pth")
     read_head(tmp_path / "dino.pth")

@@ -240,7 +240,7 @@ def test_a_second_signal_does_not_wait(launch, tmp_path):
 def test_a_signal_between_two_attempts_ends_the_run(launch):
     supervisor = launch("sys.exit(42)", "--backoff=60")
     for line in supervisor.stdout:
-        if "starting all again" in line:
+        if "restarting all" in line:
             break
     supervisor.terminate()
     assert finish(supervisor)[0] == 42

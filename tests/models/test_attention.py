@@ -7,7 +7,8 @@ import pytest
 from flax import nnx
 
 from vit_jax.base import patterns
-from vit_jax.compute import attend, choices
+from vit_jax.compute import attend
+from vit_jax.compute import platform as platforms
 from vit_jax.models.attention import Attention
 
 WIDTH, HEADS = 12, 3
@@ -84,7 +85,7 @@ def test_self_attention_is_its_formula(tokens, qk_norm):
 def test_a_tpu_computes_the_same_by_other_products(tokens, monkeypatch):
     layer = attention()
     expected, _ = reference(layer, tokens, tokens)
-    monkeypatch.setattr(choices, "platform", lambda: "tpu")
+    monkeypatch.setattr(platforms, "current", lambda: "tpu")
     np.testing.assert_allclose(run(layer, tokens)[0], expected, atol=3e-6)
 
 

@@ -100,5 +100,5 @@ def test_patience_is_the_divergence_from_the_teacher_alone():
 
 
 def test_a_teacher_must_be_named():
-    with pytest.raises(ConfigError, match="say --config.objective.teacher=CHECKPOINT"):
+    with pytest.raises(ConfigError, match="set --config.objective.teacher=CHECKPOINT"):
         Distill(Options(), setting())

@@ -215,6 +215,6 @@ def test_a_port_that_is_taken_is_an_error_that_says_what_to_do(server, serving, 
 
     port = int(server.place.split(":")[1])
     with pytest.raises(
-        ConfigError, match=f"port {port} .Address already in use.: say another --host or --port"
+        ConfigError, match=f"port {port} .Address already in use.: set another --host or --port"
     ):
         asyncio.run(Server(network, Limits(), {}).start("127.0.0.1", port))

@@ -230,7 +230,7 @@ def test_lines_that_are_cut_and_files_that_are_damaged_are_left_out_and_said(tmp
     (other / "metrics.jsonl").write_bytes(b"\0\xff\n[1, 2]\n")
     first, second = runs.find([tmp_path])
     assert first.state == "done" and first.notes == [
-        "1 lines of metrics.jsonl cannot be read and are left out."
+        "1 lines of metrics.jsonl cannot be read and are skipped."
     ]
     assert second.state == "no metrics" and second.config is None
     assert any("another version" in note for note in second.notes)

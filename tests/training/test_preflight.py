@@ -50,19 +50,25 @@ def test_a_dry_run_refuses_what_training_refuses_before_it_writes(message, field
     assert not (tmp_path / "run").exists()
 
 
-def test_a_dry_run_in_the_workdir_of_another_run_is_refused_and_weights_that_do_not_fit(tmp_path):
-    config = tiny(duration="1 steps")
-    vit_jax.train(config, tmp_path / "run")
-    dry_run(config, tmp_path / "run")
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The workdir of a run of four steps, and what training returned."""
+    workdir = tmp_path_factory.mktemp("trained") / "run"
+    return workdir, vit_jax.train(tiny(duration="4 steps"), workdir)
+
+
+def test_a_dry_run_in_the_workdir_of_another_run_is_refused_and_weights_that_do_not_fit(trained):
+    workdir, _ = trained
+    dry_run(tiny(duration="4 steps"), workdir)
     with pytest.raises(ConfigError, match="config.optim.lr"):
-        dry_run(tiny(duration="1 steps", optim__lr=0.5), tmp_path / "run")
+        dry_run(tiny(duration="4 steps", optim__lr=0.5), workdir)
     with pytest.raises(ConfigError, match="config.init_from: the checkpoint does not fit"):
-        dry_run(tiny(init_from=str(tmp_path / "run"), model__width=64), None)
+        dry_run(tiny(init_from=str(workdir), model__width=64), None)
 
 
-def test_a_run_that_was_begun_goes_on_with_settings_that_a_new_one_may_not_have(tmp_path):
-    first = vit_jax.train(tiny(duration="4 steps"), tmp_path)
-    again = vit_jax.train(tiny(duration="4 steps", hosts__step_minutes=0.0), tmp_path)
+def test_a_run_that_was_begun_goes_on_with_settings_that_a_new_one_may_not_have(trained):
+    workdir, first = trained
+    again = vit_jax.train(tiny(duration="4 steps", hosts__step_minutes=0.0), workdir)
     assert again["step"] == first["step"]
 
 

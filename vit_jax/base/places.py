@@ -12,10 +12,8 @@ import errno
 import glob
 import json
 import os
-import pathlib
 import re
 import shutil
-import tempfile
 import threading
 import urllib.parse
 from collections.abc import Iterator
@@ -29,7 +27,6 @@ from etils import epath  # noqa: E402
 
 from vit_jax.base import buckets  # noqa: E402
 from vit_jax.base.errors import ConfigError  # noqa: E402
-from vit_jax.base.whole import written_whole
 
 _BUCKETS = ("gs://", "s3://")
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -162,71 +159,6 @@ def nearest_existing(path: epath.PathLike) -> str:
         there = os.listdir(folder) if os.path.isdir(folder) else []
     close = difflib.get_close_matches(name, there, n=1)
     return f"; did you mean {os.path.join(os.path.dirname(path), close[0])!r}?" if close else ""
-
-
-def make_folder(path: epath.PathLike, flag: str) -> epath.Path:
-    """The folder that a flag names, made if it is not there.
-
-    Raises:
-      ConfigError: it cannot be made.
-    """
-    folder = locate(path, flag)
-    check_no_file(folder, flag)
-    if in_bucket(folder):  # Folders exist there only in the names of objects.
-        return folder
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"{flag}={folder}: the folder cannot be made ({error.strerror})"
-        ) from None
-    return folder
-
-
-def check_no_file(folder: epath.Path, flag: str) -> None:
-    """Raises `ConfigError` if a place for a folder, or one above it, is a file or an object."""
-    for place in (folder, *folder.parents):
-        if in_bucket(place) and not buckets.parts(str(place))[2]:
-            return
-        if place.is_file():
-            kind = "an object" if in_bucket(place) else "a file"
-            raise ConfigError(
-                f"{flag}={folder}: {place} is {kind}, not a folder: choose another name"
-            )
-        if not in_bucket(place) and place.exists():
-            return
-
-
-def file_to_write(path: epath.PathLike, flag: str) -> epath.Path:
-    """The file that a flag names, of which the folder is there.
-
-    Raises:
-      ConfigError: the folder is not there, or cannot be written to.
-    """
-    file = locate(path, flag)
-    if in_bucket(file):
-        return file
-    folder = os.path.dirname(file)
-    if not os.path.isdir(folder):
-        raise ConfigError(f"{flag}={path}: there is no folder {folder}")
-    if not os.access(folder, os.W_OK):
-        raise ConfigError(f"{flag}={path}: {folder} cannot be written to")
-    return file
-
-
-@contextlib.contextmanager
-def writing(file: epath.Path) -> Iterator[pathlib.Path]:
-    """A local path to write a file at, in one go or in parts; it appears as `file` when the block ends
-    without an error.
-    """
-    if in_bucket(file):
-        with tempfile.TemporaryDirectory() as folder:
-            partial = pathlib.Path(folder) / file.name
-            yield partial
-            upload(partial, file)
-        return
-    with written_whole(file) as partial:
-        yield pathlib.Path(partial)
 
 
 def write_whole(path: epath.Path, content: str | bytes) -> None:

@@ -56,7 +56,7 @@ def option(
         the parameters are used for; 'convention', what they compute without a change of shape;
         'compute', how, with the same results up to rounding; '' for what belongs to training.
       fitted: whether parameters of another value can be fitted to this one (interpolated, or
-        started anew).
+        re-initialised).
       may_change: whether a resumed run may have another value: it does not change what is learnt.
       when: the values that other options of its section must have for it to be read, or a function
         that says whether one is such a value, by their names; `--help` lists it only then.
@@ -144,7 +144,7 @@ def to_config(cls: type) -> ConfigDict:
 
 def fill(config: ConfigDict, saved: dict) -> ConfigDict:
     """`config` with the values of a saved one, read back from JSON, which knows no tuples; fields
-    that the saved one lacks keep their default, and those that no longer exist are left out.
+    that the saved one lacks keep their default, and those that no longer exist are skipped.
     """
     for name, value in saved.items():
         if name not in config:

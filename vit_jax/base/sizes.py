@@ -35,7 +35,7 @@ def parse(size: int | str | tuple[int, int], name: str = "image_size") -> Size:
     whole = all(isinstance(side, int) and not isinstance(side, bool) for side in sides)
     if len(sides) not in (1, 2) or not whole or min(sides) < 1:
         raise ConfigError(
-            f"{name} = {size!r} is no image size: say the pixels of a side, such as 224, or height x "
+            f"{name} = {size!r} is no image size: give the pixels of a side, such as 224, or height x "
             "width, such as '224x448'"
         )
     height, width = sides[0], sides[-1]

@@ -79,7 +79,7 @@ def input_pipeline(
 
 @dataclasses.dataclass(frozen=True)
 class _Times:
-    """Of batches: seconds on the clock and of all cores together, seconds of the one before them, and of
+    """Of batches: seconds on the clock and of all cores together, seconds of the batch before them, and of
     waiting for them; the share of the decoding threads' time that went into waiting for reads; and the
     most that was read ahead.
     """
@@ -94,7 +94,7 @@ class _Times:
 
 
 def _time_batches(source, config: Config, mesh, steps: int, copy: bool = False) -> _Times:
-    """Times `steps` batches, and the one before them."""
+    """Times `steps` batches, and the batch before them."""
     began = time.perf_counter()
     sharding = meshes.batch_sharding(mesh)
     rows = loader.local_rows(sharding, config.batch_size)

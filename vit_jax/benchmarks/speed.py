@@ -9,7 +9,7 @@ import jax
 from absl import logging
 from ml_collections import ConfigDict
 
-from vit_jax.base import places
+from vit_jax.base import outputs
 from vit_jax.base.errors import ConfigError
 from vit_jax.benchmarks import step
 from vit_jax.benchmarks.context import context
@@ -34,7 +34,7 @@ def speed(
       `rows`: of each model and size `images_per_second` on a device, and `largest_batch`, by the compiler's
       count of memory; and where it was measured.
     """
-    folder = places.make_folder(out, "--out") if out else None
+    folder = outputs.make_folder(out, "--out") if out else None
     rows = [
         row for name in models for size in image_sizes if (row := _row(config, name, size, steps))
     ]

@@ -25,6 +25,7 @@ from vit_jax import objectives, user_files
 from vit_jax.base import buckets, patterns, places, schema
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.checkpoints import storage
+from vit_jax.checkpoints.fingerprints import fingerprint, host_mark
 from vit_jax.config import Config, default_config
 from vit_jax.devices import meshes, processes
 from vit_jax.models import classifier, registry
@@ -319,33 +320,6 @@ def with_model_options(config: Mapping, model: classifier.Options) -> dict:
     return json.loads(json.dumps({**config, "model": said}))
 
 
-@jax.jit
-def fingerprint(parts: dict) -> dict[str, jax.Array]:
-    """For each part of a state, uint32 (arrays,): the sum of each array's bits modulo 2³², which
-    neither sharding nor devices change. One program, so that it costs one pass and one start.
-    """
-
-    def of(x):
-        if jnp.issubdtype(x.dtype, jnp.floating):
-            x = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
-        return jnp.sum(x.astype(jnp.uint32), dtype=jnp.uint32)
-
-    return {name: jnp.stack([of(x) for x in jax.tree.leaves(part)]) for name, part in parts.items()}
-
-
-def digest(weights: Weights) -> str:
-    """A text that differs if a model's weights do; of arrays on devices."""
-    sums = fingerprint({"weights": weights})["weights"]
-    return hashlib.sha256(jax.device_get(sums).tobytes()).hexdigest()
-
-
-def host_mark(array: np.ndarray) -> np.uint32:
-    """An array's number in `fingerprint`, computed without a device."""
-    if jnp.issubdtype(array.dtype, jnp.floating):
-        array = array.view(f"uint{8 * array.dtype.itemsize}")
-    return np.sum(array, dtype=np.uint32)
-
-
 def parts_to_use(description: dict) -> tuple[str, str]:
     """The names of the saved parts that are a model's parameters and what is not trained."""
     if description.get("evaluated") == "teacher":
@@ -356,7 +330,7 @@ def parts_to_use(description: dict) -> tuple[str, str]:
 
 
 def read_parts(folder: epath.Path, like: dict) -> dict:
-    """Some parts of a saved state, proven equal to what was saved.
+    """Some parts of a saved state, verified to equal what was saved.
 
     Raises:
       CheckpointError: a file is missing or cut short, an array has another shape, or its bits have

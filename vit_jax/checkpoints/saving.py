@@ -14,12 +14,12 @@ from etils import epath
 
 from vit_jax.base import buckets, places
 from vit_jax.checkpoints import storage
+from vit_jax.checkpoints.fingerprints import fingerprint
 from vit_jax.checkpoints.reading import (
     COMMITTED,
     FOLDER,
     CheckpointError,
     everywhere,
-    fingerprint,
     read_description,
     read_parts,
     saved_steps,

@@ -1,7 +1,11 @@
 """How the formulas of models are computed.
 
-In front are plain formulas: `dense`, `attend`, `norms`, `activations`, `dropout`; `stack`, the
-loop over layers; `recompute`, which activations are stored for the backward pass; `partitioning`,
-where activations lie on the mesh. Behind them `cpu`, `gpu` and `tpu` compute some of these their own
-way, under the same names, and `tpu_attention` has a kernel; `choices` says which of them is used.
+`dense`, `attend`, `norms`, `activations`, `convolution` and `dropout` are plain formulas; `stack` is
+the loop over layers; `recompute` names the activations that the backward pass may store;
+`partitioning` places activations on the mesh. `cpu` and `tpu` implement some formulas for one
+platform, `gpu`, `splash` and `tpu_attention` have fused attention. `platform` picks the implementation
+of a formula, and `choices` what the config leaves open.
 """
+
+# Importing these registers their implementations (`platform.by_platform`).
+from vit_jax.compute import cpu, tpu  # noqa: F401

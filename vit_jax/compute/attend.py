@@ -7,8 +7,9 @@ Heads are (B, N, H, C). Softmax is in float32, and sums are accumulated in it.
 import jax
 import jax.numpy as jnp
 
-from vit_jax.compute import choices, gpu, recompute, tpu, tpu_attention
+from vit_jax.compute import choices, gpu, recompute, splash, tpu_attention
 from vit_jax.compute.dense import dense, product
+from vit_jax.compute.platform import by_platform
 
 # Implementations with the same result: plain XLA, cuDNN's on GPUs, and of Pallas on TPUs our own for
 # short sequences and splash for long ones.
@@ -20,7 +21,7 @@ Bias = jax.Array | jax.tree_util.Partial
 FEW = 8
 
 
-@choices.by_platform
+@by_platform
 def project(
     x: jax.Array, kernel: jax.Array, bias: jax.Array | None, *, implementation: str = "xla"
 ) -> tuple[jax.Array, ...]:
@@ -86,7 +87,7 @@ def attend(
         return tpu_attention.attend(q, k, v)
     q = _scaled(q)
     if chosen != "xla":
-        return {"cudnn": gpu.cudnn, "splash": tpu.splash}[chosen](q, k, v)
+        return {"cudnn": gpu.cudnn, "splash": splash.splash}[chosen](q, k, v)
     return _attend(q, k, v, bias)
 
 
@@ -130,7 +131,7 @@ def weighted(weights: jax.Array, v: jax.Array) -> jax.Array:
     return jnp.einsum("bhqn,bnhc->bqhc", weights, v)
 
 
-@choices.by_platform
+@by_platform
 def weighted_sums(exponentials: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Sums over the keys, of exponentials (B, H, Q, N): weighted values (B, Q, H, C) for v
     (B, N, H, C), and of the exponentials themselves (B, H, Q); in float32.

@@ -1,6 +1,6 @@
-"""How a model is computed on the devices at hand: which formulas a platform computes its own way,
-what is chosen where the config leaves the choice, and the sentence that reports it. No other file
-has a branch on the platform. What is computed is the same up to rounding.
+"""How a model is computed on the devices at hand: what is chosen where the config leaves the choice,
+and the sentence that reports it. Only this file, and those that implement formulas for one platform,
+depend on the platform. What is computed is the same up to rounding.
 
 Choices are made while a program is traced, for the devices of the mesh that is set then: a program
 compiled for a TPU pod on a laptop gets the TPU's.
@@ -9,8 +9,8 @@ compiled for a TPU pod on a laptop gets the TPU's.
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,7 @@ from jax.sharding import Mesh
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.patterns import STACK
-
-if TYPE_CHECKING:
-    from vit_jax.models.classifier import Options
+from vit_jax.compute import gpu, platform, tpu_attention
 
 AUTO = -1  # of `unroll`
 
@@ -35,38 +33,18 @@ CUDNN_TOKENS = 128
 SPLASH_TOKENS = 2048
 
 
-def platform() -> str:
-    """What the program being traced is for, `cpu`, `gpu` or `tpu`: the platform of the mesh that is
-    set, or JAX's default.
-    """
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    name = jax.default_backend() if device is None else device.platform
-    return "gpu" if name == "cuda" else name
+class ComputeOptions(Protocol):
+    """The options of a model that choices depend on; every family's config has them."""
+
+    convolutional: ClassVar[bool]
+    layers: Mapping[str, Any]
+    dtype: str
+    dtype_on_cpu: str
+    remat: str
+    unroll: int
 
 
-def _is_amd() -> bool:
-    """Whether the GPUs are AMD's, for which there is no cuDNN."""
-    device = jax.sharding.get_abstract_mesh().abstract_device or jax.devices()[0]
-    return device.device_kind.startswith("AMD")
-
-
-def by_platform(formula: Callable) -> Callable:
-    """Decorates a plain formula: where the platform's file (`cpu`, `gpu`, `tpu`) has a function of
-    its name, that is computed instead. `plain` of the result is the formula itself.
-    """
-
-    @functools.wraps(formula)
-    def chosen(*arguments, **options):
-        # Imported here: these files stand on the formulas.
-        from vit_jax.compute import cpu, gpu, tpu
-
-        file = {"cpu": cpu, "gpu": gpu, "tpu": tpu}.get(platform())
-        own = getattr(file, formula.__name__, formula)
-        # A file may also import what is decorated, to call it.
-        return (formula if own is chosen else own)(*arguments, **options)
-
-    chosen.plain = formula
-    return chosen
+Model = TypeVar("Model", bound=ComputeOptions)
 
 
 def attention(
@@ -97,14 +75,11 @@ def attention(
         raise ConfigError(
             f"model.attention={asked} cannot add a bias to the attention logits: take auto or xla"
         )
-    if asked == "cudnn" and platform() != "gpu":
+    if asked == "cudnn" and platform.current() != "gpu":
         raise ConfigError(
-            f"config.model.attention=cudnn needs a GPU, and this is computed on a {platform().upper()}: "
+            f"config.model.attention=cudnn needs a GPU, and this is computed on a {platform.current().upper()}: "
             "take auto or xla"
         )
-    # Imported here: it stands on this file.
-    from vit_jax.compute import tpu_attention
-
     short = tpu_attention.fits(keys, heads, head_size, dtype)
     if asked == "short" and not short and queries == keys:
         sizes = ", ".join(map(str, tpu_attention.HEAD_SIZES))
@@ -117,11 +92,11 @@ def attention(
         return "xla"
     if asked != "auto":
         return asked
-    if platform() == "gpu" and not _is_amd():
+    if platform.current() == "gpu" and not platform.is_amd():
         fits = head_size % 8 == 0 and head_size <= 128
         halves = jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
         return "cudnn" if fits and halves and keys >= CUDNN_TOKENS else "xla"
-    if platform() == "tpu":
+    if platform.current() == "tpu":
         return "short" if short else "splash" if keys >= SPLASH_TOKENS else "xla"
     return "xla"
 
@@ -134,12 +109,12 @@ def unrolled(asked: int, layers: int, policy: str) -> int:
     what that for GPUs needs was never measured.
     """
     if asked == AUTO:
-        loop = platform() != "cpu" or layers > UNROLLED or policy != "none"
+        loop = platform.current() != "cpu" or layers > UNROLLED or policy != "none"
         asked = 1 if loop else 0
     return min(asked or layers, layers)
 
 
-def remat(config: "Options") -> str:
+def remat(config: ComputeOptions) -> str:
     """The policy of `recompute` for a model: the config's, or for `auto` what suits the device.
 
     On CPUs and TPUs a loop that stores few arrays beats one that stores all, since it touches less
@@ -148,25 +123,23 @@ def remat(config: "Options") -> str:
     """
     if config.remat != "auto":
         return config.remat
-    stores_few = platform() in ("cpu", "tpu") and not config.convolutional
+    stores_few = platform.current() in ("cpu", "tpu") and not config.convolutional
     return "save_products" if stores_few else "none"
 
 
 def compiler_options(mesh: Mesh) -> dict[str, bool]:
     """XLA's options for a program that trains on the devices of a mesh."""
-    from vit_jax.compute import gpu
-
     return gpu.COMPILER_OPTIONS if mesh.devices.flat[0].platform == "gpu" else {}
 
 
-def with_compute_dtype(config: "Options") -> "Options":
+def with_compute_dtype(config: Model) -> Model:
     """The model's config with the dtype that it is computed in on these devices.
 
     Without instructions for it, a CPU emulates bfloat16: products are taken in float32 anyway and
     rounded, which costs time and accuracy. So such a CPU computes in float32, unless `dtype_on_cpu`
     says `same`.
     """
-    if platform() != "cpu" or config.dtype_on_cpu == "same":
+    if platform.current() != "cpu" or config.dtype_on_cpu == "same":
         return config
     if config.dtype_on_cpu == "auto" and multiplies_bfloat16() and not config.convolutional:
         return config
@@ -183,7 +156,7 @@ def multiplies_bfloat16() -> bool:
     return "amx_bf16" in flags or "avx512_bf16" in flags
 
 
-def summarize(config: "Options", mesh: Mesh) -> str:
+def summarize(config: ComputeOptions, mesh: Mesh) -> str:
     """All choices for a model on a mesh: 'attention: xla, layers: unrolled, remat: none, …'."""
     with jax.set_mesh(mesh):
         dtype = with_compute_dtype(config).dtype
@@ -208,13 +181,13 @@ def summarize(config: "Options", mesh: Mesh) -> str:
     phrases += [f"remat: {policy}", f"computed in: {dtype}"]
     if dtype != config.dtype:
         phrases[-1] += (
-            f" ({config.dtype} would be emulated; config.model.dtype_on_cpu=same insists on it)"
+            f" ({config.dtype} would be emulated; set config.model.dtype_on_cpu=same to compute in it)"
         )
     return ", ".join(phrases)
 
 
 def _stacks(layers: Mapping[str, Any]) -> Iterator[int]:
-    """How many layers each stack has, of `classifier.Options.layers`."""
+    """How many layers each stack has, as `layers` of a family's config lists them."""
     for name, count in layers.items():
         if isinstance(count, Mapping):
             yield from _stacks(count)

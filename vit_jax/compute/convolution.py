@@ -5,10 +5,10 @@
 import jax
 import jax.numpy as jnp
 
-from vit_jax.compute import choices
+from vit_jax.compute.platform import by_platform
 
 
-@choices.by_platform
+@by_platform
 def depthwise(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
     """x (B, H, W, C), kernel (S, S, 1, C) float32 -> (B, H / stride, W / stride, C), rounded up, in x's
     dtype.

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.compute.dense import dense as formula
-from vit_jax.compute.dense import product as plain_product
+from vit_jax.compute import convolution, recompute
+from vit_jax.compute import dense as plain
 
 
+@plain.dense.on("cpu")
 def dense(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
     """XLA's CPU back end has fast products (of YNNPACK) only where the left operand is summed over its
     last axes, and in bfloat16 only where the result is float32: else it converts to float32 first. So
@@ -19,11 +20,12 @@ def dense(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
     differentiation would write otherwise; and it would sum the bias's gradient in bfloat16.
     """
     if x.dtype not in (jnp.bfloat16, jnp.float32):
-        return formula.plain(x, kernel, bias)
+        return plain.dense.plain(x, kernel, bias)
     bias = jnp.zeros(kernel.shape[1:]) if bias is None else bias
     return _dense(x, kernel, bias)
 
 
+@plain.product.on("cpu")
 def product(formula: str, a: jax.Array, b: jax.Array) -> jax.Array:
     """Batched products of matrices in float32 have their batch first and their operands as they come:
     `einsum` exchanges them to save a transpose of the result, and then takes a third longer.
@@ -34,7 +36,7 @@ def product(formula: str, a: jax.Array, b: jax.Array) -> jax.Array:
     rows, columns = (sorted(set(own) - set(other)) for own, other in ((left, right), (right, left)))
     summed = sorted(set(left) & set(right) - set(batch))
     if a.dtype != jnp.float32 or not batch or [len(rows), len(columns), len(summed)] != [1, 1, 1]:
-        return plain_product.plain(formula, a, b)
+        return plain.product.plain(formula, a, b)
     a, left = _batch_first(a, left, batch)
     b, right = _batch_first(b, right, batch)
     axes = ((left.index(*summed),), (right.index(*summed),))
@@ -44,6 +46,7 @@ def product(formula: str, a: jax.Array, b: jax.Array) -> jax.Array:
     return found.transpose([order.index(axis) for axis in result])
 
 
+@recompute.named.on("cpu")
 def named(x: jax.Array, name: str) -> jax.Array:
     """XLA's CPU back end stacks the bfloat16 arrays of a loop by converting the whole stack to
     float32 and back in every round; integers it leaves alone.
@@ -54,6 +57,7 @@ def named(x: jax.Array, name: str) -> jax.Array:
     return jax.lax.bitcast_convert_type(bits, x.dtype)
 
 
+@convolution.depthwise.on("cpu")
 def depthwise(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
     """XLA's CPU back end takes ten times as long for the convolution, forward and backward, as for the
     sum of shifted maps, which it fuses; in float32 either way.

@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 
-from vit_jax.compute import choices
+from vit_jax.compute.platform import by_platform
 
 
-@choices.by_platform
+@by_platform
 def dense(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
     """x kernel + bias, in the dtype of x.
 
@@ -22,7 +22,7 @@ def dense(x: jax.Array, kernel: jax.Array, bias: jax.Array | None) -> jax.Array:
     return y if bias is None else y + bias.astype(x.dtype)
 
 
-@choices.by_platform
+@by_platform
 def product(formula: str, a: jax.Array, b: jax.Array) -> jax.Array:
     """The `einsum` of two arrays, summed in float32 and not rounded after."""
     return jnp.einsum(formula, a, b, preferred_element_type=jnp.float32)

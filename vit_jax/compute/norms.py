@@ -94,7 +94,7 @@ def batch_norm(
     """x with mean 0 and variance 1 over all axes but `axis`, times scale, plus bias (arXiv 1502.03167,
     Algorithm 1), computed in float32 or better.
 
-    Where the batch is cut over devices, its statistics are of the whole.
+    Where the batch is sharded over devices, its statistics are of the whole.
 
     Args:
       x: channels, C of them, along `axis`.

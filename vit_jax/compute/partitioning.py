@@ -24,7 +24,7 @@ def constrain_batch(x: jax.Array) -> jax.Array:
 def gather_kernel(kernel: jax.Array) -> jax.Array:
     """A depth-wise kernel (S, S, 1, C) whole on every replica, but for the channels that `tensor` cuts.
 
-    Kernels of products XLA gathers without being told; where one of these is cut over `fsdp`, it would
+    Kernels of products XLA gathers by itself; where one of these is sharded over `fsdp`, it would
     rather move the activations of the whole batch.
     """
     mesh = jax.sharding.get_abstract_mesh()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from vit_jax.compute import choices
+from vit_jax.compute.platform import by_platform
 
 # A layer's input; means and deviations of norms; attention's result and the logarithms of the
 # softmax's denominators; an MLP's first product.
@@ -36,7 +36,7 @@ def _keep_jvp(name, primals, tangents):
     return named(*primals, name), *tangents
 
 
-@choices.by_platform
+@by_platform
 def named(x: jax.Array, name: str) -> jax.Array:
     """`keep` for use inside functions with a derivative of their own; it has none itself."""
     return checkpoint_name(x, name)

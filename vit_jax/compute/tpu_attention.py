@@ -14,7 +14,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from vit_jax.compute import choices, partitioning, recompute
+from vit_jax.compute import partitioning, platform, recompute
 
 HEAD_SIZES = (64, 80, 88, 96, 104, 128)
 TOKENS = range(50, 1026)
@@ -191,7 +191,7 @@ class _Grid:
             out_shape=[shape for shape, _ in results],
             out_specs=[block for _, block in results],
             name=name,
-            interpret=choices.platform() != "tpu",
+            interpret=platform.current() != "tpu",
             compiler_params=pltpu.CompilerParams(
                 dimension_semantics=("parallel", "parallel"), vmem_limit_bytes=_memory()
             ),

@@ -8,18 +8,14 @@ devices, in `loader.py`.
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 
 from vit_jax.data import crops, decode, views
-from vit_jax.data.options import Data
+from vit_jax.data.options import BatchSpec, Data
 from vit_jax.data.order import crop_draws, order_of, repeated_places
 from vit_jax.data.record import BadImage, DataError, Record, Source, soft_labels
-
-if TYPE_CHECKING:
-    from vit_jax.config import Config
 
 # (index of an example, its place in the part that is filled, or None if it is not in there) -> the
 # record. Raises as the source does.
@@ -27,7 +23,7 @@ Read = Callable[[int, int | None], Record]
 
 
 def spec(
-    config: "Config", *, num_classes: int, multi_label: bool = False
+    config: BatchSpec, *, num_classes: int, multi_label: bool = False
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """A training batch of all processes together, as arrays without memory: what the loader fills,
     what a step is compiled for.
@@ -52,7 +48,7 @@ def spec(
     return {name: jax.ShapeDtypeStruct(*shape) for name, shape in shapes.items()}
 
 
-def _image_shapes(config: "Config") -> list[tuple[str, tuple[int, ...]]]:
+def _image_shapes(config: BatchSpec) -> list[tuple[str, tuple[int, ...]]]:
     """(name, shape of an example) of the images in a training batch."""
     found = [(view.name, view.shape) for view in views.of(config)]
     return found or [("image", crops.shape(config.data))]
@@ -74,7 +70,7 @@ class TrainBatches:
 
     kind = "training"
 
-    def __init__(self, source: Source, config: "Config", rows: Sequence[int] | np.ndarray):
+    def __init__(self, source: Source, config: BatchSpec, rows: Sequence[int] | np.ndarray):
         self.source, self._seed = source, config.seed
         self._data, self._views = config.data, views.of(config)
         self._image_shapes = _image_shapes(config)
@@ -180,7 +176,12 @@ class EvalBatches:
     kind = "evaluation"
 
     def __init__(
-        self, source: Source, config: "Config", rows: Sequence[int] | np.ndarray, *, batch_size: int
+        self,
+        source: Source,
+        config: BatchSpec,
+        rows: Sequence[int] | np.ndarray,
+        *,
+        batch_size: int,
     ):
         self.source, self._data = source, config.data
         self.rows, self.batch_size = np.asarray(rows, np.int64), batch_size

@@ -20,7 +20,7 @@ import msgpack
 import numpy as np
 from absl import logging
 
-from vit_jax.base import places
+from vit_jax.base import outputs, places
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.options import Data
 from vit_jax.data.record import Labels, Record, Source, soft_labels
@@ -44,7 +44,7 @@ def cached(source: Source, config_data: Data) -> Source:
         return source
     if places.in_bucket(folder):
         raise ConfigError(f"config.data.cache = {folder!r} must be a folder on a local disk")
-    folder = pathlib.Path(places.make_folder(folder, "--config.data.cache"))
+    folder = pathlib.Path(outputs.make_folder(folder, "--config.data.cache"))
     if not os.access(folder, os.W_OK):
         raise ConfigError(f"--config.data.cache={folder}: the folder cannot be written to")
     return CachedSource(source, folder, int(config_data.cache_gib * 2**30))

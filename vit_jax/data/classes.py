@@ -16,7 +16,7 @@ _NAMED = 5  # classes in a message
 
 @dataclasses.dataclass(frozen=True)
 class Relabelled:
-    """A source whose labels are numbered anew: `numbers[old]` is the new one."""
+    """A source whose labels are renumbered: `numbers[old]` is the new one."""
 
     source: Source
     classes: tuple[str, ...]

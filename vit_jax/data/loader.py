@@ -13,7 +13,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -27,26 +26,23 @@ from vit_jax.data.batches import (
     TrainBatches,
     check_bad_images,
 )
-from vit_jax.data.options import Data
+from vit_jax.data.options import BatchSpec, Data
 from vit_jax.data.order import data_step
 from vit_jax.data.reading import BLOCK, MIB, ReadAhead, join
 from vit_jax.data.record import DataError, Source
 
-if TYPE_CHECKING:
-    from vit_jax.config import Config
-
-_INSTEAD = {"training": "another takes its place", "evaluation": "it is left out of evaluation"}
+_INSTEAD = {"training": "another takes its place", "evaluation": "it is excluded from evaluation"}
 _UNDER_WAY = 2  # batches being filled, so that no thread waits for the last rows of one
 
 
 def train_batches(
     source: Source,
-    config: "Config",
+    config: BatchSpec,
     sharding: NamedSharding,
     *,
     start_step: int,
     stop_step: int,
-    left_out: Sequence[tuple[int, int]] = (),
+    skipped: Sequence[tuple[int, int]] = (),
 ) -> "Batches":
     """The batches of steps `start_step` to `stop_step - 1`, B = `config.batch_size` examples each
     over all processes.
@@ -56,9 +52,9 @@ def train_batches(
 
     Args:
       source: the examples.
-      config: the whole config.
+      config: the seed, the batch size, and how images are cut.
       sharding: of the batch dimension, the first one of every array.
-      left_out: see `order.data_step`.
+      skipped: see `order.data_step`.
 
     Returns:
       An iterator of {"image": (B, H, W, C) uint8, "label": (B,) int32, or (B, classes) float32 if
@@ -73,7 +69,7 @@ def train_batches(
     host_batches = TrainBatches(source, config, rows)
     return Batches(
         host_batches,
-        lambda number: data_step(start_step + number, left_out),
+        lambda number: data_step(start_step + number, skipped),
         stop_step - start_step,
         config.data,
         sharding,
@@ -81,7 +77,7 @@ def train_batches(
 
 
 def eval_batches(
-    source: Source, config: "Config", sharding: NamedSharding, batch_size: int | None = None
+    source: Source, config: BatchSpec, sharding: NamedSharding, batch_size: int | None = None
 ) -> "Batches":
     """Batches with every example once, in order, the last one padded.
 
@@ -299,15 +295,15 @@ def local_rows(
     """The rows of a global batch that this process's devices hold, (n,) int64, rising.
 
     Raises:
-      ConfigError: `batch_size`, called `what`, is not divisible by the number of parts the batch is
-        cut into.
+      ConfigError: `batch_size`, called `what`, is not divisible by the number of shards of the
+        batch.
     """
     axes = sharding.spec[0] if len(sharding.spec) else None
     axes = (axes,) if isinstance(axes, str) else axes or ()
     shards = math.prod(sharding.mesh.shape[axis] for axis in axes)
     if batch_size % shards:
         raise ConfigError(
-            f"{what} = {batch_size} is not divisible by {shards}, the number of parts a batch is cut into"
+            f"{what} = {batch_size} is not divisible by {shards}, the number of shards of a batch"
         )
     held = (
         np.arange(batch_size)[rows]

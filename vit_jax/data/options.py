@@ -3,6 +3,7 @@ the devices change them.
 """
 
 import dataclasses
+from typing import Protocol
 
 from vit_jax.base import sizes
 from vit_jax.base.schema import option
@@ -76,7 +77,9 @@ class Data:
         choices=("bilinear", "bicubic", ""),
     )
     repeats: int = option(
-        1, "how many times an example is in a batch, cut anew each time (DeiT: 3)", minimum=1
+        1,
+        "how many times an example is in a batch, each time with another crop (DeiT: 3)",
+        minimum=1,
     )
     views: tuple = option(
         (),
@@ -253,3 +256,29 @@ class Augment:
     erasing_aspect: float = option(
         0.3, "erasing: narrowest aspect ratio; the widest is its inverse", above=0, maximum=1
     )
+
+
+class EvalBatchSize(Protocol):
+    """The part of `config.eval` that batches depend on."""
+
+    @property
+    def batch_size(self) -> int: ...
+
+
+class BatchSpec(Protocol):
+    """All that batches depend on besides their source, and the step or its number. A run's config
+    has it.
+    """
+
+    @property
+    def seed(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def data(self) -> Data: ...
+    @property
+    def augment(self) -> Augment: ...
+    @property
+    def pseudo(self) -> Pseudo: ...
+    @property
+    def eval(self) -> EvalBatchSize: ...

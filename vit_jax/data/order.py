@@ -79,7 +79,7 @@ def repeated_places(batch_size: int, repeats: int) -> np.ndarray:
 
     Repeated augmentation (arXiv:1902.05509) as DeiT does it deals the copies of an example to
     different devices. Here they are a share 1 / `repeats` of the batch apart, and each share is
-    rotated by two more than the one before: so that copies are not mixed with each other by mixup,
+    rotated by two more than the previous one: so that copies are not mixed with each other by mixup,
     and are in different groups of RandAugment. Where `repeats` does not divide the batch, the last
     example continues in the next. DeiT begins another permutation when as many images were seen as
     the set has, which leaves out most examples of the last; here every example comes as often.
@@ -88,13 +88,13 @@ def repeated_places(batch_size: int, repeats: int) -> np.ndarray:
     return np.concatenate(shares)
 
 
-def data_step(step: int, left_out: Sequence[tuple[int, int]]) -> int:
-    """Which step's data a step trains on when some data are left out.
+def data_step(step: int, skipped: Sequence[tuple[int, int]]) -> int:
+    """Which step's data a step trains on when some data are skipped.
 
     Args:
-      left_out: (first, count) of steps whose data are not used, none of them twice.
+      skipped: (first, count) of steps whose data are not used, none of them twice.
     """
-    for first, count in sorted(left_out):
+    for first, count in sorted(skipped):
         if step >= first:
             step += count
     return step

@@ -38,7 +38,7 @@ _COLOR_CHANNELS = {
     _WHITE_IS_ZERO: 1, _BLACK_IS_ZERO: 1, _RGB: 3, _PALETTE: 1, _CMYK: 4, _YCC: 3, _LAB: 3
 }  # fmt: skip
 _ALPHAS = 1, 2
-_DIFFERENCES = 2  # the predictor that stores each sample less the one before it in its channel
+_DIFFERENCES = 2  # the predictor that stores each sample less the previous one in its channel
 _MOST_BYTES = 2**15  # of pixels that one byte of a file can hold, compressed
 
 
@@ -147,7 +147,7 @@ def read_samples(image: bytes, directory: Directory, name: str) -> np.ndarray:
     if not 0 < height * width * samples * kind[1] // 8 <= _MOST_BYTES * len(image):
         raise BadImage(
             name,
-            f"{len(image)} bytes cannot hold the {height} x {width} pixels, {samples} channels, that it says it has",
+            f"{len(image)} bytes cannot hold the {height} x {width} pixels, {samples} channels of its header",
         )
     separate = get(_PLANAR, 1) == 2 and samples > 1
     if separate:

@@ -6,18 +6,17 @@ others. Of a run without views, images are as their view 0 would be.
 """
 
 import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
 
 from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.data import crops
 from vit_jax.data.augmentation import augment as augmentation
-from vit_jax.data.options import Augment, Data
-
-if TYPE_CHECKING:
-    from vit_jax.config import Config
+from vit_jax.data.options import Augment, BatchSpec, Data
 
 _CUT = ("image_size", "train_crop", "crop_area", "crop_aspect", "resize", "pad", "interpolation")
 _MIXING = ("mixup", "cutmix", "mix_switch")
@@ -58,7 +57,7 @@ class Views:
         return (self.count, *crops.shape(self.data))
 
 
-def of(config: "Config") -> tuple[Views, ...]:
+def of(config: BatchSpec) -> tuple[Views, ...]:
     """The views of each image; () where images are cut but once.
 
     Raises:
@@ -106,3 +105,27 @@ def of(config: "Config") -> tuple[Views, ...]:
         first += view.count
         found.append(view)
     return tuple(found)
+
+
+def augment_views(
+    batch: dict[str, jax.Array], views: Sequence[Views], key: jax.Array, **how
+) -> dict[str, jax.Array]:
+    """Augments and normalises views, (B, count, H, W, C) uint8 each, every view with a key of its own.
+
+    Args:
+      batch: has an array for each of `views`.
+      **how: `mean`, `std` and `dtype` of `augment`.
+
+    Returns:
+      The same arrays, of `dtype`.
+    """
+
+    def of_views(view: Views) -> jax.Array:
+        def one(images, number):
+            return augmentation.augment(
+                images, {}, jax.random.fold_in(key, number), view.augment, **how
+            )[0]
+
+        return jax.vmap(one, (1, 0), 1)(batch[view.name], jnp.array(view.numbers))
+
+    return {view.name: of_views(view) for view in views}

@@ -17,7 +17,7 @@ _NO_TPU = {
 _TPU_DEVICES = ("/dev/accel*", "/dev/vfio/[0-9]*")
 
 
-def hush() -> None:
+def silence_logs() -> None:
     """Keeps it from printing errors when JAX looks for TPUs where there are none; call it before
     that.
     """

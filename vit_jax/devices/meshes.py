@@ -24,7 +24,7 @@ from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 
 # XLA runs simulated CPU devices in one pool with a thread per core. Their collectives wait for each
-# other in it, and with fewer threads than waiters they wait for ever. NPROC, which XLA reads when the
+# other in it, and with fewer threads than waiters they wait forever. NPROC, which XLA reads when the
 # first device is used, makes the pool large enough.
 if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
     os.environ.setdefault("NPROC", "64")

@@ -26,7 +26,7 @@ class Accuracy(LogitsEvaluator):
     number of `examples`.
 
     An example with several labels counts as right if the best class is one of them; one with no
-    label at all is left out (ImageNet-ReaL's rule, arXiv 2006.07159).
+    label at all is excluded (ImageNet-ReaL's rule, arXiv 2006.07159).
     """
 
     def __init__(self, options: Options, subject: Subject):
@@ -36,7 +36,7 @@ class Accuracy(LogitsEvaluator):
     def __call__(self, trained: Trained, mesh: Mesh, watch: Watch = iter) -> dict[str, float]:
         """See `Evaluator`."""
         self._step = self._step or self._make_step(mesh)
-        # Each step waits for the sums of the one before: programs with collectives must not overtake
+        # Each step waits for the sums of the previous one: programs with collectives must not overtake
         # each other, and on simulated devices nothing else keeps them in line.
         sums = no_sums(mesh)
         with loader.eval_batches(self.source, self.config, meshes.batch_sharding(mesh)) as batches:
@@ -74,7 +74,7 @@ class Accuracy(LogitsEvaluator):
         """`sums` with those of a batch, whose images have these logits."""
         subject = self.subject
         classes = subject.model_config.num_classes
-        top, loss = min(5, classes), objectives.probabilities(subject.config.objective)
+        top, loss = min(5, classes), objectives.loss(subject.config.objective)
         targets = to_targets(batch["label"], classes)
         mask = batch["mask"] * (targets.sum(-1) > 0)
         best = jax.lax.top_k(logits, top)[1]

@@ -9,7 +9,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from vit_jax import objectives
-from vit_jax.base import places
+from vit_jax.base import outputs, places
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.evaluation import contract, measures
@@ -104,7 +104,7 @@ class Classification(LogitsEvaluator):
         probabilities: np.ndarray,
     ) -> None:
         """The tables and pictures of `options.out`."""
-        folder, classes = places.make_folder(self.options.out, _OUT), self.subject.classes
+        folder, classes = outputs.make_folder(self.options.out, _OUT), self.subject.classes
         best = logits.argmax(-1)
         if not self.source.multi_label:
             pairs = measures.confusion(targets.argmax(-1), best, len(classes))

@@ -58,7 +58,7 @@ class FeatureEvaluator(Evaluator):
     def batches(
         self, source: Source, weights: Weights, mesh: Mesh, watch: Watch
     ) -> Iterator[Features]:
-        """The features of `source`, a batch (B, …) at a time, cut over the mesh as batches are."""
+        """The features of `source`, a batch (B, …) at a time, sharded over the mesh as batches are."""
         if self._forward is None:
             self._forward = _compiled(self.subject, self._config.data, mesh)
         cut = meshes.batch_sharding(mesh)
@@ -70,7 +70,7 @@ class FeatureEvaluator(Evaluator):
 
 
 def stacked(batches: Iterable[Features], mesh: Mesh) -> Features:
-    """All batches as one, (steps, B, …), still cut over the mesh: no device has them all."""
+    """All batches as one, (steps, B, …), still sharded over the mesh: no device has them all."""
     stack = _stack(mesh)
     return Features(*(stack(*arrays) for arrays in zip(*batches, strict=True)))
 

@@ -50,14 +50,7 @@ class Loss(Evaluator):
         # An example's loss may not depend on others of its batch, some of which only fill it.
         model_config = batch_norm.with_fixed_statistics(on_devices.model_config)
         on_devices = dataclasses.replace(on_devices, model_config=model_config)
-        objective = on_devices.objective
-        params, variables = state.params, state.variables
-        if state.ema is not None:
-            params, variables = state.ema, variables | {"model": state.weights().variables}
-        average = None if state.teacher is None else (state.teacher, state.variables.get("teacher"))
-        learner = on_devices.learner(
-            params, variables, step=state.step, average=average, fixed=state.fixed
-        )
+        objective, learner = on_devices.objective, state.learner(on_devices, averaged=True)
         dtype = jnp.dtype(on_devices.model_config.dtype)
         images = prepared(batch["image"], data, dtype)
         key = jax.random.fold_in(jax.random.key(self.config.seed), number)

@@ -30,7 +30,7 @@ class Options(contract.Options):
 class Neighbours(FeatureEvaluator):
     """`accuracy`, `top5_accuracy` and the number of `examples`; of further k `accuracy_K`.
 
-    Similarity is the cosine. The examples to compare with stay cut over the devices: each finds its
+    Similarity is the cosine. The examples to compare with stay sharded over the devices: each finds its
     own nearest, and the nearest of all are found among those.
     """
 
@@ -84,7 +84,7 @@ def nearest(bank: Features, queries: jax.Array, k: int, mesh: Mesh) -> tuple[jax
     comes first.
 
     Args:
-      bank: (S, B, …), cut over the mesh; its features of length 1.
+      bank: (S, B, …), sharded over the mesh; its features of length 1.
       queries: (Q, D), of length 1.
 
     Returns:

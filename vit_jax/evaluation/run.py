@@ -29,7 +29,7 @@ def evaluate_run(
       data_dir: where its data sets are, see `suites.make`.
 
     Returns:
-      The metrics, and why parts of the suite are left out, by their prefix.
+      The metrics, and why parts of the suite are skipped, by their prefix.
 
     Raises:
       ConfigError: the data does not go with the model, there is no such evaluator, or it is not
@@ -49,7 +49,7 @@ def evaluate_run(
 def make_judges(
     run: Run, config: Config, suite: str = "", data_dir: str = ""
 ) -> tuple[evaluation.Suite, dict[str, str]]:
-    """The evaluators of `evaluate_run`, whose arguments these are, and why parts of the suite are left out.
+    """The evaluators of `evaluate_run`, whose arguments these are, and why parts of the suite are skipped.
 
     They serve any checkpoint of the run, and compile what they compute once.
     """

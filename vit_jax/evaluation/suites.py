@@ -1,5 +1,5 @@
 """Named lists of evaluators: what is reported of a model of ImageNet, and how well its features serve other
-sets. Sets that are not there are left out and named.
+sets. Sets that do not exist are skipped and named.
 """
 
 import dataclasses
@@ -76,12 +76,12 @@ def make(name: str, subject: Subject, folder: str = "") -> tuple[evaluation.Suit
             found += evaluation.make([_entry(part, folder)], subject).evaluators
         except DataAbsent as error:
             absent[part.prefix] = str(error)
-            logging.warning("%s is left out: %s", part.prefix, error)
+            logging.warning("%s is skipped: %s", part.prefix, error)
     if not found:
         raise ConfigError(
             f"suite {name!r} is not prepared in {data_dir(folder)}: none of its sets is there "
             f"({', '.join(part.data for part in SUITES[name])}). Prepare one with "
-            "'vit_jax prepare NAME --out=DIR/NAME' and say --data_dir=DIR"
+            "'vit_jax prepare NAME --out=DIR/NAME' and set --data_dir=DIR"
         )
     return evaluation.Suite(tuple(found)), absent
 
@@ -104,7 +104,7 @@ def _entry(part: Part, folder: str) -> tuple[str, dict]:
 
 
 def table(metrics: dict[str, float], absent: dict[str, str]) -> Iterator[str]:
-    """A Markdown table with a row for each part of a suite, and a line for each that is left out."""
+    """A Markdown table with a row for each part of a suite, and a line for each that is skipped."""
     rows: dict[str, dict[str, float]] = {}
     for name, value in metrics.items():
         prefix, _, metric = name.partition("/")
@@ -117,4 +117,4 @@ def table(metrics: dict[str, float], absent: dict[str, str]) -> Iterator[str]:
                 yield f"| {prefix} | {' | '.join(f'{value:.4g}' for value in row.values())} |"
         yield ""
     for prefix, why in absent.items():
-        yield f"{prefix}: left out, {why}"
+        yield f"{prefix}: skipped, {why}"

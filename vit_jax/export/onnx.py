@@ -66,7 +66,7 @@ def write(
     helper.set_model_props(model, {name: json.dumps(value) for name, value in description.items()})
     if (size := model.ByteSize()) > _MOST_BYTES:
         raise ConfigError(
-            f"the model takes {size / 2**30:.1f} GiB, and an ONNX file holds 2: say --weights=bfloat16 or int8"
+            f"the model takes {size / 2**30:.1f} GiB, and an ONNX file holds 2: set --weights=bfloat16 or int8"
         )
     checker.check_model(model)
     path.write_bytes(model.SerializeToString())

@@ -26,7 +26,7 @@ _CALLS = {
     "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr", "remat2": "jaxpr",
     "checkpoint": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr",
 }  # fmt: skip
-# Devices of a kind that has no way of its own to compute anything, see `compute.choices`: plain formulas.
+# Devices of a kind that has no way of its own to compute anything, see `compute.platform`: plain formulas.
 _DEVICE = jax.sharding.AbstractDevice(device_kind="onnx", num_cores=None, platform="onnx")
 _NEUTRAL = jax.sharding.AbstractMesh((1,), ("data",), abstract_device=_DEVICE)
 Shape = tuple[Any, ...]  # of numbers, and multiples of the batch

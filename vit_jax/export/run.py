@@ -12,7 +12,7 @@ from absl import logging
 from etils import epath
 
 from vit_jax import objectives
-from vit_jax.base import logs, places
+from vit_jax.base import logs, outputs
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import reading
 from vit_jax.data import crops
@@ -67,7 +67,7 @@ def export(
     Raises:
       ConfigError: the file cannot be written, or it is not known how images are normalised.
     """
-    target, writer = places.file_to_write(out, "--out"), FORMATS[to]
+    target, writer = outputs.file_to_write(out, "--out"), FORMATS[to]
     if target.suffix != writer.SUFFIX:
         raise ConfigError(f"--out={out}: name it {writer.SUFFIX}")
     writer.check()
@@ -82,7 +82,7 @@ def export(
     batch = batch_size or jax.export.symbolic_shape("batch")[0]
     like = jax.ShapeDtypeStruct((batch, *shape), np.uint8 if inside else np.float32)
     tracing = logs.with_elapsed_time(f"tracing the model and writing {target}")
-    with places.writing(target) as partial, tracing:
+    with outputs.writing(target) as partial, tracing:
         description = writer.write(partial, answer, weights, like, description, precision)
         written = None if files is None else writer.load(partial)
     if files is None:

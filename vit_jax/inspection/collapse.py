@@ -9,7 +9,7 @@ ALIKE = 0.9  # the cosine from which a layer's attention is that of the layer be
 
 
 def alike(similarity: np.ndarray) -> int:
-    """How many layers attend as the one before does: of (L, L) similarities."""
+    """How many layers attend as the previous one does: of (L, L) similarities."""
     return int((np.diagonal(similarity, offset=1) > ALIKE).sum())
 
 
@@ -26,7 +26,7 @@ def inspect(subject: Subject) -> Section:
     for name, similarity in found.items():
         title, count = name.replace("_", " "), alike(similarity)
         section.numbers |= {f"{name}/similarity": similarity, f"{name}/alike": np.array(count)}
-        texts.append(f"{title}: {count} of {len(similarity) - 1} layers are like the one before.")
+        texts.append(f"{title}: {count} of {len(similarity) - 1} layers are like the previous one.")
         section.figures[f"{name}_similarity"] = tiles.matrix(
             f"Similarity between layers ({title})",
             similarity, tiles.Bar(min(0.0, float(similarity.min())), 1, "cosine"), x="layer", y="layer",

@@ -12,7 +12,7 @@ from vit_jax.models import classifier
 from vit_jax.models.registry import Weights
 
 NO_ATTENTION = "No meaning here: this model hands out no attention weights."
-NEGATIVE = "Layers in which re-attention makes weights negative are left out: those are no shares."
+NEGATIVE = "Layers in which re-attention makes weights negative are skipped: those are no shares."
 
 
 @dataclasses.dataclass(frozen=True)

@@ -73,7 +73,7 @@ def inspect(subject: Subject) -> Section:
         why = (
             "it has no head"
             if logits is None
-            else "its images are not cut into one grid of patches"
+            else "its images are not split into one grid of patches"
         )
         section.text = " ".join([*texts, f"The permutation test has no meaning here: {why}."])
         return section

@@ -12,7 +12,7 @@ import numpy as np
 from absl import logging
 from etils import epath
 
-from vit_jax.base import places, sizes
+from vit_jax.base import outputs, places, sizes
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage
@@ -87,14 +87,14 @@ def inspect(
     options = options or Options()
     named, out = list(find(images)), places.locate(out, "--out")
     remote.check(checkpoint)
-    out = places.make_folder(out, "--out")
+    out = outputs.make_folder(out, "--out")
     run = load_for_images(checkpoint, settings, "inspect")
     data = data_of(run)
     config = observe.for_inspection(run.model_config)
     if options.thresholds and len(options.thresholds) != len(config.exit_flops) - 1:
         raise ConfigError(
             f"--threshold has {len(options.thresholds)} numbers, but the model has "
-            f"{len(config.exit_flops) or 1} exits: say one for each but the last"
+            f"{len(config.exit_flops) or 1} exits: give one for each but the last"
         )
     pixels, read, bad = _read(named, data, options.batch_size)
     weights = jax.device_get(registry.split(run.model)[1])

@@ -1,6 +1,6 @@
 """Fits parameters to another model: a new head, another resolution, other channels.
 
-The one place where parameters are started anew or resized; how they are resized, the families say.
+The one place where parameters are re-initialised or resized; families define how they are resized.
 Everything else must be the same, name by name.
 """
 
@@ -22,17 +22,12 @@ def adapt(
     source: classifier.Options,
     fresh: dict,
     target: classifier.Options,
-    *,
-    reset: Iterable[str],
-    resize: str,
-    init_channels: str = "error",
-    where: str = "config.init_from",
-    reset_option: str = "config.init_reset",
+    **options,
 ) -> dict:
     """The parameters to start from, each placed on its devices: never a whole copy on one.
 
     Args:
-      loaded, source, target, reset, resize, init_channels, where, reset_option: see `match`.
+      loaded, source, target, **options: see `match`.
       fresh: those of the new model, or their shapes, dtypes and shardings where `loaded` has them.
 
     Returns:
@@ -41,22 +36,14 @@ def adapt(
     Raises:
       ConfigError: see `match`.
     """
-    old, anew = match(
-        loaded,
-        source,
-        fresh,
-        target,
-        reset=reset,
-        resize=resize,
-        init_channels=init_channels,
-        where=where,
-        reset_option=reset_option,
-    )
-    if anew:
-        logging.info("start anew: %s", ", ".join(n for n in patterns.names(fresh) if n in anew))
+    old, to_reset = match(loaded, source, fresh, target, **options)
+    if to_reset:
+        logging.info(
+            "re-initialised: %s", ", ".join(n for n in patterns.names(fresh) if n in to_reset)
+        )
 
     def taken(name: str, leaf) -> jax.Array:
-        return leaf if name in anew else placed(old[name], leaf)
+        return leaf if name in to_reset else placed(old[name], leaf)
 
     return patterns.map_named(taken, fresh)
 
@@ -96,15 +83,15 @@ def match(
     old, new = patterns.named(loaded), patterns.named(fresh)
     reset = tuple(reset)
     patterns.check_patterns(reset, [*new, *old], reset_option)
-    anew = set(patterns.matching(reset, [*new, *old]))
-    _check_channels(source, target, init_channels, anew, where)
-    for name in old.keys() & new.keys() - anew:
+    to_reset = set(patterns.matching(reset, [*new, *old]))
+    _check_channels(source, target, init_channels, to_reset, where)
+    for name in old.keys() & new.keys() - to_reset:
         try:
             old[name] = _fitted(name, old[name], source, target, new[name].shape, resize)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error} (or name in {reset_option} {name!r})") from error
     old_shapes, new_shapes = (
-        {n: tuple(x.shape) for n, x in tree.items() if n not in anew} for tree in (old, new)
+        {n: tuple(x.shape) for n, x in tree.items() if n not in to_reset} for tree in (old, new)
     )
     problems = [
         f"{n} {new_shapes[n]} is not in the checkpoint" for n in new_shapes if n not in old_shapes
@@ -122,9 +109,9 @@ def match(
     if problems:
         raise ConfigError(
             f"{where}: the checkpoint does not fit the model (name in {reset_option} what is "
-            "to start anew):\n  " + "\n  ".join(problems)
+            "to re-initialise them):\n  " + "\n  ".join(problems)
         )
-    return old, anew
+    return old, to_reset
 
 
 def placed(array: Lazy, like: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
@@ -157,9 +144,13 @@ def _check_conventions(source: classifier.Options, target: classifier.Options, w
 
 
 def _check_channels(
-    source: classifier.Options, target: classifier.Options, rule: str, anew: set[str], where: str
+    source: classifier.Options,
+    target: classifier.Options,
+    rule: str,
+    to_reset: set[str],
+    where: str,
 ) -> None:
-    differ = source.channels != target.channels and not anew >= {*source.image_kernels}
+    differ = source.channels != target.channels and not to_reset >= {*source.image_kernels}
     if differ and rule == "error":
         raise ConfigError(
             f"{where}: the checkpoint is for images of {source.channels} channels, the model for images of "

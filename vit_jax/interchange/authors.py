@@ -7,9 +7,12 @@ import json
 
 from etils import epath
 
-from vit_jax.interchange import decoders, named, pytorch, timm
+from vit_jax.base.errors import CheckpointError
+from vit_jax.interchange import named, pytorch, timm
 from vit_jax.interchange.formats import Foreign, Wishes
 from vit_jax.interchange.opened import Opened
+from vit_jax.models.classifier import Options
+from vit_jax.objectives import mae_conversion
 
 NAME = "authors"
 
@@ -36,11 +39,13 @@ def write(foreign: Foreign, path: epath.PathLike) -> None:
     """
     path = epath.Path(path)
     pytorch.refuse_to_pickle(path)
-    if decoder := decoders.of(foreign):
-        decoders.check_encoder(foreign.model_config, path)
+    if decoder := mae_conversion.decoder_in(foreign):
+        check_mae_encoder(foreign.model_config, path)
         conversion = named.conversion_of(foreign.model_config, timm.NAME, path)
         foreign = named.expressed(foreign, conversion, timm.NAME)
-        said = timm.header_of(foreign) | {decoders.LAYOUT: dataclasses.asdict(decoder.options)}
+        said = timm.header_of(foreign) | {
+            mae_conversion.LAYOUT: dataclasses.asdict(decoder.options)
+        }
         beside = decoder.beside(timm.NAME)
     else:
         conversion = named.conversion_of(foreign.model_config, NAME, path)
@@ -49,3 +54,10 @@ def write(foreign: Foreign, path: epath.PathLike) -> None:
         beside = ((), {})
     metadata = {pytorch.METADATA: json.dumps(said)}
     named.write_safetensors(foreign, conversion, path, metadata, beside)
+
+
+def check_mae_encoder(config: Options, path: epath.PathLike) -> None:
+    """Raises `CheckpointError` for an encoder that MAE's own code could not compute."""
+    named.refuse_other_conventions(config, mae_conversion.CONVENTIONS, "the authors' code", path)
+    if reason := mae_conversion.refusal(config):
+        raise CheckpointError(f"{path} is not written: {reason}")

@@ -51,7 +51,7 @@ class FlaxFormat:
         other = len(opened.tensors) - len(found.tensors)
         if other:
             logging.info(
-                "%s: %d tensors beside '%s' (optimizer state, text tower) are left out",
+                "%s: %d tensors beside '%s' (optimizer state, text tower) are skipped",
                 opened.path, other, found.prefix,
             )  # fmt: skip
         foreign = named.read(opened, found, self.name, wishes, {})

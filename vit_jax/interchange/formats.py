@@ -75,7 +75,7 @@ class Foreign:
       preprocessing: of images, where the source says it or its code has only one.
       variables: what is not trained, such as running statistics; like `params`.
       extras: tensors of the file that are no part of the model, by their names; of a run what MAE
-        owns. Decoders among them are handed on, see `decoders`.
+        owns. Decoders among them are handed on, see `objectives.mae_conversion`.
       layout: `format`, and what else is needed to write the same names and bytes again; plain JSON.
       called: what a run calls its model.
       assumed: what no file contains, so that usual values were taken: options of the model, and
@@ -234,7 +234,7 @@ def configure(
 def how_to_accept(option: str, value: object) -> str:
     """Advice for a model that a format's code would compute with another value of an option."""
     return (
-        f"To accept the other numbers, say --model={option}={value} on the command line, or "
+        f"To accept the other numbers, set --model={option}={value} on the command line, or "
         f"convert(…, {option}={value!r}) in Python"
     )
 

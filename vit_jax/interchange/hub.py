@@ -117,7 +117,7 @@ def weights_of(name: str, files: Collection[str]) -> str:
         found = sorted(file for file in files if file.endswith(suffix))
         if len(found) > 1:
             raise CheckpointError(
-                f"{name} has several files of weights, {', '.join(found[:_SHOWN])}: say which: {name}/{found[0]}"
+                f"{name} has several files of weights, {', '.join(found[:_SHOWN])}: choose one: {name}/{found[0]}"
             )
         if found:
             return found[0]

@@ -16,9 +16,10 @@ from etils import epath
 from vit_jax.base import sizes
 from vit_jax.base.errors import CheckpointError
 from vit_jax.base.sizes import Size, height_width
-from vit_jax.interchange import decoders, named, pytorch
+from vit_jax.interchange import named, pytorch
 from vit_jax.interchange.formats import Foreign, Preprocessing, Wishes
 from vit_jax.interchange.opened import CONFIG, PROCESSOR, Opened
+from vit_jax.objectives import mae_conversion
 
 NAME = "huggingface"
 _FILTERS = {2: "bilinear", 3: "bicubic"}  # Pillow's numbers
@@ -80,7 +81,7 @@ def write(foreign: Foreign, path: epath.PathLike) -> None:
     layout = foreign.layout
     as_it_was = layout.get("format") == NAME and "kind" in layout
     conversion = named.conversion_of(foreign.model_config, NAME, path, as_it_was=as_it_was)
-    decoder = decoders.of(foreign)
+    decoder = mae_conversion.decoder_in(foreign)
     foreign = named.expressed(foreign, conversion, NAME)
     config = foreign.model_config
     # What config.json says of the model; the rest of one that was read stays.
@@ -198,7 +199,7 @@ def _processor(preprocessing: Preprocessing, path: epath.PathLike) -> dict:
     if height != width:
         raise CheckpointError(
             f"{path} is not written: transformers' processors cut only squares out of the middle of images; "
-            "to have them resized there, say --config.data.eval_crop=resize"
+            "to have them resized there, set --config.data.eval_crop=resize"
         )
     if preprocessing.eval_crop == "squash":
         side = preprocessing.eval_resize

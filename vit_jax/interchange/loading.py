@@ -8,21 +8,15 @@ import jax
 from absl import logging
 from etils import epath
 from flax import nnx
-from ml_collections import ConfigDict
 
-from vit_jax.base import patterns, schema, sizes
+from vit_jax.base import patterns, schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
-from vit_jax.config import CHECKPOINT, default_config
-from vit_jax.data.augmentation import augment
+from vit_jax.config import default_config
 from vit_jax.devices import meshes
 from vit_jax.interchange import adapt, formats, named, opened, orbax
-from vit_jax.models import classifier, naming, registry
+from vit_jax.models import classifier, registry
 from vit_jax.models.registry import Weights
-
-# What may be left to the checkpoint, and its value where that, or an earlier version of this code,
-# does not say it.
-_UNSAID = {"mean": (), "std": (), "interpolation": "bilinear"}
 
 
 def load(
@@ -104,7 +98,7 @@ def load_run(
       path: a run's workdir, its checkpoints folder, one checkpoint, or see `formats.read`.
       mesh, **options: see `reading.load_run`.
       said: options of the model of a checkpoint that is not of ours, where what is recognised is to
-        be another, or it is not told.
+        differ, or it is not stored.
 
     Returns:
       The run; of a checkpoint that is not of ours `config` says what is known of its images, and
@@ -156,7 +150,7 @@ def load_weights(
       model: changed in place; its arrays stay where they are placed.
       path: file or directory, local or `gs://`.
       reset: patterns of parameters that stay as they are, e.g. `("head/.*",)`; what the checkpoint
-        has there is left out.
+        has there is skipped.
       resize, init_channels, allow_nonfinite: see `load`.
 
     Raises:
@@ -292,98 +286,16 @@ def convert(
     return foreign
 
 
-def resolve_from_checkpoint(
-    config: ConfigDict, workdir: epath.PathLike | None = None
-) -> ConfigDict:
-    """A run's config, its open model options filled in from the checkpoint that it starts from.
-
-    These are the options of its structure and conventions (see `schema.option`); with
-    `config.model.name=''` also name and sizes; and `config.data.mean`, `std` and `interpolation` where
-    they are empty. A run that was begun in `workdir`, if that is given, keeps what it took then.
-
-    Raises:
-      CheckpointError: the checkpoint to start from cannot be read.
-      ConfigError: the recipe needs a checkpoint, or name, mean, std or interpolation are left to one,
-        and there is none; or it does not say mean and std.
+def _fit(foreign: formats.Foreign, like: Weights, target: classifier.Options, **options) -> Weights:
+    """The weights of a checkpoint, fitted to the model `target` and placed as `like`; options as of
+    `adapt.match`.
     """
-    if config.init_from == CHECKPOINT:
-        raise ConfigError(
-            "this recipe starts from a checkpoint: say which with --config.init_from=CHECKPOINT, a run of "
-            "yours, a file of any format in docs/checkpoints.md, or hf://OWNER/NAME"
-        )
-    if not config.init_from:
-        if not (config.model.name and all(config.data[name] for name in _UNSAID)):
-            raise ConfigError(
-                "config.model.name, data.mean, std or interpolation is empty, which leaves it to the checkpoint "
-                "to start from: say which with --config.init_from=CHECKPOINT"
-            )
-        return config
-    saved = reading.newest_description(workdir) if workdir else None
-    saved = saved and saved["config"]
-    hints = schema.given_options(config.model) | {"image_size": config.data.image_size}
-    source = None if saved else formats.read(config.init_from, hints=hints)
-    config = config.copy_and_resolve_references()
-    _resolve_model(config, saved, source)
-    prepared = saved["data"] if saved else source.preprocessing and vars(source.preprocessing)
-    for name, unsaid in _UNSAID.items():
-        if not config.data[name]:
-            found = (prepared or {}).get(name, unsaid)
-            config.data[name] = tuple(found) if isinstance(found, list) else found
-    augment.check_normalization(config.data, config.init_from)
-    return config
-
-
-def _resolve_model(
-    config: ConfigDict, saved: Mapping[str, Any] | None, source: formats.Foreign | None
-) -> None:
-    """Fills in `config.model`: from the config of the run that is resumed, or from the checkpoint."""
-    model, whole = config.model, not config.model.name
-    if whole:
-        model.name = (
-            saved["model"]["name"]
-            if saved
-            else naming.nearest_name(source.model_config, source.called)
-        )
-    family = registry.family_named(model.name)
-    found = dict(saved["model"]) if saved else dict(vars(source.model_config))
-    if source:
-        found |= source.model_config.at_size(sizes.parse(config.data.image_size))
-    # What the weights are used for; the name stands for their sizes, unless it is the checkpoint's.
-    roles = ("structure", "convention", "size") if whole else ("structure", "convention")
-    for field in schema.options(family.Config):
-        name = field.name
-        if field.metadata["role"] not in roles or model[name] is not None:
-            continue
-        # What starts anew is as the config says, e.g. a layer before the head, or none.
-        anew = field.metadata["fitted"] and field.metadata["role"] == "structure"
-        if anew and patterns.matching(config.init_reset, [f"{name}/kernel"]):
-            continue
-        if found.get(name) is not None:
-            model[name] = found[name]
-
-
-def _fit(
-    foreign: formats.Foreign,
-    like: Weights,
-    target,
-    *,
-    reset: Iterable[str],
-    resize: str,
-    init_channels: str,
-    where: str,
-    reset_option: str,
-) -> Weights:
-    """The weights of a checkpoint, fitted to the model `target` and placed as `like`."""
     arrays = adapt.adapt(
         named.union(foreign.params, foreign.variables),
         foreign.model_config,
         named.union(*like),
         target,
-        reset=reset,
-        resize=resize,
-        init_channels=init_channels,
-        where=where,
-        reset_option=reset_option,
+        **options,
     )
     opened.forget()
     return named.divided(arrays, like)
@@ -392,13 +304,13 @@ def _fit(
 def _fresh(config: classifier.Options, like: Weights, reset: Iterable[str]) -> Weights:
     """`like` with new arrays for the parameters to reset; the others are never made."""
     names = patterns.names(like.params)
-    anew = set(patterns.matching(reset, names))
-    if not anew:
+    to_reset = set(patterns.matching(reset, names))
+    if not to_reset:
         return like
 
     def init(key: jax.Array) -> dict:
         leaves = jax.tree.leaves(registry.initialize(config, key))
-        return {name: leaf for name, leaf in zip(names, leaves, strict=True) if name in anew}
+        return {name: leaf for name, leaf in zip(names, leaves, strict=True) if name in to_reset}
 
     new = jax.jit(init)(jax.random.key(0))
     return like._replace(

@@ -148,7 +148,7 @@ def read(
     extras = [n for n in patterns.matching(state_dicts.EXTRAS, tensors) if n not in known]
     left_out = list(dict.fromkeys([*patterns.matching(recognised.left_out, tensors), *extras]))
     if left_out:
-        logging.info("%s: left out, no part of the model: %s", path, ", ".join(left_out))
+        logging.info("%s: skipped, not part of the model: %s", path, ", ".join(left_out))
     if found.prefix and opened.container != "npz":
         state_dicts.check_beside(opened.tensors, found.prefix, path)
     wide = [name for name, tensor in tensors.items() if tensor.dtype == np.float64]

@@ -10,15 +10,16 @@ from etils import epath
 
 from vit_jax.base import patterns, schema
 from vit_jax.base.errors import CheckpointError
-from vit_jax.checkpoints import reading, saving
+from vit_jax.checkpoints import fingerprints, reading, saving
 from vit_jax.config import Config, config_class, default_config
 from vit_jax.data import imagenet
 from vit_jax.data.augmentation import augment
-from vit_jax.interchange import decoders, named
+from vit_jax.interchange import named
 from vit_jax.interchange.formats import Foreign, Preprocessing, Wishes, configure
 from vit_jax.interchange.opened import Opened
 from vit_jax.models import naming, registry
 from vit_jax.models.conversions.rules import Lazy
+from vit_jax.objectives import mae_conversion
 from vit_jax.objectives.networks import OWN
 
 NAME = "orbax"
@@ -63,10 +64,10 @@ def read(opened: Opened, wishes: Wishes) -> Foreign:
     filled = schema.fill(default_config(), description["config"])
     data, extras, layout = filled.data, {}, description.get(LAYOUT, {})
     prepared = {field.name: data[field.name] for field in dataclasses.fields(Preprocessing)}
-    if options := decoders.options_of_run(filled.objective):
-        own = arrays(f"{parts[0]}_{OWN}", decoders.like(config, options))
+    if options := mae_conversion.options_of_run(filled.objective):
+        own = arrays(f"{parts[0]}_{OWN}", mae_conversion.like(config, options))
         extras = patterns.named({OWN: own})
-        layout = layout | {decoders.LAYOUT: dataclasses.asdict(options)}
+        layout = layout | {mae_conversion.LAYOUT: dataclasses.asdict(options)}
     return Foreign(
         config,
         params,
@@ -125,20 +126,20 @@ def write(foreign: Foreign, path: epath.PathLike) -> None:
 
     def hold(leaf) -> jax.Array:
         array = np.asarray(leaf)
-        marks.append(reading.host_mark(array))
+        marks.append(fingerprints.host_mark(array))
         # Orbax would copy NumPy arrays before it writes them.
         return jax.device_put(array, host)
 
     try:
-        parts, fingerprints = {}, {}
+        parts, saved_marks = {}, {}
         trees = (foreign.params, foreign.variables)
         for name, tree in zip(reading.parts_to_use(description), trees, strict=True):
             if jax.tree.leaves(tree):
                 parts[name] = jax.tree.map(hold, tree)
-                fingerprints[name], marks = np.asarray(marks), []
+                saved_marks[name], marks = np.asarray(marks), []
         unnamed = () if foreign.classes or not foreign.model_config.num_classes else ("classes",)
         assumed = list(dict.fromkeys((*foreign.assumed, *unnamed)))
         description |= {"seconds": 0.0, LAYOUT: foreign.layout, ASSUMED: assumed}
-        checkpoints.save_now(0, parts, description, fingerprints)
+        checkpoints.save_now(0, parts, description, saved_marks)
     finally:
         checkpoints.close()

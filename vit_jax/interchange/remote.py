@@ -75,7 +75,7 @@ def is_remote(name: epath.PathLike) -> bool:
 
 
 def check(name: epath.PathLike) -> None:
-    """Raises `ConfigError` if a name is of no place where a checkpoint could be; downloads nothing."""
+    """Raises `ConfigError` if a name is of no service that could hold a checkpoint; downloads nothing."""
     name = parse(name)
     if not is_remote(name.place):
         places.locate(name.place)

@@ -84,7 +84,7 @@ def find(content: Any, path: epath.Path, wanted: str = "") -> dict[str, Lazy]:
             )  # fmt: skip
     beside = [str(key) for key in content if key != chosen.split(".")[0]] if chosen else []
     if beside:
-        logging.info("%s: left out, beside %s: %s", path, chosen, ", ".join(beside))
+        logging.info("%s: skipped, beside %s: %s", path, chosen, ", ".join(beside))
     return _tensors(every[chosen], path)
 
 
@@ -108,7 +108,7 @@ def _tensors(found: Mapping[Any, Any], path: epath.Path) -> dict[str, Lazy]:
     """The tensors of a state dict, without what compilers put into their names."""
     others = [str(name) for name, value in found.items() if not isinstance(value, Lazy)]
     if others:
-        logging.info("%s: left out, no tensors: %s", path, ", ".join(others))
+        logging.info("%s: skipped, no tensors: %s", path, ", ".join(others))
     return without_wrappers({n: t for n, t in found.items() if isinstance(t, Lazy)})
 
 
@@ -180,7 +180,7 @@ def check_beside(names: Iterable[str], prefix: str, path: epath.Path) -> None:
             f"{_some(unknown)}"
         )
     if beside:
-        logging.info("%s: left out, beside the model %s: %s", path, prefix, _some(beside))
+        logging.info("%s: skipped, beside the model %s: %s", path, prefix, _some(beside))
 
 
 def _some(names: list[str], most: int = 12) -> str:
@@ -193,4 +193,4 @@ def _listed(every: Mapping[str, dict]) -> str:
     if not named:
         return ""
     first = next(name for name in every if name)
-    return f"; tensors are under {', '.join(named)}: say which with #state_dict={first}"
+    return f"; tensors are under {', '.join(named)}: choose one with #state_dict={first}"

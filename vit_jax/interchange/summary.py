@@ -111,8 +111,8 @@ def _options(model: dict) -> str:
     usual = {f.name: f.default for f in schema.options(config_class)}
     names = schema.with_role(config_class, "size", "structure", "convention")
     shown = {*schema.with_role(config_class, "size"), "pool", "activation", "epsilon"}
-    told = (n for n in names if n in model and (n in shown or model[n] != usual[n]))
-    return ", ".join(f"{name} {model[name]}" for name in told)
+    listed = (n for n in names if n in model and (n in shown or model[n] != usual[n]))
+    return ", ".join(f"{name} {model[name]}" for name in listed)
 
 
 def _classes(classes: list[str] | None) -> str:

@@ -38,7 +38,7 @@ def fetch(address: str, sha256: str = "") -> epath.Path:
     name = os.path.basename(urllib.parse.unquote(parts.path))
     if parts.scheme == "http" and parts.hostname not in ("localhost", "127.0.0.1"):
         raise ConfigError(
-            f"{address}: anybody on the way can change what comes by http: say https://"
+            f"{address}: anybody on the way can change what comes by http: use https://"
         )
     if not name:
         raise ConfigError(f"{address} names no file")

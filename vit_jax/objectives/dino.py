@@ -87,7 +87,7 @@ class Options:
     )
     collapse_steps: int = option(
         100,
-        "so many steps with equal teacher outputs for all images are worth a warning",
+        "warn after this many steps of identical teacher outputs (collapse)",
         minimum=1,
     )
 
@@ -178,7 +178,7 @@ class Dino(Objective):
         if options.koleo and (compared < 2 or setting.batch_size % compared):
             raise ConfigError(
                 f"KoLeo compares images with each other: config.batch_size / accumulate = {setting.batch_size} "
-                f"must be cut into two or more at a time (config.objective.koleo_images = "
+                f"must be split into two or more at a time (config.objective.koleo_images = "
                 f"{options.koleo_images}); or set config.objective.koleo to 0"
             )
         self.warmup = setting.to_steps(options.temperature_warmup)

@@ -2,7 +2,7 @@
 (arXiv 2104.14294 §3.1, 2111.07832 §3.2, 2304.07193 §4; facebookresearch/dinov2).
 
 Functions of arrays, in float32, and the head. Rows are outputs of an image or a patch, K the number of
-prototypes. Where arrays are cut over devices, sums and means are those of all rows: what a step learns
+prototypes. Where arrays are sharded over devices, sums and means are those of all rows: what a step learns
 does not depend on how many devices there are.
 """
 

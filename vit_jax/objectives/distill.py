@@ -58,12 +58,12 @@ class Distill(Objective):
         super().__init__(options, setting)
         if not options.teacher:
             raise ConfigError(
-                "objective distill needs a teacher: say --config.objective.teacher=CHECKPOINT"
+                "objective distill needs a teacher: set --config.objective.teacher=CHECKPOINT"
             )
         if options.alpha == 1 and setting.model.two_heads:
             raise ConfigError(
                 "config.objective.alpha = 1 leaves nothing to learn for the class token's head, which answers too: "
-                "say --config.model.distilled=False"
+                "set --config.model.distilled=False"
             )
 
     def teacher(self) -> FromCheckpoint:

@@ -6,6 +6,7 @@ own under `objective`.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -61,7 +62,7 @@ class Networks:
             self, model_config=choices.with_compute_dtype(self.model_config), teacher=teacher
         )
 
-    @property
+    @functools.cached_property
     def objective(self) -> Objective:
         """The objective for the model."""
         return self.make_objective(self.model_config)

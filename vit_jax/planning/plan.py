@@ -209,7 +209,7 @@ def _advice(assembly: Assembly, step: compiling.Step, plan: dict) -> list[str]:
         wanted = min(64, 2 ** math.ceil(math.log2(fsdp * 4 * state / capacity)))
         if wanted > fsdp and len(step.mesh.devices.flat) % wanted == 0:
             advice.append(
-                f"--config.mesh.fsdp={wanted}: the state takes {state / 2**30:.1f} GiB a device, cut over {fsdp}"
+                f"--config.mesh.fsdp={wanted}: the state takes {state / 2**30:.1f} GiB a device, sharded over {fsdp}"
             )
     if plan["remat"] != "full":
         advice.append(

@@ -86,7 +86,7 @@ def _tpu_devices(kind: str, shape: str, slices: int) -> list:
 
 def _simulated(name: str, count: str, slices: int) -> Target:
     if not re.fullmatch(r"[1-9]\d*", count) or slices != 1:
-        raise ConfigError(f"--topology={name}: say cpu:N for N simulated devices, and no --slices")
+        raise ConfigError(f"--topology={name}: set cpu:N for N simulated devices, and no --slices")
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_num_cpu_devices", int(count))
     devices = jax.devices("cpu")

@@ -17,7 +17,7 @@ import numpy as np
 from absl import logging
 from etils import epath
 
-from vit_jax.base import places
+from vit_jax.base import outputs
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import reading
 from vit_jax.data.record import BadImage
@@ -57,14 +57,14 @@ def write_features(
     Raises:
       ConfigError: the file cannot be written, or there are no images; said before any work.
     """
-    target = places.file_to_write(out, "--features")
+    target = outputs.file_to_write(out, "--features")
     if target.suffix not in _WRITERS:
         raise ConfigError(f"--features={out}: name it .npz or .parquet")
     files = find(sources)
     run = load_for_images(path, settings, "predict", said)
     good, bad, width, began = 0, 0, 0, time.monotonic()
-    told = began
-    with places.writing(target) as partial:
+    logged_at = began
+    with outputs.writing(target) as partial:
         with _WRITERS[target.suffix](partial) as writer:
             for names, rows, unread in features(run, files, batch_size):
                 for error in unread:
@@ -72,9 +72,9 @@ def write_features(
                 if len(names):
                     writer.add(names, rows)
                 good, bad, width = good + len(names), bad + len(unread), rows.shape[-1]
-                if time.monotonic() - told >= _EVERY:
-                    told = time.monotonic()
-                    logging.info("%d images, %.0f a second", good, good / (told - began))
+                if time.monotonic() - logged_at >= _EVERY:
+                    logged_at = time.monotonic()
+                    logging.info("%d images, %.0f a second", good, good / (logged_at - began))
         if not good:
             raise UserError(f"none of the {bad} images can be read, see above")
     return {"images": good, "unreadable": bad, "width": width}

@@ -17,7 +17,7 @@ from absl import logging
 from etils import epath
 
 from vit_jax import objectives
-from vit_jax.base import places
+from vit_jax.base import outputs
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import reading
 from vit_jax.data import crops
@@ -171,7 +171,7 @@ def predict_files(
       UserError: some image could not be read; said after all others were predicted.
     """
     if picture:
-        drawn = places.file_to_write(picture, "--picture")
+        drawn = outputs.file_to_write(picture, "--picture")
     files = find(sources)
     run = load_for_images(path, settings, "predict", said)
     if not run.model_config.num_classes:
@@ -198,7 +198,7 @@ def predict_files(
     if tiles:
         from vit_jax.prediction.picture import draw
 
-        with places.writing(drawn) as partial:
+        with outputs.writing(drawn) as partial:
             draw(tiles, partial)
         logging.info("picture: %s, with %d of %d images", picture, len(tiles), good)
     if bad:

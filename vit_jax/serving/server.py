@@ -99,7 +99,7 @@ class Server:
             await self._runner.cleanup()
             why = error.strerror.partition(" (while")[0]  # it repeats the address
             raise ConfigError(
-                f"nothing can listen on {host}, port {port} ({why}): say another --host or --port; --port=0 is any "
+                f"nothing can listen on {host}, port {port} ({why}): set another --host or --port; --port=0 is any "
                 "that is free"
             ) from None
         self._batches = asyncio.create_task(self._batcher.run())
@@ -173,7 +173,7 @@ class Server:
         if attention not in ("0", "1"):
             raise Refusal(400, f"attention={attention} must be 0 or 1")
         if attention == "1" and not self._network.has_attention:
-            raise Refusal(400, "this model has no attention among all patches: say attention=0")
+            raise Refusal(400, "this model has no attention among all patches: set attention=0")
         return min(int(topk), len(self._network.classes)), attention == "1"
 
     def _check_room(self) -> None:

@@ -16,7 +16,7 @@ from vit_jax.studies.compare import (
 from vit_jax.studies.runs import Run
 
 _PREFIXES = (("exa", 18), ("peta", 15), ("tera", 12), ("giga", 9))
-_MOST = len(style.COLOURS)  # groups told apart by colour
+_MOST = len(style.COLOURS)  # groups distinguished by colour
 
 
 def by_setting(comparison: Comparison) -> Image.Image | None:

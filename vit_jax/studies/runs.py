@@ -101,7 +101,7 @@ def read(folder: epath.Path, name: str) -> Run:
     config = _config(folder, notes)
     curves, broken = _curves(folder / METRICS)
     if broken:
-        notes.append(f"{broken} lines of {METRICS} cannot be read and are left out.")
+        notes.append(f"{broken} lines of {METRICS} cannot be read and are skipped.")
     step = int(max((steps[-1] for steps, _ in curves.values()), default=0))
     result = places.read_json(folder / RESULT)
     ended = result is not None and result.get("step") == step

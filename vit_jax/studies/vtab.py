@@ -56,7 +56,7 @@ def vtab(
                 config_of(task), place, {"optim.lr": list(rates)}, select="val200", seeds=seeds
             )
         except DataAbsent as error:
-            logging.warning("%s is left out: %s", task, error)
+            logging.warning("%s is skipped: %s", task, error)
             absent[task] = str(error)
             continue
         accuracy, lr = result["accuracy"]["mean"], result["chosen"]["optim.lr"]

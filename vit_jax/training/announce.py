@@ -148,11 +148,11 @@ def keep_recipe(assembly: Assembly, source: Source, suite: Suite, workdir: epath
 
 
 def where_the_time_went(clock: Clock) -> str:
-    """A sentence on the time of a run, over all its starts."""
+    """A sentence on the time of a run, restarts included."""
     seconds = sum(clock.seconds.values())
     shares = sorted(clock.shares().items(), key=lambda item: -item[1])
     phrases = [f"{share:.1%} {KINDS[kind]}" for kind, share in shares if share >= 0.001]
-    return f"The run took {durations.text(seconds)} over all its starts: {', '.join(phrases)}."
+    return f"Total {durations.text(seconds)} (restarts included): {', '.join(phrases)}."
 
 
 def _evaluators(suite: Suite | None) -> Iterator[Evaluator]:

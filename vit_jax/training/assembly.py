@@ -22,7 +22,7 @@ from vit_jax.config import Config, config_class
 from vit_jax.data import batches, crops, sources, views
 from vit_jax.data.augmentation import augment, permute
 from vit_jax.devices import meshes
-from vit_jax.interchange import formats, loading
+from vit_jax.interchange import formats, resolving
 from vit_jax.models import classifier, registry
 from vit_jax.objectives.contract import FromCheckpoint, Objective, Setting
 from vit_jax.objectives.networks import FixedTeacher, Networks
@@ -111,7 +111,7 @@ def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config
       ConfigError: something is wrong with it.
       CheckpointError: the checkpoint to start from cannot be read.
     """
-    typed = schema.typed(config_class(), loading.resolve_from_checkpoint(config, workdir))
+    typed = schema.typed(config_class(), resolving.resolve_from_checkpoint(config, workdir))
     typed = dataclasses.replace(typed, data=augment.with_channels(typed.data))
     augment.check(typed.augment, typed.data.channels)
     crops.check(typed.data)
@@ -127,13 +127,13 @@ def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config
     for section, teacher in teachers.items():
         if workdir and teacher and _is_of_run(teacher, workdir):
             raise ConfigError(
-                f"config.{section}.teacher = {teacher!r} is the run itself: say another --workdir, or another teacher"
+                f"config.{section}.teacher = {teacher!r} is the run itself: set another --workdir, or another teacher"
             )
     if typed.batch_size % typed.accumulate:
         raise ConfigError(
-            f"config.batch_size {typed.batch_size} cannot be cut into config.accumulate = {typed.accumulate} parts"
+            f"config.batch_size {typed.batch_size} is not divisible by config.accumulate = {typed.accumulate}"
         )
-    return dataclasses.replace(typed, data=sources.from_anywhere(typed.data))
+    return dataclasses.replace(typed, data=sources.with_absolute_paths(typed.data))
 
 
 def model_config_of(config: Config, num_classes: int) -> classifier.Options:
@@ -146,10 +146,16 @@ def model_config_of(config: Config, num_classes: int) -> classifier.Options:
     options = schema.given_options(config.model)
     if not objectives.find(config.objective)[0].needs_labels:
         num_classes = 0
-    said = options.get("num_classes", num_classes)
-    if said != num_classes:
-        has = "needs none" if num_classes == 0 else f"but the data has {num_classes} classes"
-        raise ConfigError(f"config.model.num_classes is {said}, {has}")
+    given = options.get("num_classes", num_classes)
+    if given != num_classes:
+        why = (
+            f"the data has {num_classes} classes"
+            if num_classes
+            else f"the objective {config.objective.name!r} uses no classification head"
+        )
+        raise ConfigError(
+            f"config.model.num_classes is {given}, but {why}; set it to {num_classes}"
+        )
     name = options.pop("name")
     return registry.model_config(
         name,
@@ -260,7 +266,7 @@ def _check_labels(config: Config, num_classes: int, multi_label: bool) -> None:
         raise ConfigError(f"{objective} needs two or more classes, and {data} has only one class")
     if multi_label and objectives.probabilities(config.objective) == "softmax":
         raise ConfigError(
-            f"images of {data} have several labels, and the softmax loss is for one: say "
+            f"images of {data} have several labels, and the softmax loss is for one: set "
             "--config.objective.loss=sigmoid"
         )
 

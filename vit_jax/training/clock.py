@@ -2,7 +2,7 @@
 
 One thing is done at any time, and one clock knows which: its seconds are counted, and a run in which
 nothing has moved for too long is ended, so that it can be started again. (A process that is dead is
-found by the others, see `devices/processes.py`; one that lives and waits for ever, for a disk, a lock
+found by the others, see `devices/processes.py`; one that lives and waits forever, for a disk, a lock
 or another process, is found here.)
 """
 
@@ -22,14 +22,14 @@ from vit_jax.config import Hosts
 from vit_jax.devices import processes
 
 KINDS = {
-    "steps": "training steps that count",
-    "compile": "compiling the step",
+    "steps": "productive steps",
+    "compile": "compiling",
     "input": "waiting for input",
     "save": "saving",
     "evaluate": "evaluating",
-    "start": "starting, up to the first step",
-    "lost": "training steps that a restart had to repeat",
-    "down": "between a process and the one that went on",
+    "start": "start-up",
+    "lost": "steps repeated after restarts",
+    "down": "between a process and its restart",
 }
 _MOVING = ("steps", "input")  # what may take `step_minutes`; all else `other_minutes`
 

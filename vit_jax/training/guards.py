@@ -12,7 +12,7 @@ import jax
 from absl import logging
 from etils import epath
 
-from vit_jax.base import buckets, places, schema
+from vit_jax.base import buckets, outputs, places, schema
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import reading
 from vit_jax.config import Config, config_class
@@ -153,7 +153,7 @@ def make_workdir(workdir: epath.Path, flag: str = "--workdir") -> None:
     probe = workdir / f".writable-{jax.process_index()}"
     in_bucket = places.in_bucket(workdir)
     if in_bucket and jax.process_index() == 0:
-        places.check_no_file(workdir, "--workdir")
+        outputs.check_no_file(workdir, "--workdir")
     for seconds in (*_RETRY_SECONDS, None):
         try:
             if not in_bucket:

@@ -48,7 +48,7 @@ class Health:
       first_bad_step: int32, the first of them; −1 for none.
       bad_tensors: bool (parameters,), whose gradients were not finite at the last such step, in the
         order of `patterns.names`.
-      in_a_row, skipped: int32, updates left out lately and altogether.
+      in_a_row, skipped: int32, updates skipped in a row and in total.
       mean_loss: float32, running mean of the losses that were not bad.
     """
 
@@ -159,7 +159,7 @@ def _what_happened(health: Health, params: dict, config: Config) -> str:
     return "the loss is not finite"
 
 
-class LeftOut:
+class SkippedData:
     """The data a run does not train on, in WORKDIR/left_out.json: part of the run, so that whoever
     goes on with it, with any number of processes, has the same data in the same order.
 
@@ -169,9 +169,9 @@ class LeftOut:
 
     def __init__(self, workdir: epath.Path):
         self._path = workdir / "left_out.json"
-        # A damaged file counts as none: what it named is met again, and left out again.
+        # A damaged file counts as none: what it named is met again, and skipped again.
         saved = places.read_json(self._path, list) if processes.index() == 0 else None
-        agreed = processes.agree("data left out", json.dumps(saved or []))
+        agreed = processes.agree("skipped data", json.dumps(saved or []))
         ranges = json.loads(agreed)
         pairs = all(isinstance(one, list) and list(map(type, one)) == [int, int] for one in ranges)
         self.ranges = [tuple(one) for one in ranges] if pairs else []

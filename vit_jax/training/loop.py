@@ -24,12 +24,12 @@ from vit_jax.data.decode import PIXELS
 from vit_jax.data.record import Source
 from vit_jax.devices import meshes, processes
 from vit_jax.evaluation.contract import Subject, Trained
-from vit_jax.training import announce, health, preflight, pseudo_labels
+from vit_jax.training import announce, health, preflight, pseudo_labels, reference
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly, assemble, make_mesh, resolve
 from vit_jax.training.clock import Clock
 from vit_jax.training.guards import check_batch, check_classes, make_workdir
-from vit_jax.training.health import BadStep, LeftOut, NonFiniteError
+from vit_jax.training.health import BadStep, NonFiniteError, SkippedData
 from vit_jax.training.preemption import StopRequest
 from vit_jax.training.programs import Programs
 from vit_jax.training.progress import Meter, Profiler, make_writers
@@ -145,8 +145,9 @@ class _Run:
         local, wait = config.checkpoint.local, config.hosts.wait_minutes
         self.tier = tiers.LocalTier(local, workdir, like.parts(), wait) if local else None
         self.start = Start(assembly, self.checkpoints, self.tier, self.description, like)
-        self.left_out = LeftOut(workdir)
+        self.skipped_data = SkippedData(workdir)
         self.stragglers = Stragglers(clock)
+        self.reference = reference.make(assembly, source, suite)
         self.profiler = Profiler(config.log.profile, workdir / "profile")
         self.train_step = compile_train_step(assembly.train_step, states.shardings_of(like), mesh)
         self.gather = states.make_gather(like)
@@ -198,7 +199,7 @@ class _Run:
                     meshes.batch_sharding(self.mesh),
                     start_step=step,
                     stop_step=total,
-                    left_out=self.left_out.ranges,
+                    skipped=self.skipped_data.ranges,
                 ) as batches,
                 self.stop.calling(batches.end),
             ):
@@ -257,7 +258,7 @@ class _Run:
             if _due(step, save_every) or (logs and self._time_to_save(saved_at)):
                 self._save(step)
                 saved_at = time.monotonic()
-        return self.stop.heard  # while it waited for a batch
+        return self.stop.requested  # while it waited for a batch
 
     def _compile(self, batch: dict) -> None:
         """Has the step compiled by all processes before any of them runs it: the first collective
@@ -327,7 +328,9 @@ class _Run:
             )
         self.evaluated_at = step
         self.programs.keep()
-        self.meter.write(step, {f"eval/{name}": value for name, value in self.results.items()})
+        compared = self.reference and self.reference.compare(step, self.results)
+        scalars = {f"eval/{name}": value for name, value in self.results.items()}
+        self.meter.write(step, scalars | (compared.scalars if compared else {}))
         metric, sign = evaluation.best_metric(self.config.eval.best, self.results)
         value = self.results[metric]
         if self.best is None or sign * value > sign * self.best["value"]:
@@ -337,6 +340,11 @@ class _Run:
                 self.checkpoints.keep_best(step)
         else:
             self.best = self.best | {"since": self.best["since"] + 1}
+        if compared:
+            logging.info("%s", compared.sentence)
+            self.writers.write_texts(step, {"reference": compared.sentence})
+            if compared.error:
+                raise compared.error
 
     def _patience_is_over(self) -> bool:
         patience, best = self.config.eval.patience, self.best
@@ -363,7 +371,7 @@ class _Run:
             skip = self.assembly.to_steps(self.config.rollback_skip)
             self.state = self.start()
             back_to = int(self.state.step)
-            self.left_out.add(bad, skip, self.config.max_rollbacks, back_to=back_to)
+            self.skipped_data.add(bad, skip, self.config.max_rollbacks, back_to=back_to)
             saved = self.start.saved
             self.clock.resumed_from(saved["goodput"], saved["seconds"])
         self.meter.rewind(int(self.state.step), self.start.saved.get("window", ()))

@@ -65,12 +65,12 @@ class StopRequest:
     def after_step(self) -> bool:
         """Whether to stop now, the same in all processes; each calls it once after every step."""
         if not self._several:
-            return self.heard
+            return self.requested
         self._asked += 1  # and not the step, which a rollback sets back
         return multihost_utils.reached_preemption_sync_point(self._asked)
 
     @property
-    def heard(self) -> bool:
+    def requested(self) -> bool:
         """Whether this process, alone, was asked to stop."""
         return self._heard_at is not None and not self._several
 
@@ -80,7 +80,7 @@ class StopRequest:
         never come; several have to agree first.
         """
         self._call = function
-        if self.heard:
+        if self.requested:
             function()
         try:
             yield

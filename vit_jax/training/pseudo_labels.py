@@ -14,7 +14,7 @@ from etils import epath
 from vit_jax import objectives
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
-from vit_jax.checkpoints import reading
+from vit_jax.checkpoints import fingerprints, reading
 from vit_jax.config import Config
 from vit_jax.data import loader, sources
 from vit_jax.data.record import Source
@@ -60,7 +60,7 @@ def add(source: Source, assembly: Assembly, workdir: epath.Path) -> Source:
     )
     chosen = {"confidence": said.confidence, "per_class": said.per_class}
     identity = {
-        "teacher": reading.digest(registry.split(teacher.model)[1]), "images": images.fingerprint(),
+        "teacher": fingerprints.digest(registry.split(teacher.model)[1]), "images": images.fingerprint(),
     } | chosen  # fmt: skip
     file = workdir / FILE
     if file.exists():

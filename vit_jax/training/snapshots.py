@@ -18,7 +18,7 @@ from vit_jax.devices import meshes
 from vit_jax.objectives.contract import Batch
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.state import TrainState
-from vit_jax.training.step import make_gradient, seen
+from vit_jax.training.step import make_gradient, prepare_inputs
 from vit_jax.training.writers import Histogram, MetricWriter
 
 IMAGES = 8  # of a batch
@@ -74,7 +74,7 @@ def make_images(assembly: Assembly) -> Callable[[TrainState, Batch], jax.Array]:
     """
 
     def images(state: TrainState, batch: Batch) -> jax.Array:
-        found, _, _ = seen(assembly.networks.for_devices(), state, batch, assembly.config)
+        found, _, _ = prepare_inputs(assembly.networks.for_devices(), state, batch, assembly.config)
         first = next(iter(found.values()))
         first = first if first.ndim == 4 else first[:, 0]
         return pixels(first[:IMAGES], assembly.config.data)
@@ -111,7 +111,7 @@ def make_histograms(assembly: Assembly) -> Callable[[TrainState, Batch], dict]:
 
 def histogram(values: jax.Array) -> dict[str, jax.Array]:
     """`counts` (BINS,) int32 between `edges` (BINS + 1,), equally far apart from the smallest to the largest
-    value, `sum` and `sum_squares`. Only sums over the array, so that one that is cut over devices stays so.
+    value, `sum` and `sum_squares`. Only sums over the array, so that one that is sharded over devices stays so.
     """
     values = values.astype(jnp.float32)
     edges = jnp.linspace(values.min(), values.max(), BINS + 1)

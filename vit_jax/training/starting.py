@@ -8,11 +8,14 @@ import jax
 from absl import logging
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.checkpoints import reading, saving, tiers
+from vit_jax.checkpoints import fingerprints, saving, tiers
 from vit_jax.config import Config
-from vit_jax.interchange import decoders, loading
+from vit_jax.interchange import adapt, formats, loading
 from vit_jax.models import registry
+from vit_jax.models.classifier import Options
 from vit_jax.models.registry import Weights
+from vit_jax.objectives import mae, mae_conversion
+from vit_jax.objectives.contract import Objective
 from vit_jax.objectives.networks import OWN
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly
@@ -95,7 +98,7 @@ class Start:
         weights = loading.weights_from(
             teacher.path, self.like.fixed, teacher.config, where="config.objective.teacher"
         )
-        mark = reading.digest(weights)
+        mark = fingerprints.digest(weights)
         if self.saved.get("teacher", mark) != mark:
             raise ConfigError(
                 f"the teacher {teacher.path} has other weights than the one this run was started with: "
@@ -130,7 +133,7 @@ def check_fits(assembly: Assembly) -> None:
 def _init_options(assembly: Assembly) -> dict:
     """How the weights of `config.init_from` are fitted."""
     config = assembly.config
-    # Without a head there is nothing to name: one in the checkpoint is left out, if it has one.
+    # Without a head there is nothing to name: one in the checkpoint is skipped, if it has one.
     headless = not assembly.model_config.num_classes
     return {
         "reset": None if headless and not config.init_reset else config.init_reset,
@@ -145,7 +148,7 @@ def start_from(assembly: Assembly, state: TrainState) -> TrainState:
     """
     config = assembly.config
     own = {
-        name: decoders.own_of(
+        name: objective_params(
             assembly.networks.objective, config.init_from, assembly.model_config, tree
         )
         for name, tree in state.params.items()
@@ -173,3 +176,27 @@ def start_from(assembly: Assembly, state: TrainState) -> TrainState:
         teacher=None if state.teacher is None else states.copied(params, state.teacher),
         variables=variables,
     )
+
+
+def objective_params(objective: Objective, location: str, model: Options, own: dict) -> dict:
+    """The parameters that an objective owns: those of a checkpoint if it has them (MAE's decoder), else `own`.
+
+    Args:
+      objective: of the run.
+      location: of the checkpoint, in any format.
+      model: of the run.
+      own: newly initialised.
+    """
+    if not isinstance(objective, mae.Mae):
+        return own
+    found = mae_conversion.decoder_in(
+        formats.read(location, hints=vars(model)), objective.options.heads
+    )
+    if found is None:
+        return own
+    shapes = [jax.tree.map(lambda x: tuple(x.shape), tree) for tree in (found.params, own)]
+    if shapes[0] != shapes[1]:
+        logging.info("the decoder in the checkpoint has another size: it is re-initialised")
+        return own
+    logging.info("the decoder is the checkpoint's")
+    return jax.tree.map(adapt.placed, found.params, own)

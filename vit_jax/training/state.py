@@ -11,6 +11,7 @@ import optax
 from vit_jax.devices import meshes
 from vit_jax.models import registry
 from vit_jax.models.registry import Weights
+from vit_jax.objectives.contract import Learner
 from vit_jax.objectives.networks import OWN, FixedTeacher, Networks
 from vit_jax.training.health import Health, healthy
 
@@ -48,6 +49,31 @@ class TrainState:
             params = self.params if self.ema is None else self.ema
             variables = self.variables.get("ema" if "ema" in self.variables else "model", {})
         return Weights({n: tree for n, tree in params.items() if n != OWN}, variables)
+
+    def learner(
+        self,
+        networks: Networks,
+        *,
+        params: dict | None = None,
+        variables: dict | None = None,
+        averaged: bool = False,
+    ) -> Learner:
+        """The networks of a run with the arrays of this state.
+
+        Args:
+          networks: the run's, for the devices that are traced for.
+          params, variables: arrays of model and objective to use instead of the state's, such as those
+            that a gradient is taken of.
+          averaged: use the averaged parameters, if there are any.
+        """
+        params = self.params if params is None else params
+        variables = self.variables if variables is None else variables
+        if averaged and self.ema is not None:
+            params, variables = self.ema, variables | {"model": self.weights().variables}
+        teacher = None if self.teacher is None else (self.teacher, self.variables.get("teacher"))
+        return networks.learner(
+            params, variables, step=self.step, average=teacher, fixed=self.fixed
+        )
 
     def parts(self) -> dict:
         """What is saved, by name; the model's parameters apart from the objective's, so that they

@@ -14,7 +14,7 @@ from vit_jax.base import patterns
 from vit_jax.compute import choices, partitioning
 from vit_jax.config import Config
 from vit_jax.data import views
-from vit_jax.data.augmentation.augment import augment, augment_views
+from vit_jax.data.augmentation.augment import augment
 from vit_jax.data.augmentation.permute import permuted
 from vit_jax.devices import meshes
 from vit_jax.objectives.contract import Batch, MovingAverage
@@ -53,7 +53,7 @@ def make_train_step(
         state = state.replace(params=place.updated(state.params))
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        followers = _followers(
+        followers = _update_averages(
             state, params, opt_state, own, networks.moving_average(), config.optim
         )
         # Roots of matrices may not be finite where gradients are.
@@ -92,22 +92,19 @@ def make_gradient(
     """
     place = placement(networks, config)
 
-    def held(name: str, param: jax.Array) -> jax.Array:
-        # What is frozen is not differentiated: a linear probe costs a forward pass.
+    def stop_if_frozen(name: str, param: jax.Array) -> jax.Array:
+        # Frozen parameters are not differentiated: a linear probe costs a forward pass.
         frozen = patterns.matching(config.optim.freeze, [name])
         return jax.lax.stop_gradient(param) if frozen else param
 
     def gradient(state: TrainState, batch: Batch):
         on_devices = networks.for_devices()
         objective = on_devices.objective
-        images, targets, model_key = seen(on_devices, state, batch, config)
-        average = None if state.teacher is None else (state.teacher, state.variables.get("teacher"))
+        images, targets, model_key = prepare_inputs(on_devices, state, batch, config)
 
         def loss_of(params: dict, variables: dict, batch: Batch, key: jax.Array):
-            learner = on_devices.learner(
-                patterns.map_named(held, params), variables, step=state.step, average=average,
-                fixed=state.fixed,
-            )  # fmt: skip
+            trained = patterns.map_named(stop_if_frozen, params)
+            learner = state.learner(on_devices, params=trained, variables=variables)
             loss, metrics = objective(learner, batch, nnx.Rngs(dropout=key))
             means = {name: jnp.mean(value) for name, value in metrics.items()}
             return jnp.mean(loss), (means | {"loss": jnp.mean(loss)}, variables_of(learner))
@@ -128,7 +125,7 @@ def make_gradient(
     return gradient
 
 
-def seen(
+def prepare_inputs(
     networks: Networks, state: TrainState, batch: Batch, config: Config
 ) -> tuple[dict[str, jax.Array], dict, jax.Array]:
     """What the model sees in a step: augmented images as they are named in the batch, what the objective
@@ -146,7 +143,7 @@ def seen(
         "dtype": jnp.dtype(networks.model_config.dtype),
     }
     if several:
-        images = augment_views(batch, several, augment_key, **how)
+        images = views.augment_views(batch, several, augment_key, **how)
     else:
         image, targets = augment(batch["image"], targets, augment_key, config.augment, **how)
         images = {"image": permuted(image, config.data.permute_patch, config.data.permute)}
@@ -201,7 +198,7 @@ def _accumulated(gradient_of: Callable, parts: int) -> Callable:
     return accumulated
 
 
-def _followers(
+def _update_averages(
     state: TrainState,
     params: dict,
     opt_state: optax.OptState,

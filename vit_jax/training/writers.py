@@ -134,7 +134,7 @@ class TensorBoardWriter(MetricWriter):
     """TensorBoard event files, without TensorFlow.
 
     Not with tensorboardX's `SummaryWriter`: its thread dies when the disk is full, and writers then
-    wait for it for ever.
+    wait for it forever.
     """
 
     def __init__(self, folder: pathlib.Path):

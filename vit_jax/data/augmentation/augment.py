@@ -1,7 +1,7 @@
 """Random changes to a batch of training images, made on the devices inside the compiled step.
 
 Lives here: the order of augmentation, flip, colour jitter, normalisation, random erasing, mixup and
-cutmix. DINO's changes of colours are in `color.py`, RandAugment in `randaugment.py` and
+cutmix. Colour jitter and DINO's changes of colours are in `color.py`, RandAugment in `randaugment.py` and
 `timm_augment.py`, which has AutoAugment too, 3-Augment in `three_augment.py`; cutting images out of
 files is the host's work, in `decode.py`. Everything is a pure function of its arguments, works on the
 whole batch, and gives the same result however the batch is sharded.
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from etils import epath
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.data.augmentation.color import blended, change_colors
+from vit_jax.data.augmentation.color import change_colors, color_jitter
 from vit_jax.data.augmentation.permute import permuted
 from vit_jax.data.augmentation.randaugment import randaugment
 from vit_jax.data.augmentation.three_augment import three_augment
@@ -27,7 +27,6 @@ from vit_jax.data.options import Augment, Data
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
-    from vit_jax.data.views import Views
     from vit_jax.models.conversions.contract import Preprocessing
 
 ERASING_ATTEMPTS = 10
@@ -71,7 +70,7 @@ def check_normalization(
     """
     if not (config_data.mean and config_data.std):
         raise ConfigError(
-            f"{source} does not say how images are normalised: say config.data.mean and std, "
+            f"{source} does not say how images are normalised: set config.data.mean and std, "
             "(0.5, 0.5, 0.5) both for Google's weights, (0.485, 0.456, 0.406) and (0.229, 0.224, 0.225) "
             "for DeiT's; and eval_crop, eval_resize and interpolation, unless images are just resized by a "
             "bilinear filter"
@@ -204,25 +203,6 @@ def flip(images: jax.Array, key: jax.Array) -> jax.Array:
     return jnp.where(chosen, images[:, :, ::-1], images)
 
 
-def color_jitter(images: jax.Array, key: jax.Array, strength: float) -> jax.Array:
-    """Changes brightness, contrast and saturation of each image, in this order.
-
-    As torchvision's ColorJitter, which also shuffles the order, by factors uniform in
-    [max(0, 1 - s), 1 + s]; see `blended`.
-
-    Args:
-      images: (B, H, W, 3) uint8, or float in [0, 255].
-      key: random key.
-      strength: s, 0.3 to 0.4 in the DeiT recipes.
-
-    Returns:
-      (B, H, W, 3) float32 in [0, 255], not rounded.
-    """
-    shape = (3, images.shape[0], 1, 1, 1)
-    factors = jax.random.uniform(key, shape, minval=max(0.0, 1 - strength), maxval=1 + strength)
-    return blended(images, *factors)
-
-
 def erase(
     images: jax.Array,
     key: jax.Array,
@@ -305,7 +285,7 @@ def own_share(
 
 
 def mix(images: jax.Array, targets: Any, own: jax.Array) -> tuple[jax.Array, Any]:
-    """Mixes every example with the one before it (the first with the last), targets by as much as
+    """Mixes every example with the previous one (the first with the last), targets by as much as
     pixels.
 
     Args:
@@ -329,25 +309,3 @@ def _box(size: tuple[int, int], top, bottom, left, right) -> jax.Array:
     rows = (y >= top[:, None]) & (y < bottom[:, None])
     columns = (x >= left[:, None]) & (x < right[:, None])
     return rows[:, :, None] & columns[:, None, :]
-
-
-def augment_views(
-    batch: dict[str, jax.Array], views: Sequence["Views"], key: jax.Array, **how
-) -> dict[str, jax.Array]:
-    """Augments and normalises views, (B, count, H, W, C) uint8 each, every view with a key of its own.
-
-    Args:
-      batch: has an array for each of `views`.
-      **how: `mean`, `std` and `dtype` of `augment`.
-
-    Returns:
-      The same arrays, of `dtype`.
-    """
-
-    def of_views(view: "Views") -> jax.Array:
-        def one(images, number):
-            return augment(images, {}, jax.random.fold_in(key, number), view.augment, **how)[0]
-
-        return jax.vmap(one, (1, 0), 1)(batch[view.name], jnp.array(view.numbers))
-
-    return {view.name: of_views(view) for view in views}

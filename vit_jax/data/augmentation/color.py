@@ -1,5 +1,5 @@
-"""The changes of colours that DINO and its relatives make: jitter, grey, blur, solarise, each of some of
-the images (dinov2/data/augmentations.py).
+"""Changes of colours: DeiT's colour jitter, of all images; and what DINO and its relatives do to some of
+them: jitter, grey, blur, solarise (dinov2/data/augmentations.py).
 
 torchvision draws the order of the jitter's four changes; here it is always brightness, contrast,
 saturation, hue. Its blur has nine taps and mirrors the border; this one is `three_augment.gaussian_blur`.
@@ -44,6 +44,25 @@ def change_colors(images: jax.Array, key: jax.Array, config: Augment) -> jax.Arr
     if config.solarize:
         images = some(3, config.solarize, lambda x, _: solarize(x, SOLARIZE_FROM))
     return images
+
+
+def color_jitter(images: jax.Array, key: jax.Array, strength: float) -> jax.Array:
+    """Changes brightness, contrast and saturation of each image, in this order.
+
+    As torchvision's ColorJitter, which also shuffles the order, by factors uniform in
+    [max(0, 1 - s), 1 + s]; see `blended`.
+
+    Args:
+      images: (B, H, W, 3) uint8, or float in [0, 255].
+      key: random key.
+      strength: s, 0.3 to 0.4 in the DeiT recipes.
+
+    Returns:
+      (B, H, W, 3) float32 in [0, 255], not rounded.
+    """
+    shape = (3, images.shape[0], 1, 1, 1)
+    factors = jax.random.uniform(key, shape, minval=max(0.0, 1 - strength), maxval=1 + strength)
+    return blended(images, *factors)
 
 
 def jitter(images: jax.Array, factors: jax.Array) -> jax.Array:

@@ -16,12 +16,12 @@ Array = TypeVar("Array", np.ndarray, jax.Array)
 
 
 def check(config_data: Data) -> None:
-    """Raises `ConfigError` if images cannot be cut into the patches that are to be permuted."""
+    """Raises `ConfigError` if images cannot be split into the patches that are to be permuted."""
     size, patch = sizes.height_width(config_data.image_size), config_data.permute_patch
     if config_data.permute in KINDS[:-1] and (size[0] % patch or size[1] % patch):
         raise ConfigError(
             f"config.data.permute = {config_data.permute!r}: images of {sizes.text(config_data.image_size)} "
-            f"pixels cannot be cut into patches of config.data.permute_patch = {patch}"
+            f"pixels cannot be split into patches of config.data.permute_patch = {patch}"
         )
 
 

@@ -47,7 +47,7 @@ def randaugment(images: jax.Array, key: jax.Array, layers: int, magnitude: float
     """Applies `layers` random operations of strength `magnitude`, one after the other, to every
     image.
 
-    To run only what was drawn, the batch is cut into groups that share their operations: image i is
+    To run only what was drawn, the batch is split into groups that share their operations: image i is
     in group i mod G, with G the largest divisor of B up to 16. Each layer deals a random
     permutation of the operations to the groups, so each image's operation is uniform over the
     sixteen and, with 16 groups, a batch holds each of them equally often. The groups are worked
@@ -193,13 +193,13 @@ def posterize(images: jax.Array, bits: int) -> jax.Array:
     return images & jnp.uint8(256 - 2 ** (8 - bits))
 
 
-def solarize(images: jax.Array, threshold: int) -> jax.Array:
-    """Inverts the values that are not below `threshold`."""
+def solarize(images: jax.Array, threshold: int | jax.Array) -> jax.Array:
+    """Inverts the values that are not below `threshold`, one number or one per image (B, 1, 1, 1)."""
     return jnp.where(images.astype(jnp.int32) < threshold, images, 255 - images)
 
 
-def solarize_add(images: jax.Array, addition: int) -> jax.Array:
-    """Adds `addition` to the values below 128, up to 255."""
+def solarize_add(images: jax.Array, addition: int | jax.Array) -> jax.Array:
+    """Adds `addition`, one number or one per image (B, 1, 1, 1), to the values below 128, up to 255."""
     brighter = jnp.clip(images.astype(jnp.int32) + addition, 0, 255).astype(jnp.uint8)
     return jnp.where(images < 128, brighter, images)
 

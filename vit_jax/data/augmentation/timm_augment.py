@@ -149,7 +149,12 @@ def operations(fill: tuple[int, int, int], *, increasing: bool) -> dict[str, Ope
 
     def random_solarize(images, level, _):
         threshold = jnp.floor(256 * level)
-        return solarize(images, 256 - threshold if increasing else threshold)
+        threshold = 256 - threshold if increasing else threshold
+        return randaugment.solarize(images, threshold[:, None, None, None])
+
+    def random_solarize_add(images, level, _):
+        addition = jnp.floor(110 * level)
+        return randaugment.solarize_add(images, addition[:, None, None, None])
 
     return {
         "AutoContrast": plain(randaugment.autocontrast),
@@ -158,7 +163,7 @@ def operations(fill: tuple[int, int, int], *, increasing: bool) -> dict[str, Ope
         "Rotate": geometric(rotate, 30),
         "Posterize": random_posterize,
         "Solarize": random_solarize,
-        "SolarizeAdd": lambda images, level, _: solarize_add(images, jnp.floor(110 * level)),
+        "SolarizeAdd": random_solarize_add,
         "Color": enhance(grey),
         "Contrast": enhance(mean_grey),
         "Brightness": enhance(lambda images: 0.0),
@@ -174,17 +179,6 @@ def posterize(images: jax.Array, bits: jax.Array) -> jax.Array:
     """Keeps the highest `bits` (B,), 0 to 8, of the values of each image."""
     mask = (256 - 2 ** (8 - bits.astype(jnp.int32)))[:, None, None, None]
     return (images.astype(jnp.int32) & mask).astype(jnp.uint8)
-
-
-def solarize(images: jax.Array, threshold: jax.Array) -> jax.Array:
-    """Inverts the values of each image that are not below its `threshold` (B,)."""
-    return jnp.where(images < threshold[:, None, None, None], images, 255 - images)
-
-
-def solarize_add(images: jax.Array, addition: jax.Array) -> jax.Array:
-    """Adds `addition` (B,) to the values of each image below 128, up to 255."""
-    brighter = jnp.minimum(images + addition[:, None, None, None], 255).astype(jnp.uint8)
-    return jnp.where(images < 128, brighter, images)
 
 
 def mean_grey(images: jax.Array) -> jax.Array:

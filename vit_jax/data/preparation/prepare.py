@@ -197,7 +197,7 @@ def text(result: dict) -> str:
         )
     if result["bad"] or result["ignored"]:
         lines.append(
-            f"{result['bad']} bad images left out, {result['ignored']} files ignored: {result['out']}/{REPORT}"
+            f"{result['bad']} bad images skipped, {result['ignored']} files ignored: {result['out']}/{REPORT}"
         )
     return "\n".join(lines)
 

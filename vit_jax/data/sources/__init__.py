@@ -25,8 +25,8 @@ from vit_jax.data.sources.tar import open_tar
 from vit_jax.data.sources.tfds import open_tfds
 
 __all__ = [
-    "OPENERS", "BadImage", "DataError", "Record", "Source", "check_path", "from_anywhere", "locate", "open_data_set",
-    "open_eval", "open_source", "open_train",
+    "OPENERS", "BadImage", "DataError", "Record", "Source", "check_path", "locate", "open_data_set",
+    "open_eval", "open_source", "open_train", "with_absolute_paths",
 ]  # fmt: skip
 
 OPENERS: dict[str, Callable[..., DataSet | MixedSet]] = {
@@ -110,7 +110,7 @@ def _check_balanced(source: Source, labels: Labels, config_data: Data) -> None:
     elif config_data.name == "mixture":
         why = "a mixture's are not known: weight its sets instead"
     else:
-        why = "these are in the records: store the data set anew with 'vit_jax prepare'"
+        why = "these are in the records: store the data set again with 'vit_jax prepare'"
     raise ConfigError(
         f"config.data.sampling = 'balanced' needs the label of every example of {config_data.name!r} before "
         f"it is read, and {why}"
@@ -154,7 +154,7 @@ def locate(text: str, config_data: Data) -> Data:
     return dataclasses.replace(config_data, name=name, path=path)
 
 
-def from_anywhere(config_data: Data) -> Data:
+def with_absolute_paths(config_data: Data) -> Data:
     """`config_data` with absolute paths, so that they mean the same from every working folder."""
     check_mixture(config_data.mixture)
     mixture = tuple(

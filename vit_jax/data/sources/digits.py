@@ -69,7 +69,7 @@ def _open(where: str, splits: Callable[[np.ndarray, dict], dict]) -> DataSet:
 
 def _split(labels: np.ndarray) -> dict[str, np.ndarray]:
     """The examples of 'train' and 'test', the same share of every class."""
-    random = np.random.RandomState(0)  # unlike a Generator's, its stream is frozen for ever
+    random = np.random.RandomState(0)  # unlike a Generator's, its stream is frozen forever
     test = []
     for label in range(10):
         ids = random.permutation(np.flatnonzero(labels == label))

@@ -5,7 +5,7 @@ A folder holds, of these the first that fits:
 1. images and no sub-folders: they have no labels;
 2. train/ and test/ (or val/, or validation/), each with one sub-folder per class;
 3. nothing but train/ and test/ (or …) that hold images and no sub-folders: they have no labels;
-4. one sub-folder per class. Images beside the class folders belong to no class and are left out.
+4. one sub-folder per class. Images beside the class folders belong to no class and are skipped.
 
 In a class folder, images may be at any depth. Links to files and folders are followed, except links
 to a folder that contains them; of a class, every folder is visited once, however many links lead to
@@ -149,7 +149,7 @@ def _read_folder(root: epath.Path, config_data: Data, unused: Unused) -> Table:
     beside = _images_beside(tree, unused)
     if beside:
         logging.warning(
-            "%s: %d images lie beside the class folders and are left out, the first is %s",
+            "%s: %d images lie beside the class folders and are skipped, the first is %s",
             where, len(beside), readable(beside[0]),
         )  # fmt: skip
     split_folders = [name for name in SPLITS if name in folders]

@@ -186,7 +186,7 @@ def for_budget(checkpoint: epath.PathLike, budget: float) -> tuple[float, ...]:
         found = {row["budget"]: tuple(map(float, row["thresholds"])) for row in rows}
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(
-            f"{path} is damaged ({error!r}): make it anew with '{solve}'"
+            f"{path} is damaged ({error!r}): make it again with '{solve}'"
         ) from error
     if mark != reading.weights_mark(directory):
         raise CheckpointError(
@@ -245,7 +245,7 @@ class _Judge:
         self._judge = jax.jit(judge, out_shardings=meshes.batch_sharding(mesh))
 
     def __call__(self, batches: Batches, watch: Watch) -> Judged:
-        """What the exits say of all images; those without a label are left out."""
+        """What the exits say of all images; those without a label are excluded."""
         with jax.set_mesh(self._mesh):
             rows = [jax.device_get(self._judge(self._weights, batch)) for batch in watch(batches)]
         *arrays, there = (np.concatenate(parts) for parts in zip(*rows, strict=True))

@@ -87,7 +87,7 @@ class Inference:
           definition, model_config, data: see `forward.make_forward`.
           activation: from logits to probabilities, the largest of which is the confidence.
           batch_size: B, of every exit.
-          mesh: the batch is cut over its devices, or whole on each where they do not divide it.
+          mesh: the batch is sharded over its devices, or whole on each where they do not divide it.
 
         Raises:
           ConfigError: the model has no exits, or there are several processes.

@@ -94,7 +94,7 @@ def solve(
     The last threshold is found exactly: every value that makes a difference is tried, given those
     before it. For two exits that is all; for three the first is exact too with up to 4,095 images.
     Beyond that the earlier thresholds are searched on a grid of quantiles, which narrows around the
-    best of each budget until neighbouring images are told apart.
+    best of each budget until neighbouring images are distinguished.
 
     Args:
       confidence, right, costs: see `outcome`; costs rise.

@@ -1,23 +1,19 @@
-"""The decoder of a masked autoencoder, which checkpoints of MAE hold beside the encoder: those of its authors,
-transformers' ViTMAEForPreTraining, and our runs. It belongs to the objective, not to the model.
+"""MAE's own conversion: the decoder that checkpoints hold beside the encoder, in the files of MAE's authors, of
+transformers' ViTMAEForPreTraining, and of our runs. It belongs to the objective, not to the model.
 """
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 from absl import logging
-from etils import epath
 from flax import nnx
 from ml_collections import ConfigDict
 
 from vit_jax import objectives
 from vit_jax.base import patterns
-from vit_jax.base.errors import CheckpointError
-from vit_jax.interchange import adapt, formats, named
-from vit_jax.interchange.formats import Foreign
 from vit_jax.models import registry, vit
 from vit_jax.models.classifier import Options
 from vit_jax.models.conversions import (
@@ -32,7 +28,6 @@ from vit_jax.models.conversions import (
 from vit_jax.models.conversions.rules import Lazy, Rule
 from vit_jax.models.embeddings import sincos_2d
 from vit_jax.objectives import mae
-from vit_jax.objectives.contract import Objective
 from vit_jax.objectives.networks import OWN
 
 LAYOUT = "decoder"  # the key of a layout, and of a header, with what tensors do not tell
@@ -55,7 +50,15 @@ _OF_CONFIG_JSON = {
     "heads": "decoder_num_attention_heads", "masked": "mask_ratio", "normalize": "norm_pix_loss",
 }  # fmt: skip
 # What the authors' code computes with.
-_CONVENTIONS = {"activation": "gelu", "epsilon": 1e-6}
+CONVENTIONS = {"activation": "gelu", "epsilon": 1e-6}
+
+
+class Checkpoint(Protocol):
+    """What is read of a checkpoint in any format, see `interchange.formats`."""
+
+    model_config: Options
+    layout: Mapping[str, Any]
+    extras: Mapping[str, Lazy]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,32 +91,34 @@ class Decoder:
         }
 
 
-def of(foreign: Foreign, heads: int = 0) -> Decoder | None:
+def decoder_in(checkpoint: Checkpoint, heads: int = 0) -> Decoder | None:
     """The decoder of a checkpoint; `None` if it has none, or another than MAE's, of which a sentence is logged.
 
     Args:
-      foreign: the checkpoint.
+      checkpoint: what was read.
       heads: where it does not tell; 0: as many as in the authors' models.
     """
-    model = foreign.model_config
-    if f"{OWN}/mask" in foreign.extras:
-        options = mae.Options(**foreign.layout[LAYOUT])
-        params = patterns.map_named(lambda n, _: foreign.extras[f"{OWN}/{n}"], like(model, options))
+    model = checkpoint.model_config
+    if f"{OWN}/mask" in checkpoint.extras:
+        options = mae.Options(**checkpoint.layout[LAYOUT])
+        params = patterns.map_named(
+            lambda n, _: checkpoint.extras[f"{OWN}/{n}"], like(model, options)
+        )
         return Decoder(options, mae.decoder_of(model, options), params)
     # Transformers 5 saves blocks under another name than the released one.
     extras = {
         name.replace(".decoder_encoder.layer.", ".decoder_layers."): tensor
-        for name, tensor in foreign.extras.items()
+        for name, tensor in checkpoint.extras.items()
     }
     known = (f for f, biases in _BIASES.items() if all(b.format(0) in extras for b in biases))
     format = next(known, "")
     if not format:
         return None
-    options = _options(extras, foreign.layout, format, heads)
+    options = _options(extras, checkpoint.layout, format, heads)
     if options.width % 4 or options.width % options.heads:
         logging.info(
-            "the decoder in the checkpoint is left out: %d channels are not those of %d heads, which are taken "
-            "where nothing tells", options.width, options.heads,
+            "the decoder in the checkpoint is skipped: %d channels are not divisible by 4 and by its %d heads (assumed "
+            "if the checkpoint does not state them)", options.width, options.heads,
         )  # fmt: skip
         return None
     config = mae.decoder_of(model, options)
@@ -124,13 +129,13 @@ def of(foreign: Foreign, heads: int = 0) -> Decoder | None:
     found = {n: x for n, x in extras.items() if n.startswith("decoder") or n == "mask_token"}
     shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
     if shapes != {name: shape for name, (shape, _) in translation.specs(table, wanted).items()}:
-        logging.info("the decoder in the checkpoint is left out: it is none of MAE's")
+        logging.info("the decoder in the checkpoint is skipped: it is none of MAE's")
         return None
     params = translation.to_ours(table, found, wanted, source="the decoder")
     position = params.pop("position", None)
     if position is not None and not np.allclose(position, _positions(config), atol=1e-5):
         logging.info(
-            "the decoder in the checkpoint is left out: its positions are not those of such images"
+            "the decoder in the checkpoint is skipped: its positions are not those of such images"
         )
         return None
     return Decoder(options, config, params)
@@ -180,31 +185,8 @@ def like(model: vit.Config, options: mae.Options) -> dict:
     return registry.split(own)[1].params
 
 
-def own_of(objective: Objective, location: str, model: Options, own: dict) -> dict:
-    """The parameters that an objective owns, those of a checkpoint where it has such: MAE's decoder.
-
-    Args:
-      objective: of the run.
-      location: of the checkpoint, in any format.
-      model: of the run.
-      own: the new ones.
-    """
-    if not isinstance(objective, mae.Mae):
-        return own
-    found = of(formats.read(location, hints=vars(model)), objective.options.heads)
-    if found is None:
-        return own
-    shapes = [jax.tree.map(lambda x: tuple(x.shape), tree) for tree in (found.params, own)]
-    if shapes[0] != shapes[1]:
-        logging.info("the decoder in the checkpoint is of another size: it starts anew")
-        return own
-    logging.info("the decoder is the checkpoint's")
-    return jax.tree.map(adapt.placed, found.params, own)
-
-
-def check_encoder(config: vit.Config, path: epath.PathLike) -> None:
-    """Raises `CheckpointError` for an encoder that MAE's own code could not compute."""
-    named.refuse_other_conventions(config, _CONVENTIONS, "the authors' code", path)
+def refusal(config: vit.Config) -> str:
+    """Why MAE's own code cannot compute an encoder; '' if it can."""
     lacks = {
         "models without a class token": not config.has_class_token,
         "registers": config.registers,
@@ -215,8 +197,7 @@ def check_encoder(config: vit.Config, path: epath.PathLike) -> None:
     }
     found = [name for name, there in lacks.items() if there]
     reason = f"MAE's own code has no {', no '.join(found)}" if found else ""
-    if reason := reason or vit_flax.refusal_everywhere(config):
-        raise CheckpointError(f"{path} is not written: {reason}")
+    return reason or vit_flax.refusal_everywhere(config)
 
 
 def _options(
@@ -233,7 +214,7 @@ def _options(
     options = mae.Options(**stated | {"width": width, "depth": depth, "mlp_ratio": hidden // width})
     if "heads" not in stated:
         logging.info(
-            "nothing tells how many heads the decoder has: %d, as in the authors' models",
+            "the checkpoint does not state the decoder's heads: %d are assumed, as in the authors' models",
             options.heads,
         )
     return options
