@@ -121,6 +121,7 @@ RECIPES = {
     "deit3": (("pretrain", "at_32"), (), "params"),
     "distill": (("",), ("--config.objective.teacher={teacher}",), "params"),
     "gsam": (("",), (), "params"),
+    "gsam with adamuon": (("",), ("--config.optim.name=adamuon",), "params"),
 }  # fmt: skip
 
 
@@ -143,7 +144,7 @@ def test_killed_ten_times_at_random_moments_the_whole_state_is_the_same_to_the_b
     flags = tuple(flag.format(teacher=teacher) for flag in flags)
     # On two devices, over which all of the state is sharded but parameters.
     sharded = "--config.mesh.fsdp_min_size=0"
-    flags = (f"--config=configs/{recipe}.py:smoke", *ARGUMENTS[1:], *flags, sharded)
+    flags = (f"--config=configs/{recipe.split()[0]}.py:smoke", *ARGUMENTS[1:], *flags, sharded)
     devices = {"XLA_FLAGS": f"--xla_force_host_platform_device_count=2 {QUICK}"}
 
     def start(workdir):

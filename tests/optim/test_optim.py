@@ -266,10 +266,16 @@ def test_no_option_of_the_schema_is_unread(kit):
         __getitem__ = __getattr__
 
     read = set()
-    for options in ({}, {"schedule": "staircase", "boundaries": ("50%",)}):
+    for options in (
+        {},
+        {"schedule": "staircase", "boundaries": ("50%",)},
+        {"name": "adamuon"},
+        {"name": "shampoo"},
+    ):
         spy = Spy(kit.config(**options))
         optimizer, learning_rate = kit.make(spy, kit.vit())
-        optax.chain(optimizer).init(kit.vit())
+        state = optax.chain(optimizer).init(kit.vit())
+        jax.eval_shape(optax.chain(optimizer).update, kit.vit(), state, kit.vit())
         learning_rate(1)
         read |= spy.read
     assert read == set(kit.config())

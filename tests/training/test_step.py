@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from vit_jax.base import patterns
 from vit_jax.config import default_config
 from vit_jax.devices import meshes
 from vit_jax.training import state as states
@@ -22,7 +23,7 @@ MESHES = {
 }
 ONE = dict(data=1, fsdp=1, tensor=1)
 # And with state that is sharded within two groups of devices alone, as within slices.
-COPIES = {name: 1 for name in MESHES} | {"two copies": 2}
+COPIES = {name: 1 for name in MESHES} | {"two copies": 2, "eight copies": 8}
 IN_GATE = ("data", "mixed")
 
 
@@ -143,6 +144,12 @@ OPTIMIZERS = {
     "bfloat16 moments": {"optim.moment_dtype": "bfloat16"},
     "sgd, clipped": {"optim.name": "sgd", "optim.clip": 0.1, "optim.lr": 0.1},
     "rmsprop": {"optim.name": "rmsprop"},
+    "schedule_free": {
+        "optim.name": "schedule_free",
+        "optim.schedule": "constant",
+        "optim.ema": 0.0,
+        "optim.freeze": (".*qkv/bias",),
+    },
     "frozen": {"optim.freeze": ("embedding/.*", ".*attention/qkv/.*")},
 }
 
@@ -161,6 +168,61 @@ def test_the_update_of_every_optimizer_is_sharded_and_the_same(name):
         )
     if name == "frozen":
         assert_close(first["embedding"], jax.device_get(state.params["embedding"]), 0)
+
+
+# Optimizers of matrices, with what else they have to do with: some matrices of a stack are frozen, the
+# gradient is that of four parts of the batch.
+OF_MATRICES = {
+    "muon": {"optim.layer_decay": 0.8, "optim.freeze": (".*attention/qkv/.*",), "optim.clip": 0.5},
+    "adamuon": {"optim.polynomial": "jordan", "optim.matrix_scale": "original"},
+    "normuon": {"optim.per_head": True},
+    # Most eigenvalues of the statistics of so few images are rounding.
+    "shampoo": {"optim.matrix_every": 4, "optim.matrix_block": 64, "optim.matrix_eps": 1e-3},
+}
+
+
+@pytest.mark.parametrize("sizes", [MESHES["mixed"]], ids=["mixed"])
+@pytest.mark.parametrize("name", ["muon"])
+def test_ten_steps_with_matrices_are_the_same_on_every_mesh(name, sizes, copies=1):
+    fields = OF_MATRICES[name] | {"optim.name": name, "optim.matrix_dtype": "float32"}
+    _, expected, expected_metrics, _ = run(make_config(**fields), ONE)
+    first, state, metrics, step = run(make_config(**fields, accumulate=4), sizes, copies=copies)
+    assert_close(jax.device_get(state.params), jax.device_get(expected.params), 1e-5)
+    assert_close(jax.device_get(state.ema), jax.device_get(expected.ema), 1e-5)
+    np.testing.assert_allclose(
+        [m["loss"] for m in metrics], [m["loss"] for m in expected_metrics], rtol=1e-5
+    )
+    moved = abs(first["encoder"]["layers"]["mlp"]["up"]["kernel"] - jax.device_get(
+        state.params["encoder"]["layers"]["mlp"]["up"]["kernel"]
+    )).mean()  # fmt: skip
+    assert moved > 1e-4 and step._cache_size() == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", COPIES)
+@pytest.mark.parametrize("name", OF_MATRICES)
+def test_ten_steps_of_every_optimizer_of_matrices_are_the_same_on_every_mesh(name, mesh):
+    """Among them one of several replicas, of which some have no matrix of a stack."""
+    test_ten_steps_with_matrices_are_the_same_on_every_mesh(
+        name, MESHES.get(mesh, MESHES["data"]), COPIES[mesh]
+    )
+
+
+@pytest.mark.slow
+def test_a_step_whose_roots_are_not_finite_is_bad_and_names_the_matrices():
+    config = make_config(**{"optim.name": "shampoo", "optim.matrix_every": 1, "nonfinite": "skip"})
+    _, state, _, step = run(config, ONE, steps=1)
+    (batch,), params = make_batches(1), jax.device_get(state.params)
+    opt_state = jax.tree_util.tree_map_with_path(
+        lambda path, x: x * jnp.nan if "stack_64x64" in jax.tree_util.keystr(path) else x,
+        state.opt_state,
+    )
+    with jax.set_mesh(state.step.sharding.mesh):
+        bad, metrics = step(state.replace(opt_state=opt_state), batch)
+    names = np.array(patterns.names(params))[np.asarray(bad.health.bad_tensors)]
+    assert set(names) == {f"encoder/layers/attention/{part}/kernel" for part in ("qkv", "out")}
+    assert np.isfinite(metrics["loss"]) and int(bad.health.skipped) == 1
+    assert_close(jax.device_get(bad.params), params, 0)
 
 
 def test_on_one_device_the_step_has_no_constraints_of_its_own():

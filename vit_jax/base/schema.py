@@ -41,7 +41,7 @@ def option(
     fitted: bool = False,
     may_change: bool = False,
     published: bool = False,
-    when: Mapping[str, Iterable[str]] | None = None,
+    when: Mapping[str, Iterable[str] | Callable[[str], bool]] | None = None,
 ):
     """A dataclass field that is a config option.
 
@@ -61,8 +61,8 @@ def option(
       may_change: whether a resumed run may have another value: it does not change what is learnt.
       published: whether only published weights need other values, which their conversions set;
         `--help` lists it only where it has one.
-      when: the values that other options of its section must have for it to be read, by their names;
-        `--help` lists it only then.
+      when: the values that other options of its section must have for it to be read, or a function
+        that says whether one is such a value, by their names; `--help` lists it only then.
     """
     metadata = {name: value for name, value in locals().items() if name != "default"}
     return dataclasses.field(default=default, metadata=metadata | {"choices": tuple(choices)})
@@ -177,7 +177,10 @@ def walk(cls: type, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field]]
 def is_read(field: dataclasses.Field, section: object) -> bool:
     """Whether code reads an option, where the section has these values; see `when` of `option`."""
     when = field.metadata.get("when") or {}
-    return all(getattr(section, name) in values for name, values in when.items())
+    return all(
+        values(getattr(section, name)) if callable(values) else getattr(section, name) in values
+        for name, values in when.items()
+    )
 
 
 def check_fields(cls: type, config: ConfigDict, prefix: str = "") -> None:

@@ -30,6 +30,7 @@ from vit_jax.config import Config, default_config
 from vit_jax.devices import meshes, processes
 from vit_jax.models import classifier, registry
 from vit_jax.models.registry import Weights
+from vit_jax.optim.options import keeps_average
 
 FOLDER, BEST = "checkpoints", "best"
 RECIPE = "config.py"  # the config of a run, beside its checkpoints
@@ -323,7 +324,8 @@ def parts_to_use(description: dict) -> tuple[str, str]:
     """The names of the saved parts that are a model's parameters and what is not trained."""
     if description.get("evaluated") == "teacher":
         return ("teacher", "model_variables")
-    averaged = description["config"]["optim"]["ema"]
+    optim = description["config"]["optim"]
+    averaged = keeps_average(optim["name"], optim["ema"])
     return ("ema", "ema_variables") if averaged else ("params", "model_variables")
 
 

@@ -35,6 +35,9 @@ BATCH = ("replica", "data", "fsdp")
 # Optimizer state has this many shards at most. More would save little, and hardly any axis of a
 # parameter is long enough: XLA scatters whole tiles of 16 rows only, else it sums up everywhere.
 STATE_SHARDS = 16
+# How the names of stacks in the state of an optimizer of matrices begin: arrays with an entry for each
+# matrix, of which devices have whole ones.
+MATRICES = "stack_"
 # The last two axes of an array on a TPU are padded to multiples of these (gradients are bfloat16).
 _TILE = (16, 128)
 
@@ -206,6 +209,9 @@ def specs(
 
     def spec(name: str, leaf) -> P:
         shape = leaf.shape
+        whole = math.prod(sizes[axis] for axis in SIZES)
+        if f"/{MATRICES}" in name and over_data and whole > 1 and shape[0] % whole == 0:
+            return P(SIZES)
         # The stack of layers itself is never sharded: one layer would be on one device.
         free = range(int(patterns.is_stacked(name)), len(shape))
         axes: list[tuple[str, ...]] = [()] * len(shape)

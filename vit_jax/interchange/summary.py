@@ -93,6 +93,7 @@ def _of_run(folder: epath.Path, description: dict) -> dict:
         "data": {n: config["data"][n] for n in ("name", "path", "train_split", "eval_split")},
         "training_examples": description["training_examples"],
         "init_from": config["init_from"],
+        "weights": reading.parts_to_use(description)[0],
         "versions": description["versions"],
     }
 
@@ -149,6 +150,9 @@ def _rows_of_run(summary: dict) -> list[tuple[str, str]]:
     where = f" ({data['path']})" if data["path"] else ""
     trained = f"{data['train_split']}, {summary['training_examples']:,} images"
     rows.append(("data", f"{data['name']}{where}: {trained}; evaluated on {data['eval_split']}"))
+    if summary["weights"] != "params":
+        kind = {"ema": "averaged parameters", "teacher": "the teacher's"}
+        rows.append(("weights", kind[summary["weights"]]))
     rows.append(("started from", summary["init_from"] or "nothing"))
     versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
     return [*rows, ("trained with", versions)]

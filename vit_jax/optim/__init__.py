@@ -1,9 +1,9 @@
 """From gradients to updates: the whole of `config.optim` as one optax transformation.
 
 Here is what all optimizers share: clipping, learning rates, weight decay, freezing; and Polyak
-averaging, which is no part of the update. The optimizers are in `optimizers.py`, the learning rate
-over time in `schedules.py`, over parameters in `multipliers.py`. Where the gradient is taken, in
-`sharpness.py`.
+averaging, which is no part of the update. The optimizers are in `optimizers.py`, those of matrices in
+`preconditioners`, the learning rate over time in `schedules.py`, over parameters in `multipliers.py`.
+Where the gradient is taken, in `sharpness.py`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,13 +17,14 @@ import optax
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
-from vit_jax.config import Optim
 from vit_jax.models.classifier import INPUTS
-from vit_jax.optim import multipliers, sharpness, trust
+from vit_jax.optim import multipliers, preconditioners, schedule_free, sharpness, trust
 from vit_jax.optim.optimizers import OPTIMIZERS, SCALED_BY_TRUST
+from vit_jax.optim.options import Optim, keeps_average
+from vit_jax.optim.preconditioners import PRECONDITIONERS
 from vit_jax.optim.schedules import Schedule, schedule
 
-__all__ = ["OPTIMIZERS", "ema_update", "make", "schedule"]
+__all__ = ["OPTIMIZERS", "ema_update", "keeps_average", "make", "schedule", "update_average"]
 
 
 def make(
@@ -65,9 +66,10 @@ def make(
     Raises:
       ConfigError: some field of `config` is wrong, or a pattern matches no parameter.
     """
-    if config.name not in OPTIMIZERS:
+    known = [*OPTIMIZERS, *PRECONDITIONERS]
+    if config.name not in known:
         raise ConfigError(
-            f"config.optim.name = {config.name!r} is not an optimizer{nearest(config.name, OPTIMIZERS)}"
+            f"config.optim.name = {config.name!r} is not an optimizer{nearest(config.name, known)}"
         )
     sharpness.check(config)
     relative = schedule(config, total_steps=total_steps, to_steps=to_steps)
@@ -79,7 +81,10 @@ def make(
         raise ConfigError("config.optim.freeze leaves no parameter to train")
 
     rates, decays = _rates_and_decays(config, shapes, layers, inputs)
-    direction = OPTIMIZERS[config.name](config)
+    if config.name in PRECONDITIONERS:
+        direction = preconditioners.make(config, params, inputs)
+    else:
+        direction = OPTIMIZERS[config.name](config)
     decay_over_time = _decay_over_time(config, total_steps)
     if config.weight_decay_by == "gradient":
         direction = optax.chain(_penalty(decays), direction)
@@ -94,12 +99,29 @@ def make(
         direction,
         _step(relative, rates, decays, decay_over_time),
     )
+    if config.name == "schedule_free":
+        schedule_free.check(config, to_steps(config.cooldown))
+        trained = schedule_free.averaged(trained, relative, config)
     is_frozen = patterns.map_named(lambda name, _: name in frozen, params)
     optimizer = optax.chain(
         optax.masked(trained, jax.tree.map(lambda f: not f, is_frozen)),
         optax.masked(optax.set_to_zero(), is_frozen),
     )
     return optimizer, lambda count: config.lr * relative(count)
+
+
+def update_average(config: Optim, ema: Any, params: Any, opt_state: Any, count: jax.Array) -> Any:
+    """The average that is evaluated, after an update: of Polyak's kind or schedule-free's.
+
+    Args:
+      config: `config.optim`.
+      ema: before the update.
+      params, opt_state: after it.
+      count: updates made before it.
+    """
+    if config.name == "schedule_free":
+        return schedule_free.mean(config, params, opt_state)
+    return ema_update(ema, params, config.ema, count)
 
 
 def ema_update(ema: Any, params: Any, decay: float, count: jax.typing.ArrayLike) -> Any:

@@ -9,8 +9,8 @@ import numpy as np
 
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
-from vit_jax.config import Optim
 from vit_jax.models.classifier import INPUTS
+from vit_jax.optim.options import Optim
 
 
 def learning_rates(

@@ -10,15 +10,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from vit_jax.config import Optim
 from vit_jax.optim.adafactor import scale_by_adafactor
+from vit_jax.optim.options import Optim
 
 
 def adamw(config: Optim) -> optax.GradientTransformation:
     """Adam with bias correction (Kingma & Ba 2015, Algorithm 1); second moment in float32 (Scaling
     ViT §3.4).
     """
-    return _keep(optax.scale_by_adam(config.b1, config.b2, config.eps), "mu", config.moment_dtype)
+    return keep(optax.scale_by_adam(config.b1, config.b2, config.eps), "mu", config.moment_dtype)
 
 
 def nadamw(config: Optim) -> optax.GradientTransformation:
@@ -37,7 +37,7 @@ def nadamw(config: Optim) -> optax.GradientTransformation:
         return direction, optax.ScaleByAdamState(count, mu, nu)
 
     init = optax.scale_by_adam(config.b1, config.b2, config.eps).init
-    return _keep(optax.GradientTransformation(init, update), "mu", config.moment_dtype)
+    return keep(optax.GradientTransformation(init, update), "mu", config.moment_dtype)
 
 
 def sgd(config: Optim) -> optax.GradientTransformation:
@@ -46,7 +46,7 @@ def sgd(config: Optim) -> optax.GradientTransformation:
     """
     if not config.b1:
         return optax.identity()
-    return _keep(optax.trace(config.b1), "trace", config.moment_dtype)
+    return keep(optax.trace(config.b1), "trace", config.moment_dtype)
 
 
 def adafactor(config: Optim) -> optax.GradientTransformation:
@@ -55,7 +55,7 @@ def adafactor(config: Optim) -> optax.GradientTransformation:
     """
     if not config.b1:
         return scale_by_adafactor(config.b2)
-    momentum = _keep(optax.ema(config.b1, debias=False), "ema", config.moment_dtype)
+    momentum = keep(optax.ema(config.b1, debias=False), "ema", config.moment_dtype)
     return optax.chain(scale_by_adafactor(config.b2), momentum)
 
 
@@ -70,12 +70,17 @@ def rmsprop(config: Optim) -> optax.GradientTransformation:
 
 def lion(config: Optim) -> optax.GradientTransformation:
     """The sign of b1 m + (1 - b1) g, then m = b2 m + (1 - b2) g (Chen et al. 2023, Algorithm 2)."""
-    return _keep(optax.scale_by_lion(config.b1, config.b2), "mu", config.moment_dtype)
+    return keep(optax.scale_by_lion(config.b1, config.b2), "mu", config.moment_dtype)
 
 
 def lamb(config: Optim) -> optax.GradientTransformation:
     """Adam's direction (You et al. 2020, Algorithm 2); `trust.scale_by_trust_ratio` adds decay and scales it."""
     return adamw(config)
+
+
+def schedule_free(config: Optim) -> optax.GradientTransformation:
+    """Adam's direction without a first moment; `schedule_free.averaged` has what takes its place."""
+    return optax.scale_by_rms(config.b2, config.eps, eps_in_sqrt=False, bias_correction=True)
 
 
 OPTIMIZERS = {
@@ -86,12 +91,13 @@ OPTIMIZERS = {
     "lion": lion,
     "rmsprop": rmsprop,
     "lamb": lamb,
+    "schedule_free": schedule_free,
 }
 # Their directions are scaled to the length of the parameter; the decay belongs to the direction.
 SCALED_BY_TRUST = ("lamb",)
 
 
-def _keep(
+def keep(
     inner: optax.GradientTransformation, field: str, dtype: str
 ) -> optax.GradientTransformation:
     """`inner` with one field of its state kept in `dtype` between updates.

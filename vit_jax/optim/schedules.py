@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
-from vit_jax.config import Optim
+from vit_jax.optim.options import Optim
 
 Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.config import Optim
+from vit_jax.optim.options import Optim
 
 _TINY = 1e-12  # instead of a norm of 0
 

@@ -15,7 +15,7 @@ from vit_jax.data.sources.named import NAMED
 from vit_jax.data.splits import select
 from vit_jax.devices import meshes
 from vit_jax.models import naming, registry
-from vit_jax.planning import collectives, compiling, cycles, estimate, kernels
+from vit_jax.planning import collectives, compiling, cycles, estimate, kernels, preconditioning
 from vit_jax.planning.target import Target
 from vit_jax.training.assembly import Assembly, assemble, resolve
 
@@ -93,6 +93,9 @@ def make_plan(
         "devices": len(target.devices),
         "mesh": meshes.sizes_of(step.mesh),
     } | _of_config(assembly, target, step)
+    if (matrices := assembly.matrices()) is not None:
+        sizes = step.mesh.shape
+        plan["matrices"] = preconditioning.plan_matrices(assembly.config.optim, matrices, sizes)
     plan["memory"] = dataclasses.asdict(memory) | {
         "state": step.state_bytes(),
         "capacity": capacity,

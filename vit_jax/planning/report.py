@@ -43,6 +43,7 @@ def _work(plan: dict) -> list[tuple[str, str]]:
     slices = f"{plan['slices']} x " if plan["slices"] > 1 else ""
     once = plan["model_flops_per_step"] / plan["devices"]
     each = f"{plan['batch_per_chip']:g} a chip, {plan['batch_per_pass']:g} a pass of a replica"
+    matrices = [("matrices", _matrices(plan["matrices"]))] if "matrices" in plan else []
     return [
         ("model", f"{plan['model']}, {plan['image_size']} px, {plan['dtype']}"),
         ("parameters", f"{plan['parameters']:,}"),
@@ -58,7 +59,14 @@ def _work(plan: dict) -> list[tuple[str, str]]:
             "products of a step",
             f"{plan['flops_per_device']:.3g} FLOP a device, without recomputation {once:.3g}",
         ),
+        *matrices,
     ]
+
+
+def _matrices(found: dict) -> str:
+    stacks = [f"{row['count']} of {row['shape'][0]} x {row['shape'][1]}" for row in found["stacks"]]
+    most, equal = found["flops_per_device"], found["flops_per_device_if_equal"]
+    return f"{', '.join(stacks)}; {most:.3g} FLOP a device, {most / equal:.2f} x an equal share"
 
 
 def _memory(plan: dict) -> list[tuple[str, str]]:

@@ -12,7 +12,7 @@ from absl import logging
 from clu import parameter_overview
 from etils import epath
 
-from vit_jax import user_files
+from vit_jax import optim, user_files
 from vit_jax.base import durations, places, sizes
 from vit_jax.checkpoints.reading import RECIPE
 from vit_jax.compute import choices
@@ -22,6 +22,7 @@ from vit_jax.devices import gpus, meshes, processes
 from vit_jax.evaluation import Suite
 from vit_jax.evaluation.contract import Evaluator, held_out
 from vit_jax.models import naming, registry
+from vit_jax.optim import preconditioners
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.clock import KINDS, Clock
 
@@ -96,12 +97,17 @@ def lines(assembly: Assembly, examples: int, suite: Suite | None) -> list[str]:
     data_line = f"data: {data.name}{where}, {examples:,} images to train on ({data.train_split})"
     epochs = steps * config.batch_size / examples
     start = f", starting from {config.init_from}" if config.init_from else ""
+    averaged = optim.keeps_average(config.optim.name, config.optim.ema)
+    found = assembly.matrices()
+    matrices = [] if found is None else [preconditioners.summarize(found, config.optim)]
     return [
         f"model: {naming.full_name(model, config.model.name)}, {count:,} parameters, images of "
         f"{sizes.text(model.image_size)} pixels{classes}{start}",
         ", ".join([data_line, *dict.fromkeys(judged)]),
         f"training: {steps:,} steps of {config.batch_size:,} images ({epochs:.3g} epochs), objective "
         f"{config.objective.name}, optimizer {config.optim.name}, learning rate {config.optim.lr:g}",
+        *matrices,
+        *(["averaged parameters are evaluated, exported and loaded"] if averaged else []),
     ]
 
 
@@ -116,6 +122,11 @@ def recipe(assembly: Assembly, head: Iterable[str], suite: Suite | None) -> str:
     config = assembly.config
     guests = [type(assembly.model_config), type(assembly.networks.objective)]
     guests += [type(evaluator) for evaluator in _evaluators(suite)]
+    guests += [
+        preconditioners.PRECONDITIONERS[name]
+        for name in (config.optim.name,)
+        if name in preconditioners.PRECONDITIONERS
+    ]
     guests += [sources.OPENERS[config.data.name]] if config.data.name in sources.OPENERS else []
     return user_files.to_python(config, head, user_files.outside(guests))
 

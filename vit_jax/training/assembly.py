@@ -26,7 +26,7 @@ from vit_jax.interchange import formats, resolving
 from vit_jax.models import classifier, registry
 from vit_jax.objectives.contract import FromCheckpoint, Objective, Setting
 from vit_jax.objectives.networks import FixedTeacher, Networks
-from vit_jax.optim import sharpness
+from vit_jax.optim import matrices, preconditioners, sharpness
 from vit_jax.training import state as states
 from vit_jax.training.placement import placement
 from vit_jax.training.step import make_train_step
@@ -69,6 +69,13 @@ class Assembly:
         """
         gradients = 2 if sharpness.is_used(self.config.optim) else 1
         return 3 * gradients * self.networks.objective.flops() * self.config.batch_size
+
+    def matrices(self) -> matrices.Matrices | None:
+        """The parameters that the optimizer treats as matrices; `None` if it is not one of matrices."""
+        if self.config.optim.name not in preconditioners.PRECONDITIONERS:
+            return None
+        params, _ = jax.eval_shape(self.networks.init, jax.random.key(0))
+        return matrices.find(self.config.optim, params, self.model_config.inputs)
 
     def abstract_state(self, mesh: jax.sharding.Mesh) -> states.TrainState:
         """Shapes, dtypes and shardings of the state on a mesh."""
@@ -238,7 +245,9 @@ def assemble(
         networks=networks,
         optimizer=optimizer,
         learning_rate=learning_rate,
-        init=states.initializer(networks, optimizer, ema=config.optim.ema > 0),
+        init=states.initializer(
+            networks, optimizer, ema=optim.keeps_average(config.optim.name, config.optim.ema)
+        ),
         train_step=make_train_step(networks, optimizer, learning_rate, config),
         num_classes=num_classes,
         multi_label=multi_label,

@@ -13,7 +13,7 @@ from absl import logging
 from etils import epath
 from ml_collections import ConfigDict
 
-from vit_jax import evaluation
+from vit_jax import evaluation, optim
 from vit_jax.base import logs, places
 from vit_jax.base.errors import UserError
 from vit_jax.base.lock import Lock
@@ -151,7 +151,8 @@ class _Run:
         self.description = reading.describe(
             config, assembly.model_config, source.classes, len(source), source.fingerprint()
         ) | {"pixels": PIXELS}
-        if assembly.networks.moving_average() and not config.optim.ema:
+        averaged = optim.keeps_average(config.optim.name, config.optim.ema)
+        if assembly.networks.moving_average() and not averaged:
             self.description["evaluated"] = "teacher"
         like = assembly.abstract_state(mesh)
         announce.announce(assembly, source, suite, like.params, workdir)

@@ -20,6 +20,7 @@ from vit_jax.devices import meshes
 from vit_jax.objectives.contract import Batch, MovingAverage
 from vit_jax.objectives.networks import OWN, Networks, variables_of
 from vit_jax.optim import sharpness
+from vit_jax.optim.options import Optim, is_of_matrices
 from vit_jax.training.health import examine, update_is_made
 from vit_jax.training.placement import placement
 from vit_jax.training.state import TrainState
@@ -53,9 +54,11 @@ def make_train_step(
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         followers = _update_averages(
-            state, params, own, networks.moving_average(), config.optim.ema
+            state, params, opt_state, own, networks.moving_average(), config.optim
         )
-        health = examine(state.health, state.step, metrics["loss"], grads, config.spike)
+        # Roots of matrices may not be finite where gradients are.
+        examined = updates if is_of_matrices(config.optim.name) else grads
+        health = examine(state.health, state.step, metrics["loss"], examined, config.spike)
         kept = update_is_made(health, config.nonfinite)
         trained = state.replace(
             params=params, opt_state=opt_state, health=health, fixed=None, **followers
@@ -196,21 +199,26 @@ def _accumulated(gradient_of: Callable, parts: int) -> Callable:
 
 
 def _update_averages(
-    state: TrainState, params: dict, variables: dict, teacher: MovingAverage | None, decay: float
+    state: TrainState,
+    params: dict,
+    opt_state: optax.OptState,
+    variables: dict,
+    teacher: MovingAverage | None,
+    config: Optim,
 ) -> dict:
     """The averages that follow the parameters, and all state that is not trained, after an update.
 
     Args:
-      params, variables: after the update.
+      params, opt_state, variables: after the update.
       teacher: one that follows the student, if there is one.
-      decay: of the average that is evaluated.
+      config: `config.optim`.
     """
     found = {"ema": state.ema, "variables": state.variables | variables}
     if state.ema is not None:
-        found["ema"] = optim.ema_update(state.ema, params, decay, state.step)
+        found["ema"] = optim.update_average(config, state.ema, params, opt_state, state.step)
     if "ema" in state.variables:
         found["variables"]["ema"] = optim.ema_update(
-            state.variables["ema"], variables["model"], decay, state.step
+            state.variables["ema"], variables["model"], config.ema, state.step
         )
     if teacher is not None:
         rate = 1 - teacher.momentum(state.step)

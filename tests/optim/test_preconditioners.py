@@ -1,0 +1,363 @@
+"""Optimizers of matrices, against their formulas in float64 NumPy, timm and optax; and what they share
+with all others.
+"""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from tests import without_torchvision
+from vit_jax.base import patterns
+from vit_jax.base.errors import ConfigError
+from vit_jax.models import registry
+from vit_jax.optim import matrices, preconditioners
+from vit_jax.optim.preconditioners import newton_schulz
+
+NAMES = list(preconditioners.PRECONDITIONERS)
+COMMON = {"matrix_dtype": "float32", "lr": 0.05}
+STEPS = 10
+
+
+@pytest.fixture(scope="module")
+def vit():
+    """(config, shapes of the parameters) of a small ViT."""
+    config = registry.model_config(
+        "ViT-mu/8", image_size=16, num_classes=10, width=24, depth=2, heads=3, mlp_dim=72
+    )
+    return config, registry.abstract_weights(config)[1].params
+
+
+def drawn(shapes, seed):
+    random = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: random.standard_normal(x.shape).astype(np.float32), shapes)
+
+
+def separate(name, kernel):
+    """The matrices (inputs, outputs) of a stacked kernel, written down case by case."""
+    for layer in np.asarray(kernel, np.float64):
+        if "qkv" in name:
+            yield from (layer[:, i].reshape(len(layer), -1) for i in range(3))
+        elif "out" in name:
+            yield layer.reshape(-1, layer.shape[-1])
+        else:
+            yield layer
+
+
+def kernels(tree):
+    return {n: x for n, x in patterns.named(tree).items() if re.fullmatch(".*layers/.*kernel", n)}
+
+
+def polar(x, config):
+    """U Vᵀ of x by the published iteration."""
+    triples, safety = newton_schulz.POLYNOMIALS[config.polynomial]
+    y = x.T if len(x) > len(x.T) else x
+    y = y / (safety * np.linalg.norm(y))
+    for a, b, c in triples:
+        gram = y @ y.T
+        y = a * y + (b * gram + c * gram @ gram) @ y
+    return y.T if len(x) > len(x.T) else y
+
+
+def muon(update, state, config):
+    rows, columns = update.shape
+    rms = 0.2 * max(rows, columns) ** 0.5
+    return update * (rms if config.matrix_scale == "rms" else max(1, columns / rows) ** 0.5), state
+
+
+def adamuon(update, second, config):
+    second = config.matrix_b2 * second + (1 - config.matrix_b2) * update**2
+    update = update / (np.sqrt(second) + config.eps)
+    return 0.2 * np.sqrt(update.size) * update / np.linalg.norm(update), second
+
+
+def normuon(update, second, config):
+    squares = (update**2).mean(0, keepdims=True)
+    second = config.matrix_b2 * second + (1 - config.matrix_b2) * squares
+    update = update / (np.sqrt(second) + config.eps)
+    return 0.2 * np.sqrt(update.size) * update / np.linalg.norm(update), second
+
+
+def in_float64(config, formula, start, gradients):
+    """The matrix after each update."""
+    p, m, state = start, 0.0, 0.0
+    for g in gradients:
+        m = config.matrix_b1 * m + (1 - config.matrix_b1) * g
+        ahead = config.matrix_b1 * m + (1 - config.matrix_b1) * g if config.nesterov else m
+        direction, state = formula(polar(ahead, config), state, config)
+        p = p - config.lr * (direction + config.weight_decay * p)
+    return p
+
+
+FORMULAS = {"muon": muon, "adamuon": adamuon, "normuon": normuon}
+CASES = [
+    *((name, {}) for name in FORMULAS),
+    ("muon", {"polynomial": "jordan", "matrix_scale": "original", "nesterov": False}),
+]
+
+
+@pytest.mark.parametrize(("name", "fields"), CASES)
+def test_ten_steps_are_those_of_the_formula_in_float64(kit, vit, name, fields):
+    config = kit.config(name=name, weight_decay=0.1, **COMMON, **fields)
+    params, gradients = drawn(vit[1], 0), [drawn(vit[1], seed + 1) for seed in range(STEPS)]
+    trajectory, _ = kit.train(config, params, gradients)
+    ours, starts = kernels(trajectory[-1]), kernels(params)
+    grads = [kernels(gradient) for gradient in gradients]
+    assert len(ours) == 4
+    for kernel, start in starts.items():
+        series = zip(*(separate(kernel, g[kernel]) for g in grads), strict=True)
+        for p, end, gs in zip(
+            separate(kernel, start), separate(kernel, ours[kernel]), series, strict=True
+        ):
+            expected = in_float64(config, FORMULAS[name], p, gs)
+            np.testing.assert_allclose(end, expected, rtol=0, atol=1e-5, err_msg=kernel)
+
+
+def root(x, epsilon):
+    values, vectors = np.linalg.eigh(x)
+    return vectors * (np.maximum(values, 0) + epsilon * values[-1]) ** -0.25 @ vectors.T
+
+
+def shampoo_in_float64(config, p, gradients):
+    """Blocks are halves of the side of 72."""
+    b1, b2, m, v = config.matrix_b1, config.matrix_b2, 0.0, 0.0
+    halves = {72: 2}
+    rows, columns = (halves.get(side, 1) for side in p.shape)
+    left, right, roots = {}, {}, {}
+    for t, g in enumerate(gradients, start=1):
+        v = b2 * v + (1 - b2) * g**2
+        adam = direction = g / (np.sqrt(v / (1 - b2**t)) + config.eps)
+        blocks = [np.split(row, columns, axis=1) for row in np.split(g, rows)]
+        for i in range(rows):
+            for j in range(columns):
+                b = blocks[i][j]
+                left[i, j] = b2 * left.get((i, j), 0.0) + (1 - b2) * b @ b.T
+                right[i, j] = b2 * right.get((i, j), 0.0) + (1 - b2) * b.T @ b
+                if t % config.matrix_every == 0:
+                    roots[i, j] = [root(x[i, j], config.matrix_eps) for x in (left, right)]
+                if roots:
+                    blocks[i][j] = roots[i, j][0] @ b @ roots[i, j][1]
+        if roots:
+            direction = np.block(blocks)
+            direction = direction * np.linalg.norm(adam) / np.linalg.norm(direction)
+        m = b1 * m + (1 - b1) * direction
+        p = p - config.lr * (b1 * m + (1 - b1) * direction) / (1 - b1**t)
+    return p
+
+
+def test_ten_steps_of_shampoo_are_those_of_the_formula_in_float64(kit, vit):
+    """Roots after steps 3, 6 and 9, and Adam's direction before."""
+    config = kit.config(name="shampoo", matrix_every=3, matrix_block=40, lr=0.05)
+    params, gradients = drawn(vit[1], 0), [drawn(vit[1], seed + 1) for seed in range(STEPS)]
+    trajectory, _ = kit.train(config, params, gradients)
+    ours, grads = kernels(trajectory[-1]), [kernels(gradient) for gradient in gradients]
+    for kernel, start in kernels(params).items():
+        series = zip(*(separate(kernel, g[kernel]) for g in grads), strict=True)
+        for p, end, gs in zip(
+            separate(kernel, start), separate(kernel, ours[kernel]), series, strict=True
+        ):
+            expected = shampoo_in_float64(config, p, gs)
+            np.testing.assert_allclose(end, expected, rtol=0, atol=1e-5, err_msg=kernel)
+
+
+def test_a_side_without_a_divisor_is_no_blocks(kit):
+    odd = {"mlp": {"kernel": np.zeros((16, 31), np.float32)}}
+    config = kit.config(name="shampoo", matrix_block=30)
+    with pytest.raises(ConfigError, match="config.optim.matrix_block = 30: a side of 31"):
+        kit.make(config, odd)[0].init(odd)
+
+
+@pytest.mark.parametrize("name", ["muon", "adamuon"])
+def test_ten_steps_are_those_of_timm(kit, vit, name, monkeypatch):
+    """Their matrices are (outputs, inputs); in float64, where they would round to bfloat16."""
+    torch = pytest.importorskip("torch")
+    timm_muon = without_torchvision.imported("timm.optim.muon")
+    iterate = functools.partial(timm_muon.zeropower_via_newtonschulz, dtype=torch.float64)
+    monkeypatch.setattr(timm_muon, "zeropower_via_newtonschulz", iterate)
+    config = kit.config(name=name, weight_decay=0.1, **COMMON)
+    params, gradients = drawn(vit[1], 0), [drawn(vit[1], seed + 1) for seed in range(STEPS)]
+    trajectory, _ = kit.train(config, params, gradients)
+
+    def transposed(tree):
+        return [torch.tensor(m.T) for n, k in kernels(tree).items() for m in separate(n, k)]
+
+    theirs = [torch.nn.Parameter(p) for p in transposed(params)]
+    optimizer = timm_muon.Muon(
+        theirs, lr=0.05, weight_decay=0.1, momentum=0.95, nesterov=True, algo=name, betas=(0.9, 0.95),
+        ns_coefficients="polar_express", safety_factor=1.01, eps=1e-8,
+    )  # fmt: skip
+    for gradient in gradients:
+        for p, g in zip(theirs, transposed(gradient), strict=True):
+            p.grad = g
+        optimizer.step()
+    for p, ours in zip(theirs, transposed(trajectory[-1]), strict=True):
+        np.testing.assert_allclose(ours, p.detach(), rtol=0, atol=1e-5)
+
+
+def test_ten_steps_are_those_of_optax(kit, vit):
+    """Its momentum with Nesterov's step is corrected for its bias, ours and timm's is not: without."""
+    config = kit.config(
+        name="muon", polynomial="jordan", nesterov=False, weight_decay=0.1, **COMMON
+    )
+    params, gradients = drawn(vit[1], 0), [drawn(vit[1], seed + 1) for seed in range(STEPS)]
+    trajectory, _ = kit.train(config, params, gradients)
+    found = preconditioners.matrices.find(config, params, vit[0].inputs)
+
+    def numbers(tree):
+        return patterns.map_named(
+            lambda name, _: (
+                optax.contrib.MuonDimensionNumbers(
+                    found.inner_axes(name, "i"), found.inner_axes(name, "o")
+                )
+                if name in found.roles
+                else None
+            ),
+            tree,
+        )
+
+    optimizer = optax.contrib.muon(
+        0.05, weight_decay=0.1, nesterov=False, consistent_rms=0.2, eps=0.0,
+        muon_weight_dimension_numbers=numbers(params),
+    )  # fmt: skip
+    theirs, state = params, optimizer.init(params)
+    for gradient in gradients:
+        updates, state = jax.jit(optimizer.update)(gradient, state, theirs)
+        theirs = optax.apply_updates(theirs, updates)
+    for name, expected in kernels(theirs).items():
+        np.testing.assert_allclose(
+            kernels(trajectory[-1])[name], expected, rtol=0, atol=1e-5, err_msg=name
+        )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_no_matrix_is_adamws(kit, vit, name):
+    params, gradients = drawn(vit[1], 0), [drawn(vit[1], 1), drawn(vit[1], 2)]
+    ours, _ = kit.train(kit.config(name=name, **COMMON), params, gradients)
+    adamw, _ = kit.train(kit.config(name="adamw", lr=0.05), params, gradients)
+    same = {
+        name
+        for name, x in patterns.named(ours[-1]).items()
+        if np.array_equal(x, patterns.named(adamw[-1])[name])
+    }
+    assert same == set(patterns.names(params)) - set(kernels(params))
+
+
+@pytest.mark.parametrize("shape", [(3, 16, 16), (3, 16, 64), (2, 17, 30)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_singular_values_become_about_one(shape, dtype):
+    """Also of ill-conditioned matrices, wide ones by their Gram matrix, in bfloat16."""
+    random = np.random.default_rng(0)
+    u, _, vt = np.linalg.svd(random.standard_normal(shape), full_matrices=False)
+    x = (u * np.geomspace(1, 1e-2, shape[1])) @ vt
+    y = newton_schulz.orthogonalize(jnp.asarray(x, dtype), "polar_express")
+    values = np.linalg.svd(np.asarray(y), compute_uv=False)
+    assert values.min() > 0.7 and values.max() < 1.3, values
+
+
+def test_the_count_of_operations_is_that_of_the_program():
+    from vit_jax.planning import flops
+
+    for m, n in ((16, 16), (16, 24), (16, 25), (16, 64)):
+        x = jax.ShapeDtypeStruct((3, m, n), jnp.float32)
+        program = jax.make_jaxpr(lambda x: newton_schulz.orthogonalize(x, "jordan"))(x)
+        direct = 5 * (4 * m * m * n + 2 * m**3)
+        assert flops.count(program) == 3 * min(direct, 8 * m * m * n + 28 * m**3)
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_patch_embeddings_move_as_fast_as_other_matrices(kit, vit, name):
+    """A convolution's update has the root mean square of AdamW's too: timm's AdaMuon once took a step that
+    was smaller by the root of its pixels.
+    """
+    config = kit.config(name=name, matrices=(".*kernel",), **COMMON | {"lr": 1.0})
+    params, gradient = drawn(vit[1], 0), drawn(vit[1], 1)
+    (after,), _ = kit.train(config, params, [gradient])
+    moved = jax.tree.map(lambda a, b: np.sqrt(np.mean((a - b) ** 2)), after, params)
+    moved = {n: x for n, x in patterns.named(moved).items() if n.endswith("kernel")}
+    assert set(moved) == {*kernels(params), "embedding/kernel", "head/kernel"}
+    for kernel, rms in moved.items():
+        assert rms == pytest.approx(0.2, rel=1e-5 if name != "muon" else 0.1), kernel
+
+
+def test_shared_options_hold_for_matrices_too(kit, vit):
+    """Layer decay, rules, freezing and the type of the momentum."""
+    params, gradients = drawn(vit[1], 0), [drawn(vit[1], 1), drawn(vit[1], 2)]
+    plain, _ = kit.train(kit.config(name="muon", **COMMON), params, gradients)
+    config = kit.config(
+        name="muon", layer_decay=0.5, lr_rules=((".*mlp/up/kernel", 3.0),), moment_dtype="bfloat16",
+        freeze=(".*mlp/down/kernel", ".*qkv/.*"), **COMMON,
+    )  # fmt: skip
+    trajectory, state = kit.train(config, params, gradients)
+    start, usual, ours = (kernels(tree) for tree in (params, plain[0], trajectory[0]))
+    layers = np.array([0.25, 0.5])
+    for name, p in start.items():
+        factor = layers * {"up": 3.0, "out": 1.0}.get(name.split("/")[-2], 0.0)
+        factor = factor.reshape(-1, *[1] * (p.ndim - 1))
+        np.testing.assert_allclose(ours[name] - p, factor * (usual[name] - p), atol=1e-6)
+    kept = {x.dtype for n, x in patterns.named(state).items() if n.endswith("mlp/up/kernel")}
+    assert kept == {jnp.dtype("bfloat16")}
+    assert not any("mlp/down/kernel" in name for name in patterns.names(state))
+
+
+def test_every_family_has_its_matrices(kit):
+    """By name and shape, of all families; none is an embedding or a classifier."""
+    for family in registry.FAMILIES:
+        size = 240 if "CrossViT" in family.VARIANTS[0] else 224
+        config = registry.model_config(family.VARIANTS[0], image_size=size, num_classes=10)
+        params = registry.abstract_weights(config)[1].params
+        found = matrices.find(kit.config(name="muon"), params, config.inputs)
+        shapes = patterns.named(params)
+        assert any("layers" in name for name in found.roles), family
+        for name in found.roles:
+            assert not re.search(r"embedding|head/|position|token/|root/", name), name
+            x = jax.random.normal(jax.random.key(0), shapes[name].shape) if "mlp" in name else None
+            if x is not None:
+                np.testing.assert_array_equal(found.restore(name, found.view(name, x)), x)
+
+
+def test_heads_can_be_matrices_of_their_own(kit, vit):
+    found = matrices.find(kit.config(name="muon", per_head=True), vit[1], vit[0].inputs)
+    counts = {name.split("/")[-2]: (found.count(name), found.size(name)) for name in found.roles}
+    assert counts["qkv"] == (2 * 3 * 3, (24, 8)) and counts["out"] == (2 * 3, (8, 24))
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"freeze": (".*layers/.*",)}, "config.optim.freeze freezes all"),
+        ({"matrices": (".*scale",)}, r"config.optim.matrices: .*scale .* has no rows and columns"),
+        ({"matrices": ("no_such",)}, "config.optim.matrices: the pattern 'no_such'"),
+        ({"name": "muom"}, "config.optim.name = 'muom' is not an optimizer; did you mean 'muon'"),
+    ],
+)
+def test_a_wrong_choice_of_matrices_is_refused(kit, vit, fields, match):
+    config = kit.config(**{"name": "muon"} | fields)
+    with pytest.raises(ConfigError, match=match):
+        kit.make(config, vit[1])
+
+
+def test_models_without_matrices_are_refused(kit):
+    thin = {"mlp": {"kernel": np.zeros((3, 64), np.float32)}}
+    with pytest.raises(ConfigError, match="config.optim.name='muon' is for matrices"):
+        kit.make(kit.config(name="muon"), thin)
+    with pytest.raises(ConfigError, match="mlp/kernel .* a side of 3, below 4"):
+        kit.make(kit.config(name="muon", matrices=("mlp/kernel",)), thin)
+
+
+def test_a_new_preconditioner_is_a_function_and_a_line(kit, vit, monkeypatch):
+    """The sign of the momentum, on matrices alone."""
+
+    def signs(config, matrices):
+        return optax.stateless(lambda us, _: jax.tree.map(jnp.sign, us))
+
+    monkeypatch.setitem(preconditioners.PRECONDITIONERS, "signs", None)  # and removes it afterwards
+    preconditioners.register("signs", signs)
+    params, gradient = drawn(vit[1], 0), drawn(vit[1], 1)
+    (after,), _ = kit.train(kit.config(name="signs", lr=1.0), params, [gradient])
+    for name, p in kernels(params).items():
+        moved = p - kernels(after)[name]
+        np.testing.assert_allclose(moved, np.sign(kernels(gradient)[name]), atol=1e-6)

@@ -1,0 +1,64 @@
+"""Optimizers of matrices, by name. Each maps the gradients of the parameters that are matrices to
+directions, as those in `optimizers.py` do for all parameters; `config.optim.others` names the one of
+those that takes the rest.
+
+A new one is a file here with one function (config.optim, `Matrices`) -> `GradientTransformation`, and
+a line in the table below.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import optax
+
+from vit_jax.base import patterns
+from vit_jax.optim import matrices
+from vit_jax.optim.matrices import Matrices
+from vit_jax.optim.optimizers import OPTIMIZERS
+from vit_jax.optim.options import Optim
+from vit_jax.optim.preconditioners.adamuon import adamuon
+from vit_jax.optim.preconditioners.muon import muon
+from vit_jax.optim.preconditioners.normuon import normuon
+from vit_jax.optim.preconditioners.shampoo import shampoo
+
+Preconditioner = Callable[[Optim, Matrices], optax.GradientTransformation]
+PRECONDITIONERS: dict[str, Preconditioner] = {
+    "muon": muon,
+    "adamuon": adamuon,
+    "normuon": normuon,
+    "shampoo": shampoo,
+}
+
+
+def register(name: str, make: Preconditioner) -> None:
+    """Makes a preconditioner known under a name, from a recipe for example."""
+    PRECONDITIONERS[name] = make
+
+
+def summarize(found: Matrices, config: Optim) -> str:
+    """Who takes what, in words."""
+    counts = {
+        shape: sum(found.count(name) for name in names) for shape, names in found.stacks().items()
+    }
+    rows = [f"{count} of {m} x {n}" for (m, n), count in sorted(counts.items())]
+    others = len(found.shapes) - len(found.roles)
+    return f"matrices by {config.name}: {', '.join(rows)}; {others} other parameters by {config.others}"
+
+
+def make(config: Optim, params: Any, inputs: Sequence[str]) -> optax.GradientTransformation:
+    """The direction of all parameters: that of a preconditioner for matrices, and of
+    `config.optim.others` for the rest; arguments as of `matrices.find`.
+    """
+    found = matrices.find(config, params, inputs)
+
+    def is_matrix(tree):
+        return patterns.map_named(lambda name, _: name in found.roles, tree)
+
+    def is_other(tree):
+        return jax.tree.map(lambda one: not one, is_matrix(tree))
+
+    return optax.chain(
+        optax.masked(PRECONDITIONERS[config.name](config, found), is_matrix),
+        optax.masked(OPTIMIZERS[config.others](config), is_other),
+    )
