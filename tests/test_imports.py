@@ -10,15 +10,9 @@ import networkx
 PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "vit_jax"
 # From the ground up: a room may import those before it. Files beside the rooms are rooms of one file.
 ROOMS = (
-<<<<<<< HEAD
-    "base", "devices", "pictures", "compute", "models", "data", "objectives", "config", "user_files", "recipes",
-    "optim", "checkpoints", "interchange", "evaluation", "prediction", "training", "inspection", "studies",
-    "planning", "export", "api", "serving", "benchmarks", "__init__", "commands", "main", "__main__",
-=======
     "base", "devices", "pictures", "compute", "models", "data", "objectives", "optim", "config", "user_files",
     "recipes", "checkpoints", "interchange", "evaluation", "prediction", "training", "inspection", "studies",
-    "planning", "export", "serving", "benchmarks", "__init__", "commands", "main", "__main__",
->>>>>>> muon
+    "planning", "export", "api", "serving", "benchmarks", "__init__", "commands", "main", "__main__",
 )  # fmt: skip
 # Circles that are still to be resolved: these may become fewer, never more.
 MOST_CIRCLES = 3
