@@ -12,7 +12,7 @@ As the authors' code defines it. Where the paper says less:
 Published grids are 7 × 7, 10 × 10 and 14 × 14 at 224 pixels. Other grids get the smallest windows that
 give them: of T2T's first split 2s - 1 pixels for a stride of s, of DeiT patches with zeros around the
 image where they do not divide it. With kept weights, another resolution keeps the windows and has
-other grids; learned positions are interpolated, sinusoids are computed for the new size.
+other grids; learned positions are interpolated, sinusoids computed for the new size.
 
 Operations: `vit_jax models` counts a multiply-add as 2, the paper as 1. Its 0.47, 1.46 and 3.50 G of
 DVT-T2T-ViT-12 are 0.94, 2.9 and 6.9 here: norms are not counted here.
