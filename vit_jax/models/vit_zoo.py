@@ -1,6 +1,6 @@
-"""The ViTs that have a name, from Ti to 22B, as the official code and big_vision define them; and what only
-published weights need, beside the ViT of `vit`. Their blocks are in `vit_zoo_blocks`.
-"""
+"""Vision Transformer (arXiv 2010.11929), from Ti to 22B, as the official code and big_vision define it."""
+
+# The network of the paper is `vit`; here are the names, and the model for what only published weights need.
 
 import re
 from collections.abc import Callable
