@@ -16,8 +16,9 @@ from absl import logging
 
 from vit_jax.base.errors import CheckpointError, ConfigError, UserError
 from vit_jax.checkpoints import reading
-from vit_jax.interchange import decoders, formats, model_card
+from vit_jax.interchange import formats, model_card
 from vit_jax.interchange.opened import CONFIG
+from vit_jax.objectives import mae_conversion
 
 FORMATS = ("timm", "huggingface")
 CARD = "README.md"
@@ -95,7 +96,8 @@ def _check_package(dry_run: bool) -> None:
 
 def _without_decoder(checkpoint: formats.Foreign) -> formats.Foreign:
     """Without what only pre-training uses."""
-    layout = {name: value for name, value in checkpoint.layout.items() if name != decoders.LAYOUT}
+    decoder = mae_conversion.LAYOUT
+    layout = {name: value for name, value in checkpoint.layout.items() if name != decoder}
     return dataclasses.replace(checkpoint, extras={}, layout=layout)
 
 

@@ -14,7 +14,6 @@ from ml_collections import ConfigDict
 from vit_jax import user_files
 from vit_jax.base import logs, shipped
 from vit_jax.base.errors import ConfigError
-from vit_jax.config import CHECKPOINT
 from vit_jax.devices import chips
 from vit_jax.models import naming, registry
 from vit_jax.planning import plan
@@ -103,7 +102,7 @@ def _row(name: str) -> dict:
     argument = command and command["argument"]
     spec = f"{name}:{argument}" if argument else name
     runs = user_files.load_runs(_shipped_spec(spec))
-    config = list(runs.values())[-1] if runs else user_files.load_config(_shipped_spec(spec))
+    config = next(iter(runs.values())) if runs else user_files.load_config(_shipped_spec(spec))
     row = {"name": name, "title": _title(text), "config": spec, "runs": len(runs or [config])}
     expect = _EXPECT.search(text)
     return row | _size(config) | {"expect": expect[0] if expect else ""}
@@ -117,7 +116,6 @@ def _shipped_spec(spec: str) -> str:
 
 def _size(config: ConfigDict) -> dict:
     """What of a row follows from the config."""
-    of_checkpoint = config.init_from == CHECKPOINT
     row = {
         "model": config.model.name or "the checkpoint's", "parameters": None, "data": config.data.name,
         "duration": str(config.duration), "exaflops": None, "chip_hours": None,
@@ -126,7 +124,7 @@ def _size(config: ConfigDict) -> dict:
     unknown_length = examples is None and "epoch" in str(config.duration)
     needs_teacher = config.objective.name == "distill" and not config.objective.teacher
     no_classes = not (classes or config.model.num_classes)
-    if of_checkpoint or config.pseudo.teacher or needs_teacher or no_classes or unknown_length:
+    if config.init_from or config.pseudo.teacher or needs_teacher or no_classes or unknown_length:
         return row
     assembly = plan.make_assembly(config)
     exaflops = assembly.step_flops * assembly.total_steps / 1e18
@@ -143,7 +141,7 @@ def _paragraph(row: dict) -> str:
     if row["parameters"]:
         size.insert(1, f"{row['parameters'] / 1e6:,.1f} M parameters")
     if row["runs"] > 1:
-        size.append(f"the last of {row['runs']} runs")
+        size.append(f"the first of {row['runs']} runs")
     if row["chip_hours"]:
         size.append(f"at least {_hours(row['chip_hours'])} hours of a {CHIP}")
     texts = [row["title"], ", ".join(size), _summary(row["expect"])]

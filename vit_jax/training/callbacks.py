@@ -10,18 +10,21 @@ from vit_jax.training.writers import MetricWriter
 
 # Of a step and its metrics; a true answer ends the run.
 Callback = Callable[[int, dict[str, float]], object]
+_FAILED = "failed"
 
 
 class Callbacks(MetricWriter):
     """Calls the functions wherever metrics are written: in the first process.
 
     Attributes:
+      ended: by which function the run was ended; '' if none did, or if one failed: then it can be continued.
       error: what a function raised; `raise_error` raises it when the run is saved.
     """
 
     def __init__(self, functions: Sequence[Callback]):
         self._functions = functions
-        self._ended = ""
+        self._verdict = ""
+        self.ended = ""
         self.error: Exception | None = None
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -33,16 +36,18 @@ class Callbacks(MetricWriter):
                 stop = function(step, dict(scalars))
             except Exception as error:  # noqa: BLE001  raised when the run is saved
                 logging.error("the callback %s failed at step %d: the run ends", name, step)
-                self._ended, self.error = f"the callback {name} failed", error
+                self._verdict, self.error = _FAILED, error
                 return
             if stop:
-                self._ended = f"stopped by the callback {name}"
+                self._verdict = f"stopped by the callback {name}"
 
-    def ended(self) -> str:
-        """Why the run is to end, the same in all processes; '': it goes on. Each asks at the same steps."""
-        if not self._functions:
-            return ""
-        return processes.agree("callbacks", self._ended)
+    def end_the_run(self) -> bool:
+        """Whether the run is to end, the same in all processes; each asks at the same steps."""
+        verdict = processes.agree("callbacks", self._verdict) if self._functions else ""
+        if verdict not in ("", _FAILED):
+            self.ended = verdict
+            logging.info("%s", verdict)
+        return bool(verdict)
 
     def raise_error(self) -> None:
         """Raises what a function raised, if one did."""

@@ -66,10 +66,9 @@ def train(
     Args:
       config: of a recipe, see `load_config`.
       workdir: a folder, local or in a bucket.
-      callbacks: functions of (step, metrics), called in the first process wherever metrics are logged, also those of
-        evaluations, `eval/…`. If one returns a true value, the run ends there: it is saved, evaluated, and not
-        continued when it is started again. If one raises, the run is saved and can be continued, and the error is
-        raised.
+      callbacks: functions of (step, metrics), called in process 0 wherever metrics are logged, with `eval/…` too. If
+        one returns a true value, the run ends: it is saved, evaluated, and not continued later. If one raises, the
+        run is saved and can be continued.
 
     Returns:
       The last evaluation's metrics and `step`, `seconds` (of training, all restarts together).
@@ -270,7 +269,8 @@ class _Run:
                 self._evaluate(step)
                 if self._patience_is_over():
                     return False
-            if logs and self._callbacks_end_it():
+            if logs and self.callbacks.end_the_run():
+                self.ended = self.callbacks.ended
                 return False
             if self.tier and _due(step, local_every):
                 self._save_by(self.tier.save, step)
@@ -347,7 +347,7 @@ class _Run:
             )
         self.evaluated_at = step
         self.programs.keep()
-        compared = self.reference and self.reference.compare(step, self.results)
+        compared = self.reference.compare(step, self.results) if self.reference else None
         scalars = {f"eval/{name}": value for name, value in self.results.items()}
         self.meter.write(step, scalars | (compared.scalars if compared else {}))
         metric, sign = evaluation.best_metric(self.config.eval.best, self.results)
@@ -375,13 +375,6 @@ class _Run:
             self.ended, best["value"], best["step"],
         )  # fmt: skip
         return True
-
-    def _callbacks_end_it(self) -> bool:
-        why = self.callbacks.ended()
-        if why and not self.callbacks.error:  # After an error the run can be continued.
-            self.ended = why
-            logging.info("%s", why)
-        return bool(why)
 
     def _interrupt(self, step: int) -> None:
         """Saves and says so. Raises `Interrupted`."""
