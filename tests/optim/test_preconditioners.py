@@ -310,13 +310,20 @@ def test_every_family_has_its_matrices(kit):
         config = registry.model_config(family.VARIANTS[0], image_size=size, num_classes=10)
         params = registry.abstract_weights(config)[1].params
         found = matrices.find(kit.config(name="muon"), params, config.inputs)
-        shapes = patterns.named(params)
         assert any("layers" in name for name in found.roles), family
         for name in found.roles:
             assert not re.search(r"embedding|head/|position|token/|root/", name), name
-            x = jax.random.normal(jax.random.key(0), shapes[name].shape) if "mlp" in name else None
-            if x is not None:
-                np.testing.assert_array_equal(found.restore(name, found.view(name, x)), x)
+
+
+def test_a_view_has_the_matrices_as_they_are_multiplied_with(kit, vit):
+    """Rows are inputs; of layers that have more inputs than outputs it is transposed."""
+    found = matrices.find(kit.config(name="muon"), vit[1], vit[0].inputs)
+    for name, kernel in kernels(drawn(vit[1], 0)).items():
+        view = np.asarray(found.view(name, jnp.asarray(kernel)))
+        expected = np.stack(list(separate(name, kernel))).astype(np.float32)
+        transposed = expected.shape[1] > expected.shape[2]
+        np.testing.assert_array_equal(view.swapaxes(1, 2) if transposed else view, expected)
+        np.testing.assert_array_equal(found.restore(name, jnp.asarray(view)), kernel)
 
 
 def test_heads_can_be_matrices_of_their_own(kit, vit):

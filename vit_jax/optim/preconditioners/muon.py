@@ -8,7 +8,7 @@ import numpy as np
 import optax
 
 from vit_jax.base import patterns
-from vit_jax.compute import choices
+from vit_jax.compute import choices, platform
 from vit_jax.optim import stacks
 from vit_jax.optim.matrices import Matrices
 from vit_jax.optim.optimizers import keep
@@ -75,5 +75,5 @@ def with_norm_of_muon(config: Optim, matrices: Matrices, name: str, u: jax.Array
 
 def products_dtype(config: Optim) -> jnp.dtype:
     """In which matrices are multiplied; a CPU that would emulate bfloat16 takes float32."""
-    emulated = choices.platform() == "cpu" and not choices.multiplies_bfloat16()
+    emulated = platform.current() == "cpu" and not choices.multiplies_bfloat16()
     return jnp.dtype("float32" if emulated else config.matrix_dtype)
