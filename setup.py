@@ -57,6 +57,7 @@ setup(
             "data/imagenet_classes.tsv",
             "models/conversions/published.json",
             "serving/page.html",
+            "training/curves.json",
         ]
     },
     install_requires=[

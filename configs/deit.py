@@ -25,10 +25,7 @@ def get_config(arg="S"):
     config.data.repeats = 3
     config.data.mean = (0.485, 0.456, 0.406)
     config.data.std = (0.229, 0.224, 0.225)
-    config.augment.randaugment_kind = "timm-inc1"  # rand-m9-mstd0.5-inc1
-    config.augment.randaugment_layers = 2
-    config.augment.randaugment_magnitude = 9.0
-    config.augment.randaugment_std = 0.5
+    recipes.randaugment_of_deit(config)
     config.augment.erasing = 0.25
     config.augment.mixup = 0.8
     config.augment.cutmix = 1.0

@@ -259,6 +259,21 @@ class Spike:
 
 
 @dataclasses.dataclass(frozen=True)
+class Reference:
+    """A curve of earlier runs, with which every evaluation is compared (docs/pretraining.md)."""
+
+    curve: str = option(
+        "", "name of a curve in the package, path of a curve's file or of a run; '': none"
+    )
+    stop_below: float = option(
+        0.0, "end the run so many points (of %) below the curve and its seeds; 0: never", minimum=0
+    )
+    stop_after: str = option(
+        "10%", "stop_below: how much of the run is let pass before", parse=durations.parse
+    )
+
+
+@dataclasses.dataclass(frozen=True)
 class Hosts:
     """What ends a run that hangs, so that it can be started again; with several processes, all of
     them.
@@ -362,6 +377,7 @@ class Config:
     log: Log = section(Log, may_change=True)
     hosts: Hosts = section(Hosts, may_change=True)
     spike: Spike = section(Spike, may_change=True)
+    reference: Reference = section(Reference, may_change=True)
 
 
 def config_class() -> type[Config]:

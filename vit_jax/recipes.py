@@ -85,6 +85,55 @@ def vary(config: ConfigDict, settings: Iterable[Mapping], *, seeds: int) -> dict
     return runs
 
 
+def next_stage(runs: Mapping[str, ConfigDict]) -> ConfigDict:
+    """A further stage of a recipe with `get_runs`: the config of its last run so far, not changed, which starts from
+    that run's weights, head included. Positions are interpolated as PyTorch does.
+    """
+    name, config = list(runs.items())[-1]
+    config = config.copy_and_resolve_references()
+    config.init_from, config.init_reset, config.init_resize = name, (), "torch"
+    return config
+
+
+def images_of_deit3(config: ConfigDict, pixels: int) -> ConfigDict:
+    """ImageNet as DeiT III and what is built on it read it: bicubic crops, and evaluated whole (crop ratio 1)."""
+    config.data.update(dict(name="imagenet2012", train_split="train", eval_split="validation"))
+    config.data.update(dict(image_size=pixels, crop_area=(0.08, 1.0), interpolation="bicubic"))
+    config.data.update(dict(eval_crop="torchvision", eval_resize=pixels))
+    config.data.update(dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)))
+    return config
+
+
+def randaugment_of_deit(config: ConfigDict) -> None:
+    """Sets timm's rand-m9-mstd0.5-inc1."""
+    config.augment.update(dict(randaugment_layers=2, randaugment_kind="timm-inc1"))
+    config.augment.update(dict(randaugment_magnitude=9.0, randaugment_std=0.5))
+
+
+def on_digits(config: ConfigDict, duration: str, *, lr: float, **model) -> ConfigDict:
+    """Makes a recipe for ImageNet one for digits on a CPU, with patches of 4 pixels and few of what costs time.
+
+    Args:
+      config: changed, and returned.
+      duration, lr: for batches of 64.
+      **model: options of the model; by default it is as large as that of configs/digits.py.
+    """
+    config.data.update(dict(name="digits", train_split="train", eval_split="test", repeats=1))
+    config.data.update(dict(train_crop="pad", pad=3, eval_crop="resize"))
+    config.augment.update(dict(flip=False, three_augment=False, color_jitter=0.0))
+    if config.augment.cutmix:
+        config.augment.update(dict(mixup=0.2, cutmix=0.2))
+    small = dict(name="ViT-S/4", width=64, depth=4, heads=4, mlp_dim=256, num_classes=None)
+    config.model.update(small | dict(dtype="float32") | model)
+    if config.model.layer_scale:  # from 1e-4 takes longer to grow than these runs last
+        config.model.layer_scale_init = 0.1
+    config.duration, config.batch_size, config.optim.lr = duration, 64, lr
+    config.optim.warmup = "10%"
+    config.eval.every, config.checkpoint.every, config.log.every = "25%", "200 steps", "50 steps"
+    config.reference.curve, config.mesh.fsdp = "", 1
+    return config
+
+
 def vit_names() -> list[str]:
     """The listed ViTs as recipes take them: 'B/16' for 'ViT-B/16'."""
     return [name.removeprefix("ViT-") for name in registry.variants() if name.startswith("ViT-")]

@@ -20,3 +20,11 @@ def test_the_gradient_of_what_is_dropped_is_zero_and_finite():
     gradient = jax.grad(lambda x: dropout.dropout(x, 0.5, jax.random.key(3))[:, 1:].sum())(x)
     assert not np.isnan(dropped).any()
     assert set(np.unique(gradient)) == {0, 2}
+
+
+def test_the_rate_of_stochastic_depth_grows_with_depth_or_is_the_same_in_every_layer():
+    rates, keys = dropout.by_depth(0.3, 4, jax.random.key(0))
+    np.testing.assert_allclose(rates, [0, 0.1, 0.2, 0.3], rtol=1e-6)
+    same, others = dropout.by_depth(0.3, 4, jax.random.key(0), constant=True)
+    np.testing.assert_array_equal(same, np.float32(0.3))
+    np.testing.assert_array_equal(jax.random.key_data(keys), jax.random.key_data(others))

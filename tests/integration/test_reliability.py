@@ -118,6 +118,7 @@ RECIPES = {
         ("teacher", "round_1", "round_2"), ("--config.pseudo.confidence=0.0",), "params",
     ),
     "masked_patches": (("",), (), "params_objective"),
+    "deit3": (("pretrain", "at_32"), (), "params"),
     "distill": (("",), ("--config.objective.teacher={teacher}",), "params"),
     "gsam": (("",), (), "params"),
 }  # fmt: skip

@@ -159,11 +159,15 @@ def correlations(masks):
     return np.corrcoef(masks)[np.triu_indices(len(masks), 1)]
 
 
-def test_stochastic_depth_drops_whole_examples_ever_more_often_and_each_residual_by_its_own_dice(
-    kit,
+@pytest.mark.parametrize(
+    ("by", "rates"), [("depth", (0, 0.25, 0.5)), ("constant", (0.5, 0.5, 0.5))]
+)
+def test_stochastic_depth_drops_whole_examples_at_the_rate_of_the_block_and_each_residual_by_its_own_dice(
+    kit, by, rates
 ):
-    examples, rates = 4000, (0, 0.25, 0.5)
-    steps = added(constant_blocks(kit, drop_path=0.5), examples, 3, jax.random.key(0))
+    examples = 4000
+    blocks = constant_blocks(kit, drop_path=0.5, drop_path_by=by)
+    steps = added(blocks, examples, 3, jax.random.key(0))
     assert (steps == steps[:, :, :1, :, :1]).all()
     kept = steps[:, :, 0, :, 0]
     for layer, rate in enumerate(rates):
@@ -172,7 +176,7 @@ def test_stochastic_depth_drops_whole_examples_ever_more_often_and_each_residual
         # Four standard deviations of the mean of a Bernoulli variable divided by its probability.
         spread = np.sqrt(rate / (1 - rate) / examples)
         np.testing.assert_allclose(kept[layer].mean(0), 1, atol=4 * spread + 1e-6)
-    masks = kept[1:].transpose(0, 2, 1).reshape(4, examples)
+    masks = kept[1:].transpose(0, 2, 1).reshape(4, examples)  # the first may drop nothing
     assert np.abs(correlations(masks)).max() < 4 / np.sqrt(examples)
 
 

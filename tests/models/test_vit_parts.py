@@ -260,3 +260,18 @@ def test_parameters_of_vit_5_are_as_many_as_published():
     for size, count in published.items():
         config = registry.model_config(f"ViT-{size}/16", image_size=224, **options)
         assert registry.count_parameters(config) == count
+
+
+def test_weights_begin_as_in_deits_code():
+    options = dict(image_size=32, num_classes=10, init="deit", head_init="normal", registers=4)
+    config = registry.model_config("ViT-S/16", **options)
+    params = registry.initialize(config, jax.random.key(0))
+    layers = params["encoder"]["layers"]
+    for kernel in (layers["attention"]["qkv"]["kernel"], layers["mlp"]["up"]["kernel"]):
+        np.testing.assert_allclose(np.std(kernel), 0.02, rtol=0.01)
+    for token in ("class_token", "registers", "position"):
+        np.testing.assert_allclose(np.std(params[token]), 0.02, rtol=0.1)
+    bound = 1 / np.sqrt(16 * 16 * 3)  # of PyTorch's convolutions
+    for part in params["embedding"].values():
+        assert bound * 0.97 < np.abs(part).max() <= bound
+        np.testing.assert_allclose(np.std(part), bound / np.sqrt(3), rtol=0.1)

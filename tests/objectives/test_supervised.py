@@ -2,11 +2,15 @@
 
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests import without_torchvision
+from vit_jax import objectives
 from vit_jax.base.errors import ConfigError
+from vit_jax.config import default_config
 from vit_jax.objectives.contract import Setting
 from vit_jax.objectives.supervised import Options, Supervised, cross_entropy
 
@@ -52,3 +56,41 @@ def test_every_class_needs_its_weight():
     setting = Setting(SimpleNamespace(num_classes=4), (0.5,), (0.5,), 1, int)
     with pytest.raises(ConfigError, match="has 5 weights for 4 classes"):
         Supervised(Options(class_weights=WEIGHTS), setting)
+
+
+MIXED = np.float32([[1, 0, 0, 0, 0], [0.3, 0.7, 0, 0, 0], [0, 1e-6, 0, 1, 0], [0, 0, 0, 0, 0]])
+
+
+def test_the_binary_loss_of_mixed_targets_is_timms_and_its_formula():
+    torch = pytest.importorskip("torch")
+    theirs = without_torchvision.imported("timm.loss").BinaryCrossEntropy(
+        smoothing=0.0, target_threshold=0.0, reduction="none"
+    )
+    logits = LOGITS[:4]
+    found = cross_entropy(jnp.asarray(logits), jnp.asarray(MIXED), "binary")
+    expected = theirs(torch.from_numpy(logits), torch.from_numpy(MIXED)).mean(1)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    z, t = logits.astype(np.float64), MIXED > 0
+    exact = (np.logaddexp(0, -z) * t + np.logaddexp(0, z) * ~t).mean(1)
+    np.testing.assert_allclose(found, exact, rtol=1e-6)
+    # By its gradient too: every class in a mixed image gets the same share.
+    gradient = jax.grad(lambda z: cross_entropy(z, jnp.asarray(MIXED), "binary").sum())(
+        jnp.asarray(logits)
+    )
+    np.testing.assert_allclose(gradient, (1 / (1 + np.exp(-z)) - t) / 5, atol=1e-7)
+
+
+def test_the_binary_loss_takes_no_smoothing():
+    setting = Setting(SimpleNamespace(num_classes=5), (0.5,), (0.5,), 1, int)
+    with pytest.raises(ConfigError, match="label_smoothing = 0.1 .*set label_smoothing=0"):
+        Supervised(Options(loss="binary", label_smoothing=0.1), setting)
+
+
+@pytest.mark.parametrize(
+    ("kind", "function"), [("softmax", "softmax"), ("sigmoid", "sigmoid"), ("binary", "sigmoid")]
+)
+def test_probabilities_are_those_of_the_loss(kind, function):
+    config = default_config().objective
+    config.loss = kind
+    assert (objectives.loss(config), objectives.probabilities(config)) == (kind, function)
+    assert objectives.activation(config) is objectives.ACTIVATIONS[function]

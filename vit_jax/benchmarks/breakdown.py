@@ -72,7 +72,7 @@ def breakdown(
 
     def loss(kernel, features):
         return cross_entropy(
-            features @ kernel, labels, objectives.probabilities(assembly.config.objective)
+            features @ kernel, labels, objectives.loss(assembly.config.objective)
         ).mean()
 
     def update(params, opt_state, gradient):

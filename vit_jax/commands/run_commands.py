@@ -199,16 +199,26 @@ def plan() -> None:
 
 
 def report() -> None:
-    """How runs compare: DIR… --out=REPORT [--json].
+    """How runs compare: DIR… --out=REPORT [--json]; or the curve of one, RUN… --as_reference [--out=DIR].
 
     A DIR is a run's workdir, a sweep's, or a folder of several. What was varied is found; REPORT/report.html
     has means and ranges over seeds, curves, speed and goodput, report.md the same as Markdown. Runs that
     are not done, or diverged, are shown as such.
+
+    --as_reference writes DIR/reference.json (by default in the run's workdir) instead, the curve of a run or of
+    several seeds of one, with which others are compared by --config.reference.curve.
     """
+    flags.DEFINE_bool("as_reference", False, "write the curve of one run, or of seeds of one")
     flags.DEFINE_string("out", None, "the folder to make")
     cli.define_json()
     cli.define_register()
     folders = cli.parse("DIR…")
+    if FLAGS.as_reference:
+        from vit_jax.studies import references
+
+        result = references.save_reference(folders, FLAGS.out)
+        cli.print_result(result, references.sentence(result))
+        return
     cli.require(out="REPORT")
 
     from vit_jax.studies import report as reports

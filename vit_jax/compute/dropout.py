@@ -51,9 +51,11 @@ def draw(rngs: nnx.Rngs | None, deterministic: bool, *rates: float) -> jax.Array
     return rngs.dropout()
 
 
-def by_depth(rate: float, depth: int, key: jax.Array | None) -> tuple[np.ndarray, jax.Array | None]:
+def by_depth(
+    rate: float, depth: int, key: jax.Array | None, *, constant: bool = False
+) -> tuple[np.ndarray, jax.Array | None]:
     """Each layer's rate of stochastic depth, growing linearly from 0 in the first to `rate` in the last (arXiv
-    1603.09382 §3), and each layer's key: (depth,) both; no keys without `key`.
+    1603.09382 §3), and each layer's key: (depth,) both; no keys without `key`. With `constant`, `rate` in every layer.
     """
-    rates = np.linspace(0, rate, depth, dtype=np.float32)
+    rates = np.linspace(rate if constant else 0, rate, depth, dtype=np.float32)
     return rates, None if key is None else jax.random.split(key, depth)

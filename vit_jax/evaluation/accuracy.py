@@ -74,7 +74,7 @@ class Accuracy(LogitsEvaluator):
         """`sums` with those of a batch, whose images have these logits."""
         subject = self.subject
         classes = subject.model_config.num_classes
-        top, loss = min(5, classes), objectives.probabilities(subject.config.objective)
+        top, loss = min(5, classes), objectives.loss(subject.config.objective)
         targets = to_targets(batch["label"], classes)
         mask = batch["mask"] * (targets.sum(-1) > 0)
         best = jax.lax.top_k(logits, top)[1]

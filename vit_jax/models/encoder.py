@@ -79,6 +79,19 @@ class Options:
     layer_scale_init: float = option(
         1e-5, "what these numbers begin as (1e-4 in ViT-5)", may_change=True
     )
+    drop_path_by: str = option(
+        "depth",
+        "how drop_path is spread over the blocks; depth: growing linearly from 0; constant: the same in "
+        "every block (DeiT III)",
+        choices=("depth", "constant"),
+    )
+    init: str = option(
+        "vit",
+        "initial weights of patch embedding, tokens and blocks; vit: as the ViT paper's code; deit: as "
+        "DeiT's, kernels and tokens normal with std 0.02",
+        choices=("vit", "deit"),
+        may_change=True,
+    )
 
 
 def check(config: Options) -> None:
@@ -221,6 +234,8 @@ class Encoder(nnx.Module):
         config = self.config
 
         rotations, of_layer = rotary.rotations(angles)
+        constant = config.drop_path_by == "constant"
+        drawn = by_depth(config.drop_path, config.depth, key, constant=constant)
 
         def step(block, x, rate, key, own):
             x, weights = block(x, rate, key, position, rotations if own is None else own)
@@ -231,7 +246,7 @@ class Encoder(nnx.Module):
             step,
             self.layers,
             x,
-            (*by_depth(config.drop_path, config.depth, key), of_layer),
+            (*drawn, of_layer),
             remat=choices.remat(config),
             unroll=config.unroll,
         )

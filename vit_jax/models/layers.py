@@ -1,6 +1,7 @@
 """What families share: linear layers, norm, MLP and a gate of channels. Attention is next door."""
 
 import functools
+import math
 from collections.abc import Callable
 
 import jax
@@ -124,6 +125,21 @@ def draw_kernels(module: nnx.Module, std: float, rngs: nnx.Rngs) -> None:
         if path[-1] == "kernel":
             value = std * jax.random.normal(rngs.params(), parameter.shape)
             parameter.set_value(value)
+
+
+def draw_as_deit(model: nnx.Module, rngs: nnx.Rngs) -> None:
+    """Draws the weights of a ViT as DeiT's code does: kernels of the blocks and learned tokens as
+    `draw_kernels`, patch embedding as PyTorch's convolutions begin, uniform up to 1 / sqrt(inputs).
+    """
+    draw_kernels(model.encoder, 0.02, rngs)
+    for name in ("class_token", "registers"):
+        if (token := getattr(model, name, None)) is not None:
+            token.set_value(0.02 * jax.random.normal(rngs.params(), token.shape))
+    kernel, bias = model.embedding.kernel, model.embedding.bias
+    bound = math.prod(kernel.shape[:-1]) ** -0.5
+    for parameter in (kernel, bias) if bias is not None else (kernel,):
+        uniform = jax.random.uniform(rngs.params(), parameter.shape, minval=-bound, maxval=bound)
+        parameter.set_value(uniform)
 
 
 class Mlp(nnx.Module):

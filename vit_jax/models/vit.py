@@ -14,7 +14,7 @@ from vit_jax.base.schema import option
 from vit_jax.compute import attend
 from vit_jax.compute.activations import ACTIVATIONS
 from vit_jax.compute.dropout import draw, dropout, split
-from vit_jax.models import classifier, embeddings, encoder, pooling, positions, rotary
+from vit_jax.models import classifier, embeddings, encoder, layers, pooling, positions, rotary
 from vit_jax.models.contract import Capture, ModelOutput
 from vit_jax.models.embeddings import PatchEmbedding, prepend
 
@@ -250,6 +250,8 @@ class Model(nnx.Module):
             self.head = classifier.head(config.representation or config.pooled_width, config, rngs)
             if config.two_heads:
                 self.head_distilled = classifier.head(width, config, rngs)
+        if config.init == "deit":
+            layers.draw_as_deit(self, rngs)
 
     def __call__(
         self,

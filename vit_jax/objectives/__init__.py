@@ -69,11 +69,16 @@ def make(config: Name, setting: Setting) -> Objective:
     return objective(options, setting)
 
 
+def loss(config: Name | ConfigDict) -> str:
+    """The cross-entropy that a model is trained with, a `kind` of `supervised.cross_entropy`."""
+    return getattr(find(config)[1], "loss", "softmax")
+
+
 def probabilities(config: Name | ConfigDict) -> str:
     """The function that turns the logits of a model trained this way into probabilities: 'softmax'
     or 'sigmoid'.
     """
-    return getattr(find(config)[1], "loss", "softmax")
+    return "softmax" if loss(config) == "softmax" else "sigmoid"
 
 
 def activation(config: Name | ConfigDict) -> Callable[[jax.Array], jax.Array]:

@@ -1,4 +1,4 @@
-"""Classification with labels: softmax or sigmoid cross-entropy."""
+"""Classification with labels: softmax, sigmoid or binary cross-entropy."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -18,8 +18,9 @@ class Options:
 
     loss: str = option(
         "softmax",
-        "cross-entropy: softmax, or sigmoid summed over classes",
-        choices=("softmax", "sigmoid"),
+        "cross-entropy: softmax; sigmoid, summed over classes; binary, its mean over classes, where every class "
+        "in a mixed image counts fully (DeiT III)",
+        choices=("softmax", "sigmoid", "binary"),
     )
     label_smoothing: float = option(
         0.0, "share of the target spread evenly over all classes", minimum=0, maximum=1
@@ -41,6 +42,11 @@ class Supervised(Objective):
 
     def __init__(self, options: Options, setting: Setting):
         super().__init__(options, setting)
+        if options.loss == "binary" and options.label_smoothing:
+            raise ConfigError(
+                f"config.objective.label_smoothing = {options.label_smoothing:g} gives every class a share, and "
+                "config.objective.loss='binary' makes every share a 1: set label_smoothing=0, or loss='sigmoid'"
+            )
         count = len(options.class_weights)
         if count and count != setting.model.num_classes:
             raise ConfigError(
@@ -81,7 +87,7 @@ def cross_entropy(
 
     `softmax`: −Σ t log p with p = softmax(z). `sigmoid`: Σ over classes of the binary
     cross-entropies, not their mean, as the JFT and ImageNet-21k recipes have it (Scaling ViT,
-    big_vision).
+    big_vision). `binary`: their mean, of targets that are 1 wherever t > 0, as DeiT III has it.
 
     Args:
       focal: γ; every term counts (1 − p)^γ, p being the probability that it says is right
@@ -92,6 +98,8 @@ def cross_entropy(
     def term(log_p: jax.Array) -> jax.Array:
         return log_p * (1 - jnp.exp(log_p)) ** focal if focal else log_p
 
+    if kind == "binary":
+        targets = (targets > 0).astype(targets.dtype)
     if kind == "softmax":
         terms = targets * term(jax.nn.log_softmax(logits))
     else:
@@ -99,7 +107,7 @@ def cross_entropy(
         terms = targets * term(right) + (1 - targets) * term(wrong)
     if weights:
         terms *= jnp.array(weights, jnp.float32)
-    return -jnp.sum(terms, axis=-1)
+    return -(jnp.mean if kind == "binary" else jnp.sum)(terms, axis=-1)
 
 
 def smoothed(targets: jax.Array, share: float) -> jax.Array:

@@ -8,6 +8,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import evaluation
 from vit_jax.base.errors import ConfigError
+from vit_jax.base.settings import with_fields
 from vit_jax.checkpoints import reading
 from vit_jax.config import Config
 from vit_jax.data import sources
@@ -32,7 +33,7 @@ def dry_run(
     Args:
       config: the run's.
       workdir: where it would run, perhaps goes on; `None` if that is not said.
-      teachers: names of runs that a `pseudo.teacher` may be.
+      teachers: names of runs that a `pseudo.teacher` or `init_from` may be.
 
     Raises:
       ConfigError, CheckpointError: as `training.loop.train` before it uses devices.
@@ -41,6 +42,8 @@ def dry_run(
     # Whatever devices there are, other programs may have them.
     if not jax.config.jax_platforms:
         jax.config.update("jax_platforms", "cpu")
+    if config.init_from in teachers:  # not trained yet; the config describes its model
+        config = with_fields(config, {"init_from": ""})
     config = resolve(config, workdir)
     source, multi_label, missing = None, False, ""
     try:

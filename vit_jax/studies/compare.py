@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from vit_jax.studies.runs import Run
+from vit_jax.training.curves import is_share
 
 # Where, how often and on what a run is computed and kept makes it no other run.
 _NO_DIFFERENCE = ("checkpoint.", "log.", "hosts.", "mesh.", "model.remat", "model.unroll")
@@ -196,18 +197,11 @@ _WORDS = {
     "optim.b2": "β2", "optim.ema": "EMA decay", "optim.lr": "learning rate", "optim.name": "optimizer",
     "optim.clip": "gradient clipping", "model.pool": "pooling", "model.position": "positions",
 }  # fmt: skip
-_SHARES = ("accuracy", "accuracy_low", "accuracy_high", "precision", "recall", "f1", "goodput")
 
 
 def in_words(field: str) -> str:
     """What a field of the config is called: 'learning rate'."""
     return _WORDS.get(field) or field.split(".")[-1].replace("_", " ")
-
-
-def is_share(metric: str) -> bool:
-    """Whether a metric is between 0 and 1, and written in percent."""
-    last = metric.split("/")[-1]
-    return last in _SHARES or last.endswith(("accuracy", "shot"))
 
 
 def metric_in_words(metric: str) -> tuple[str, float]:

@@ -14,7 +14,7 @@ from vit_jax.base import outputs, places
 from vit_jax.base.errors import ConfigError
 from vit_jax.evaluation import best_metric
 from vit_jax.pictures.page import Page, markdown, png
-from vit_jax.studies import compare, figures, runs
+from vit_jax.studies import compare, figures, references, runs
 from vit_jax.studies.compare import Comparison
 
 # Of all that runs log: what is drawn over the steps, and its axis.
@@ -105,6 +105,8 @@ def _pictures(comparison: Comparison) -> dict[str, tuple[str, Image.Image]]:
         scale = compare.metric_in_words(name)[1]
         image = figures.curves(comparison, name, title, unit, scale)
         found[f"curve_{name.replace('/', '_')}"] = (title, image)
+    for number, (name, image) in enumerate(references.pictures(comparison).items()):
+        found[f"reference_{number}"] = (f"Beside the reference curve {name}", image)
     for name in dict.fromkeys(row[1] for row in _beside(comparison)):
         words, scale = compare.metric_in_words(name.partition(": ")[2])
         image = figures.curves(comparison, name, name, words, scale, beside=True)
@@ -148,9 +150,9 @@ def _page(comparison: Comparison, pictures: dict) -> Page:
         page.picture(image, head)
     page.heading("Runs")
     page.table(_runs(comparison))
-    if beside := _beside_table(comparison):
-        page.heading(_BESIDE_HEAD)
-        page.table(beside)
+    for head, table in _further_tables(comparison).items():
+        page.heading(head)
+        page.table(table)
     if comparison.notes:
         page.heading("Notes")
         for note in comparison.notes:
@@ -162,10 +164,18 @@ def _markdown(comparison: Comparison, pictures: dict) -> str:
     parts = ["# How the runs compare", *_summary(comparison), markdown(compare.rows(comparison))]
     parts += [f"![{head}]({name}.png)" for name, (head, _) in pictures.items()]
     parts += ["## Runs", markdown(_runs(comparison))]
-    if beside := _beside_table(comparison):
-        parts += [f"## {_BESIDE_HEAD}", markdown(beside)]
+    for head, table in _further_tables(comparison).items():
+        parts += [f"## {head}", markdown(table)]
     parts += [f"- {note}" for note in comparison.notes]
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
+
+
+def _further_tables(comparison: Comparison) -> dict[str, list[list[str]]]:
+    tables = {
+        _BESIDE_HEAD: _beside_table(comparison),
+        "Beside reference curves": references.rows(comparison),
+    }
+    return {head: table for head, table in tables.items() if table}
 
 
 def _runs(comparison: Comparison) -> list[list[str]]:

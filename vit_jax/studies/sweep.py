@@ -190,26 +190,47 @@ def _settings(config: ConfigDict, grid: Mapping[str, Sequence]) -> dict[str, dic
 
 def run_all(runs: Mapping[str, ConfigDict], workdir: epath.PathLike) -> dict[str, dict]:
     """Trains every run of an experiment in WORKDIR/NAME, and goes on where it was stopped. A run whose
-    `config.pseudo.teacher` is the name of another learns from what that one says.
+    `config.pseudo.teacher` is the name of another learns from what that one says; one whose `config.init_from` is
+    starts from its last weights: a further stage of a recipe.
 
     Returns:
       The result of each by its name; {} of one whose loss ceased to be finite.
 
     Raises:
       ConfigError: a run cannot be trained as it is.
+      NonFiniteError: that of a run which another starts from or learns from.
     """
     logs.to_stderr_by_default()
     workdir, found = storage.locate_to_save(workdir, "--workdir"), {}
+    _check_stages(runs)
     for number, (name, config) in enumerate(runs.items(), start=1):
         logging.info("run %d of %d: %s", number, len(runs), name)
-        if config.pseudo.teacher in runs:
-            config = with_fields(config, {"pseudo.teacher": str(workdir / config.pseudo.teacher)})
+        earlier = {field: value for field, value in _earlier(config).items() if value in runs}
+        config = with_fields(config, {field: str(workdir / run) for field, run in earlier.items()})
         try:
             found[name] = result_of(config, workdir / name)
         except NonFiniteError as error:
+            if any(name in _earlier(other).values() for other in runs.values()):
+                raise
             logging.warning("%s: %s", name, error)
             found[name] = {}
     return found
+
+
+def _check_stages(runs: Mapping[str, ConfigDict]) -> None:
+    """Raises `ConfigError` for a later stage that could not be trained, before the first is."""
+    for name, config in runs.items():
+        # Where the model's name is left open, it is that of weights which are not there yet.
+        if config.init_from in runs and config.model.name:
+            try:
+                resolve(with_fields(config, {"init_from": ""}))
+            except ConfigError as error:
+                raise ConfigError(f"run {name!r}: {error}") from error
+
+
+def _earlier(config: ConfigDict) -> dict[str, str]:
+    """The fields of a run that may name an earlier run of its experiment."""
+    return {"init_from": config.init_from, "pseudo.teacher": config.pseudo.teacher}
 
 
 def result_of(config: ConfigDict, workdir: epath.Path) -> dict[str, float]:

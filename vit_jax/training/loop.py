@@ -24,7 +24,7 @@ from vit_jax.data.decode import PIXELS
 from vit_jax.data.record import Source
 from vit_jax.devices import meshes, processes
 from vit_jax.evaluation.contract import Subject, Trained
-from vit_jax.training import announce, health, preflight, pseudo_labels
+from vit_jax.training import announce, health, preflight, pseudo_labels, reference
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly, assemble, make_mesh, resolve
 from vit_jax.training.clock import Clock
@@ -146,6 +146,7 @@ class _Run:
         self.start = Start(assembly, self.checkpoints, self.tier, self.description, like)
         self.skipped_data = SkippedData(workdir)
         self.stragglers = Stragglers(clock)
+        self.reference = reference.make(assembly, source, suite)
         self.profiler = Profiler(config.log.profile, workdir / "profile")
         self.train_step = compile_train_step(assembly.train_step, states.shardings_of(like), mesh)
         self.gather = states.make_gather(like)
@@ -326,7 +327,9 @@ class _Run:
             )
         self.evaluated_at = step
         self.programs.keep()
-        self.meter.write(step, {f"eval/{name}": value for name, value in self.results.items()})
+        compared = self.reference and self.reference.compare(step, self.results)
+        scalars = {f"eval/{name}": value for name, value in self.results.items()}
+        self.meter.write(step, scalars | (compared.scalars if compared else {}))
         metric, sign = evaluation.best_metric(self.config.eval.best, self.results)
         value = self.results[metric]
         if self.best is None or sign * value > sign * self.best["value"]:
@@ -336,6 +339,11 @@ class _Run:
                 self.checkpoints.keep_best(step)
         else:
             self.best = self.best | {"since": self.best["since"] + 1}
+        if compared:
+            logging.info("%s", compared.sentence)
+            self.writers.write_texts(step, {"reference": compared.sentence})
+            if compared.error:
+                raise compared.error
 
     def _patience_is_over(self) -> bool:
         patience, best = self.config.eval.patience, self.best

@@ -14,6 +14,7 @@ from vit_jax.evaluation import Suite
 from vit_jax.interchange import formats
 from vit_jax.models import registry
 from vit_jax.objectives.networks import FixedTeacher
+from vit_jax.training import reference
 from vit_jax.training.assembly import Assembly, check_teacher
 from vit_jax.training.guards import check_classes
 
@@ -61,6 +62,7 @@ def check(
     if config.pseudo.teacher and config.pseudo.teacher not in teachers:
         _check_pseudo_teacher(assembly, source)
     _check_memory(assembly)
+    reference.check(assembly, source, suite)
 
 
 def _check_profile(config: Config, total_steps: int) -> None:
