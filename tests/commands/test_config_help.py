@@ -8,7 +8,7 @@ import pytest
 from vit_jax.base import schema
 from vit_jax.commands.config_help import WIDTH, config_help
 from vit_jax.config import config_class, default_config
-from vit_jax.models import vit
+from vit_jax.models import vit_zoo
 from vit_jax.user_files import load_config
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -32,7 +32,9 @@ def test_help_on_a_recipe_lists_what_its_model_objective_and_optimizer_read_with
     config = load_config("configs/vit_i21k.py:B/16,light2")
     shown = fields(config_help(config))
     of_model = {name.removeprefix("model.") for name in shown if name.startswith("model.")}
-    assert of_model == {"name", *(option.name for option in schema.options(vit.Config))}
+    options = schema.options(vit_zoo.Config)
+    visible = {option.name for option in options if not option.metadata["published"]}
+    assert of_model == {"name", *visible} and len(visible) <= 24
     assert (shown["model.width"], shown["model.head_bias"]) == ("768", "-10.0")
     assert shown["objective.loss"] == "sigmoid" and "objective.masked" not in shown
     assert shown["optim.lr_end"] == "0.0" and "optim.timescale" not in shown
@@ -41,6 +43,15 @@ def test_help_on_a_recipe_lists_what_its_model_objective_and_optimizer_read_with
         again := fields(config_help(config))
     )
     assert again["optim.timescale"] == "10000 steps" and again["optim.b1"] == "0.9"
+
+
+def test_options_of_published_weights_are_listed_where_a_recipe_or_a_name_sets_them():
+    config = load_config("configs/vit_i21k.py:B/16")
+    config.model.update(name="ViT-22B/14", rope="axial")
+    shown = fields(config_help(config))
+    assert (shown["model.rope"], shown["model.parallel"]) == ("axial", "True")
+    assert "model.norm_after" not in shown
+    assert "model.norm_after" in fields(config_help(config, everything=True))
 
 
 def test_help_on_a_recipe_that_starts_from_a_checkpoint_leaves_the_model_to_it():

@@ -12,14 +12,14 @@ import pytest
 from vit_jax.base import patterns
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.interchange import formats, loading, npz
-from vit_jax.models import hybrid, mixer, registry, resnet, vit
+from vit_jax.models import hybrid, mixer, registry, resnet, vit_zoo
 
 from .conftest import official_vit, run
 
 
 def test_the_model_is_recognised_from_the_file_alone(file):
     config = formats.read(file).model_config
-    assert config == vit.Config(
+    assert config == vit_zoo.Config(
         image_size=6, patch=2, width=8, depth=2, heads=2, mlp_dim=12, num_classes=5, pool="token",
         activation="gelu_tanh", epsilon=1e-6,
     )  # fmt: skip
@@ -335,7 +335,7 @@ def test_models_of_the_same_class_family_are_not_confused(shared_data):
     families = {
         "vt_hybrid_tiny": hybrid.Config, "vt_mixer_tiny": mixer.Config,
         "bv_bit_tiny": resnet.Config,
-        "bv_bit_paper_tiny.tfnames": resnet.Config, "vt_vit_gap": vit.Config,
+        "bv_bit_paper_tiny.tfnames": resnet.Config, "vt_vit_gap": vit_zoo.Config,
     }  # fmt: skip
     for name, family in families.items():
         path = pathlib.Path(shared_data) / "oracle" / f"{name}.ckpt.npz"

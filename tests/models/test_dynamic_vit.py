@@ -18,7 +18,7 @@ from tests.models.conftest import apply, parameters, run, statistics
 from tests.models.test_t2t import soft_split, token_layer
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
-from vit_jax.models import dynamic_vit, registry, reuse, t2t, vit
+from vit_jax.models import dynamic_vit, registry, reuse, t2t, vit_zoo
 from vit_jax.models.conversions import translation
 from vit_jax.objectives.contract import Learner, Setting
 from vit_jax.objectives.supervised import Options, Supervised
@@ -325,7 +325,7 @@ def test_without_reuse_each_exit_is_its_backbone_and_with_it_the_first_is(backbo
     shapes = patterns.map_named(lambda name, leaf: leaves[name].shape == leaf.shape, like)
     plain = parameters(config)
     plain = patterns.map_named(lambda name, fits, own: leaves[name] if fits else own, shapes, plain)
-    family = {"t2t": t2t, "deit": vit}[backbone]
+    family = {"t2t": t2t, "deit": vit_zoo}[backbone]
 
     @jax.jit
     def compare(params, plain, x):

@@ -11,7 +11,7 @@ import pytest
 
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
-from vit_jax.models import registry, vit
+from vit_jax.models import registry, vit_zoo
 
 # facts §2.1, computed from the published dimensions: no head, 1000 classes, the same after a tanh
 # layer of the width.
@@ -76,7 +76,7 @@ def test_parameters_with_attention_pooling_are_as_many_as_the_published_dimensio
     assert registry.count_parameters(config) == MAP_PARAMETERS[name]
 
 
-@pytest.mark.parametrize("name", vit.VARIANTS)
+@pytest.mark.parametrize("name", vit_zoo.VARIANTS)
 def test_every_listed_name_is_a_model(name):
     patch = int(name.split("/")[1])
     config = registry.model_config(name, image_size=patch)

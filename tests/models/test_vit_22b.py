@@ -7,7 +7,7 @@ from flax import nnx
 from vit_jax.base import patterns
 from vit_jax.devices import meshes
 from vit_jax.models import registry
-from vit_jax.models.encoder import Block
+from vit_jax.models.vit_zoo_blocks import make_block
 
 OPTIONS = dict(parallel=True, qk_norm=True, qkv_bias=False, norm_bias=False)
 
@@ -17,7 +17,7 @@ def test_a_parallel_block_is_its_formula(kit):
     config = kit.config(depth=1, **OPTIONS)
     parameters = jax.tree.map(lambda p: p[0], kit.parameters(config)["encoder"]["layers"])
     definition, _ = nnx.split(
-        nnx.eval_shape(lambda: Block(config, dtype=np.float32, rngs=nnx.Rngs(0)))
+        nnx.eval_shape(lambda: make_block(config, dtype=np.float32, rngs=nnx.Rngs(0)))
     )
     x = np.random.default_rng(0).standard_normal((2, 7, config.width)).astype(np.float32)
     out, _ = jax.jit(lambda p, x: nnx.merge(definition, p)(x, 0.0, None))(parameters, x)

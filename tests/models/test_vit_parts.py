@@ -13,7 +13,7 @@ from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.compute import rope
 from vit_jax.devices import meshes
-from vit_jax.models import registry, vit
+from vit_jax.models import registry, vit, vit_zoo
 from vit_jax.models.conversions import published, vit_arguments
 
 SMALL = dict(image_size=(12, 8), depth=2, heads=2, width=16, num_classes=5)
@@ -221,9 +221,9 @@ def parameters_of(name, **options):
     """Of a published architecture of timm without a head."""
     known = published.architectures()[name]
     found = vit_arguments.from_arguments(known.kind, known.arguments)
-    found = {n: x for n, x in found.items() if n in vit.Config.__dataclass_fields__}
+    found = {n: x for n, x in found.items() if n in vit_zoo.Config.__dataclass_fields__}
     tags = list(known.tags.values())
-    config = vit.Config(tags[0].image_size, **found | {"num_classes": 0} | options)
+    config = vit_zoo.Config(tags[0].image_size, **found | {"num_classes": 0} | options)
     return registry.count_parameters(config)
 
 
@@ -275,3 +275,39 @@ def test_weights_begin_as_in_deits_code():
     for part in params["embedding"].values():
         assert bound * 0.97 < np.abs(part).max() <= bound
         np.testing.assert_allclose(np.std(part), bound / np.sqrt(3), rtol=0.1)
+
+
+PAPER = [
+    {}, dict(pool="mean"), dict(pool="map", position="sincos2d"), dict(registers=2, representation=8),
+    dict(distilled=True), dict(dropout=0.2, drop_path=0.3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("options", PAPER, ids=str)
+def test_a_vit_of_the_paper_is_the_published_one_without_what_others_added(kit, options):
+    """`vit` is what runs, and what `vit_zoo` extends: same parameters, draws and outputs, bit for bit."""
+    config, outputs = kit.config(**options), []
+    key = jax.random.key(1) if "dropout" in options else None
+    assert type(registry.build(config, rngs=nnx.Rngs(0))) is vit.VisionTransformer
+    for kind in (vit.VisionTransformer, vit_zoo.PublishedViT):
+
+        @jax.jit
+        def run(x, kind=kind):
+            model = kind(config, rngs=nnx.Rngs(0))
+            rngs = None if key is None else nnx.Rngs(dropout=key)
+            out = model(x, deterministic=key is None, rngs=rngs, capture=True)
+            return registry.split(model)[1].params, vars(out)
+
+        outputs.append(run(kit.images))
+    jax.tree.map(np.testing.assert_array_equal, *outputs)
+
+
+def test_any_option_of_published_weights_takes_the_published_model(kit):
+    changed = dict(
+        rope="axial", last_norm="pooled", qkv_bias=False, position="relative", pool="gem"
+    )
+    for name, value in changed.items():
+        model = nnx.eval_shape(
+            lambda o={name: value}: registry.build(kit.config(**o), rngs=nnx.Rngs(0))
+        )
+        assert type(model) is vit_zoo.PublishedViT, name

@@ -40,6 +40,7 @@ def option(
     role: str = "",
     fitted: bool = False,
     may_change: bool = False,
+    published: bool = False,
     when: Mapping[str, Iterable[str]] | None = None,
 ):
     """A dataclass field that is a config option.
@@ -58,6 +59,8 @@ def option(
       fitted: whether parameters of another value can be fitted to this one (interpolated, or
         re-initialised).
       may_change: whether a resumed run may have another value: it does not change what is learnt.
+      published: whether only published weights need other values, which their conversions set;
+        `--help` lists it only where it has one.
       when: the values that other options of its section must have for it to be read, by their names;
         `--help` lists it only then.
     """

@@ -49,7 +49,8 @@ def config_help(config: ConfigDict, *, everything: bool = False, width: int = WI
     hidden = len(list(schema.walk(config_class()))) - sum(len(entries) for _, entries in sections)
     if hidden:
         parts.append(
-            f"{hidden} more fields belong to other models, objectives and optimizers: --help all"
+            f"{hidden} more fields belong to other models, objectives and optimizers, or to published weights: "
+            "--help all"
         )
     return "\n\n".join(parts)
 
@@ -90,6 +91,7 @@ def _model(values: ConfigDict) -> Iterator[tuple[str, list[Entry]]]:
     family = registry.family_named(values.name)
     applies = family.options_from_name(values.name) | schema.given_options(values)
     name, options = schema.options(registry.Name)[0], schema.options(family.Config)
+    options = [o for o in options if not _is_hidden(o, applies)]
     entries = [_entry("model.", o, applies.get(o.name, o.default)) for o in options]
     in_structure = [o.metadata["role"] in _STRUCTURE for o in options]
     title = f"config.model: {values.name}, of the family {registry.family_name(family)!r}: "
@@ -98,6 +100,12 @@ def _model(values: ConfigDict) -> Iterator[tuple[str, list[Entry]]]:
     if any(in_structure):
         structure = list(itertools.compress(entries, in_structure))
         yield title + "structure and conventions", structure
+
+
+def _is_hidden(option: dataclasses.Field, applies: dict) -> bool:
+    """Whether an option is for published weights alone, and has its default."""
+    value = applies.get(option.name, option.default)
+    return option.metadata["published"] and value == option.default
 
 
 def _objective(values: ConfigDict) -> tuple[str, list[Entry]]:

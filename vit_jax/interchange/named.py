@@ -116,11 +116,8 @@ def read(
       ConfigError: an override is no option of the family.
     """
     recognised, path = found.recognised, opened.path
-    options = recognised.options | {
-        name: value
-        for name, value in stated.items()
-        if name in found.family.Config.__dataclass_fields__
-    }
+    fields = {field.name for field in dataclasses.fields(found.family.Config)}
+    options = recognised.options | {n: value for n, value in stated.items() if n in fields}
     asked, taken = {}, set()
     for name, left_open in recognised.open.items():
         if name in stated or name in wishes.overrides:

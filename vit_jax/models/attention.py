@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from vit_jax.base.schema import option
 from vit_jax.compute import attend, rope
 from vit_jax.compute.dropout import dropout, split
 from vit_jax.models.layers import norm
@@ -14,6 +15,16 @@ from vit_jax.models.layers import norm
 KEY = 1  # where in QKV keys begin, and queries end
 # Cosines and sines of the angles that queries and keys are turned by, see `rope.turn`.
 Angles = tuple[jax.Array, jax.Array]
+
+
+def implementation_option():
+    """The option `attention` of families that have it."""
+    return option(
+        "auto",
+        "how attention is computed; all give the same. cudnn: GPU, 16 bits; splash: TPU",
+        choices=attend.IMPLEMENTATIONS,
+        role="compute",
+    )
 
 
 class Attention(nnx.Module):
@@ -169,6 +180,16 @@ class Attention(nnx.Module):
         if bias is not None and len(bias) == 2:  # no keys'
             bias = jnp.stack([bias[0], jnp.zeros_like(bias[0]), bias[1]])
         return kernel, bias
+
+
+def attention_flops(tokens: int, width: int, *, attended: int | None = None) -> int:
+    """Operations of `Attention`, full, a multiply-add counted as 2.
+
+    Args:
+      attended: tokens that each token attends to; by default all.
+    """
+    attended = tokens if attended is None else attended
+    return 8 * tokens * width**2 + 4 * tokens * attended * width
 
 
 class _Affine(nnx.Module):

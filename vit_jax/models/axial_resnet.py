@@ -26,7 +26,7 @@ from vit_jax.compute import recompute, stack
 from vit_jax.compute.convolution import standardize
 from vit_jax.compute.dense import dense
 from vit_jax.models import classifier, resnet
-from vit_jax.models.contract import Capture, ModelOutput, kept
+from vit_jax.models.contract import ModelOutput, kept
 from vit_jax.models.embeddings import corner_aligned
 from vit_jax.models.layers import Kernel
 from vit_jax.models.resnet import EXPANSION, GROUPS, Stages
@@ -39,7 +39,7 @@ EPSILON = 1e-4  # of the group norms
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(Stages, classifier.Options):
+class AxialResNetConfig(Stages, classifier.Options):
     """An AxialResNet."""
 
     convolutional: ClassVar[bool] = True
@@ -82,7 +82,9 @@ class Config(Stages, classifier.Options):
         """See `classifier.Options`."""
         return (*super().inputs, "root_norm")
 
-    def fit(self, name: str, target: "Config", *, resize: str) -> tuple[str, Callable] | None:
+    def fit(
+        self, name: str, target: "AxialResNetConfig", *, resize: str
+    ) -> tuple[str, Callable] | None:
         """See `classifier.Options`."""
         if not name.endswith("/relative") or self.grids == target.grids:
             return None
@@ -128,12 +130,10 @@ def resize_offsets(table: jax.Array, offsets: int) -> jax.Array:
     return (table @ corner_aligned(offsets, table.shape[-1]).T).astype(table.dtype)
 
 
-class Model(nnx.Module):
-    """Images to logits; see `Config` for what varies. Parameters are float32 whatever the compute
-    dtype.
-    """
+class AxialResNet(classifier.Classifier):
+    """Images to logits."""
 
-    def __init__(self, config: Config, *, rngs: nnx.Rngs):
+    def __init__(self, config: AxialResNetConfig, *, rngs: nnx.Rngs):
         self.config = config
         self.root = Convolution(config.channels, config.root_channels, 7, rngs)
         self.root_norm = _group_norm(config.root_channels, config, rngs)
@@ -144,24 +144,8 @@ class Model(nnx.Module):
         if config.num_classes:
             self.head = classifier.head(config.outputs, config, rngs)
 
-    def __call__(
-        self,
-        images: jax.Array,
-        *,
-        deterministic: bool = True,
-        rngs: nnx.Rngs | None = None,
-        capture: Capture = False,
-    ) -> ModelOutput:
-        """Classifies images.
-
-        Args:
-          images: (B, H, W, C) float, normalised; of the config's image size.
-          deterministic, rngs: as in every family; nothing is random here.
-          capture: also return the feature maps (B, h, w, C): `root`, `stage1`, `stage2`, …
-
-        Returns:
-          `tokens` are the places of the last feature map, row by row, and `features` their mean.
-        """
+    def __call__(self, images, *, deterministic=True, rngs=None, capture=False) -> ModelOutput:
+        """See `Classifier`, and `resnet.ResNet` for what is returned and captured."""
         config = self.config
         classifier.check_images(images, config)
         x = nnx.relu(self.root_norm(self.root(images.astype(config.dtype), 2)))
@@ -171,7 +155,7 @@ class Model(nnx.Module):
             x = stage(x)
             captured[f"stage{name}"] = x
         features = x.mean((1, 2))
-        logits = self.head(features.astype(jnp.float32)) if config.num_classes else None
+        logits = self.classify(features)
         tokens = x.reshape(x.shape[0], -1, x.shape[-1])
         return ModelOutput(logits, features, tokens, kept(capture, **captured))
 
@@ -179,7 +163,7 @@ class Model(nnx.Module):
 class Stage(resnet.Stage):
     """Units at one resolution: `first` changes it and the channels; the others are equal and stacked."""
 
-    def __init__(self, index: int, config: Config, *, rngs: nnx.Rngs):
+    def __init__(self, index: int, config: AxialResNetConfig, *, rngs: nnx.Rngs):
         inner = config.root_channels * 2**index
         inputs = EXPANSION * inner // 2 if index else inner
         self.first = Unit(inputs, inner, 2 if index else 1, config.grids[index], config, rngs)
@@ -202,7 +186,7 @@ class Unit(nnx.Module):
         inner: int,
         stride: int,
         grid: tuple[int, int],
-        config: Config,
+        config: AxialResNetConfig,
         rngs: nnx.Rngs,
     ):
         outputs = EXPANSION * inner
@@ -238,7 +222,7 @@ class RelativeAttention(nnx.Module):
     values (C), one after the other, for H heads of size C; the heads share the table.
     """
 
-    def __init__(self, width: int, length: int, config: Config, rngs: nnx.Rngs):
+    def __init__(self, width: int, length: int, config: AxialResNetConfig, rngs: nnx.Rngs):
         size = width // config.heads
         draw = nnx.initializers.normal(1 / width)
         self.qkv = Kernel(draw, (width, 2 * width), rngs)
@@ -291,7 +275,7 @@ def _sum(letters: str, *arrays: Any) -> jax.Array:
 
 
 def _group_norm(
-    channels: int, config: Config, rngs: nnx.Rngs, scale_init=nnx.initializers.ones
+    channels: int, config: AxialResNetConfig, rngs: nnx.Rngs, scale_init=nnx.initializers.ones
 ) -> nnx.GroupNorm:
     return nnx.GroupNorm(
         channels,
@@ -303,3 +287,6 @@ def _group_norm(
         dtype=jnp.dtype(config.dtype),
         rngs=rngs,
     )
+
+
+Config, Model = AxialResNetConfig, AxialResNet  # for the registry

@@ -10,18 +10,22 @@ from flax import nnx
 from vit_jax.compute import choices, stack
 from vit_jax.compute.activations import ACTIVATIONS
 from vit_jax.compute.dropout import drop_path, split
-from vit_jax.models import vit
 from vit_jax.models.attention import Attention
 from vit_jax.models.contract import Capture, kept
-from vit_jax.models.encoder import Block
 from vit_jax.models.layers import Linear, layer_norm
+from vit_jax.models.vit import Block, VisionTransformerConfig
 
 
 class Stage(nnx.Module):
     """The blocks of both branches, then cross-attention in both directions (§3.3)."""
 
     def __init__(
-        self, branches: dict[str, vit.Config], depths: tuple[int, int], *, dtype, rngs: nnx.Rngs
+        self,
+        branches: dict[str, VisionTransformerConfig],
+        depths: tuple[int, int],
+        *,
+        dtype,
+        rngs: nnx.Rngs,
     ):
         small, large = branches.values()
         self.small = Branch(small, depths[0], dtype=dtype, rngs=rngs)
@@ -44,7 +48,7 @@ class Stage(nnx.Module):
           small, large: tokens of the branches, (B, N, D) each, class token first.
           rates: of stochastic depth, for the deeper branch's blocks; cross-attention has the last.
           key: randomness of stochastic depth; `None` for none.
-          capture: see `crossvit.Model`.
+          capture: see `crossvit.CrossViT`.
 
         Returns:
           small, large, and what was captured.
@@ -69,7 +73,7 @@ class Stage(nnx.Module):
 class Branch(nnx.Module):
     """The blocks of one branch in a stage."""
 
-    def __init__(self, config: vit.Config, depth: int, *, dtype, rngs: nnx.Rngs):
+    def __init__(self, config: VisionTransformerConfig, depth: int, *, dtype, rngs: nnx.Rngs):
         self.layers = stack.stack(lambda rngs: Block(config, dtype=dtype, rngs=rngs), depth, rngs)
         self.config, self.depth = config, depth
 
@@ -104,7 +108,9 @@ class CrossAttention(nnx.Module):
     and is projected back (Eq. 4 and 5).
     """
 
-    def __init__(self, own: vit.Config, other: vit.Config, *, dtype, rngs: nnx.Rngs):
+    def __init__(
+        self, own: VisionTransformerConfig, other: VisionTransformerConfig, *, dtype, rngs: nnx.Rngs
+    ):
         self.project = Projection(own.width, other.width, own, dtype=dtype, rngs=rngs)
         self.attention_norm = layer_norm(other.width, own.epsilon, dtype, rngs)
         self.attention = Attention(other.width, other.heads, dtype=dtype, rngs=rngs)
@@ -124,7 +130,9 @@ class CrossAttention(nnx.Module):
 class Projection(nnx.Module):
     """Norm, activation, linear layer to another width."""
 
-    def __init__(self, inputs: int, outputs: int, config: vit.Config, *, dtype, rngs: nnx.Rngs):
+    def __init__(
+        self, inputs: int, outputs: int, config: VisionTransformerConfig, *, dtype, rngs: nnx.Rngs
+    ):
         init = nnx.initializers.xavier_uniform()
         self.norm = layer_norm(inputs, config.epsilon, dtype, rngs)
         self.linear = Linear(inputs, outputs, kernel_init=init, dtype=dtype, rngs=rngs)

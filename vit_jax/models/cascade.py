@@ -4,7 +4,7 @@ what the exit before has computed. The cascade itself is `dynamic_vit`.
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +13,11 @@ from flax import nnx
 from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.compute.dropout import draw, dropout, split
-from vit_jax.models import classifier, reuse, t2t, vit
+from vit_jax.models import classifier, reuse, t2t
 from vit_jax.models.contract import Capture, ModelOutput
 from vit_jax.models.layers import draw_kernels
-
-if TYPE_CHECKING:
-    from vit_jax.models.dynamic_vit import Config
+from vit_jax.models.vit_zoo import PublishedViT
+from vit_jax.models.vit_zoo_options import PublishedViTConfig
 
 # Side, stride and padding, in pixels.
 Windows = tuple[int, int, int]
@@ -27,7 +26,7 @@ PUBLISHED_SPLITS = ((14, 8, 3), (11, 6, 5), (7, 4, 2))
 
 
 @dataclasses.dataclass(frozen=True)
-class T2TNetwork(t2t.Config):
+class T2TNetwork(t2t.T2TViTConfig):
     """The network of an exit, as a T2T-ViT."""
 
     link: reuse.Link | None = None
@@ -39,7 +38,7 @@ class T2TNetwork(t2t.Config):
 
 
 @dataclasses.dataclass(frozen=True)
-class DeiTNetwork(vit.Config):
+class DeiTNetwork(PublishedViTConfig):
     """The network of an exit, as a DeiT; its images may get zeros around them."""
 
     padding: int = 0
@@ -66,7 +65,7 @@ class Exit:
         self.relations = reuse.Relations(config, link, rngs=rngs) if shared else None
 
     def make_encoder(self, config: T2TNetwork | DeiTNetwork, rngs: nnx.Rngs) -> reuse.Encoder:
-        """See `vit.Model`."""
+        """See `PublishedViT`."""
         return reuse.Encoder(config, config.link, rngs=rngs)
 
     def __call__(
@@ -93,11 +92,11 @@ class Exit:
         return self.read(tokens, captured), carried
 
 
-class T2TExit(Exit, t2t.Model):
+class T2TExit(Exit, t2t.T2TViT):
     """An exit that is a T2T-ViT."""
 
 
-class DeiTExit(Exit, vit.Model):
+class DeiTExit(Exit, PublishedViT):
     """An exit that is a DeiT. Kernels of its blocks and its class token begin as in the authors' code,
     normal with std 0.02.
     """
@@ -109,7 +108,7 @@ class DeiTExit(Exit, vit.Model):
         self.class_token = nnx.Param(draw(rngs.params(), self.class_token.shape))
 
     def patches(self, images: jax.Array, **_) -> jax.Array:
-        """See `vit.Model`; of images with zeros around them."""
+        """See `PublishedViT`; of images with zeros around them."""
         config = self.config
         around = [
             (config.padding, count * config.patch - side - config.padding, 0)
@@ -123,7 +122,7 @@ MODELS = {T2TNetwork: T2TExit, DeiTNetwork: DeiTExit}
 
 
 def network(
-    config: "Config", grid: tuple[int, int], windows: Windows, link: reuse.Link
+    config: classifier.Options, grid: tuple[int, int], windows: Windows, link: reuse.Link
 ) -> T2TNetwork | DeiTNetwork:
     """The network of an exit.
 
@@ -179,7 +178,7 @@ def fitting(backbone: str, height_width: tuple[int, int]) -> dict[tuple[int, int
     return found
 
 
-def _t2t(config: "Config", windows: Windows, link: reuse.Link) -> T2TNetwork:
+def _t2t(config: classifier.Options, windows: Windows, link: reuse.Link) -> T2TNetwork:
     return T2TNetwork(
         **_shared(config),
         first_split=windows,
@@ -190,7 +189,7 @@ def _t2t(config: "Config", windows: Windows, link: reuse.Link) -> T2TNetwork:
     )
 
 
-def _deit(config: "Config", windows: Windows, link: reuse.Link) -> DeiTNetwork:
+def _deit(config: classifier.Options, windows: Windows, link: reuse.Link) -> DeiTNetwork:
     side, stride, padding = windows
     if side != stride:
         raise ConfigError(
@@ -199,9 +198,9 @@ def _deit(config: "Config", windows: Windows, link: reuse.Link) -> DeiTNetwork:
     return DeiTNetwork(**_shared(config), patch=side, padding=padding, link=link)
 
 
-def _shared(config: "Config") -> dict[str, Any]:
+def _shared(config: classifier.Options) -> dict[str, Any]:
     """The options that a cascade and its networks have in common."""
-    names = {field.name for field in dataclasses.fields(vit.Config)}
+    names = {field.name for field in dataclasses.fields(PublishedViTConfig)}
     return {
         field.name: getattr(config, field.name)
         for field in dataclasses.fields(config)

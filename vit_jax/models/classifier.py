@@ -1,5 +1,5 @@
-"""What the classifiers of all families have in common: some options and the linear head. Their
-bodies are not here.
+"""What the classifiers of all families have in common: some options, how they are called, the linear
+head. Their bodies are not here.
 """
 
 import dataclasses
@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.base import sizes
@@ -16,6 +17,7 @@ from vit_jax.base.schema import nearest, option
 from vit_jax.base.sizes import Size
 from vit_jax.compute import recompute
 from vit_jax.compute.choices import AUTO
+from vit_jax.models.contract import Capture, ModelOutput
 from vit_jax.models.embeddings import interpolate, resize_patch_embedding
 
 # What comes before the first layer in most families; see `Options.inputs`.
@@ -73,6 +75,8 @@ class Options:
         role="compute",
     )
     channels: int = 3
+    # An option of families with batch norms, see `batch_norm.Options`.
+    fixed_statistics: ClassVar[bool] = False
 
     @property
     def height_width(self) -> tuple[int, int]:
@@ -129,6 +133,37 @@ class Options:
           ConfigError: the parameter has another meaning there, though it may have the same shape.
         """
         return None
+
+
+class Classifier(nnx.Module):
+    """Base of every family's model: images to logits. `config` says what varies; parameters are float32
+    whatever the compute dtype.
+    """
+
+    config: Options
+
+    def __call__(
+        self,
+        images: jax.Array,
+        *,
+        deterministic: bool = True,
+        rngs: nnx.Rngs | None = None,
+        capture: Capture = False,
+    ) -> ModelOutput:
+        """Classifies images.
+
+        Args:
+          images: (B, H, W, C) float, normalised; of the config's image size.
+          deterministic: no dropout, no stochastic depth, and batch norms by running statistics.
+          rngs: randomness (the stream `dropout`) when not deterministic.
+          capture: also return what layers compute, see `contract.Capture`: every block's output, `blocks`
+            (L, B, N, D), and attention weights, `attention` (L, B, H, N, N), if the family has such.
+        """
+        raise NotImplementedError
+
+    def classify(self, features: jax.Array) -> jax.Array | None:
+        """Logits (B, classes) float32 of features (B, D); `None` for a model without a head."""
+        return self.head(features.astype(jnp.float32)) if self.config.num_classes else None
 
 
 @dataclasses.dataclass(frozen=True)

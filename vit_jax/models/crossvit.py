@@ -28,14 +28,15 @@ from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.base.sizes import Size
-from vit_jax.compute import attend
 from vit_jax.compute.activations import ACTIVATIONS
 from vit_jax.compute.dropout import by_depth, draw, split
-from vit_jax.models import classifier, vit
+from vit_jax.models import classifier
+from vit_jax.models.attention import implementation_option
 from vit_jax.models.branches import Stage
-from vit_jax.models.contract import Capture, ModelOutput
+from vit_jax.models.contract import ModelOutput
 from vit_jax.models.embeddings import ConvolutionalStem, PatchEmbedding, prepend, resize_images
 from vit_jax.models.layers import layer_norm
+from vit_jax.models.vit import VisionTransformerConfig
 
 # Width of the small branch (the large one has twice that), heads, blocks of the large branch in a
 # stage, ratio of MLP width to width (Tables 1 and 2).
@@ -62,7 +63,7 @@ SMOKE = ("cross_vit.py:smoke", 97.2, 145)
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(classifier.Options):
+class CrossViTConfig(classifier.Options):
     """A CrossViT. `image_size` is that of the small branch; the large one resizes the images."""
 
     patch: int = option(16, "side of a patch in pixels", minimum=1, role="size")
@@ -94,12 +95,7 @@ class Config(classifier.Options):
     drop_path: float = option(
         0.0, "stochastic depth of the last block, growing linearly from 0", minimum=0, below=1
     )
-    attention: str = option(
-        "auto",
-        "how attention is computed; all give the same. cudnn: GPU, 16 bits; splash: TPU",
-        choices=attend.IMPLEMENTATIONS,
-        role="compute",
-    )
+    attention: str = implementation_option()
     activation: str = option(
         "gelu",
         "of the MLPs and of the projections of class tokens",
@@ -134,7 +130,7 @@ class Config(classifier.Options):
         return self.large_image_size or default_large_size(self.image_size, self.patch)
 
     @property
-    def branches(self) -> dict[str, vit.Config]:
+    def branches(self) -> dict[str, VisionTransformerConfig]:
         """`small` and `large`, each as a ViT without a head."""
         options = ("heads", "drop_path", "attention", "activation", "epsilon", "channels")
         options += ("dtype", "dtype_on_cpu", "remat", "unroll")
@@ -144,7 +140,7 @@ class Config(classifier.Options):
             (self.large_size, self.patch, self.width, self.mlp_dim),
         )
         return {
-            name: vit.Config(
+            name: VisionTransformerConfig(
                 size, 0, patch=patch, width=width, mlp_dim=mlp_dim, depth=sum(depths), **shared
             )
             for name, (size, patch, width, mlp_dim), depths in zip(
@@ -176,7 +172,9 @@ class Config(classifier.Options):
             "large_image_size": _scaled(image_size, self.image_size, self.large_size, self.patch)
         }
 
-    def fit(self, name: str, target: "Config", *, resize: str) -> tuple[str, Callable] | None:
+    def fit(
+        self, name: str, target: "CrossViTConfig", *, resize: str
+    ) -> tuple[str, Callable] | None:
         """See `classifier.Options`. Each branch's positions are interpolated."""
         for branch in BRANCHES:
             if name == f"position/{branch}":
@@ -203,7 +201,7 @@ class Config(classifier.Options):
             )
         return 2 * products
 
-    def _stem_products(self, branch: vit.Config) -> int:
+    def _stem_products(self, branch: VisionTransformerConfig) -> int:
         """Multiply-adds of a branch's patch embedding."""
         down, across = branch.grid
         if not self.convolutional_stem:
@@ -245,12 +243,10 @@ def options_from_name(name: str) -> dict | None:
     )
 
 
-class Model(nnx.Module):
-    """Images to logits; see `Config` for what varies. Parameters are float32 whatever the compute
-    dtype. Parameters of a branch are named `…/small` or `…/large`.
-    """
+class CrossViT(classifier.Classifier):
+    """Images to logits. Parameters of a branch are named `…/small` or `…/large`."""
 
-    def __init__(self, config: Config, *, rngs: nnx.Rngs):
+    def __init__(self, config: CrossViTConfig, *, rngs: nnx.Rngs):
         dtype = jnp.dtype(config.dtype)
         branches = config.branches
         draw = nnx.initializers.normal(0.02)
@@ -259,7 +255,7 @@ class Model(nnx.Module):
         def of_each(make: Callable) -> nnx.Dict:
             return nnx.Dict({name: make(branch) for name, branch in branches.items()})
 
-        def stem(branch: vit.Config) -> nnx.Module:
+        def stem(branch: VisionTransformerConfig) -> nnx.Module:
             if config.convolutional_stem:
                 layers = _stem(branch)
                 return ConvolutionalStem(config.channels, layers, dtype=dtype, rngs=rngs)
@@ -281,23 +277,9 @@ class Model(nnx.Module):
         if config.num_classes:
             self.head = of_each(lambda b: classifier.head(b.width, config, rngs))
 
-    def __call__(
-        self,
-        images: jax.Array,
-        *,
-        deterministic: bool = True,
-        rngs: nnx.Rngs | None = None,
-        capture: Capture = False,
-    ) -> ModelOutput:
-        """Classifies images.
-
-        Args:
-          images: (B, H, W, C) float, normalised; of the config's image size.
-          deterministic: no stochastic depth.
-          rngs: its randomness (the stream `dropout`) when not deterministic.
-          capture: also return every block's attention weights and output: `attention` (L, B, H, N,
-            N) and `blocks` (L, B, N, D) of the large branch, `small_attention` and `small_blocks` of
-            the small one, and `small_tokens` (B, N, D) after its last norm.
+    def __call__(self, images, *, deterministic=True, rngs=None, capture=False) -> ModelOutput:
+        """See `Classifier`. Captured are `attention` and `blocks` of the large branch, `small_attention`,
+        `small_blocks` and `small_tokens` of the small one, the last after its norm.
 
         Returns:
           `exits` are the logits of the small and of the large branch, `logits` their mean. `features`
@@ -359,14 +341,17 @@ def _scaled(size: Size, old: Size, new: Size, patch: int) -> Size:
     return sizes.parse(tuple(max(count, 1) * patch for count in counts))
 
 
-def _stem(branch: vit.Config) -> list[tuple[int, int, int, int]]:
+def _stem(branch: VisionTransformerConfig) -> list[tuple[int, int, int, int]]:
     """Channels, side, stride and padding of the layers of a branch's convolutional stem."""
     channels = (branch.width // 4, branch.width // 2, branch.width)
     return [(c, *layer) for c, layer in zip(channels, STEMS[branch.patch], strict=True)]
 
 
-def _drop_path_rates(config: Config) -> list[np.ndarray]:
+def _drop_path_rates(config: CrossViTConfig) -> list[np.ndarray]:
     """For each stage, the rates of its deeper branch's blocks, which grow over all stages."""
     deepest = [max(stage) for stage in config.depths]
     rates, _ = by_depth(config.drop_path, sum(deepest), None)
     return np.split(rates, np.cumsum(deepest)[:-1])
+
+
+Config, Model = CrossViTConfig, CrossViT  # for the registry

@@ -21,13 +21,12 @@ from flax import nnx
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.compute import attend, choices, stack
-from vit_jax.compute.dropout import by_depth, draw, drop_path, split
-from vit_jax.models import batch_norm, classifier, pooling
-from vit_jax.models.attention import Attention
+from vit_jax.compute.dropout import drop_path, split
+from vit_jax.models import batch_norm, classifier, pooling, stacked
+from vit_jax.models.attention import Attention, attention_flops
 from vit_jax.models.batch_norm import BatchNorm
-from vit_jax.models.contract import Capture, ModelOutput, kept
-from vit_jax.models.embeddings import PatchEmbedding, prepend
-from vit_jax.models.layers import Mlp, layer_norm
+from vit_jax.models.embeddings import PatchEmbedding
+from vit_jax.models.layers import Mlp, layer_norm, mlp_flops
 from vit_jax.models.reattention import ReAttention
 
 _DEEP = dict(conv_stem=True, residual_scale=0.5)
@@ -46,11 +45,11 @@ STEM_CHANNELS = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(pooling.Options, classifier.Patches, batch_norm.Options):
+class DeepViTConfig(stacked.Options, batch_norm.Options):
     """A DeepViT."""
 
     activation: ClassVar[str] = "gelu"
-    epsilon: ClassVar[float] = 1e-6  # of the layer norms
+    depth: ClassVar[int]  # the sum of the stages
 
     stages: tuple = option(
         (0, 16),
@@ -80,9 +79,6 @@ class Config(pooling.Options, classifier.Patches, batch_norm.Options):
         above=0,
         role="convention",
     )
-    drop_path: float = option(
-        0.0, "stochastic depth of the last block, growing linearly from 0", minimum=0, below=1
-    )
     attention: str = option(
         "auto",
         "how attention is computed where there is no Θ; all give the same. cudnn: GPU, 16 bits; "
@@ -94,8 +90,8 @@ class Config(pooling.Options, classifier.Patches, batch_norm.Options):
     def __post_init__(self):
         # JSON has no tuples.
         object.__setattr__(self, "stages", tuple(self.stages))
-        classifier.patch_grid(self)
         classifier.check_heads(self)
+        super().__post_init__()
         if not self.depth or any(not isinstance(count, int) for count in self.stages):
             raise ConfigError(
                 f"model.stages = {self.stages}: say how many blocks have no re-attention, how many have "
@@ -116,16 +112,6 @@ class Config(pooling.Options, classifier.Patches, batch_norm.Options):
     def image_kernels(self) -> tuple[str, ...]:
         """See `classifier.Options`."""
         return ("embedding/stem/conv1/kernel",) if self.conv_stem else ("embedding/kernel",)
-
-    @property
-    def tokens(self) -> int:
-        """The class token, if it is read, and the patches."""
-        return self.prefix + self.grid[0] * self.grid[1]
-
-    @property
-    def prefix(self) -> int:
-        """Rows of the position embedding that stand for no patch: the class token's."""
-        return int(self.pool == "token")
 
     @property
     def pool_heads(self) -> int:
@@ -149,26 +135,27 @@ class Config(pooling.Options, classifier.Patches, batch_norm.Options):
         """See `classifier.Options`."""
         return {f"stages/{name}/layers": count for name, (count, _) in self.named_stages.items()}
 
-    def fit(self, name: str, target: "Config", *, resize: str) -> tuple[str, Callable] | None:
+    def fit(
+        self, name: str, target: "DeepViTConfig", *, resize: str
+    ) -> tuple[str, Callable] | None:
         """See `classifier.Options`; patches of a stem's features are not resized."""
         embedding = name.startswith("embedding/")
         return None if self.conv_stem and embedding else super().fit(name, target, resize=resize)
 
+    def block_flops(self) -> int:
+        """See `stacked.Options`; without Θ."""
+        n, d = self.tokens, self.width
+        return attention_flops(n, d) + mlp_flops(n, d, self.mlp_dim)
+
     def flops(self) -> int:
-        """Operations of one image's forward pass: matrix products and convolutions only, a multiply-add
-        counted as 2, full attention.
-        """
-        n, d, (rows, columns) = self.tokens, self.width, self.grid
-        patch, channels, stem = self.patch, self.channels, 0
-        if self.conv_stem:
-            places = rows * columns * (patch // 2) ** 2
-            stem = 2 * places * STEM_CHANNELS * (7 * 7 * channels + 3 * 3 * STEM_CHANNELS)
-            patch, channels = patch // 2, STEM_CHANNELS
-        block = 8 * n * d * d + 4 * n * n * d + 4 * n * d * self.mlp_dim
-        mixing = 2 * n * n * self.heads**2 * sum(self.stages[1::2])
-        embedding = stem + 2 * rows * columns * patch**2 * channels * d
-        head = pooling.flops(self) + 2 * d * self.num_classes
-        return embedding + self.depth * block + mixing + head
+        """See `stacked.Options`; with the stem and the mixing of maps."""
+        mixing = 2 * self.tokens**2 * self.heads**2 * sum(self.stages[1::2])
+        if not self.conv_stem:
+            return super().flops() + mixing
+        places = self.grid[0] * self.grid[1] * (self.patch // 2) ** 2
+        stem = 2 * places * STEM_CHANNELS * (7 * 7 * self.channels + 3 * 3 * STEM_CHANNELS)
+        patches = 2 * places * (STEM_CHANNELS - 4 * self.channels) * self.width
+        return super().flops() + stem + patches + mixing
 
 
 def options_from_name(name: str) -> dict | None:
@@ -181,115 +168,10 @@ def options_from_name(name: str) -> dict | None:
     return dict(patch=16, heads=12, mlp_dim=3 * SIZES[size]["width"]) | SIZES[size]
 
 
-class Model(nnx.Module):
-    """Images to logits; see `Config` for what varies. Parameters are float32 whatever the compute
-    dtype.
-    """
-
-    def __init__(self, config: Config, *, rngs: nnx.Rngs):
-        dtype = jnp.dtype(config.dtype)
-        self.config = config
-        embedding = ConvolutionalEmbedding if config.conv_stem else PatchEmbedding
-        self.embedding = embedding(
-            config.patch, config.channels, config.width, dtype=dtype, rngs=rngs
-        )
-        draw = nnx.initializers.normal(0.02)
-        if config.pool == "token":
-            self.class_token = nnx.Param(draw(rngs.params(), (1, 1, config.width)))
-        self.position = nnx.Param(draw(rngs.params(), (1, config.tokens, config.width)))
-        self.stages = nnx.Dict(
-            {
-                name: Stage(config, count, reattention, dtype=dtype, rngs=rngs)
-                for name, (count, reattention) in config.named_stages.items()
-            }
-        )
-        if config.weighted_layers:
-            self.layer_weights = pooling.LayerWeights(config.depth)
-        self.norm = layer_norm(config.width, config.epsilon, dtype, rngs)
-        self.pool = pooling.make(config, dtype=dtype, rngs=rngs)
-        if config.num_classes:
-            self.head = classifier.head(config.width, config, rngs)
-
-    def __call__(
-        self,
-        images: jax.Array,
-        *,
-        deterministic: bool = True,
-        rngs: nnx.Rngs | None = None,
-        capture: Capture = False,
-    ) -> ModelOutput:
-        """Classifies images.
-
-        Args:
-          images: (B, H, W, C) float, normalised; of the config's image size.
-          deterministic: no stochastic depth, and batch norm by running statistics.
-          rngs: randomness (the stream `dropout`) when not deterministic.
-          capture: also return what multiplies the values, `attention` (L, B, H, N, N), after
-            re-attention where there is one, and every block's output, `blocks` (L, B, N, D).
-
-        Returns:
-          `tokens` are the class token, if it is read, then the patches.
-        """
-        config = self.config
-        classifier.check_images(images, config)
-        key = draw(rngs, deterministic, config.drop_path)
-        rates, keys = by_depth(config.drop_path, config.depth, key)
-        training = not deterministic and not config.fixed_statistics
-
-        x = self.embedding(images, **({"training": training} if config.conv_stem else {}))
-        if config.pool == "token":
-            x = prepend([self.class_token[...].astype(x.dtype)], x)
-        x = x + self.position[...].astype(x.dtype)
-        captured, first, weights = [], 0, ()
-        if config.weighted_layers:
-            x, weights = pooling.with_sum(x), (self.layer_weights(),)
-        for name, (count, _) in config.named_stages.items():
-            mine = slice(first, first + count)
-            of_layers = (rates[mine], None if keys is None else keys[mine])
-            of_layers = (*(weight[mine] for weight in weights), *of_layers)
-            x, found = self.stages[name](x, of_layers, training=training, capture=capture)
-            captured.append(found)
-            first += count
-        tokens = self.norm(x[1] if weights else x)
-        features = self.pool(tokens)
-        logits = self.head(features.astype(jnp.float32)) if config.num_classes else None
-        intermediates = {name: jnp.concatenate([c[name] for c in captured]) for name in captured[0]}
-        return ModelOutput(logits, features, tokens, intermediates)
-
-
-class Stage(nnx.Module):
-    """Equal blocks, one after the other."""
-
-    def __init__(self, config: Config, count: int, reattention: bool, *, dtype, rngs: nnx.Rngs):
-        self.layers = stack.stack(
-            lambda rngs: Block(config, reattention, dtype=dtype, rngs=rngs), count, rngs
-        )
-        self.config = config
-
-    def __call__(
-        self, x, of_layers: tuple, *, training: bool, capture: Capture
-    ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Tokens (B, N, D), with a sum if layers are weighted -> the same, and what is captured of every
-        block.
-
-        Args:
-          of_layers: weights (L,) if there is a sum, rates of stochastic depth (L,) and keys (L,), or `None`.
-        """
-
-        def step(block, x, rate, key):
-            x, maps = block(x, rate, key, training=training)
-            return x, kept(capture, attention=maps, blocks=x)
-
-        if self.config.weighted_layers:
-            step = pooling.weighted(step)
-        remat = choices.remat(self.config)
-        return stack.scan(step, self.layers, x, of_layers, remat=remat, unroll=self.config.unroll)
-
-
 class Block(nnx.Module):
     """x + attention(norm(a x)) / a, then x + mlp(norm(a x)) / a (dvit_repo: `scale_adjustment`)."""
 
-    def __init__(self, config: Config, reattention: bool, *, dtype, rngs: nnx.Rngs):
+    def __init__(self, config: DeepViTConfig, reattention: bool, *, dtype, rngs: nnx.Rngs):
         self.attention_norm = layer_norm(config.width, config.epsilon, dtype, rngs)
         if reattention:
             self.attention = ReAttention(config, dtype=dtype, rngs=rngs)
@@ -302,16 +184,67 @@ class Block(nnx.Module):
         )
         self.reattention, self.scale = reattention, config.residual_scale
 
-    def __call__(
-        self, x: jax.Array, drop_path_rate: jax.Array, key: jax.Array | None, *, training: bool
-    ) -> tuple[jax.Array, jax.Array]:
-        """(B, N, D) -> the same, and what multiplied the values (B, H, N, N)."""
+    def __call__(self, x, drop_path_rate, key, *, training: bool) -> tuple[jax.Array, dict]:
+        """See `StackedModel`; `attention` (B, H, N, N), what multiplied the values."""
         keys = split(key, 2)
         options = {"training": training} if self.reattention else {}
         y, maps = self.attention(self.attention_norm(x * self.scale), **options)
         x = x + drop_path(y / self.scale, drop_path_rate, keys[0])
         y = self.mlp(self.mlp_norm(x * self.scale))
-        return x + drop_path(y / self.scale, drop_path_rate, keys[1]), maps
+        return x + drop_path(y / self.scale, drop_path_rate, keys[1]), {"attention": maps}
+
+
+class Stage(nnx.Module):
+    """Equal blocks, one after the other."""
+
+    def __init__(self, config: DeepViTConfig, count: int, reattention: bool, *, dtype, rngs):
+        make = lambda rngs: Block(config, reattention, dtype=dtype, rngs=rngs)  # noqa: E731
+        self.layers = stack.stack(make, count, rngs)
+
+
+class DeepViT(stacked.StackedModel):
+    """Images to logits, by stages of equal blocks."""
+
+    def make_embedding(self, config: DeepViTConfig, *, dtype, rngs: nnx.Rngs) -> nnx.Module:
+        """See `StackedModel`."""
+        if not config.conv_stem:
+            return super().make_embedding(config, dtype=dtype, rngs=rngs)
+        sizes = config.patch, config.channels, config.width
+        return ConvolutionalEmbedding(*sizes, dtype=dtype, rngs=rngs)
+
+    def make_layers(self, config: DeepViTConfig, *, dtype, rngs: nnx.Rngs) -> None:
+        """See `StackedModel`."""
+        self.stages = nnx.Dict(
+            {
+                name: Stage(config, count, reattention, dtype=dtype, rngs=rngs)
+                for name, (count, reattention) in config.named_stages.items()
+            }
+        )
+
+    def embed(self, images: jax.Array, training: bool) -> jax.Array:
+        """See `StackedModel`."""
+        options = {"training": training} if self.config.conv_stem else {}
+        return self.embedding(images, **options)
+
+    def run_blocks(
+        self, x: jax.Array, depths: tuple, step: Callable
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """See `StackedModel`."""
+        config, captured, first = self.config, [], 0
+        if config.weighted_layers:
+            x, step = pooling.with_sum(x), pooling.weighted(step)
+            depths = (self.layer_weights(), *depths)
+        for name, (count, _) in config.named_stages.items():
+            mine = [None if a is None else a[first : first + count] for a in depths]
+            how = dict(remat=choices.remat(config), unroll=config.unroll)
+            x, found = stack.scan(step, self.stages[name].layers, x, tuple(mine), **how)
+            captured.append(found)
+            first += count
+        x = x[1] if config.weighted_layers else x
+        return x, {name: jnp.concatenate([c[name] for c in captured]) for name in captured[0]}
+
+
+Config, Model = DeepViTConfig, DeepViT  # for the registry
 
 
 class ConvolutionalEmbedding(PatchEmbedding):

@@ -35,14 +35,14 @@ from vit_jax.base.schema import option
 from vit_jax.base.sizes import Size
 from vit_jax.compute import attend
 from vit_jax.compute.activations import ACTIVATIONS
-from vit_jax.models import cascade, classifier, reuse, t2t, vit
-from vit_jax.models.contract import Capture, ModelOutput
+from vit_jax.models import cascade, classifier, reuse, t2t, vit_zoo
+from vit_jax.models.contract import ModelOutput
 
 # Backbone and size.
 SIZES = {
     "T2T-ViT-12": ("t2t", t2t.SIZES["12"]),
     "T2T-ViT-14": ("t2t", t2t.SIZES["14"]),
-    "DeiT-S": ("deit", vit.SIZES["S"]),
+    "DeiT-S": ("deit", vit_zoo.SIZES["S"]),
 }
 VARIANTS = [f"DVT-{size}" for size in SIZES]
 ACCURACY = {"DVT-T2T-ViT-12": 80.0}  # of the last exit
@@ -51,7 +51,7 @@ GRIDS = (7, 10, 14)
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(reuse.Options, classifier.Options):
+class DynamicViTConfig(reuse.Options, classifier.Options):
     """A cascade. Exits differ in their grids alone."""
 
     backbone: str = option("t2t", "network of each exit", choices=("t2t", "deit"), role="structure")
@@ -186,18 +186,20 @@ class Config(reuse.Options, classifier.Options):
         windows, grids = zip(*found, strict=True)
         return {"windows": windows, "grids": tuple(map(sizes.parse, grids))}
 
-    def starts_anew(self, target: "Config") -> tuple[str, ...]:
+    def starts_anew(self, target: "DynamicViTConfig") -> tuple[str, ...]:
         """See `classifier.Options`."""
         return tuple(f"exit_\\d+/{pattern}" for pattern in super().starts_anew(target))
 
-    def fit(self, name: str, target: "Config", *, resize: str) -> tuple[str, Callable] | None:
+    def fit(
+        self, name: str, target: "DynamicViTConfig", *, resize: str
+    ) -> tuple[str, Callable] | None:
         """See `classifier.Options`; each exit as a network of its own."""
         exit_name, _, name = name.partition("/")
         index = exit_names(self).index(exit_name)
         return self.networks[index].fit(name, target.networks[index], resize=resize)
 
 
-def exit_names(config: Config) -> list[str]:
+def exit_names(config: DynamicViTConfig) -> list[str]:
     """The names below which the parameters of each exit are."""
     return [f"exit_{i + 1}" for i in range(len(config.grids))]
 
@@ -215,12 +217,12 @@ def options_from_name(name: str) -> dict | None:
     return options
 
 
-class Model(nnx.Module):
-    """Images to the logits of every exit; see `Config` for what varies and `contract.Exiting`. The
+class DynamicViT(classifier.Classifier):
+    """Images to the logits of every exit, see `contract.Exiting`. The
     parameters of an exit are below `exit_1`, `exit_2`, …
     """
 
-    def __init__(self, config: Config, *, rngs: nnx.Rngs):
+    def __init__(self, config: DynamicViTConfig, *, rngs: nnx.Rngs):
         self.config = config
         for name, network in zip(exit_names(config), config.networks, strict=True):
             setattr(self, name, cascade.MODELS[type(network)](network, rngs=rngs))
@@ -239,19 +241,8 @@ class Model(nnx.Module):
         output, carried = self._network(index)(images, carried)
         return output.logits, carried
 
-    def __call__(
-        self,
-        images: jax.Array,
-        *,
-        deterministic: bool = True,
-        rngs: nnx.Rngs | None = None,
-        capture: Capture = False,
-    ) -> ModelOutput:
-        """Runs all exits on images (B, H, W, C); arguments as in every family.
-
-        Returns:
-          All but `exits` is the last exit's.
-        """
+    def __call__(self, images, *, deterministic=True, rngs=None, capture=False) -> ModelOutput:
+        """See `Classifier`. All but `exits` is the last exit's."""
         carried, exits, last = None, [], self.num_exits - 1
         for index in range(self.num_exits):
             wanted = capture if index == last else False
@@ -266,7 +257,7 @@ class Model(nnx.Module):
 
 
 @functools.lru_cache(maxsize=64)
-def _networks(config: Config) -> tuple[cascade.T2TNetwork | cascade.DeiTNetwork, ...]:
+def _networks(config: DynamicViTConfig) -> tuple[cascade.T2TNetwork | cascade.DeiTNetwork, ...]:
     grids = [sizes.height_width(grid) for grid in config.grids]
     links = [
         reuse.Link(config.reused, before, grid == grids[-1])
@@ -276,7 +267,7 @@ def _networks(config: Config) -> tuple[cascade.T2TNetwork | cascade.DeiTNetwork,
     return tuple(map(functools.partial(cascade.network, config), grids, windows, links))
 
 
-def _windows_for(config: Config, grid: tuple[int, int]) -> cascade.Windows:
+def _windows_for(config: DynamicViTConfig, grid: tuple[int, int]) -> cascade.Windows:
     """The windows that cut the images into a grid.
 
     Raises:
@@ -296,3 +287,6 @@ def _windows_for(config: Config, grid: tuple[int, int]) -> cascade.Windows:
 
 def _text(grids: tuple[Size, ...]) -> str:
     return ",".join(map(sizes.text, grids))
+
+
+Config, Model = DynamicViTConfig, DynamicViT  # for the registry

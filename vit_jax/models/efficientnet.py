@@ -27,7 +27,7 @@ from vit_jax.compute.dense import dense
 from vit_jax.compute.dropout import draw, drop_path, dropout, split
 from vit_jax.models import batch_norm, classifier
 from vit_jax.models.batch_norm import BatchNorm
-from vit_jax.models.contract import Capture, ModelOutput, kept
+from vit_jax.models.contract import ModelOutput, kept
 from vit_jax.models.layers import Kernel, SqueezeExcite
 
 
@@ -97,7 +97,7 @@ def scaled(channels: int, width: float) -> int:
 
 
 class Shape(NamedTuple):
-    """Of a block, see `Config.blocks`.
+    """Of a block, see `EfficientNetConfig.blocks`.
 
     Attributes:
       name: of its parameters; those that end in `layers` stand for all further ones of a stage.
@@ -126,7 +126,7 @@ class Shape(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(batch_norm.Options):
+class EfficientNetConfig(batch_norm.Options):
     """An EfficientNet. Images may have any size; what is counted here is for `image_size`."""
 
     convolutional: ClassVar[bool] = True
@@ -225,12 +225,10 @@ def options_from_name(name: str) -> dict | None:
     return dict(units=units(size.depth), width_factor=size.width, image_size=size.resolution)
 
 
-class Model(nnx.Module):
-    """Images to logits; see `Config` for what varies. Parameters are float32 whatever the compute
-    dtype.
-    """
+class EfficientNet(classifier.Classifier):
+    """Images to logits."""
 
-    def __init__(self, config: Config, *, rngs: nnx.Rngs):
+    def __init__(self, config: EfficientNetConfig, *, rngs: nnx.Rngs):
         self.config = config
         self.root = Root(config.channels, scaled(ROOT, config.width_factor), rngs=rngs)
         stages = {}
@@ -246,21 +244,8 @@ class Model(nnx.Module):
         if config.num_classes:
             self.head = classifier.head(config.outputs, config, rngs)
 
-    def __call__(
-        self,
-        images: jax.Array,
-        *,
-        deterministic: bool = True,
-        rngs: nnx.Rngs | None = None,
-        capture: Capture = False,
-    ) -> ModelOutput:
-        """Classifies images.
-
-        Args:
-          images: (B, H, W, C) float, normalised; of any size.
-          deterministic: no dropout, no stochastic depth, and batch norm by running statistics.
-          rngs: randomness (the stream `dropout`) when not deterministic.
-          capture: also return the feature maps (B, h, w, C): `root`, `stage1`, `stage2`, …
+    def __call__(self, images, *, deterministic=True, rngs=None, capture=False) -> ModelOutput:
+        """See `Classifier`; images may have any size. Captured are the feature maps (B, h, w, C): `root`, `stage1`, …
 
         Returns:
           `tokens` are the places of the last feature map, row by row, and `features` their mean.
@@ -330,7 +315,7 @@ class Block(nnx.Module):
     `project/kernel` (M, D).
     """
 
-    def __init__(self, shape: Shape, config: Config, rngs: nnx.Rngs):
+    def __init__(self, shape: Shape, config: EfficientNetConfig, rngs: nnx.Rngs):
         if shape.expansion > 1:
             self.expand = Kernel(_INIT, (shape.inputs, shape.inner), rngs)
             self.expand_norm = _norm(shape.inner)
@@ -372,3 +357,6 @@ _INIT = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
 
 def _norm(channels: int) -> BatchNorm:
     return BatchNorm(channels, epsilon=EPSILON, momentum=MOMENTUM)
+
+
+Config, Model = EfficientNetConfig, EfficientNet  # for the registry

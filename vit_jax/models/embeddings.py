@@ -1,33 +1,14 @@
 """From images to tokens: patch embedding, position embeddings, and the interpolation of images and positions."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from vit_jax.base.schema import option
 from vit_jax.compute.dense import dense
 
 # How `interpolate` resizes, and the name `jax.image.resize` has for it.
 METHODS = {"scipy": None, "bilinear": "linear", "bicubic": "cubic", "torch": None, "dinov2": None}
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """What is done to patches before the blocks."""
-
-    patch_bias: bool = option(True, "bias of the patch embedding (none in CLIP)", role="structure")
-    patch_norm: bool = option(
-        False, "norm on the patches before their positions (AIMv2)", role="structure"
-    )
-    pre_norm: bool = option(False, "norm on all tokens before the blocks (CLIP)", role="structure")
-    crop_to_patches: bool = option(
-        False,
-        "images that the patches do not divide lose their last rows and columns (SigLIP So400m/14 at 384)",
-        role="convention",
-    )
 
 
 class PatchEmbedding(nnx.Module):
@@ -66,6 +47,16 @@ class PatchEmbedding(nnx.Module):
         x = cut_patches(images.astype(self.dtype), (h // patch, w // patch))
         bias = None if self.bias is None else self.bias[...]
         return dense(x, self.kernel[...].reshape(-1, width), bias)
+
+
+def flops(config) -> int:
+    """Operations of the patch embedding of one image, a multiply-add counted as 2.
+
+    Args:
+      config: of a family with patches.
+    """
+    rows, columns = config.grid
+    return 2 * rows * columns * config.patch**2 * config.channels * config.width
 
 
 def cut_patches(images: jax.Array, grid: tuple[int, int]) -> jax.Array:

@@ -18,19 +18,16 @@ import re
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
-from vit_jax.compute import choices, stack
 from vit_jax.compute.activations import ACTIVATIONS
-from vit_jax.compute.dropout import by_depth, draw, drop_path, dropout, split
-from vit_jax.models import classifier, pooling
-from vit_jax.models.contract import Capture, ModelOutput, kept
-from vit_jax.models.embeddings import PatchEmbedding, prepend
-from vit_jax.models.layers import Mlp, draw_kernels, layer_norm
+from vit_jax.compute.dropout import drop_path, split
+from vit_jax.models import classifier, stacked
+from vit_jax.models.embeddings import prepend
+from vit_jax.models.layers import Mlp, draw_kernels, layer_norm, mlp_flops
 
 # depth, width; MLPs four times as wide as what they mix (the authors' code).
 SIZES = {"Ti": (12, 192), "B": (12, 768), "L": (24, 1024)}
@@ -41,12 +38,9 @@ SMOKE = ("feed_forward.py:smoke", 98.9, 132)
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(pooling.Options, classifier.Patches, classifier.Options):
+class FeedForwardConfig(stacked.Options, classifier.Options):
     """A feed-forward-only network. The shapes of its parameters depend on the number of patches."""
 
-    depth: int = option(12, "number of blocks", minimum=1, role="size")
-    width: int = option(768, "size of a token", minimum=1, role="size")
-    mlp_dim: int = option(3072, "hidden size of the MLPs", minimum=1, role="size")
     token_mlp_dim: int = option(
         0,
         "hidden size of the MLPs over tokens; 0: four times the tokens",
@@ -63,22 +57,13 @@ class Config(pooling.Options, classifier.Patches, classifier.Options):
     dropout: float = option(
         0.0, "after the embedding and in the MLPs, after both layers", minimum=0, below=1
     )
-    drop_path: float = option(
-        0.0, "stochastic depth of the last block, growing linearly from 0", minimum=0, below=1
-    )
     activation: str = option("gelu", "of the MLPs", choices=ACTIVATIONS, role="convention")
     epsilon: float = option(1e-6, "of the layer norms", role="convention")
 
     def __post_init__(self):
         # JSON has no tuples.
         object.__setattr__(self, "position_grid", tuple(self.position_grid))
-        classifier.patch_grid(self)
-        pooling.check(self)
-
-    @property
-    def tokens(self) -> int:
-        """The class token, if it is read, and the patches."""
-        return (self.pool == "token") + self.grid[0] * self.grid[1]
+        super().__post_init__()
 
     @property
     def token_hidden(self) -> int:
@@ -86,16 +71,13 @@ class Config(pooling.Options, classifier.Patches, classifier.Options):
         return self.token_mlp_dim or 4 * self.tokens
 
     @property
-    def layers(self) -> dict[str, int]:
-        """See `classifier.Options`."""
-        return {"layers": self.depth}
-
-    @property
     def inputs(self) -> tuple[str, ...]:
         """See `classifier.Options`."""
         return (*super().inputs, "class_position")
 
-    def fit(self, name: str, target: "Config", *, resize: str) -> tuple[str, Callable] | None:
+    def fit(
+        self, name: str, target: "FeedForwardConfig", *, resize: str
+    ) -> tuple[str, Callable] | None:
         """See `classifier.Options`."""
         if name.startswith("layers/token_") and self.grid != target.grid:
             tall, wide = self.height_width
@@ -110,14 +92,10 @@ class Config(pooling.Options, classifier.Patches, classifier.Options):
             )
         return classifier.fit_patches(name, self, target)
 
-    def flops(self) -> int:
-        """Operations of one image's forward pass: matrix products only, a multiply-add counted as
-        2.
-        """
-        n, d, (rows, columns) = self.tokens, self.width, self.grid
-        block = 4 * n * d * (self.token_hidden + self.mlp_dim)
-        patches = 2 * rows * columns * self.patch**2 * self.channels * d
-        return patches + self.depth * block + pooling.flops(self) + 2 * d * self.num_classes
+    def block_flops(self) -> int:
+        """See `stacked.Options`."""
+        n, d = self.tokens, self.width
+        return mlp_flops(d, n, self.token_hidden) + mlp_flops(n, d, self.mlp_dim)
 
 
 def options_from_name(name: str) -> dict | None:
@@ -131,97 +109,53 @@ def options_from_name(name: str) -> dict | None:
     return dict(patch=int(patch), depth=depth, width=width, mlp_dim=4 * width)
 
 
-class Model(nnx.Module):
-    """Images to logits; see `Config` for what varies. Parameters are float32 whatever the compute
-    dtype.
-    """
-
-    def __init__(self, config: Config, *, rngs: nnx.Rngs):
-        dtype, width = jnp.dtype(config.dtype), config.width
-        self.config = config
-        self.embedding = PatchEmbedding(
-            config.patch, config.channels, width, dtype=dtype, rngs=rngs
-        )
-        draw = nnx.initializers.normal(0.02)
-        if config.pool == "token":
-            self.class_token = nnx.Param(draw(rngs.params(), (1, 1, width)))
-            self.class_position = nnx.Param(draw(rngs.params(), (1, 1, width)))
-        self.position = nnx.Param(draw(rngs.params(), (1, *config.position_grid, width)))
-        self.layers = stack.stack(
-            lambda rngs: Block(config, dtype=dtype, rngs=rngs), config.depth, rngs
-        )
-        draw_kernels(self.layers, 0.02, rngs)
-        if config.weighted_layers:
-            self.layer_weights = pooling.LayerWeights(config.depth)
-        self.norm = layer_norm(width, config.epsilon, dtype, rngs)
-        self.pool = pooling.make(config, dtype=dtype, rngs=rngs)
-        if config.num_classes:
-            self.head = classifier.head(width, config, rngs)
-
-    def __call__(
-        self,
-        images: jax.Array,
-        *,
-        deterministic: bool = True,
-        rngs: nnx.Rngs | None = None,
-        capture: Capture = False,
-    ) -> ModelOutput:
-        """Classifies images.
-
-        Args:
-          images: (B, H, W, C) float, normalised; of the config's image size.
-          deterministic: no dropout, no stochastic depth.
-          rngs: their randomness (the stream `dropout`) when not deterministic.
-          capture: also return every block's output, `blocks` (L, B, N, D).
-
-        Returns:
-          `tokens` are the class token, if there is one, then the patches.
-        """
-        config = self.config
-        classifier.check_images(images, config)
-        first, of_layers = split(draw(rngs, deterministic, config.dropout, config.drop_path), 2)
-        rates, keys = by_depth(config.drop_path, config.depth, of_layers)
-
-        def step(block, x, rate, key):
-            x = block(x, rate, key)
-            return x, kept(capture, blocks=x)
-
-        x = dropout(self.place(self.embedding(images)), config.dropout, first)
-        scan = self.layer_weights.scan if config.weighted_layers else stack.scan
-        x, captured = scan(
-            step, self.layers, x, (rates, keys), remat=choices.remat(config), unroll=config.unroll
-        )
-        tokens = self.norm(x)
-        features = self.pool(tokens)
-        logits = self.head(features.astype(jnp.float32)) if config.num_classes else None
-        return ModelOutput(logits, features, tokens, captured)
-
-    def place(self, patches: jax.Array) -> jax.Array:
-        """Patches (B, N, D) with their positions, after the class token and its own, if there is one."""
-        table = self.position[...]
-        # Half-pixel centres, without antialiasing: PyTorch's `interpolate`.
-        shape = (1, *self.config.grid, table.shape[-1])
-        table = jax.image.resize(table, shape, "linear", antialias=False)
-        x = patches + table.reshape(1, -1, table.shape[-1]).astype(patches.dtype)
-        if self.config.pool != "token":
-            return x
-        return prepend([(self.class_token[...] + self.class_position[...]).astype(x.dtype)], x)
-
-
 class Block(nnx.Module):
     """x + mlp(norm(x)) over channels, then the same over tokens, where the norm too is over tokens."""
 
-    def __init__(self, config: Config, *, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs):
+    def __init__(self, config: FeedForwardConfig, *, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs):
         how = dict(activation=config.activation, dropout=config.dropout, dtype=dtype, rngs=rngs)
         self.channel_norm = layer_norm(config.width, config.epsilon, dtype, rngs)
         self.channel_mlp = Mlp(config.width, config.mlp_dim, **how)
         self.token_norm = layer_norm(config.tokens, config.epsilon, dtype, rngs)
         self.token_mlp = Mlp(config.tokens, config.token_hidden, **how)
 
-    def __call__(self, x: jax.Array, drop_path_rate: jax.Array, key: jax.Array | None) -> jax.Array:
-        """(B, N, D) -> the same."""
+    def __call__(self, x, drop_path_rate, key, *, training: bool) -> tuple[jax.Array, dict]:
+        """See `StackedModel`."""
         keys = split(key, 4)
         y = self.channel_mlp(self.channel_norm(x), keys[0])
         x = x + drop_path(y, drop_path_rate, keys[1])
         y = self.token_mlp(self.token_norm(x.swapaxes(1, 2)), keys[2]).swapaxes(1, 2)
-        return x + drop_path(y, drop_path_rate, keys[3])
+        return x + drop_path(y, drop_path_rate, keys[3]), {}
+
+
+class FeedForward(stacked.StackedModel):
+    """Images to logits; linear layers begin normal with std 0.02."""
+
+    Block = Block
+
+    def make_positions(self, config: FeedForwardConfig, rngs: nnx.Rngs) -> None:
+        """See `StackedModel`; the class token has a position of its own."""
+        draw, width = nnx.initializers.normal(0.02), config.width
+        if config.prefix:
+            self.class_token = nnx.Param(draw(rngs.params(), (1, 1, width)))
+            self.class_position = nnx.Param(draw(rngs.params(), (1, 1, width)))
+        self.position = nnx.Param(draw(rngs.params(), (1, *config.position_grid, width)))
+
+    def make_layers(self, config: FeedForwardConfig, *, dtype, rngs: nnx.Rngs) -> None:
+        """See `StackedModel`."""
+        super().make_layers(config, dtype=dtype, rngs=rngs)
+        draw_kernels(self.layers, 0.02, rngs)
+
+    def place(self, patches: jax.Array) -> jax.Array:
+        """See `StackedModel`; positions are resized to the patches."""
+        table = self.position[...]
+        # Half-pixel centres, without antialiasing: PyTorch's `interpolate`.
+        shape = (1, *self.config.grid, table.shape[-1])
+        table = jax.image.resize(table, shape, "linear", antialias=False)
+        x = patches + table.reshape(1, -1, table.shape[-1]).astype(patches.dtype)
+        if not self.config.prefix:
+            return x
+        return prepend([(self.class_token[...] + self.class_position[...]).astype(x.dtype)], x)
+
+
+Config, Model = FeedForwardConfig, FeedForward  # for the registry

@@ -14,8 +14,10 @@ from flax import nnx
 from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest, option
-from vit_jax.models import classifier, resnet, vit
+from vit_jax.models import classifier, resnet, vit_zoo
 from vit_jax.models.embeddings import PatchEmbedding
+from vit_jax.models.vit_zoo import PublishedViT
+from vit_jax.models.vit_zoo_options import PublishedViTConfig
 
 # Listed by `vit_jax models`.
 VARIANTS = [
@@ -27,7 +29,7 @@ SMOKE = ("digits.py:hybrid", 98.9, 141)
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(resnet.Stages, vit.Config):
+class HybridViTConfig(resnet.Stages, PublishedViTConfig):
     """A ViT that sees the last feature map of a ResNet v1 in place of the image; `patch` counts
     places of that map.
     """
@@ -45,7 +47,7 @@ class Config(resnet.Stages, vit.Config):
 
     def __post_init__(self):
         resnet.Stages.__post_init__(self)
-        vit.Config.__post_init__(self)
+        PublishedViTConfig.__post_init__(self)
         stride = self.backbone.stride * self.patch
         if any(side % stride for side in self.height_width):
             raise ConfigError(
@@ -54,9 +56,9 @@ class Config(resnet.Stages, vit.Config):
             )
 
     @property
-    def backbone(self) -> resnet.Config:
+    def backbone(self) -> resnet.ResNetConfig:
         """The ResNet below."""
-        return resnet.Config(
+        return resnet.ResNetConfig(
             self.image_size,
             num_classes=0,
             units=self.units,
@@ -76,7 +78,9 @@ class Config(resnet.Stages, vit.Config):
         height, width = self.backbone.grid
         return height // self.patch, width // self.patch
 
-    def fit(self, name: str, target: "Config", *, resize: str) -> tuple[str, Callable] | None:
+    def fit(
+        self, name: str, target: "HybridViTConfig", *, resize: str
+    ) -> tuple[str, Callable] | None:
         """See `classifier.Options`: patches of a map of features are not resized."""
         return None if name == "embedding/kernel" else super().fit(name, target, resize=resize)
 
@@ -107,17 +111,17 @@ def options_from_name(name: str) -> dict | None:
             f"model {name!r}: there is no such hybrid of total stride {stride}{nearest(name, known)}"
         )
     if not depth:
-        return vit.options_from_name(size + "8") | dict(units=())
+        return vit_zoo.options_from_name(size + "8") | dict(units=())
     units = resnet.UNITS[depth]
-    return vit.options_from_name(size + "1") | dict(
+    return vit_zoo.options_from_name(size + "1") | dict(
         units=units if stride == "32" else (*units[:2], sum(units[2:]))
     )
 
 
-class Model(vit.Model):
-    """Images to logits, as `vit.Model`."""
+class HybridViT(PublishedViT):
+    """Images to logits, as `PublishedViT`."""
 
-    def __init__(self, config: Config, *, rngs: nnx.Rngs):
+    def __init__(self, config: HybridViTConfig, *, rngs: nnx.Rngs):
         super().__init__(config, rngs=rngs)
         self.embedding = Embedding(config, rngs=rngs)
 
@@ -127,7 +131,7 @@ class Embedding(PatchEmbedding):
     ResNet's parameters.
     """
 
-    def __init__(self, config: Config, *, rngs: nnx.Rngs):
+    def __init__(self, config: HybridViTConfig, *, rngs: nnx.Rngs):
         super().__init__(
             config.patch,
             config.backbone.outputs,
@@ -142,3 +146,6 @@ class Embedding(PatchEmbedding):
         """images (B, S, S, 3) -> tokens (B, N, D), row by row."""
         feature_map, _ = self.backbone(images)
         return super().__call__(feature_map)
+
+
+Config, Model = HybridViTConfig, HybridViT  # for the registry

@@ -197,6 +197,11 @@ class Mlp(nnx.Module):
         return dropout(y, self.dropout, keys[1])
 
 
+def mlp_flops(tokens: int, width: int, hidden: int, *, gated: bool = False) -> int:
+    """Operations of an MLP, a multiply-add counted as 2."""
+    return (6 if gated else 4) * tokens * width * hidden
+
+
 class SqueezeExcite(nnx.Module):
     """Each channel times a gate in [0, 1]: a small MLP of all channels' means over the image (arXiv
     1709.01507).

@@ -20,15 +20,13 @@ from flax import nnx
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
-from vit_jax.compute import attend, choices, convolution, partitioning, recompute, stack
+from vit_jax.compute import convolution, partitioning, recompute
 from vit_jax.compute.dense import dense
-from vit_jax.compute.dropout import by_depth, draw, drop_path
-from vit_jax.models import batch_norm, classifier, pooling
-from vit_jax.models.attention import Attention
+from vit_jax.compute.dropout import drop_path
+from vit_jax.models import batch_norm, classifier, stacked
+from vit_jax.models.attention import Attention, attention_flops, implementation_option
 from vit_jax.models.batch_norm import BatchNorm
-from vit_jax.models.contract import Capture, ModelOutput, kept
-from vit_jax.models.embeddings import PatchEmbedding, prepend
-from vit_jax.models.layers import Kernel, SqueezeExcite, layer_norm
+from vit_jax.models.layers import Kernel, SqueezeExcite, layer_norm, mlp_flops
 
 # The authors' code; all have patches of 16 pixels, 12 blocks, and MLPs four times as wide as a token.
 SIZES = {
@@ -41,11 +39,10 @@ ACCURACY = dict(zip(VARIANTS, (74.8, 75.7, 80.8), strict=True))
 SMOKE = ("localvit.py:smoke", 98.9, 171)
 ACTIVATIONS = {"relu6": jax.nn.relu6, "hard_swish": jax.nn.hard_swish}
 GATES = {"none": None, "se": None, "eca": jax.nn.sigmoid, "eca_hard": jax.nn.hard_sigmoid}
-EPSILON = 1e-6  # of the layer norms
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(pooling.Options, classifier.Patches, batch_norm.Options):
+class LocalViTConfig(stacked.Options, batch_norm.Options):
     """A LocalViT."""
 
     # Of the convolutions inside of the MLPs; `meshes.TENSOR_RULES` has the rest.
@@ -54,7 +51,6 @@ class Config(pooling.Options, classifier.Patches, batch_norm.Options):
         (r".*mlp/depthwise/kernel", -1),
     )
 
-    depth: int = option(12, "number of blocks", minimum=1, role="size")
     width: int = option(192, "size of a token", minimum=1, role="size")
     mlp_dim: int = option(768, "hidden size of the MLPs", minimum=1, role="size")
     heads: int = option(4, "attention heads", minimum=1, role="size")
@@ -82,47 +78,23 @@ class Config(pooling.Options, classifier.Patches, batch_norm.Options):
         minimum=0,
         below=1,
     )
-    attention: str = option(
-        "auto",
-        "how attention is computed; all give the same. cudnn: GPU, 16 bits; splash: TPU",
-        choices=attend.IMPLEMENTATIONS,
-        role="compute",
-    )
+    attention: str = implementation_option()
 
     def __post_init__(self):
-        classifier.patch_grid(self)
         classifier.check_heads(self)
+        super().__post_init__()
         if self.gate == "se" and self.reduction > self.mlp_dim:
             raise ConfigError(
                 f"model.reduction = {self.reduction} leaves none of the {self.mlp_dim} channels of an MLP: "
                 "choose at most as many"
             )
 
-    @property
-    def tokens(self) -> int:
-        """The class token, if it is read, and the patches."""
-        return self.prefix + self.grid[0] * self.grid[1]
-
-    @property
-    def prefix(self) -> int:
-        """Rows of the position embedding that stand for no patch: the class token's."""
-        return int(self.pool == "token")
-
-    @property
-    def layers(self) -> dict[str, int]:
-        """See `classifier.Options`."""
-        return {"layers": self.depth}
-
-    def flops(self) -> int:
-        """Operations of one image's forward pass: matrix products and convolutions only, a multiply-add
-        counted as 2, full attention.
-        """
-        n, d, m = self.tokens, self.width, self.mlp_dim
+    def block_flops(self) -> int:
+        """See `stacked.Options`; the class token has no MLP."""
+        d, m = self.width, self.mlp_dim
         patches = self.grid[0] * self.grid[1]
         gate = {"se": 4 * m * (m // self.reduction), "none": 0}.get(self.gate, 2 * m * eca_size(m))
-        block = 8 * n * d * d + 4 * n * n * d + patches * (4 * d * m + 2 * 9 * m) + gate
-        embedding = 2 * patches * self.patch**2 * self.channels * d
-        return embedding + self.depth * block + 2 * d * self.num_classes
+        return attention_flops(self.tokens, d) + mlp_flops(patches, d, m) + patches * 18 * m + gate
 
 
 def options_from_name(name: str) -> dict | None:
@@ -135,95 +107,31 @@ def options_from_name(name: str) -> dict | None:
     return dict(patch=16, depth=12, mlp_dim=4 * SIZES[size]["width"]) | SIZES[size]
 
 
-class Model(nnx.Module):
-    """Images to logits; see `Config` for what varies. Parameters are float32 whatever the compute
-    dtype.
-    """
-
-    def __init__(self, config: Config, *, rngs: nnx.Rngs):
-        dtype = jnp.dtype(config.dtype)
-        self.config = config
-        self.embedding = PatchEmbedding(
-            config.patch, config.channels, config.width, dtype=dtype, rngs=rngs
-        )
-        draw = nnx.initializers.normal(0.02)
-        if config.pool == "token":
-            self.class_token = nnx.Param(draw(rngs.params(), (1, 1, config.width)))
-        self.position = nnx.Param(draw(rngs.params(), (1, config.tokens, config.width)))
-        self.layers = stack.stack(
-            lambda rngs: Block(config, dtype=dtype, rngs=rngs), config.depth, rngs
-        )
-        if config.weighted_layers:
-            self.layer_weights = pooling.LayerWeights(config.depth)
-        self.norm = layer_norm(config.width, EPSILON, dtype, rngs)
-        self.pool = pooling.make(config, dtype=dtype, rngs=rngs)
-        if config.num_classes:
-            self.head = classifier.head(config.width, config, rngs)
-
-    def __call__(
-        self,
-        images: jax.Array,
-        *,
-        deterministic: bool = True,
-        rngs: nnx.Rngs | None = None,
-        capture: Capture = False,
-    ) -> ModelOutput:
-        """Classifies images.
-
-        Args:
-          images: (B, H, W, C) float, normalised; of the config's image size.
-          deterministic: no stochastic depth, and batch norm by running statistics.
-          rngs: randomness (the stream `dropout`) when not deterministic.
-          capture: also return attention weights, `attention` (L, B, H, N, N), and every block's
-            output, `blocks` (L, B, N, D).
-
-        Returns:
-          `tokens` are the class token, if it is read, then the patches.
-        """
-        config = self.config
-        classifier.check_images(images, config)
-        key = draw(rngs, deterministic, config.drop_path)
-        rates, keys = by_depth(config.drop_path, config.depth, key)
-        training = not deterministic and not config.fixed_statistics
-
-        def step(block, x, rate, key):
-            x, weights = block(x, rate, key, training=training)
-            return x, kept(capture, attention=weights, blocks=x)
-
-        x = self.embedding(images)
-        if config.pool == "token":
-            x = prepend([self.class_token[...].astype(x.dtype)], x)
-        x = x + self.position[...].astype(x.dtype)
-        scan = self.layer_weights.scan if config.weighted_layers else stack.scan
-        x, captured = scan(
-            step, self.layers, x, (rates, keys), remat=choices.remat(config), unroll=config.unroll
-        )
-        tokens = self.norm(x)
-        features = self.pool(tokens)
-        logits = self.head(features.astype(jnp.float32)) if config.num_classes else None
-        return ModelOutput(logits, features, tokens, captured)
-
-
 class Block(nnx.Module):
     """x + attention(norm(x)), of which the patches then go through the convolutional MLP."""
 
-    def __init__(self, config: Config, *, dtype, rngs: nnx.Rngs):
-        self.attention_norm = layer_norm(config.width, EPSILON, dtype, rngs)
+    def __init__(self, config: LocalViTConfig, *, dtype, rngs: nnx.Rngs):
+        self.attention_norm = layer_norm(config.width, config.epsilon, dtype, rngs)
         self.attention = Attention(
             config.width, config.heads, implementation=config.attention, dtype=dtype, rngs=rngs
         )
         self.mlp = ConvolutionalMlp(config, dtype=dtype, rngs=rngs)
         self.grid, self.prefix = config.grid, config.prefix
 
-    def __call__(
-        self, x: jax.Array, drop_path_rate: jax.Array, key: jax.Array | None, *, training: bool
-    ) -> tuple[jax.Array, jax.Array]:
-        """(B, N, D) -> the same, and the attention weights (B, H, N, N)."""
+    def __call__(self, x, drop_path_rate, key, *, training: bool) -> tuple[jax.Array, dict]:
+        """See `StackedModel`; `attention` (B, H, N, N)."""
         y, weights = self.attention(self.attention_norm(x))
         x = x + drop_path(y, drop_path_rate, key)
         of_class, patches = x[:, : self.prefix], x[:, self.prefix :]
         y = self.mlp(patches.reshape(x.shape[0], *self.grid, -1), training=training)
-        return jnp.concatenate([of_class, patches + y.reshape(patches.shape)], axis=1), weights
+        x = jnp.concatenate([of_class, patches + y.reshape(patches.shape)], axis=1)
+        return x, {"attention": weights}
+
+
+class LocalViT(stacked.StackedModel):
+    """Images to logits."""
+
+    Block = Block
 
 
 class ConvolutionalMlp(nnx.Module):
@@ -233,7 +141,7 @@ class ConvolutionalMlp(nnx.Module):
     Parameters: `up/kernel` (D, M), `depthwise/kernel` (3, 3, 1, M), `down/kernel` (M, D).
     """
 
-    def __init__(self, config: Config, *, dtype, rngs: nnx.Rngs):
+    def __init__(self, config: LocalViTConfig, *, dtype, rngs: nnx.Rngs):
         width, hidden = config.width, config.mlp_dim
         xavier = nnx.initializers.xavier_uniform()
         self.up = Kernel(xavier, (width, hidden), rngs)
@@ -257,7 +165,10 @@ class ConvolutionalMlp(nnx.Module):
         return self.down_norm(dense(y, self.down.kernel[...], None), training=training)
 
 
-def gate(config: Config, *, dtype, rngs: nnx.Rngs) -> nnx.Module | None:
+Config, Model = LocalViTConfig, LocalViT  # for the registry
+
+
+def gate(config: LocalViTConfig, *, dtype, rngs: nnx.Rngs) -> nnx.Module | None:
     """What gates the channels of an MLP's feature maps (B, H, W, M), if anything does."""
     if config.gate == "none":
         return None

@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -13,13 +12,11 @@ from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.base.sizes import Size
-from vit_jax.compute import choices, recompute, stack
+from vit_jax.compute import recompute
 from vit_jax.compute.activations import ACTIVATIONS
-from vit_jax.compute.dropout import by_depth, draw, drop_path, split
-from vit_jax.models import classifier, pooling
-from vit_jax.models.contract import Capture, ModelOutput, kept
-from vit_jax.models.embeddings import PatchEmbedding
-from vit_jax.models.layers import Linear, layer_norm
+from vit_jax.compute.dropout import drop_path, split
+from vit_jax.models import classifier, pooling, stacked
+from vit_jax.models.layers import Linear, layer_norm, mlp_flops
 
 # depth, width, MLP width over channels, over tokens (Mixer Table 1).
 SIZES = {
@@ -43,43 +40,23 @@ SMOKE = ("digits.py:mixer", 98.6, 166)
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(pooling.PatchOptions, classifier.Patches, classifier.Options):
+class MixerConfig(pooling.PatchOptions, stacked.Options, classifier.Options):
     """A Mixer. The shapes of its parameters depend on the image size."""
 
-    depth: int = option(12, "number of blocks", minimum=1, role="size")
-    width: int = option(768, "size of a token", minimum=1, role="size")
-    mlp_dim: int = option(3072, "hidden size of the MLPs", minimum=1, role="size")
     token_mlp_dim: int = option(
         384,
         "hidden size of a Mixer's token MLPs; K² times that of weights from images K times smaller",
         minimum=1,
         role="size",
     )
-    drop_path: float = option(
-        0.0, "stochastic depth of the last block, growing linearly from 0", minimum=0, below=1
-    )
     activation: str = option("gelu_tanh", "of the MLPs", choices=ACTIVATIONS, role="convention")
     epsilon: float = option(1e-6, "of the layer norms", role="convention")
-
-    def __post_init__(self):
-        classifier.patch_grid(self)
-        pooling.check(self)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens between the blocks."""
-        return self.grid[0] * self.grid[1]
-
-    @property
-    def layers(self) -> dict[str, int]:
-        """See `classifier.Options`."""
-        return {"layers": self.depth}
 
     def at_size(self, image_size: Size) -> dict[str, int]:
         """Images K times as large take K² copies of the MLPs over tokens (Mixer §C)."""
         return {"token_mlp_dim": self.token_mlp_dim * (self._factor(image_size) or 1) ** 2}
 
-    def fit(self, name: str, target: "Config", *, resize: str) -> tuple[str, Callable] | None:
+    def fit(self, name: str, target: "MixerConfig", *, resize: str) -> tuple[str, Callable] | None:
         """See `classifier.Options`."""
         prefix = "layers/token_mlp/"
         if not name.startswith(prefix) or self.grid == target.grid:
@@ -103,14 +80,10 @@ class Config(pooling.PatchOptions, classifier.Patches, classifier.Options):
         (factor, rest), (across, rest_across) = (divmod(*pair) for pair in pairs)
         return factor if factor == across and not rest and not rest_across else None
 
-    def flops(self) -> int:
-        """Operations of one image's forward pass: matrix products only, a multiply-add counted as
-        2.
-        """
+    def block_flops(self) -> int:
+        """See `stacked.Options`."""
         n, d = self.tokens, self.width
-        block = 4 * n * d * (self.token_mlp_dim + self.mlp_dim)
-        patches = 2 * n * self.patch**2 * self.channels * d
-        return patches + self.depth * block + pooling.flops(self) + 2 * d * self.num_classes
+        return mlp_flops(d, n, self.token_mlp_dim) + mlp_flops(n, d, self.mlp_dim)
 
 
 def options_from_name(name: str) -> dict | None:
@@ -126,67 +99,10 @@ def options_from_name(name: str) -> dict | None:
     )
 
 
-class Model(nnx.Module):
-    """Images to logits; see `Config` for what varies. Parameters are float32 whatever the compute
-    dtype.
-    """
-
-    def __init__(self, config: Config, *, rngs: nnx.Rngs):
-        dtype = jnp.dtype(config.dtype)
-        self.config = config
-        self.embedding = PatchEmbedding(
-            config.patch, config.channels, config.width, dtype=dtype, rngs=rngs
-        )
-        self.layers = stack.stack(
-            lambda rngs: Block(config, dtype=dtype, rngs=rngs), config.depth, rngs
-        )
-        if config.weighted_layers:
-            self.layer_weights = pooling.LayerWeights(config.depth)
-        self.norm = layer_norm(config.width, config.epsilon, dtype, rngs)
-        self.pool = pooling.make(config, dtype=dtype, rngs=rngs)
-        if config.num_classes:
-            self.head = classifier.head(config.width, config, rngs)
-
-    def __call__(
-        self,
-        images: jax.Array,
-        *,
-        deterministic: bool = True,
-        rngs: nnx.Rngs | None = None,
-        capture: Capture = False,
-    ) -> ModelOutput:
-        """Classifies images.
-
-        Args:
-          images: (B, H, W, C) float, normalised; of the config's image size.
-          deterministic: no stochastic depth.
-          rngs: its randomness (the stream `dropout`) when not deterministic.
-          capture: also return every block's output, `blocks` (L, B, N, D).
-        """
-        config = self.config
-        classifier.check_images(images, config)
-        key = draw(rngs, deterministic, config.drop_path)
-        rates, keys = by_depth(config.drop_path, config.depth, key)
-
-        def step(block, x, rate, key):
-            x = block(x, rate, key)
-            return x, kept(capture, blocks=x)
-
-        x = self.embedding(images)
-        scan = self.layer_weights.scan if config.weighted_layers else stack.scan
-        x, captured = scan(
-            step, self.layers, x, (rates, keys), remat=choices.remat(config), unroll=config.unroll
-        )
-        tokens = self.norm(x)
-        features = self.pool(tokens)
-        logits = self.head(features.astype(jnp.float32)) if config.num_classes else None
-        return ModelOutput(logits, features, tokens, captured)
-
-
 class Block(nnx.Module):
     """Mixes tokens, channel by channel, then channels, token by token (Mixer Eq. 1)."""
 
-    def __init__(self, config: Config, *, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs):
+    def __init__(self, config: MixerConfig, *, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs):
         self.token_norm = layer_norm(config.width, config.epsilon, dtype, rngs)
         self.token_mlp = Mlp(
             config.tokens, config.token_mlp_dim, config.activation, dtype=dtype, rngs=rngs
@@ -196,12 +112,26 @@ class Block(nnx.Module):
             config.width, config.mlp_dim, config.activation, dtype=dtype, rngs=rngs
         )
 
-    def __call__(self, x: jax.Array, drop_path_rate: jax.Array, key: jax.Array | None) -> jax.Array:
-        """(B, N, D) -> the same."""
+    def __call__(self, x, drop_path_rate, key, *, training: bool) -> tuple[jax.Array, dict]:
+        """See `StackedModel`."""
         keys = split(key, 2)
         y = self.token_mlp(self.token_norm(x).swapaxes(1, 2)).swapaxes(1, 2)
         x = x + drop_path(y, drop_path_rate, keys[0])
-        return x + drop_path(self.channel_mlp(self.channel_norm(x)), drop_path_rate, keys[1])
+        y = self.channel_mlp(self.channel_norm(x))
+        return x + drop_path(y, drop_path_rate, keys[1]), {}
+
+
+class Mixer(stacked.StackedModel):
+    """Images to logits; tokens have no positions."""
+
+    Block = Block
+
+    def make_positions(self, config: MixerConfig, rngs: nnx.Rngs) -> None:
+        """See `StackedModel`."""
+
+    def place(self, patches: jax.Array) -> jax.Array:
+        """See `StackedModel`."""
+        return patches
 
 
 class Mlp(nnx.Module):
@@ -225,6 +155,9 @@ class Mlp(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """x (..., D) -> (..., D)."""
         return self.down(ACTIVATIONS[self.activation](recompute.keep(self.up(x), recompute.HIDDEN)))
+
+
+Config, Model = MixerConfig, Mixer  # for the registry
 
 
 def enlarge_token_mlp(

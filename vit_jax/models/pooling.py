@@ -50,69 +50,6 @@ class Options:
 
 
 @dataclasses.dataclass(frozen=True)
-class TokenOptions(Options):
-    """The same where learned tokens may stand before the patches; it has `heads` too."""
-
-    pool: str = option(
-        "token",
-        "how tokens become one vector; token: the class token; token_mean: beside it the mean of the others "
-        "(DINOv2); first: the first patch, without one; gem: generalised mean, its power learned; map: attention",
-        choices=("token", "mean", "map", "first", "gem", "token_mean"),
-        role="structure",
-    )
-    keep_class_token: bool = option(
-        False,
-        "a class token also where pool reads none: blocks do (EVA, DINOv3)",
-        role="structure",
-    )
-    pool_prefix: bool = option(
-        False,
-        "pool=mean, gem and map read class token and registers beside the patches",
-        role="structure",
-    )
-    map_heads: int = option(
-        0, "heads of attention pooling; 0: as the blocks", minimum=0, role="structure"
-    )
-    map_mlp_dim: int = option(
-        0,
-        "hidden size of attention pooling's MLP; 0: as the blocks'",
-        minimum=0,
-        role="structure",
-    )
-    last_norm: str = option(
-        "tokens",
-        "what the last norm norms: all tokens, or their one vector (pooled); none: there is none",
-        choices=("tokens", "pooled", "none"),
-        role="structure",
-    )
-
-    @property
-    def reads_class_token(self) -> bool:
-        """Whether what is pooled has the class token apart."""
-        return self.pool in ("token", "token_mean")
-
-    @property
-    def has_class_token(self) -> bool:
-        """Whether a class token stands before the patches."""
-        return self.reads_class_token or self.keep_class_token
-
-    @property
-    def pooled_width(self) -> int:
-        """Size of the one vector."""
-        return 2 * self.width if self.pool == "token_mean" else self.width
-
-    @property
-    def pool_heads(self) -> int:
-        """See `Options`."""
-        return self.map_heads or self.heads
-
-    @property
-    def pool_mlp_dim(self) -> int:
-        """See `Options`."""
-        return self.map_mlp_dim or self.mlp_dim
-
-
-@dataclasses.dataclass(frozen=True)
 class PatchOptions(Options):
     """The same where every token is a patch."""
 
@@ -160,7 +97,7 @@ def make(
 
 
 def flops(config: Options) -> int:
-    """Operations of pooling, counted as in `vit.Config.flops`: of attention pooling, the probe's own
+    """Operations of pooling, a multiply-add counted as 2: of attention pooling, the probe's own
     projections, the keys and values of all tokens, the MLP of one token.
     """
     n, d, m = config.tokens, config.width, config.pool_mlp_dim

@@ -24,7 +24,6 @@ as a table of (2h - 1, 2w - 1) places, and each new distance takes the mean over
 are so far apart.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable
 
@@ -34,71 +33,34 @@ import numpy as np
 from flax import nnx
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.base.schema import option
 from vit_jax.models import classifier
 from vit_jax.models.embeddings import interpolate, sincos_2d, sinusoids
 
 KINDS = ("learned", "learned2d", "sincos2d", "fixed2d", "relative", "none")
 _TABLES = ("learned", "sinusoid", "fixed2d")
+WITH_PREFIX = (*_TABLES, "learned2d")  # kinds with rows for learned tokens
 PLACES = ("auto", "stem", "layers", "shared")
 _STACK = "encoder/layers/"
 
 
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """Of a family whose tokens have positions; it has `grid`, `tokens`, `placed_tokens`, `registers`, `width`,
-    `heads` and `attention` too.
+def place(kind: str, at: str) -> str:
+    """Where positions are: `stem`, `layers` where each layer has parameters of its own, `shared`; '' for none.
+
+    Args:
+      kind: one of `KINDS`, or `sinusoid`.
+      at: one of `PLACES`.
     """
-
-    position: str = option(
-        "learned",
-        "position embeddings; learned: 1-D; learned2d: columns and rows; relative: in attention's logits",
-        choices=KINDS,
-        role="structure",
-    )
-    position_at: str = option(
-        "auto",
-        "where they are added: at the stem, in all layers each its own, in all layers the same (shared); "
-        "auto: relative in layers, others at the stem",
-        choices=PLACES,
-        role="structure",
-    )
-    position_of_class: bool = option(
-        True,
-        "the class token has a learned position too (official code; not big_vision)",
-        role="structure",
-    )
-    position_of_registers: bool = option(
-        False, "registers have learned positions too (timm's reg_tokens)", role="structure"
-    )
-
-    @property
-    def position_place(self) -> str:
-        """`stem`, `layers` where each layer has parameters of its own, `shared`; '' for no positions."""
-        if self.position == "none":
-            return ""
-        usual = "layers" if self.position == "relative" else "stem"
-        place = usual if self.position_at == "auto" else self.position_at
-        # What is fixed is the same in every layer.
-        fixed = self.position in ("sincos2d", "sinusoid", "fixed2d")
-        return "shared" if fixed and place == "layers" else place
-
-    @property
-    def biased_attention(self) -> bool:
-        """See `classifier.Options`."""
-        return self.position == "relative"
-
-    @property
-    def prefix(self) -> int:
-        """Rows of the position embedding that stand for no patch."""
-        if self.position not in (*_TABLES, "learned2d"):
-            return 0
-        registers = self.registers if self.position_of_registers else 0
-        return (self.placed_tokens if self.position_of_class else 0) + registers
+    if kind == "none":
+        return ""
+    usual = "layers" if kind == "relative" else "stem"
+    found = usual if at == "auto" else at
+    # What is fixed is the same in every layer.
+    fixed = kind in ("sincos2d", "sinusoid", "fixed2d")
+    return "shared" if fixed and found == "layers" else found
 
 
-def check(config: Options) -> None:
-    """Raises `ConfigError` for positions that there are not."""
+def check(config: classifier.Options) -> None:
+    """Raises `ConfigError` for positions that there are not; `config` is that of `vit_zoo`, here and below."""
     kind, at = config.position, config.position_at
     if kind in ("sincos2d", "fixed2d") and (config.width % 4 or config.width < 8):
         raise ConfigError(
@@ -125,7 +87,7 @@ def check(config: Options) -> None:
         )
 
 
-def variables(config: Options, rngs: nnx.Rngs) -> nnx.Module | nnx.Variable | None:
+def variables(config: classifier.Options, rngs: nnx.Rngs) -> nnx.Module | nnx.Variable | None:
     """What a checkpoint has of the positions of one place; `None` if nothing."""
     patches = math.prod(config.grid)
     match config.position:
@@ -148,7 +110,7 @@ class Learned2d(nnx.Module):
     tokens.
     """
 
-    def __init__(self, config: Options, rngs: nnx.Rngs):
+    def __init__(self, config: classifier.Options, rngs: nnx.Rngs):
         rows, columns = config.grid
         self.x = _draw((1, columns, config.width // 2), rngs)
         self.y = _draw((1, rows, config.width // 2), rngs)
@@ -171,7 +133,7 @@ def joined(x, y, tokens=None):
     return patches if tokens is None else xp.concatenate([tokens, patches], axis=1)
 
 
-def table(learned, config: Options, dtype) -> jax.Array:
+def table(learned, config: classifier.Options, dtype) -> jax.Array:
     """What is added to the tokens: (1, prefix + N, D).
 
     Args:
@@ -182,7 +144,7 @@ def table(learned, config: Options, dtype) -> jax.Array:
     return (learned() if config.position == "learned2d" else learned[...]).astype(dtype)
 
 
-def of_layer(learned, config: Options, dtype) -> jax.Array:
+def of_layer(learned, config: classifier.Options, dtype) -> jax.Array:
     """What is added to the tokens: (1, T, D), with rows of zeros for tokens of no place; of relative
     positions, the embeddings of distances.
     """
@@ -195,7 +157,9 @@ def of_layer(learned, config: Options, dtype) -> jax.Array:
     )
 
 
-def fit(name: str, source: Options, target: Options, resize: str) -> tuple[str, Callable] | None:
+def fit(
+    name: str, source: classifier.Options, target: classifier.Options, resize: str
+) -> tuple[str, Callable] | None:
     """`classifier.Options.fit` of positions; `None` for other parameters."""
     stacked, part = name.startswith(_STACK), name.removeprefix(_STACK)
     if part.split("/")[0] != "position":

@@ -1,17 +1,13 @@
-"""Re-attention (DeepViT §4.2): attention maps that are mixed between heads."""
-
-from typing import TYPE_CHECKING
+"""Re-attention (DeepViT §4.2): attention maps that are mixed between heads. `config` is that of `deepvit`."""
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.compute import attend
+from vit_jax.models import classifier
 from vit_jax.models.attention import Attention
 from vit_jax.models.batch_norm import BatchNorm
-
-if TYPE_CHECKING:
-    from vit_jax.models.deepvit import Config
 
 
 class ReAttention(Attention):
@@ -22,7 +18,7 @@ class ReAttention(Attention):
     `theta/bias` (heads,); with `reattention_norm` a batch norm over heads, `theta/norm`.
     """
 
-    def __init__(self, config: "Config", *, dtype, rngs: nnx.Rngs):
+    def __init__(self, config: classifier.Options, *, dtype, rngs: nnx.Rngs):
         super().__init__(config.width, config.heads, dtype=dtype, rngs=rngs)
         self.theta = Theta(config, rngs=rngs)
 
@@ -36,7 +32,7 @@ class ReAttention(Attention):
 class Theta(nnx.Module):
     """Mixes heads: a 1x1 convolution over them, begun as PyTorch begins one, and its norm."""
 
-    def __init__(self, config: "Config", *, rngs: nnx.Rngs):
+    def __init__(self, config: classifier.Options, *, rngs: nnx.Rngs):
         heads = config.heads
         limit = heads**-0.5
 

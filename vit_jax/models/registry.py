@@ -30,7 +30,7 @@ from vit_jax.models import (
     mixer,
     resnet,
     t2t,
-    vit,
+    vit_zoo,
 )
 from vit_jax.models.classifier import Options
 from vit_jax.models.conversions import published, table
@@ -40,7 +40,7 @@ from vit_jax.models.conversions.contract import Conversion
 Family = ModuleType | type
 
 FAMILIES: list[Family] = [
-    vit, hybrid, mixer, resnet, deepvit, localvit, crossvit, t2t, dynamic_vit, feed_forward, efficientnet,
+    vit_zoo, hybrid, mixer, resnet, deepvit, localvit, crossvit, t2t, dynamic_vit, feed_forward, efficientnet,
     axial_vit, axial_resnet,
 ]  # fmt: skip
 
@@ -150,7 +150,7 @@ def family_of(config: Options) -> Family:
 
 def family_name(family: Family) -> str:
     """What to call a family, which is a module or a class: 'vit'."""
-    return family.__name__.split(".")[-1]
+    return getattr(family, "NAME", family.__name__.split(".")[-1])
 
 
 def build(config: Options, *, rngs: nnx.Rngs) -> nnx.Module:
@@ -226,8 +226,8 @@ def conversions(family: Family) -> dict[str, Conversion]:
     """
     if hasattr(family, "conversions"):
         return family.conversions()
-    package, _, name = family.__name__.rpartition(".")
-    return table.CONVERSIONS.get(name, {}) if package == __package__ else {}
+    ours = family.__name__.startswith(f"{__package__}.")
+    return table.CONVERSIONS.get(family_name(family), {}) if ours else {}
 
 
 def count_parameters(config: Options) -> int:

@@ -21,7 +21,7 @@ from vit_jax.base.schema import option
 from vit_jax.compute import choices, stack
 from vit_jax.compute.convolution import standardize
 from vit_jax.models import classifier
-from vit_jax.models.contract import Capture, ModelOutput, kept
+from vit_jax.models.contract import ModelOutput, kept
 
 # Units of each stage (BiT §4; 26 is AugReg's).
 UNITS = {
@@ -94,7 +94,7 @@ class Stages:
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(Stages, classifier.Options):
+class ResNetConfig(Stages, classifier.Options):
     """A ResNet. Images may have any size; what is counted here is for `image_size`."""
 
     convolutional: ClassVar[bool] = True
@@ -181,12 +181,10 @@ def options_from_name(name: str) -> dict | None:
     return dict(units=UNITS[depth], width_factor=float(width_factor), preactivation=style == "BiT")
 
 
-class Model(nnx.Module):
-    """Images to logits; see `Config` for what varies. Parameters are float32 whatever the compute
-    dtype.
-    """
+class ResNet(classifier.Classifier):
+    """Images to logits."""
 
-    def __init__(self, config: Config, *, rngs: nnx.Rngs):
+    def __init__(self, config: ResNetConfig, *, rngs: nnx.Rngs):
         self.config = config
         self.backbone = Backbone(config, rngs=rngs)
         if config.preactivation:
@@ -194,20 +192,8 @@ class Model(nnx.Module):
         if config.num_classes:
             self.head = classifier.head(config.outputs, config, rngs)
 
-    def __call__(
-        self,
-        images: jax.Array,
-        *,
-        deterministic: bool = True,
-        rngs: nnx.Rngs | None = None,
-        capture: Capture = False,
-    ) -> ModelOutput:
-        """Classifies images.
-
-        Args:
-          images: (B, H, W, 3) float, normalised; of any size.
-          deterministic, rngs: as in every family; nothing is random here.
-          capture: also return the feature maps (B, h, w, C): `root`, `stage1`, `stage2`, …
+    def __call__(self, images, *, deterministic=True, rngs=None, capture=False) -> ModelOutput:
+        """See `Classifier`; images may have any size. Captured are the feature maps (B, h, w, C): `root`, `stage1`, …
 
         Returns:
           `tokens` are the places of the last feature map, row by row, and `features` their mean.
@@ -216,7 +202,7 @@ class Model(nnx.Module):
         if self.config.preactivation:
             x = nnx.relu(self.norm(x))
         features = x.mean(axis=(1, 2))
-        logits = self.head(features.astype(jnp.float32)) if self.config.num_classes else None
+        logits = self.classify(features)
         tokens = x.reshape(x.shape[0], -1, x.shape[-1])
         return ModelOutput(logits, features, tokens, kept(capture, **captured))
 
@@ -224,7 +210,7 @@ class Model(nnx.Module):
 class Backbone(nnx.Module):
     """Root and stages: images to the last feature map."""
 
-    def __init__(self, config: Config, *, rngs: nnx.Rngs):
+    def __init__(self, config: ResNetConfig, *, rngs: nnx.Rngs):
         self.root = Root(config, rngs=rngs)
         # Strings: integers would come back as such from some checkpoint formats only.
         self.stages = nnx.Dict(
@@ -248,7 +234,7 @@ class Root(nnx.Module):
     ResNet v1 alone.
     """
 
-    def __init__(self, config: Config, *, rngs: nnx.Rngs):
+    def __init__(self, config: ResNetConfig, *, rngs: nnx.Rngs):
         self.config = config
         self.conv = Convolution(config.channels, config.root_channels, 7, 2, config, rngs=rngs)
         if not config.preactivation:
@@ -271,7 +257,7 @@ class Stage(nnx.Module):
     and stacked.
     """
 
-    def __init__(self, index: int, config: Config, *, rngs: nnx.Rngs):
+    def __init__(self, index: int, config: ResNetConfig, *, rngs: nnx.Rngs):
         unit = PreactivationUnit if config.preactivation else PostactivationUnit
         inner = config.root_channels * 2**index
         outputs = EXPANSION * inner
@@ -299,7 +285,9 @@ class PreactivationUnit(nnx.Module):
     after the first ReLU.
     """
 
-    def __init__(self, inputs: int, inner: int, stride: int, config: Config, *, rngs: nnx.Rngs):
+    def __init__(
+        self, inputs: int, inner: int, stride: int, config: ResNetConfig, *, rngs: nnx.Rngs
+    ):
         outputs = EXPANSION * inner
         self.norm1 = _group_norm(inputs, config, rngs)
         self.conv1 = Convolution(inputs, inner, 1, 1, config, rngs=rngs)
@@ -325,7 +313,9 @@ class PostactivationUnit(nnx.Module):
     1512.03385).
     """
 
-    def __init__(self, inputs: int, inner: int, stride: int, config: Config, *, rngs: nnx.Rngs):
+    def __init__(
+        self, inputs: int, inner: int, stride: int, config: ResNetConfig, *, rngs: nnx.Rngs
+    ):
         outputs = EXPANSION * inner
         self.conv1 = Convolution(inputs, inner, 1, 1, config, rngs=rngs)
         self.norm1 = _group_norm(inner, config, rngs)
@@ -353,7 +343,14 @@ class Convolution(nnx.Module):
     """
 
     def __init__(
-        self, inputs: int, outputs: int, size: int, stride: int, config: Config, *, rngs: nnx.Rngs
+        self,
+        inputs: int,
+        outputs: int,
+        size: int,
+        stride: int,
+        config: ResNetConfig,
+        *,
+        rngs: nnx.Rngs,
     ):
         init = nnx.initializers.lecun_normal(in_axis=(0, 1, 2), out_axis=3)
         self.kernel = nnx.Param(init(rngs.params(), (size, size, inputs, outputs)))
@@ -368,7 +365,7 @@ class Convolution(nnx.Module):
         )
 
 
-def _padding(size: int, config: Config) -> str | tuple:
+def _padding(size: int, config: ResNetConfig) -> str | tuple:
     """TensorFlow's SAME puts the odd row last; BiT pads both sides alike. They differ where the
     stride is 2.
     """
@@ -376,7 +373,7 @@ def _padding(size: int, config: Config) -> str | tuple:
 
 
 def _group_norm(
-    channels: int, config: Config, rngs: nnx.Rngs, scale_init=nnx.initializers.ones
+    channels: int, config: ResNetConfig, rngs: nnx.Rngs, scale_init=nnx.initializers.ones
 ) -> nnx.GroupNorm:
     return nnx.GroupNorm(
         channels,
@@ -388,3 +385,6 @@ def _group_norm(
         dtype=jnp.dtype(config.dtype),
         rngs=rngs,
     )
+
+
+Config, Model = ResNetConfig, ResNet  # for the registry

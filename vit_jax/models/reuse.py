@@ -18,9 +18,10 @@ from vit_jax.base.schema import option
 from vit_jax.compute import attend, choices, stack
 from vit_jax.compute.activations import ACTIVATIONS
 from vit_jax.compute.dropout import by_depth, drop_path, dropout, split
-from vit_jax.models import attention, vit
+from vit_jax.models import attention
 from vit_jax.models.contract import Capture, kept
 from vit_jax.models.layers import Mlp, layer_norm
+from vit_jax.models.vit_zoo_options import PublishedViTConfig
 
 # What an exit hands to the next: `features` and `relations`, those that are reused, (B, ...) each.
 Carried = dict[str, jax.Array]
@@ -110,8 +111,8 @@ class Link:
         outputs = heads * (1 if self.options.relation_source == "layers" else depth)
         return inputs, 3 * outputs, outputs
 
-    def flops(self, config: vit.Config) -> int:
-        """Operations of taking over, for one image, counted as `vit.Config.flops` counts."""
+    def flops(self, config: PublishedViTConfig) -> int:
+        """Operations of taking over, for one image, counted as `PublishedViTConfig.flops` counts."""
         options, depth, total = self.options, config.depth, 0
         if self.takes_features:
             before = math.prod(self.before) + PREFIX * options.feature_class_token
@@ -133,7 +134,7 @@ class Encoder(nnx.Module):
     and the others are the stack.
     """
 
-    def __init__(self, config: vit.Config, link: Link, *, rngs: nnx.Rngs):
+    def __init__(self, config: PublishedViTConfig, link: Link, *, rngs: nnx.Rngs):
         dtype = jnp.dtype(config.dtype)
         apart = link.takes_features and link.options.feature_layers == "first"
         features = link.takes_features and not apart
@@ -213,7 +214,9 @@ class Block(nnx.Module):
     tokens.
     """
 
-    def __init__(self, config: vit.Config, link: Link, *, features: bool, dtype, rngs: nnx.Rngs):
+    def __init__(
+        self, config: PublishedViTConfig, link: Link, *, features: bool, dtype, rngs: nnx.Rngs
+    ):
         options = link.options
         width = config.width + (options.feature_width if features else 0)
         self.attention_norm = layer_norm(config.width, config.epsilon, dtype, rngs)
@@ -293,7 +296,7 @@ class Attention(attention.Attention):
 class Features(nnx.Module):
     """Features of the exit before, prepared for one layer: norm, MLP, another grid."""
 
-    def __init__(self, config: vit.Config, link: Link, *, dtype, rngs: nnx.Rngs):
+    def __init__(self, config: PublishedViTConfig, link: Link, *, dtype, rngs: nnx.Rngs):
         options = link.options
         norm = layer_norm(config.width, config.epsilon, dtype, rngs)
         self.norm = norm if options.feature_norm else None
@@ -322,7 +325,7 @@ class Features(nnx.Module):
 class Relations(nnx.Module):
     """Attention logits of the exit before, mapped across layers and heads, and resized."""
 
-    def __init__(self, config: vit.Config, link: Link, *, rngs: nnx.Rngs):
+    def __init__(self, config: PublishedViTConfig, link: Link, *, rngs: nnx.Rngs):
         inputs, hidden, outputs = link.maps(config.depth, config.heads)
         linear = link.options.relation_map == "linear"
         self.up = None if linear else MapMixing(inputs, hidden, rngs=rngs)

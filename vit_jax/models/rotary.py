@@ -9,7 +9,6 @@ queries and keys is in `compute.rope`. Other tokens are not rotated, except regi
 At another resolution, axial ones count on, or with `rope_grid` spread the places of that grid.
 """
 
-import dataclasses
 import math
 
 import jax
@@ -17,52 +16,17 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.base.schema import option
 from vit_jax.compute import rope
+from vit_jax.models import classifier
 from vit_jax.models.attention import Angles
 
 KINDS = ("none", "axial", "centred", "mixed")
 
 
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """Of a family whose attention may know places; it has `grid`, `tokens`, `depth`, `width` and `heads` too."""
-
-    rope: str = option(
-        "none",
-        "rotary positions; axial: integer places (EVA-02); centred: from -1 to 1 (DINOv3); mixed: learned "
-        "frequencies (2403.13298)",
-        choices=KINDS,
-        role="structure",
-    )
-    rope_theta: float = option(
-        10_000.0,
-        "base of their frequencies (100 in DINOv3); mixed: what these begin with",
-        above=0,
-        role="convention",
-    )
-    rope_grid: tuple = option(
-        (),
-        "axial: rows and columns of the grid whose places are spread over the patches, as a rule that "
-        "of pre-training; (): each grid has its own",
-        minimum=1,
-        length=(0, 2),
-        role="convention",
-    )
-    rope_offset: float = option(
-        0.0, "axial: the first row and column (1 in Perception Encoders)", role="convention"
-    )
-    rope_registers: float = option(
-        0.0,
-        "axial: base of the frequencies of registers, rotated as a square grid of their own (100 in "
-        "ViT-5); 0: they are not rotated",
-        minimum=0,
-        role="convention",
-    )
-
-
-def check(config: Options) -> None:
-    """Raises `ConfigError` for heads whose channels cannot be turned."""
+def check(config: classifier.Options) -> None:
+    """Raises `ConfigError` for heads whose channels cannot be turned; `config` is that of `vit_zoo`, here and
+    below.
+    """
     size = config.width // config.heads
     if config.rope != "none" and size % 4:
         raise ConfigError(
@@ -77,7 +41,7 @@ def check(config: Options) -> None:
         )
 
 
-def variables(config: Options, rngs: nnx.Rngs) -> nnx.Param | None:
+def variables(config: classifier.Options, rngs: nnx.Rngs) -> nnx.Param | None:
     """What a checkpoint has of them: frequencies (2, L, H, C/2) of columns and rows; `None` if nothing.
 
     They begin as those of `axial`, turned by a random angle for each layer and head (2403.13298 §3.2).
@@ -92,7 +56,7 @@ def variables(config: Options, rngs: nnx.Rngs) -> nnx.Param | None:
     return nnx.Param(both.reshape(2, config.depth, config.heads, size // 2))
 
 
-def angles(frequencies: nnx.Param | None, config: Options) -> jax.Array | None:
+def angles(frequencies: nnx.Param | None, config: classifier.Options) -> jax.Array | None:
     """The angles of all tokens: (T, 1, C/2), or where layers have their own (L, T, H, C/2); float32.
 
     Args:

@@ -29,10 +29,12 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.compute import attend, choices, performer, recompute, stack, windows
 from vit_jax.compute.dropout import draw, dropout, split
-from vit_jax.models import classifier, positions, vit
+from vit_jax.models import classifier, positions
 from vit_jax.models.attention import Attention
 from vit_jax.models.embeddings import sinusoids
 from vit_jax.models.layers import Linear, Mlp, draw_kernels, layer_norm
+from vit_jax.models.vit_zoo import PublishedViT
+from vit_jax.models.vit_zoo_options import PublishedViTConfig
 
 # depth, width, MLP width, heads (T2T Table 1; its depth of T2T-ViT-7 is 8, the code's and the weights' 7).
 SIZES = {
@@ -54,7 +56,7 @@ LATER_SPLIT = (3, 2, 1)
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(vit.Config):
+class T2TViTConfig(PublishedViTConfig):
     """A ViT that sees tokens of soft splits in place of patches."""
 
     # The first split normalises all channels of a window together: no kernel is of one channel.
@@ -150,7 +152,7 @@ class Config(vit.Config):
         """Rows and width of the table of positions."""
         return self.prefix + math.prod(self.grid), self.width
 
-    def fit(self, name: str, target: "Config", *, resize: str) -> tuple[str, Callable] | None:
+    def fit(self, name: str, target: "T2TViTConfig", *, resize: str) -> tuple[str, Callable] | None:
         """See `classifier.Options`."""
         if name.startswith("embedding/first/") and self.channels != target.channels:
             raise ConfigError(
@@ -163,7 +165,7 @@ class Config(vit.Config):
         return None if same else ("sinusoids made anew", lambda _: sinusoids(*target.table))
 
     def embedding_flops(self) -> int:
-        """See `vit.Config`."""
+        """See `PublishedViTConfig`."""
         total, inputs, d, m = 0, self.channels, self.token_width, self.random_features
         *between, last = zip(self.grids, self.splits, strict=True)
         for (rows, columns), (size, _, _) in between:
@@ -192,10 +194,10 @@ def options_from_name(name: str) -> dict | None:
     )
 
 
-class Model(vit.Model):
-    """Images to logits, as `vit.Model`; kernels begin as in the authors' code, normal with std 0.02."""
+class T2TViT(PublishedViT):
+    """Images to logits, as `PublishedViT`; kernels begin as in the authors' code, normal with std 0.02."""
 
-    def __init__(self, config: Config, *, rngs: nnx.Rngs):
+    def __init__(self, config: T2TViTConfig, *, rngs: nnx.Rngs):
         super().__init__(config, rngs=rngs)
         for module in (self.embedding, self.encoder):
             draw_kernels(module, 0.02, rngs)
@@ -203,14 +205,14 @@ class Model(vit.Model):
             draw = nnx.initializers.normal(0.02)
             self.class_token = nnx.Param(draw(rngs.params(), self.class_token.shape))
 
-    def make_embedding(self, config: Config, rngs: nnx.Rngs) -> "TokensToToken":
-        """See `vit.Model`."""
+    def make_patches(self, config: T2TViTConfig, rngs: nnx.Rngs) -> "TokensToToken":
+        """See `PublishedViT`."""
         return TokensToToken(config, rngs=rngs)
 
     def patches(
         self, images: jax.Array, *, deterministic: bool = True, rngs: nnx.Rngs | None = None
     ) -> jax.Array:
-        """See `vit.Model`; with dropout unless deterministic."""
+        """See `PublishedViT`; with dropout unless deterministic."""
         x = self.embedding(images, draw(rngs, deterministic, self.config.token_dropout))
         return self.patch_norm(x) if self.config.patch_norm else x
 
@@ -218,7 +220,7 @@ class Model(vit.Model):
 class TokensToToken(nnx.Module):
     """Images to tokens: soft split, layer, soft split, layer, soft split, linear (T2T §3.1)."""
 
-    def __init__(self, config: Config, *, rngs: nnx.Rngs):
+    def __init__(self, config: T2TViTConfig, *, rngs: nnx.Rngs):
         dtype = jnp.dtype(config.dtype)
         self.first = TokenLayer(config.channels, config.splits[0], config, rngs=rngs)
         self.second = TokenLayer(config.token_width, config.splits[1], config, rngs=rngs)
@@ -239,7 +241,7 @@ class TokenLayer(nnx.Module):
     """A soft split of a map, and a transformer layer on its windows, which makes them narrower."""
 
     def __init__(
-        self, channels: int, windows: tuple[int, int, int], config: Config, *, rngs: nnx.Rngs
+        self, channels: int, windows: tuple[int, int, int], config: T2TViTConfig, *, rngs: nnx.Rngs
     ):
         dtype = jnp.dtype(config.dtype)
         width, inputs = config.token_width, windows[0] ** 2 * channels
@@ -265,7 +267,7 @@ class TokenLayer(nnx.Module):
 class TokenAttention(Attention):
     """v + out(softmax(q kᵀ / √inputs) v), of one head."""
 
-    def __init__(self, inputs: int, config: Config, *, rngs: nnx.Rngs):
+    def __init__(self, inputs: int, config: T2TViTConfig, *, rngs: nnx.Rngs):
         super().__init__(
             config.token_width,
             1,
@@ -292,7 +294,7 @@ class TokenAttention(Attention):
 class PerformerAttention(TokenAttention):
     """v + out(an estimate of softmax(q kᵀ) v); its random features are state that is not trained."""
 
-    def __init__(self, inputs: int, config: Config, *, rngs: nnx.Rngs):
+    def __init__(self, inputs: int, config: T2TViTConfig, *, rngs: nnx.Rngs):
         super().__init__(inputs, config, rngs=rngs)
         self.directions = nnx.Variable(
             performer.orthogonal_directions(
@@ -326,3 +328,6 @@ def window_counts(side: int, splits: Iterable[tuple[int, int, int]]) -> tuple[in
         found.append(count)
         side = count
     return tuple(found)
+
+
+Config, Model = T2TViTConfig, T2TViT  # for the registry

@@ -1,8 +1,9 @@
-"""Vision Transformer (arXiv 2010.11929), from Ti to 22B, as the official code and big_vision define it."""
+"""Vision Transformer (arXiv 2010.11929): the paper, read from top to bottom.
+
+What only published weights need, and every name and size, is in `vit_zoo`, which extends these classes.
+"""
 
 import dataclasses
-import re
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -11,389 +12,209 @@ from flax import nnx
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
-from vit_jax.compute import attend
+from vit_jax.compute import choices, stack
 from vit_jax.compute.activations import ACTIVATIONS
-from vit_jax.compute.dropout import draw, dropout, split
-from vit_jax.models import classifier, embeddings, encoder, layers, pooling, positions, rotary
-from vit_jax.models.contract import Capture, ModelOutput
-from vit_jax.models.embeddings import PatchEmbedding, prepend
+from vit_jax.compute.dropout import by_depth, draw, drop_path, dropout, split
+from vit_jax.models import classifier, pooling
+from vit_jax.models.attention import Attention, implementation_option
+from vit_jax.models.contract import Capture, ModelOutput, kept
+from vit_jax.models.embeddings import PatchEmbedding, prepend, sincos_2d
+from vit_jax.models.layers import Mlp, layer_norm
 
-# depth, width, MLP width, heads. Ti, S: AugReg Table 1; B, L, H: ViT Table 1; g, G: Scaling ViT Table 2; the others
-# big_vision. 22B: width, depth and heads from secondary listings, MLP width from the parameter count (unconfirmed).
-SIZES = {
-    "mu": (1, 32, 128, 2),
-    "s": (6, 256, 1024, 8),
-    "Ti": (12, 192, 768, 3),
-    "S": (12, 384, 1536, 6),
-    "M": (12, 512, 2048, 8),
-    "B": (12, 768, 3072, 12),
-    "L": (24, 1024, 4096, 16),
-    "So400m": (27, 1152, 4304, 16),
-    "H": (32, 1280, 5120, 16),
-    "g": (40, 1408, 6144, 16),
-    "g-opt": (40, 1536, 6144, 16),
-    "G": (48, 1664, 8192, 16),
-    "G-opt": (48, 1536, 8192, 16),
-    "e": (56, 1792, 15360, 16),
-    "22B": (48, 6144, 24576, 48),
-}
-DEIT_SIZES = ("Ti", "S", "B")
-# ViT-22B §2: parallel blocks, normed queries and keys, no biases in the blocks' QKV projections and norms.
-OPTIONS_22B = dict(parallel=True, qk_norm=True, qkv_bias=False, norm_bias=False, pool="map")
-# Listed by `vit_jax models`; any other patch size works as well.
-VARIANTS = [
-    "ViT-mu/16", "ViT-s/28", "ViT-s/16", "ViT-Ti/16", "ViT-S/32", "ViT-S/16", "ViT-M/16", "ViT-B/32", "ViT-B/16",
-    "ViT-B/8", "ViT-L/32", "ViT-L/16", "ViT-So400m/14", "ViT-H/14", "ViT-g/14", "ViT-g-opt/16", "ViT-G/14",
-    "ViT-G-opt/16", "ViT-e/14", "ViT-22B/14", "DeiT-Ti/16", "DeiT-S/16", "DeiT-B/16",
-]  # fmt: skip
-# AugReg Table 3, "i1k up"; DeiT Table 5.
-ACCURACY = {
-    "ViT-Ti/16": 72.6, "ViT-S/32": 72.1, "ViT-S/16": 79.0, "ViT-B/32": 74.4, "ViT-B/16": 79.8, "ViT-L/16": 75.7,
-    "DeiT-Ti/16": 72.2, "DeiT-S/16": 79.9, "DeiT-B/16": 81.8,
-}  # fmt: skip
-SMOKE = ("digits.py", 99.2, 199)
+_SIZE = dict(minimum=1, role="size")
+_RATE = dict(minimum=0, below=1)
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(
-    encoder.Options,
-    rotary.Options,
-    positions.Options,
-    embeddings.Options,
-    pooling.TokenOptions,
-    classifier.Patches,
-    classifier.Options,
-):
+class VisionTransformerConfig(classifier.Patches, classifier.Options):
     """A ViT."""
 
-    depth: int = option(12, "number of blocks", minimum=1, role="size")
-    width: int = option(768, "size of a token", minimum=1, role="size")
-    mlp_dim: int = option(3072, "hidden size of the MLPs", minimum=1, role="size")
-    heads: int = option(12, "attention heads", minimum=1, role="size")
+    depth: int = option(12, "number of blocks", **_SIZE)
+    width: int = option(768, "size of a token", **_SIZE)
+    mlp_dim: int = option(3072, "hidden size of the MLPs", **_SIZE)
+    heads: int = option(12, "attention heads", **_SIZE)
+    pool: str = option(
+        "token", "how tokens become one vector", choices=("token", "mean", "map"), role="structure"
+    )
+    position: str = option(
+        "learned", "positions", choices=("learned", "sincos2d", "none"), role="structure"
+    )
+    registers: int = option(0, "learned tokens without a position", minimum=0, role="structure")
+    distilled: bool = option(False, "a token whose head learns from a teacher", role="structure")
     representation: int = option(
-        0,
-        "size of a tanh layer before the head, as a rule the width; 0: none",
-        minimum=0,
-        role="structure",
-        fitted=True,
-    )
-    distilled: bool = option(
-        False,
-        "a second learned token with a head of its own, to learn from a teacher (DeiT)",
-        role="structure",
-    )
-    distillation_head: bool = option(
-        True, "distilled: the second token has its head; else no head reads it", role="convention"
-    )
-    registers: int = option(
-        0,
-        "learned tokens of no place, dropped after the encoder (2309.16588)",
-        minimum=0,
-        role="structure",
+        0, "size of a tanh layer before the head; 0: none", minimum=0, role="structure", fitted=True
     )
     dropout: float = option(
-        0.0, "after the position embedding, attention and MLP layers (ViT B.1)", minimum=0, below=1
+        0.0, "after the position embedding, attention and MLP layers (ViT B.1)", **_RATE
     )
-    attention_dropout: float = option(0.0, "on the attention weights", minimum=0, below=1)
+    attention_dropout: float = option(0.0, "on the attention weights", **_RATE)
     drop_path: float = option(
-        0.0, "stochastic depth of the last block, growing linearly from 0", minimum=0, below=1
+        0.0, "stochastic depth of the last block, growing linearly from 0", **_RATE
     )
-    attention: str = option(
-        "auto",
-        "how attention is computed; all give the same. cudnn: GPU, 16 bits; splash: TPU",
-        choices=attend.IMPLEMENTATIONS,
-        role="compute",
-    )
+    attention: str = implementation_option()
     activation: str = option("gelu_tanh", "of the MLPs", choices=ACTIVATIONS, role="convention")
     epsilon: float = option(1e-6, "of the norms", role="convention")
 
+    # Rows of the position table that belong to no patch.
+    prefix = property(lambda self: self.placed_tokens if self.position == "learned" else 0)
+    has_class_token = property(lambda self: self.pool == "token")
+    placed_tokens = property(lambda self: self.has_class_token + self.distilled)
+    patches = property(lambda self: self.grid[0] * self.grid[1])
+    tokens = property(lambda self: self.placed_tokens + self.registers + self.patches)
+    two_heads = property(lambda self: self.distilled)
+    pooled_width = property(lambda self: self.width)
+    pool_heads = property(lambda self: self.heads)
+    pool_mlp_dim = property(lambda self: self.mlp_dim)
+
     def __post_init__(self):
-        # JSON has no tuples.
-        object.__setattr__(self, "rope_grid", tuple(self.rope_grid))
-        # Where the class token is read, it is there anyway.
-        object.__setattr__(
-            self, "keep_class_token", self.keep_class_token and not self.reads_class_token
-        )
         _ = self.grid  # which the image size may not give
         classifier.check_heads(self)
-        encoder.check(self)
-        rotary.check(self)
-        positions.check(self)
-        if self.distilled and (
-            (self.pool, self.last_norm) != ("token", "tokens")
-            or (self.representation and self.distillation_head)
-        ):
+        if self.distilled and (self.pool != "token" or (self.representation and self.two_heads)):
             raise ConfigError(
                 "model.distilled reads class and distillation token with a linear head each: "
-                "it needs model.pool=token and model.representation=0, and model.last_norm=tokens"
+                "it needs model.pool=token and model.representation=0"
             )
-        if self.width % self.pool_heads:
-            heads = f"model.map_heads={self.map_heads}"
-            raise ConfigError(f"model width {self.width} cannot be cut into {heads}")
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Patches down and across."""
-        if self.crop_to_patches:
-            return tuple(side // self.patch for side in self.height_width)
-        return super().grid
-
-    @property
-    def tokens(self) -> int:
-        """Tokens in the encoder."""
-        return self.placed_tokens + self.registers + self.grid[0] * self.grid[1]
-
-    @property
-    def placed_tokens(self) -> int:
-        """Learned tokens that may have a position: the class token and the distillation token."""
-        return self.has_class_token + self.distilled
-
-    @property
-    def two_heads(self) -> bool:
-        """See `classifier.Options`: whether two tokens are read, with a head each."""
-        return self.distilled and self.distillation_head
-
-    @property
-    def layers(self) -> dict[str, int]:
-        """See `classifier.Options`."""
-        return {"encoder/layers": self.depth}
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """See `classifier.Options`; the frequencies of a mixed rotation, of all layers, lie before these."""
-        return (*super().inputs, "patch_norm", "pre_norm", "rope")
-
-    def starts_anew(self, target: "Config") -> tuple[str, ...]:
-        """See `classifier.Options`."""
-        same_layer = target.representation == self.representation
-        same_head = same_layer and target.num_classes == self.num_classes
-        has_head = target.num_classes or self.num_classes
-        anew = () if same_head or not has_head else ("head(_distilled)?/.*",)
-        return anew if same_layer else (*anew, "representation/.*")
-
-    def fit(self, name: str, target: "Config", *, resize: str) -> tuple[str, Callable] | None:
-        """See `classifier.Options`."""
-        found = positions.fit(name, self, target, resize)
-        return found or classifier.fit_patches(name, self, target)
-
-    def flops(self) -> int:
-        """Operations of one image's forward pass: matrix products only, a multiply-add counted as 2, full attention."""
-        heads = (1 + self.two_heads) * (self.representation or self.pooled_width) * self.num_classes
-        head = 2 * self.pooled_width * self.representation + 2 * heads
-        blocks = self.block_flops(self.tokens)
-        return self.embedding_flops() + blocks + pooling.flops(self) + head
-
-    def block_flops(self, n: int) -> int:
-        """Those of `flops` of all blocks, for `n` tokens."""
-        d, m = self.width, self.mlp_dim
-        block = 8 * n * d * d + 4 * n * n * d + (6 if self.gated_mlp else 4) * n * d * m
-        return self.depth * (block + 2 * n * n * d * self.biased_attention)
-
-    def embedding_flops(self) -> int:
-        """Those of `flops` that make tokens of an image."""
-        rows, columns = self.grid
-        return 2 * rows * columns * self.patch**2 * self.channels * self.width
 
 
-def options_from_name(name: str) -> dict | None:
-    """`ViT-B/16` -> its size and patch; `None` for a name of another family.
+class VisionTransformer(classifier.Classifier):
+    """Images to logits (ViT Eq. 1 to 4), in four steps: `patches`, `place`, `encode`, `read`."""
 
-    A DeiT (arXiv 2012.12877) is a ViT with the exact GELU; with `distilled=True` it is the paper's distilled one.
-    """
-    match = re.fullmatch(r"(ViT|DeiT)-(.+)/([1-9]\d*)", name)
-    if not match:
-        return None
-    kind, size, patch = match.groups()
-    sizes = SIZES if kind == "ViT" else DEIT_SIZES
-    classifier.check_size(name, kind, size, sizes)
-    depth, width, mlp_dim, heads = SIZES[size]
-    options = dict(patch=int(patch), depth=depth, width=width, mlp_dim=mlp_dim, heads=heads)
-    if kind == "DeiT":
-        options["activation"] = "gelu"
-    return options | (OPTIONS_22B if size == "22B" else {})
-
-
-class Model(nnx.Module):
-    """Images to logits; see `Config` for what varies. Parameters are float32 whatever the compute dtype."""
-
-    def __init__(self, config: Config, *, rngs: nnx.Rngs):
-        dtype = jnp.dtype(config.dtype)
-        width = config.width
+    def __init__(self, config: VisionTransformerConfig, *, rngs: nnx.Rngs):
+        dtype, width, normal = jnp.dtype(config.dtype), config.width, nnx.initializers.normal
         self.config = config
         self.embedding = self.make_embedding(config, rngs)
-        if config.patch_norm:
-            self.patch_norm = encoder.make_norm(config, dtype=dtype, rngs=rngs)(width)
         if config.has_class_token:
             self.class_token = nnx.Param(jnp.zeros((1, 1, width)))
         if config.distilled:
             # Not zero like the class token: without positions the two could not be told apart.
-            self.distillation_token = nnx.Param(
-                nnx.initializers.normal(0.02)(rngs.params(), (1, 1, width))
-            )
-        of_model = config.position_place in ("stem", "shared")
-        self.position = positions.variables(config, rngs) if of_model else None
+            self.distillation_token = nnx.Param(normal(0.02)(rngs.params(), (1, 1, width)))
+        self.position = self.make_position(config, rngs)
         if config.registers:
-            draw = nnx.initializers.normal(1e-6)
-            self.registers = nnx.Param(draw(rngs.params(), (1, config.registers, width)))
-        self.rope = rotary.variables(config, rngs)
-        if config.pre_norm:
-            self.pre_norm = encoder.make_norm(config, dtype=dtype, rngs=rngs)(width)
+            self.registers = nnx.Param(normal(1e-6)(rngs.params(), (1, config.registers, width)))
         self.encoder = self.make_encoder(config, rngs)
-        self.pool = pooling.make(config, dtype=dtype, rngs=rngs)
-        if config.last_norm == "pooled":
-            self.pool_norm = encoder.make_norm(config, dtype=dtype, rngs=rngs)(config.pooled_width)
-        if config.representation:
-            self.representation = nnx.Linear(
-                config.pooled_width, config.representation, dtype=dtype, rngs=rngs
-            )
+        self.pool = self.make_pool(config, rngs)
+        if (hidden := config.representation) > 0:
+            self.representation = nnx.Linear(config.pooled_width, hidden, dtype=dtype, rngs=rngs)
         if config.num_classes:
-            self.head = classifier.head(config.representation or config.pooled_width, config, rngs)
+            self.head = classifier.head(hidden or config.pooled_width, config, rngs)
             if config.two_heads:
                 self.head_distilled = classifier.head(width, config, rngs)
-        if config.init == "deit":
-            layers.draw_as_deit(self, rngs)
 
-    def __call__(
-        self,
-        images: jax.Array,
-        *,
-        deterministic: bool = True,
-        rngs: nnx.Rngs | None = None,
-        capture: Capture = False,
-    ) -> ModelOutput:
-        """Classifies images.
-
-        Args:
-          images: (B, H, W, C) float, normalised; of the config's image size.
-          deterministic: no dropout, no stochastic depth.
-          rngs: their randomness (the stream `dropout`) when not deterministic.
-          capture: also return attention weights and every block's output, or what a function makes of
-            those of each block, see `contract.Capture`.
-
-        Returns:
-          `tokens` are the class and the distillation token, if there are any, then the patches;
-          registers are dropped, but stand between these in what is captured, and where `pool_prefix` reads them. With
-          two heads, `logits` and `features` are the means of the two tokens' and `exits` has the logits apart.
-        """
-        classifier.check_images(images, self.config)
-        tokens, intermediates = self.encode(
-            self.place(self.patches(images, deterministic=deterministic, rngs=rngs)),
-            deterministic=deterministic,
-            rngs=rngs,
-            capture=capture,
-        )
-        return self.read(tokens, intermediates)
-
-    def make_embedding(self, config: Config, rngs: nnx.Rngs) -> nnx.Module:
-        """From images (B, H, W, C) to tokens (B, N, D); a family that embeds otherwise has its own."""
+    def make_embedding(self, config, rngs: nnx.Rngs) -> nnx.Module:
+        """From images (B, H, W, C) to patches (B, N, D)."""
         dtype = jnp.dtype(config.dtype)
-        return PatchEmbedding(
-            config.patch,
-            config.channels,
-            config.width,
-            bias=config.patch_bias,
-            crop=config.crop_to_patches,
-            dtype=dtype,
-            rngs=rngs,
-        )
+        return PatchEmbedding(config.patch, config.channels, config.width, dtype=dtype, rngs=rngs)
 
-    def make_encoder(self, config: Config, rngs: nnx.Rngs) -> nnx.Module:
-        """From tokens to tokens; a family whose blocks are others has its own."""
-        return encoder.Encoder(config, dtype=jnp.dtype(config.dtype), rngs=rngs)
+    def make_position(self, config, rngs: nnx.Rngs) -> nnx.Param | None:
+        """The learned positions (1, prefix + N, D), if there are such."""
+        if config.position != "learned":
+            return None
+        shape = (1, config.prefix + config.patches, config.width)
+        return nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), shape))
 
-    def patches(
-        self, images: jax.Array, *, deterministic: bool = True, rngs: nnx.Rngs | None = None
-    ) -> jax.Array:
-        """The patches of images (B, H, W, C) as tokens (B, N, D), row by row, without positions.
+    def make_encoder(self, config, rngs: nnx.Rngs) -> nnx.Module:
+        """From tokens (B, …, D) to tokens."""
+        return Encoder(config, dtype=jnp.dtype(config.dtype), rngs=rngs)
 
-        Args:
-          deterministic, rngs: as in every family; nothing is random in a linear layer.
-        """
-        x = self.embedding(images)
-        return self.patch_norm(x) if self.config.patch_norm else x
+    def make_pool(self, config, rngs: nnx.Rngs):
+        """From tokens (B, …, D) to (B, D)."""
+        return pooling.make(config, dtype=jnp.dtype(config.dtype), rngs=rngs)
+
+    def __call__(self, images, *, deterministic=True, rngs=None, capture=False) -> ModelOutput:
+        """See `Classifier`. What is captured has registers, `tokens` have none."""
+        classifier.check_images(images, self.config)
+        how = dict(deterministic=deterministic, rngs=rngs)
+        x = self.place(self.patches(images, **how))
+        return self.read(*self.encode(x, **how, capture=capture))
+
+    def patches(self, images: jax.Array, *, deterministic=True, rngs=None) -> jax.Array:
+        """Images (B, H, W, C) -> patches (B, N, D), row by row, without positions."""
+        return self.embedding(images)
 
     def place(self, patches: jax.Array, visible: jax.Array | None = None) -> jax.Array:
-        """The encoder's input: patches with their positions, and the learned tokens.
-
-        Args:
-          patches: (B, N, D), from `patches`.
-          visible: (B, V) integers, the patches that are kept, in this order; by default all.
-
-        Returns:
-          [class, distillation, registers, patches], those that the model has: (B, …, D). As a rule
-          registers have no position (2309.16588 §2.2).
-        """
-        config, x = self.config, patches
-        prefix = None
-        if config.position_place == "stem":
-            table = positions.table(self.position, config, x.dtype)
-            table, prefix = table[:, config.prefix :], table[:, : config.prefix]
+        """Patches (B, N, D), or `visible` (B, V) ones, with positions and after the learned tokens."""
+        x, prefix, table = patches, self.config.prefix, self.positions(patches.dtype)
+        if table is not None:
+            table, rows = table[:, prefix:], table[:, :prefix]
             x = x + table
         if visible is not None:
-            if config.position_place in ("layers", "shared") or config.rope != "none":
-                raise ConfigError(
-                    "positions in every layer need all patches: say model.position_at=stem, and "
-                    "no model.position=relative or model.rope"
-                )
             x = jnp.take_along_axis(x, visible[..., None], axis=1)
-        learned = [self.class_token] if config.has_class_token else []
-        learned += [self.distillation_token] if config.distilled else []
-        learned += [self.registers] if config.registers else []
-        learned = [token[...].astype(x.dtype) for token in learned]
-        if prefix is not None and config.prefix:
-            ends = np.cumsum([token.shape[1] for token in learned])
-            rows = jnp.split(prefix, ends[ends < config.prefix], 1)
-            learned[: len(rows)] = [t + row for t, row in zip(learned, rows, strict=False)]
-        return prepend(learned, x)
+        names = ("class_token", "distillation_token", "registers")
+        tokens = [getattr(self, name)[...].astype(x.dtype) for name in names if hasattr(self, name)]
+        if table is not None and prefix:
+            ends = np.cumsum([token.shape[1] for token in tokens])
+            rows = jnp.split(rows, ends[ends < prefix], 1)
+            tokens[: len(rows)] = [t + row for t, row in zip(tokens, rows, strict=False)]
+        return prepend(tokens, x)
 
-    def encode(
-        self,
-        x: jax.Array,
-        *,
-        deterministic: bool = True,
-        rngs: nnx.Rngs | None = None,
-        capture: Capture = False,
-    ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Runs the encoder on what `place` gives; see `__call__`.
+    def positions(self, dtype: jnp.dtype) -> jax.Array | None:
+        """What `place` adds, (1, prefix + N, D)."""
+        if self.config.position == "sincos2d":
+            return jnp.asarray(sincos_2d(self.config.grid, self.config.width), dtype)
+        return None if self.position is None else self.position[...].astype(dtype)
 
-        Returns:
-          The tokens after the last norm, without registers unless these are pooled too, and what
-          was captured.
-        """
-        config = self.config
+    def encode(self, x, *, deterministic=True, rngs=None, capture=False) -> tuple[jax.Array, dict]:
+        """Of what `place` gives, the tokens after the last norm, without registers; and what was captured."""
+        config, placed = self.config, self.config.placed_tokens
         rates = config.dropout, config.attention_dropout, config.drop_path
-        embed_key, encoder_key = split(draw(rngs, deterministic, *rates), 2)
-        x = dropout(x, config.dropout, embed_key)
-        position = None
-        if config.position_place == "shared":
-            position = positions.of_layer(self.position, config, x.dtype)
-        x = self.pre_norm(x) if config.pre_norm else x
-        angles = rotary.angles(self.rope, config)
-        tokens, intermediates = self.encoder(x, encoder_key, capture, position, angles)
-        if config.registers and not config.pool_prefix:
-            placed = config.placed_tokens
-            tokens = jnp.concatenate(
-                [tokens[:, :placed], tokens[:, placed + config.registers :]], axis=1
-            )
-        return tokens, intermediates
+        first_key, key = split(draw(rngs, deterministic, *rates), 2)
+        x, captured = self.encoder(dropout(x, config.dropout, first_key), key, capture)
+        if config.registers:
+            x = jnp.concatenate([x[:, :placed], x[:, placed + config.registers :]], axis=1)
+        return x, captured
 
-    def read(self, tokens: jax.Array, intermediates: dict[str, jax.Array]) -> ModelOutput:
-        """The model's output for the tokens that `encode` gives."""
-        config = self.config
-        if config.two_heads:
+    def read(self, tokens: jax.Array, captured: dict[str, jax.Array]) -> ModelOutput:
+        """The output for what `encode` gives; two heads read a token each, `logits` and `features` are the means."""
+        if self.config.two_heads:
             features = tokens[:, :2].mean(axis=1)
-            if not config.num_classes:
-                return ModelOutput(None, features, tokens, intermediates)
-            exits = jnp.stack([
-                self.head(tokens[:, 0].astype(jnp.float32)),
-                self.head_distilled(tokens[:, 1].astype(jnp.float32)),
-            ])  # fmt: skip
-            return ModelOutput(exits.mean(axis=0), features, tokens, intermediates, exits)
-        skipped = 0 if config.reads_class_token or config.pool_prefix else config.placed_tokens
-        features = self.pool(tokens[:, skipped:] if skipped else tokens)
-        if config.last_norm == "pooled":
-            features = self.pool_norm(features)
-        if config.representation:
+            if not self.config.num_classes:
+                return ModelOutput(None, features, tokens, captured)
+            heads = enumerate((self.head, self.head_distilled))
+            exits = jnp.stack([head(tokens[:, i].astype(jnp.float32)) for i, head in heads])
+            return ModelOutput(exits.mean(axis=0), features, tokens, captured, exits)
+        features = self.pool(tokens)
+        if self.config.representation:
             features = jnp.tanh(self.representation(features))
-        logits = self.head(features.astype(jnp.float32)) if config.num_classes else None
-        return ModelOutput(logits, features, tokens, intermediates)
+        return ModelOutput(self.classify(features), features, tokens, captured)
+
+
+class Encoder(nnx.Module):
+    """Blocks, their parameters stacked along a leading axis, and a norm."""
+
+    def __init__(self, config: VisionTransformerConfig, *, dtype, rngs: nnx.Rngs):
+        make = lambda rngs: Block(config, dtype=dtype, rngs=rngs)  # noqa: E731
+        self.layers = stack.stack(make, config.depth, rngs)
+        self.norm = layer_norm(config.width, config.epsilon, dtype, rngs)
+        self.config = config
+
+    def __call__(self, x, key=None, capture: Capture = False) -> tuple[jax.Array, dict]:
+        """(B, N, D) -> the same; and with `capture` of each block its `attention` weights and output, `blocks`."""
+        config = self.config
+
+        def step(block, x, rate, key):
+            x, weights = block(x, rate, key)
+            return x, kept(capture, attention=weights, blocks=x)
+
+        depths, remat = by_depth(config.drop_path, config.depth, key), choices.remat(config)
+        x, captured = stack.scan(step, self.layers, x, depths, remat=remat, unroll=config.unroll)
+        return self.norm(x), captured
+
+
+class Block(nnx.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)) (ViT Eq. 2 and 3)."""
+
+    def __init__(self, config: VisionTransformerConfig, *, dtype, rngs: nnx.Rngs):
+        width, how = config.width, dict(dropout=config.dropout, dtype=dtype, rngs=rngs)
+        own = dict(attention_dropout=config.attention_dropout, implementation=config.attention)
+        self.attention_norm = layer_norm(width, config.epsilon, dtype, rngs)
+        self.attention = Attention(width, config.heads, **own, **how)
+        self.mlp_norm = layer_norm(width, config.epsilon, dtype, rngs)
+        self.mlp = Mlp(width, config.mlp_dim, activation=config.activation, **how)
+
+    def __call__(self, x, drop_path_rate, key) -> tuple[jax.Array, jax.Array]:
+        """(B, N, D) -> the same, and the attention weights (B, H, N, N)."""
+        keys = split(key, 4)
+        y, weights = self.attention(self.attention_norm(x), key=keys[0])
+        x = x + drop_path(y, drop_path_rate, keys[1])
+        y = self.mlp(self.mlp_norm(x), key=keys[2])
+        return x + drop_path(y, drop_path_rate, keys[3]), weights

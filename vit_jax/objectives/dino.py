@@ -25,8 +25,8 @@ from flax import nnx
 from vit_jax.base import durations
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
-from vit_jax.models import vit
 from vit_jax.models.resized import METHODS, config_at, resized
+from vit_jax.models.vit_zoo_options import PublishedViTConfig
 from vit_jax.objectives import block_masks, dino_losses
 from vit_jax.objectives.contract import Batch, Learner, MovingAverage, Objective, Setting
 
@@ -148,7 +148,7 @@ class Dino(Objective):
     def __init__(self, options: Options, setting: Setting):
         super().__init__(options, setting)
         model = setting.model
-        if type(model) is not vit.Config:
+        if type(model) is not PublishedViTConfig:
             raise ConfigError("objective dino needs a ViT or a DeiT, whose patches can be masked")
         self.patches = math.prod(model.grid)
         size = (*model.height_width, model.channels)

@@ -14,9 +14,9 @@ from flax import nnx
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
-from vit_jax.models import vit
 from vit_jax.models.embeddings import cut_patches, sincos_2d
-from vit_jax.models.encoder import Encoder
+from vit_jax.models.vit import Encoder
+from vit_jax.models.vit_zoo_options import PublishedViTConfig
 from vit_jax.objectives.contract import Batch, Learner, Objective, Setting
 from vit_jax.objectives.masked_patches import check_shares
 
@@ -40,7 +40,7 @@ class Options:
 class Own(nnx.Module):
     """The decoder, with the layers before and after it, and the embedding of a removed patch."""
 
-    def __init__(self, model: vit.Config, decoder: vit.Config, rngs: nnx.Rngs):
+    def __init__(self, model: PublishedViTConfig, decoder: PublishedViTConfig, rngs: nnx.Rngs):
         dtype, outputs = jnp.dtype(decoder.dtype), model.patch**2 * model.channels
         self.embed = nnx.Linear(model.width, decoder.width, dtype=dtype, rngs=rngs)
         self.mask = nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), (decoder.width,)))
@@ -48,11 +48,11 @@ class Own(nnx.Module):
         self.head = nnx.Linear(decoder.width, outputs, dtype=dtype, rngs=rngs)
 
 
-def decoder_of(model: vit.Config, options: Options) -> vit.Config:
+def decoder_of(model: PublishedViTConfig, options: Options) -> PublishedViTConfig:
     """The decoder's blocks as those of a ViT; they compute as the model's do."""
     shared = ("image_size", "patch", "activation", "epsilon", "attention", "channels")
     shared += ("dtype", "dtype_on_cpu", "remat", "unroll")
-    return vit.Config(
+    return PublishedViTConfig(
         **{name: getattr(model, name) for name in shared},
         num_classes=0,
         depth=options.depth,
@@ -72,7 +72,7 @@ class Mae(Objective):
     def __init__(self, options: Options, setting: Setting):
         super().__init__(options, setting)
         model = setting.model
-        if type(model) is not vit.Config:
+        if type(model) is not PublishedViTConfig:
             raise ConfigError("objective mae needs a ViT or a DeiT, which can do with some patches")
         if model.position_place in ("layers", "shared") or model.rope != "none":
             raise ConfigError(
@@ -93,7 +93,7 @@ class Mae(Objective):
             )
 
     @property
-    def decoder(self) -> vit.Config:
+    def decoder(self) -> PublishedViTConfig:
         """See `decoder_of`."""
         return decoder_of(self.setting.model, self.options)
 

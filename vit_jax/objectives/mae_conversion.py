@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from vit_jax import objectives
 from vit_jax.base import patterns
-from vit_jax.models import registry, vit
+from vit_jax.models import registry
 from vit_jax.models.classifier import Options
 from vit_jax.models.conversions import (
     contract,
@@ -27,6 +27,7 @@ from vit_jax.models.conversions import (
 )
 from vit_jax.models.conversions.rules import Lazy, Rule
 from vit_jax.models.embeddings import sincos_2d
+from vit_jax.models.vit_zoo_options import PublishedViTConfig
 from vit_jax.objectives import mae
 from vit_jax.objectives.networks import OWN
 
@@ -72,7 +73,7 @@ class Decoder:
     """
 
     options: mae.Options
-    config: vit.Config
+    config: PublishedViTConfig
     params: dict
 
     def beside(self, format: str) -> tuple[list[Rule], dict]:
@@ -141,7 +142,7 @@ def decoder_in(checkpoint: Checkpoint, heads: int = 0) -> Decoder | None:
     return Decoder(options, config, params)
 
 
-def rules_of(decoder: vit.Config, format: str) -> list[Rule]:
+def rules_of(decoder: PublishedViTConfig, format: str) -> list[Rule]:
     """Which tensors of a format are which parameters of `objectives.mae.Own`, and its `position`."""
     if format == "huggingface":
         table = vit_towers.rules(decoder, {"kind": "vit_mae", "prefix": ""})
@@ -178,14 +179,14 @@ def options_of_run(objective: ConfigDict) -> mae.Options | None:
     return objectives.find(objective)[1]
 
 
-def like(model: vit.Config, options: mae.Options) -> dict:
+def like(model: PublishedViTConfig, options: mae.Options) -> dict:
     """Shapes and dtypes of what a run's objective owns."""
     decoder = mae.decoder_of(model, options)
     own = nnx.eval_shape(lambda: mae.Own(model, decoder, nnx.Rngs(0)))
     return registry.split(own)[1].params
 
 
-def refusal(config: vit.Config) -> str:
+def refusal(config: PublishedViTConfig) -> str:
     """Why MAE's own code cannot compute an encoder; '' if it can."""
     lacks = {
         "models without a class token": not config.has_class_token,
@@ -220,7 +221,7 @@ def _options(
     return options
 
 
-def _positions(decoder: vit.Config) -> np.ndarray:
+def _positions(decoder: PublishedViTConfig) -> np.ndarray:
     """The table (1, 1 + N, D) of the decoder's positions; that of the class token is zero."""
     table = sincos_2d(decoder.grid, decoder.width, periods=decoder.width // 4)
     return np.pad(np.asarray(table, np.float32), ((0, 0), (1, 0), (0, 0)))

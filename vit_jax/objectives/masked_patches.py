@@ -21,8 +21,8 @@ from flax import nnx
 from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
-from vit_jax.models import vit
 from vit_jax.models.embeddings import cut_patches
+from vit_jax.models.vit_zoo_options import PublishedViTConfig
 from vit_jax.objectives.contract import Batch, Learner, Objective, Setting
 
 _BITS = 3
@@ -61,7 +61,7 @@ class MaskedPatches(Objective):
     def __init__(self, options: Options, setting: Setting):
         super().__init__(options, setting)
         model = setting.model
-        if not isinstance(model, vit.Config):
+        if not isinstance(model, PublishedViTConfig):
             raise ConfigError(
                 "objective masked_patches needs a model of patches: a ViT, a DeiT or a hybrid"
             )

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from vit_jax.base.errors import CheckpointError
-from vit_jax.models import vit
 from vit_jax.models.conversions import vit_options, vit_timm
 from vit_jax.models.conversions.contract import (
     IMAGENET_MEAN,
@@ -23,6 +22,7 @@ from vit_jax.models.conversions.contract import (
     patch_grid,
 )
 from vit_jax.models.conversions.rules import Constant, Rule
+from vit_jax.models.vit_zoo_options import PublishedViTConfig
 
 _PATCHES, _REGISTERS = "blocks.{layer}.attn.rope.freqs", "blocks.{layer}.attn.rope_reg.freqs"
 # What all of its networks have.
@@ -67,7 +67,7 @@ class Authors(vit_timm.Timm):
         assumed = ("rope_grid", *self.conventions)
         return Recognised(options, self.layout(None), assumed=assumed)
 
-    def rules(self, config: vit.Config, layout: Mapping[str, Any]) -> list[Rule | Constant]:
+    def rules(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule | Constant]:
         """See `Conversion`."""
         places = [(_PATCHES, "rope_theta")]
         places += [(_REGISTERS, "rope_registers")] if config.rope_registers else []
@@ -82,11 +82,11 @@ class Authors(vit_timm.Timm):
             for name, option in places
         ]
 
-    def layout(self, config: vit.Config | None) -> dict[str, Any]:
+    def layout(self, config: PublishedViTConfig | None) -> dict[str, Any]:
         """See `vit_timm.Timm`."""
         return {"layer_scale": "gamma", "qkv": "fused", "mlp": "", "rope_columns_first": False}
 
-    def refusal(self, config: vit.Config) -> str:
+    def refusal(self, config: PublishedViTConfig) -> str:
         """See `Conversion`."""
         other = {n: getattr(config, n) for n, v in _STRUCTURE.items() if getattr(config, n) != v}
         if bool(config.registers) != bool(config.rope_registers):
@@ -98,11 +98,13 @@ class Authors(vit_timm.Timm):
             else ""
         )
 
-    def expressed(self, config: vit.Config, params: dict) -> tuple[vit.Config, dict]:
+    def expressed(
+        self, config: PublishedViTConfig, params: dict
+    ) -> tuple[PublishedViTConfig, dict]:
         """As it is: `refusal` lets nothing else pass."""
         return config, params
 
-    def preprocessing(self, config: vit.Config) -> Preprocessing:
+    def preprocessing(self, config: PublishedViTConfig) -> Preprocessing:
         """That of DeiT-III, which it builds on: the smaller side fits the image exactly."""
         side = min(config.height_width)
         return Preprocessing(

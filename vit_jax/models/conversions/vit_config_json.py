@@ -5,7 +5,7 @@ from typing import Any
 
 from vit_jax.base import sizes
 from vit_jax.base.errors import CheckpointError
-from vit_jax.models import vit
+from vit_jax.models.vit_zoo_options import PublishedViTConfig
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -84,7 +84,7 @@ def assumed(stated: Collection[str], more: Mapping[str, str] | None = None) -> t
     return tuple(ours for theirs, ours in fields.items() if theirs not in stated)
 
 
-def said(config: vit.Config) -> dict[str, Any]:
+def said(config: PublishedViTConfig) -> dict[str, Any]:
     """What config.json says of a model, in those words; only the size of its MLPs some classes say otherwise."""
     size = config.image_size
     return {

@@ -14,7 +14,7 @@ import numpy as np
 
 from vit_jax.base import schema
 from vit_jax.base.errors import CheckpointError
-from vit_jax.models import embeddings, encoder, pooling, positions, rotary, vit
+from vit_jax.models import positions
 from vit_jax.models.conversions import flax
 from vit_jax.models.conversions.contract import (
     USUAL_IMAGE_SIZE,
@@ -28,6 +28,7 @@ from vit_jax.models.conversions.contract import (
 )
 from vit_jax.models.conversions.rules import Rule
 from vit_jax.models.embeddings import sincos_2d
+from vit_jax.models.vit_zoo_options import PublishedViTConfig
 
 POSITION_OFFICIAL = "Transformer/posembed_input/pos_embedding"
 POSITION_BIG_VISION = "pos_embedding"
@@ -52,21 +53,23 @@ class Official(Conversion):
             return None
         return recognise(shapes, said)
 
-    def rules(self, config: vit.Config, layout: Mapping[str, Any]) -> list[Rule]:
+    def rules(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`."""
         return [*flax.affine("embedding", "embedding"), *rules(layout)]
 
-    def layout(self, config: vit.Config) -> dict:
+    def layout(self, config: PublishedViTConfig) -> dict:
         """The names from before Linen, as in most published files."""
         return dict(numbers="pre_linen", scanned=False, position=POSITION_OFFICIAL, pooling="")
 
-    def refusal(self, config: vit.Config) -> str:
+    def refusal(self, config: PublishedViTConfig) -> str:
         """See `Conversion`."""
         if config.pool not in ("token", "mean"):
             return f"google-research/vision_transformer has no pooling {config.pool!r}"
         return refusal_everywhere(config)
 
-    def expressed(self, config: vit.Config, params: dict) -> tuple[vit.Config, dict]:
+    def expressed(
+        self, config: PublishedViTConfig, params: dict
+    ) -> tuple[PublishedViTConfig, dict]:
         """Positions are learned, and the class token has one."""
         return with_class_row(*with_learned_position(config, params))
 
@@ -83,17 +86,19 @@ class BigVision(Official):
             found = dataclasses.replace(found, open={"pool": Open(("mean", "first"), _NO_POOL)})
         return found
 
-    def layout(self, config: vit.Config) -> dict:
+    def layout(self, config: PublishedViTConfig) -> dict:
         """A tensor for each block's."""
         return dict(
             numbers="linen", scanned=False, position=POSITION_BIG_VISION, pooling="MAPHead_0/"
         )
 
-    def refusal(self, config: vit.Config) -> str:
+    def refusal(self, config: PublishedViTConfig) -> str:
         """See `Conversion`."""
         return refusal_everywhere(config)
 
-    def expressed(self, config: vit.Config, params: dict) -> tuple[vit.Config, dict]:
+    def expressed(
+        self, config: PublishedViTConfig, params: dict
+    ) -> tuple[PublishedViTConfig, dict]:
         """See `Conversion`."""
         if config.position != "sincos2d":  # which files without a table have
             config, params = with_learned_position(config, params)
@@ -167,7 +172,7 @@ def rules(layout: Mapping[str, Any]) -> list[Rule]:
     ]
 
 
-def refusal_everywhere(config: vit.Config) -> str:
+def refusal_everywhere(config: PublishedViTConfig) -> str:
     """See `Conversion.refusal`: what none of these codes has."""
     if parts := parts_beside(config):
         return f"the format has no {', no '.join(parts)}"
@@ -183,15 +188,11 @@ def refusal_everywhere(config: vit.Config) -> str:
     )
 
 
-def parts_beside(config: vit.Config, known: Collection[str] = ()) -> list[str]:
+def parts_beside(config: PublishedViTConfig, known: Collection[str] = ()) -> list[str]:
     """The parts of a ViT that are not in the one of 2020, as 'option=value', but for the options `known`."""
-    groups = (encoder.Options, rotary.Options, embeddings.Options, pooling.TokenOptions)
-    fields = [field for group in groups for field in schema.options(group)]
-    names = {
-        field.name for field in fields if field.metadata["role"] in ("structure", "convention")
-    }
-    names |= {"position_of_registers"}
-    usual = {field.name: field.default for field in dataclasses.fields(vit.Config)}
+    fields = [f for f in schema.options(PublishedViTConfig) if f.metadata["published"]]
+    names = {f.name for f in fields if f.metadata["role"] in ("structure", "convention")}
+    usual = {field.name: field.default for field in fields}
     return [
         f"{name}={getattr(config, name)!r}"
         for name in sorted(names - {*_OLD_PARTS, *known})
@@ -200,10 +201,14 @@ def parts_beside(config: vit.Config, known: Collection[str] = ()) -> list[str]:
 
 
 # What each code refuses in its own words, or has.
-_OLD_PARTS = ("parallel", "qk_norm", "qkv_bias", "norm_bias", "pool", "weighted_layers")
+_OLD_PARTS = (
+    "parallel", "qk_norm", "qkv_bias", "norm_bias", "weighted_layers", "position_of_class", "distillation_head"
+)  # fmt: skip
 
 
-def with_learned_position(config: vit.Config, params: dict) -> tuple[vit.Config, dict]:
+def with_learned_position(
+    config: PublishedViTConfig, params: dict
+) -> tuple[PublishedViTConfig, dict]:
     """The same model with its positions as a learned table of all patches: fixed ones, those of columns
     and rows, or zeros for none.
     """
@@ -221,7 +226,7 @@ def with_learned_position(config: vit.Config, params: dict) -> tuple[vit.Config,
     return config, params | {"position": table}
 
 
-def with_class_row(config: vit.Config, params: dict) -> tuple[vit.Config, dict]:
+def with_class_row(config: PublishedViTConfig, params: dict) -> tuple[PublishedViTConfig, dict]:
     """The same model with positions of class and distillation token: zero if it had none."""
     if not config.has_class_token or config.position != "learned" or config.prefix:
         return config, params
@@ -231,7 +236,7 @@ def with_class_row(config: vit.Config, params: dict) -> tuple[vit.Config, dict]:
     return config, params | {"position": np.concatenate([rows, table], axis=1)}
 
 
-def without_class_row(config: vit.Config, params: dict) -> tuple[vit.Config, dict]:
+def without_class_row(config: PublishedViTConfig, params: dict) -> tuple[PublishedViTConfig, dict]:
     """The same model without a position of the class token: what it had is added to the token."""
     if config.prefix != 1:
         return config, params

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.base.errors import CheckpointError
-from vit_jax.models import vit
 from vit_jax.models.conversions import (
     pytorch,
     vit_config_json,
@@ -25,6 +24,7 @@ from vit_jax.models.conversions.vit_flax import (
     with_class_row,
     with_learned_position,
 )
+from vit_jax.models.vit_zoo_options import PublishedViTConfig
 
 
 class HuggingFace(HuggingFaceConversion):
@@ -57,7 +57,7 @@ class HuggingFace(HuggingFaceConversion):
         }
         return Recognised(options, {"prefix": prefix}, assumed=vit_config_json.assumed(said))
 
-    def rules(self, config: vit.Config, layout: Mapping[str, Any]) -> list[Rule]:
+    def rules(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`; `prefix` is of all names but the heads': `vit.`, `deit.` or nothing."""
         if "kind" in layout:
             return vit_towers.rules(config, layout)
@@ -89,13 +89,13 @@ class HuggingFace(HuggingFaceConversion):
             *pytorch.linear("head_distilled", "distillation_classifier"),
         ]
 
-    def layout(self, config: vit.Config) -> dict:
+    def layout(self, config: PublishedViTConfig) -> dict:
         """See `Conversion`."""
         if kind := vit_new_towers.kind_of(config):
             return vit_new_towers.layout(config, kind)
         return {"prefix": f"{_model_type(config)}." if config.num_classes else ""}
 
-    def refusal(self, config: vit.Config) -> str:
+    def refusal(self, config: PublishedViTConfig) -> str:
         """See `Conversion`."""
         if kind := vit_new_towers.kind_of(config):
             return vit_new_towers.refusal(config, kind)
@@ -113,13 +113,15 @@ class HuggingFace(HuggingFaceConversion):
             return f"transformers' ViT and DeiT have no {', no '.join(found)}"
         return refusal_everywhere(config)
 
-    def expressed(self, config: vit.Config, params: dict) -> tuple[vit.Config, dict]:
+    def expressed(
+        self, config: PublishedViTConfig, params: dict
+    ) -> tuple[PublishedViTConfig, dict]:
         """Positions are learned, and the class token has one."""
         if kind := vit_new_towers.kind_of(config):
             return vit_new_towers.expressed(config, params, kind)
         return with_class_row(*with_learned_position(config, params))
 
-    def config_json(self, config: vit.Config, layout: Mapping[str, Any]) -> dict[str, Any]:
+    def config_json(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> dict[str, Any]:
         """See `HuggingFaceConversion`."""
         if "kind" in layout:  # What a file said stays.
             return {} if "config" in layout else vit_new_towers.config_json(config, layout["kind"])
@@ -132,5 +134,5 @@ class HuggingFace(HuggingFaceConversion):
         }
 
 
-def _model_type(config: vit.Config) -> str:
+def _model_type(config: PublishedViTConfig) -> str:
     return "deit" if config.distilled else "vit"

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from vit_jax.base import sizes
-from vit_jax.models import vit
 from vit_jax.models.conversions import vit_config_json, vit_flax
 from vit_jax.models.conversions.vit_towers import gated_size
+from vit_jax.models.vit_zoo_options import PublishedViTConfig
 
 # Options in which a kind differs from the ViT of 2020.
 _PARTS = {
@@ -31,7 +31,7 @@ _NAMES = {"dinov2": "DINOv2", "dinov3_vit": "DINOv3", "clip": "CLIP", "siglip": 
 _TO_TIMM = "to keep it as it is, convert with --to=timm"
 
 
-def kind_of(config: vit.Config) -> str:
+def kind_of(config: PublishedViTConfig) -> str:
     """The kind of a model that is no ViT or DeiT of transformers, as in `vit_towers`; '' if it is one."""
     if config.rope == "centred":
         return "dinov3_vit"
@@ -43,7 +43,7 @@ def kind_of(config: vit.Config) -> str:
     return "siglip" if without_class and config.pool in ("map", "mean") else ""
 
 
-def layout(config: vit.Config, kind: str) -> dict[str, Any]:
+def layout(config: PublishedViTConfig, kind: str) -> dict[str, Any]:
     """The `layout` of a new file."""
     if kind in ("clip", "siglip"):
         at = "vision_model."
@@ -54,7 +54,7 @@ def layout(config: vit.Config, kind: str) -> dict[str, Any]:
     return {"kind": kind, "prefix": f"{kind}." if with_head else ""}
 
 
-def refusal(config: vit.Config, kind: str) -> str:
+def refusal(config: PublishedViTConfig, kind: str) -> str:
     """See `Conversion.refusal`."""
     kind = kind.removesuffix("_with_registers")
     name = _NAMES[kind]
@@ -83,7 +83,7 @@ def refusal(config: vit.Config, kind: str) -> str:
     return f"transformers' {name} has no {', no '.join(found)}" if found else ""
 
 
-def _refused_head(config: vit.Config, kind: str) -> str:
+def _refused_head(config: PublishedViTConfig, kind: str) -> str:
     """Why no class of transformers reads the tokens as a model does; '' if one does."""
     reads = f"pool={config.pool!r} and last_norm={config.last_norm!r}"
     head = "with a head" if config.num_classes else "without a head"
@@ -111,14 +111,16 @@ def _refused_head(config: vit.Config, kind: str) -> str:
     return ""
 
 
-def _other_mlp(config: vit.Config) -> bool:
+def _other_mlp(config: PublishedViTConfig) -> bool:
     """Whether the MLPs are none of DINOv2's, whose size follows from the width."""
     if config.gated_mlp:
         return config.mlp_dim != gated_size(4 * config.width) or config.activation != "silu"
     return bool(config.mlp_dim % config.width)
 
 
-def expressed(config: vit.Config, params: dict, kind: str) -> tuple[vit.Config, dict]:
+def expressed(
+    config: PublishedViTConfig, params: dict, kind: str
+) -> tuple[PublishedViTConfig, dict]:
     """See `Conversion`."""
     if kind == "dinov3_vit":
         return config, params
@@ -133,7 +135,7 @@ def expressed(config: vit.Config, params: dict, kind: str) -> tuple[vit.Config, 
     return dataclasses.replace(config, pool="token_mean"), params | {"head": head}
 
 
-def config_json(config: vit.Config, kind: str) -> dict[str, Any]:
+def config_json(config: PublishedViTConfig, kind: str) -> dict[str, Any]:
     """What config.json says of a new file."""
     if kind.startswith("dinov2"):
         return _dinov2(config, kind)
@@ -168,7 +170,7 @@ def config_json(config: vit.Config, kind: str) -> dict[str, Any]:
     }
 
 
-def _dinov2(config: vit.Config, kind: str) -> dict[str, Any]:
+def _dinov2(config: PublishedViTConfig, kind: str) -> dict[str, Any]:
     """`config_json` of DINOv2."""
     registers = {"num_register_tokens": config.registers}
     name = "Dinov2WithRegisters" if config.registers else "Dinov2"

@@ -9,7 +9,6 @@ from typing import Any
 
 from vit_jax.base import sizes
 from vit_jax.base.errors import CheckpointError
-from vit_jax.models import vit
 from vit_jax.models.conversions import published, pytorch, vit_arguments, vit_options
 from vit_jax.models.conversions.contract import (
     IMAGENET_MEAN,
@@ -23,6 +22,7 @@ from vit_jax.models.conversions.contract import (
 )
 from vit_jax.models.conversions.rules import SAME, Rule, reordered
 from vit_jax.models.conversions.vit_flax import with_learned_position, without_class_row
+from vit_jax.models.vit_zoo_options import PublishedViTConfig
 
 _POOLS = {ours: theirs for theirs, ours in vit_arguments.POOLS.items()}
 _ROPES = {ours: theirs for theirs, ours in vit_arguments.ROPES.items()}
@@ -63,7 +63,7 @@ class Timm(TimmConversion):
             return None
         return recognise(shapes, said)
 
-    def rules(self, config: vit.Config, layout: Mapping[str, Any]) -> list[Rule]:
+    def rules(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`, and `layout`."""
         ours, theirs = "encoder/layers", "blocks.{layer}"
         attention, mlp = f"{theirs}.attn", f"{theirs}.mlp"
@@ -134,7 +134,7 @@ class Timm(TimmConversion):
             *pytorch.linear("head_distilled", "head_dist"),
         ]
 
-    def layout(self, config: vit.Config) -> dict[str, Any]:
+    def layout(self, config: PublishedViTConfig) -> dict[str, Any]:
         """Names that differ: `layer_scale` is 'gamma' in Eva; `mlp` with a gate is 'packed' in one layer or in
         'separate' ones; `qkv` may be 'separate' too; `rope_columns_first`, see `rotary_channels`.
         """
@@ -147,7 +147,7 @@ class Timm(TimmConversion):
             "rope_columns_first": False,
         }
 
-    def refusal(self, config: vit.Config) -> str:
+    def refusal(self, config: PublishedViTConfig) -> str:
         """See `Conversion`."""
         if config.distilled and (not config.distillation_head or config.registers):
             return "timm's distilled models read both tokens and have no registers"
@@ -171,7 +171,9 @@ class Timm(TimmConversion):
             )
         return ""
 
-    def expressed(self, config: vit.Config, params: dict) -> tuple[vit.Config, dict]:
+    def expressed(
+        self, config: PublishedViTConfig, params: dict
+    ) -> tuple[PublishedViTConfig, dict]:
         """Positions are learned, where there are any beside rotary ones; with registers that have none, the
         class token has none either.
         """
@@ -182,7 +184,7 @@ class Timm(TimmConversion):
             return without_class_row(config, params)
         return config, params
 
-    def preprocessing(self, config: vit.Config) -> Preprocessing | None:
+    def preprocessing(self, config: PublishedViTConfig) -> Preprocessing | None:
         """A plain ViT's may be Google's or DeiT's."""
         if not config.distilled:
             return None
@@ -191,13 +193,15 @@ class Timm(TimmConversion):
             config.image_size, IMAGENET_MEAN, IMAGENET_STD, "torchvision", side, "bicubic"
         )
 
-    def architecture(self, config: vit.Config, layout: Mapping[str, Any]) -> tuple[str, dict]:
+    def architecture(
+        self, config: PublishedViTConfig, layout: Mapping[str, Any]
+    ) -> tuple[str, dict]:
         """See `TimmConversion`."""
         return architecture(config, layout, arguments(config, layout))
 
 
 def architecture(
-    config: vit.Config, layout: Mapping[str, Any], said: dict[str, Any]
+    config: PublishedViTConfig, layout: Mapping[str, Any], said: dict[str, Any]
 ) -> tuple[str, dict[str, Any]]:
     """`TimmConversion.architecture` for such arguments."""
     said = said | {"patch_size": config.patch}
@@ -216,7 +220,7 @@ def architecture(
     return base, said
 
 
-def arguments(config: vit.Config, layout: Mapping[str, Any]) -> dict[str, Any]:
+def arguments(config: PublishedViTConfig, layout: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of timm's VisionTransformer or Eva, except patch size and what is no JSON."""
     if config.representation:
         raise CheckpointError(
@@ -245,7 +249,7 @@ def arguments(config: vit.Config, layout: Mapping[str, Any]) -> dict[str, Any]:
     return common | (_eva_arguments if _is_eva(config, layout) else _vit_arguments)(config, layout)
 
 
-def _vit_arguments(config: vit.Config, layout: Mapping[str, Any]) -> dict[str, Any]:
+def _vit_arguments(config: PublishedViTConfig, layout: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "init_values": config.layer_scale_init if config.layer_scale != "none" else 0,
         "fc_norm": config.last_norm == "pooled",
@@ -260,7 +264,7 @@ def _vit_arguments(config: vit.Config, layout: Mapping[str, Any]) -> dict[str, A
     }
 
 
-def _eva_arguments(config: vit.Config, layout: Mapping[str, Any]) -> dict[str, Any]:
+def _eva_arguments(config: PublishedViTConfig, layout: Mapping[str, Any]) -> dict[str, Any]:
     if config.activation != ("silu" if config.gated_mlp else "gelu") or not config.projection_bias:
         raise CheckpointError(
             "timm's Eva has the activation gelu, or with a gate silu, and biases: write a .safetensors file"
@@ -355,7 +359,7 @@ def activation(said: Mapping[str, Any]) -> str:
     return vit_arguments.ACTIVATIONS[name]
 
 
-def _is_eva(config: vit.Config, layout: Mapping[str, Any] | None = None) -> bool:
+def _is_eva(config: PublishedViTConfig, layout: Mapping[str, Any] | None = None) -> bool:
     """Whether it is timm's Eva that can compute a model."""
     if layout and (layout.get("layer_scale") == "gamma" or layout.get("qkv") == "separate"):
         return True

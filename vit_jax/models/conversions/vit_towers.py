@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from vit_jax.base.errors import CheckpointError
-from vit_jax.models import vit
 from vit_jax.models.conversions import pytorch, vit_config_json
 from vit_jax.models.conversions.contract import Recognised, Shapes
 from vit_jax.models.conversions.rules import (
@@ -23,6 +22,7 @@ from vit_jax.models.conversions.rules import (
     reshaped,
     transposed,
 )
+from vit_jax.models.vit_zoo_options import PublishedViTConfig
 
 Said = dict[str, Any]
 
@@ -151,7 +151,7 @@ def gated_size(hidden: int) -> int:
     return (int(hidden * 2 / 3) + 7) // 8 * 8
 
 
-def rules(config: vit.Config, layout: Mapping[str, Any]) -> list[Rule | Constant]:
+def rules(config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule | Constant]:
     """See `Conversion`."""
     kind, at = layout["kind"], layout["prefix"]
     own = {"dinov3_vit": _rules_dinov3, "vit_mae": _rules_bert, "clip": _rules_clip}
@@ -170,7 +170,7 @@ def _idle_norm(theirs: str, width: int) -> list[Constant]:
     return [Constant(f"{theirs}.{name}", value) for name, value in values.items()]
 
 
-def _rules_bert(config: vit.Config, kind: str, at: str) -> list[Rule]:
+def _rules_bert(config: PublishedViTConfig, kind: str, at: str) -> list[Rule]:
     """DINOv2's and MAE's names, which continue those of BERT."""
     theirs, mae = f"{at}encoder.layer.{{layer}}", kind == "vit_mae"
     attention = f"{theirs}.attention.attention"
@@ -198,7 +198,7 @@ def _rules_bert(config: vit.Config, kind: str, at: str) -> list[Rule]:
     ]
 
 
-def _rules_dinov3(config: vit.Config, kind: str, at: str) -> list[Rule]:
+def _rules_dinov3(config: PublishedViTConfig, kind: str, at: str) -> list[Rule]:
     theirs = f"{at}layer.{{layer}}"
     gate = (f"{theirs}.mlp.gate_proj", f"{theirs}.mlp.up_proj")
     return [
@@ -219,7 +219,7 @@ def _rules_dinov3(config: vit.Config, kind: str, at: str) -> list[Rule]:
     ]
 
 
-def _rules_clip(config: vit.Config, kind: str, at: str) -> list[Rule]:
+def _rules_clip(config: PublishedViTConfig, kind: str, at: str) -> list[Rule]:
     """CLIP's and SigLIP's names."""
     theirs, width = f"{at}encoder.layers.{{layer}}", config.width
     last = "pool_norm" if config.last_norm == "pooled" else "encoder/norm"
@@ -262,7 +262,7 @@ def _rules_clip(config: vit.Config, kind: str, at: str) -> list[Rule]:
 
 
 def _blocks(
-    config: vit.Config,
+    config: PublishedViTConfig,
     theirs: str,
     *,
     norms: tuple[str, str],
@@ -293,7 +293,7 @@ def _blocks(
     ]
 
 
-def _of_patches(config: vit.Config) -> Transform:
+def _of_patches(config: PublishedViTConfig) -> Transform:
     """From a linear layer's weight (D, P·P·C) to the kernel (P, P, C, D)."""
     shape = (config.patch, config.patch, config.channels)
     flat = (math.prod(shape), config.width)

@@ -1,101 +1,25 @@
-"""Transformer encoder: pre-norm blocks, stacked along a leading `layers` axis and run by
-`jax.lax.scan`.
+"""Blocks and encoder of ViTs that others have published; the paper's are in `vit`.
+
+An oddity that changes the order of a block is a class of its own: `PostNormBlock`, `ParallelBlock`.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar
 
 import jax
 from flax import nnx
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.base.schema import option
 from vit_jax.compute import choices, relative, stack
 from vit_jax.compute.dropout import by_depth, drop_path, split
-from vit_jax.models import pooling, positions, rotary
+from vit_jax.models import classifier, pooling, positions, rotary
 from vit_jax.models.attention import Angles, Attention
 from vit_jax.models.contract import Capture, kept
-from vit_jax.models.layers import NORMS, LayerScale, Mlp, norm
-
-if TYPE_CHECKING:
-    from vit_jax.models.vit import Config
+from vit_jax.models.layers import LayerScale, Mlp, norm
 
 
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """What blocks are made of; of a family that has `width`, `epsilon` and `activation` too."""
-
-    qk_scale: ClassVar[float] = 0.0  # an option of T2T-ViT alone
-
-    parallel: bool = option(
-        False,
-        "attention and MLP of a block work side by side on one norm (ViT-22B)",
-        role="structure",
-    )
-    norm: str = option(
-        "layer",
-        "kind of all norms; rms: without mean and bias (1910.07467)",
-        choices=NORMS,
-        role="structure",
-    )
-    norm_bias: bool = option(
-        True, "biases of the encoder's layer norms (none in ViT-22B)", role="structure"
-    )
-    norm_after: bool = option(
-        False,
-        "blocks norm what attention and MLP give, not what they get (EVA-02-E, Swin V2)",
-        role="structure",
-    )
-    qk_norm: bool = option(False, "norm on queries and keys (ViT-22B)", role="structure")
-    attention_inner_norm: bool = option(
-        False, "norm on the heads' results before their projection (BEiT-3)", role="structure"
-    )
-    mlp_inner_norm: bool = option(
-        False, "norm on the MLPs' hidden layer (BEiT-3, EVA-02)", role="structure"
-    )
-    qkv_bias: bool = option(
-        True, "biases of the blocks' QKV projections (none in ViT-22B)", role="structure"
-    )
-    key_bias: bool = option(
-        True, "qkv_bias: keys have them too (not in BEiT and EVA)", role="structure"
-    )
-    projection_bias: bool = option(
-        True, "biases of attention's last layer and of the MLPs (none in AIMv2)", role="structure"
-    )
-    gated_mlp: bool = option(
-        False,
-        "a further product in the MLPs, whose activation multiplies the first; with "
-        "activation=silu SwiGLU (2002.05202)",
-        role="structure",
-    )
-    layer_scale: str = option(
-        "none",
-        "which residuals are multiplied by a learned number for each channel (2103.17239)",
-        choices=("none", "all", "attention"),
-        role="structure",
-    )
-    layer_scale_init: float = option(
-        1e-5, "what these numbers begin as (1e-4 in ViT-5)", may_change=True
-    )
-    drop_path_by: str = option(
-        "depth",
-        "how drop_path is spread over the blocks; depth: growing linearly from 0; constant: the same in "
-        "every block (DeiT III)",
-        choices=("depth", "constant"),
-    )
-    init: str = option(
-        "vit",
-        "initial weights of patch embedding, tokens and blocks; vit: as the ViT paper's code; deit: as "
-        "DeiT's, kernels and tokens normal with std 0.02",
-        choices=("vit", "deit"),
-        may_change=True,
-    )
-
-
-def check(config: Options) -> None:
-    """Raises `ConfigError` for blocks that there are not."""
+def check(config: classifier.Options) -> None:
+    """Raises `ConfigError` for blocks that there are not; `config` is that of `vit_zoo`, here and below."""
     if config.parallel and config.norm_after:
         raise ConfigError(
             "model.parallel works on one norm of what attention and MLP get, and model.norm_after norms "
@@ -104,7 +28,7 @@ def check(config: Options) -> None:
 
 
 def make_norm(
-    config: "Config", *, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs
+    config: classifier.Options, *, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs
 ) -> Callable[[int], nnx.Module]:
     """A function that makes the norm of a width, as all norms around and in the blocks are."""
     return functools.partial(
@@ -112,15 +36,10 @@ def make_norm(
     )
 
 
-class Block(nnx.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)) (ViT Eq. 2 and 3).
+class PublishedBlock(nnx.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)), with positions, biases, norms and scales as published."""
 
-    With `config.parallel` both work on the same x, of which one norm is taken:
-    x + attention(norm(x)) + mlp(norm(x)) (ViT-22B §2). With `config.norm_after` it is
-    x + norm(attention(x)), then x + norm(mlp(x)). Before that, x may get positions.
-    """
-
-    def __init__(self, config: "Config", *, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs):
+    def __init__(self, config: classifier.Options, *, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs):
         norm = make_norm(config, dtype=dtype, rngs=rngs)
         own_position = config.position_place == "layers"
         self.position = positions.variables(config, rngs) if own_position else None
@@ -175,35 +94,69 @@ class Block(nnx.Module):
           position: that all layers share, from `positions.of_layer`.
           angles: see `Attention`.
         """
-        config, keys = self.config, split(key, 4)
+        keys = split(key, 4)
+        x, bias = self.place(x, position)
+        attend = functools.partial(self.attention, bias=bias, angles=angles)
+        return self.forward(x, attend, drop_path_rate, keys)
+
+    def forward(self, x, attend: Callable, rate, keys: list) -> tuple[jax.Array, jax.Array]:
+        """`__call__` after the positions; `attend` is the attention with biases and angles."""
+        y, weights = attend(self.attention_norm(x), key=keys[0])
+        x = _add(x, y, self.attention_scale, rate, keys[1])
+        y = self.mlp(self.mlp_norm(x), key=keys[2])
+        return _add(x, y, self.mlp_scale, rate, keys[3]), weights
+
+    def place(self, x: jax.Array, position: jax.Array | None) -> tuple:
+        """x with positions, and what is added to attention's logits."""
         if self.position is not None:
-            position = positions.of_layer(self.position, config, x.dtype)
-        bias = None
-        if config.biased_attention:
-            bias = relative.bias(position)
-        elif position is not None:
-            x = x + position
-        y = x if config.norm_after else self.attention_norm(x)
-        attended, weights = self.attention(y, key=keys[0], bias=bias, angles=angles)
-        attended = self.attention_norm(attended) if config.norm_after else attended
-        attended = attended if self.attention_scale is None else self.attention_scale(attended)
-        x = x + drop_path(attended, drop_path_rate, keys[1])
-        if not config.parallel:
-            y = x if config.norm_after else self.mlp_norm(x)
-        y = self.mlp(y, key=keys[2])
-        y = self.mlp_norm(y) if config.norm_after else y
-        y = y if self.mlp_scale is None else self.mlp_scale(y)
-        return x + drop_path(y, drop_path_rate, keys[3]), weights
+            position = positions.of_layer(self.position, self.config, x.dtype)
+        if self.config.biased_attention:
+            return x, relative.bias(position)
+        return x if position is None else x + position, None
 
 
-class Encoder(nnx.Module):
+class PostNormBlock(PublishedBlock):
+    """x + norm(attention(x)), then x + norm(mlp(x)) (Swin V2, EVA-02-E)."""
+
+    def forward(self, x, attend: Callable, rate, keys: list) -> tuple[jax.Array, jax.Array]:
+        """See `PublishedBlock`."""
+        y, weights = attend(x, key=keys[0])
+        x = _add(x, self.attention_norm(y), self.attention_scale, rate, keys[1])
+        y = self.mlp_norm(self.mlp(x, key=keys[2]))
+        return _add(x, y, self.mlp_scale, rate, keys[3]), weights
+
+
+class ParallelBlock(PublishedBlock):
+    """x + attention(norm(x)) + mlp(norm(x)), by one norm (ViT-22B §2)."""
+
+    def forward(self, x, attend: Callable, rate, keys: list) -> tuple[jax.Array, jax.Array]:
+        """See `PublishedBlock`."""
+        normed = self.attention_norm(x)
+        y, weights = attend(normed, key=keys[0])
+        x = _add(x, y, self.attention_scale, rate, keys[1])
+        y = self.mlp(normed, key=keys[2])
+        return _add(x, y, self.mlp_scale, rate, keys[3]), weights
+
+
+def make_block(config: classifier.Options, *, dtype, rngs: nnx.Rngs) -> PublishedBlock:
+    """The block that a config asks for."""
+    kinds = {config.norm_after: PostNormBlock, config.parallel: ParallelBlock}
+    return kinds.get(True, PublishedBlock)(config, dtype=dtype, rngs=rngs)
+
+
+def _add(x, y, scale: LayerScale | None, drop_path_rate, key) -> jax.Array:
+    """x and a residual y, scaled, with stochastic depth."""
+    return x + drop_path(y if scale is None else scale(y), drop_path_rate, key)
+
+
+class PublishedEncoder(nnx.Module):
     """`depth` blocks and one norm, of the last one's output or of a weighted sum of all, unless
     `last_norm` puts it elsewhere. Every parameter below `layers` has a leading axis of length `depth`.
     """
 
-    def __init__(self, config: "Config", *, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs):
+    def __init__(self, config: classifier.Options, *, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs):
         self.layers = stack.stack(
-            lambda rngs: Block(config, dtype=dtype, rngs=rngs), config.depth, rngs
+            lambda rngs: make_block(config, dtype=dtype, rngs=rngs), config.depth, rngs
         )
         if config.weighted_layers:
             self.layer_weights = pooling.LayerWeights(config.depth)
