@@ -4,7 +4,7 @@ is sure enough. What an exit takes over from the one before is in `reuse`.
 
 As the authors' code defines it. Where the paper says less:
 - exits share nothing; each has its own class token, positions, last norm and head;
-- an exit takes over from the one before it alone, and the gradient goes back there;
+- an exit takes over from the previous one alone, and the gradient goes back there;
 - of the ablations that only the paper has, our reading: features by layers are those after the layer of
   the same number; relations by layers are mapped by a small MLP in each layer; logits as whole are
   resized with the rule of the grids, over all tokens in a row.
@@ -12,7 +12,7 @@ As the authors' code defines it. Where the paper says less:
 Published grids are 7 × 7, 10 × 10 and 14 × 14 at 224 pixels. Other grids get the smallest windows that
 give them: of T2T's first split 2s - 1 pixels for a stride of s, of DeiT patches with zeros around the
 image where they do not divide it. With kept weights, another resolution keeps the windows and has
-other grids; learned positions are interpolated, sinusoids made anew.
+other grids; learned positions are interpolated, sinusoids computed for the new size.
 
 Operations: `vit_jax models` counts a multiply-add as 2, the paper as 1. Its 0.47, 1.46 and 3.50 G of
 DVT-T2T-ViT-12 are 0.94, 2.9 and 6.9 here: norms are not counted here.
@@ -112,7 +112,7 @@ class DynamicViTConfig(reuse.Options, classifier.Options):
         )
         if not grids or not rising:
             raise ConfigError(
-                f"model.grids = {_text(grids)}: each exit must have more tokens than the one before, such "
+                f"model.grids = {_text(grids)}: each exit must have more tokens than the previous one, such "
                 f"as {_text(GRIDS)}"
             )
         given = [len(w) for w in self.windows]
@@ -123,7 +123,7 @@ class DynamicViTConfig(reuse.Options, classifier.Options):
             )
         if self.backbone == "deit" and self.position == "sinusoid":
             raise ConfigError(
-                "model.backbone=deit has learned positions: say model.position=learned"
+                "model.backbone=deit has learned positions: set model.position=learned"
             )
         if self.feature_reuse and self.feature_layers == "first" and self.depth == 1:
             raise ConfigError("model.feature_layers=first needs more than one layer (model.depth)")

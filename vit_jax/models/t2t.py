@@ -9,7 +9,7 @@ What that code has and the paper does not say:
 - fixed positions, sinusoids over the row number of the table: they are state that is not trained, and a
   checkpoint's are taken as they are, since the authors' fine-tuning script interpolates them.
 
-Weights at another resolution: sinusoids are made anew. Other than there, `position=learned` trains the
+Weights at another resolution: sinusoids are computed for the new size. Other than there, `position=learned` trains the
 table, and `first_split` changes the grid: at 224 pixels (7, 4, 2) gives 14 × 14 tokens, (11, 6, 5) gives
 10 × 10 and (14, 8, 3) gives 7 × 7 (arXiv 2105.15075, the cascade built on T2T-ViT).
 """
@@ -162,7 +162,11 @@ class T2TViTConfig(PublishedViTConfig):
         if name != "position" or target.position != "sinusoid":
             return super().fit(name, target, resize=resize)
         same = (self.table, self.grid) == (target.table, target.grid)
-        return None if same else ("sinusoids made anew", lambda _: sinusoids(*target.table))
+        return (
+            None
+            if same
+            else ("sinusoids computed for the new size", lambda _: sinusoids(*target.table))
+        )
 
     def embedding_flops(self) -> int:
         """See `PublishedViTConfig`."""
