@@ -279,7 +279,7 @@ def test_whether_a_bare_file_pads_as_tensorflow_is_asked_for(tmp_path):
     specs = {n: (x.shape, x.dtype) for n, x in tensors.items()}
     bare = tmp_path / "weights.safetensors"
     safetensors.write(bare, tensors.items(), specs, {})
-    with pytest.raises(CheckpointError, match="nothing tells whether .* as TensorFlow .*Name the"):
+    with pytest.raises(CheckpointError, match="does not state whether .* as TensorFlow .*Name the"):
         formats.read(bare)
     named = bare.rename(tmp_path / "tf_efficientnet_b0.in1k.safetensors")
     assert formats.read(named).model_config.units == foreign().model_config.units

@@ -428,7 +428,7 @@ def test_published_patches_of_deit_are_those_of_the_authors_code():
     ("name", "options", "words"),
     [
         ("DVT-T2T-ViT-13", {}, "there is no DVT of size 'T2T-ViT-13'; did you mean 'T2T-ViT-1"),
-        ("DVT-DeiT-S", {"grids": (10, 7)}, "10,7: each exit must have more tokens than the one before"),
+        ("DVT-DeiT-S", {"grids": (10, 7)}, "10,7: each exit must have more tokens than the previous one"),
         ("DVT-DeiT-S", {"grids": (7, 7)}, "7,7: each exit must have more tokens"),
         ("DVT-DeiT-S", {"grids": ((7, 10), (10, 7))}, "7x10,10x7: each exit must have more"),
         ("DVT-DeiT-S", {"grids": ()}, "each exit must have more tokens"),
@@ -459,7 +459,7 @@ def test_published_patches_of_deit_are_those_of_the_authors_code():
             {"windows": ((32, 32, 0), (23, 20, 3), (16, 16, 0))},
             "patches of a deit backbone do not overlap",
         ),
-        ("DVT-DeiT-S", {"position": "sinusoid"}, "say model.position=learned"),
+        ("DVT-DeiT-S", {"position": "sinusoid"}, "set model.position=learned"),
         ("DVT-DeiT-S", {"width": (384, 256, 384)}, "model.width = (384, 256, 384) must be a whole"),
         ("DVT-DeiT-S", {"heads": 5}, "width 384 cannot be cut into 5 heads"),
         ("DVT-DeiT-S", {"depth": 1, "feature_layers": "first"}, "needs more than one layer"),

@@ -116,7 +116,7 @@ class Options:
 
     def starts_anew(self, target: "Options") -> tuple[str, ...]:
         """Patterns of the parameters that `target`, a model of the same family, cannot take from
-        this one, and that start anew: those of the head, if it has other classes.
+        this one, and that are re-initialised: those of the head, if it has other classes.
         """
         return ("head/.*",) if target.num_classes != self.num_classes else ()
 

@@ -94,7 +94,7 @@ class DeepViTConfig(stacked.Options, batch_norm.Options):
         super().__post_init__()
         if not self.depth or any(not isinstance(count, int) for count in self.stages):
             raise ConfigError(
-                f"model.stages = {self.stages}: say how many blocks have no re-attention, how many have "
+                f"model.stages = {self.stages}: give how many blocks have no re-attention, how many have "
                 "it, and so on, such as (11, 5)"
             )
         if self.conv_stem and self.patch % 2:

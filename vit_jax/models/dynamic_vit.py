@@ -112,7 +112,7 @@ class DynamicViTConfig(reuse.Options, classifier.Options):
         )
         if not grids or not rising:
             raise ConfigError(
-                f"model.grids = {_text(grids)}: each exit must have more tokens than the one before, such "
+                f"model.grids = {_text(grids)}: each exit must have more tokens than the previous one, such "
                 f"as {_text(GRIDS)}"
             )
         given = [len(w) for w in self.windows]
@@ -123,7 +123,7 @@ class DynamicViTConfig(reuse.Options, classifier.Options):
             )
         if self.backbone == "deit" and self.position == "sinusoid":
             raise ConfigError(
-                "model.backbone=deit has learned positions: say model.position=learned"
+                "model.backbone=deit has learned positions: set model.position=learned"
             )
         if self.feature_reuse and self.feature_layers == "first" and self.depth == 1:
             raise ConfigError("model.feature_layers=first needs more than one layer (model.depth)")

@@ -118,7 +118,7 @@ class LayerScale(nnx.Module):
 
 
 def draw_kernels(module: nnx.Module, std: float, rngs: nnx.Rngs) -> None:
-    """Draws every `kernel` of a module anew, from a normal distribution: how PyTorch's transformers
+    """Draws every `kernel` of a module again, from a normal distribution: how PyTorch's transformers
     usually begin (`trunc_normal_`, whose bounds of ±2 cut nothing).
     """
     for path, parameter in nnx.to_flat_state(nnx.state(module, nnx.Param)):

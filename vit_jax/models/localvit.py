@@ -67,7 +67,7 @@ class LocalViTConfig(stacked.Options, batch_norm.Options):
     )
     pool: str = option(
         "token",
-        "how tokens become one vector; token: the class token, which others do without; gem: generalised "
+        "how tokens become one vector; token: the class token (the other kinds have none); gem: generalised "
         "mean, its power learned",
         choices=("token", "mean", "gem"),
         role="structure",

@@ -26,7 +26,7 @@ class Options:
 
     pool: str = option(
         "token",
-        "how tokens become one vector; token: the class token, which others do without; gem: generalised "
+        "how tokens become one vector; token: the class token (the other kinds have none); gem: generalised "
         "mean, its power learned; map: attention",
         choices=("token", "mean", "gem", "map"),
         role="structure",

@@ -145,7 +145,7 @@ def table(learned, config: classifier.Options, dtype) -> jax.Array:
 
 
 def of_layer(learned, config: classifier.Options, dtype) -> jax.Array:
-    """What is added to the tokens: (1, T, D), with rows of zeros for tokens of no place; of relative
+    """What is added to the tokens: (1, T, D), with rows of zeros for tokens without a position; of relative
     positions, the embeddings of distances.
     """
     if config.position == "relative":
@@ -195,7 +195,7 @@ def _fit(part: str, source, target, resize: str) -> tuple[str, Callable] | None:
 def interpolate_distances(
     table: np.ndarray, old_grid: tuple[int, int], new_grid: tuple[int, int], *, method: str
 ) -> np.ndarray:
-    """Embeddings of distances for another resolution, as told above.
+    """Embeddings of distances for another resolution, as described above.
 
     Args:
       table: (2N - 1, C), of the patches of `old_grid`, rows and columns.

@@ -163,7 +163,11 @@ class T2TViTConfig(PublishedViTConfig):
         if name != "position" or target.position != "sinusoid":
             return super().fit(name, target, resize=resize)
         same = (self.table, self.grid) == (target.table, target.grid)
-        return None if same else ("sinusoids made anew", lambda _: sinusoids(*target.table))
+        return (
+            None
+            if same
+            else ("sinusoids computed for the new size", lambda _: sinusoids(*target.table))
+        )
 
     def embedding_flops(self) -> int:
         """See `PublishedViTConfig`."""

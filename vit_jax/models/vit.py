@@ -86,7 +86,7 @@ class VisionTransformer(classifier.Classifier):
         if config.has_class_token:
             self.class_token = nnx.Param(jnp.zeros((1, 1, width)))
         if config.distilled:
-            # Not zero like the class token: without positions the two could not be told apart.
+            # Not zero like the class token: without positions the two could not be distinguished.
             self.distillation_token = nnx.Param(normal(0.02)(rngs.params(), (1, 1, width)))
         self.position = self.make_position(config, rngs)
         if config.registers:

@@ -257,8 +257,8 @@ class PublishedViTConfig(VisionTransformerConfig):
         same_layer = target.representation == self.representation
         same_head = same_layer and target.num_classes == self.num_classes
         has_head = target.num_classes or self.num_classes
-        anew = () if same_head or not has_head else ("head(_distilled)?/.*",)
-        return anew if same_layer else (*anew, "representation/.*")
+        reset = () if same_head or not has_head else ("head(_distilled)?/.*",)
+        return reset if same_layer else (*reset, "representation/.*")
 
     def fit(
         self, name: str, target: "PublishedViTConfig", *, resize: str

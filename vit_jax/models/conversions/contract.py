@@ -212,7 +212,7 @@ def patch_grid(
       (down, across), and the rows that belong to no patch.
 
     Raises:
-      CheckpointError: nothing tells how high and wide the grid is.
+      CheckpointError: the height and width of the grid are not known.
     """
     candidates = [(rows - prefix, prefix) for prefix in prefixes]
 

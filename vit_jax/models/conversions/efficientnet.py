@@ -73,7 +73,7 @@ class Timm(TimmConversion):
         architecture = said.get("architecture")
         if not architecture and not said.get("written_here"):
             raise CheckpointError(
-                "nothing tells whether this EfficientNet pads as TensorFlow (timm's tf_efficientnet_*), which is "
+                "the file does not state whether it pads as TensorFlow (timm's tf_efficientnet_*), which is "
                 "supported, or as PyTorch (efficientnet_*): the tensors are alike, the results are not. Name the file "
                 "or its folder as the published model is called, such as tf_efficientnet_b0, or put its config.json "
                 "beside it"

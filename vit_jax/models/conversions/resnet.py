@@ -152,7 +152,7 @@ class HuggingFace(HuggingFaceConversion):
 
     def refusal(self, config: resnet.Config) -> str:
         """See `Conversion`."""
-        return "BiT is not written anew for transformers"
+        return "BiT is not written for transformers, unless it was read from there"
 
     def config_json(self, config: resnet.Config, layout: Mapping[str, Any]) -> dict[str, Any]:
         """See `HuggingFaceConversion`: what the file said stays."""

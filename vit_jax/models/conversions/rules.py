@@ -21,7 +21,7 @@ class Lazy:
 
     Attributes:
       shape, dtype: known without reading.
-      read: returns the array; called anew for every use, so that nothing is kept.
+      read: returns the array; called for every use, so that nothing is kept.
     """
 
     shape: tuple[int, ...]
@@ -139,7 +139,7 @@ class Constant:
 class Rule:
     """One of our parameters and the tensors of a format that hold the same numbers.
 
-    A rule for a parameter under `layers`, which is stacked over the depth, speaks of one layer:
+    A rule for a parameter under `layers`, which is stacked over the depth, describes one layer:
     `transform` sees a layer's arrays. Where their names hold `{layer}` (or `{layer:02d}`), every layer
     has its own tensors; where they do not, theirs are stacked along a leading axis too.
 

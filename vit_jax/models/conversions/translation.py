@@ -144,12 +144,12 @@ def to_theirs(
     """
     rules = tuple(rules)
     by_name, leaves = _by_name(rules), patterns.named(params)
-    homeless = [
+    unmapped = [
         f"{name} {tuple(leaf.shape)}" for name, leaf in leaves.items() if name not in by_name
     ]
-    if homeless:
+    if unmapped:
         raise CheckpointError(
-            "the format has no place for these parameters:\n  " + "\n  ".join(homeless)
+            "the format has no place for these parameters:\n  " + "\n  ".join(unmapped)
         )
     fixed = _constants(rules, constants)
     return itertools.chain(_stream(by_name, leaves, dtypes or {}), fixed.items())

@@ -24,7 +24,7 @@ from vit_jax.models.conversions.vit_arguments import (
 )
 
 _SIZES = ("depth", "width", "mlp_dim", "patch")
-# Sizes of what is trained anew, and of what is interpolated.
+# Sizes of what is re-initialised, and of what is interpolated.
 _FITTED = ("num_classes", "channels", "image_size", "representation")
 _SHOWN = 3  # names in a sentence
 
@@ -160,11 +160,11 @@ def _kind(arguments: Mapping[str, Any]) -> str:
 def _compare(found: Options, options: Options, has_class: bool, named: str) -> None:
     """Raises `CheckpointError` where tensors and what is said of them contradict each other."""
     said = options | {"class_token": options["pool"] == "token" or options["keep_class_token"]}
-    told = found | {"class_token": has_class}
-    for name in said.keys() & told.keys() - {*_FITTED, *UNTOLD, "map_mlp_dim", "last_norm"}:
-        if said[name] != told[name]:
+    from_file = found | {"class_token": has_class}
+    for name in said.keys() & from_file.keys() - {*_FITTED, *UNTOLD, "map_mlp_dim", "last_norm"}:
+        if said[name] != from_file[name]:
             raise CheckpointError(
-                f"{named or 'config.json'} says {name}={said[name]!r}, the tensors have {told[name]!r}: this is "
+                f"{named or 'config.json'} says {name}={said[name]!r}, the tensors have {from_file[name]!r}: this is "
                 "another model than its name or config.json says"
             )
 
@@ -180,13 +180,13 @@ def _by_comparison(
         for theirs, ours, names in _SAID_ALONE
         if theirs in arguments
     }
-    told = {n: v for n, v in found.items() if n not in (*_FITTED, *UNTOLD)}
+    from_file = {n: v for n, v in found.items() if n not in (*_FITTED, *UNTOLD)}
     has_class = "cls_token" in shapes
-    told |= {"class": has_class, "map": found.get("pool") == "map"}
-    told |= {"eva": of_class == EVA} if (of_class := _class_of(shapes)) else {}
-    alike = _published_with(told)
+    from_file |= {"class": has_class, "map": found.get("pool") == "map"}
+    from_file |= {"eva": of_class == EVA} if (of_class := _class_of(shapes)) else {}
+    alike = _published_with(from_file)
     if not alike:
-        alike = _published_with({n: v for n, v in told.items() if n not in _SIZES})
+        alike = _published_with({n: v for n, v in from_file.items() if n not in _SIZES})
         # Those of another size tell neither heads nor the grid that rotations are for, if they have one.
         alike = [
             (name, o | {"heads": None, "rope_grid": None if o["rope_grid"] else ()})
@@ -215,9 +215,11 @@ _SAID_ALONE = (
 )
 
 
-def _published_with(told: Options) -> list[tuple[str, Options]]:
+def _published_with(from_file: Options) -> list[tuple[str, Options]]:
     """The published ViTs with such options."""
-    return [(name, o) for name, o in _known() if all(o[n] == v for n, v in told.items() if n in o)]
+    return [
+        (name, o) for name, o in _known() if all(o[n] == v for n, v in from_file.items() if n in o)
+    ]
 
 
 def check_supported(architecture: str) -> None:
@@ -248,8 +250,8 @@ def _known() -> list[tuple[str, Options]]:
         except CheckpointError:
             continue
         has_class = options["pool"] == "token" or options["keep_class_token"]
-        told = {"class": has_class, "map": options["pool"] == "map", "eva": known.kind == EVA}
-        found.append((name, options | told))
+        from_file = {"class": has_class, "map": options["pool"] == "map", "eva": known.kind == EVA}
+        found.append((name, options | from_file))
     return found
 
 

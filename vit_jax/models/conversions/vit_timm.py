@@ -306,15 +306,15 @@ def _eva_arguments(config: PublishedViTConfig, layout: Mapping[str, Any]) -> dic
 def recognise(shapes: Shapes, said: Mapping[str, Any], stride: int = 1) -> Recognised:
     """A ViT whose patches are counted in `stride` pixels."""
     has_class = "cls_token" in shapes
-    told = vit_options.from_tensors(shapes)
-    found, left, assumed = vit_options.settled(told, shapes, said)
+    known_options = vit_options.from_tensors(shapes)
+    found, left, assumed = vit_options.settled(known_options, shapes, said)
     columns_first = found.pop("rope_columns_first", False)
-    options = told | found | {"keep_class_token": has_class}
-    pixels, placed = told["patch"] * stride, has_class + told["distilled"]
+    options = known_options | found | {"keep_class_token": has_class}
+    pixels, placed = known_options["patch"] * stride, has_class + known_options["distilled"]
     known = published.preprocessing(said.get("architecture", ""), said.get("tag", ""))
     said = ({"image_size": known.image_size} if known else {}) | dict(said)
     if "pos_embed" in shapes:
-        prefixes = dict.fromkeys((placed + told["registers"], placed, 0))
+        prefixes = dict.fromkeys((placed + known_options["registers"], placed, 0))
         grid, prefix = patch_grid(shapes["pos_embed"][1], prefixes, pixels, said)
         options |= {
             **image_options(grid, pixels, said),
@@ -334,7 +334,7 @@ def recognise(shapes: Shapes, said: Mapping[str, Any], stride: int = 1) -> Recog
     layout = {
         "layer_scale": "gamma" if "blocks.0.gamma_1" in shapes else "ls",
         "qkv": "separate" if f"{attention}.q_proj.weight" in shapes else "fused",
-        "mlp": ("separate" if separate else "packed") if told["gated_mlp"] else "",
+        "mlp": ("separate" if separate else "packed") if known_options["gated_mlp"] else "",
         "rope_columns_first": columns_first,
     }
     return Recognised(options, layout, left, assumed=assumed)
