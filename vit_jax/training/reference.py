@@ -25,6 +25,8 @@ from vit_jax.training.curves import (
     with_model,
 )
 
+# Evaluations that have to be too far below the curve: of a healthy run one may be (docs/notes/2026-11-23-watch.md).
+_IN_A_ROW = 2
 # Numbers of images that differ by less are of the same data set, of which some are held out.
 _SAME_SIZE = 0.02
 # Data that users bring, whose name says nothing about what it is.
@@ -56,7 +58,7 @@ class Compared:
     error: BelowReference | None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Reference:
     """The curve of a run, and what is needed to place an evaluation on it.
 
@@ -66,6 +68,7 @@ class Reference:
       recipe: of this run, as `curves.recipe_of` gives it.
       epochs_per_step: of this run.
       not_before: the step from which on the run may be ended.
+      behind: how many evaluations in a row were too far below the curve; one alone may be bad luck.
     """
 
     curve: Curve
@@ -73,6 +76,7 @@ class Reference:
     recipe: dict
     epochs_per_step: float
     not_before: int
+    behind: int = 0
 
     def compare(self, step: int, metrics: dict[str, float]) -> Compared:
         """Places the metrics of an evaluation after `step` on the curve."""
@@ -98,7 +102,9 @@ class Reference:
 
     def _error(self, step: int, below: float, sentence: str) -> BelowReference | None:
         allowed = self.config.reference.stop_below
-        if not allowed or step < self.not_before or below <= allowed:
+        too_far = allowed and step >= self.not_before and below > allowed
+        self.behind = self.behind + 1 if too_far else 0
+        if self.behind < _IN_A_ROW:
             return None
         usual = default_recipe(self.config.model.name)
         changed = differences(usual | dict(self.curve.recipe), self.recipe)
@@ -108,7 +114,8 @@ class Reference:
             else "Nothing that is known of the curve's recipe is different here."
         )
         return BelowReference(
-            f"{sentence}. That is {below:.3g} points worse, more than config.reference.stop_below = {allowed:g}. "
+            f"{sentence}. That is {below:.3g} points worse, the second "
+            f"evaluation in a row that is more than config.reference.stop_below = {allowed:g} behind. "
             f"{_USUAL_CAUSES} {other} To go on all the same: --config.reference.stop_below=0"
         )
 
