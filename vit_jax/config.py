@@ -267,7 +267,7 @@ class Reference:
     )
     stop_below: float = option(
         0.0,
-        "end the run so many points (of %) below the curve and its seeds, twice running; 0: never",
+        "end the run so many points (of %) below the curve and its seeds, on average of 3 evaluations; 0: never",
         minimum=0,
     )
     stop_after: str = option(

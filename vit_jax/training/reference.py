@@ -25,8 +25,8 @@ from vit_jax.training.curves import (
     with_model,
 )
 
-# Evaluations that have to be too far below the curve: of a healthy run one may be (docs/notes/2026-11-23-watch.md).
-_IN_A_ROW = 2
+# Evaluations whose mean is judged: one of a healthy run may be far below (docs/notes/2026-11-23-watch.md).
+_LAST = 3
 # Numbers of images that differ by less are of the same data set, of which some are held out.
 _SAME_SIZE = 0.02
 # Data that users bring, whose name says nothing about what it is.
@@ -68,7 +68,7 @@ class Reference:
       recipe: of this run, as `curves.recipe_of` gives it.
       epochs_per_step: of this run.
       not_before: the step from which on the run may be ended.
-      behind: how many evaluations in a row were too far below the curve; one alone may be bad luck.
+      behind: by how much the last evaluations were below the curve; one alone may be bad luck.
     """
 
     curve: Curve
@@ -76,7 +76,7 @@ class Reference:
     recipe: dict
     epochs_per_step: float
     not_before: int
-    behind: int = 0
+    behind: list[float] = dataclasses.field(default_factory=list)
 
     def compare(self, step: int, metrics: dict[str, float]) -> Compared:
         """Places the metrics of an evaluation after `step` on the curve."""
@@ -102,9 +102,9 @@ class Reference:
 
     def _error(self, step: int, below: float, sentence: str) -> BelowReference | None:
         allowed = self.config.reference.stop_below
-        too_far = allowed and step >= self.not_before and below > allowed
-        self.behind = self.behind + 1 if too_far else 0
-        if self.behind < _IN_A_ROW:
+        self.behind = [*self.behind, below][-_LAST:]
+        mean = sum(self.behind) / len(self.behind)
+        if not allowed or step < self.not_before or len(self.behind) < 2 or mean <= allowed:
             return None
         usual = default_recipe(self.config.model.name)
         changed = differences(usual | dict(self.curve.recipe), self.recipe)
@@ -114,8 +114,8 @@ class Reference:
             else "Nothing that is known of the curve's recipe is different here."
         )
         return BelowReference(
-            f"{sentence}. That is {below:.3g} points worse, the second "
-            f"evaluation in a row that is more than config.reference.stop_below = {allowed:g} behind. "
+            f"{sentence}. The last {len(self.behind)} evaluations "
+            f"were {mean:.3g} points worse on average, more than config.reference.stop_below = {allowed:g}. "
             f"{_USUAL_CAUSES} {other} To go on all the same: --config.reference.stop_below=0"
         )
 
