@@ -159,7 +159,9 @@ class Reference:
         "", "name of a curve in the package, path of a curve's file or of a run; '': none"
     )
     stop_below: float = option(
-        0.0, "end the run so many points (of %) below the curve and its seeds; 0: never", minimum=0
+        0.0,
+        "end the run so many points (of %) below the curve and its seeds, on average of 3 evaluations; 0: never",
+        minimum=0,
     )
     stop_after: str = option(
         "10%", "stop_below: how much of the run is let pass before", parse=durations.parse

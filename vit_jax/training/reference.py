@@ -25,6 +25,8 @@ from vit_jax.training.curves import (
     with_model,
 )
 
+# Evaluations whose mean is judged: one of a healthy run may be far below (docs/notes/2026-11-23-watch.md).
+_LAST = 3
 # Numbers of images that differ by less are of the same data set, of which some are held out.
 _SAME_SIZE = 0.02
 # Data that users bring, whose name says nothing about what it is.
@@ -56,7 +58,7 @@ class Compared:
     error: BelowReference | None
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Reference:
     """The curve of a run, and what is needed to place an evaluation on it.
 
@@ -66,6 +68,7 @@ class Reference:
       recipe: of this run, as `curves.recipe_of` gives it.
       epochs_per_step: of this run.
       not_before: the step from which on the run may be ended.
+      behind: by how much the last evaluations were below the curve; one alone may be bad luck.
     """
 
     curve: Curve
@@ -73,6 +76,7 @@ class Reference:
     recipe: dict
     epochs_per_step: float
     not_before: int
+    behind: list[float] = dataclasses.field(default_factory=list)
 
     def compare(self, step: int, metrics: dict[str, float]) -> Compared:
         """Places the metrics of an evaluation after `step` on the curve."""
@@ -98,7 +102,9 @@ class Reference:
 
     def _error(self, step: int, below: float, sentence: str) -> BelowReference | None:
         allowed = self.config.reference.stop_below
-        if not allowed or step < self.not_before or below <= allowed:
+        self.behind = [*self.behind, below][-_LAST:]
+        mean = sum(self.behind) / len(self.behind)
+        if not allowed or step < self.not_before or len(self.behind) < 2 or mean <= allowed:
             return None
         usual = default_recipe(self.config.model.name)
         changed = differences(usual | dict(self.curve.recipe), self.recipe)
@@ -108,7 +114,8 @@ class Reference:
             else "Nothing that is known of the curve's recipe is different here."
         )
         return BelowReference(
-            f"{sentence}. That is {below:.3g} points worse, more than config.reference.stop_below = {allowed:g}. "
+            f"{sentence}. The last {len(self.behind)} evaluations "
+            f"were {mean:.3g} points worse on average, more than config.reference.stop_below = {allowed:g}. "
             f"{_USUAL_CAUSES} {other} To go on all the same: --config.reference.stop_below=0"
         )
 
