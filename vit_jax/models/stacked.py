@@ -75,7 +75,7 @@ class StackedModel(classifier.Classifier):
     name. `training` says whether batch norms use the statistics of the batch. It overrides what else differs.
     """
 
-    Block: ClassVar[type[nnx.Module]]
+    Block: ClassVar[Callable[..., nnx.Module]]
 
     def __init__(self, config: classifier.Options, *, rngs: nnx.Rngs):
         dtype = jnp.dtype(config.dtype)
