@@ -93,9 +93,11 @@ def _small_checkpoints(folder: pathlib.Path) -> dict[str, bytes]:
     config = registry.model_config("ViT-mu/4", epsilon=1e-6, **options)
     weights = jax.tree.map(np.asarray, registry.initialize(config, jax.random.key(0)))
     named, prepared = ("a", "b", "c"), formats.Preprocessing(8)
-    formats.write(formats.Foreign(config, weights, named, prepared), folder / "own.npz", "official")
+    formats.write(
+        formats.LoadedCheckpoint(config, weights, named, prepared), folder / "own.npz", "official"
+    )
     config = dataclasses.replace(config, activation="gelu")
-    foreign = formats.Foreign(config, weights, named, prepared)
+    foreign = formats.LoadedCheckpoint(config, weights, named, prepared)
     formats.write(foreign, folder / "own.safetensors", "timm")
     formats.write(foreign, folder / "hub", "huggingface")
     tensors, _ = safetensors.read(folder / "own.safetensors")

@@ -215,7 +215,7 @@ def sandbox(tmp_path_factory):
         convert(folder / "trained", folder / name, "official")
     wide = registry.model_config("ViT-mu/16", image_size=(224, 448), num_classes=2)
     zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), registry.abstract(wide)[1])
-    formats.write(formats.Foreign(wide, zeros), folder / "panorama.npz", "official")
+    formats.write(formats.LoadedCheckpoint(wide, zeros), folder / "panorama.npz", "official")
     convert(folder / "S_16.npz", folder / "hf_folder", "huggingface", activation="gelu")
     convert(folder / "S_16.npz", folder / "vit.safetensors", "timm", activation="gelu")
     return folder

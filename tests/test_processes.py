@@ -28,7 +28,10 @@ def no_cluster(monkeypatch):
 def test_alone_nothing_is_started_and_everything_is_answered_at_once():
     processes.initialize()
     assert (processes.index(), processes.count()) == (0, 1)
-    assert processes.gather("x", "said") == ["said"] and processes.agree("x", "said") == "said"
+    assert (
+        processes.gather("x", "said") == ["said"]
+        and processes.broadcast_from_first("x", "said") == "said"
+    )
     processes.barrier("x")
 
 
@@ -63,7 +66,7 @@ TALK = """
 import sys
 from vit_jax.devices import processes
 processes.initialize(sys.argv[1], 3, int(sys.argv[2]))
-print(processes.gather("numbers", str(processes.index() ** 2)), processes.agree("first", sys.argv[2]))
+print(processes.gather("numbers", str(processes.index() ** 2)), processes.broadcast_from_first("first", sys.argv[2]))
 if processes.index() < 2:
     try:
         processes.barrier("lunch", minutes=0.03)

@@ -219,7 +219,7 @@ class Run(reading.Run):
         """
         return pushing.push(self, self._checkpoint({}), repository, **options)
 
-    def _checkpoint(self, data: Mapping[str, Any]) -> formats.Foreign:
+    def _checkpoint(self, data: Mapping[str, Any]) -> formats.LoadedCheckpoint:
         """What the formats write: the arrays of the model as it is now."""
         found = formats.read(self.source, **self.stated)
         weights, prepared = jax.device_get(registry.split(self.model)[1]), self.config.data

@@ -41,13 +41,15 @@ def make(model: str, path: str) -> None:
     sizes = [4 * leaf.size / 2**30 for leaf in jax.tree.leaves(like)]
     print(f"{model}: {sum(sizes):.2f} GiB, the largest array {max(sizes):.2f} GiB")
 
-    def lazy(name: str, leaf) -> rules.Lazy:
+    def lazy(name: str, leaf) -> rules.LazyArray:
         def draw() -> np.ndarray:
             return np.random.default_rng(0).standard_normal(leaf.shape, np.float32) * 0.02
 
-        return rules.Lazy(leaf.shape, np.dtype(np.float32), draw)
+        return rules.LazyArray(leaf.shape, np.dtype(np.float32), draw)
 
-    formats.write(formats.Foreign(config, patterns.map_named(lazy, like)), path, "official")
+    formats.write(
+        formats.LoadedCheckpoint(config, patterns.map_named(lazy, like)), path, "official"
+    )
 
 
 def convert(source: str, destination: str, to: str) -> None:

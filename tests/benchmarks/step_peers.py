@@ -162,7 +162,7 @@ def written(parts, form: str, folder: str) -> str:
     """Our weights in another library's format."""
     assembly, _, state, _ = parts
     path = os.path.join(folder, form)
-    foreign = formats.Foreign(
+    foreign = formats.LoadedCheckpoint(
         assembly.model_config,
         jax.device_get(state.params),
         variables=jax.device_get(state.variables),

@@ -20,11 +20,11 @@ from vit_jax.data import imagenet, sources
 from vit_jax.data.classes import with_classes
 from vit_jax.data.record import DataSet, Record
 from vit_jax.devices import meshes
-from vit_jax.evaluation.contract import Subject, Trained
+from vit_jax.evaluation.contract import EvalContext, EvaluatedModel
 from vit_jax.evaluation.features import Features
 from vit_jax.evaluation.few_shot import choose, fit_linear
 from vit_jax.evaluation.neighbours import nearest
-from vit_jax.evaluation.progress import shown
+from vit_jax.evaluation.progress import with_progress
 from vit_jax.models import registry
 
 TABLES = ("classes", "confusion", "calibration", "images")
@@ -65,7 +65,7 @@ def subject():
     model_config = registry.model_config("ViT-mu/8", image_size=16, num_classes=10)
     definition = registry.abstract(model_config)[0]
     classes = tuple("0123456789")
-    return Subject(schema.typed(config_class(), config), model_config, definition, classes)
+    return EvalContext(schema.typed(config_class(), config), model_config, definition, classes)
 
 
 @pytest.mark.parametrize(("examples", "width"), [(60, 12), (1100, 12), (20, 40)])
@@ -130,7 +130,7 @@ def test_an_evaluator_compiles_for_the_first_checkpoint_only(subject, name):
         scaled = jax.tree.map(lambda x: jax.device_put(np.asarray(x) * scale, whole), weights)
         before = len(compiled)
         with jax.set_mesh(mesh):
-            return judges(Trained(scaled), mesh), len(compiled) - before
+            return judges(EvaluatedModel(scaled), mesh), len(compiled) - before
 
     whole = meshes.replicated(mesh)
     jax.monitoring.register_event_duration_secs_listener(count)
@@ -170,7 +170,7 @@ def test_metrics_have_the_prefix_of_their_evaluator(subject, caplog):
         return batches
 
     with jax.set_mesh(mesh):
-        found = suite(Trained(registry.Weights(params, {})), mesh, watch)
+        found = suite(EvaluatedModel(registry.Weights(params, {})), mesh, watch)
     assert set(found) == {
         "accuracy", "top5_accuracy", "loss", "examples", "near/accuracy", "near/top5_accuracy",
         "near/accuracy_1", "near/examples", "few_shot/2shot", "few_shot/2shot_std",
@@ -256,11 +256,11 @@ def test_the_best_metric_has_a_direction(best, expected):
 
 def test_how_far_an_evaluation_is_is_logged_now_and_then(caplog):
     caplog.set_level("INFO")
-    assert list(shown([{}] * 3, every_seconds=0)) == [{}] * 3
+    assert list(with_progress([{}] * 3, every_seconds=0)) == [{}] * 3
     first, second = (record.message for record in caplog.records)
     assert first == "1 of 3 batches evaluated, 0 s left" and second.startswith("2 of 3")
     caplog.clear()
-    assert list(shown([{}] * 3)) == [{}] * 3 and not caplog.records
+    assert list(with_progress([{}] * 3)) == [{}] * 3 and not caplog.records
 
 
 def test_classification_counts_what_accuracy_counts_and_writes_tables(subject, tmp_path):
@@ -271,7 +271,7 @@ def test_classification_counts_what_accuracy_counts_and_writes_tables(subject, t
     weights = registry.Weights(registry.initialize(config, jax.random.key(0)), {})
     weights.params["head"]["kernel"] *= 30  # surer than it should be
     with jax.set_mesh(mesh):
-        found = suite(Trained(weights), mesh)
+        found = suite(EvaluatedModel(weights), mesh)
     assert set(suite.metrics()) == set(found)
     own = {n.partition("/")[2]: v for n, v in found.items() if n.startswith("classification/")}
     for same in ("accuracy", "top5_accuracy", "examples"):
@@ -306,7 +306,7 @@ def test_only_classes_that_the_data_has_are_predicted_if_asked(subject):
     config = dataclasses.replace(subject.model_config, head_init="normal")
     weights = registry.Weights(registry.initialize(config, jax.random.key(0)), {})
     with jax.set_mesh(mesh):
-        found = suite(Trained(weights), mesh)
+        found = suite(EvaluatedModel(weights), mesh)
     records = [Odd()[i] for i in range(40)]
     images = jnp.stack([record.image for record in records]) / 127.5 - 1
     logits = np.asarray(nnx.merge(subject.definition, *weights)(images).logits)

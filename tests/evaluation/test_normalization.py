@@ -30,7 +30,7 @@ def file(tmp_path_factory):
         lambda x: rng.normal(0, 0.3, x.shape).astype(np.float32), registry.abstract(config)[1]
     )
     path = tmp_path_factory.mktemp("timm") / "vit.safetensors"
-    formats.write(formats.Foreign(config, params), path, "timm")
+    formats.write(formats.LoadedCheckpoint(config, params), path, "timm")
     return path
 
 

@@ -16,7 +16,7 @@ from vit_jax.config import config_class, default_config
 from vit_jax.data import sources
 from vit_jax.data.record import DataSet, Record
 from vit_jax.devices import meshes
-from vit_jax.evaluation.contract import Subject, Trained
+from vit_jax.evaluation.contract import EvalContext, EvaluatedModel
 from vit_jax.models import registry
 
 pytestmark = pytest.mark.slow
@@ -56,10 +56,10 @@ def test_of_50_000_images_46_837_are_scored_and_right_are_those_of_the_published
     )
     definition = registry.abstract(model_config)[0]
     weights = registry.Weights(registry.initialize(model_config, jax.random.key(0)), {})
-    subject = Subject(schema.typed(config_class(), config), model_config, definition, CLASSES)
+    subject = EvalContext(schema.typed(config_class(), config), model_config, definition, CLASSES)
     suite, mesh = evaluation.make(("accuracy",), subject), meshes.replica_mesh()
     with jax.set_mesh(mesh):
-        found = suite(Trained(weights), mesh)
+        found = suite(EvaluatedModel(weights), mesh)
 
     network = jax.jit(lambda x: nnx.merge(definition, *weights)(x).logits)
     parts = np.split(images, 100)

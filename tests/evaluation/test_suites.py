@@ -12,7 +12,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.config import config_class, default_config
 from vit_jax.devices import meshes
 from vit_jax.evaluation import corruptions, suites
-from vit_jax.evaluation.contract import Subject, Trained
+from vit_jax.evaluation.contract import EvalContext, EvaluatedModel
 from vit_jax.models import registry
 
 CLASSES = ("ant", "bee", "cat", "dog")
@@ -28,7 +28,7 @@ def subject():
     model_config = registry.model_config(
         "ViT-mu/8", image_size=16, num_classes=4, head_init="normal"
     )
-    return Subject(typed, model_config, registry.abstract(model_config)[0], CLASSES)
+    return EvalContext(typed, model_config, registry.abstract(model_config)[0], CLASSES)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def images(folder, classes, count=2):
 def judged(suite, weights):
     mesh = meshes.replica_mesh()
     with jax.set_mesh(mesh):
-        return suite(Trained(weights), mesh)
+        return suite(EvaluatedModel(weights), mesh)
 
 
 def test_sets_that_are_there_are_judged_and_the_others_named(

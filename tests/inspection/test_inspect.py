@@ -33,7 +33,7 @@ def checkpoint(path, config):
     weights = Weights(parameters(config), statistics(config))
     prepared = Preprocessing(config.image_size)
     formats.write(
-        formats.Foreign(config, weights.params, None, prepared, {}, weights.variables),
+        formats.LoadedCheckpoint(config, weights.params, None, prepared, {}, weights.variables),
         path,
         "orbax",
     )

@@ -194,7 +194,7 @@ def test_a_teacher_that_cannot_teach_this_is_refused(tiny_config, tmp_path, chan
     if change is not None:
         model = registry.model_config("ViT-mu/16", image_size=32, **change)
         zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), registry.abstract(model)[1])
-        formats.write(formats.Foreign(model, zeros), path, "official")
+        formats.write(formats.LoadedCheckpoint(model, zeros), path, "official")
     config = tiny_config(objective__name="distill", objective__teacher=str(path))
     with pytest.raises(UserError, match=message):
         assemble(resolve(config), num_classes=10, examples_per_epoch=1438)

@@ -112,7 +112,7 @@ def test_a_folder_of_timm_is_built_there_also_for_images_that_are_no_squares(
     timm, tmp_path, options
 ):
     config = registry.model_config("CrossViT-9", image_size="48x72", **TINY | options)
-    foreign = formats.Foreign(config, random(config))
+    foreign = formats.LoadedCheckpoint(config, random(config))
     if not options:  # 32x48 of 48x72
         assert config.large_size == (32, 48) and config.height_width == (48, 72)
     formats.write(foreign, tmp_path / "out", "timm")
@@ -135,7 +135,7 @@ def test_a_folder_of_timm_is_built_there_also_for_images_that_are_no_squares(
 def test_what_timm_has_not_is_not_written(tmp_path, options, words):
     config = registry.model_config("CrossViT-9", image_size=48, **TINY | options)
     with pytest.raises(CheckpointError, match=words):
-        formats.write(formats.Foreign(config, random(config)), tmp_path / "out", "timm")
+        formats.write(formats.LoadedCheckpoint(config, random(config)), tmp_path / "out", "timm")
     assert not (tmp_path / "out").exists()
 
 
@@ -153,7 +153,9 @@ def test_what_timm_has_not_is_not_written(tmp_path, options, words):
 )  # fmt: skip
 def test_every_tensor_is_accounted_for(tmp_path, change, words):
     config = registry.model_config("CrossViT-9", image_size=48, **TINY)
-    formats.write(formats.Foreign(config, random(config)), tmp_path / "a.safetensors", "authors")
+    formats.write(
+        formats.LoadedCheckpoint(config, random(config)), tmp_path / "a.safetensors", "authors"
+    )
     tensors = {n: np.asarray(t) for n, t in safetensors.read(tmp_path / "a.safetensors")[0].items()}
     change(tensors)
     np.savez(tmp_path / "b.npz", **{n: t.astype(np.float32) for n, t in tensors.items()})

@@ -31,7 +31,7 @@ def drawn(**options):
     model, random = registry.build(config, rngs=nnx.Rngs(0)), np.random.default_rng(0)
     definition, weights = registry.split(model)
     params = jax.tree.map(lambda x: random.normal(0, 0.3, x.shape).astype(np.float32), weights[0])
-    return definition, formats.Foreign(config, params, variables=weights.variables)
+    return definition, formats.LoadedCheckpoint(config, params, variables=weights.variables)
 
 
 def written_and_answered(foreign, folder, name):

@@ -29,7 +29,7 @@ def arrays(config):
 
 def written(config, path):
     params, variables = arrays(config)
-    formats.write(formats.Foreign(config, params, variables=variables), path, "authors")
+    formats.write(formats.LoadedCheckpoint(config, params, variables=variables), path, "authors")
     return path
 
 

@@ -189,7 +189,7 @@ def foreign(**options):
     config = registry.model_config("EfficientNet-B0", **usual | options)
     arrays = registry.abstract_weights(config)[1]
     params, variables = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), arrays)
-    return formats.Foreign(config, params, variables=variables)
+    return formats.LoadedCheckpoint(config, params, variables=variables)
 
 
 def test_a_folder_for_timm_is_built_there_by_its_name(timm, tmp_path):
@@ -198,7 +198,7 @@ def test_a_folder_for_timm_is_built_there_by_its_name(timm, tmp_path):
     config = registry.model_config("EfficientNet-B1", image_size=32, num_classes=3)
     arrays = registry.abstract_weights(config)[1]
     params, variables = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), arrays)
-    whole = formats.Foreign(config, params, variables=variables)
+    whole = formats.LoadedCheckpoint(config, params, variables=variables)
     formats.write(whole, tmp_path / "out", "timm")
     model = package.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True)
     assert model.conv_stem.weight.detach().numpy().min() == 1
@@ -265,7 +265,9 @@ def test_timms_efficientnets_without_tensorflows_padding_are_refused(tmp_path):
     config = registry.model_config("EfficientNet-B0", image_size=32, num_classes=3)
     arrays = registry.abstract_weights(config)[1]
     params, variables = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), arrays)
-    formats.write(formats.Foreign(config, params, variables=variables), tmp_path / "a", "timm")
+    formats.write(
+        formats.LoadedCheckpoint(config, params, variables=variables), tmp_path / "a", "timm"
+    )
     path = tmp_path / "a" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"architecture": "efficientnet_b0"}))
     with pytest.raises(CheckpointError, match="not efficientnet_b0, which pads"):

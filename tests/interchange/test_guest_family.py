@@ -19,7 +19,7 @@ from vit_jax.interchange import formats, loading, safetensors
 from vit_jax.models import classifier, registry
 from vit_jax.models.contract import ModelOutput
 from vit_jax.models.conversions import pytorch
-from vit_jax.models.conversions.contract import Conversion, Recognised, image_size, patch_grid
+from vit_jax.models.conversions.contract import Conversion, DetectedModel, image_size, patch_grid
 from vit_jax.models.conversions.rules import Rule
 from vit_jax.models.embeddings import PatchEmbedding
 from vit_jax.training.starting import start_from
@@ -68,7 +68,7 @@ class Authors(Conversion):
             "image_size": image_size(grid, patch), "channels": channels, "patch": patch, "width": width,
             "num_classes": shapes["fc.bias"][0],
         }  # fmt: skip
-        return Recognised(options, left_out=("teacher[.].*",))
+        return DetectedModel(options, left_out=("teacher[.].*",))
 
     def rules(self, config, layout):
         return [
@@ -164,7 +164,9 @@ def test_a_new_model_is_written_with_a_count_of_no_batches(tmp_path):
     _, weights = registry.split(registry.build(config, rngs=nnx.Rngs(0)))
     params, variables = jax.tree.map(np.asarray, tuple(weights))
     formats.write(
-        formats.Foreign(config, params, variables=variables), tmp_path / "a.safetensors", "authors"
+        formats.LoadedCheckpoint(config, params, variables=variables),
+        tmp_path / "a.safetensors",
+        "authors",
     )
     assert read_back(tmp_path / "a.safetensors")["bn.num_batches_tracked"] == 0
     assert formats.read(tmp_path / "a.safetensors").model_config == config

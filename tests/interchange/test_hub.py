@@ -30,7 +30,9 @@ def folder(tmp_path_factory):
         8, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "torchvision", 9, "bicubic"
     )
     path = tmp_path_factory.mktemp("timm") / "vit"
-    formats.write(formats.Foreign(config, params, ("cat", "dog", "emu"), prepared), path, "timm")
+    formats.write(
+        formats.LoadedCheckpoint(config, params, ("cat", "dog", "emu"), prepared), path, "timm"
+    )
     return path
 
 

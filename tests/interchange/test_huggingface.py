@@ -124,7 +124,7 @@ def ours(seed=0, classes=None, preprocessing=None, **options):
         lambda name, x: (rng.normal(0, 0.3, x.shape) + name.endswith("scale")).astype(np.float32),
         like,
     )
-    return formats.Foreign(config, params, classes, preprocessing)
+    return formats.LoadedCheckpoint(config, params, classes, preprocessing)
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def test_every_family_is_recognised_from_what_was_written(
     params = patterns.map_named(
         lambda _, x: rng.standard_normal(x.shape, np.float32), registry.abstract(config)[1]
     )
-    formats.write(formats.Foreign(config, params), tmp_path / "file.npz", format)
+    formats.write(formats.LoadedCheckpoint(config, params), tmp_path / "file.npz", format)
     foreign = formats.read(tmp_path / "file.npz")
     if getattr(config, "pool", "token") == "token":
         assert foreign.model_config == config
@@ -143,7 +143,7 @@ def test_a_fixed_position_embedding_is_written_out_for_the_official_code(tmp_pat
     params = patterns.map_named(
         lambda _, x: rng.standard_normal(x.shape, np.float32), registry.abstract(config)[1]
     )
-    formats.write(formats.Foreign(config, params), tmp_path / "file.npz", "official")
+    formats.write(formats.LoadedCheckpoint(config, params), tmp_path / "file.npz", "official")
     table = np.load(tmp_path / "file.npz")["Transformer/posembed_input/pos_embedding"]
     # Quarters: sin x·ω, cos x·ω, sin y·ω, cos y·ω; the place after the first row's first is x = 1,
     # y = 0 and ω starts at 1.
@@ -272,7 +272,7 @@ def test_a_format_that_cannot_express_a_model_says_so(file, tmp_path):
     with pytest.raises(
         CheckpointError, match=r"no place for these parameters:\n  registers \(1, 4, 32\)"
     ):
-        formats.write(formats.Foreign(registers, params), tmp_path / "out.npz", "official")
+        formats.write(formats.LoadedCheckpoint(registers, params), tmp_path / "out.npz", "official")
     assert not list(tmp_path.iterdir())
 
 

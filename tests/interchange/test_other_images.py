@@ -42,7 +42,7 @@ def rectangle(name="ViT-mu/2", **options):
     params = patterns.map_named(
         lambda _, x: rng.normal(0, 0.5, x.shape).astype(np.float32), registry.abstract(config)[1]
     )
-    return formats.Foreign(config, params, None, formats.Preprocessing((6, 14)))
+    return formats.LoadedCheckpoint(config, params, None, formats.Preprocessing((6, 14)))
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def weights(tmp_path_factory):
         lambda x: rng.standard_normal(x.shape).astype(np.float32), registry.abstract(config)[1]
     )
     path = tmp_path_factory.mktemp("vit") / "a.safetensors"
-    formats.write(formats.Foreign(config, params), path, "timm")
+    formats.write(formats.LoadedCheckpoint(config, params), path, "timm")
     found, _ = safetensors.read(path)
     return {name: torch.from_numpy(np.asarray(x).copy()) for name, x in found.items()}
 

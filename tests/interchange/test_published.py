@@ -130,7 +130,9 @@ def test_a_model_without_head_gives_features_and_no_predictions(
     )
     params = jax.tree.map(lambda x: np.ones(x.shape, np.float32), registry.abstract(config)[1])
     prepared = formats.Preprocessing(8)
-    formats.write(formats.Foreign(config, params, None, prepared), tmp_path / "body", "timm")
+    formats.write(
+        formats.LoadedCheckpoint(config, params, None, prepared), tmp_path / "body", "timm"
+    )
     hub.repositories["me/body"] = {f.name: f.read_bytes() for f in (tmp_path / "body").iterdir()}
     image = sorted((shared_data / "imagenet_sample").glob("*.JPEG"))[0]
     code, _, err = command("predict", "--checkpoint=hf://me/body", image)
@@ -146,7 +148,9 @@ def test_what_a_file_does_not_tell_is_asked_for_and_said(shared_data, command, t
         "ViT-mu/4", image_size=8, depth=1, activation="gelu", num_classes=2
     )
     params = jax.tree.map(lambda x: np.ones(x.shape, np.float32), registry.abstract(config)[1])
-    formats.write(formats.Foreign(config, params, None), tmp_path / "a.safetensors", "timm")
+    formats.write(
+        formats.LoadedCheckpoint(config, params, None), tmp_path / "a.safetensors", "timm"
+    )
     tensors = {n: np.asarray(t) for n, t in safetensors.read(tmp_path / "a.safetensors")[0].items()}
     specs = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
     safetensors.write(tmp_path / "bare.safetensors", tensors.items(), specs, {})

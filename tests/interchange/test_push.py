@@ -173,6 +173,8 @@ def _axial(tmp_path):
     )
     weights = registry.split(registry.build(config, rngs=nnx.Rngs(0)))[1]
     formats.write(
-        formats.Foreign(config, jax.device_get(weights.params)), tmp_path / "axial", "orbax"
+        formats.LoadedCheckpoint(config, jax.device_get(weights.params)),
+        tmp_path / "axial",
+        "orbax",
     )
     return tmp_path / "axial"

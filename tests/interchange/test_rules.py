@@ -9,7 +9,7 @@ import pytest
 from vit_jax.base.errors import CheckpointError
 from vit_jax.models.conversions import translation
 from vit_jax.models.conversions.rules import (
-    Lazy,
+    LazyArray,
     Rule,
     chain,
     expanded,
@@ -106,12 +106,12 @@ def test_whatever_does_not_fit_is_named_at_once_with_both_shapes():
     }
     wrong["one"] = np.zeros(2, np.int32)
     del wrong["blocks.1.k"]
-    like = tree() | {"homeless": jax.ShapeDtypeStruct((3,), np.float32)}
+    like = tree() | {"unmapped": jax.ShapeDtypeStruct((3,), np.float32)}
     with pytest.raises(CheckpointError) as raised:
         to_ours(RULES, wrong, like, source="x.npz")
     assert str(raised.value).splitlines() == [
         "x.npz does not fit the model:",
-        "  homeless (3,): the format has no such tensor",
+        "  unmapped (3,): the format has no such tensor",
         "  blocks.1.k (4, 4): missing in the file",
         "  norm: (1, 1, 4) in the file, (1, 1, 8) in the model",
         "  one: of type int32, which float32 cannot hold exactly",
@@ -143,7 +143,7 @@ def test_nothing_is_read_before_it_is_used_and_then_one_parameter_at_a_time():
     read = []
 
     def lazy(name, array):
-        return Lazy(array.shape, array.dtype, lambda: read.append(name) or array)
+        return LazyArray(array.shape, array.dtype, lambda: read.append(name) or array)
 
     ours = to_ours(
         RULES, {name: lazy(name, array) for name, array in tensors().items()}, tree(), source="file"

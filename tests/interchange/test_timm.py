@@ -188,7 +188,7 @@ def test_the_name_in_config_json_and_its_arguments_build_the_model_there(theirs,
         registry.abstract(config)[1],
     )
     prepared = formats.Preprocessing(12, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "central", 16)
-    foreign = formats.Foreign(config, params, ("cat", "dog", "emu"), prepared)
+    foreign = formats.LoadedCheckpoint(config, params, ("cat", "dog", "emu"), prepared)
     formats.write(foreign, tmp_path / "out", "timm")
     model = package.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
     x = images(12)
@@ -218,7 +218,7 @@ def test_folders_of_every_family_are_built_there_by_their_name(theirs, tmp_path,
         lambda name, x: (rng.normal(0, 0.3, x.shape) + name.endswith("scale")).astype(np.float32),
         like,
     )
-    foreign = formats.Foreign(config, params)
+    foreign = formats.LoadedCheckpoint(config, params)
     formats.write(foreign, tmp_path / "out", "timm")
     model = package.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
     x = images(config.image_size, 1)
@@ -271,7 +271,7 @@ def vit(**options):
         "ViT-mu/4", **dict(image_size=8, depth=1, num_classes=2, activation="gelu") | options
     )
     params = jax.tree.map(lambda x: np.zeros(x.shape, np.float32), registry.abstract(config)[1])
-    return formats.Foreign(config, params)
+    return formats.LoadedCheckpoint(config, params)
 
 
 @pytest.mark.parametrize(

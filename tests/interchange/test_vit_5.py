@@ -74,7 +74,7 @@ def test_only_a_vit_5_is_written_and_timm_has_none(shared_data, tmp_path):
         with pytest.raises(CheckpointError, match=words):
             formats.write(foreign, tmp_path / form, form)
     config = registry.model_config("ViT-mu/16", image_size=32, num_classes=2, activation="gelu")
-    other = formats.Foreign(config, {})
+    other = formats.LoadedCheckpoint(config, {})
     with pytest.raises(CheckpointError, match="ViT-5 alone, and this model has .*rope='none'"):
         formats.write(other, tmp_path / "other.safetensors", "authors")
 

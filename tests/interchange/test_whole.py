@@ -52,11 +52,11 @@ def test_what_another_process_is_writing_stays(tmp_path):
     assert other.exists()
 
 
-def foreign(value: float) -> formats.Foreign:
+def foreign(value: float) -> formats.LoadedCheckpoint:
     config = registry.model_config("ViT-mu/4", image_size=8, num_classes=2, activation="gelu")
     params = registry.initialize(config, jax.random.key(0))
     params["head"]["bias"] = np.full(2, value, np.float32)
-    return formats.Foreign(config, params)
+    return formats.LoadedCheckpoint(config, params)
 
 
 def test_a_file_written_again_within_the_second_is_read_again(tmp_path):

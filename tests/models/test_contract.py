@@ -290,7 +290,7 @@ def test_a_model_cut_over_data_fsdp_and_tensor_learns_what_one_device_learns(fam
 @pytest.mark.parametrize("family", FAMILIES)
 def test_what_is_saved_is_loaded_bit_by_bit(family, tmp_path):
     config = tiny(family)
-    written = formats.Foreign(config, weights(family), variables=statistics(config))
+    written = formats.LoadedCheckpoint(config, weights(family), variables=statistics(config))
     formats.write(written, tmp_path / "run", "orbax")
     found = formats.read(tmp_path / "run")
     assert found.model_config == config

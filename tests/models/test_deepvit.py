@@ -239,7 +239,7 @@ def test_a_file_that_lacks_a_tensor_or_has_one_more_names_it(shared_data, tmp_pa
 def test_a_model_without_reattention_is_not_written_as_one(tmp_path):
     config = tiny(stages=(2,))
     with pytest.raises(CheckpointError, match="plain ViT's, and would be read as one"):
-        foreign = formats.Foreign(config, parameters(config))
+        foreign = formats.LoadedCheckpoint(config, parameters(config))
         formats.write(foreign, tmp_path / "a.safetensors", "authors")
 
 

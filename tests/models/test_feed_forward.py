@@ -181,7 +181,9 @@ def test_what_the_authors_code_cannot_compute_is_not_written(options, tmp_path):
     config = tiny(**options)
     with pytest.raises(CheckpointError, match="reads the class token of the last layer"):
         formats.write(
-            formats.Foreign(config, parameters(config)), tmp_path / "a.safetensors", "authors"
+            formats.LoadedCheckpoint(config, parameters(config)),
+            tmp_path / "a.safetensors",
+            "authors",
         )
 
 

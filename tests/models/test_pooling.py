@@ -248,7 +248,7 @@ def test_no_other_code_has_generalised_means_or_sums_of_layers(kit, tmp_path, fa
         if format != "authors":
             options |= dict(epsilon=1e-6, activation=activation)
         config = of_family(family, **options)
-        foreign = formats.Foreign(config, kit.parameters(config))
+        foreign = formats.LoadedCheckpoint(config, kit.parameters(config))
         with pytest.raises(CheckpointError, match="no weighted_layers|pool.*gem|of the last layer"):
             formats.write(foreign, tmp_path / "x.npz", format)
     assert not list(tmp_path.iterdir())

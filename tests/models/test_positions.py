@@ -360,7 +360,7 @@ def test_positions_of_columns_and_rows_are_written_as_one_table(kit, tmp_path):
     expected = kit.run(config, params, kit.images).logits
     for format, name in (("official", "a.npz"), ("big_vision", "b.npz"), ("timm", "c.safetensors")):
         model = config if format != "timm" else dataclasses.replace(config, activation="gelu")
-        formats.write(formats.Foreign(model, params), tmp_path / name, format)
+        formats.write(formats.LoadedCheckpoint(model, params), tmp_path / name, format)
         found = formats.read(tmp_path / name, heads=2, patch=4, image_size=12)
         assert found.model_config.position == "learned"
         if format != "timm":
@@ -378,7 +378,9 @@ def test_no_other_code_has_positions_in_layers(kit, tmp_path, format, kind, plac
     with pytest.raises(
         CheckpointError, match=rf"no {kind} positions in layers \(position_at={place}"
     ):
-        formats.write(formats.Foreign(config, kit.parameters(config)), tmp_path / "x.npz", format)
+        formats.write(
+            formats.LoadedCheckpoint(config, kit.parameters(config)), tmp_path / "x.npz", format
+        )
     assert not list(tmp_path.iterdir())
 
 

@@ -284,7 +284,7 @@ def test_sinusoids_are_those_of_their_definition():
 def written(config, path, kind="performer"):
     """`path`, with random weights and a table of positions that is no sinusoid."""
     params, variables = arrays(kind)
-    formats.write(formats.Foreign(config, params, variables=variables), path, "authors")
+    formats.write(formats.LoadedCheckpoint(config, params, variables=variables), path, "authors")
     return path
 
 
@@ -386,7 +386,7 @@ def test_a_file_that_lacks_or_exceeds_tensors_is_an_error_that_names_them(change
 )
 def test_what_the_authors_code_cannot_compute_is_not_written(options, words, tmp_path):
     config = tiny(**options)
-    foreign = formats.Foreign(config, parameters(config), variables=statistics(config))
+    foreign = formats.LoadedCheckpoint(config, parameters(config), variables=statistics(config))
     with pytest.raises(CheckpointError, match=words):
         formats.write(foreign, tmp_path / "a.safetensors", "authors")
 

@@ -16,7 +16,7 @@ from vit_jax.devices import meshes
 from vit_jax.models import registry
 from vit_jax.models.resized import config_at, resized
 from vit_jax.objectives import block_masks
-from vit_jax.objectives.contract import Setting
+from vit_jax.objectives.contract import ObjectiveContext
 from vit_jax.objectives.dino import Dino, Options
 from vit_jax.training.assembly import assemble, resolve
 
@@ -206,7 +206,7 @@ def test_an_objective_of_one_view_refuses_several():
 def test_operations_are_those_of_all_views():
     config = registry.model_config("ViT-L/16", num_classes=0)
     views = {"image_0": (2, 224, 224, 3), "image_1": (8, 96, 96, 3)}
-    setting = Setting(config, (0.5,) * 3, (0.5,) * 3, 10, lambda _: 1, views, 64)
+    setting = ObjectiveContext(config, (0.5,) * 3, (0.5,) * 3, 10, lambda _: 1, views, 64)
     head = 2 * (1024 * 2048 + 2048**2 + 2048 * 256 + 256 * 65536)
     local = dataclasses.replace(config, image_size=96).flops()
     both = 2 * config.flops() + (2 + 98) * head

@@ -9,13 +9,13 @@ from PIL import Image
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.models.contract import ModelOutput
-from vit_jax.objectives.contract import Learner, Setting, Teacher
+from vit_jax.objectives.contract import Learner, ObjectiveContext, Teacher
 from vit_jax.objectives.distill import Distill, Options
 
 
 def setting(**options):
     model = SimpleNamespace(**dict(num_classes=7, two_heads=False, exit_flops=()) | options)
-    return Setting(model, (0.5,) * 3, (0.5,) * 3, 10, int)
+    return ObjectiveContext(model, (0.5,) * 3, (0.5,) * 3, 10, int)
 
 
 def losses(options, logits, exits, taught, labels, **of_model):

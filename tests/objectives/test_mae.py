@@ -13,7 +13,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.interchange import formats
 from vit_jax.models import positions, registry
 from vit_jax.models.embeddings import cut_patches, sincos_2d
-from vit_jax.objectives.contract import Learner, Setting
+from vit_jax.objectives.contract import Learner, ObjectiveContext
 from vit_jax.objectives.mae import Mae, Options
 
 
@@ -21,7 +21,7 @@ def made(model="ViT-mu/8", masked=0.75, normalize=True, decoder=None, **options)
     config = registry.model_config(
         model, **{"image_size": 32, "num_classes": 0, "position": "fixed2d"} | options
     )
-    setting = Setting(config, (0.5,) * 3, (0.25,) * 3, 10, int)
+    setting = ObjectiveContext(config, (0.5,) * 3, (0.25,) * 3, 10, int)
     decoder = decoder or dict(width=16, depth=2, heads=2)
     return Mae(Options(masked, normalize, **decoder), setting), config
 
@@ -269,7 +269,7 @@ def test_its_positions_become_a_learned_table_elsewhere(tmp_path):
     model = registry.build(config, rngs=nnx.Rngs(0))
     _, weights = registry.split(model)
     images = jax.random.normal(jax.random.key(0), (2, 32, 32, 3))
-    written = formats.Foreign(config, weights.params, variables=weights.variables)
+    written = formats.LoadedCheckpoint(config, weights.params, variables=weights.variables)
     formats.write(written, tmp_path / "mae.safetensors", "timm")
     found = formats.read(tmp_path / "mae.safetensors")
     assert found.model_config == dataclasses.replace(config, position="learned")

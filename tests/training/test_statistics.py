@@ -14,7 +14,7 @@ from vit_jax.base import schema
 from vit_jax.config import config_class
 from vit_jax.data.augmentation.augment import normalize
 from vit_jax.devices import meshes
-from vit_jax.evaluation.contract import Subject, Trained
+from vit_jax.evaluation.contract import EvalContext, EvaluatedModel
 from vit_jax.evaluation.loss import Loss
 from vit_jax.models import registry
 from vit_jax.training.assembly import assemble, resolve
@@ -82,9 +82,9 @@ def test_the_loss_of_held_out_examples_is_by_the_averaged_ones_whatever_the_batc
         losses = []
         for batch_size in (12, 8):
             typed = dataclasses.replace(schema.typed(config_class(), config), batch_size=batch_size)
-            subject = Subject(
+            subject = EvalContext(
                 typed, assembly.model_config, assembly.definition, (), networks=assembly.networks
             )
             evaluator = Loss(Loss.Options(), subject)
-            losses.append(evaluator(Trained(state.weights(), state), mesh)["loss"])
+            losses.append(evaluator(EvaluatedModel(state.weights(), state), mesh)["loss"])
     np.testing.assert_allclose(*losses, rtol=1e-5)

@@ -82,7 +82,7 @@ class Checkpoints:
     def steps(self) -> list[int]:
         """The steps that have a whole checkpoint, oldest first."""
         steps = json.dumps(saved_steps(self._folder)) if _first() else ""
-        return json.loads(processes.agree("steps", steps, self._wait))
+        return json.loads(processes.broadcast_from_first("steps", steps, self._wait))
 
     def keep_best(self, step: int | None) -> None:
         """Keeps the checkpoint of this step from now on, whatever its age, and no longer an earlier

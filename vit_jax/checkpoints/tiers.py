@@ -63,7 +63,9 @@ class LocalTier:
         name = hashlib.sha256(str(workdir).encode()).hexdigest()[:12]
         self._folder = pathlib.Path(directory).expanduser().absolute() / f"vit_jax-{name}"
         session = json.dumps([_run_id(workdir), uuid.uuid4().hex[:8]]) if _first() else ""
-        self._run, self._session = json.loads(processes.agree("local tier", session, wait_minutes))
+        self._run, self._session = json.loads(
+            processes.broadcast_from_first("local tier", session, wait_minutes)
+        )
         self._thread: threading.Thread | None = None
         self._complete: int | None = None  # the newest step that all processes have written
         self._failing = False

@@ -243,9 +243,9 @@ def hosts(**options) -> Iterator[int]:
     try:
         yield index
     except KeyboardInterrupt:
-        processes.leave("stopped", exit_codes.STOPPED)
+        processes.abort_all("stopped", exit_codes.STOPPED)
     except BaseException as error:
-        processes.leave_on_error(exit_codes.as_user_error(error) or error)
+        processes.abort_all_on_error(exit_codes.as_user_error(error) or error)
 
 
 def parse(positional: str = "", *, optional: bool = False) -> list[str]:

@@ -53,7 +53,7 @@ def evaluate() -> None:
         raise flags.Error("--name is for --follow: it names the file of the evaluations")
 
     from vit_jax.base import places
-    from vit_jax.evaluation.progress import shown
+    from vit_jax.evaluation.progress import with_progress
     from vit_jax.evaluation.run import evaluate_run, text
     from vit_jax.evaluation.suites import table
     from vit_jax.prediction.overrides import load_to_evaluate
@@ -78,7 +78,7 @@ def evaluate() -> None:
         said = cli.options(FLAGS.model)
         run, config = load_to_evaluate(FLAGS.checkpoint, settings, said, needs_data=not FLAGS.suite)
         result, absent = evaluate_run(
-            run, config, watch=shown, suite=FLAGS.suite, data_dir=FLAGS.data_dir
+            run, config, watch=with_progress, suite=FLAGS.suite, data_dir=FLAGS.data_dir
         )
         lines = "\n".join(table(result, absent)) if FLAGS.suite else text(result)
         cli.print_result(result | ({"left_out": absent} if absent else {}), lines, process)
@@ -86,11 +86,11 @@ def evaluate() -> None:
 
 def _follow(settings: list[tuple[str, str]], process: int) -> None:
     """`evaluate --follow`."""
-    from vit_jax.evaluation.progress import shown
+    from vit_jax.evaluation.progress import with_progress
     from vit_jax.training.follow import What, follow, text
 
     what = What(tuple(settings), FLAGS.suite, FLAGS.data_dir, FLAGS.name)
-    result = follow(FLAGS.checkpoint, what, watch=shown)
+    result = follow(FLAGS.checkpoint, what, watch=with_progress)
     cli.print_result(result, text(result), process)
 
 
@@ -177,11 +177,11 @@ def exits() -> None:
     budgets = sorted(set(cli.numbers("budgets")))
 
     from vit_jax.evaluation.early_exit import calibration, report
-    from vit_jax.evaluation.progress import shown
+    from vit_jax.evaluation.progress import with_progress
     from vit_jax.prediction.overrides import load_to_evaluate
 
     run, config = load_to_evaluate(FLAGS.checkpoint, settings)
-    result = calibration.calibrate(run, config, budgets, images=FLAGS.images, watch=shown)
+    result = calibration.calibrate(run, config, budgets, images=FLAGS.images, watch=with_progress)
     path = calibration.keep(run.directory, result)
     picture = path.with_name(calibration.PICTURE)
     report.draw(result, picture)

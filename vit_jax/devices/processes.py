@@ -78,7 +78,7 @@ def initialize(
         "Is each of them started, with the same --coordinator and --num_processes?"
     )
     # JAX itself would abort, and say less.
-    late = threading.Timer(wait_minutes * 60, leave, (message, START_AGAIN))
+    late = threading.Timer(wait_minutes * 60, abort_all, (message, START_AGAIN))
     late.daemon = True
     late.start()
     try:
@@ -142,7 +142,7 @@ def gather(name: str, value: str, minutes: float = WAIT_MINUTES) -> list[str]:
     return [said[f"{folder}/{process}"] for process in range(count())]
 
 
-def agree(name: str, value: str, minutes: float = WAIT_MINUTES) -> str:
+def broadcast_from_first(name: str, value: str, minutes: float = WAIT_MINUTES) -> str:
     """The value that process 0 passes, in all processes; see `gather`."""
     return gather(name, value, minutes)[0]
 
@@ -184,7 +184,7 @@ def posted(name: str) -> dict[int, str]:
     return {int(key.rpartition("/")[2]): value for key, value in values}
 
 
-def leave(message: str, code: int, *, stacks: bool = False) -> None:
+def abort_all(message: str, code: int, *, stacks: bool = False) -> None:
     """Ends this process at once, and all others with it, each saying why.
 
     A process that ended alone would leave the others waiting in a collective: they are notified,
@@ -207,14 +207,14 @@ def leave(message: str, code: int, *, stacks: bool = False) -> None:
     _exit(code)
 
 
-def leave_on_error(error: BaseException) -> None:
+def abort_all_on_error(error: BaseException) -> None:
     """Ends all processes of a run because of an error in this one, see `leave`; a user's error by
     its message and code, any other with its traceback.
     """
     if isinstance(error, UserError):
-        leave(str(error), error.exit_code)
+        abort_all(str(error), error.exit_code)
     traceback.print_exception(error)
-    leave(f"{type(error).__name__}: {str(error) or 'no message'}".splitlines()[0], 1)
+    abort_all(f"{type(error).__name__}: {str(error) or 'no message'}".splitlines()[0], 1)
 
 
 def _bind_address(coordinator: str) -> str | None:

@@ -16,7 +16,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
 from vit_jax.evaluation.accuracy import Accuracy
 from vit_jax.evaluation.classification import Classification
-from vit_jax.evaluation.contract import Evaluator, Subject, Trained, Watch
+from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, Evaluator, Watch
 from vit_jax.evaluation.corruptions import Corruptions
 from vit_jax.evaluation.early_exit.evaluator import EarlyExit
 from vit_jax.evaluation.few_shot import FewShot
@@ -47,7 +47,9 @@ class Suite:
 
     evaluators: tuple[tuple[str, Evaluator], ...]
 
-    def __call__(self, trained: Trained, mesh: Mesh, watch: Watch = iter) -> dict[str, float]:
+    def __call__(
+        self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter
+    ) -> dict[str, float]:
         """All metrics of a model; see `Evaluator`."""
         found = {}
         for metrics in self.each(trained, mesh, watch):
@@ -64,14 +66,16 @@ class Suite:
             found += [f"{prefix}/{name}" if prefix else name for name in names]
         return found
 
-    def each(self, trained: Trained, mesh: Mesh, watch: Watch = iter) -> Iterator[dict[str, float]]:
+    def each(
+        self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter
+    ) -> Iterator[dict[str, float]]:
         """The metrics of each evaluator, as they come."""
         for prefix, evaluator in self.evaluators:
             metrics = evaluator(trained, mesh, watch)
             yield {f"{prefix}/{n}" if prefix else n: value for n, value in metrics.items()}
 
 
-def make(entries: Sequence, subject: Subject) -> Suite:
+def make(entries: Sequence, subject: EvalContext) -> Suite:
     """The evaluators that `config.eval.evaluators` names.
 
     Args:

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from vit_jax import objectives
 from vit_jax.data import loader
 from vit_jax.devices import meshes
-from vit_jax.evaluation.contract import Options, Subject, Trained, Watch
+from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, Options, Watch
 from vit_jax.evaluation.logits import LogitsEvaluator
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.supervised import cross_entropy, to_targets
@@ -29,11 +29,13 @@ class Accuracy(LogitsEvaluator):
     label at all is excluded (ImageNet-ReaL's rule, arXiv 2006.07159).
     """
 
-    def __init__(self, options: Options, subject: Subject):
+    def __init__(self, options: Options, subject: EvalContext):
         super().__init__(options, subject)
         self._step, self._logged_unlabelled = None, False
 
-    def __call__(self, trained: Trained, mesh: Mesh, watch: Watch = iter) -> dict[str, float]:
+    def __call__(
+        self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter
+    ) -> dict[str, float]:
         """See `Evaluator`."""
         self._step = self._step or self._make_step(mesh)
         # Each step waits for the sums of the previous one: programs with collectives must not overtake

@@ -13,7 +13,7 @@ from vit_jax.base import outputs, places
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.evaluation import contract, measures
-from vit_jax.evaluation.contract import Subject, Trained, Watch
+from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, Watch
 from vit_jax.evaluation.logits import LogitsEvaluator
 from vit_jax.pictures import style, tiles
 from vit_jax.pictures.page import png
@@ -57,7 +57,7 @@ class Classification(LogitsEvaluator):
 
     Options = Options
 
-    def __init__(self, options: Options, subject: Subject):
+    def __init__(self, options: Options, subject: EvalContext):
         super().__init__(options, subject)
         if options.images and not options.out:
             raise ConfigError("config.eval.evaluators: classification: images needs out=FOLDER")
@@ -76,7 +76,9 @@ class Classification(LogitsEvaluator):
         several = self.source.multi_label
         return (*_RANKED, *(("mean_average_precision",) if several else _SINGLE), "examples")
 
-    def __call__(self, trained: Trained, mesh: Mesh, watch: Watch = iter) -> dict[str, float]:
+    def __call__(
+        self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter
+    ) -> dict[str, float]:
         """See `Evaluator`."""
         logits, targets, indices = self.collect(trained.weights, mesh, watch)
         scored = targets.any(-1)

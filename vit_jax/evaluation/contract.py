@@ -21,7 +21,7 @@ Watch = Callable[[Iterable], Iterable]
 
 
 @dataclasses.dataclass(frozen=True)
-class Subject:
+class EvalContext:
     """The model that is evaluated, without its weights.
 
     Attributes:
@@ -40,7 +40,7 @@ class Subject:
 
 
 @dataclasses.dataclass(frozen=True)
-class Trained:
+class EvaluatedModel:
     """A model with its weights.
 
     Attributes:
@@ -81,11 +81,13 @@ class Evaluator:
 
     Options: ClassVar[type] = Options
 
-    def __init__(self, options: Any, subject: Subject):
+    def __init__(self, options: Any, subject: EvalContext):
         """Raises `ConfigError` for options or data that do not go with the model."""
         self.options, self.subject = options, subject
 
-    def __call__(self, trained: Trained, mesh: Mesh, watch: Watch = iter) -> dict[str, float]:
+    def __call__(
+        self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter
+    ) -> dict[str, float]:
         """Judges a model.
 
         Args:

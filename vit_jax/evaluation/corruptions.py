@@ -10,7 +10,7 @@ from vit_jax.data.classes import with_classes
 from vit_jax.data.options import Data
 from vit_jax.evaluation import contract
 from vit_jax.evaluation.accuracy import Accuracy
-from vit_jax.evaluation.contract import Evaluator, Subject, Trained, Watch
+from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, Evaluator, Watch
 
 # The mean error of AlexNet over the five severities (hendrycks/robustness).
 ALEXNET = {
@@ -33,7 +33,7 @@ class Corruptions(Evaluator):
 
     Options = contract.Options
 
-    def __init__(self, options: contract.Options, subject: Subject):
+    def __init__(self, options: contract.Options, subject: EvalContext):
         super().__init__(options, subject)
         data = self.data()
         sections = {
@@ -50,7 +50,9 @@ class Corruptions(Evaluator):
         """See `Evaluator`."""
         return ("mce", "error", *ALEXNET)
 
-    def __call__(self, trained: Trained, mesh: Mesh, watch: Watch = iter) -> dict[str, float]:
+    def __call__(
+        self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter
+    ) -> dict[str, float]:
         """See `Evaluator`."""
         errors = {}
         for key, source in self._sources.items():

@@ -17,7 +17,7 @@ from vit_jax.data.classes import with_classes
 from vit_jax.data.options import Data
 from vit_jax.data.record import Source
 from vit_jax.devices import meshes
-from vit_jax.evaluation.contract import Evaluator, Options, Subject, Watch
+from vit_jax.evaluation.contract import EvalContext, Evaluator, Options, Watch
 from vit_jax.evaluation.forward import make_forward
 from vit_jax.evaluation.gathering import on_host
 from vit_jax.models.registry import Weights
@@ -42,7 +42,7 @@ class FeatureEvaluator(Evaluator):
     cut as for evaluation.
     """
 
-    def __init__(self, options: Options, subject: Subject):
+    def __init__(self, options: Options, subject: EvalContext):
         super().__init__(options, subject)
         data = self.data()
         self.train = sources.open_source(data, data.train_split)
@@ -89,7 +89,7 @@ def of_examples(batches: Iterable[Features], mesh: Mesh) -> tuple[np.ndarray, np
 
 
 def _compiled(
-    subject: Subject, data: Data, mesh: Mesh
+    subject: EvalContext, data: Data, mesh: Mesh
 ) -> Callable[[Weights, jax.Array], jax.Array]:
     forward = make_forward(subject.definition, subject.model_config, data)
 

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from vit_jax.base.schema import option
 from vit_jax.evaluation import contract
-from vit_jax.evaluation.contract import Trained, Watch
+from vit_jax.evaluation.contract import EvaluatedModel, Watch
 from vit_jax.evaluation.features import FeatureEvaluator, of_examples
 
 _ROWS = 1024  # copied at a time, in float64
@@ -42,7 +42,9 @@ class FewShot(FeatureEvaluator):
         """See `Evaluator`."""
         return tuple(f"{n}shot{ending}" for n in self.options.shots for ending in ("", "_std"))
 
-    def __call__(self, trained: Trained, mesh: Mesh, watch: Watch = iter) -> dict[str, float]:
+    def __call__(
+        self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter
+    ) -> dict[str, float]:
         """See `Evaluator`. A class that has fewer examples than asked for gives all it has."""
         weights = trained.weights
         train, labels = of_examples(self.batches(self.train, weights, mesh, watch), mesh)

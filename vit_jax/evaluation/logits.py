@@ -12,7 +12,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.data import loader, sources
 from vit_jax.data.classes import with_classes
 from vit_jax.devices import meshes
-from vit_jax.evaluation.contract import Evaluator, Options, Subject, Watch
+from vit_jax.evaluation.contract import EvalContext, Evaluator, Options, Watch
 from vit_jax.evaluation.forward import make_forward
 from vit_jax.evaluation.gathering import on_host
 from vit_jax.models.registry import Weights
@@ -43,7 +43,7 @@ class LogitsEvaluator(Evaluator):
 
     Options = Options
 
-    def __init__(self, options: Options, subject: Subject):
+    def __init__(self, options: Options, subject: EvalContext):
         super().__init__(options, subject)
         if not subject.model_config.num_classes:
             raise ConfigError(

@@ -11,7 +11,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.data import loader, sources
 from vit_jax.data.augmentation.augment import prepared
 from vit_jax.devices import meshes
-from vit_jax.evaluation.contract import Evaluator, Options, Subject, Trained, Watch
+from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, Evaluator, Options, Watch
 from vit_jax.models import batch_norm
 
 
@@ -22,7 +22,7 @@ class Loss(Evaluator):
 
     Options = Options
 
-    def __init__(self, options: Options, subject: Subject):
+    def __init__(self, options: Options, subject: EvalContext):
         super().__init__(options, subject)
         if subject.networks is None:
             raise ConfigError(
@@ -33,7 +33,9 @@ class Loss(Evaluator):
         self.source = sources.open_eval(self.config.data)
         self._step = None
 
-    def __call__(self, trained: Trained, mesh: Mesh, watch: Watch = iter) -> dict[str, float]:
+    def __call__(
+        self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter
+    ) -> dict[str, float]:
         """See `Evaluator`."""
         self._step = self._step or jax.jit(self._sums, out_shardings=meshes.replicated(mesh))
         totals: dict[str, float] = {}

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 from vit_jax.base.schema import option
 from vit_jax.devices import meshes
 from vit_jax.evaluation import contract
-from vit_jax.evaluation.contract import Trained, Watch
+from vit_jax.evaluation.contract import EvaluatedModel, Watch
 from vit_jax.evaluation.features import FeatureEvaluator, Features, stacked
 
 
@@ -42,7 +42,9 @@ class Neighbours(FeatureEvaluator):
         further = (f"accuracy_{k}" for k in self.options.k[1:] if k != self.options.k[0])
         return ("accuracy", "top5_accuracy", *further, "examples")
 
-    def __call__(self, trained: Trained, mesh: Mesh, watch: Watch = iter) -> dict[str, float]:
+    def __call__(
+        self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter
+    ) -> dict[str, float]:
         """See `Evaluator`."""
         self._vote = self._vote or _make_vote(
             self.options, len(self.train.classes), len(self.train), mesh

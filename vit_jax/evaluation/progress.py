@@ -12,7 +12,9 @@ from vit_jax.base import durations
 from vit_jax.data.loader import Batches
 
 
-def shown(batches: Batches, *, every_seconds: float = 10.0) -> Iterator[dict[str, jax.Array]]:
+def with_progress(
+    batches: Batches, *, every_seconds: float = 10.0
+) -> Iterator[dict[str, jax.Array]]:
     """The same batches; for `watch` of an `Evaluator`."""
     if jax.process_index() == 0 and sys.stderr.isatty():
         yield from tqdm.tqdm(batches, unit="batch", dynamic_ncols=True, leave=False)

@@ -10,7 +10,7 @@ from vit_jax.checkpoints.reading import Run
 from vit_jax.config import Config
 from vit_jax.devices import meshes
 from vit_jax.evaluation import suites
-from vit_jax.evaluation.contract import Subject, Trained, Watch, held_out
+from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, Watch, held_out
 from vit_jax.evaluation.forward import normalized_as
 from vit_jax.evaluation.unseen import judged_images
 from vit_jax.models import registry
@@ -39,7 +39,7 @@ def evaluate_run(
     weights = registry.split(run.model)[1]
     mesh, found = meshes.replica_mesh(), {}
     with jax.set_mesh(mesh):
-        for metrics in judges.each(Trained(weights), mesh, watch):
+        for metrics in judges.each(EvaluatedModel(weights), mesh, watch):
             if len(judges.evaluators) > 1:
                 logging.info("%s", text(metrics))
             found |= metrics
@@ -56,7 +56,7 @@ def make_judges(
     config = dataclasses.replace(config, data=normalized_as(config.data, run.directory))
     definition, _ = registry.split(run.model)
     classes = run.classes if run.model_config.num_classes else ()
-    subject = Subject(config, run.model_config, definition, classes)
+    subject = EvalContext(config, run.model_config, definition, classes)
     if suite:
         judges, absent = suites.make(suite, subject, data_dir)
     else:

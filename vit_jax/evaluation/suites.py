@@ -16,7 +16,7 @@ from vit_jax.data.record import DataAbsent
 from vit_jax.data.sources.named import FEW_SHOT
 from vit_jax.data.sources.prepared import DESCRIPTION
 from vit_jax.data.sources.tfds import data_dir
-from vit_jax.evaluation.contract import Subject
+from vit_jax.evaluation.contract import EvalContext
 from vit_jax.evaluation.features import FeatureEvaluator
 
 
@@ -59,7 +59,9 @@ SUITES: dict[str, tuple[Part, ...]] = {
 }
 
 
-def make(name: str, subject: Subject, folder: str = "") -> tuple[evaluation.Suite, dict[str, str]]:
+def make(
+    name: str, subject: EvalContext, folder: str = ""
+) -> tuple[evaluation.Suite, dict[str, str]]:
     """The evaluators of a suite whose data is there, and of the others why it is not.
 
     Args:

@@ -14,7 +14,7 @@ from absl import logging
 from vit_jax.base import patterns, schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.models import classifier, registry
-from vit_jax.models.conversions.rules import Lazy
+from vit_jax.models.conversions.rules import LazyArray
 
 
 def adapt(
@@ -63,7 +63,7 @@ def match(
     """The parameters to start from by name, fitted and unread, and the names of those to reset.
 
     Args:
-      loaded: nested dict of arrays, `Lazy` or not.
+      loaded: nested dict of arrays, `LazyArray` or not.
       source: the config of the model they come from.
       fresh: those of the new model, or their shapes.
       target: the new model's config.
@@ -114,7 +114,7 @@ def match(
     return old, to_reset
 
 
-def placed(array: Lazy, like: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
+def placed(array: LazyArray, like: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:
     """`array` with the dtype of `like`, and on its devices."""
     whole = np.asarray(array, like.dtype)
     if like.sharding is None:
@@ -183,7 +183,7 @@ def _fitted(
             array = function(array)
         return array
 
-    return Lazy(tuple(shape), np.dtype(old.dtype), read)
+    return LazyArray(tuple(shape), np.dtype(old.dtype), read)
 
 
 def spread_channels(kernel: np.ndarray, channels: int) -> np.ndarray:

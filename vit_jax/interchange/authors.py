@@ -9,29 +9,29 @@ from etils import epath
 
 from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange import named, pytorch, timm
-from vit_jax.interchange.formats import Foreign, Wishes
-from vit_jax.interchange.opened import Opened
+from vit_jax.interchange.formats import LoadedCheckpoint, ReadOptions
+from vit_jax.interchange.opened import CheckpointFile
 from vit_jax.models.classifier import Options
 from vit_jax.objectives import mae_conversion
 
 NAME = "authors"
 
 
-def recognises(opened: Opened) -> bool:
+def recognises(opened: CheckpointFile) -> bool:
     """Whether a family knows the names."""
     return opened.container not in ("folder", "") and named.is_found(
         opened, NAME, said=named.in_header(opened), prefixes=opened.prefixes
     )
 
 
-def read(opened: Opened, wishes: Wishes) -> Foreign:
+def read(opened: CheckpointFile, wishes: ReadOptions) -> LoadedCheckpoint:
     """See `formats`."""
     stated = named.in_header(opened)
     found = named.find(opened, NAME, stated | named.said(wishes), opened.prefixes)
     return named.with_header(named.read(opened, found, NAME, wishes, stated), opened)
 
 
-def write(foreign: Foreign, path: epath.PathLike) -> None:
+def write(foreign: LoadedCheckpoint, path: epath.PathLike) -> None:
     """Writes a `.safetensors` file. MAE's authors have timm's names for the encoder, and the decoder beside it.
 
     Raises:

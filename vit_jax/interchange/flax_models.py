@@ -15,8 +15,8 @@ from etils import epath
 
 from vit_jax.base.sizes import Size, height_width
 from vit_jax.interchange import named, npz
-from vit_jax.interchange.formats import Foreign, Preprocessing, Wishes
-from vit_jax.interchange.opened import Opened
+from vit_jax.interchange.formats import LoadedCheckpoint, Preprocessing, ReadOptions
+from vit_jax.interchange.opened import CheckpointFile
 
 # Where a file may keep its parameters: the two-tower models under `img`, old checkpoints beside the
 # optimizer's state.
@@ -37,11 +37,11 @@ class FlaxFormat:
     prefix: str
     preprocessing: Callable[[Size], Preprocessing]
 
-    def recognises(self, opened: Opened) -> bool:
+    def recognises(self, opened: CheckpointFile) -> bool:
         """Whether the file has the names of this code base. A Mixer's are those of both."""
         return opened.container == "npz" and named.is_found(opened, self.name, prefixes=PREFIXES)
 
-    def read(self, opened: Opened, wishes: Wishes) -> Foreign:
+    def read(self, opened: CheckpointFile, wishes: ReadOptions) -> LoadedCheckpoint:
         """The checkpoint.
 
         Raises:
@@ -60,7 +60,7 @@ class FlaxFormat:
         foreign.assumed += ("preprocessing",)
         return foreign
 
-    def write(self, foreign: Foreign, path: epath.PathLike) -> None:
+    def write(self, foreign: LoadedCheckpoint, path: epath.PathLike) -> None:
         """Writes the names that the model was read with, if these were of the same format, else those of a
         new file.
 

@@ -4,10 +4,10 @@ A format is a module, or an object of one, with
 
 - `recognises(opened) -> bool`: whether it can read what is there; looks at little and never runs
   code;
-- `read(opened, wishes) -> Foreign`: the file's own model;
+- `read(opened, wishes) -> LoadedCheckpoint`: the file's own model;
 - `write(foreign, path) -> None`: whole or not at all.
 
-`opened` is an `opened.Opened`, `wishes` are `Wishes`. The families say which tensors of a format
+`opened` is an `opened.CheckpointFile`, `wishes` are `ReadOptions`. The families say which tensors of a format
 are which parameters.
 """
 
@@ -48,7 +48,7 @@ _MAGIC = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Wishes:
+class ReadOptions:
     """What the caller says about a checkpoint's model.
 
     Attributes:
@@ -63,14 +63,14 @@ class Wishes:
 
 
 @dataclasses.dataclass
-class Foreign:
+class LoadedCheckpoint:
     """A checkpoint of any format.
 
     Attributes:
       model_config: the family's config, with the activation, epsilon and other conventions of the
         code the weights come from.
       params: nested dict like `registry.abstract(model_config)[1]`; leaves are arrays or
-        `rules.Lazy` ones, so use `np.asarray`.
+        `rules.LazyArray` ones, so use `np.asarray`.
       classes: label names in the order of the logits, where the source says them.
       preprocessing: of images, where the source says it or its code has only one.
       variables: what is not trained, such as running statistics; like `params`.
@@ -121,7 +121,7 @@ def read(
     hints: Mapping[str, Any] | None = None,
     allow_nonfinite: bool = False,
     **overrides,
-) -> Foreign:
+) -> LoadedCheckpoint:
     """What is at `path`, in whatever format.
 
     Args:
@@ -136,7 +136,7 @@ def read(
       ConfigError: an override is no option of the family.
     """
     found = _open(path)
-    wishes = Wishes(overrides, {} if hints is None else hints, allow_nonfinite)
+    wishes = ReadOptions(overrides, {} if hints is None else hints, allow_nonfinite)
     try:
         return module(_detect(found)).read(found, wishes)
     except UserError:
@@ -150,7 +150,7 @@ def read(
         ) from error
 
 
-def _open(path: epath.PathLike) -> opened.Opened:
+def _open(path: epath.PathLike) -> opened.CheckpointFile:
     name = remote.parse(path)
     path = remote.locate(name)
     if not path.exists():
@@ -160,7 +160,7 @@ def _open(path: epath.PathLike) -> opened.Opened:
     return opened.open_once(path, name.state_dict)
 
 
-def _detect(found: opened.Opened) -> str:
+def _detect(found: opened.CheckpointFile) -> str:
     for name in FORMATS:
         if module(name).recognises(found):
             return name
@@ -171,7 +171,7 @@ def _detect(found: opened.Opened) -> str:
     )
 
 
-def write(foreign: Foreign, path: epath.PathLike, to: str) -> None:
+def write(foreign: LoadedCheckpoint, path: epath.PathLike, to: str) -> None:
     """Writes a checkpoint in the format `to`.
 
     Raises:
@@ -194,7 +194,7 @@ def to_write(path: epath.PathLike, to: str) -> epath.Path:
 
 
 def preprocessing_with(
-    foreign: Foreign, said: Mapping[str, Any], source: epath.PathLike
+    foreign: LoadedCheckpoint, said: Mapping[str, Any], source: epath.PathLike
 ) -> Preprocessing:
     """The preprocessing of a checkpoint, with the given fields in place of its own.
 
@@ -248,7 +248,7 @@ def describe(config: classifier.Options, called: str = "") -> str:
     )
 
 
-def _looks_like(found: opened.Opened) -> str:
+def _looks_like(found: opened.CheckpointFile) -> str:
     if found.container == "folder" and "model_type" in found.config:
         said, known = found.config, []
         for family in registry.FAMILIES:

@@ -17,8 +17,8 @@ from vit_jax.base import sizes
 from vit_jax.base.errors import CheckpointError
 from vit_jax.base.sizes import Size, height_width
 from vit_jax.interchange import named, pytorch
-from vit_jax.interchange.formats import Foreign, Preprocessing, Wishes
-from vit_jax.interchange.opened import CONFIG, PROCESSOR, Opened
+from vit_jax.interchange.formats import LoadedCheckpoint, Preprocessing, ReadOptions
+from vit_jax.interchange.opened import CONFIG, PROCESSOR, CheckpointFile
 from vit_jax.objectives import mae_conversion
 
 NAME = "huggingface"
@@ -47,12 +47,12 @@ _OF_PROCESSORS = {
 _DIVIDING_TWICE = ("EfficientNetImageProcessor", "EfficientNetImageProcessorFast")
 
 
-def recognises(opened: Opened) -> bool:
+def recognises(opened: CheckpointFile) -> bool:
     """Whether this is a folder whose config.json names a model of a family."""
     return "model_type" in opened.config and named.is_found(opened, NAME, said=opened.config)
 
 
-def read(opened: Opened, wishes: Wishes) -> Foreign:
+def read(opened: CheckpointFile, wishes: ReadOptions) -> LoadedCheckpoint:
     """See `formats`; `layout` keeps `config.json` too."""
     path = opened.path / PROCESSOR
     processor = _filled(pytorch.read_json(path)) if path.exists() else {}
@@ -71,7 +71,7 @@ def read(opened: Opened, wishes: Wishes) -> Foreign:
     return foreign
 
 
-def write(foreign: Foreign, path: epath.PathLike) -> None:
+def write(foreign: LoadedCheckpoint, path: epath.PathLike) -> None:
     """Writes a new folder for `from_pretrained`; of a checkpoint with MAE's decoder, for ViTMAEForPreTraining.
 
     Raises:

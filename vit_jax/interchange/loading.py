@@ -272,7 +272,7 @@ def check_weights(
 
 
 def _reset_patterns(
-    foreign: formats.Foreign, config: classifier.Options, reset: Iterable[str] | None
+    foreign: formats.LoadedCheckpoint, config: classifier.Options, reset: Iterable[str] | None
 ) -> Iterable[str]:
     """See `weights_from`."""
     if reset is not None:
@@ -289,7 +289,7 @@ def convert(
     data: Mapping[str, Any] | None = None,
     allow_nonfinite: bool = False,
     **overrides: Any,
-) -> formats.Foreign:
+) -> formats.LoadedCheckpoint:
     """Rewrites a checkpoint in another format; see `formats.read` for what `overrides` do.
 
     Args:
@@ -323,7 +323,9 @@ def convert(
     return foreign
 
 
-def _fit(foreign: formats.Foreign, like: Weights, target: classifier.Options, **options) -> Weights:
+def _fit(
+    foreign: formats.LoadedCheckpoint, like: Weights, target: classifier.Options, **options
+) -> Weights:
     """The weights of a checkpoint, fitted to the model `target` and placed as `like`; options as of
     `adapt.match`.
     """

@@ -26,7 +26,12 @@ _LIBRARIES = {"timm": "timm", "huggingface": "transformers"}
 
 
 def make_card(
-    run: reading.Run, checkpoint: formats.Foreign, repository: str, *, format: str, license: str
+    run: reading.Run,
+    checkpoint: formats.LoadedCheckpoint,
+    repository: str,
+    *,
+    format: str,
+    license: str,
 ) -> str:
     """The text of a model card: Markdown with a head in YAML.
 
@@ -101,7 +106,7 @@ def _metrics(run: reading.Run) -> str:
     )
 
 
-def _preprocessing(checkpoint: formats.Foreign) -> str:
+def _preprocessing(checkpoint: formats.LoadedCheckpoint) -> str:
     prepared = checkpoint.preprocessing
     if not prepared:
         return "It is not known how images were normalised."

@@ -17,12 +17,18 @@ from vit_jax.base import patterns, schema, sizes
 from vit_jax.base.errors import CheckpointError
 from vit_jax.base.sizes import Size
 from vit_jax.interchange import safetensors, state_dicts
-from vit_jax.interchange.formats import Foreign, Preprocessing, Wishes, configure, how_to_accept
-from vit_jax.interchange.opened import Opened
+from vit_jax.interchange.formats import (
+    LoadedCheckpoint,
+    Preprocessing,
+    ReadOptions,
+    configure,
+    how_to_accept,
+)
+from vit_jax.interchange.opened import CheckpointFile
 from vit_jax.models import classifier, registry
 from vit_jax.models.conversions import rules, translation
-from vit_jax.models.conversions.contract import Conversion, Recognised
-from vit_jax.models.conversions.rules import Lazy
+from vit_jax.models.conversions.contract import Conversion, DetectedModel
+from vit_jax.models.conversions.rules import LazyArray
 from vit_jax.models.registry import Weights
 
 _BESIDE_OPTIONS = ("classes", "preprocessing", "decoder")
@@ -42,14 +48,14 @@ class Found:
 
     family: registry.Family
     conversion: Conversion
-    recognised: Recognised
+    recognised: DetectedModel
     prefix: str
-    tensors: dict[str, Lazy]
+    tensors: dict[str, LazyArray]
     renamed: dict[str, str]
 
 
 def find(
-    opened: Opened,
+    opened: CheckpointFile,
     format: str,
     said: Mapping[str, Any] | None = None,
     prefixes: Sequence[str] = ("",),
@@ -95,7 +101,7 @@ def find(
     return None
 
 
-def is_found(opened: Opened, format: str, **options) -> bool:
+def is_found(opened: CheckpointFile, format: str, **options) -> bool:
     """Whether `find` finds a family's model, or part of one."""
     try:
         return find(opened, format, **options) is not None
@@ -104,8 +110,12 @@ def is_found(opened: Opened, format: str, **options) -> bool:
 
 
 def read(
-    opened: Opened, found: Found, format: str, wishes: Wishes, stated: Mapping[str, Any]
-) -> Foreign:
+    opened: CheckpointFile,
+    found: Found,
+    format: str,
+    wishes: ReadOptions,
+    stated: Mapping[str, Any],
+) -> LoadedCheckpoint:
     """The model that was found, its tensors unread.
 
     Args:
@@ -174,12 +184,12 @@ def read(
     assumed = dict.fromkeys((*recognised.open, *recognised.assumed))
     assumed = [n for n in assumed if n not in known and hasattr(config, n)]
     assumed += ["preprocessing"] if preprocessing else []
-    return Foreign(
+    return LoadedCheckpoint(
         config, params, None, preprocessing, layout, variables, beside, assumed=tuple(assumed)
     )
 
 
-def with_preprocessing(foreign: Foreign, stated: Preprocessing | None) -> Foreign:
+def with_preprocessing(foreign: LoadedCheckpoint, stated: Preprocessing | None) -> LoadedCheckpoint:
     """The checkpoint, its images prepared as its file or published name states, if it does."""
     if stated is None:
         return foreign
@@ -230,7 +240,7 @@ def refuse_other_conventions(
             )
 
 
-def expressed(foreign: Foreign, conversion: Conversion, format: str) -> Foreign:
+def expressed(foreign: LoadedCheckpoint, conversion: Conversion, format: str) -> LoadedCheckpoint:
     """An equivalent model that a format can express, with the layout of its file: the one that it
     was read with, if that was of this format.
     """
@@ -245,7 +255,7 @@ def expressed(foreign: Foreign, conversion: Conversion, format: str) -> Foreign:
     )
 
 
-def arrays(foreign: Foreign, conversion: Conversion) -> Iterator[tuple[str, np.ndarray]]:
+def arrays(foreign: LoadedCheckpoint, conversion: Conversion) -> Iterator[tuple[str, np.ndarray]]:
     """A file's tensors, in the layout of `expressed`.
 
     Raises:
@@ -264,7 +274,7 @@ def arrays(foreign: Foreign, conversion: Conversion) -> Iterator[tuple[str, np.n
 
 
 def write_safetensors(
-    foreign: Foreign,
+    foreign: LoadedCheckpoint,
     conversion: Conversion,
     path: epath.PathLike,
     metadata: Mapping[str, str],
@@ -291,7 +301,7 @@ def write_safetensors(
     safetensors.write(path, tensors, specs, {"format": "pt"} | dict(metadata))
 
 
-def finite(name: str, tensor: Lazy) -> Lazy:
+def finite(name: str, tensor: LazyArray) -> LazyArray:
     """The tensor, which raises `CheckpointError` when it is read and has NaNs or infinities."""
 
     def read() -> np.ndarray:
@@ -305,10 +315,10 @@ def finite(name: str, tensor: Lazy) -> Lazy:
             )
         return array
 
-    return Lazy(tensor.shape, tensor.dtype, read)
+    return LazyArray(tensor.shape, tensor.dtype, read)
 
 
-def said(wishes: Wishes) -> dict[str, Any]:
+def said(wishes: ReadOptions) -> dict[str, Any]:
     """The user's wishes, as `Conversion.recognise` takes them."""
     sizes_said = said_size(wishes.overrides.get("image_size"))
     wanted = wishes.hints.get("image_size")
@@ -320,7 +330,7 @@ def said_size(size: Size | str | list[int] | None) -> dict[str, Any]:
     return {} if size is None else {"image_size": sizes.parse(size)}
 
 
-def header(foreign: Foreign, options: Mapping[str, Any]) -> dict[str, Any]:
+def header(foreign: LoadedCheckpoint, options: Mapping[str, Any]) -> dict[str, Any]:
     """What our files say about the model beside the tensors; JSON."""
     found = dict(options)
     if foreign.classes:
@@ -330,13 +340,13 @@ def header(foreign: Foreign, options: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def in_header(opened: Opened) -> dict[str, Any]:
+def in_header(opened: CheckpointFile) -> dict[str, Any]:
     """The options of the model that `header` gave."""
     options = {n: _tuples(x) for n, x in opened.said.items() if n not in _BESIDE_OPTIONS}
     return options | said_size(options.get("image_size"))
 
 
-def with_header(foreign: Foreign, opened: Opened) -> Foreign:
+def with_header(foreign: LoadedCheckpoint, opened: CheckpointFile) -> LoadedCheckpoint:
     """The model with what `header` gave beside its options."""
     classes, prepared, decoder = (opened.said.get(name) for name in _BESIDE_OPTIONS)
     foreign = with_preprocessing(foreign, preprocessing_of(prepared) if prepared else None)
@@ -377,11 +387,11 @@ def _tuples(value):
     return tuple(value) if isinstance(value, list) else value
 
 
-def _rounded(tensor: Lazy) -> Lazy:
+def _rounded(tensor: LazyArray) -> LazyArray:
     dtype = np.dtype(np.float32)
-    return Lazy(tensor.shape, dtype, lambda: tensor.read().astype(dtype))
+    return LazyArray(tensor.shape, dtype, lambda: tensor.read().astype(dtype))
 
 
-def _squeezed(tensor: Lazy) -> Lazy:
+def _squeezed(tensor: LazyArray) -> LazyArray:
     shape = tuple(size for size in tensor.shape if size > 1)
-    return Lazy(shape, tensor.dtype, lambda: tensor.read().reshape(shape))
+    return LazyArray(shape, tensor.dtype, lambda: tensor.read().reshape(shape))

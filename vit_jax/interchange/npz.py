@@ -16,7 +16,7 @@ from etils import epath
 
 from vit_jax.base.errors import CheckpointError, reason
 from vit_jax.base.whole import written_whole
-from vit_jax.models.conversions.rules import Lazy
+from vit_jax.models.conversions.rules import LazyArray
 
 SUFFIX = ".npy"
 ZIP = b"PK\3\4"  # how the file begins
@@ -27,7 +27,7 @@ _HEADERS = {
 }
 
 
-def read(path: epath.PathLike, file: BinaryIO) -> dict[str, Lazy]:
+def read(path: epath.PathLike, file: BinaryIO) -> dict[str, LazyArray]:
     """Every array of the file by its name, read when used; `|V2` is bfloat16. {} for a zip archive
     of something else.
 
@@ -77,7 +77,7 @@ def write(path: epath.PathLike, arrays: Iterable[tuple[str, np.ndarray]]) -> Non
 
 def _lazy(
     path: epath.PathLike, archive: zipfile.ZipFile, member: str, turn: threading.Lock
-) -> Lazy:
+) -> LazyArray:
     try:
         with archive.open(member) as compressed:
             file = io.BytesIO(compressed.read(_MOST_HEADER))
@@ -107,4 +107,4 @@ def _lazy(
             raise CheckpointError(f"{path} is damaged: {member}: {reason(error)}") from error
         return array.view(ml_dtypes.bfloat16) if is_bfloat16 else array
 
-    return Lazy(shape, np.dtype(ml_dtypes.bfloat16) if is_bfloat16 else dtype, load)
+    return LazyArray(shape, np.dtype(ml_dtypes.bfloat16) if is_bfloat16 else dtype, load)

@@ -1,5 +1,5 @@
 """What is at a path: named arrays, and the metadata beside them. Every format looks at the same
-`Opened`, so that a file is opened once, however many look at it.
+`CheckpointFile`, so that a file is opened once, however many look at it.
 """
 
 import functools
@@ -12,14 +12,14 @@ from etils import epath
 from vit_jax.base import places
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.interchange import npz, pickles, pytorch, safetensors, state_dicts
-from vit_jax.models.conversions.rules import Lazy
+from vit_jax.models.conversions.rules import LazyArray
 
 CONFIG = "config.json"
 PROCESSOR = "preprocessor_config.json"
 _HEAD = 32  # bytes that tell containers apart
 
 
-class Opened:
+class CheckpointFile:
     """A file of arrays, or a folder as the hubs lay it out: config.json beside the weights. The
     weights of such a folder stand for it.
 
@@ -65,7 +65,7 @@ class Opened:
         return pytorch.read_json(file) if found else {}
 
     @property
-    def tensors(self) -> dict[str, Lazy]:
+    def tensors(self) -> dict[str, LazyArray]:
         """The arrays by name, read when used; none where there is no container of arrays.
 
         Raises:
@@ -92,7 +92,7 @@ class Opened:
         return said
 
     @functools.cached_property
-    def _content(self) -> tuple[dict[str, Lazy], Mapping[str, str]]:
+    def _content(self) -> tuple[dict[str, LazyArray], Mapping[str, str]]:
         match self.container:
             case "folder":
                 if not self.config:
@@ -110,7 +110,7 @@ class Opened:
         return {}, {}
 
 
-def open_once(path: epath.Path, state_dict: str = "") -> Opened:
+def open_once(path: epath.Path, state_dict: str = "") -> CheckpointFile:
     """What is at a path: the same object as before, if it was opened before and has not changed."""
     return _open(path, state_dict, _mark(path))
 
@@ -123,8 +123,8 @@ def forget() -> None:
 
 
 @functools.lru_cache(maxsize=2)  # a checkpoint to start from and a teacher
-def _open(path: epath.Path, state_dict: str, mark: tuple) -> Opened:
-    return Opened(path, state_dict)
+def _open(path: epath.Path, state_dict: str, mark: tuple) -> CheckpointFile:
+    return CheckpointFile(path, state_dict)
 
 
 def _mark(path: epath.Path) -> tuple:

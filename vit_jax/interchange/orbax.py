@@ -15,10 +15,10 @@ from vit_jax.config import Config, config_class, default_config
 from vit_jax.data import imagenet
 from vit_jax.data.augmentation import augment
 from vit_jax.interchange import named
-from vit_jax.interchange.formats import Foreign, Preprocessing, Wishes, configure
-from vit_jax.interchange.opened import Opened
+from vit_jax.interchange.formats import LoadedCheckpoint, Preprocessing, ReadOptions, configure
+from vit_jax.interchange.opened import CheckpointFile
 from vit_jax.models import naming, registry
-from vit_jax.models.conversions.rules import Lazy
+from vit_jax.models.conversions.rules import LazyArray
 from vit_jax.objectives import mae_conversion
 from vit_jax.objectives.networks import OWN
 
@@ -28,7 +28,7 @@ NAME = "orbax"
 LAYOUT, ASSUMED = "layout", "assumed"
 
 
-def recognises(opened: Opened) -> bool:
+def recognises(opened: CheckpointFile) -> bool:
     """Whether it is a run's workdir, its checkpoints folder or one checkpoint."""
     path = opened.path
     folders = [folder for folder in (path, path / reading.FOLDER) if folder.is_dir()]
@@ -36,7 +36,7 @@ def recognises(opened: Opened) -> bool:
     return any(name == "description" or name.isdigit() for name in entries)
 
 
-def read(opened: Opened, wishes: Wishes) -> Foreign:
+def read(opened: CheckpointFile, wishes: ReadOptions) -> LoadedCheckpoint:
     """See `formats`; the averaged weights, if the run kept an average."""
     folder = reading.find(opened.path)
     description = reading.read_description(folder)
@@ -49,11 +49,11 @@ def read(opened: Opened, wishes: Wishes) -> Foreign:
         )
 
     def arrays(part: str, tree: dict) -> dict:
-        def lazy(name: str, leaf) -> Lazy:
+        def lazy(name: str, leaf) -> LazyArray:
             def read() -> np.ndarray:
                 return reading.load_array(folder, part, tree, name)
 
-            array = Lazy(leaf.shape, np.dtype(leaf.dtype), read)
+            array = LazyArray(leaf.shape, np.dtype(leaf.dtype), read)
             return array if wishes.allow_nonfinite else named.finite(f"{folder}: {name}", array)
 
         return patterns.map_named(lazy, tree)
@@ -68,7 +68,7 @@ def read(opened: Opened, wishes: Wishes) -> Foreign:
         own = arrays(f"{parts[0]}_{OWN}", mae_conversion.like(config, options))
         extras = patterns.named({OWN: own})
         layout = layout | {mae_conversion.LAYOUT: dataclasses.asdict(options)}
-    return Foreign(
+    return LoadedCheckpoint(
         config,
         params,
         tuple(description["classes"]),
@@ -81,7 +81,7 @@ def read(opened: Opened, wishes: Wishes) -> Foreign:
     )
 
 
-def described(foreign: Foreign) -> tuple[Config, dict]:
+def described(foreign: LoadedCheckpoint) -> tuple[Config, dict]:
     """The config of a run that would have given this model, as far as that is known, and what a
     checkpoint of it would say; unnamed classes are ImageNet's, or numbers.
     """
@@ -101,7 +101,7 @@ def described(foreign: Foreign) -> tuple[Config, dict]:
     return config, reading.describe(config, foreign.model_config, classes, examples=0)
 
 
-def write(foreign: Foreign, path: epath.PathLike) -> None:
+def write(foreign: LoadedCheckpoint, path: epath.PathLike) -> None:
     """Writes a directory for `predict`, `evaluate` and `init_from`; unnamed classes are numbers.
 
     Raises:

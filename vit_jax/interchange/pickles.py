@@ -1,7 +1,7 @@
 """What `torch.save` writes, read without running code, and without PyTorch.
 
 A pickle is a program that names functions and calls them. Here only the names below mean anything:
-those that make tensors, which become `Lazy` arrays, and containers. Names that scripts leave beside
+those that make tensors, which become `LazyArray` arrays, and containers. Names that scripts leave beside
 their tensors (`_HARMLESS`) stand for `Skipped`, which does nothing. Any other name is refused before
 anything is called. Which of the tensors are a model's is not known here.
 """
@@ -21,7 +21,7 @@ from etils import epath
 
 from vit_jax.base.errors import CheckpointError, reason
 from vit_jax.interchange.bounded_pickle import MOST_PICKLED, Bounded, BoundedUnpickler, Dictionary
-from vit_jax.models.conversions.rules import Lazy
+from vit_jax.models.conversions.rules import LazyArray
 
 _ZIP = b"PK\3\4"
 # The number that files from before 2020 begin with; after it come their version, the machine's sizes,
@@ -82,7 +82,7 @@ _REFUSED = (
 
 
 def read(path: epath.Path, file: BinaryIO | None = None) -> Any:
-    """The content of a file, every tensor of it a `Lazy` array that is read when used.
+    """The content of a file, every tensor of it a `LazyArray` array that is read when used.
 
     Args:
       path: of the file.
@@ -219,19 +219,21 @@ class _Unpickler(BoundedUnpickler):
         return self._storage(str(key), type_.dtype, int(count))
 
 
-def _tensor(storage: _Storage, offset: int, size: tuple, strides: tuple, *_: Any) -> Lazy:
+def _tensor(storage: _Storage, offset: int, size: tuple, strides: tuple, *_: Any) -> LazyArray:
     """torch._utils._rebuild_tensor and its successors."""
     return _view(storage, storage.dtype, offset, size, strides)
 
 
 def _typed_tensor(
     storage: _Storage, offset: int, size: tuple, strides: tuple, _: Any, __: Any, type_: _Type, *___: Any
-) -> Lazy:  # fmt: skip
+) -> LazyArray:  # fmt: skip
     """torch._utils._rebuild_tensor_v3: the storage is bytes, the tensor has a type."""
     return _view(storage, type_.dtype, offset, size, strides)
 
 
-def _view(storage: _Storage, dtype: np.dtype, offset: int, size: tuple, strides: tuple) -> Lazy:
+def _view(
+    storage: _Storage, dtype: np.dtype, offset: int, size: tuple, strides: tuple
+) -> LazyArray:
     size, strides = tuple(map(int, size)), tuple(map(int, strides))
     within = storage.count * storage.dtype.itemsize // dtype.itemsize
     last = offset + sum((n - 1) * s for n, s in zip(size, strides, strict=True))
@@ -249,7 +251,7 @@ def _view(storage: _Storage, dtype: np.dtype, offset: int, size: tuple, strides:
         steps = [step * dtype.itemsize for step in strides]
         return np.lib.stride_tricks.as_strided(array, size, steps, writeable=False)
 
-    return Lazy(size, dtype, read)
+    return LazyArray(size, dtype, read)
 
 
 def _first(value: Any, *_: Any) -> Any:

@@ -28,7 +28,7 @@ _LOGIN = "log in with 'hf auth login', or set HF_TOKEN"
 
 def push(
     run: reading.Run,
-    checkpoint: formats.Foreign,
+    checkpoint: formats.LoadedCheckpoint,
     repository: str,
     *,
     format: str = "",
@@ -94,14 +94,14 @@ def _check_package(dry_run: bool) -> None:
         raise ConfigError(f"push needs a token of the hub with the right to write: {_LOGIN}")
 
 
-def _without_decoder(checkpoint: formats.Foreign) -> formats.Foreign:
+def _without_decoder(checkpoint: formats.LoadedCheckpoint) -> formats.LoadedCheckpoint:
     """Without what only pre-training uses."""
     decoder = mae_conversion.LAYOUT
     layout = {name: value for name, value in checkpoint.layout.items() if name != decoder}
     return dataclasses.replace(checkpoint, extras={}, layout=layout)
 
 
-def _write(checkpoint: formats.Foreign, folder: pathlib.Path, wanted: str) -> str:
+def _write(checkpoint: formats.LoadedCheckpoint, folder: pathlib.Path, wanted: str) -> str:
     """Writes the model in the format that is wanted, or the first that can express it: which it is."""
     refusals = []
     for format in (wanted,) if wanted else FORMATS:

@@ -13,7 +13,7 @@ from vit_jax.base import places
 from vit_jax.base.errors import CheckpointError
 from vit_jax.base.whole import ended_by_sigterm, partial_path
 from vit_jax.interchange import pickles, safetensors, state_dicts
-from vit_jax.models.conversions.rules import Lazy
+from vit_jax.models.conversions.rules import LazyArray
 
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
@@ -45,7 +45,7 @@ def weights_of(folder: epath.Path) -> epath.Path:
     raise CheckpointError(f"{folder} has a config.json, but no {WEIGHTS} nor {PICKLED}")
 
 
-def read_weights(path: epath.Path, state_dict: str) -> tuple[dict[str, Lazy], dict[str, str]]:
+def read_weights(path: epath.Path, state_dict: str) -> tuple[dict[str, LazyArray], dict[str, str]]:
     """The tensors of one of the files `NAMES`, of an index those of its files; and its metadata.
 
     Args:

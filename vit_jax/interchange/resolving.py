@@ -61,7 +61,7 @@ def resolve_from_checkpoint(
 
 
 def _resolve_model(
-    config: ConfigDict, saved: Mapping[str, Any] | None, source: formats.Foreign | None
+    config: ConfigDict, saved: Mapping[str, Any] | None, source: formats.LoadedCheckpoint | None
 ) -> None:
     """Fills in `config.model`: from the config of the run that is resumed, or from the checkpoint."""
     model, whole = config.model, not config.model.name

@@ -18,7 +18,7 @@ from etils import epath
 
 from vit_jax.base.errors import CheckpointError, reason
 from vit_jax.base.whole import written_whole
-from vit_jax.models.conversions.rules import Lazy
+from vit_jax.models.conversions.rules import LazyArray
 
 DTYPES = {
     "F64": np.dtype(np.float64),
@@ -44,7 +44,7 @@ def begins_as_safetensors(head: bytes) -> bool:
 
 def read(
     path: epath.PathLike, file: BinaryIO | None = None
-) -> tuple[dict[str, Lazy], dict[str, str]]:
+) -> tuple[dict[str, LazyArray], dict[str, str]]:
     """Every array of the file by its name, read when used, and the file's metadata.
 
     Args:
@@ -128,7 +128,7 @@ def write(
         raise CheckpointError(f"cannot write {path}: {error}") from error
 
 
-def _lazy(path: epath.Path, name: str, entry: dict, read_bytes: Callable) -> Lazy:
+def _lazy(path: epath.Path, name: str, entry: dict, read_bytes: Callable) -> LazyArray:
     if entry["dtype"] not in DTYPES:
         raise ValueError(f"{name} is of type {entry['dtype']}, which is not supported")
     dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
@@ -144,4 +144,4 @@ def _lazy(path: epath.Path, name: str, entry: dict, read_bytes: Callable) -> Laz
             raise CheckpointError(f"{path} is damaged: {name} is cut short")
         return np.frombuffer(data, dtype).reshape(shape)
 
-    return Lazy(shape, dtype, load)
+    return LazyArray(shape, dtype, load)

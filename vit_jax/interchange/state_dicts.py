@@ -16,7 +16,7 @@ from absl import logging
 from etils import epath
 
 from vit_jax.base.errors import CheckpointError, ConfigError
-from vit_jax.models.conversions.rules import Lazy
+from vit_jax.models.conversions.rules import LazyArray
 
 # Averaged weights come first: those are what a script evaluates. A teacher is an average, too.
 KEYS = (
@@ -45,7 +45,7 @@ _BESIDE = (
 )
 
 
-def find(content: Any, path: epath.Path, wanted: str = "") -> dict[str, Lazy]:
+def find(content: Any, path: epath.Path, wanted: str = "") -> dict[str, LazyArray]:
     """The tensors by name of what a script saved, of the averaged model if it has both.
 
     Args:
@@ -96,7 +96,7 @@ def _dictionaries(
         return
     if next(visits) > _MOST_VISITS:
         raise CheckpointError(f"it holds more than {_MOST_VISITS:,} dictionaries")
-    if any(isinstance(value, Lazy) for value in content.values()):
+    if any(isinstance(value, LazyArray) for value in content.values()):
         yield name, content
     if depth < _DEPTH:
         for key, value in content.items():
@@ -104,21 +104,21 @@ def _dictionaries(
             yield from _dictionaries(value, inside, visits, depth + 1)
 
 
-def _tensors(found: Mapping[Any, Any], path: epath.Path) -> dict[str, Lazy]:
+def _tensors(found: Mapping[Any, Any], path: epath.Path) -> dict[str, LazyArray]:
     """The tensors of a state dict, without what compilers put into their names."""
-    others = [str(name) for name, value in found.items() if not isinstance(value, Lazy)]
+    others = [str(name) for name, value in found.items() if not isinstance(value, LazyArray)]
     if others:
         logging.info("%s: skipped, no tensors: %s", path, ", ".join(others))
-    return without_wrappers({n: t for n, t in found.items() if isinstance(t, Lazy)})
+    return without_wrappers({n: t for n, t in found.items() if isinstance(t, LazyArray)})
 
 
-def without_wrappers(tensors: Mapping[str, Lazy]) -> dict[str, Lazy]:
+def without_wrappers(tensors: Mapping[str, LazyArray]) -> dict[str, LazyArray]:
     """The tensors by their names without the parts that compilers and wrappers of layers put in."""
     cut = {".".join(k for k in name.split(".") if k not in _WRAPPERS): name for name in tensors}
     return masked({short: tensors[name] for short, name in cut.items()})
 
 
-def masked(tensors: dict[str, Lazy]) -> dict[str, Lazy]:
+def masked(tensors: dict[str, LazyArray]) -> dict[str, LazyArray]:
     """The tensors with biases times their masks, as DINOv3's code computes them: keys have none."""
     masks = [name for name in tensors if name.endswith(".bias_mask")]
     found = {name: tensor for name, tensor in tensors.items() if name not in masks}
@@ -129,12 +129,12 @@ def masked(tensors: dict[str, Lazy]) -> dict[str, Lazy]:
     return found
 
 
-def _times(bias: Lazy, mask: Lazy) -> Lazy:
+def _times(bias: LazyArray, mask: LazyArray) -> LazyArray:
     def read() -> np.ndarray:
         keep = np.asarray(mask)
         return np.where(keep == 0, 0, np.asarray(bias) * keep).astype(bias.dtype)
 
-    return Lazy(bias.shape, bias.dtype, read)
+    return LazyArray(bias.shape, bias.dtype, read)
 
 
 def prefixes(names: Iterable[str]) -> list[str]:

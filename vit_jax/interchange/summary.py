@@ -54,7 +54,7 @@ def summarize(path: epath.PathLike, **overrides) -> dict:
     return summary
 
 
-def assumed(foreign: formats.Foreign) -> dict:
+def assumed(foreign: formats.LoadedCheckpoint) -> dict:
     """The values of a checkpoint that no file contains, by their names."""
     config, prepared = foreign.model_config, foreign.preprocessing
     found = {name: getattr(config, name) for name in foreign.assumed if hasattr(config, name)}

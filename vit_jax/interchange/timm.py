@@ -13,8 +13,8 @@ from etils import epath
 from vit_jax.base.errors import CheckpointError
 from vit_jax.base.sizes import height_width
 from vit_jax.interchange import named, pytorch
-from vit_jax.interchange.formats import Foreign, Preprocessing, Wishes, how_to_accept
-from vit_jax.interchange.opened import CONFIG, Opened
+from vit_jax.interchange.formats import LoadedCheckpoint, Preprocessing, ReadOptions, how_to_accept
+from vit_jax.interchange.opened import CONFIG, CheckpointFile
 from vit_jax.models.conversions import published, vit_arguments, vit_options
 
 NAME = "timm"
@@ -27,7 +27,7 @@ _NOT_READ = {
 _STATED = (*vit_arguments.UNTOLD, "image_size")
 
 
-def recognises(opened: Opened) -> bool:
+def recognises(opened: CheckpointFile) -> bool:
     """Whether this is a file of PyTorch, or a folder whose config.json names an architecture of timm."""
     if opened.container == "folder":
         return isinstance(opened.config.get("architecture"), str)
@@ -35,7 +35,7 @@ def recognises(opened: Opened) -> bool:
     return pytorch_file or opened.container == "npz" and named.is_found(opened, NAME)
 
 
-def read(opened: Opened, wishes: Wishes) -> Foreign:
+def read(opened: CheckpointFile, wishes: ReadOptions) -> LoadedCheckpoint:
     """See `formats`."""
     _refuse_other_families(opened)
     stated = named.in_header(opened)
@@ -66,7 +66,7 @@ def read(opened: Opened, wishes: Wishes) -> Foreign:
     return foreign
 
 
-def _refuse_other_families(opened: Opened) -> None:
+def _refuse_other_families(opened: CheckpointFile) -> None:
     """Raises `CheckpointError` for a family that has much in common with ViTs, and is not read."""
     for family, pattern in _NOT_READ.items():
         if name := next((n for n in opened.tensors if re.search(pattern, n)), ""):
@@ -76,14 +76,14 @@ def _refuse_other_families(opened: Opened) -> None:
             )
 
 
-def published_name(opened: Opened) -> tuple[str, str]:
+def published_name(opened: CheckpointFile) -> tuple[str, str]:
     """The published model that config.json names, or the path: (architecture, tag), '' for what is not said."""
     if architecture := opened.config.get("architecture"):
         return architecture, opened.config.get("pretrained_cfg", {}).get("tag", "")
     return published.named_in(opened.path.parts)
 
 
-def write(foreign: Foreign, path: epath.PathLike) -> None:
+def write(foreign: LoadedCheckpoint, path: epath.PathLike) -> None:
     """Writes a `.safetensors` file, or a folder for `timm.create_model("local-dir:FOLDER", pretrained=True)`.
 
     Raises:
@@ -113,7 +113,7 @@ def write(foreign: Foreign, path: epath.PathLike) -> None:
         (folder / CONFIG).write_text(json.dumps(description, indent=2))
 
 
-def header_of(foreign: Foreign) -> dict:
+def header_of(foreign: LoadedCheckpoint) -> dict:
     """What a file with timm's names says beside its tensors, see `named.header`."""
     known = vars(foreign.model_config) | foreign.layout
     return named.header(foreign, {name: known[name] for name in _STATED if name in known})
@@ -139,7 +139,7 @@ def _as_read(prepared: Preprocessing | None) -> Preprocessing | None:
     return prepared
 
 
-def _description(foreign: Foreign, architecture: str, arguments: dict) -> dict:
+def _description(foreign: LoadedCheckpoint, architecture: str, arguments: dict) -> dict:
     """The config.json of a folder."""
     config = foreign.model_config
     prepared = foreign.preprocessing

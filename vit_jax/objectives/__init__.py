@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from vit_jax.base import schema
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest, option
-from vit_jax.objectives.contract import Objective, Setting
+from vit_jax.objectives.contract import Objective, ObjectiveContext
 from vit_jax.objectives.dino import Dino
 from vit_jax.objectives.distill import Distill
 from vit_jax.objectives.mae import Mae
@@ -63,7 +63,7 @@ def find(config: Name | ConfigDict) -> tuple[type[Objective], object]:
     return objective, objective.Options(**said)
 
 
-def make(config: Name, setting: Setting) -> Objective:
+def make(config: Name, setting: ObjectiveContext) -> Objective:
     """The objective of a run; see `find`."""
     objective, options = find(config)
     return objective(options, setting)

@@ -21,7 +21,7 @@ Batch = dict[str, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
+class ObjectiveContext:
     """What an objective knows of its run.
 
     Attributes:
@@ -121,7 +121,7 @@ class Objective:
       mixes: whether images and targets may be mixed, by mixup and cutmix.
       needs_views: whether it learns from several views of each image (`config.data.views`), which
         batches to train on then have in place of `image`: (B, count, H, W, C) each, by the names in
-        `Setting.views`.
+        `ObjectiveContext.views`.
     """
 
     Options: ClassVar[type]
@@ -129,7 +129,7 @@ class Objective:
     mixes: ClassVar[bool] = True
     needs_views: ClassVar[bool] = False
 
-    def __init__(self, options: Any, setting: Setting):
+    def __init__(self, options: Any, setting: ObjectiveContext):
         """Raises `ConfigError` for what does not fit together."""
         self.options, self.setting = options, setting
 

@@ -28,7 +28,7 @@ from vit_jax.base.schema import option
 from vit_jax.models.resized import METHODS, config_at, resized
 from vit_jax.models.vit_zoo_options import PublishedViTConfig
 from vit_jax.objectives import block_masks, dino_losses
-from vit_jax.objectives.contract import Batch, Learner, MovingAverage, Objective, Setting
+from vit_jax.objectives.contract import Batch, Learner, MovingAverage, Objective, ObjectiveContext
 
 _EQUAL = 1e-3  # nats that teacher outputs differ by, below which they are all the same
 
@@ -145,7 +145,7 @@ class Dino(Objective):
     mixes = False
     needs_views = True
 
-    def __init__(self, options: Options, setting: Setting):
+    def __init__(self, options: Options, setting: ObjectiveContext):
         super().__init__(options, setting)
         model = setting.model
         if type(model) is not PublishedViTConfig:

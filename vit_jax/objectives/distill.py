@@ -23,7 +23,7 @@ from flax import nnx
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
-from vit_jax.objectives.contract import Batch, FromCheckpoint, Learner, Objective, Setting
+from vit_jax.objectives.contract import Batch, FromCheckpoint, Learner, Objective, ObjectiveContext
 from vit_jax.objectives.supervised import cross_entropy, smoothed, to_targets
 
 
@@ -54,7 +54,7 @@ class Distill(Objective):
 
     Options = Options
 
-    def __init__(self, options: Options, setting: Setting):
+    def __init__(self, options: Options, setting: ObjectiveContext):
         super().__init__(options, setting)
         if not options.teacher:
             raise ConfigError(

@@ -17,7 +17,7 @@ from vit_jax.base.schema import option
 from vit_jax.models.embeddings import cut_patches, sincos_2d
 from vit_jax.models.vit import Encoder
 from vit_jax.models.vit_zoo_options import PublishedViTConfig
-from vit_jax.objectives.contract import Batch, Learner, Objective, Setting
+from vit_jax.objectives.contract import Batch, Learner, Objective, ObjectiveContext
 from vit_jax.objectives.masked_patches import check_shares
 
 _EPSILON = 1e-6  # of the normalised targets
@@ -69,7 +69,7 @@ class Mae(Objective):
     needs_labels = False
     mixes = False
 
-    def __init__(self, options: Options, setting: Setting):
+    def __init__(self, options: Options, setting: ObjectiveContext):
         super().__init__(options, setting)
         model = setting.model
         if type(model) is not PublishedViTConfig:

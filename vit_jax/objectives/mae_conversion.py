@@ -25,7 +25,7 @@ from vit_jax.models.conversions import (
     vit_timm,
     vit_towers,
 )
-from vit_jax.models.conversions.rules import Lazy, Rule
+from vit_jax.models.conversions.rules import LazyArray, Rule
 from vit_jax.models.embeddings import sincos_2d
 from vit_jax.models.vit_zoo_options import PublishedViTConfig
 from vit_jax.objectives import mae
@@ -59,7 +59,7 @@ class Checkpoint(Protocol):
 
     model_config: Options
     layout: Mapping[str, Any]
-    extras: Mapping[str, Lazy]
+    extras: Mapping[str, LazyArray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Decoder:
     Attributes:
       options: of the objective that it belongs to.
       config: its blocks, as those of a ViT.
-      params: like those of `objectives.mae.Own`; leaves are `rules.Lazy`.
+      params: like those of `objectives.mae.Own`; leaves are `rules.LazyArray`.
     """
 
     options: mae.Options
@@ -202,7 +202,7 @@ def refusal(config: PublishedViTConfig) -> str:
 
 
 def _options(
-    extras: Mapping[str, Lazy], layout: Mapping[str, Any], format: str, heads: int
+    extras: Mapping[str, LazyArray], layout: Mapping[str, Any], format: str, heads: int
 ) -> mae.Options:
     """What tensors and what stands beside them tell of the objective; the rest is as in the authors' models."""
     embed, up = _BIASES[format]

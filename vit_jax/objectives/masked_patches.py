@@ -23,7 +23,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.models.embeddings import cut_patches
 from vit_jax.models.vit_zoo_options import PublishedViTConfig
-from vit_jax.objectives.contract import Batch, Learner, Objective, Setting
+from vit_jax.objectives.contract import Batch, Learner, Objective, ObjectiveContext
 
 _BITS = 3
 _COLORS = 2 ** (3 * _BITS)
@@ -58,7 +58,7 @@ class MaskedPatches(Objective):
     needs_labels = False
     mixes = False
 
-    def __init__(self, options: Options, setting: Setting):
+    def __init__(self, options: Options, setting: ObjectiveContext):
         super().__init__(options, setting)
         model = setting.model
         if not isinstance(model, PublishedViTConfig):

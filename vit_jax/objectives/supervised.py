@@ -9,7 +9,7 @@ from flax import nnx
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
-from vit_jax.objectives.contract import Batch, Learner, Objective, Setting
+from vit_jax.objectives.contract import Batch, Learner, Objective, ObjectiveContext
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Supervised(Objective):
 
     Options = Options
 
-    def __init__(self, options: Options, setting: Setting):
+    def __init__(self, options: Options, setting: ObjectiveContext):
         super().__init__(options, setting)
         if options.loss == "binary" and options.label_smoothing:
             raise ConfigError(

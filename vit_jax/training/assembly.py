@@ -24,7 +24,7 @@ from vit_jax.data.augmentation import augment, permute
 from vit_jax.devices import meshes
 from vit_jax.interchange import formats, resolving
 from vit_jax.models import classifier, registry
-from vit_jax.objectives.contract import FromCheckpoint, Objective, Setting
+from vit_jax.objectives.contract import FromCheckpoint, Objective, ObjectiveContext
 from vit_jax.objectives.networks import FixedTeacher, Networks
 from vit_jax.optim import matrices, preconditioners, sharpness
 from vit_jax.training import state as states
@@ -216,7 +216,7 @@ def assemble(
 
     def make_objective(model_config: classifier.Options) -> Objective:
         data = config.data
-        setting = Setting(
+        setting = ObjectiveContext(
             model_config,
             data.mean,
             data.std,

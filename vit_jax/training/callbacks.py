@@ -43,7 +43,9 @@ class Callbacks(MetricWriter):
 
     def end_the_run(self) -> bool:
         """Whether the run is to end, the same in all processes; each asks at the same steps."""
-        verdict = processes.agree("callbacks", self._verdict) if self._functions else ""
+        verdict = (
+            processes.broadcast_from_first("callbacks", self._verdict) if self._functions else ""
+        )
         if verdict not in ("", _FAILED):
             self.ended = verdict
             logging.info("%s", verdict)

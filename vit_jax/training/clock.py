@@ -171,7 +171,7 @@ class Clock:
                 what = "a step" if kind in _MOVING else KINDS[kind]
                 opened = "".join(f"\n  {who}: {file}" for who, file in places.last_opened.items())
                 files = f" The files that threads opened last:{opened}" if opened else ""
-                processes.leave(
+                processes.abort_all(
                     f"nothing has moved for {minutes:g} minutes in {what}; what every thread is "
                     f"doing stands above. Start the run again: it goes on from the last checkpoint.{files}",
                     processes.START_AGAIN,

@@ -26,7 +26,7 @@ from vit_jax.config import config_class, default_config
 from vit_jax.devices import meshes, processes
 from vit_jax.evaluation import run as running
 from vit_jax.evaluation import suites
-from vit_jax.evaluation.contract import Trained, Watch
+from vit_jax.evaluation.contract import EvaluatedModel, Watch
 from vit_jax.models import registry
 from vit_jax.prediction.overrides import check_changes, load_to_evaluate
 from vit_jax.training.guards import make_workdir
@@ -183,7 +183,7 @@ class _Follower:
     def _agreed(self, find) -> int | None:
         """What `find` gives in the first process, in all."""
         answer = json.dumps(find()) if processes.index() == 0 else ""
-        return json.loads(processes.agree("followed run", answer))
+        return json.loads(processes.broadcast_from_first("followed run", answer))
 
     def _next(self, pause: "_Pause") -> int | None:
         """The step to evaluate now; `None`: the run is done; -1: look again. Waits in between."""
@@ -236,7 +236,7 @@ class _Follower:
             self._judges, _ = running.make_judges(run, config, what.suite, what.data_dir)
             self._made_for = (run.model_config, config)
         began = time.monotonic()
-        trained = Trained(registry.split(run.model)[1])
+        trained = EvaluatedModel(registry.split(run.model)[1])
         with jax.set_mesh(self._mesh):
             metrics = self._judges(trained, self._mesh, self._watch)
         seconds = time.monotonic() - began

@@ -171,7 +171,7 @@ class SkippedData:
         self._path = workdir / "left_out.json"
         # A damaged file counts as none: what it named is met again, and skipped again.
         saved = places.read_json(self._path, list) if processes.index() == 0 else None
-        agreed = processes.agree("skipped data", json.dumps(saved or []))
+        agreed = processes.broadcast_from_first("skipped data", json.dumps(saved or []))
         ranges = json.loads(agreed)
         pairs = all(isinstance(one, list) and list(map(type, one)) == [int, int] for one in ranges)
         self.ranges = [tuple(one) for one in ranges] if pairs else []

@@ -23,7 +23,7 @@ from vit_jax.data import loader, sources
 from vit_jax.data.decode import PIXELS
 from vit_jax.data.record import Source
 from vit_jax.devices import meshes, processes
-from vit_jax.evaluation.contract import Subject, Trained
+from vit_jax.evaluation.contract import EvalContext, EvaluatedModel
 from vit_jax.training import announce, health, preflight, pseudo_labels, reference
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly, assemble, make_mesh, resolve
@@ -100,7 +100,9 @@ def train(
     clock = Clock(workdir, config.hosts, write=jax.process_index() == 0)
     lock = contextlib.nullcontext()
     if jax.process_index() == 0:
-        lock = Lock(workdir, on_lost=lambda message: processes.leave(message, UserError.exit_code))
+        lock = Lock(
+            workdir, on_lost=lambda message: processes.abort_all(message, UserError.exit_code)
+        )
     with StopRequest() as stop, lock, clock, jax.set_mesh(mesh):
         run = _Run(assembly, source, suite, mesh, workdir, clock, stop, programs, callbacks)
         return run.finish()
@@ -116,10 +118,10 @@ def assembly_for(config: Config, source: Source) -> Assembly:
     )
 
 
-def subject_of(assembly: Assembly, source: Source) -> Subject:
+def subject_of(assembly: Assembly, source: Source) -> EvalContext:
     """What the run's evaluators judge: its model, with the classes of the data to train on."""
     model_config = assembly.model_config
-    return Subject(
+    return EvalContext(
         config=assembly.config,
         model_config=model_config,
         definition=assembly.definition,
@@ -299,7 +301,7 @@ class _Run:
         every = self.config.checkpoint.every_minutes
         due = (time.monotonic() - saved_at) / 60 >= every
         with self.clock.waiting():
-            return every > 0 and processes.agree("save by time", str(due)) == "True"
+            return every > 0 and processes.broadcast_from_first("save by time", str(due)) == "True"
 
     def _save(self, step: int) -> None:
         self._save_by(self.checkpoints.save, step)
@@ -341,7 +343,7 @@ class _Run:
     def _evaluate(self, step: int) -> None:
         with self._during("evaluate"):
             state = self.gather(self.state)
-            trained = Trained(state.weights(), state)
+            trained = EvaluatedModel(state.weights(), state)
             self.results = self.suite(
                 trained, self.mesh, watch=lambda batches: self.clock.each(batches, "evaluate")
             )

@@ -13,7 +13,7 @@ from vit_jax.data import loader
 from vit_jax.devices import meshes
 from vit_jax.evaluation import contract
 from vit_jax.evaluation.accuracy import Accuracy, no_sums
-from vit_jax.evaluation.contract import Subject, Trained, Watch
+from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, Watch
 from vit_jax.evaluation.early_exit.inference import Inference, check_exits, check_thresholds
 
 
@@ -34,7 +34,7 @@ class EarlyExit(Accuracy):
     Options = Options
     _inference: Inference | None = None
 
-    def __init__(self, options: Options, subject: Subject):
+    def __init__(self, options: Options, subject: EvalContext):
         super().__init__(options, subject)
         check_thresholds(subject.model_config, options.thresholds)
 
@@ -43,7 +43,9 @@ class EarlyExit(Accuracy):
         exits = check_exits(self.subject.model_config)
         return (*super().metrics(), "gflops", *(f"exit{n}" for n in range(1, exits + 1)))
 
-    def __call__(self, trained: Trained, mesh: Mesh, watch: Watch = iter) -> dict[str, float]:
+    def __call__(
+        self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter
+    ) -> dict[str, float]:
         """See `Evaluator`."""
         config, subject = self.config, self.subject
         self._inference = inference = self._inference or Inference(

@@ -64,7 +64,7 @@ def heads_of(published: Mapping[Any, int], size: Any, what: str = "width") -> di
 
 
 @dataclasses.dataclass(frozen=True)
-class Recognised:
+class DetectedModel:
     """A model that a file holds.
 
     Attributes:
@@ -97,7 +97,7 @@ class Conversion:
     conventions: ClassVar[dict[str, Any]] = {}
     renamed: ClassVar[tuple[tuple[str, str], ...]] = ()
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> Recognised | None:
+    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
         """The model that a file holds, or `None` if it is not of this family.
 
         Args:

@@ -18,8 +18,8 @@ from vit_jax.models.conversions.contract import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     Conversion,
+    DetectedModel,
     Preprocessing,
-    Recognised,
     Shapes,
     TimmConversion,
     count,
@@ -40,7 +40,7 @@ class Authors(Conversion):
     conventions = {"epsilon": 1e-6, "activation": "gelu"}
     dot = "."
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> Recognised | None:
+    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
         if f"cls_token{self.dot}0" not in shapes:
             return None
@@ -75,7 +75,7 @@ class Authors(Conversion):
             "channels": kernels[0][1],
         }
         published = {2 * width: heads for width, heads, *_ in crossvit.SIZES.values()}
-        return Recognised(
+        return DetectedModel(
             options | {"heads": published.get(width)},
             open=heads_of(published, width),
             assumed=("activation", "epsilon"),
@@ -120,7 +120,7 @@ class Timm(Authors, TimmConversion):
 
     dot = "_"
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> Recognised | None:
+    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
         found = super().recognise(shapes, said)
         if not found:

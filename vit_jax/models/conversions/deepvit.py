@@ -14,9 +14,9 @@ from vit_jax.models.conversions.contract import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     Conversion,
+    DetectedModel,
     Open,
     Preprocessing,
-    Recognised,
     Shapes,
     count,
     image_size,
@@ -29,7 +29,7 @@ from vit_jax.models.conversions.rules import Constant, Rule
 class Authors(Conversion):
     """zhoudaquan/dvit_repo."""
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> Recognised | None:
+    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`. Without a Θ it is no DeepViT, but a ViT or a hybrid."""
         thetas = [
             shapes.get(f"{_block(i)}.attn.reatten_matrix.weight") for i in range(_depth(shapes))
@@ -54,7 +54,7 @@ class Authors(Conversion):
             "reattention_norm": any(".attn.var_norm." in name for name in shapes),
             "channels": first[1],
         }
-        return Recognised(options | _scales(options), open=_open(options))
+        return DetectedModel(options | _scales(options), open=_open(options))
 
     def rules(self, config, layout: Mapping[str, Any]) -> list[Rule | Constant]:
         """See `Conversion`."""

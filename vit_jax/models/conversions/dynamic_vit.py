@@ -21,8 +21,8 @@ from vit_jax.models.conversions.contract import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     Conversion,
+    DetectedModel,
     Preprocessing,
-    Recognised,
     Shapes,
     count,
     heads_of,
@@ -57,7 +57,7 @@ class Authors(Conversion):
         "relation_resize": "grid",
     }
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> Recognised | None:
+    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
         if not any(name.startswith(f"{NAMES[-1]}.") for name in shapes):
             return None
@@ -95,10 +95,10 @@ class Authors(Conversion):
         assumed = ("epsilon", *self.conventions)
         if options["relation_reuse"]:
             heads = last[f"{_RELATIONS}.2.bias"][0] // depth
-            return Recognised(options | {"heads": heads}, assumed=assumed)
+            return DetectedModel(options | {"heads": heads}, assumed=assumed)
         published = {(d, w): heads for _, (d, w, _, heads) in dynamic_vit.SIZES.values()}
         heads = published.get((depth, width))
-        return Recognised(
+        return DetectedModel(
             options | {"heads": heads},
             open=heads_of(published, (depth, width), "(depth, width)"),
             assumed=assumed,

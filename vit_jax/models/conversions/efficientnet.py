@@ -19,9 +19,9 @@ from vit_jax.models.conversions.contract import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     USUAL_IMAGE_SIZE,
+    DetectedModel,
     HuggingFaceConversion,
     Preprocessing,
-    Recognised,
     Shapes,
     TimmConversion,
     count,
@@ -66,7 +66,7 @@ _COMPUTED = {
 class Timm(TimmConversion):
     """timm's EfficientNets with TensorFlow's conventions."""
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> Recognised | None:
+    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
         if not {"conv_stem.weight", "conv_head.weight", "blocks.0.0.conv_dw.weight"} <= set(shapes):
             return None
@@ -91,7 +91,7 @@ class Timm(TimmConversion):
             "width_factor": shapes["conv_head.weight"][0] / efficientnet.TOP,
             "channels": shapes["conv_stem.weight"][1],
         }
-        return Recognised(options, assumed=() if "image_size" in said else ("image_size",))
+        return DetectedModel(options, assumed=() if "image_size" in said else ("image_size",))
 
     def rules(self, config: Config, layout: Mapping[str, Any]) -> list[Rule | Constant]:
         """See `Conversion`."""
@@ -132,7 +132,7 @@ class HuggingFace(HuggingFaceConversion):
 
     model_types = ("efficientnet",)
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> Recognised | None:
+    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
         if said.get("model_type") not in self.model_types:
             return None
@@ -159,7 +159,7 @@ class HuggingFace(HuggingFaceConversion):
                 f"TensorFlow pads so in the blocks {asymmetric}: other paddings are not supported"
             )
         prefix = "efficientnet." if any(n.startswith("efficientnet.") for n in shapes) else ""
-        return Recognised(options, {"prefix": prefix})
+        return DetectedModel(options, {"prefix": prefix})
 
     def rules(self, config: Config, layout: Mapping[str, Any]) -> list[Rule | Constant]:
         """See `Conversion`; `prefix` is of all names but the head's."""

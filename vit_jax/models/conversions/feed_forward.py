@@ -9,8 +9,8 @@ from vit_jax.models.conversions.contract import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     Conversion,
+    DetectedModel,
     Preprocessing,
-    Recognised,
     Shapes,
     count,
     image_size,
@@ -27,7 +27,7 @@ class Authors(Conversion):
 
     conventions = {"activation": "gelu", "epsilon": 1e-6}
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> Recognised | None:
+    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
         if _TABLE not in shapes or "blocks.0.mlp2.fc1.weight" not in shapes:
             return None
@@ -45,7 +45,7 @@ class Authors(Conversion):
             "position_grid": shapes[_TABLE][2:],
             "channels": channels,
         }
-        return Recognised(options, assumed=tuple(self.conventions))
+        return DetectedModel(options, assumed=tuple(self.conventions))
 
     def rules(self, config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`."""

@@ -13,8 +13,8 @@ from vit_jax.models import resnet as backbones
 from vit_jax.models.conversions import resnet, vit_flax, vit_timm
 from vit_jax.models.conversions.contract import (
     USUAL_IMAGE_SIZE,
+    DetectedModel,
     Preprocessing,
-    Recognised,
     Shapes,
 )
 from vit_jax.models.conversions.rules import Rule
@@ -33,7 +33,7 @@ _BACKBONE = "patch_embed.backbone."
 class Official(vit_flax.Official):
     """google-research/vision_transformer."""
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> Recognised | None:
+    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
         if not {"conv_root/kernel", "embedding/kernel", vit_flax.POSITION_OFFICIAL} <= set(shapes):
             return None
@@ -59,7 +59,7 @@ class Official(vit_flax.Official):
 class Timm(vit_timm.Timm):
     """timm."""
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> Recognised | None:
+    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
         inner = {
             name.removeprefix(_BACKBONE): shape

@@ -15,9 +15,9 @@ from vit_jax.models.conversions.contract import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     Conversion,
+    DetectedModel,
     Open,
     Preprocessing,
-    Recognised,
     Shapes,
     count,
     heads_of,
@@ -34,7 +34,7 @@ _UP, _UP_NORM, _DEPTHWISE, _DEPTHWISE_NORM, _GATE = 0, 1, 3, 4, 6
 class Authors(Conversion):
     """ofsoundof/LocalViT."""
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> Recognised | None:
+    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
         if _part(_DEPTHWISE).format(layer=0) + ".weight" not in shapes:
             return None
@@ -63,7 +63,7 @@ class Authors(Conversion):
         }
         if gate == "eca":
             left_open["gate"] = Open(("eca", "eca_hard"), "gate=eca is taken")
-        return Recognised(options, open=left_open)
+        return DetectedModel(options, open=left_open)
 
     def rules(self, config, layout: Mapping[str, Any]) -> list[Rule | Constant]:
         """See `Conversion`."""

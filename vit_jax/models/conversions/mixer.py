@@ -13,8 +13,8 @@ from vit_jax.models import mixer
 from vit_jax.models.conversions import flax, pytorch
 from vit_jax.models.conversions.contract import (
     Conversion,
+    DetectedModel,
     Preprocessing,
-    Recognised,
     Shapes,
     TimmConversion,
     count,
@@ -46,7 +46,7 @@ class Flax(Conversion):
         first = any("Mixer/encoder_norm/" in name for name in names)
         return super().canonical(names) if first else {name: name for name in names}
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> Recognised | None:
+    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
         if "stem/kernel" not in shapes or "MixerBlock_0/LayerNorm_0/scale" not in shapes:
             return None
@@ -66,7 +66,7 @@ class Flax(Conversion):
             "token_mlp_dim": token_mlp_dim,
             "channels": channels,
         }
-        return Recognised(options, {"reshaped": idle}, assumed=tuple(self.conventions))
+        return DetectedModel(options, {"reshaped": idle}, assumed=tuple(self.conventions))
 
     def rules(self, config: mixer.Config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`."""
@@ -91,7 +91,7 @@ class Timm(TimmConversion):
 
     conventions = {"epsilon": 1e-6, "activation": "gelu"}
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> Recognised | None:
+    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
         if "stem.proj.weight" not in shapes:
             return None
@@ -110,7 +110,7 @@ class Timm(TimmConversion):
             "channels": channels,
         }
         assumed = ("epsilon",) if "act_layer" in said else ("epsilon", "activation")
-        return Recognised(options, assumed=assumed)
+        return DetectedModel(options, assumed=assumed)
 
     def rules(self, config: mixer.Config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`."""

@@ -14,9 +14,9 @@ from vit_jax.models.conversions import flax, pytorch
 from vit_jax.models.conversions.contract import (
     USUAL_IMAGE_SIZE,
     Conversion,
+    DetectedModel,
     HuggingFaceConversion,
     Preprocessing,
-    Recognised,
     Shapes,
     TimmConversion,
     count,
@@ -39,7 +39,7 @@ class BigVision(Conversion):
     # TensorFlow numbered the convolutions of some files.
     renamed = ((r"(standardized_conv2d)_\d+", r"\1"),)
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> Recognised | None:
+    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
         if "embedding/kernel" in shapes or not any(name in shapes for name in ROOTS):
             return None
@@ -50,7 +50,7 @@ class BigVision(Conversion):
             "preactivation": any(name in shapes for name in _PREACTIVATION_NORMS),
         }
         assumed = ("image_size", "root_zeros", "epsilons")
-        return Recognised(options, flax_layout(shapes), assumed=assumed)
+        return DetectedModel(options, flax_layout(shapes), assumed=assumed)
 
     def rules(self, config: resnet.Config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`."""
@@ -68,7 +68,7 @@ class Timm(TimmConversion):
 
     conventions = {"root_zeros": True}
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> Recognised | None:
+    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
         if "stem.conv.weight" not in shapes:
             return None
@@ -79,7 +79,7 @@ class Timm(TimmConversion):
             "root_zeros": True,
             "epsilons": "timm",
         }
-        return Recognised(options, assumed=() if "image_size" in said else ("image_size",))
+        return DetectedModel(options, assumed=() if "image_size" in said else ("image_size",))
 
     def rules(self, config: resnet.Config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`. BiT's head is a convolution: (classes, channels, 1, 1)."""
@@ -122,7 +122,7 @@ class HuggingFace(HuggingFaceConversion):
         (r"^bit\.norm\.", "norm."),
     )
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> Recognised | None:
+    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
         if said.get("model_type") not in self.model_types:
             return None
@@ -140,7 +140,7 @@ class HuggingFace(HuggingFaceConversion):
             "epsilons": "timm",
         }
         sized = "image_size" in said or said.get("processor_size")
-        return Recognised(options, {"kind": "bit"}, assumed=() if sized else ("image_size",))
+        return DetectedModel(options, {"kind": "bit"}, assumed=() if sized else ("image_size",))
 
     def rules(self, config: resnet.Config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`."""

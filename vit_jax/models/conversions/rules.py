@@ -16,7 +16,7 @@ LAYER = "{layer"
 
 
 @dataclasses.dataclass(frozen=True)
-class Lazy:
+class LazyArray:
     """An array that is read when used: `np.asarray(lazy)`. JAX takes it for one leaf of a tree.
 
     Attributes:

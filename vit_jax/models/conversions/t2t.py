@@ -22,9 +22,9 @@ from vit_jax.models.conversions.contract import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     Conversion,
+    DetectedModel,
     Open,
     Preprocessing,
-    Recognised,
     Shapes,
     count,
     heads_of,
@@ -56,7 +56,7 @@ class Authors(Conversion):
 
     conventions = {"activation": "gelu", "epsilon": 1e-5, "parallel": False}
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> Recognised | None:
+    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
         if f"{_FIRST}.norm1.weight" not in shapes or "cls_token" not in shapes:
             return None
@@ -87,7 +87,9 @@ class Authors(Conversion):
         left_open = heads_of(published, (depth, width), "(depth, width)")
         left_open["qk_scale"] = Open(ask="" if heads else _ASK_SCALE.format(width**-0.5))
         options |= {"heads": heads, "qk_scale": 0.0}
-        return Recognised(options, open=left_open, assumed=("first_split", "activation", "epsilon"))
+        return DetectedModel(
+            options, open=left_open, assumed=("first_split", "activation", "epsilon")
+        )
 
     def rules(self, config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from vit_jax.base import patterns
 from vit_jax.base.errors import CheckpointError, lines
-from vit_jax.models.conversions.rules import Constant, Lazy, Rule
+from vit_jax.models.conversions.rules import Constant, LazyArray, Rule
 
 _CACHED, _ROWS = 2**16, 64  # of `_copy`: elements that need no care, and rows at a time
 _LARGE = 2**20  # bytes
@@ -77,12 +77,12 @@ def to_ours(
     Args:
       rules: of the format. Those for parameters that `like` does not have are passed over.
       tensors: name to an array or what `np.asarray` makes one, with `shape` and `dtype` known
-        before: see `Lazy`.
+        before: see `LazyArray`.
       like: shapes and dtypes of our parameters, from `registry.abstract`.
       source: the file, for messages.
 
     Returns:
-      A tree like `like` whose leaves are `Lazy`: what is used one at a time is held in memory one
+      A tree like `like` whose leaves are `LazyArray`: what is used one at a time is held in memory one
         at a time.
 
     Raises:
@@ -114,8 +114,8 @@ def to_ours(
     if problems:
         raise CheckpointError(f"{source} does not fit the model:" + lines(problems))
 
-    def lazy(name: str, leaf) -> Lazy:
-        return Lazy(
+    def lazy(name: str, leaf) -> LazyArray:
+        return LazyArray(
             tuple(leaf.shape), np.dtype(leaf.dtype), lambda: _merge(by_name[name], tensors, leaf)
         )
 
@@ -133,7 +133,7 @@ def to_theirs(
 
     Args:
       rules: of the format. Those for parameters that `params` does not have are passed over.
-      params: nested dict of arrays, `Lazy` or not.
+      params: nested dict of arrays, `LazyArray` or not.
       dtypes: by their names, of the tensors that are written in another type than they have here.
       constants: their values in the file that is being written again; by default those of a new
         file.

@@ -16,8 +16,8 @@ from vit_jax.models.conversions import vit_options, vit_timm
 from vit_jax.models.conversions.contract import (
     IMAGENET_MEAN,
     IMAGENET_STD,
+    DetectedModel,
     Preprocessing,
-    Recognised,
     Shapes,
     patch_grid,
 )
@@ -41,7 +41,7 @@ class Authors(vit_timm.Timm):
 
     conventions = {"activation": "gelu", "epsilon": 1e-6}
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> Recognised | None:
+    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
         frequencies = shapes.get(_PATCHES.format(layer=0))
         if frequencies is None:
@@ -65,7 +65,7 @@ class Authors(vit_timm.Timm):
             **self.conventions,
         }
         assumed = ("rope_grid", *self.conventions)
-        return Recognised(options, self.layout(None), assumed=assumed)
+        return DetectedModel(options, self.layout(None), assumed=assumed)
 
     def rules(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule | Constant]:
         """See `Conversion`."""

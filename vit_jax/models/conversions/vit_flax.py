@@ -19,8 +19,8 @@ from vit_jax.models.conversions import flax
 from vit_jax.models.conversions.contract import (
     USUAL_IMAGE_SIZE,
     Conversion,
+    DetectedModel,
     Open,
-    Recognised,
     Shapes,
     count,
     image_size,
@@ -47,7 +47,7 @@ class Official(Conversion):
 
     conventions = {"activation": "gelu_tanh", "epsilon": 1e-6}
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> Recognised | None:
+    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
         if POSITION_OFFICIAL not in shapes or "conv_root/kernel" in shapes:
             return None
@@ -77,7 +77,7 @@ class Official(Conversion):
 class BigVision(Official):
     """google-research/big_vision, whose class token has no position: it is added to the token."""
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> Recognised | None:
+    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
         if "embedding/kernel" not in shapes or "conv_root/kernel" in shapes:
             return None
@@ -105,7 +105,7 @@ class BigVision(Official):
         return without_class_row(config, params)
 
 
-def recognise(shapes: Shapes, said: Mapping[str, Any], stride: int = 1) -> Recognised:
+def recognise(shapes: Shapes, said: Mapping[str, Any], stride: int = 1) -> DetectedModel:
     """A ViT whose patches are counted in `stride` pixels."""
     before_linen = any("MultiHeadDotProductAttention_1/" in name for name in shapes)
     layout = {
@@ -138,14 +138,14 @@ def recognise(shapes: Shapes, said: Mapping[str, Any], stride: int = 1) -> Recog
     if layout["position"] is None:
         size = USUAL_IMAGE_SIZE // pixels * pixels
         options |= {"position": "sincos2d", "position_of_class": False, "image_size": size}
-        return Recognised(options, layout, assumed=("image_size", *Official.conventions))
+        return DetectedModel(options, layout, assumed=("image_size", *Official.conventions))
     # In the official code the class token always has a position, in big_vision never, but in files
     # that have come from there.
     official = layout["position"] == POSITION_OFFICIAL
     prefixes = ((1,) if official else (1, 0)) if pool == "token" else (0,)
     grid, prefix = patch_grid(shapes[layout["position"]][1], prefixes, pixels, said)
     options |= {"position_of_class": bool(prefix), "image_size": image_size(grid, pixels)}
-    return Recognised(options, layout, assumed=tuple(Official.conventions))
+    return DetectedModel(options, layout, assumed=tuple(Official.conventions))
 
 
 def rules(layout: Mapping[str, Any]) -> list[Rule]:

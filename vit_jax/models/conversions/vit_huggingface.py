@@ -17,7 +17,7 @@ from vit_jax.models.conversions import (
     vit_new_towers,
     vit_towers,
 )
-from vit_jax.models.conversions.contract import HuggingFaceConversion, Recognised, Shapes
+from vit_jax.models.conversions.contract import DetectedModel, HuggingFaceConversion, Shapes
 from vit_jax.models.conversions.rules import Rule
 from vit_jax.models.conversions.vit_flax import (
     refusal_everywhere,
@@ -33,7 +33,7 @@ class HuggingFace(HuggingFaceConversion):
     model_types = ("vit", "deit", *vit_towers.DEFAULTS)
     renamed = ((r"(head\.attention\.in_proj)_(weight|bias)", r"\1.\2"),)
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> Recognised | None:
+    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
         if said.get("model_type") not in self.model_types:
             return None
@@ -55,7 +55,7 @@ class HuggingFace(HuggingFaceConversion):
             "distilled": distilled,
             "distillation_head": not distilled or "distillation_classifier.bias" in shapes,
         }
-        return Recognised(options, {"prefix": prefix}, assumed=vit_config_json.assumed(said))
+        return DetectedModel(options, {"prefix": prefix}, assumed=vit_config_json.assumed(said))
 
     def rules(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`; `prefix` is of all names but the heads': `vit.`, `deit.` or nothing."""

@@ -13,8 +13,8 @@ from vit_jax.models.conversions import published, pytorch, vit_arguments, vit_op
 from vit_jax.models.conversions.contract import (
     IMAGENET_MEAN,
     IMAGENET_STD,
+    DetectedModel,
     Preprocessing,
-    Recognised,
     Shapes,
     TimmConversion,
     image_size,
@@ -55,7 +55,7 @@ class Timm(TimmConversion):
         (r"^(blocks\.\d+\.mlp)\.w3\.", r"\1.fc2."),
     )
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> Recognised | None:
+    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
         names = ("blocks.0.attn.qkv.weight", "blocks.0.attn.q_proj.weight")
         backbone = any(name.startswith("patch_embed.backbone.") for name in shapes)
@@ -303,7 +303,7 @@ def _eva_arguments(config: PublishedViTConfig, layout: Mapping[str, Any]) -> dic
     }
 
 
-def recognise(shapes: Shapes, said: Mapping[str, Any], stride: int = 1) -> Recognised:
+def recognise(shapes: Shapes, said: Mapping[str, Any], stride: int = 1) -> DetectedModel:
     """A ViT whose patches are counted in `stride` pixels."""
     has_class = "cls_token" in shapes
     known_options = vit_options.from_tensors(shapes)
@@ -337,7 +337,7 @@ def recognise(shapes: Shapes, said: Mapping[str, Any], stride: int = 1) -> Recog
         "mlp": ("separate" if separate else "packed") if known_options["gated_mlp"] else "",
         "rope_columns_first": columns_first,
     }
-    return Recognised(options, layout, left, assumed=assumed)
+    return DetectedModel(options, layout, left, assumed=assumed)
 
 
 def image_options(grid: tuple[int, int], pixels: int, said: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from vit_jax.base.errors import CheckpointError
 from vit_jax.models.conversions import pytorch, vit_config_json
-from vit_jax.models.conversions.contract import Recognised, Shapes
+from vit_jax.models.conversions.contract import DetectedModel, Shapes
 from vit_jax.models.conversions.rules import (
     Constant,
     Rule,
@@ -63,7 +63,7 @@ _BESIDE = (
 )  # fmt: skip
 
 
-def recognise(shapes: Shapes, said: Mapping[str, Any]) -> Recognised:
+def recognise(shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel:
     """See `Conversion`; of a `model_type` in `DEFAULTS`."""
     kind = said["model_type"]
     value = vit_config_json.USUAL | {"layer_norm_eps": 1e-6} | DEFAULTS[kind] | dict(said)
@@ -91,7 +91,7 @@ def recognise(shapes: Shapes, said: Mapping[str, Any]) -> Recognised:
     assumed = vit_config_json.assumed(
         {*said, *nested, *sized}, {"rope_theta": "rope_theta"} if "rope" in more else None
     )
-    return Recognised(options | more, layout, left_out=(*_BESIDE, *left_out), assumed=assumed)
+    return DetectedModel(options | more, layout, left_out=(*_BESIDE, *left_out), assumed=assumed)
 
 
 def _plain(shapes: Shapes, value: Said, prefix: str) -> tuple[Said, tuple[str, ...]]:
