@@ -55,6 +55,7 @@ PARSED = {
     "--to=onnx": "needs onnx; tests/integration/test_export.py",
     "serve --": "runs until it is stopped; tests/serving",
     "inspect --": "takes seconds; tests/inspection",
+    "--last=": "needs a run with several checkpoints; tests/interchange/test_averaging.py",
     "report /data": "needs runs; tests/studies",
     "report gs://": "needs runs; tests/integration/test_pods.py",
     "models --markdown": "counts every model; tests/models/test_listing.py",
@@ -83,7 +84,7 @@ STAND_INS = {
     r"--config.model.num_classes=21841": "--config.model.num_classes=2",
     r"--register=.*": "--register={folder}/mine.py",
     r"--config=WORKDIR/(.*)": r"--config={folder}/trained/\1",
-    r"(.*=|)(/data/runs/b16|CHECKPOINT|WORKDIR)": r"\1{folder}/trained",
+    r"(.*=|)(/data/runs/b16|CHECKPOINT|WORKDIR|RUN\d)": r"\1{folder}/trained",
     r"/data/images": "{folder}/IMAGES",
 }
 

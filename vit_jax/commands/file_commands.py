@@ -1,5 +1,5 @@
-"""The commands on names and files: `show`, `convert` and `push` a checkpoint, list `models`, `prepare` a data set.
-Each imports what it needs when it runs.
+"""The commands on names and files: `show`, `convert`, `merge` and `push` checkpoints, list `models`, `prepare` a
+data set. Each imports what it needs when it runs.
 """
 
 import dataclasses
@@ -157,6 +157,50 @@ def convert() -> None:
         {"format": source, "model": dataclasses.asdict(config)},
         f"{describe(config, foreign.called)}: {source} {paths[0]} -> {FLAGS.to} {paths[1]}",
     )
+
+
+def merge() -> None:
+    """The average of models, or of a run's last checkpoints: CHECKPOINT … --out=DIR [--last=N] [--greedy]
+    [--config.data.FIELD=VALUE …] [--json].
+
+    The checkpoints are fine-tuned from the same weights: runs, or files of any format. All are averaged (a
+    uniform soup); with --last=5 the last 5 checkpoints of each run. With --greedy models are added in the order
+    of their accuracy, those only that do not lower it. The images that judge are those of the first run's
+    config.data.eval_split, unless --config.data names others: they must not be those that you report on.
+    """
+    settings = cli.take_settings()
+    flags.DEFINE_string("out", None, "the folder to make")
+    flags.DEFINE_integer("last", 1, "how many checkpoints of each run", lower_bound=1)
+    flags.DEFINE_bool("greedy", False, "add a model only if the average gets no worse")
+    cli.define_json()
+    cli.define_register()
+    paths = cli.parse("CHECKPOINT")
+    cli.require(out="DIR")
+    if settings and not FLAGS.greedy:
+        raise flags.Error("--config fields name the images that judge: they are for --greedy")
+
+    from vit_jax.interchange import averaging, formats, orbax
+
+    if FLAGS.last > 1:
+        paths = [str(one) for run in paths for one in averaging.last_checkpoints(run, FLAGS.last)]
+    orbax.check_unused(formats.to_write(FLAGS.out, orbax.NAME))
+    models = averaging.read_alike(paths)
+    result = {"averaged": paths}
+    if FLAGS.greedy:
+        from vit_jax.evaluation import soups
+        from vit_jax.prediction.overrides import load_to_evaluate
+
+        judge = soups.Judge(*load_to_evaluate(paths[0], settings))
+        scores = [judge([model]) for model in models]
+        chosen = soups.greedy(scores, lambda numbers: judge([models[n] for n in numbers]))
+        models = [models[number] for number in chosen]
+        result = {
+            "averaged": [paths[number] for number in chosen],
+            judge.metric: {path: abs(score) for path, score in zip(paths, scores, strict=True)},
+        }
+    formats.write(averaging.average(models), FLAGS.out, orbax.NAME)
+    lines = [f"{len(models)} of {len(paths)} averaged: {FLAGS.out}", *result["averaged"]]
+    cli.print_result(result, "\n  ".join(lines))
 
 
 def push() -> None:

@@ -11,7 +11,7 @@ from vit_jax import __version__
 from vit_jax.commands import exit_codes
 from vit_jax.commands import flags as cli
 from vit_jax.commands.benchmark_command import benchmark
-from vit_jax.commands.file_commands import convert, models, prepare, push, show
+from vit_jax.commands.file_commands import convert, merge, models, prepare, push, show
 from vit_jax.commands.model_commands import evaluate, exits, export, inspect, predict, serve
 from vit_jax.commands.recipe_command import recipes, tutorial
 from vit_jax.commands.run_commands import plan, report, sweep, train, vtab
@@ -34,6 +34,7 @@ COMMANDS: dict[str, Callable[[], None]] = {
         show,
         prepare,
         convert,
+        merge,
         push,
         models,
         plan,

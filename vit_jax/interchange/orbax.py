@@ -101,6 +101,12 @@ def described(foreign: LoadedCheckpoint) -> tuple[Config, dict]:
     return config, reading.describe(config, foreign.model_config, classes, examples=0)
 
 
+def check_unused(path: epath.Path) -> None:
+    """Raises `CheckpointError` if something is there already."""
+    if path.exists() and (path.is_file() or any(path.iterdir())):
+        raise CheckpointError(f"{path} is not written: something is there already")
+
+
 def write(foreign: LoadedCheckpoint, path: epath.PathLike) -> None:
     """Writes a directory for `predict`, `evaluate` and `init_from`; unnamed classes are numbers.
 
@@ -108,8 +114,7 @@ def write(foreign: LoadedCheckpoint, path: epath.PathLike) -> None:
       CheckpointError: the directory holds something already, or cannot be written.
     """
     path = epath.Path(path)
-    if path.exists() and (path.is_file() or any(path.iterdir())):
-        raise CheckpointError(f"{path} is not written: something is there already")
+    check_unused(path)
     if any(name.startswith(f"{OWN}/") or "decoder" in name for name in foreign.extras):
         logging.warning(
             "%s: MAE's decoder is not written, since a checkpoint of ours has it in a run's training state only: only "
