@@ -15,6 +15,7 @@ from vit_jax import objectives
 from vit_jax.base import durations, places, schema
 from vit_jax.base.schema import option, section
 from vit_jax.data.options import Augment, Data, Pseudo
+from vit_jax.models import adapters
 from vit_jax.models import registry as models
 from vit_jax.optim.options import Optim
 
@@ -37,6 +38,24 @@ class Mesh:
     tensor: int = option(1, "devices that heads and MLP width are sharded over", minimum=-1)
     fsdp_min_size: int = option(
         2**16, "arrays with fewer elements are not sharded over data and fsdp", minimum=0
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Adapt:
+    """Fine-tuning by low-rank adapters (LoRA) of a frozen model (docs/finetuning.md)."""
+
+    lora_rank: int = option(
+        0,
+        "rank of the adapters of the layers that lora_targets names; 0: none, the model is trained itself",
+        minimum=0,
+    )
+    lora_targets: tuple = option(
+        (".*/query", ".*/value"),
+        "patterns of the layers with adapters: '.*/query', '.*/key', '.*/value', or names such as layers/mlp/up",
+    )
+    also: tuple = option(
+        adapters.NEW_HEAD, "patterns of the parameters that are trained beside the adapters"
     )
 
 
@@ -266,6 +285,7 @@ class Config:
     pseudo: Pseudo = section(Pseudo)
     augment: Augment = section(Augment)
     optim: Optim = section(Optim)
+    adapt: Adapt = section(Adapt)
     mesh: Mesh = section(Mesh, may_change=True)
     eval: Eval = section(Eval, may_change=True)
     checkpoint: Checkpoint = section(Checkpoint, may_change=True)

@@ -24,7 +24,7 @@ from ml_collections import ConfigDict
 from vit_jax import objectives, user_files
 from vit_jax.base import buckets, patterns, places, schema
 from vit_jax.base.errors import CheckpointError, ConfigError
-from vit_jax.checkpoints import storage
+from vit_jax.checkpoints import adapted, storage
 from vit_jax.checkpoints.fingerprints import fingerprint, host_mark
 from vit_jax.config import Config, default_config
 from vit_jax.devices import meshes, processes
@@ -230,7 +230,9 @@ def weights_mark(folder: epath.Path) -> str:
       folder: of a checkpoint.
     """
     description = read_description(folder)
-    like = registry.abstract_weights(stored_model_config(description))[1]
+    like = adapted.saved_like(
+        description, registry.abstract_weights(stored_model_config(description))[1]
+    )
     marks = {
         name: jax.ShapeDtypeStruct((len(leaves),), jnp.uint32)
         for name, part in zip(parts_to_use(description), like, strict=True)

@@ -12,6 +12,7 @@ from flax import nnx
 from vit_jax.base import patterns, schema, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
+from vit_jax.checkpoints.adapted import adapters_in
 from vit_jax.config import default_config
 from vit_jax.devices import meshes
 from vit_jax.interchange import adapt, formats, named, opened, orbax
@@ -108,10 +109,12 @@ def load_run(
     Raises:
       CheckpointError, ConfigError: see `formats.read` and `reading.load_run`.
     """
-    if formats.detect(path) == orbax.NAME and not said:
+    is_run = formats.detect(path) == orbax.NAME and not said
+    description = describe(path, said)
+    if is_run and not adapters_in(description):
         return reading.load_run(path, mesh, **options)
     foreign = formats.read(path, **said or {})
-    config, description = orbax.described(foreign)
+    directory = reading.find(path) if is_run else epath.Path(path)
     model_config = reading.stored_model_config(description, **options)
     definition, like = registry.abstract_weights(model_config)
     whole = meshes.replicated(mesh or meshes.replica_mesh())
@@ -129,10 +132,10 @@ def load_run(
     return reading.Run(
         model=nnx.merge(definition, *weights),
         model_config=model_config,
-        config=schema.fill(default_config(), dataclasses.asdict(config)),
+        config=schema.fill(default_config(), description["config"]),
         classes=tuple(description["classes"]),
-        step=0,
-        directory=epath.Path(path),
+        step=int(directory.name) if is_run else 0,
+        directory=directory,
     )
 
 

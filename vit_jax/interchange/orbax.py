@@ -11,10 +11,11 @@ from etils import epath
 from vit_jax.base import patterns, schema
 from vit_jax.base.errors import CheckpointError
 from vit_jax.checkpoints import fingerprints, reading, saving
+from vit_jax.checkpoints.adapted import adapters_in, saved_like
 from vit_jax.config import Config, config_class, default_config
 from vit_jax.data import imagenet
 from vit_jax.data.augmentation import augment
-from vit_jax.interchange import named
+from vit_jax.interchange import adapted, named
 from vit_jax.interchange.formats import LoadedCheckpoint, Preprocessing, ReadOptions, configure
 from vit_jax.interchange.opened import CheckpointFile
 from vit_jax.models import naming, registry
@@ -59,7 +60,9 @@ def read(opened: CheckpointFile, wishes: ReadOptions) -> LoadedCheckpoint:
         return patterns.map_named(lazy, tree)
 
     parts = reading.parts_to_use(description)
-    params, variables = map(arrays, parts, like)
+    params, variables = map(arrays, parts, saved_like(description, like))
+    if adapters_in(description):
+        params = adapted.whole_model(folder, description, params, like, config)
     # An earlier version's lacks fields that came later: they are at their defaults.
     filled = schema.fill(default_config(), description["config"])
     data, extras, layout = filled.data, {}, description.get(LAYOUT, {})

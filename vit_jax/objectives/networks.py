@@ -14,6 +14,7 @@ from flax import nnx
 
 from vit_jax.compute import choices
 from vit_jax.models import classifier, registry
+from vit_jax.models.adapters import ADAPTERS, Adapters
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.contract import Learner, MovingAverage, Objective, Teacher
 
@@ -45,11 +46,13 @@ class Networks:
       model_config: the family's config.
       make_objective: a family's config -> the objective for it.
       teacher: the fixed teacher, if the objective has one.
+      adapters: what is trained of the model; `None`: all of it.
     """
 
     model_config: classifier.Options
     make_objective: Callable[[classifier.Options], Objective]
     teacher: FixedTeacher | None = None
+    adapters: Adapters | None = None
 
     def for_devices(self) -> "Networks":
         """The same, computing in the types that suit the devices being traced for."""
@@ -74,15 +77,23 @@ class Networks:
 
     def init(self, key: jax.Array) -> tuple[dict, dict]:
         """New parameters, and state that is not trained by its owner, `model` or `objective`; a pure
-        function.
+        function. Of a model with adapters these and what else is trained.
         """
         weights = registry.split(registry.build(self.model_config, rngs=nnx.Rngs(key)))[1]
         params, variables = weights.params, {"model": weights.variables}
+        if self.adapters:
+            new = self.adapters.init(params, jax.random.fold_in(key, 2))
+            params = self.adapters.split(params)[1] | {ADAPTERS: new}
         own = self.objective.own(nnx.Rngs(jax.random.fold_in(key, 1)))
         if own is not None:
             weights = registry.split(own)[1]
             params, variables = params | {OWN: weights.params}, variables | {OWN: weights.variables}
         return params, {owner: tree for owner, tree in variables.items() if tree}
+
+    def base(self) -> dict | None:
+        """Shapes and dtypes of the frozen parameters below adapters; `None` where there are no adapters."""
+        params = registry.abstract_weights(self.model_config)[1].params
+        return self.adapters.split(params)[0] if self.adapters else None
 
     def learner(
         self,
@@ -96,7 +107,7 @@ class Networks:
         """The networks with their arrays.
 
         Args:
-          params, variables: see `init`.
+          params, variables: see `init`; with the whole model.
           step: updates made so far.
           average: the same two of a teacher that follows the student.
           fixed: of the fixed teacher.

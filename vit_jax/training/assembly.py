@@ -24,6 +24,7 @@ from vit_jax.data.augmentation import augment, permute
 from vit_jax.devices import meshes
 from vit_jax.interchange import formats, resolving
 from vit_jax.models import classifier, registry
+from vit_jax.models.adapters import Adapters
 from vit_jax.objectives.contract import FromCheckpoint, Objective, ObjectiveContext
 from vit_jax.objectives.networks import FixedTeacher, Networks
 from vit_jax.optim import matrices, preconditioners, sharpness
@@ -129,6 +130,10 @@ def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config
             raise ConfigError(
                 f"config.{section}.teacher = {teacher!r} is the run itself: set another --workdir, or another teacher"
             )
+    if typed.adapt.lora_rank and not typed.init_from:
+        raise ConfigError(
+            f"config.adapt.lora_rank is {typed.adapt.lora_rank}, which adapts a checkpoint: set --config.init_from=…"
+        )
     if typed.batch_size % typed.accumulate:
         raise ConfigError(
             f"config.batch_size {typed.batch_size} is not divisible by config.accumulate = {typed.accumulate}"
@@ -227,7 +232,7 @@ def assemble(
         )
         return objectives.make(config.objective, setting)
 
-    networks = Networks(model_config, make_objective)
+    networks = Networks(model_config, make_objective, adapters=adapters_of(config))
     networks = dataclasses.replace(networks, teacher=_fixed_teacher(networks, config))
     params, _ = jax.eval_shape(networks.init, jax.random.key(0))
     optimizer, learning_rate = optim.make(
@@ -254,6 +259,12 @@ def assemble(
         total_steps=total_steps,
         to_steps=to_steps,
     )
+
+
+def adapters_of(config: Config) -> Adapters | None:
+    """What a run trains of its model; `None`: all of it."""
+    rank, targets, also = config.adapt.lora_rank, config.adapt.lora_targets, config.adapt.also
+    return Adapters(rank, targets, also) if rank else None
 
 
 def _check_labels(config: Config, num_classes: int, multi_label: bool) -> None:

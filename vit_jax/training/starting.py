@@ -3,15 +3,18 @@ in the workdir, or else the first.
 """
 
 import dataclasses
+import os
 
 import jax
 from absl import logging
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import fingerprints, saving, tiers
+from vit_jax.checkpoints.adapted import BASE
 from vit_jax.config import Config
 from vit_jax.interchange import adapt, formats, loading
-from vit_jax.models import registry
+from vit_jax.models import adapters, registry
+from vit_jax.models.adapters import ADAPTERS
 from vit_jax.models.classifier import Options
 from vit_jax.models.registry import Weights
 from vit_jax.objectives import mae, mae_conversion
@@ -65,11 +68,32 @@ class Start:
             step, parts = restored
             logging.info("resumed at step %d of %d", step, self.assembly.total_steps)
             state = self.like.with_parts(parts)
+            if state.base is not None:
+                state = state.replace(base=_split(self.assembly, _weights(self.assembly, state))[0])
         else:
             state = states.create(self.assembly.init, self.assembly.config.seed, self.like)
             if self.assembly.config.init_from:
                 state = start_from(self.assembly, state)
+        self._check_base(state)
         return self._with_teacher(state)
+
+    def _check_base(self, state: TrainState) -> None:
+        """Notes where the base below adapters is, and its fingerprint.
+
+        Raises:
+          ConfigError: it has other weights than that which the adapters were trained for.
+        """
+        if state.base is None:
+            return
+        path, mark = self.assembly.config.init_from, fingerprints.digest(Weights(state.base, {}))
+        if self.saved.get(BASE, {}).get("digest", mark) != mark:
+            raise ConfigError(
+                f"config.init_from = {path} has other weights than the base that the adapters of this run were "
+                "trained for: put that back, or use another --workdir"
+            )
+        if os.path.exists(path):
+            path = os.path.abspath(path)
+        self.description[BASE] = {"path": path, "digest": mark}
 
     def _check_same_run(self, saved: dict) -> None:
         """Raises `ConfigError` if the saved run is a different one."""
@@ -154,14 +178,10 @@ def start_from(assembly: Assembly, state: TrainState) -> TrainState:
         for name, tree in state.params.items()
         if name == OWN
     }
-    of_model = {name: tree for name, tree in state.params.items() if name != OWN}
-    weights = loading.weights_from(
-        config.init_from,
-        Weights(of_model, state.variables.get("model", {})),
-        assembly.model_config,
-        **_init_options(assembly),
-    )
-    params, variables = own | weights.params, dict(state.variables)
+    weights, variables = _weights(assembly, state), dict(state.variables)
+    base, params = _split(assembly, weights)
+    new = {name: tree for name, tree in state.params.items() if name == ADAPTERS}
+    params = own | new | params
     if weights.variables:
         variables["model"] = weights.variables
         if "ema" in variables:
@@ -172,10 +192,30 @@ def start_from(assembly: Assembly, state: TrainState) -> TrainState:
     # Copies: the parameters' own buffers are donated to the step.
     return state.replace(
         params=params,
+        base=base,
         ema=None if state.ema is None else states.copied(params, state.ema),
         teacher=None if state.teacher is None else states.copied(params, state.teacher),
         variables=variables,
     )
+
+
+def _weights(assembly: Assembly, state: TrainState) -> Weights:
+    """The model of `config.init_from`, fitted to the run's, in the places of the state's; what is to be reset
+    is the state's.
+    """
+    of_model = {n: tree for n, tree in state.params.items() if n not in (OWN, ADAPTERS)}
+    return loading.weights_from(
+        assembly.config.init_from,
+        Weights(adapters.union(state.base or {}, of_model), state.variables.get("model", {})),
+        assembly.model_config,
+        **_init_options(assembly),
+    )
+
+
+def _split(assembly: Assembly, weights: Weights) -> tuple[dict | None, dict]:
+    """The base below adapters, if there are any, and what is trained of a model."""
+    split = assembly.networks.adapters
+    return split.split(weights.params) if split else (None, weights.params)
 
 
 def objective_params(objective: Objective, location: str, model: Options, own: dict) -> dict:

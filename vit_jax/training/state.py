@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import optax
 
 from vit_jax.devices import meshes
-from vit_jax.models import registry
+from vit_jax.models import adapters, registry
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.contract import Learner
-from vit_jax.objectives.networks import OWN, FixedTeacher, Networks
+from vit_jax.objectives.networks import OWN, Networks
 from vit_jax.training.health import Health, healthy
 
 
@@ -30,6 +30,7 @@ class TrainState:
         (`ema`, the model's) and of a teacher that follows the student (`teacher`, by owner again).
       teacher: parameters of a teacher that follows the student, or `None`.
       fixed: a fixed teacher, or `None`; it is not saved.
+      base: the frozen parameters below adapters, or `None`; it is not saved.
     """
 
     step: jax.Array
@@ -40,6 +41,7 @@ class TrainState:
     variables: dict = flax.struct.field(default_factory=dict)
     teacher: dict | None = None
     fixed: Weights | None = None
+    base: dict | None = None
 
     def weights(self) -> Weights:
         """The model that is evaluated: averaged, if there is an average, or the teacher that is one."""
@@ -48,6 +50,7 @@ class TrainState:
         else:
             params = self.params if self.ema is None else self.ema
             variables = self.variables.get("ema" if "ema" in self.variables else "model", {})
+        params = adapters.whole(self.base, params)
         return Weights({n: tree for n, tree in params.items() if n != OWN}, variables)
 
     def learner(
@@ -70,7 +73,10 @@ class TrainState:
         variables = self.variables if variables is None else variables
         if averaged and self.ema is not None:
             params, variables = self.ema, variables | {"model": self.weights().variables}
-        teacher = None if self.teacher is None else (self.teacher, self.variables.get("teacher"))
+        teacher = None
+        if self.teacher is not None:
+            teacher = (adapters.whole(self.base, self.teacher), self.variables.get("teacher"))
+        params = adapters.whole(self.base, params)
         return networks.learner(
             params, variables, step=self.step, average=teacher, fixed=self.fixed
         )
@@ -108,7 +114,9 @@ _OVER_DATA = ("opt_state", "ema", "teacher")
 def initializer(
     networks: Networks, optimizer: optax.GradientTransformation, *, ema: bool
 ) -> Callable[[jax.Array], TrainState]:
-    """A pure function from a random key to the first state; a fixed teacher's parameters are zeros."""
+    """A pure function from a random key to the first state; the parameters of a fixed teacher and
+    of a base below adapters are zeros.
+    """
 
     def init(key: jax.Array) -> TrainState:
         params, variables = networks.init(key)
@@ -128,17 +136,17 @@ def initializer(
             health=healthy(params),
             variables=variables,
             teacher=teacher,
-            fixed=_zeros(networks.teacher),
+            fixed=_zeros(
+                networks.teacher and registry.abstract_weights(networks.teacher.config)[1]
+            ),
+            base=_zeros(networks.base()),
         )
 
     return init
 
 
-def _zeros(teacher: FixedTeacher | None) -> Weights | None:
-    if teacher is None:
-        return None
-    weights = registry.abstract_weights(teacher.config)[1]
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), weights)
+def _zeros(like: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
 
 
 def abstract(
