@@ -30,7 +30,7 @@ def whole_model(
       description: its own.
       trained: what it holds of the model.
       like: shapes and dtypes of the whole model.
-      config: the model's.
+      config: the model's, as the run had it.
 
     Raises:
       CheckpointError: the base is not where it was, or cannot be read; or, when the arrays are used, it has other

@@ -62,7 +62,7 @@ def read(opened: CheckpointFile, wishes: ReadOptions) -> LoadedCheckpoint:
     parts = reading.parts_to_use(description)
     params, variables = map(arrays, parts, saved_like(description, like))
     if adapters_in(description):
-        params = adapted.whole_model(folder, description, params, like, config)
+        params = adapted.whole_model(folder, description, params, like, stored)
     # An earlier version's lacks fields that came later: they are at their defaults.
     filled = schema.fill(default_config(), description["config"])
     data, extras, layout = filled.data, {}, description.get(LAYOUT, {})

@@ -106,8 +106,22 @@ def lines(assembly: Assembly, examples: int, suite: Suite | None) -> list[str]:
         ", ".join([data_line, *dict.fromkeys(judged)]),
         f"training: {steps:,} steps of {config.batch_size:,} images ({epochs:.3g} epochs), objective "
         f"{config.objective.name}, optimizer {config.optim.name}, learning rate {config.optim.lr:g}",
+        *_adapted(assembly, count),
         *matrices,
         *(["averaged parameters are evaluated, exported and loaded"] if averaged else []),
+    ]
+
+
+def _adapted(assembly: Assembly, count: int) -> list[str]:
+    """How many of a model's `count` parameters are trained, of one with adapters."""
+    if not assembly.networks.adapters:
+        return []
+    found = assembly.networks.adapters
+    like = registry.abstract_weights(assembly.model_config)[1].params
+    layers, trained = found.chosen(like), jax.tree.leaves(found.trained_like(like))
+    return [
+        f"adapters: rank {found.rank} on {', '.join(layers)}; {sum(x.size for x in trained):,} parameters are "
+        f"trained, {count - sum(x.size for x in jax.tree.leaves(found.split(like)[1])):,} are frozen"
     ]
 
 
