@@ -129,7 +129,7 @@ def convert() -> None:
     """
     settings = cli.take_settings()
     flags.DEFINE_string(
-        "to", None, "official, big_vision, timm, huggingface, authors or orbax (our own)"
+        "to", None, "official, big_vision, timm, huggingface, authors, peft or orbax (our own)"
     )
     flags.DEFINE_bool("allow_nonfinite", False, "tensors may have NaNs and infinities")
     cli.define_model()

@@ -38,15 +38,8 @@ def whole_model(
     """
     base = _base(folder, description, like, config)
 
-    def add(kernel, a, b, slot) -> LazyArray:
-        def read() -> np.ndarray:
-            whole = (np.asarray(x) for x in (kernel, a, b))
-            return adapters.add_product(*whole, slot, np.matmul)
-
-        return LazyArray(kernel.shape, kernel.dtype, read)
-
     rest = {name: tree for name, tree in trained.items() if name != ADAPTERS}
-    return adapters.union(adapters.adapted(base, trained[ADAPTERS], add), rest)
+    return adapters.union(adapters.adapted(base, trained[ADAPTERS], adapters.add_lazily), rest)
 
 
 def _base(folder: epath.Path, description: dict, like: Weights, config: classifier.Options) -> dict:

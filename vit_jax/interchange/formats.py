@@ -30,6 +30,7 @@ from vit_jax.models.conversions.contract import Preprocessing
 # Asked in this order.
 FORMATS = {
     "orbax": "vit_jax.interchange.orbax",
+    "peft": "vit_jax.interchange.peft",
     "official": "vit_jax.interchange.flax_models:OFFICIAL",
     "big_vision": "vit_jax.interchange.flax_models:BIG_VISION",
     "huggingface": "vit_jax.interchange.huggingface",
@@ -62,6 +63,21 @@ class ReadOptions:
     allow_nonfinite: bool = False
 
 
+@dataclasses.dataclass(frozen=True)
+class Unmerged:
+    """The adapters that were added to the parameters of a `LoadedCheckpoint`.
+
+    Attributes:
+      adapters: nested dict, see `models.adapters`.
+      also: names of the parameters that were trained beside them.
+      base: where the model without them is.
+    """
+
+    adapters: dict
+    also: tuple[str, ...]
+    base: str
+
+
 @dataclasses.dataclass
 class LoadedCheckpoint:
     """A checkpoint of any format.
@@ -80,6 +96,7 @@ class LoadedCheckpoint:
       called: what a run calls its model.
       assumed: what no file contains, so that usual values were taken: options of the model, and
         'preprocessing' where it is that of the format's code.
+      adapters: of a run that trained adapters these, which `params` contain already.
     """
 
     model_config: classifier.Options
@@ -91,6 +108,7 @@ class LoadedCheckpoint:
     extras: dict = dataclasses.field(default_factory=dict)
     called: str = ""
     assumed: tuple[str, ...] = ()
+    adapters: Unmerged | None = None
 
 
 # What comes of a description whose values have other types than any code wrote.

@@ -11,14 +11,21 @@ from etils import epath
 from vit_jax.base import patterns, schema
 from vit_jax.base.errors import CheckpointError
 from vit_jax.checkpoints import fingerprints, reading, saving
-from vit_jax.checkpoints.adapted import adapters_in, saved_like
+from vit_jax.checkpoints.adapted import BASE, adapters_in, saved_like
 from vit_jax.config import Config, config_class, default_config
 from vit_jax.data import imagenet
 from vit_jax.data.augmentation import augment
 from vit_jax.interchange import adapted, named
-from vit_jax.interchange.formats import LoadedCheckpoint, Preprocessing, ReadOptions, configure
+from vit_jax.interchange.formats import (
+    LoadedCheckpoint,
+    Preprocessing,
+    ReadOptions,
+    Unmerged,
+    configure,
+)
 from vit_jax.interchange.opened import CheckpointFile
 from vit_jax.models import naming, registry
+from vit_jax.models.adapters import ADAPTERS
 from vit_jax.models.conversions.rules import LazyArray
 from vit_jax.objectives import mae_conversion
 from vit_jax.objectives.networks import OWN
@@ -61,7 +68,10 @@ def read(opened: CheckpointFile, wishes: ReadOptions) -> LoadedCheckpoint:
 
     parts = reading.parts_to_use(description)
     params, variables = map(arrays, parts, saved_like(description, like))
+    unmerged = None
     if adapters_in(description):
+        also = patterns.names({name: tree for name, tree in params.items() if name != ADAPTERS})
+        unmerged = Unmerged(params[ADAPTERS], tuple(also), description[BASE]["path"])
         params = adapted.whole_model(folder, description, params, like, stored)
     # An earlier version's lacks fields that came later: they are at their defaults.
     filled = schema.fill(default_config(), description["config"])
@@ -81,6 +91,7 @@ def read(opened: CheckpointFile, wishes: ReadOptions) -> LoadedCheckpoint:
         extras,
         filled.model.name,
         tuple(n for n in description.get(ASSUMED, ()) if n not in wishes.overrides),
+        unmerged,
     )
 
 

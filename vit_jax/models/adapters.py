@@ -18,6 +18,7 @@ import numpy as np
 
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
+from vit_jax.models.conversions.rules import LazyArray
 
 ADAPTERS = "adapters"  # their name among the parameters that are trained
 A, B = "lora_a", "lora_b"
@@ -71,7 +72,7 @@ class Adapters:
           ConfigError: a pattern matches none.
         """
         base, _ = self.split(params)
-        possible = dict(_targets(base))
+        possible = dict(targets(base))
         where = "config.adapt.lora_targets"
         if not self.targets:
             raise ConfigError(
@@ -91,7 +92,7 @@ class Adapters:
                 jax.random.fold_in(key, number), shape, minval=-bound, maxval=bound
             )
             zeros = jnp.zeros((*target.b[:layers], self.rank, *target.b[layers + 1 :]))
-            _place(found, name, {A: draw, B: zeros})
+            place(found, name, {A: draw, B: zeros})
         return found
 
     def trained_like(self, params: dict) -> dict:
@@ -149,6 +150,15 @@ def add_product(kernel: Any, a: Any, b: Any, slot: int | None, matmul: Callable)
     return kernel + product[..., None, :, :] * mask[:, None, None]
 
 
+def add_lazily(kernel: Any, a: Any, b: Any, slot: int | None) -> LazyArray:
+    """As `add_product`, of arrays that are read when used."""
+
+    def read() -> np.ndarray:
+        return add_product(*map(np.asarray, (kernel, a, b)), slot, np.matmul)
+
+    return LazyArray(tuple(kernel.shape), kernel.dtype, read)
+
+
 def union(one: dict, other: dict) -> dict:
     """Two nested dicts with different leaves as one."""
     found = dict(one)
@@ -163,8 +173,8 @@ def _in_jax(kernel: jax.Array, a: jax.Array, b: jax.Array, slot: int | None) -> 
     return add_product(kernel, a, b, slot, matmul)
 
 
-def _targets(params: dict) -> Iterator[tuple[str, Target]]:
-    """Dense layers: kernels with two axes, or three of which the heads are one."""
+def targets(params: dict) -> Iterator[tuple[str, Target]]:
+    """The layers that can have an adapter: kernels with two axes, or three of which the heads are one."""
     for name, leaf in patterns.named(params).items():
         layer, _, last = name.rpartition("/")
         stacked = int(patterns.is_stacked(name))
@@ -182,7 +192,8 @@ def _targets(params: dict) -> Iterator[tuple[str, Target]]:
             yield layer, Target(name, None, a, b)
 
 
-def _place(tree: dict, name: str, node: dict) -> None:
+def place(tree: dict, name: str, node: dict) -> None:
+    """Puts the matrices of a layer into a nested dict of adapters."""
     *path, last = name.split("/")
     for key in path:
         tree = tree.setdefault(key, {})
