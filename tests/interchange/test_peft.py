@@ -1,0 +1,142 @@
+"""Adapters in peft's layout, against transformers' own modules: what peft adds to them, and what ours compute."""
+
+import dataclasses
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.numpy import load_file, save_file
+
+import vit_jax
+from vit_jax.base.errors import CheckpointError
+from vit_jax.interchange import formats
+from vit_jax.interchange.peft import CONFIG, WEIGHTS
+from vit_jax.models import adapters
+
+SIZES = {
+    "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 16,
+    "num_labels": 3,
+}  # fmt: skip
+MODELS = {
+    "vit": (transformers.ViTConfig, transformers.ViTForImageClassification, {"intermediate_size": 24}),
+    "dinov2": (transformers.Dinov2Config, transformers.Dinov2ForImageClassification, {}),
+}  # fmt: skip
+LAYERS = (".*/query", ".*/value", ".*attention/out", ".*mlp/up", ".*mlp/down")
+IMAGES = np.random.default_rng(0).standard_normal((2, 32, 32, 3), np.float32)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def base(request, tmp_path_factory):
+    """A folder of transformers, and its class."""
+    config, model, options = MODELS[request.param]
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp(request.param)
+    model(config(**SIZES, **options)).save_pretrained(folder)
+    return str(folder), model
+
+
+def with_adapters(base: str, path) -> str:
+    """An adapted model in peft's layout: the adapters and the head are random."""
+    foreign, random = formats.read(base), np.random.default_rng(1)
+    found = adapters.Adapters(3, LAYERS, adapters.NEW_HEAD)
+    params = jax.tree.map(np.asarray, foreign.params)
+    frozen, trained = found.split(params)
+    noise = lambda x: random.standard_normal(x.shape, np.float32)  # noqa: E731
+    trained = jax.tree.map(noise, trained | {"adapters": found.init(params, jax.random.key(0))})
+    whole = adapters.whole(frozen, trained)
+    unmerged = formats.Unmerged(trained["adapters"], ("head/kernel", "head/bias"), base)
+    foreign = dataclasses.replace(foreign, params=whole, adapters=unmerged, layout={})
+    formats.write(foreign, path, "peft")
+    formats.write(dataclasses.replace(foreign, adapters=None), f"{path}_merged", "huggingface")
+    return str(path)
+
+
+def stated(folder: str) -> dict:
+    return json.loads(pathlib.Path(folder, CONFIG).read_text())
+
+
+def state(folder: str, said: dict) -> None:
+    pathlib.Path(folder, CONFIG).write_text(json.dumps(said))
+
+
+def as_peft_does(model: torch.nn.Module, folder: str) -> None:
+    """Adds alpha / r times B A to the modules that a folder of peft's names."""
+    said, tensors = stated(folder), load_file(f"{folder}/{WEIGHTS}")
+    tensors = {
+        name.removeprefix("base_model.model."): torch.tensor(x) for name, x in tensors.items()
+    }
+    for name in [name for name in tensors if name.endswith(".lora_A.weight")]:
+        module = model.get_submodule(name.removesuffix(".lora_A.weight"))
+        b = tensors.pop(name.replace("lora_A", "lora_B"))
+        module.weight.data += said["lora_alpha"] / said["r"] * b @ tensors.pop(name)
+    assert not model.load_state_dict(tensors, strict=False).unexpected_keys
+
+
+def logits_of(model: torch.nn.Module) -> np.ndarray:
+    with torch.no_grad():
+        return model.eval()(torch.tensor(IMAGES.transpose(0, 3, 1, 2))).logits.numpy()
+
+
+def test_transformers_computes_the_same_with_our_adapters(base, tmp_path):
+    path, model = base
+    folder = with_adapters(path, tmp_path / "peft")
+    theirs = model.from_pretrained(path)
+    unadapted = logits_of(theirs)
+    as_peft_does(theirs, folder)
+    merged = vit_jax.load(f"{folder}_merged")
+    np.testing.assert_allclose(merged(IMAGES).logits, logits_of(theirs), atol=1e-5, rtol=1e-5)
+    assert np.abs(unadapted - logits_of(theirs)).max() > 0.1
+    said = stated(folder)
+    assert said["modules_to_save"] == ["classifier"] and said["base_model_name_or_path"] == path
+    assert said["target_modules"] == ["fc1", "fc2", "o_proj", "q_proj", "v_proj"]
+
+
+@pytest.mark.parametrize("old_names", [False, True], ids=["transformers 5", "transformers 4"])
+def test_what_peft_wrote_is_read_as_the_whole_model(tmp_path, old_names):
+    config, model, options = MODELS["vit"]
+    torch.manual_seed(0)
+    model(config(**SIZES, **options)).save_pretrained(tmp_path / "base")
+    folder = with_adapters(str(tmp_path / "base"), tmp_path / "peft")
+    said = stated(folder) | {"lora_alpha": 6}
+    state(folder, said)
+    theirs = model.from_pretrained(tmp_path / "base")
+    as_peft_does(theirs, folder)
+    if old_names:
+        tensors = load_file(f"{folder}/{WEIGHTS}")
+        for new, old in {
+            "vit.layers.": "vit.encoder.layer.", "attention.q_proj": "attention.attention.query",
+            "attention.v_proj": "attention.attention.value", "attention.o_proj": "attention.output.dense",
+            "mlp.fc1": "intermediate.dense", "mlp.fc2": "output.dense",
+        }.items():  # fmt: skip
+            tensors = {name.replace(new, old): x for name, x in tensors.items()}
+        save_file(tensors, f"{folder}/{WEIGHTS}")
+    ours = vit_jax.load(folder)
+    np.testing.assert_allclose(ours(IMAGES).logits, logits_of(theirs), atol=1e-5, rtol=1e-5)
+
+
+def test_what_is_no_plain_adapter_is_refused_by_name(base, tmp_path):
+    path, _ = base
+    with pytest.raises(CheckpointError, match="adapt.lora_rank"):
+        formats.write(formats.read(path), tmp_path / "whole", "peft")
+    assert not (tmp_path / "whole").exists()
+    folder = with_adapters(path, tmp_path / "peft")
+    said = stated(folder)
+    for field, value in {
+        "use_dora": True,
+        "base_model_name_or_path": None,
+        "peft_type": "LOHA",
+    }.items():
+        state(folder, said | {field: value})
+        with pytest.raises(CheckpointError, match=field):
+            formats.read(folder)
+    tensors = load_file(f"{folder}/{WEIGHTS}")
+    state(folder, said)
+    save_file(
+        {name.replace("q_proj", "z_proj"): x for name, x in tensors.items()}, f"{folder}/{WEIGHTS}"
+    )
+    with pytest.raises(CheckpointError, match="z_proj|classifier"):
+        formats.read(folder)
