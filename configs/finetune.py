@@ -70,8 +70,7 @@ def get_config(arg="other"):
     train, evaluated, steps, warmup, rate = TASKS[task]
     config = recipes.from_checkpoint()
     config.data.name = "TASK" if task == "other" else task  # To be said on the command line.
-    config.data.train_split = train
-    config.data.eval_split = evaluated
+    config.data.train_split, config.data.eval_split = train, evaluated
     config.data.image_size = 384
     config.data.eval_crop = "resize"
     if task in NAMED:

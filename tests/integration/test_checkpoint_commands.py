@@ -237,7 +237,7 @@ def test_show_says_what_a_checkpoint_is(command, trained, tmp_path):
     code, out, _ = command("show", workdir)
     assert code == 0 and "ViT-mu/8 with depth 2 and mlp_dim 64, 24,170 parameters" in out
     # What is as usual is not told.
-    assert "patch 8, pool mean, depth 2, width 32" in out and "rope" not in out
+    assert "patch 8, depth 2, width 32, mlp_dim 64, heads 2, pool mean" in out and "rope" not in out
     assert (
         "10: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9" in out
         and "32 pixels (resize, bilinear), mean (0.5" in out

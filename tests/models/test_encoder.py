@@ -9,6 +9,7 @@ from flax import nnx
 from vit_jax.compute import recompute
 from vit_jax.models import registry
 from vit_jax.models.vit import Encoder
+from vit_jax.models.vit_zoo_blocks import PublishedEncoder
 
 # Beside the plain scan. Of 3 blocks an unroll of 2 leaves one outside the loop, 0 all.
 SCHEDULES = [
@@ -124,9 +125,10 @@ def test_without_capture_the_scan_returns_only_tokens(kit):
     assert [result.split(":")[1] for result in results] == ["f32[4,10,16]"]
 
 
-def encoder_of(config, parameters) -> Encoder:
+def encoder_of(config, parameters) -> Encoder | PublishedEncoder:
+    kind = Encoder if config.drop_path_by == "depth" else PublishedEncoder
     definition, _ = nnx.split(
-        nnx.eval_shape(lambda: Encoder(config, dtype=jnp.float32, rngs=nnx.Rngs(0)))
+        nnx.eval_shape(lambda: kind(config, dtype=jnp.float32, rngs=nnx.Rngs(0)))
     )
     return nnx.merge(definition, parameters)
 

@@ -87,8 +87,9 @@ REFERENCES = {
 }  # fmt: skip
 
 
-def test_every_registered_optimizer_has_a_reference_here():
-    assert set(REFERENCES) == set(OPTIMIZERS)
+def test_every_registered_optimizer_has_a_reference():
+    elsewhere = {"schedule_free"}  # it moves the state's average too: `test_schedule_free.py`
+    assert set(REFERENCES) | elsewhere == set(OPTIMIZERS)
 
 
 @pytest.mark.parametrize("moment_dtype", ["float32", "bfloat16"])

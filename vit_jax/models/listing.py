@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from vit_jax.base import logs
 from vit_jax.base.errors import ConfigError
-from vit_jax.models import registry, vit
+from vit_jax.models import registry, vit_zoo
 from vit_jax.models.conversions import published, vit_arguments, vit_options
 
 SIZES = ("depth", "width", "mlp_dim", "heads")
@@ -121,7 +121,11 @@ def _model_name(name: str, known: published.Architecture) -> str:
 @functools.cache
 def _vit_sizes() -> dict[tuple[int, int], str]:
     """Depth and width of the listed ViTs to what they are called: 'B'."""
-    named = {name: vit.options_from_name(name) for name in vit.VARIANTS if name.startswith("ViT-")}
+    named = {
+        name: vit_zoo.options_from_name(name)
+        for name in vit_zoo.VARIANTS
+        if name.startswith("ViT-")
+    }
     return {
         (options["depth"], options["width"]): name.removeprefix("ViT-").partition("/")[0]
         for name, options in reversed(named.items())
