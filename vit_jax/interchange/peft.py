@@ -191,7 +191,8 @@ def _with_head(
 ) -> tuple[LoadedCheckpoint, dict]:
     """The model with the classifier that was trained beside the adapters."""
     weight, bias = tensors.pop("classifier.weight"), tensors.pop("classifier.bias")
-    config = dataclasses.replace(base.model_config, num_classes=weight.shape[0], representation=0)
+    new = {"num_classes": weight.shape[0], "representation": 0}
+    config = formats.configure(type(base.model_config), vars(base.model_config), new)
     if weight.shape[1] != config.width or config.pool != "token":
         raise CheckpointError(
             f"{path}: its classifier reads {weight.shape[1]} numbers, and that of the base's model {config.width}"
