@@ -10,4 +10,4 @@ if .venv/bin/python -c 'import importlib.util as u, sys; sys.exit(not u.find_spe
 fi
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
-exec .venv/bin/python -m pytest -n "${TEST_PROCESSES:-2}" --dist loadfile "$@"
+exec .venv/bin/python -m pytest -n "${TEST_PROCESSES:-3}" --dist loadfile "$@"

@@ -32,12 +32,12 @@ def test_a_run_goes_on_through_faults_that_pass(tiny_config, bucket, faults, tmp
     config = tiny_config(duration="8 steps")
     train(config, tmp_path)
     faults.inject("stall", seconds=5, times=1, path="ocdbt")
-    faults.inject("status", status=429, every=43)
-    faults.inject("status", status=500, every=47)
-    faults.inject("reset", every=23)
+    faults.inject("status", status=429, every=97)
+    faults.inject("status", status=500, every=101)
+    faults.inject("reset", every=53)
     # The emulator forgets an upload in parts that it has finished, which Cloud Storage does not.
-    faults.inject("lost", every=29, path="^(?!.*upload_id).*checkpoints")
-    faults.inject("truncate", every=11, methods=("GET",))
+    faults.inject("lost", every=61, path="^(?!.*upload_id).*checkpoints")
+    faults.inject("truncate", every=23, methods=("GET",))
     train(config, f"{bucket}/run")
     # Again from its checkpoint, of which every byte is read.
     assert train(config, f"{bucket}/run")["step"] == 8

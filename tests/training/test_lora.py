@@ -117,6 +117,7 @@ def test_a_resumed_run_gives_the_same_bits(make, base, adapted, tmp_path):
         np.testing.assert_array_equal(array, expected[name])
 
 
+@pytest.mark.slow
 def test_on_another_mesh_the_results_are_the_same(make, base, adapted, tmp_path):
     config = make(
         init_from=str(base), adapt__lora_rank=2, mesh__fsdp=2, mesh__tensor=2, mesh__fsdp_min_size=1
