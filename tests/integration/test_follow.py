@@ -142,6 +142,27 @@ def test_a_checkpoint_that_is_removed_before_its_turn_is_skipped_with_a_sentence
     assert "checkpoint 8 of" in caplog.text and "was removed before" in caplog.text
 
 
+def test_a_checkpoint_that_is_removed_while_it_is_read_is_skipped_too(
+    under_way, monkeypatch, caplog
+):
+    """In a bucket its folder is there in one answer and not in the next."""
+    monkeypatch.setattr(module, "_FIRST_SECONDS", 0.01)
+    workdir, load_to_evaluate = under_way(4, 8), module.load_to_evaluate
+
+    def load(folder, *arguments, **options):
+        if folder.name == "8":
+            shutil.rmtree(folder)
+            under_way(12)
+            list(folder.iterdir())
+        return load_to_evaluate(folder, *arguments, **options)
+
+    monkeypatch.setattr(module, "load_to_evaluate", load)
+    with caplog.at_level("WARNING"):
+        result = follow(workdir, What())
+    assert result["steps"] == [4, 12] and "was removed before" in result["skipped"]["8"]
+    assert "checkpoint 8 cannot be read: [Errno 2]" in caplog.text
+
+
 def test_storage_that_fails_for_a_while_is_tried_again(under_way, finished, monkeypatch, caplog):
     monkeypatch.setattr(module, "_FIRST_SECONDS", 0.01)
     workdir, saved_steps, looks = under_way(12), reading.saved_steps, []

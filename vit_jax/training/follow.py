@@ -224,7 +224,9 @@ class _Follower:
             run, config = load_to_evaluate(
                 folder, self._what.settings, needs_data=not self._what.suite
             )
-        except CheckpointError as error:
+        except Exception as error:  # also what storage says of files that the run removes meanwhile
+            if not (isinstance(error, CheckpointError) or buckets.is_failure(error)):
+                raise
             self._failures[step] = self._failures.get(step, 0) + 1
             if self._failures[step] >= _TRIES:
                 self._skip(step, str(error))
