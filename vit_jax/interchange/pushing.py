@@ -51,8 +51,8 @@ def push(
       dry_run: uploads nothing and needs no network.
 
     Returns:
-      `repository`, `format`, `files` with their sizes, `card` (its text), `url` ('' in a dry run), and `kept`: files that
-      the repository had before and that are not replaced.
+      `repository`, `format`, `files` with their sizes, `card` (its text), `url` ('' in a dry run), and `kept`: files
+      that the repository had before and that are not replaced.
 
     Raises:
       ConfigError: the name is no OWNER/NAME, `huggingface_hub` is missing, nobody is logged in, or the repository holds
