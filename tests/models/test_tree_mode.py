@@ -2,7 +2,6 @@
 references. Every family is made and computed in it as in graph mode.
 """
 
-import contextlib
 import os
 import pathlib
 import subprocess
@@ -21,13 +20,16 @@ from vit_jax.models import registry
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-@contextlib.contextmanager
+FLAGS = ("nnx_graph_mode", "nnx_graph_updates")
+
+
+@pytest.fixture
 def tree_mode():
-    with (
-        flax.config.temp_flip_flag("nnx_graph_mode", False),
-        flax.config.temp_flip_flag("nnx_graph_updates", False),
-    ):
-        yield
+    """`tree_mode()` turns it on until the test ends."""
+    before = {name: getattr(flax.config, name) for name in FLAGS}
+    yield lambda: [flax.config.update(name, False) for name in FLAGS]
+    for name, value in before.items():
+        flax.config.update(name, value)
 
 
 def traced(family: str) -> tuple[list, str]:
@@ -47,10 +49,10 @@ def traced(family: str) -> tuple[list, str]:
 
 
 @pytest.mark.parametrize("family", TINY)
-def test_a_model_is_the_same_program_in_tree_mode(family):
+def test_a_model_is_the_same_program_in_tree_mode(family, tree_mode):
     expected = traced(family)
-    with tree_mode():
-        assert traced(family) == expected
+    tree_mode()
+    assert traced(family) == expected
 
 
 @pytest.mark.slow

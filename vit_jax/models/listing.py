@@ -104,7 +104,7 @@ _CROSSVIT = {"tiny": "Ti", "small": "S", "base": "B"}
 
 
 def _model_name(name: str, known: published.Architecture) -> str:
-    """The name, for `create_model`, of the model that a published one is, or is nearest to; '' if none has its sizes."""
+    """The name for `create_model` of the model that a published one is, or is nearest to; '' if none has its sizes."""
     for pattern, named in _MODELS:
         if match := re.match(pattern, name):
             return named(*match.groups())
