@@ -215,7 +215,7 @@ class Run(reading.Run):
           **options: of `vit_jax.interchange.pushing.push`: `private`, `dry_run`, `format`, `license`, `overwrite`.
 
         Returns:
-          The `url`, and the `files` with their sizes.
+          The `url`, the `files` with their sizes, and `kept`: the files that were there before and stay.
         """
         return pushing.push(self, self._checkpoint({}), repository, **options)
 

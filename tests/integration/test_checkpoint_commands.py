@@ -236,7 +236,7 @@ def test_show_says_what_a_checkpoint_is(command, trained, tmp_path):
     workdir, result = trained
     code, out, _ = command("show", workdir)
     assert code == 0 and "ViT-mu/8 with depth 2 and mlp_dim 64, 24,170 parameters" in out
-    # What is as usual is not told.
+    # What is as usual is not printed.
     assert "patch 8, depth 2, width 32, mlp_dim 64, heads 2, pool mean" in out and "rope" not in out
     assert (
         "10: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9" in out
@@ -247,6 +247,10 @@ def test_show_says_what_a_checkpoint_is(command, trained, tmp_path):
     shown = json.loads(out)
     assert (shown["step"], shown["format"], shown["init_from"]) == (4, "orbax", "")
     assert shown["metrics"]["accuracy"] == result["accuracy"] and shown["versions"]["jax"]
+    _, out, _ = command("show", workdir, "--parameters")
+    assert "| head/kernel " in out and "| (2, 32, 64) " in out and "Total: 24,170" in out
+    _, out, _ = command("show", workdir, "--parameters", "--json")
+    assert json.loads(out)["shapes"]["head/kernel"] == [32, 10]
     file = tmp_path / "model.npz"
     assert command("convert", workdir, file, "--to=official")[0] == 0
     _, out, _ = command("show", file, "--json")

@@ -14,6 +14,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import descriptions, reading
 from vit_jax.checkpoints.adapted import adapters_in
 from vit_jax.config import default_config
+from vit_jax.data import imagenet
 from vit_jax.devices import meshes
 from vit_jax.interchange import adapt, formats, named, opened, orbax
 from vit_jax.models import classifier, registry
@@ -114,6 +115,7 @@ def load_run(
     if is_run and not adapters_in(description):
         return reading.load_run(path, mesh, **options)
     foreign = formats.read(path, **said or {})
+    imagenet.log_if_unnamed(foreign.classes, foreign.model_config.num_classes, path)
     directory = reading.find(path) if is_run else epath.Path(path)
     model_config = descriptions.stored_model_config(description, **options)
     definition, like = registry.abstract_weights(model_config)

@@ -28,6 +28,7 @@ from vit_jax.models.adapters import Adapters
 from vit_jax.objectives.contract import FromCheckpoint, Objective, ObjectiveContext
 from vit_jax.objectives.networks import FixedTeacher, Networks
 from vit_jax.optim import matrices, preconditioners, sharpness
+from vit_jax.training import curves
 from vit_jax.training import state as states
 from vit_jax.training.placement import placement
 from vit_jax.training.step import make_train_step
@@ -101,8 +102,8 @@ def make_mesh(config: Config, devices: list | None = None) -> jax.sharding.Mesh:
 
 def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config:
     """The config that a run is made of: what it leaves to the checkpoint it starts from is filled
-    in, everything that can be checked without data and devices is checked, paths of data are made
-    absolute, and fields get their types.
+    in, everything that can be checked without data and devices is checked, paths of data and of a
+    reference curve are made absolute, and fields get their types.
 
     Args:
       config: from a recipe and flags; not changed.
@@ -138,7 +139,12 @@ def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config
         raise ConfigError(
             f"config.batch_size {typed.batch_size} is not divisible by config.accumulate = {typed.accumulate}"
         )
-    return dataclasses.replace(typed, data=sources.with_absolute_paths(typed.data))
+    curve = curves.absolute_name(typed.reference.curve)
+    return dataclasses.replace(
+        typed,
+        data=sources.with_absolute_paths(typed.data),
+        reference=dataclasses.replace(typed.reference, curve=curve),
+    )
 
 
 def model_config_of(config: Config, num_classes: int) -> classifier.Options:
