@@ -18,9 +18,9 @@ from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.checkpoints import reading
 from vit_jax.config import default_config
 from vit_jax.data.record import BadImage
-from vit_jax.inspection.layers import make_layer_features
 from vit_jax.interchange import remote
 from vit_jax.models import registry
+from vit_jax.prediction.features import Wanted, compile_features
 
 
 def tiny(compilation_cache, **fields):
@@ -148,13 +148,11 @@ def test_layers_of_other_families_are_maps_and_tokens(name, size, layers, shapes
     run = reading.Run(model, config, settings, (), 0, epath.Path("nowhere"))
     images = jax.ShapeDtypeStruct((1, size, size, 3), np.uint8)
 
-    def shapes_of(maps: bool):
-        function = make_layer_features(run, layers, maps=maps).function
-        return [x.shape for x in jax.eval_shape(function, registry.split(model)[1], images)]
-
-    assert shapes_of(maps=True) == shapes
-    for tokens, (_, rows, columns, width) in zip(shapes_of(maps=False), shapes, strict=True):
-        assert tokens[2] == width and tokens[1] - rows * columns in (0, 1)  # a class token
+    function = compile_features(run, Wanted(layers)).function
+    _, found = jax.eval_shape(function, registry.split(model)[1], images)
+    assert [(1, *x.grid, x.tokens.shape[-1]) for x in found] == shapes
+    for layer, (_, rows, columns, _) in zip(found, shapes, strict=True):
+        assert layer.tokens.shape[1] == rows * columns + layer.has_class_token
 
 
 def test_evaluation_is_that_of_the_run_and_of_a_folder(run, workdir, photo, tmp_path, command):
