@@ -93,9 +93,15 @@ def compute(
     """
     how = {"deterministic": deterministic, "rngs": rngs}
     output = model(images, **how, capture=_without_attention) if layers else model(images, **how)
-    found = output.intermediates
-    selected = tuple(_select(model, found, layer, norm) for layer in resolve(layers, found))
+    selected = select(model, output.intermediates, layers, norm=norm)
     return output.replace(intermediates={}), selected
+
+
+def select(
+    model: nnx.Module, captured: dict[str, jax.Array], layers: Sequence[Layer], *, norm: bool = True
+) -> tuple[LayerFeatures, ...]:
+    """Layers of what a model captured, `ModelOutput.intermediates`; arguments as of `compute`."""
+    return tuple(_select(model, captured, layer, norm) for layer in resolve(layers, captured))
 
 
 def last(output: ModelOutput, config: classifier.Options) -> LayerFeatures:
