@@ -80,7 +80,7 @@ def _models(
         if sides == model.height_width:
             return model
         try:
-            return config_at(model, sides if sides[0] != sides[1] else sides[0], resize)
+            return config_at(model, sides, resize)
         except ConfigError as error:
             view = name.removeprefix("image_").replace(AGAIN, ", cut again")
             raise ConfigError(f"config.data.views: view {view}: {error}") from error
