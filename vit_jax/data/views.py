@@ -117,7 +117,8 @@ def of(config: BatchSpec) -> tuple[Views, ...]:
             name=f"image_{i}",
             count=options.count,
             first=first,
-            data=dataclasses.replace(config.data, **data),
+            # No view is cut for evaluation, at whose size this might not fit.
+            data=dataclasses.replace(config.data, **data, eval_crop="resize"),
             augment=dataclasses.replace(config.augment, **augment),
         )
         try:

@@ -70,7 +70,7 @@ class LayerFeatures:
 
 
 def compute(
-    model: nnx.Module,
+    model: classifier.Classifier,
     images: jax.Array,
     layers: Sequence[Layer],
     *,
@@ -98,7 +98,11 @@ def compute(
 
 
 def select(
-    model: nnx.Module, captured: dict[str, jax.Array], layers: Sequence[Layer], *, norm: bool = True
+    model: classifier.Classifier,
+    captured: dict[str, jax.Array],
+    layers: Sequence[Layer],
+    *,
+    norm: bool = True,
 ) -> tuple[LayerFeatures, ...]:
     """Layers of what a model captured, `ModelOutput.intermediates`; arguments as of `compute`."""
     return tuple(_select(model, captured, layer, norm) for layer in resolve(layers, captured))
@@ -176,14 +180,16 @@ def _name(layer: Layer, names: Sequence[str]) -> str:
     return layer
 
 
-def _select(model: nnx.Module, found: dict[str, jax.Array], name: str, norm: bool) -> LayerFeatures:
+def _select(
+    model: classifier.Classifier, found: dict[str, jax.Array], name: str, norm: bool
+) -> LayerFeatures:
     stream, _, index = name.partition("/")
     x = found[stream][int(index)] if index else found[stream]
-    if norm and isinstance(model, classifier.Classifier):
+    if norm and isinstance(model, classifier.Classifier):  # A guest may be any module.
         x = model.last_norm(x, name)
     if x.ndim == 4:  # a feature map
         flat = x.reshape(len(x), -1, x.shape[-1])
-        return LayerFeatures(flat, name, x.shape[1:3], has_class_token=False)
+        return LayerFeatures(flat, name, (x.shape[1], x.shape[2]), has_class_token=False)
     return _of_tokens(x, name, layout.network_of(model.config, name))
 
 

@@ -30,8 +30,8 @@ class ObjectiveContext:
       total_steps: length of the run.
       to_steps: a duration of the config in steps.
       views: (count, H, W, C) by name in a batch, of an example's views if there are several.
-      other_views: the same with the other sizes that views have in some steps (`config.data.view_sizes`).
       batch_size: examples that a loss is computed of at once, on all devices together.
+      other_views: as `views`, with the other sizes that they have in some steps (`config.data.view_sizes`).
     """
 
     model: Options
@@ -40,8 +40,8 @@ class ObjectiveContext:
     total_steps: int
     to_steps: Callable[[str], int]
     views: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
-    other_views: tuple[Mapping[str, tuple[int, ...]], ...] = ()
     batch_size: int = 0
+    other_views: tuple[Mapping[str, tuple[int, ...]], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
