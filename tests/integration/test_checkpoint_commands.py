@@ -205,10 +205,15 @@ def test_features_are_written_with_the_names_of_the_images(
     [
         ("--features=x.csv", "name it .npz or .parquet"),
         ("--features=/nowhere/x.npz", "--features=/nowhere/x.npz: there is no folder /nowhere"),
+        ("--features --out=/nowhere/x.npz", "--out=/nowhere/x.npz: there is no folder /nowhere"),
+        ("--features", "--out=FILE.npz is missing"),
+        ("--layers=3", "--layers is for --features"),
+        ("--features=x.npz --maps", "--maps and --nonorm are for --layers"),
+        ("--features=x.npz --image_size=3x", "--image_size = '3x' is no image size"),
     ],
 )
 def test_features_that_cannot_be_written_are_refused_before_any_work(command, flag, message):
-    code, _, err = command("predict", "--checkpoint=/nowhere", "a.png", flag)
+    code, _, err = command("predict", "--checkpoint=/nowhere", "a.png", *flag.split())
     assert code == 2 and message in err
 
 

@@ -25,8 +25,16 @@ Read = Callable[[int, int | None], Record]
 def spec(
     config: BatchSpec, *, num_classes: int, multi_label: bool = False
 ) -> dict[str, jax.ShapeDtypeStruct]:
+    """The largest of `specs`."""
+    found = specs(config, num_classes=num_classes, multi_label=multi_label)
+    return max(found, key=lambda spec: sum(x.size for x in spec.values()))
+
+
+def specs(
+    config: BatchSpec, *, num_classes: int, multi_label: bool = False
+) -> list[dict[str, jax.ShapeDtypeStruct]]:
     """A training batch of all processes together, as arrays without memory: what the loader fills,
-    what a step is compiled for.
+    what a step is compiled for; several where `config.data.view_sizes` has other sizes, each once.
 
     Args:
       config: the run's.
@@ -38,20 +46,24 @@ def spec(
       `views.Views`; and, where there are labels, `label`: (B,) int32, or (B, classes) float32 of zeros
       and ones if there may be several, of probabilities if a teacher gives them.
     """
-    shapes = {
-        name: ((config.batch_size, *shape), np.uint8) for name, shape in _image_shapes(config)
-    }
-    if num_classes:
-        rows = multi_label or (config.pseudo.teacher and config.pseudo.soft)
-        several = (config.batch_size, num_classes), np.float32
-        shapes["label"] = several if rows else ((config.batch_size,), np.int32)
-    return {name: jax.ShapeDtypeStruct(*shape) for name, shape in shapes.items()}
+    found = []
+    for images in _image_shapes(config):
+        shapes = {name: ((config.batch_size, *shape), np.uint8) for name, shape in images}
+        if num_classes:
+            rows = multi_label or (config.pseudo.teacher and config.pseudo.soft)
+            several = (config.batch_size, num_classes), np.float32
+            shapes["label"] = several if rows else ((config.batch_size,), np.int32)
+        batch = {name: jax.ShapeDtypeStruct(*shape) for name, shape in shapes.items()}
+        if batch not in found:
+            found.append(batch)
+    return found
 
 
-def _image_shapes(config: BatchSpec) -> list[tuple[str, tuple[int, ...]]]:
-    """(name, shape of an example) of the images in a training batch."""
-    found = [(view.name, view.shape) for view in views.of(config)]
-    return found or [("image", crops.shape(config.data))]
+def _image_shapes(config: BatchSpec) -> list[list[tuple[str, tuple[int, ...]]]]:
+    """(name, shape of an example) of the images in a training batch, for each of `views.variants`."""
+    variants = views.variants(config) if config.data.views else ()
+    found = [[(view.name, view.shape) for view in several] for several in variants]
+    return found or [[("image", crops.shape(config.data))]]
 
 
 class TrainBatches:
@@ -72,8 +84,9 @@ class TrainBatches:
 
     def __init__(self, source: Source, config: BatchSpec, rows: Sequence[int] | np.ndarray):
         self.source, self._seed = source, config.seed
-        self._data, self._views = config.data, views.of(config)
+        self._data, self._variants = config.data, views.variants(config)
         self._image_shapes = _image_shapes(config)
+        self._variant = views.make_choice(config, len(source))
         self.rows, self.batch_size = np.asarray(rows, np.int64), config.batch_size
         self._order = order_of(source, config.seed, config.data.sampling)
         self._places = repeated_places(config.batch_size, config.data.repeats)[self.rows]
@@ -81,9 +94,9 @@ class TrainBatches:
         self._plan, self._planning = functools.lru_cache(2)(self._plan), threading.Lock()
         self._ids = functools.lru_cache(2)(self._ids)  # of a later step, for all its parts
 
-    def empty(self) -> dict[str, np.ndarray]:
-        """A batch to fill."""
-        return _empty(self.source, len(self.rows), self._image_shapes)
+    def empty(self, step: int = 0) -> dict[str, np.ndarray]:
+        """A batch to fill, of a step."""
+        return _empty(self.source, len(self.rows), self._image_shapes[self._variant(step)])
 
     def examples(self, step: int, part: slice) -> list[int]:
         """The examples in the rows `part` of a batch."""
@@ -102,26 +115,37 @@ class TrainBatches:
         """
         with self._planning:
             examples, ids, draws = self._plan(step)
+        several = self._variants[self._variant(step)]
+        names = [view.name for view in several] or ["image"]
         read, bad = read or _reader_of(self.source), {}
         for place, row in enumerate(range(*part.indices(len(self.rows)))):
             cut = functools.partial(
                 self.cut,
+                several=several,
                 draws=[of_view[row] for of_view in draws],
-                outs={name: batch[name][row] for name, _ in self._image_shapes},
+                outs={name: batch[name][row] for name in names},
             )
             example = self._cut_readable(read, examples[row], ids[row], place, cut, bad)
             _set_label(batch, row, example, self.source)
         return bad
 
-    def cut(self, image, *, name: str, draws: list, outs: dict[str, np.ndarray]) -> None:
+    def cut(
+        self,
+        image,
+        *,
+        name: str,
+        several: Sequence[views.Views],
+        draws: list,
+        outs: dict[str, np.ndarray],
+    ) -> None:
         """Cuts an image, or all of its views from pixels that are decoded once."""
-        if not self._views:
+        if not several:
             decode.train_crop(image, self._data, draws[0], name=name, out=outs["image"])
             return
         pixels = decode.decode(
             image, name=name, channels=self._data.channels, max_pixels=self._data.max_pixels
         )
-        for view in self._views:
+        for view in several:
             for number, out in zip(view.numbers, outs[view.name], strict=True):
                 decode.train_crop(pixels, view.data, draws[number], name=name, out=out)
 
@@ -130,7 +154,7 @@ class TrainBatches:
         random numbers of their crops, of each view.
         """
         start = step * self.batch_size
-        count = sum(view.count for view in self._views) or 1
+        count = max((view.numbers.stop for view in self._variants[0]), default=1)
         draws = [crop_draws(self._seed, start + self.rows, view).tolist() for view in range(count)]
         return self._examples(step).tolist(), self._ids(step), draws
 
@@ -189,8 +213,8 @@ class EvalBatches:
     def __len__(self) -> int:
         return -(-len(self.source) // self.batch_size)
 
-    def empty(self) -> dict[str, np.ndarray]:
-        """A batch to fill."""
+    def empty(self, step: int = 0) -> dict[str, np.ndarray]:
+        """A batch to fill; those of all steps are alike."""
         mask = np.empty(len(self.rows), np.float32)
         images = [("image", crops.shape(self._data))]
         return _empty(self.source, len(self.rows), images) | {"mask": mask}

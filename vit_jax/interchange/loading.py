@@ -8,6 +8,7 @@ import jax
 from absl import logging
 from etils import epath
 from flax import nnx
+from ml_collections import ConfigDict
 
 from vit_jax.base import patterns, schema, sizes
 from vit_jax.base.errors import ConfigError
@@ -161,6 +162,14 @@ def resized(run: reading.Run, image_size: sizes.Size | str) -> reading.Run:
         where=f"images of {sizes.text(size)} pixels",
         reset_option="reset",
     )
+    config = prepared_at(run, size)
+    return dataclasses.replace(
+        run, model=nnx.merge(definition, *named.divided(arrays, like)), model_config=target, config=config
+    )  # fmt: skip
+
+
+def prepared_at(run: reading.Run, size: sizes.Size) -> ConfigDict:
+    """The run's config with images prepared at another size: the crop stays the same share of an image."""
     config = run.config.copy_and_resolve_references()
     prepared = {
         field.name: config.data[field.name] for field in dataclasses.fields(formats.Preprocessing)
@@ -169,9 +178,7 @@ def resized(run: reading.Run, image_size: sizes.Size | str) -> reading.Run:
         prepared = vars(published.at_size(named.preprocessing_of(prepared), size, run.directory))
     with config.ignore_type():  # a height and a width in place of one number
         config.data.update(prepared | {"image_size": size})
-    return dataclasses.replace(
-        run, model=nnx.merge(definition, *named.divided(arrays, like)), model_config=target, config=config
-    )  # fmt: skip
+    return config
 
 
 def load_weights(

@@ -37,7 +37,7 @@ from vit_jax.training.programs import Programs
 from vit_jax.training.progress import Meter, Profiler, make_writers
 from vit_jax.training.snapshots import Snapshots
 from vit_jax.training.starting import Start
-from vit_jax.training.step import compile_train_step
+from vit_jax.training.step import compile_for, compile_train_step
 from vit_jax.training.stragglers import Stragglers
 from vit_jax.training.writers import Writers
 
@@ -290,8 +290,11 @@ class _Run:
         """
         with self.clock.during("compile"):
             with logs.with_elapsed_time("compiling the training step"):
-                self.train_step = self.train_step.lower(self.state, batch).compile()
-                self.snapshots.compile(self.state, batch)
+                several = self.assembly.abstract_batches(self.mesh)
+                if len(several) == 1:
+                    several = [batch]
+                    self.snapshots.compile(self.state, batch)
+                self.train_step = compile_for(self.train_step, self.state, several)
             processes.barrier("compiled", self.config.hosts.wait_minutes)
         self.compiled = True
         self.programs.keep()
