@@ -33,7 +33,7 @@ from vit_jax.interchange import formats, loading, named, pushing, remote
 from vit_jax.models import listing, registry
 from vit_jax.prediction import features as rows
 from vit_jax.prediction import overrides, predict
-from vit_jax.prediction.images import Compiled, ImageLike, Named, named_images
+from vit_jax.prediction.images import Compiled, ImageLike, Named, named_images, some_images
 from vit_jax.prediction.predict import Prediction
 
 _BATCH = 32  # images at a time
@@ -83,6 +83,8 @@ class Run(reading.Run):
           BadImage: an image cannot be read.
           ConfigError: something is no image, the model has no head, or it is not known how images are normalised.
         """
+        if topk < 1:
+            raise ConfigError(f"topk={topk}: must be 1 or more")
         given, alone = named_images(images)
         answers: list[Prediction] = []
         for part in _parts(given):
@@ -100,7 +102,7 @@ class Run(reading.Run):
         Args:
           images: as for a call; one image is n = 1.
         """
-        data, (given, _) = self._features.data, named_images(images)
+        given, data = some_images(images), self._features.data
         pixels = np.stack([image.read(data) for image in given])
         return np.asarray(augment.prepared(jnp.asarray(pixels), data, jnp.dtype(jnp.float32)))
 
@@ -130,8 +132,10 @@ class Run(reading.Run):
         """
         if image_size is not None:
             return self._resized(image_size).features(images, layers=layers, maps=maps)
+        if isinstance(layers, int | str):
+            raise ConfigError(f"layers={layers!r}: must be a list, such as [{layers!r}]")
         compiled = self._layers(tuple(layers), maps) if layers else self._features
-        given, _ = named_images(images)
+        given = some_images(images)
         found = []
         for part in _parts(given):
             size = min(len(part), _BATCH)
@@ -357,7 +361,9 @@ def _fields_of(data: epath.PathLike) -> list[tuple[str, Any]]:
         return []
     place = places.locate(data, "data") if places.exists(os.fspath(data)) else None
     if place is None:
-        return [("data.name", os.fspath(data))]
+        if os.path.isabs(data) or os.fspath(data).startswith((".", "~")):
+            raise ConfigError(f"{data} does not exist{places.nearest_existing(data)}")
+        return [("data.name", os.fspath(data)), ("data.path", "")]
     name = "prepared" if (place / DESCRIPTION).exists() else "folder"
     return [("data.name", name), ("data.path", str(place))]
 
