@@ -1,7 +1,7 @@
 """A speedrun: CIFAR-10 to 60 % of its test images as fast as possible, from the start of the process on.
 
 vit_jax train --config=configs/speedrun.py:cifar10,adamw --workdir=DIR/adamw
-    adamw, muon or small_images: the entries, each made to be faster than the one before; by default the last.
+    adamw, muon or small_images: the entries, each made to be faster than the previous; by default the last.
     The data comes by TFDS. For tar files of its images as JPEG (train/CLASS/…, test/CLASS/…), add
     --config.data.name=tar --config.data.path=FILE.
 vit_jax report DIR --speedrun
