@@ -465,3 +465,16 @@ def test_steps_between_refreshes_decompose_nothing(kit, vit, name, decomposition
         sum(count(flops.equations(branch[which])) for branch in branches) for which in (0, 1)
     )
     assert stay == 0 and count(equations) == refresh == 4  # two stacks of two sides
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_first_moments_are_kept_in_their_type(kit, vit, name):
+    """One number for each of the parameters, and nothing else."""
+    optimizer, _ = kit.make(kit.config(name=name, moment_dtype="bfloat16"), vit[1])
+    state = jax.tree.leaves(jax.eval_shape(optimizer.init, vit[1]))
+    small = sum(x.size for x in state if x.dtype == jnp.bfloat16)
+    assert small == sum(x.size for x in jax.tree.leaves(vit[1]))
+    update = jax.eval_shape(
+        optimizer.update, vit[1], jax.eval_shape(optimizer.init, vit[1]), vit[1]
+    )
+    assert [x.dtype for x in jax.tree.leaves(update[1])] == [x.dtype for x in state]

@@ -25,6 +25,8 @@ class Goals:
     def __init__(self, config: Eval, saved: dict):
         """Goes on from what was saved with a checkpoint; of runs that were not saved, {}."""
         self._config = config
+        # At the start: a checkout may change while the run goes on.
+        self._where = provenance.describe() if config.target is not None else {}
         self.best: dict[str, Any] | None = saved.get("best")
         reached = saved.get("reached")
         self.reached: dict[str, Any] | None = (
@@ -43,7 +45,7 @@ class Goals:
                 "target": target,
                 "seconds": provenance.process_seconds(),
                 "restarted": clock.restarted,
-                **provenance.describe(),
+                **self._where,
             }
         if self.best is not None and sign * value <= sign * self.best["value"]:
             self.best = self.best | {"since": self.best["since"] + 1}

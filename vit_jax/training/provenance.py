@@ -50,7 +50,8 @@ def hardware() -> str:
     file = pathlib.Path("/proc/cpuinfo")
     lines = file.read_text().splitlines() if file.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{local.cores()} cores of {names[0] if names else 'a CPU'}"
+    cores = local.cores()
+    return f"{cores} core{'s' if cores > 1 else ''} of {names[0] if names else 'a CPU'}"
 
 
 def process_seconds() -> float:
