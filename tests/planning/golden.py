@@ -46,7 +46,7 @@ _INPUTS = (("data.mean", (0.5, 0.5, 0.5)), ("data.std", (0.5, 0.5, 0.5)))
 # Networks whose sizes of the paper take minutes to compile.
 _SMALL = (
     "deepvit", "localvit", "cross_vit", "t2t_vit", "dynamic_vit", "feed_forward", "efficientnet", "axial", "positions",
-    "mae", "gsam", "dino", "deit3", "deit3_i21k", "rope_vit", "vit5", "algoperf",
+    "mae", "gsam", "dino", "dino_continue", "deit3", "deit3_i21k", "rope_vit", "vit5", "algoperf",
 )  # fmt: skip
 CASES = {
     "digits": Case("digits.py", "v5e:2x2"),

@@ -7,6 +7,7 @@ In a training step, of an objective that reads several layers:
     maps = [layer.map for layer in layers]  # (B, h, w, D) each
 """
 
+import dataclasses
 from collections.abc import Sequence
 
 import flax.struct
@@ -78,7 +79,8 @@ def compute(
     deterministic: bool = True,
     rngs: nnx.Rngs | None = None,
 ) -> tuple[ModelOutput, tuple[LayerFeatures, ...]]:
-    """A model's output and that of single layers, in the dtype of its computation; gradients reach all of them.
+    """A model's output and that of single layers, in the dtype of its computation; gradients reach all of them. Of
+    layers that run in a loop all are captured, (L, B, N, D), before some are selected.
 
     Args:
       model: of any family.
@@ -94,7 +96,7 @@ def compute(
     how = {"deterministic": deterministic, "rngs": rngs}
     output = model(images, **how, capture=_without_attention) if layers else model(images, **how)
     selected = select(model, output.intermediates, layers, norm=norm)
-    return output.replace(intermediates={}), selected
+    return dataclasses.replace(output, intermediates={}), selected
 
 
 def select(
