@@ -11,6 +11,7 @@ import hashlib
 import importlib.metadata
 import json
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,14 +23,16 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from vit_jax import objectives, user_files
-from vit_jax.base import buckets, patterns, places, schema
+from vit_jax.base import buckets, durations, patterns, places, schema
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.checkpoints import adapted, storage
 from vit_jax.checkpoints.fingerprints import fingerprint, host_mark
-from vit_jax.config import Config, default_config
+from vit_jax.config import Config, config_class, default_config
 from vit_jax.devices import meshes, processes
 from vit_jax.models import classifier, registry
 from vit_jax.models.registry import Weights
+from vit_jax.objectives.contract import Objective, ObjectiveContext
+from vit_jax.objectives.networks import OWN, Networks
 from vit_jax.optim.options import keeps_average
 
 FOLDER, BEST = "checkpoints", "best"
@@ -52,6 +55,7 @@ class Run:
       classes: label names, in the order of the logits.
       step: steps trained.
       directory: of the checkpoint.
+      own: what the objective owns, where the model answers by it.
     """
 
     model: nnx.Module
@@ -60,6 +64,19 @@ class Run:
     classes: tuple[str, ...]
     step: int
     directory: epath.Path
+    own: "Own | None" = None
+
+
+class Own(NamedTuple):
+    """What the objective of a trained model owns, which the model answers by.
+
+    Attributes:
+      networks: the model and the objective.
+      weights: the arrays of what it owns.
+    """
+
+    networks: Networks
+    weights: Weights
 
 
 def describe(
@@ -270,7 +287,52 @@ def load_run(path: epath.PathLike, mesh: jax.sharding.Mesh | None = None, **opti
         classes=tuple(description["classes"]),
         step=int(directory.name),
         directory=directory,
+        own=_load_own(directory, description, model_config, whole),
     )
+
+
+def _load_own(
+    directory: epath.Path,
+    description: dict,
+    model_config: classifier.Options,
+    sharding: jax.sharding.Sharding,
+) -> Own | None:
+    """What the objective of a run owns; `None` unless its model answers by that."""
+    config = schema.typed(config_class(), schema.fill(default_config(), description["config"]))
+    if not objectives.find(config.objective)[0].own_answers:
+        return None
+    networks = trained_networks(
+        config, model_config, len(description["classes"]), description["training_examples"]
+    )
+    params, variables = jax.eval_shape(networks.init, jax.random.key(0))
+    names = (f"{parts_to_use(description)[0]}_{OWN}", f"{OWN}_variables")
+    like = Weights(params[OWN], variables.get(OWN, {}))
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), like)
+    wanted = {name: part for name, part in zip(names, like, strict=True) if part}
+    found = read_parts(directory, wanted)
+    return Own(networks, Weights(*(found.get(name, {}) for name in names)))
+
+
+def trained_networks(
+    config: Config, model_config: classifier.Options, num_classes: int, examples: int
+) -> Networks:
+    """The networks of a run that has been trained on so many examples; of its mean and std all are known."""
+    how = dict(batch_size=config.batch_size, examples_per_epoch=examples)
+    total_steps = durations.steps(config.duration, **how)
+
+    def make_objective(model_config: classifier.Options) -> Objective:
+        context = ObjectiveContext(
+            model_config,
+            config.data.mean,
+            config.data.std,
+            total_steps,
+            lambda duration: durations.steps(duration, total_steps=total_steps, **how),
+            batch_size=config.batch_size // config.accumulate,
+            num_classes=num_classes,
+        )
+        return objectives.make(config.objective, context)
+
+    return Networks(model_config, make_objective)
 
 
 def newest_description(workdir: epath.PathLike) -> dict | None:

@@ -166,7 +166,7 @@ class TrainBatches:
                 cut(example)
                 return example
             except BadImage as error:
-                _pass_over(error, self._data)
+                pass_over(error, self._data)
                 bad[error.name] = error.why
                 check_bad_images(bad, self._data.max_bad_images, self.kind)
             following = np.asarray([epoch * size + (offset + ahead) % size])
@@ -238,7 +238,7 @@ class EvalBatches:
                     label_map=_label_map(self.source, example, outs),
                 )
             except BadImage as error:
-                _pass_over(error, self._data)
+                pass_over(error, self._data)
                 bad[error.name] = error.why
                 for array in batch.values():
                     array[row] = 0
@@ -263,7 +263,7 @@ def check_bad_images(bad: dict[str, str], most: int, kind: str) -> None:
         )
 
 
-def _pass_over(error: BadImage, config_data: Data) -> None:
+def pass_over(error: BadImage, config_data: Data) -> None:
     """Raises `BadImage`, with what to do about it, unless such images are to be skipped."""
     if config_data.on_bad_image == "error":
         advice = (

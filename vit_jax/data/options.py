@@ -17,7 +17,7 @@ class Data:
 
     name: str = option(
         "digits",
-        "'digits', 'folder', 'prepared', 'tar', 'masks', 'mixture', or the name of a TFDS data set such as 'imagenet2012'",
+        "'digits', 'folder', 'prepared', 'tar', 'masks', 'mixture', or a data set of TFDS such as 'imagenet2012'",
     )
     path: str = option(
         "",
@@ -64,7 +64,7 @@ class Data:
     )
     crop_scale: tuple = option(
         (0.1, 2.0),
-        "jitter crop: smallest and largest factor by which an image is enlarged, 1 being the size at which it just fits",
+        "jitter crop: smallest and largest factor by which an image is enlarged; at 1 it just fits",
         above=0,
         length=2,
     )

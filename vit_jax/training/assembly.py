@@ -45,7 +45,7 @@ class Assembly:
       optimizer, learning_rate: see `optim.make`.
       init: random key -> first state.
       train_step: (state, batch) -> (state, metrics), not compiled.
-      num_classes, multi_label: of the data.
+      num_classes, multi_label, masks: of the data, see `assemble`.
       total_steps: length of the run.
       to_steps: a duration of the config in steps.
     """
@@ -60,6 +60,7 @@ class Assembly:
     train_step: Callable
     num_classes: int
     multi_label: bool
+    masks: bool
     total_steps: int
     to_steps: Callable[[str], int]
 
@@ -84,7 +85,12 @@ class Assembly:
 
     def abstract_batch(self, mesh: jax.sharding.Mesh) -> dict[str, jax.ShapeDtypeStruct]:
         """A batch of the run, on a mesh."""
-        spec = batches.spec(self.config, num_classes=self.num_classes, multi_label=self.multi_label)
+        spec = batches.spec(
+            self.config,
+            num_classes=self.num_classes,
+            multi_label=self.multi_label,
+            masks=self.masks,
+        )
         cut = meshes.batch_sharding(mesh)
         return {n: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=cut) for n, x in spec.items()}
 
@@ -177,7 +183,12 @@ def _is_of_run(path: str, workdir: epath.PathLike) -> bool:
 
 
 def assemble(
-    config: Config, *, num_classes: int, examples_per_epoch: int | None, multi_label: bool = False
+    config: Config,
+    *,
+    num_classes: int,
+    examples_per_epoch: int | None,
+    multi_label: bool = False,
+    masks: bool | None = None,
 ) -> Assembly:
     """Puts a run together.
 
@@ -187,12 +198,15 @@ def assemble(
       examples_per_epoch: examples in the training set; `None` if unknown, then no duration may be
         in epochs.
       multi_label: whether an example may have several labels.
+      masks: whether labels are masks; by default as the objective needs them.
 
     Raises:
       ConfigError: the parts do not fit together, or the data.
       CheckpointError: the teacher's checkpoint cannot be read.
     """
     several, (objective, _) = views.of(config), objectives.find(config.objective)
+    masks = objective.needs_masks if masks is None else masks
+    _check_masks(config, objective, masks)
     if objective.needs_labels:
         _check_labels(config, num_classes, multi_label)
     if bool(several) != objective.needs_views:
@@ -229,6 +243,7 @@ def assemble(
             to_steps,
             views={view.name: view.shape for view in several},
             batch_size=config.batch_size // config.accumulate,
+            num_classes=num_classes,
         )
         return objectives.make(config.objective, setting)
 
@@ -256,6 +271,7 @@ def assemble(
         train_step=make_train_step(networks, optimizer, learning_rate, config),
         num_classes=num_classes,
         multi_label=multi_label,
+        masks=masks,
         total_steps=total_steps,
         to_steps=to_steps,
     )
@@ -265,6 +281,28 @@ def adapters_of(config: Config) -> Adapters | None:
     """What a run trains of its model; `None`: all of it."""
     rank, targets, also = config.adapt.lora_rank, config.adapt.lora_targets, config.adapt.also
     return Adapters(rank, targets, also) if rank else None
+
+
+def _check_masks(config: Config, objective: type[Objective], masks: bool) -> None:
+    """Raises `ConfigError` unless the objective can learn from labels that are masks, or are none."""
+    name, data = config.objective.name, f"{config.data.name!r} ({config.data.path or 'no path'})"
+    if masks and objective.needs_labels:
+        raise ConfigError(
+            f"the objective {name!r} needs classes of images, and {data} has masks: set "
+            "--config.objective.name=segmentation"
+        )
+    if not objective.needs_masks:
+        return
+    if not masks:
+        raise ConfigError(
+            f"the objective {name!r} needs masks, and {data} has none: set --config.data.name=masks and "
+            "--config.data.path=FOLDER"
+        )
+    augment.check_moves(config.augment)
+    if config.data.permute != "none":
+        raise ConfigError(
+            f"config.data.permute = {config.data.permute!r}: pixels with masks are not permuted"
+        )
 
 
 def _check_labels(config: Config, num_classes: int, multi_label: bool) -> None:
