@@ -15,7 +15,7 @@ from vit_jax.data.options import Data
 from vit_jax.data.record import DataSet, Record
 from vit_jax.data.sources import digits, fingerprint
 
-CANVAS = 64  # pixels of a side
+CANVAS = 48  # pixels of a side
 SIZES = {"train": 2000, "test": 200}
 _SIDES, _MOST, _TRIES = (
     (20, 29),
@@ -66,26 +66,25 @@ def open_digit_scenes(config_data: Data) -> DataSet:
 
 
 def draw(source: digits.Digits, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """A scene of digits: the image (64, 64, 3) uint8 and its label map (64, 64) uint8."""
+    """A scene of digits: the image (48, 48, 3) uint8 and its label map (48, 48) uint8."""
     random = np.random.RandomState(seed)  # its stream is frozen forever
     grey, label_map = np.zeros((2, CANVAS, CANVAS), np.uint8)
-    covered = np.zeros((CANVAS, CANVAS), bool)
-    for _ in range(random.randint(2, _MOST + 1)):
+    for _ in range(random.randint(1, _MOST + 1)):
         chosen, side = random.randint(len(source)), random.randint(*_SIDES)
+        small = source.images[chosen, :, :, 0]
+        digit = cv2.resize(small, (side, side), interpolation=cv2.INTER_LINEAR)
+        hull = _hull(digit > _STROKE)
         for top, left in random.randint(CANVAS - side + 1, size=(_TRIES, 2)):
             place = slice(top, top + side), slice(left, left + side)
-            if not covered[place].any():
-                covered[place] = True
-                small = source.images[chosen, :, :, 0]
-                digit = cv2.resize(small, (side, side), interpolation=cv2.INTER_LINEAR)
-                grey[place] = digit
-                _fill_hull(label_map[place], digit > _STROKE, int(source.labels[chosen]) + 1)
+            if not label_map[place][hull].any():
+                grey[place] = np.maximum(grey[place], digit)
+                label_map[place][hull] = source.labels[chosen] + 1
                 break
     return np.repeat(grey[..., None], 3, axis=2), label_map
 
 
-def _fill_hull(label_map: np.ndarray, strokes: np.ndarray, label: int) -> None:
-    """Gives the convex hull of `strokes` this label."""
+def _hull(strokes: np.ndarray) -> np.ndarray:
+    """Which pixels are in the convex hull of `strokes`, bool as they are."""
     points = np.argwhere(strokes)[:, ::-1].astype(np.int32)
     filled = cv2.fillConvexPoly(np.zeros(strokes.shape, np.uint8), cv2.convexHull(points), 1)
-    label_map[filled > 0] = label
+    return filled > 0
