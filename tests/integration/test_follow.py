@@ -13,7 +13,7 @@ from tensorboardX.proto import event_pb2
 import vit_jax
 from tests.integration.conftest import TINY
 from vit_jax.base.errors import ConfigError, UserError
-from vit_jax.checkpoints import reading
+from vit_jax.checkpoints import descriptions, reading
 from vit_jax.evaluation.run import evaluate_run
 from vit_jax.prediction.overrides import load_to_evaluate
 from vit_jax.training import follow as module
@@ -291,6 +291,6 @@ def test_a_model_that_needs_a_file_to_register_is_reported_as_such(command, unde
     description = json.loads(path.read_text())
     description.pop("sha256")
     description["model"]["name"] = description["config"]["model"]["name"] = "Guest-B/16"
-    path.write_text(json.dumps(reading.sealed(description)))
+    path.write_text(json.dumps(descriptions.sealed(description)))
     code, _, err = command("evaluate", "--follow", f"--checkpoint={workdir}")
     assert code == 2 and "Guest-B/16" in err and "--register" in err, err

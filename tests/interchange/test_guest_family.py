@@ -183,7 +183,7 @@ def test_a_run_starts_from_the_statistics_of_its_checkpoint_and_so_do_its_averag
     state = TrainState(
         step=0, params=zeros, opt_state=None, ema=zeros, health=None, variables=before, teacher=zeros
     )  # fmt: skip
-    networks = types.SimpleNamespace(objective=None)
+    networks = types.SimpleNamespace(objective=None, adapters=None)
     assembly = types.SimpleNamespace(config=config, model_config=model_config, networks=networks)
     after = start_from(assembly, state)
     for tree in (

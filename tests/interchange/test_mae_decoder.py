@@ -9,7 +9,7 @@ from flax import nnx
 from tests.models import oracles
 from tests.objectives.test_mae import made, new_of_transformers, of_checkpoint, of_transformers
 from vit_jax.base.errors import CheckpointError
-from vit_jax.checkpoints import reading, saving
+from vit_jax.checkpoints import descriptions, saving
 from vit_jax.interchange import authors, formats, loading
 from vit_jax.models import registry
 from vit_jax.models.conversions import translation
@@ -116,7 +116,7 @@ def run(tmp_path_factory):
         return jnp.asarray(random.normal(0, 0.3, x.shape), x.dtype)
 
     parts = jax.tree.map(drawn, jax.eval_shape(assembly.init, jax.random.key(0)).parts())
-    description = reading.describe(assembly.config, assembly.model_config, (), 16)
+    description = descriptions.describe(assembly.config, assembly.model_config, (), 16)
     checkpoints = saving.Checkpoints(workdir, assembly.config.checkpoint)
     checkpoints.save_now(1, parts, description | {"seconds": 0.0})
     checkpoints.close()

@@ -8,10 +8,7 @@ are in `interchange`.
 
 import dataclasses
 import hashlib
-import importlib.metadata
-import json
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -23,23 +20,19 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from vit_jax import objectives, user_files
-from vit_jax.base import buckets, durations, patterns, places, schema
+from vit_jax.base import buckets, patterns, places, schema
 from vit_jax.base.errors import CheckpointError, ConfigError
-from vit_jax.checkpoints import adapted, storage
+from vit_jax.checkpoints import adapted, descriptions, storage
 from vit_jax.checkpoints.fingerprints import fingerprint, host_mark
-from vit_jax.config import Config, config_class, default_config
+from vit_jax.checkpoints.own import Own, abstract_own, trained_networks
+from vit_jax.config import default_config
 from vit_jax.devices import meshes, processes
 from vit_jax.models import classifier, registry
 from vit_jax.models.registry import Weights
-from vit_jax.objectives.contract import Objective, ObjectiveContext
-from vit_jax.objectives.networks import OWN, Networks
-from vit_jax.optim.options import keeps_average
 
 FOLDER, BEST = "checkpoints", "best"
 RECIPE = "config.py"  # the config of a run, beside its checkpoints
 _LEFT_BY_RUNS = (".lock", "metrics.jsonl")
-_FORMAT = 1
-_SEAL = "sha256"
 # In a bucket Orbax writes this when all else of a checkpoint is there.
 COMMITTED = "commit_success.txt"
 
@@ -64,47 +57,7 @@ class Run:
     classes: tuple[str, ...]
     step: int
     directory: epath.Path
-    own: "Own | None" = None
-
-
-class Own(NamedTuple):
-    """What the objective of a trained model owns, which the model answers by.
-
-    Attributes:
-      networks: the model and the objective.
-      weights: the arrays of what it owns.
-    """
-
-    networks: Networks
-    weights: Weights
-
-
-def describe(
-    config: Config,
-    model_config: classifier.Options,
-    classes: tuple[str, ...],
-    examples: int,
-    training_data: str = "",
-) -> dict:
-    """What a checkpoint says of itself, as JSON.
-
-    Args:
-      config: the run's.
-      model_config: the family's config.
-      classes: label names of the data.
-      examples: how many there are to train on.
-      training_data: their fingerprint (`record.Source`); '': not known.
-    """
-    packages = ("jax", "flax", "optax", "orbax-checkpoint", "vit_jax")
-    return {
-        "format": _FORMAT,
-        "config": dataclasses.asdict(config),
-        "model": {"name": config.model.name, **dataclasses.asdict(model_config)},
-        "classes": list(classes),
-        "training_examples": examples,
-        "training_data": training_data,
-        "versions": {name: importlib.metadata.version(name) for name in packages},
-    }
+    own: Own | None = None
 
 
 def find(path: epath.PathLike) -> epath.Path:
@@ -162,11 +115,8 @@ def read_description(folder: epath.Path) -> dict:
         raise CheckpointError(
             f"{folder} is damaged or no checkpoint: its description cannot be read ({error})"
         ) from error
-    whole = isinstance(description, dict) and {"config", "model", "classes"} <= description.keys()
-    if whole and (_SEAL in description or "training_data" in description):
-        whole = description.pop(_SEAL, None) == _seal_of(description)
-    # Earlier versions had neither of the two.
-    if not whole:
+    description = descriptions.unsealed(description)
+    if description is None:
         raise CheckpointError(f"{folder} is damaged: its description is not the one that was saved")
     _check_registered(description, folder)
     return description
@@ -192,16 +142,6 @@ def _check_registered(description: dict, folder: epath.Path) -> None:
     raise ConfigError(f"{folder} needs {missing}, which this package has not: add {flags}, {where}")
 
 
-def sealed(description: dict) -> dict:
-    """The description with a checksum of it, as it is saved."""
-    return description | {_SEAL: _seal_of(description)}
-
-
-def _seal_of(description: dict) -> str:
-    text = json.dumps({k: v for k, v in description.items() if k != _SEAL}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def load_weights(path: epath.PathLike, like: Weights | None = None) -> Weights:
     """A run's model (the averaged one, if it kept an average).
 
@@ -212,8 +152,8 @@ def load_weights(path: epath.PathLike, like: Weights | None = None) -> Weights:
     folder = find(path)
     description = read_description(folder)
     if like is None:
-        like = registry.abstract_weights(stored_model_config(description))[1]
-    names = parts_to_use(description)
+        like = registry.abstract_weights(descriptions.stored_model_config(description))[1]
+    names = descriptions.parts_to_use(description)
     wanted = {name: part for name, part in zip(names, like, strict=True) if part}
     found = read_parts(folder, wanted)
     return Weights(*(found.get(name, {}) for name in names))
@@ -248,11 +188,11 @@ def weights_mark(folder: epath.Path) -> str:
     """
     description = read_description(folder)
     like = adapted.saved_like(
-        description, registry.abstract_weights(stored_model_config(description))[1]
+        description, registry.abstract_weights(descriptions.stored_model_config(description))[1]
     )
     marks = {
         name: jax.ShapeDtypeStruct((len(leaves),), jnp.uint32)
-        for name, part in zip(parts_to_use(description), like, strict=True)
+        for name, part in zip(descriptions.parts_to_use(description), like, strict=True)
         if (leaves := jax.tree.leaves(part))
     }
     found = _restore(folder, {"fingerprint": marks})["fingerprint"]
@@ -276,7 +216,7 @@ def load_run(path: epath.PathLike, mesh: jax.sharding.Mesh | None = None, **opti
     """
     directory = find(path)
     description = read_description(directory)
-    model_config = stored_model_config(description, **options)
+    model_config = descriptions.stored_model_config(description, **options)
     definition, like = registry.abstract_weights(model_config)
     whole = meshes.replicated(mesh or meshes.replica_mesh())
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), like)
@@ -298,41 +238,13 @@ def _load_own(
     sharding: jax.sharding.Sharding,
 ) -> Own | None:
     """What the objective of a run owns; `None` unless its model answers by that."""
-    config = schema.typed(config_class(), schema.fill(default_config(), description["config"]))
-    if not objectives.find(config.objective)[0].own_answers:
+    networks = trained_networks(description, model_config)
+    if networks is None:
         return None
-    networks = trained_networks(
-        config, model_config, len(description["classes"]), description["training_examples"]
-    )
-    params, variables = jax.eval_shape(networks.init, jax.random.key(0))
-    names = (f"{parts_to_use(description)[0]}_{OWN}", f"{OWN}_variables")
-    like = Weights(params[OWN], variables.get(OWN, {}))
-    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), like)
-    wanted = {name: part for name, part in zip(names, like, strict=True) if part}
-    found = read_parts(directory, wanted)
-    return Own(networks, Weights(*(found.get(name, {}) for name in names)))
-
-
-def trained_networks(
-    config: Config, model_config: classifier.Options, num_classes: int, examples: int
-) -> Networks:
-    """The networks of a run that has been trained on so many examples; of its mean and std all are known."""
-    how = dict(batch_size=config.batch_size, examples_per_epoch=examples)
-    total_steps = durations.steps(config.duration, **how)
-
-    def make_objective(model_config: classifier.Options) -> Objective:
-        context = ObjectiveContext(
-            model_config,
-            config.data.mean,
-            config.data.std,
-            total_steps,
-            lambda duration: durations.steps(duration, total_steps=total_steps, **how),
-            batch_size=config.batch_size // config.accumulate,
-            num_classes=num_classes,
-        )
-        return objectives.make(config.objective, context)
-
-    return Networks(model_config, make_objective)
+    parts = abstract_own(networks, description)
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), parts)
+    found = read_parts(directory, {name: part for name, part in like.items() if part})
+    return Own(networks, Weights(*(found.get(name, {}) for name in parts)))
 
 
 def newest_description(workdir: epath.PathLike) -> dict | None:
@@ -360,37 +272,6 @@ def _is_whole(checkpoint: epath.Path) -> bool:
     except FileNotFoundError:
         return False
     return True
-
-
-def stored_model_config(description: dict, **options) -> classifier.Options:
-    """The family's config of the model that a checkpoint holds, with `options` in place of its own."""
-    fields = description["model"] | options
-    return registry.model_config(fields.pop("name"), **fields)
-
-
-def filled_config(description: dict) -> dict:
-    """The config in a description, of this version or an earlier one, as JSON has it: fields that it
-    did not have are at their defaults, and options of the model that were not set are as the model
-    has them.
-    """
-    filled = schema.fill(default_config(), description["config"]).to_dict()
-    return with_model_options(filled, stored_model_config(description))
-
-
-def with_model_options(config: Mapping, model: classifier.Options) -> dict:
-    """A config as JSON has it, in which options of the model that are not set are as the model has them."""
-    options = dataclasses.asdict(model)
-    said = {n: options.get(n) if v is None else v for n, v in config["model"].items()}
-    return json.loads(json.dumps({**config, "model": said}))
-
-
-def parts_to_use(description: dict) -> tuple[str, str]:
-    """The names of the saved parts that are a model's parameters and what is not trained."""
-    if description.get("evaluated") == "teacher":
-        return ("teacher", "model_variables")
-    optim = description["config"]["optim"]
-    averaged = keeps_average(optim["name"], optim["ema"])
-    return ("ema", "ema_variables") if averaged else ("params", "model_variables")
 
 
 def read_parts(folder: epath.Path, like: dict) -> dict:

@@ -13,7 +13,7 @@ from absl import logging
 from etils import epath
 
 from vit_jax.base import buckets, places
-from vit_jax.checkpoints import storage
+from vit_jax.checkpoints import descriptions, storage
 from vit_jax.checkpoints.fingerprints import fingerprint
 from vit_jax.checkpoints.reading import (
     COMMITTED,
@@ -23,7 +23,6 @@ from vit_jax.checkpoints.reading import (
     read_description,
     read_parts,
     saved_steps,
-    sealed,
 )
 from vit_jax.config import Checkpoint
 from vit_jax.devices import processes
@@ -101,7 +100,7 @@ class Checkpoints:
         Args:
           step: steps trained.
           parts: the state's, by name; trees of arrays.
-          description: see `reading.describe`.
+          description: see `descriptions.describe`.
           marks: the `fingerprint` of the parts, where it is known already.
 
         Raises:
@@ -114,7 +113,8 @@ class Checkpoints:
         self._newest, self._writing = step, True
         tree = parts | {"fingerprint": marks or fingerprint(parts)}
         items = ocp.args.Composite(
-            state=ocp.args.PyTreeSave(tree), description=ocp.args.JsonSave(sealed(description))
+            state=ocp.args.PyTreeSave(tree),
+            description=ocp.args.JsonSave(descriptions.sealed(description)),
         )
         # Where no folder can be made, Orbax would wait minutes for it in threads of its own.
         failure = _failure_of(self._make_folder)

@@ -77,7 +77,7 @@ class LocalTier:
         Args:
           step: steps trained.
           parts: the state's, by name; trees of arrays.
-          description: see `reading.describe`.
+          description: see `descriptions.describe`.
         """
         self._settle()
         header = {

@@ -11,7 +11,7 @@ from flax import nnx
 
 from vit_jax.base import patterns, schema, sizes
 from vit_jax.base.errors import ConfigError
-from vit_jax.checkpoints import reading
+from vit_jax.checkpoints import descriptions, reading
 from vit_jax.checkpoints.adapted import adapters_in
 from vit_jax.config import default_config
 from vit_jax.devices import meshes
@@ -115,7 +115,7 @@ def load_run(
         return reading.load_run(path, mesh, **options)
     foreign = formats.read(path, **said or {})
     directory = reading.find(path) if is_run else epath.Path(path)
-    model_config = reading.stored_model_config(description, **options)
+    model_config = descriptions.stored_model_config(description, **options)
     definition, like = registry.abstract_weights(model_config)
     whole = meshes.replicated(mesh or meshes.replica_mesh())
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), like)

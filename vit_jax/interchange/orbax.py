@@ -10,7 +10,7 @@ from etils import epath
 
 from vit_jax.base import patterns, schema
 from vit_jax.base.errors import CheckpointError
-from vit_jax.checkpoints import fingerprints, reading, saving
+from vit_jax.checkpoints import descriptions, fingerprints, reading, saving
 from vit_jax.checkpoints.adapted import BASE, adapters_in, saved_like
 from vit_jax.config import Config, config_class, default_config
 from vit_jax.data import imagenet
@@ -48,7 +48,7 @@ def read(opened: CheckpointFile, wishes: ReadOptions) -> LoadedCheckpoint:
     """See `formats`; the averaged weights, if the run kept an average."""
     folder = reading.find(opened.path)
     description = reading.read_description(folder)
-    stored = reading.stored_model_config(description)
+    stored = descriptions.stored_model_config(description)
     config = configure(type(stored), vars(stored), wishes.overrides)
     like = registry.abstract_weights(config)[1]
     if like != registry.abstract_weights(stored)[1]:
@@ -66,7 +66,7 @@ def read(opened: CheckpointFile, wishes: ReadOptions) -> LoadedCheckpoint:
 
         return patterns.map_named(lazy, tree)
 
-    parts = reading.parts_to_use(description)
+    parts = descriptions.parts_to_use(description)
     params, variables = map(arrays, parts, saved_like(description, like))
     unmerged = None
     if adapters_in(description):
@@ -112,7 +112,7 @@ def described(foreign: LoadedCheckpoint) -> tuple[Config, dict]:
     classes = foreign.classes or imagenet.names_if_unnamed(
         foreign.model_config.num_classes, "the checkpoint"
     )
-    return config, reading.describe(config, foreign.model_config, classes, examples=0)
+    return config, descriptions.describe(config, foreign.model_config, classes, examples=0)
 
 
 def check_unused(path: epath.Path) -> None:
@@ -152,7 +152,7 @@ def write(foreign: LoadedCheckpoint, path: epath.PathLike) -> None:
     try:
         parts, saved_marks = {}, {}
         trees = (foreign.params, foreign.variables)
-        for name, tree in zip(reading.parts_to_use(description), trees, strict=True):
+        for name, tree in zip(descriptions.parts_to_use(description), trees, strict=True):
             if jax.tree.leaves(tree):
                 parts[name] = jax.tree.map(hold, tree)
                 saved_marks[name], marks = np.asarray(marks), []

@@ -5,7 +5,7 @@ import dataclasses
 from etils import epath
 
 from vit_jax.base import places, schema
-from vit_jax.checkpoints import reading
+from vit_jax.checkpoints import descriptions, reading
 from vit_jax.data import crops, imagenet
 from vit_jax.interchange import formats, remote
 from vit_jax.models import naming, registry
@@ -93,7 +93,7 @@ def _of_run(folder: epath.Path, description: dict) -> dict:
         "data": {n: config["data"][n] for n in ("name", "path", "train_split", "eval_split")},
         "training_examples": description["training_examples"],
         "init_from": config["init_from"],
-        "weights": reading.parts_to_use(description)[0],
+        "weights": descriptions.parts_to_use(description)[0],
         "versions": description["versions"],
     }
 

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from vit_jax import evaluation
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.settings import with_fields
-from vit_jax.checkpoints import reading
+from vit_jax.checkpoints import descriptions, reading
 from vit_jax.config import Config
 from vit_jax.data import sources
 from vit_jax.data.masks import mask_table
@@ -97,7 +97,7 @@ def _check_same_run(assembly: Assembly, source: Source, workdir: epath.PathLike)
     """Raises `ConfigError` if another run is in the workdir."""
     saved = reading.newest_description(workdir)
     if saved is not None:
-        now = reading.describe(
+        now = descriptions.describe(
             assembly.config,
             assembly.model_config,
             source.classes,

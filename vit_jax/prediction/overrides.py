@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from vit_jax.base import schema, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.settings import change
-from vit_jax.checkpoints import reading
+from vit_jax.checkpoints import descriptions, reading
 from vit_jax.config import Config, config_class, default_config
 from vit_jax.data import sources
 from vit_jax.evaluation import unseen
@@ -63,7 +63,7 @@ def config_to_evaluate(
     """
     changes = list(changes)
     description = loading.describe(path, said)
-    model_config = reading.stored_model_config(description)
+    model_config = descriptions.stored_model_config(description)
     config = schema.fill(default_config(), description["config"])
     is_run = formats.detect(path) == orbax.NAME and description["training_examples"] > 0
     trained_on = config.to_dict() if is_run else {}

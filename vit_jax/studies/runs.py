@@ -15,7 +15,7 @@ from etils import epath
 from vit_jax import user_files
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError, UserError
-from vit_jax.checkpoints import reading
+from vit_jax.checkpoints import descriptions, reading
 from vit_jax.evaluation import best_metric
 from vit_jax.models import registry
 
@@ -159,14 +159,14 @@ def _config(folder: epath.Path, notes: list[str]) -> dict | None:
     try:
         description = reading.newest_description(folder)
         if description is not None:
-            return flat(reading.filled_config(description))
+            return flat(descriptions.filled_config(description))
         if (folder / RECIPE).exists():
             config = user_files.load_config(os.fspath(folder / RECIPE))
             given = {n: v for n, v in config.model.items() if v is not None and n != "name"}
             model = registry.model_config(
                 config.model.name, image_size=config.data.image_size, **given
             )
-            return flat(reading.with_model_options(config.to_dict(), model))
+            return flat(descriptions.with_model_options(config.to_dict(), model))
         notes.append(
             f"Its config is not known: it has no {RECIPE}, and no checkpoint of this version that is whole."
         )

@@ -18,7 +18,7 @@ from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest, with_role
 from vit_jax.base.sizes import height_width, parse
-from vit_jax.checkpoints import reading
+from vit_jax.checkpoints import descriptions, reading
 from vit_jax.config import Config, default_config
 from vit_jax.evaluation import best_metric
 from vit_jax.models import classifier, registry
@@ -150,7 +150,7 @@ def _of_run(workdir: epath.Path) -> Curve:
     description = reading.newest_description(workdir)
     if description is None or not (workdir / "metrics.jsonl").exists():
         raise ConfigError(f"config.reference.curve: {workdir} holds no run that describes itself")
-    config = reading.filled_config(description)
+    config = descriptions.filled_config(description)
     found = evaluations(workdir)
     if len(found) < 2:
         raise ConfigError(
@@ -169,7 +169,7 @@ def _of_run(workdir: epath.Path) -> Curve:
         name=workdir.name,
         source=str(workdir),
         metric=metric,
-        model=sizes_of(reading.stored_model_config(description)),
+        model=sizes_of(descriptions.stored_model_config(description)),
         data={
             "name": config["data"]["name"],
             "classes": len(description["classes"]),
@@ -208,7 +208,7 @@ def sizes_of(model: classifier.Options) -> dict:
 
 def with_model(config: Config, model: classifier.Options) -> dict:
     """A run's config as JSON has it, its model's options filled in."""
-    return reading.with_model_options(dataclasses.asdict(config), model)
+    return descriptions.with_model_options(dataclasses.asdict(config), model)
 
 
 def recipe_of(config: Mapping) -> dict:
@@ -232,7 +232,7 @@ def default_recipe(model_name: str) -> dict:
     config = default_config()
     config.model.name = model_name
     model = registry.model_config(model_name, image_size=config.data.image_size)
-    return recipe_of(reading.with_model_options(config.to_dict(), model))
+    return recipe_of(descriptions.with_model_options(config.to_dict(), model))
 
 
 def differences(recipe: Mapping, other: Mapping) -> list[str]:

@@ -14,7 +14,7 @@ from etils import epath
 
 from vit_jax.base import buckets, outputs, places, schema
 from vit_jax.base.errors import ConfigError, UserError
-from vit_jax.checkpoints import reading
+from vit_jax.checkpoints import descriptions
 from vit_jax.config import Config, config_class
 from vit_jax.devices import meshes
 from vit_jax.devices.processes import START_AGAIN
@@ -72,7 +72,11 @@ def _same_mixture(before: list, now: list) -> bool:
 
 def _part(description: dict, key: str):
     whole = key == "config"
-    return reading.filled_config(description) if whole else json.loads(json.dumps(description[key]))
+    return (
+        descriptions.filled_config(description)
+        if whole
+        else json.loads(json.dumps(description[key]))
+    )
 
 
 def _flat(tree, prefix: str):

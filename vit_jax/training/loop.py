@@ -17,7 +17,7 @@ from vit_jax import evaluation, optim
 from vit_jax.base import logs, places
 from vit_jax.base.errors import UserError
 from vit_jax.base.lock import Lock
-from vit_jax.checkpoints import reading, saving, storage, tiers
+from vit_jax.checkpoints import descriptions, saving, storage, tiers
 from vit_jax.config import Config
 from vit_jax.data import loader, sources
 from vit_jax.data.decode import PIXELS
@@ -156,7 +156,7 @@ class _Run:
         self.assembly, self.source, self.suite, self.mesh = assembly, source, suite, mesh
         self.workdir, self.clock, self.stop, self.programs = workdir, clock, stop, programs
         self.callbacks = Callbacks(callbacks)
-        self.description = reading.describe(
+        self.description = descriptions.describe(
             config, assembly.model_config, source.classes, len(source), source.fingerprint()
         ) | {"pixels": PIXELS}
         averaged = optim.keeps_average(config.optim.name, config.optim.ema)

@@ -17,7 +17,7 @@ from etils import epath
 from vit_jax import objectives
 from vit_jax.base import places
 from vit_jax.base.errors import CheckpointError, ConfigError
-from vit_jax.checkpoints import reading
+from vit_jax.checkpoints import descriptions, reading
 from vit_jax.config import Config
 from vit_jax.data import loader, sources
 from vit_jax.data.classes import with_classes
@@ -172,7 +172,7 @@ def for_budget(checkpoint: epath.PathLike, budget: float) -> tuple[float, ...]:
       CheckpointError: the file is damaged, or has thresholds of another checkpoint.
     """
     directory = reading.find(checkpoint)
-    model_config = reading.stored_model_config(reading.read_description(directory))
+    model_config = descriptions.stored_model_config(reading.read_description(directory))
     check_budget(budget, costs_of(model_config))
     path = directory / FILE
     solve = f"vit_jax exits --checkpoint={checkpoint} --budgets={budget:g}"

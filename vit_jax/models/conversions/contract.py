@@ -35,6 +35,15 @@ class Preprocessing:
     interpolation: str = "bilinear"
 
 
+def torchvision_crop(image_size: Size, resized: int) -> Preprocessing:
+    """ImageNet's mean and deviation, and the central crop of torchvision's bicubic resize.
+
+    Args:
+      resized: the image's shorter side before the crop, pixels.
+    """
+    return Preprocessing(image_size, IMAGENET_MEAN, IMAGENET_STD, "torchvision", resized, "bicubic")
+
+
 @dataclasses.dataclass(frozen=True)
 class Open:
     """An option that a file's tensors leave open.
@@ -235,6 +244,28 @@ def patch_grid(
 def image_size(grid: tuple[int, int], patch: int) -> Size:
     """The size of images that are cut into such a grid of patches."""
     return sizes.parse((grid[0] * patch, grid[1] * patch))
+
+
+def timm_sizes(
+    shapes: Shapes, patches: str, rows: int, prefix: int, said: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The options that the tensors of a network of patches tell where layers are called as timm's.
+
+    Args:
+      patches: the kernel that embeds patches.
+      rows, prefix: of the position embedding, and how many of these belong to no patch.
+      said: see `Conversion.recognise`.
+    """
+    width, channels, patch, _ = shapes[patches]
+    grid, _ = patch_grid(rows, (prefix,), patch, said)
+    return {
+        "image_size": image_size(grid, patch),
+        "num_classes": shapes.get("head.bias", (0,))[0],
+        "patch": patch,
+        "depth": count(shapes, r"blocks\.(\d+)\."),
+        "width": width,
+        "channels": channels,
+    }
 
 
 def count(names: Iterable[str], pattern: str) -> int:

@@ -15,8 +15,6 @@ from vit_jax.base.errors import CheckpointError
 from vit_jax.models import crossvit
 from vit_jax.models.conversions import pytorch
 from vit_jax.models.conversions.contract import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
     Conversion,
     DetectedModel,
     Preprocessing,
@@ -26,6 +24,7 @@ from vit_jax.models.conversions.contract import (
     heads_of,
     image_size,
     patch_grid,
+    torchvision_crop,
 )
 from vit_jax.models.conversions.rules import Rule
 from vit_jax.models.conversions.vit_timm import ratio, timm_size
@@ -98,7 +97,7 @@ class Authors(Conversion):
                 ours, theirs = f"stages/{stage + 1}", f"blocks.{stage}"
                 blocks = f"{ours}/{branch}/layers", f"{theirs}.blocks.{i}.{{layer}}"
                 cross = f"{ours}/{branch}_to_{other}"
-                rules += _block(*blocks, widths[i], config.heads)
+                rules += pytorch.block(*blocks, widths[i], config.heads)
                 rules += _projection(f"{cross}/project", f"{theirs}.projs.{i}")
                 rules += _cross_attention(
                     cross, f"{theirs}.fusion.{i}", widths[1 - i], config.heads
@@ -110,9 +109,7 @@ class Authors(Conversion):
         """Of the published models."""
         side = min(config.height_width)
         resized = side if side >= _WHOLE else math.floor(side / 0.875)
-        return Preprocessing(
-            config.image_size, IMAGENET_MEAN, IMAGENET_STD, "torchvision", resized, "bicubic"
-        )
+        return torchvision_crop(config.image_size, resized)
 
 
 class Timm(Authors, TimmConversion):
@@ -159,26 +156,12 @@ class Timm(Authors, TimmConversion):
 
 def _stem(ours: str, theirs: str, convolutional: bool) -> list[Rule]:
     if not convolutional:
-        return [pytorch.convolution(ours, theirs), Rule(f"{ours}/bias", f"{theirs}.bias")]
+        return pytorch.patches(ours, theirs)
     rules = []
     for i in range(3):
         # Theirs count the ReLUs too.
-        layer = f"{ours}/conv{i + 1}", f"{theirs}.{2 * i}"
-        rules += [pytorch.convolution(*layer), Rule(f"{layer[0]}/bias", f"{layer[1]}.bias")]
+        rules += pytorch.patches(f"{ours}/conv{i + 1}", f"{theirs}.{2 * i}")
     return rules
-
-
-def _block(ours: str, theirs: str, width: int, heads: int) -> list[Rule]:
-    attention = f"{theirs}.attn"
-    return [
-        *pytorch.norm(f"{ours}/attention_norm", f"{theirs}.norm1"),
-        *pytorch.attention(
-            f"{ours}/attention", (f"{attention}.qkv",), f"{attention}.proj", width, heads
-        ),
-        *pytorch.norm(f"{ours}/mlp_norm", f"{theirs}.norm2"),
-        *pytorch.linear(f"{ours}/mlp/up", f"{theirs}.mlp.fc1"),
-        *pytorch.linear(f"{ours}/mlp/down", f"{theirs}.mlp.fc2"),
-    ]
 
 
 def _cross_attention(ours: str, theirs: str, width: int, heads: int) -> list[Rule]:

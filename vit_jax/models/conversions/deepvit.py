@@ -11,8 +11,6 @@ from typing import Any
 from vit_jax.models import deepvit
 from vit_jax.models.conversions import pytorch
 from vit_jax.models.conversions.contract import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
     Conversion,
     DetectedModel,
     Open,
@@ -22,6 +20,7 @@ from vit_jax.models.conversions.contract import (
     image_size,
     patch_grid,
     refusal_of_pooling,
+    torchvision_crop,
 )
 from vit_jax.models.conversions.rules import Constant, Rule
 
@@ -59,8 +58,7 @@ class Authors(Conversion):
     def rules(self, config, layout: Mapping[str, Any]) -> list[Rule | Constant]:
         """See `Conversion`."""
         result = [
-            pytorch.convolution("embedding", "patch_embed.proj"),
-            Rule("embedding/bias", "patch_embed.proj.bias"),
+            *pytorch.patches("embedding", "patch_embed.proj"),
             Rule("class_token", "cls_token"),
             Rule("position", "pos_embed"),
             *pytorch.norm("norm", "norm"),
@@ -88,9 +86,7 @@ class Authors(Conversion):
     def preprocessing(self, config) -> Preprocessing:
         """Of the published models."""
         side = int(min(config.height_width) / 0.9)
-        return Preprocessing(
-            config.image_size, IMAGENET_MEAN, IMAGENET_STD, "torchvision", side, "bicubic"
-        )
+        return torchvision_crop(config.image_size, side)
 
 
 def _block(number: int | str) -> str:
@@ -104,20 +100,7 @@ def _depth(shapes: Shapes) -> int:
 def _blocks(ours: str, layers: range, reattention: bool, config) -> list[Rule | Constant]:
     """Of a stage, whose blocks are `layers` in their names."""
     theirs, first = _block("{layer}"), layers[0]
-    result = [
-        *pytorch.norm(f"{ours}/attention_norm", f"{theirs}.norm1", first),
-        *pytorch.attention(
-            f"{ours}/attention",
-            (f"{theirs}.attn.qkv",),
-            f"{theirs}.attn.proj",
-            config.width,
-            config.heads,
-            first,
-        ),
-        *pytorch.norm(f"{ours}/mlp_norm", f"{theirs}.norm2", first),
-        *pytorch.linear(f"{ours}/mlp/up", f"{theirs}.mlp.fc1", first),
-        *pytorch.linear(f"{ours}/mlp/down", f"{theirs}.mlp.fc2", first),
-    ]
+    result = pytorch.block(ours, theirs, config.width, config.heads, first)
     if not reattention:
         return result
     theta, matrix = f"{ours}/attention/theta", f"{theirs}.attn.reatten_matrix"

@@ -18,8 +18,6 @@ from vit_jax.base.sizes import Size
 from vit_jax.models import cascade, dynamic_vit
 from vit_jax.models.conversions import pytorch, t2t, vit_timm
 from vit_jax.models.conversions.contract import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
     Conversion,
     DetectedModel,
     Preprocessing,
@@ -27,6 +25,7 @@ from vit_jax.models.conversions.contract import (
     count,
     heads_of,
     patch_grid,
+    torchvision_crop,
 )
 from vit_jax.models.conversions.rules import Rule
 
@@ -115,8 +114,7 @@ class Authors(Conversion):
             of_exit = [
                 *of_network.rules(network, {}),
                 *pytorch.norm(f"{ours}/norm", f"{theirs}.0"),
-                *pytorch.linear(f"{ours}/mlp/up", f"{theirs}.1.fc1"),
-                *pytorch.linear(f"{ours}/mlp/down", f"{theirs}.1.fc2"),
+                *pytorch.mlp(f"{ours}/mlp", f"{theirs}.1"),
             ]
             for layer, number in (("up", 0), ("down", 2)):
                 of_exit += [
@@ -148,9 +146,7 @@ class Authors(Conversion):
     def preprocessing(self, config) -> Preprocessing:
         """Of the published models."""
         side = round(min(config.height_width) * 256 / 224)
-        return Preprocessing(
-            config.image_size, IMAGENET_MEAN, IMAGENET_STD, "torchvision", side, "bicubic"
-        )
+        return torchvision_crop(config.image_size, side)
 
 
 def _below(name: str, shapes: Shapes) -> Shapes:

@@ -16,8 +16,6 @@ from vit_jax.base.errors import CheckpointError
 from vit_jax.models import efficientnet
 from vit_jax.models.conversions import pytorch
 from vit_jax.models.conversions.contract import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
     USUAL_IMAGE_SIZE,
     DetectedModel,
     HuggingFaceConversion,
@@ -25,6 +23,7 @@ from vit_jax.models.conversions.contract import (
     Shapes,
     TimmConversion,
     count,
+    torchvision_crop,
 )
 from vit_jax.models.conversions.rules import Constant, Rule
 from vit_jax.models.efficientnet import STAGES, Config, Shape
@@ -240,9 +239,7 @@ def _block(
 def _preprocessing(config: Config) -> Preprocessing:
     """Of the published models: an image is cut with 32 pixels to spare."""
     side = min(config.height_width) + 32
-    return Preprocessing(
-        config.image_size, IMAGENET_MEAN, IMAGENET_STD, "torchvision", side, "bicubic"
-    )
+    return torchvision_crop(config.image_size, side)
 
 
 def _of_stages(config: Config) -> dict[str, Any]:

@@ -6,16 +6,13 @@ from typing import Any
 
 from vit_jax.models.conversions import pytorch
 from vit_jax.models.conversions.contract import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
     Conversion,
     DetectedModel,
     Preprocessing,
     Shapes,
-    count,
-    image_size,
-    patch_grid,
     refusal_of_pooling,
+    timm_sizes,
+    torchvision_crop,
 )
 from vit_jax.models.conversions.rules import Rule, transposed
 
@@ -31,27 +28,18 @@ class Authors(Conversion):
         """See `Conversion`."""
         if _TABLE not in shapes or "blocks.0.mlp2.fc1.weight" not in shapes:
             return None
-        width, channels, patch, _ = shapes["patch_embed.proj.weight"]
         hidden, tokens = shapes["blocks.0.mlp2.fc1.weight"]
-        grid, _ = patch_grid(tokens, (1,), patch, said)
-        options = {
-            "image_size": image_size(grid, patch),
-            "num_classes": shapes.get("head.bias", (0,))[0],
-            "patch": patch,
-            "depth": count(shapes, r"blocks\.(\d+)\."),
-            "width": width,
+        options = timm_sizes(shapes, "patch_embed.proj.weight", tokens, 1, said) | {
             "mlp_dim": shapes["blocks.0.mlp1.fc1.weight"][0],
             "token_mlp_dim": hidden,
             "position_grid": shapes[_TABLE][2:],
-            "channels": channels,
         }
         return DetectedModel(options, assumed=tuple(self.conventions))
 
     def rules(self, config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`."""
         result = [
-            pytorch.convolution("embedding", "patch_embed.proj"),
-            Rule("embedding/bias", "patch_embed.proj.bias"),
+            *pytorch.patches("embedding", "patch_embed.proj"),
             Rule("class_token", "cls_token"),
             Rule("class_position", "pos_encoding.cls_pos_embed"),
             Rule("position", _TABLE, transposed(0, 2, 3, 1)),
@@ -59,8 +47,7 @@ class Authors(Conversion):
         for kind, number in (("channel", 1), ("token", 2)):
             ours, theirs = f"layers/{kind}", "blocks.{layer}"
             result += pytorch.norm(f"{ours}_norm", f"{theirs}.norm{number}")
-            result += pytorch.linear(f"{ours}_mlp/up", f"{theirs}.mlp{number}.fc1")
-            result += pytorch.linear(f"{ours}_mlp/down", f"{theirs}.mlp{number}.fc2")
+            result += pytorch.mlp(f"{ours}_mlp", f"{theirs}.mlp{number}")
         return [*result, *pytorch.norm("norm", "norm"), *pytorch.linear("head", "head")]
 
     def refusal(self, config) -> str:
@@ -70,6 +57,4 @@ class Authors(Conversion):
     def preprocessing(self, config) -> Preprocessing:
         """Of the published models."""
         side = math.floor(min(config.height_width) / 0.875)
-        return Preprocessing(
-            config.image_size, IMAGENET_MEAN, IMAGENET_STD, "torchvision", side, "bicubic"
-        )
+        return torchvision_crop(config.image_size, side)

@@ -12,18 +12,15 @@ import numpy as np
 from vit_jax.models import localvit
 from vit_jax.models.conversions import pytorch
 from vit_jax.models.conversions.contract import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
     Conversion,
     DetectedModel,
     Open,
     Preprocessing,
     Shapes,
-    count,
     heads_of,
-    image_size,
-    patch_grid,
     refusal_of_pooling,
+    timm_sizes,
+    torchvision_crop,
 )
 from vit_jax.models.conversions.rules import Constant, Rule, reshaped
 
@@ -39,24 +36,18 @@ class Authors(Conversion):
         if _part(_DEPTHWISE).format(layer=0) + ".weight" not in shapes:
             return None
         mlp = {n.removeprefix("blocks.0.conv.conv."): shape for n, shape in shapes.items()}
-        width, channels, patch, _ = shapes["patch_embed.proj.weight"]
-        hidden = mlp[f"{_UP}.weight"][0]
-        grid, _ = patch_grid(shapes["pos_embed"][1], (1,), patch, said)
+        rows = shapes["pos_embed"][1]
+        common = timm_sizes(shapes, "patch_embed.proj.weight", rows, 1, said)
+        hidden, width = mlp[f"{_UP}.weight"][0], common["width"]
         squeezed = mlp.get(f"{_GATE}.fc.0.bias")
         gate = "se" if squeezed else "eca" if f"{_GATE}.conv.weight" in mlp else "none"
         published = {size["width"]: size["heads"] for size in localvit.SIZES.values()}
-        options = {
-            "image_size": image_size(grid, patch),
-            "num_classes": shapes.get("head.bias", (0,))[0],
-            "patch": patch,
-            "depth": count(shapes, r"blocks\.(\d+)\."),
-            "width": width,
+        options = common | {
             "mlp_dim": hidden,
             "heads": published.get(width),
             "activation": "hard_swish",
             "gate": gate,
             "reduction": hidden // squeezed[0] if squeezed else 1,
-            "channels": channels,
         }
         left_open = heads_of(published, width) | {
             "activation": Open(doubt="" if squeezed else "activation=hard_swish is taken"),
@@ -72,8 +63,7 @@ class Authors(Conversion):
         down = _GATE + (config.gate != "none")
         eca = localvit.eca_size(config.mlp_dim)
         return [
-            pytorch.convolution("embedding", "patch_embed.proj"),
-            Rule("embedding/bias", "patch_embed.proj.bias"),
+            *pytorch.patches("embedding", "patch_embed.proj"),
             Rule("class_token", "cls_token"),
             Rule("position", "pos_embed"),
             *pytorch.norm("layers/attention_norm", f"{block}.norm1"),
@@ -104,9 +94,7 @@ class Authors(Conversion):
     def preprocessing(self, config) -> Preprocessing:
         """Of the published models."""
         side = int(np.floor(min(config.height_width) / 0.875))
-        return Preprocessing(
-            config.image_size, IMAGENET_MEAN, IMAGENET_STD, "torchvision", side, "bicubic"
-        )
+        return torchvision_crop(config.image_size, side)
 
 
 def _part(number: int) -> str:

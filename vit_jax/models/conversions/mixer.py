@@ -20,6 +20,7 @@ from vit_jax.models.conversions.contract import (
     count,
     image_size,
     patch_grid,
+    timm_sizes,
 )
 from vit_jax.models.conversions.rules import Rule
 from vit_jax.models.conversions.vit_timm import activation, ratio, timm_size
@@ -95,19 +96,11 @@ class Timm(TimmConversion):
         """See `Conversion`."""
         if "stem.proj.weight" not in shapes:
             return None
-        width, channels, patch, _ = shapes["stem.proj.weight"]
         token_mlp_dim, tokens = shapes["blocks.0.mlp_tokens.fc1.weight"]
-        grid, _ = patch_grid(tokens, (0,), patch, said)
-        options = {
-            "image_size": image_size(grid, patch),
-            "num_classes": shapes.get("head.bias", (0,))[0],
-            "patch": patch,
-            "depth": count(shapes, r"blocks\.(\d+)\."),
-            "width": width,
+        options = timm_sizes(shapes, "stem.proj.weight", tokens, 0, said) | {
             "mlp_dim": shapes["blocks.0.mlp_channels.fc1.weight"][0],
             "token_mlp_dim": token_mlp_dim,
             "activation": activation(said),
-            "channels": channels,
         }
         assumed = ("epsilon",) if "act_layer" in said else ("epsilon", "activation")
         return DetectedModel(options, assumed=assumed)
@@ -115,14 +108,10 @@ class Timm(TimmConversion):
     def rules(self, config: mixer.Config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`."""
         ours, theirs = "layers", "blocks.{layer}"
-        result = [
-            pytorch.convolution("embedding", "stem.proj"),
-            Rule("embedding/bias", "stem.proj.bias"),
-        ]
+        result = pytorch.patches("embedding", "stem.proj")
         for kind, number in (("token", 1), ("channel", 2)):
             result += pytorch.norm(f"{ours}/{kind}_norm", f"{theirs}.norm{number}")
-            result += pytorch.linear(f"{ours}/{kind}_mlp/up", f"{theirs}.mlp_{kind}s.fc1")
-            result += pytorch.linear(f"{ours}/{kind}_mlp/down", f"{theirs}.mlp_{kind}s.fc2")
+            result += pytorch.mlp(f"{ours}/{kind}_mlp", f"{theirs}.mlp_{kind}s")
         return [*result, *pytorch.norm("norm", "norm"), *pytorch.linear("head", "head")]
 
     def refusal(self, config: mixer.Config) -> str:

@@ -58,6 +58,36 @@ def convolution(ours: str, theirs: str, first_layer: int = 0) -> Rule:
     return Rule(f"{ours}/kernel", f"{theirs}.weight", transposed(2, 3, 1, 0), first_layer)
 
 
+def patches(ours: str, theirs: str) -> list[Rule]:
+    """A convolution with a bias, as patches are embedded by."""
+    return [convolution(ours, theirs), Rule(f"{ours}/bias", f"{theirs}.bias")]
+
+
+def mlp(ours: str, theirs: str, first_layer: int = 0) -> list[Rule]:
+    """Two linear layers that timm calls `fc1` and `fc2`."""
+    return [
+        *linear(f"{ours}/up", f"{theirs}.fc1", first_layer),
+        *linear(f"{ours}/down", f"{theirs}.fc2", first_layer),
+    ]
+
+
+def block(ours: str, theirs: str, width: int, heads: int, first_layer: int = 0) -> list[Rule]:
+    """A block of a ViT with timm's names: attention, then an MLP, each behind its norm."""
+    return [
+        *norm(f"{ours}/attention_norm", f"{theirs}.norm1", first_layer),
+        *attention(
+            f"{ours}/attention",
+            (f"{theirs}.attn.qkv",),
+            f"{theirs}.attn.proj",
+            width,
+            heads,
+            first_layer,
+        ),
+        *norm(f"{ours}/mlp_norm", f"{theirs}.norm2", first_layer),
+        *mlp(f"{ours}/mlp", f"{theirs}.mlp", first_layer),
+    ]
+
+
 def pointwise(ours: str, theirs: str, first_layer: int = 0) -> Rule:
     """The kernel (inputs, outputs) of a 1x1 convolution."""
     transform = chain(expanded(2, 3), transposed(1, 0))

@@ -19,8 +19,6 @@ from vit_jax.base.sizes import Size
 from vit_jax.models import t2t
 from vit_jax.models.conversions import pytorch
 from vit_jax.models.conversions.contract import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
     Conversion,
     DetectedModel,
     Open,
@@ -30,6 +28,7 @@ from vit_jax.models.conversions.contract import (
     heads_of,
     image_size,
     patch_grid,
+    torchvision_crop,
 )
 from vit_jax.models.conversions.rules import (
     Rule,
@@ -103,17 +102,7 @@ class Authors(Conversion):
             Rule("embedding/project/bias", f"{_MODULE}.project.bias"),
             Rule("class_token", "cls_token"),
             Rule("position", "pos_embed"),
-            *pytorch.norm(f"{ours}/attention_norm", f"{theirs}.norm1"),
-            *pytorch.attention(
-                f"{ours}/attention",
-                (f"{theirs}.attn.qkv",),
-                f"{theirs}.attn.proj",
-                config.width,
-                config.heads,
-            ),
-            *pytorch.norm(f"{ours}/mlp_norm", f"{theirs}.norm2"),
-            *pytorch.linear(f"{ours}/mlp/up", f"{theirs}.mlp.fc1"),
-            *pytorch.linear(f"{ours}/mlp/down", f"{theirs}.mlp.fc2"),
+            *pytorch.block(ours, theirs, config.width, config.heads),
             *pytorch.norm("encoder/norm", "norm"),
             *pytorch.linear("head", "head"),
         ]
@@ -133,9 +122,7 @@ class Authors(Conversion):
     def preprocessing(self, config) -> Preprocessing:
         """Of the published models."""
         side = math.floor(min(config.height_width) / 0.9)
-        return Preprocessing(
-            config.image_size, IMAGENET_MEAN, IMAGENET_STD, "torchvision", side, "bicubic"
-        )
+        return torchvision_crop(config.image_size, side)
 
 
 def _token_layer(

@@ -14,12 +14,11 @@ import numpy as np
 from vit_jax.base.errors import CheckpointError
 from vit_jax.models.conversions import vit_options, vit_timm
 from vit_jax.models.conversions.contract import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
     DetectedModel,
     Preprocessing,
     Shapes,
     patch_grid,
+    torchvision_crop,
 )
 from vit_jax.models.conversions.rules import Constant, Rule
 from vit_jax.models.vit_zoo_options import PublishedViTConfig
@@ -107,6 +106,4 @@ class Authors(vit_timm.Timm):
     def preprocessing(self, config: PublishedViTConfig) -> Preprocessing:
         """That of DeiT-III, which it builds on: the smaller side fits the image exactly."""
         side = min(config.height_width)
-        return Preprocessing(
-            config.image_size, IMAGENET_MEAN, IMAGENET_STD, "torchvision", side, "bicubic"
-        )
+        return torchvision_crop(config.image_size, side)

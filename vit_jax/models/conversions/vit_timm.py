@@ -11,14 +11,13 @@ from vit_jax.base import sizes
 from vit_jax.base.errors import CheckpointError
 from vit_jax.models.conversions import published, pytorch, vit_arguments, vit_options
 from vit_jax.models.conversions.contract import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
     DetectedModel,
     Preprocessing,
     Shapes,
     TimmConversion,
     image_size,
     patch_grid,
+    torchvision_crop,
 )
 from vit_jax.models.conversions.rules import SAME, Rule, reordered
 from vit_jax.models.conversions.vit_flax import with_learned_position, without_class_row
@@ -125,8 +124,7 @@ class Timm(TimmConversion):
                 config.pool_heads,
             ),
             *pytorch.norm("pool/norm", f"{pool}.norm"),
-            *pytorch.linear("pool/mlp/up", f"{pool}.mlp.fc1"),
-            *pytorch.linear("pool/mlp/down", f"{pool}.mlp.fc2"),
+            *pytorch.mlp("pool/mlp", f"{pool}.mlp"),
             *pytorch.norm("pool_norm", "fc_norm"),
             # Before its version 0.8, for ImageNet-21k.
             *pytorch.linear("representation", "pre_logits.fc"),
@@ -189,9 +187,7 @@ class Timm(TimmConversion):
         if not config.distilled:
             return None
         side = math.floor(min(config.height_width) / 0.9)
-        return Preprocessing(
-            config.image_size, IMAGENET_MEAN, IMAGENET_STD, "torchvision", side, "bicubic"
-        )
+        return torchvision_crop(config.image_size, side)
 
     def architecture(
         self, config: PublishedViTConfig, layout: Mapping[str, Any]

@@ -256,8 +256,7 @@ def _rules_clip(config: PublishedViTConfig, kind: str, at: str) -> list[Rule]:
             config.pool_heads,
         ),
         *pytorch.norm("pool/norm", f"{at}head.layernorm"),
-        *pytorch.linear("pool/mlp/up", f"{at}head.mlp.fc1"),
-        *pytorch.linear("pool/mlp/down", f"{at}head.mlp.fc2"),
+        *pytorch.mlp("pool/mlp", f"{at}head.mlp"),
     ]
 
 
