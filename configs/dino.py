@@ -3,10 +3,8 @@ moving average (DINOv2, arXiv 2304.07193; facebookresearch/dinov2).
 
 vit_jax train --config=configs/dino.py:L/16 --workdir=DIR
     L/16, B/16 or S/16 on ImageNet; k-NN accuracy as it trains;
-vit_jax train --config=configs/dino.py --workdir=DIR --config.init_from=CHECKPOINT --config.data.path=IMAGES
-    goes on from released weights (DINOv2's) on your own images, which need no classes, see docs/pretraining.md;
-vit_jax train --config=configs/dino.py:photos --workdir=DIR --config.init_from=CHECKPOINT --config.data.path=IMAGES
-    the same with some thousand images on one machine: 20 epochs or at least 500 steps of 64 images;
+vit_jax train --config=configs/dino.py:continue --workdir=DIR --config.init_from=CHECKPOINT --config.data.path=IMAGES
+    goes on from released weights on your own images; continue and photos are those of dino_continue.py;
 vit_jax train --config=configs/dino.py:smoke --workdir=DIR
     digits, without their labels, on two CPU cores: k-NN accuracy 95 %, of the random network 75.
 
@@ -18,7 +16,7 @@ steps of 2,048 images, 1,250 of which they call an epoch). For B/16 and S/16 non
 
 As that run does it: centring (Sinkhorn-Knopp: --config.objective.centering=sinkhorn), one head, learned
 positions, no registers; but stochastic depth grows with the layer. `vit_jax/objectives/dino.py` says what else
-is not theirs. Going on, rate and length are our choice, and heads, which are not released, are re-initialised.
+is not theirs.
 """
 
 from vit_jax import recipes
@@ -31,15 +29,18 @@ LOCAL = {"count": 8, "image_size": 96, "crop_area": (0.05, 0.32), "blur": 0.5} |
 
 
 def get_config(arg="continue"):
-    (model,) = recipes.arguments(arg, model=("continue", "photos", "smoke", "L/16", "B/16", "S/16"))
-    if model == "smoke":
-        return smoke()
-    released = model in ("continue", "photos")
-    config = going_on() if released else paper(model)
+    models = ("continue", "photos", "smoke", "L/16", "B/16", "S/16")
+    (model,) = recipes.arguments(arg, model=models)
+    if model in ("continue", "photos"):
+        import dino_continue
+
+        return dino_continue.get_config(model)
+    return smoke() if model == "smoke" else paper(model)
+
+
+def with_views(config, local):
     config.objective.name = "dino"
     config.data.update(dict(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)))
-    # Patches of 14 and of 16 divide 112.
-    local = LOCAL | ({"image_size": 112} if released else {})
     config.data.views = (GLOBAL | {"blur": 1.0}, GLOBAL | {"blur": 0.1, "solarize": 0.2}, local)
     config.data.update(dict(image_size=224, interpolation="bicubic"))
     config.model.update(dict(dtype="bfloat16", drop_path=0.3))
@@ -47,14 +48,11 @@ def get_config(arg="continue"):
     config.optim.update(dict(weight_decay=0.04, weight_decay_end=0.4))
     config.optim.weight_decay_rules = ((".*(kernel|token|registers|position|mask)", 1.0),)
     config.optim.update(dict(clip=3.0, lr_rules=(("embedding/.*", 0.2),), layer_decay=0.9))
-    if model == "photos":
-        config.objective.prototypes = 4096
-        recipes.on_photos(config, epochs=20, steps=500, lr=1e-4)
     return config
 
 
 def paper(model):
-    config = default_config()
+    config = with_views(default_config(), LOCAL)
     config.data.name = "imagenet2012"
     config.data.eval_split = "validation"
     config.model.update(dict(name=f"ViT-{model}", activation="gelu", layer_scale="all"))
@@ -64,18 +62,6 @@ def paper(model):
     config.optim.update(dict(lr=4e-3 * (2048 / 1024) ** 0.5, warmup=f"{10 * EPOCH} steps"))
     config.eval.update(dict(every=f"{10 * EPOCH} steps", evaluators=("knn",)))
     recipes.shard_by_size(config, model)
-    return config
-
-
-def going_on():
-    config = recipes.from_checkpoint()
-    config.data.update(dict(name="folder", path="IMAGES"))  # Its path is to be said.
-    config.init_reset = ()
-    config.init_resize = "bicubic"
-    config.objective.update(dict(temperature_warmup="0 steps", teacher_temperature=(0.07, 0.07)))
-    config.batch_size = 256
-    config.optim.update(dict(lr=2e-4, warmup="10%"))
-    config.eval.every = "10%"
     return config
 
 

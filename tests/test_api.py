@@ -18,9 +18,9 @@ from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.checkpoints import reading
 from vit_jax.config import default_config
 from vit_jax.data.record import BadImage
-from vit_jax.inspection.layers import make_layer_features
 from vit_jax.interchange import remote
 from vit_jax.models import registry
+from vit_jax.prediction.features import Wanted, compile_features
 
 
 def tiny(compilation_cache, **fields):
@@ -113,10 +113,22 @@ def test_the_model_of_preprocessed_images_gives_the_probabilities(run, photo, pi
 def test_features_are_those_of_the_command_and_of_every_layer(
     run, workdir, photo, tmp_path, command
 ):
-    code, *_ = command("predict", f"--checkpoint={workdir}", photo, f"--features={tmp_path}/f.npz")
+    code, out, err = command(
+        "predict", f"--checkpoint={workdir}", photo, "--features", "--layers=0,-1", "--maps", f"--out={tmp_path}/f.npz",
+        "--image_size=48x64",
+    )  # fmt: skip
+    assert code == 0 and "  blocks.1.map 1x6x8x32" in out, err
+    with np.load(tmp_path / "f.npz") as written:
+        assert set(written) == {"files", "features", "blocks.0.map", "blocks.1.map"}
+        at_size = run.features(photo, layers=(0, -1), maps=True, image_size="48x64")
+        for layer, found in enumerate(at_size):
+            np.testing.assert_allclose(found, written[f"blocks.{layer}.map"], atol=1e-5)
+        pooled = run.features(photo, image_size=(48, 64))
+        np.testing.assert_allclose(pooled, written["features"], atol=1e-5)
+    code, *_ = command("predict", f"--checkpoint={workdir}", photo, f"--features={tmp_path}/g.npz")
     assert code == 0
     np.testing.assert_allclose(
-        run.features(photo), np.load(tmp_path / "f.npz")["features"], atol=1e-5
+        run.features(photo), np.load(tmp_path / "g.npz")["features"], atol=1e-5
     )
     first, last = run.features([photo] * 3, layers=(0, -1))
     assert first.shape == last.shape == (3, 16, 32)
@@ -124,10 +136,46 @@ def test_features_are_those_of_the_command_and_of_every_layer(
     np.testing.assert_allclose(grid.reshape(1, 16, 32), last[:1, -16:], atol=1e-6)
     (larger,) = run.features(photo, layers=[1], maps=True, image_size=(48, 64))
     assert larger.shape == (1, 6, 8, 32)
+    (raw,) = run.features(photo, layers=[-1], norm=False)
+    normed = run.model.last_norm(jnp.asarray(raw), "blocks/1")
+    np.testing.assert_allclose(normed, last[:1], atol=1e-5)
+    np.testing.assert_allclose(last.mean(1), run.features([photo] * 3), atol=1e-5)
+    ((patches, class_token),) = run.features(photo, layers=[0], class_token=True)
+    assert patches.shape == (1, 16, 32) and class_token is None  # the model pools a mean
     with pytest.raises(ConfigError, match="there is no layer 2: the model has 2"):
         run.features(photo, layers=(0, 2))
     with pytest.raises(ConfigError, match="there is no layer 'block/1'; did you mean 'blocks/1'"):
         run.features(photo, layers=["block/1"])
+
+
+def test_windows_that_slide_give_the_map_of_a_larger_image(run):
+    image = np.random.default_rng(0).integers(0, 256, (64, 32, 3), np.uint8)
+    windows = [image[top : top + 32] for top in (0, 16, 32)]
+    each = run.features(windows, layers=[-1], maps=True)[0]
+    (found,) = run.features(image, layers=[-1], maps=True, image_size="64x32", stride=16)
+    expected, rows = np.zeros((8, 4, 32)), 2
+    expected[:rows], expected[-rows:] = each[0][:rows], each[2][rows:]
+    expected[rows : 2 * rows] = (each[0][rows:] + each[1][:rows]) / 2
+    expected[2 * rows : 3 * rows] = (each[1][rows:] + each[2][:rows]) / 2
+    np.testing.assert_allclose(found[0], expected, atol=1e-5)
+    pooled = run.features(image, image_size="64x32", stride=16)
+    np.testing.assert_allclose(pooled[0], run.features(windows).mean(0), atol=1e-5)
+    for options, message in (
+        (dict(stride=16), "stride is for windows .* set image_size too"),
+        (dict(stride=12, image_size="64x32"), "stride = 12 must be a multiple of 8"),
+        (
+            dict(stride=16, image_size="60x32"),
+            "a side of image_size, 60, 32 and a multiple of 8 more",
+        ),
+        (
+            dict(stride=16, image_size=16),
+            "a side of 16 pixels, smaller than the model's windows of 32",
+        ),
+        (dict(stride=40, image_size=72), "stride = 40 leaves pixels between windows of 32"),
+        (dict(image_size=30), "30.*cannot be cut into patches of 8"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            run.features(image, layers=[-1], **options)
 
 
 @pytest.mark.parametrize(
@@ -148,13 +196,11 @@ def test_layers_of_other_families_are_maps_and_tokens(name, size, layers, shapes
     run = reading.Run(model, config, settings, (), 0, epath.Path("nowhere"))
     images = jax.ShapeDtypeStruct((1, size, size, 3), np.uint8)
 
-    def shapes_of(maps: bool):
-        function = make_layer_features(run, layers, maps=maps).function
-        return [x.shape for x in jax.eval_shape(function, registry.split(model)[1], images)]
-
-    assert shapes_of(maps=True) == shapes
-    for tokens, (_, rows, columns, width) in zip(shapes_of(maps=False), shapes, strict=True):
-        assert tokens[2] == width and tokens[1] - rows * columns in (0, 1)  # a class token
+    function = compile_features(run, Wanted(layers)).function
+    _, found = jax.eval_shape(function, registry.split(model)[1], images)
+    assert [(1, *x.grid, x.tokens.shape[-1]) for x in found] == shapes
+    for layer, (_, rows, columns, _) in zip(found, shapes, strict=True):
+        assert layer.tokens.shape[1] == rows * columns + layer.has_class_token
 
 
 def test_evaluation_is_that_of_the_run_and_of_a_folder(run, workdir, photo, tmp_path, command):

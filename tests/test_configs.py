@@ -96,6 +96,8 @@ def recipe(name: str, *argument: str):
         config.init_from, config.model.name = "", config.model.name or "ViT-B/16"
         config.data.mean = config.data.std = (0.5, 0.5, 0.5)
         config.data.interpolation = "bilinear"
+        if config.model.rope_rescale:
+            config.model.update(dict(rope="centred", position="none"))
     return config
 
 

@@ -55,6 +55,7 @@ PARSED = {
     "--to=onnx": "needs onnx; tests/integration/test_export.py",
     "serve --": "runs until it is stopped; tests/serving",
     "inspect --": "takes seconds; tests/inspection",
+    "--layers=3,7,11": "needs twelve blocks; tests/test_api.py",
     "--last=": "needs a run with several checkpoints; tests/interchange/test_averaging.py",
     "report /data": "needs runs; tests/studies",
     "report gs://": "needs runs; tests/integration/test_pods.py",
@@ -75,8 +76,8 @@ EARLY = ("exits --checkpoint", "--budget=", "--threshold=")
 STAND_INS = {
     r"--workdir=.*": "--workdir={folder}/new",
     r"--checkpoint=.*": "--checkpoint={folder}/trained",
-    r"--out=(.*\.zip)": r"--out={folder}/\1",
-    r"--out=(?!.*\.zip$).*": "--out={folder}/prepared",
+    r"--out=(.*\.(?:zip|npz))": r"--out={folder}/\1",
+    r"--out=(?!.*\.(?:zip|npz)$).*": "--out={folder}/prepared",
     r"--config.data.path=(IMAGES|DIR|/data/images)": "--config.data.path={folder}/IMAGES",
     r"gs://BUCKET/raw": "{folder}/IMAGES",
     r"gs://BUCKET/data": "{folder}/SET",

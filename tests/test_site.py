@@ -42,3 +42,11 @@ def test_recipes_guides_and_changelog_are_pages(site):
 def test_every_guide_is_in_the_navigation():
     named = set(re.findall(r"(\w[\w-]*)\.md", (ROOT / "mkdocs.yml").read_text()))
     assert {path.stem for path in (ROOT / "docs").glob("*.md")} <= named
+
+
+def test_examples_flags_and_lists_look_as_they_were_meant(site):
+    reference = (site / "reference" / "index.html").read_text()
+    assert "<blockquote>" not in reference and "&gt;&gt;&gt;" not in reference
+    assert '<span class="flag">--workdir</span>=' in (site / "index.html").read_text()
+    models = (site / "models" / "index.html").read_text()
+    assert "conventions: - Kernels" not in models and "<li>Kernels" in models

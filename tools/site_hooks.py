@@ -9,6 +9,8 @@ import re
 from mkdocs.structure.files import File
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+_INLINE = re.compile(r"<code>([^<]*--[^<]*)</code>")  # blocks of code have other tags inside
+_FLAG = re.compile(r"(?<![\w-])--[\w.]+")
 _LINK = re.compile(r"\[([^\]]+)\]\(((?!https?:|#|mailto:)[^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -49,7 +51,24 @@ def on_page_markdown(markdown, page, config, files):
         is_outside = (ROOT / target).exists() or (ROOT / "docs" / target).exists()
         return match[0] if target in known or not is_outside else match[1]
 
-    return _LINK.sub(shown, markdown)
+    return _with_lists(_LINK.sub(shown, markdown))
+
+
+def on_page_content(html, page, config, files):
+    """Keeps flags whole: browsers break lines after each hyphen of `--workdir`."""
+    kept = r'<span class="flag">\g<0></span>'
+    return _INLINE.sub(lambda match: f"<code>{_FLAG.sub(kept, match[1])}</code>", html)
+
+
+def _with_lists(markdown: str) -> str:
+    """An empty line before each list that follows a line of text, which GitHub does not need."""
+    lines, in_code, before = [], False, ""
+    for line in markdown.splitlines():
+        in_code ^= line.lstrip().startswith("```")
+        begins = line.startswith("- ") and before and not before.startswith(("- ", " "))
+        lines += ["", line] if begins and not in_code else [line]
+        before = line
+    return "\n".join(lines)
 
 
 def _normal(path: pathlib.PurePosixPath) -> str:

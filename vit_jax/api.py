@@ -17,22 +17,23 @@ from etils import epath
 from flax import nnx
 
 from vit_jax import evaluation
-from vit_jax.base import places
+from vit_jax.base import places, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
 from vit_jax.base.sizes import Size
 from vit_jax.checkpoints import reading
 from vit_jax.data.augmentation import augment
+from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage
 from vit_jax.data.sources.prepared import DESCRIPTION
 from vit_jax.evaluation import suites
+from vit_jax.evaluation.forward import data_of
 from vit_jax.evaluation.run import evaluate_run
 from vit_jax.export import run as exporting
-from vit_jax.inspection.layers import make_layer_features
 from vit_jax.interchange import formats, loading, named, pushing, remote
 from vit_jax.models import listing, registry
-from vit_jax.prediction import features as rows
 from vit_jax.prediction import overrides, predict
+from vit_jax.prediction.features import Wanted, at_size, compile_features, compute_features
 from vit_jax.prediction.images import Compiled, ImageLike, Named, named_images
 from vit_jax.prediction.predict import Prediction
 
@@ -100,7 +101,7 @@ class Run(reading.Run):
         Args:
           images: as for a call; one image is n = 1.
         """
-        data, (given, _) = self._features.data, named_images(images)
+        data, (given, _) = self._data, named_images(images)
         pixels = np.stack([image.read(data) for image in given])
         return np.asarray(augment.prepared(jnp.asarray(pixels), data, jnp.dtype(jnp.float32)))
 
@@ -110,8 +111,11 @@ class Run(reading.Run):
         *,
         layers: Sequence[int | str] = (),
         maps: bool = False,
+        norm: bool = True,
+        class_token: bool = False,
         image_size: Size | str | None = None,
-    ) -> np.ndarray | tuple[np.ndarray, ...]:
+        stride: int = 0,
+    ) -> np.ndarray | tuple:
         """Features of images: the input of the head, or the outputs of layers.
 
         Args:
@@ -119,27 +123,36 @@ class Run(reading.Run):
           layers: numbers of blocks from 0, or from the end if negative: (3, 7, 11); or names: 'small_blocks/2' of a
             CrossViT, 'stage3' of a ResNet.
           maps: the layers' patches as maps (n, h, w, D), instead of all tokens (n, N, D).
+          norm: the outputs of layers after the model's last norm; False: as the layers give them.
+          class_token: each layer as two arrays: its patches (n, N, D) or map, and its class token (n, D), or None of
+            a model without one.
           image_size: of the images as the model sees them, where it should be another: positions are interpolated.
+          stride: in place of that, windows of the model's own size slide over images of `image_size`, this many
+            pixels from one to the next; where they overlap, their features are averaged.
 
         Returns:
-          (n, D) float32; with `layers` a tuple of an array (n, N, D) or (n, h, w, D) for each.
+          (n, D) float32; with `layers` a tuple of an array (n, N, D) or (n, h, w, D) for each, or of pairs.
 
         Raises:
           BadImage: an image cannot be read.
-          ConfigError: there is no such layer, or the model takes no images of that size.
+          ConfigError: there is no such layer, it is no map, or the model takes no images of that size.
         """
-        if image_size is not None:
-            return self._resized(image_size).features(images, layers=layers, maps=maps)
-        compiled = self._layers(tuple(layers), maps) if layers else self._features
+        size = None if image_size is None else sizes.parse(image_size)
+        wanted = Wanted(tuple(layers), maps, norm, size, stride)
+        run, compiled = self._feature_program(wanted)
         given, _ = named_images(images)
         found = []
         for part in _parts(given):
-            size = min(len(part), _BATCH)
-            for _, arrays, bad in rows.features(self, part, size, compiled):
+            for _, arrays, bad in compute_features(run, part, min(len(part), _BATCH), compiled):
                 if bad:
                     raise bad[0]
                 found.append(arrays)
-        return jax.tree.map(lambda *several: np.concatenate(several), *found)
+        pooled, of_layers = jax.tree.map(lambda *several: np.concatenate(several), *found)
+        if not layers:
+            return pooled
+        if class_token:
+            return tuple((x.map if maps else x.patches, x.class_token) for x in of_layers)
+        return tuple(x.map if maps else x.tokens for x in of_layers)
 
     def evaluate(
         self, data: epath.PathLike = "", *, suite: str = "", data_dir: str = "", **fields: Any
@@ -215,7 +228,7 @@ class Run(reading.Run):
           **options: of `vit_jax.interchange.pushing.push`: `private`, `dry_run`, `format`, `license`, `overwrite`.
 
         Returns:
-          The `url`, and the `files` with their sizes.
+          The `url`, the `files` with their sizes, and `kept`: the files that were there before and stay.
         """
         return pushing.push(self, self._checkpoint({}), repository, **options)
 
@@ -240,23 +253,19 @@ class Run(reading.Run):
         return predict.make_best(self)
 
     @functools.cached_property
-    def _features(self) -> Compiled:
-        return rows.make_features(self)
+    def _data(self) -> Data:
+        return data_of(self)
 
     @functools.cached_property
-    def _layer_programs(self) -> dict:
+    def _feature_programs(self) -> dict:
         return {}
 
-    def _layers(self, layers: tuple[int | str, ...], maps: bool) -> Compiled:
-        if (layers, maps) not in self._layer_programs:
-            self._layer_programs[layers, maps] = make_layer_features(self, layers, maps=maps)
-        return self._layer_programs[layers, maps]
-
-    def _resized(self, image_size: Size | str) -> "Run":
-        key = str(image_size)
-        if key not in self._layer_programs:
-            self._layer_programs[key] = loading.resized(self, image_size)
-        return self._layer_programs[key]
+    def _feature_program(self, wanted: Wanted) -> tuple[reading.Run, Compiled]:
+        """The run at the size that is asked for, and its program, compiled once for each batch size."""
+        if wanted not in self._feature_programs:
+            run = at_size(self, wanted)
+            self._feature_programs[wanted] = run, compile_features(run, wanted)
+        return self._feature_programs[wanted]
 
 
 def load_run(

@@ -85,6 +85,11 @@ class Eval:
         "early stopping: end the run after this many evaluations without a better one; 0: never",
         minimum=0,
     )
+    target: float | None = option(
+        None,
+        "end the run at the first evaluation whose eval.best is as good as this, e.g. 0.6 of accuracy; "
+        "not given: never",
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -95,3 +95,56 @@ def test_a_view_more_changes_nothing_of_the_others():
 def test_views_that_cannot_be_are_refused(said, message):
     with pytest.raises(ConfigError, match=message):
         views.of(make_config(GLOBAL, said))
+
+
+def test_what_is_cut_again_is_the_same_part_with_the_same_flip():
+    plain = {"crop_area": (0.3, 0.6), "again": 2.0}
+    config = make_config(plain, plain | {"blur": 1.0, "grey": 1.0}, LOCAL)
+    batch = filled(config, range(8))
+    assert batch["image_0_again"].shape == (8, 1, 32, 32, 3) and "image_2_again" not in batch
+    few = filled(make_config(*({**v, "again": 0.0} for v in (plain, plain)), LOCAL), range(8))
+    for name, array in few.items():
+        np.testing.assert_array_equal(array, batch[name])
+    made = jax.jit(
+        lambda batch: views.augment_views(
+            batch, views.of(config), jax.random.key(1), mean=(0.5,) * 3, std=(0.5,) * 3
+        )
+    )({name: x for name, x in batch.items() if name != "label"})
+    for name in ("image_0", "image_1"):
+        large = np.asarray(made[f"{name}_again"])
+        small = large.reshape(8, 1, 16, 2, 16, 2, 3).mean((3, 5))
+        pixels = np.asarray(made["image_0"]) if name == "image_0" else small
+        # Two filters of the same part: noise of other parts, or mirrored, is uncorrelated.
+        assert np.corrcoef(small.ravel(), pixels.ravel())[0, 1] > 0.9
+    grey = np.asarray(made["image_1"])
+    np.testing.assert_allclose(grey[..., 0], grey[..., 1], atol=1e-5)
+    assert np.abs(large[..., 0] - large[..., 1]).max() > 0.1
+
+
+def test_sizes_are_drawn_by_seed_and_step_alone():
+    entries = (
+        {"share": 1.0, "sizes": (16, 8), "start": "10 steps"},
+        {"share": 3.0, "sizes": ("24x32", 12), "start": "10 steps"},
+    )
+    changes = {"data.view_sizes": entries, "duration": "2000 steps"}
+    config = make_config(GLOBAL | {"count": 2}, LOCAL, **changes)
+    choose = views.make_choice(config, 40)
+    chosen = [choose(step) for step in range(2000)]
+    assert set(chosen[:10]) == {0} and chosen == [choose(step) for step in range(2000)]
+    assert 0.71 < np.mean(np.array(chosen[10:]) == 2) < 0.79
+    other = views.make_choice(dataclasses.replace(config, seed=1), 40)
+    assert [other(step) for step in range(2000)] != chosen
+    step = 10 + chosen[10:].index(2)
+    host = batches.TrainBatches(Pictures(40), config, range(8))
+    batch = host.empty(step)
+    host.fill(batch, step, slice(None))
+    assert batch["image_0"].shape == (8, 2, 24, 32, 3) and batch["image_1"].shape == (
+        8,
+        3,
+        12,
+        12,
+        3,
+    )
+    specs = batches.specs(config, num_classes=40)
+    assert len(specs) == 2  # the first entry has the sizes of the views themselves
+    assert {n: x.shape for n, x in batch.items()} == {n: x.shape for n, x in specs[1].items()}

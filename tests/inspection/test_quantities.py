@@ -19,9 +19,9 @@ from vit_jax.inspection import (
 )
 from vit_jax.inspection.contract import NEGATIVE, Options, Subject
 from vit_jax.inspection.flow import flow
-from vit_jax.inspection.layout import Layout
 from vit_jax.inspection.observe import Observed, Stream
 from vit_jax.models import registry
+from vit_jax.models.layout import Layout
 
 
 def softmax(shape, seed=0):

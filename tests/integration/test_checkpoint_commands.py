@@ -205,10 +205,15 @@ def test_features_are_written_with_the_names_of_the_images(
     [
         ("--features=x.csv", "name it .npz or .parquet"),
         ("--features=/nowhere/x.npz", "--features=/nowhere/x.npz: there is no folder /nowhere"),
+        ("--features --out=/nowhere/x.npz", "--out=/nowhere/x.npz: there is no folder /nowhere"),
+        ("--features", "--out=FILE.npz is missing"),
+        ("--layers=3", "--layers is for --features"),
+        ("--features=x.npz --maps", "--maps and --nonorm are for --layers"),
+        ("--features=x.npz --image_size=3x", "--image_size = '3x' is no image size"),
     ],
 )
 def test_features_that_cannot_be_written_are_refused_before_any_work(command, flag, message):
-    code, _, err = command("predict", "--checkpoint=/nowhere", "a.png", flag)
+    code, _, err = command("predict", "--checkpoint=/nowhere", "a.png", *flag.split())
     assert code == 2 and message in err
 
 
@@ -236,7 +241,7 @@ def test_show_says_what_a_checkpoint_is(command, trained, tmp_path):
     workdir, result = trained
     code, out, _ = command("show", workdir)
     assert code == 0 and "ViT-mu/8 with depth 2 and mlp_dim 64, 24,170 parameters" in out
-    # What is as usual is not told.
+    # What is as usual is not printed.
     assert "patch 8, depth 2, width 32, mlp_dim 64, heads 2, pool mean" in out and "rope" not in out
     assert (
         "10: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9" in out
@@ -247,6 +252,10 @@ def test_show_says_what_a_checkpoint_is(command, trained, tmp_path):
     shown = json.loads(out)
     assert (shown["step"], shown["format"], shown["init_from"]) == (4, "orbax", "")
     assert shown["metrics"]["accuracy"] == result["accuracy"] and shown["versions"]["jax"]
+    _, out, _ = command("show", workdir, "--parameters")
+    assert "| head/kernel " in out and "| (2, 32, 64) " in out and "Total: 24,170" in out
+    _, out, _ = command("show", workdir, "--parameters", "--json")
+    assert json.loads(out)["shapes"]["head/kernel"] == [32, 10]
     file = tmp_path / "model.npz"
     assert command("convert", workdir, file, "--to=official")[0] == 0
     _, out, _ = command("show", file, "--json")

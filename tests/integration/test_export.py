@@ -6,6 +6,7 @@ import subprocess
 import sys
 import zipfile
 
+import jaxlib
 import numpy as np
 import pytest
 from PIL import Image
@@ -49,6 +50,8 @@ def test_an_exported_model_answers_alike_without_this_package(command, trained, 
     description = json.loads(zipfile.ZipFile(out).read("model.json"))
     assert description == json.loads(said) and description["classes"] == list("0123456789")
     assert description["input"] == {"images": ["batch", 32, 32, 3], "dtype": "uint8"}
+    assert description["written"]["jaxlib"] == jaxlib.__version__
+    assert f"6 months after jaxlib {jaxlib.__version__}" in description["readable"]
     images = np.random.default_rng(0).integers(0, 256, (5, 32, 32, 3), np.uint8)
     np.save(tmp_path / "images.npy", images)
     script, answers = tmp_path / "call.py", tmp_path / "answers.npy"

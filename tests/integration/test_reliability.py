@@ -122,6 +122,9 @@ RECIPES = {
     "distill": (("",), ("--config.objective.teacher={teacher}",), "params"),
     "gsam": (("",), (), "params"),
     "gsam with adamuon": (("",), ("--config.optim.name=adamuon",), "params"),
+    "gsam with soap": (
+        ("",), ("--config.optim.name=soap", "--config.optim.basis_every=3"), "params",
+    ),
 }  # fmt: skip
 
 

@@ -155,6 +155,15 @@ def test_a_repository_with_another_model_is_kept_unless_it_is_to_be_overwritten(
     }
 
 
+def test_files_that_were_there_before_stay_and_are_listed(hub, token, workdir, command):
+    hub.repositories["me/digits"] = {".gitattributes": b"", "old/model.bin": b"1", "README.md": b""}
+    code, out, err = command("push", workdir, "me/digits", "--overwrite")
+    assert code == 0, err
+    assert "had these files before, which stay: old/model.bin." in out
+    assert hub.repositories["me/digits"]["old/model.bin"] == b"1"
+    assert vit_jax.load_run(workdir).push("me/new")["kept"] == []
+
+
 def test_what_cannot_be_pushed_says_why(hub, token, tmp_path, command):
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun" / "metrics.jsonl").write_text("")

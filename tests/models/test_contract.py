@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from tests.models.conftest import apply, parameters, statistics
 from vit_jax.base import patterns, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.devices import meshes
 from vit_jax.interchange import adapt, formats
-from vit_jax.models import registry
+from vit_jax.models import layer_features, registry
 from vit_jax.models.contract import ModelOutput
 
 BATCH, CLASSES = 8, 5
@@ -151,6 +152,13 @@ def images(config, batch=BATCH):
     return np.random.default_rng(1).uniform(-1, 1, shape).astype(np.float32)
 
 
+@functools.cache
+def with_layers(family):
+    """The output with what layers compute."""
+    config = tiny(family)
+    return jax.jit(functools.partial(apply, config, capture=True))(weights(family), images(config))
+
+
 def logits_of(output):
     """Of all heads or exits."""
     return output.logits if output.exits is None else output.exits
@@ -224,7 +232,7 @@ def test_images_become_logits_features_and_tokens(family):
     config = tiny(family)
     arguments = weights(family), images(config)
     output = jax.eval_shape(functools.partial(apply, config), *arguments)
-    captured = jax.jit(functools.partial(apply, config, capture=True))(*arguments)
+    captured = with_layers(family)
     assert isinstance(captured, ModelOutput) and output.intermediates == {}
     for found in (output, captured):
         assert found.logits.shape == (BATCH, CLASSES) and found.logits.dtype == jnp.float32
@@ -234,6 +242,20 @@ def test_images_become_logits_features_and_tokens(family):
         assert found.exits is None or found.exits.shape[1:] == found.logits.shape
     assert captured.intermediates and all(x.size for x in captured.intermediates.values())
     np.testing.assert_allclose(logits_of(captured), learnt(family)[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_last_layer_after_the_last_norm_is_what_the_head_reads(family):
+    config, found = tiny(family), with_layers(family)
+    model = nnx.merge(registry.abstract(config)[0], weights(family), statistics(config))
+    (last,) = layer_features.select(model, found.intermediates, [-1])
+    assert last.name in layer_features.check(config, (-1,))
+    patches = found.tokens[:, -math.prod(last.grid) :]
+    assert last.map.shape[1:3] == last.grid
+    if family == "efficientnet":  # A convolution comes after its last stage.
+        assert last.patches.shape[:2] == patches.shape[:2]
+    else:
+        np.testing.assert_allclose(last.patches, patches, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -115,7 +115,10 @@ def test_published_names_that_work_have_a_row_with_how_their_images_are_prepared
         "mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225),
         "source": "hf://timm/vit_base_patch16_dinov3.lvd1689m",
     }  # fmt: skip
-    assert rows["vit_base_r50_s16_384.orig_in21k_ft_in1k"]["family"] == "hybrid"
+    hybrid = rows["vit_small_r26_s32_384.augreg_in21k_ft_in1k"]
+    assert (hybrid["family"], hybrid["model"]) == ("hybrid", "R26+ViT-S/32")
+    # Which create_model does not know.
+    assert rows["tf_efficientnet_b8.ap_in1k"]["model"] == ""
     assert not [name for name in rows if "sapiens2" in name and "base" not in name]
     assert "vit_tiny_patch16_224.augreg_in21k" in listing.published_text(list(rows.values()))
     assert published.nearest("vit_base_patch16_dinov4.lvd1689m").endswith("dinov3.lvd1689m'?")

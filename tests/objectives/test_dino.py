@@ -146,8 +146,9 @@ def test_one_global_view_of_each_image_is_masked_by_shares_that_are_spread_evenl
     setting = dataclasses.replace(
         objective.setting, model=model, views={"image_0": (2, 112, 112, 3)}
     )
+    large = Dino(objective.options, setting)
     masks = np.asarray(
-        jax.jit(Dino(objective.options, setting)._masks, static_argnums=1)(jax.random.key(0), 64)
+        jax.jit(lambda key: large._masks(key, 64, large.views[0]))(jax.random.key(0))
     )
     assert masks.shape == (64, 2, 196)
     assert (masks.any(2).sum(1) == 1).all()

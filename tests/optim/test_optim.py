@@ -271,6 +271,7 @@ def test_no_option_of_the_schema_is_unread(kit):
         {"schedule": "staircase", "boundaries": ("50%",)},
         {"name": "adamuon"},
         {"name": "shampoo"},
+        {"name": "soap"},
     ):
         spy = Spy(kit.config(**options))
         optimizer, learning_rate = kit.make(spy, kit.vit())

@@ -164,9 +164,86 @@ def test_ten_steps_of_shampoo_are_those_of_the_formula_in_float64(kit, vit):
             np.testing.assert_allclose(end, expected, rtol=0, atol=1e-5, err_msg=kernel)
 
 
-def test_a_side_without_a_divisor_is_no_blocks(kit):
+def soap_in_float64(config, p, gradients):
+    """Blocks are halves of the side of 72; each has Adam's moments, and bases from the axes on."""
+    b1, b2 = config.matrix_b1, config.matrix_b2
+    halves = {72: 2}
+    rows, columns = (halves.get(side, 1) for side in p.shape)
+    ends = []
+    for i, row in enumerate(np.split(p, rows)):
+        ends.append([])
+        for j, end in enumerate(np.split(row, columns, axis=1)):
+            moments, bases = [0.0, 0.0], [np.eye(side) for side in end.shape]
+            m = v = 0.0
+            for t, gradient in enumerate(gradients, start=1):
+                g = np.split(np.split(gradient, rows)[i], columns, axis=1)[j]
+                if t > 1 and (t - 1) % config.basis_every == 0:
+                    for k, (moment, basis) in enumerate(zip(moments, bases, strict=True)):
+                        damped = moment + config.matrix_eps * np.linalg.norm(moment) * np.eye(
+                            len(moment)
+                        )
+                        bases[k] = np.linalg.qr(damped @ basis)[0]
+                m = b1 * m + (1 - b1) * g
+                ahead = b1 * m + (1 - b1) * g if config.nesterov else m
+                left, right = bases
+                v = b2 * v + (1 - b2) * (left.T @ g @ right) ** 2
+                u = left.T @ ahead @ right / (1 - b1**t)
+                u /= np.sqrt(v / (1 - b2**t)) + config.eps
+                end = end - config.lr * left @ u @ right.T
+                moments = [
+                    b2 * x + (1 - b2) * y for x, y in zip(moments, (g @ g.T, g.T @ g), strict=True)
+                ]
+            ends[-1].append(end)
+    return np.block(ends)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_ten_steps_of_soap_are_those_of_the_formula_in_float64(kit, vit, nesterov):
+    """Bases are refreshed before steps 4, 7 and 10; before that the directions are Adam's."""
+    config = kit.config(name="soap", basis_every=3, matrix_block=40, lr=0.05, nesterov=nesterov)
+    params, gradients = drawn(vit[1], 0), [drawn(vit[1], seed + 1) for seed in range(STEPS)]
+    trajectory, _ = kit.train(config, params, gradients)
+    ours, grads = kernels(trajectory[-1]), [kernels(gradient) for gradient in gradients]
+    for kernel, start in kernels(params).items():
+        series = zip(*(separate(kernel, g[kernel]) for g in grads), strict=True)
+        for p, end, gs in zip(
+            separate(kernel, start), separate(kernel, ours[kernel]), series, strict=True
+        ):
+            expected = soap_in_float64(config, p, gs)
+            np.testing.assert_allclose(end, expected, rtol=0, atol=1e-5, err_msg=kernel)
+
+
+def test_bases_of_soap_become_eigenvectors_and_other_steps_leave_them(kit):
+    """Of gradients that are always the same the moments are too, up to a factor."""
+    random = np.random.default_rng(0)
+    u, v = (np.linalg.qr(random.standard_normal((8, 8)))[0] for _ in range(2))
+    gradient = {"mlp": {"kernel": np.float32(u * np.geomspace(1, 1e-2, 8) @ v.T)}}
+    config = kit.config(name="soap", basis_every=5)
+
+    def basis_after(steps):
+        _, state = kit.train(config, gradient, [gradient] * steps)
+        named = patterns.named(state)
+        return next(np.asarray(x)[0, 0] for n, x in named.items() if n.endswith("left_basis"))
+
+    np.testing.assert_array_equal(basis_after(5), np.eye(8))
+    np.testing.assert_array_equal(basis_after(6), basis_after(10))
+    cosines = np.abs(basis_after(101).T @ u)
+    np.testing.assert_allclose(cosines[:4, :4], np.eye(4), atol=1e-4)
+
+
+def test_directions_without_a_gradient_stay_finite(kit):
+    """A kernel that has no gradient, and one whose gradient has rank 1."""
+    gradients = {"up": np.zeros((8, 16), np.float32), "down": np.ones((16, 8), np.float32)}
+    gradients = {name: {"kernel": kernel} for name, kernel in gradients.items()}
+    for fields in ({"name": "soap", "basis_every": 1}, {"name": "shampoo", "matrix_every": 1}):
+        trajectory, _ = kit.train(kit.config(**fields), gradients, [gradients] * 3)
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(trajectory[-1])), fields
+
+
+@pytest.mark.parametrize("name", ["shampoo", "soap"])
+def test_a_side_without_a_divisor_is_no_blocks(kit, name):
     odd = {"mlp": {"kernel": np.zeros((16, 31), np.float32)}}
-    config = kit.config(name="shampoo", matrix_block=30)
+    config = kit.config(name=name, matrix_block=30)
     with pytest.raises(ConfigError, match="config.optim.matrix_block = 30: a side of 31"):
         kit.make(config, odd)[0].init(odd)
 

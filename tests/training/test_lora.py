@@ -10,6 +10,7 @@ import pytest
 
 import vit_jax
 from tests.integration.conftest import TINY
+from tests.integration.test_reliability import all_bits
 from vit_jax.base import patterns
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.checkpoints import reading
@@ -159,3 +160,27 @@ def test_adapters_of_nothing_are_refused(make, base, overrides, message):
     config = make(**{"init_from": str(base), "adapt__lora_rank": 2} | overrides)
     with pytest.raises(ConfigError, match=message):
         assemble(resolve(config), num_classes=10, examples_per_epoch=1000)
+
+
+@pytest.mark.slow
+def test_dino_trains_adapters_and_so_does_its_teacher(compilation_cache, tmp_path):
+    """Its own heads too; what is evaluated and loaded is the base with the teacher's adapters."""
+
+    def config(**fields):
+        found = vit_jax.load_config("configs/dino.py:smoke")
+        found.update_from_flattened_dict(TINY | {
+            "compilation_cache": compilation_cache, "log.tensorboard": False, "eval.every": "0 steps",
+            "objective.prototypes": 16, "objective.head_hidden": 16, "checkpoint.every": "0 steps", **fields,
+        })  # fmt: skip
+        return found
+
+    vit_jax.train(config(duration="2 steps"), tmp_path / "base")
+    adapted = {"init_from": str(tmp_path / "base"), "init_reset": (), "adapt.lora_rank": 2}
+    result = vit_jax.train(config(**adapted, **{"optim.lr": 0.01}), tmp_path / "run")
+    assert np.isfinite(result["knn/accuracy"])
+    before, after = arrays(tmp_path / "base"), arrays(tmp_path / "run")
+    changed = {name for name in before if not np.array_equal(before[name], after[name])}
+    assert changed == {"encoder/layers/attention/qkv/kernel"}
+    state, b = all_bits(tmp_path / "run"), "adapters/encoder/layers/attention/query/lora_b"
+    assert 0 < np.abs(state[f"teacher/{b}"]).max() < np.abs(state[f"params/{b}"]).max()
+    assert not any("kernel" in name for name in state if name.startswith(("teacher/", "params/")))

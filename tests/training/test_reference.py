@@ -243,6 +243,16 @@ def test_what_is_no_curve_is_refused(tmp_path, text, why):
         run_of(tiny_config(reference__stop_below=2.0)).check()
 
 
+def test_the_path_of_a_curve_is_kept_whole_and_a_name_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_curve(tmp_path / "curve.json", run_of(tiny_config()))
+    for name, kept in (
+        ("curve.json", f"{tmp_path}/curve.json"), ("./runs/first", f"{tmp_path}/runs/first"),
+        ("deit3-S16-224", "deit3-S16-224"), ("deit3-S16-22", "deit3-S16-22"), ("", ""),
+    ):  # fmt: skip
+        assert resolve(tiny_config(reference__curve=name)).reference.curve == kept
+
+
 def test_epochs_that_do_not_rise_are_refused(tiny):
     with pytest.raises(ConfigError, match="the epochs of a run must rise"):
         tiny(epochs=(1, 2, 2)).check()

@@ -178,6 +178,7 @@ OF_MATRICES = {
     "normuon": {"optim.per_head": True},
     # Most eigenvalues of the statistics of so few images are rounding.
     "shampoo": {"optim.matrix_every": 4, "optim.matrix_block": 64, "optim.matrix_eps": 1e-3},
+    "soap": {"optim.basis_every": 4, "optim.matrix_block": 64, "optim.matrix_eps": 1e-3},
 }
 
 
@@ -209,8 +210,9 @@ def test_ten_steps_of_every_optimizer_of_matrices_are_the_same_on_every_mesh(nam
 
 
 @pytest.mark.slow
-def test_a_step_whose_roots_are_not_finite_is_bad_and_names_the_matrices():
-    config = make_config(**{"optim.name": "shampoo", "optim.matrix_every": 1, "nonfinite": "skip"})
+@pytest.mark.parametrize(("name", "every"), [("shampoo", "matrix_every"), ("soap", "basis_every")])
+def test_a_step_whose_roots_are_not_finite_is_bad_and_names_the_matrices(name, every):
+    config = make_config(**{"optim.name": name, f"optim.{every}": 1, "nonfinite": "skip"})
     _, state, _, step = run(config, ONE, steps=1)
     (batch,), params = make_batches(1), jax.device_get(state.params)
     opt_state = jax.tree_util.tree_map_with_path(

@@ -14,12 +14,14 @@ FLAGS = flags.FLAGS
 
 
 def show() -> None:
-    """What a checkpoint is: CHECKPOINT [--model=OPTION=VALUE …] [--json].
+    """What a checkpoint is: CHECKPOINT [--parameters] [--model=OPTION=VALUE …] [--json].
 
     CHECKPOINT is a run's workdir, its checkpoints folder, one checkpoint, or a file or folder of any
     format: model, parameters, classes, preprocessing, and which values are assumed because no file contains
-    them; of a run also its step, metrics and data.
+    them; of a run also its step, metrics and data. With --parameters a table of all parameters follows:
+    their names, which patterns such as config.optim.freeze match, with shapes and sizes.
     """
+    flags.DEFINE_bool("parameters", False, "also a table of all parameters, with names and shapes")
     cli.define_model()
     cli.define_json()
     cli.define_register()
@@ -27,10 +29,17 @@ def show() -> None:
     if len(paths) != 1:
         raise flags.Error(f"one CHECKPOINT, not {' '.join(paths)}")
 
-    from vit_jax.interchange.summary import summarize, text
+    from vit_jax.base import patterns
+    from vit_jax.interchange.summary import parameter_table, shapes, summarize, text
 
-    summary = summarize(paths[0], **cli.options(FLAGS.model))
-    cli.print_result(summary, text(summary))
+    options = cli.options(FLAGS.model)
+    summary = summarize(paths[0], **options)
+    lines = [text(summary)]
+    if FLAGS.parameters:
+        weights = shapes(paths[0], **options)
+        summary["shapes"] = {name: x.shape for name, x in patterns.named(weights.params).items()}
+        lines.append(parameter_table(weights))
+    cli.print_result(summary, "\n\n".join(lines))
 
 
 def prepare() -> None:

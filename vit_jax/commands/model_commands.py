@@ -96,14 +96,15 @@ def _follow(settings: list[tuple[str, str]], process: int) -> None:
 
 def predict() -> None:
     """Class names and probabilities of images: --checkpoint=DIR IMAGE… [--topk=5] [--json|--csv]
-    [--picture=FILE.png] [--features=FILE.npz] [--budget=GFLOPS] [--config.data.FIELD=VALUE …]
+    [--picture=FILE.png] [--features --out=FILE.npz] [--budget=GFLOPS] [--config.data.FIELD=VALUE …]
     [--model=OPTION=VALUE …].
 
     Images are prepared as in the run, unless --config.data.mean, std, eval_crop, eval_resize or interpolation
     are set. An IMAGE is a file, a folder, of which all images are taken, a pattern in quotes, or -:
     standard input, an image or the names of images, one a line. Each is printed as soon as it is classified.
     One that cannot be read is named, the others are still predicted, and the exit code is 1. With --features
-    nothing is classified: features go to a .npz or .parquet file, with the names of the images. With --budget
+    nothing is classified: features go to a .npz or .parquet file, with the names of the images; --layers=3,7,11
+    adds the outputs of these layers, --maps as maps of the image. With --budget
     or --threshold images leave a model with exits early.
     """
     settings = cli.take_settings()
@@ -118,27 +119,12 @@ def predict() -> None:
     flags.DEFINE_string(
         "picture", None, "also draw the images with their classes into this PNG file"
     )
-    flags.DEFINE_string("features", None, "write features instead, to FILE.npz or FILE.parquet")
+    _define_features()
+    flags.DEFINE_string("out", None, "features: the file, FILE.npz or FILE.parquet")
     images = cli.parse("IMAGE…")
     cli.require(checkpoint="DIR")
-
-    if FLAGS.features:
-        if FLAGS.csv or FLAGS.picture or cli.thresholds():
-            raise flags.Error("pass --features without --csv, --picture, --budget and --threshold")
-        from vit_jax.prediction.features import write_features
-
-        result = write_features(
-            FLAGS.checkpoint,
-            images,
-            FLAGS.features,
-            batch_size=FLAGS.batch_size,
-            settings=settings,
-            said=cli.options(FLAGS.model),
-        )
-        cli.print_result(result, "{images} x {width}: ".format(**result) + FLAGS.features)
-        if bad := result["unreadable"]:
-            total = bad + result["images"]
-            raise UserError(f"{bad} of {total} images cannot be read, see above")
+    if _features_are_wanted():
+        _write_features(images, settings)
         return
 
     from vit_jax.prediction.predict import predict_files
@@ -155,6 +141,78 @@ def predict() -> None:
         thresholds=cli.thresholds(),
         said=cli.options(FLAGS.model),
     )
+
+
+def _define_features() -> None:
+    flags.DEFINE_string(
+        "features", None, "write features instead, to --out; --features=FILE is short for both"
+    )
+    FLAGS["features"].boolean = True  # without a value it is a switch
+    flags.DEFINE_list(
+        "layers",
+        [],
+        "features: of these layers too: numbers from 0, or from the end if negative, or names such as stage3",
+    )
+    flags.DEFINE_bool(
+        "maps", False, "features: the patches of layers as maps (h, w, D) of the image"
+    )
+    flags.DEFINE_bool("norm", True, "features: the outputs of layers after the model's last norm")
+    flags.DEFINE_string(
+        "image_size",
+        None,
+        "features: another size of images, e.g. 512 or 256x448: positions are interpolated",
+    )
+    flags.DEFINE_integer(
+        "stride",
+        0,
+        "features: windows of the model's own size slide over images of --image_size, so many pixels at a time",
+        lower_bound=0,
+    )
+
+
+def _features_are_wanted() -> bool:
+    """Whether --features is passed. Raises `flags.Error` for flags that go with it, or against it."""
+    wanted = FLAGS.features not in (None, "false")
+    if wanted and (FLAGS.csv or FLAGS.picture or cli.thresholds()):
+        raise flags.Error("pass --features without --csv, --picture, --budget and --threshold")
+    others = [name for name in ("layers", "maps", "image_size", "stride") if FLAGS[name].value]
+    others += [] if FLAGS.norm else ["nonorm"]
+    if others and not wanted:
+        raise flags.Error(f"--{others[0]} is for --features")
+    if wanted and (FLAGS.maps or not FLAGS.norm) and not FLAGS.layers:
+        raise flags.Error("--maps and --nonorm are for --layers: pass --layers=-1 for the last one")
+    return wanted
+
+
+def _write_features(images: list[str], settings: list[tuple[str, str]]) -> None:
+    """`predict --features`."""
+    from vit_jax.base import sizes
+    from vit_jax.prediction.feature_files import write_features
+    from vit_jax.prediction.features import Wanted
+
+    flag, out = "--out", FLAGS.out
+    if FLAGS.features != "true":
+        flag, out = "--features", FLAGS.features
+    elif not out:
+        raise flags.Error("--out=FILE.npz is missing: where --features writes to")
+    size = None if FLAGS.image_size is None else sizes.parse(FLAGS.image_size, "--image_size")
+    layers = tuple(int(x) if x.lstrip("-").isdigit() else x for x in FLAGS.layers)
+    result = write_features(
+        FLAGS.checkpoint,
+        images,
+        out,
+        batch_size=FLAGS.batch_size,
+        wanted=Wanted(layers, FLAGS.maps, FLAGS.norm, size, FLAGS.stride),
+        flag=flag,
+        settings=settings,
+        said=cli.options(FLAGS.model),
+    )
+    lines = [f"{result['images']} x {result['width']}: {out}"]
+    lines += [f"  {name} {'x'.join(map(str, n))}" for name, n in result.get("arrays", {}).items()]
+    cli.print_result(result, "\n".join(lines))
+    if bad := result["unreadable"]:
+        total = bad + result["images"]
+        raise UserError(f"{bad} of {total} images cannot be read, see above")
 
 
 def exits() -> None:

@@ -199,7 +199,8 @@ def plan() -> None:
 
 
 def report() -> None:
-    """How runs compare: DIR… --out=REPORT [--json]; or the curve of one, RUN… --as_reference [--out=DIR].
+    """How runs compare: DIR… --out=REPORT [--json]; the curve of one, RUN… --as_reference [--out=DIR]; or which
+    was first, DIR… --speedrun.
 
     A DIR is a run's workdir, a sweep's, or a folder of several. What was varied is found; REPORT/report.html
     has means and ranges over seeds, curves, speed and goodput, report.md the same as Markdown. Runs that
@@ -207,12 +208,21 @@ def report() -> None:
 
     --as_reference writes DIR/reference.json (by default in the run's workdir) instead, the curve of a run or of
     several seeds of one, with which others are compared by --config.reference.curve.
+
+    --speedrun prints a table of the runs that reached config.eval.target, by the time that they took.
     """
     flags.DEFINE_bool("as_reference", False, "write the curve of one run, or of seeds of one")
+    flags.DEFINE_bool("speedrun", False, "the times after which runs reached their target")
     flags.DEFINE_string("out", None, "the folder to make")
     cli.define_json()
     cli.define_register()
     folders = cli.parse("DIR…")
+    if FLAGS.speedrun:
+        from vit_jax.studies import speedrun
+
+        result = speedrun.rank(folders)
+        cli.print_result(result, speedrun.text(result))
+        return
     if FLAGS.as_reference:
         from vit_jax.studies import references
 

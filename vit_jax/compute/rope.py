@@ -57,7 +57,20 @@ def centred_angles(grid: tuple[int, int], size: int, *, theta: float) -> np.ndar
     arXiv 2508.10104): 2π times these, divided by periods of theta^(k / (C/4)). As `axial_angles`.
     """
     places = [(np.arange(n) + 0.5) / n * 2 - 1 for n in grid]
-    return _both(places, 2 * np.pi * theta ** (-np.arange(size // 4) / (size // 4)))
+    return _both(places, _centred_frequencies(size, theta))
+
+
+def moved(angles: jax.Array, shift: jax.Array, scale: jax.Array, *, theta: float) -> jax.Array:
+    """`centred_angles` of places p as those of (p + shift) * scale.
+
+    Args:
+      angles: (N, C/2).
+      shift, scale: (2,), of rows and of columns.
+    """
+    quarter = angles.shape[-1] // 2
+    frequencies = np.tile(_centred_frequencies(4 * quarter, theta), 2).astype(np.float32)
+    by_row_and_column = [jnp.repeat(x, quarter) for x in (shift, scale)]
+    return (angles + by_row_and_column[0] * frequencies) * by_row_and_column[1]
 
 
 def mixed_angles(grid: tuple[int, int], frequencies: jax.Array) -> jax.Array:
@@ -73,6 +86,10 @@ def mixed_angles(grid: tuple[int, int], frequencies: jax.Array) -> jax.Array:
     y, x = (axis.reshape(-1, 1, 1) for axis in np.mgrid[: grid[0], : grid[1]].astype(np.float32))
     of_columns, of_rows = frequencies[:, :, None]
     return x * of_columns + y * of_rows
+
+
+def _centred_frequencies(size: int, theta: float) -> np.ndarray:
+    return 2 * np.pi * theta ** (-np.arange(size // 4) / (size // 4))
 
 
 def _both(places, frequencies):

@@ -26,8 +26,16 @@ Read = Callable[[int, int | None], Record]
 def spec(
     config: BatchSpec, *, num_classes: int, multi_label: bool = False, masks: bool = False
 ) -> dict[str, jax.ShapeDtypeStruct]:
+    """The largest of `specs`."""
+    found = specs(config, num_classes, multi_label, masks)
+    return max(found, key=lambda spec: sum(x.size for x in spec.values()))
+
+
+def specs(
+    config: BatchSpec, num_classes: int, multi_label: bool = False, masks: bool = False
+) -> list[dict[str, jax.ShapeDtypeStruct]]:
     """A training batch of all processes together, as arrays without memory: what the loader fills,
-    what a step is compiled for.
+    what a step is compiled for; several where `config.data.view_sizes` has other sizes, each once.
 
     Args:
       config: the run's.
@@ -41,24 +49,26 @@ def spec(
       and ones if there may be several, of probabilities if a teacher gives them; of masks (B, H, W)
       uint8, the class of every pixel or `masks.IGNORED`, with one view of an image alone.
     """
-    shapes = {
-        name: ((config.batch_size, *shape), np.uint8) for name, shape in _image_shapes(config)
-    }
-    if masks:
-        if not config.data.views:
-            size = crops.shape(config.data)[:2]
-            shapes["label"] = (config.batch_size, *size), np.uint8
-    elif num_classes:
-        rows = multi_label or (config.pseudo.teacher and config.pseudo.soft)
-        several = (config.batch_size, num_classes), np.float32
-        shapes["label"] = several if rows else ((config.batch_size,), np.int32)
-    return {name: jax.ShapeDtypeStruct(*shape) for name, shape in shapes.items()}
+    found = []
+    for images in _image_shapes(config):
+        shapes = {name: ((config.batch_size, *shape), np.uint8) for name, shape in images}
+        if masks and not config.data.views:
+            shapes["label"] = (config.batch_size, *crops.shape(config.data)[:2]), np.uint8
+        elif num_classes and not masks:
+            rows = multi_label or (config.pseudo.teacher and config.pseudo.soft)
+            several = (config.batch_size, num_classes), np.float32
+            shapes["label"] = several if rows else ((config.batch_size,), np.int32)
+        batch = {name: jax.ShapeDtypeStruct(*shape) for name, shape in shapes.items()}
+        if batch not in found:
+            found.append(batch)
+    return found
 
 
-def _image_shapes(config: BatchSpec) -> list[tuple[str, tuple[int, ...]]]:
-    """(name, shape of an example) of the images in a training batch."""
-    found = [(view.name, view.shape) for view in views.of(config)]
-    return found or [("image", crops.shape(config.data))]
+def _image_shapes(config: BatchSpec) -> list[list[tuple[str, tuple[int, ...]]]]:
+    """(name, shape of an example) of the images in a training batch, for each of `views.variants`."""
+    variants = views.variants(config) if config.data.views else ()
+    found = [[(view.name, view.shape) for view in several] for several in variants]
+    return found or [[("image", crops.shape(config.data))]]
 
 
 class TrainBatches:
@@ -79,8 +89,9 @@ class TrainBatches:
 
     def __init__(self, source: Source, config: BatchSpec, rows: Sequence[int] | np.ndarray):
         self.source, self._seed = source, config.seed
-        self._data, self._views = config.data, views.of(config)
+        self._data, self._variants = config.data, views.variants(config)
         self._image_shapes = _image_shapes(config)
+        self._variant = views.make_choice(config, len(source))
         self.rows, self.batch_size = np.asarray(rows, np.int64), config.batch_size
         self._order = order_of(source, config.seed, config.data.sampling)
         self._places = repeated_places(config.batch_size, config.data.repeats)[self.rows]
@@ -88,9 +99,9 @@ class TrainBatches:
         self._plan, self._planning = functools.lru_cache(2)(self._plan), threading.Lock()
         self._ids = functools.lru_cache(2)(self._ids)  # of a later step, for all its parts
 
-    def empty(self) -> dict[str, np.ndarray]:
-        """A batch to fill."""
-        return _empty(self.source, len(self.rows), self._image_shapes)
+    def empty(self, step: int = 0) -> dict[str, np.ndarray]:
+        """A batch to fill, of a step."""
+        return _empty(self.source, len(self.rows), self._image_shapes[self._variant(step)])
 
     def examples(self, step: int, part: slice) -> list[int]:
         """The examples in the rows `part` of a batch."""
@@ -109,10 +120,12 @@ class TrainBatches:
         """
         with self._planning:
             examples, ids, draws = self._plan(step)
+        several = self._variants[self._variant(step)]
         read, bad = read or _reader_of(self.source), {}
         for place, row in enumerate(range(*part.indices(len(self.rows)))):
             cut = functools.partial(
                 self.cut,
+                several=several,
                 draws=[of_view[row] for of_view in draws],
                 outs={name: array[row] for name, array in batch.items()},
             )
@@ -120,10 +133,17 @@ class TrainBatches:
             _set_label(batch, row, example, self.source)
         return bad
 
-    def cut(self, example: Record, *, draws: list, outs: dict[str, np.ndarray]) -> None:
+    def cut(
+        self,
+        example: Record,
+        *,
+        several: Sequence[views.Views],
+        draws: list,
+        outs: dict[str, np.ndarray],
+    ) -> None:
         """Cuts an image and its mask, or all of its views from pixels that are decoded once."""
         image, name = example.image, example.name
-        if not self._views:
+        if not several:
             labels = _label_map(self.source, example, outs)
             decode.train_crop(
                 image, self._data, draws[0], name=name, out=outs["image"], label_map=labels
@@ -132,7 +152,7 @@ class TrainBatches:
         pixels = decode.decode(
             image, name=name, channels=self._data.channels, max_pixels=self._data.max_pixels
         )
-        for view in self._views:
+        for view in several:
             for number, out in zip(view.numbers, outs[view.name], strict=True):
                 decode.train_crop(pixels, view.data, draws[number], name=name, out=out)
 
@@ -141,7 +161,7 @@ class TrainBatches:
         random numbers of their crops, of each view.
         """
         start = step * self.batch_size
-        count = sum(view.count for view in self._views) or 1
+        count = max((view.numbers.stop for view in self._variants[0]), default=1)
         draws = [crop_draws(self._seed, start + self.rows, view).tolist() for view in range(count)]
         return self._examples(step).tolist(), self._ids(step), draws
 
@@ -200,8 +220,8 @@ class EvalBatches:
     def __len__(self) -> int:
         return -(-len(self.source) // self.batch_size)
 
-    def empty(self) -> dict[str, np.ndarray]:
-        """A batch to fill."""
+    def empty(self, step: int = 0) -> dict[str, np.ndarray]:
+        """A batch to fill; those of all steps are alike."""
         mask = np.empty(len(self.rows), np.float32)
         images = [("image", crops.shape(self._data))]
         return _empty(self.source, len(self.rows), images) | {"mask": mask}

@@ -16,17 +16,20 @@ def classes() -> dict[str, str]:
     return dict(line.split("\t") for line in _FILE.read_text().splitlines())
 
 
-def names_if_unnamed(count: int, source: object) -> tuple[str, ...]:
-    """Names for the classes of a checkpoint that has none: ImageNet's if there are as many, else numbers.
+def names_if_unnamed(count: int) -> tuple[str, ...]:
+    """Names for the `count` classes of a checkpoint that has none: ImageNet's if there are as many, else numbers."""
+    return tuple(classes().values()) if count == COUNT else tuple(map(str, range(count)))
+
+
+def log_if_unnamed(names: tuple[str, ...] | None, count: int, source: object) -> None:
+    """Logs that the `count` classes of a checkpoint get `names_if_unnamed`, if these are ImageNet's.
 
     Args:
-      count: of its classes.
+      names: that the checkpoint has, if any.
       source: what the log calls it.
     """
-    if count != COUNT:
-        return tuple(map(str, range(count)))
-    logging.info("%s does not name its 1,000 classes: they get the names of ImageNet-1k's", source)
-    return tuple(classes().values())
+    if not names and count == COUNT:
+        logging.info("%s does not name its 1,000 classes: ImageNet-1k's names are used", source)
 
 
 def are_classes_of(labels: tuple[str, ...]) -> bool:

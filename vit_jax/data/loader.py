@@ -202,7 +202,7 @@ class Batches(Iterator[dict[str, jax.Array]]):
             self._ready.put(error)
 
     def _begin(self, number: int) -> "_Filling":
-        filling = _Filling(number, self._host_batches.empty())
+        filling = _Filling(number, self._host_batches.empty(self._step_of(number)))
         self._under_way[number] = filling
         self.reading.allow(len(self._parts))
         return filling

@@ -94,6 +94,11 @@ class Data:
         "several views of each image, for objectives that compare them: ({option: value}, …), what differs from "
         "config.data and config.augment, and 'count', how many there are of this kind; (): one image",
     )
+    view_sizes: tuple = option(
+        (),
+        "other sizes of views, in a share of the steps: ({'share': 0.3, 'sizes': (512, 512, 112), 'start': '50%'}, …), "
+        "an image_size for each of views; which it is, is drawn by seed and step; (): always those of views",
+    )
     pad: int = option(4, "pad crop: zero border, in pixels, from which the crop is cut", minimum=0)
     eval_crop: str = option(
         "central",
@@ -282,6 +287,8 @@ class BatchSpec(Protocol):
     def seed(self) -> int: ...
     @property
     def batch_size(self) -> int: ...
+    @property
+    def duration(self) -> str: ...
     @property
     def data(self) -> Data: ...
     @property

@@ -6,12 +6,13 @@ others. Of a run without views, images are as their view 0 would be.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from vit_jax.base import schema
+from vit_jax.base import durations, schema, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.data import crops
@@ -20,6 +21,8 @@ from vit_jax.data.options import Augment, BatchSpec, Data
 
 _CUT = ("image_size", "train_crop", "crop_area", "crop_aspect", "resize", "pad", "interpolation")
 _MIXING = ("mixup", "cutmix", "mix_switch")
+AGAIN = "_again"  # ends the names of views that are cut once more
+_CHOICE = 2**32  # of random numbers: no view has this number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +30,24 @@ class Count:
     """What a view has beside the options of `config.data` and `config.augment`."""
 
     count: int = option(1, "how many there are", minimum=1)
+    again: float = option(
+        0.0,
+        "the same parts are cut once more, this many times as large and without changes of colours, for a Gram "
+        "teacher; 0: they are not",
+        minimum=0,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Sizes of all views, in a share of the steps: an entry of `config.data.view_sizes`."""
+
+    share: float = option(1.0, "of the steps, relative to the other entries", above=0)
+    sizes: tuple = option((), "an image_size for each of config.data.views")
+    start: str = option("0 steps", "from when on", parse=durations.parse)
+    again: float = option(
+        0.0, "in place of that of the views that have one; 0: as theirs", minimum=0
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +79,8 @@ class Views:
 
 
 def of(config: BatchSpec) -> tuple[Views, ...]:
-    """The views of each image; () where images are cut but once.
+    """The views of each image; () where images are cut but once. What is cut `again` stands behind what it is of, and
+    has its numbers.
 
     Raises:
       ConfigError: one of them has an unknown option, or what it says cannot be.
@@ -90,11 +112,13 @@ def of(config: BatchSpec) -> tuple[Views, ...]:
             )
             for cls, own in names.items()
         )
+        options = Count(**count)
         view = Views(
             name=f"image_{i}",
-            count=Count(**count).count,
+            count=options.count,
             first=first,
-            data=dataclasses.replace(config.data, **data),
+            # No view is cut for evaluation, at whose size this might not fit.
+            data=dataclasses.replace(config.data, **data, eval_crop="resize"),
             augment=dataclasses.replace(config.augment, **augment),
         )
         try:
@@ -104,7 +128,78 @@ def of(config: BatchSpec) -> tuple[Views, ...]:
             raise ConfigError(f"{where}: {error}") from error
         first += view.count
         found.append(view)
+        if options.again:
+            found.append(_again(view, options.again, where))
     return tuple(found)
+
+
+def variants(config: BatchSpec) -> tuple[tuple[Views, ...], ...]:
+    """The views as `of` has them, and then with the sizes of each entry of `config.data.view_sizes`.
+
+    Raises:
+      ConfigError: see `of`; or an entry has another number of sizes than there are views.
+    """
+    found, views = [of(config)], config.data.views
+    for i, entry in enumerate(_entries(config)):
+        where = f"config.data.view_sizes: entry {i}"
+        if len(entry.sizes) != len(views):
+            raise ConfigError(
+                f"{where} has {len(entry.sizes)} sizes, and config.data.views has {len(views)} entries: give one each"
+            )
+        resized = []
+        for view, size in zip(views, entry.sizes, strict=True):
+            factor = {"again": entry.again} if entry.again and view.get("again") else {}
+            resized.append({**view, "image_size": sizes.parse(size, where), **factor})
+        data = dataclasses.replace(config.data, views=tuple(resized), view_sizes=())
+        found.append(of(dataclasses.replace(config, data=data)))
+    return tuple(found)
+
+
+def make_choice(config: BatchSpec, examples: int) -> Callable[[int], int]:
+    """Step -> which of `variants` its views are, a pure function of (seed, step).
+
+    Args:
+      examples: to train on.
+    """
+    entries = _entries(config)
+    if not entries:
+        return lambda step: 0
+    how = {"batch_size": config.batch_size, "examples_per_epoch": examples}
+    total = durations.steps(config.duration, **how)
+    starts = [durations.steps(entry.start, **how, total_steps=total) for entry in entries]
+
+    def choose(step: int) -> int:
+        shares = [e.share * (step >= start) for e, start in zip(entries, starts, strict=True)]
+        if not any(shares):
+            return 0
+        bits = np.random.Philox(key=config.seed + (_CHOICE << 64), counter=step).random_raw()
+        drawn = (int(bits) >> 11) * 2.0**-53
+        return 1 + int(np.searchsorted(np.cumsum(shares) / sum(shares), drawn, side="right"))
+
+    return choose
+
+
+def _entries(config: BatchSpec) -> list[Sizes]:
+    found = []
+    for i, said in enumerate(config.data.view_sizes):
+        where = f"config.data.view_sizes: entry {i}"
+        if not isinstance(said, Mapping):
+            raise ConfigError(f"{where}, {said!r}, is no {{'OPTION': VALUE, …}}")
+        found.append(Sizes(**schema.checked_options(Sizes, dict(said), where, f"{where}: ")))
+    return found
+
+
+def _again(view: Views, factor: float, where: str) -> Views:
+    """The same parts of the image, `factor` times as large, changed by flips alone."""
+    sides = [side * factor for side in sizes.height_width(view.data.image_size)]
+    if any(side != int(side) for side in sides):
+        raise ConfigError(
+            f"{where}: again = {factor:g} times {sizes.text(view.data.image_size)} pixels is no whole number of them"
+        )
+    size = sizes.parse(tuple(map(int, sides)))
+    data = dataclasses.replace(view.data, image_size=size)
+    augment = dataclasses.replace(type(view.augment)(), flip=view.augment.flip)
+    return dataclasses.replace(view, name=view.name + AGAIN, data=data, augment=augment)
 
 
 def augment_views(

@@ -18,7 +18,7 @@ from vit_jax.data.options import Data
 from vit_jax.data.record import Source
 from vit_jax.devices import meshes
 from vit_jax.evaluation.contract import EvalContext, Evaluator, Options, Watch
-from vit_jax.evaluation.forward import make_forward
+from vit_jax.evaluation.forward import make_features
 from vit_jax.evaluation.gathering import on_host
 from vit_jax.models.registry import Weights
 
@@ -91,9 +91,9 @@ def of_examples(batches: Iterable[Features], mesh: Mesh) -> tuple[np.ndarray, np
 def _compiled(
     subject: EvalContext, data: Data, mesh: Mesh
 ) -> Callable[[Weights, jax.Array], jax.Array]:
-    forward = make_forward(subject.definition, subject.model_config, data)
+    features = make_features(subject.definition, subject.model_config, data)
 
-    def features(weights: Weights, images: jax.Array) -> jax.Array:
-        return forward(weights, images).features.astype(jnp.float32)
+    def pooled(weights: Weights, images: jax.Array) -> jax.Array:
+        return features(weights, images)[0]
 
-    return jax.jit(features, out_shardings=meshes.batch_sharding(mesh))
+    return jax.jit(pooled, out_shardings=meshes.batch_sharding(mesh))

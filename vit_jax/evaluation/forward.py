@@ -2,7 +2,7 @@
 inference share.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from vit_jax.config import config_class
 from vit_jax.data import crops
 from vit_jax.data.augmentation import augment
 from vit_jax.data.options import Data
-from vit_jax.models import classifier, registry
+from vit_jax.models import classifier, layer_features, registry
 from vit_jax.models.contract import Capture, ModelOutput
 from vit_jax.models.registry import Weights
 
@@ -83,6 +83,35 @@ def make_network(
         return _model(definition, model_config, weights)(images, **options)
 
     return network
+
+
+def make_features(
+    definition: nnx.GraphDef,
+    model_config: classifier.Options,
+    data: Data,
+    layers: Sequence[layer_features.Layer] = (),
+    *,
+    norm: bool = True,
+) -> Callable[[Weights, jax.Array], tuple[jax.Array, tuple[layer_features.LayerFeatures, ...]]]:
+    """What a model makes of images, to be compiled: few-shot and nearest-neighbour evaluation, `predict` and the
+    Python API take features from here.
+
+    Args:
+      definition, model_config, data: see `make_forward`.
+      layers, norm: see `layer_features.compute`.
+
+    Returns:
+      `features(weights, images)`: uint8 (B, H, W, C) to the input of the head (B, D) float32, and the outputs of
+      layers, float32.
+    """
+
+    def features(weights: Weights, images: jax.Array):
+        model = _model(definition, model_config, weights)
+        prepared = _prepared(images, model_config, data)
+        output, found = layer_features.compute(model, prepared, layers, norm=norm)
+        return jax.tree.map(lambda x: x.astype(jnp.float32), (output.features, found))
+
+    return features
 
 
 def make_exit(

@@ -18,6 +18,7 @@ from jax.extend import core
 from onnx import TensorProto, helper
 
 from vit_jax.base.errors import ConfigError
+from vit_jax.compute.jaxprs import scan_counts
 
 OPSET = 18
 _UNNAMED = ""
@@ -28,7 +29,9 @@ _CALLS = {
 }  # fmt: skip
 # Devices of a kind that has no way of its own to compute anything, see `compute.platform`: plain formulas.
 _DEVICE = jax.sharding.AbstractDevice(device_kind="onnx", num_cores=None, platform="onnx")
-_NEUTRAL = jax.sharding.AbstractMesh((1,), ("data",), abstract_device=_DEVICE)
+_NEUTRAL = jax.sharding.AbstractMesh(
+    (1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,), abstract_device=_DEVICE
+)
 Shape = tuple[Any, ...]  # of numbers, and multiples of the batch
 
 
@@ -104,22 +107,22 @@ class Graph:
 
     def _scan(self, equation: core.JaxprEqn, values: list[Value]) -> list[Value]:
         """A loop, unrolled."""
-        params = equation.params
-        closed, fixed = params["jaxpr"], params["num_consts"]
-        carried = fixed + params["num_carry"]
-        carry, sliced = values[fixed:carried], []
+        params, closed = equation.params, equation.params["jaxpr"]
+        fixed, carried = scan_counts(equation)
+        first = fixed + carried  # of the inputs that are scanned over
+        carry, sliced = values[fixed:first], []
         rows: list[list[Value]] = []
-        for v, atom in zip(values[carried:], equation.invars[carried:], strict=True):
+        for v, atom in zip(values[first:], equation.invars[first:], strict=True):
             sliced.append(self.unstacked(self.full(v, atom.aval.shape), 0))
         steps = range(params["length"])
         for step in reversed(steps) if params["reverse"] else steps:
             found = self.run(
                 closed.jaxpr, closed.consts, [*values[:fixed], *carry, *(x[step] for x in sliced)]
             )
-            carry = found[: params["num_carry"]]
-            rows.append(found[params["num_carry"] :])
+            carry = found[:carried]
+            rows.append(found[carried:])
         rows = rows[::-1] if params["reverse"] else rows
-        shapes = [v.aval.shape for v in closed.jaxpr.outvars[params["num_carry"] :]]
+        shapes = [v.aval.shape for v in closed.jaxpr.outvars[carried:]]
         columns = zip(zip(*rows, strict=True), shapes, strict=True)
         return [*carry, *(self.stacked(column, shape, 0) for column, shape in columns)]
 

@@ -132,6 +132,7 @@ def text(description: dict[str, Any], out: str) -> str:
     lines = [f"{description['model']}: {out}"]
     if compared := description.get("compared"):
         lines += [f"{name.replace('_', ' '):<28} {value:g}" for name, value in compared.items()]
+    lines += [description["readable"]] if "readable" in description else []
     return "\n".join([*lines, description["how"]])
 
 

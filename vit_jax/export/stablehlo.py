@@ -2,6 +2,7 @@
 can call.
 """
 
+import datetime
 import json
 import pathlib
 import zipfile
@@ -10,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jaxlib
 import numpy as np
 
 from vit_jax.base.errors import ConfigError
@@ -44,15 +46,33 @@ def write(
     """Writes `answer` with its weights; see `run.export`. It runs on this machine's kind of device.
 
     Returns:
-      The description, with the `platforms`.
+      The description, with the `platforms`, what it was `written` with, and by which versions of JAX it is `readable`.
     """
     stored = _stored(weights, precision)
     program = jax.export.export(jax.jit(lambda images: answer(stored(), images)))(images)
-    description = description | {"platforms": list(program.platforms)}
+    description = description | {"platforms": list(program.platforms)} | _lifetime(program)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr(PROGRAM, bytes(program.serialize()))
         archive.writestr(DESCRIPTION, json.dumps(description, indent=2))
     return description
+
+
+def _lifetime(program: jax.export.Exported) -> dict[str, Any]:
+    """What wrote a program, and which versions of JAX read it: of "Compatibility guarantees" in the guide of
+    `jax.export`. It counts from the release of jaxlib, whose date no package knows, and not from the export.
+    """
+    version = jaxlib.__version__
+    return {
+        "written": {
+            "date": datetime.date.today().isoformat(),
+            "jaxlib": version,
+            "calling_convention": program.calling_convention_version,
+        },
+        "readable": (
+            f"JAX guarantees that its releases up to 6 months after jaxlib {version} read this file, and those up to "
+            f"3 weeks before it. For later ones export the model again, or keep jaxlib {version}."
+        ),
+    }
 
 
 def load(path: pathlib.Path) -> Callable[[np.ndarray], np.ndarray]:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image
 
-from vit_jax.inspection.layout import grid
 from vit_jax.inspection.observe import Details, Observed
 from vit_jax.models import classifier
+from vit_jax.models.layout import grid
 from vit_jax.models.registry import Weights
 
 NO_ATTENTION = "No meaning here: this model hands out no attention weights."

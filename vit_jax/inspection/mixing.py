@@ -7,8 +7,8 @@ import numpy as np
 from vit_jax.base import patterns
 from vit_jax.data.augmentation.permute import KINDS, orders, permuted
 from vit_jax.inspection.contract import Section, Subject, picture_of
-from vit_jax.inspection.layout import grid
 from vit_jax.models.classifier import Options
+from vit_jax.models.layout import grid
 from vit_jax.models.registry import Weights
 from vit_jax.pictures import tiles
 

@@ -16,8 +16,9 @@ from vit_jax.evaluation.forward import make_forward
 from vit_jax.inspection import attention
 from vit_jax.inspection.flow import flow
 from vit_jax.inspection.health import effective_rank
-from vit_jax.inspection.layout import Layout, layouts
+from vit_jax.models import layer_features
 from vit_jax.models.contract import ModelOutput
+from vit_jax.models.layout import Layout, layouts
 from vit_jax.models.registry import Weights
 
 # A batch is looked at in so many parts, one after the other: beside one layer's weights, which inference
@@ -205,7 +206,7 @@ def make_look(definition, config, data: Data, chosen: tuple[float, float] = (0.5
                     attention.read, grid=layout.grid, class_token=layout.class_token
                 )
                 found[f"{name}.rollout"] = attention.rollout(found.pop(f"{name}.mean"), read)
-        patches = output.tokens[:, -_patches(output, all_layouts) :]
+        patches = layer_features.last(output, config).patches
         return {"found": found, "logits": output.logits, "tokens": patches.astype(jnp.float32)}
 
     @jax.jit
@@ -287,10 +288,6 @@ def for_inspection(config):
 def _layout_of(blocks: str, all_layouts: dict[str, Layout]) -> Layout:
     """Of the tokens that blocks give: `small_blocks` has those of `small_attention`."""
     return all_layouts[blocks.removesuffix("blocks") + "attention"]
-
-
-def _patches(output: ModelOutput, all_layouts: dict[str, Layout]) -> int:
-    return min(all_layouts["attention"].patches, output.tokens.shape[1])
 
 
 def _stream(name: str, layout: Layout, whole: dict, means: dict, count: int) -> Stream:

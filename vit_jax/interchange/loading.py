@@ -8,12 +8,14 @@ import jax
 from absl import logging
 from etils import epath
 from flax import nnx
+from ml_collections import ConfigDict
 
 from vit_jax.base import patterns, schema, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import descriptions, reading
 from vit_jax.checkpoints.adapted import adapters_in
 from vit_jax.config import default_config
+from vit_jax.data import imagenet
 from vit_jax.devices import meshes
 from vit_jax.interchange import adapt, formats, named, opened, orbax
 from vit_jax.models import classifier, registry
@@ -114,6 +116,7 @@ def load_run(
     if is_run and not adapters_in(description):
         return reading.load_run(path, mesh, **options)
     foreign = formats.read(path, **said or {})
+    imagenet.log_if_unnamed(foreign.classes, foreign.model_config.num_classes, path)
     directory = reading.find(path) if is_run else epath.Path(path)
     model_config = descriptions.stored_model_config(description, **options)
     definition, like = registry.abstract_weights(model_config)
@@ -159,6 +162,14 @@ def resized(run: reading.Run, image_size: sizes.Size | str) -> reading.Run:
         where=f"images of {sizes.text(size)} pixels",
         reset_option="reset",
     )
+    config = prepared_at(run, size)
+    return dataclasses.replace(
+        run, model=nnx.merge(definition, *named.divided(arrays, like)), model_config=target, config=config
+    )  # fmt: skip
+
+
+def prepared_at(run: reading.Run, size: sizes.Size) -> ConfigDict:
+    """The run's config with images prepared at another size: the crop stays the same share of an image."""
     config = run.config.copy_and_resolve_references()
     prepared = {
         field.name: config.data[field.name] for field in dataclasses.fields(formats.Preprocessing)
@@ -167,9 +178,7 @@ def resized(run: reading.Run, image_size: sizes.Size | str) -> reading.Run:
         prepared = vars(published.at_size(named.preprocessing_of(prepared), size, run.directory))
     with config.ignore_type():  # a height and a width in place of one number
         config.data.update(prepared | {"image_size": size})
-    return dataclasses.replace(
-        run, model=nnx.merge(definition, *named.divided(arrays, like)), model_config=target, config=config
-    )  # fmt: skip
+    return config
 
 
 def load_weights(

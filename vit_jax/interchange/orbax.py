@@ -109,9 +109,7 @@ def described(foreign: LoadedCheckpoint) -> tuple[Config, dict]:
     config = schema.typed(config_class(), config)
     if foreign.preprocessing:
         config = dataclasses.replace(config, data=augment.with_channels(config.data))
-    classes = foreign.classes or imagenet.names_if_unnamed(
-        foreign.model_config.num_classes, "the checkpoint"
-    )
+    classes = foreign.classes or imagenet.names_if_unnamed(foreign.model_config.num_classes)
     return config, descriptions.describe(config, foreign.model_config, classes, examples=0)
 
 
@@ -135,6 +133,7 @@ def write(foreign: LoadedCheckpoint, path: epath.PathLike) -> None:
             "the encoder is; to keep it, train from the source with --config.init_from, or convert to timm", path,
         )  # fmt: skip
     config, description = described(foreign)
+    imagenet.log_if_unnamed(foreign.classes, foreign.model_config.num_classes, "the checkpoint")
     leaves = jax.tree.leaves((foreign.params, foreign.variables))
     largest = max(math.prod(leaf.shape) for leaf in leaves)
     # One large array at a time is under way, and no compressed copy of it; Orbax refuses what is

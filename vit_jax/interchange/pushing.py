@@ -22,6 +22,7 @@ from vit_jax.objectives import mae_conversion
 
 FORMATS = ("timm", "huggingface")
 CARD = "README.md"
+_OF_THE_HUB = ".gitattributes"  # which it makes itself
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 _LOGIN = "log in with 'hf auth login', or set HF_TOKEN"
 
@@ -50,7 +51,8 @@ def push(
       dry_run: uploads nothing and needs no network.
 
     Returns:
-      `repository`, `format`, `files` with their sizes, `card` (its text), and `url`, '' in a dry run.
+      `repository`, `format`, `files` with their sizes, `card` (its text), `url` ('' in a dry run), and `kept`: files
+      that the repository had before and that are not replaced.
 
     Raises:
       ConfigError: the name is no OWNER/NAME, `huggingface_hub` is missing, nobody is logged in, or the repository holds
@@ -73,14 +75,21 @@ def push(
         card = model_card.make_card(run, checkpoint, repository, format=format, license=license)
         (folder / CARD).write_text(card)
         files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
-        url = "" if dry_run else _upload(folder, repository, private=private, overwrite=overwrite)
-    return {"repository": repository, "format": format, "files": files, "card": card, "url": url}
+        result = {"repository": repository, "format": format, "files": files, "card": card}
+        if dry_run:
+            return result | {"url": "", "kept": []}
+        return result | _upload(folder, repository, private=private, overwrite=overwrite)
 
 
 def text(result: dict[str, Any]) -> str:
     """`push`'s result for a person."""
     lines = [f"{size:>14,}  {name}" for name, size in result["files"].items()]
     head = result["url"] or f"{result['repository']}: nothing was uploaded (--dry_run)"
+    if result["kept"]:
+        lines.append(
+            f"{result['repository']} had these files before, which stay: {', '.join(result['kept'])}. "
+            "Remove those that belong to an earlier model on its page"
+        )
     card = "" if result["url"] else f"\n\n{CARD}:\n\n{result['card']}"
     return "\n".join([head, *lines]) + card
 
@@ -115,14 +124,17 @@ def _write(checkpoint: formats.LoadedCheckpoint, folder: pathlib.Path, wanted: s
     )
 
 
-def _upload(folder: pathlib.Path, repository: str, *, private: bool, overwrite: bool) -> str:
-    """Uploads a folder as one commit; returns the address of the repository."""
+def _upload(
+    folder: pathlib.Path, repository: str, *, private: bool, overwrite: bool
+) -> dict[str, Any]:
+    """Uploads a folder as one commit; returns the `url` of the repository, and the files that are `kept`."""
     from huggingface_hub import HfApi
 
     api = HfApi()
     try:
+        before = _files(api, repository)
         if not overwrite:
-            _check_same_model(api, folder, repository)
+            _check_same_model(api, folder, repository, before)
         url = api.create_repo(repository, private=private or None, exist_ok=True)
         api.upload_folder(
             repo_id=repository, folder_path=folder, commit_message="Upload model with vit_jax"
@@ -131,17 +143,22 @@ def _upload(folder: pathlib.Path, repository: str, *, private: bool, overwrite: 
         raise
     except Exception as error:  # noqa: BLE001  the package raises its own, its HTTP library's, OSError and ValueError
         raise _explained(error, repository) from error
-    return str(url)
+    replaced = {path.name for path in folder.iterdir()} | {_OF_THE_HUB}
+    return {"url": str(url), "kept": sorted(set(before) - replaced)}
 
 
-def _check_same_model(api, folder: pathlib.Path, repository: str) -> None:
-    """Raises `ConfigError` if the repository holds another model than the folder."""
+def _files(api, repository: str) -> list[str]:
+    """What the repository holds; [] if it does not exist."""
     from huggingface_hub.errors import RepositoryNotFoundError
 
     try:
-        names = api.list_repo_files(repository)
+        return api.list_repo_files(repository)
     except RepositoryNotFoundError:
-        return
+        return []
+
+
+def _check_same_model(api, folder: pathlib.Path, repository: str, names: list[str]) -> None:
+    """Raises `ConfigError` if the repository, which holds the files `names`, has another model than the folder."""
     weights = [name for name in names if name.endswith((".safetensors", ".bin", ".pth", ".npz"))]
     if not weights:
         return

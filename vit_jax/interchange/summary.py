@@ -54,6 +54,22 @@ def summarize(path: epath.PathLike, **overrides) -> dict:
     return summary
 
 
+def shapes(path: epath.PathLike, **overrides) -> registry.Weights:
+    """The arrays of a checkpoint's model without their values; arguments as of `summarize`."""
+    return registry.abstract_weights(formats.read(path, **overrides).model_config)[1]
+
+
+def parameter_table(weights: registry.Weights) -> str:
+    """Names, shapes, dtypes and sizes of a model's arrays, as CLU lays them out."""
+    from clu import parameter_overview
+
+    return "\n\n".join(
+        f"{kind}:\n{parameter_overview.get_parameter_overview(tree, include_stats=False)}"
+        for kind, tree in weights._asdict().items()
+        if tree
+    )
+
+
 def assumed(foreign: formats.LoadedCheckpoint) -> dict:
     """The values of a checkpoint that no file contains, by their names."""
     config, prepared = foreign.model_config, foreign.preprocessing

@@ -161,6 +161,16 @@ class Classifier(nnx.Module):
         """
         raise NotImplementedError
 
+    def last_norm(self, x: jax.Array, layer: str) -> jax.Array:
+        """The output of a layer after the model's last norm, the one before pooling; as it is where that norm is of
+        another width or place, or there is none.
+
+        Args:
+          x: tokens (B, N, D), or a map (B, h, w, D).
+          layer: its name, see `layer_features.layer_names`.
+        """
+        return x
+
     def classify(self, features: jax.Array) -> jax.Array | None:
         """Logits (B, classes) float32 of features (B, D); `None` for a model without a head."""
         return self.head(features.astype(jnp.float32)) if self.config.num_classes else None

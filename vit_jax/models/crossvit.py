@@ -314,6 +314,12 @@ class CrossViT(classifier.Classifier):
         )
         return ModelOutput(exits.mean(axis=0), features, large, intermediates, exits)
 
+    def last_norm(self, x: jax.Array, layer: str) -> jax.Array:
+        """See `Classifier`; `small_tokens` are normed already."""
+        if layer == "small_tokens":
+            return x
+        return self.norm["small" if layer.startswith("small_") else "large"](x)
+
     def _embed(self, name: str, images: jax.Array) -> jax.Array:
         """Images (B, H, W, C) -> class token and patches of a branch with positions, (B, N, D)."""
         x = self.embedding[name](images)

@@ -252,6 +252,10 @@ class DynamicViT(classifier.Classifier):
             exits.append(output.logits)
         return output.replace(exits=jnp.stack(exits) if self.config.num_classes else None)
 
+    def last_norm(self, x: jax.Array, layer: str) -> jax.Array:
+        """See `Classifier`."""
+        return self._network(self.num_exits - 1).last_norm(x, layer)
+
     def _network(self, index: int) -> cascade.Exit:
         return getattr(self, exit_names(self.config)[index])
 

@@ -98,13 +98,13 @@ _MODELS = (
         lambda size, dagger: f"CrossViT-{size}{'-dagger' if dagger else ''}",
     ),
     (r"crossvit_(tiny|small|base)_", lambda size: f"CrossViT-{_CROSSVIT[size]}"),
-    (r"tf_efficientnet_([bl]\d)", lambda size: f"EfficientNet-{size.upper()}"),
+    (r"tf_efficientnet_(b[0-7]|l2)", lambda size: f"EfficientNet-{size.upper()}"),
 )
 _CROSSVIT = {"tiny": "Ti", "small": "S", "base": "B"}
 
 
 def _model_name(name: str, known: published.Architecture) -> str:
-    """The listed model that a published one is, or is nearest to; '' if no listed one has its sizes."""
+    """The name for `create_model` of the model that a published one is, or is nearest to; '' if none has its sizes."""
     for pattern, named in _MODELS:
         if match := re.match(pattern, name):
             return named(*match.groups())
@@ -113,8 +113,8 @@ def _model_name(name: str, known: published.Architecture) -> str:
     if known.kind not in vit_arguments.KINDS or not size:
         return ""
     if _on_resnet(known):
-        on_r50 = re.search(r"_r50_s(\d+)_", name)
-        return f"R50+ViT-{size}/{on_r50[1]}" if on_r50 else ""
+        resnet = re.search(r"_r(\d*)_s(\d+)_", name)
+        return f"R{resnet[1]}+ViT-{size}/{resnet[2]}" if resnet else ""
     return f"ViT-{size}/{known.arguments.get('patch_size', 16)}"
 
 

@@ -206,6 +206,11 @@ class ResNet(classifier.Classifier):
         tokens = x.reshape(x.shape[0], -1, x.shape[-1])
         return ModelOutput(logits, features, tokens, kept(capture, **captured))
 
+    def last_norm(self, x: jax.Array, layer: str) -> jax.Array:
+        """See `Classifier`; of a BiT's last stage, with the ReLU after it."""
+        is_last = layer == f"stage{len(self.config.units)}"
+        return nnx.relu(self.norm(x)) if self.config.preactivation and is_last else x
+
 
 class Backbone(nnx.Module):
     """Root and stages: images to the last feature map."""

@@ -33,6 +33,17 @@ def check(config: classifier.Options) -> None:
             f"model.rope={config.rope} turns pairs of channels by rows and by columns: heads of {size} "
             "channels, model.width / model.heads, cannot be cut in four"
         )
+    for name in ("rope_shift", "rope_jitter", "rope_rescale"):
+        value = getattr(config, name)
+        if value and config.rope != "centred":
+            raise ConfigError(
+                f"model.{name} = {value:g} moves places from -1 to 1, those of model.rope=centred, which is "
+                f"{config.rope}"
+            )
+        if name != "rope_shift" and 0 < value < 1:
+            raise ConfigError(
+                f"model.{name} = {value:g}: factors are between 1/{name} and {name}, so it is at least 1; 0: none"
+            )
     square = math.isqrt(config.registers) ** 2 == config.registers > 0
     if config.rope_registers and not (config.rope == "axial" and square):
         raise ConfigError(
@@ -56,11 +67,14 @@ def variables(config: classifier.Options, rngs: nnx.Rngs) -> nnx.Param | None:
     return nnx.Param(both.reshape(2, config.depth, config.heads, size // 2))
 
 
-def angles(frequencies: nnx.Param | None, config: classifier.Options) -> jax.Array | None:
+def angles(
+    frequencies: nnx.Param | None, config: classifier.Options, key: jax.Array | None = None
+) -> jax.Array | None:
     """The angles of all tokens: (T, 1, C/2), or where layers have their own (L, T, H, C/2); float32.
 
     Args:
       frequencies: from `variables`.
+      key: randomness of the shift, jitter and rescaling of places, the same for all images; `None`: they stay.
     """
     size = config.width // config.heads
     match config.rope:
@@ -69,7 +83,10 @@ def angles(frequencies: nnx.Param | None, config: classifier.Options) -> jax.Arr
         case "mixed":
             found = rope.mixed_angles(config.grid, frequencies[...])
         case "centred":
-            found = rope.centred_angles(config.grid, size, theta=config.rope_theta)[:, None]
+            found = rope.centred_angles(config.grid, size, theta=config.rope_theta)
+            if key is not None:
+                found = rope.moved(found, *_moves(config, key), theta=config.rope_theta)
+            found = found[:, None]
         case "axial":
             found = rope.axial_angles(
                 config.grid,
@@ -84,6 +101,18 @@ def angles(frequencies: nnx.Param | None, config: classifier.Options) -> jax.Arr
         found = jnp.concatenate([registers, found])
     others = config.tokens - found.shape[-3]
     return jnp.pad(found, [(0, 0)] * (found.ndim - 3) + [(others, 0), (0, 0), (0, 0)])
+
+
+def _moves(config: classifier.Options, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A random shift and scale of rows and of columns (DINOv3): the shift uniform in ± `rope_shift`; the scale
+    log-uniform between 1/`rope_jitter` and `rope_jitter` for each, times one for both by `rope_rescale`.
+    """
+    shift_key, jitter_key, rescale_key = jax.random.split(key, 3)
+    shift = config.rope_shift * jax.random.uniform(shift_key, (2,), minval=-1)
+    jitter, rescale = (math.log(x or 1.0) for x in (config.rope_jitter, config.rope_rescale))
+    logarithms = jitter * jax.random.uniform(jitter_key, (2,), minval=-1)
+    logarithms += rescale * jax.random.uniform(rescale_key, minval=-1)
+    return shift, jnp.exp(logarithms)
 
 
 def rotations(angles: jax.Array | None) -> tuple[Angles | None, Angles | None]:

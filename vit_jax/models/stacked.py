@@ -105,6 +105,10 @@ class StackedModel(classifier.Classifier):
         features = self.pool(tokens)
         return ModelOutput(self.classify(features), features, tokens, captured)
 
+    def last_norm(self, x: jax.Array, layer: str) -> jax.Array:
+        """See `Classifier`."""
+        return self.norm(x)
+
     def make_embedding(self, config, *, dtype, rngs: nnx.Rngs) -> nnx.Module:
         """From images to patches."""
         return PatchEmbedding(config.patch, config.channels, config.width, dtype=dtype, rngs=rngs)

@@ -167,6 +167,10 @@ class VisionTransformer(classifier.Classifier):
             x = jnp.concatenate([x[:, :placed], x[:, placed + config.registers :]], axis=1)
         return x, captured
 
+    def last_norm(self, x: jax.Array, layer: str) -> jax.Array:
+        """See `Classifier`."""
+        return x if self.encoder.norm is None else self.encoder.norm(x)
+
     def read(self, tokens: jax.Array, captured: dict[str, jax.Array]) -> ModelOutput:
         """The output for what `encode` gives; two heads read a token each, `logits` and `features` are the means."""
         if self.config.two_heads:

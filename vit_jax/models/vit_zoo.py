@@ -155,7 +155,8 @@ class PublishedViT(VisionTransformer):
         if config.position_place == "shared":
             position = positions.of_layer(self.position, config, x.dtype)
         x = self.pre_norm(x) if config.pre_norm else x
-        angles = rotary.angles(self.rope, config)
+        moves = config.rope_shift, config.rope_jitter, config.rope_rescale
+        angles = rotary.angles(self.rope, config, draw(rngs, deterministic, *moves))
         joined = {} if joining is None else {"joining": joining}  # which few encoders take
         x, captured = self.encoder(x, key, capture, position, angles, **joined)
         if config.registers and not config.pool_prefix and joining is None:

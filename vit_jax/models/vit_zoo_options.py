@@ -107,6 +107,25 @@ class PublishedViTConfig(VisionTransformerConfig):
         "ViT-5); 0: they are not rotated",
         minimum=0,
     )
+    rope_shift: float = option(
+        0.0,
+        "centred: in training, places are shifted by up to so much, rows and columns apart (DINOv3)",
+        minimum=0,
+        published=True,
+    )
+    rope_jitter: float = option(
+        0.0,
+        "centred: in training, rows and columns are each multiplied by a factor between this and its inverse; 0: none",
+        minimum=0,
+        published=True,
+    )
+    rope_rescale: float = option(
+        0.0,
+        "centred: in training, rows and columns are multiplied by one factor between this and its inverse (2 in "
+        "DINOv3); 0: none",
+        minimum=0,
+        published=True,
+    )
     parallel: bool = _structure(
         False, "attention and MLP of a block work side by side on one norm (ViT-22B)"
     )

@@ -32,6 +32,7 @@ class ObjectiveContext:
       views: (count, H, W, C) by name in a batch, of an example's views if there are several.
       batch_size: examples that a loss is computed of at once, on all devices together.
       num_classes: of the data; 0 where it has no labels.
+      other_views: as `views`, with the other sizes that they have in some steps (`config.data.view_sizes`).
     """
 
     model: Options
@@ -42,6 +43,7 @@ class ObjectiveContext:
     views: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     batch_size: int = 0
     num_classes: int = 0
+    other_views: tuple[Mapping[str, tuple[int, ...]], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +62,21 @@ class MovingAverage:
     """
 
     momentum: Callable[[jax.Array], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Anchor:
+    """Earlier weights of the model, which are saved with the run; refreshed by those of a teacher that follows.
+
+    Attributes:
+      option: of the config, that names `path`.
+      path: of the checkpoint that it begins with; '': with what the model begins with.
+      is_due: step -> whether it is refreshed before that step.
+    """
+
+    option: str
+    path: str
+    is_due: Callable[[jax.Array], jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,12 +122,14 @@ class Learner:
       own: what `Objective.own` made, or `None`.
       teacher: a `Teacher`, or for a moving average a `Learner`, or `None`.
       step: int32, updates made before this one.
+      anchor: the model with the weights of an `Anchor`, or `None`.
     """
 
     model: nnx.Module
     own: nnx.Module | None
     teacher: Any
     step: jax.Array
+    anchor: nnx.Module | None = None
 
 
 class Objective:
@@ -149,6 +168,10 @@ class Objective:
 
     def teacher(self) -> FromCheckpoint | MovingAverage | None:
         """Where its teacher comes from."""
+        return None
+
+    def anchor(self) -> Anchor | None:
+        """Earlier weights of the model that it needs beside its teacher."""
         return None
 
     def targets(self, batch: Batch) -> Batch:

@@ -12,9 +12,11 @@ takes the whole batch, as theirs; so does KoLeo, which compares the images of a 
 learnt would depend on how many devices there are. `koleo_images` compares as many as theirs did. With
 `config.accumulate` both take one part of the batch, and the centre moves with each part. One norm is
 clipped, that of all gradients; there those of backbone and heads apart.
+
+DINOv3 (2508.10104) goes on with Gram anchoring, see `gram`, and with views of several sizes
+(`config.data.view_sizes`): a program is compiled for each.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable
 
@@ -22,74 +24,23 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from vit_jax.base import durations
 from vit_jax.base.errors import ConfigError
-from vit_jax.base.schema import option
-from vit_jax.models.resized import METHODS, config_at, resized
+from vit_jax.data.views import AGAIN
+from vit_jax.models.resized import resized
 from vit_jax.models.vit_zoo_options import PublishedViTConfig
-from vit_jax.objectives import block_masks, dino_losses
-from vit_jax.objectives.contract import Batch, Learner, MovingAverage, Objective, ObjectiveContext
+from vit_jax.objectives import block_masks, dino_losses, gram
+from vit_jax.objectives.contract import (
+    Anchor,
+    Batch,
+    Learner,
+    MovingAverage,
+    Objective,
+    ObjectiveContext,
+)
+from vit_jax.objectives.dino_options import Options
+from vit_jax.objectives.dino_views import ViewModels, models_of
 
 _EQUAL = 1e-3  # nats that teacher outputs differ by, below which they are all the same
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """What `config.objective` says for self-distillation."""
-
-    prototypes: int = option(65_536, "outputs of a head", minimum=2)
-    head_hidden: int = option(2048, "hidden size of a head", minimum=1)
-    bottleneck: int = option(256, "size of what is compared with prototypes", minimum=1)
-    head_std: float = option(
-        0.02,
-        "standard deviation of a head's kernels at first; small heads need a larger one, or biases soon "
-        "outweigh what differs between images",
-        above=0,
-    )
-    two_heads: bool = option(False, "patches have a head of their own")
-    centering: str = option(
-        "centre",
-        "how the teacher's outputs are kept apart: less a moving centre, or by Sinkhorn-Knopp",
-        choices=("centre", "sinkhorn"),
-    )
-    centre_momentum: float = option(0.9, "of the centre", minimum=0, below=1)
-    student_temperature: float = option(0.1, "the student's logits are divided by it", above=0)
-    teacher_temperature: tuple = option(
-        (0.04, 0.07), "the teacher's: at first, and after temperature_warmup", above=0, length=2
-    )
-    temperature_warmup: str = option(
-        "30 epochs", "how long the teacher's temperature rises", parse=durations.parse
-    )
-    momentum: tuple = option(
-        (0.992, 1.0),
-        "of the teacher, at the beginning and at the end; a cosine between",
-        minimum=0,
-        maximum=1,
-        length=2,
-    )
-    frozen_prototypes: str = option(
-        "1 epoch", "how long prototypes stay as they are at first", parse=durations.parse
-    )
-    patch_weight: float = option(1.0, "of the loss of masked patches; 0: none", minimum=0)
-    mask_shares: tuple = option(
-        (0.1, 0.5),
-        "smallest and largest share of patches that are masked",
-        above=0,
-        below=1,
-        length=2,
-    )
-    koleo: float = option(0.1, "weight of KoLeo; 0: none", minimum=0)
-    koleo_images: int = option(
-        0, "how many images KoLeo compares with each other; 0: the whole batch", minimum=0
-    )
-    view_resize: str = option(
-        "dinov2", "how positions are interpolated for views of other sizes", choices=METHODS
-    )
-    collapse_steps: int = option(
-        100,
-        "warn after this many steps of identical teacher outputs (collapse)",
-        minimum=1,
-    )
 
 
 class Own(nnx.Module):
@@ -150,29 +101,12 @@ class Dino(Objective):
         model = setting.model
         if type(model) is not PublishedViTConfig:
             raise ConfigError("objective dino needs a ViT or a DeiT, whose patches can be masked")
-        self.patches = math.prod(model.grid)
-        size = (*model.height_width, model.channels)
-        self.global_views = [name for name, shape in setting.views.items() if shape[1:] == size]
-        count = sum(setting.views[name][0] for name in self.global_views)
-        if count != 2:
-            raise ConfigError(
-                f"objective dino needs two global views, of config.data.image_size, and config.data.views "
-                f"has {count}"
-            )
-        self.local_models = {}
-        for name, shape in setting.views.items():
-            if name not in self.global_views:
-                try:
-                    self.local_models[name] = config_at(model, shape[1:3], options.view_resize)
-                except ConfigError as error:
-                    view = name.removeprefix("image_")
-                    raise ConfigError(f"config.data.views: view {view}: {error}") from error
+        self.views = models_of(setting, options.view_resize, with_gram=options.gram_weight > 0)
         low, high = options.mask_shares
-        self.most_masked = int(high * self.patches)
-        if low > high or (options.patch_weight and not self.most_masked):
+        if low > high or (options.patch_weight and not all(map(self._most_masked, self.views))):
             raise ConfigError(
-                f"config.objective.mask_shares = {options.mask_shares} of {self.patches} patches must rise, and "
-                "leave some to predict"
+                f"config.objective.mask_shares = {options.mask_shares} of {math.prod(model.grid)} patches must rise, "
+                "and leave some to predict"
             )
         compared = options.koleo_images or setting.batch_size
         if options.koleo and (compared < 2 or setting.batch_size % compared):
@@ -183,6 +117,8 @@ class Dino(Objective):
             )
         self.warmup = setting.to_steps(options.temperature_warmup)
         self.frozen = setting.to_steps(options.frozen_prototypes)
+        self.gram_start = setting.to_steps(options.gram_start)
+        self.gram_refresh = setting.to_steps(options.gram_refresh)
 
     def own(self, rngs: nnx.Rngs) -> Own:
         """See `Objective`."""
@@ -204,25 +140,46 @@ class Dino(Objective):
 
         return MovingAverage(momentum)
 
+    def anchor(self) -> Anchor | None:
+        """See `Objective`: the Gram teacher."""
+        options, start, every = self.options, self.gram_start, self.gram_refresh
+        if not options.gram_weight:
+            return None
+
+        def is_due(step: jax.Array) -> jax.Array:
+            steps = step - start
+            begins = (steps == 0) & (not options.gram_teacher)
+            if not every:
+                return begins
+            last = every * options.gram_refreshes
+            return begins | ((steps > 0) & (steps % every == 0) & (steps <= last))
+
+        return Anchor("config.objective.gram_teacher", options.gram_teacher, is_due)
+
     def temperature(self, step: jax.Array) -> jax.Array:
         """The teacher's."""
         begin, end = self.options.teacher_temperature
         return begin + (end - begin) * jnp.minimum(step / max(self.warmup, 1), 1)
 
     def flops(self) -> int:
-        """See `Objective`; the teacher, which has no backward pass, counts a third."""
+        """See `Objective`; the teachers, which have no backward pass, count a third. The mean over sizes of views."""
         model, options = self.setting.model, self.options
         width, hidden, bottleneck = model.width, options.head_hidden, options.bottleneck
         head = 2 * (
             width * hidden + hidden**2 + hidden * bottleneck + bottleneck * options.prototypes
         )
-        masked = self.most_masked if options.patch_weight else 0
-        both = 2 * model.flops() + (2 + masked) * head
-        local = sum(
-            self.setting.views[name][0] * (config.flops() + head)
-            for name, config in self.local_models.items()
-        )
-        return both + local + both // 3
+
+        def of_views(views: ViewModels) -> int:
+            masked = self._most_masked(views) if options.patch_weight else 0
+            both = 2 * views.model.flops() + (2 + masked) * head
+            local = sum(
+                self.setting.views[name][0] * (config.flops() + head)
+                for name, config in views.local.items()
+            )
+            anchored = 2 * views.gram.flops() // 3 if views.gram else 0
+            return both + local + both // 3 + anchored
+
+        return sum(map(of_views, self.views)) // len(self.views)
 
     def warning(self, metrics: dict[str, float]) -> str:
         """See `Objective`."""
@@ -239,15 +196,19 @@ class Dino(Objective):
         if "image" in batch:
             return self._held_out(learner, batch["image"])
         options, own, teacher = self.options, learner.own, learner.teacher
-        images = jnp.concatenate([batch[name] for name in self.global_views], axis=1)
-        masks = self._masks(rngs.dropout(), len(images)) if options.patch_weight else None
-        taught, taught_patches = _look(teacher.model, images)
-        features, patches = _look(learner.model, images, masks, own, rngs)
-        of_local = []
-        for name, config in self.local_models.items():
-            model = resized(learner.model, self.setting.model, config, options.view_resize)
-            of_local.append(_look(model, batch[name], rngs=rngs)[0])
-        hidden = self._hidden(masks) if options.patch_weight else lambda _: []
+        views = self._views_in(batch)
+        images = jnp.concatenate([batch[name] for name in views.names], axis=1)
+        masks = None
+        if options.patch_weight:
+            masks = self._masks(rngs.dropout(), len(images), views)
+        model, taught_by = (self._at(one.model, views.model) for one in (learner, teacher))
+        taught, taught_patches = _look(taught_by, images)
+        features, patches = _look(model, images, masks, own, rngs)
+        of_local = [
+            _look(self._at(learner.model, config), batch[name], rngs=rngs)[0]
+            for name, config in views.local.items()
+        ]
+        hidden = self._hidden(masks, views) if options.patch_weight else lambda _: []
         (logits,), patch_logits = jax.lax.stop_gradient(
             teacher.own.logits([taught], hidden(taught_patches))
         )
@@ -268,6 +229,10 @@ class Dino(Objective):
                 of_patches, *predicted_patches, present, options.student_temperature
             )
             loss += options.patch_weight * metrics["ibot_loss"]
+        if options.gram_weight:
+            metrics["gram_loss"] = self._gram(learner, batch, images, patches, views)
+            weight = jnp.where(learner.step >= self.gram_start, options.gram_weight, 0.0)
+            loss += weight * metrics["gram_loss"]
         if options.koleo:
             groups = features.swapaxes(0, 1)
             compared = options.koleo_images or len(images)
@@ -276,12 +241,49 @@ class Dino(Objective):
             loss += options.koleo * metrics["koleo_loss"]
         return loss, metrics | self._watch(own, probabilities)
 
-    def _hidden(self, masks: jax.Array) -> Callable[[jax.Array], list[jax.Array]]:
+    def _views_in(self, batch: Batch) -> ViewModels:
+        """The sizes that the views of a batch have."""
+        return next(views for views in self.views if views.are_in(batch))
+
+    def _at(self, model: nnx.Module, config: PublishedViTConfig) -> nnx.Module:
+        """The model at the image size of a config."""
+        own = self.setting.model
+        return model if config == own else resized(model, own, config, self.options.view_resize)
+
+    def _most_masked(self, views: ViewModels) -> int:
+        """Patches of a global view that can be masked."""
+        return int(self.options.mask_shares[1] * math.prod(views.model.grid))
+
+    def _gram(
+        self,
+        learner: Learner,
+        batch: Batch,
+        images: jax.Array,
+        patches: jax.Array,
+        views: ViewModels,
+    ) -> jax.Array:
+        """The loss of Gram anchoring (B,), the mean over global views.
+
+        Args:
+          images: the global views (B, 2, H, W, C), which the Gram teacher sees unless they are cut for it once more.
+          patches: of the student, (B, 2, N, D).
+        """
+        names = [name + AGAIN for name in views.names]
+        if names[0] in batch:
+            images = jnp.concatenate([batch[name] for name in names], axis=1)
+        _, earlier = _look(self._at(learner.anchor, views.gram), images)
+        earlier = gram.resized(jax.lax.stop_gradient(earlier), views.gram.grid, views.model.grid)
+        return gram.loss(patches, earlier).mean(1)
+
+    def _hidden(
+        self, masks: jax.Array, views: ViewModels
+    ) -> Callable[[jax.Array], list[jax.Array]]:
         """Of tokens (B, 2, N, D), those in masks (B, 2, N): (B, M, D), as many as there can be, those that
         are there first; a list of it.
         """
         which = masks.any(-1).argmax(1)[:, None, None, None]  # of the two views
-        places = jnp.argsort(~masks.any(1), axis=1, stable=True)[:, : self.most_masked, None]
+        places = jnp.argsort(~masks.any(1), axis=1, stable=True)
+        places = places[:, : self._most_masked(views), None]
 
         def hidden(x: jax.Array) -> list[jax.Array]:
             x = jnp.take_along_axis(x, which, axis=1)[:, 0]
@@ -303,15 +305,15 @@ class Dino(Objective):
         variable[...] = dino_losses.moved_centre(now, logits, self.options.centre_momentum, present)
         return dino_losses.centred(logits, now, temperature)
 
-    def _masks(self, key: jax.Array, batch: int) -> jax.Array:
+    def _masks(self, key: jax.Array, batch: int, views: ViewModels) -> jax.Array:
         """(B, 2, N) bool: of each image one of the two global views is masked, by shares that are spread
         evenly over `mask_shares` and dealt to the images at random.
         """
         which_key, deal_key, share_key, mask_key = jax.random.split(key, 4)
         rank = jax.random.permutation(deal_key, batch) + jax.random.uniform(share_key, (batch,))
-        low, high = self.options.mask_shares
-        counts = jnp.floor(self.patches * (low + (high - low) * rank / batch)).astype(jnp.int32)
-        masks = block_masks.draw(mask_key, counts, self.setting.model.grid)
+        (low, high), grid = self.options.mask_shares, views.model.grid
+        counts = jnp.floor(math.prod(grid) * (low + (high - low) * rank / batch)).astype(jnp.int32)
+        masks = block_masks.draw(mask_key, counts, grid)
         first = jax.random.bernoulli(which_key, shape=(batch, 1))
         return jnp.stack([masks & first, masks & ~first], axis=1)
 

@@ -103,6 +103,7 @@ class Networks:
         step: jax.Array,
         average: tuple[dict, dict] | None = None,
         fixed: Weights | None = None,
+        anchor: dict | None = None,
     ) -> Learner:
         """The networks with their arrays.
 
@@ -111,6 +112,7 @@ class Networks:
           step: updates made so far.
           average: the same two of a teacher that follows the student.
           fixed: of the fixed teacher.
+          anchor: parameters of the model's anchor.
         """
         definition = registry.abstract(self.model_config)[0]
         model = nnx.merge(definition, _of_model(params), variables.get("model", {}))
@@ -126,7 +128,11 @@ class Networks:
             teacher = Teacher(nnx.merge(definition, *fixed), **self.teacher.describe)
         elif average is not None:
             teacher = self.learner(*average, step=step)
-        return Learner(model=model, own=own, teacher=teacher, step=step)
+        earlier = None
+        if anchor is not None:
+            definition = registry.abstract(self.model_config)[0]
+            earlier = nnx.merge(definition, anchor, variables.get("model", {}))
+        return Learner(model=model, own=own, teacher=teacher, step=step, anchor=earlier)
 
 
 def variables_of(learner: Learner) -> dict:

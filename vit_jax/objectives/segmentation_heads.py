@@ -130,8 +130,8 @@ class QueryHead(nnx.Module):
         def bias(number: int, x: jax.Array) -> jax.Array | None:
             if masked is None:
                 return None
-            norm = model.encoder.norm
-            predictions.append(self.predict(x if norm is None else norm(x), model.config.grid))
+            normed = model.last_norm(x, "blocks")
+            predictions.append(self.predict(normed, model.config.grid))
             draws = jax.random.uniform(jax.random.fold_in(key, number), (len(x), count, 1))
             return hide(predictions[-1][0], model.config.grid, draws > masked[number])
 

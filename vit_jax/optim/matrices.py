@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.base import patterns
@@ -63,6 +64,10 @@ class Matrices:
     def count(self, name: str) -> int:
         """How many matrices a parameter holds."""
         return _product(self.shapes[name], self.inner_axes(name, "b"))
+
+    def norms(self, name: str, x: jax.Array) -> jax.Array:
+        """The Frobenius norm of each matrix of a parameter, with axes of length 1 within it."""
+        return jnp.sqrt(jnp.sum(jnp.square(x), self.inner_axes(name), keepdims=True))
 
     def view(self, name: str, x: jax.Array) -> jax.Array:
         """A parameter as (matrices, shorter side, longer side)."""

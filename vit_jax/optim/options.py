@@ -8,6 +8,7 @@ from vit_jax.base.schema import option
 # The optimizers of single numbers; all others are of matrices, see `preconditioners`.
 ELEMENTWISE = ("adamw", "nadamw", "lamb", "sgd", "adafactor", "lion", "rmsprop", "schedule_free")
 _WITH_ORTHOGONAL = ("muon", "adamuon", "normuon")
+_WITH_BLOCKS = ("shampoo", "soap")
 
 
 def keeps_average(name: str, ema: float) -> bool:
@@ -31,7 +32,7 @@ class Optim:
     name: str = option(
         "adamw",
         "adamw, nadamw, schedule_free, lamb, sgd, adafactor, lion or rmsprop; "
-        "of matrices muon, adamuon, normuon or shampoo",
+        "of matrices muon, adamuon, normuon, shampoo or soap",
     )
     lr: float = option(1e-3, "peak learning rate", minimum=0)
     schedule: str = option(
@@ -103,8 +104,8 @@ class Optim:
         when={"name": is_of_matrices},
     )  # fmt: skip
     matrix_b2: float = option(
-        0.95, "adamuon, normuon, shampoo: decay of the second moments of matrices", minimum=0, below=1,
-        when={"name": ("adamuon", "normuon", "shampoo")},
+        0.95, "adamuon, normuon, shampoo, soap: decay of the second moments of matrices", minimum=0, below=1,
+        when={"name": ("adamuon", "normuon", *_WITH_BLOCKS)},
     )  # fmt: skip
     nesterov: bool = option(
         True, "whether the momentum of matrices looks one update ahead",
@@ -128,13 +129,17 @@ class Optim:
         100, "shampoo: steps from one computation of the roots to the next", minimum=1,
         when={"name": ("shampoo",)},
     )  # fmt: skip
+    basis_every: int = option(
+        10, "soap: steps from one refresh of the eigenbases to the next", minimum=1,
+        when={"name": ("soap",)},
+    )  # fmt: skip
     matrix_eps: float = option(
-        1e-6, "shampoo: added to the eigenvalues of a statistic, times the largest of them", above=0,
-        when={"name": ("shampoo",)},
+        1e-6, "shampoo, soap: added to the eigenvalues of second moments, times the largest of them or the norm",
+        above=0, when={"name": _WITH_BLOCKS},
     )  # fmt: skip
     matrix_block: int = option(
-        1024, "shampoo: longest side of the blocks that matrices are split into", minimum=4, maximum=8192,
-        when={"name": ("shampoo",)},
+        1024, "shampoo, soap: longest side of the blocks that matrices are split into", minimum=4, maximum=8192,
+        when={"name": _WITH_BLOCKS},
     )  # fmt: skip
     per_head: bool = option(
         False, "whether each head's queries, keys, values and outputs are a matrix of their own",

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import jax
 from jax.extend import core
 
+from vit_jax.compute.jaxprs import scan_counts
+
 
 def count(jaxpr: core.ClosedJaxpr | core.Jaxpr) -> int:
     """Operations of one run on all devices together, a multiply-add counted as 2; what is
@@ -29,7 +31,8 @@ def stacked(jaxpr: core.ClosedJaxpr | core.Jaxpr) -> Iterator[jax.core.ShapedArr
     """Types of what the outermost loops stack up, a slice a turn."""
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
         if equation.primitive.name == "scan":
-            for variable in equation.outvars[equation.params["num_carry"] :]:
+            _, carried = scan_counts(equation)
+            for variable in equation.outvars[carried:]:
                 yield variable.aval
         else:
             for one in _inner(equation):

@@ -21,7 +21,7 @@ from vit_jax.interchange import formats, loading, orbax
 _SECTIONS = ("data", "eval")
 _OF_TRAINING = {
     "data.train_crop", "data.crop_area", "data.crop_aspect", "data.resize", "data.pad", "data.repeats",
-    "eval.every", "eval.best", "eval.patience",
+    "eval.every", "eval.best", "eval.patience", "eval.target",
 }  # fmt: skip
 _FIELDS = ("batch_size", "model.dtype")
 _OF_IMAGES = ("mean", "std", "eval_crop", "eval_resize", "interpolation", "max_pixels")

@@ -128,7 +128,7 @@ def check_head(run: reading.Run) -> None:
     if not run.model_config.num_classes:
         raise ConfigError(
             f"{run.directory}: the model has no head, and so no classes to predict: fine-tune it, or use its features "
-            "(--features=FILE.npz, run.features in Python)"
+            "(--features --out=FILE.npz, run.features in Python)"
         )
 
 

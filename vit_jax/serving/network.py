@@ -14,8 +14,8 @@ from vit_jax.data import crops
 from vit_jax.evaluation.forward import data_of, make_forward
 from vit_jax.inspection import maps, observe
 from vit_jax.inspection.contract import picture_of
-from vit_jax.inspection.layout import layouts
 from vit_jax.models import registry
+from vit_jax.models.layout import layouts
 
 
 class Network:

@@ -41,6 +41,7 @@ class Run:
       step: the last of which there are metrics.
       shares: what its time went into, by `clock.KINDS`.
       notes: what is wrong with it, in sentences.
+      reached: the evaluation that reached `eval.target`, see `goals.Goals`; `None` if none did.
       beside: what `evaluate --follow` found, curves by 'NAME: METRIC'.
     """
 
@@ -53,6 +54,7 @@ class Run:
     step: int
     shares: dict[str, float]
     notes: list[str]
+    reached: dict | None = None
     beside: dict[str, tuple[np.ndarray, np.ndarray]] = dataclasses.field(default_factory=dict)
 
     def last(self, name: str) -> float:
@@ -119,7 +121,8 @@ def read(folder: epath.Path, name: str) -> Run:
     total = sum(seconds.values())
     shares = {kind: spent / total for kind, spent in seconds.items()} if total else {}
     beside = _beside(folder, notes)
-    return Run(name, config, curves, state, metric, value, step, shares, notes, beside)
+    reached = (result or {}).get("reached")
+    return Run(name, config, curves, state, metric, value, step, shares, notes, reached, beside)
 
 
 def _beside(folder: epath.Path, notes: list[str]) -> dict[str, tuple[np.ndarray, np.ndarray]]:

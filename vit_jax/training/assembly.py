@@ -28,6 +28,7 @@ from vit_jax.models.adapters import Adapters
 from vit_jax.objectives.contract import FromCheckpoint, Objective, ObjectiveContext
 from vit_jax.objectives.networks import FixedTeacher, Networks
 from vit_jax.optim import matrices, preconditioners, sharpness
+from vit_jax.training import curves
 from vit_jax.training import state as states
 from vit_jax.training.placement import placement
 from vit_jax.training.step import make_train_step
@@ -84,15 +85,17 @@ class Assembly:
         return states.abstract(self.init, mesh, **placement(self.networks, self.config).rules)
 
     def abstract_batch(self, mesh: jax.sharding.Mesh) -> dict[str, jax.ShapeDtypeStruct]:
-        """A batch of the run, on a mesh."""
-        spec = batches.spec(
-            self.config,
-            num_classes=self.num_classes,
-            multi_label=self.multi_label,
-            masks=self.masks,
-        )
-        cut = meshes.batch_sharding(mesh)
-        return {n: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=cut) for n, x in spec.items()}
+        """A batch of the run, on a mesh; where views have several sizes, the largest."""
+        found = self.abstract_batches(mesh)
+        return max(found, key=lambda batch: sum(x.size for x in batch.values()))
+
+    def abstract_batches(self, mesh: jax.sharding.Mesh) -> list[dict[str, jax.ShapeDtypeStruct]]:
+        """The batches of the run, on a mesh: one of each shape."""
+        cut, labels = meshes.batch_sharding(mesh), (self.num_classes, self.multi_label, self.masks)
+        return [
+            {n: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=cut) for n, x in spec.items()}
+            for spec in batches.specs(self.config, *labels)
+        ]
 
 
 def make_mesh(config: Config, devices: list | None = None) -> jax.sharding.Mesh:
@@ -107,8 +110,8 @@ def make_mesh(config: Config, devices: list | None = None) -> jax.sharding.Mesh:
 
 def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config:
     """The config that a run is made of: what it leaves to the checkpoint it starts from is filled
-    in, everything that can be checked without data and devices is checked, paths of data are made
-    absolute, and fields get their types.
+    in, everything that can be checked without data and devices is checked, paths of data and of a
+    reference curve are made absolute, and fields get their types.
 
     Args:
       config: from a recipe and flags; not changed.
@@ -124,7 +127,7 @@ def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config
     crops.check(typed.data)
     sources.check_path(typed.data)
     permute.check(typed.data)
-    views.of(typed)
+    views.variants(typed)
     objectives.find(typed.objective)
     model_config_of(typed, typed.model.num_classes or 1)
     teachers = {
@@ -144,7 +147,12 @@ def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config
         raise ConfigError(
             f"config.batch_size {typed.batch_size} is not divisible by config.accumulate = {typed.accumulate}"
         )
-    return dataclasses.replace(typed, data=sources.with_absolute_paths(typed.data))
+    curve = curves.absolute_name(typed.reference.curve)
+    return dataclasses.replace(
+        typed,
+        data=sources.with_absolute_paths(typed.data),
+        reference=dataclasses.replace(typed.reference, curve=curve),
+    )
 
 
 def model_config_of(config: Config, num_classes: int) -> classifier.Options:
@@ -204,7 +212,7 @@ def assemble(
       ConfigError: the parts do not fit together, or the data.
       CheckpointError: the teacher's checkpoint cannot be read.
     """
-    several, (objective, _) = views.of(config), objectives.find(config.objective)
+    (several, *others), (objective, _) = views.variants(config), objectives.find(config.objective)
     masks = objective.needs_masks if masks is None else masks
     _check_masks(config, objective, masks)
     if objective.needs_labels:
@@ -242,6 +250,7 @@ def assemble(
             total_steps,
             to_steps,
             views={view.name: view.shape for view in several},
+            other_views=tuple({view.name: view.shape for view in views} for views in others),
             batch_size=config.batch_size // config.accumulate,
             num_classes=num_classes,
         )
@@ -249,6 +258,7 @@ def assemble(
 
     networks = Networks(model_config, make_objective, adapters=adapters_of(config))
     networks = dataclasses.replace(networks, teacher=_fixed_teacher(networks, config))
+    _check_anchor(networks, config)
     params, _ = jax.eval_shape(networks.init, jax.random.key(0))
     optimizer, learning_rate = optim.make(
         config.optim,
@@ -344,6 +354,25 @@ def _fixed_teacher(networks: Networks, config: Config) -> FixedTeacher | None:
         "student_std": config.data.std,
     }
     return FixedTeacher(source.path, foreign.model_config, describe, foreign.classes)
+
+
+def _check_anchor(networks: Networks, config: Config) -> None:
+    """Raises `ConfigError` if the weights that the model is anchored to are of another model."""
+    anchor = networks.objective.anchor()
+    if anchor is None or not anchor.path:
+        return
+    if networks.adapters:
+        raise ConfigError(
+            f"{anchor.option} = {anchor.path}: a run with adapters is anchored to the weights that it begins with; set "
+            f"--{anchor.option}="
+        )
+    found, model = formats.read(anchor.path).model_config, networks.model_config
+    for name in ("width", "depth", "heads", "patch"):
+        if getattr(found, name, None) != getattr(model, name):
+            raise ConfigError(
+                f"{anchor.option} = {anchor.path} is a model of {name} {getattr(found, name, None)}, and the student's "
+                f"is {getattr(model, name)}: it must be an earlier checkpoint of the same model"
+            )
 
 
 def check_teacher(path: str, teacher: classifier.Options, student: classifier.Options) -> None:

@@ -92,6 +92,11 @@ class Clock:
         self._before = training_seconds
 
     @property
+    def restarted(self) -> bool:
+        """Whether an earlier process of this run counted before."""
+        return self.seconds["down"] > 0
+
+    @property
     def training_seconds(self) -> float:
         """Seconds of training, with all that belongs to it, over all restarts."""
         return self._before + time.monotonic() - self._began

@@ -95,6 +95,14 @@ class Curve:
         return json.dumps(dataclasses.asdict(self)) + "\n"
 
 
+def absolute_name(name: str) -> str:
+    """A value of `config.reference.curve` that means the same from every working folder: a path is made absolute, a
+    name stays as it is.
+    """
+    is_path = name not in _published() and ("/" in name or places.exists(name))
+    return places.absolute(name, "config.reference.curve") if is_path else name
+
+
 def read_curve(name: str) -> Curve:
     """The curve that `config.reference.curve` names.
 

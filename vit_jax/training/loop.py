@@ -30,6 +30,7 @@ from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly, assemble, make_mesh, resolve
 from vit_jax.training.callbacks import Callback, Callbacks
 from vit_jax.training.clock import Clock
+from vit_jax.training.goals import Goals
 from vit_jax.training.guards import check_batch, check_classes, make_workdir
 from vit_jax.training.health import BadStep, NonFiniteError, SkippedData
 from vit_jax.training.preemption import StopRequest
@@ -37,7 +38,7 @@ from vit_jax.training.programs import Programs
 from vit_jax.training.progress import Meter, Profiler, make_writers
 from vit_jax.training.snapshots import Snapshots
 from vit_jax.training.starting import Start
-from vit_jax.training.step import compile_train_step
+from vit_jax.training.step import compile_for, compile_train_step
 from vit_jax.training.stragglers import Stragglers
 from vit_jax.training.writers import Writers
 
@@ -182,8 +183,8 @@ class _Run:
         self.recipe = announce.keep_recipe(assembly, source, suite, workdir)
         saved = self.start.saved
         self.clock.resumed_from(saved["goodput"], saved["seconds"])
-        self.best, self.ended = saved["best"], saved.get("ended", "")
-        self.checkpoints.keep_best(self.best and self.best["step"])
+        self.goals, self.ended = Goals(config.eval, saved), saved.get("ended", "")
+        self.checkpoints.keep_best(self.goals.best and self.goals.best["step"])
 
     def finish(self) -> dict:
         """Trains from where the state is to the end of the run, or until a stop is requested."""
@@ -236,7 +237,8 @@ class _Run:
             self._evaluate(step)
             self.callbacks.raise_error()
         result = self.results | {"step": step, "seconds": self.clock.training_seconds}
-        result |= {"best": self.best, "goodput": self.clock.shares()}
+        result |= {"best": self.goals.best, "goodput": self.clock.shares()}
+        result |= {"reached": self.goals.reached} if self.config.eval.target is not None else {}
         if jax.process_index() == 0:
             places.write_whole(self.workdir / "result.json", json.dumps(result) + "\n")
             logging.info("%s", announce.where_the_time_went(self.clock))
@@ -276,7 +278,8 @@ class _Run:
                 return False
             if _due(step, eval_every):
                 self._evaluate(step)
-                if self._patience_is_over():
+                if reason := self.goals.end_the_run():
+                    self.ended = reason
                     return False
             if logs and self.callbacks.end_the_run():
                 self.ended = self.callbacks.ended
@@ -294,8 +297,11 @@ class _Run:
         """
         with self.clock.during("compile"):
             with logs.with_elapsed_time("compiling the training step"):
-                self.train_step = self.train_step.lower(self.state, batch).compile()
-                self.snapshots.compile(self.state, batch)
+                several = self.assembly.abstract_batches(self.mesh)
+                if len(several) == 1:
+                    several = [batch]
+                    self.snapshots.compile(self.state, batch)
+                self.train_step = compile_for(self.train_step, self.state, several)
             processes.barrier("compiled", self.config.hosts.wait_minutes)
         self.compiled = True
         self.programs.keep()
@@ -324,7 +330,8 @@ class _Run:
             now = {
                 "seconds": self.clock.training_seconds,
                 "goodput": self.clock.read(),
-                "best": self.best,
+                "best": self.goals.best,
+                "reached": self.goals.reached,
                 "ended": self.ended,
                 "window": self.meter.window(),
             }
@@ -359,31 +366,15 @@ class _Run:
         compared = self.reference.compare(step, self.results) if self.reference else None
         scalars = {f"eval/{name}": value for name, value in self.results.items()}
         self.meter.write(step, scalars | (compared.scalars if compared else {}))
-        metric, sign = evaluation.best_metric(self.config.eval.best, self.results)
-        value = self.results[metric]
-        if self.best is None or sign * value > sign * self.best["value"]:
-            self.best = {"metric": metric, "value": value, "step": step, "since": 0}
-            if self.config.checkpoint.best:
-                self._save(step)
-                self.checkpoints.keep_best(step)
-        else:
-            self.best = self.best | {"since": self.best["since"] + 1}
+        is_best = self.goals.add(step, self.results, self.clock)
+        if is_best and self.config.checkpoint.best:
+            self._save(step)
+            self.checkpoints.keep_best(step)
         if compared:
             logging.info("%s", compared.sentence)
             self.writers.write_texts(step, {"reference": compared.sentence})
             if compared.error:
                 raise compared.error
-
-    def _patience_is_over(self) -> bool:
-        patience, best = self.config.eval.patience, self.best
-        if not patience or best["since"] < patience:
-            return False
-        self.ended = f"no better {best['metric']} in {patience} evaluations"
-        logging.info(
-            "%s: the best is %.4g, of step %d (config.eval.patience)",
-            self.ended, best["value"], best["step"],
-        )  # fmt: skip
-        return True
 
     def _interrupt(self, step: int) -> None:
         """Saves and says so. Raises `Interrupted`."""

@@ -14,7 +14,7 @@ from vit_jax.evaluation import Suite
 from vit_jax.interchange import formats
 from vit_jax.models import registry
 from vit_jax.objectives.networks import FixedTeacher
-from vit_jax.training import reference
+from vit_jax.training import curves, reference
 from vit_jax.training.assembly import Assembly, check_teacher
 from vit_jax.training.guards import check_classes
 
@@ -83,11 +83,13 @@ def _check_effects(assembly: Assembly) -> None:
             raise ConfigError(
                 f"config.hosts.{name} = 0 must be above 0: set minutes, e.g. 20; 1e6 is practically never"
             )
-    if config.eval.patience and assembly.to_steps(config.eval.every) == 0:
-        raise ConfigError(
-            f"config.eval.patience = {config.eval.patience} has no effect with config.eval.every = "
-            f"{config.eval.every!r}, which evaluates at the end only: set --config.eval.every='1 epochs'"
-        )
+    for name in ("patience", "target"):
+        value = getattr(config.eval, name)
+        if value and assembly.to_steps(config.eval.every) == 0:
+            raise ConfigError(
+                f"config.eval.{name} = {value:g} has no effect with config.eval.every = {config.eval.every!r}, "
+                "which evaluates at the end only: set --config.eval.every='1 epochs'"
+            )
     if config.eval.patience and not (config.checkpoint.best or config.eval.best):
         raise ConfigError(
             f"config.eval.patience = {config.eval.patience} ends a run some evaluations after its best one, which is "
@@ -96,9 +98,13 @@ def _check_effects(assembly: Assembly) -> None:
 
 
 def _check_best(config: Config, suite: Suite) -> None:
-    names = suite.metrics()
+    names, target = suite.metrics(), config.eval.target
     if names is not None:
-        evaluation.best_metric(config.eval.best, dict.fromkeys(names, 0.0))
+        metric, _ = evaluation.best_metric(config.eval.best, dict.fromkeys(names, 0.0))
+        if target is not None and curves.is_share(metric) and not 0 < target <= 1:
+            raise ConfigError(
+                f"config.eval.target = {target:g}: {metric} is a share, from 0 to 1; set e.g. 0.6 for 60 %"
+            )
 
 
 def _check_pseudo_teacher(assembly: Assembly, source: Source | None) -> None:

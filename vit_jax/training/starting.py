@@ -74,6 +74,7 @@ class Start:
             state = states.create(self.assembly.init, self.assembly.config.seed, self.like)
             if self.assembly.config.init_from:
                 state = start_from(self.assembly, state)
+            state = _with_anchor(self.assembly, state)
         self._check_base(state)
         return self._with_teacher(state)
 
@@ -197,6 +198,21 @@ def start_from(assembly: Assembly, state: TrainState) -> TrainState:
         teacher=None if state.teacher is None else states.copied(params, state.teacher),
         variables=variables,
     )
+
+
+def _with_anchor(assembly: Assembly, state: TrainState) -> TrainState:
+    """A new run's state with the earlier weights that the objective needs, if it does."""
+    anchor = assembly.networks.objective.anchor()
+    if anchor is None:
+        return state
+    params = states.model_part(state.params)
+    if anchor.path:
+        like = Weights(params, state.variables.get("model", {}))
+        how = {"reset": None, "resize": assembly.config.init_resize, "where": anchor.option}
+        params = loading.weights_from(anchor.path, like, assembly.model_config, **how).params
+    # Copies: the parameters' own buffers are donated to the step.
+    earlier = states.copied(params, state.variables[states.ANCHOR])
+    return state.replace(variables=state.variables | {states.ANCHOR: earlier})
 
 
 def _weights(assembly: Assembly, state: TrainState) -> Weights:

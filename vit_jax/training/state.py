@@ -27,7 +27,8 @@ class TrainState:
       ema: averaged parameters, or `None`.
       health: what bad steps did.
       variables: what no gradient reaches, by owner: of `model` and `objective`, of the average
-        (`ema`, the model's) and of a teacher that follows the student (`teacher`, by owner again).
+        (`ema`, the model's) and of a teacher that follows the student (`teacher`, by owner again); and the
+        parameters of the model's `anchor`, see `objectives.contract.Anchor`.
       teacher: parameters of a teacher that follows the student, or `None`.
       fixed: a fixed teacher, or `None`; it is not saved.
       base: the frozen parameters below adapters, or `None`; it is not saved.
@@ -81,9 +82,14 @@ class TrainState:
         teacher = None
         if self.teacher is not None:
             teacher = (adapters.whole(self.base, self.teacher), self.variables.get("teacher"))
-        params = adapters.whole(self.base, params)
+        params, anchor = adapters.whole(self.base, params), self.variables.get(ANCHOR)
         return networks.learner(
-            params, variables, step=self.step, average=teacher, fixed=self.fixed
+            params,
+            variables,
+            step=self.step,
+            average=teacher,
+            fixed=self.fixed,
+            anchor=None if anchor is None else adapters.whole(self.base, anchor),
         )
 
     def parts(self) -> dict:
@@ -110,6 +116,7 @@ class TrainState:
         return self.replace(**rest, **trees, variables=variables)
 
 
+ANCHOR = "anchor"  # a name of `TrainState.variables`
 _TREES = ("params", "ema", "teacher")
 # Sharded over the mesh's `data` axis too: what no step computes whole, and a teacher, of which it
 # needs one layer at a time.
@@ -131,6 +138,8 @@ def initializer(
         if networks.moving_average():
             teacher = copied(params)
             variables |= {"teacher": copied(variables)} if variables else {}
+        if networks.objective.anchor():
+            variables |= {ANCHOR: copied(model_part(params))}
         if ema and "model" in variables:
             variables |= {"ema": copied(variables["model"])}
         return TrainState(
@@ -148,6 +157,11 @@ def initializer(
         )
 
     return init
+
+
+def model_part(params: dict) -> dict:
+    """Of the parameters of a run, those of the model, without the objective's own."""
+    return {name: tree for name, tree in params.items() if name != OWN}
 
 
 def _zeros(like: Any) -> Any:

@@ -2,7 +2,7 @@
 and tests.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +17,13 @@ from vit_jax.data import views
 from vit_jax.data.augmentation.augment import augment, moved
 from vit_jax.data.augmentation.permute import permuted
 from vit_jax.devices import meshes
-from vit_jax.objectives.contract import Batch, MovingAverage
+from vit_jax.objectives.contract import Batch
 from vit_jax.objectives.networks import OWN, Networks, variables_of
 from vit_jax.optim import sharpness
 from vit_jax.optim.options import Optim, is_of_matrices
 from vit_jax.training.health import examine, update_is_made
 from vit_jax.training.placement import placement
-from vit_jax.training.state import TrainState
+from vit_jax.training.state import ANCHOR, TrainState, model_part
 
 Metrics = dict[str, jax.Array]
 
@@ -53,9 +53,7 @@ def make_train_step(
         state = state.replace(params=place.updated(state.params))
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        followers = _update_averages(
-            state, params, opt_state, own, networks.moving_average(), config.optim
-        )
+        followers = _update_averages(state, params, opt_state, own, networks, config.optim)
         # Roots of matrices may not be finite where gradients are.
         examined = updates if is_of_matrices(config.optim.name) else grads
         health = examine(state.health, state.step, metrics["loss"], examined, config.spike)
@@ -166,6 +164,23 @@ def compile_train_step(
     )
 
 
+def compile_for(train_step: Callable, state: TrainState, batches: Sequence[Batch]) -> Callable:
+    """The step from `compile_train_step`, compiled for batches of one shape, or for each of several.
+
+    Args:
+      state: of the run, or its shapes.
+      batches: or their shapes, no two alike.
+    """
+    compiled = {_shapes(batch): train_step.lower(state, batch).compile() for batch in batches}
+    if len(compiled) == 1:
+        return next(iter(compiled.values()))
+    return lambda state, batch: compiled[_shapes(batch)](state, batch)
+
+
+def _shapes(batch: Batch) -> tuple:
+    return tuple((name, batch[name].shape) for name in sorted(batch))
+
+
 def _accumulated(gradient_of: Callable, parts: int) -> Callable:
     """`gradient_of` over `parts` equal parts of the batch, one after the other; the mean is that of
     the whole batch. State that is not trained goes from each part to the next.
@@ -205,17 +220,18 @@ def _update_averages(
     params: dict,
     opt_state: optax.OptState,
     variables: dict,
-    teacher: MovingAverage | None,
+    networks: Networks,
     config: Optim,
 ) -> dict:
     """The averages that follow the parameters, and all state that is not trained, after an update.
 
     Args:
       params, opt_state, variables: after the update.
-      teacher: one that follows the student, if there is one.
+      networks: of the run; they may have a teacher that follows the student, and an anchor.
       config: `config.optim`.
     """
     found = {"ema": state.ema, "variables": state.variables | variables}
+    teacher, anchor = networks.moving_average(), networks.objective.anchor()
     if state.ema is not None:
         found["ema"] = optim.update_average(config, state.ema, params, opt_state, state.step)
     if "ema" in state.variables:
@@ -229,4 +245,12 @@ def _update_averages(
             found["variables"]["teacher"] = optim.follow(
                 state.variables["teacher"], variables, rate
             )
+    if anchor is not None:
+        found["variables"][ANCHOR] = jax.lax.cond(
+            anchor.is_due(state.step + 1),
+            lambda new, old: new,
+            lambda new, old: old,
+            model_part(found["teacher"]),
+            state.variables[ANCHOR],
+        )
     return found

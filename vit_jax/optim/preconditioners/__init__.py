@@ -21,6 +21,7 @@ from vit_jax.optim.preconditioners.adamuon import adamuon
 from vit_jax.optim.preconditioners.muon import muon
 from vit_jax.optim.preconditioners.normuon import normuon
 from vit_jax.optim.preconditioners.shampoo import shampoo
+from vit_jax.optim.preconditioners.soap import soap
 
 Preconditioner = Callable[[Optim, Matrices], optax.GradientTransformation]
 PRECONDITIONERS: dict[str, Preconditioner] = {
@@ -28,6 +29,7 @@ PRECONDITIONERS: dict[str, Preconditioner] = {
     "adamuon": adamuon,
     "normuon": normuon,
     "shampoo": shampoo,
+    "soap": soap,
 }
 
 

@@ -69,8 +69,7 @@ def with_norm_of_muon(config: Optim, matrices: Matrices, name: str, u: jax.Array
     """
     inputs, outputs = matrices.size(name)
     target = scale_of(config, inputs, outputs) * np.sqrt(min(inputs, outputs))
-    norm = jnp.sqrt(jnp.sum(jnp.square(u), matrices.inner_axes(name), keepdims=True))
-    return u * (target / jnp.maximum(norm, 1e-20))
+    return u * (target / jnp.maximum(matrices.norms(name, u), 1e-20))
 
 
 def products_dtype(config: Optim) -> jnp.dtype:

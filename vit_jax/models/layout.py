@@ -5,7 +5,10 @@ it captures.
 import dataclasses
 
 from vit_jax.base import sizes
+from vit_jax.base.errors import ConfigError
 from vit_jax.models import classifier
+
+SMALL = "small_"  # begins the names of what the small one of two branches gives
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,10 +42,38 @@ def network(config: classifier.Options) -> classifier.Options:
     return config.branches["large"] if hasattr(config, "branches") else config
 
 
+def network_of(config: classifier.Options, name: str) -> classifier.Options:
+    """The config of the network that gives what is captured under a name."""
+    in_small = hasattr(config, "branches") and name.startswith(SMALL)
+    return config.branches["small"] if in_small else network(config)
+
+
 def grid(config: classifier.Options) -> tuple[int, int]:
-    """Rows and columns of `ModelOutput.tokens`, the learned ones before them not counted."""
+    """Rows and columns of `ModelOutput.tokens`, the learned ones before them not counted.
+
+    Raises:
+      ConfigError: the family's config has no `grid`.
+    """
     config = network(config)
-    return config.grid if hasattr(config, "grid") else tuple(config.grids[-1])
+    if hasattr(config, "grid"):
+        return tuple(config.grid)
+    if hasattr(config, "grids"):
+        return tuple(config.grids[-1])
+    raise ConfigError(
+        f"{type(config).__name__} has no grid, so the places of its tokens in the image are unknown: its features "
+        "cannot be maps; a family of yours tells its rows and columns by a property `grid` of its config"
+    )
+
+
+def has_grid(config: classifier.Options) -> bool:
+    """Whether the family says where its tokens are."""
+    config = network(config)
+    return hasattr(config, "grid") or hasattr(config, "grids")
+
+
+def has_class_token(config: classifier.Options) -> bool:
+    """Whether the first token of a network, from `network_of`, is a class token, read by the head or not."""
+    return bool(getattr(config, "has_class_token", getattr(config, "pool", "") == "token"))
 
 
 def layouts(config: classifier.Options) -> dict[str, Layout]:

@@ -1,0 +1,84 @@
+"""When evaluations end a run: by `eval.target` and by `eval.patience`."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+from etils import epath
+
+from vit_jax.config import Eval, Hosts
+from vit_jax.training import provenance
+from vit_jax.training.clock import Clock
+from vit_jax.training.goals import Goals
+
+
+@pytest.fixture
+def clock(tmp_path):
+    return Clock(epath.Path(tmp_path), Hosts(), write=True)
+
+
+def test_the_first_evaluation_as_good_as_the_target_ends_the_run(clock):
+    goals = Goals(Eval(target=0.5), {"best": None})
+    assert goals.add(10, {"accuracy": 0.4, "loss": 2.0}, clock) and not goals.end_the_run()
+    assert goals.add(20, {"accuracy": 0.5, "loss": 1.0}, clock)
+    assert goals.end_the_run() == "accuracy 0.5 reaches config.eval.target = 0.5"
+    assert not goals.add(30, {"accuracy": 0.45, "loss": 1.0}, clock)
+    assert (goals.reached["step"], goals.reached["value"]) == (20, 0.5)
+    assert goals.best == {"metric": "accuracy", "value": 0.5, "step": 20, "since": 1}
+
+
+def test_of_a_loss_less_is_better(clock):
+    goals = Goals(Eval(target=0.5, best="loss"), {})
+    assert goals.add(10, {"loss": 0.6}, clock) and not goals.end_the_run()
+    assert goals.add(20, {"loss": 0.4}, clock) and goals.end_the_run().startswith(
+        "loss 0.4 reaches"
+    )
+
+
+def test_without_a_target_patience_alone_ends_a_run(clock):
+    goals = Goals(Eval(patience=2), {})
+    for step, accuracy in enumerate((0.5, 1.0, 0.9)):
+        goals.add(step, {"accuracy": accuracy}, clock)
+        assert not goals.end_the_run()
+    goals.add(3, {"accuracy": 1.0}, clock)
+    assert goals.end_the_run() == "no better accuracy in 2 evaluations" and goals.reached is None
+
+
+def test_a_target_that_was_reached_is_kept_with_the_run_unless_it_is_another_one_now(clock):
+    goals = Goals(Eval(target=0.5), {})
+    goals.add(10, {"accuracy": 0.6}, clock)
+    saved = {"best": goals.best, "reached": goals.reached}
+    assert Goals(Eval(target=0.5), saved).reached == goals.reached
+    assert Goals(Eval(target=0.7), saved).reached is None
+
+
+def test_the_seconds_of_a_process_count_from_its_start():
+    code = "import time; time.sleep(0.5); from vit_jax.training import provenance; print(provenance.process_seconds())"
+    before = time.monotonic()
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert (
+        0.5 < float(found.stdout) < time.monotonic() - before + 0.02
+    )  # the system counts in hundredths
+
+
+def test_the_commit_is_that_of_the_checkout_or_the_version(monkeypatch, tmp_path):
+    folder = tmp_path / "vit_jax"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    monkeypatch.setattr(provenance.vit_jax, "__file__", str(folder / "__init__.py"))
+
+    def git(*arguments):
+        identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+        subprocess.run(
+            ["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True
+        )
+
+    git("init")
+    assert provenance.commit().startswith("vit_jax 0.")  # inside the checkout of something else
+    git("add", ".")
+    git("commit", "-m", "all")
+    clean = provenance.commit()
+    assert len(clean) >= 7 and set(clean) <= set("0123456789abcdef")
+    (folder / "__init__.py").write_text("1\n")
+    assert provenance.commit() == f"{clean}-dirty"
