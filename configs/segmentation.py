@@ -71,10 +71,11 @@ def smoke(config):
     config.model.dtype = "float32"
     config.objective.blocks = 2
     config.objective.queries = 20
-    config.objective.points = 512
+    config.objective.points = 128
     config.optim.freeze = ()  # Digits by themselves are not features of scenes: all is trained.
     config.optim.layer_decay = 1.0
-    config.optim.lr = 3e-3
+    config.optim.name = "muon"  # In as many steps AdamW comes half as far.
+    config.optim.lr = 5e-3
     config.optim.weight_decay = 0.05
     config.optim.warmup = "10%"
     config.optim.ema = 0.98

@@ -30,7 +30,8 @@ SMALL = dict(
 
 
 def made(model="ViT-mu/16", classes=CLASSES, changes=(), **options):
-    config = registry.model_config(model, **SMALL | dict(changes))
+    small = SMALL if model.startswith("ViT") else dict(image_size=SIZE, num_classes=0)
+    config = registry.model_config(model, **small | dict(changes))
     setting = ObjectiveContext(config, (0.5,) * 3, (0.5,) * 3, 60, int, num_classes=classes)
     return Segmentation(
         Options(**{"queries": QUERIES, "blocks": 2, "points": 64} | options), setting
@@ -356,9 +357,17 @@ def test_every_example_has_a_loss_and_every_parameter_a_gradient(head):
     assert unused == last
 
 
-@pytest.mark.parametrize("head, size", [("eomt", 16), ("linear", 4), ("multilevel", 16)])
-def test_scores_are_maps_of_all_classes(head, size):
-    objective = made(head=head, width=16)
+@pytest.mark.parametrize(
+    "head, size, model",
+    [
+        ("eomt", 16, "ViT-mu/16"),
+        ("linear", 4, "ViT-mu/16"),
+        ("multilevel", 16, "ViT-mu/16"),
+        ("multilevel", 8, "BiT-R26x1"),
+    ],
+)
+def test_scores_are_maps_of_all_classes(head, size, model):
+    objective = made(model, head=head, width=16)
     found = objective.scores(learner(objective), batch()["image"])
     assert found.shape == (2, size, size, CLASSES) and found.dtype == jnp.float32
 
@@ -367,9 +376,9 @@ def test_scores_are_maps_of_all_classes(head, size):
     "changes, options, message",
     [
         ({"model": "Mixer-S/16"}, {"head": "eomt"}, "head=linear"),
-        ({"model": "BiT-R26x1"}, {"head": "linear"}, "does not have"),
+        ({"model": "Mixer-S/16"}, {"head": "eomt"}, "needs a ViT"),
         ({}, {"blocks": 9}, "config.objective.blocks = 9"),
-        ({}, {"head": "multilevel", "layers": (0, 7)}, r"layers = \(0, 7\)"),
+        ({}, {"head": "multilevel", "layers": (0, 7)}, "no layer 7"),
         ({}, {"blocks": 2, "annealing": (0.8, 0.2)}, "annealing"),
     ],
 )

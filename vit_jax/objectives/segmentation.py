@@ -6,6 +6,7 @@ outside of all; and of an image the `segments` largest classes are learnt.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +14,14 @@ from flax import nnx
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
+from vit_jax.models import layer_features, registry
 from vit_jax.models.vit_zoo_options import PublishedViTConfig
 from vit_jax.objectives import segmentation_losses as losses
 from vit_jax.objectives.contract import Batch, Learner, Objective, ObjectiveContext
 from vit_jax.objectives.segmentation_heads import LinearHead, MultilevelHead, QueryHead
 
 _POWER = 0.9  # of the annealing
+_LEVELS = 4  # layers that are fused if none are named
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Options:
     )
     layers: tuple = option(
         (),
-        "multilevel: the numbers of the blocks that are fused; (): four, evenly spaced, the last included",
+        "multilevel: layers that are fused, by number or name; (): four, evenly spaced, the last included",
     )
     width: int = option(256, "multilevel: channels of the fused map", minimum=1)
     queries: int = option(100, "eomt: how many queries there are", minimum=1)
@@ -70,15 +73,11 @@ class Segmentation(Objective):
 
     def __init__(self, options: Options, setting: ObjectiveContext):
         super().__init__(options, setting)
-        model, self.num_classes = setting.model, setting.num_classes
-        if not (hasattr(model, "grid") and hasattr(model, "width")):
-            raise ConfigError(
-                "objective segmentation reads maps off a grid of tokens, which this family does not have: set a "
-                "ViT, e.g. --config.model.name=ViT-S/16"
-            )
-        {"eomt": self._check_queries, "multilevel": self._check_layers}.get(
-            options.head, lambda model: None
-        )(model)
+        self.num_classes = setting.num_classes
+        if options.head == "eomt":
+            self._check_queries(setting.model)
+        else:
+            _ = self.maps
 
     def _check_queries(self, model) -> None:
         if type(model) is not PublishedViTConfig or model.weighted_layers:
@@ -99,31 +98,41 @@ class Segmentation(Objective):
         if low >= high:
             raise ConfigError(f"config.objective.annealing = {self.options.annealing} must rise")
 
-    def _check_layers(self, model) -> None:
-        depth = getattr(model, "depth", 0)
-        wrong = [layer for layer in self.fused_layers if not 0 <= layer < depth]
-        if wrong or not depth:
-            raise ConfigError(
-                f"config.objective.layers = {self.options.layers}: the model has {depth} blocks, 0 to {depth - 1}"
-            )
-
     @property
-    def fused_layers(self) -> tuple[int, ...]:
-        """The blocks that the multilevel head reads."""
-        if self.options.layers:
-            return tuple(self.options.layers)
-        depth = getattr(self.setting.model, "depth", 0)
-        return tuple(sorted({max(depth * (i + 1) // 4 - 1, 0) for i in range(4)}))
+    def layers(self) -> tuple[str, ...]:
+        """The layers that the multilevel head reads; () for the others."""
+        if self.options.head != "multilevel":
+            return ()
+        names = layer_features.layer_names(self.setting.model)
+        main = [name for name in names if name.startswith("blocks/")] or names
+        spread = sorted({max(len(main) * (i + 1) // _LEVELS - 1, 0) for i in range(_LEVELS)})
+        return layer_features.check(self.setting.model, self.options.layers or spread)
+
+    @functools.cached_property
+    def maps(self) -> tuple[tuple[int, int, int], ...]:
+        """(h, w, D) of what a head reads: of the last layer, or of `layers`."""
+        config = self.setting.model
+        definition, weights = registry.abstract_weights(config)
+        shape = (1, *config.height_width, config.channels)
+
+        def read(weights: registry.Weights, images: jax.Array) -> list[jax.Array]:
+            model = nnx.merge(definition, *weights)
+            output, found = layer_features.compute(model, images, self.layers, norm=False)
+            return [x.map for x in found or (layer_features.last(output, config),)]
+
+        found = jax.eval_shape(read, weights, jax.ShapeDtypeStruct(shape, jnp.float32))
+        return tuple(x.shape[1:] for x in found)
 
     def own(self, rngs: nnx.Rngs) -> nnx.Module:
         """See `Objective`."""
         model, classes, options = self.setting.model, self.num_classes, self.options
-        match options.head:
-            case "linear":
-                return LinearHead(model, classes, rngs)
-            case "multilevel":
-                return MultilevelHead(model, classes, self.fused_layers, options.width, rngs)
-        return QueryHead(model, classes, options.queries, options.blocks, rngs)
+        if options.head == "eomt":
+            return QueryHead(model, classes, options.queries, options.blocks, rngs)
+        widths = tuple(width for _, _, width in self.maps)
+        if options.head == "linear":
+            return LinearHead(*widths, classes, rngs)
+        dtype = jnp.dtype(model.dtype)
+        return MultilevelHead(self.layers, widths, options.width, classes, dtype, rngs)
 
     def targets(self, batch: Batch) -> Batch:
         """`label` (B, H, W) uint8."""
@@ -191,14 +200,17 @@ class Segmentation(Objective):
     def flops(self) -> int:
         """See `Objective`."""
         model, options = self.setting.model, self.options
-        patches, width = model.grid[0] * model.grid[1], model.width
-        if options.head == "linear":
-            return model.flops() + 2 * patches * width * self.num_classes
-        if options.head == "multilevel":
-            fused = 16 * options.width * (9 * options.width + self.num_classes)
-            return model.flops() + 2 * patches * (
-                len(self.fused_layers) * width * options.width + fused
+        if options.head != "eomt":
+            (height, width, channels), fused = self.maps[-1], options.width
+            if options.head == "linear":
+                return model.flops() + 2 * height * width * channels * self.num_classes
+            projected = sum(h * w * d * fused for h, w, d in self.maps)
+            return (
+                model.flops()
+                + 2 * projected
+                + 32 * height * width * fused * (9 * fused + self.num_classes)
             )
+        patches, width = model.grid[0] * model.grid[1], model.width
         tokens, queries = model.tokens, options.queries
         joined = model.block_flops(tokens + queries) - model.block_flops(tokens)
         enlarged = 4 ** max(1, model.patch.bit_length() - 3)

@@ -17,12 +17,14 @@ from flax import nnx
 from vit_jax.compute.convolution import depthwise
 from vit_jax.compute.dense import product
 from vit_jax.compute.stack import Joining
+from vit_jax.models import layer_features
 from vit_jax.models.batch_norm import BatchNorm
 from vit_jax.models.layers import Kernel, Linear, layer_norm
 
 _EPSILON = 1e-6
 _HIDDEN = -1e9  # added to the logits of what a query may not attend to
 _FUSED = 4  # times the resolution of the patches
+_SMALL = nnx.initializers.normal(0.01)
 # Kernels as PyTorch's layers begin.
 _UNIFORM = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
@@ -30,18 +32,16 @@ _UNIFORM = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 class LinearHead(nnx.Module):
     """BatchNorm and a linear layer."""
 
-    def __init__(self, config, num_classes: int, rngs: nnx.Rngs):
-        self.norm = BatchNorm(config.width)
-        self.linear = nnx.Linear(
-            config.width, num_classes, kernel_init=nnx.initializers.normal(0.01), rngs=rngs
-        )
+    def __init__(self, width: int, num_classes: int, rngs: nnx.Rngs):
+        self.norm = BatchNorm(width)
+        self.linear = nnx.Linear(width, num_classes, kernel_init=_SMALL, rngs=rngs)
 
     def logits(
         self, model: nnx.Module, images: jax.Array, *, training: bool, rngs=None
     ) -> jax.Array:
         """(B, h, w, K) float32, of every patch."""
-        tokens = model(images, deterministic=not training, rngs=rngs).tokens
-        patches = to_map(tokens, model.config.grid).astype(jnp.float32)
+        output = model(images, deterministic=not training, rngs=rngs)
+        patches = layer_features.last(output, model.config).map.astype(jnp.float32)
         return self.linear(self.norm(patches, training=training))
 
     def scores(self, model: nnx.Module, images: jax.Array) -> jax.Array:
@@ -50,34 +50,38 @@ class LinearHead(nnx.Module):
 
 
 class MultilevelHead(nnx.Module):
-    """Several layers, fused."""
+    """Several layers, fused at four times the resolution of the last."""
 
     def __init__(
-        self, config, num_classes: int, layers: tuple[int, ...], width: int, rngs: nnx.Rngs
+        self,
+        layers: tuple[str, ...],
+        widths: tuple[int, ...],
+        width: int,
+        num_classes: int,
+        dtype: jax.typing.DTypeLike,
+        rngs: nnx.Rngs,
     ):
-        dtype = jnp.dtype(config.dtype)
         self.layers = layers
-        self.norms = nnx.List([layer_norm(config.width, _EPSILON, dtype, rngs) for _ in layers])
-        self.projections = nnx.List([_linear(config.width, width, dtype, rngs) for _ in layers])
+        self.norms = nnx.List([layer_norm(w, _EPSILON, dtype, rngs) for w in widths])
+        self.projections = nnx.List([_linear(w, width, dtype, rngs) for w in widths])
         self.fuse = nnx.Conv(width, width, (3, 3), kernel_init=_UNIFORM, dtype=dtype, rngs=rngs)
         self.norm = layer_norm(width, _EPSILON, dtype, rngs)
-        self.linear = nnx.Linear(
-            width, num_classes, kernel_init=nnx.initializers.normal(0.01), rngs=rngs
-        )
+        self.linear = nnx.Linear(width, num_classes, kernel_init=_SMALL, rngs=rngs)
 
     def logits(
         self, model: nnx.Module, images: jax.Array, *, training: bool, rngs=None
     ) -> jax.Array:
         """(B, 4 h, 4 w, K) float32."""
-        captured = model(images, deterministic=not training, rngs=rngs, capture=_blocks)
-        blocks, grid = captured.intermediates["blocks"], model.config.grid
-        parts = zip(self.layers, self.norms, self.projections, strict=True)
-        found = sum(project(norm(to_map(blocks[layer], grid))) for layer, norm, project in parts)
-        b, h, w, width = found.shape
-        shape = (b, _FUSED * h, _FUSED * w, width)
-        found = jax.image.resize(found, shape, "linear", antialias=False)
-        found = self.norm(self.fuse(jax.nn.gelu(found, approximate=False)))
-        return self.linear(jax.nn.gelu(found, approximate=False).astype(jnp.float32))
+        how = dict(norm=False, deterministic=not training, rngs=rngs)
+        _, found = layer_features.compute(model, images, self.layers, **how)
+        b, h, w, _ = found[-1].map.shape
+        fused = 0.0
+        for layer, norm, project in zip(found, self.norms, self.projections, strict=True):
+            x = project(norm(layer.map))
+            shape = (b, _FUSED * h, _FUSED * w, x.shape[-1])
+            fused += jax.image.resize(x, shape, "linear", antialias=False)
+        fused = self.norm(self.fuse(jax.nn.gelu(fused, approximate=False)))
+        return self.linear(jax.nn.gelu(fused, approximate=False).astype(jnp.float32))
 
     def scores(self, model: nnx.Module, images: jax.Array) -> jax.Array:
         """(B, 4 h, 4 w, K) float32."""
@@ -204,10 +208,6 @@ def _added(hidden: jax.Array, q: jax.Array) -> jax.Array:
     (b, queries, patches), (tokens, heads) = hidden.shape, q.shape[1:3]
     everywhere = jnp.pad(hidden, ((0, 0), (0, tokens - queries), (tokens - patches, 0)))
     return jnp.broadcast_to(everywhere[:, None], (b, heads, tokens, tokens))
-
-
-def _blocks(found: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    return {"blocks": found["blocks"]}
 
 
 def _linear(inputs: int, outputs: int, dtype, rngs: nnx.Rngs) -> Linear:
