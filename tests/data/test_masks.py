@@ -53,7 +53,7 @@ def table(tmp_path, text):
     return read_table(path)
 
 
-def encoded(pixels, mode=None):
+def encoded(pixels):
     found = cv2.imencode(".png", pixels[..., ::-1] if pixels.ndim == 3 else pixels)[1]
     return found.tobytes()
 
@@ -157,7 +157,9 @@ def test_a_mask_of_another_size_is_named(scenes):
     save(scenes / "masks/town/1.png", np.zeros((5, 5), np.uint8))
     config = typed(data__path=str(scenes), data__image_size=16)
     host = batches.TrainBatches(sources.open_train(config.data), config, range(4))
-    with pytest.raises(BadImage, match=r"town/1.png.* its mask has 5 x 5 pixels, and the image 42 x 30"):
+    with pytest.raises(
+        BadImage, match=r"town/1.png.* its mask has 5 x 5 pixels, and the image 42 x 30"
+    ):
         host.fill(host.empty(), 0, slice(None))
 
 
@@ -179,14 +181,18 @@ def test_every_crop_cuts_image_and_mask_alike(scenes, crop):
         clear = expected >= 0
         assert clear.mean() > 0.3
         agree = (label == expected)[clear].mean()
-        assert agree > 0.97, (crop, agree)  # nearest and antialiased differ by up to a pixel at edges
+        assert agree > 0.97, (
+            crop,
+            agree,
+        )  # nearest and antialiased differ by up to a pixel at edges
         seen |= set(np.unique(label).tolist())
     assert seen == {0, 1, IGNORED}
 
 
 def test_a_crop_without_resizing_is_exact(scenes):
-    """Read by a path of its own, so that no crop can be wrong in the same way as its test."""
-    config = typed(data__path=str(scenes), data__image_size="30x42", data__train_crop="pad", data__pad=3)
+    config = typed(
+        data__path=str(scenes), data__image_size="30x42", data__train_crop="pad", data__pad=3
+    )
     source = sources.open_train(config.data)
     host = batches.TrainBatches(source, config, range(4))
     batch = host.empty()
@@ -222,7 +228,9 @@ def test_a_jitter_crop_fills_what_the_image_does_not_reach():
     image = np.full((40, 80, 3), 200, np.uint8)
     cut = decode.train_crop(image, data, [0.5] * 40, name="i", label_map=label_map)
     assert (cut[:8, :16] == 200).all() and not cut[8:].any() and not cut[:, 16:].any()
-    assert (out[:8, :16] == 1).all() and (out[8:] == IGNORED).all() and (out[:, 16:] == IGNORED).all()
+    assert (
+        (out[:8, :16] == 1).all() and (out[8:] == IGNORED).all() and (out[:, 16:] == IGNORED).all()
+    )
 
 
 def test_flips_move_masks_with_their_images():

@@ -6,6 +6,7 @@ import concurrent.futures
 import dataclasses
 import json
 import os
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -20,6 +21,7 @@ from vit_jax.data.record import BadImage, Source
 from vit_jax.devices import meshes, processes
 from vit_jax.evaluation import contract, maps
 from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, Evaluator, Watch
+from vit_jax.models import classifier, layout
 
 METRICS = ("mean_iou", "pixel_accuracy", "mean_accuracy", "images")
 
@@ -173,9 +175,15 @@ def measures(confusion: np.ndarray, classes: tuple[str, ...]) -> dict[str, float
     }
 
 
-def grain(model_config) -> int:
+def windows_of(evaluators: Sequence) -> str:
+    """What the model sees of an image by `config.eval.evaluators`."""
+    options = (entry[1] for entry in evaluators if not isinstance(entry, str))
+    return next((one["windows"] for one in options if "windows" in one), Options().windows)
+
+
+def grain(model_config: classifier.Options) -> int:
     """Where windows may begin: at multiples of a patch's side."""
-    return model_config.height_width[0] // model_config.grid[0]
+    return model_config.height_width[0] // layout.grid(model_config)[0]
 
 
 def _check(source: Source, classes: tuple[str, ...]) -> None:

@@ -27,7 +27,7 @@ from vit_jax.data.images import read_file
 from vit_jax.data.record import BadImage
 from vit_jax.evaluation import maps
 from vit_jax.evaluation.forward import data_of
-from vit_jax.evaluation.segmentation import grain
+from vit_jax.evaluation.segmentation import grain, windows_of
 from vit_jax.models import registry
 from vit_jax.prediction.images import Named, find
 from vit_jax.prediction.overrides import load_for_images
@@ -61,7 +61,7 @@ class Segmented:
 
 
 def segment(
-    run: reading.Run, files: Iterable[Named], *, batch_size: int, windows: str
+    run: reading.Run, files: Iterable[Named], *, batch_size: int, windows: str | None = None
 ) -> Iterator[Segmented | BadImage]:
     """The class of every pixel of images, in their order; what cannot be read comes back as its `BadImage`.
 
@@ -69,7 +69,7 @@ def segment(
       run: from `loading.load_run`.
       files: images of any size, see `images.find`.
       batch_size: images at a time, and windows at most.
-      windows: one of `maps.WINDOWS`.
+      windows: one of `maps.WINDOWS`; by default as the run is evaluated.
 
     Raises:
       ConfigError: the model does not segment, or it is not known how images are normalised.
@@ -78,6 +78,7 @@ def segment(
         raise ConfigError(
             f"{run.directory} gives no maps: pass a run that was trained with config.objective.name='segmentation'"
         )
+    windows = windows or windows_of(run.config.eval.evaluators)
     data, weights = data_of(run), registry.split(run.model)[1]
     scores = jax.jit(maps.make_scores(run.own.networks, data))
 
@@ -98,7 +99,7 @@ def segment(
                 else maps.cut(pixels, data, windows, grain(run.model_config))
                 for _, pixels in found
             ]  # fmt: skip
-            pixels = [one for windows_of in seen if windows_of for one in windows_of.pixels]
+            pixels = [one for cut in seen if cut for one in cut.pixels]
             rows = rows or min(batch_size, max(len(pixels), 1))  # one shape, one compilation
             answers = collections.deque()
             for first in range(0, len(pixels), rows):
@@ -106,12 +107,12 @@ def segment(
                 part = pixels[first : first + rows]
                 batch[: len(part)] = part
                 answers += jax.device_get(scores(weights, run.own.weights, batch))[: len(part)]
-            for (file, image), windows_of in zip(found, seen, strict=True):
-                if windows_of is None:
+            for (file, image), cut in zip(found, seen, strict=True):
+                if cut is None:
                     yield image
                     continue
-                own = [answers.popleft() for _ in windows_of.pixels]
-                yield Segmented(file.name, windows_of.labels(own), run.classes, image)
+                own = [answers.popleft() for _ in cut.pixels]
+                yield Segmented(file.name, cut.labels(own), run.classes, image)
 
 
 def write_maps(
@@ -120,7 +121,7 @@ def write_maps(
     out: epath.PathLike,
     *,
     batch_size: int,
-    windows: str,
+    windows: str | None = None,
     settings: Sequence[tuple[str, str]] = (),
     said: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
