@@ -37,6 +37,7 @@ def get_config(arg="eomt"):
     config.data.image_size = 512
     config.data.train_crop = "jitter"
     config.data.crop_scale = (0.5, 2.0)
+    config.data.eval_crop = "resize"
     config.batch_size = 16
     config.duration = "31 epochs"
     config.optim.lr = 1e-4
