@@ -83,12 +83,12 @@ def test_a_call_compiles_once_for_each_size_of_batches(run, pixels):
 @pytest.mark.parametrize(
     ("images", "error", "message"),
     [
-        (b"hello", BadImage, "the image cannot be read"),
+        (b"hello", BadImage, "^the image cannot be read"),
         ("there-is-none.png", BadImage, r"there-is-none\.png"),
         (
             [np.zeros((4, 4, 3), np.uint8), np.full((4, 4, 3), 300, np.int32)],
             BadImage,
-            "image 1 cannot",
+            "^image 1 cannot",
         ),
         (np.zeros((4, 4, 7), np.uint8), BadImage, "7 channels"),
         (3, ConfigError, "the image is of the type int"),
@@ -99,6 +99,28 @@ def test_a_call_compiles_once_for_each_size_of_batches(run, pixels):
 def test_what_is_no_image_is_refused_by_its_name(run, images, error, message):
     with pytest.raises(error, match=message):
         run(images)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda run: run("x.png", topk=0), "topk=0"),
+        (lambda run: run.features([]), "images is empty"),
+        (lambda run: run.preprocess([]), "images is empty"),
+        (lambda run: run.features("x.png", layers=1), "layers=1: must be a list"),
+        (lambda run: run.features("x.png", layers="blocks/1"), "layers='blocks/1': must be a list"),
+        (lambda run: run.evaluate("./nowhere"), "nowhere does not exist"),
+        (lambda run: run.evaluate("nowhere"), "data.name = 'nowhere' is not prepared"),
+        (lambda run: vit_jax.train(None, "W", callbacks=print), "callbacks is one function"),
+        (
+            lambda run: vit_jax.train(None, "W", callbacks=["x"]),
+            r"callbacks\[0\] is of the type str",
+        ),
+    ],
+)
+def test_a_wrong_argument_is_named(run, call, message):
+    with pytest.raises(ConfigError, match=message):
+        call(run)
 
 
 def test_the_model_of_preprocessed_images_gives_the_probabilities(run, photo, pixels):
@@ -287,6 +309,11 @@ def test_names_of_timm_are_known_and_offline_it_says_what_to_do(monkeypatch, tmp
         with pytest.raises(CheckpointError, match=f"hf download timm/{name}"):
             call(name)
     assert vit_jax.create_model("ViT-mu/16", image_size=32, num_classes=0).config.width == 32
+
+
+def test_a_mistyped_name_of_timm_gets_the_nearest():
+    with pytest.raises(CheckpointError, match="did you mean 'vit_base_patch16_224.augreg_in21k'"):
+        vit_jax.load_run("vit_base_patch16_224.augreg_in21kk")
 
 
 def test_models_are_listed_by_patterns():

@@ -82,3 +82,5 @@ def test_the_notebooks_are_copied_and_those_of_the_user_are_kept(tmp_path, comma
     assert code == 0 and f"jupyter lab {tmp_path}/fine_tune.ipynb" in out, err
     assert (tmp_path / "fine_tune.ipynb").read_text() == "mine"
     assert json.loads((tmp_path / "look_inside.ipynb").read_text())["nbformat"] == 4
+    code, _, err = command("tutorial", tmp_path / "fine_tune.ipynb")
+    assert code == 2 and "fine_tune.ipynb is a file, not a folder" in err

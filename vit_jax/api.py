@@ -34,7 +34,7 @@ from vit_jax.interchange import formats, loading, named, pushing, remote
 from vit_jax.models import listing, registry
 from vit_jax.prediction import overrides, predict
 from vit_jax.prediction.features import Wanted, at_size, compile_features, compute_features
-from vit_jax.prediction.images import Compiled, ImageLike, Named, named_images
+from vit_jax.prediction.images import Compiled, ImageLike, Named, named_images, some_images
 from vit_jax.prediction.predict import Prediction
 
 _BATCH = 32  # images at a time
@@ -84,6 +84,8 @@ class Run(reading.Run):
           BadImage: an image cannot be read.
           ConfigError: something is no image, the model has no head, or it is not known how images are normalised.
         """
+        if topk < 1:
+            raise ConfigError(f"topk={topk}: must be 1 or more")
         given, alone = named_images(images)
         answers: list[Prediction] = []
         for part in _parts(given):
@@ -101,7 +103,7 @@ class Run(reading.Run):
         Args:
           images: as for a call; one image is n = 1.
         """
-        data, (given, _) = self._data, named_images(images)
+        data, given = self._data, some_images(images)
         pixels = np.stack([image.read(data) for image in given])
         return np.asarray(augment.prepared(jnp.asarray(pixels), data, jnp.dtype(jnp.float32)))
 
@@ -137,10 +139,12 @@ class Run(reading.Run):
           BadImage: an image cannot be read.
           ConfigError: there is no such layer, it is no map, or the model takes no images of that size.
         """
+        if isinstance(layers, int | str):
+            raise ConfigError(f"layers={layers!r}: must be a list, such as [{layers!r}]")
         size = None if image_size is None else sizes.parse(image_size)
         wanted = Wanted(tuple(layers), maps, norm, size, stride)
         run, compiled = self._feature_program(wanted)
-        given, _ = named_images(images)
+        given = some_images(images)
         found = []
         for part in _parts(given):
             for _, arrays, bad in compute_features(run, part, min(len(part), _BATCH), compiled):
@@ -366,7 +370,9 @@ def _fields_of(data: epath.PathLike) -> list[tuple[str, Any]]:
         return []
     place = places.locate(data, "data") if places.exists(os.fspath(data)) else None
     if place is None:
-        return [("data.name", os.fspath(data))]
+        if os.path.isabs(data) or os.fspath(data).startswith((".", "~")):
+            raise ConfigError(f"{data} does not exist{places.nearest_existing(data)}")
+        return [("data.name", os.fspath(data)), ("data.path", "")]
     name = "prepared" if (place / DESCRIPTION).exists() else "folder"
     return [("data.name", name), ("data.path", str(place))]
 

@@ -114,6 +114,16 @@ RECIPES = {
         ("--config.objective.prototypes=16", "--config.objective.head_hidden=16"),
         "teacher_objective",
     ),
+    # Half of its steps have a Gram teacher, a quarter views of other sizes.
+    "dino_continue": (
+        ("",),
+        (
+            "--config.model.name=ViT-mu/4",
+            "--config.objective.prototypes=16",
+            "--config.objective.head_hidden=16",
+        ),
+        "anchor_variables",
+    ),
     "noisy_student": (
         ("teacher", "round_1", "round_2"), ("--config.pseudo.confidence=0.0",), "params",
     ),

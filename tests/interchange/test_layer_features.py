@@ -126,8 +126,9 @@ def test_layers_are_the_intermediates_of_timm(theirs, tmp_path, name, patch, siz
     options = dict(heads=4, activation="gelu", pool="token") if name == "vit" else {}
     for norm in (False, True):
         with torch.no_grad():
-            expected = model.forward_intermediates(
-                torch.from_numpy(x).permute(0, 3, 1, 2),
+            # In float64: the rounding of timm's own ResNets is as large as the bound.
+            expected = model.double().forward_intermediates(
+                torch.from_numpy(x).permute(0, 3, 1, 2).double(),
                 indices=[1, 2, 3] if name == "bit" else [0, 1, 2],
                 norm=norm,
                 intermediates_only=True,

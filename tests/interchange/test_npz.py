@@ -216,7 +216,7 @@ def test_arrays_of_something_else_a_strange_directory_and_nothing_are_refused(tm
         formats.read(tmp_path / "other.npz")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "readme.txt").write_text("hello")
-    with pytest.raises(CheckpointError, match="a directory of readme.txt"):
+    with pytest.raises(CheckpointError, match="a folder with readme.txt"):
         formats.read(tmp_path / "folder")
     with pytest.raises(CheckpointError, match="nothing.npz does not exist"):
         formats.read(tmp_path / "nothing.npz")

@@ -445,3 +445,23 @@ def test_a_new_preconditioner_is_a_function_and_a_line(kit, vit, monkeypatch):
     for name, p in kernels(params).items():
         moved = p - kernels(after)[name]
         np.testing.assert_allclose(moved, np.sign(kernels(gradient)[name]), atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "decomposition"), [("shampoo", "eigh"), ("soap", "qr")])
+def test_steps_between_refreshes_decompose_nothing(kit, vit, name, decomposition):
+    """The decomposition is in a branch of the one program, and nowhere else."""
+    from vit_jax.planning import flops
+
+    optimizer, _ = kit.make(kit.config(name=name), vit[1])
+    state = jax.eval_shape(optimizer.init, vit[1])
+    update = jax.make_jaxpr(optimizer.update)(vit[1], state, vit[1])
+    equations = list(flops.equations(update))
+
+    def count(some):
+        return sum(equation.primitive.name == decomposition for equation in some)
+
+    branches = [e.params["branches"] for e in equations if e.primitive.name == "cond"]
+    stay, refresh = (
+        sum(count(flops.equations(branch[which])) for branch in branches) for which in (0, 1)
+    )
+    assert stay == 0 and count(equations) == refresh == 4  # two stacks of two sides

@@ -229,7 +229,7 @@ def test_a_curve_that_is_shorter_than_the_run_is_noted(tiny, caplog):
     ("text", "why"),
     [
         ("{", "is no curve"), ('{"runs": []}', "is no curve"), ("[]", "is no curve"),
-        (None, "is neither a curve of the package; did you mean 'deit3-S16-224'"),
+        (None, "no such curve in the package; did you mean 'deit3-S16-224'"),
     ],
 )  # fmt: skip
 def test_what_is_no_curve_is_refused(tmp_path, text, why):

@@ -30,9 +30,7 @@ def notebooks_folder() -> pathlib.Path:
 
 def copy_notebooks(directory: str) -> list[pathlib.Path]:
     """Copies the notebooks to a folder, those that are not there: the paths of all."""
-    folder = pathlib.Path(directory)
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
+    folder, paths = pathlib.Path(directory), []
     for source in sorted(notebooks_folder().glob("*.ipynb")):
         paths.append(folder / source.name)
         if not paths[-1].exists():

@@ -236,9 +236,10 @@ def push() -> None:
         raise flags.Error(f"CHECKPOINT and OWNER/NAME, not {' '.join(names)}")
 
     from vit_jax.api import load_run
-    from vit_jax.interchange.pushing import text
+    from vit_jax.interchange.pushing import check, text
 
     path, repository = names
+    check(repository, FLAGS.format, dry_run=FLAGS.dry_run)
     result = load_run(path, model=cli.options(FLAGS.model)).push(
         repository,
         format=FLAGS.format,

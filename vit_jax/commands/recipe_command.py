@@ -18,10 +18,13 @@ def tutorial() -> None:
     if len(folders) > 1:
         raise flags.Error(f"one DIR, not {' '.join(folders)}")
 
-    from vit_jax.base import shipped
+    from vit_jax.base import outputs, shipped
 
-    paths = list(map(str, shipped.copy_notebooks(folders[0] if folders else ".")))
-    cli.print_result({"paths": paths}, "\n".join([*paths, f"open with: jupyter lab {paths[0]}"]))
+    folder = folders[0] if folders else "."
+    outputs.make_folder(folder, "DIR")
+    paths = list(map(str, shipped.copy_notebooks(folder)))
+    opening = f"open with: jupyter lab {paths[0]}    (pip install jupyterlab)"
+    cli.print_result({"paths": paths}, "\n".join([*paths, opening]))
 
 
 def recipes() -> None:

@@ -119,7 +119,8 @@ class BadImage(DataError):
         self.name, self.why = name, why
 
     def __str__(self) -> str:
-        return f"image {self.name} cannot be read: {self.why}"
+        has_no_file = self.name.startswith(("image ", "the image"))  # of `prediction.images`
+        return f"{'' if has_no_file else 'image '}{self.name} cannot be read: {self.why}"
 
 
 class TooLarge(BadImage):

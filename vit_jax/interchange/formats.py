@@ -172,7 +172,8 @@ def _open(path: epath.PathLike) -> opened.CheckpointFile:
     name = remote.parse(path)
     path = remote.locate(name)
     if not path.exists():
-        raise CheckpointError(f"{path} does not exist{places.nearest_existing(path)}")
+        hint = places.nearest_existing(path) or remote.nearest_published(name.place)
+        raise CheckpointError(f"{path} does not exist{hint}")
     if path.is_file() and path.stat().length == 0:
         raise CheckpointError(f"{path} is empty (an interrupted download?)")
     return opened.open_once(path, name.state_dict)
@@ -278,7 +279,7 @@ def _looks_like(found: opened.CheckpointFile) -> str:
         )
     if found.container == "folder":
         held = sorted(entry.name for entry in found.path.iterdir())[:5]
-        return f"a directory of {', '.join(held) or 'nothing'}"
+        return f"a folder with {', '.join(held)}" if held else "an empty folder"
     for magic, description in _MAGIC.items():
         if found.head.startswith(magic):
             return f"it is {description}"

@@ -60,11 +60,7 @@ def push(
       CheckpointError: neither format can express the model.
       UserError: the hub refuses it or cannot be reached.
     """
-    if not _REPOSITORY.fullmatch(repository):
-        raise ConfigError(f"{repository!r} is not OWNER/NAME, such as me/vit-b16-pets")
-    if format not in ("", *FORMATS):
-        raise ConfigError(f"format={format!r}: must be {' or '.join(FORMATS)}")
-    _check_package(dry_run)
+    check(repository, format, dry_run=dry_run)
     if not checkpoint.preprocessing:
         logging.warning(
             "%s: it is not known how images are normalised; users of %s have to say it", run.directory, repository
@@ -94,7 +90,12 @@ def text(result: dict[str, Any]) -> str:
     return "\n".join([head, *lines]) + card
 
 
-def _check_package(dry_run: bool) -> None:
+def check(repository: str, format: str, *, dry_run: bool) -> None:
+    """Raises the `ConfigError` of `push` for what is wrong whatever the model is."""
+    if not _REPOSITORY.fullmatch(repository):
+        raise ConfigError(f"{repository!r} is not OWNER/NAME, such as me/vit-b16-pets")
+    if format not in ("", *FORMATS):
+        raise ConfigError(f"format={format!r}: must be {' or '.join(FORMATS)}")
     try:
         import huggingface_hub
     except ImportError:

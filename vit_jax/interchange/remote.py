@@ -8,6 +8,7 @@ was downloaded for it. What follows a `#` says more:
 """
 
 import dataclasses
+import difflib
 import functools
 import os
 import re
@@ -68,6 +69,15 @@ def timm_address(name: str) -> str:
     if known is None or not known.tags or (tag and tag not in known.tags):
         return ""
     return f"hf://timm/{architecture}.{tag or next(iter(known.tags))}".rstrip(".")
+
+
+def nearest_published(name: str) -> str:
+    """'; did you mean …?' for what is nearly a published name of timm, else ''."""
+    architecture = name.partition(".")[0]
+    known = published.architectures()
+    if "/" in name or not difflib.get_close_matches(architecture, known, n=1, cutoff=0.9):
+        return ""
+    return published.nearest(name)
 
 
 def _local(place: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from ml_collections import ConfigDict
 
 from vit_jax import user_files
-from vit_jax.base import logs, shipped
+from vit_jax.base import logs, outputs, shipped
 from vit_jax.base.errors import ConfigError
 from vit_jax.devices import chips
 from vit_jax.models import naming, registry
@@ -89,9 +89,9 @@ def copy_recipe(name: str, directory: str) -> pathlib.Path:
     """
     source, folder = shipped.require_recipe(name), pathlib.Path(directory)
     target = folder / source.name
+    outputs.make_folder(directory, "DIR")
     if target.exists():
         raise ConfigError(f"{target} exists: remove it, or name another folder")
-    folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(source, target)
     return target
 

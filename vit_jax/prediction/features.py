@@ -88,7 +88,7 @@ def compute_features(
     run: reading.Run, files: Iterable[Named], batch_size: int, compiled: Compiled
 ) -> Iterator[tuple[list[str], tuple[np.ndarray, tuple[LayerFeatures, ...]], list[BadImage]]]:
     """Batch by batch the names of the images that can be read, their features (n, D) float32 and those of layers, and
-    what is wrong with the others. The devices compute a batch while the caller has the one before.
+    what is wrong with the others. The devices compute a batch while the caller has the previous one.
 
     Args:
       run: from `at_size`.

@@ -80,6 +80,14 @@ def named_images(images: ImageLike | Iterable[ImageLike]) -> tuple[list[Named], 
     return [_named_image(image, f"image {i}") for i, image in enumerate(images)], False
 
 
+def some_images(images: ImageLike | Iterable[ImageLike]) -> list[Named]:
+    """`named_images` where there must be one at least, since results are stacked."""
+    found, _ = named_images(images)
+    if not found:
+        raise ConfigError("images is empty: pass one image or several")
+    return found
+
+
 def _named_image(image: ImageLike, name: str) -> Named:
     match image:
         case str() | os.PathLike():

@@ -5,12 +5,24 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 from absl import logging
 
+from vit_jax.base.errors import ConfigError
 from vit_jax.devices import processes
 from vit_jax.training.writers import MetricWriter
 
 # Of a step and its metrics; a true answer ends the run.
 Callback = Callable[[int, dict[str, float]], object]
 _FAILED = "failed"
+
+
+def check_callbacks(functions: Sequence[Callback]) -> None:
+    """Raises `ConfigError` unless these are functions."""
+    if callable(functions):
+        raise ConfigError("callbacks is one function: pass a list, callbacks=[function]")
+    for number, function in enumerate(functions):
+        if not callable(function):
+            raise ConfigError(
+                f"callbacks[{number}] is of the type {type(function).__name__}: pass a function of (step, metrics)"
+            )
 
 
 class Callbacks(MetricWriter):

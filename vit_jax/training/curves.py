@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import json
 import math
+import os
 import pathlib
 from collections.abc import Mapping, Sequence
 
@@ -118,8 +119,8 @@ def read_curve(name: str) -> Curve:
         return read_curve(str(path / FILE)) if (path / FILE).exists() else curve_of_runs([path])
     if not path.exists():
         raise ConfigError(
-            f"{where} is neither a curve of the package{nearest(name, published)} nor a file or a run's workdir. The "
-            f"package has {', '.join(published)}"
+            f"{where}: there is no such file, no such workdir of a run, and no such curve in the package"
+            f"{nearest(os.path.basename(name), published)}"
         )
     try:
         curve = Curve(**json.loads(path.read_text()))

@@ -28,7 +28,7 @@ from vit_jax.evaluation.contract import EvalContext, EvaluatedModel
 from vit_jax.training import announce, health, preflight, pseudo_labels, reference
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly, assemble, make_mesh, resolve
-from vit_jax.training.callbacks import Callback, Callbacks
+from vit_jax.training.callbacks import Callback, Callbacks, check_callbacks
 from vit_jax.training.clock import Clock
 from vit_jax.training.goals import Goals
 from vit_jax.training.guards import check_batch, check_classes, make_workdir
@@ -82,6 +82,7 @@ def train(
     """
     index = processes.index()
     logs.to_stderr_by_default(index if processes.count() > 1 else None, quiet=index > 0)
+    check_callbacks(callbacks)
     workdir = storage.locate_to_save(workdir, "--workdir")
     config = resolve(config, workdir)
     source = sources.open_train(config.data)

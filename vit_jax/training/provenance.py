@@ -2,6 +2,7 @@
 there. For results that are compared by the time they took.
 """
 
+import importlib.metadata
 import os
 import pathlib
 import shlex
@@ -11,9 +12,9 @@ import time
 
 import jax
 
-import vit_jax
 from vit_jax.devices import local
 
+_PACKAGE = pathlib.Path(__file__).parents[1]
 _IMPORTED = time.monotonic()
 
 
@@ -31,15 +32,14 @@ def command() -> str:
     return shlex.join(parts)
 
 
-def commit() -> str:
+def commit(folder: pathlib.Path = _PACKAGE) -> str:
     """The commit that this package was checked out from, '-dirty' with changes of its files; otherwise its version."""
-    folder = pathlib.Path(vit_jax.__file__).parent
     try:
         # A folder may lie in a checkout of something else, as a virtual environment does.
         _git(folder, "ls-files", "--error-unmatch", "__init__.py")
         return _git(folder, "describe", "--always", "--dirty", "--exclude=*")
     except (OSError, subprocess.CalledProcessError):
-        return f"vit_jax {vit_jax.__version__}"
+        return f"vit_jax {importlib.metadata.version('vit_jax')}"
 
 
 def hardware() -> str:
