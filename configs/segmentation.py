@@ -76,7 +76,7 @@ def smoke(config):
     config.optim.freeze = ()  # Digits by themselves are not features of scenes: all is trained.
     config.optim.layer_decay = 1.0
     config.optim.name = "muon"  # In as many steps AdamW comes half as far.
-    config.optim.lr = 5e-3
+    config.optim.lr = 2e-3
     config.optim.weight_decay = 0.05
     config.optim.warmup = "10%"
     config.optim.ema = 0.98

@@ -170,8 +170,8 @@ class Segmentation(Objective):
         return learner.own.scores(learner.model, images)
 
     def masked(self, step: jax.Array) -> jax.Array:
-        """(blocks,) the probability that a query attends to its own mask alone: from 1 to 0, in each block
-        after the one before.
+        """(blocks,) the probability that a query attends to its own mask alone: from 1 to 0, in one block
+        after the other.
         """
         options, total = self.options, self.setting.total_steps
         low, high = options.annealing
