@@ -106,7 +106,8 @@ def segment(
                 batch = np.zeros((rows, *pixels[0].shape), np.uint8)
                 part = pixels[first : first + rows]
                 batch[: len(part)] = part
-                answers += jax.device_get(scores(weights, run.own.weights, batch))[: len(part)]
+                found_scores = scores(weights, run.own.weights, batch)
+                answers.extend(jax.device_get(found_scores)[: len(part)])
             for (file, image), cut in zip(found, seen, strict=True):
                 if cut is None:
                     yield image
