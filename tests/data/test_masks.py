@@ -256,7 +256,7 @@ def test_a_cache_keeps_masks(scenes, tmp_path):
 def test_scenes_of_digits_are_the_same_each_time_and_masks_cover_the_strokes():
     data = typed(data__name="digit_scenes").data
     train, test = sources.open_train(data), sources.open_eval(data)
-    assert (len(train), len(test), len(train.classes)) == (2000, 200, 11)
+    assert (len(train), len(test), len(train.classes)) == (10_000, 200, 11)
     for index in range(20):
         record, again = train[index], sources.open_train(data)[index]
         np.testing.assert_array_equal(record.label, again.label)

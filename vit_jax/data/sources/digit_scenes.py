@@ -16,7 +16,7 @@ from vit_jax.data.record import DataSet, Record
 from vit_jax.data.sources import digits, fingerprint
 
 CANVAS = 48  # pixels of a side
-SIZES = {"train": 2000, "test": 200}
+SIZES = {"train": 10_000, "test": 200}
 _SIDES, _MOST, _TRIES = (
     (20, 29),
     4,
@@ -52,7 +52,7 @@ class DigitScenes:
 
 
 def open_digit_scenes(config_data: Data) -> DataSet:
-    """'train' (2,000 scenes) and 'test' (200)."""
+    """'train' (10,000 scenes) and 'test' (200)."""
     of_digits = digits.open_digits(config_data)
 
     def read(parts):
