@@ -7,7 +7,7 @@ vit_jax train --config=configs/segmentation.py:linear ...
 vit_jax train --config=configs/segmentation.py:multilevel ...
     four layers of a frozen model, fused by a convolution;
 vit_jax train --config=configs/segmentation.py:smoke --config.init_from=/tmp/digits --workdir=DIR
-    EoMT on scenes made of digits, from the checkpoint of configs/digits.py, in three minutes on two CPU cores; also
+    EoMT on scenes made of digits, from the checkpoint of configs/digits.py, in minutes on two CPU cores; also
     smoke,linear and smoke,multilevel.
 
 SCENES has images/NAME.jpg, masks/NAME.png of the same names, and classes.csv (docs/segmentation.md). The model is the
@@ -76,11 +76,12 @@ def smoke(config):
     config.optim.freeze = ()  # Digits by themselves are not features of scenes: all is trained.
     config.optim.layer_decay = 1.0
     config.optim.name = "muon"  # In as many steps AdamW comes half as far.
-    config.optim.lr = 2e-3
+    config.optim.lr = 5e-3 if config.objective.head == "eomt" else 2e-3
+    config.batch_size = 16 if config.objective.head == "eomt" else 32
     config.optim.weight_decay = 0.05
     config.optim.warmup = "10%"
     config.optim.ema = 0.98
-    config.duration = "1000 steps"
+    config.duration = "800 steps" if config.objective.head == "eomt" else "1000 steps"
     config.eval.evaluators = ("segmentation",)
     config.eval.every = "50%"
     config.checkpoint.every = "200 steps"
