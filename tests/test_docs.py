@@ -55,6 +55,7 @@ PARSED = {
     "--to=onnx": "needs onnx; tests/integration/test_export.py",
     "serve --": "runs until it is stopped; tests/serving",
     "inspect --": "takes seconds; tests/inspection",
+    "--out=maps": "needs a model that segments; tests/integration/test_segmentation.py",
     "--layers=3,7,11": "needs twelve blocks; tests/test_api.py",
     "--last=": "needs a run with several checkpoints; tests/interchange/test_averaging.py",
     "report /data": "needs runs; tests/studies",
@@ -72,6 +73,9 @@ NOT_PREPARED = {
 NOT_FITTING = ("mae.py:B/16 --workdir=DIR --config.init_from=CHECKPOINT",)
 # Commands for a model with exits, which the one that stands in has not.
 EARLY = ("exits --checkpoint", "--budget=", "--threshold=")
+# Commands for a model with more blocks than the one that stands in.
+DEEP = ("segmentation.py --config", "segmentation.py:smoke")
+MASK = cv2.imencode(".png", np.eye(32, dtype=np.uint8))[1].tobytes()
 # What stands in for data, weights and places: what is said, and what is taken.
 STAND_INS = {
     r"--workdir=.*": "--workdir={folder}/new",
@@ -79,6 +83,7 @@ STAND_INS = {
     r"--out=(.*\.(?:zip|npz))": r"--out={folder}/\1",
     r"--out=(?!.*\.(?:zip|npz)$).*": "--out={folder}/prepared",
     r"--config.data.path=(IMAGES|DIR|/data/images)": "--config.data.path={folder}/IMAGES",
+    r"--config.data.path=SCENES": "--config.data.path={folder}/SCENES",
     r"gs://BUCKET/raw": "{folder}/IMAGES",
     r"gs://BUCKET/data": "{folder}/SET",
     r"--config.data.path=(SET|/mnt/BUCKET/data|gs://BUCKET/data|/shared/data)": "--config.data.path={folder}/SET",
@@ -200,6 +205,12 @@ def sandbox(tmp_path_factory):
             image = random.integers(0, 255, (32, 32, channels), np.uint8)
             np.save(path, image) if suffix == "npy" else cv2.imwrite(str(path), image)
     image = folder / "IMAGES/train/a/0.png"
+    for kind, content in (("images", image.read_bytes()), ("masks", MASK)):
+        for split in ("train", "val"):
+            path = folder / f"SCENES/{kind}/{split}/0.png"
+            path.parent.mkdir(parents=True)
+            path.write_bytes(content)
+    (folder / "SCENES/classes.csv").write_text("name,value\nroad,0\ncar,1\n")
     for name in ("cat.jpg", "dog.jpg"):
         (folder / name).write_bytes(image.read_bytes())
     (folder / "mine.py").write_text("")
@@ -263,7 +274,8 @@ def test_a_command_of_the_guides_is_understood_as_printed(command, inside, monke
         monkeypatch.setattr(cli, "parse", parse_alone)
     elif words[0] == "train" and "--help" not in words:
         words = [*words, "--dry_run"]
-    if words[0] in ("train", "plan") and f"--config.data.path={inside}/SET" in words:
+    few = {f"--config.data.path={inside}/{name}" for name in ("SET", "SCENES")}
+    if words[0] in ("train", "plan") and few & set(words):
         words.append("--config.optim.warmup=0 steps")  # few images make few steps
     try:
         code, out, err = command(*words)
@@ -273,6 +285,8 @@ def test_a_command_of_the_guides_is_understood_as_printed(command, inside, monke
         assert code == 2 and "images cannot leave this model early" in err
     elif any(part in text for part in NOT_FITTING):
         assert code == 2 and "config.init_from: " in err
+    elif any(part in text for part in DEEP):
+        assert code == 2 and "config.objective.blocks = " in err
     elif any(part in text for part in NOT_PREPARED):
         assert code == 2 and " is not prepared in " in err
     else:

@@ -130,6 +130,7 @@ RECIPES = {
     "masked_patches": (("",), (), "params_objective"),
     "deit3": (("pretrain", "at_32"), (), "params"),
     "distill": (("",), ("--config.objective.teacher={teacher}",), "params"),
+    "segmentation": (("",), ("--config.init_from={teacher}",), "params_objective"),
     "gsam": (("",), (), "params"),
     "gsam with adamuon": (("",), ("--config.optim.name=adamuon",), "params"),
     "gsam with soap": (

@@ -24,6 +24,7 @@ from vit_jax.base import buckets, patterns, places, schema
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.checkpoints import adapted, descriptions, storage
 from vit_jax.checkpoints.fingerprints import fingerprint, host_mark
+from vit_jax.checkpoints.own import Own, abstract_own, trained_networks
 from vit_jax.config import default_config
 from vit_jax.devices import meshes, processes
 from vit_jax.models import classifier, registry
@@ -47,6 +48,7 @@ class Run:
       classes: label names, in the order of the logits.
       step: steps trained.
       directory: of the checkpoint.
+      own: what the objective owns, where the model answers by it.
     """
 
     model: nnx.Module
@@ -55,6 +57,7 @@ class Run:
     classes: tuple[str, ...]
     step: int
     directory: epath.Path
+    own: Own | None = None
 
 
 def find(path: epath.PathLike) -> epath.Path:
@@ -224,7 +227,24 @@ def load_run(path: epath.PathLike, mesh: jax.sharding.Mesh | None = None, **opti
         classes=tuple(description["classes"]),
         step=int(directory.name),
         directory=directory,
+        own=_load_own(directory, description, model_config, whole),
     )
+
+
+def _load_own(
+    directory: epath.Path,
+    description: dict,
+    model_config: classifier.Options,
+    sharding: jax.sharding.Sharding,
+) -> Own | None:
+    """What the objective of a run owns; `None` unless its model answers by that."""
+    networks = trained_networks(description, model_config)
+    if networks is None:
+        return None
+    parts = abstract_own(networks, description)
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), parts)
+    found = read_parts(directory, {name: part for name, part in like.items() if part})
+    return Own(networks, Weights(*(found.get(name, {}) for name in parts)))
 
 
 def newest_description(workdir: epath.PathLike) -> dict | None:

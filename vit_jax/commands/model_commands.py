@@ -96,7 +96,7 @@ def _follow(settings: list[tuple[str, str]], process: int) -> None:
 
 def predict() -> None:
     """Class names and probabilities of images: --checkpoint=DIR IMAGE… [--topk=5] [--json|--csv]
-    [--picture=FILE.png] [--features --out=FILE.npz] [--budget=GFLOPS] [--config.data.FIELD=VALUE …]
+    [--picture=FILE.png] [--features --out=FILE.npz] [--out=FOLDER] [--budget=GFLOPS] [--config.data.FIELD=VALUE …]
     [--model=OPTION=VALUE …].
 
     Images are prepared as in the run, unless --config.data.mean, std, eval_crop, eval_resize or interpolation
@@ -104,8 +104,8 @@ def predict() -> None:
     standard input, an image or the names of images, one a line. Each is printed as soon as it is classified.
     One that cannot be read is named, the others are still predicted, and the exit code is 1. With --features
     nothing is classified: features go to a .npz or .parquet file, with the names of the images; --layers=3,7,11
-    adds the outputs of these layers, --maps as maps of the image. With --budget
-    or --threshold images leave a model with exits early.
+    adds the outputs of these layers, --maps as maps of the image. A model that segments writes masks, overlays
+    and maps.json to the folder --out. With --budget or --threshold images leave a model with exits early.
     """
     settings = cli.take_settings()
     cli.define_checkpoint()
@@ -120,12 +120,27 @@ def predict() -> None:
         "picture", None, "also draw the images with their classes into this PNG file"
     )
     _define_features()
-    flags.DEFINE_string("out", None, "features: the file, FILE.npz or FILE.parquet")
+    flags.DEFINE_string(
+        "out",
+        None,
+        "features: the file, FILE.npz or FILE.parquet; a model that segments: the folder of masks",
+    )
+    flags.DEFINE_enum(
+        "windows",
+        None,
+        ("whole", "sliding"),
+        "a model that segments: it sees the whole image squeezed, or windows; by default as in its evaluation",
+    )
     images = cli.parse("IMAGE…")
     cli.require(checkpoint="DIR")
     if _features_are_wanted():
         _write_features(images, settings)
         return
+    if FLAGS.out:
+        _write_maps(images, settings)
+        return
+    if FLAGS.windows:
+        raise flags.Error("--windows is for masks: pass --out=FOLDER")
 
     from vit_jax.prediction.predict import predict_files
 
@@ -141,6 +156,26 @@ def predict() -> None:
         thresholds=cli.thresholds(),
         said=cli.options(FLAGS.model),
     )
+
+
+def _write_maps(images: list[str], settings: list[tuple[str, str]]) -> None:
+    """`predict` of a model that segments."""
+    if FLAGS.csv or FLAGS.picture or cli.thresholds():
+        raise flags.Error("pass --out without --csv, --picture, --budget and --threshold")
+    from vit_jax.prediction.maps import write_maps
+
+    result = write_maps(
+        FLAGS.checkpoint,
+        images,
+        FLAGS.out,
+        batch_size=FLAGS.batch_size,
+        windows=FLAGS.windows,
+        settings=settings,
+        said=cli.options(FLAGS.model),
+    )
+    cli.print_result(result, f"masks of {result['images']} images: {FLAGS.out}")
+    if bad := result["unreadable"]:
+        raise UserError(f"{bad} of {bad + result['images']} images cannot be read, see above")
 
 
 def _define_features() -> None:

@@ -5,7 +5,10 @@ Layers may hold state that is not trained, such as running means: variables that
 The values that layers give them are in the module when all layers have run.
 """
 
+import dataclasses
+import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 from flax import nnx
@@ -61,6 +64,62 @@ def scan(
     x, (captured, changed) = jax.lax.scan(body, x, (parameters, state, arguments), unroll=unroll)
     _update(layers, changed)
     return x, captured
+
+
+@dataclasses.dataclass(frozen=True)
+class Joining:
+    """Tokens that join the others before the last layers of a stack (EoMT, arXiv 2503.19108 §3.2).
+
+    Attributes:
+      layers: how many they go through.
+      join: x (B, N, D) -> (B, Q + N, D), the new ones first; called before the first of these layers.
+      bias: (number of the layer among these, x) -> what is added to its attention's logits, see
+        `attend.attend`, or `None`.
+    """
+
+    layers: int
+    join: Callable[[jax.Array], jax.Array]
+    bias: Callable[[int, jax.Array], Any]
+
+
+def scan_joined(
+    step: Callable,
+    layers: nnx.Module,
+    x: jax.Array,
+    arguments: tuple,
+    joining: Joining,
+    *,
+    remat: str,
+    unroll: int,
+) -> jax.Array:
+    """`scan` of layers without other state, with tokens that join; their layers run one by one.
+
+    Args:
+      step: as for `scan`, with the keyword `bias` in the layers that have joined tokens.
+
+    Returns:
+      x (B, Q + N, D) after the last layer.
+    """
+    definition, parameters, state = _split(layers)
+    first = len(jax.tree.leaves(parameters)[0]) - joining.layers
+
+    def part(index) -> tuple[nnx.Module, tuple]:
+        chosen = jax.tree.map(lambda p: p[index], (parameters, arguments))
+        return nnx.merge(definition, chosen[0], state), chosen[1]
+
+    if first:
+        before, given = part(slice(first))
+        x, _ = scan(step, before, x, given, remat=remat, unroll=unroll)
+    x = joining.join(x)
+
+    def body(number, x, bias):
+        layer, given = part(first + number)
+        return step(layer, _keep(x), *given, bias=bias)[0]
+
+    for number in range(joining.layers):
+        run = recompute.apply(functools.partial(body, number), remat, prevent_cse=True)
+        x = partitioning.constrain_batch(run(x, joining.bias(number, x)))
+    return x
 
 
 def call(layer: nnx.Module, x, *arguments, remat: str, **settings) -> jax.Array:

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from vit_jax.data import crops, decode, views
+from vit_jax.data.masks import LabelMap, mask_table
 from vit_jax.data.options import BatchSpec, Data
 from vit_jax.data.order import crop_draws, order_of, repeated_places
 from vit_jax.data.record import BadImage, DataError, Record, Source, soft_labels
@@ -23,15 +24,15 @@ Read = Callable[[int, int | None], Record]
 
 
 def spec(
-    config: BatchSpec, *, num_classes: int, multi_label: bool = False
+    config: BatchSpec, *, num_classes: int, multi_label: bool = False, masks: bool = False
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """The largest of `specs`."""
-    found = specs(config, num_classes=num_classes, multi_label=multi_label)
+    found = specs(config, num_classes, multi_label, masks)
     return max(found, key=lambda spec: sum(x.size for x in spec.values()))
 
 
 def specs(
-    config: BatchSpec, *, num_classes: int, multi_label: bool = False
+    config: BatchSpec, num_classes: int, multi_label: bool = False, masks: bool = False
 ) -> list[dict[str, jax.ShapeDtypeStruct]]:
     """A training batch of all processes together, as arrays without memory: what the loader fills,
     what a step is compiled for; several where `config.data.view_sizes` has other sizes, each once.
@@ -40,16 +41,20 @@ def specs(
       config: the run's.
       num_classes: of the data; 0 where it has no labels.
       multi_label: whether an example may have several labels.
+      masks: whether labels are masks.
 
     Returns:
       `image` (B, H, W, C) uint8, or where `config.data.views` says so `image_0` and so on, see
       `views.Views`; and, where there are labels, `label`: (B,) int32, or (B, classes) float32 of zeros
-      and ones if there may be several, of probabilities if a teacher gives them.
+      and ones if there may be several, of probabilities if a teacher gives them; of masks (B, H, W)
+      uint8, the class of every pixel or `masks.IGNORED`, with one view of an image alone.
     """
     found = []
     for images in _image_shapes(config):
         shapes = {name: ((config.batch_size, *shape), np.uint8) for name, shape in images}
-        if num_classes:
+        if masks and not config.data.views:
+            shapes["label"] = (config.batch_size, *crops.shape(config.data)[:2]), np.uint8
+        elif num_classes and not masks:
             rows = multi_label or (config.pseudo.teacher and config.pseudo.soft)
             several = (config.batch_size, num_classes), np.float32
             shapes["label"] = several if rows else ((config.batch_size,), np.int32)
@@ -75,7 +80,7 @@ class TrainBatches:
 
     A batch is a dict of `image` (n, H, W, C) uint8, or an array for each of `views.of(config)`, and,
     where the source has labels, `label` ((n,) int32, or (n, classes) float32: of zeros and ones for a
-    multi-label source, of probabilities for one of soft labels). Where
+    multi-label source, of probabilities for one of soft labels, (n, H, W) uint8 for one of masks). Where
     `config.data.on_bad_image` is 'skip', the place of an unreadable example is taken by the next
     readable one in the order of its epoch, cut as the first would have been.
     """
@@ -116,14 +121,13 @@ class TrainBatches:
         with self._planning:
             examples, ids, draws = self._plan(step)
         several = self._variants[self._variant(step)]
-        names = [view.name for view in several] or ["image"]
         read, bad = read or _reader_of(self.source), {}
         for place, row in enumerate(range(*part.indices(len(self.rows)))):
             cut = functools.partial(
                 self.cut,
                 several=several,
                 draws=[of_view[row] for of_view in draws],
-                outs={name: batch[name][row] for name in names},
+                outs={name: array[row] for name, array in batch.items()},
             )
             example = self._cut_readable(read, examples[row], ids[row], place, cut, bad)
             _set_label(batch, row, example, self.source)
@@ -131,16 +135,19 @@ class TrainBatches:
 
     def cut(
         self,
-        image,
+        example: Record,
         *,
-        name: str,
         several: Sequence[views.Views],
         draws: list,
         outs: dict[str, np.ndarray],
     ) -> None:
-        """Cuts an image, or all of its views from pixels that are decoded once."""
+        """Cuts an image and its mask, or all of its views from pixels that are decoded once."""
+        image, name = example.image, example.name
         if not several:
-            decode.train_crop(image, self._data, draws[0], name=name, out=outs["image"])
+            labels = _label_map(self.source, example, outs)
+            decode.train_crop(
+                image, self._data, draws[0], name=name, out=outs["image"], label_map=labels
+            )
             return
         pixels = decode.decode(
             image, name=name, channels=self._data.channels, max_pixels=self._data.max_pixels
@@ -176,10 +183,10 @@ class TrainBatches:
         for ahead in range(1, size + 1):
             try:
                 example = read(index, place)
-                cut(example.image, name=example.name)
+                cut(example)
                 return example
             except BadImage as error:
-                _pass_over(error, self._data)
+                pass_over(error, self._data)
                 bad[error.name] = error.why
                 check_bad_images(bad, self._data.max_bad_images, self.kind)
             following = np.asarray([epoch * size + (offset + ahead) % size])
@@ -242,10 +249,16 @@ class EvalBatches:
         for row, index in enumerate(ids[:there].tolist()):
             try:
                 example = read(index, row)
-                out = batch["image"][row]
-                decode.eval_crop(example.image, self._data, name=example.name, out=out)
+                outs = {name: array[row] for name, array in batch.items()}
+                decode.eval_crop(
+                    example.image,
+                    self._data,
+                    name=example.name,
+                    out=outs["image"],
+                    label_map=_label_map(self.source, example, outs),
+                )
             except BadImage as error:
-                _pass_over(error, self._data)
+                pass_over(error, self._data)
                 bad[error.name] = error.why
                 for array in batch.values():
                     array[row] = 0
@@ -270,7 +283,7 @@ def check_bad_images(bad: dict[str, str], most: int, kind: str) -> None:
         )
 
 
-def _pass_over(error: BadImage, config_data: Data) -> None:
+def pass_over(error: BadImage, config_data: Data) -> None:
     """Raises `BadImage`, with what to do about it, unless such images are to be skipped."""
     if config_data.on_bad_image == "error":
         advice = (
@@ -282,16 +295,25 @@ def _pass_over(error: BadImage, config_data: Data) -> None:
 def _empty(source: Source, rows: int, images: list) -> dict[str, np.ndarray]:
     """A batch of `rows` with `images`, (name, shape of an example) each."""
     batch = {name: np.empty((rows, *shape), np.uint8) for name, shape in images}
-    if source.multi_label or soft_labels(source):
+    if mask_table(source):
+        if "image" in batch:
+            batch["label"] = np.empty(batch["image"].shape[:3], np.uint8)
+    elif source.multi_label or soft_labels(source):
         batch["label"] = np.empty((rows, len(source.classes)), np.float32)
     elif source.classes:
         batch["label"] = np.empty(rows, np.int32)
     return batch
 
 
+def _label_map(source: Source, example: Record, outs: dict[str, np.ndarray]) -> LabelMap | None:
+    """The mask of an example, to be cut into `outs`; `None` where labels are no masks."""
+    table = mask_table(source)
+    return LabelMap(example.label, table, outs["label"]) if table else None
+
+
 def _set_label(batch: dict[str, np.ndarray], row: int, example: Record, source: Source) -> None:
     classes = len(source.classes)
-    if not classes:
+    if not classes or mask_table(source):  # a mask is cut with its image
         return
     if soft_labels(source):
         batch["label"][row] = example.label

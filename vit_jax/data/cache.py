@@ -22,6 +22,7 @@ from absl import logging
 
 from vit_jax.base import outputs, places
 from vit_jax.base.errors import ConfigError
+from vit_jax.data.masks import mask_table
 from vit_jax.data.options import Data
 from vit_jax.data.record import Labels, Record, Source, soft_labels
 
@@ -62,7 +63,7 @@ class CachedSource:
         """
         self._args = source, folder, most_bytes
         self.classes, self.multi_label = source.classes, source.multi_label
-        self.soft_labels = soft_labels(source)
+        self.soft_labels, self.masks = soft_labels(source), mask_table(source)
         self._source = source
         self._files = _Files(folder, f"{_VERSION}-{source.fingerprint()}", most_bytes)
         if hasattr(source, "read"):

@@ -45,6 +45,8 @@ def train_part(height: int, width: int, config_data: Data, draws: Sequence[float
       pad: the whole image, which `decode.train_crop` then moves (He et al. 2015, arXiv 1512.03385,
         §4.2).
       resize: the whole image, nothing random.
+      jitter: a random place in the image enlarged by a factor uniform in `crop_scale`; a smaller one
+        fills the top left of the target, see `filled` (scale jitter, arXiv 2012.07177 §3).
 
     Args:
       draws: `DRAWS` numbers, random in [0, 1), which decide.
@@ -57,7 +59,16 @@ def train_part(height: int, width: int, config_data: Data, draws: Sequence[float
             return _place((height, width), target, config_data.resize, draws), False
         case "pad" | "resize":
             return (0, 0, height, width), True
+        case "jitter":
+            return _jittered((height, width), config_data, draws)[0], False
     raise ConfigError(f"config.data.train_crop = {config_data.train_crop!r} is unknown")
+
+
+def filled(height: int, width: int, config_data: Data, draws: Sequence[float]) -> tuple[int, int]:
+    """Rows and columns of the target that `train_part` fills, from its top left: all but of a jitter crop."""
+    if config_data.train_crop == "jitter":
+        return _jittered((height, width), config_data, draws)[1]
+    return sizes.height_width(config_data.image_size)
 
 
 def eval_part(height: int, width: int, config_data: Data) -> Part:
@@ -116,11 +127,12 @@ def check(config_data: Data) -> None:
         raise ConfigError(
             f"config.data.crop_area = {tuple(config_data.crop_area)} must rise, within (0, 1]"
         )
-    low, high = config_data.crop_aspect
-    if not 0 < low <= high:
-        raise ConfigError(
-            f"config.data.crop_aspect = {tuple(config_data.crop_aspect)} must rise, above 0"
-        )
+    for field in ("crop_aspect", "crop_scale"):
+        low, high = getattr(config_data, field)
+        if not 0 < low <= high:
+            raise ConfigError(
+                f"config.data.{field} = {tuple(getattr(config_data, field))} must rise, above 0"
+            )
 
 
 def _place(
@@ -150,6 +162,24 @@ def _place(
     down, across = height / tall, width / wide
     bottom, right = min((top + target[0]) * down, height), min((left + target[1]) * across, width)
     return top * down, left * across, bottom, right
+
+
+def _jittered(
+    image: tuple[int, int], config_data: Data, draws: Sequence[float]
+) -> tuple[tuple[float, float, float, float], tuple[int, int]]:
+    """The part of a jitter crop, and the size of what it fills."""
+    target, (low, high) = sizes.height_width(config_data.image_size), config_data.crop_scale
+    fits = min(size / length for size, length in zip(target, image, strict=True))
+    scale = fits * (low + (high - low) * draws[0])
+    corners, found = [], []
+    for length, size, draw in zip(image, target, draws[1:3], strict=True):
+        new = max(1, round(length * scale))
+        shown = min(new, size)
+        first = int(draw * (new - shown + 1))
+        corners.append((first * length / new, (first + shown) * length / new))
+        found.append(shown)
+    (top, bottom), (left, right) = corners
+    return (top, left, min(bottom, image[0]), min(right, image[1])), tuple(found)
 
 
 def _resized_by_torchvision(

@@ -13,6 +13,7 @@ from PIL import Image, ImageOps
 
 from vit_jax.data import crops, images, jpeg, resize, samples, tiff
 from vit_jax.data.crops import Part
+from vit_jax.data.masks import IGNORED, LabelMap
 from vit_jax.data.options import MAX_PIXELS, Data
 from vit_jax.data.record import BadImage, decoding
 
@@ -20,6 +21,8 @@ __all__ = ["PIXELS", "BadImage", "decode", "eval_crop", "pillow_pixels", "train_
 
 # Another number wherever the same file gives other pixels; kept in the description of checkpoints.
 PIXELS = 3
+
+Place = tuple[Part, tuple[int, int]]  # a part, and the rows and columns that it fills of its target
 
 # Whole batches run in parallel; threads inside an image would only get in their way.
 cv2.setNumThreads(1)
@@ -126,10 +129,11 @@ def train_crop(
     *,
     name: str,
     out: np.ndarray | None = None,
+    label_map: LabelMap | None = None,
 ) -> np.ndarray:
     """A random part of an image, `crops.shape(config_data)` uint8. `config_data.train_crop` says how
     it is chosen, see `crops.train_part`; 'pad' then puts a border of `pad` zeros around it and cuts
-    a part of the same size out.
+    a part of the same size out; what 'jitter' does not fill is zero.
 
     Args:
       image: as for `decode`.
@@ -137,22 +141,40 @@ def train_crop(
       draws: `crops.DRAWS` numbers, random in [0, 1), which decide.
       name: what to call the image in errors.
       out: where to put the result, if it has a place already.
+      label_map: of the image, of which the same part is cut.
 
     Raises:
-      BadImage: see `decode`.
+      BadImage: see `decode`; or the label map does not fit the image.
     """
     out = np.empty(crops.shape(config_data), np.uint8) if out is None else out
-    _cut(image, name, lambda h, w: crops.train_part(h, w, config_data, draws), config_data, out)
+
+    def place_of(height: int, width: int) -> Place:
+        part = crops.train_part(height, width, config_data, draws)
+        return part, crops.filled(height, width, config_data, draws)
+
+    _cut(image, name, place_of, config_data, out, label_map)
     if config_data.train_crop == "pad":
-        pad = config_data.pad
-        padded = np.pad(out, ((pad, pad), (pad, pad), (0, 0)))
-        top, left = (int(draw * (2 * pad + 1)) for draw in draws[:2])
-        out[:] = padded[top : top + out.shape[0], left : left + out.shape[1]]
+        _move(out, config_data.pad, draws, 0)
+        if label_map is not None:
+            _move(label_map.out, config_data.pad, draws, IGNORED)
     return out
 
 
+def _move(pixels: np.ndarray, pad: int, draws: Sequence[float], border: int) -> None:
+    """Cuts a part of the same size out of `pixels` (H, W, …) with a border around it, in place."""
+    edges = [(pad, pad), (pad, pad)] + [(0, 0)] * (pixels.ndim - 2)
+    padded = np.pad(pixels, edges, constant_values=border)
+    top, left = (int(draw * (2 * pad + 1)) for draw in draws[:2])
+    pixels[:] = padded[top : top + pixels.shape[0], left : left + pixels.shape[1]]
+
+
 def eval_crop(
-    image: bytes | np.ndarray, config_data: Data, *, name: str, out: np.ndarray | None = None
+    image: bytes | np.ndarray,
+    config_data: Data,
+    *,
+    name: str,
+    out: np.ndarray | None = None,
+    label_map: LabelMap | None = None,
 ) -> np.ndarray:
     """The part of an image that is evaluated, `crops.shape(config_data)` uint8.
     `config_data.eval_crop` says how it is chosen, see `crops.eval_part`.
@@ -160,22 +182,40 @@ def eval_crop(
     Arguments and errors are those of `train_crop`.
     """
     out = np.empty(crops.shape(config_data), np.uint8) if out is None else out
-    _cut(image, name, lambda h, w: crops.eval_part(h, w, config_data), config_data, out)
+    whole = out.shape[:2]
+    place_of = lambda h, w: (crops.eval_part(h, w, config_data), whole)  # noqa: E731
+    _cut(image, name, place_of, config_data, out, label_map)
     return out
 
 
 def _cut(
     image: bytes | np.ndarray,
     name: str,
-    part_of: Callable[[int, int], Part],
+    place_of: Callable[[int, int], Place],
     config_data: Data,
     out: np.ndarray,
+    label_map: LabelMap | None = None,
 ) -> None:
-    """Puts the part that `part_of` chooses for a height and a width into `out` (H, W, C)."""
+    """Puts the part that `place_of` chooses for a height and a width into `out` (H, W, C), and of a label
+    map into its own place.
+    """
+
+    def part_of(height: int, width: int) -> Part:
+        nonlocal out
+        part, (rows, columns) = place_of(height, width)
+        if label_map is not None:
+            size, most = (height, width), config_data.max_pixels
+            label_map.cut(part, (rows, columns), size, name=name, max_pixels=most)
+        if (rows, columns) != out.shape[:2]:
+            out[:] = 0
+            out = out[:rows, :columns]
+        return part
+
     channels, interpolation = out.shape[2], config_data.interpolation
     if isinstance(image, np.ndarray):
         pixels = decode(image, name=name, channels=channels)
-        resize.cut_pixels(pixels, part_of(*pixels.shape[:2]), out, interpolation)
+        part = part_of(*pixels.shape[:2])
+        resize.cut_pixels(pixels, part, out, interpolation)
         return
     head = images.check(image, name, config_data.max_pixels)
     with decoding(name):
@@ -188,5 +228,8 @@ def _cut(
                 if pixels is not None:
                     resize.cut_pixels(pixels, resize.scaled(part, scale), out, interpolation)
                     return
-        pixels = _decode(image, head, channels, name)
-        resize.cut_pixels(pixels, part_of(*pixels.shape[:2]), out, interpolation)
+            pixels = _decode(image, head, channels, name)
+        else:
+            pixels = _decode(image, head, channels, name)
+            part = part_of(*pixels.shape[:2])
+        resize.cut_pixels(pixels, part, out, interpolation)

@@ -17,7 +17,7 @@ class Data:
 
     name: str = option(
         "digits",
-        "'digits', 'folder', 'prepared', 'tar', 'mixture', or the name of a TFDS data set such as 'imagenet2012'",
+        "'digits', 'folder', 'prepared', 'tar', 'masks', 'mixture', or a data set of TFDS such as 'imagenet2012'",
     )
     path: str = option(
         "",
@@ -58,7 +58,15 @@ class Data:
         maximum=16,
     )
     train_crop: str = option(
-        "inception", "how training images are cut", choices=("inception", "random", "pad", "resize")
+        "inception",
+        "how training images are cut",
+        choices=("inception", "random", "pad", "resize", "jitter"),
+    )
+    crop_scale: tuple = option(
+        (0.1, 2.0),
+        "jitter crop: smallest and largest factor by which an image is enlarged; at 1 it just fits",
+        above=0,
+        length=2,
     )
     crop_area: tuple = option(
         (0.05, 1.0),

@@ -358,7 +358,9 @@ def join(threads: list[threading.Thread]) -> None:
 def _bytes(found: Record | Exception) -> int:
     if isinstance(found, Exception):
         return 0
-    return found.image.nbytes if isinstance(found.image, np.ndarray) else len(found.image)
+    mask = found.label if isinstance(found.label, bytes) else b""
+    image = found.image
+    return len(mask) + (image.nbytes if isinstance(image, np.ndarray) else len(image))
 
 
 def _free_memory() -> float:

@@ -39,6 +39,13 @@ def cut_pixels(pixels: np.ndarray, part: Part, out: np.ndarray, interpolation: s
         out[..., channel] = plane.resize(size, method, box=box)
 
 
+def cut_labels(labels: np.ndarray, part: Part, out: np.ndarray) -> None:
+    """Puts a part of a label map (H, W) uint8 into `out`: of each pixel the label nearest to its centre."""
+    (top, left, bottom, right), _ = part
+    picture = Image.fromarray(labels)
+    out[:] = picture.resize(out.shape[::-1], Image.Resampling.NEAREST, (left, top, right, bottom))
+
+
 def jpeg_scale(part: Part, height: int, width: int, interpolation: str) -> int:
     """By what a JPEG's sides may be divided (1, 2, 4 or 8) for a result of this size."""
     (top, left, bottom, right), _ = part

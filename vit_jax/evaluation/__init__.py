@@ -2,7 +2,7 @@
 `EVALUATORS`, or registered by a recipe with `register`.
 
 A run's evaluators are `config.eval.evaluators`; `vit_jax evaluate` takes the same. Metrics are called
-PREFIX/METRIC, but those of `accuracy` and `loss` by their own names.
+PREFIX/METRIC, but those of `accuracy`, `loss` and `segmentation` by their own names.
 """
 
 import dataclasses
@@ -22,6 +22,7 @@ from vit_jax.evaluation.early_exit.evaluator import EarlyExit
 from vit_jax.evaluation.few_shot import FewShot
 from vit_jax.evaluation.loss import Loss
 from vit_jax.evaluation.neighbours import Neighbours
+from vit_jax.evaluation.segmentation import Segmentation
 
 EVALUATORS: dict[str, type[Evaluator]] = {
     "accuracy": Accuracy,
@@ -31,8 +32,9 @@ EVALUATORS: dict[str, type[Evaluator]] = {
     "knn": Neighbours,
     "early_exit": EarlyExit,
     "imagenet_c": Corruptions,
+    "segmentation": Segmentation,
 }
-_UNPREFIXED = ("accuracy", "loss")
+_UNPREFIXED = ("accuracy", "loss", "segmentation")
 _LOW_IS_GOOD = ("loss", "error", "nll", "brier", "ece", "mce")
 
 
@@ -79,16 +81,17 @@ def make(entries: Sequence, subject: EvalContext) -> Suite:
     """The evaluators that `config.eval.evaluators` names.
 
     Args:
-      entries: of each its name, or (name, options); none: what suits the objective, accuracy where
-        it has labels to learn from, else its loss on held-out examples.
+      entries: of each its name, or (name, options); none: the objective's own, or what suits it, accuracy
+        where it has labels to learn from, else its loss on held-out examples.
 
     Raises:
       ConfigError: there is no such evaluator or option, two have the same prefix, or the data does
         not go with the model.
     """
     if not entries:
-        needs_labels = objectives.find(subject.config.objective)[0].needs_labels
-        entries = ("accuracy",) if needs_labels or subject.networks is None else ("loss",)
+        objective = objectives.find(subject.config.objective)[0]
+        usual = "accuracy" if objective.needs_labels or subject.networks is None else "loss"
+        entries = (objective.evaluator or usual,)
     found = {}
     for entry in entries:
         name, said = (entry, {}) if isinstance(entry, str) else _pair(entry)

@@ -28,8 +28,8 @@ class EvalContext:
       config: of its run; `data` says how its images are cut and normalised.
       model_config: the family's config.
       definition: of the model.
-      classes: label names in the order of its logits; () for a model without a head.
-      networks: with what the objective owns; `None` outside of training.
+      classes: label names in the order of its answers; () for a model without a head.
+      networks: with what the objective owns; `None` outside of training, unless the model answers by it.
     """
 
     config: Config
@@ -46,10 +46,12 @@ class EvaluatedModel:
     Attributes:
       weights: the averaged ones, if there is an average.
       state: the whole training state, while training; else `None`.
+      own: what the objective owns, averaged too, where the model answers by it.
     """
 
     weights: Weights
     state: Any = None
+    own: Weights = Weights({}, {})
 
 
 def _fields(changes: dict | tuple, name: str) -> tuple[tuple[str, Any], ...]:

@@ -14,6 +14,8 @@ from vit_jax.devices import meshes
 from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, Evaluator, Options, Watch
 from vit_jax.models import batch_norm
 
+_NEEDS_TRAINING = "config.eval.evaluators: 'loss' needs what the objective owns, which only a run that is training has"
+
 
 class Loss(Evaluator):
     """`loss`, and what else the objective measures: means over the evaluated examples, which are
@@ -25,10 +27,7 @@ class Loss(Evaluator):
     def __init__(self, options: Options, subject: EvalContext):
         super().__init__(options, subject)
         if subject.networks is None:
-            raise ConfigError(
-                "config.eval.evaluators: 'loss' needs what the objective owns, which only a run that "
-                "is training has"
-            )
+            raise ConfigError(_NEEDS_TRAINING)
         self.config = dataclasses.replace(subject.config, data=self.data())
         self.source = sources.open_eval(self.config.data)
         self._step = None
@@ -37,6 +36,8 @@ class Loss(Evaluator):
         self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter
     ) -> dict[str, float]:
         """See `Evaluator`."""
+        if trained.state is None:
+            raise ConfigError(_NEEDS_TRAINING)
         self._step = self._step or jax.jit(self._sums, out_shardings=meshes.replicated(mesh))
         totals: dict[str, float] = {}
         with loader.eval_batches(self.source, self.config, meshes.batch_sharding(mesh)) as batches:

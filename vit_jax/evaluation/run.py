@@ -36,10 +36,10 @@ def evaluate_run(
         known how images are normalised.
     """
     judges, absent = make_judges(run, config, suite, data_dir)
-    weights = registry.split(run.model)[1]
+    trained = evaluated(run)
     mesh, found = meshes.replica_mesh(), {}
     with jax.set_mesh(mesh):
-        for metrics in judges.each(EvaluatedModel(weights), mesh, watch):
+        for metrics in judges.each(trained, mesh, watch):
             if len(judges.evaluators) > 1:
                 logging.info("%s", text(metrics))
             found |= metrics
@@ -55,8 +55,9 @@ def make_judges(
     """
     config = dataclasses.replace(config, data=normalized_as(config.data, run.directory))
     definition, _ = registry.split(run.model)
-    classes = run.classes if run.model_config.num_classes else ()
-    subject = EvalContext(config, run.model_config, definition, classes)
+    classes = run.classes if run.model_config.num_classes or run.own else ()
+    networks = run.own.networks if run.own else None
+    subject = EvalContext(config, run.model_config, definition, classes, networks)
     if suite:
         judges, absent = suites.make(suite, subject, data_dir)
     else:
@@ -65,6 +66,12 @@ def make_judges(
             if (judged := held_out(evaluator)) is not None:
                 logging.info("%s", judged_images(evaluator.data(), len(judged)))
     return judges, absent
+
+
+def evaluated(run: Run) -> EvaluatedModel:
+    """The model of a run, as evaluators take it."""
+    own = {"own": run.own.weights} if run.own else {}
+    return EvaluatedModel(registry.split(run.model)[1], **own)
 
 
 def text(metrics: dict[str, float]) -> str:

@@ -121,3 +121,12 @@ def rotations(angles: jax.Array | None) -> tuple[Angles | None, Angles | None]:
         return None, None
     both = jnp.cos(angles), jnp.sin(angles)
     return (both, None) if angles.ndim == 3 else (None, both)
+
+
+def with_joined(rotations: Angles | None, tokens: int) -> Angles | None:
+    """Rotations (T, H, C/2) of `tokens` tokens: the first ones, which have none so far, are not turned."""
+    if rotations is None or len(rotations[0]) == tokens:
+        return rotations
+    cosines, sines = rotations
+    edges = ((tokens - len(cosines), 0), (0, 0), (0, 0))
+    return jnp.pad(cosines, edges, constant_values=1), jnp.pad(sines, edges)

@@ -153,13 +153,17 @@ class VisionTransformer(classifier.Classifier):
             return jnp.asarray(sincos_2d(self.config.grid, self.config.width), dtype)
         return None if self.position is None else self.position[...].astype(dtype)
 
-    def encode(self, x, *, deterministic=True, rngs=None, capture=False) -> tuple[jax.Array, dict]:
-        """Of what `place` gives, the tokens after the last norm, without registers; and what was captured."""
+    def encode(
+        self, x, *, deterministic=True, rngs=None, capture=False, joining=None
+    ) -> tuple[jax.Array, dict]:
+        """Of what `place` gives, the tokens after the last norm, without registers; and what was captured.
+        With tokens that join, a `stack.Joining`, all tokens, these first; and nothing is captured.
+        """
         config, placed = self.config, self.config.placed_tokens
         rates = config.dropout, config.attention_dropout, config.drop_path
         first_key, key = split(draw(rngs, deterministic, *rates), 2)
-        x, captured = self.encoder(dropout(x, config.dropout, first_key), key, capture)
-        if config.registers:
+        x, captured = self.encoder(dropout(x, config.dropout, first_key), key, capture, joining)
+        if config.registers and joining is None:
             x = jnp.concatenate([x[:, :placed], x[:, placed + config.registers :]], axis=1)
         return x, captured
 
@@ -191,16 +195,21 @@ class Encoder(nnx.Module):
         self.norm = layer_norm(config.width, config.epsilon, dtype, rngs)
         self.config = config
 
-    def __call__(self, x, key=None, capture: Capture = False) -> tuple[jax.Array, dict]:
+    def __call__(
+        self, x, key=None, capture: Capture = False, joining: stack.Joining | None = None
+    ) -> tuple[jax.Array, dict]:
         """(B, N, D) -> the same; and with `capture` of each block its `attention` weights and output, `blocks`."""
         config = self.config
 
-        def step(block, x, rate, key):
-            x, weights = block(x, rate, key)
+        def step(block, x, rate, key, bias=None):
+            x, weights = block(x, rate, key, bias)
             return x, kept(capture, attention=weights, blocks=x)
 
         depths, remat = by_depth(config.drop_path, config.depth, key), choices.remat(config)
-        x, captured = stack.scan(step, self.layers, x, depths, remat=remat, unroll=config.unroll)
+        how = dict(remat=remat, unroll=config.unroll)
+        if joining is not None:
+            return self.norm(stack.scan_joined(step, self.layers, x, depths, joining, **how)), {}
+        x, captured = stack.scan(step, self.layers, x, depths, **how)
         return self.norm(x), captured
 
 
@@ -215,10 +224,10 @@ class Block(nnx.Module):
         self.mlp_norm = layer_norm(width, config.epsilon, dtype, rngs)
         self.mlp = Mlp(width, config.mlp_dim, activation=config.activation, **how)
 
-    def __call__(self, x, drop_path_rate, key) -> tuple[jax.Array, jax.Array]:
-        """(B, N, D) -> the same, and the attention weights (B, H, N, N)."""
+    def __call__(self, x, drop_path_rate, key, bias=None) -> tuple[jax.Array, jax.Array]:
+        """(B, N, D) -> the same, and the attention weights (B, H, N, N); `bias` as in `Attention`."""
         keys = split(key, 4)
-        y, weights = self.attention(self.attention_norm(x), key=keys[0])
+        y, weights = self.attention(self.attention_norm(x), key=keys[0], bias=bias)
         x = x + drop_path(y, drop_path_rate, keys[1])
         y = self.mlp(self.mlp_norm(x), key=keys[2])
         return x + drop_path(y, drop_path_rate, keys[3]), weights

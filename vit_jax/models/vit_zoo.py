@@ -143,7 +143,9 @@ class PublishedViT(VisionTransformer):
         at_stem = self.config.position_place == "stem"
         return positions.table(self.position, self.config, dtype) if at_stem else None
 
-    def encode(self, x, *, deterministic=True, rngs=None, capture=False) -> tuple[jax.Array, dict]:
+    def encode(
+        self, x, *, deterministic=True, rngs=None, capture=False, joining=None
+    ) -> tuple[jax.Array, dict]:
         """See `VisionTransformer`; registers stay where they are pooled too."""
         config, placed = self.config, self.config.placed_tokens
         rates = config.dropout, config.attention_dropout, config.drop_path
@@ -155,8 +157,9 @@ class PublishedViT(VisionTransformer):
         x = self.pre_norm(x) if config.pre_norm else x
         moves = config.rope_shift, config.rope_jitter, config.rope_rescale
         angles = rotary.angles(self.rope, config, draw(rngs, deterministic, *moves))
-        x, captured = self.encoder(x, key, capture, position, angles)
-        if config.registers and not config.pool_prefix:
+        joined = {} if joining is None else {"joining": joining}  # which few encoders take
+        x, captured = self.encoder(x, key, capture, position, angles, **joined)
+        if config.registers and not config.pool_prefix and joining is None:
             x = jnp.concatenate([x[:, :placed], x[:, placed + config.registers :]], axis=1)
         return x, captured
 

@@ -10,7 +10,7 @@ import jax
 from flax import nnx
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.compute import choices, relative, stack
+from vit_jax.compute import attend, choices, relative, stack
 from vit_jax.compute.dropout import by_depth, drop_path, split
 from vit_jax.models import classifier, pooling, positions, rotary
 from vit_jax.models.attention import Angles, Attention
@@ -87,17 +87,20 @@ class PublishedBlock(nnx.Module):
         key: jax.Array | None,
         position: jax.Array | None = None,
         angles: Angles | None = None,
+        added: attend.Bias | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """Tokens (B, N, D) -> the same, and the attention weights (B, H, N, N).
 
         Args:
           position: that all layers share, from `positions.of_layer`.
           angles: see `Attention`.
+          added: to the logits of attention, in place of what positions add.
         """
         keys = split(key, 4)
         x, bias = self.place(x, position)
-        attend = functools.partial(self.attention, bias=bias, angles=angles)
-        return self.forward(x, attend, drop_path_rate, keys)
+        bias = bias if added is None else added
+        attention = functools.partial(self.attention, bias=bias, angles=angles)
+        return self.forward(x, attention, drop_path_rate, keys)
 
     def forward(self, x, attend: Callable, rate, keys: list) -> tuple[jax.Array, jax.Array]:
         """`__call__` after the positions; `attend` is the attention with biases and angles."""
@@ -171,6 +174,7 @@ class PublishedEncoder(nnx.Module):
         capture: Capture = False,
         position: jax.Array | None = None,
         angles: jax.Array | None = None,
+        joining: stack.Joining | None = None,
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
         """Runs the blocks.
 
@@ -180,6 +184,7 @@ class PublishedEncoder(nnx.Module):
           capture: also return `attention` (L, B, H, N, N) and `blocks` (L, B, N, D).
           position: that all layers share, from `positions.of_layer`.
           angles: from `rotary.angles`.
+          joining: tokens that join before the last blocks; then nothing is captured.
 
         Returns:
           tokens (B, N, D) after the last norm, if there is one, and what was captured.
@@ -190,17 +195,21 @@ class PublishedEncoder(nnx.Module):
         constant = config.drop_path_by == "constant"
         drawn = by_depth(config.drop_path, config.depth, key, constant=constant)
 
-        def step(block, x, rate, key, own):
-            x, weights = block(x, rate, key, position, rotations if own is None else own)
+        def step(block, x, rate, key, own, bias=None):
+            turned = rotary.with_joined(rotations if own is None else own, x.shape[1])
+            x, weights = block(x, rate, key, position, turned, bias)
             return x, kept(capture, attention=weights, blocks=x)
 
+        how = dict(remat=choices.remat(config), unroll=config.unroll)
+        if joining is not None:
+            x = stack.scan_joined(step, self.layers, x, (*drawn, of_layer), joining, **how)
+            return x if self.norm is None else self.norm(x), {}
         scan = self.layer_weights.scan if config.weighted_layers else stack.scan
         x, captured = scan(
             step,
             self.layers,
             x,
             (*drawn, of_layer),
-            remat=choices.remat(config),
-            unroll=config.unroll,
+            **how,
         )
         return x if self.norm is None else self.norm(x), captured

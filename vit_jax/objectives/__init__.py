@@ -16,6 +16,7 @@ from vit_jax.objectives.dino import Dino
 from vit_jax.objectives.distill import Distill
 from vit_jax.objectives.mae import Mae
 from vit_jax.objectives.masked_patches import MaskedPatches
+from vit_jax.objectives.segmentation import Segmentation
 from vit_jax.objectives.supervised import Supervised
 
 OBJECTIVES: dict[str, type[Objective]] = {
@@ -24,6 +25,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "masked_patches": MaskedPatches,
     "dino": Dino,
     "distill": Distill,
+    "segmentation": Segmentation,
 }
 # What turns logits into probabilities, by the names that `probabilities` gives.
 ACTIVATIONS = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}

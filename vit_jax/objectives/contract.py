@@ -31,6 +31,7 @@ class ObjectiveContext:
       to_steps: a duration of the config in steps.
       views: (count, H, W, C) by name in a batch, of an example's views if there are several.
       batch_size: examples that a loss is computed of at once, on all devices together.
+      num_classes: of the data; 0 where it has no labels.
       other_views: as `views`, with the other sizes that they have in some steps (`config.data.view_sizes`).
     """
 
@@ -41,6 +42,7 @@ class ObjectiveContext:
     to_steps: Callable[[str], int]
     views: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     batch_size: int = 0
+    num_classes: int = 0
     other_views: tuple[Mapping[str, tuple[int, ...]], ...] = ()
 
 
@@ -141,12 +143,20 @@ class Objective:
       needs_views: whether it learns from several views of each image (`config.data.views`), which
         batches to train on then have in place of `image`: (B, count, H, W, C) each, by the names in
         `ObjectiveContext.views`.
+      needs_masks: whether labels must be masks, (B, H, W) uint8; what moves pixels of an image moves all
+        targets with it.
+      own_answers: whether a trained model answers by what the objective owns too, so that evaluation and
+        prediction load that with it.
+      evaluator: the evaluator of runs that name none; '': `accuracy` with labels, `loss` without.
     """
 
     Options: ClassVar[type]
     needs_labels: ClassVar[bool] = True
     mixes: ClassVar[bool] = True
     needs_views: ClassVar[bool] = False
+    needs_masks: ClassVar[bool] = False
+    own_answers: ClassVar[bool] = False
+    evaluator: ClassVar[str] = ""
 
     def __init__(self, options: Any, setting: ObjectiveContext):
         """Raises `ConfigError` for what does not fit together."""
@@ -166,7 +176,7 @@ class Objective:
 
     def targets(self, batch: Batch) -> Batch:
         """What is to be learnt, made from a batch of the loader: float32 (B, …) each, mixed by
-        mixup and cutmix as the images are.
+        mixup and cutmix as the images are; with `needs_masks` maps (B, H, W).
         """
         return {}
 

@@ -12,6 +12,7 @@ from vit_jax.base.settings import with_fields
 from vit_jax.checkpoints import descriptions, reading
 from vit_jax.config import Config
 from vit_jax.data import sources
+from vit_jax.data.masks import mask_table
 from vit_jax.data.record import DataError, Source
 from vit_jax.devices import local
 from vit_jax.models import naming, registry
@@ -55,7 +56,11 @@ def dry_run(
         if examples is None:
             raise
     assembly = assemble(
-        config, num_classes=classes, examples_per_epoch=examples, multi_label=multi_label
+        config,
+        num_classes=classes,
+        examples_per_epoch=examples,
+        multi_label=multi_label,
+        masks=None if source is None else mask_table(source) is not None,
     )
     suite = source and evaluation.make(config.eval.evaluators, subject_of(assembly, source))
     preflight.check(assembly, source, suite, workdir, teachers=teachers)

@@ -24,7 +24,12 @@ def estimate(assembly: Assembly) -> dict:
     machine's at the rate of a float32 product, measured now; `None` if it is not the CPU that would train.
     """
     config, state = assembly.config, jax.eval_shape(assembly.init, jax.random.key(0))
-    batch = batches.spec(config, num_classes=assembly.num_classes, multi_label=assembly.multi_label)
+    batch = batches.spec(
+        config,
+        num_classes=assembly.num_classes,
+        multi_label=assembly.multi_label,
+        masks=assembly.masks,
+    )
     flops = assembly.step_flops * assembly.total_steps
     seconds = {kind: flops / chips.PEAK_BFLOAT16[kind] for kind in _SHOWN}
     cpu = flops / _product_rate() if local.platform() == "cpu" else None

@@ -125,6 +125,10 @@ def padded(
 
 def check_head(run: reading.Run) -> None:
     """Raises `ConfigError` for a model without a head."""
+    if run.own is not None:
+        raise ConfigError(
+            f"{run.directory}: the model segments: pass --out=FOLDER for the masks of images"
+        )
     if not run.model_config.num_classes:
         raise ConfigError(
             f"{run.directory}: the model has no head, and so no classes to predict: fine-tune it, or use its features "

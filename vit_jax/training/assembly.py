@@ -46,7 +46,7 @@ class Assembly:
       optimizer, learning_rate: see `optim.make`.
       init: random key -> first state.
       train_step: (state, batch) -> (state, metrics), not compiled.
-      num_classes, multi_label: of the data.
+      num_classes, multi_label, masks: of the data, see `assemble`.
       total_steps: length of the run.
       to_steps: a duration of the config in steps.
     """
@@ -61,6 +61,7 @@ class Assembly:
     train_step: Callable
     num_classes: int
     multi_label: bool
+    masks: bool
     total_steps: int
     to_steps: Callable[[str], int]
 
@@ -90,10 +91,10 @@ class Assembly:
 
     def abstract_batches(self, mesh: jax.sharding.Mesh) -> list[dict[str, jax.ShapeDtypeStruct]]:
         """The batches of the run, on a mesh: one of each shape."""
-        cut, labels = meshes.batch_sharding(mesh), (self.num_classes, self.multi_label)
+        cut, labels = meshes.batch_sharding(mesh), (self.num_classes, self.multi_label, self.masks)
         return [
             {n: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=cut) for n, x in spec.items()}
-            for spec in batches.specs(self.config, num_classes=labels[0], multi_label=labels[1])
+            for spec in batches.specs(self.config, *labels)
         ]
 
 
@@ -190,7 +191,12 @@ def _is_of_run(path: str, workdir: epath.PathLike) -> bool:
 
 
 def assemble(
-    config: Config, *, num_classes: int, examples_per_epoch: int | None, multi_label: bool = False
+    config: Config,
+    *,
+    num_classes: int,
+    examples_per_epoch: int | None,
+    multi_label: bool = False,
+    masks: bool | None = None,
 ) -> Assembly:
     """Puts a run together.
 
@@ -200,12 +206,15 @@ def assemble(
       examples_per_epoch: examples in the training set; `None` if unknown, then no duration may be
         in epochs.
       multi_label: whether an example may have several labels.
+      masks: whether labels are masks; by default as the objective needs them.
 
     Raises:
       ConfigError: the parts do not fit together, or the data.
       CheckpointError: the teacher's checkpoint cannot be read.
     """
     (several, *others), (objective, _) = views.variants(config), objectives.find(config.objective)
+    masks = objective.needs_masks if masks is None else masks
+    _check_masks(config, objective, masks)
     if objective.needs_labels:
         _check_labels(config, num_classes, multi_label)
     if bool(several) != objective.needs_views:
@@ -243,6 +252,7 @@ def assemble(
             views={view.name: view.shape for view in several},
             other_views=tuple({view.name: view.shape for view in views} for views in others),
             batch_size=config.batch_size // config.accumulate,
+            num_classes=num_classes,
         )
         return objectives.make(config.objective, setting)
 
@@ -271,6 +281,7 @@ def assemble(
         train_step=make_train_step(networks, optimizer, learning_rate, config),
         num_classes=num_classes,
         multi_label=multi_label,
+        masks=masks,
         total_steps=total_steps,
         to_steps=to_steps,
     )
@@ -280,6 +291,28 @@ def adapters_of(config: Config) -> Adapters | None:
     """What a run trains of its model; `None`: all of it."""
     rank, targets, also = config.adapt.lora_rank, config.adapt.lora_targets, config.adapt.also
     return Adapters(rank, targets, also) if rank else None
+
+
+def _check_masks(config: Config, objective: type[Objective], masks: bool) -> None:
+    """Raises `ConfigError` unless the objective can learn from labels that are masks, or are none."""
+    name, data = config.objective.name, f"{config.data.name!r} ({config.data.path or 'no path'})"
+    if masks and objective.needs_labels:
+        raise ConfigError(
+            f"the objective {name!r} needs classes of images, and {data} has masks: set "
+            "--config.objective.name=segmentation"
+        )
+    if not objective.needs_masks:
+        return
+    if not masks:
+        raise ConfigError(
+            f"the objective {name!r} needs masks, and {data} has none: set --config.data.name=masks and "
+            "--config.data.path=FOLDER"
+        )
+    augment.check_moves(config.augment)
+    if config.data.permute != "none":
+        raise ConfigError(
+            f"config.data.permute = {config.data.permute!r}: pixels with masks are not permuted"
+        )
 
 
 def _check_labels(config: Config, num_classes: int, multi_label: bool) -> None:

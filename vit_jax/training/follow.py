@@ -26,8 +26,7 @@ from vit_jax.config import config_class, default_config
 from vit_jax.devices import meshes, processes
 from vit_jax.evaluation import run as running
 from vit_jax.evaluation import suites
-from vit_jax.evaluation.contract import EvaluatedModel, Watch
-from vit_jax.models import registry
+from vit_jax.evaluation.contract import Watch
 from vit_jax.prediction.overrides import check_changes, load_to_evaluate
 from vit_jax.training.guards import make_workdir
 from vit_jax.training.series import FOLDER, Series
@@ -238,7 +237,7 @@ class _Follower:
             self._judges, _ = running.make_judges(run, config, what.suite, what.data_dir)
             self._made_for = (run.model_config, config)
         began = time.monotonic()
-        trained = EvaluatedModel(registry.split(run.model)[1])
+        trained = running.evaluated(run)
         with jax.set_mesh(self._mesh):
             metrics = self._judges(trained, self._mesh, self._watch)
         seconds = time.monotonic() - began

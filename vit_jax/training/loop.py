@@ -21,6 +21,7 @@ from vit_jax.checkpoints import descriptions, saving, storage, tiers
 from vit_jax.config import Config
 from vit_jax.data import loader, sources
 from vit_jax.data.decode import PIXELS
+from vit_jax.data.masks import mask_table
 from vit_jax.data.record import Source
 from vit_jax.devices import meshes, processes
 from vit_jax.evaluation.contract import EvalContext, EvaluatedModel
@@ -117,6 +118,7 @@ def assembly_for(config: Config, source: Source) -> Assembly:
         num_classes=len(source.classes),
         examples_per_epoch=len(source),
         multi_label=source.multi_label,
+        masks=mask_table(source) is not None,
     )
 
 
@@ -127,9 +129,14 @@ def subject_of(assembly: Assembly, source: Source) -> EvalContext:
         config=assembly.config,
         model_config=model_config,
         definition=assembly.definition,
-        classes=source.classes if model_config.num_classes else (),
+        classes=source.classes if answers(assembly) else (),
         networks=assembly.networks,
     )
+
+
+def answers(assembly: Assembly) -> bool:
+    """Whether the model of a run tells classes apart, by its head or by what the objective owns."""
+    return bool(assembly.model_config.num_classes) or assembly.networks.objective.own_answers
 
 
 class _Run:
@@ -351,7 +358,7 @@ class _Run:
     def _evaluate(self, step: int) -> None:
         with self._during("evaluate"):
             state = self.gather(self.state)
-            trained = EvaluatedModel(state.weights(), state)
+            trained = EvaluatedModel(state.weights(), state, state.own_weights())
             self.results = self.suite(
                 trained, self.mesh, watch=lambda batches: self.clock.each(batches, "evaluate")
             )

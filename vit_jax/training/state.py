@@ -54,6 +54,11 @@ class TrainState:
         params = adapters.whole(self.base, params)
         return Weights({n: tree for n, tree in params.items() if n != OWN}, variables)
 
+    def own_weights(self) -> Weights:
+        """What the objective owns, averaged where there is an average; empty if it owns nothing."""
+        params = self.params if self.ema is None else self.ema
+        return Weights(params.get(OWN, {}), self.variables.get(OWN, {}))
+
     def learner(
         self,
         networks: Networks,

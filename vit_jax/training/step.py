@@ -14,7 +14,7 @@ from vit_jax.base import patterns
 from vit_jax.compute import choices, partitioning
 from vit_jax.config import Config
 from vit_jax.data import views
-from vit_jax.data.augmentation.augment import augment
+from vit_jax.data.augmentation.augment import augment, moved
 from vit_jax.data.augmentation.permute import permuted
 from vit_jax.devices import meshes
 from vit_jax.objectives.contract import Batch
@@ -144,6 +144,8 @@ def prepare_inputs(
         images = views.augment_views(batch, several, augment_key, **how)
     else:
         image, targets = augment(batch["image"], targets, augment_key, config.augment, **how)
+        if networks.objective.needs_masks:
+            targets = moved(targets, augment_key, config.augment)
         images = {"image": permuted(image, config.data.permute_patch, config.data.permute)}
     images = {name: partitioning.constrain_batch(x) for name, x in images.items()}
     return images, targets, model_key

@@ -175,6 +175,28 @@ def augment(
     return images.astype(dtype), targets
 
 
+def moved(maps: Any, key: jax.Array, config: Augment) -> Any:
+    """Maps of images as `augment` with this key and config moves the pixels of these.
+
+    Args:
+      maps: a tree of (B, H, W), such as the classes of pixels.
+    """
+    if not config.flip:
+        return maps
+    flip_key = jax.random.split(key, 5)[0]
+    return jax.tree.map(lambda x: flip(x[..., None], flip_key)[..., 0], maps)
+
+
+def check_moves(config: Augment) -> None:
+    """Raises `ConfigError` for random changes that move pixels where `moved` does not."""
+    for name in ("randaugment_layers", "autoaugment"):
+        if getattr(config, name):
+            raise ConfigError(
+                f"config.augment.{name} = {getattr(config, name)} would move pixels of images and not of their "
+                f"masks: set it to {type(getattr(config, name))()}"
+            )
+
+
 def normalize(
     images: jax.Array, mean: Sequence[float], std: Sequence[float], dtype: jax.typing.DTypeLike
 ) -> jax.Array:

@@ -13,10 +13,13 @@ from etils import epath
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.cache import cached
+from vit_jax.data.masks import mask_table
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, DataError, DataSet, Labels, Record, Source
+from vit_jax.data.sources.digit_scenes import open_digit_scenes
 from vit_jax.data.sources.digits import open_digits, open_few
 from vit_jax.data.sources.folder import open_folder
+from vit_jax.data.sources.masks import is_masked, open_masks
 from vit_jax.data.sources.mixture import MixedSet, check_mixture, open_mixture
 from vit_jax.data.sources.named import NAMED
 from vit_jax.data.sources.objectnet import open_objectnet
@@ -32,6 +35,8 @@ __all__ = [
 OPENERS: dict[str, Callable[..., DataSet | MixedSet]] = {
     "digits": open_digits,
     "digits_few": open_few,
+    "digit_scenes": open_digit_scenes,
+    "masks": open_masks,
     "folder": open_folder,
     "prepared": open_prepared,
     "tar": open_tar,
@@ -40,7 +45,7 @@ OPENERS: dict[str, Callable[..., DataSet | MixedSet]] = {
         config_data, lambda text: open_data_set(locate(text, config_data))
     ),
 }
-_WITHOUT_PATH = ("digits", "digits_few")
+_WITHOUT_PATH = ("digits", "digits_few", "digit_scenes")
 
 
 def register(name: str, opener: Callable[..., DataSet]) -> None:
@@ -107,6 +112,8 @@ def _check_balanced(source: Source, labels: Labels, config_data: Data) -> None:
         why = "these have no labels"
     elif source.multi_label:
         why = "these have several each"
+    elif mask_table(source):
+        why = "these are masks"
     elif config_data.name == "mixture":
         why = "a mixture's are not known: weight its sets instead"
     else:
@@ -150,6 +157,7 @@ def locate(text: str, config_data: Data) -> Data:
             name, path = "tar", text
         elif place.exists():
             name = "prepared" if (place / DESCRIPTION).exists() else "folder"
+            name = "masks" if is_masked(place) else name
             path = text
     return dataclasses.replace(config_data, name=name, path=path)
 

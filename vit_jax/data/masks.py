@@ -1,0 +1,160 @@
+"""Label maps of segmentation: from a mask's values or colours to the class of every pixel.
+
+Where masks lie is the sources' business; how a label map is cut beside its image is in `decode.py`.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from vit_jax.data import images, resize
+from vit_jax.data.crops import Part
+from vit_jax.data.options import MAX_PIXELS
+from vit_jax.data.record import BadImage, Source, decoding
+
+IGNORED = 255  # in a label map: a pixel that counts nowhere
+MAX_CLASSES = 255  # label maps are uint8
+VALUE, COLOR = ("value",), ("red", "green", "blue")  # the columns of a table
+_UNKNOWN = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassTable:
+    """Which values, or which colours, of a mask stand for which class.
+
+    Attributes:
+      classes: their names, in the order of the model's outputs.
+      keys: (value,) or (red, green, blue) of each row of the table.
+      labels: (n,) of each row: a class, or `IGNORED`.
+    """
+
+    classes: tuple[str, ...]
+    keys: tuple[tuple[int, ...], ...]
+    labels: tuple[int, ...]
+
+    @property
+    def colored(self) -> bool:
+        """Whether masks have colours."""
+        return len(self.keys[0]) == len(COLOR)
+
+    def decode(
+        self, mask: bytes | np.ndarray, *, name: str, max_pixels: int = MAX_PIXELS
+    ) -> np.ndarray:
+        """The label map (H, W) uint8 of a mask, a PNG file or an array (H, W) of values.
+
+        Raises:
+          BadImage: it is no PNG, or it has a value or colour that is not in the table.
+        """
+        found = self._read(mask, name, max_pixels)
+        codes = _code(found) if self.colored else found
+        if self.colored:
+            known, labels = self._sorted
+            place = np.minimum(np.searchsorted(known, codes), len(known) - 1)
+            label_map = np.where(known[place] == codes, labels[place], _UNKNOWN)
+        else:
+            label_map = self._by_value[codes]
+        if (label_map == _UNKNOWN).any():
+            row, column = np.argwhere(label_map == _UNKNOWN)[0]
+            what = f"colour {tuple(map(int, found[row, column]))}" if self.colored else "value"
+            what += "" if self.colored else f" {found[row, column]}"
+            raise BadImage(
+                name,
+                f"the mask has the {what} at row {row}, column {column}, which the table of {len(self.classes)} "
+                "classes does not list: add it to classes.csv, without a name if such pixels do not count",
+            )
+        return label_map.astype(np.uint8)
+
+    @property
+    def _by_value(self) -> np.ndarray:
+        table = np.full(2**16, _UNKNOWN, np.int16)
+        table[IGNORED] = IGNORED
+        for (value,), label in zip(self.keys, self.labels, strict=True):
+            table[value] = label
+        return table
+
+    @property
+    def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
+        codes = _code(np.asarray(self.keys, np.int32))
+        order = np.argsort(codes)
+        return codes[order], np.asarray(self.labels, np.int16)[order]
+
+    def _read(self, mask: bytes | np.ndarray, name: str, max_pixels: int) -> np.ndarray:
+        """Values (H, W), or colours (H, W, 3)."""
+        if isinstance(mask, np.ndarray):
+            return mask
+        head = images.check(mask, name, max_pixels)
+        if head.kind != images.PNG:
+            raise BadImage(
+                name, f"a mask must be a PNG file, which keeps values; this is {head.kind}"
+            )
+        with decoding(name), images.open_with_pillow(mask, head.kind) as opened:
+            if self.colored:
+                return np.asarray(opened.convert("RGB"), np.int32)
+            if opened.mode not in ("P", "L", "1", "I", "I;16"):
+                raise BadImage(
+                    name,
+                    f"the mask has colours (mode {opened.mode}), and classes.csv lists values: give the columns "
+                    "name, red, green and blue there, or store class numbers",
+                )
+            return np.asarray(opened).astype(np.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelMap:
+    """The mask of an example, and where the part of it goes that belongs to a crop of its image.
+
+    Attributes:
+      mask: see `ClassTable.decode`.
+      table: what it means.
+      out: (H, W) uint8.
+    """
+
+    mask: bytes | np.ndarray
+    table: ClassTable
+    out: np.ndarray
+
+    def cut(
+        self,
+        part: Part,
+        filled: tuple[int, int],
+        size: tuple[int, int],
+        *,
+        name: str,
+        max_pixels: int,
+    ) -> None:
+        """Fills `out`, all of it `IGNORED` but the first `filled` rows and columns.
+
+        Args:
+          part, size: of the image, and its height and width.
+          name: of the image.
+
+        Raises:
+          BadImage: the mask has another size, or see `ClassTable.decode`.
+        """
+        labels = self.table.decode(self.mask, name=name, max_pixels=max_pixels)
+        if labels.shape != size:
+            (height, width), (tall, wide) = size, labels.shape
+            raise BadImage(
+                name, f"its mask has {wide} x {tall} pixels, and the image {width} x {height}"
+            )
+        rows, columns = filled
+        if filled != self.out.shape:
+            self.out[:] = IGNORED
+        resize.cut_labels(labels, part, self.out[:rows, :columns])
+
+
+def mask_table(source: Source) -> ClassTable | None:
+    """The table of a source whose labels are masks; few sources have one, as the attribute `masks`."""
+    return getattr(source, "masks", None)
+
+
+def numbered(classes: Sequence[str]) -> ClassTable:
+    """The table of masks whose values are the numbers of the classes."""
+    count = len(classes)
+    return ClassTable(tuple(classes), tuple((i,) for i in range(count)), tuple(range(count)))
+
+
+def _code(colors: np.ndarray) -> np.ndarray:
+    """(…, 3) -> one number for each colour."""
+    return colors[..., 0] << 16 | colors[..., 1] << 8 | colors[..., 2]

@@ -1,0 +1,191 @@
+"""Images with masks for segmentation, as files:
+
+  PATH/images/NAME.jpg   an image in any readable format, at any depth
+  PATH/masks/NAME.png    its mask, of the same name and size
+  PATH/classes.csv       which values or colours stand for which class, see `read_table`
+
+Where all images lie in folders `train`, `test`, `val` or `validation` of `images`, these are the splits;
+else the share `config.data.holdout` becomes 'test'.
+"""
+
+import csv
+import dataclasses
+import io
+import os
+from collections.abc import Sequence
+
+from absl import logging
+from etils import epath
+
+from vit_jax.base import places
+from vit_jax.base.errors import ConfigError
+from vit_jax.data.masks import COLOR, IGNORED, MAX_CLASSES, VALUE, ClassTable
+from vit_jax.data.options import Data
+from vit_jax.data.record import BadImage, DataAbsent, DataSet, Record
+from vit_jax.data.sources import fingerprint
+from vit_jax.data.sources.ranges import read_files
+from vit_jax.data.sources.table import SPLITS, Table, hold_out
+from vit_jax.data.sources.text import read_text, readable
+from vit_jax.data.sources.trees import tree_at
+from vit_jax.data.sources.unused import Unused
+
+IMAGES, MASKS, TABLE = "images", "masks", "classes.csv"
+
+
+@dataclasses.dataclass(frozen=True)
+class MaskedImages:
+    """Image files with masks.
+
+    Attributes:
+      root: the folder that `pairs` are relative to; local, or gs://.
+      masks: what the values of masks mean.
+      pairs: (image, mask) files, in the order of the indices.
+    """
+
+    root: str
+    masks: ClassTable
+    pairs: tuple[tuple[str, str], ...]
+    multi_label: bool = False
+    labels: None = None
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Of the pixels."""
+        return self.masks.classes
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, index: int) -> Record:
+        return self.read([index])[0]
+
+    def read(self, indices: Sequence[int]) -> list[Record]:
+        """See `record.Source`; the label of a record is its encoded mask."""
+        paths = [os.path.join(self.root, name) for i in indices for name in self.pairs[i]]
+        found = iter(read_files(paths))
+        return [
+            Record(_good(next(found)), _good(next(found)), readable(os.path.join(self.root, image)))
+            for image, _ in (self.pairs[i] for i in indices)
+        ]
+
+    def fingerprint(self) -> str:
+        """A fingerprint of the classes, a sample of the names and, on a local disk, of the sizes."""
+        some = [self.pairs[i] for i in fingerprint.sampled(len(self))]
+        sizes = []
+        if not places.in_bucket(self.root):
+            sizes = [
+                os.path.getsize(os.path.join(self.root, name)) for pair in some for name in pair
+            ]
+        return fingerprint.digest(self.masks, len(self), some, sizes)
+
+
+def open_masks(config_data: Data) -> DataSet:
+    """The images and masks at `config_data.path`.
+
+    Raises:
+      ConfigError: there is no such folder, it has another form, or an image has no mask.
+    """
+    root = epath.Path(config_data.path or ".").expanduser()
+    if not config_data.path or not is_masked(root):
+        raise DataAbsent(
+            f"config.data.path = {config_data.path!r} must be a folder with {IMAGES}/, {MASKS}/ and {TABLE}"
+            f"{places.nearest_existing(root)}"
+        )
+    table, where = read_table(root / TABLE), str(root)
+    pairs = _pairs(root)
+    tops = {image.split("/")[1] for image, _ in pairs}
+    if tops <= set(SPLITS):
+        splits = {
+            n: [(p, None) for p in pairs if p[0].split("/")[1] == n] for n in SPLITS if n in tops
+        }
+    else:
+        splits = hold_out(
+            [(pair, None) for pair in pairs], config_data, where, lambda pair: pair[0]
+        )
+    data_set = Table(where, (), False, splits).data_set(
+        lambda classes, multi_label, keys, labels: MaskedImages(where, table, keys)
+    )
+    digest = data_set.identity
+    return dataclasses.replace(data_set, identity=lambda: fingerprint.digest(table, digest()))
+
+
+def read_table(path: epath.Path) -> ClassTable:
+    """The table in a CSV file with the columns `name` and `value`, or `name`, `red`, `green` and `blue`.
+
+    Rows without a name are pixels that do not count, as the value 255 is unless a row names it; of a row without
+    a value it is the row's number, from 0. Several rows of one name are one class.
+
+    Raises:
+      ConfigError: a column is missing, a number is none, a key occurs twice, or there are fewer than two classes.
+    """
+    if not path.exists():
+        raise ConfigError(
+            f"{path} does not exist: list the classes of the masks there, a CSV file with the columns name and "
+            "value, or name, red, green and blue"
+        )
+    rows = list(csv.DictReader(io.StringIO(read_text(path))))
+    columns = {name.strip() for name in (rows[0] if rows else {}) if name}
+    keys_of = COLOR if columns.issuperset(COLOR) else VALUE
+    if "name" not in columns:
+        raise ConfigError(
+            f"{path}: the first line must name the columns: name,value or name,red,green,blue"
+        )
+    classes, keys, labels = {}, [], []
+    for number, row in enumerate(rows):
+        row = {(key or "").strip(): (value or "").strip() for key, value in row.items()}
+        given = [row.get(column, "") for column in keys_of]
+        given = [str(number)] if keys_of == VALUE and given == [""] else given
+        limit = 2**16 if keys_of == VALUE else 256
+        if not all(text.isdecimal() and int(text) < limit for text in given):
+            raise ConfigError(
+                f"{path}, line {number + 2}: {', '.join(keys_of)} must be numbers below {limit}, got {given}"
+            )
+        keys.append(tuple(map(int, given)))
+        name = row["name"]
+        labels.append(classes.setdefault(name, len(classes)) if name else IGNORED)
+    if twice := next((key for key in keys if keys.count(key) > 1), None):
+        raise ConfigError(
+            f"{path}: {', '.join(keys_of)} = {', '.join(map(str, twice))} occurs twice"
+        )
+    if not 2 <= len(classes) <= MAX_CLASSES:
+        raise ConfigError(
+            f"{path} names {len(classes)} classes: segmentation needs 2 to {MAX_CLASSES}"
+        )
+    return ClassTable(tuple(classes), tuple(keys), tuple(labels))
+
+
+def is_masked(root: epath.Path) -> bool:
+    """Whether a folder is one of images and masks."""
+    return (root / IMAGES).is_dir() and (root / MASKS).is_dir()
+
+
+def _pairs(root: epath.Path) -> list[tuple[str, str]]:
+    """(image, mask) files from the root.
+
+    Raises:
+      ConfigError: an image has no mask, or there are no images.
+    """
+    tree, unused = tree_at(root), Unused()
+    masks = {name for name in tree.files_below(MASKS) if name.lower().endswith(".png")}
+    found, without = [], []
+    for image in filter(unused.is_image, tree.files_below(IMAGES)):
+        mask = f"{MASKS}{os.path.splitext(image)[0].removeprefix(IMAGES)}.png"
+        (found if mask in masks else without).append((image, mask))
+    if without:
+        image, mask = without[0]
+        raise ConfigError(
+            f"{root}: {len(without)} images have no mask; the first is {readable(image)}, whose mask would be "
+            f"{readable(mask)}"
+        )
+    if not found:
+        raise ConfigError(f"{root / IMAGES} has no images; it has {unused.text() or 'no files'}")
+    if spare := len(masks) - len({mask for _, mask in found}):
+        logging.warning("%s: %d masks belong to no image and are not used", root, spare)
+    return found
+
+
+def _good(content: bytes | BadImage) -> bytes:
+    """What was read of a file. Raises the error that came instead."""
+    if isinstance(content, BadImage):
+        raise content
+    return content

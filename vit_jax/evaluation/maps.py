@@ -1,0 +1,123 @@
+"""From images of any size to the class of every pixel, for a model that segments: what evaluation and
+prediction share.
+
+The model takes images of one size. `whole`: the image is squeezed to it. `sliding`: the image is resized until it
+just covers that size, and windows that overlap evenly are cut out of it; where they overlap, the mean counts.
+Maps of scores are enlarged bilinearly to the image's own size, and the highest score counts.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import cv2
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.base import sizes
+from vit_jax.data import resize
+from vit_jax.data.augmentation import augment
+from vit_jax.data.options import Data
+from vit_jax.models.registry import Weights
+from vit_jax.objectives.networks import OWN, Networks
+
+WINDOWS = ("whole", "sliding")
+
+
+@dataclasses.dataclass(frozen=True)
+class Windows:
+    """What the model sees of an image.
+
+    Attributes:
+      pixels: (n, H, W, C) uint8.
+      places: top and left of each in the resized image.
+      size: height and width of that.
+      original: those of the image.
+    """
+
+    pixels: np.ndarray
+    places: tuple[tuple[int, int], ...]
+    size: tuple[int, int]
+    original: tuple[int, int]
+
+    def labels(self, scores: Sequence[np.ndarray]) -> np.ndarray:
+        """The class of every pixel of the image, (h, w) uint8, by the scores (h', w', K) of its windows."""
+        return enlarged(self._joined(scores), self.original)
+
+    def _joined(self, scores: Sequence[np.ndarray]) -> np.ndarray:
+        """The mean of the scores of windows, at their resolution."""
+        if len(scores) == 1:
+            return scores[0]
+        (tall, wide, classes), window = scores[0].shape, self.pixels.shape[1:3]
+        shape = self.size[0] * tall // window[0], self.size[1] * wide // window[1]
+        total, count = np.zeros((*shape, classes), np.float32), np.zeros((*shape, 1), np.float32)
+        for (top, left), map_ in zip(self.places, scores, strict=True):
+            row, column = top * tall // window[0], left * wide // window[1]
+            place = slice(row, row + tall), slice(column, column + wide)
+            total[place] += map_
+            count[place] += 1
+        return total / count
+
+
+def cut(pixels: np.ndarray, data: Data, kind: str, grain: int) -> Windows:
+    """What the model sees of an image.
+
+    Args:
+      pixels: (h, w, C) uint8.
+      data: the section `config.data`; its size and interpolation are used.
+      kind: one of `WINDOWS`.
+      grain: windows lie at multiples of so many pixels, the side of a patch.
+    """
+    window, original = sizes.height_width(data.image_size), pixels.shape[:2]
+    size = window
+    if kind == "sliding":
+        scale = max(side / length for side, length in zip(window, original, strict=True))
+        size = tuple(
+            max(side, grain * round(length * scale / grain))
+            for side, length in zip(window, original, strict=True)
+        )
+    resized = np.empty((*size, pixels.shape[2]), np.uint8)
+    resize.cut_pixels(pixels, ((0, 0, *original), False), resized, data.interpolation)
+    places = tuple(itertools.product(*map(_starts, size, window, (grain, grain))))
+    tall, wide = window
+    cut_out = np.stack([resized[top : top + tall, left : left + wide] for top, left in places])
+    return Windows(cut_out, places, size, original)
+
+
+def enlarged(scores: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """The class with the highest of the scores (h, w, K), enlarged to `size`, (H, W) uint8."""
+    height, width = size
+    best, labels = np.full(size, -np.inf, np.float32), np.zeros(size, np.uint8)
+    for label in range(scores.shape[-1]):  # one by one: all at once are large
+        of_class = np.ascontiguousarray(scores[..., label])
+        found = cv2.resize(of_class, (width, height), interpolation=cv2.INTER_LINEAR)
+        better = found > best
+        best[better], labels[better] = found[better], label
+    return labels
+
+
+def make_scores(
+    networks: Networks, data: Data
+) -> Callable[[Weights, Weights, jax.Array], jax.Array]:
+    """The forward pass, to be compiled: of the model's arrays, those of what the objective owns, and images
+    (B, H, W, C) uint8, to scores (B, h, w, K) float32.
+    """
+
+    def scores(weights: Weights, own: Weights, images: jax.Array) -> jax.Array:
+        on_devices = networks.for_devices()
+        params = {**weights.params, OWN: own.params}
+        variables = {"model": weights.variables, OWN: own.variables}
+        learner = on_devices.learner(params, variables, step=jnp.int32(0))
+        dtype = jnp.dtype(on_devices.model_config.dtype)
+        return on_devices.objective.scores(learner, augment.prepared(images, data, dtype))
+
+    return scores
+
+
+def _starts(length: int, window: int, grain: int) -> list[int]:
+    """Where windows begin that cover a length with even overlaps, as few as can be."""
+    count = math.ceil(length / window)
+    room = (length - window) / grain
+    return [grain * round(i * room / max(count - 1, 1)) for i in range(count)]
