@@ -15,7 +15,7 @@ from vit_jax.config import default_config
 
 # What each changes beside all before it.
 ENTRIES = {
-    "adamw": {"duration": "8 epochs"},
+    "adamw": {"duration": "10 epochs"},
     "muon": {"duration": "4 epochs", "optim.name": "muon"},  # fewer steps
     "small_images": {"data.image_size": 24},  # 36 patches instead of 64: shorter steps
     "averaged": {"duration": "3 epochs", "optim.ema": 0.99},  # accurate while the rate is high
