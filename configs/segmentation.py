@@ -75,13 +75,13 @@ def smoke(config):
     config.objective.points = 128
     config.optim.freeze = ()  # Digits by themselves are not features of scenes: all is trained.
     config.optim.layer_decay = 1.0
-    config.optim.name = "muon"  # In as many steps AdamW comes half as far.
-    config.optim.lr = 5e-3 if config.objective.head == "eomt" else 2e-3
-    config.batch_size = 16 if config.objective.head == "eomt" else 32
+    config.optim.lr, config.batch_size, config.duration = 3e-3, 32, "1000 steps"
+    if config.objective.head == "eomt":  # Below BatchNorm Muon diverged in two of three runs.
+        config.optim.name = "muon"
+        config.optim.lr, config.batch_size, config.duration = 5e-3, 16, "800 steps"
     config.optim.weight_decay = 0.05
     config.optim.warmup = "10%"
     config.optim.ema = 0.98
-    config.duration = "800 steps" if config.objective.head == "eomt" else "1000 steps"
     config.eval.evaluators = ("segmentation",)
     config.eval.every = "50%"
     config.checkpoint.every = "200 steps"
