@@ -23,7 +23,7 @@ mirrored as there; the rate falls to 0. Pixels, not normalised values, are what 
 
 from vit_jax import recipes
 from vit_jax.config import default_config
-from vit_jax.objectives.masked_patches import Options
+from vit_jax.objectives.masked_patches import MaskedPatchesOptions
 
 TARGETS = {"color": "mean_color", "downsized": "downsized", "full": "full"}
 
@@ -33,7 +33,7 @@ def get_config(arg="B/16"):
     config = smoke() if model == "smoke" else paper(model)
     config.objective.name = "masked_patches"
     config.init_reset = ()  # There is no head.
-    config.objective.target = TARGETS[target] if target else Options.target
+    config.objective.target = TARGETS[target] if target else MaskedPatchesOptions.target
     return config
 
 

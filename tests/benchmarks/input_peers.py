@@ -168,7 +168,7 @@ def make_folders(images: pathlib.Path, root: pathlib.Path) -> None:
     from PIL import Image
 
     from vit_jax.data.preparation.prepare import prepare
-    from vit_jax.data.preparation.shards import Options
+    from vit_jax.data.preparation.shards import ShardOptions
 
     files = jpegs(images)
     for i, file in enumerate(files):
@@ -186,7 +186,10 @@ def make_folders(images: pathlib.Path, root: pathlib.Path) -> None:
     prepare(str(root / "plain"), str(root / "prepared"), holdout=0.0)
     prepare(str(root / "large"), str(root / "large_prepared"), holdout=0.0)
     smaller = prepare(
-        str(root / "plain"), str(root / "prepared_320"), holdout=0.0, options=Options(max_side=320)
+        str(root / "plain"),
+        str(root / "prepared_320"),
+        holdout=0.0,
+        options=ShardOptions(max_side=320),
     )
     print("prepare --max_side=320:", smaller)
 

@@ -140,7 +140,7 @@ def few_shots(said) -> dict:
         (centres[of] + 6 * random.normal(size=(10_000, 768))).astype(np.float32)
         for of in (labels, truth)
     )
-    options, found = few_shot.Options(), {}
+    options, found = few_shot.FewShotOptions(), {}
 
     def ours() -> None:
         found["ours"] = few_shot.accuracies(train, labels, test, truth, said.classes, options)

@@ -24,7 +24,7 @@ from vit_jax.models import registry
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.contract import ObjectiveContext
 from vit_jax.objectives.networks import OWN, Networks
-from vit_jax.objectives.segmentation import Options, Segmentation
+from vit_jax.objectives.segmentation import Segmentation, SegmentationOptions
 
 CLASSES = tuple("abcd")
 
@@ -111,7 +111,7 @@ def made(monkeypatch, source, **changes):
 
     def make_objective(model_config):
         context = ObjectiveContext(model_config, (0.5,) * 3, (0.5,) * 3, 10, int, num_classes=4)
-        return Segmentation(Options(head="linear"), context)
+        return Segmentation(SegmentationOptions(head="linear"), context)
 
     networks = Networks(model_config, make_objective)
     subject = EvalContext(

@@ -17,7 +17,7 @@ GRIDS = (1, 2, 4)
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(classifier.Options):
+class Config(classifier.ClassifierConfig):
     width: int = option(24, "size of the features", minimum=1, role="size")
     exits: int = option(3, "exits", minimum=1, maximum=3, role="size")
 

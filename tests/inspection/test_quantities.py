@@ -17,7 +17,7 @@ from vit_jax.inspection import (
     mixing,
     positions,
 )
-from vit_jax.inspection.contract import NEGATIVE, Options, Subject
+from vit_jax.inspection.contract import NEGATIVE, InspectOptions, Subject
 from vit_jax.inspection.flow import flow
 from vit_jax.inspection.observe import Observed, Stream
 from vit_jax.models import registry
@@ -212,7 +212,9 @@ def subject_of(distance, renormalised, entropy, mean_read=None):
         layout, distance, renormalised, None, entropy, None, None, mean_read, None, None, None
     )
     observed = Observed({"attention": stream}, {}, {}, None, None)
-    return Subject(None, None, np.zeros((3, 8, 8, 3)), [], observed, None, None, None, Options())
+    return Subject(
+        None, None, np.zeros((3, 8, 8, 3)), [], observed, None, None, None, InspectOptions()
+    )
 
 
 def test_layers_with_negative_weights_are_left_out_of_distances_and_centres_and_it_is_said():

@@ -29,7 +29,7 @@ SIDE, PATCH, WIDTH, CLASSES = 4, 2, 6, 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(classifier.Options):
+class Config(classifier.ClassifierConfig):
     patch: int = option(PATCH, "side of a patch in pixels", minimum=1, role="size")
     width: int = option(WIDTH, "size of a token", minimum=1, role="size")
 

@@ -17,7 +17,7 @@ from vit_jax.interchange.loading import load
 from vit_jax.models import registry
 from vit_jax.models.embeddings import resize_patch_embedding
 from vit_jax.objectives.contract import Learner
-from vit_jax.objectives.supervised import Options, Supervised
+from vit_jax.objectives.supervised import Supervised, SupervisedOptions
 
 # facts §18; parameters of the published files: with the token (D), its position (D) and its head (1000 D + 1000) more.
 PARAMETERS = {
@@ -156,7 +156,7 @@ def test_a_distilled_model_without_head_has_features_only(kit):
 def test_supervised_learning_moves_both_heads_and_both_tokens(kit):
     config = kit.config(distilled=True, depth=1)
     batch = {"image": kit.images, "label": jnp.eye(5)[jnp.array([0, 1, 2, 3])]}
-    objective = Supervised(Options(), types.SimpleNamespace(model=config))
+    objective = Supervised(SupervisedOptions(), types.SimpleNamespace(model=config))
 
     def loss(parameters):
         model = lambda images, **_: kit.apply(config, parameters, images)  # noqa: E731

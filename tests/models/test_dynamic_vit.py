@@ -21,7 +21,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.models import dynamic_vit, registry, reuse, t2t, vit_zoo
 from vit_jax.models.conversions import translation
 from vit_jax.objectives.contract import Learner, ObjectiveContext
-from vit_jax.objectives.supervised import Options, Supervised
+from vit_jax.objectives.supervised import Supervised, SupervisedOptions
 
 # Trainable parameters, and G multiply-adds up to each exit, facts §13; published ones are within 2 %.
 COSTS = [
@@ -235,7 +235,7 @@ def test_the_loss_and_its_gradients_are_those_of_the_authors_code(shared_data):
     model = vit_jax.load(path)
     definition, weights = registry.split(model)
     objective = Supervised(
-        Options(), ObjectiveContext(model.config, (0.5,) * 3, (0.5,) * 3, 1, int)
+        SupervisedOptions(), ObjectiveContext(model.config, (0.5,) * 3, (0.5,) * 3, 1, int)
     )
     batch = {"image": theirs["images"], "label": theirs["targets"]}
 

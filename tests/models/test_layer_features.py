@@ -70,7 +70,7 @@ def test_a_family_without_a_grid_gives_tokens_but_no_maps():
         layer_features.compute(Guest(has_layers=False), images, [0])
 
     @dataclasses.dataclass(frozen=True)
-    class Gridless(classifier.Options):
+    class Gridless(classifier.ClassifierConfig):
         pass
 
     with pytest.raises(ConfigError, match="Gridless has no grid"):

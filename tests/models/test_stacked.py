@@ -11,7 +11,7 @@ from vit_jax.models.layers import Mlp, layer_norm, mlp_flops
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(stacked.Options, classifier.Options):
+class Config(stacked.StackedConfig, classifier.ClassifierConfig):
     def block_flops(self):
         return mlp_flops(self.tokens, self.width, self.mlp_dim)
 

@@ -17,7 +17,7 @@ from vit_jax.models import registry
 from vit_jax.models.resized import config_at, resized
 from vit_jax.objectives import block_masks
 from vit_jax.objectives.contract import ObjectiveContext
-from vit_jax.objectives.dino import Dino, Options
+from vit_jax.objectives.dino import Dino, DinoOptions
 from vit_jax.training.assembly import assemble, resolve
 
 LOCAL = {"count": 2, "image_size": 16}
@@ -211,4 +211,4 @@ def test_operations_are_those_of_all_views():
     head = 2 * (1024 * 2048 + 2048**2 + 2048 * 256 + 256 * 65536)
     local = dataclasses.replace(config, image_size=96).flops()
     both = 2 * config.flops() + (2 + 98) * head
-    assert Dino(Options(), setting).flops() == both + both // 3 + 8 * (local + head)
+    assert Dino(DinoOptions(), setting).flops() == both + both // 3 + 8 * (local + head)

@@ -10,7 +10,7 @@ from PIL import Image
 from vit_jax.base.errors import ConfigError
 from vit_jax.models.contract import ModelOutput
 from vit_jax.objectives.contract import Learner, ObjectiveContext, Teacher
-from vit_jax.objectives.distill import Distill, Options
+from vit_jax.objectives.distill import Distill, DistillOptions
 
 
 def setting(**options):
@@ -36,7 +36,7 @@ def test_the_losses_are_those_of_deit(kind, two_heads):
     exits = random.normal(size=(2, 5, 7)).astype(np.float32)
     taught = random.normal(size=(5, 7)).astype(np.float32)
     labels = random.dirichlet(np.ones(7), 5).astype(np.float32)
-    options = Options("T", kind, alpha=0.3, temperature=3.0, label_smoothing=0.1)
+    options = DistillOptions("T", kind, alpha=0.3, temperature=3.0, label_smoothing=0.1)
     logits = exits.mean(0)
     loss, metrics = losses(
         options, jnp.asarray(logits), jnp.asarray(exits), taught, labels, two_heads=two_heads
@@ -61,7 +61,7 @@ def test_every_early_exit_learns_from_labels_and_teacher(kind):
     random = np.random.default_rng(0)
     exits = jnp.asarray(random.normal(size=(3, 5, 7)), jnp.float32)
     taught, labels = random.normal(size=(5, 7)), random.dirichlet(np.ones(7), 5)
-    options = Options("T", kind, alpha=0.3, temperature=3.0, label_smoothing=0.1)
+    options = DistillOptions("T", kind, alpha=0.3, temperature=3.0, label_smoothing=0.1)
     found, _ = losses(options, exits[-1], exits, taught, labels, exit_flops=(1, 2, 3))
     apart = [losses(options, logits, None, taught, labels)[0] for logits in exits]
     np.testing.assert_allclose(found, sum(apart), rtol=1e-6)
@@ -91,7 +91,7 @@ def test_patience_is_the_divergence_from_the_teacher_alone():
     random = np.random.default_rng(0)
     logits, taught = (random.normal(size=(5, 7)) for _ in range(2))
     labels = random.dirichlet(np.ones(7), 5)
-    options = Options("T", "soft", alpha=1.0)
+    options = DistillOptions("T", "soft", alpha=1.0)
     found, _ = losses(options, jnp.asarray(logits), None, taught, labels)
     p, q = (np.exp(x) / np.exp(x).sum(1, keepdims=True) for x in (taught, logits))
     np.testing.assert_allclose(found, (p * np.log(p / q)).sum(1), rtol=1e-5)
@@ -101,4 +101,4 @@ def test_patience_is_the_divergence_from_the_teacher_alone():
 
 def test_a_teacher_must_be_named():
     with pytest.raises(ConfigError, match="set --config.objective.teacher=CHECKPOINT"):
-        Distill(Options(), setting())
+        Distill(DistillOptions(), setting())

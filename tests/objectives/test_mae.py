@@ -14,7 +14,7 @@ from vit_jax.interchange import formats
 from vit_jax.models import positions, registry
 from vit_jax.models.embeddings import cut_patches, sincos_2d
 from vit_jax.objectives.contract import Learner, ObjectiveContext
-from vit_jax.objectives.mae import Mae, Options
+from vit_jax.objectives.mae import Mae, MaeOptions
 
 
 def made(model="ViT-mu/8", masked=0.75, normalize=True, decoder=None, **options):
@@ -23,7 +23,7 @@ def made(model="ViT-mu/8", masked=0.75, normalize=True, decoder=None, **options)
     )
     setting = ObjectiveContext(config, (0.5,) * 3, (0.25,) * 3, 10, int)
     decoder = decoder or dict(width=16, depth=2, heads=2)
-    return Mae(Options(masked, normalize, **decoder), setting), config
+    return Mae(MaeOptions(masked, normalize, **decoder), setting), config
 
 
 def learner(objective, config, key=0):

@@ -11,7 +11,12 @@ from flax import nnx
 from vit_jax.base.errors import ConfigError
 from vit_jax.models import registry
 from vit_jax.objectives.contract import Learner, ObjectiveContext
-from vit_jax.objectives.masked_patches import MaskedPatches, Options, corrupt, mean_colors
+from vit_jax.objectives.masked_patches import (
+    MaskedPatches,
+    MaskedPatchesOptions,
+    corrupt,
+    mean_colors,
+)
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -20,7 +25,7 @@ def made(target="mean_color", corrupted=0.5, **model):
     options = {"image_size": 32, "num_classes": 0} | model
     config = registry.model_config("ViT-mu/8", **options)
     setting = ObjectiveContext(config, MEAN, STD, 10, int)
-    return MaskedPatches(Options(target, corrupted), setting), config
+    return MaskedPatches(MaskedPatchesOptions(target, corrupted), setting), config
 
 
 def test_half_of_the_patches_are_corrupted_80_10_10():

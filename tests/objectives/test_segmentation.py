@@ -21,7 +21,7 @@ from vit_jax.models import registry
 from vit_jax.objectives import segmentation_losses as losses
 from vit_jax.objectives.contract import Learner, ObjectiveContext
 from vit_jax.objectives.matching import assign
-from vit_jax.objectives.segmentation import Options, Segmentation
+from vit_jax.objectives.segmentation import Segmentation, SegmentationOptions
 
 WIDTH, HEADS, DEPTH, QUERIES, CLASSES, SIZE = 32, 4, 3, 6, 5, 64
 SMALL = dict(
@@ -34,7 +34,7 @@ def made(model="ViT-mu/16", classes=CLASSES, changes=(), **options):
     config = registry.model_config(model, **small | dict(changes))
     setting = ObjectiveContext(config, (0.5,) * 3, (0.5,) * 3, 60, int, num_classes=classes)
     return Segmentation(
-        Options(**{"queries": QUERIES, "blocks": 2, "points": 64} | options), setting
+        SegmentationOptions(**{"queries": QUERIES, "blocks": 2, "points": 64} | options), setting
     )
 
 
@@ -389,4 +389,4 @@ def test_what_does_not_go_together_is_refused(changes, options, message):
     )
     setting = ObjectiveContext(config, (0.5,) * 3, (0.5,) * 3, 60, int, num_classes=CLASSES)
     with pytest.raises(ConfigError, match=message):
-        Segmentation(Options(**options), setting)
+        Segmentation(SegmentationOptions(**options), setting)

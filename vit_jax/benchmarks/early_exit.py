@@ -88,7 +88,7 @@ def of_config(config: ConfigDict, *, shares: Sequence[float], steps: int) -> dic
 
 def _time(
     definition,
-    model_config: classifier.Options,
+    model_config: classifier.ClassifierConfig,
     weights: registry.Weights,
     config: Config,
     batches: list[tuple[jax.Array, np.ndarray]],

@@ -17,7 +17,7 @@ _SEAL = "sha256"
 
 def describe(
     config: Config,
-    model_config: classifier.Options,
+    model_config: classifier.ClassifierConfig,
     classes: tuple[str, ...],
     examples: int,
     training_data: str = "",
@@ -63,7 +63,7 @@ def _seal_of(description: dict) -> str:
     return hashlib.sha256(json.dumps(description, sort_keys=True).encode()).hexdigest()
 
 
-def stored_model_config(description: dict, **options) -> classifier.Options:
+def stored_model_config(description: dict, **options) -> classifier.ClassifierConfig:
     """The family's config of the model that a checkpoint holds, with `options` in place of its own."""
     fields = description["model"] | options
     return registry.model_config(fields.pop("name"), **fields)
@@ -78,7 +78,7 @@ def filled_config(description: dict) -> dict:
     return with_model_options(filled, stored_model_config(description))
 
 
-def with_model_options(config: Mapping, model: classifier.Options) -> dict:
+def with_model_options(config: Mapping, model: classifier.ClassifierConfig) -> dict:
     """A config as JSON has it, in which options of the model that are not set are as the model has them."""
     options = dataclasses.asdict(model)
     said = {n: options.get(n) if v is None else v for n, v in config["model"].items()}

@@ -26,7 +26,9 @@ class Own(NamedTuple):
     weights: Weights
 
 
-def trained_networks(description: dict, model_config: classifier.Options) -> Networks | None:
+def trained_networks(
+    description: dict, model_config: classifier.ClassifierConfig
+) -> Networks | None:
     """The networks of the run that a checkpoint is of; `None` unless its model answers by what the objective owns."""
     config = schema.typed(config_class(), schema.fill(default_config(), description["config"]))
     if not objectives.find(config.objective)[0].own_answers:
@@ -34,7 +36,7 @@ def trained_networks(description: dict, model_config: classifier.Options) -> Net
     how = dict(batch_size=config.batch_size, examples_per_epoch=description["training_examples"])
     total_steps = durations.steps(config.duration, **how)
 
-    def make_objective(model_config: classifier.Options) -> Objective:
+    def make_objective(model_config: classifier.ClassifierConfig) -> Objective:
         context = ObjectiveContext(
             model_config,
             config.data.mean,

@@ -52,7 +52,7 @@ class Run:
     """
 
     model: nnx.Module
-    model_config: classifier.Options
+    model_config: classifier.ClassifierConfig
     config: ConfigDict
     classes: tuple[str, ...]
     step: int
@@ -234,7 +234,7 @@ def load_run(path: epath.PathLike, mesh: jax.sharding.Mesh | None = None, **opti
 def _load_own(
     directory: epath.Path,
     description: dict,
-    model_config: classifier.Options,
+    model_config: classifier.ClassifierConfig,
     sharding: jax.sharding.Sharding,
 ) -> Own | None:
     """What the objective of a run owns; `None` unless its model answers by that."""

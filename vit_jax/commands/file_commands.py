@@ -93,7 +93,7 @@ def prepare() -> None:
         places.locate(source, "DIR")
 
     from vit_jax.data.preparation.prepare import prepare, text
-    from vit_jax.data.preparation.shards import Options
+    from vit_jax.data.preparation.shards import ShardOptions
     from vit_jax.data.preparation.verify import verify
 
     result, lines = {}, []
@@ -104,7 +104,7 @@ def prepare() -> None:
             splits=tuple(FLAGS.splits),
             num_shards=FLAGS.shards,
             workers=FLAGS.workers,
-            options=Options(FLAGS.max_side, FLAGS.quality, FLAGS.max_pixels),
+            options=ShardOptions(FLAGS.max_side, FLAGS.quality, FLAGS.max_pixels),
             holdout=FLAGS.holdout,
             holdout_by=FLAGS.holdout_by,
             data_dir=FLAGS.data_dir,

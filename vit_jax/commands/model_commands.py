@@ -403,7 +403,7 @@ def inspect() -> None:
 
     from vit_jax.inspection import run
 
-    options = run.Options(
+    options = run.InspectOptions(
         FLAGS.batch_size, FLAGS.shown, patch, tuple(cli.confidences("threshold")), FLAGS.flow
     )
     result = run.inspect(

@@ -43,7 +43,7 @@ _TILE = (16, 128)
 
 # (pattern, axis): the axis that tensor parallelism cuts, counted from the end so that stacked and
 # single layers read alike. These rules are for the layers that families share; a family with layers
-# of its own declares theirs in `classifier.Options.tensor_rules`.
+# of its own declares theirs in `classifier.ClassifierConfig.tensor_rules`.
 # Heads and MLP width: the products before and after need one all-reduce between them (Megatron-LM,
 # arXiv 1909.08053 §3).
 TENSOR_RULES = (

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from vit_jax import objectives
 from vit_jax.data import loader
 from vit_jax.devices import meshes
-from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, Options, Watch
+from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, EvaluatorOptions, Watch
 from vit_jax.evaluation.logits import LogitsEvaluator
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.supervised import cross_entropy, to_targets
@@ -29,7 +29,7 @@ class Accuracy(LogitsEvaluator):
     label at all is excluded (ImageNet-ReaL's rule, arXiv 2006.07159).
     """
 
-    def __init__(self, options: Options, subject: EvalContext):
+    def __init__(self, options: EvaluatorOptions, subject: EvalContext):
         super().__init__(options, subject)
         self._step, self._logged_unlabelled = None, False
 

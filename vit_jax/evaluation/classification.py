@@ -31,7 +31,7 @@ _OUT = "config.eval.evaluators: classification: out"
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(contract.Options):
+class ClassificationOptions(contract.EvaluatorOptions):
     """What `classification` takes."""
 
     present: bool = option(
@@ -55,9 +55,9 @@ class Classification(LogitsEvaluator):
     `top5_accuracy`, and `mean_average_precision` over the classes that have examples.
     """
 
-    Options = Options
+    Options = ClassificationOptions
 
-    def __init__(self, options: Options, subject: EvalContext):
+    def __init__(self, options: ClassificationOptions, subject: EvalContext):
         super().__init__(options, subject)
         if options.images and not options.out:
             raise ConfigError("config.eval.evaluators: classification: images needs out=FOLDER")

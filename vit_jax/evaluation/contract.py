@@ -33,7 +33,7 @@ class EvalContext:
     """
 
     config: Config
-    model_config: classifier.Options
+    model_config: classifier.ClassifierConfig
     definition: nnx.GraphDef
     classes: tuple[str, ...]
     networks: Networks | None = None
@@ -65,13 +65,17 @@ def _fields(changes: dict | tuple, name: str) -> tuple[tuple[str, Any], ...]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class EvaluatorOptions:
     """What every evaluator takes; its own options come after these."""
 
     prefix: str = option("", "before the names of its metrics; '': its name")
     data: tuple = option(
         (), "fields of config.data that are others here: {'name': 'cifar10'}", parse=_fields
     )
+
+
+# As files from outside, written for version 0.1, call it.
+Options = EvaluatorOptions
 
 
 class Evaluator:
@@ -81,7 +85,7 @@ class Evaluator:
       Options: its frozen dataclass of options.
     """
 
-    Options: ClassVar[type] = Options
+    Options: ClassVar[type] = EvaluatorOptions
 
     def __init__(self, options: Any, subject: EvalContext):
         """Raises `ConfigError` for options or data that do not go with the model."""

@@ -31,9 +31,9 @@ class Corruptions(Evaluator):
     CORRUPTION/SEVERITY/CLASS for each.
     """
 
-    Options = contract.Options
+    Options = contract.EvaluatorOptions
 
-    def __init__(self, options: contract.Options, subject: EvalContext):
+    def __init__(self, options: contract.EvaluatorOptions, subject: EvalContext):
         super().__init__(options, subject)
         data = self.data()
         sections = {

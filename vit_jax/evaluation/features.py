@@ -17,7 +17,7 @@ from vit_jax.data.classes import with_classes
 from vit_jax.data.options import Data
 from vit_jax.data.record import Source
 from vit_jax.devices import meshes
-from vit_jax.evaluation.contract import EvalContext, Evaluator, Options, Watch
+from vit_jax.evaluation.contract import EvalContext, Evaluator, EvaluatorOptions, Watch
 from vit_jax.evaluation.forward import make_features
 from vit_jax.evaluation.gathering import on_host
 from vit_jax.models.registry import Weights
@@ -42,7 +42,7 @@ class FeatureEvaluator(Evaluator):
     cut as for evaluation.
     """
 
-    def __init__(self, options: Options, subject: EvalContext):
+    def __init__(self, options: EvaluatorOptions, subject: EvalContext):
         super().__init__(options, subject)
         data = self.data()
         self.train = sources.open_source(data, data.train_split)

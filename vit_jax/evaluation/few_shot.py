@@ -21,7 +21,7 @@ _BIAS = 100.0  # the constant feature; so large that its weight is hardly regula
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(contract.Options):
+class FewShotOptions(contract.EvaluatorOptions):
     """What `few_shot` takes."""
 
     shots: tuple = option((1, 5, 10, 25), "examples of each class", minimum=1)
@@ -36,7 +36,7 @@ class FewShot(FeatureEvaluator):
     fit; `5shot_std`, its standard deviation over the choices.
     """
 
-    Options = Options
+    Options = FewShotOptions
 
     def metrics(self) -> tuple[str, ...]:
         """See `Evaluator`."""
@@ -66,7 +66,7 @@ def accuracies(
     test: np.ndarray,
     truth: np.ndarray,
     classes: int,
-    options: Options,
+    options: FewShotOptions,
 ) -> dict[str, float]:
     """What `FewShot` finds.
 

@@ -48,7 +48,7 @@ def data_of(run: reading.Run) -> Data:
 
 def make_forward(
     definition: nnx.GraphDef,
-    model_config: classifier.Options,
+    model_config: classifier.ClassifierConfig,
     data: Data,
     *,
     capture: Capture = False,
@@ -74,7 +74,7 @@ def make_forward(
 
 
 def make_network(
-    definition: nnx.GraphDef, model_config: classifier.Options, *, capture: Capture = False
+    definition: nnx.GraphDef, model_config: classifier.ClassifierConfig, *, capture: Capture = False
 ) -> Callable[[Weights, jax.Array], ModelOutput]:
     """`make_forward` for images that are normalised already, floats."""
     options = {"capture": capture} if capture else {}
@@ -87,7 +87,7 @@ def make_network(
 
 def make_features(
     definition: nnx.GraphDef,
-    model_config: classifier.Options,
+    model_config: classifier.ClassifierConfig,
     data: Data,
     layers: Sequence[layer_features.Layer] = (),
     *,
@@ -115,7 +115,7 @@ def make_features(
 
 
 def make_exit(
-    definition: nnx.GraphDef, model_config: classifier.Options, data: Data
+    definition: nnx.GraphDef, model_config: classifier.ClassifierConfig, data: Data
 ) -> Callable[[int, Weights, jax.Array, Any], tuple[jax.Array, Any]]:
     """One exit of a model that has several, to be compiled; arguments as for `make_forward`.
 
@@ -132,11 +132,13 @@ def make_exit(
 
 
 def _model(
-    definition: nnx.GraphDef, model_config: classifier.Options, weights: Weights
+    definition: nnx.GraphDef, model_config: classifier.ClassifierConfig, weights: Weights
 ) -> nnx.Module:
     return nnx.merge(registry.for_devices(definition, model_config), *weights)
 
 
-def _prepared(images: jax.Array, model_config: classifier.Options, data: Data) -> jax.Array:
+def _prepared(
+    images: jax.Array, model_config: classifier.ClassifierConfig, data: Data
+) -> jax.Array:
     dtype = jnp.dtype(choices.with_compute_dtype(model_config).dtype)
     return augment.prepared(images, data, dtype)

@@ -12,7 +12,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.data import loader, sources
 from vit_jax.data.classes import with_classes
 from vit_jax.devices import meshes
-from vit_jax.evaluation.contract import EvalContext, Evaluator, Options, Watch
+from vit_jax.evaluation.contract import EvalContext, Evaluator, EvaluatorOptions, Watch
 from vit_jax.evaluation.forward import make_forward
 from vit_jax.evaluation.gathering import on_host
 from vit_jax.models.registry import Weights
@@ -41,9 +41,9 @@ class LogitsEvaluator(Evaluator):
       config: of the run, with what the options change of its data.
     """
 
-    Options = Options
+    Options = EvaluatorOptions
 
-    def __init__(self, options: Options, subject: EvalContext):
+    def __init__(self, options: EvaluatorOptions, subject: EvalContext):
         super().__init__(options, subject)
         if not subject.model_config.num_classes:
             raise ConfigError(

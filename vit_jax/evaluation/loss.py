@@ -11,7 +11,13 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.data import loader, sources
 from vit_jax.data.augmentation.augment import prepared
 from vit_jax.devices import meshes
-from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, Evaluator, Options, Watch
+from vit_jax.evaluation.contract import (
+    EvalContext,
+    EvaluatedModel,
+    Evaluator,
+    EvaluatorOptions,
+    Watch,
+)
 from vit_jax.models import batch_norm
 
 _NEEDS_TRAINING = "config.eval.evaluators: 'loss' needs what the objective owns, which only a run that is training has"
@@ -22,9 +28,9 @@ class Loss(Evaluator):
     cut as for evaluation and not augmented. What the objective draws at random is the same each time.
     """
 
-    Options = Options
+    Options = EvaluatorOptions
 
-    def __init__(self, options: Options, subject: EvalContext):
+    def __init__(self, options: EvaluatorOptions, subject: EvalContext):
         super().__init__(options, subject)
         if subject.networks is None:
             raise ConfigError(_NEEDS_TRAINING)

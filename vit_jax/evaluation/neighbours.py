@@ -18,7 +18,7 @@ from vit_jax.evaluation.features import FeatureEvaluator, Features, stacked
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(contract.Options):
+class NeighbourOptions(contract.EvaluatorOptions):
     """What `knn` takes."""
 
     k: tuple = option(
@@ -34,7 +34,7 @@ class Neighbours(FeatureEvaluator):
     own nearest, and the nearest of all are found among those.
     """
 
-    Options = Options
+    Options = NeighbourOptions
     _vote = None  # compiled
 
     def metrics(self) -> tuple[str, ...]:
@@ -60,7 +60,7 @@ class Neighbours(FeatureEvaluator):
         return {name: count / total for name, count in right.items()} | {"examples": total}
 
 
-def _make_vote(options: Options, classes: int, examples: int, mesh: Mesh):
+def _make_vote(options: NeighbourOptions, classes: int, examples: int, mesh: Mesh):
     """The compiled (bank, batch) -> how many of the batch are right, by metric."""
     ks = [min(k, examples) for k in options.k]
 

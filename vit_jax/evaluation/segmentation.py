@@ -27,7 +27,7 @@ METRICS = ("mean_iou", "pixel_accuracy", "mean_accuracy", "images")
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(contract.Options):
+class MaskOptions(contract.EvaluatorOptions):
     """What `segmentation` takes."""
 
     windows: str = option(
@@ -44,9 +44,9 @@ class Segmentation(Evaluator):
     A class that is neither in a mask nor predicted has no IoU, and pixels that are ignored count nowhere.
     """
 
-    Options = Options
+    Options = MaskOptions
 
-    def __init__(self, options: Options, subject: EvalContext):
+    def __init__(self, options: MaskOptions, subject: EvalContext):
         super().__init__(options, subject)
         if subject.networks is None or not subject.networks.objective.own_answers:
             raise ConfigError(
@@ -178,10 +178,10 @@ def measures(confusion: np.ndarray, classes: tuple[str, ...]) -> dict[str, float
 def windows_of(evaluators: Sequence) -> str:
     """What the model sees of an image by `config.eval.evaluators`."""
     options = (entry[1] for entry in evaluators if not isinstance(entry, str))
-    return next((one["windows"] for one in options if "windows" in one), Options().windows)
+    return next((one["windows"] for one in options if "windows" in one), MaskOptions().windows)
 
 
-def grain(model_config: classifier.Options) -> int:
+def grain(model_config: classifier.ClassifierConfig) -> int:
     """Where windows may begin: at multiples of a patch's side."""
     return model_config.height_width[0] // layout.grid(model_config)[0]
 

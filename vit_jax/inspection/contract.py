@@ -16,7 +16,7 @@ NEGATIVE = "Layers in which re-attention makes weights negative are skipped: tho
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class InspectOptions:
     """What a user may choose.
 
     Attributes:
@@ -53,7 +53,7 @@ class Subject:
       predicted: the best class of each image that is shown; empty without a head.
     """
 
-    config: classifier.Options
+    config: classifier.ClassifierConfig
     weights: Weights
     images: np.ndarray
     names: list[str]
@@ -61,7 +61,7 @@ class Subject:
     details: Details
     classify: Callable | None
     exits: Callable | None
-    options: Options
+    options: InspectOptions
     classes: tuple[str, ...] = ()
     predicted: tuple[str, ...] = ()
 

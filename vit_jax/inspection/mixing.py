@@ -7,7 +7,7 @@ import numpy as np
 from vit_jax.base import patterns
 from vit_jax.data.augmentation.permute import KINDS, orders, permuted
 from vit_jax.inspection.contract import Section, Subject, picture_of
-from vit_jax.models.classifier import Options
+from vit_jax.models.classifier import ClassifierConfig
 from vit_jax.models.layout import grid
 from vit_jax.models.registry import Weights
 from vit_jax.pictures import tiles
@@ -38,7 +38,7 @@ def permuted_weights(weights: Weights, patch: int, kind: str, seed: int = 0) -> 
     return weights._replace(params=patterns.map_named(move, weights.params))
 
 
-def patch_in_pixels(config: Options) -> int | None:
+def patch_in_pixels(config: ClassifierConfig) -> int | None:
     """The side of a patch; a hybrid cuts its patches from maps. `None` of a family without patches."""
     return config.height_width[0] // grid(config)[0] if hasattr(config, "patch") else None
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from vit_jax.base import patterns
 from vit_jax.inspection.contract import Section, Subject, spread
-from vit_jax.models.classifier import Options
+from vit_jax.models.classifier import ClassifierConfig
 from vit_jax.models.embeddings import sincos_2d
 from vit_jax.models.positions import joined
 from vit_jax.pictures import tiles
@@ -112,7 +112,7 @@ def _in_words(words: list[str]) -> str:
     return ", ".join(places) or "learned table"
 
 
-def _network(config: Options, words: list[str]) -> Options:
+def _network(config: ClassifierConfig, words: list[str]) -> ClassifierConfig:
     """The config of the part of a model that a parameter belongs to."""
     for word in words:
         if word in getattr(config, "branches", {}):

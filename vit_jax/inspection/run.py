@@ -29,7 +29,7 @@ from vit_jax.inspection import (
     observe,
     positions,
 )
-from vit_jax.inspection.contract import Options, Section, Subject
+from vit_jax.inspection.contract import InspectOptions, Section, Subject
 from vit_jax.interchange import formats, remote
 from vit_jax.models import naming, registry
 from vit_jax.pictures.page import Page, png
@@ -63,7 +63,7 @@ def inspect(
     images: Sequence[str],
     out: epath.PathLike,
     *,
-    options: Options | None = None,
+    options: InspectOptions | None = None,
     settings: Sequence[tuple[str, str]] = (),
 ) -> dict:
     """Writes OUT/report.html, the pictures beside it, and `numbers.npz`.
@@ -84,7 +84,7 @@ def inspect(
       CheckpointError: the checkpoint cannot be read.
       UserError: no image can be read.
     """
-    options = options or Options()
+    options = options or InspectOptions()
     named, out = list(find(images)), places.locate(out, "--out")
     remote.check(checkpoint)
     out = outputs.make_folder(out, "--out")
@@ -137,7 +137,7 @@ def _read(
 
 
 def _subject(
-    config, weights, data: Data, pixels: np.ndarray, names, options: Options, classes: tuple
+    config, weights, data: Data, pixels: np.ndarray, names, options: InspectOptions, classes: tuple
 ) -> Subject:
     definition = registry.abstract(config)[0]
     how = (definition, weights, config, data)

@@ -19,9 +19,9 @@ from vit_jax.models.conversions.rules import LazyArray
 
 def adapt(
     loaded: dict,
-    source: classifier.Options,
+    source: classifier.ClassifierConfig,
     fresh: dict,
-    target: classifier.Options,
+    target: classifier.ClassifierConfig,
     **options,
 ) -> dict:
     """The parameters to start from, each placed on its devices: never a whole copy on one.
@@ -50,9 +50,9 @@ def adapt(
 
 def match(
     loaded: dict,
-    source: classifier.Options,
+    source: classifier.ClassifierConfig,
     fresh: dict,
-    target: classifier.Options,
+    target: classifier.ClassifierConfig,
     *,
     reset: Iterable[str],
     resize: str,
@@ -123,7 +123,9 @@ def placed(array: LazyArray, like: jax.Array | jax.ShapeDtypeStruct) -> jax.Arra
     return jax.make_array_from_callback(like.shape, like.sharding, lambda part: whole[part])
 
 
-def _check_conventions(source: classifier.Options, target: classifier.Options, where: str) -> None:
+def _check_conventions(
+    source: classifier.ClassifierConfig, target: classifier.ClassifierConfig, where: str
+) -> None:
     families = [registry.family_name(registry.family_of(config)) for config in (source, target)]
     if families[0] != families[1]:
         raise ConfigError(
@@ -144,8 +146,8 @@ def _check_conventions(source: classifier.Options, target: classifier.Options, w
 
 
 def _check_channels(
-    source: classifier.Options,
-    target: classifier.Options,
+    source: classifier.ClassifierConfig,
+    target: classifier.ClassifierConfig,
     rule: str,
     to_reset: set[str],
     where: str,
@@ -162,8 +164,8 @@ def _check_channels(
 def _fitted(
     name: str,
     old: Any,
-    source: classifier.Options,
-    target: classifier.Options,
+    source: classifier.ClassifierConfig,
+    target: classifier.ClassifierConfig,
     shape: tuple[int, ...],
     resize: str,
 ):

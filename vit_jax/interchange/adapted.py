@@ -21,7 +21,11 @@ from vit_jax.models.registry import Weights
 
 
 def whole_model(
-    folder: epath.Path, description: dict, trained: dict, like: Weights, config: classifier.Options
+    folder: epath.Path,
+    description: dict,
+    trained: dict,
+    like: Weights,
+    config: classifier.ClassifierConfig,
 ) -> dict:
     """All parameters of the model, the adapters added to the kernels; each is computed when it is used.
 
@@ -42,7 +46,9 @@ def whole_model(
     return adapters.union(adapters.adapted(base, trained[ADAPTERS], adapters.add_lazily), rest)
 
 
-def _base(folder: epath.Path, description: dict, like: Weights, config: classifier.Options) -> dict:
+def _base(
+    folder: epath.Path, description: dict, like: Weights, config: classifier.ClassifierConfig
+) -> dict:
     """The frozen parameters, unread; verified when the first of them is read."""
     stated, init = description[BASE], description["config"]
     where = f"{folder} holds adapters of the base {stated['path']}"

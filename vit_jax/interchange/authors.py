@@ -11,7 +11,7 @@ from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange import named, pytorch, timm
 from vit_jax.interchange.formats import LoadedCheckpoint, ReadOptions
 from vit_jax.interchange.opened import CheckpointFile
-from vit_jax.models.classifier import Options
+from vit_jax.models.classifier import ClassifierConfig
 from vit_jax.objectives import mae_conversion
 
 NAME = "authors"
@@ -56,7 +56,7 @@ def write(foreign: LoadedCheckpoint, path: epath.PathLike) -> None:
     named.write_safetensors(foreign, conversion, path, metadata, beside)
 
 
-def check_mae_encoder(config: Options, path: epath.PathLike) -> None:
+def check_mae_encoder(config: ClassifierConfig, path: epath.PathLike) -> None:
     """Raises `CheckpointError` for an encoder that MAE's own code could not compute."""
     named.refuse_other_conventions(config, mae_conversion.CONVENTIONS, "the authors' code", path)
     if reason := mae_conversion.refusal(config):

@@ -99,7 +99,7 @@ class LoadedCheckpoint:
       adapters: of a run that trained adapters these, which `params` contain already.
     """
 
-    model_config: classifier.Options
+    model_config: classifier.ClassifierConfig
     params: dict
     classes: tuple[str, ...] | None = None
     preprocessing: Preprocessing | None = None
@@ -233,7 +233,7 @@ def preprocessing_with(
 
 def configure(
     config_class: type, recognised: Mapping[str, Any], overrides: Mapping[str, Any]
-) -> classifier.Options:
+) -> classifier.ClassifierConfig:
     """The config of a checkpoint's model: what was recognised, unless the user says otherwise.
 
     Raises:
@@ -258,7 +258,7 @@ def how_to_accept(option: str, value: object) -> str:
     )
 
 
-def describe(config: classifier.Options, called: str = "") -> str:
+def describe(config: classifier.ClassifierConfig, called: str = "") -> str:
     """A model in words: 'ViT-B/16, 86,567,656 parameters, images of 224 pixels, 1,000 classes'; see `naming`."""
     classes = f", {config.num_classes:,} classes" if config.num_classes else ", no head"
     return (

@@ -222,7 +222,7 @@ def load_weights(
 def weights_from(
     path: epath.PathLike,
     like: Weights,
-    config: classifier.Options,
+    config: classifier.ClassifierConfig,
     *,
     reset: Iterable[str] | None = (),
     resize: str = "scipy",
@@ -264,7 +264,7 @@ def weights_from(
 def check_weights(
     path: epath.PathLike,
     like: Weights,
-    config: classifier.Options,
+    config: classifier.ClassifierConfig,
     *,
     reset: Iterable[str] | None,
     resize: str,
@@ -284,7 +284,9 @@ def check_weights(
 
 
 def _reset_patterns(
-    foreign: formats.LoadedCheckpoint, config: classifier.Options, reset: Iterable[str] | None
+    foreign: formats.LoadedCheckpoint,
+    config: classifier.ClassifierConfig,
+    reset: Iterable[str] | None,
 ) -> Iterable[str]:
     """See `weights_from`."""
     if reset is not None:
@@ -336,7 +338,7 @@ def convert(
 
 
 def _fit(
-    foreign: formats.LoadedCheckpoint, like: Weights, target: classifier.Options, **options
+    foreign: formats.LoadedCheckpoint, like: Weights, target: classifier.ClassifierConfig, **options
 ) -> Weights:
     """The weights of a checkpoint, fitted to the model `target` and placed as `like`; options as of
     `adapt.match`.
@@ -352,7 +354,7 @@ def _fit(
     return named.divided(arrays, like)
 
 
-def _fresh(config: classifier.Options, like: Weights, reset: Iterable[str]) -> Weights:
+def _fresh(config: classifier.ClassifierConfig, like: Weights, reset: Iterable[str]) -> Weights:
     """`like` with new arrays for the parameters to reset; the others are never made."""
     names = patterns.names(like.params)
     to_reset = set(patterns.matching(reset, names))

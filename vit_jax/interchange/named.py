@@ -204,7 +204,11 @@ def _how_to_say(names: Iterable[str], config_class: type) -> str:
 
 
 def conversion_of(
-    config: classifier.Options, format: str, path: epath.PathLike, *, as_it_was: bool = False
+    config: classifier.ClassifierConfig,
+    format: str,
+    path: epath.PathLike,
+    *,
+    as_it_was: bool = False,
 ) -> Conversion:
     """The conversion of a model's family to a format.
 
@@ -229,7 +233,10 @@ def conversion_of(
 
 
 def refuse_other_conventions(
-    config: classifier.Options, conventions: Mapping[str, Any], code: str, path: epath.PathLike
+    config: classifier.ClassifierConfig,
+    conventions: Mapping[str, Any],
+    code: str,
+    path: epath.PathLike,
 ) -> None:
     """Raises `CheckpointError` for a model that `code` would compute with other numbers."""
     for name, value in conventions.items():
@@ -363,7 +370,7 @@ def preprocessing_of(said: Mapping[str, Any]) -> Preprocessing:
     return Preprocessing(**fields | said_size(fields["image_size"]))
 
 
-def options_of_model(config: classifier.Options) -> dict[str, Any]:
+def options_of_model(config: classifier.ClassifierConfig) -> dict[str, Any]:
     """All options of what a model is, for a `header`."""
     names = schema.with_role(type(config), "size", "structure", "convention")
     return {name: getattr(config, name) for name in ("image_size", *names)}

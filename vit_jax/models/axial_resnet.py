@@ -39,7 +39,7 @@ EPSILON = 1e-4  # of the group norms
 
 
 @dataclasses.dataclass(frozen=True)
-class AxialResNetConfig(Stages, classifier.Options):
+class AxialResNetConfig(Stages, classifier.ClassifierConfig):
     """An AxialResNet."""
 
     convolutional: ClassVar[bool] = True
@@ -74,18 +74,18 @@ class AxialResNetConfig(Stages, classifier.Options):
 
     @property
     def layers(self) -> dict[str, int]:
-        """See `classifier.Options`: every unit is a layer."""
+        """See `classifier.ClassifierConfig`: every unit is a layer."""
         return self.unit_layers("stages")
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """See `classifier.Options`."""
+        """See `classifier.ClassifierConfig`."""
         return (*super().inputs, "root_norm")
 
     def fit(
         self, name: str, target: "AxialResNetConfig", *, resize: str
     ) -> tuple[str, Callable] | None:
-        """See `classifier.Options`."""
+        """See `classifier.ClassifierConfig`."""
         if not name.endswith("/relative") or self.grids == target.grids:
             return None
         _, stage, part, axis, _ = name.split("/")

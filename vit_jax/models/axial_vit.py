@@ -26,7 +26,7 @@ SMOKE = ("axial.py:smoke", 99.2, 116)
 
 
 @dataclasses.dataclass(frozen=True)
-class AxialViTConfig(pooling.PatchOptions, stacked.Options, classifier.Options):
+class AxialViTConfig(pooling.PatchOptions, stacked.StackedConfig, classifier.ClassifierConfig):
     """An Axial-ViT."""
 
     heads: int = option(12, "attention heads", minimum=1, role="size")
@@ -42,11 +42,11 @@ class AxialViTConfig(pooling.PatchOptions, stacked.Options, classifier.Options):
 
     @property
     def pool_heads(self) -> int:
-        """See `pooling.Options`."""
+        """See `pooling.PooledConfig`."""
         return self.heads
 
     def block_flops(self) -> int:
-        """See `stacked.Options`."""
+        """See `stacked.StackedConfig`."""
         n, d = self.tokens, self.width
         attention = sum(attention_flops(n, d, attended=length) for length in self.grid)
         return attention + 2 * mlp_flops(n, d, self.mlp_dim)

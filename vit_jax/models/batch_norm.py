@@ -13,7 +13,7 @@ from vit_jax.models import classifier
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(classifier.Options):
+class BatchNormConfig(classifier.ClassifierConfig):
     """Base of the `Config` of a family with batch norms."""
 
     fixed_statistics: bool = option(
@@ -25,7 +25,7 @@ class Options(classifier.Options):
 
 def with_fixed_statistics(config):
     """The config of a model of any family, its batch norms, if it has any, with `fixed_statistics`."""
-    if not isinstance(config, Options):
+    if not isinstance(config, BatchNormConfig):
         return config
     return dataclasses.replace(config, fixed_statistics=True)
 

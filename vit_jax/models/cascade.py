@@ -122,7 +122,7 @@ MODELS = {T2TNetwork: T2TExit, DeiTNetwork: DeiTExit}
 
 
 def network(
-    config: classifier.Options, grid: tuple[int, int], windows: Windows, link: reuse.Link
+    config: classifier.ClassifierConfig, grid: tuple[int, int], windows: Windows, link: reuse.Link
 ) -> T2TNetwork | DeiTNetwork:
     """The network of an exit.
 
@@ -178,7 +178,7 @@ def fitting(backbone: str, height_width: tuple[int, int]) -> dict[tuple[int, int
     return found
 
 
-def _t2t(config: classifier.Options, windows: Windows, link: reuse.Link) -> T2TNetwork:
+def _t2t(config: classifier.ClassifierConfig, windows: Windows, link: reuse.Link) -> T2TNetwork:
     return T2TNetwork(
         **_shared(config),
         first_split=windows,
@@ -189,7 +189,7 @@ def _t2t(config: classifier.Options, windows: Windows, link: reuse.Link) -> T2TN
     )
 
 
-def _deit(config: classifier.Options, windows: Windows, link: reuse.Link) -> DeiTNetwork:
+def _deit(config: classifier.ClassifierConfig, windows: Windows, link: reuse.Link) -> DeiTNetwork:
     side, stride, padding = windows
     if side != stride:
         raise ConfigError(
@@ -198,7 +198,7 @@ def _deit(config: classifier.Options, windows: Windows, link: reuse.Link) -> Dei
     return DeiTNetwork(**_shared(config), patch=side, padding=padding, link=link)
 
 
-def _shared(config: classifier.Options) -> dict[str, Any]:
+def _shared(config: classifier.ClassifierConfig) -> dict[str, Any]:
     """The options that a cascade and its networks have in common."""
     names = {field.name for field in dataclasses.fields(PublishedViTConfig)}
     return {

@@ -20,12 +20,12 @@ from vit_jax.compute.choices import AUTO
 from vit_jax.models.contract import Capture, ModelOutput
 from vit_jax.models.embeddings import interpolate, resize_patch_embedding
 
-# What comes before the first layer in most families; see `Options.inputs`.
+# What comes before the first layer in most families; see `ClassifierConfig.inputs`.
 INPUTS = ("embedding", "position", r"registers?", r"\w*token", r"(backbone/)?root")
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class ClassifierConfig:
     """Base of a family's `Config`. `image_size` in pixels, and `channels`, come from the data."""
 
     # Whether layers are convolutions, which XLA's CPU back end computes in float32 only.
@@ -75,7 +75,7 @@ class Options:
         role="compute",
     )
     channels: int = 3
-    # An option of families with batch norms, see `batch_norm.Options`.
+    # An option of families with batch norms, see `batch_norm.BatchNormConfig`.
     fixed_statistics: ClassVar[bool] = False
 
     @property
@@ -114,13 +114,15 @@ class Options:
         """The other options that change with the size of the images, if the weights are kept."""
         return {}
 
-    def starts_anew(self, target: "Options") -> tuple[str, ...]:
+    def starts_anew(self, target: "ClassifierConfig") -> tuple[str, ...]:
         """Patterns of the parameters that `target`, a model of the same family, cannot take from
         this one, and that are re-initialised: those of the head, if it has other classes.
         """
         return ("head/.*",) if target.num_classes != self.num_classes else ()
 
-    def fit(self, name: str, target: "Options", *, resize: str) -> tuple[str, Callable] | None:
+    def fit(
+        self, name: str, target: "ClassifierConfig", *, resize: str
+    ) -> tuple[str, Callable] | None:
         """How the parameter `name` of this model becomes that of `target`, of the same family.
 
         Args:
@@ -135,12 +137,16 @@ class Options:
         return None
 
 
+# As files from outside, written for version 0.1, call it.
+Options = ClassifierConfig
+
+
 class Classifier(nnx.Module):
     """Base of every family's model: images to logits. `config` says what varies; parameters are float32
     whatever the compute dtype.
     """
 
-    config: Options
+    config: ClassifierConfig
 
     def __call__(
         self,
@@ -178,7 +184,7 @@ class Classifier(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Patches:
-    """Beside `Options`, for a family that cuts the image itself into patches."""
+    """Beside `ClassifierConfig`, for a family that cuts the image itself into patches."""
 
     patch: int = option(16, "side of a patch in pixels", minimum=1, role="size", fitted=True)
 
@@ -187,14 +193,16 @@ class Patches:
         """Patches down and across."""
         return patch_grid(self)
 
-    def fit(self, name: str, target: "Options", *, resize: str) -> tuple[str, Callable] | None:
-        """See `Options`; for learned positions named `position`, and the patch embedding."""
+    def fit(
+        self, name: str, target: "ClassifierConfig", *, resize: str
+    ) -> tuple[str, Callable] | None:
+        """See `ClassifierConfig`; for learned positions named `position`, and the patch embedding."""
         if name == "position":
             return fit_positions(self, target, resize)
         return fit_patches(name, self, target)
 
 
-def check_heads(config: Options) -> None:
+def check_heads(config: ClassifierConfig) -> None:
     """Raises `ConfigError` unless `config.heads` divide `config.width`."""
     if config.width % config.heads:
         raise ConfigError(f"model width {config.width} cannot be cut into {config.heads} heads")
@@ -208,7 +216,7 @@ def check_size(name: str, kind: str, size: str, known: Collection[str]) -> None:
         )
 
 
-def patch_grid(config: Options) -> tuple[int, int]:
+def patch_grid(config: ClassifierConfig) -> tuple[int, int]:
     """How many patches of side `config.patch` an image has, down and across.
 
     Raises:
@@ -223,15 +231,19 @@ def patch_grid(config: Options) -> tuple[int, int]:
     return height // config.patch, width // config.patch
 
 
-def fit_patches(name: str, source: Options, target: Options) -> tuple[str, Callable] | None:
-    """`Options.fit` of the patch embedding, for families that cut the image itself into patches."""
+def fit_patches(
+    name: str, source: ClassifierConfig, target: ClassifierConfig
+) -> tuple[str, Callable] | None:
+    """`ClassifierConfig.fit` of the patch embedding, for families that cut the image itself into patches."""
     if name != "embedding/kernel" or source.patch == target.patch:
         return None
     return "pseudo-inverse", lambda x: resize_patch_embedding(x, target.patch)
 
 
-def fit_positions(source: Options, target: Options, resize: str) -> tuple[str, Callable] | None:
-    """`Options.fit` of learned positions (1, prefix + patches, width), whose first `prefix` rows
+def fit_positions(
+    source: ClassifierConfig, target: ClassifierConfig, resize: str
+) -> tuple[str, Callable] | None:
+    """`ClassifierConfig.fit` of learned positions (1, prefix + patches, width), whose first `prefix` rows
     belong to learned tokens.
     """
     rows = [math.prod(config.grid) + config.prefix for config in (source, target)]
@@ -247,14 +259,14 @@ def fit_positions(source: Options, target: Options, resize: str) -> tuple[str, C
     return resize, lambda x: interpolate(x, method=resize, prefix=source.prefix, **grids)
 
 
-def check_images(images: jax.Array, config: Options) -> None:
+def check_images(images: jax.Array, config: ClassifierConfig) -> None:
     """Raises `ValueError` unless images (B, H, W, C) have the one shape that the model is for."""
     shape = (*config.height_width, config.channels)
     if images.shape[1:] != shape:
         raise ValueError(f"images of {images.shape[1:]} given to a model for {shape}")
 
 
-def head(width: int, config: Options, rngs: nnx.Rngs) -> nnx.Linear:
+def head(width: int, config: ClassifierConfig, rngs: nnx.Rngs) -> nnx.Linear:
     """The last layer, (B, width) -> (B, num_classes). It computes in float32: logits and loss must
     not be rounded.
     """

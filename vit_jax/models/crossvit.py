@@ -63,7 +63,7 @@ SMOKE = ("cross_vit.py:smoke", 97.2, 145)
 
 
 @dataclasses.dataclass(frozen=True)
-class CrossViTConfig(classifier.Options):
+class CrossViTConfig(classifier.ClassifierConfig):
     """A CrossViT. `image_size` is that of the small branch; the large one resizes the images."""
 
     patch: int = option(16, "side of a patch in pixels", minimum=1, role="size")
@@ -150,7 +150,7 @@ class CrossViTConfig(classifier.Options):
 
     @property
     def image_kernels(self) -> tuple[str, ...]:
-        """See `classifier.Options`."""
+        """See `classifier.ClassifierConfig`."""
         first = "conv1/kernel" if self.convolutional_stem else "kernel"
         return tuple(f"embedding/{name}/{first}" for name in BRANCHES)
 
@@ -161,7 +161,7 @@ class CrossViTConfig(classifier.Options):
 
     @property
     def layers(self) -> dict[str, int]:
-        """See `classifier.Options`. Branches run side by side, so each stage counts as one layer."""
+        """See `classifier.ClassifierConfig`. Branches run side by side, so each stage counts as one layer."""
         return {f"stages/{i + 1}": 1 for i in range(len(self.depths))}
 
     def at_size(self, image_size: Size) -> dict[str, Size]:
@@ -175,7 +175,7 @@ class CrossViTConfig(classifier.Options):
     def fit(
         self, name: str, target: "CrossViTConfig", *, resize: str
     ) -> tuple[str, Callable] | None:
-        """See `classifier.Options`. Each branch's positions are interpolated."""
+        """See `classifier.ClassifierConfig`. Each branch's positions are interpolated."""
         for branch in BRANCHES:
             if name == f"position/{branch}":
                 return classifier.fit_positions(

@@ -45,7 +45,7 @@ STEM_CHANNELS = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class DeepViTConfig(stacked.Options, batch_norm.Options):
+class DeepViTConfig(stacked.StackedConfig, batch_norm.BatchNormConfig):
     """A DeepViT."""
 
     activation: ClassVar[str] = "gelu"
@@ -105,17 +105,17 @@ class DeepViTConfig(stacked.Options, batch_norm.Options):
 
     @property
     def convolutional(self) -> bool:
-        """See `classifier.Options`: of the stem."""
+        """See `classifier.ClassifierConfig`: of the stem."""
         return self.conv_stem
 
     @property
     def image_kernels(self) -> tuple[str, ...]:
-        """See `classifier.Options`."""
+        """See `classifier.ClassifierConfig`."""
         return ("embedding/stem/conv1/kernel",) if self.conv_stem else ("embedding/kernel",)
 
     @property
     def pool_heads(self) -> int:
-        """See `pooling.Options`."""
+        """See `pooling.PooledConfig`."""
         return self.heads
 
     @property
@@ -132,23 +132,23 @@ class DeepViTConfig(stacked.Options, batch_norm.Options):
 
     @property
     def layers(self) -> dict[str, int]:
-        """See `classifier.Options`."""
+        """See `classifier.ClassifierConfig`."""
         return {f"stages/{name}/layers": count for name, (count, _) in self.named_stages.items()}
 
     def fit(
         self, name: str, target: "DeepViTConfig", *, resize: str
     ) -> tuple[str, Callable] | None:
-        """See `classifier.Options`; patches of a stem's features are not resized."""
+        """See `classifier.ClassifierConfig`; patches of a stem's features are not resized."""
         embedding = name.startswith("embedding/")
         return None if self.conv_stem and embedding else super().fit(name, target, resize=resize)
 
     def block_flops(self) -> int:
-        """See `stacked.Options`; without Θ."""
+        """See `stacked.StackedConfig`; without Θ."""
         n, d = self.tokens, self.width
         return attention_flops(n, d) + mlp_flops(n, d, self.mlp_dim)
 
     def flops(self) -> int:
-        """See `stacked.Options`; with the stem and the mixing of maps."""
+        """See `stacked.StackedConfig`; with the stem and the mixing of maps."""
         mixing = 2 * self.tokens**2 * self.heads**2 * sum(self.stages[1::2])
         if not self.conv_stem:
             return super().flops() + mixing

@@ -51,7 +51,7 @@ GRIDS = (7, 10, 14)
 
 
 @dataclasses.dataclass(frozen=True)
-class DynamicViTConfig(reuse.Options, classifier.Options):
+class DynamicViTConfig(reuse.ReuseConfig, classifier.ClassifierConfig):
     """A cascade. Exits differ in their grids alone."""
 
     backbone: str = option("t2t", "network of each exit", choices=("t2t", "deit"), role="structure")
@@ -135,14 +135,14 @@ class DynamicViTConfig(reuse.Options, classifier.Options):
         return _networks(self)
 
     @property
-    def reused(self) -> reuse.Options:
+    def reused(self) -> reuse.ReuseConfig:
         """The options of reuse alone."""
-        names = [field.name for field in dataclasses.fields(reuse.Options)]
-        return reuse.Options(**{name: getattr(self, name) for name in names})
+        names = [field.name for field in dataclasses.fields(reuse.ReuseConfig)]
+        return reuse.ReuseConfig(**{name: getattr(self, name) for name in names})
 
     @property
     def image_kernels(self) -> tuple[str, ...]:
-        """See `classifier.Options`."""
+        """See `classifier.ClassifierConfig`."""
         return tuple(
             f"{name}/{kernel}"
             for name, network in zip(exit_names(self), self.networks, strict=True)
@@ -156,7 +156,7 @@ class DynamicViTConfig(reuse.Options, classifier.Options):
 
     @property
     def layers(self) -> dict[str, dict[str, int]]:
-        """See `classifier.Options`; exits stand side by side."""
+        """See `classifier.ClassifierConfig`; exits stand side by side."""
         found = {}
         for name, network in zip(exit_names(self), self.networks, strict=True):
             apart = network.link.takes_features and self.feature_layers == "first"
@@ -166,7 +166,7 @@ class DynamicViTConfig(reuse.Options, classifier.Options):
 
     @property
     def exit_flops(self) -> tuple[int, ...]:
-        """See `classifier.Options`. Matrix products only."""
+        """See `classifier.ClassifierConfig`. Matrix products only."""
         total, found = 0, []
         for network in self.networks:
             total += network.flops() + network.link.flops(network)
@@ -187,13 +187,13 @@ class DynamicViTConfig(reuse.Options, classifier.Options):
         return {"windows": windows, "grids": tuple(map(sizes.parse, grids))}
 
     def starts_anew(self, target: "DynamicViTConfig") -> tuple[str, ...]:
-        """See `classifier.Options`."""
+        """See `classifier.ClassifierConfig`."""
         return tuple(f"exit_\\d+/{pattern}" for pattern in super().starts_anew(target))
 
     def fit(
         self, name: str, target: "DynamicViTConfig", *, resize: str
     ) -> tuple[str, Callable] | None:
-        """See `classifier.Options`; each exit as a network of its own."""
+        """See `classifier.ClassifierConfig`; each exit as a network of its own."""
         exit_name, _, name = name.partition("/")
         index = exit_names(self).index(exit_name)
         return self.networks[index].fit(name, target.networks[index], resize=resize)

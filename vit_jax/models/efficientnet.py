@@ -126,7 +126,7 @@ class Shape(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class EfficientNetConfig(batch_norm.Options):
+class EfficientNetConfig(batch_norm.BatchNormConfig):
     """An EfficientNet. Images may have any size; what is counted here is for `image_size`."""
 
     convolutional: ClassVar[bool] = True
@@ -197,7 +197,7 @@ class EfficientNetConfig(batch_norm.Options):
 
     @property
     def layers(self) -> dict[str, int]:
-        """See `classifier.Options`: every block is a layer."""
+        """See `classifier.ClassifierConfig`: every block is a layer."""
         return {block.name: block.count for block in self.blocks}
 
     def flops(self) -> int:

@@ -38,7 +38,7 @@ SMOKE = ("feed_forward.py:smoke", 98.9, 132)
 
 
 @dataclasses.dataclass(frozen=True)
-class FeedForwardConfig(stacked.Options, classifier.Options):
+class FeedForwardConfig(stacked.StackedConfig, classifier.ClassifierConfig):
     """A feed-forward-only network. The shapes of its parameters depend on the number of patches."""
 
     token_mlp_dim: int = option(
@@ -72,13 +72,13 @@ class FeedForwardConfig(stacked.Options, classifier.Options):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """See `classifier.Options`."""
+        """See `classifier.ClassifierConfig`."""
         return (*super().inputs, "class_position")
 
     def fit(
         self, name: str, target: "FeedForwardConfig", *, resize: str
     ) -> tuple[str, Callable] | None:
-        """See `classifier.Options`."""
+        """See `classifier.ClassifierConfig`."""
         if name.startswith("layers/token_") and self.grid != target.grid:
             tall, wide = self.height_width
             fitting = [
@@ -93,7 +93,7 @@ class FeedForwardConfig(stacked.Options, classifier.Options):
         return classifier.fit_patches(name, self, target)
 
     def block_flops(self) -> int:
-        """See `stacked.Options`."""
+        """See `stacked.StackedConfig`."""
         n, d = self.tokens, self.width
         return mlp_flops(d, n, self.token_hidden) + mlp_flops(n, d, self.mlp_dim)
 

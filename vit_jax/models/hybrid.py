@@ -81,7 +81,7 @@ class HybridViTConfig(resnet.Stages, PublishedViTConfig):
     def fit(
         self, name: str, target: "HybridViTConfig", *, resize: str
     ) -> tuple[str, Callable] | None:
-        """See `classifier.Options`: patches of a map of features are not resized."""
+        """See `classifier.ClassifierConfig`: patches of a map of features are not resized."""
         return None if name == "embedding/kernel" else super().fit(name, target, resize=resize)
 
     def flops(self) -> int:

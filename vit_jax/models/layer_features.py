@@ -110,17 +110,17 @@ def select(
     return tuple(_select(model, captured, layer, norm) for layer in resolve(layers, captured))
 
 
-def last(output: ModelOutput, config: classifier.Options) -> LayerFeatures:
+def last(output: ModelOutput, config: classifier.ClassifierConfig) -> LayerFeatures:
     """The tokens of a model's output, which the last norm has normed."""
     return _of_tokens(output.tokens, "tokens", layout.network(config))
 
 
-def layer_names(config: classifier.Options) -> list[str]:
+def layer_names(config: classifier.ClassifierConfig) -> list[str]:
     """The names of the layers whose outputs a model gives: 'blocks/0', …; 'small_blocks/0', …; 'stage1', …"""
     return _names(_shapes(config))
 
 
-def check(config: classifier.Options, layers: Sequence[Layer]) -> tuple[str, ...]:
+def check(config: classifier.ClassifierConfig, layers: Sequence[Layer]) -> tuple[str, ...]:
     """The names of `layers`, which are as for `compute`.
 
     Raises:
@@ -135,7 +135,7 @@ def resolve(layers: Sequence[Layer], found: dict) -> tuple[str, ...]:
     return tuple(_name(layer, names) for layer in layers)
 
 
-def _shapes(config: classifier.Options) -> dict[str, jax.ShapeDtypeStruct]:
+def _shapes(config: classifier.ClassifierConfig) -> dict[str, jax.ShapeDtypeStruct]:
     definition, weights = registry.abstract_weights(config)
     images = jax.ShapeDtypeStruct((1, *config.height_width, config.channels), jnp.float32)
 
@@ -195,7 +195,7 @@ def _select(
     return _of_tokens(x, name, layout.network_of(model.config, name))
 
 
-def _of_tokens(x: jax.Array, name: str, config: classifier.Options) -> LayerFeatures:
+def _of_tokens(x: jax.Array, name: str, config: classifier.ClassifierConfig) -> LayerFeatures:
     """Tokens (B, N, D) of the network of a config."""
     grid = layout.grid(config) if layout.has_grid(config) else None
     return LayerFeatures(x, name, grid, layout.has_class_token(config))

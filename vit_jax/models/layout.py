@@ -33,7 +33,7 @@ class Layout:
         return self.grid[0] * self.grid[1]
 
 
-def network(config: classifier.Options) -> classifier.Options:
+def network(config: classifier.ClassifierConfig) -> classifier.ClassifierConfig:
     """The config of the network whose tokens the model gives: of a cascade its last exit's, of two
     branches the large one's.
     """
@@ -42,13 +42,13 @@ def network(config: classifier.Options) -> classifier.Options:
     return config.branches["large"] if hasattr(config, "branches") else config
 
 
-def network_of(config: classifier.Options, name: str) -> classifier.Options:
+def network_of(config: classifier.ClassifierConfig, name: str) -> classifier.ClassifierConfig:
     """The config of the network that gives what is captured under a name."""
     in_small = hasattr(config, "branches") and name.startswith(SMALL)
     return config.branches["small"] if in_small else network(config)
 
 
-def grid(config: classifier.Options) -> tuple[int, int]:
+def grid(config: classifier.ClassifierConfig) -> tuple[int, int]:
     """Rows and columns of `ModelOutput.tokens`, the learned ones before them not counted.
 
     Raises:
@@ -65,18 +65,18 @@ def grid(config: classifier.Options) -> tuple[int, int]:
     )
 
 
-def has_grid(config: classifier.Options) -> bool:
+def has_grid(config: classifier.ClassifierConfig) -> bool:
     """Whether the family says where its tokens are."""
     config = network(config)
     return hasattr(config, "grid") or hasattr(config, "grids")
 
 
-def has_class_token(config: classifier.Options) -> bool:
+def has_class_token(config: classifier.ClassifierConfig) -> bool:
     """Whether the first token of a network, from `network_of`, is a class token, read by the head or not."""
     return bool(getattr(config, "has_class_token", getattr(config, "pool", "") == "token"))
 
 
-def layouts(config: classifier.Options) -> dict[str, Layout]:
+def layouts(config: classifier.ClassifierConfig) -> dict[str, Layout]:
     """By the name of captured attention weights, also of those that the model does not have."""
     own, size = network(config), tuple(map(float, sizes.height_width(config.image_size)))
     rows, columns = grid(config)

@@ -42,7 +42,7 @@ GATES = {"none": None, "se": None, "eca": jax.nn.sigmoid, "eca_hard": jax.nn.har
 
 
 @dataclasses.dataclass(frozen=True)
-class LocalViTConfig(stacked.Options, batch_norm.Options):
+class LocalViTConfig(stacked.StackedConfig, batch_norm.BatchNormConfig):
     """A LocalViT."""
 
     # Of the convolutions inside of the MLPs; `meshes.TENSOR_RULES` has the rest.
@@ -90,7 +90,7 @@ class LocalViTConfig(stacked.Options, batch_norm.Options):
             )
 
     def block_flops(self) -> int:
-        """See `stacked.Options`; the class token has no MLP."""
+        """See `stacked.StackedConfig`; the class token has no MLP."""
         d, m = self.width, self.mlp_dim
         patches = self.grid[0] * self.grid[1]
         gate = {"se": 4 * m * (m // self.reduction), "none": 0}.get(self.gate, 2 * m * eca_size(m))

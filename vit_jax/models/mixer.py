@@ -40,7 +40,7 @@ SMOKE = ("digits.py:mixer", 98.6, 166)
 
 
 @dataclasses.dataclass(frozen=True)
-class MixerConfig(pooling.PatchOptions, stacked.Options, classifier.Options):
+class MixerConfig(pooling.PatchOptions, stacked.StackedConfig, classifier.ClassifierConfig):
     """A Mixer. The shapes of its parameters depend on the image size."""
 
     token_mlp_dim: int = option(
@@ -57,7 +57,7 @@ class MixerConfig(pooling.PatchOptions, stacked.Options, classifier.Options):
         return {"token_mlp_dim": self.token_mlp_dim * (self._factor(image_size) or 1) ** 2}
 
     def fit(self, name: str, target: "MixerConfig", *, resize: str) -> tuple[str, Callable] | None:
-        """See `classifier.Options`."""
+        """See `classifier.ClassifierConfig`."""
         prefix = "layers/token_mlp/"
         if not name.startswith(prefix) or self.grid == target.grid:
             return classifier.fit_patches(name, self, target)
@@ -81,7 +81,7 @@ class MixerConfig(pooling.PatchOptions, stacked.Options, classifier.Options):
         return factor if factor == across and not rest and not rest_across else None
 
     def block_flops(self) -> int:
-        """See `stacked.Options`."""
+        """See `stacked.StackedConfig`."""
         n, d = self.tokens, self.width
         return mlp_flops(d, n, self.token_mlp_dim) + mlp_flops(n, d, self.mlp_dim)
 

@@ -13,7 +13,7 @@ from vit_jax.models import classifier, registry
 _NOT_NAMED = {"image_size"}
 
 
-def nearest_name(config: classifier.Options, called: str = "") -> str:
+def nearest_name(config: classifier.ClassifierConfig, called: str = "") -> str:
     """The name that says most of a model; where a family's names end in the patch, of any patch.
 
     Args:
@@ -32,7 +32,7 @@ def nearest_name(config: classifier.Options, called: str = "") -> str:
     return min(_candidates(family, config), key=distance)
 
 
-def full_name(config: classifier.Options, called: str = "") -> str:
+def full_name(config: classifier.ClassifierConfig, called: str = "") -> str:
     """'ViT-B/16', or 'ViT-B/16 with depth 6 and heads 8' for a model that no name stands for; see `nearest_name`."""
     name = nearest_name(config, called)
     *others, last = [f"{o} {getattr(config, o)}" for o in differences(config, name)] or [""]
@@ -40,7 +40,7 @@ def full_name(config: classifier.Options, called: str = "") -> str:
     return f"{name} with {listed}" if listed else name
 
 
-def differences(config: classifier.Options, name: str) -> dict[str, Any]:
+def differences(config: classifier.ClassifierConfig, name: str) -> dict[str, Any]:
     """The options that a name stands for and of which the model has others: the name's values."""
     family = registry.family_of(config)
     sizes = schema.with_role(family.Config, "size")
@@ -53,7 +53,7 @@ def differences(config: classifier.Options, name: str) -> dict[str, Any]:
     }
 
 
-def _candidates(family: registry.Family, config: classifier.Options) -> Iterator[str]:
+def _candidates(family: registry.Family, config: classifier.ClassifierConfig) -> Iterator[str]:
     """The listed names, and the same with the model's patch."""
     for name in family.VARIANTS:
         yield name

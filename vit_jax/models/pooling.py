@@ -19,7 +19,7 @@ SMALLEST = 1e-6  # of what the generalised mean is taken
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class PooledConfig:
     """Of a family whose tokens go through layers of one shape; it has `tokens`, `width`, `mlp_dim`,
     `epsilon` and `activation` too.
     """
@@ -50,7 +50,7 @@ class Options:
 
 
 @dataclasses.dataclass(frozen=True)
-class PatchOptions(Options):
+class PatchOptions(PooledConfig):
     """The same where every token is a patch."""
 
     pool: str = option(
@@ -61,7 +61,7 @@ class PatchOptions(Options):
     )
 
 
-def check(config: Options) -> None:
+def check(config: PooledConfig) -> None:
     """Raises `ConfigError` for attention pooling of a width that its heads do not divide."""
     if config.pool == "map" and config.width % config.pool_heads:
         raise ConfigError(
@@ -71,7 +71,7 @@ def check(config: Options) -> None:
 
 
 def make(
-    config: Options, *, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs
+    config: PooledConfig, *, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs
 ) -> Callable[[jax.Array], jax.Array]:
     """What `config.pool` makes of tokens (B, N, D): (B, D), or (B, 2 D); a module where something of it is
     learned.
@@ -96,7 +96,7 @@ def make(
     return token
 
 
-def flops(config: Options) -> int:
+def flops(config: PooledConfig) -> int:
     """Operations of pooling, a multiply-add counted as 2: of attention pooling, the probe's own
     projections, the keys and values of all tokens, the MLP of one token.
     """

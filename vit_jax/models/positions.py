@@ -59,7 +59,7 @@ def place(kind: str, at: str) -> str:
     return "shared" if fixed and found == "layers" else found
 
 
-def check(config: classifier.Options) -> None:
+def check(config: classifier.ClassifierConfig) -> None:
     """Raises `ConfigError` for positions that there are not; `config` is that of `vit_zoo`, here and below."""
     kind, at = config.position, config.position_at
     if kind in ("sincos2d", "fixed2d") and (config.width % 4 or config.width < 8):
@@ -87,7 +87,9 @@ def check(config: classifier.Options) -> None:
         )
 
 
-def variables(config: classifier.Options, rngs: nnx.Rngs) -> nnx.Module | nnx.Variable | None:
+def variables(
+    config: classifier.ClassifierConfig, rngs: nnx.Rngs
+) -> nnx.Module | nnx.Variable | None:
     """What a checkpoint has of the positions of one place; `None` if nothing."""
     patches = math.prod(config.grid)
     match config.position:
@@ -110,7 +112,7 @@ class Learned2d(nnx.Module):
     tokens.
     """
 
-    def __init__(self, config: classifier.Options, rngs: nnx.Rngs):
+    def __init__(self, config: classifier.ClassifierConfig, rngs: nnx.Rngs):
         rows, columns = config.grid
         self.x = _draw((1, columns, config.width // 2), rngs)
         self.y = _draw((1, rows, config.width // 2), rngs)
@@ -133,7 +135,7 @@ def joined(x, y, tokens=None):
     return patches if tokens is None else xp.concatenate([tokens, patches], axis=1)
 
 
-def table(learned, config: classifier.Options, dtype) -> jax.Array:
+def table(learned, config: classifier.ClassifierConfig, dtype) -> jax.Array:
     """What is added to the tokens: (1, prefix + N, D).
 
     Args:
@@ -144,7 +146,7 @@ def table(learned, config: classifier.Options, dtype) -> jax.Array:
     return (learned() if config.position == "learned2d" else learned[...]).astype(dtype)
 
 
-def of_layer(learned, config: classifier.Options, dtype) -> jax.Array:
+def of_layer(learned, config: classifier.ClassifierConfig, dtype) -> jax.Array:
     """What is added to the tokens: (1, T, D), with rows of zeros for tokens without a position; of relative
     positions, the embeddings of distances.
     """
@@ -158,9 +160,9 @@ def of_layer(learned, config: classifier.Options, dtype) -> jax.Array:
 
 
 def fit(
-    name: str, source: classifier.Options, target: classifier.Options, resize: str
+    name: str, source: classifier.ClassifierConfig, target: classifier.ClassifierConfig, resize: str
 ) -> tuple[str, Callable] | None:
-    """`classifier.Options.fit` of positions; `None` for other parameters."""
+    """`classifier.ClassifierConfig.fit` of positions; `None` for other parameters."""
     stacked, part = name.startswith(_STACK), name.removeprefix(_STACK)
     if part.split("/")[0] != "position":
         return None

@@ -18,7 +18,7 @@ class ReAttention(Attention):
     `theta/bias` (heads,); with `reattention_norm` a batch norm over heads, `theta/norm`.
     """
 
-    def __init__(self, config: classifier.Options, *, dtype, rngs: nnx.Rngs):
+    def __init__(self, config: classifier.ClassifierConfig, *, dtype, rngs: nnx.Rngs):
         super().__init__(config.width, config.heads, dtype=dtype, rngs=rngs)
         self.theta = Theta(config, rngs=rngs)
 
@@ -32,7 +32,7 @@ class ReAttention(Attention):
 class Theta(nnx.Module):
     """Mixes heads: a 1x1 convolution over them, begun as PyTorch begins one, and its norm."""
 
-    def __init__(self, config: classifier.Options, *, rngs: nnx.Rngs):
+    def __init__(self, config: classifier.ClassifierConfig, *, rngs: nnx.Rngs):
         heads = config.heads
         limit = heads**-0.5
 

@@ -32,7 +32,7 @@ from vit_jax.models import (
     t2t,
     vit_zoo,
 )
-from vit_jax.models.classifier import Options
+from vit_jax.models.classifier import ClassifierConfig
 from vit_jax.models.conversions import published, table
 from vit_jax.models.conversions.contract import Conversion
 
@@ -78,7 +78,7 @@ def fitted_options() -> list[str]:
 
 def model_config(
     name: str, *, image_size: Size | str | None = None, channels: int = 3, **options
-) -> Options:
+) -> ClassifierConfig:
     """The config of a model: what its name says, then `options`.
 
     Args:
@@ -139,7 +139,7 @@ def _find(name: str) -> Family | None:
     return next((f for f in FAMILIES if f.options_from_name(name) is not None), None)
 
 
-def family_of(config: Options) -> Family:
+def family_of(config: ClassifierConfig) -> Family:
     """The family that a config belongs to."""
     for family in FAMILIES:
         # Not isinstance: one family's config may extend another's.
@@ -153,7 +153,7 @@ def family_name(family: Family) -> str:
     return getattr(family, "NAME", family.__name__.split(".")[-1])
 
 
-def build(config: Options, *, rngs: nnx.Rngs) -> nnx.Module:
+def build(config: ClassifierConfig, *, rngs: nnx.Rngs) -> nnx.Module:
     """The model of a family's config, its parameters drawn from `rngs`."""
     return family_of(config).Model(config, rngs=rngs)
 
@@ -185,7 +185,7 @@ def split(model: nnx.Module) -> tuple[nnx.GraphDef, Weights]:
     return definition, Weights(nnx.to_pure_dict(params), nnx.to_pure_dict(variables))
 
 
-def abstract(config: Options) -> tuple[nnx.GraphDef, dict]:
+def abstract(config: ClassifierConfig) -> tuple[nnx.GraphDef, dict]:
     """Definition and parameter shapes of a model, without memory: (graphdef, nested dict of
     `ShapeDtypeStruct`).
     """
@@ -193,27 +193,27 @@ def abstract(config: Options) -> tuple[nnx.GraphDef, dict]:
     return definition, weights.params
 
 
-def abstract_weights(config: Options) -> tuple[nnx.GraphDef, Weights]:
+def abstract_weights(config: ClassifierConfig) -> tuple[nnx.GraphDef, Weights]:
     """As `abstract`, with the shapes of what is not trained too."""
     definition, weights = _abstract(config, jax.config.jax_enable_x64)
     return definition, jax.tree.map(lambda x: x, weights)  # Dicts of the caller's own.
 
 
 @functools.lru_cache(maxsize=64)
-def _abstract(config: Options, _: bool) -> tuple[nnx.GraphDef, Weights]:
+def _abstract(config: ClassifierConfig, _: bool) -> tuple[nnx.GraphDef, Weights]:
     """Tracing takes 0.2 s and more, and a run asks some six times."""
     definition, weights = split(nnx.eval_shape(lambda: build(config, rngs=nnx.Rngs(0))))
     # Without the sharding that a mesh in the context would give them.
     return definition, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), weights)
 
 
-def for_devices(definition: nnx.GraphDef, config: Options) -> nnx.GraphDef:
+def for_devices(definition: nnx.GraphDef, config: ClassifierConfig) -> nnx.GraphDef:
     """`definition`, of `config`, computing in the dtype that suits the devices being traced for."""
     of_device = choices.with_compute_dtype(config)
     return definition if of_device == config else abstract(of_device)[0]
 
 
-def initialize(config: Options, key: jax.Array) -> dict:
+def initialize(config: ClassifierConfig, key: jax.Array) -> dict:
     """New parameters as a nested dict of float32 arrays; pure, to be jitted with shardings so that
     they are born where they live.
     """
@@ -230,7 +230,7 @@ def conversions(family: Family) -> dict[str, Conversion]:
     return table.CONVERSIONS.get(family_name(family), {}) if ours else {}
 
 
-def count_parameters(config: Options) -> int:
+def count_parameters(config: ClassifierConfig) -> int:
     """Exact number of parameters, without building the model."""
     _, parameters = abstract(config)
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(parameters))

@@ -1,7 +1,7 @@
 """A model at another image size inside a compiled step: the same parameters, what depends on the size of
 images fitted by matrices, so that gradients reach the parameters.
 
-What fits a checkpoint to another size, once and on the host, is `classifier.Options.fit`; this asks it.
+What fits a checkpoint to another size, once and on the host, is `classifier.ClassifierConfig.fit`; this asks it.
 """
 
 import dataclasses
@@ -20,7 +20,9 @@ from vit_jax.models import classifier, registry
 METHODS = ("torch", "dinov2")
 
 
-def config_at(config: classifier.Options, image_size: Size, resize: str) -> classifier.Options:
+def config_at(
+    config: classifier.ClassifierConfig, image_size: Size, resize: str
+) -> classifier.ClassifierConfig:
     """A model's config for images of another size.
 
     Args:
@@ -36,7 +38,10 @@ def config_at(config: classifier.Options, image_size: Size, resize: str) -> clas
 
 
 def resized(
-    model: nnx.Module, config: classifier.Options, target: classifier.Options, resize: str
+    model: nnx.Module,
+    config: classifier.ClassifierConfig,
+    target: classifier.ClassifierConfig,
+    resize: str,
 ) -> nnx.Module:
     """`model`, of `config`, at the image size of `target`, from `config_at`."""
     matrices = _matrices(config, target, resize)
@@ -54,7 +59,7 @@ def resized(
 
 @functools.lru_cache(maxsize=16)
 def _matrices(
-    config: classifier.Options, target: classifier.Options, resize: str
+    config: classifier.ClassifierConfig, target: classifier.ClassifierConfig, resize: str
 ) -> dict[str, np.ndarray]:
     """By name of a table (1, rows, D), the matrix (new rows, rows) float32 that resizes it."""
     trees = [registry.abstract_weights(one)[1] for one in (config, target)]

@@ -84,7 +84,7 @@ class Stages:
         return self.root_channels * EXPANSION * 2 ** (len(self.units) - 1)
 
     def unit_layers(self, stages: str) -> dict[str, int]:
-        """`classifier.Options.layers` of the stages with this name: every unit is a layer."""
+        """`classifier.ClassifierConfig.layers` of the stages with this name: every unit is a layer."""
         found = {}
         for stage, count in enumerate(self.units, 1):
             found[f"{stages}/{stage}/first"] = 1
@@ -94,7 +94,7 @@ class Stages:
 
 
 @dataclasses.dataclass(frozen=True)
-class ResNetConfig(Stages, classifier.Options):
+class ResNetConfig(Stages, classifier.ClassifierConfig):
     """A ResNet. Images may have any size; what is counted here is for `image_size`."""
 
     convolutional: ClassVar[bool] = True
@@ -143,7 +143,7 @@ class ResNetConfig(Stages, classifier.Options):
 
     @property
     def layers(self) -> dict[str, int]:
-        """See `classifier.Options`: every unit is a layer."""
+        """See `classifier.ClassifierConfig`: every unit is a layer."""
         return self.unit_layers("backbone/stages")
 
     def flops(self) -> int:

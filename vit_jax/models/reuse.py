@@ -30,7 +30,7 @@ _KEPT = "kept"  # of what a layer gives, that which the caller captures
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class ReuseConfig:
     """What is reused and how; defaults are the paper's choices, the others its ablations."""
 
     feature_reuse: bool = option(True, "MLPs see the features of the exit before", role="structure")
@@ -81,7 +81,7 @@ class Link:
       last: whether no exit follows.
     """
 
-    options: Options
+    options: ReuseConfig
     before: tuple[int, int] | None
     last: bool
 

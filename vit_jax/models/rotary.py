@@ -23,7 +23,7 @@ from vit_jax.models.attention import Angles
 KINDS = ("none", "axial", "centred", "mixed")
 
 
-def check(config: classifier.Options) -> None:
+def check(config: classifier.ClassifierConfig) -> None:
     """Raises `ConfigError` for heads whose channels cannot be turned; `config` is that of `vit_zoo`, here and
     below.
     """
@@ -52,7 +52,7 @@ def check(config: classifier.Options) -> None:
         )
 
 
-def variables(config: classifier.Options, rngs: nnx.Rngs) -> nnx.Param | None:
+def variables(config: classifier.ClassifierConfig, rngs: nnx.Rngs) -> nnx.Param | None:
     """What a checkpoint has of them: frequencies (2, L, H, C/2) of columns and rows; `None` if nothing.
 
     They begin as those of `axial`, turned by a random angle for each layer and head (2403.13298 §3.2).
@@ -68,7 +68,7 @@ def variables(config: classifier.Options, rngs: nnx.Rngs) -> nnx.Param | None:
 
 
 def angles(
-    frequencies: nnx.Param | None, config: classifier.Options, key: jax.Array | None = None
+    frequencies: nnx.Param | None, config: classifier.ClassifierConfig, key: jax.Array | None = None
 ) -> jax.Array | None:
     """The angles of all tokens: (T, 1, C/2), or where layers have their own (L, T, H, C/2); float32.
 
@@ -103,7 +103,7 @@ def angles(
     return jnp.pad(found, [(0, 0)] * (found.ndim - 3) + [(others, 0), (0, 0), (0, 0)])
 
 
-def _moves(config: classifier.Options, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _moves(config: classifier.ClassifierConfig, key: jax.Array) -> tuple[jax.Array, jax.Array]:
     """A random shift and scale of rows and of columns (DINOv3): the shift uniform in ± `rope_shift`; the scale
     log-uniform between 1/`rope_jitter` and `rope_jitter` for each, times one for both by `rope_rescale`.
     """

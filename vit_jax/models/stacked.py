@@ -22,8 +22,8 @@ from vit_jax.models.layers import layer_norm
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(pooling.Options, classifier.Patches):
-    """Beside `classifier.Options`: sizes, pooling, stochastic depth."""
+class StackedConfig(pooling.PooledConfig, classifier.Patches):
+    """Beside `classifier.ClassifierConfig`: sizes, pooling, stochastic depth."""
 
     # The rate of dropout after the positions; `None` for a family without dropout.
     dropout: ClassVar[float | None] = None
@@ -52,7 +52,7 @@ class Options(pooling.Options, classifier.Patches):
 
     @property
     def layers(self) -> dict[str, int]:
-        """See `classifier.Options`."""
+        """See `classifier.ClassifierConfig`."""
         return {"layers": self.depth}
 
     def block_flops(self) -> int:
@@ -67,6 +67,10 @@ class Options(pooling.Options, classifier.Patches):
         return embeddings.flops(self) + self.depth * self.block_flops() + head
 
 
+# As files from outside, written for version 0.1, call it.
+Options = StackedConfig
+
+
 class StackedModel(classifier.Classifier):
     """A model of equal blocks.
 
@@ -77,7 +81,7 @@ class StackedModel(classifier.Classifier):
 
     Block: ClassVar[Callable[..., nnx.Module]]
 
-    def __init__(self, config: classifier.Options, *, rngs: nnx.Rngs):
+    def __init__(self, config: classifier.ClassifierConfig, *, rngs: nnx.Rngs):
         dtype = jnp.dtype(config.dtype)
         self.config = config
         self.embedding = self.make_embedding(config, dtype=dtype, rngs=rngs)

@@ -154,7 +154,7 @@ class T2TViTConfig(PublishedViTConfig):
         return self.prefix + math.prod(self.grid), self.width
 
     def fit(self, name: str, target: "T2TViTConfig", *, resize: str) -> tuple[str, Callable] | None:
-        """See `classifier.Options`."""
+        """See `classifier.ClassifierConfig`."""
         if name.startswith("embedding/first/") and self.channels != target.channels:
             raise ConfigError(
                 f"the first layer normalises the {self.channels} channels of its windows together: its "

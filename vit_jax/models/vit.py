@@ -26,7 +26,7 @@ _RATE = dict(minimum=0, below=1)
 
 
 @dataclasses.dataclass(frozen=True)
-class VisionTransformerConfig(classifier.Patches, classifier.Options):
+class VisionTransformerConfig(classifier.Patches, classifier.ClassifierConfig):
     """A ViT."""
 
     depth: int = option(12, "number of blocks", **_SIZE)

@@ -18,7 +18,7 @@ from vit_jax.models.contract import Capture, kept
 from vit_jax.models.layers import LayerScale, Mlp, norm
 
 
-def check(config: classifier.Options) -> None:
+def check(config: classifier.ClassifierConfig) -> None:
     """Raises `ConfigError` for blocks that there are not; `config` is that of `vit_zoo`, here and below."""
     if config.parallel and config.norm_after:
         raise ConfigError(
@@ -28,7 +28,7 @@ def check(config: classifier.Options) -> None:
 
 
 def make_norm(
-    config: classifier.Options, *, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs
+    config: classifier.ClassifierConfig, *, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs
 ) -> Callable[[int], nnx.Module]:
     """A function that makes the norm of a width, as all norms around and in the blocks are."""
     return functools.partial(
@@ -39,7 +39,9 @@ def make_norm(
 class PublishedBlock(nnx.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)), with positions, biases, norms and scales as published."""
 
-    def __init__(self, config: classifier.Options, *, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs):
+    def __init__(
+        self, config: classifier.ClassifierConfig, *, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs
+    ):
         norm = make_norm(config, dtype=dtype, rngs=rngs)
         own_position = config.position_place == "layers"
         self.position = positions.variables(config, rngs) if own_position else None
@@ -141,7 +143,7 @@ class ParallelBlock(PublishedBlock):
         return _add(x, y, self.mlp_scale, rate, keys[3]), weights
 
 
-def make_block(config: classifier.Options, *, dtype, rngs: nnx.Rngs) -> PublishedBlock:
+def make_block(config: classifier.ClassifierConfig, *, dtype, rngs: nnx.Rngs) -> PublishedBlock:
     """The block that a config asks for."""
     kinds = {config.norm_after: PostNormBlock, config.parallel: ParallelBlock}
     return kinds.get(True, PublishedBlock)(config, dtype=dtype, rngs=rngs)
@@ -157,7 +159,9 @@ class PublishedEncoder(nnx.Module):
     `last_norm` puts it elsewhere. Every parameter below `layers` has a leading axis of length `depth`.
     """
 
-    def __init__(self, config: classifier.Options, *, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs):
+    def __init__(
+        self, config: classifier.ClassifierConfig, *, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs
+    ):
         self.layers = stack.stack(
             lambda rngs: make_block(config, dtype=dtype, rngs=rngs), config.depth, rngs
         )

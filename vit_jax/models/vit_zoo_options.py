@@ -230,17 +230,17 @@ class PublishedViTConfig(VisionTransformerConfig):
 
     @property
     def pool_heads(self) -> int:
-        """See `pooling.Options`."""
+        """See `pooling.PooledConfig`."""
         return self.map_heads or self.heads
 
     @property
     def pool_mlp_dim(self) -> int:
-        """See `pooling.Options`."""
+        """See `pooling.PooledConfig`."""
         return self.map_mlp_dim or self.mlp_dim
 
     @property
     def two_heads(self) -> bool:
-        """See `classifier.Options`."""
+        """See `classifier.ClassifierConfig`."""
         return self.distilled and self.distillation_head
 
     @property
@@ -258,21 +258,21 @@ class PublishedViTConfig(VisionTransformerConfig):
 
     @property
     def biased_attention(self) -> bool:
-        """See `classifier.Options`."""
+        """See `classifier.ClassifierConfig`."""
         return self.position == "relative"
 
     @property
     def layers(self) -> dict[str, int]:
-        """See `classifier.Options`."""
+        """See `classifier.ClassifierConfig`."""
         return {"encoder/layers": self.depth}
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """See `classifier.Options`; the frequencies of a mixed rotation, of all layers, lie before these."""
+        """See `classifier.ClassifierConfig`; the frequencies of a mixed rotation, of all layers, lie before these."""
         return (*super().inputs, "patch_norm", "pre_norm", "rope")
 
     def starts_anew(self, target: "PublishedViTConfig") -> tuple[str, ...]:
-        """See `classifier.Options`."""
+        """See `classifier.ClassifierConfig`."""
         same_layer = target.representation == self.representation
         same_head = same_layer and target.num_classes == self.num_classes
         has_head = target.num_classes or self.num_classes
@@ -282,7 +282,7 @@ class PublishedViTConfig(VisionTransformerConfig):
     def fit(
         self, name: str, target: "PublishedViTConfig", *, resize: str
     ) -> tuple[str, Callable] | None:
-        """See `classifier.Options`."""
+        """See `classifier.ClassifierConfig`."""
         found = positions.fit(name, self, target, resize)
         return found or classifier.fit_patches(name, self, target)
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.base.sizes import Size, height_width
-from vit_jax.models.classifier import Options
+from vit_jax.models.classifier import ClassifierConfig
 
 Batch = dict[str, jax.Array]
 
@@ -35,7 +35,7 @@ class ObjectiveContext:
       other_views: as `views`, with the other sizes that they have in some steps (`config.data.view_sizes`).
     """
 
-    model: Options
+    model: ClassifierConfig
     mean: tuple[float, ...]
     std: tuple[float, ...]
     total_steps: int

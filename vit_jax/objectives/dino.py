@@ -37,7 +37,7 @@ from vit_jax.objectives.contract import (
     Objective,
     ObjectiveContext,
 )
-from vit_jax.objectives.dino_options import Options
+from vit_jax.objectives.dino_options import DinoOptions
 from vit_jax.objectives.dino_views import ViewModels, models_of
 
 _EQUAL = 1e-3  # nats that teacher outputs differ by, below which they are all the same
@@ -48,7 +48,7 @@ class Own(nnx.Module):
     row all of the teacher's outputs have been equal.
     """
 
-    def __init__(self, width: int, options: Options, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(self, width: int, options: DinoOptions, dtype: jnp.dtype, rngs: nnx.Rngs):
         def head():
             return dino_losses.Head(
                 width,
@@ -91,12 +91,12 @@ class Dino(Objective):
     their mean: 0 if the teacher says the same of all images; `collapsed_steps`, for how long it has.
     """
 
-    Options = Options
+    Options = DinoOptions
     needs_labels = False
     mixes = False
     needs_views = True
 
-    def __init__(self, options: Options, setting: ObjectiveContext):
+    def __init__(self, options: DinoOptions, setting: ObjectiveContext):
         super().__init__(options, setting)
         model = setting.model
         if type(model) is not PublishedViTConfig:

@@ -8,7 +8,7 @@ from vit_jax.models.resized import METHODS
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class DinoOptions:
     """What `config.objective` says for self-distillation."""
 
     prototypes: int = option(65_536, "outputs of a head", minimum=2)

@@ -28,7 +28,7 @@ from vit_jax.objectives.supervised import cross_entropy, smoothed, to_targets
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class DistillOptions:
     """What `config.objective` says for distillation."""
 
     teacher: str = option(
@@ -52,9 +52,9 @@ class Options:
 class Distill(Objective):
     """The loss; metrics are `accuracy`, of the heaviest label, and `agreement` with the teacher."""
 
-    Options = Options
+    Options = DistillOptions
 
-    def __init__(self, options: Options, setting: ObjectiveContext):
+    def __init__(self, options: DistillOptions, setting: ObjectiveContext):
         super().__init__(options, setting)
         if not options.teacher:
             raise ConfigError(

@@ -24,7 +24,7 @@ _EPSILON = 1e-6  # of the normalised targets
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class MaeOptions:
     """What `config.objective` says for a masked autoencoder."""
 
     masked: float = option(0.75, "share of the patches that are removed", above=0, below=1)
@@ -48,7 +48,7 @@ class Own(nnx.Module):
         self.head = nnx.Linear(decoder.width, outputs, dtype=dtype, rngs=rngs)
 
 
-def decoder_of(model: PublishedViTConfig, options: Options) -> PublishedViTConfig:
+def decoder_of(model: PublishedViTConfig, options: MaeOptions) -> PublishedViTConfig:
     """The decoder's blocks as those of a ViT; they compute as the model's do."""
     shared = ("image_size", "patch", "activation", "epsilon", "attention", "channels")
     shared += ("dtype", "dtype_on_cpu", "remat", "unroll")
@@ -65,11 +65,11 @@ def decoder_of(model: PublishedViTConfig, options: Options) -> PublishedViTConfi
 class Mae(Objective):
     """The mean squared error of the removed patches' pixels."""
 
-    Options = Options
+    Options = MaeOptions
     needs_labels = False
     mixes = False
 
-    def __init__(self, options: Options, setting: ObjectiveContext):
+    def __init__(self, options: MaeOptions, setting: ObjectiveContext):
         super().__init__(options, setting)
         model = setting.model
         if type(model) is not PublishedViTConfig:

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from vit_jax import objectives
 from vit_jax.base import patterns
 from vit_jax.models import registry
-from vit_jax.models.classifier import Options
+from vit_jax.models.classifier import ClassifierConfig
 from vit_jax.models.conversions import (
     contract,
     pytorch,
@@ -46,7 +46,7 @@ _BIASES = {
         "decoder.decoder_embed.bias", "decoder.decoder_layers.{}.intermediate.dense.bias",
     ),
 }  # fmt: skip
-# Of config.json, in the words of `mae.Options`.
+# Of config.json, in the words of `mae.MaeOptions`.
 _OF_CONFIG_JSON = {
     "heads": "decoder_num_attention_heads", "masked": "mask_ratio", "normalize": "norm_pix_loss",
 }  # fmt: skip
@@ -57,7 +57,7 @@ CONVENTIONS = {"activation": "gelu", "epsilon": 1e-6}
 class Checkpoint(Protocol):
     """What is read of a checkpoint in any format, see `interchange.formats`."""
 
-    model_config: Options
+    model_config: ClassifierConfig
     layout: Mapping[str, Any]
     extras: Mapping[str, LazyArray]
 
@@ -72,7 +72,7 @@ class Decoder:
       params: like those of `objectives.mae.Own`; leaves are `rules.LazyArray`.
     """
 
-    options: mae.Options
+    options: mae.MaeOptions
     config: PublishedViTConfig
     params: dict
 
@@ -101,7 +101,7 @@ def decoder_in(checkpoint: Checkpoint, heads: int = 0) -> Decoder | None:
     """
     model = checkpoint.model_config
     if f"{OWN}/mask" in checkpoint.extras:
-        options = mae.Options(**checkpoint.layout[LAYOUT])
+        options = mae.MaeOptions(**checkpoint.layout[LAYOUT])
         params = patterns.map_named(
             lambda n, _: checkpoint.extras[f"{OWN}/{n}"], like(model, options)
         )
@@ -172,14 +172,14 @@ def rules_of(decoder: PublishedViTConfig, format: str) -> list[Rule]:
     ]
 
 
-def options_of_run(objective: ConfigDict) -> mae.Options | None:
+def options_of_run(objective: ConfigDict) -> mae.MaeOptions | None:
     """The options of a run's objective, by its config, if that has a decoder."""
     if objectives.OBJECTIVES.get(objective.name) is not mae.Mae:
         return None
     return objectives.find(objective)[1]
 
 
-def like(model: PublishedViTConfig, options: mae.Options) -> dict:
+def like(model: PublishedViTConfig, options: mae.MaeOptions) -> dict:
     """Shapes and dtypes of what a run's objective owns."""
     decoder = mae.decoder_of(model, options)
     own = nnx.eval_shape(lambda: mae.Own(model, decoder, nnx.Rngs(0)))
@@ -203,7 +203,7 @@ def refusal(config: PublishedViTConfig) -> str:
 
 def _options(
     extras: Mapping[str, LazyArray], layout: Mapping[str, Any], format: str, heads: int
-) -> mae.Options:
+) -> mae.MaeOptions:
     """What tensors and what stands beside them tell of the objective; the rest is as in the authors' models."""
     embed, up = _BIASES[format]
     (width,), (hidden,) = extras[embed].shape, extras[up.format(0)].shape
@@ -212,7 +212,9 @@ def _options(
     said = layout.get("config", {})
     stated = {ours: said[theirs] for ours, theirs in _OF_CONFIG_JSON.items() if theirs in said}
     stated = ({"heads": heads} if heads else {}) | stated | layout.get(LAYOUT, {})
-    options = mae.Options(**stated | {"width": width, "depth": depth, "mlp_ratio": hidden // width})
+    options = mae.MaeOptions(
+        **stated | {"width": width, "depth": depth, "mlp_ratio": hidden // width}
+    )
     if "heads" not in stated:
         logging.info(
             "the checkpoint does not state the decoder's heads: %d are assumed, as in the authors' models",

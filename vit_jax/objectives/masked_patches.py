@@ -32,7 +32,7 @@ _MASKED, _OTHER = 0.8, 0.1  # shares of the corrupted patches
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class MaskedPatchesOptions:
     """What `config.objective` says for masked patch prediction."""
 
     target: str = option(
@@ -54,11 +54,11 @@ class Own(nnx.Module):
 class MaskedPatches(Objective):
     """The loss over corrupted patches; the metric of the discrete targets is `accuracy`."""
 
-    Options = Options
+    Options = MaskedPatchesOptions
     needs_labels = False
     mixes = False
 
-    def __init__(self, options: Options, setting: ObjectiveContext):
+    def __init__(self, options: MaskedPatchesOptions, setting: ObjectiveContext):
         super().__init__(options, setting)
         model = setting.model
         if not isinstance(model, PublishedViTConfig):

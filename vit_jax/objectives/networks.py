@@ -33,7 +33,7 @@ class FixedTeacher:
     """
 
     path: str
-    config: classifier.Options
+    config: classifier.ClassifierConfig
     describe: dict
     classes: tuple[str, ...] | None = None
 
@@ -49,8 +49,8 @@ class Networks:
       adapters: what is trained of the model; `None`: all of it.
     """
 
-    model_config: classifier.Options
-    make_objective: Callable[[classifier.Options], Objective]
+    model_config: classifier.ClassifierConfig
+    make_objective: Callable[[classifier.ClassifierConfig], Objective]
     teacher: FixedTeacher | None = None
     adapters: Adapters | None = None
 

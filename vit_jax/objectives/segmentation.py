@@ -25,7 +25,7 @@ _LEVELS = 4  # layers that are fused if none are named
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class SegmentationOptions:
     """What `config.objective` says for segmentation."""
 
     head: str = option(
@@ -64,14 +64,14 @@ class Segmentation(Objective):
     prediction are measured instead: `mask`, `dice` and `label`.
     """
 
-    Options = Options
+    Options = SegmentationOptions
     needs_labels = False
     needs_masks = True
     mixes = False
     own_answers = True
     evaluator = "segmentation"
 
-    def __init__(self, options: Options, setting: ObjectiveContext):
+    def __init__(self, options: SegmentationOptions, setting: ObjectiveContext):
         super().__init__(options, setting)
         self.num_classes = setting.num_classes
         if options.head == "eomt":

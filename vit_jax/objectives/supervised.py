@@ -13,7 +13,7 @@ from vit_jax.objectives.contract import Batch, Learner, Objective, ObjectiveCont
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class SupervisedOptions:
     """What `config.objective` says for supervised learning."""
 
     loss: str = option(
@@ -38,9 +38,9 @@ class Supervised(Objective):
     with early exits the sum of theirs (arXiv 2105.15075, Eq. 2).
     """
 
-    Options = Options
+    Options = SupervisedOptions
 
-    def __init__(self, options: Options, setting: ObjectiveContext):
+    def __init__(self, options: SupervisedOptions, setting: ObjectiveContext):
         super().__init__(options, setting)
         if options.loss == "binary" and options.label_smoothing:
             raise ConfigError(

@@ -55,9 +55,9 @@ def make(
         names (see `patterns`) the rules match.
       total_steps: length of the run.
       to_steps: a duration such as '5%' in steps.
-      layers: for layer-wise decay, see `classifier.Options.layers`; by default the one stack of
+      layers: for layer-wise decay, see `classifier.ClassifierConfig.layers`; by default the one stack of
         layers that the parameters have.
-      inputs: the same, see `classifier.Options.inputs`.
+      inputs: the same, see `classifier.ClassifierConfig.inputs`.
 
     Returns:
       The transformation, whose `update` needs the parameters, and the learning rate as a function

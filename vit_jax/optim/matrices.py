@@ -90,7 +90,7 @@ def find(config: Optim, params: Any, inputs: Sequence[str]) -> Matrices:
       config: `config.optim`; `matrices` names them, otherwise they are all kernels that `SHORTEST` and
         `MAX_ASPECT` admit, except depthwise convolutions, the inputs of the network and its classifier.
       params: parameters or their shapes.
-      inputs: see `classifier.Options.inputs`.
+      inputs: see `classifier.ClassifierConfig.inputs`.
 
     Raises:
       ConfigError: there are none, or one that `matrices` names is no matrix.

@@ -24,8 +24,8 @@ def learning_rates(
     Args:
       config: `config.optim`.
       shapes: of every parameter, by name.
-      layers: see `classifier.Options.layers`; by default the one stack that there is.
-      inputs: see `classifier.Options.inputs`.
+      layers: see `classifier.ClassifierConfig.layers`; by default the one stack that there is.
+      inputs: see `classifier.ClassifierConfig.inputs`.
 
     Returns:
       A float, or for stacked parameters with layer-wise decay an array (layers, 1, …) that

@@ -52,7 +52,7 @@ class Assembly:
     """
 
     config: Config
-    model_config: classifier.Options
+    model_config: classifier.ClassifierConfig
     definition: nnx.GraphDef
     networks: Networks
     optimizer: optax.GradientTransformation
@@ -155,7 +155,7 @@ def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config
     )
 
 
-def model_config_of(config: Config, num_classes: int) -> classifier.Options:
+def model_config_of(config: Config, num_classes: int) -> classifier.ClassifierConfig:
     """The family's config for data with `num_classes` classes; without a head, where the objective
     needs no labels.
 
@@ -241,7 +241,7 @@ def assemble(
             total_steps=total_steps,
         )
 
-    def make_objective(model_config: classifier.Options) -> Objective:
+    def make_objective(model_config: classifier.ClassifierConfig) -> Objective:
         data = config.data
         setting = ObjectiveContext(
             model_config,
@@ -375,7 +375,9 @@ def _check_anchor(networks: Networks, config: Config) -> None:
             )
 
 
-def check_teacher(path: str, teacher: classifier.Options, student: classifier.Options) -> None:
+def check_teacher(
+    path: str, teacher: classifier.ClassifierConfig, student: classifier.ClassifierConfig
+) -> None:
     """Raises `ConfigError` unless both take the same images and tell the same number of classes apart."""
     if not teacher.num_classes:
         raise ConfigError(f"the teacher {path} has no head, and so nothing to teach: fine-tune it")

@@ -208,14 +208,14 @@ def _published() -> dict[str, dict]:
     return json.loads(_PACKAGE.read_text())
 
 
-def sizes_of(model: classifier.Options) -> dict:
+def sizes_of(model: classifier.ClassifierConfig) -> dict:
     """The options of a model that say how large it is."""
     return json.loads(
         json.dumps({name: getattr(model, name) for name in with_role(type(model), "size")})
     )
 
 
-def with_model(config: Config, model: classifier.Options) -> dict:
+def with_model(config: Config, model: classifier.ClassifierConfig) -> dict:
     """A run's config as JSON has it, its model's options filled in."""
     return descriptions.with_model_options(dataclasses.asdict(config), model)
 

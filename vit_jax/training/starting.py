@@ -15,7 +15,7 @@ from vit_jax.config import Config
 from vit_jax.interchange import adapt, formats, loading
 from vit_jax.models import adapters, registry
 from vit_jax.models.adapters import ADAPTERS
-from vit_jax.models.classifier import Options
+from vit_jax.models.classifier import ClassifierConfig
 from vit_jax.models.registry import Weights
 from vit_jax.objectives import mae, mae_conversion
 from vit_jax.objectives.contract import Objective
@@ -234,7 +234,9 @@ def _split(assembly: Assembly, weights: Weights) -> tuple[dict | None, dict]:
     return split.split(weights.params) if split else (None, weights.params)
 
 
-def objective_params(objective: Objective, location: str, model: Options, own: dict) -> dict:
+def objective_params(
+    objective: Objective, location: str, model: ClassifierConfig, own: dict
+) -> dict:
     """The parameters that an objective owns: those of a checkpoint if it has them (MAE's decoder), else `own`.
 
     Args:

@@ -16,7 +16,7 @@ from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.data import crops, decode, sources
 from vit_jax.data.options import Data
 from vit_jax.data.preparation.prepare import prepare
-from vit_jax.data.preparation.shards import Options, plan
+from vit_jax.data.preparation.shards import ShardOptions, plan
 from vit_jax.data.preparation.verify import verify
 from vit_jax.data.sources.arrayrecord import open_reader
 from vit_jax.data.sources.prepared import unpack
@@ -243,7 +243,7 @@ def test_what_is_there_is_not_overwritten(seeded, tmp_path):
     first = prepare(str(seeded), str(out))
     assert prepare(str(seeded), str(out)) == first
     with pytest.raises(ConfigError, match="holds another data set, or another form"):
-        prepare(str(seeded), str(out), options=Options(max_side=30))
+        prepare(str(seeded), str(out), options=ShardOptions(max_side=30))
     with pytest.raises(ConfigError, match="is not empty"):
         prepare(str(seeded), str(seeded))
     with pytest.raises(ConfigError, match="is no file, not prepared in"):
@@ -270,7 +270,7 @@ def test_reencoding_shrinks_large_images_upright_and_leaves_small_ones(tmp_path)
         Image.fromarray(large).save(tmp_path / "in" / folder / "large.jpg", quality=98, exif=exif)
         Image.fromarray(small).save(tmp_path / "in" / folder / "small.png")
     result = prepare(
-        str(tmp_path / "in"), str(tmp_path / "out"), holdout=0.0, options=Options(max_side=45)
+        str(tmp_path / "in"), str(tmp_path / "out"), holdout=0.0, options=ShardOptions(max_side=45)
     )
     source = opened(tmp_path / "out")
     shrunk, kept = decode.decode(source[0].image, name="large"), source[1]
@@ -287,7 +287,7 @@ def test_reencoding_shrinks_large_images_upright_and_leaves_small_ones(tmp_path)
 
 def test_the_imagenet_sample_is_prepared_whole(shared_data, tmp_path):
     labels = shared_data / "imagenet_sample/labels.csv"
-    result = prepare(str(labels), str(tmp_path / "out"), options=Options(max_side=320))
+    result = prepare(str(labels), str(tmp_path / "out"), options=ShardOptions(max_side=320))
     assert sum(result["splits"].values()) == 200 and result["classes"] == 996
     assert result["bad"] == 0 and result["stored_bytes"] < 0.45 * result["image_bytes"]
     assert result["psnr"] > 46

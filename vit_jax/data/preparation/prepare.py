@@ -48,7 +48,7 @@ def prepare(
     splits: tuple[str, ...] = (),
     num_shards: int = 0,
     workers: int = 0,
-    options: shards.Options = shards.AS_THEY_ARE,
+    options: shards.ShardOptions = shards.AS_THEY_ARE,
     holdout: float = 0.1,
     holdout_by: str = "file",
     data_dir: str = "",
@@ -231,7 +231,7 @@ def _file_name(split: str) -> str:
     return "".join(c if c.isalnum() or c in "_." else "_" for c in split)
 
 
-def _result(out: epath.Path, opened: dict, options: shards.Options) -> dict:
+def _result(out: epath.Path, opened: dict, options: shards.ShardOptions) -> dict:
     """The result of `prepare`, read back from the finished data set."""
     description = read_description(out)
     splits = description["splits"]

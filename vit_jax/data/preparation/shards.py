@@ -25,7 +25,7 @@ _BYTES_AHEAD = 1 << 29  # of images that are read and not yet examined
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class ShardOptions:
     """How images are stored.
 
     Attributes:
@@ -43,7 +43,7 @@ class Options:
         return bool(self.max_side or self.quality)
 
 
-AS_THEY_ARE = Options()
+AS_THEY_ARE = ShardOptions()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +89,7 @@ def write(
     source: Source,
     path: pathlib.Path,
     root: str,
-    options: Options,
+    options: ShardOptions,
     pools: Pools,
     progress: Callable[[int], None],
 ) -> dict:
@@ -208,12 +208,12 @@ def _read_one(source: Source, row: int) -> Record | BadImage:
 
 
 def _items(
-    source: Source, found: list[Record | BadImage], root: str, options: Options
+    source: Source, found: list[Record | BadImage], root: str, options: ShardOptions
 ) -> list[_Item]:
     return [_item(source, one, root, options) for one in found]
 
 
-def _item(source: Source, record: Record | BadImage, root: str, options: Options) -> _Item:
+def _item(source: Source, record: Record | BadImage, root: str, options: ShardOptions) -> _Item:
     try:
         if isinstance(record, BadImage):
             raise record

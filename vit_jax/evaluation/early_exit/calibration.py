@@ -203,7 +203,7 @@ def for_budget(checkpoint: epath.PathLike, budget: float) -> tuple[float, ...]:
     return found[budget]
 
 
-def costs_of(model_config: classifier.Options) -> tuple[float, ...]:
+def costs_of(model_config: classifier.ClassifierConfig) -> tuple[float, ...]:
     """What leaving at each exit costs, in 10⁹ multiply-adds. Raises `ConfigError` without exits."""
     check_exits(model_config)
     return tuple(flops / 2e9 for flops in model_config.exit_flops)

@@ -18,7 +18,7 @@ from vit_jax.evaluation.early_exit.inference import Inference, check_exits, chec
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(contract.Options):
+class EarlyExitOptions(contract.EvaluatorOptions):
     """What `early_exit` takes."""
 
     thresholds: tuple = option(
@@ -31,10 +31,10 @@ class EarlyExit(Accuracy):
     10⁹ multiply-adds of an image in the mean, and `exit1` and so on, the shares that leave there.
     """
 
-    Options = Options
+    Options = EarlyExitOptions
     _inference: Inference | None = None
 
-    def __init__(self, options: Options, subject: EvalContext):
+    def __init__(self, options: EarlyExitOptions, subject: EvalContext):
         super().__init__(options, subject)
         check_thresholds(subject.model_config, options.thresholds)
 

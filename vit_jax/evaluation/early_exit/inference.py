@@ -74,7 +74,7 @@ class Inference:
     def __init__(
         self,
         definition: nnx.GraphDef,
-        model_config: classifier.Options,
+        model_config: classifier.ClassifierConfig,
         data: Data,
         *,
         activation: Callable[[jax.Array], jax.Array],
@@ -335,7 +335,9 @@ def _smallest_size(rows: int, batch: int) -> int:
     return batch
 
 
-def check_thresholds(model_config: classifier.Options, thresholds: Sequence[float]) -> None:
+def check_thresholds(
+    model_config: classifier.ClassifierConfig, thresholds: Sequence[float]
+) -> None:
     """Raises `ConfigError` unless there is a threshold for each exit but the last."""
     exits = check_exits(model_config)
     if len(thresholds) != exits - 1:
@@ -345,7 +347,7 @@ def check_thresholds(model_config: classifier.Options, thresholds: Sequence[floa
         )
 
 
-def check_exits(model_config: classifier.Options) -> int:
+def check_exits(model_config: classifier.ClassifierConfig) -> int:
     """How many exits a model has. Raises `ConfigError` if images cannot leave it early."""
     if len(model_config.exit_flops) < 2:
         raise ConfigError(

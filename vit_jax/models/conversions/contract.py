@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from vit_jax.base import sizes
 from vit_jax.base.errors import CheckpointError
 from vit_jax.base.sizes import Size
-from vit_jax.models.classifier import Options
+from vit_jax.models.classifier import ClassifierConfig
 from vit_jax.models.conversions.rules import Constant, Rule
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -121,7 +121,7 @@ class Conversion:
         """
         raise NotImplementedError
 
-    def rules(self, config: Options, layout: Mapping[str, Any]) -> list[Rule | Constant]:
+    def rules(self, config: ClassifierConfig, layout: Mapping[str, Any]) -> list[Rule | Constant]:
         """Which tensors are which parameters; some may be of parameters that the model does not have.
 
         Args:
@@ -129,19 +129,19 @@ class Conversion:
         """
         raise NotImplementedError
 
-    def layout(self, config: Options) -> dict[str, Any]:
+    def layout(self, config: ClassifierConfig) -> dict[str, Any]:
         """The variant of the names that a new file gets."""
         return {}
 
-    def refusal(self, config: Options) -> str:
+    def refusal(self, config: ClassifierConfig) -> str:
         """Why the other code cannot compute a model, beside `conventions`; '' if it can."""
         return ""
 
-    def expressed(self, config: Options, params: dict) -> tuple[Options, dict]:
+    def expressed(self, config: ClassifierConfig, params: dict) -> tuple[ClassifierConfig, dict]:
         """An equivalent model that the format can express: (config, all its arrays)."""
         return config, params
 
-    def preprocessing(self, config: Options) -> Preprocessing | None:
+    def preprocessing(self, config: ClassifierConfig) -> Preprocessing | None:
         """How images are prepared where the file does not say it; `None` if the code has several ways."""
         return None
 
@@ -165,7 +165,7 @@ class TimmConversion(Conversion):
 
     file_conventions: ClassVar[dict[str, Any]] = {"activation": "gelu"}
 
-    def architecture(self, config: Options, layout: Mapping[str, Any]) -> tuple[str, dict]:
+    def architecture(self, config: ClassifierConfig, layout: Mapping[str, Any]) -> tuple[str, dict]:
         """The model's name in timm, and the arguments that it needs beside those of that name.
 
         Args:
@@ -187,7 +187,7 @@ class HuggingFaceConversion(Conversion):
 
     model_types: ClassVar[tuple[str, ...]] = ()
 
-    def config_json(self, config: Options, layout: Mapping[str, Any]) -> dict[str, Any]:
+    def config_json(self, config: ClassifierConfig, layout: Mapping[str, Any]) -> dict[str, Any]:
         """What config.json says about the model, including `architectures` and `model_type`.
 
         Args:
@@ -196,7 +196,7 @@ class HuggingFaceConversion(Conversion):
         raise NotImplementedError
 
 
-def refusal_of_pooling(config: Options) -> str:
+def refusal_of_pooling(config: ClassifierConfig) -> str:
     """`Conversion.refusal` of code that reads the class token of the last layer and nothing else."""
     if config.pool == "token" and not config.weighted_layers:
         return ""
