@@ -12,7 +12,8 @@ from vit_jax.commands import exit_codes
 from vit_jax.commands import flags as cli
 from vit_jax.commands.benchmark_command import benchmark
 from vit_jax.commands.file_commands import convert, merge, models, prepare, push, show
-from vit_jax.commands.model_commands import evaluate, exits, export, inspect, predict, serve
+from vit_jax.commands.model_commands import evaluate, exits, export, inspect, serve
+from vit_jax.commands.predict_command import predict
 from vit_jax.commands.recipe_command import recipes, tutorial
 from vit_jax.commands.run_commands import plan, report, sweep, train, vtab
 

@@ -1,0 +1,164 @@
+"""The command `predict`: classes, features or maps of images. It imports what it needs when it runs."""
+
+from absl import flags
+
+from vit_jax.base.errors import UserError
+from vit_jax.commands import flags as cli
+
+FLAGS = flags.FLAGS
+
+
+def predict() -> None:
+    """Class names and probabilities of images: --checkpoint=DIR IMAGE… [--topk=5] [--json|--csv]
+    [--picture=FILE.png] [--features --out=FILE.npz] [--out=FOLDER] [--budget=GFLOPS] [--config.data.FIELD=VALUE …]
+    [--model=OPTION=VALUE …].
+
+    Images are prepared as in the run, unless --config.data.mean, std, eval_crop, eval_resize or interpolation
+    are set. An IMAGE is a file, a folder, of which all images are taken, a pattern in quotes, or -:
+    standard input, an image or the names of images, one a line. Each is printed as soon as it is classified.
+    One that cannot be read is named, the others are still predicted, and the exit code is 1. With --features
+    nothing is classified: features go to a .npz or .parquet file, with the names of the images; --layers=3,7,11
+    adds the outputs of these layers, --maps as maps of the image. A model that segments writes masks, overlays
+    and maps.json to the folder --out. With --budget or --threshold images leave a model with exits early.
+    """
+    settings = cli.take_settings()
+    cli.define_checkpoint()
+    cli.define_model()
+    cli.define_exits()
+    cli.define_json()
+    cli.define_register()
+    flags.DEFINE_bool("csv", False, "print comma-separated values: file, rank, class, probability")
+    flags.DEFINE_integer("topk", 5, "how many classes to name for each image", lower_bound=1)
+    flags.DEFINE_integer("batch_size", 32, "images classified at a time", lower_bound=1)
+    flags.DEFINE_string(
+        "picture", None, "also draw the images with their classes into this PNG file"
+    )
+    _define_features()
+    flags.DEFINE_string(
+        "out",
+        None,
+        "features: the file, FILE.npz or FILE.parquet; a model that segments: the folder of masks",
+    )
+    flags.DEFINE_enum(
+        "windows",
+        None,
+        ("whole", "sliding"),
+        "a model that segments: it sees the whole image squeezed, or windows; by default as in its evaluation",
+    )
+    images = cli.parse("IMAGE…")
+    cli.require(checkpoint="DIR")
+    if _features_are_wanted():
+        _write_features(images, settings)
+        return
+    if FLAGS.out:
+        _write_maps(images, settings)
+        return
+    if FLAGS.windows:
+        raise flags.Error("--windows is for masks: pass --out=FOLDER")
+
+    from vit_jax.prediction.predict import predict_files
+
+    form = "json" if FLAGS.json else "csv" if FLAGS.csv else "text"
+    predict_files(
+        FLAGS.checkpoint,
+        images,
+        topk=FLAGS.topk,
+        batch_size=FLAGS.batch_size,
+        form=form,
+        picture=FLAGS.picture,
+        settings=settings,
+        thresholds=cli.thresholds(),
+        said=cli.options(FLAGS.model),
+    )
+
+
+def _write_maps(images: list[str], settings: list[tuple[str, str]]) -> None:
+    """`predict` of a model that segments."""
+    if FLAGS.csv or FLAGS.picture or cli.thresholds():
+        raise flags.Error("pass --out without --csv, --picture, --budget and --threshold")
+    from vit_jax.prediction.maps import write_maps
+
+    result = write_maps(
+        FLAGS.checkpoint,
+        images,
+        FLAGS.out,
+        batch_size=FLAGS.batch_size,
+        windows=FLAGS.windows,
+        settings=settings,
+        said=cli.options(FLAGS.model),
+    )
+    cli.print_result(result, f"masks of {result['images']} images: {FLAGS.out}")
+    if bad := result["unreadable"]:
+        raise UserError(f"{bad} of {bad + result['images']} images cannot be read, see above")
+
+
+def _define_features() -> None:
+    flags.DEFINE_string(
+        "features", None, "write features instead, to --out; --features=FILE is short for both"
+    )
+    FLAGS["features"].boolean = True  # without a value it is a switch
+    flags.DEFINE_list(
+        "layers",
+        [],
+        "features: of these layers too: numbers from 0, or from the end if negative, or names such as stage3",
+    )
+    flags.DEFINE_bool(
+        "maps", False, "features: the patches of layers as maps (h, w, D) of the image"
+    )
+    flags.DEFINE_bool("norm", True, "features: the outputs of layers after the model's last norm")
+    flags.DEFINE_string(
+        "image_size",
+        None,
+        "features: another size of images, e.g. 512 or 256x448: positions are interpolated",
+    )
+    flags.DEFINE_integer(
+        "stride",
+        0,
+        "features: windows of the model's own size slide over images of --image_size, so many pixels at a time",
+        lower_bound=0,
+    )
+
+
+def _features_are_wanted() -> bool:
+    """Whether --features is passed. Raises `flags.Error` for flags that go with it, or against it."""
+    wanted = FLAGS.features not in (None, "false")
+    if wanted and (FLAGS.csv or FLAGS.picture or cli.thresholds()):
+        raise flags.Error("pass --features without --csv, --picture, --budget and --threshold")
+    others = [name for name in ("layers", "maps", "image_size", "stride") if FLAGS[name].value]
+    others += [] if FLAGS.norm else ["nonorm"]
+    if others and not wanted:
+        raise flags.Error(f"--{others[0]} is for --features")
+    if wanted and (FLAGS.maps or not FLAGS.norm) and not FLAGS.layers:
+        raise flags.Error("--maps and --nonorm are for --layers: pass --layers=-1 for the last one")
+    return wanted
+
+
+def _write_features(images: list[str], settings: list[tuple[str, str]]) -> None:
+    """`predict --features`."""
+    from vit_jax.base import sizes
+    from vit_jax.prediction.feature_files import write_features
+    from vit_jax.prediction.features import Wanted
+
+    flag, out = "--out", FLAGS.out
+    if FLAGS.features != "true":
+        flag, out = "--features", FLAGS.features
+    elif not out:
+        raise flags.Error("--out=FILE.npz is missing: where --features writes to")
+    size = None if FLAGS.image_size is None else sizes.parse(FLAGS.image_size, "--image_size")
+    layers = tuple(int(x) if x.lstrip("-").isdigit() else x for x in FLAGS.layers)
+    result = write_features(
+        FLAGS.checkpoint,
+        images,
+        out,
+        batch_size=FLAGS.batch_size,
+        wanted=Wanted(layers, FLAGS.maps, FLAGS.norm, size, FLAGS.stride),
+        flag=flag,
+        settings=settings,
+        said=cli.options(FLAGS.model),
+    )
+    lines = [f"{result['images']} x {result['width']}: {out}"]
+    lines += [f"  {name} {'x'.join(map(str, n))}" for name, n in result.get("arrays", {}).items()]
+    cli.print_result(result, "\n".join(lines))
+    if bad := result["unreadable"]:
+        total = bad + result["images"]
+        raise UserError(f"{bad} of {total} images cannot be read, see above")
