@@ -8,7 +8,6 @@ import jax
 import numpy as np
 
 from vit_jax.base import patterns
-from vit_jax.interchange import named
 
 
 def relative(shared_data, name):
@@ -22,7 +21,7 @@ def relative(shared_data, name):
 
 def in_float64(params, variables):
     """Both as one tree."""
-    return jax.tree.map(lambda x: np.asarray(x, np.float64), named.union(params, variables))
+    return jax.tree.map(lambda x: np.asarray(x, np.float64), patterns.union(params, variables))
 
 
 def directional(loss, params, *, step=1e-6, seed=0):

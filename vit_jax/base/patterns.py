@@ -119,3 +119,11 @@ def _nearest(pattern: str, names: Sequence[str], count: int = 3) -> list[str]:
         return max(difflib.SequenceMatcher(None, words, x).ratio() for x in ends + beginnings)
 
     return sorted(names, key=likeness, reverse=True)[:count]
+
+
+def union(one: dict, other: dict) -> dict:
+    """Two nested dicts with different leaves as one."""
+    found = dict(one)
+    for name, tree in other.items():
+        found[name] = union(found[name], tree) if name in found else tree
+    return found

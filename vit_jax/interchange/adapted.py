@@ -13,7 +13,7 @@ from vit_jax.base import patterns
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.checkpoints import fingerprints
 from vit_jax.checkpoints.adapted import BASE, adapters_in
-from vit_jax.interchange import adapt, formats, named
+from vit_jax.interchange import adapt, formats
 from vit_jax.models import adapters, classifier
 from vit_jax.models.adapters import ADAPTERS
 from vit_jax.models.conversions.rules import LazyArray
@@ -43,7 +43,7 @@ def whole_model(
     base = _base(folder, description, like, config)
 
     rest = {name: tree for name, tree in trained.items() if name != ADAPTERS}
-    return adapters.union(adapters.adapted(base, trained[ADAPTERS], adapters.add_lazily), rest)
+    return patterns.union(adapters.adapted(base, trained[ADAPTERS], adapters.add_lazily), rest)
 
 
 def _base(
@@ -55,9 +55,9 @@ def _base(
     try:
         source = formats.read(stated["path"], hints=vars(config))
         old, _ = adapt.match(
-            named.union(source.params, source.variables),
+            patterns.union(source.params, source.variables),
             source.model_config,
-            named.union(*like),
+            patterns.union(*like),
             config,
             reset=init["init_reset"]
             if config.num_classes

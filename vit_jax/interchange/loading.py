@@ -153,9 +153,9 @@ def resized(run: reading.Run, image_size: sizes.Size | str) -> reading.Run:
     target = formats.configure(type(source), vars(source), said | source.at_size(size))
     definition, like = registry.abstract_weights(target)
     arrays = adapt.adapt(
-        named.union(*registry.split(run.model)[1]),
+        patterns.union(*registry.split(run.model)[1]),
         source,
-        named.union(*like),
+        patterns.union(*like),
         target,
         reset=(),
         resize="scipy",
@@ -273,9 +273,9 @@ def check_weights(
     """Raises what `weights_from` with these arguments would, as far as it is known before tensors are read."""
     foreign = formats.read(path, hints=vars(config))
     adapt.match(
-        named.union(foreign.params, foreign.variables),
+        patterns.union(foreign.params, foreign.variables),
         foreign.model_config,
-        named.union(*like),
+        patterns.union(*like),
         config,
         reset=_reset_patterns(foreign, config, reset),
         resize=resize,
@@ -344,9 +344,9 @@ def _fit(
     `adapt.match`.
     """
     arrays = adapt.adapt(
-        named.union(foreign.params, foreign.variables),
+        patterns.union(foreign.params, foreign.variables),
         foreign.model_config,
-        named.union(*like),
+        patterns.union(*like),
         target,
         **options,
     )

@@ -151,7 +151,7 @@ def read(
     tensors, reshaped = dict(found.tensors), recognised.layout.get("reshaped", {})
     like = registry.abstract_weights(config)[1]
     table = found.conversion.rules(config, recognised.layout)
-    known = translation.specs(table, union(*like))
+    known = translation.specs(table, patterns.union(*like))
     extras = [n for n in patterns.matching(state_dicts.EXTRAS, tensors) if n not in known]
     left_out = list(dict.fromkeys([*patterns.matching(recognised.left_out, tensors), *extras]))
     if left_out:
@@ -170,7 +170,7 @@ def read(
             name: finite(f"{path}: {found.prefix}{found.renamed.get(name, name)}", tensor)
             for name, tensor in tensors.items()
         }
-    arrays = translation.to_ours(table, tensors, union(*like), source=path)
+    arrays = translation.to_ours(table, tensors, patterns.union(*like), source=path)
     params, variables = divided(arrays, like)
     layout = {
         "format": format,
@@ -253,7 +253,7 @@ def expressed(foreign: LoadedCheckpoint, conversion: Conversion, format: str) ->
     """
     if foreign.layout.get("format") == format:
         return foreign
-    arrays = union(foreign.params, foreign.variables)
+    arrays = patterns.union(foreign.params, foreign.variables)
     config, arrays = conversion.expressed(foreign.model_config, arrays)
     layout = {"format": format, "dtypes": {}, "renamed": {}, "constants": None}
     layout |= conversion.layout(config)
@@ -272,7 +272,7 @@ def arrays(foreign: LoadedCheckpoint, conversion: Conversion) -> Iterator[tuple[
     table = conversion.rules(foreign.model_config, layout)
     named = translation.to_theirs(
         table,
-        union(foreign.params, foreign.variables),
+        patterns.union(foreign.params, foreign.variables),
         dtypes=layout["dtypes"],
         constants=layout.get("constants"),
     )
@@ -296,7 +296,7 @@ def write_safetensors(
       CheckpointError: the format has no place for a parameter, or the file cannot be written.
     """
     tensors = itertools.chain(arrays(foreign, conversion), translation.to_theirs(*beside))
-    layout, params = foreign.layout, union(foreign.params, foreign.variables)
+    layout, params = foreign.layout, patterns.union(foreign.params, foreign.variables)
     table = conversion.rules(foreign.model_config, layout)
     specs = translation.specs(
         table, params, dtypes=layout["dtypes"], constants=layout.get("constants")
@@ -376,16 +376,8 @@ def options_of_model(config: classifier.ClassifierConfig) -> dict[str, Any]:
     return {name: getattr(config, name) for name in ("image_size", *names)}
 
 
-def union(params: dict, variables: dict) -> dict:
-    """Parameters and what is not trained as one tree; a name is in one of them."""
-    merged = dict(params)
-    for name, tree in variables.items():
-        merged[name] = union(merged[name], tree) if name in merged else tree
-    return merged
-
-
 def divided(arrays: dict, like: Weights) -> Weights:
-    """The way back from `union`."""
+    """The way back from `patterns.union`."""
     by_name = patterns.named(arrays)
     return Weights(*(patterns.map_named(lambda name, _: by_name[name], tree) for tree in like))
 

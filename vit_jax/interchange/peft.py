@@ -100,7 +100,7 @@ def write(foreign: LoadedCheckpoint, path: epath.PathLike) -> None:
             "--config.adapt.lora_rank, or write --to=huggingface"
         )
     table, whole = _rules(foreign, path)
-    params, new = named.union(foreign.params, foreign.variables), foreign.adapters
+    params, new = patterns.union(foreign.params, foreign.variables), foreign.adapters
     tensors, leaves = {}, patterns.named(new.adapters)
     modules, left = set(), {name.rpartition("/")[0] for name in leaves}
     for layer, places in _places(table, params, whole):

@@ -111,7 +111,7 @@ def whole(base: dict | None, trained: dict) -> dict:
     if base is None:
         return trained
     rest = {name: tree for name, tree in trained.items() if name != ADAPTERS}
-    return union(adapted(base, trained[ADAPTERS], _in_jax), rest)
+    return patterns.union(adapted(base, trained[ADAPTERS], _in_jax), rest)
 
 
 def adapted(base: dict, adapters: dict, add: Callable) -> dict:
@@ -157,14 +157,6 @@ def add_lazily(kernel: Any, a: Any, b: Any, slot: int | None) -> LazyArray:
         return add_product(*map(np.asarray, (kernel, a, b)), slot, np.matmul)
 
     return LazyArray(tuple(kernel.shape), kernel.dtype, read)
-
-
-def union(one: dict, other: dict) -> dict:
-    """Two nested dicts with different leaves as one."""
-    found = dict(one)
-    for name, tree in other.items():
-        found[name] = union(found[name], tree) if name in found else tree
-    return found
 
 
 @functools.partial(jax.jit, static_argnames="slot")

@@ -89,6 +89,11 @@ class Assembly:
         found = self.abstract_batches(mesh)
         return max(found, key=lambda batch: sum(x.size for x in batch.values()))
 
+    @property
+    def tells_classes(self) -> bool:
+        """Whether the model tells classes apart, by its head or by what the objective owns."""
+        return bool(self.model_config.num_classes) or self.networks.objective.own_answers
+
     def abstract_batches(self, mesh: jax.sharding.Mesh) -> list[dict[str, jax.ShapeDtypeStruct]]:
         """The batches of the run, on a mesh: one of each shape."""
         cut, labels = meshes.batch_sharding(mesh), (self.num_classes, self.multi_label, self.masks)

@@ -129,14 +129,9 @@ def subject_of(assembly: Assembly, source: Source) -> EvalContext:
         config=assembly.config,
         model_config=model_config,
         definition=assembly.definition,
-        classes=source.classes if answers(assembly) else (),
+        classes=source.classes if assembly.tells_classes else (),
         networks=assembly.networks,
     )
-
-
-def answers(assembly: Assembly) -> bool:
-    """Whether the model of a run tells classes apart, by its head or by what the objective owns."""
-    return bool(assembly.model_config.num_classes) or assembly.networks.objective.own_answers
 
 
 class _Run:

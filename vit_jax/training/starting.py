@@ -8,12 +8,13 @@ import os
 import jax
 from absl import logging
 
+from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import fingerprints, saving, tiers
 from vit_jax.checkpoints.adapted import BASE
 from vit_jax.config import Config
 from vit_jax.interchange import adapt, formats, loading
-from vit_jax.models import adapters, registry
+from vit_jax.models import registry
 from vit_jax.models.adapters import ADAPTERS
 from vit_jax.models.classifier import ClassifierConfig
 from vit_jax.models.registry import Weights
@@ -222,7 +223,7 @@ def _weights(assembly: Assembly, state: TrainState) -> Weights:
     of_model = {n: tree for n, tree in state.params.items() if n not in (OWN, ADAPTERS)}
     return loading.weights_from(
         assembly.config.init_from,
-        Weights(adapters.union(state.base or {}, of_model), state.variables.get("model", {})),
+        Weights(patterns.union(state.base or {}, of_model), state.variables.get("model", {})),
         assembly.model_config,
         **_init_options(assembly),
     )
