@@ -23,6 +23,22 @@ def stack(make: Callable[[nnx.Rngs], nnx.Module], count: int, rngs: nnx.Rngs) ->
     return nnx.split_rngs(splits=count)(nnx.vmap(make, in_axes=0, out_axes=0))(rngs)
 
 
+@dataclasses.dataclass(frozen=True)
+class Joining:
+    """Tokens that join the others before the last layers of a stack (EoMT, arXiv 2503.19108 §3.2).
+
+    Attributes:
+      layers: how many they go through.
+      join: x (B, N, D) -> (B, Q + N, D), the new ones first; called before the first of these layers.
+      bias: (number of the layer among these, x) -> what is added to its attention's logits, see
+        `attend.attend`, or `None`.
+    """
+
+    layers: int
+    join: Callable[[jax.Array], jax.Array]
+    bias: Callable[[int, jax.Array], Any]
+
+
 def scan(
     step: Callable,
     layers: nnx.Module,
@@ -31,6 +47,7 @@ def scan(
     *,
     remat: str,
     unroll: int,
+    joining: Joining | None = None,
 ):
     """Runs stacked layers one after the other.
 
@@ -42,10 +59,14 @@ def scan(
         handed on.
       remat: one of `recompute.POLICIES`.
       unroll: layers compiled side by side; 0: all; -1: chosen for the device.
+      joining: tokens that join before the last layers; then `step` has the keyword `bias` in those, layers have
+        no other state, and nothing is captured.
 
     Returns:
       x after the last layer, and what was captured with a leading axis of the stack's length.
     """
+    if joining is not None:
+        return _scan_joined(step, layers, x, arguments, joining, remat=remat, unroll=unroll), {}
     definition, parameters, state = _split(layers)
     count = len(jax.tree.leaves(parameters)[0])
     unroll = choices.unrolled(unroll, count, remat)
@@ -66,23 +87,7 @@ def scan(
     return x, captured
 
 
-@dataclasses.dataclass(frozen=True)
-class Joining:
-    """Tokens that join the others before the last layers of a stack (EoMT, arXiv 2503.19108 §3.2).
-
-    Attributes:
-      layers: how many they go through.
-      join: x (B, N, D) -> (B, Q + N, D), the new ones first; called before the first of these layers.
-      bias: (number of the layer among these, x) -> what is added to its attention's logits, see
-        `attend.attend`, or `None`.
-    """
-
-    layers: int
-    join: Callable[[jax.Array], jax.Array]
-    bias: Callable[[int, jax.Array], Any]
-
-
-def scan_joined(
+def _scan_joined(
     step: Callable,
     layers: nnx.Module,
     x: jax.Array,
@@ -92,14 +97,7 @@ def scan_joined(
     remat: str,
     unroll: int,
 ) -> jax.Array:
-    """`scan` of layers without other state, with tokens that join; their layers run one by one.
-
-    Args:
-      step: as for `scan`, with the keyword `bias` in the layers that have joined tokens.
-
-    Returns:
-      x (B, Q + N, D) after the last layer.
-    """
+    """`scan` with tokens that join, before layers that run one by one: x (B, Q + N, D)."""
     definition, parameters, state = _split(layers)
     first = len(jax.tree.leaves(parameters)[0]) - joining.layers
 

@@ -17,7 +17,7 @@ from vit_jax.compute.activations import ACTIVATIONS
 from vit_jax.compute.dropout import by_depth, draw, drop_path, dropout, split
 from vit_jax.models import classifier, pooling
 from vit_jax.models.attention import Attention, implementation_option
-from vit_jax.models.contract import Capture, ModelOutput, kept
+from vit_jax.models.contract import ModelOutput, kept
 from vit_jax.models.embeddings import PatchEmbedding, prepend, sincos_2d
 from vit_jax.models.layers import Mlp, layer_norm
 
@@ -195,9 +195,7 @@ class Encoder(nnx.Module):
         self.norm = layer_norm(config.width, config.epsilon, dtype, rngs)
         self.config = config
 
-    def __call__(
-        self, x, key=None, capture: Capture = False, joining: stack.Joining | None = None
-    ) -> tuple[jax.Array, dict]:
+    def __call__(self, x, key=None, capture=False, joining=None) -> tuple[jax.Array, dict]:
         """(B, N, D) -> the same; and with `capture` of each block its `attention` weights and output, `blocks`."""
         config = self.config
 
@@ -206,9 +204,7 @@ class Encoder(nnx.Module):
             return x, kept(capture, attention=weights, blocks=x)
 
         depths, remat = by_depth(config.drop_path, config.depth, key), choices.remat(config)
-        how = dict(remat=remat, unroll=config.unroll)
-        if joining is not None:
-            return self.norm(stack.scan_joined(step, self.layers, x, depths, joining, **how)), {}
+        how = dict(remat=remat, unroll=config.unroll, joining=joining)
         x, captured = stack.scan(step, self.layers, x, depths, **how)
         return self.norm(x), captured
 
