@@ -40,7 +40,9 @@ def flip(file: pathlib.Path, seed: int) -> None:
     file.write_bytes(content)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(i, marks=pytest.mark.slow) for i in range(2, 6))]
+)
 def test_a_flipped_bit_in_a_description_falls_back_to_the_checkpoint_before(
     finished, seed, tmp_path, caplog
 ):
@@ -116,15 +118,18 @@ def test_in_a_bucket_a_lock_that_nobody_renews_is_nobodys(in_bucket):
     assert not lock.is_held(in_bucket) and not in_bucket.exists()
 
 
-@pytest.mark.parametrize(("kind", "hours"), [("bucket", -3), ("bucket", 3), ("s3_bucket", 3)])
+@pytest.mark.parametrize(
+    ("kind", "hours"),
+    [pytest.param("bucket", -3, marks=pytest.mark.slow), ("bucket", 3), ("s3_bucket", 3)],
+)
 def test_the_clock_of_the_host_that_holds_a_lock_in_a_bucket_does_not_matter(
     request, monkeypatch, kind, hours
 ):
-    monkeypatch.setattr(lock, "_STALE_SECONDS", 2.0)
+    monkeypatch.setattr(lock, "_STALE_SECONDS", 4.0)
     folder = epath.Path(request.getfixturevalue(kind)) / "run"
     leave_a_lock(folder, renewed=time.time() + hours * 3600)
     assert lock.is_held(folder)
-    time.sleep(3.1)  # S3 gives times in whole seconds
+    time.sleep(5.1)  # S3 gives times in whole seconds
     assert not lock.is_held(folder)
 
 

@@ -48,7 +48,10 @@ def test_the_digits_recipe_with_a_large_name_says_that_its_model_is_small():
     assert "ViT-B/16" not in result["model"] and "ViT-mu/16 with depth 4" in recipe
 
 
-@pytest.mark.parametrize("name, options", [("ViT-mu/8", {}), ("ViT-mu/8", {"heads": 4})])
+@pytest.mark.parametrize(
+    "name, options",
+    [pytest.param("ViT-mu/8", {}, marks=pytest.mark.slow), ("ViT-mu/8", {"heads": 4})],
+)
 def test_what_is_trained_from_a_run_and_made_of_it_keeps_its_name(command, name, options, tmp_path):
     config = vit_jax.load_config("configs/digits.py")
     small = {f"model.{option}": None for option in ("width", "depth", "heads", "mlp_dim")}

@@ -363,7 +363,7 @@ def test_every_example_has_a_loss_and_every_parameter_a_gradient(head):
         ("eomt", 16, "ViT-mu/16"),
         ("linear", 4, "ViT-mu/16"),
         ("multilevel", 16, "ViT-mu/16"),
-        ("multilevel", 8, "BiT-R26x1"),
+        pytest.param("multilevel", 8, "BiT-R26x1", marks=pytest.mark.slow),
     ],
 )
 def test_scores_are_maps_of_all_classes(head, size, model):

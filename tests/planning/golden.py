@@ -75,6 +75,7 @@ CASES = {
     "noisy_student": Case(
         "noisy_student.py:smoke", "v5e:2x2", changes=(("model.num_classes", 10),), examples=800
     ),
+    "speedrun": Case("speedrun.py:cifar10", "v5e:2x2"),
     "folder": Case("folder.py", "v5e:2x2", changes=(("model.num_classes", 10),), examples=10_000),
 }  # fmt: skip
 

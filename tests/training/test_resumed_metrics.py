@@ -40,7 +40,7 @@ def uninterrupted(tmp_path_factory, compilation_cache):
     return workdir, config
 
 
-@pytest.mark.parametrize("killed_after", [4, 8])
+@pytest.mark.parametrize("killed_after", [pytest.param(4, marks=pytest.mark.slow), 8])
 def test_metrics_of_a_resumed_run_are_those_of_one_that_was_not_interrupted(
     uninterrupted, killed_after, tmp_path
 ):

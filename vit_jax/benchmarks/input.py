@@ -152,8 +152,8 @@ class _Late:
 class _Copies(TrainBatches):
     """Batches with the bytes of the images' files in place of pixels."""
 
-    def cut(self, image, *, name: str, draws: list, outs: dict[str, np.ndarray]) -> None:
-        content = np.frombuffer(image, np.uint8)
+    def cut(self, example, *, several, draws: list, outs: dict[str, np.ndarray]) -> None:
+        content = np.frombuffer(example.image, np.uint8)
         for out in outs.values():
             out[...] = np.resize(content, out.shape)
 
