@@ -154,8 +154,9 @@ class _Copies(TrainBatches):
 
     def cut(self, example, *, several, draws: list, outs: dict[str, np.ndarray]) -> None:
         content = np.frombuffer(example.image, np.uint8)
-        for out in outs.values():
-            out[...] = np.resize(content, out.shape)
+        for name, out in outs.items():
+            if name.startswith("image"):
+                out[...] = np.resize(content, out.shape)
 
 
 def _read_seconds(source, config: Config) -> float:
