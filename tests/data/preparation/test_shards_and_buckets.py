@@ -2,7 +2,6 @@
 
 import json
 import os
-import pathlib
 import shutil
 import signal
 import subprocess
@@ -123,16 +122,18 @@ def test_half_uploaded_files_are_found_and_named(folder, whole, bucket):  # noqa
 
 
 def test_a_full_disk_for_files_to_upload_is_a_sentence_that_names_it(
-    folder, whole, bucket, monkeypatch  # noqa: F811
+    folder, whole, bucket, monkeypatch, tmp_path  # noqa: F811
 ):  # fmt: skip
     def full(*_):
         raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     with monkeypatch.context() as patch:
         patch.setattr(work.shards, "write", full)
         with pytest.raises(UserError, match=r"No space left on device in .* \(TMPDIR\)"):
             prepare_part(folder, f"{bucket}/set", (1, 1))
-    left = pathlib.Path(tempfile.gettempdir()).glob("vit_jax-prepare-*")
+    left = tmp_path.glob("vit_jax-prepare-*")
     assert not any(any(one.iterdir()) for one in left)
     prepare_part(folder, f"{bucket}/set", (1, 1))
     assert content(f"{bucket}/set") == content(whole)
