@@ -75,10 +75,10 @@ def smoke(config):
     config.objective.points = 128
     config.optim.freeze = ()  # Digits by themselves are not features of scenes: all is trained.
     config.optim.layer_decay = 1.0
-    config.optim.lr, config.batch_size, config.duration = 3e-3, 32, "1000 steps"
+    config.optim.lr, config.batch_size, config.duration = 3e-3, 32, "2000 steps"
     if config.objective.head == "eomt":  # Below BatchNorm Muon diverged in two of three runs.
         config.optim.name = "muon"
-        config.optim.lr, config.batch_size, config.duration = 5e-3, 16, "800 steps"
+        config.optim.lr, config.batch_size, config.duration = 5e-3, 16, "1100 steps"
     config.optim.weight_decay = 0.05
     config.optim.warmup = "10%"
     config.optim.ema = 0.98

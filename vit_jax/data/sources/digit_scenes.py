@@ -17,11 +17,8 @@ from vit_jax.data.sources import digits, fingerprint
 
 CANVAS = 48  # pixels of a side
 SIZES = {"train": 10_000, "test": 200}
-_SIDES, _MOST, _TRIES = (
-    (20, 29),
-    4,
-    8,
-)  # of a digit in pixels; digits in a scene; places tried for each
+# Of a digit in pixels; digits in a scene; places tried for each.
+_SIDES, _MOST, _TRIES = (24, 33), 3, 8
 _STROKE = 64  # pixels above this are of a stroke
 _FIRST_SEED = {"train": 0, "test": 10**6}
 _CLASSES = ("background", *"0123456789")
