@@ -149,9 +149,8 @@ def shampoo_in_float64(config, p, gradients):
     return p
 
 
-def test_ten_steps_of_shampoo_are_those_of_the_formula_in_float64(kit, vit):
-    """Roots after steps 3, 6 and 9, and Adam's direction before."""
-    config = kit.config(name="shampoo", matrix_every=3, matrix_block=40, lr=0.05)
+def assert_ten_steps(kit, vit, config, formula):
+    """Every kernel of a ViT is, after ten steps, what `formula(config, p, gradients)` gives in float64."""
     params, gradients = drawn(vit[1], 0), [drawn(vit[1], seed + 1) for seed in range(STEPS)]
     trajectory, _ = kit.train(config, params, gradients)
     ours, grads = kernels(trajectory[-1]), [kernels(gradient) for gradient in gradients]
@@ -160,8 +159,14 @@ def test_ten_steps_of_shampoo_are_those_of_the_formula_in_float64(kit, vit):
         for p, end, gs in zip(
             separate(kernel, start), separate(kernel, ours[kernel]), series, strict=True
         ):
-            expected = shampoo_in_float64(config, p, gs)
+            expected = formula(config, p, gs)
             np.testing.assert_allclose(end, expected, rtol=0, atol=1e-5, err_msg=kernel)
+
+
+def test_ten_steps_of_shampoo_are_those_of_the_formula_in_float64(kit, vit):
+    """Roots after steps 3, 6 and 9, and Adam's direction before."""
+    config = kit.config(name="shampoo", matrix_every=3, matrix_block=40, lr=0.05)
+    assert_ten_steps(kit, vit, config, shampoo_in_float64)
 
 
 def soap_in_float64(config, p, gradients):
@@ -201,16 +206,7 @@ def soap_in_float64(config, p, gradients):
 def test_ten_steps_of_soap_are_those_of_the_formula_in_float64(kit, vit, nesterov):
     """Bases are refreshed before steps 4, 7 and 10; before that the directions are Adam's."""
     config = kit.config(name="soap", basis_every=3, matrix_block=40, lr=0.05, nesterov=nesterov)
-    params, gradients = drawn(vit[1], 0), [drawn(vit[1], seed + 1) for seed in range(STEPS)]
-    trajectory, _ = kit.train(config, params, gradients)
-    ours, grads = kernels(trajectory[-1]), [kernels(gradient) for gradient in gradients]
-    for kernel, start in kernels(params).items():
-        series = zip(*(separate(kernel, g[kernel]) for g in grads), strict=True)
-        for p, end, gs in zip(
-            separate(kernel, start), separate(kernel, ours[kernel]), series, strict=True
-        ):
-            expected = soap_in_float64(config, p, gs)
-            np.testing.assert_allclose(end, expected, rtol=0, atol=1e-5, err_msg=kernel)
+    assert_ten_steps(kit, vit, config, soap_in_float64)
 
 
 def test_bases_of_soap_become_eigenvectors_and_other_steps_leave_them(kit):

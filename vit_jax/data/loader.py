@@ -242,8 +242,9 @@ class Batches(Iterator[dict[str, jax.Array]]):
             return
         del self._under_way[filling.number]
         # The host's arrays are not used again: on a CPU, the device's are the same memory.
+        whole = self._host_batches
         arrays = {
-            name: _global_array(array, self._host_batches, self._sharding)
+            name: global_array(array, whole.rows, whole.batch_size, self._sharding)
             for name, array in filling.batch.items()
         }
         self._ready.put((arrays, bad))
@@ -312,15 +313,13 @@ def local_rows(
     return np.unique(np.concatenate(list(held)))
 
 
-def _global_array(
-    local: np.ndarray, host_batches: TrainBatches | EvalBatches, sharding: NamedSharding
+def global_array(
+    local: np.ndarray, rows: np.ndarray, batch_size: int, sharding: NamedSharding
 ) -> jax.Array:
-    shape = (host_batches.batch_size, *local.shape[1:])
+    """The batch of which this process has the `rows`, from `local_rows`, as `local`."""
+    shape = (batch_size, *local.shape[1:])
     places = sharding.addressable_devices_indices_map(shape)
-    bounds = [
-        np.searchsorted(host_batches.rows, index[0].indices(host_batches.batch_size)[:2])
-        for index in places.values()
-    ]
+    bounds = [np.searchsorted(rows, index[0].indices(batch_size)[:2]) for index in places.values()]
     shards = jax.device_put([local[first:last] for first, last in bounds], list(places))
     return jax.make_array_from_single_device_arrays(shape, sharding, shards)
 

@@ -4,6 +4,7 @@ Where masks lie is the sources' business; how a label map is cut beside its imag
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -39,12 +40,21 @@ class ClassTable:
         return len(self.keys[0]) == len(COLOR)
 
     def decode(
-        self, mask: bytes | np.ndarray, *, name: str, max_pixels: int = MAX_PIXELS
+        self,
+        mask: bytes | np.ndarray,
+        *,
+        name: str,
+        size: tuple[int, ...] | None = None,
+        max_pixels: int = MAX_PIXELS,
     ) -> np.ndarray:
         """The label map (H, W) uint8 of a mask, a PNG file or an array (H, W) of values.
 
+        Args:
+          name: of the image.
+          size: its height and width, to compare with; `None`: any.
+
         Raises:
-          BadImage: it is no PNG, or it has a value or colour that is not in the table.
+          BadImage: it is no PNG, it has a value or colour that is not in the table, or another size.
         """
         found = self._read(mask, name, max_pixels)
         codes = _code(found) if self.colored else found
@@ -63,9 +73,15 @@ class ClassTable:
                 f"the mask has the {what} at row {row}, column {column}, which the table of {len(self.classes)} "
                 "classes does not list: add it to classes.csv, without a name if such pixels do not count",
             )
+        if size is not None and label_map.shape != size:
+            (height, width), (tall, wide) = size, label_map.shape
+            raise BadImage(
+                name, f"its mask has {wide} x {tall} pixels, and the image {width} x {height}"
+            )
         return label_map.astype(np.uint8)
 
-    @property
+    # Cached: a table serves every mask of its data set.
+    @functools.cached_property
     def _by_value(self) -> np.ndarray:
         table = np.full(2**16, _UNKNOWN, np.int16)
         table[IGNORED] = IGNORED
@@ -73,7 +89,7 @@ class ClassTable:
             table[value] = label
         return table
 
-    @property
+    @functools.cached_property
     def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
         codes = _code(np.asarray(self.keys, np.int32))
         order = np.argsort(codes)
@@ -130,14 +146,9 @@ class LabelMap:
           name: of the image.
 
         Raises:
-          BadImage: the mask has another size, or see `ClassTable.decode`.
+          BadImage: see `ClassTable.decode`.
         """
-        labels = self.table.decode(self.mask, name=name, max_pixels=max_pixels)
-        if labels.shape != size:
-            (height, width), (tall, wide) = size, labels.shape
-            raise BadImage(
-                name, f"its mask has {wide} x {tall} pixels, and the image {width} x {height}"
-            )
+        labels = self.table.decode(self.mask, name=name, size=size, max_pixels=max_pixels)
         rows, columns = filled
         if filled != self.out.shape:
             self.out[:] = IGNORED

@@ -97,12 +97,7 @@ class Segmentation(Evaluator):
             record = self.source[index]
             limits = dict(name=record.name, max_pixels=data.max_pixels)
             pixels = decode.decode(record.image, channels=data.channels, **limits)
-            labels = mask_table(self.source).decode(record.label, **limits)
-            if labels.shape != pixels.shape[:2]:
-                raise BadImage(
-                    record.name,
-                    f"its mask has {labels.shape} pixels, and the image {pixels.shape[:2]}",
-                )
+            labels = mask_table(self.source).decode(record.label, size=pixels.shape[:2], **limits)
         except BadImage as error:
             return None, error
         return maps.cut(
@@ -131,7 +126,7 @@ class Segmentation(Evaluator):
         found = []
         for step in range(steps):
             part = pixels[step * len(rows) : (step + 1) * len(rows)]
-            images = _global(part, rows, batch, sharding)
+            images = loader.global_array(part, rows, batch, sharding)
             found += _local(self._scores(trained.weights, trained.own, images), rows)
         ends = np.cumsum([0, *counts]).tolist()
         return [found[first:stop] for first, stop in zip(ends[:-1], ends[1:], strict=True)]
@@ -206,16 +201,6 @@ def _counted(sharding: NamedSharding, batch: int, rows: np.ndarray) -> list[bool
     for device, (held, *_) in sharding.devices_indices_map((batch,)).items():
         owner[held] = np.minimum(owner[held], device.process_index)
     return (owner[rows] == jax.process_index()).tolist()
-
-
-def _global(part: np.ndarray, rows: np.ndarray, batch: int, sharding: NamedSharding) -> jax.Array:
-    """The batch of which this process has `rows`."""
-
-    def shard(index) -> np.ndarray:
-        first, last = np.searchsorted(rows, index[0].indices(batch)[:2])
-        return part[first:last]
-
-    return jax.make_array_from_callback((batch, *part.shape[1:]), sharding, shard)
 
 
 def _local(array: jax.Array, rows: np.ndarray) -> list[np.ndarray]:

@@ -115,7 +115,7 @@ class Networks:
           anchor: parameters of the model's anchor.
         """
         definition = registry.abstract(self.model_config)[0]
-        model = nnx.merge(definition, _of_model(params), variables.get("model", {}))
+        model = nnx.merge(definition, model_part(params), variables.get("model", {}))
         own = None
         if OWN in params:
             definition, _ = registry.split(
@@ -142,5 +142,6 @@ def variables_of(learner: Learner) -> dict:
     return {owner: tree for owner, tree in found.items() if tree}
 
 
-def _of_model(params: dict) -> dict:
+def model_part(params: dict) -> dict:
+    """Of the parameters of a run, those of the model, without the objective's own."""
     return {name: tree for name, tree in params.items() if name != OWN}

@@ -43,8 +43,11 @@ class Named:
 
     def read(self, data: Data) -> np.ndarray:
         """(H, W, C) uint8, as `config.data` cuts it. Raises `BadImage`."""
-        content = read_file(self.name) if self.content is None else self.content
-        return eval_crop(content, data, name=self.name)
+        return eval_crop(self.read_content(), data, name=self.name)
+
+    def read_content(self) -> bytes | np.ndarray:
+        """The bytes of the file, or the pixels. Raises `BadImage`."""
+        return read_file(self.name) if self.content is None else self.content
 
 
 class Compiled(NamedTuple):

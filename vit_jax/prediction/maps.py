@@ -23,7 +23,6 @@ from vit_jax.base import outputs
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
 from vit_jax.data.decode import decode
-from vit_jax.data.images import read_file
 from vit_jax.data.record import BadImage
 from vit_jax.evaluation import maps
 from vit_jax.evaluation.forward import data_of
@@ -84,9 +83,8 @@ def segment(
 
     def read(file: Named) -> tuple[Named, np.ndarray | BadImage]:
         try:
-            content = read_file(file.name) if file.content is None else file.content
             limits = dict(channels=data.channels, max_pixels=data.max_pixels)
-            return file, decode(content, name=file.name, **limits)
+            return file, decode(file.read_content(), name=file.name, **limits)
         except BadImage as error:
             return file, error
 

@@ -20,7 +20,7 @@ from vit_jax.models.classifier import ClassifierConfig
 from vit_jax.models.registry import Weights
 from vit_jax.objectives import mae, mae_conversion
 from vit_jax.objectives.contract import Objective
-from vit_jax.objectives.networks import OWN
+from vit_jax.objectives.networks import OWN, model_part
 from vit_jax.training import state as states
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.clock import KINDS
@@ -206,7 +206,7 @@ def _with_anchor(assembly: Assembly, state: TrainState) -> TrainState:
     anchor = assembly.networks.objective.anchor()
     if anchor is None:
         return state
-    params = states.model_part(state.params)
+    params = model_part(state.params)
     if anchor.path:
         like = Weights(params, state.variables.get("model", {}))
         how = {"reset": None, "resize": assembly.config.init_resize, "where": anchor.option}

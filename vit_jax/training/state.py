@@ -12,7 +12,7 @@ from vit_jax.devices import meshes
 from vit_jax.models import adapters, registry
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.contract import Learner
-from vit_jax.objectives.networks import OWN, Networks
+from vit_jax.objectives.networks import OWN, Networks, model_part
 from vit_jax.training.health import Health, healthy
 
 
@@ -52,7 +52,7 @@ class TrainState:
             params = self.params if self.ema is None else self.ema
             variables = self.variables.get("ema" if "ema" in self.variables else "model", {})
         params = adapters.whole(self.base, params)
-        return Weights({n: tree for n, tree in params.items() if n != OWN}, variables)
+        return Weights(model_part(params), variables)
 
     def own_weights(self) -> Weights:
         """What the objective owns, averaged where there is an average; empty if it owns nothing."""
@@ -99,7 +99,7 @@ class TrainState:
         found = {"step": self.step, "opt_state": self.opt_state, "health": self.health}
         for name in _TREES:
             tree = getattr(self, name) or {}
-            found[name] = {key: tree[key] for key in tree if key != OWN}
+            found[name] = model_part(tree)
             found[f"{name}_{OWN}"] = tree.get(OWN)
         found |= {f"{owner}_variables": tree for owner, tree in self.variables.items()}
         return {name: part for name, part in found.items() if jax.tree.leaves(part)}
@@ -157,11 +157,6 @@ def initializer(
         )
 
     return init
-
-
-def model_part(params: dict) -> dict:
-    """Of the parameters of a run, those of the model, without the objective's own."""
-    return {name: tree for name, tree in params.items() if name != OWN}
 
 
 def _zeros(like: Any) -> Any:

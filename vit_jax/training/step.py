@@ -18,12 +18,12 @@ from vit_jax.data.augmentation.augment import augment, moved
 from vit_jax.data.augmentation.permute import permuted
 from vit_jax.devices import meshes
 from vit_jax.objectives.contract import Batch
-from vit_jax.objectives.networks import OWN, Networks, variables_of
+from vit_jax.objectives.networks import OWN, Networks, model_part, variables_of
 from vit_jax.optim import sharpness
 from vit_jax.optim.options import Optim, is_of_matrices
 from vit_jax.training.health import examine, update_is_made
 from vit_jax.training.placement import placement
-from vit_jax.training.state import ANCHOR, TrainState, model_part
+from vit_jax.training.state import ANCHOR, TrainState
 
 Metrics = dict[str, jax.Array]
 
