@@ -93,6 +93,7 @@ def test_a_call_compiles_once_for_each_size_of_batches(run, pixels):
         (np.zeros((4, 4, 7), np.uint8), BadImage, "7 channels"),
         (3, ConfigError, "the image is of the type int"),
         ([None], ConfigError, "image 0 is of the type NoneType"),
+        ({}, ConfigError, "the image is of the type dict"),
     ],
     ids=str,
 )

@@ -172,8 +172,9 @@ def test_a_local_file_comes_before_a_recipe_of_its_name_which_is_logged(
         path.read_text().replace("    return config", "    config.seed = 7\n    return config")
     )
     with caplog.at_level("WARNING"):
+        assert user_files.load_runs("digits") is None  # as `train` asks first
         assert user_files.load_config("digits").seed == 7
-    assert f"the local file {tmp_path / 'digits.py'} is used" in caplog.text
+    assert caplog.text.count(f"the local file {tmp_path / 'digits.py'} is used") == 1
     assert user_files.load_config(str(ROOT / "configs/digits.py")).seed == 0
     with pytest.raises(ConfigError, match=r"digits\.py exists"):
         catalogue.copy_recipe("digits", str(tmp_path))

@@ -16,7 +16,7 @@ from tests import without_torchvision
 from tests.integration.conftest import TINY
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.config import default_config
-from vit_jax.interchange import formats
+from vit_jax.interchange import formats, model_card
 from vit_jax.models import registry
 
 torch = pytest.importorskip("torch")
@@ -162,6 +162,26 @@ def test_files_that_were_there_before_stay_and_are_listed(hub, token, workdir, c
     assert "had these files before, which stay: old/model.bin." in out
     assert hub.repositories["me/digits"]["old/model.bin"] == b"1"
     assert vit_jax.load_run(workdir).push("me/new")["kept"] == []
+
+
+def test_a_card_that_somebody_wrote_or_edited_stays_unless_it_is_to_be_overwritten(
+    hub, token, workdir, caplog
+):
+    run, files = vit_jax.load_run(workdir), hub.repositories
+    run.push("me/digits")
+    card = files["me/digits"]["README.md"]
+    assert run.push("me/digits", license="mit")["kept"] == []
+    assert b"license: mit" in files["me/digits"]["README.md"]  # nobody had edited the other
+    edited = (b"", b"Mine.", card + b"Mine.\n", card.replace(b"Recipe", b"My recipe"))
+    for number, theirs in enumerate(edited):
+        name = f"me/edited-{number}"
+        files[name] = files["me/digits"] | {"README.md": theirs}
+        result = run.push(name)
+        assert result["kept"] == ["README.md"] and "README.md" not in result["files"]
+        assert files[name]["README.md"] == theirs
+        assert f"{name} has a README.md that was written or edited by hand" in caplog.text
+    run.push("me/edited-0", overwrite=True)
+    assert model_card.is_ours(files["me/edited-0"]["README.md"].decode())
 
 
 def test_what_cannot_be_pushed_says_why(hub, token, tmp_path, command):

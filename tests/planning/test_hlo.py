@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from vit_jax.compute import conditionals
 from vit_jax.devices import meshes
 from vit_jax.planning import collectives, cycles, flops, hlo
 
@@ -134,6 +135,24 @@ def test_branches_are_counted_by_their_probability_or_the_most_expensive_alone()
         (3, "equally likely", 2680),
         (2, "the most expensive", 1333),
     ]
+
+
+def test_a_branch_that_is_named_to_run_in_one_of_many_steps_is_counted_as_often():
+    text = BRANCHES.replace("/SCOPE/branch_2_fun", "/one_step_in_10")
+    program = hlo.parse(text.replace("/SCOPE/cond", "/equally_likely/cond"))
+    row = cycles.conditionals(program)[1]
+    assert (row["counted"], row["cycles"]) == ("one step in 10", round(4 / 3 * (100 + 9)))
+    assert sum(cycles.count(program)["all"].values()) == round(4 / 3 * (10 + 1000 + 109))
+
+
+def test_products_of_a_branch_that_runs_in_one_of_many_steps_are_counted_as_often():
+    def step(due, x):
+        with jax.named_scope(conditionals.one_step_in(10)):
+            x = jax.lax.cond(due, lambda x: x @ x, lambda x: x, x)
+        return jax.lax.cond(due, lambda x: x @ x, lambda x: x, x)
+
+    jaxpr = jax.make_jaxpr(step)(True, jnp.ones((10, 10)))
+    assert flops.count(jaxpr) == 200 + 2000
 
 
 def test_cycles_of_kernels_are_those_that_were_counted_elsewhere():

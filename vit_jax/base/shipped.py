@@ -5,6 +5,7 @@ They are `configs/` and `docs/notebooks/` of the repository; an installed packag
 """
 
 import difflib
+import functools
 import pathlib
 import shutil
 
@@ -67,11 +68,7 @@ def find_recipe(name: str, where: str) -> pathlib.Path:
     ours = recipe_path(name)
     if local.is_file():
         if ours and not name.endswith(".py") and not local.samefile(ours):
-            logging.warning(
-                "%s: the local file %s is used, not the recipe %r of vit_jax; for that one set "
-                "--config=%s",
-                where, local.resolve(), name, ours,
-            )  # fmt: skip
+            _warn_of_local(f"{where}: the local file {local.resolve()}", name, ours)
         return local
     if ours:
         return ours
@@ -85,6 +82,13 @@ def require_recipe(name: str) -> pathlib.Path:
     if path := recipe_path(name):
         return path
     raise ConfigError(f"there is no recipe {name!r}{_nearest(name)}")
+
+
+@functools.cache  # A command asks for its recipe more than once.
+def _warn_of_local(local: str, name: str, ours: pathlib.Path) -> None:
+    logging.warning(
+        "%s is used, not the recipe %r of vit_jax; for that one set --config=%s", local, name, ours
+    )
 
 
 def _nearest(name: str) -> str:

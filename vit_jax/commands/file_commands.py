@@ -223,7 +223,11 @@ def push() -> None:
     """
     flags.DEFINE_bool("private", False, "create the repository as a private one")
     flags.DEFINE_bool("dry_run", False, "print what would be uploaded")
-    flags.DEFINE_bool("overwrite", False, "also if the repository holds another model")
+    flags.DEFINE_bool(
+        "overwrite",
+        False,
+        "also if the repository holds another model, or a model card that somebody edited",
+    )
     flags.DEFINE_string("license", "", "for the model card, e.g. apache-2.0; by default not stated")
     flags.DEFINE_string(
         "format", "", "timm or huggingface; by default the first that has the model"

@@ -2,6 +2,7 @@
 path of this machine, and nothing of its owner, is in it.
 """
 
+import hashlib
 import json
 import operator
 import re
@@ -23,6 +24,8 @@ _OF_THIS_MACHINE = {"path", "cache", "threads", "read_ahead", "teacher"}
 _NO_METRICS = {"step", "seconds", "best", "goodput"}
 _PLACE = re.compile(r"://|(^|[:=,\s'\"])(/|~|\.{1,2}/)")
 _LIBRARIES = {"timm": "timm", "huggingface": "transformers"}
+# The last line of a card: of what is above it, so that a card which somebody edited is known.
+_MARK = "<!-- written by vit_jax, sha256 of this card: {} -->\n"
 
 
 def make_card(
@@ -51,7 +54,16 @@ def make_card(
         *_section("Recipe", _recipe(run, config)),
         *_section("License", f"{license or 'Not stated by the authors of this model.'}"),
     ]
-    return "\n\n".join(parts) + "\n"
+    return _marked("\n\n".join(parts) + "\n\n")
+
+
+def is_ours(card: str) -> bool:
+    """Whether `make_card` wrote a card, and nobody edited it."""
+    return card == _marked("".join(card.splitlines(keepends=True)[:-1]))
+
+
+def _marked(text: str) -> str:
+    return text + _MARK.format(hashlib.sha256(text.encode()).hexdigest())
 
 
 def _section(title: str, text: str) -> list[str]:

@@ -47,12 +47,13 @@ def push(
       format: timm or huggingface (transformers); '': the first that can express the model.
       private: whether the repository is to be private, if it is created.
       license: an identifier for the card, such as apache-2.0.
-      overwrite: whether the repository may hold another model.
+      overwrite: whether the repository may hold another model, and a model card of somebody's own, which otherwise
+        stays.
       dry_run: uploads nothing and needs no network.
 
     Returns:
-      `repository`, `format`, `files` with their sizes, `card` (its text), `url` ('' in a dry run), and `kept`: files
-      that the repository had before and that are not replaced.
+      `repository`, `format`, `files` that are uploaded with their sizes, `card` (its text), `url` ('' in a dry run),
+      and `kept`: files that the repository had before and that are not replaced.
 
     Raises:
       ConfigError: the name is no OWNER/NAME, `huggingface_hub` is missing, nobody is logged in, or the repository holds
@@ -74,7 +75,9 @@ def push(
         result = {"repository": repository, "format": format, "files": files, "card": card}
         if dry_run:
             return result | {"url": "", "kept": []}
-        return result | _upload(folder, repository, private=private, overwrite=overwrite)
+        result |= _upload(folder, repository, private=private, overwrite=overwrite)
+    files = {name: size for name, size in files.items() if name not in result["kept"]}
+    return result | {"files": files}
 
 
 def text(result: dict[str, Any]) -> str:
@@ -136,6 +139,7 @@ def _upload(
         before = _files(api, repository)
         if not overwrite:
             _check_same_model(api, folder, repository, before)
+            _keep_edited_card(api, folder, repository, before)
         url = api.create_repo(repository, private=private or None, exist_ok=True)
         api.upload_folder(
             repo_id=repository, folder_path=folder, commit_message="Upload model with vit_jax"
@@ -158,6 +162,21 @@ def _files(api, repository: str) -> list[str]:
         return []
 
 
+def _keep_edited_card(api, folder: pathlib.Path, repository: str, names: list[str]) -> None:
+    """Removes the card from the folder if the repository, which holds the files `names`, has one that is not ours."""
+    if CARD in names and not model_card.is_ours(_text_of(api, repository, CARD)):
+        logging.warning(
+            "%s has a %s that was written or edited by hand: it stays. To replace it by the new model card, which "
+            "--dry_run prints, pass --overwrite (overwrite=True)",
+            repository, CARD,
+        )  # fmt: skip
+        (folder / CARD).unlink()
+
+
+def _text_of(api, repository: str, name: str) -> str:
+    return pathlib.Path(api.hf_hub_download(repository, name)).read_bytes().decode()
+
+
 def _check_same_model(api, folder: pathlib.Path, repository: str, names: list[str]) -> None:
     """Raises `ConfigError` if the repository, which holds the files `names`, has another model than the folder."""
     weights = [name for name in names if name.endswith((".safetensors", ".bin", ".pth", ".npz"))]
@@ -165,7 +184,7 @@ def _check_same_model(api, folder: pathlib.Path, repository: str, names: list[st
         return
     theirs = {}
     if CONFIG in names:
-        theirs = json.loads(pathlib.Path(api.hf_hub_download(repository, CONFIG)).read_text())
+        theirs = json.loads(_text_of(api, repository, CONFIG))
     ours = json.loads((folder / CONFIG).read_text())
     differ = [name for name in _identity(ours) if _identity(ours)[name] != _identity(theirs)[name]]
     if differ:

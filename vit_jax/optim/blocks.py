@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.base.errors import ConfigError
+from vit_jax.compute import conditionals
 from vit_jax.optim import stacks
 from vit_jax.optim.matrices import SHORTEST, Matrices
 from vit_jax.optim.stacks import Stack
@@ -78,7 +79,8 @@ def update_moments(arrays: Stack, decay: float) -> Stack:
 
 
 def refresh(
-    when: jax.Array,
+    count: jax.Array,
+    every: int,
     derive: Callable[[jax.Array, jax.Array], jax.Array],
     arrays: Stack,
     name: str,
@@ -86,15 +88,18 @@ def refresh(
     """What is derived from each side's moments, `left_NAME` and `right_NAME`.
 
     Args:
-      when: whether it is now; otherwise they stay as they are, and nothing is computed.
+      count: gradients in the moments.
+      every: so many steps apart it is derived; otherwise it stays as it is, and nothing is computed.
       derive: (moment, derived before) -> derived.
       arrays: with the moments, and what was derived before.
       name: of what is derived.
     """
+    due = (count > 0) & (count % every == 0)
 
     def of_side(side: str) -> jax.Array:
         before = arrays[f"{side}_{name}"]
-        return jax.lax.cond(when, derive, lambda _, before: before, arrays[side], before)
+        with jax.named_scope(conditionals.one_step_in(every)):
+            return jax.lax.cond(due, derive, lambda _, before: before, arrays[side], before)
 
     return {f"{side}_{name}": of_side(side) for side in _SIDES}
 

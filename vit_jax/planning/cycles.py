@@ -54,13 +54,12 @@ def conditionals(program: Program) -> list[dict]:
     """How branches were counted, a row for each conditional that takes cycles, most cycles first."""
     rows = []
     for one in program.conditionals():
-        counted = sum(one.cycles) / len(one.cycles) if one.equally_likely else max(one.cycles)
-        if counted:
+        if one.cycles:
             row = {
-                "branches": len(one.cycles),
-                "counted": "equally likely" if one.equally_likely else "the most expensive",
+                "branches": one.branches,
+                "counted": one.counted,
                 "times": one.times,
-                "cycles": round(one.times * counted),
+                "cycles": round(one.times * one.cycles),
                 "source": one.source,
             }
             rows.append(row)

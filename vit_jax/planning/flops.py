@@ -3,17 +3,19 @@ loops by their length, which XLA's own count leaves out.
 """
 
 import math
+import operator
 from collections.abc import Iterator
 
 import jax
 from jax.extend import core
 
+from vit_jax.compute import conditionals
 from vit_jax.compute.jaxprs import scan_counts
 
 
 def count(jaxpr: core.ClosedJaxpr | core.Jaxpr) -> int:
     """Operations of one run on all devices together, a multiply-add counted as 2; what is
-    recomputed counts again.
+    recomputed counts again, and branches as often as `compute.conditionals` says.
     """
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
     return sum(_of_equation(equation) for equation in jaxpr.eqns)
@@ -52,7 +54,9 @@ def _of_equation(equation: core.JaxprEqn) -> int:
         dilation = math.prod(params["lhs_dilation"])
         return 2 * equation.outvars[0].aval.size * taps // dilation
     if name == "cond":
-        return max(count(branch) for branch in params["branches"])
+        found = [count(branch) for branch in params["branches"]]
+        _, shares = conditionals.shares(f"{equation.source_info.name_stack}/{name}", found)
+        return round(sum(map(operator.mul, shares, found)))
     return runs(equation) * sum(count(one) for one in _inner(equation))
 
 

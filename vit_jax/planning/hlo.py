@@ -8,10 +8,11 @@ import collections
 import dataclasses
 import functools
 import math
+import operator
 import re
 from collections.abc import Iterator, Mapping
 
-from vit_jax.data.augmentation.randaugment import EQUALLY_LIKELY
+from vit_jax.compute import conditionals
 
 # Bytes of an element, by XLA's name of its type.
 BYTES = {"pred": 1, "token": 0, "opaque": 0} | {
@@ -125,15 +126,16 @@ class Conditional:
 
     Attributes:
       source: the path of the operation in the Python program.
-      cycles: of each branch, one run.
-      equally_likely: whether each branch is counted with the same probability; otherwise the one
-        with the most cycles is counted alone.
+      branches: how many there are.
+      cycles: of one run, in the mean over the branches by how often each is counted.
+      counted: how they are, in words.
       times: how often one of the branches runs in a step.
     """
 
     source: str
-    cycles: tuple[int, ...]
-    equally_likely: bool
+    branches: int
+    cycles: float
+    counted: str
     times: float
 
 
@@ -163,9 +165,8 @@ class Program:
     @functools.cached_property
     def runs(self) -> dict[str, float]:
         """How often each computation that is a sequence of steps runs: the entry once, a loop's body
-        once a turn. Branches of a conditional that are equally likely share its runs; of others, the
-        one with the most cycles runs alone. What is called by an instruction is not here but in
-        `inside`.
+        once a turn. Branches of a conditional share its runs by `compute.conditionals`. What is called
+        by an instruction is not here but in `inside`.
         """
         counts: dict[str, float] = collections.defaultdict(int)
 
@@ -182,8 +183,10 @@ class Program:
         """Every conditional of a step."""
         for instruction, times in self.steps():
             if instruction.opcode == "conditional":
-                cycles = tuple(round(self._cycles_of(name)) for name in instruction.called)
-                yield Conditional(instruction.source, cycles, _is_uniform(instruction), times)
+                cycles, branches = self._branch_cycles(instruction), len(instruction.called)
+                counted, shares = conditionals.shares(instruction.source, cycles)
+                mean = sum(map(operator.mul, shares, cycles))
+                yield Conditional(instruction.source, branches, mean, counted, times)
 
     def cycles(self, instruction: Instruction) -> int | None:
         """Of one run of an instruction by itself: the compiler's estimate, or of a kernel the count
@@ -209,13 +212,14 @@ class Program:
         if instruction.opcode == "while":
             yield instruction.attribute("body").lstrip("%"), self._trips(instruction)
         elif instruction.opcode == "conditional":
-            branches = instruction.called
-            if _is_uniform(instruction):
-                yield from ((name, 1 / len(branches)) for name in branches)
-            else:
-                yield max(branches, key=self._cycles_of), 1
+            cycles = self._branch_cycles(instruction)
+            _, shares = conditionals.shares(instruction.source, cycles)
+            yield from ((b, s) for b, s in zip(instruction.called, shares, strict=True) if s)
         elif instruction.opcode in ("call", "async-start"):
             yield from ((name, 1) for name in instruction.called)
+
+    def _branch_cycles(self, conditional: Instruction) -> list[float]:
+        return [self._cycles_of(name) for name in conditional.called]
 
     def _cycles_of(self, name: str) -> float:
         """Of one run of a computation."""
@@ -305,11 +309,6 @@ def _instruction(line: str) -> Instruction:
         operands=tuple(o.strip().lstrip("%") for o in operands.split(",") if o.strip()),
         attributes=rest[end + 1 :],
     )
-
-
-def _is_uniform(conditional: Instruction) -> bool:
-    """Whether it is named to have branches of equal probability: itself, not one around it."""
-    return conditional.source.endswith(f"{EQUALLY_LIKELY}/cond")
 
 
 def _closing(text: str, start: int) -> int:

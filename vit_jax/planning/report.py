@@ -124,11 +124,8 @@ def _time(plan: dict) -> list[tuple[str, str]]:
 
 
 def _conditional(row: dict) -> str:
-    kind = {True: "each as often as the others", False: "the most expensive alone"}
-    chosen = kind[row["counted"] == "equally likely"]
-    return (
-        f"{row['cycles'] / 1e6:.3g} M cycles: {row['branches']}, {chosen}, {row['times']:g} times"
-    )
+    counted = f"{row['branches']}, {row['counted']}, {row['times']:g} times"
+    return f"{row['cycles'] / 1e6:.3g} M cycles: {counted}"
 
 
 def _kernel(row: dict) -> str:

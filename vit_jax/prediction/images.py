@@ -11,7 +11,7 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -78,7 +78,9 @@ def named_images(images: ImageLike | Iterable[ImageLike]) -> tuple[list[Named], 
     is_array = isinstance(images, np.ndarray | jax.Array)
     if isinstance(images, Image.Image | str | os.PathLike | bytes) or is_array and images.ndim < 4:
         return [_named_image(images, "the image")], True
-    if not isinstance(images, Iterable):
+    if not isinstance(images, Iterable) or isinstance(
+        images, Mapping
+    ):  # of which keys would be taken
         raise _no_image(images, "the image")
     return [_named_image(image, f"image {i}") for i, image in enumerate(images)], False
 

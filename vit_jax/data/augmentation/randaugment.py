@@ -34,13 +34,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from vit_jax.compute import conditionals
 from vit_jax.data.augmentation import geometry
 
 FILL = 128  # what geometric operations and Cutout leave where there is no image
 GREY = (0.2989, 0.587, 0.114)  # luma of RGB (ITU-R BT.601)
 MAX_GROUPS = 16
-# Scope of a switch whose branches are drawn with equal probability, by which plans weigh them.
-EQUALLY_LIKELY = "equally_likely"
 
 
 def randaugment(images: jax.Array, key: jax.Array, layers: int, magnitude: float) -> jax.Array:
@@ -71,7 +70,7 @@ def randaugment(images: jax.Array, key: jax.Array, layers: int, magnitude: float
     keys = jax.random.split(op_key, drawn.shape)
 
     def one_layer(group, index, key):
-        with jax.named_scope(EQUALLY_LIKELY):
+        with jax.named_scope(conditionals.EQUALLY_LIKELY):
             return lax.switch(index, branches, group, key)
 
     return by_group(one_layer, images, (drawn, keys))

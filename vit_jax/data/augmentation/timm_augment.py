@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from vit_jax.compute import conditionals
 from vit_jax.data.augmentation import geometry, randaugment
 from vit_jax.data.augmentation.three_augment import grey
 
@@ -90,7 +91,7 @@ def timm_randaugment(
     drawn = randaugment.deal(deal_key, images.shape[0], layers, len(branches))
     constant = jnp.full(drawn.shape, 0.5), jnp.full(drawn.shape, float(magnitude))
     return _apply(
-        branches, images, op_key, (drawn, *constant), std, scope=randaugment.EQUALLY_LIKELY
+        branches, images, op_key, (drawn, *constant), std, scope=conditionals.EQUALLY_LIKELY
     )
 
 

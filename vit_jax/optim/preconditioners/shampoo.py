@@ -55,7 +55,7 @@ def shampoo(config: Optim, matrices: Matrices) -> optax.GradientTransformation:
 
         def precondition(arrays):
             new = blocks.update_moments(arrays, b2)
-            new |= blocks.refresh(count % config.matrix_every == 0, root, arrays | new, "root")
+            new |= blocks.refresh(count, config.matrix_every, root, arrays | new, "root")
             x = blocks.product(blocks.product(new["left_root"], arrays["x"]), new["right_root"])
             return new | {"x": x}
 

@@ -43,11 +43,11 @@ def soap(config: Optim, matrices: Matrices) -> optax.GradientTransformation:
 
     def update(grads, state, params=None):
         count = state.count + 1
-        # At the start of a step, so that bases that are not finite show in its own update.
-        due = (state.count > 0) & (state.count % config.basis_every == 0)
 
         def precondition(arrays):
-            bases, g = blocks.refresh(due, power_step, arrays, "basis"), arrays["x"]
+            # At the start of a step, so that bases that are not finite show in its own update.
+            bases = blocks.refresh(state.count, config.basis_every, power_step, arrays, "basis")
+            g = arrays["x"]
             left, right = bases["left_basis"], bases["right_basis"]
             mu = b1 * arrays["mu"].astype(jnp.float32) + (1 - b1) * g
             ahead = b1 * mu + (1 - b1) * g if config.nesterov else mu
