@@ -32,10 +32,11 @@ SMOKE = {
     "reuse": (12, {"model.feature_reuse", "model.relation_reuse"}),
     "self_supervised": (12, {"objective.target", "objective.corrupted"}),
     "shape": (22, {"model.depth", "model.width", "model.mlp_dim", "model.patch"}),
+    "steps_to_accuracy": (30, {"optim.name", "optim.ema"}),
 }
 PAPER = {
     "compute": 13, "data_size": 16, "optimizers": 4, "overfitting": 16, "permutations": 6, "pooling": 4,
-    "positions": 11, "reuse": 4, "self_supervised": 6, "shape": 11,
+    "positions": 11, "reuse": 4, "self_supervised": 6, "shape": 11, "steps_to_accuracy": 30,
 }  # fmt: skip
 
 # What makes a run of seconds of any of them, and which run of an experiment shows what is its own.

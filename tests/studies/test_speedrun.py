@@ -7,11 +7,13 @@ import pytest
 from tests.studies.test_report import made_up
 from vit_jax.base.errors import ConfigError
 from vit_jax.studies import speedrun
+from vit_jax.studies.report import report
 
 
-def reached(folder, seconds, *, seed=0, entry="adamw", **extra):
+def reached(folder, seconds, *, seed=0, entry="adamw", rate=1e-3, **extra):
     """A run's folder whose target of 60 % was reached after `seconds`."""
-    made_up(folder, {"eval.target": 0.6, "eval.every": "1 epochs", "seed": seed}, 0.61)
+    fields = {"eval.target": 0.6, "eval.every": "1 epochs", "seed": seed, "optim.lr": rate}
+    made_up(folder, fields, 0.61)
     result = json.loads((folder / "result.json").read_text())
     command = (
         f"vit_jax train --config=configs/speedrun.py:cifar10,{entry} --workdir={folder} "
@@ -40,6 +42,25 @@ def test_entries_are_ranked_by_the_mean_over_their_seeds(tmp_path):
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[:5] == ["55.0", "50.0 … 60.0", "0, 1, 2", "accuracy 60.00 %", "61.00 %"]
     assert cells[5:7] == ["2 cores of X", "abc1234"]
+
+
+def test_a_report_of_runs_with_a_target_has_their_steps_to_it(tmp_path):
+    for name, rate in (("a", 0.01), ("b", 0.001)):
+        for seed in (0, 1, 2):
+            folder = reached(tmp_path / "E" / f"{name}{seed}", 9.0, seed=seed, rate=rate)
+            result = json.loads((folder / "result.json").read_text())
+            result["reached"]["step"] = 1_000 + 100 * seed
+            if (name, seed) == ("b", 2):
+                del result["reached"]
+            (folder / "result.json").write_text(json.dumps(result))
+    found = report([tmp_path / "E"], tmp_path / "R")
+    assert [one["steps_to_target"] for one in found["settings"]] == [
+        [1000, 1100],
+        [1000, 1100, 1200],
+    ]
+    text = (tmp_path / "R" / "report.md").read_text()
+    assert "| steps to accuracy 60.00 % " in text and "![Steps to the target](steps_to" in text
+    assert "| 1,050 (1,000 … 1,100), 1 did not |" in text and "| 1,100 (1,000 … 1,200) " in text
 
 
 def test_other_hardware_or_another_commit_is_another_entry(tmp_path):

@@ -52,10 +52,18 @@ class Group:
         values = np.array(done or [run.value for run in self.runs])
         return values[np.isfinite(values)]
 
+    def steps_to_target(self) -> np.ndarray:
+        """After how many steps each run that reached `eval.target` did."""
+        return np.array([run.reached["step"] for run in self.runs if run.reached])
+
     def summary(self) -> dict:
-        """`mean`, `low`, `high` over seeds, `std` (n - 1; `None` of one), `n`, `states`."""
+        """`mean`, `low`, `high` over seeds, `std` (n - 1; `None` of one), `n`, `states`; `steps_to_target`, if any
+        run has a target.
+        """
         values, states = self.values(), [run.state for run in self.runs]
         found = dict.fromkeys(("mean", "low", "high", "std"))
+        if any((run.config or {}).get("eval.target") is not None for run in self.runs):
+            found["steps_to_target"] = self.steps_to_target().tolist()
         if len(values):
             found |= {
                 "mean": math.fsum(values) / len(values),
@@ -222,11 +230,23 @@ def said(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
+def target(comparison: Comparison) -> str:
+    """What runs were to reach: 'accuracy 42.00 %'; '' if none did, 'their targets' if these differ."""
+    found = {
+        (run.reached["metric"], run.reached["target"]) for run in comparison.runs if run.reached
+    }
+    if len(found) > 1:
+        return "their targets"
+    return "".join(f"{metric} {metric_value(metric, value)}" for metric, value in found)
+
+
 def rows(comparison: Comparison) -> list[list[str]]:
     """The table: a row for each setting, the first row names."""
     varied = [in_words(name) for name in comparison.varied]
     metric = comparison.metric
-    head = [*varied, "runs", metric.replace("_", " ") or "metric", "range", "std", "step"]
+    reached = target(comparison)
+    head = [*varied, *([f"steps to {reached}"] if reached else [])]
+    head += ["runs", metric.replace("_", " ") or "metric", "range", "std", "step"]
     table = [[*head, "training loss", "loss", "images/s", "goodput", "exaFLOPs", "state"]]
     for group in comparison.groups:
         found = group.summary()
@@ -236,6 +256,7 @@ def rows(comparison: Comparison) -> list[list[str]]:
         mean, low, high, std = (found[key] for key in ("mean", "low", "high", "std"))
         table.append([
             *fields,
+            *([_steps(group)] if reached else []),
             str(len(group.runs)),
             "-" if mean is None else metric_value(metric, mean),
             f"{metric_value(metric, low).removesuffix(' %')} … {metric_value(metric, high)}"
@@ -253,6 +274,15 @@ def rows(comparison: Comparison) -> list[list[str]]:
     if not comparison.varied:
         table[0].insert(0, "run")
     return table
+
+
+def _steps(group: Group) -> str:
+    """Mean and range of the steps to the target, and how many runs did not reach it: '450 (400 … 500), 1 did not'."""
+    steps, missing = group.steps_to_target(), len(group.runs) - len(group.steps_to_target())
+    parts = [_mean(steps, "{:,.0f}")] if len(steps) else []
+    if len(steps) > 1:
+        parts[0] += f" ({steps.min():,} … {steps.max():,})"
+    return ", ".join(parts + [f"{missing} did not"] * bool(missing))
 
 
 def _mean(values: Sequence[float], form: str) -> str:

@@ -1,10 +1,13 @@
 """Pictures of a comparison: each gives an image, or `None` where there is nothing to draw."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from PIL import Image
 
 from vit_jax.pictures import style
 from vit_jax.pictures.plot import Plot
+from vit_jax.studies import compare
 from vit_jax.studies.compare import (
     Comparison,
     Group,
@@ -21,21 +24,31 @@ _MOST = len(style.COLOURS)  # groups distinguished by colour
 
 def by_setting(comparison: Comparison) -> Image.Image | None:
     """A line for each setting: a dot for each seed, a bar over their range."""
-    groups = [group for group in comparison.groups if len(group.values())]
-    if not groups:
-        return None
-    names = [group.label for group in groups]
     words, scale = metric_in_words(comparison.metric)
+    values = [(group.label, scale * group.values()) for group in comparison.groups]
+    return _dots(values, f"{_title(words)} by setting", words)
+
+
+def steps_to_target(comparison: Comparison) -> Image.Image | None:
+    """The same of how many steps runs took to their target; those that did not reach it are in the table alone."""
+    values = [(group.label, group.steps_to_target()) for group in comparison.groups]
+    return _dots(values, f"Steps to {compare.target(comparison)}", "steps")
+
+
+def _dots(values: Sequence[tuple[str, np.ndarray]], title: str, words: str) -> Image.Image | None:
+    values = [(name, found) for name, found in values if len(found)]
+    if not values:
+        return None
+    names = [name for name, _ in values]
     plot = Plot(
-        f"{_title(words)} by setting: a dot for each run, their range, and their mean",
+        f"{title}: a dot for each run, their range, and their mean",
         x=words, y="", y_names=names, size=(440, max(80, 26 * len(names) + 30)),
     )  # fmt: skip
-    for row, group in enumerate(groups):
-        values, height = scale * group.values(), [row] * len(group.values())
-        plot.line([values.min(), values.max()], [row, row], style.GREY, width=3)
-        plot.dots(values, height, style.COLOURS[0], "run")
-        if len(values) > 1:
-            plot.dots([values.mean()], [row], style.COLOURS[1], "mean", radius=5)
+    for row, (_, found) in enumerate(values):
+        plot.line([found.min(), found.max()], [row, row], style.GREY, width=3)
+        plot.dots(found, [row] * len(found), style.COLOURS[0], "run")
+        if len(found) > 1:
+            plot.dots([found.mean()], [row], style.COLOURS[1], "mean", radius=5)
     return plot.image()
 
 

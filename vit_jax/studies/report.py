@@ -86,7 +86,10 @@ def text(result: dict) -> str:
 
 def _pictures(comparison: Comparison) -> dict[str, tuple[str, Image.Image]]:
     """By the name of the file: a heading, and the picture."""
-    found = {"by_setting": ("By setting", figures.by_setting(comparison))}
+    found = {
+        "steps_to_target": ("Steps to the target", figures.steps_to_target(comparison)),
+        "by_setting": ("By setting", figures.by_setting(comparison)),
+    }
     for name, image in figures.over_field(comparison).items():
         found[f"over_{name.replace('.', '_')}"] = (f"Over {compare.in_words(name)}", image)
     found["over_compute"] = ("Over compute", figures.over_compute(comparison))
