@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.compute import conditionals
+from vit_jax.compute import conditionals, platform
 from vit_jax.optim import stacks
 from vit_jax.optim.matrices import SHORTEST, Matrices
 from vit_jax.optim.stacks import Stack
@@ -94,14 +94,28 @@ def refresh(
       arrays: with the moments, and what was derived before.
       name: of what is derived.
     """
-    due = (count > 0) & (count % every == 0)
+    due, new = (count > 0) & (count % every == 0), _one_by_one(derive)
 
     def of_side(side: str) -> jax.Array:
         before = arrays[f"{side}_{name}"]
         with jax.named_scope(conditionals.one_step_in(every)):
-            return jax.lax.cond(due, derive, lambda _, before: before, arrays[side], before)
+            return jax.lax.cond(due, new, lambda _, before: before, arrays[side], before)
 
     return {f"{side}_{name}": of_side(side) for side in _SIDES}
+
+
+def _one_by_one(derive: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """On CPUs the same function of one matrix after the other: a stack of matrices is decomposed there by the threads
+    that also wait for it (JAX 0.10), so that a few stacks at the same time wait for each other forever.
+    """
+    if platform.current() != "cpu":
+        return derive
+
+    def new(*stacks: jax.Array) -> jax.Array:
+        matrices = [x.reshape(-1, *x.shape[-2:]) for x in stacks]
+        return jax.lax.map(lambda some: derive(*some), matrices).reshape(stacks[0].shape)
+
+    return new
 
 
 def product(a: jax.Array, b: jax.Array) -> jax.Array:
