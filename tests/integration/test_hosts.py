@@ -83,6 +83,48 @@ def test_any_number_of_processes_trains_the_run_of_one(
     assert_close(one_process, tmp_path)
 
 
+CALLED_BACK = """
+import json, sys, vit_jax
+from vit_jax.devices import processes
+
+def ending(step, metrics):
+    print("called at", step, flush=True)
+    return step == 3
+
+def broken(step, metrics):
+    if step == 2:
+        raise RuntimeError("no space left for plots")
+
+workdir, options, function = sys.argv[1:]
+processes.initialize()
+config = vit_jax.load_config("digits")
+config.update_from_flattened_dict(json.loads(options))
+try:
+    print("ended at", vit_jax.train(config, workdir, callbacks=[globals()[function]])["step"])
+except Exception as error:
+    print(f"{type(error).__name__}: {error}")
+"""
+
+
+@pytest.mark.slow
+def test_a_callback_of_the_first_process_ends_all_processes(tmp_path, compilation_cache):
+    options = json.dumps(HOSTS | {"compilation_cache": compilation_cache})
+    for function in ("broken", "ending"):  # which continues the run that was saved
+        command = [sys.executable, "-c", CALLED_BACK, str(tmp_path / "run"), options, function]
+        run = Hosts(tmp_path / function, command, 2, 1)
+        try:
+            assert run.codes() == [0, 0], run.log(0) + run.log(1)
+        finally:
+            run.kill()
+        logs = run.log(0), run.log(1)
+        if function == "broken":
+            assert "RuntimeError: no space left for plots" in logs[0]
+            assert "UserError: the callback broken failed at step 2 in the first" in logs[1]
+            assert newest(tmp_path / "run") == 2
+    assert "called at 3" in logs[0] and "called at" not in logs[1]
+    assert all("ended at 3" in log for log in logs)
+
+
 _SMALL_HEAD = (
     "--config.objective.prototypes=16",
     "--config.objective.head_hidden=16",

@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 from absl import logging
 
-from vit_jax.base.errors import ConfigError
+from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.devices import processes
 from vit_jax.training.writers import MetricWriter
 
 # Of a step and its metrics; a true answer ends the run.
 Callback = Callable[[int, dict[str, float]], object]
-_FAILED = "failed"
+_FAILED = "failed: "
 
 
 def check_callbacks(functions: Sequence[Callback]) -> None:
@@ -30,7 +30,8 @@ class Callbacks(MetricWriter):
 
     Attributes:
       ended: by which function the run was ended; '' if none did, or if one failed: then it can be continued.
-      error: what a function raised; `raise_error` raises it when the run is saved.
+      error: what a function raised; `raise_error` raises it when the run is saved. In other processes a `UserError`
+        that says so.
     """
 
     def __init__(self, functions: Sequence[Callback]):
@@ -48,7 +49,10 @@ class Callbacks(MetricWriter):
                 stop = function(step, dict(scalars))
             except Exception as error:  # noqa: BLE001  raised when the run is saved
                 logging.error("the callback %s failed at step %d: the run ends", name, step)
-                self._verdict, self.error = _FAILED, error
+                self._verdict = (
+                    f"{_FAILED}the callback {name} failed at step {step} in the first process"
+                )
+                self.error = error
                 return
             if stop:
                 self._verdict = f"stopped by the callback {name}"
@@ -58,7 +62,9 @@ class Callbacks(MetricWriter):
         verdict = (
             processes.broadcast_from_first("callbacks", self._verdict) if self._functions else ""
         )
-        if verdict not in ("", _FAILED):
+        if verdict.startswith(_FAILED):
+            self.error = self.error or UserError(verdict.removeprefix(_FAILED))
+        elif verdict:
             self.ended = verdict
             logging.info("%s", verdict)
         return bool(verdict)
