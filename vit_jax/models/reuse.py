@@ -289,8 +289,7 @@ class Attention(attention.Attention):
             heads, logits = attend.weighted(weights, v), logits.astype(x.dtype)
         else:
             (heads, weights), logits = self.attend(q, k, v, key=None, bias=bias), None
-        out = attend.merge(heads, *self.out.parameters())
-        return dropout(out, self.dropout, key), weights, logits
+        return dropout(self.merge(heads), self.dropout, key), weights, logits
 
 
 class Features(nnx.Module):

@@ -28,7 +28,7 @@ from flax import nnx
 from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
-from vit_jax.compute import attend, choices, performer, recompute, stack, windows
+from vit_jax.compute import choices, performer, recompute, stack, windows
 from vit_jax.compute.dropout import draw, dropout, split
 from vit_jax.models import classifier, positions
 from vit_jax.models.attention import Attention
@@ -287,7 +287,7 @@ class TokenAttention(Attention):
     def __call__(self, x: jax.Array, *, key: jax.Array | None = None) -> jax.Array:
         """(B, N, inputs) -> (B, N, D)."""
         q, k, v = self.project(x, None)
-        attended = attend.merge(self.mix(q, k, v), *self.out.parameters())
+        attended = self.merge(self.mix(q, k, v))
         return v[:, :, 0] + dropout(attended, self.dropout, key)
 
     def mix(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
