@@ -31,7 +31,7 @@ class AxialViTConfig(pooling.PatchOptions, stacked.StackedConfig, classifier.Cla
 
     heads: int = option(12, "attention heads", minimum=1, role="size")
     dropout: float = option(
-        0.0, "after the position embedding, attention and MLP layers (ViT B.1)", minimum=0, below=1
+        0.0, "after positions, attention and MLP layers (ViT B.1)", minimum=0, below=1
     )
     attention: str = implementation_option()
     activation: str = option("gelu_tanh", "of the MLPs", choices=ACTIVATIONS, role="convention")

@@ -182,11 +182,13 @@ class Classifier(nnx.Module):
         return self.head(features.astype(jnp.float32)) if self.config.num_classes else None
 
 
-@dataclasses.dataclass(frozen=True)
-class Patches:
-    """Beside `ClassifierConfig`, for a family that cuts the image itself into patches."""
+def patch_option():
+    """The option `patch` of families that split the image itself into patches."""
+    return option(16, "side of a patch in pixels", minimum=1, role="size", fitted=True)
 
-    patch: int = option(16, "side of a patch in pixels", minimum=1, role="size", fitted=True)
+
+class Patches:
+    """Beside `ClassifierConfig`, for a family with `patch_option`: its grid, and what changes with it."""
 
     @property
     def grid(self) -> tuple[int, int]:

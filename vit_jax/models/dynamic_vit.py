@@ -83,7 +83,7 @@ class DynamicViTConfig(reuse.ReuseConfig, classifier.ClassifierConfig):
         role="structure",
     )
     dropout: float = option(
-        0.0, "after the position embedding, attention and MLP layers", minimum=0, below=1
+        0.0, "after positions, attention and MLP layers (ViT B.1)", minimum=0, below=1
     )
     drop_path: float = option(
         0.0, "stochastic depth of an exit's last block, growing linearly from 0", minimum=0, below=1

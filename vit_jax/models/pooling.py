@@ -76,6 +76,8 @@ def make(
     """What `config.pool` makes of tokens (B, N, D): (B, D), or (B, 2 D); a module where something of it is
     learned.
     """
+    if config.two_heads:
+        return mean_of_two
     match config.pool:
         case "mean":
             return mean
@@ -107,6 +109,11 @@ def flops(config: PooledConfig) -> int:
 def token(tokens: jax.Array) -> jax.Array:
     """The class token (ViT Eq. 4): tokens (B, N, D) -> (B, D)."""
     return tokens[:, 0]
+
+
+def mean_of_two(tokens: jax.Array) -> jax.Array:
+    """The mean of class and distillation token (DeiT §5.1): tokens (B, N, D) -> (B, D)."""
+    return tokens[:, :2].mean(axis=1)
 
 
 def mean(tokens: jax.Array) -> jax.Array:

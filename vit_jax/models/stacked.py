@@ -29,6 +29,7 @@ class StackedConfig(pooling.PooledConfig, classifier.Patches):
     dropout: ClassVar[float | None] = None
     epsilon: ClassVar[float] = 1e-6  # of the layer norms
 
+    patch: int = classifier.patch_option()
     depth: int = option(12, "number of blocks", minimum=1, role="size")
     width: int = option(768, "size of a token", minimum=1, role="size")
     mlp_dim: int = option(3072, "hidden size of the MLPs", minimum=1, role="size")
