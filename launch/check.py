@@ -47,7 +47,7 @@ def jobset(flags: dict[str, str]) -> str:
             f"--chips={chips_of_host}: not a number of chips that hosts of {flags['topology']} have; set "
             f"{options}"
         )
-    hosts = chips.count(shape) // chips_of_host
+    hosts = chips.count_chips(shape) // chips_of_host
     # The longest name that is made of it, with the five random characters of a pod.
     pod = f"-slice-{int(flags['slices']) - 1}-{hosts - 1}-xxxxx"
     _check_label("name", flags["name"], MAX_LABEL - len(pod))

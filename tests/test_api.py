@@ -289,7 +289,7 @@ def test_a_callback_that_raises_ends_the_run_which_is_saved_and_can_go_on(
     config = tiny(compilation_cache, checkpoint__every="100%")
     with pytest.raises(RuntimeError, match="no space left for plots"):
         vit_jax.train(config, tmp_path, callbacks=[broken])
-    assert reading.find(tmp_path).name == "8"
+    assert reading.find_checkpoint(tmp_path).name == "8"
     steps = []
     result = vit_jax.train(config, tmp_path, callbacks=[lambda step, _: steps.append(step)])
     assert result["step"] == 12 and steps[0] == 12

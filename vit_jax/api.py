@@ -206,7 +206,7 @@ class Run(reading.Run):
           CheckpointError: the format cannot express the model; nothing is written.
         """
         formats.module(format)
-        formats.write(self._checkpoint(data), path, format)
+        formats.write_checkpoint(self._checkpoint(data), path, format)
 
     def export(self, path: str, **options: Any) -> dict[str, Any]:
         """Writes the model as a program that runs without vit_jax, as `vit_jax export` does.
@@ -238,7 +238,7 @@ class Run(reading.Run):
 
     def _checkpoint(self, data: Mapping[str, Any]) -> formats.LoadedCheckpoint:
         """What the formats write: the arrays of the model as it is now."""
-        found = formats.read(self.source, **self.stated)
+        found = formats.read_checkpoint(self.source, **self.stated)
         weights, prepared = jax.device_get(registry.split(self.model)[1]), self.config.data
         if prepared.mean and prepared.std:
             names = (field.name for field in dataclasses.fields(formats.Preprocessing))

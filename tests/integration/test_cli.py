@@ -285,7 +285,7 @@ def test_an_unreadable_training_image_names_the_file(command, photos, tmp_path, 
     assert code == 0 and f"{broken} cannot be read" in caplog.text, err
     assert "another takes its place" in caplog.text
     assert "it is excluded from evaluation" in caplog.text
-    description = reading.read_description(reading.find(tmp_path / "run2"))
+    description = reading.read_description(reading.find_checkpoint(tmp_path / "run2"))
     assert description["pixels"] == decode.PIXELS
 
 

@@ -180,7 +180,7 @@ def test_what_is_no_such_network_is_an_error_that_says_so(name, options, words):
 def test_what_the_authors_code_cannot_compute_is_not_written(options, tmp_path):
     config = tiny(**options)
     with pytest.raises(CheckpointError, match="reads the class token of the last layer"):
-        formats.write(
+        formats.write_checkpoint(
             formats.LoadedCheckpoint(config, parameters(config)),
             tmp_path / "a.safetensors",
             "authors",

@@ -150,7 +150,7 @@ def written(folder, **options):
     """A checkpoint for `tiny`'s model, but for the options."""
     config = registry.model_config("ViT-mu/8", image_size=32, num_classes=0, **options)
     weights = registry.split(registry.build(config, rngs=nnx.Rngs(0)))[1]
-    formats.write(formats.LoadedCheckpoint(config, weights.params), folder, "timm")
+    formats.write_checkpoint(formats.LoadedCheckpoint(config, weights.params), folder, "timm")
     return str(folder)
 
 

@@ -42,7 +42,7 @@ def benchmark() -> None:
     flags.DEFINE_string("out", "", "speed: a folder for its pictures")
     cli.define_checkpoint()
     cli.define_exits()
-    what = cli.parse("step, inference, input or speed")[0]
+    what = cli.parse_flags("step, inference, input or speed")[0]
 
     if what == "speed":
         _benchmark_speed(settings)

@@ -45,7 +45,7 @@ def predict() -> None:
         ("whole", "sliding"),
         "a model that segments: it sees the whole image squeezed, or windows; by default as in its evaluation",
     )
-    images = cli.parse("IMAGE…")
+    images = cli.parse_flags("IMAGE…")
     cli.require(checkpoint="DIR")
     if _features_are_wanted():
         _write_features(images, settings)

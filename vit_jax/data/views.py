@@ -122,8 +122,8 @@ def of(config: BatchSpec) -> tuple[Views, ...]:
             augment=dataclasses.replace(config.augment, **augment),
         )
         try:
-            crops.check(view.data)
-            augmentation.check(view.augment, view.data.channels)
+            crops.check_crops(view.data)
+            augmentation.check_augmentation(view.augment, view.data.channels)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from error
         first += view.count
@@ -193,8 +193,9 @@ def _again(view: Views, factor: float, where: str) -> Views:
     """The same parts of the image, `factor` times as large, changed by flips alone."""
     sides = [side * factor for side in sizes.height_width(view.data.image_size)]
     if any(side != int(side) for side in sides):
+        size = sizes.size_text(view.data.image_size)
         raise ConfigError(
-            f"{where}: again = {factor:g} times {sizes.text(view.data.image_size)} pixels is no whole number of them"
+            f"{where}: again = {factor:g} times {size} pixels is no whole number of them"
         )
     size = sizes.parse(tuple(map(int, sides)))
     data = dataclasses.replace(view.data, image_size=size)

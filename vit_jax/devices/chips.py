@@ -140,7 +140,7 @@ TPUS = {
 }  # fmt: skip
 
 
-def count(shape: str) -> int:
+def count_chips(shape: str) -> int:
     """Chips of a slice, by its shape: 32 of '4x8'."""
     return math.prod(map(int, shape.split("x")))
 
@@ -175,7 +175,7 @@ def check_vm_type(name: str) -> Tpu:
     if tpu is None:
         known = ", ".join(f"{tpu.vm}-N" for tpu in TPUS.values() if tpu.vm)
         raise ConfigError(f"--type={name}: must be one of {known}; TPU7x: use launch/gke/jobset.sh")
-    sizes = sorted({count(shape) for shape in tpu.shapes()})
+    sizes = sorted({count_chips(shape) for shape in tpu.shapes()})
     sold = [str(size * tpu.vm_cores_per_chip) for size in sizes]
     if number not in sold:
         raise ConfigError(

@@ -89,7 +89,7 @@ def make(entries: Sequence, subject: EvalContext) -> Suite:
         not go with the model.
     """
     if not entries:
-        objective = objectives.find(subject.config.objective)[0]
+        objective = objectives.find_objective(subject.config.objective)[0]
         usual = "accuracy" if objective.needs_labels or subject.networks is None else "loss"
         entries = (objective.evaluator or usual,)
     found = {}

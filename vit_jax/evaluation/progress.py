@@ -26,5 +26,5 @@ def with_progress(
         now = time.monotonic()
         if now - said >= every_seconds and done < total:
             said = now
-            left = durations.text((now - began) / done * (total - done))
+            left = durations.duration_text((now - began) / done * (total - done))
             logging.info("%d of %d batches evaluated, %s left", done, total, left)

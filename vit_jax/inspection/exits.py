@@ -48,7 +48,7 @@ def inspect(subject: Subject) -> Section:
         some += [(blank, "")] * (_MOST - len(some))
         shown += [image for image, _ in some]
         names += [name for _, name in some]
-    section.figures["exits"] = tiles.draw(
+    section.figures["exits"] = tiles.draw_tiles(
         "Images by the exit where they leave, with their predicted class and its probability",
         shown, names=names, columns=_MOST, rows_named=rows, side=150,
     )  # fmt: skip

@@ -27,8 +27,8 @@ def recognises(opened: CheckpointFile) -> bool:
 def read(opened: CheckpointFile, wishes: ReadOptions) -> LoadedCheckpoint:
     """See `formats`."""
     stated = named.in_header(opened)
-    found = named.find(opened, NAME, stated | named.said(wishes), opened.prefixes)
-    return named.with_header(named.read(opened, found, NAME, wishes, stated), opened)
+    found = named.find_family(opened, NAME, stated | named.said(wishes), opened.prefixes)
+    return named.with_header(named.read_named(opened, found, NAME, wishes, stated), opened)
 
 
 def write(foreign: LoadedCheckpoint, path: epath.PathLike) -> None:

@@ -116,7 +116,7 @@ _SENSELESS = (ArithmeticError, AttributeError, LookupError, RecursionError, Type
 
 
 def module(name: str) -> Any:
-    """What has the `recognises`, `read` and `write` of a format, by its name."""
+    """What has the `recognises`, `read_checkpoint` and `write_checkpoint` of a format, by its name."""
     if name not in FORMATS:
         raise ConfigError(f"unknown checkpoint format {name!r}{nearest(name, FORMATS)}")
     place, _, part = FORMATS[name].partition(":")
@@ -133,7 +133,7 @@ def detect(path: epath.PathLike) -> str:
     return _detect(_open(path))
 
 
-def read(
+def read_checkpoint(
     path: epath.PathLike,
     *,
     hints: Mapping[str, Any] | None = None,
@@ -169,7 +169,7 @@ def read(
 
 
 def _open(path: epath.PathLike) -> opened.CheckpointFile:
-    name = remote.parse(path)
+    name = remote.parse_name(path)
     path = remote.locate(name)
     if not path.exists():
         hint = places.nearest_existing(path) or remote.nearest_published(name.place)
@@ -190,7 +190,7 @@ def _detect(found: opened.CheckpointFile) -> str:
     )
 
 
-def write(foreign: LoadedCheckpoint, path: epath.PathLike, to: str) -> None:
+def write_checkpoint(foreign: LoadedCheckpoint, path: epath.PathLike, to: str) -> None:
     """Writes a checkpoint in the format `to`.
 
     Raises:
@@ -258,12 +258,12 @@ def how_to_accept(option: str, value: object) -> str:
     )
 
 
-def describe(config: classifier.ClassifierConfig, called: str = "") -> str:
+def describe_model(config: classifier.ClassifierConfig, called: str = "") -> str:
     """A model in words: 'ViT-B/16, 86,567,656 parameters, images of 224 pixels, 1,000 classes'; see `naming`."""
     classes = f", {config.num_classes:,} classes" if config.num_classes else ", no head"
     return (
         f"{naming.full_name(config, called)}, {registry.count_parameters(config):,} parameters, images of "
-        f"{sizes.text(config.image_size)} pixels{classes}"
+        f"{sizes.size_text(config.image_size)} pixels{classes}"
     )
 
 

@@ -58,8 +58,8 @@ def read(opened: CheckpointFile, wishes: ReadOptions) -> LoadedCheckpoint:
     processor = _filled(pytorch.read_json(path)) if path.exists() else {}
     # Networks that take images of any size leave it to what prepares these.
     said = opened.config | {"processor_size": _cut_size(processor).get("image_size")}
-    found = named.find(opened, NAME, said | named.said(wishes))
-    foreign = named.read(opened, found, NAME, wishes, {})
+    found = named.find_family(opened, NAME, said | named.said(wishes))
+    foreign = named.read_named(opened, found, NAME, wishes, {})
     config = foreign.model_config
     if processor:
         stated = _preprocessing(processor, config.image_size, path)
@@ -140,7 +140,7 @@ def _preprocessing(said: dict, image_size: Size, path: epath.Path) -> Preprocess
         size = round(size * wanted / there)
         logging.warning(
             "%s cuts images of %s pixels, and the model is for %s: they are resized to %d, in proportion, and "
-            "cut to that", path, sizes.text(cut), sizes.text(image_size), size,
+            "cut to that", path, sizes.size_text(cut), sizes.size_text(image_size), size,
         )  # fmt: skip
     return Preprocessing(image_size, tuple(mean), tuple(std), crop, size, filter)
 

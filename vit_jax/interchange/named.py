@@ -54,7 +54,7 @@ class Found:
     renamed: dict[str, str]
 
 
-def find(
+def find_family(
     opened: CheckpointFile,
     format: str,
     said: Mapping[str, Any] | None = None,
@@ -102,14 +102,14 @@ def find(
 
 
 def is_found(opened: CheckpointFile, format: str, **options) -> bool:
-    """Whether `find` finds a family's model, or part of one."""
+    """Whether `find_family` finds a family's model, or part of one."""
     try:
-        return find(opened, format, **options) is not None
+        return find_family(opened, format, **options) is not None
     except CheckpointError:
         return bool(opened.tensors)
 
 
-def read(
+def read_named(
     opened: CheckpointFile,
     found: Found,
     format: str,

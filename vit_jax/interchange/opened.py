@@ -25,7 +25,7 @@ class CheckpointFile:
 
     Args:
       path: of the file or folder.
-      state_dict: which weights of a pickle, see `state_dicts.find`.
+      state_dict: which weights of a pickle, see `state_dicts.find_tensors`.
 
     Attributes:
       path: of the file or folder.
@@ -106,7 +106,7 @@ class CheckpointFile:
                 return state_dicts.without_wrappers(tensors), metadata
             case "pickle":
                 content = pickles.read(self.path, self._file)
-                return state_dicts.find(content, self.path, self._state_dict), {}
+                return state_dicts.find_tensors(content, self.path, self._state_dict), {}
         return {}, {}
 
 

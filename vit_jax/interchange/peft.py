@@ -57,7 +57,7 @@ def read(opened: CheckpointFile, wishes: ReadOptions) -> LoadedCheckpoint:
     said = pytorch.read_json(opened.path / CONFIG)
     _check(said, opened.path)
     options = {"hints": wishes.hints, "allow_nonfinite": wishes.allow_nonfinite}
-    base = formats.read(said["base_model_name_or_path"], **options, **wishes.overrides)
+    base = formats.read_checkpoint(said["base_model_name_or_path"], **options, **wishes.overrides)
     tensors = {
         name.removeprefix(_PREFIX): tensor
         for name, tensor in safetensors.read(opened.path / WEIGHTS)[0].items()
@@ -79,7 +79,7 @@ def read(opened: CheckpointFile, wishes: ReadOptions) -> LoadedCheckpoint:
             adapters.place(found, layer.name, _ours(layer, pairs, scale, opened.path))
     if tensors or not found:
         raise CheckpointError(
-            f"{opened.path}: there is no place in {formats.describe(base.model_config)} for "
+            f"{opened.path}: there is no place in {formats.describe_model(base.model_config)} for "
             f"{', '.join(sorted(tensors)[:3]) or 'any of its tensors'}"
         )
     return dataclasses.replace(

@@ -60,7 +60,7 @@ def push(
       CheckpointError: neither format can express the model.
       UserError: the hub refuses it or cannot be reached.
     """
-    check(repository, format, dry_run=dry_run)
+    check_push(repository, format, dry_run=dry_run)
     if not checkpoint.preprocessing:
         logging.warning(
             "%s: it is not known how images are normalised; users of %s have to say it", run.directory, repository
@@ -90,7 +90,7 @@ def text(result: dict[str, Any]) -> str:
     return "\n".join([head, *lines]) + card
 
 
-def check(repository: str, format: str, *, dry_run: bool) -> None:
+def check_push(repository: str, format: str, *, dry_run: bool) -> None:
     """Raises the `ConfigError` of `push` for what is wrong whatever the model is."""
     if not _REPOSITORY.fullmatch(repository):
         raise ConfigError(f"{repository!r} is not OWNER/NAME, such as me/vit-b16-pets")
@@ -116,7 +116,7 @@ def _write(checkpoint: formats.LoadedCheckpoint, folder: pathlib.Path, wanted: s
     refusals = []
     for format in (wanted,) if wanted else FORMATS:
         try:
-            formats.write(checkpoint, folder, format)
+            formats.write_checkpoint(checkpoint, folder, format)
             return format
         except CheckpointError as error:
             refusals.append(f"{format}: {error}")

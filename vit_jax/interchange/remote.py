@@ -38,7 +38,7 @@ class Name:
     state_dict: str = ""
 
 
-def parse(name: epath.PathLike) -> Name:
+def parse_name(name: epath.PathLike) -> Name:
     """Takes a name apart.
 
     Raises:
@@ -77,7 +77,7 @@ def nearest_published(name: str) -> str:
     known = published.architectures()
     if "/" in name or not difflib.get_close_matches(architecture, known, n=1, cutoff=0.9):
         return ""
-    return published.nearest(name)
+    return published.nearest_published(name)
 
 
 def _local(place: str) -> str:
@@ -97,9 +97,9 @@ def is_remote(name: epath.PathLike) -> bool:
     return os.fspath(name).startswith(("hf://", "https://", "http://"))
 
 
-def check(name: epath.PathLike) -> None:
+def check_name(name: epath.PathLike) -> None:
     """Raises `ConfigError` if a name is of no service that could hold a checkpoint; downloads nothing."""
-    name = parse(name)
+    name = parse_name(name)
     if not is_remote(name.place):
         places.locate(name.place)
 

@@ -43,7 +43,7 @@ def read(opened: CheckpointFile, wishes: ReadOptions) -> LoadedCheckpoint:
     architecture, tag = published_name(opened)
     said = {"architecture": architecture, "tag": tag} | _arguments(opened.config)
     said |= _image_size(opened.config) | stated | {"written_here": bool(opened.said)}
-    found = named.find(opened, NAME, said | named.said(wishes), opened.prefixes)
+    found = named.find_family(opened, NAME, said | named.said(wishes), opened.prefixes)
     if found is None:
         vit_options.check_supported(architecture)
         first = ", ".join(sorted(opened.tensors)[:3]) or "nothing"
@@ -51,7 +51,7 @@ def read(opened: CheckpointFile, wishes: ReadOptions) -> LoadedCheckpoint:
             f"{opened.path} holds no model with timm's names, nor with those of the authors of a family: it has "
             f"{first}, …. Of a Hugging Face model give the folder with its config.json"
         )
-    foreign = named.with_header(named.read(opened, found, NAME, wishes, stated), opened)
+    foreign = named.with_header(named.read_named(opened, found, NAME, wishes, stated), opened)
     if not opened.said:
         foreign = named.with_preprocessing(foreign, published.preprocessing(architecture, tag))
     if opened.config:

@@ -99,7 +99,7 @@ class AxialLayer(nnx.Module):
         return x, weights.reshape(batch, lines, *weights.shape[1:])
 
 
-class Block(nnx.Module):
+class AxialBlock(nnx.Module):
     """A layer in the rows, then one in the columns."""
 
     def __init__(self, config: AxialViTConfig, *, dtype, rngs: nnx.Rngs):
@@ -119,7 +119,7 @@ class Block(nnx.Module):
 class AxialViT(stacked.StackedModel):
     """Images to logits."""
 
-    Block = Block
+    AxialBlock = AxialBlock
 
     def to_blocks(self, x: jax.Array) -> jax.Array:
         """See `StackedModel`: tokens in their grid."""

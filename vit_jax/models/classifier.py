@@ -227,7 +227,7 @@ def patch_grid(config: ClassifierConfig) -> tuple[int, int]:
     height, width = config.height_width
     if height % config.patch or width % config.patch:
         raise ConfigError(
-            f"image size {sizes.text(config.image_size)} cannot be cut into patches of "
+            f"image size {sizes.size_text(config.image_size)} cannot be cut into patches of "
             f"{config.patch}: choose a multiple of it"
         )
     return height // config.patch, width // config.patch

@@ -61,7 +61,7 @@ class PatchOptions(PooledConfig):
     )
 
 
-def check(config: PooledConfig) -> None:
+def check_pooling(config: PooledConfig) -> None:
     """Raises `ConfigError` for attention pooling of a width that its heads do not divide."""
     if config.pool == "map" and config.width % config.pool_heads:
         raise ConfigError(
@@ -70,7 +70,7 @@ def check(config: PooledConfig) -> None:
         )
 
 
-def make(
+def make_pooling(
     config: PooledConfig, *, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs
 ) -> Callable[[jax.Array], jax.Array]:
     """What `config.pool` makes of tokens (B, N, D): (B, D), or (B, 2 D); a module where something of it is

@@ -59,7 +59,7 @@ def place(kind: str, at: str) -> str:
     return "shared" if fixed and found == "layers" else found
 
 
-def check(config: classifier.ClassifierConfig) -> None:
+def check_positions(config: classifier.ClassifierConfig) -> None:
     """Raises `ConfigError` for positions that there are not; `config` is that of `vit_zoo`, here and below."""
     kind, at = config.position, config.position_at
     if kind in ("sincos2d", "fixed2d") and (config.width % 4 or config.width < 8):

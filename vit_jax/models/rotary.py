@@ -22,7 +22,7 @@ from vit_jax.models import classifier
 KINDS = ("none", "axial", "centred", "mixed")
 
 
-def check(config: classifier.ClassifierConfig) -> None:
+def check_rotation(config: classifier.ClassifierConfig) -> None:
     """Raises `ConfigError` for heads whose channels cannot be turned; `config` is that of `vit_zoo`, here and
     below.
     """

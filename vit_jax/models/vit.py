@@ -14,7 +14,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.compute import choices, stack
 from vit_jax.compute.activations import ACTIVATIONS
-from vit_jax.compute.dropout import by_depth, draw, drop_path, dropout, split
+from vit_jax.compute.dropout import by_depth, draw_key, drop_path, dropout, split
 from vit_jax.models import classifier, pooling
 from vit_jax.models.attention import Attention, implementation_option
 from vit_jax.models.contract import ModelOutput, kept
@@ -114,7 +114,7 @@ class VisionTransformer(classifier.Classifier):
 
     def make_pool(self, config, rngs: nnx.Rngs):
         """From tokens (B, …, D) to (B, D)."""
-        return pooling.make(config, dtype=jnp.dtype(config.dtype), rngs=rngs)
+        return pooling.make_pooling(config, dtype=jnp.dtype(config.dtype), rngs=rngs)
 
     def __call__(self, images, *, deterministic=True, rngs=None, capture=False) -> ModelOutput:
         """See `Classifier`. What is captured has registers, `tokens` have none."""
@@ -157,7 +157,7 @@ class VisionTransformer(classifier.Classifier):
         """
         config, placed = self.config, self.config.placed_tokens
         rates = config.dropout, config.attention_dropout, config.drop_path
-        first_key, key = split(draw(rngs, deterministic, *rates), 2)
+        first_key, key = split(draw_key(rngs, deterministic, *rates), 2)
         x, captured = self.encoder(dropout(x, config.dropout, first_key), key, capture, joining)
         if config.registers and joining is None:
             x = jnp.concatenate([x[:, :placed], x[:, placed + config.registers :]], axis=1)

@@ -19,7 +19,7 @@ from vit_jax.models.contract import Capture, kept
 from vit_jax.models.layers import LayerScale, Mlp, norm
 
 
-def check(config: classifier.ClassifierConfig) -> None:
+def check_blocks(config: classifier.ClassifierConfig) -> None:
     """Raises `ConfigError` for blocks that there are not; `config` is that of `vit_zoo`, here and below."""
     if config.parallel and config.norm_after:
         raise ConfigError(

@@ -48,7 +48,7 @@ def option_classes() -> list[type]:
     return [objective.Options for objective in OBJECTIVES.values()]
 
 
-def find(config: Name | ConfigDict) -> tuple[type[Objective], object]:
+def find_objective(config: Name | ConfigDict) -> tuple[type[Objective], object]:
     """The objective that `config.objective` names, and its options.
 
     Raises:
@@ -66,14 +66,14 @@ def find(config: Name | ConfigDict) -> tuple[type[Objective], object]:
 
 
 def make(config: Name, setting: ObjectiveContext) -> Objective:
-    """The objective of a run; see `find`."""
-    objective, options = find(config)
+    """The objective of a run; see `find_objective`."""
+    objective, options = find_objective(config)
     return objective(options, setting)
 
 
 def loss(config: Name | ConfigDict) -> str:
     """The cross-entropy that a model is trained with, a `kind` of `supervised.cross_entropy`."""
-    return getattr(find(config)[1], "loss", "softmax")
+    return getattr(find_objective(config)[1], "loss", "softmax")
 
 
 def probabilities(config: Name | ConfigDict) -> str:

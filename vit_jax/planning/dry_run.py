@@ -63,7 +63,7 @@ def dry_run(
         masks=None if source is None else mask_table(source) is not None,
     )
     suite = source and evaluation.make(config.eval.evaluators, subject_of(assembly, source))
-    preflight.check(assembly, source, suite, workdir, teachers=teachers)
+    preflight.check_run(assembly, source, suite, workdir, teachers=teachers)
     if config.init_from:
         starting.check_fits(assembly)
     # What a teacher labels belongs to the examples of a run, and is not known here.

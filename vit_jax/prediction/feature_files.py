@@ -18,7 +18,7 @@ from vit_jax.base import outputs
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.models.layer_features import LayerFeatures
 from vit_jax.prediction.features import Wanted, at_size, compile_features, compute_features
-from vit_jax.prediction.images import find
+from vit_jax.prediction.images import find_images
 from vit_jax.prediction.overrides import load_for_images
 
 _EVERY = 10.0  # seconds between two lines on how far it is
@@ -42,7 +42,7 @@ def write_features(
 
     Args:
       path: of a run, or of a checkpoint of any format.
-      sources: of images, see `images.find`.
+      sources: of images, see `images.find_images`.
       out: FILE.npz, with `files` (n,), `features` (n, D) float32 and of each layer `LAYER.class_token` (n, D), where
         there is one, and `LAYER.map` (n, h, w, D) or `LAYER.patches` (n, N, D), or `LAYER.tokens` without a grid; or
         FILE.parquet, with a column for each, and a row for each image.
@@ -63,7 +63,7 @@ def write_features(
     target = outputs.file_to_write(out, flag)
     if target.suffix not in _WRITERS:
         raise ConfigError(f"{flag}={out}: name it .npz or .parquet")
-    files = find(sources)
+    files = find_images(sources)
     run = at_size(load_for_images(path, settings, "predict", said), wanted)
     batches = compute_features(run, files, batch_size, compile_features(run, wanted))
     good, bad, began = 0, 0, time.monotonic()

@@ -28,7 +28,7 @@ from vit_jax.evaluation import maps
 from vit_jax.evaluation.forward import data_of
 from vit_jax.evaluation.segmentation import grain, windows_of
 from vit_jax.models import registry
-from vit_jax.prediction.images import Named, find
+from vit_jax.prediction.images import Named, find_images
 from vit_jax.prediction.overrides import load_for_images
 
 TABLE = "maps.json"
@@ -66,7 +66,7 @@ def segment(
 
     Args:
       run: from `loading.load_run`.
-      files: images of any size, see `images.find`.
+      files: images of any size, see `images.find_images`.
       batch_size: images at a time, and windows at most.
       windows: one of `maps.WINDOWS`; by default as the run is evaluated.
 
@@ -129,7 +129,7 @@ def write_maps(
 
     Args:
       path: of a run that segments.
-      sources: of images, see `images.find`.
+      sources: of images, see `images.find_images`.
       out: a folder, made if it is not there.
       batch_size, windows: see `segment`.
       settings, said: see `overrides.load_for_images`.
@@ -137,7 +137,7 @@ def write_maps(
     Returns:
       How many `images` were segmented and how many are `unreadable`, and the `classes`.
     """
-    files = find(sources)
+    files = find_images(sources)
     run = load_for_images(path, settings, "predict", said)
     folder = outputs.make_folder(out, "--out")
     rows, bad, names = [], 0, collections.Counter()

@@ -62,7 +62,7 @@ def config_to_evaluate(
     see `load_to_evaluate`.
     """
     changes = list(changes)
-    description = loading.describe(path, said)
+    description = loading.describe_checkpoint(path, said)
     model_config = descriptions.stored_model_config(description)
     config = schema.fill(default_config(), description["config"])
     is_run = formats.detect(path) == orbax.NAME and description["training_examples"] > 0
@@ -79,8 +79,8 @@ def config_to_evaluate(
     typed = schema.typed(config_class(), config)
     if typed.data.image_size != model_config.image_size:
         raise ConfigError(
-            f"config.data.image_size is {sizes.text(typed.data.image_size)}, but the model takes images of "
-            f"{sizes.text(model_config.image_size)} pixels; for another size fine-tune it, with "
+            f"config.data.image_size is {sizes.size_text(typed.data.image_size)}, but the model takes images of "
+            f"{sizes.size_text(model_config.image_size)} pixels; for another size fine-tune it, with "
             f"--config.init_from={path}"
         )
     if typed.data.channels != model_config.channels:

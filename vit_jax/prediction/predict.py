@@ -28,7 +28,7 @@ from vit_jax.devices import meshes
 from vit_jax.evaluation.early_exit.inference import Inference, check_thresholds
 from vit_jax.evaluation.forward import data_of, make_forward
 from vit_jax.models import registry
-from vit_jax.prediction.images import Compiled, Named, find, read_ahead
+from vit_jax.prediction.images import Compiled, Named, find_images, read_ahead
 from vit_jax.prediction.overrides import load_for_images
 
 _PICTURED = 400  # images on one sheet
@@ -66,7 +66,7 @@ def predict(
 
     Args:
       run: from `reading.load_run`.
-      files: images, see `images.find`.
+      files: images, see `images.find_images`.
       topk: how many classes of each.
       batch_size: images at a time.
       thresholds: how probable the best class has to be for an image to leave at each exit but the
@@ -192,7 +192,7 @@ def predict_files(
 
     Args:
       path: of a run, or of a checkpoint of any format.
-      sources: of images, see `images.find`.
+      sources: of images, see `images.find_images`.
       picture: a PNG file to draw the first images and their classes into.
       settings: of the run's config, see `overrides.of_images`.
       thresholds: for leaving early, see `predict`.
@@ -205,7 +205,7 @@ def predict_files(
     """
     if picture:
         drawn = outputs.file_to_write(picture, "--picture")
-    files = find(sources)
+    files = find_images(sources)
     run = load_for_images(path, settings, "predict", said)
     check_head(run)
     tiles, good, bad = [], 0, 0
@@ -225,10 +225,10 @@ def predict_files(
 
     {"text": _print_text, "csv": _print_csv, "json": _print_json}[form](predictions())
     if tiles:
-        from vit_jax.prediction.picture import draw
+        from vit_jax.prediction.picture import draw_sheet
 
         with outputs.writing(drawn) as partial:
-            draw(tiles, partial)
+            draw_sheet(tiles, partial)
         logging.info("picture: %s, with %d of %d images", picture, len(tiles), good)
     if bad:
         raise UserError(f"{bad} of {good + bad} images cannot be read, see above")

@@ -10,7 +10,7 @@ from absl import logging
 from etils import epath
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.interchange.formats import describe
+from vit_jax.interchange.formats import describe_model
 from vit_jax.prediction.overrides import load_for_images
 from vit_jax.serving.limits import Limits
 from vit_jax.serving.network import Network
@@ -50,7 +50,10 @@ def serve(
         raise ConfigError(
             f"{path}: the model has no head, and so no classes to serve: fine-tune it"
         )
-    about = {"model": describe(run.model_config, run.config.model.name), "checkpoint": str(path)}
+    about = {
+        "model": describe_model(run.model_config, run.config.model.name),
+        "checkpoint": str(path),
+    }
     server = Server(Network(run, batch_size), limits, about)
     _allow_connections()
 

@@ -45,7 +45,7 @@ def report(folders: Sequence[epath.PathLike], out: epath.PathLike) -> dict:
       ConfigError: there is no run, or the folder cannot be made.
     """
     out = places.locate(out, "--out")
-    comparison = compare.compare(runs.find(folders))
+    comparison = compare.compare(runs.find_runs(folders))
     if runs.is_run(places.locate(out)):
         raise ConfigError(f"--out={out} is a run's workdir: name another folder, e.g. {out}/report")
     out = outputs.make_folder(out, "--out")

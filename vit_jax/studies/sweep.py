@@ -144,7 +144,7 @@ def divide(train_split: str, select: str = "") -> tuple[str, str, str]:
     )
 
 
-def table(summary: dict) -> str:
+def text(summary: dict) -> str:
     """What `sweep` returned, for people."""
     metrics = summary["metrics"]
     names = " and ".join(metrics)

@@ -74,7 +74,7 @@ def vtab(
     return summary
 
 
-def table(summary: dict) -> str:
+def text(summary: dict) -> str:
     """What `vtab` returned, as Markdown."""
     lines = ["| task | accuracy % | rate |", "|---|---|---|"]
     for name, tasks in GROUPS.items():

@@ -242,7 +242,9 @@ class _Follower:
             metrics = self._judges(trained, self._mesh, self._watch)
         seconds = time.monotonic() - began
         self._series.write(step, metrics, seconds)
-        logging.info("step %d  %s  (%s)", step, running.text(metrics), durations.text(seconds))
+        logging.info(
+            "step %d  %s  (%s)", step, running.text(metrics), durations.duration_text(seconds)
+        )
         return metrics
 
     def _is_done(self) -> bool:
@@ -302,7 +304,7 @@ class _Pause:
         self._unreadable_since = self._unreadable_since or now
         if now - self._unreadable_since >= _GONE_SECONDS:
             raise UserError(
-                f"{self._folder} could not be read for {durations.text(_GONE_SECONDS)}: "
+                f"{self._folder} could not be read for {durations.duration_text(_GONE_SECONDS)}: "
                 f"{buckets.reason(error)}. Start the same command again when it is there: it goes on with "
                 "the next checkpoint"
             )

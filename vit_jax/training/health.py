@@ -104,7 +104,7 @@ def update_is_made(health: Health, nonfinite: str) -> jax.Array:
     return made
 
 
-def check(
+def check_health(
     health: Health, params: dict, config: Config, saved_steps: Callable[[], Sequence[int]]
 ) -> None:
     """Waits for the devices and says what bad steps there were.

@@ -89,7 +89,7 @@ def train(
     assembly = assembly_for(config, source)
     check_classes(assembly.networks.teacher, source.classes)
     suite = evaluation.make(config.eval.evaluators, subject_of(assembly, source))
-    preflight.check(assembly, source, suite, workdir)
+    preflight.check_run(assembly, source, suite, workdir)
     programs = Programs(config.compilation_cache, workdir)
     mesh = make_mesh(config)
     check_batch(config, mesh)
@@ -167,7 +167,7 @@ class _Run:
         self.start = Start(assembly, self.checkpoints, self.tier, self.description, like)
         self.skipped_data = SkippedData(workdir)
         self.stragglers = Stragglers(clock)
-        self.reference = reference.make(assembly, source, suite)
+        self.reference = reference.make_reference(assembly, source, suite)
         self.profiler = Profiler(config.log.profile, workdir / "profile")
         self.train_step = compile_train_step(assembly.train_step, states.shardings_of(like), mesh)
         self.gather = states.make_gather(like)
@@ -336,7 +336,9 @@ class _Run:
     def _check_health(self, step: int | None = None) -> None:
         """Ends the run if it has to; where metrics of a step are due, they show why."""
         try:
-            health.check(self.state.health, self.state.params, self.config, self.checkpoints.steps)
+            health.check_health(
+                self.state.health, self.state.params, self.config, self.checkpoints.steps
+            )
         except BadStep:  # The run goes on from an earlier step.
             raise
         except NonFiniteError:

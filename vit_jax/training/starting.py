@@ -249,7 +249,7 @@ def objective_params(
     if not isinstance(objective, mae.Mae):
         return own
     found = mae_conversion.decoder_in(
-        formats.read(location, hints=vars(model)), objective.options.heads
+        formats.read_checkpoint(location, hints=vars(model)), objective.options.heads
     )
     if found is None:
         return own

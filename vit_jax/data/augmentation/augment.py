@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 ERASING_ATTEMPTS = 10
 
 
-def check(config: Augment, channels: int) -> None:
+def check_augmentation(config: Augment, channels: int) -> None:
     """Raises `ConfigError` if the section `config.augment` contradicts itself, or does not suit
     images with this number of channels.
     """

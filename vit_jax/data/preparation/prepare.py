@@ -133,7 +133,7 @@ def _merge(source, config_data, data_set, opened, plan, done, recipe, output: Ou
             f"none of the images of {source} can be read: see {output.folder / work.NOTES}"
         )
     output.write(REPORT, _report(done, config_data).encode())
-    described = {name: work.describe(name, plan, done, output) for name in opened}
+    described = {name: work.describe_split(name, plan, done, output) for name in opened}
     aliases = {n: e for n, e in data_set.aliases.items() if e in opened and n not in opened}
     first = next(iter(opened.values()))
     output.write_json(

@@ -262,13 +262,13 @@ def timm_sizes(
         "image_size": image_size(grid, patch),
         "num_classes": shapes.get("head.bias", (0,))[0],
         "patch": patch,
-        "depth": count(shapes, r"blocks\.(\d+)\."),
+        "depth": count_layers(shapes, r"blocks\.(\d+)\."),
         "width": width,
         "channels": channels,
     }
 
 
-def count(names: Iterable[str], pattern: str) -> int:
+def count_layers(names: Iterable[str], pattern: str) -> int:
     """How many layers there are, if `pattern` matches the beginning of their names and captures their
     number, from 0.
     """

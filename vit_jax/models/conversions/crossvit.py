@@ -20,7 +20,7 @@ from vit_jax.models.conversions.contract import (
     Preprocessing,
     Shapes,
     TimmConversion,
-    count,
+    count_layers,
     heads_of,
     image_size,
     patch_grid,
@@ -67,8 +67,10 @@ class Authors(Conversion):
             "small_width": small_width,
             "small_mlp_dim": shapes["blocks.0.blocks.0.0.mlp.fc1.bias"][0],
             "depths": tuple(
-                tuple(count(shapes, rf"blocks\.{stage}\.blocks\.{i}\.(\d+)\.") for i in (0, 1))
-                for stage in range(count(shapes, r"blocks\.(\d+)\."))
+                tuple(
+                    count_layers(shapes, rf"blocks\.{stage}\.blocks\.{i}\.(\d+)\.") for i in (0, 1)
+                )
+                for stage in range(count_layers(shapes, r"blocks\.(\d+)\."))
             ),
             "convolutional_stem": stem,
             "channels": kernels[0][1],

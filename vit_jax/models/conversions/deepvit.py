@@ -16,7 +16,7 @@ from vit_jax.models.conversions.contract import (
     Open,
     Preprocessing,
     Shapes,
-    count,
+    count_layers,
     image_size,
     patch_grid,
     refusal_of_pooling,
@@ -94,7 +94,7 @@ def _block(number: int | str) -> str:
 
 
 def _depth(shapes: Shapes) -> int:
-    return count(shapes, r"blocks\.(\d+)\.")
+    return count_layers(shapes, r"blocks\.(\d+)\.")
 
 
 def _blocks(ours: str, layers: range, reattention: bool, config) -> list[Rule | Constant]:

@@ -22,7 +22,7 @@ from vit_jax.models.conversions.contract import (
     DetectedModel,
     Preprocessing,
     Shapes,
-    count,
+    count_layers,
     heads_of,
     patch_grid,
     torchvision_crop,
@@ -69,7 +69,7 @@ class Authors(Conversion):
                 "as wide as the exit itself, so all must be equal"
             )
         is_t2t = f"{_T2T}.norm1.weight" in last
-        depth, width = count(last, r"blocks\.(\d+)\."), widths[-1]
+        depth, width = count_layers(last, r"blocks\.(\d+)\."), widths[-1]
         windows, image_size, channels = (_of_t2t if is_t2t else _of_deit)(exits, said)
         options = {
             "image_size": image_size,
@@ -186,7 +186,9 @@ def _of_deit(
     for names, (_, _, _, patch) in zip(exits, kernels, strict=True):
         rows = _side(names)
         paddings = (
-            p for p in range(patch) if cascade.count("deit", height, (patch, patch, p)) == rows
+            p
+            for p in range(patch)
+            if cascade.count_tokens("deit", height, (patch, patch, p)) == rows
         )
         windows.append((patch, patch, next(paddings, 0)))
     return tuple(windows), image_size, kernels[-1][1]

@@ -22,7 +22,7 @@ from vit_jax.models.conversions.contract import (
     Preprocessing,
     Shapes,
     TimmConversion,
-    count,
+    count_layers,
     torchvision_crop,
 )
 from vit_jax.models.conversions.rules import Constant, Rule
@@ -82,11 +82,11 @@ class Timm(TimmConversion):
                 f"of EfficientNets only timm's tf_efficientnet_* are supported, not {architecture}, which pads and "
                 "normalises otherwise"
             )
-        stages = count(shapes, r"blocks\.(\d+)\.")
+        stages = count_layers(shapes, r"blocks\.(\d+)\.")
         options = {
             "image_size": said.get("image_size", USUAL_IMAGE_SIZE),
             "num_classes": shapes.get("classifier.bias", (0,))[0],
-            "units": tuple(count(shapes, rf"blocks\.{s}\.(\d+)\.") for s in range(stages)),
+            "units": tuple(count_layers(shapes, rf"blocks\.{s}\.(\d+)\.") for s in range(stages)),
             "width_factor": shapes["conv_head.weight"][0] / efficientnet.TOP,
             "channels": shapes["conv_stem.weight"][1],
         }

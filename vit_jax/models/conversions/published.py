@@ -61,7 +61,7 @@ def names() -> list[str]:
     ]
 
 
-def nearest(name: str) -> str:
+def nearest_published(name: str) -> str:
     """'; did you mean …?' for a name that is not published."""
     return schema.nearest(name, names() if "." in name else architectures())
 
@@ -123,7 +123,7 @@ def at_size(prepared: Preprocessing, size: Size, source: object) -> Preprocessin
         smaller = min(height_width(prepared.image_size))
         share = _shares().get(prepared) or _share(smaller, side)
         side = math.floor(min(height_width(size)) / share + 1e-6)
-    before, now = sizes.text(prepared.image_size), sizes.text(size)
+    before, now = sizes.size_text(prepared.image_size), sizes.size_text(size)
     logging.info(
         "%s: its model is for images of %s pixels, its published preparation for %s: the smaller side is resized to "
         "%d, not %d, before images are cut", source, now, before, side, prepared.eval_resize,

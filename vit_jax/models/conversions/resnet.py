@@ -19,7 +19,7 @@ from vit_jax.models.conversions.contract import (
     Preprocessing,
     Shapes,
     TimmConversion,
-    count,
+    count_layers,
 )
 from vit_jax.models.conversions.rules import SAME, Rule, Transform, chain, expanded, transposed
 
@@ -234,10 +234,12 @@ def _units(ours: str, config: resnet.Config, unit: str):
 
 def timm_sizes(shapes: Shapes) -> dict[str, Any]:
     """Units, width and channels of a ResNet with timm's names."""
-    stages = count(shapes, r"stages\.(\d+)\.")
+    stages = count_layers(shapes, r"stages\.(\d+)\.")
     root = shapes["stem.conv.weight"] if "stem.conv.weight" in shapes else shapes["conv.weight"]
     return {
-        "units": tuple(count(shapes, rf"stages\.{s}\.blocks\.(\d+)\.") for s in range(stages)),
+        "units": tuple(
+            count_layers(shapes, rf"stages\.{s}\.blocks\.(\d+)\.") for s in range(stages)
+        ),
         "width_factor": root[0] / 64,
         "channels": root[1],
     }

@@ -24,7 +24,7 @@ from vit_jax.models.conversions.contract import (
     Open,
     Preprocessing,
     Shapes,
-    count,
+    count_layers,
     heads_of,
     image_size,
     patch_grid,
@@ -59,7 +59,7 @@ class Authors(Conversion):
         """See `Conversion`."""
         if f"{_FIRST}.norm1.weight" not in shapes or "cls_token" not in shapes:
             return None
-        width, depth = shapes["cls_token"][-1], count(shapes, r"blocks\.(\d+)\.")
+        width, depth = shapes["cls_token"][-1], count_layers(shapes, r"blocks\.(\d+)\.")
         (inputs,) = shapes[f"{_FIRST}.norm1.weight"]
         split = _first_split(inputs, said)
         performer = f"{_FIRST}.w" in shapes

@@ -22,7 +22,7 @@ from vit_jax.models.conversions.contract import (
     DetectedModel,
     Open,
     Shapes,
-    count,
+    count_layers,
     image_size,
     patch_grid,
 )
@@ -126,7 +126,7 @@ def recognise(shapes: Shapes, said: Mapping[str, Any], stride: int = 1) -> Detec
     options = {
         "num_classes": shapes.get("head/bias", (0,))[0],
         "patch": patch,
-        "depth": layers[0] if layers else count(shapes, r"Transformer/encoderblock_(\d+)/"),
+        "depth": layers[0] if layers else count_layers(shapes, r"Transformer/encoderblock_(\d+)/"),
         "width": width,
         "mlp_dim": shapes[f"{block}/MlpBlock_{mlp}/Dense_0/kernel"][-1],
         "heads": heads,

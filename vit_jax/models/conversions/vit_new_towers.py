@@ -61,7 +61,7 @@ def refusal(config: PublishedViTConfig, kind: str) -> str:
     if reason := _refused_head(config, kind):
         return f"{reason}; {_TO_TIMM}"
     lacks = {
-        f"images of {sizes.text(config.image_size)}, only square ones": kind != "dinov3_vit"
+        f"images of {sizes.size_text(config.image_size)}, only square ones": kind != "dinov3_vit"
         and len(set(config.height_width)) > 1,
         "distillation token": config.distilled,
         "tanh layer": config.representation,

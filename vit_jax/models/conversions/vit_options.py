@@ -11,7 +11,7 @@ from typing import Any
 
 from vit_jax.base.errors import CheckpointError
 from vit_jax.models.conversions import published
-from vit_jax.models.conversions.contract import Open, Shapes, count
+from vit_jax.models.conversions.contract import Open, Shapes, count_layers
 from vit_jax.models.conversions.vit_arguments import (
     ACTIVATIONS,
     EVA,
@@ -57,7 +57,7 @@ def from_tensors(shapes: Shapes) -> Options:
         "num_classes": shapes.get("head.bias", (0,))[0],
         "channels": channels,
         "patch": patch,
-        "depth": count(shapes, r"blocks\.(\d+)\."),
+        "depth": count_layers(shapes, r"blocks\.(\d+)\."),
         "width": width,
         "mlp_dim": down,
         "representation": shapes.get("pre_logits.fc.bias", (0,))[0],
