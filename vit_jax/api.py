@@ -191,7 +191,7 @@ class Run(reading.Run):
         )
         run = self
         if options:
-            run = loading.load_run(self.source, said=self.stated, **options)
+            run = loading.load_run(self.source, model_options=self.stated, **options)
         return evaluate_run(run, config, suite=suite if of_sets else "", data_dir=data_dir)[0]
 
     def save(self, path: epath.PathLike, *, format: str = "orbax", **data: Any) -> None:
@@ -300,7 +300,7 @@ def load_run(
       ConfigError: an option has an invalid value.
     """
     stated = dict(model or {})
-    run = loading.load_run(source, mesh, said=stated or None, **options)
+    run = loading.load_run(source, mesh, model_options=stated or None, **options)
     if image_size is not None:
         run = loading.resized(run, image_size)
     return Run(**vars(run), source=os.fspath(source), stated=stated)

@@ -330,13 +330,11 @@ def everywhere(read: Callable[[], dict]) -> dict:
     except tuple(kinds.values()) as error:
         failure = f"{type(error).__name__}:{error}"
     failures = [message for message in processes.gather("read a checkpoint", failure) if message]
-    for (
-        name,
-        kind,
-    ) in kinds.items():  # What may pass decides: others may have read damage through it.
-        for said in failures:
-            if said.startswith(f"{name}:"):
-                raise kind(said.removeprefix(f"{name}:"))
+    # What may pass decides: others may have read damage through it.
+    for name, kind in kinds.items():
+        for message in failures:
+            if message.startswith(f"{name}:"):
+                raise kind(message.removeprefix(f"{name}:"))
     return result
 
 

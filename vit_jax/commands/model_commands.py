@@ -74,8 +74,10 @@ def evaluate() -> None:
         if FLAGS.follow:
             _follow(settings, process)
             return
-        said = cli.options(FLAGS.model)
-        run, config = load_to_evaluate(FLAGS.checkpoint, settings, said, needs_data=not FLAGS.suite)
+        model_options = cli.options(FLAGS.model)
+        run, config = load_to_evaluate(
+            FLAGS.checkpoint, settings, model_options, needs_data=not FLAGS.suite
+        )
         result, absent = evaluate_run(
             run, config, watch=with_progress, suite=FLAGS.suite, data_dir=FLAGS.data_dir
         )
@@ -164,7 +166,7 @@ def export() -> None:
         precision=FLAGS.weights,
         images=FLAGS.images,
         settings=settings,
-        said=cli.options(FLAGS.model),
+        model_options=cli.options(FLAGS.model),
     )
     cli.print_result(result, text(result, FLAGS.out))
 
@@ -208,7 +210,7 @@ def serve() -> None:
         limits=Limits(FLAGS.megabytes, FLAGS.seconds, FLAGS.queue),
         announce=announce,
         settings=settings,
-        said=cli.options(FLAGS.model),
+        model_options=cli.options(FLAGS.model),
     )
 
 

@@ -42,7 +42,7 @@ def export(
     precision: str = "float32",
     images: Sequence[str] = (),
     settings: Sequence[tuple[str, str]] = (),
-    said: Mapping[str, Any] | None = None,
+    model_options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Writes a file with the program and what there is to know to use it.
 
@@ -59,7 +59,7 @@ def export(
       images: to compare the file's answers on with the model's, see `images.find_images`; a file whose folder has
         the name of a class is an example of that.
       settings: of the run's config, see `overrides.of_images`.
-      said: see `loading.load_run`.
+      model_options: see `loading.load_run`.
 
     Returns:
       The description, with `compared` where there are images.
@@ -69,7 +69,7 @@ def export(
     """
     check_target(out, to)
     files = find_images(images) if images else None
-    run = load_for_images(path, settings, "export", said)
+    run = load_for_images(path, settings, "export", model_options)
     return export_run(
         run, out, to=to, batch_size=batch_size, normalization=normalization, precision=precision, files=files
     )  # fmt: skip

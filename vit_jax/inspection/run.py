@@ -216,6 +216,6 @@ def _write(out: epath.Path, page: Page, sections: Sequence[Section]) -> None:
     }
     with (out / "numbers.npz").open("wb") as file:
         np.savez_compressed(file, **numbers)
-    said = {section.title: section.text for section in sections}
-    places.write_whole(out / "report.json", json.dumps(said, indent=1, ensure_ascii=False) + "\n")
+    texts = {section.title: section.text for section in sections}
+    places.write_whole(out / "report.json", json.dumps(texts, indent=1, ensure_ascii=False) + "\n")
     places.write_whole(out / "report.html", page.html())

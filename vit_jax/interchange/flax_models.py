@@ -47,7 +47,7 @@ class FlaxFormat:
         Raises:
           CheckpointError: the file is damaged or does not hold one whole model.
         """
-        found = named.find_family(opened, self.name, named.said(wishes), PREFIXES)
+        found = named.find_family(opened, self.name, named.requested_metadata(wishes), PREFIXES)
         other = len(opened.tensors) - len(found.tensors)
         if other:
             logging.info(

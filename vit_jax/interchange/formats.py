@@ -213,20 +213,20 @@ def to_write(path: epath.PathLike, to: str) -> epath.Path:
 
 
 def preprocessing_with(
-    foreign: LoadedCheckpoint, said: Mapping[str, Any], source: epath.PathLike
+    foreign: LoadedCheckpoint, values: Mapping[str, Any], source: epath.PathLike
 ) -> Preprocessing:
     """The preprocessing of a checkpoint, with the given fields in place of its own.
 
     Raises:
-      ConfigError: a field is none of `Preprocessing`, or neither `source` nor `said` has one without
+      ConfigError: a field is none of `Preprocessing`, or neither `source` nor `values` has one without
         which images cannot be normalised.
     """
     own = vars(foreign.preprocessing) if foreign.preprocessing else {"mean": (), "std": ()}
     known = {"mean", "std", "eval_crop", "eval_resize", "interpolation"}
-    for name in said:
+    for name in values:
         if name not in known:
             raise ConfigError(f"preprocessing has no field {name!r}{nearest(name, known)}")
-    found = Preprocessing(**{"image_size": foreign.model_config.image_size} | own | dict(said))
+    found = Preprocessing(**{"image_size": foreign.model_config.image_size} | own | dict(values))
     augment.check_normalization(found, source)
     return found
 
@@ -269,13 +269,14 @@ def describe_model(config: classifier.ClassifierConfig, called: str = "") -> str
 
 def _looks_like(found: opened.CheckpointFile) -> str:
     if found.container == "folder" and "model_type" in found.config:
-        said, known = found.config, []
+        config, known = found.config, []
+        classes = ", ".join(config.get("architectures") or ())
         for family in registry.FAMILIES:
             conversion = registry.conversions(family).get("huggingface")
             known += conversion.model_types if conversion else ()
         return (
-            f"its config.json says that it is a {said['model_type']} ({', '.join(said.get('architectures') or ())}) of "
-            f"transformers; supported are {', '.join(known)}"
+            f"its config.json names a {config['model_type']} ({classes}) of transformers; supported are "
+            f"{', '.join(known)}"
         )
     if found.container == "folder":
         held = sorted(entry.name for entry in found.path.iterdir())[:5]

@@ -55,7 +55,7 @@ def load(
     names = registry.fitted_options()
     fitted = {name: overrides.pop(name) for name in names if name in overrides}
     if "image_size" in fitted:
-        fitted |= named.said_size(fitted["image_size"])
+        fitted |= named.image_size_option(fitted["image_size"])
     foreign = formats.read_checkpoint(
         path, hints=fitted, allow_nonfinite=allow_nonfinite, **overrides
     )
@@ -78,15 +78,17 @@ def load(
     return nnx.merge(definition, *weights)
 
 
-def describe_checkpoint(path: epath.PathLike, said: Mapping[str, Any] | None = None) -> dict:
+def describe_checkpoint(
+    path: epath.PathLike, model_options: Mapping[str, Any] | None = None
+) -> dict:
     """What a checkpoint of any format says of itself, as `reading.read_description` gives it.
 
     Args:
-      said: see `load_run`.
+      model_options: see `load_run`.
     """
     if formats.detect(path) != orbax.NAME:
-        return orbax.described(formats.read_checkpoint(path, **said or {}))[1]
-    if said:
+        return orbax.described(formats.read_checkpoint(path, **model_options or {}))[1]
+    if model_options:
         raise ConfigError(f"{path} says itself what its model is: leave --model out")
     return reading.read_description(reading.find_checkpoint(path))
 
@@ -95,7 +97,7 @@ def load_run(
     path: epath.PathLike,
     mesh: jax.sharding.Mesh | None = None,
     *,
-    said: Mapping[str, Any] | None = None,
+    model_options: Mapping[str, Any] | None = None,
     **options,
 ) -> reading.Run:
     """A trained model and what is needed to use it, from a checkpoint of any format.
@@ -103,7 +105,7 @@ def load_run(
     Args:
       path: a run's workdir, its checkpoints folder, one checkpoint, or see `formats.read_checkpoint`.
       mesh, **options: see `reading.load_run`.
-      said: options of the model of a checkpoint that is not of ours, where what is recognised is to
+      model_options: options of the model of a checkpoint that is not of ours, where what is recognised is to
         differ, or it is not stored.
 
     Returns:
@@ -113,11 +115,11 @@ def load_run(
     Raises:
       CheckpointError, ConfigError: see `formats.read_checkpoint` and `reading.load_run`.
     """
-    is_run = formats.detect(path) == orbax.NAME and not said
-    description = describe_checkpoint(path, said)
+    is_run = formats.detect(path) == orbax.NAME and not model_options
+    description = describe_checkpoint(path, model_options)
     if is_run and not adapters_in(description):
         return reading.load_run(path, mesh, **options)
-    foreign = formats.read_checkpoint(path, **said or {})
+    foreign = formats.read_checkpoint(path, **model_options or {})
     imagenet.log_if_unnamed(foreign.classes, foreign.model_config.num_classes, path)
     directory = reading.find_checkpoint(path) if is_run else epath.Path(path)
     model_config = descriptions.stored_model_config(description, **options)
@@ -151,8 +153,8 @@ def resized(run: reading.Run, image_size: sizes.Size | str) -> reading.Run:
       ConfigError: the model cannot be fitted to that size.
     """
     source, size = run.model_config, sizes.parse(image_size)
-    said = named.said_size(size)
-    target = formats.configure(type(source), vars(source), said | source.at_size(size))
+    model_options = named.image_size_option(size)
+    target = formats.configure(type(source), vars(source), model_options | source.at_size(size))
     definition, like = registry.abstract_weights(target)
     arrays = adapt.adapt(
         patterns.union(*registry.split(run.model)[1]),

@@ -169,12 +169,13 @@ def _check_same_model(api, folder: pathlib.Path, repository: str, names: list[st
     ours = json.loads((folder / CONFIG).read_text())
     differ = [name for name in _identity(ours) if _identity(ours)[name] != _identity(theirs)[name]]
     if differ:
-        said = ", ".join(
+        differences = ", ".join(
             f"{name} {_identity(theirs)[name]!r} there, {_identity(ours)[name]!r} here"
             for name in differ
         )
         raise ConfigError(
-            f"{repository} holds another model ({said}): choose another name, or pass --overwrite (overwrite=True)"
+            f"{repository} holds another model ({differences}): choose another name, or "
+            "pass --overwrite (overwrite=True)"
         )
 
 

@@ -48,18 +48,18 @@ def parse_name(name: epath.PathLike) -> Name:
     found = _SAYS.search(text)
     if not found:
         return Name(_local(text))
-    said = dict(part.partition("=")[::2] for part in found[1].split("&"))
-    if unknown := said.keys() - {"sha256", "state_dict"}:
+    parameters = dict(part.partition("=")[::2] for part in found[1].split("&"))
+    if unknown := parameters.keys() - {"sha256", "state_dict"}:
         raise ConfigError(
             f"{text}: #{sorted(unknown)[0]}= is not known, only #sha256= and #state_dict="
         )
     place = text[: found.start()]
-    said["sha256"] = said.get("sha256", "").lower()
-    if said["sha256"] and not re.fullmatch("[0-9a-f]{64}", said["sha256"]):
+    parameters["sha256"] = parameters.get("sha256", "").lower()
+    if parameters["sha256"] and not re.fullmatch("[0-9a-f]{64}", parameters["sha256"]):
         raise ConfigError(f"{text}: #sha256= takes the 64 hexadecimal digits that sha256sum prints")
-    if said["sha256"] and not place.startswith(("https://", "http://")):
+    if parameters["sha256"] and not place.startswith(("https://", "http://")):
         raise ConfigError(f"{text}: #sha256= is for https:// addresses")
-    return Name(_local(place), **said)
+    return Name(_local(place), **parameters)
 
 
 def timm_address(name: str) -> str:

@@ -119,7 +119,7 @@ class AxialBlock(nnx.Module):
 class AxialViT(stacked.StackedModel):
     """Images to logits."""
 
-    AxialBlock = AxialBlock
+    Block = AxialBlock
 
     def to_blocks(self, x: jax.Array) -> jax.Array:
         """See `StackedModel`: tokens in their grid."""

@@ -131,7 +131,7 @@ class FeedForwardBlock(nnx.Module):
 class FeedForward(stacked.StackedModel):
     """Images to logits; linear layers begin normal with std 0.02."""
 
-    FeedForwardBlock = FeedForwardBlock
+    Block = FeedForwardBlock
 
     def make_positions(self, config: FeedForwardConfig, rngs: nnx.Rngs) -> None:
         """See `StackedModel`; the class token has a position of its own."""

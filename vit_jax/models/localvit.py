@@ -131,7 +131,7 @@ class LocalViTBlock(nnx.Module):
 class LocalViT(stacked.StackedModel):
     """Images to logits."""
 
-    LocalViTBlock = LocalViTBlock
+    Block = LocalViTBlock
 
 
 class ConvolutionalMlp(nnx.Module):

@@ -124,7 +124,7 @@ class MixerBlock(nnx.Module):
 class Mixer(stacked.StackedModel):
     """Images to logits; tokens have no positions."""
 
-    MixerBlock = MixerBlock
+    Block = MixerBlock
 
     def make_positions(self, config: MixerConfig, rngs: nnx.Rngs) -> None:
         """See `StackedModel`."""

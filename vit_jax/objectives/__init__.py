@@ -54,15 +54,17 @@ def find_objective(config: Name | ConfigDict) -> tuple[type[Objective], object]:
     Raises:
       ConfigError: there is none of this name, or an option belongs to another objective.
     """
-    said = schema.given_options(config)
-    name = said.pop("name")
+    options = schema.given_options(config)
+    name = options.pop("name")
     if name not in OBJECTIVES:
         raise ConfigError(
             f"config.objective.name = {name!r} is no objective{nearest(name, OBJECTIVES)}"
         )
     objective = OBJECTIVES[name]
-    said = schema.checked_options(objective.Options, said, f"objective {name}", "config.objective.")
-    return objective, objective.Options(**said)
+    options = schema.checked_options(
+        objective.Options, options, f"objective {name}", "config.objective."
+    )
+    return objective, objective.Options(**options)
 
 
 def make(config: Name, setting: ObjectiveContext) -> Objective:

@@ -82,8 +82,8 @@ class Decoder:
 
     def config_json(self) -> dict[str, Any]:
         """What transformers' config.json says of a model with this decoder."""
-        said = {theirs: getattr(self.options, ours) for ours, theirs in _OF_CONFIG_JSON.items()}
-        return said | {
+        fields = {theirs: getattr(self.options, ours) for ours, theirs in _OF_CONFIG_JSON.items()}
+        return fields | {
             "architectures": ["ViTMAEForPreTraining"],
             "model_type": "vit_mae",
             "decoder_hidden_size": self.config.width,
@@ -209,8 +209,8 @@ def _options(
     (width,), (hidden,) = extras[embed].shape, extras[up.format(0)].shape
     before, after = up.split("{}")
     depth = contract.count_layers(extras, rf"{before}(\d+){after}")
-    said = layout.get("config", {})
-    stated = {ours: said[theirs] for ours, theirs in _OF_CONFIG_JSON.items() if theirs in said}
+    fields = layout.get("config", {})
+    stated = {ours: fields[theirs] for ours, theirs in _OF_CONFIG_JSON.items() if theirs in fields}
     stated = ({"heads": heads} if heads else {}) | stated | layout.get(LAYOUT, {})
     options = mae.MaeOptions(
         **stated | {"width": width, "depth": depth, "mlp_ratio": hidden // width}

@@ -34,7 +34,7 @@ def write_features(
     wanted: Wanted | None = None,
     flag: str = "--out",
     settings: Sequence[tuple[str, str]] = (),
-    said: Mapping[str, Any] | None = None,
+    model_options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Writes the features of images and their names, in the order in which they are found.
 
@@ -49,7 +49,7 @@ def write_features(
       wanted: which features; by default the input of the head alone.
       flag: that names the file, for messages.
       settings: of the run's config, see `overrides.of_images`.
-      said: see `loading.load_run`.
+      model_options: see `loading.load_run`.
 
     Returns:
       The numbers of `images` written, of those that are `unreadable`, and the `width` of the features; with layers
@@ -64,7 +64,7 @@ def write_features(
     if target.suffix not in _WRITERS:
         raise ConfigError(f"{flag}={out}: name it .npz or .parquet")
     files = find_images(sources)
-    run = at_size(load_for_images(path, settings, "predict", said), wanted)
+    run = at_size(load_for_images(path, settings, "predict", model_options), wanted)
     batches = compute_features(run, files, batch_size, compile_features(run, wanted))
     good, bad, began = 0, 0, time.monotonic()
     logged_at = began

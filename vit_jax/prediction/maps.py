@@ -122,7 +122,7 @@ def write_maps(
     batch_size: int,
     windows: str | None = None,
     settings: Sequence[tuple[str, str]] = (),
-    said: Mapping[str, Any] | None = None,
+    model_options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Writes for each image its mask, OUT/NAME.png, whose values are class numbers, and OUT/NAME_overlay.png, and
     for all of them OUT/maps.json: files, and the share of pixels of each class.
@@ -132,13 +132,13 @@ def write_maps(
       sources: of images, see `images.find_images`.
       out: a folder, made if it is not there.
       batch_size, windows: see `segment`.
-      settings, said: see `overrides.load_for_images`.
+      settings, model_options: see `overrides.load_for_images`.
 
     Returns:
       How many `images` were segmented and how many are `unreadable`, and the `classes`.
     """
     files = find_images(sources)
-    run = load_for_images(path, settings, "predict", said)
+    run = load_for_images(path, settings, "predict", model_options)
     folder = outputs.make_folder(out, "--out")
     rows, bad, names = [], 0, collections.Counter()
     for result in segment(run, files, batch_size=batch_size, windows=windows):

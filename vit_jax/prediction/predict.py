@@ -185,7 +185,7 @@ def predict_files(
     picture: str | None = None,
     settings: Sequence[tuple[str, str]] = (),
     thresholds: Sequence[float] = (),
-    said: Mapping[str, Any] | None = None,
+    model_options: Mapping[str, Any] | None = None,
 ) -> None:
     """Prints predictions as `text`, `csv` or `json` (one list, on the last line), each as soon as it is
     made. The memory it takes does not grow with the number of images.
@@ -196,7 +196,7 @@ def predict_files(
       picture: a PNG file to draw the first images and their classes into.
       settings: of the run's config, see `overrides.of_images`.
       thresholds: for leaving early, see `predict`.
-      said: see `loading.load_run`.
+      model_options: see `loading.load_run`.
 
     Raises:
       ConfigError: a folder has no images, or the picture cannot be written; said before any work.
@@ -206,7 +206,7 @@ def predict_files(
     if picture:
         drawn = outputs.file_to_write(picture, "--picture")
     files = find_images(sources)
-    run = load_for_images(path, settings, "predict", said)
+    run = load_for_images(path, settings, "predict", model_options)
     check_head(run)
     tiles, good, bad = [], 0, 0
 

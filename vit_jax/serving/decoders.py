@@ -82,8 +82,8 @@ class Decoders:
     def _crop(self, answer: bytes) -> np.ndarray:
         if answer.startswith(PIXELS):
             return np.frombuffer(answer, np.uint8, offset=1).reshape(crops.shape(self._data))
-        said = json.loads(answer)
-        raise (TooLarge if said["too_large"] else BadImage)(_NAME, said["why"])
+        reply = json.loads(answer)
+        raise (TooLarge if reply["too_large"] else BadImage)(_NAME, reply["why"])
 
     async def _replace(self, worker: "_Worker") -> None:
         await worker.end()

@@ -74,7 +74,7 @@ def text(result: dict) -> str:
     """`report`'s result for a person."""
     lines = [f"note: {note}" for note in result["notes"]]
     for one in result["settings"]:
-        setting = ", ".join(f"{name}={compare.said(v)}" for name, v in one["setting"].items())
+        setting = ", ".join(f"{name}={compare.value_text(v)}" for name, v in one["setting"].items())
         metric, of = result["metric"], functools.partial(compare.metric_value, result["metric"])
         mean = "not evaluated" if one["mean"] is None else f"{metric} {of(one['mean'])}"
         low = "" if one["low"] is None else of(one["low"]).removesuffix(" %")

@@ -93,25 +93,32 @@ def preprocessing(architecture: str, tag: str) -> Preprocessing | None:
     return different.pop() if len(different) == 1 else None
 
 
-def preprocessing_from(said: Mapping[str, Any], source: object = "timm") -> Preprocessing | None:
+def preprocessing_from(
+    metadata: Mapping[str, Any], source: object = "timm"
+) -> Preprocessing | None:
     """What a `pretrained_cfg` of timm says of images; fields that it leaves out are timm's own. `None`
     if it says nothing, or, with a warning that names `source`, what we cannot do.
     """
-    if not {"mean", "std", "input_size"} <= said.keys():
+    if not {"mean", "std", "input_size"} <= metadata.keys():
         return None
-    interpolation, mode = said.get("interpolation") or "bicubic", said.get("crop_mode") or "center"
+    interpolation, mode = (
+        metadata.get("interpolation") or "bicubic",
+        metadata.get("crop_mode") or "center",
+    )
     if interpolation not in ("bilinear", "bicubic") or mode not in _CROPS:
         logging.warning(
             "%s says of its images interpolation %r and crop_mode %r, which are not supported",
             source, interpolation, mode,
         )  # fmt: skip
         return None
-    size = sizes.parse(tuple(said["input_size"][1:]))
-    share, smaller = said.get("crop_pct", 0.875), min(height_width(size))
+    size = sizes.parse(tuple(metadata["input_size"][1:]))
+    share, smaller = metadata.get("crop_pct", 0.875), min(height_width(size))
     crop = "resize" if mode == "squash" and share == 1 else _CROPS[mode]
     # Rounded down as in timm, plus a margin for rounding in our own division.
     side = 256 if crop == "resize" else math.floor(smaller / share + 1e-6)
-    return Preprocessing(size, tuple(said["mean"]), tuple(said["std"]), crop, side, interpolation)
+    return Preprocessing(
+        size, tuple(metadata["mean"]), tuple(metadata["std"]), crop, side, interpolation
+    )
 
 
 def at_size(prepared: Preprocessing, size: Size, source: object) -> Preprocessing:
@@ -136,7 +143,7 @@ def _shares() -> dict[Preprocessing, float]:
     """The `crop_pct` of every published preparation."""
     rows = json.loads(FILE.read_text())["preprocessing"]
     found = [dict(zip(_FIELDS, row, strict=True)) for row in rows]
-    return {preprocessing_from(said): said["crop_pct"] for said in found}
+    return {preprocessing_from(metadata): metadata["crop_pct"] for metadata in found}
 
 
 def _share(smaller: int, side: int) -> float:

@@ -63,11 +63,11 @@ _BESIDE = (
 )  # fmt: skip
 
 
-def recognise(shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel:
+def recognise(shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel:
     """See `Conversion`; of a `model_type` in `DEFAULTS`."""
-    kind = said["model_type"]
-    value = vit_config_json.USUAL | {"layer_norm_eps": 1e-6} | DEFAULTS[kind] | dict(said)
-    nested = {**said.get("vision_config", {}), **(said.get("vision_config_dict") or {})}
+    kind = metadata["model_type"]
+    value = vit_config_json.USUAL | {"layer_norm_eps": 1e-6} | DEFAULTS[kind] | dict(metadata)
+    nested = {**metadata.get("vision_config", {}), **(metadata.get("vision_config_dict") or {})}
     value |= nested
     names = ("patch_embeddings.projection", "patch_embedding", "patch_embeddings")
     found = [p for p in _PREFIXES for n in names if f"{p}embeddings.{n}.weight" in shapes]
@@ -89,7 +89,7 @@ def recognise(shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel:
     # NaFlex has a number of patches in place of a size.
     sized = {"image_size"} if "num_patches" in value else set()
     assumed = vit_config_json.assumed(
-        {*said, *nested, *sized}, {"rope_theta": "rope_theta"} if "rope" in more else None
+        {*metadata, *nested, *sized}, {"rope_theta": "rope_theta"} if "rope" in more else None
     )
     return DetectedModel(options | more, layout, left_out=(*_BESIDE, *left_out), assumed=assumed)
 
