@@ -59,7 +59,7 @@ def jobset(flags: dict[str, str]) -> str:
         _say(
             f"jobset.sh: --grace={flags['grace']} holds when the JobSet is deleted. When GKE takes spot "
             f"nodes away it gives pods {SPOT_GRACE} s, or what their node pool is configured for, up "
-            "to 120 s: what is not saved by then goes on from the last checkpoint"
+            "to 120 s: what is not saved by then continues from the last checkpoint"
         )
     return f"{tpu.gke} {shape} {hosts}"
 

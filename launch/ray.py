@@ -4,7 +4,7 @@
       train --config=configs/vit_s16_i1k.py --workdir=gs://BUCKET/s16
 
 Each worker runs one process of vit_jax; without --address, on this machine. When a worker or its node
-is lost, Ray starts all again, here or on other nodes, and the run goes on from its last checkpoint.
+is lost, Ray starts all again, here or on other nodes, and the run continues from its last checkpoint.
 SIGTERM and SIGINT are passed on: the processes save, and nothing is started again. vit_jax must be
 installed on the nodes (pip install, or an image); the folder in which you call this, with your
 configs, is sent to them, unless `ray job submit --working-dir=.` did that already.

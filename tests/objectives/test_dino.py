@@ -111,7 +111,9 @@ def test_a_teacher_that_says_the_same_of_all_images_is_counted_and_warned_of(run
         assert found["collapsed_steps"] == count and found["teacher_information"] < 1e-5
     warning = assembly.networks.objective.warning
     assert not warning({"collapsed_steps": 99.0})
-    assert "The teacher has said the same of every image" in warning({"collapsed_steps": 100.0})
+    assert "The teacher has given the same output for every image" in warning(
+        {"collapsed_steps": 100.0}
+    )
 
 
 def test_its_state_is_cut_as_that_of_its_parameters(run):

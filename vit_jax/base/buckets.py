@@ -171,12 +171,12 @@ def as_user_error(error: BaseException) -> UserError | None:
 
 
 def kind_of(reply: str) -> type[UserError]:
-    """`ConfigError` if storage said that there is no permission, else `Unreachable`."""
+    """`ConfigError` if storage answered that there is no permission, else `Unreachable`."""
     return ConfigError if _DENIED.search(reply) else Unreachable
 
 
 def failure(path: str, error: BaseException | str) -> UserError:
-    """The user's error for one of storage, or what it said, after its client has tried it again."""
+    """The user's error for one of storage, or its message, after its client has tried it again."""
     reply = error if isinstance(error, str) else reason(error)
     if isinstance(error, PermissionError) or kind_of(reply) is ConfigError:
         role = _role(path.rpartition("=")[2])

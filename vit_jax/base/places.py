@@ -200,10 +200,10 @@ def read_json(path: epath.Path, kind: type = dict):
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        logging.warning("%s cannot be read (%s): going on without it", path, error)
+        logging.warning("%s cannot be read (%s): continuing without it", path, error)
         return None
     if not isinstance(value, kind):
-        logging.warning("%s holds no %s: going on without it", path, kind.__name__)
+        logging.warning("%s holds no %s: continuing without it", path, kind.__name__)
         return None
     return value
 

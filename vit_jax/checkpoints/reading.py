@@ -316,7 +316,7 @@ def _changed(folder: epath.Path, field: str, name: str) -> CheckpointError:
 
 
 def everywhere(read: Callable[[], dict]) -> dict:
-    """What `read` gives in each process, once it has succeeded in all: no process may go on to
+    """What `read` gives in each process, once it has succeeded in all: no process may continue to
     compute with others whose part is damaged.
 
     Raises:

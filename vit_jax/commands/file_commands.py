@@ -46,7 +46,7 @@ def prepare() -> None:
     """Your images, or a TFDS data set, stored for training: SOURCE --out=DIR [--shard=I/N] [--verify] [--json].
 
     SOURCE is a folder of images or of class folders, a CSV or JSON-lines file of path and label, tar
-    files, or the name of a data set; SOURCE and DIR may be in buckets. The same command goes on after it was
+    files, or the name of a data set; SOURCE and DIR may be in buckets. The same command continues after it was
     stopped. With --shard=3/16 the process writes a sixteenth of the files; the last of the 16 to end
     completes the set. SOURCE --verify alone reads a prepared data set back, and the exit code is 1 if
     anything is wrong with it.

@@ -18,7 +18,7 @@ FLAGS = flags.FLAGS
 def train() -> None:
     """Train or fine-tune: --config=RECIPE[:ARGUMENT] --workdir=DIR [--config.FIELD=VALUE …] [--json].
 
-    RECIPE is a name that 'vit_jax recipes' lists, or a Python file. A run that was begun in the workdir goes on.
+    RECIPE is a name that 'vit_jax recipes' lists, or a Python file. A run that was begun in the workdir continues.
     A recipe of several runs (experiments/…) trains one after the other, each in a folder of the workdir, and ends
     with a report. With --dry_run nothing is trained: the resolved config is printed as a recipe that trains the
     same, headed by its model, parameters, data and steps.
@@ -132,7 +132,7 @@ def vtab() -> None:
     [--config=finetune] [--config.FIELD=VALUE …] [--json].
 
     Of every task the rate is chosen by its 200 validation examples; then it is trained on all 1,000. Tasks whose data
-    is missing are named and skipped. Started again, it goes on.
+    is missing are named and skipped. Started again, it continues.
     """
     settings = cli.define_config()
     cli.define_checkpoint()

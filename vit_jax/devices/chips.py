@@ -46,7 +46,7 @@ def peak_flops(device_kind: str) -> float | None:
 
 @dataclasses.dataclass(frozen=True)
 class Tpu:
-    """A kind of TPU, in figures of a chip unless said otherwise.
+    """A kind of TPU, in figures of a chip unless stated otherwise.
 
     Attributes:
       device_kind: as JAX calls its devices.

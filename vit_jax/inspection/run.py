@@ -80,7 +80,7 @@ def inspect(
 
     Raises:
       ConfigError: no image is found, the folder cannot be written, or it is not known how images are
-        normalised; said before the model runs.
+        normalised; raised before the model runs.
       CheckpointError: the checkpoint cannot be read.
       UserError: no image can be read.
     """

@@ -82,7 +82,7 @@ def _refuse_other_families(opened: CheckpointFile) -> None:
 
 
 def published_name(opened: CheckpointFile) -> tuple[str, str]:
-    """The published model that config.json names, or the path: (architecture, tag), '' for what is not said."""
+    """The published model that config.json names, or the path: (architecture, tag), '' for what is not known."""
     if architecture := opened.config.get("architecture"):
         return architecture, opened.config.get("pretrained_cfg", {}).get("tag", "")
     return published.named_in(opened.path.parts)

@@ -33,7 +33,7 @@ def dry_run(
 
     Args:
       config: the run's.
-      workdir: where it would run, perhaps goes on; `None` if that is not said.
+      workdir: where it would run, or resume; `None` if it is not known.
       teachers: names of runs that a `pseudo.teacher` or `init_from` may be.
 
     Raises:

@@ -56,7 +56,7 @@ def write_features(
       also the shapes of their `arrays` in the file.
 
     Raises:
-      ConfigError: the file cannot be written, there are no images, or no such features; said before any image is
+      ConfigError: the file cannot be written, there are no images, or no such features; raised before any image is
         read.
     """
     wanted = wanted or Wanted()

@@ -44,7 +44,7 @@ def load_to_evaluate(
 
     Raises:
       ConfigError: no data is named, where the checkpoint is not of ours; or a field is unknown or
-        has no effect on an evaluation; said before the model is read.
+        has no effect on an evaluation; raised before the model is read.
       CheckpointError: see `loading.load_run`.
     """
     config, options = config_to_evaluate(path, changes, model_options, needs_data=needs_data)

@@ -199,9 +199,9 @@ def predict_files(
       model_options: see `loading.load_run`.
 
     Raises:
-      ConfigError: a folder has no images, or the picture cannot be written; said before any work.
+      ConfigError: a folder has no images, or the picture cannot be written; raised before any work.
         Or it is not known how images are normalised, or the model has no head.
-      UserError: some image could not be read; said after all others were predicted.
+      UserError: some image could not be read; raised after all others were predicted.
     """
     if picture:
         drawn = outputs.file_to_write(picture, "--picture")

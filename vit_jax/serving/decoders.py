@@ -1,5 +1,5 @@
 """Worker processes that decode what strangers send: one that takes too long, or too much memory, is
-ended and replaced, and nothing of it goes on.
+ended and replaced, and nothing of it continues.
 """
 
 import asyncio

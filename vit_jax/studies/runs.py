@@ -199,7 +199,7 @@ def _curves(path: epath.Path) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]],
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
-        logging.warning("%s cannot be read (%s): going on without it", path, error)
+        logging.warning("%s cannot be read (%s): continuing without it", path, error)
         return {}, 0
     every = max(1, len(lines) // _LINES)
     chosen = (

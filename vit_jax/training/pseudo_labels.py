@@ -1,4 +1,4 @@
-"""A teacher labels images, once, before a run learns from them; the run keeps what it said. Which of them are
+"""A teacher labels images, once, before a run learns from them; the run keeps its answers. Which of them are
 kept is in `data/sources/pseudo.py`; the rounds of Noisy Student are runs of one recipe, see `sweep.run_all`.
 """
 

@@ -50,7 +50,7 @@ class Compared:
     Attributes:
       sentence: for people.
       scalars: for the files: the curve's value, the ends of its band and the difference.
-      error: why the run has to end; `None` if it goes on.
+      error: why the run has to end; `None` if it continues.
     """
 
     sentence: str
@@ -116,7 +116,7 @@ class Reference:
         return BelowReference(
             f"{sentence}. The last {len(self.behind)} evaluations "
             f"were {mean:.3g} points worse on average, more than config.reference.stop_below = {allowed:g}. "
-            f"{_USUAL_CAUSES} {other} To go on all the same: --config.reference.stop_below=0"
+            f"{_USUAL_CAUSES} {other} To continue all the same: --config.reference.stop_below=0"
         )
 
 

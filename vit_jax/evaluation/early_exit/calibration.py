@@ -66,7 +66,7 @@ def calibrate(
 
     Raises:
       ConfigError: the model has no exits, a budget is out of range, or there are fewer images than
-        classes; said before the model is used.
+        classes; raised before the model is used.
     """
     costs = costs_of(run.model_config)
     for budget in budgets:

@@ -50,9 +50,9 @@ class Open:
 
     Attributes:
       values: the possible ones; () for any.
-      doubt: which value is assumed, and why it may be wrong; '' if that need not be said.
-      ask: the option and what it may be, where no value is likely enough to be assumed: it has to be
-        said. '' if one is.
+      doubt: which value is assumed, and why it may be wrong; '' if no warning is needed.
+      ask: the option and what it may be, where no value is likely enough to be assumed and the
+        user has to give one; '' otherwise.
     """
 
     values: tuple = ()

@@ -83,7 +83,7 @@ def named_in(parts: Iterable[str]) -> tuple[str, str]:
 
 
 def preprocessing(architecture: str, tag: str) -> Preprocessing | None:
-    """How images are prepared for a published model; `None` if its tags differ and none is said."""
+    """How images are prepared for a published model; `None` if its tags differ and none is given."""
     found = architectures().get(architecture)
     if found is None:
         return None

@@ -157,7 +157,7 @@ class HuggingFace(HuggingFaceConversion):
         return "BiT is not written for transformers, unless it was read from there"
 
     def config_json(self, config: resnet.Config, layout: Mapping[str, Any]) -> dict[str, Any]:
-        """See `HuggingFaceConversion`: what the file said stays."""
+        """See `HuggingFaceConversion`: the file's own values stay."""
         return {}
 
 

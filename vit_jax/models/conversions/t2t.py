@@ -168,7 +168,7 @@ def _places_first(axis: int, channels: int, split: Split) -> Transform:
 
 
 def _image_size(rows: int, split: Split, metadata: Mapping[str, Any]) -> Size:
-    """What is said, else that of a square grid."""
+    """The given size, else that of a square grid."""
     if "image_size" in metadata:
         return metadata["image_size"]
     stride = split[1] * t2t.LATER_SPLIT[1] ** 2

@@ -20,7 +20,7 @@ ROPES = {"cat": "axial", "dinov3": "centred", "mixed": "mixed"}
 NORMS = {"LayerNorm": "layer", "layernorm": "layer", "RmsNorm": "rms", "rmsnorm": "rms"}
 VIT, DISTILLED, EVA = "VisionTransformer", "VisionTransformerDistilled", "Eva"
 KINDS = (VIT, DISTILLED, EVA)
-# What no tensor tells, and what timm takes where nothing else is said.
+# What no tensor tells, and what timm takes by default.
 UNTOLD = {
     "heads": None,
     "activation": "gelu",

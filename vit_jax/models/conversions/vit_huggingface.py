@@ -123,7 +123,7 @@ class HuggingFace(HuggingFaceConversion):
 
     def config_json(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> dict[str, Any]:
         """See `HuggingFaceConversion`."""
-        if "kind" in layout:  # What a file said stays.
+        if "kind" in layout:  # The file's own value stays.
             return {} if "config" in layout else vit_new_towers.config_json(config, layout["kind"])
         kind, teacher = "DeiT" if config.distilled else "ViT", "WithTeacher" * config.two_heads
         task = f"ForImageClassification{teacher}" if config.num_classes else "Model"

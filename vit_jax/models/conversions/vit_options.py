@@ -2,7 +2,7 @@
 
 Tensors tell most of it. The rest (heads, activation, which of several poolings, rotary positions, …)
 a published architecture or a config.json tells, and where there is neither, all published models that
-have such tensors, if these agree. Where they do not, it has to be said.
+have such tensors, if these agree. Where they do not, the user has to give them.
 """
 
 import functools
@@ -106,7 +106,7 @@ def settled(
       metadata: see `TimmConversion`.
 
     Raises:
-      CheckpointError: what is said contradicts the tensors, or is not supported.
+      CheckpointError: the metadata contradicts the tensors, or is not supported.
     """
     own = {name: metadata[name] for name in UNTOLD if name in metadata}
     options, left, compared = _from_said(found, shapes, metadata)
@@ -144,7 +144,7 @@ def _from_said(
 
 # What `metadata` has that is no argument of timm's class.
 _BESIDE_ARGUMENTS = {"architecture", "tag", "image_size", "wanted_size", "written_here", *UNTOLD}
-# Arguments without which little of a model is said.
+# Arguments without which little of a model is known.
 _STATING = {"embed_dim", "num_heads"}
 
 
@@ -158,7 +158,7 @@ def _kind(arguments: Mapping[str, Any]) -> str:
 
 
 def _compare(found: Options, options: Options, has_class: bool, named: str) -> None:
-    """Raises `CheckpointError` where tensors and what is said of them contradict each other."""
+    """Raises `CheckpointError` where tensors and metadata contradict each other."""
     metadata = options | {"class_token": options["pool"] == "token" or options["keep_class_token"]}
     from_file = found | {"class_token": has_class}
     for name in metadata.keys() & from_file.keys() - {

@@ -339,7 +339,7 @@ def recognise(shapes: Shapes, metadata: Mapping[str, Any], stride: int = 1) -> D
 def image_options(
     grid: tuple[int, int], pixels: int, metadata: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The size of images of such a grid, and whether the patches leave a rest of those that are said."""
+    """The size of images of such a grid, and whether the patches leave a rest of images of the given size."""
     size = metadata.get("image_size")
     if size and tuple(side // pixels for side in sizes.height_width(size)) == grid:
         rest = size != image_size(grid, pixels)
