@@ -194,7 +194,7 @@ def test_windows_that_slide_give_the_map_of_a_larger_image(run):
             "a side of 16 pixels, smaller than the model's windows of 32",
         ),
         (dict(stride=40, image_size=72), "stride = 40 leaves pixels between windows of 32"),
-        (dict(image_size=30), "30.*cannot be cut into patches of 8"),
+        (dict(image_size=30), "30.*cannot be split into patches of 8"),
     ):
         with pytest.raises(ConfigError, match=message):
             run.features(image, layers=[-1], **options)

@@ -292,7 +292,7 @@ def test_big_visions_pooling_by_the_first_token_is_not_taken_for_a_mean_without_
     io = answers(shared_data, "bv_vit_gap_learn")
     absl.logging.get_absl_logger().propagate = True
     mean = vit_jax.load(path)
-    assert "does not tell pool" in caplog.text and "say pool='first'" in caplog.text
+    assert "does not tell pool" in caplog.text and "set pool='first'" in caplog.text
     caplog.clear()
     first = vit_jax.load(path, pool="first")
     assert "does not tell" not in caplog.text and mean.config.pool == "mean"

@@ -183,5 +183,5 @@ def test_the_joint_kernel_is_drawn_as_three_separate_ones_would_be():
 
 
 def test_heads_that_do_not_divide_the_width_are_an_error():
-    with pytest.raises(ValueError, match="width 12 cannot be cut into 5 heads"):
+    with pytest.raises(ValueError, match="width 12 cannot be split into 5 heads"):
         Attention(12, 5, dtype=jnp.float32, rngs=nnx.Rngs(0))

@@ -212,8 +212,8 @@ def test_stochastic_depth_grows_over_all_stages():
     ("name", "options", "words"),
     [
         ("DeepViT-M", {}, "no DeepViT of size 'M'"),
-        ("DeepViT-16", {"image_size": 225}, "cannot be cut into patches of 16"),
-        ("DeepViT-16", {"heads": 7}, "width 384 cannot be cut into 7 heads"),
+        ("DeepViT-16", {"image_size": 225}, "cannot be split into patches of 16"),
+        ("DeepViT-16", {"heads": 7}, "width 384 cannot be split into 7 heads"),
         ("DeepViT-16", {"stages": ()}, r"model.stages = \(\): give how many blocks"),
         ("DeepViT-16", {"stages": (0, 0)}, "give how many blocks have no re-attention"),
         ("DeepViT-16", {"stages": (-1, 3)}, "must be at least 0"),

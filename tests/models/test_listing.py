@@ -88,7 +88,7 @@ def test_a_model_is_listed_at_the_size_that_it_was_published_with_unless_another
 def test_images_smaller_than_a_patch_are_refused():
     with pytest.raises(
         ConfigError,
-        match="ViT-mu/16: no size up to 8 fits: image size 8 cannot be cut into patches",
+        match="ViT-mu/16: no size up to 8 fits: image size 8 cannot be split into patches",
     ):
         listing.model_rows(8)
 

@@ -217,8 +217,8 @@ def test_one_patch_of_one_image_cannot_be_trained_on():
     ("name", "options", "words"),
     [
         ("LocalViT-B", {}, "no LocalViT of size 'B'"),
-        ("LocalViT-T", {"image_size": 225}, "cannot be cut into patches of 16"),
-        ("LocalViT-T", {"heads": 7}, "width 192 cannot be cut into 7 heads"),
+        ("LocalViT-T", {"image_size": 225}, "cannot be split into patches of 16"),
+        ("LocalViT-T", {"heads": 7}, "width 192 cannot be split into 7 heads"),
         ("LocalViT-T", {"reduction": 1000}, "leaves none of the 768 channels"),
         ("LocalViT-T", {"gate": "sse"}, "is not one of none, se, eca, eca_hard; did you mean 'se'"),
     ],

@@ -304,7 +304,7 @@ def test_relative_positions_go_to_another_resolution(kit, place):
 def test_positions_do_not_become_others_under_the_same_name(kit, before, after):
     source, target = small(kit, *before), small(kit, *after)
     with pytest.raises(
-        ConfigError, match=f"of positions {before[0]} at .*{after[0]} at .*say model.position"
+        ConfigError, match=f"of positions {before[0]} at .*{after[0]} at .*set model.position"
     ):
         fitted(source, kit.parameters(source), target)
 

@@ -404,7 +404,7 @@ def test_what_the_authors_code_cannot_compute_is_not_written(options, words, tmp
         ("T2T-ViT-7", {"image_size": (224, 230)}, "on a side of 230: take 229 or 231"),
         ("T2T-ViT-7", {"first_split": (3, 4, 0)}, "0 < stride <= side"),
         ("T2T-ViT-7", {"first_split": (3, 2)}, "model.first_split"),
-        ("T2T-ViT-7", {"heads": 3}, "width 256 cannot be cut into 3 heads"),
+        ("T2T-ViT-7", {"heads": 3}, "width 256 cannot be split into 3 heads"),
         ("T2T-ViT-7", {"patch": 16}, "has no option 'patch'"),
     ],
 )

@@ -183,7 +183,7 @@ def test_a_model_at_another_size_is_that_which_a_checkpoint_would_be_fitted_to(p
     [
         ({"data.views": ()}, "'dino' needs several views of each image"),
         ({"data.views": ({},)}, "needs two global views, .* has 1"),
-        ({"data.views": ({}, {}, {"image_size": 20})}, "view 2: image size 20x20 cannot be cut into patches of 8"),
+        ({"data.views": ({}, {}, {"image_size": 20})}, "view 2: image size 20x20 cannot be split into patches of 8"),
         ({"model.position": "relative"}, "view 2: .*position .* cannot be interpolated"),
         ({"batch_size": 1}, "KoLeo compares images with each other: .* = 1 "),
         ({"objective.koleo_images": 3}, "KoLeo compares images with each other: .* = 8 "),

@@ -165,7 +165,7 @@ def test_a_gram_teacher_of_another_width_is_refused_by_name(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"data.view_sizes": ({"sizes": (48, 48, 20)},)}, "view 2: image size 20x20 cannot be cut into patches of 8"),
+        ({"data.view_sizes": ({"sizes": (48, 48, 20)},)}, "view 2: image size 20x20 cannot be split into patches of 8"),
         ({"data.view_sizes": ({"sizes": (48, 40, 24)},)}, "the global views have different sizes"),
         ({"data.view_sizes": ({"sizes": (48, 24)},)}, "entry 0 has 2 sizes, and config.data.views has 3"),
         ({"data.view_sizes": ({"size": (48, 48, 24)},)}, "entry 0.* no option 'size'"),

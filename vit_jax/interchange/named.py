@@ -318,7 +318,7 @@ def finite(name: str, tensor: LazyArray) -> LazyArray:
             bad = array.size - np.count_nonzero(np.isfinite(array))
             raise CheckpointError(
                 f"{name}: {bad} of {array.size} numbers are not finite (NaN or infinity): the file is "
-                "damaged, or its training diverged. To read it all the same, say allow_nonfinite=True"
+                "damaged, or its training diverged. To read it all the same, set allow_nonfinite=True"
             )
         return array
 

@@ -54,7 +54,7 @@ class Attention(nnx.Module):
         rngs: nnx.Rngs,
     ):
         if width % heads:
-            raise ValueError(f"width {width} cannot be cut into {heads} heads")
+            raise ValueError(f"width {width} cannot be split into {heads} heads")
         size, init = width // heads, _xavier(width)
         qkv_bias_shape = (3, heads, size) if qkv_bias else None
         self.qkv = _Affine((inputs or width, 3, heads, size), qkv_bias_shape, init, rngs)

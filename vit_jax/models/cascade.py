@@ -163,7 +163,7 @@ def at_size(
 
 @functools.cache
 def fitting(backbone: str, height_width: tuple[int, int]) -> dict[tuple[int, int], Windows]:
-    """The grids that images can be cut into, and by which windows."""
+    """The grids that images can be split into, and by which windows."""
     strides = range(1, min(height_width) + 1)
     if backbone == "t2t":
         candidates = [(max(2 * s - 1, 3), s, p) for s in strides for p in range(s + 1)]

@@ -207,7 +207,7 @@ class Patches:
 def check_heads(config: ClassifierConfig) -> None:
     """Raises `ConfigError` unless `config.heads` divide `config.width`."""
     if config.width % config.heads:
-        raise ConfigError(f"model width {config.width} cannot be cut into {config.heads} heads")
+        raise ConfigError(f"model width {config.width} cannot be split into {config.heads} heads")
 
 
 def check_size(name: str, kind: str, size: str, known: Collection[str]) -> None:
@@ -227,7 +227,7 @@ def patch_grid(config: ClassifierConfig) -> tuple[int, int]:
     height, width = config.height_width
     if height % config.patch or width % config.patch:
         raise ConfigError(
-            f"image size {sizes.size_text(config.image_size)} cannot be cut into patches of "
+            f"image size {sizes.size_text(config.image_size)} cannot be split into patches of "
             f"{config.patch}: choose a multiple of it"
         )
     return height // config.patch, width // config.patch
@@ -252,7 +252,7 @@ def fit_positions(
     if source.prefix != target.prefix and rows[0] == rows[1]:
         raise ConfigError(
             f"of the {rows[0]} rows of the position embedding, {source.prefix} belong to no patch in the "
-            f"checkpoint, {target.prefix} in the model: say position_of_class={source.position_of_class}"
+            f"checkpoint, {target.prefix} in the model: set position_of_class={source.position_of_class}"
         )
     same = (source.prefix, source.width) == (target.prefix, target.width)
     if not same or source.grid == target.grid:

@@ -337,7 +337,7 @@ def _check_size(name: str, size: Size, patch: int) -> None:
             for up in (0, 1)
         ]
         raise ConfigError(
-            f"{name} {sizes.size_text(size)} cannot be cut into patches of {patch}: take {' or '.join(fits)}"
+            f"{name} {sizes.size_text(size)} cannot be split into patches of {patch}: take {' or '.join(fits)}"
         )
 
 

@@ -282,7 +282,7 @@ def _windows_for(config: DynamicViTConfig, grid: tuple[int, int]) -> cascade.Win
         near = sorted(found, key=lambda g: abs(math.prod(g) - math.prod(grid)))[:3]
         near = _text(tuple(sizes.parse(g) for g in sorted(near)))
         raise ConfigError(
-            f"model.grids: images of {sizes.size_text(config.image_size)} pixels cannot be cut into "
+            f"model.grids: images of {sizes.size_text(config.image_size)} pixels cannot be split into "
             f"{grid[0]}x{grid[1]} tokens by the windows of a {config.backbone} backbone; nearest grids "
             f"that fit: {near or 'none'}"
         )

@@ -172,7 +172,7 @@ def fit(
     if kinds[0] != kinds[1] and (kinds[0] not in trained or kinds[1][0] != "learned"):
         raise ConfigError(
             f"{name} is of positions {' at '.join(kinds[0])} in the checkpoint, {' at '.join(kinds[1])} in the "
-            "model: say model.position and model.position_at as they are there"
+            "model: set model.position and model.position_at as they are there"
         )
     step = _fit(part, source, target, resize)
     if step and stacked:

@@ -133,7 +133,7 @@ class PublishedViT(VisionTransformer):
         in_layers = self.config.position_place in ("layers", "shared") or self.config.rope != "none"
         if visible is not None and in_layers:
             raise ConfigError(
-                "positions in every layer need all patches: say model.position_at=stem, and "
+                "positions in every layer need all patches: set model.position_at=stem, and "
                 "no model.position=relative or model.rope"
             )
         return super().place(patches, visible)

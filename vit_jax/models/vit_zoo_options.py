@@ -192,7 +192,7 @@ class PublishedViTConfig(VisionTransformerConfig):
             )
         if self.width % self.pool_heads:
             raise ConfigError(
-                f"model width {self.width} cannot be cut into model.map_heads={self.map_heads}"
+                f"model width {self.width} cannot be split into model.map_heads={self.map_heads}"
             )
 
     @property

@@ -242,7 +242,7 @@ def patch_grid(
 
 
 def image_size(grid: tuple[int, int], patch: int) -> Size:
-    """The size of images that are cut into such a grid of patches."""
+    """The size of images that are split into such a grid of patches."""
     return sizes.parse((grid[0] * patch, grid[1] * patch))
 
 

@@ -38,7 +38,7 @@ POSITIONS = (POSITION_OFFICIAL, POSITION_BIG_VISION, "Transformer/pos_embedding"
 NUMBERS = {"linen": (1, 0, 0), "pre_linen": (2, 1, 3)}
 _NO_POOL = (
     "there is neither a class token nor attention pooling, and pool='mean' is taken. big_vision's "
-    "pool_type='0' has the same tensors: for that say pool='first'"
+    "pool_type='0' has the same tensors: for that set pool='first'"
 )
 
 

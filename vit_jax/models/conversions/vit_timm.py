@@ -152,7 +152,7 @@ class Timm(TimmConversion):
         if config.epsilon not in (1e-6, 1e-5):
             return (
                 f"timm computes with epsilon = 1e-06 or 1e-05, this model with {config.epsilon!r}. To accept the "
-                "other numbers, say --model=epsilon=1e-06 on the command line, or convert(…, epsilon=1e-6) in Python"
+                "other numbers, pass --model=epsilon=1e-06 on the command line, or convert(…, epsilon=1e-6) in Python"
             )
         if config.pool not in _POOLS:
             return f"timm has no pooling {config.pool!r}"
