@@ -4,7 +4,7 @@ moving average (DINOv2, arXiv 2304.07193; facebookresearch/dinov2).
 vit_jax train --config=configs/dino.py:L/16 --workdir=DIR
     L/16, B/16 or S/16 on ImageNet; k-NN accuracy as it trains;
 vit_jax train --config=configs/dino.py:continue --workdir=DIR --config.init_from=CHECKPOINT --config.data.path=IMAGES
-    goes on from released weights on your own images; continue and photos are those of dino_continue.py;
+    continues from released weights on your own images; continue and photos are those of dino_continue.py;
 vit_jax train --config=configs/dino.py:smoke --workdir=DIR
     digits, without their labels, on two CPU cores: k-NN accuracy 95 %, of the random network 75.
 

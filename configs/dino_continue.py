@@ -1,4 +1,4 @@
-"""DINOv3 continued: released weights go on learning from your own images, which need no classes, with the two late
+"""DINOv3 continued: released weights continue learning from your own images, which need no classes, with the two late
 phases of DINOv3 (arXiv 2508.10104 §4): Gram anchoring, and from half of the run on views of several larger sizes.
 
 vit_jax train --config=configs/dino_continue.py --workdir=DIR --config.init_from=CHECKPOINT --config.data.path=IMAGES
@@ -35,7 +35,7 @@ def get_config(arg="continue"):
         return smoke()
     # Patches of 14 and of 16 divide 112.
     config = dino.with_views(recipes.from_checkpoint(), dino.LOCAL | {"image_size": 112})
-    config.data.update(dict(name="folder", path="IMAGES"))  # Its path is to be said.
+    config.data.update(dict(name="folder", path="IMAGES"))  # Set its path on the command line.
     config.init_reset = ()
     config.init_resize = "bicubic"
     config.objective.update(dict(temperature_warmup="0 steps", teacher_temperature=(0.07, 0.07)))

@@ -69,7 +69,7 @@ def get_config(arg="other"):
         return recipes.on_photos(get_config(), epochs=10, steps=300, lr=0.01, image_size=224)
     train, evaluated, steps, warmup, rate = TASKS[task]
     config = recipes.from_checkpoint()
-    config.data.name = "TASK" if task == "other" else task  # To be said on the command line.
+    config.data.name = "TASK" if task == "other" else task  # Set it on the command line.
     config.data.train_split, config.data.eval_split = train, evaluated
     config.data.image_size = 384
     config.data.eval_crop = "resize"

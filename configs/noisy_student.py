@@ -7,9 +7,9 @@ vit_jax train --config=configs/noisy_student.py:smoke --workdir=DIR
     digits, 10 of each class with labels: a teacher of 300 steps, two students of 900, in two minutes on two CPU
     cores: 86.6, 88.9, 88.3 %.
 
-Each round is a run of its own, in DIR/teacher, DIR/round_1, …; the same command goes on where it was stopped. A student
-keeps what its teacher said in `pseudo_labels.npz`. The report at the end has the accuracy of every round.
-Your own models and images: copy this file, and say other configs in `get_runs`; any models of the same classes do.
+Each round is a run of its own, in DIR/teacher, DIR/round_1, …; the same command continues where it was stopped. A
+student keeps its teacher's answers in `pseudo_labels.npz`. The report at the end has the accuracy of every round.
+Your own models and images: copy this file, and return other configs from `get_runs`; any models of the same classes do.
 
 Expect, top-1 % on ImageNet: students B0 to B7 78.8, 81.5, 82.4, 84.1, 85.3, 86.1, 86.4, 86.9, L2 88.4.
 L2 took 6 days on 2048 TPUv3 cores; then 1.5 epochs at a higher resolution: configs/efficientnet.py.

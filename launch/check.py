@@ -47,7 +47,7 @@ def jobset(flags: dict[str, str]) -> str:
             f"--chips={chips_of_host}: not a number of chips that hosts of {flags['topology']} have; set "
             f"{options}"
         )
-    hosts = chips.count(shape) // chips_of_host
+    hosts = chips.count_chips(shape) // chips_of_host
     # The longest name that is made of it, with the five random characters of a pod.
     pod = f"-slice-{int(flags['slices']) - 1}-{hosts - 1}-xxxxx"
     _check_label("name", flags["name"], MAX_LABEL - len(pod))
@@ -59,7 +59,7 @@ def jobset(flags: dict[str, str]) -> str:
         _say(
             f"jobset.sh: --grace={flags['grace']} holds when the JobSet is deleted. When GKE takes spot "
             f"nodes away it gives pods {SPOT_GRACE} s, or what their node pool is configured for, up "
-            "to 120 s: what is not saved by then goes on from the last checkpoint"
+            "to 120 s: what is not saved by then continues from the last checkpoint"
         )
     return f"{tpu.gke} {shape} {hosts}"
 

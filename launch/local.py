@@ -217,7 +217,7 @@ class Child:
         self._log = log.open("rb")
 
     def send(self, number: signal.Signals) -> None:
-        """To the process alone: what it started must go on until it has saved."""
+        """To the process alone: what it started must continue until it has saved."""
         self.process.send_signal(number)
 
     def kill(self) -> None:

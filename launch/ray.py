@@ -4,7 +4,7 @@
       train --config=configs/vit_s16_i1k.py --workdir=gs://BUCKET/s16
 
 Each worker runs one process of vit_jax; without --address, on this machine. When a worker or its node
-is lost, Ray starts all again, here or on other nodes, and the run goes on from its last checkpoint.
+is lost, Ray starts all again, here or on other nodes, and the run continues from its last checkpoint.
 SIGTERM and SIGINT are passed on: the processes save, and nothing is started again. vit_jax must be
 installed on the nodes (pip install, or an image); the folder in which you call this, with your
 configs, is sent to them, unless `ray job submit --working-dir=.` did that already.
@@ -92,13 +92,13 @@ def scaling_of(options: argparse.Namespace) -> tuple[dict, int]:
     if options.gpus_per_worker:
         raise ConfigError("--topology is for TPUs and --gpus_per_worker for GPUs: set one of them")
     tpu, shape = chips.check_slice(options.topology)
-    hosts = max(1, chips.count(shape) // CHIPS_OF_HOST)
+    hosts = max(1, chips.count_chips(shape) // CHIPS_OF_HOST)
     if options.num_workers % hosts:
         raise ConfigError(
             f"--num_workers={options.num_workers}: must be a multiple of {hosts}, the hosts of a slice "
             f"of --topology={options.topology}"
         )
-    resources["TPU"] = min(CHIPS_OF_HOST, chips.count(shape))
+    resources["TPU"] = min(CHIPS_OF_HOST, chips.count_chips(shape))
     kind = f"TPU-{(tpu.vm or 'v7x').upper()}"
     return scaling | {"use_tpu": True, "topology": shape, "accelerator_type": kind}, (
         options.num_workers // hosts

@@ -8,11 +8,11 @@
 #   install   copies this project to all workers, installs it, mounts --bucket
 #   start     starts vit_jax on all workers, as a systemd service that starts again what ends too early
 #   keep      create, install, start; then looks every minute: a slice that was taken away is created
-#             again and the run goes on from its last checkpoint; ends when the run does, or when the
+#             again and the run continues from its last checkpoint; ends when the run does, or when the
 #             software cannot be installed
 #   status    of the slice and of the service on each worker
 #   logs      follows the output of one worker
-#   stop      SIGTERM: the run saves and ends; start goes on
+#   stop      SIGTERM: the run saves and ends; start continues
 #   delete    the slice; the bucket stays
 # Flags:
 #   --project=PROJECT           default: gcloud's

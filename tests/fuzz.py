@@ -66,7 +66,7 @@ def checkpoints() -> tuple[dict[str, bytes], Callable[[str, bytes], bool]]:
         path.write_bytes(file)
         path = place if kind in HUB else path
         try:
-            found = formats.read(path, hints={"heads": 2})
+            found = formats.read_checkpoint(path, hints={"heads": 2})
             jax.tree.map(np.asarray, (found.params, found.variables))
         except UserError as error:
             assert len(str(error)) < 50_000, str(error)[:500]
@@ -93,13 +93,13 @@ def _small_checkpoints(folder: pathlib.Path) -> dict[str, bytes]:
     config = registry.model_config("ViT-mu/4", epsilon=1e-6, **options)
     weights = jax.tree.map(np.asarray, registry.initialize(config, jax.random.key(0)))
     named, prepared = ("a", "b", "c"), formats.Preprocessing(8)
-    formats.write(
+    formats.write_checkpoint(
         formats.LoadedCheckpoint(config, weights, named, prepared), folder / "own.npz", "official"
     )
     config = dataclasses.replace(config, activation="gelu")
     foreign = formats.LoadedCheckpoint(config, weights, named, prepared)
-    formats.write(foreign, folder / "own.safetensors", "timm")
-    formats.write(foreign, folder / "hub", "huggingface")
+    formats.write_checkpoint(foreign, folder / "own.safetensors", "timm")
+    formats.write_checkpoint(foreign, folder / "hub", "huggingface")
     tensors, _ = safetensors.read(folder / "own.safetensors")
     state = {name: torch.tensor(np.array(tensor)) for name, tensor in tensors.items()}
     saved = {"state_dict_ema": state, "epoch": 3, "args": {"lr": 0.1}}

@@ -195,7 +195,7 @@ def test_windows_that_slide_give_the_map_of_a_larger_image(run):
             "a side of 16 pixels, smaller than the model's windows of 32",
         ),
         (dict(stride=40, image_size=72), "stride = 40 leaves pixels between windows of 32"),
-        (dict(image_size=30), "30.*cannot be cut into patches of 8"),
+        (dict(image_size=30), "30.*cannot be split into patches of 8"),
     ):
         with pytest.raises(ConfigError, match=message):
             run.features(image, layers=[-1], **options)
@@ -290,7 +290,7 @@ def test_a_callback_that_raises_ends_the_run_which_is_saved_and_can_go_on(
     config = tiny(compilation_cache, checkpoint__every="100%")
     with pytest.raises(RuntimeError, match="no space left for plots"):
         vit_jax.train(config, tmp_path, callbacks=[broken])
-    assert reading.find(tmp_path).name == "8"
+    assert reading.find_checkpoint(tmp_path).name == "8"
     steps = []
     result = vit_jax.train(config, tmp_path, callbacks=[lambda step, _: steps.append(step)])
     assert result["step"] == 12 and steps[0] == 12

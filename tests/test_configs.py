@@ -178,7 +178,7 @@ def teacher(tmp_path_factory):
         if not path.exists():
             config = registry.model_config("ViT-mu/16", image_size=32, num_classes=classes)
             zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), registry.abstract(config)[1])
-            formats.write(formats.LoadedCheckpoint(config, zeros), path, "official")
+            formats.write_checkpoint(formats.LoadedCheckpoint(config, zeros), path, "official")
         return str(path)
 
     return make

@@ -228,7 +228,9 @@ def sandbox(tmp_path_factory):
         convert(folder / "trained", folder / name, "official")
     wide = registry.model_config("ViT-mu/16", image_size=(224, 448), num_classes=2)
     zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), registry.abstract(wide)[1])
-    formats.write(formats.LoadedCheckpoint(wide, zeros), folder / "panorama.npz", "official")
+    formats.write_checkpoint(
+        formats.LoadedCheckpoint(wide, zeros), folder / "panorama.npz", "official"
+    )
     convert(folder / "S_16.npz", folder / "hf_folder", "huggingface", activation="gelu")
     convert(folder / "S_16.npz", folder / "vit.safetensors", "timm", activation="gelu")
     return folder
@@ -265,13 +267,13 @@ def test_a_command_of_the_guides_is_understood_as_printed(command, inside, monke
         pattern, by = re.compile(said), taken.replace("{folder}", str(inside))
         words = [match.expand(by) if (match := pattern.fullmatch(w)) else w for w in words]
     if any(part in text for part in PARSED):
-        parse = cli.parse
+        parse = cli.parse_flags
 
         def parse_alone(*arguments, **options):
             parse(*arguments, **options)
             raise Enough
 
-        monkeypatch.setattr(cli, "parse", parse_alone)
+        monkeypatch.setattr(cli, "parse_flags", parse_alone)
     elif words[0] == "train" and "--help" not in words:
         words = [*words, "--dry_run"]
     few = {f"--config.data.path={inside}/{name}" for name in ("SET", "SCENES")}

@@ -13,7 +13,7 @@ from tests.test_configs import build
 from vit_jax.base.errors import ConfigError
 from vit_jax.data import batches
 from vit_jax.studies.compare import compare
-from vit_jax.studies.runs import Run, find, flat
+from vit_jax.studies.runs import Run, find_runs, flat
 from vit_jax.studies.sweep import run_all
 from vit_jax.training.assembly import assemble, resolve
 from vit_jax.user_files import load_config, load_runs
@@ -132,7 +132,7 @@ def test_a_run_of_an_experiment_trains_a_few_steps_and_is_found_by_reports(name,
     run, config = one_small_run(name)
     (result,) = run_all({run: config}, tmp_path).values()
     assert result["step"] == 2
-    (group,) = compare(find([tmp_path])).groups
+    (group,) = compare(find_runs([tmp_path])).groups
     assert group.summary()["states"] == {"done": 1} and len(group.values()) == 1
 
 

@@ -52,7 +52,8 @@ def test_a_file_of_the_guide_trains_and_resumes(folder, tmp_path, name):
     weights = reading.load_weights(tmp_path)
     assert "objective" not in weights.params and int(weights.variables["trained"]) > 0
     state = reading.read_parts(
-        reading.find(tmp_path), {"model_variables": {"trained": jax.ShapeDtypeStruct((), np.int32)}}
+        reading.find_checkpoint(tmp_path),
+        {"model_variables": {"trained": jax.ShapeDtypeStruct((), np.int32)}},
     )
     # Every part of every batch has counted.
     assert int(state["model_variables"]["trained"]) == 12

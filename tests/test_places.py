@@ -29,11 +29,11 @@ def test_a_file_is_written_read_listed_described_and_removed_in_every_place(fold
         assert file.read(2) == bytes([100, 101])
     with pytest.raises(OSError, match="expected 9 bytes from 250"):
         places.read_bytes(place, 250, 9)
-    before = places.describe(place)
+    before = places.describe_file(place)
     assert before.size == 256
     (tmp_path / "local").write_bytes(b"other")
     places.upload(tmp_path / "local", place)
-    after = places.describe(place)
+    after = places.describe_file(place)
     assert places.read_bytes(place) == b"other" and after.identity != before.identity
     places.write_whole(folder / "a" / "a.txt", "text")
     found = [(file.path, file.size) for file in places.files_below(folder / "a")]
@@ -45,7 +45,7 @@ def test_a_file_is_written_read_listed_described_and_removed_in_every_place(fold
     places.remove(folder / "a")
     assert not places.exists(folder / "a")
     with pytest.raises(FileNotFoundError):
-        places.describe(place)
+        places.describe_file(place)
     with pytest.raises(FileNotFoundError):
         places.read_bytes(place)
 

@@ -72,7 +72,7 @@ def test_what_is_no_image_size_is_refused(size):
 def test_an_image_size_has_one_form():
     assert sizes.parse("224") == sizes.parse((224, 224)) == sizes.parse([224]) == 224
     assert sizes.parse("224x448") == sizes.parse([224, 448]) == (224, 448)
-    assert [sizes.text(s) for s in (224, (224, 448))] == ["224", "224x448"]
+    assert [sizes.size_text(s) for s in (224, (224, 448))] == ["224", "224x448"]
     assert sizes.height_width(7) == (7, 7)
 
 

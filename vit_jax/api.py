@@ -191,7 +191,7 @@ class Run(reading.Run):
         )
         run = self
         if options:
-            run = loading.load_run(self.source, said=self.stated, **options)
+            run = loading.load_run(self.source, model_options=self.stated, **options)
         return evaluate_run(run, config, suite=suite if of_sets else "", data_dir=data_dir)[0]
 
     def save(self, path: epath.PathLike, *, format: str = "orbax", **data: Any) -> None:
@@ -206,7 +206,7 @@ class Run(reading.Run):
           CheckpointError: the format cannot express the model; nothing is written.
         """
         formats.module(format)
-        formats.write(self._checkpoint(data), path, format)
+        formats.write_checkpoint(self._checkpoint(data), path, format)
 
     def export(self, path: str, **options: Any) -> dict[str, Any]:
         """Writes the model as a program that runs without vit_jax, as `vit_jax export` does.
@@ -238,7 +238,7 @@ class Run(reading.Run):
 
     def _checkpoint(self, data: Mapping[str, Any]) -> formats.LoadedCheckpoint:
         """What the formats write: the arrays of the model as it is now."""
-        found = formats.read(self.source, **self.stated)
+        found = formats.read_checkpoint(self.source, **self.stated)
         weights, prepared = jax.device_get(registry.split(self.model)[1]), self.config.data
         if prepared.mean and prepared.std:
             names = (field.name for field in dataclasses.fields(formats.Preprocessing))
@@ -300,7 +300,7 @@ def load_run(
       ConfigError: an option has an invalid value.
     """
     stated = dict(model or {})
-    run = loading.load_run(source, mesh, said=stated or None, **options)
+    run = loading.load_run(source, mesh, model_options=stated or None, **options)
     if image_size is not None:
         run = loading.resized(run, image_size)
     return Run(**vars(run), source=os.fspath(source), stated=stated)

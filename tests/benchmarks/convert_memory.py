@@ -47,7 +47,7 @@ def make(model: str, path: str) -> None:
 
         return rules.LazyArray(leaf.shape, np.dtype(np.float32), draw)
 
-    formats.write(
+    formats.write_checkpoint(
         formats.LoadedCheckpoint(config, patterns.map_named(lazy, like)), path, "official"
     )
 

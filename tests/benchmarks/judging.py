@@ -45,7 +45,7 @@ from vit_jax.evaluation.contract import Subject, Trained
 from vit_jax.evaluation.forward import data_of, make_forward
 from vit_jax.inspection import observe
 from vit_jax.models import registry
-from vit_jax.prediction.images import find, read_ahead
+from vit_jax.prediction.images import find_images, read_ahead
 from vit_jax.prediction.predict import padded, predict
 
 CLASSES = tuple(f"class {i}" for i in range(1000))
@@ -175,7 +175,7 @@ def predicting(said) -> dict:
     alone, data = network_alone(run, said.batch), data_of(run)
 
     def files() -> list:
-        return list(itertools.islice(find([said.files]), said.images))
+        return list(itertools.islice(find_images([said.files]), said.images))
 
     def read() -> None:
         for several in read_ahead(files(), data, said.batch):

@@ -167,7 +167,7 @@ def written(parts, form: str, folder: str) -> str:
         jax.device_get(state.params),
         variables=jax.device_get(state.variables),
     )
-    formats.write(foreign, path, form)
+    formats.write_checkpoint(foreign, path, form)
     return path
 
 

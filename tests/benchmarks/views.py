@@ -17,7 +17,7 @@ from vit_jax.base import schema
 from vit_jax.config import config_class
 from vit_jax.data import crops, decode, views
 from vit_jax.data.order import crop_draws
-from vit_jax.prediction.images import find
+from vit_jax.prediction.images import find_images
 from vit_jax.user_files import load_config
 
 IMAGES = flags.DEFINE_string("images", None, "a folder of JPEG files", required=True)
@@ -26,7 +26,7 @@ ROUNDS = flags.DEFINE_integer("rounds", 5, "how often all are cut in each way")
 
 
 def main(_):
-    found = itertools.islice(find([IMAGES.value]), FILES.value)
+    found = itertools.islice(find_images([IMAGES.value]), FILES.value)
     files = [pathlib.Path(named.name).read_bytes() for named in found]
     config = schema.typed(config_class(), load_config("configs/dino.py:L/16"))
     wanted = [(view.data, number) for view in views.of(config) for number in view.numbers]

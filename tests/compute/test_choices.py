@@ -51,7 +51,7 @@ def test_cpus_and_tpus_compute_some_formulas_their_own_way(monkeypatch):
 def attention_on(platform, monkeypatch, asked="auto", tokens=197, **options):
     monkeypatch.setattr(platforms, "current", lambda: platform)
     given = dict(queries=tokens, keys=tokens, heads=12, head_size=64, dtype="bfloat16") | options
-    return choices.attention(asked, **given)
+    return attend.choose(asked, **given)
 
 
 def test_the_implementation_of_attention_is_chosen_by_device_type_and_shape(monkeypatch):

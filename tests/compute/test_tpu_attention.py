@@ -12,9 +12,10 @@ import pytest
 from flax import nnx
 
 from tests.compute.attention_reference import distances, draw, reference
-from vit_jax.compute import attend, choices, rope, tpu_attention
+from vit_jax.compute import attend, rope, tpu_attention
 from vit_jax.devices import meshes
-from vit_jax.models.attention import Attention
+from vit_jax.models.layers import layer_norm
+from vit_jax.models.vit_zoo_blocks import PublishedAttention
 from vit_jax.planning import target
 
 COUNTS = (50, 196, 197, 257, 577)
@@ -80,9 +81,13 @@ def mesh_sizes(sizes):
 
 def layer(**options) -> tuple[nnx.GraphDef, nnx.State]:
     """A layer of two heads of 64, whose parameters are all away from their initial values."""
-    definition, state = nnx.split(
-        nnx.eval_shape(lambda: Attention(128, 2, dtype=jnp.float32, rngs=nnx.Rngs(0), **options))
-    )
+
+    def make() -> PublishedAttention:
+        how = dict(dtype=jnp.float32, rngs=nnx.Rngs(0))
+        norm = functools.partial(layer_norm, epsilon=1e-6, **how)
+        return PublishedAttention(128, 2, norm=norm, **how, **options)
+
+    definition, state = nnx.split(nnx.eval_shape(make))
     rng = np.random.default_rng(0)
     state = jax.tree.map(lambda p: jnp.asarray(rng.normal(0.02, 0.1, p.shape), jnp.float32), state)
     return definition, state
@@ -98,7 +103,7 @@ def layer(**options) -> tuple[nnx.GraphDef, nnx.State]:
 def test_a_layer_has_the_results_and_gradients_of_plain_attention(options, turned, mesh):
     x, dout = np.random.default_rng(1).standard_normal((2, 2, 50, 128)).astype(np.float32)
     angles = rope.axial_angles((5, 10), 64, theta=100.0)[:, None]
-    angles = (np.cos(angles), np.sin(angles)) if turned else None
+    rotation = {"angles": (np.cos(angles), np.sin(angles))} if turned else {}
 
     def gradients(implementation):
         definition, state = layer(implementation=implementation, **options)
@@ -106,7 +111,7 @@ def test_a_layer_has_the_results_and_gradients_of_plain_attention(options, turne
         @jax.jit
         def both(state, x):
             def apply(state, x):
-                return nnx.merge(definition, state)(x, angles=angles)[0]
+                return nnx.merge(definition, state)(x, **rotation)[0]
 
             out, back = jax.vjp(apply, state, x)
             return out, *jax.tree.leaves(back(dout))
@@ -148,7 +153,7 @@ def compile_for(topology: str, shape: tuple[int, ...]) -> None:
     devices = target.find(topology).devices[:1]
     mesh = meshes.make_mesh({"data": 1, "fsdp": 1, "tensor": 1}, devices)
     with jax.set_mesh(mesh):
-        chosen = choices.attention(
+        chosen = attend.choose(
             "auto",
             queries=shape[1],
             keys=shape[1],

@@ -167,7 +167,7 @@ def test_erasing_fills_with_one_colour_or_the_mean_and_keeps_to_area_and_aspect(
 )
 def test_what_contradicts_itself_is_refused(values, message):
     with pytest.raises(ConfigError, match=message):
-        aug.check(dataclasses.replace(NOTHING, **values), 3)
+        aug.check_augmentation(dataclasses.replace(NOTHING, **values), 3)
 
 
 @pytest.mark.parametrize(
@@ -181,18 +181,18 @@ def test_what_contradicts_itself_is_refused(values, message):
 )
 def test_what_changes_colours_is_refused_for_images_without_them(values, off):
     config = dataclasses.replace(NOTHING, **values)
-    aug.check(config, 3)
+    aug.check_augmentation(config, 3)
     (name,) = values
     message = f"config.augment.{name} changes the colours of RGB .* is 13: set it to {off}$"
     with pytest.raises(ConfigError, match=message):
-        aug.check(config, 13)
+        aug.check_augmentation(config, 13)
 
 
 @pytest.mark.parametrize("channels", [1, 5])
 def test_what_does_not_change_colours_suits_any_number_of_channels(channels):
     images = np.random.default_rng(0).integers(0, 256, (8, 12, 10, channels), np.uint8)
     config = Augment(mixup=0.8, cutmix=1.0, erasing=0.5, erasing_mode="rand")
-    aug.check(config, channels)
+    aug.check_augmentation(config, channels)
     data = aug.with_channels(Data(channels=channels))
     labels = np.eye(8, dtype=np.float32)
     out, _ = aug.augment(

@@ -213,7 +213,7 @@ def test_resized_evaluation_images_show_the_whole_image():
     ],
 )
 def test_crops_that_cannot_be_cut_are_refused(fields, words):
-    crops.check(data_config())
+    crops.check_crops(data_config())
     with pytest.raises(ConfigError) as raised:
-        crops.check(data_config(**fields))
+        crops.check_crops(data_config(**fields))
     assert words in str(raised.value)

@@ -53,10 +53,10 @@ def test_the_first_bytes_say_the_format_and_the_name_does_not(tmp_path):
 
 @pytest.mark.parametrize("kind", FILES)
 def test_the_size_is_that_of_the_header_and_limits_apply_to_every_format(kind):
-    head = images.check(FILES[kind], "x", 64 * 48)
+    head = images.check_image(FILES[kind], "x", 64 * 48)
     assert (head.height, head.width) == (48, 64)
     with pytest.raises(TooLarge, match=r"64 x 48 pixels, more than config.data.max_pixels = 3,071"):
-        images.check(FILES[kind], "x", 64 * 48 - 1)
+        images.check_image(FILES[kind], "x", 64 * 48 - 1)
     channels = 5 if "5" in kind or kind == "npy" else 3
     data = Data(image_size=8, eval_crop="resize", channels=channels, max_pixels=100)
     with pytest.raises(TooLarge):

@@ -40,5 +40,5 @@ def test_images_that_cannot_be_cut_into_the_permuted_patches_are_refused():
     with pytest.raises(
         ConfigError, match="images of 30 pixels cannot be split .*permute_patch = 16"
     ):
-        permute.check(data(permute="both", image_size=30))
-    permute.check(data(permute="all pixels", image_size=30))
+        permute.check_patches(data(permute="both", image_size=30))
+    permute.check_patches(data(permute="all pixels", image_size=30))

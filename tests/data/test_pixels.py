@@ -159,4 +159,4 @@ def test_an_image_of_a_few_pixels_is_cut():
         data = Data(image_size=1, eval_crop="resize")
         found = decode.eval_crop(file, data, name="x").astype(int)
         assert np.abs(found - decode.decode(file, name="x").mean((0, 1))).max() < 40
-    assert images.check(file, "x", 17 * 16).kind == images.JPEG
+    assert images.check_image(file, "x", 17 * 16).kind == images.JPEG

@@ -13,7 +13,7 @@ from vit_jax.config import config_class
 from vit_jax.evaluation.run import evaluate_run
 from vit_jax.interchange import formats, loading
 from vit_jax.models import registry
-from vit_jax.prediction.images import find
+from vit_jax.prediction.images import find_images
 from vit_jax.prediction.predict import Prediction, predict
 
 SAID = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
@@ -30,7 +30,7 @@ def file(tmp_path_factory):
         lambda x: rng.normal(0, 0.3, x.shape).astype(np.float32), registry.abstract(config)[1]
     )
     path = tmp_path_factory.mktemp("timm") / "vit.safetensors"
-    formats.write(formats.LoadedCheckpoint(config, params), path, "timm")
+    formats.write_checkpoint(formats.LoadedCheckpoint(config, params), path, "timm")
     return path
 
 
@@ -55,13 +55,13 @@ def test_predicting_and_evaluating_ask_where_nobody_says(unsaid, image):
         "run/checkpoints/0 does not say how images are normalised: set config.data.mean and std"
     )
     with pytest.raises(ConfigError, match=message):
-        list(predict(run, find([str(image)]), topk=1, batch_size=1))
+        list(predict(run, find_images([str(image)]), topk=1, batch_size=1))
     with pytest.raises(ConfigError, match=message):
         evaluate_run(run, schema.typed(config_class(), run.config))
     # In every format that it is written in, it is still not said.
     for to in ("timm", "huggingface"):
         loading.convert(unsaid, unsaid.parent / to, to)
-        assert formats.read(unsaid.parent / to).preprocessing is None
+        assert formats.read_checkpoint(unsaid.parent / to).preprocessing is None
     with pytest.raises(ConfigError, match="does not say how images are normalised"):
         loading.convert(unsaid, unsaid.parent / "half", "orbax", data={"mean": SAID["mean"]})
     with pytest.raises(ConfigError, match="no field 'means'; did you mean 'mean'"):
@@ -73,10 +73,12 @@ def test_what_is_said_at_conversion_is_used_and_named(file, unsaid, image, caplo
     absl.logging.get_absl_logger().propagate = True
     said = SAID | {"eval_crop": "resize"}
     loading.convert(file, file.parent / "said", "orbax", data=said)
-    assert formats.read(file.parent / "said").preprocessing == formats.Preprocessing(8, **said)
+    assert formats.read_checkpoint(file.parent / "said").preprocessing == formats.Preprocessing(
+        8, **said
+    )
     run = vit_jax.load_run(file.parent / "said")
     with caplog.at_level("INFO"):
-        (found,) = predict(run, find([str(image)]), topk=10, batch_size=1)
+        (found,) = predict(run, find_images([str(image)]), topk=10, batch_size=1)
     assert isinstance(found, Prediction)
     assert (
         "images: 8 pixels (resize, bilinear), mean (0.485, 0.456, 0.406), std (0.229" in caplog.text
@@ -89,7 +91,7 @@ def test_what_is_said_at_conversion_is_used_and_named(file, unsaid, image, caplo
     # Said later, to what had been left open, it gives the same.
     late = vit_jax.load_run(unsaid)
     late.config.data.update(said)
-    (again,) = predict(late, find([str(image)]), topk=10, batch_size=1)
+    (again,) = predict(late, find_images([str(image)]), topk=10, batch_size=1)
     assert again.probabilities == found.probabilities
 
 

@@ -32,7 +32,7 @@ def checkpoint(path, config):
     """A directory of ours with random weights."""
     weights = Weights(parameters(config), statistics(config))
     prepared = Preprocessing(config.image_size)
-    formats.write(
+    formats.write_checkpoint(
         formats.LoadedCheckpoint(config, weights.params, None, prepared, {}, weights.variables),
         path,
         "orbax",

@@ -97,9 +97,9 @@ def test_negative_weights_have_no_entropy_and_no_logits():
 
 def test_the_class_token_is_read_or_the_mean_of_patches():
     weights = softmax((TOKENS, TOKENS))
-    of_class = attention.read(jnp.asarray(weights), GRID, class_token=True)
+    of_class = attention.attention_read(jnp.asarray(weights), GRID, class_token=True)
     np.testing.assert_array_equal(of_class, weights[0, 2:])
-    of_all = attention.read(jnp.asarray(weights), GRID, class_token=False)
+    of_all = attention.attention_read(jnp.asarray(weights), GRID, class_token=False)
     np.testing.assert_allclose(of_all, weights[2:, 2:].mean(0), rtol=1e-6)
 
 

@@ -35,7 +35,7 @@ def run(cloud_storage):
 
 
 def tensors(path):
-    return jax.tree.map(np.asarray, formats.read(path).params)
+    return jax.tree.map(np.asarray, formats.read_checkpoint(path).params)
 
 
 @pytest.mark.parametrize("scheme", ["gs", "s3"])
@@ -79,7 +79,10 @@ def test_a_run_in_a_bucket_goes_on_from_its_last_whole_checkpoint(run, tmp_path)
     steps = workdir / "checkpoints"
     # The last was being written when the machine was taken away, the one before was damaged since.
     (steps / "12" / "commit_success.txt").unlink()
-    assert reading.find(workdir).name == "8" and reading.newest_description(workdir) is not None
+    assert (
+        reading.find_checkpoint(workdir).name == "8"
+        and reading.newest_description(workdir) is not None
+    )
     for file in (steps / "8" / "state" / "ocdbt.process_0" / "d").iterdir():
         file.write_bytes(b"\0" * file.stat().length)
     train(config, workdir)

@@ -328,4 +328,4 @@ def test_a_run_that_ends_badly_names_a_checkpoint_only_if_there_is_one(steps, se
     bad = health.healthy(params).replace(first_bad_step=jnp.int32(9))
     config = schema.typed(config_class(), default_config())
     with pytest.raises(health.NonFiniteError, match=sentence):
-        health.check(bad, params, config, lambda: steps)
+        health.check_health(bad, params, config, lambda: steps)

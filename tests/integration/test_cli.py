@@ -54,7 +54,7 @@ WRONG = {
     "a word that is alike by chance": (("--config.optim.name=zorn",), "'zorn' is not an optimizer; known: adamw"),
     "unknown objective": (("--config.objective.name=byol",), "'byol' is no objective; known: supervised"),
     "unknown data set": (("--config.data.name=digit",), "digits"),
-    "image size not divisible by patch": (("--config.data.image_size=30",), "30 cannot be cut into patches of 8"),
+    "image size not divisible by patch": (("--config.data.image_size=30",), "30 cannot be split into patches of 8"),
     "no duration": (("--config.duration=soon",), "'soon' is not a duration"),
     "classes contradict the data": (("--config.model.num_classes=7",), "is 7, but the data has 10 classes"),
     "batch not divisible by devices": (("--config.batch_size=12",), "12 cannot be spread over 8 devices"),
@@ -285,7 +285,7 @@ def test_an_unreadable_training_image_names_the_file(command, photos, tmp_path, 
     assert code == 0 and f"{broken} cannot be read" in caplog.text, err
     assert "another takes its place" in caplog.text
     assert "it is excluded from evaluation" in caplog.text
-    description = reading.read_description(reading.find(tmp_path / "run2"))
+    description = reading.read_description(reading.find_checkpoint(tmp_path / "run2"))
     assert description["pixels"] == decode.PIXELS
 
 

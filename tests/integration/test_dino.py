@@ -54,7 +54,9 @@ def test_a_run_that_is_stopped_and_gone_on_with_is_the_same_to_the_bit(tmp_path,
     for run in ("whole", "parts"):
         assembly = assemble(resolve(small()), num_classes=10, examples_per_epoch=200)
         like = jax.eval_shape(assembly.init, jax.random.key(0)).parts()
-        parts[run] = jax.device_get(reading.read_parts(reading.find(tmp_path / run), like))
+        parts[run] = jax.device_get(
+            reading.read_parts(reading.find_checkpoint(tmp_path / run), like)
+        )
     assert {"teacher", "teacher_objective", "objective_variables"} <= set(parts["whole"])
     assert np.abs(parts["whole"]["objective_variables"]["patch_centre"]).max() > 0
     jax.tree.map(np.testing.assert_array_equal, parts["whole"], parts["parts"])

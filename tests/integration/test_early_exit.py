@@ -149,10 +149,10 @@ def test_thresholds_of_another_checkpoint_are_refused(command, trained, solved, 
     vit_jax.train(config, tmp_path)
     code, _, err = command("evaluate", f"--checkpoint={tmp_path}", "--budget=1.0")
     assert code == 2 and "has no thresholds for its exits yet: find them with 'vit_jax exits" in err
-    shutil.copy(solved[1] / "exits.json", reading.find(tmp_path))
+    shutil.copy(solved[1] / "exits.json", reading.find_checkpoint(tmp_path))
     code, _, err = command("evaluate", f"--checkpoint={tmp_path}", "--budget=1.0")
     assert code == 1 and "has the thresholds of another checkpoint (step 40 of a Toy-3)" in err
-    (reading.find(tmp_path) / "exits.json").write_text('{"budgets": []')
+    (reading.find_checkpoint(tmp_path) / "exits.json").write_text('{"budgets": []')
     code, _, err = command("evaluate", f"--checkpoint={tmp_path}", "--budget=1.0")
     assert code == 1 and "exits.json is damaged" in err
 

@@ -88,7 +88,9 @@ def test_a_teacher_that_follows_the_student_and_a_centre_are_saved_and_restored(
     for run in ("whole", "parts"):
         assembly = assemble(resolve(config()), num_classes=0, examples_per_epoch=1438)
         like = jax.eval_shape(assembly.init, jax.random.key(0)).parts()
-        parts[run] = jax.device_get(reading.read_parts(reading.find(tmp_path / run), like))
+        parts[run] = jax.device_get(
+            reading.read_parts(reading.find_checkpoint(tmp_path / run), like)
+        )
     assert {"params_objective", "teacher", "teacher_objective", "objective_variables"} <= set(
         parts["whole"]
     )
@@ -124,7 +126,7 @@ def test_a_fixed_teacher_is_read_again_and_not_saved(tiny_config, tmp_path):
     )  # fmt: skip
     result = vit_jax.train(config, tmp_path / "run")
     assert result["step"] == 12
-    saved = reading.find(tmp_path / "run") / "state"
+    saved = reading.find_checkpoint(tmp_path / "run") / "state"
     assert "fixed" not in (saved / "_METADATA").read_text()
     assert vit_jax.train(config, tmp_path / "run")["accuracy"] == result["accuracy"]
     # Another teacher in the same place is another run.
@@ -194,7 +196,7 @@ def test_a_teacher_that_cannot_teach_this_is_refused(tiny_config, tmp_path, chan
     if change is not None:
         model = registry.model_config("ViT-mu/16", image_size=32, **change)
         zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), registry.abstract(model)[1])
-        formats.write(formats.LoadedCheckpoint(model, zeros), path, "official")
+        formats.write_checkpoint(formats.LoadedCheckpoint(model, zeros), path, "official")
     config = tiny_config(objective__name="distill", objective__teacher=str(path))
     with pytest.raises(UserError, match=message):
         assemble(resolve(config), num_classes=10, examples_per_epoch=1438)

@@ -22,7 +22,7 @@ def write_teacher(path, seed):
     params = jax.tree.map(
         lambda x: random.normal(size=x.shape).astype(np.float32), registry.abstract(config)[1]
     )
-    formats.write(formats.LoadedCheckpoint(config, params), path, "official")
+    formats.write_checkpoint(formats.LoadedCheckpoint(config, params), path, "official")
 
 
 def student(tiny_config, teacher, **fields):

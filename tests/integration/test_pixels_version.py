@@ -9,7 +9,7 @@ def test_a_run_with_other_pixels_resumes_with_a_warning(tiny_config, tmp_path, m
     with monkeypatch.context() as earlier:
         earlier.setattr(loop, "PIXELS", 1)
         loop.train(config, tmp_path)
-    assert reading.read_description(reading.find(tmp_path))["pixels"] == 1
+    assert reading.read_description(reading.find_checkpoint(tmp_path))["pixels"] == 1
     assert "crops of the same images differ" not in caplog.text
     assert loop.train(config, tmp_path)["step"] == 2
     assert caplog.text.count("crops of the same images differ slightly") == 1

@@ -100,7 +100,7 @@ def test_killed_and_started_again_equals_the_uninterrupted_run_bit_for_bit(
 
 def all_bits(workdir) -> dict[str, np.ndarray]:
     """Every array of the last checkpoint: parameters, teacher, centres, optimizer."""
-    handler, path = ocp.PyTreeCheckpointHandler(), reading.find(workdir) / "state"
+    handler, path = ocp.PyTreeCheckpointHandler(), reading.find_checkpoint(workdir) / "state"
     whole = jax.tree.map(
         lambda _: ocp.RestoreArgs(restore_type=np.ndarray), handler.metadata(path).tree
     )

@@ -57,7 +57,7 @@ def test_a_stage_that_cannot_be_trained_is_refused_before_the_first_is(tiny_conf
     runs = stages(tiny_config)
     runs["larger"].data.image_size = 36
     with pytest.raises(
-        ConfigError, match="run 'larger': image size 36 cannot be cut into patches of 8"
+        ConfigError, match="run 'larger': image size 36 cannot be split into patches of 8"
     ):
         run_all(runs, tmp_path)
     assert not list(tmp_path.iterdir())

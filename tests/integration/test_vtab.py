@@ -60,9 +60,7 @@ def test_a_task_s_rate_is_chosen_and_absent_tasks_are_named(
     assert found["tasks"]["vtab/dtd"] == {
         "accuracy": sweep["seeds"][0]["accuracy"], "lr": sweep["chosen"]["optim.lr"],
     }  # fmt: skip
-    assert "| dtd | " in vtab_module.table(found) and "| sun397 | absent" in vtab_module.table(
-        found
-    )
+    assert "| dtd | " in vtab_module.text(found) and "| sun397 | absent" in vtab_module.text(found)
 
 
 def test_the_mean_is_that_of_tasks_not_of_groups(tmp_path, monkeypatch):

@@ -32,7 +32,7 @@ def test_heads_of_an_unpublished_size_are_asked_for(shared_data, name):
     with pytest.raises(
         CheckpointError, match="(?s)heads: published models have, by .*--model=heads="
     ):
-        formats.read(path)
+        formats.read_checkpoint(path)
 
 
 def test_the_grid_of_rotations_of_an_unpublished_width_is_asked_for(theirs, tmp_path):
@@ -44,7 +44,7 @@ def test_the_grid_of_rotations_of_an_unpublished_width_is_asked_for(theirs, tmp_
     )  # fmt: skip
     torch.save(model.state_dict(), tmp_path / "weights.pth")
     with pytest.raises(CheckpointError, match="rope_grid"):
-        formats.read(tmp_path / "weights.pth", heads=3, rope="axial")
+        formats.read_checkpoint(tmp_path / "weights.pth", heads=3, rope="axial")
 
 
 def others(package):
@@ -65,20 +65,20 @@ def others(package):
 def test_families_that_are_not_read_are_refused_by_their_name(theirs, tmp_path, family):
     torch.save(others(theirs)[family].state_dict(), tmp_path / "weights.pth")
     with pytest.raises(CheckpointError, match=f"a model of the family {family} "):
-        formats.read(tmp_path / "weights.pth")
+        formats.read_checkpoint(tmp_path / "weights.pth")
 
 
 def test_a_dinov2_of_images_that_are_not_square_is_not_written_for_transformers(tmp_path):
     _, foreign = drawn(image_size=(12, 16))
     with pytest.raises(CheckpointError, match="images of 12x16, only square ones"):
-        formats.write(foreign, tmp_path / "out", "huggingface")
+        formats.write_checkpoint(foreign, tmp_path / "out", "huggingface")
     assert not (tmp_path / "out").exists()
 
 
 def test_a_decoder_that_is_not_written_is_named(tmp_path, caplog):
     pytest.importorskip("transformers")
     new_of_transformers(num_hidden_layers=1).save_pretrained(tmp_path / "mae")
-    formats.write(formats.read(tmp_path / "mae"), tmp_path / "run", "orbax")
+    formats.write_checkpoint(formats.read_checkpoint(tmp_path / "mae"), tmp_path / "run", "orbax")
     assert "MAE's decoder is not written" in caplog.text
 
 

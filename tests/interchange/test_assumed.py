@@ -35,7 +35,7 @@ def test_what_neither_tensors_nor_header_contain_is_listed(shared_data, name):
     found = assumed(path)
     assert set(found) == CASES[name] | USUAL
     # Such a value can be set: with the same tensors, it is another model.
-    config = formats.read(path).model_config
+    config = formats.read_checkpoint(path).model_config
     assert all(found[option] == getattr(config, option) for option in CASES[name])
     changed = {"activation": "gelu", "epsilon": 1e-3, "image_size": 64, "pool": "first"}
     option = next((o for o in changed if o in CASES[name]), None)
@@ -96,6 +96,6 @@ def test_show_lists_them_and_takes_options(shared_data, command):
 
 def test_every_assumed_option_is_one_of_its_family(shared_data):
     for path in sorted((shared_data / "oracle").glob("*.ckpt.npz")):
-        foreign = formats.read(path)
+        foreign = formats.read_checkpoint(path)
         options = set(registry.family_of(foreign.model_config).Config.__dataclass_fields__)
         assert set(foreign.assumed) - {"preprocessing"} <= options

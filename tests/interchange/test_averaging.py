@@ -39,7 +39,7 @@ def run(tmp_path_factory, compilation_cache):
 
 
 def params_of(path) -> list[np.ndarray]:
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(formats.read(path).params)]
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(formats.read_checkpoint(path).params)]
 
 
 def numpy_mean(paths) -> list[np.ndarray]:
@@ -50,10 +50,10 @@ def numpy_mean(paths) -> list[np.ndarray]:
 
 def perturbed(path, to, scale: float) -> str:
     """A copy of a checkpoint with noise on all parameters; the opposite scale gives the opposite noise."""
-    random, model = np.random.default_rng(0), formats.read(path)
+    random, model = np.random.default_rng(0), formats.read_checkpoint(path)
     noisy = lambda x: np.float32(np.asarray(x) + scale * random.standard_normal(x.shape))  # noqa: E731
     model.params = jax.tree.map(noisy, model.params)
-    formats.write(model, to, "orbax")
+    formats.write_checkpoint(model, to, "orbax")
     return str(to)
 
 
@@ -83,7 +83,9 @@ def test_a_greedy_soup_takes_models_as_the_paper_does(run, command, tmp_path):
 
     def accuracy(paths) -> float:
         averaged = tmp_path / f"average{len(list(tmp_path.iterdir()))}"
-        formats.write(averaging.average([formats.read(path) for path in paths]), averaged, "orbax")
+        formats.write_checkpoint(
+            averaging.average([formats.read_checkpoint(path) for path in paths]), averaged, "orbax"
+        )
         return vit_jax.load_run(averaged).evaluate("digits")["accuracy"]
 
     scores = {model: accuracy([model]) for model in models}
@@ -113,7 +115,7 @@ def model_of(path, name: str, seed: int, **options) -> str:
     weights = registry.split(registry.build(config, rngs=nnx.Rngs(seed)))[1]
     weights = jax.device_get(weights)
     foreign = formats.LoadedCheckpoint(config, weights.params, variables=weights.variables)
-    formats.write(foreign, path, "orbax")
+    formats.write_checkpoint(foreign, path, "orbax")
     return str(path)
 
 
@@ -161,8 +163,8 @@ def test_running_statistics_are_not_averaged(tmp_path):
     assert averaging.read_alike(paths)
     with pytest.raises(ConfigError, match="needs two"):
         averaging.read_alike(paths[:1])
-    model = formats.read(paths[1])
+    model = formats.read_checkpoint(paths[1])
     model.variables = jax.tree.map(lambda x: np.asarray(x) + 1, model.variables)
-    formats.write(model, tmp_path / "trained", "orbax")
+    formats.write_checkpoint(model, tmp_path / "trained", "orbax")
     with pytest.raises(CheckpointError, match="running statistics"):
         averaging.read_alike([paths[0], tmp_path / "trained"])

@@ -54,7 +54,7 @@ def test_the_authors_answers_are_ours_and_their_file_comes_back(shared_data, tmp
     io, tensors = np.load(f"{path}.io.npz"), np.load(f"{path}.ckpt.npz")
     (heads, _) = json.loads(str(io["meta"]))["arguments"]["num_heads"]
     assert formats.detect(f"{path}.ckpt.npz") == "authors"
-    foreign = formats.read(f"{path}.ckpt.npz", heads=heads)
+    foreign = formats.read_checkpoint(f"{path}.ckpt.npz", heads=heads)
     output = test_timm.our_output(foreign, io["images"])
     np.testing.assert_allclose(output.logits, io["logits"], atol=1e-5)
     np.testing.assert_allclose(output.exits[0], io["logits_branch_0"], atol=1e-5)
@@ -62,12 +62,14 @@ def test_the_authors_answers_are_ours_and_their_file_comes_back(shared_data, tmp
     features = np.concatenate([io["features_0"], io["features_1"]], axis=1)
     np.testing.assert_allclose(output.features, features, atol=1e-5)
     np.testing.assert_allclose(output.tokens[:1], io["tokens_1"], atol=1e-5)
-    formats.write(foreign, tmp_path / "again.safetensors", "authors")
+    formats.write_checkpoint(foreign, tmp_path / "again.safetensors", "authors")
     again = safetensors.read(tmp_path / "again.safetensors")[0]
     assert sorted(again) == sorted(tensors)
     for name in again:
         assert np.asarray(again[name]).tobytes() == tensors[name].tobytes(), name
-    assert formats.read(tmp_path / "again.safetensors").model_config == foreign.model_config
+    assert (
+        formats.read_checkpoint(tmp_path / "again.safetensors").model_config == foreign.model_config
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -100,7 +102,7 @@ def test_timm_and_we_compute_the_same(timm, tmp_path, dagger):
 def test_timm_and_we_compute_the_same_at_full_size(timm, tmp_path, name):
     torch.manual_seed(0)
     model = timm.create_model(name).eval()
-    foreign = formats.read(test_timm.save(model, tmp_path / "theirs.safetensors"))
+    foreign = formats.read_checkpoint(test_timm.save(model, tmp_path / "theirs.safetensors"))
     x = test_timm.images(foreign.model_config.image_size, 1)
     expected = test_timm.their_logits(model, x)
     assert expected.std() > 0.05
@@ -115,13 +117,13 @@ def test_a_folder_of_timm_is_built_there_also_for_images_that_are_no_squares(
     foreign = formats.LoadedCheckpoint(config, random(config))
     if not options:  # 32x48 of 48x72
         assert config.large_size == (32, 48) and config.height_width == (48, 72)
-    formats.write(foreign, tmp_path / "out", "timm")
+    formats.write_checkpoint(foreign, tmp_path / "out", "timm")
     model = timm.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
     x = np.random.default_rng(0).uniform(-1, 1, (1, 48, 72, 3)).astype(np.float32)
     expected = test_timm.their_logits(model, x)
     logits = test_timm.our_output(foreign, x).logits
     np.testing.assert_allclose(logits, expected, atol=1e-5 * max(1, np.abs(expected).max()))
-    assert formats.read(tmp_path / "out").model_config == config
+    assert formats.read_checkpoint(tmp_path / "out").model_config == config
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,9 @@ def test_a_folder_of_timm_is_built_there_also_for_images_that_are_no_squares(
 def test_what_timm_has_not_is_not_written(tmp_path, options, words):
     config = registry.model_config("CrossViT-9", image_size=48, **TINY | options)
     with pytest.raises(CheckpointError, match=words):
-        formats.write(formats.LoadedCheckpoint(config, random(config)), tmp_path / "out", "timm")
+        formats.write_checkpoint(
+            formats.LoadedCheckpoint(config, random(config)), tmp_path / "out", "timm"
+        )
     assert not (tmp_path / "out").exists()
 
 
@@ -153,11 +157,11 @@ def test_what_timm_has_not_is_not_written(tmp_path, options, words):
 )  # fmt: skip
 def test_every_tensor_is_accounted_for(tmp_path, change, words):
     config = registry.model_config("CrossViT-9", image_size=48, **TINY)
-    formats.write(
+    formats.write_checkpoint(
         formats.LoadedCheckpoint(config, random(config)), tmp_path / "a.safetensors", "authors"
     )
     tensors = {n: np.asarray(t) for n, t in safetensors.read(tmp_path / "a.safetensors")[0].items()}
     change(tensors)
     np.savez(tmp_path / "b.npz", **{n: t.astype(np.float32) for n, t in tensors.items()})
     with pytest.raises(CheckpointError, match=words):
-        formats.read(tmp_path / "b.npz", heads=2)
+        formats.read_checkpoint(tmp_path / "b.npz", heads=2)

@@ -37,7 +37,7 @@ def drawn(**options):
 def written_and_answered(foreign, folder, name):
     """Images, and what the class `name` of transformers makes of them with a checkpoint written for it."""
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    formats.write(foreign, folder, "huggingface")
+    formats.write_checkpoint(foreign, folder, "huggingface")
     theirs, report = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
     # Only those with registers always have it, and use it where something is masked.
     assert all(key.endswith("mask_token") for key in report["missing_keys"])
@@ -84,5 +84,5 @@ def test_transformers_has_the_same_answer(name, tmp_path):
 def test_what_transformers_has_not_is_not_written(options, message, tmp_path):
     _, foreign = drawn(**options)
     with pytest.raises(CheckpointError, match=message):
-        formats.write(foreign, tmp_path / "out", "huggingface")
+        formats.write_checkpoint(foreign, tmp_path / "out", "huggingface")
     assert not (tmp_path / "out").exists()

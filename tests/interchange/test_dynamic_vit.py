@@ -29,7 +29,9 @@ def arrays(config):
 
 def written(config, path):
     params, variables = arrays(config)
-    formats.write(formats.LoadedCheckpoint(config, params, variables=variables), path, "authors")
+    formats.write_checkpoint(
+        formats.LoadedCheckpoint(config, params, variables=variables), path, "authors"
+    )
     return path
 
 
@@ -49,7 +51,7 @@ def test_a_released_file_computes_the_same_and_is_written_again_bit_by_bit(share
     assert before.keys() == after.keys()
     for name in before:
         assert np.asarray(before[name]).tobytes() == np.asarray(after[name]).tobytes(), name
-    found = formats.read(path).preprocessing
+    found = formats.read_checkpoint(path).preprocessing
     assert (found.eval_crop, found.eval_resize, found.interpolation) == (
         "torchvision",
         256,
@@ -68,7 +70,7 @@ def test_a_released_file_computes_the_same_and_is_written_again_bit_by_bit(share
 )
 def test_a_file_of_ours_is_read_again_bit_by_bit(backbone, options, tmp_path):
     config = tiny(backbone, **options)
-    foreign = formats.read(written(config, tmp_path / "a.safetensors"))
+    foreign = formats.read_checkpoint(written(config, tmp_path / "a.safetensors"))
     assert foreign.model_config == config
     found = foreign.params, foreign.variables
     jax.tree.map(
@@ -107,7 +109,7 @@ def test_a_file_that_lacks_or_exceeds_tensors_is_an_error_that_names_them(change
     change(tensors)
     np.savez(tmp_path / "b.npz", **tensors)
     with pytest.raises(CheckpointError, match=words):
-        formats.read(tmp_path / "b.npz")
+        formats.read_checkpoint(tmp_path / "b.npz")
 
 
 def test_windows_that_are_not_the_published_ones_are_an_error(tmp_path):
@@ -118,7 +120,7 @@ def test_windows_that_are_not_the_published_ones_are_an_error(tmp_path):
     with pytest.raises(
         CheckpointError, match="588, 300, 147 numbers, not those of 14x14, 11x11, 7x7"
     ):
-        formats.read(tmp_path / "b.npz")
+        formats.read_checkpoint(tmp_path / "b.npz")
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_timms_logits_and_running_statistics_are_ours_and_its_file_comes_back(ti
         num_classes=CLASSES,
     )
     path = save(randomize(model), tmp_path / "tf_efficientnet_b0.safetensors")
-    foreign = formats.read(path, image_size=IMAGE_SIZE)
+    foreign = formats.read_checkpoint(path, image_size=IMAGE_SIZE)
     config = foreign.model_config
     assert config.units == efficientnet.units(depth) and config.width_factor == width
     x = images()
@@ -134,9 +134,9 @@ def test_timms_logits_and_running_statistics_are_ours_and_its_file_comes_back(ti
     assert expected.std() > 0.05
     assert_close(logits, expected)
 
-    formats.write(foreign, tmp_path / "ours.safetensors", "timm")
+    formats.write_checkpoint(foreign, tmp_path / "ours.safetensors", "timm")
     assert bytes_of(path) == bytes_of(tmp_path / "ours.safetensors")
-    assert formats.read(tmp_path / "ours.safetensors").model_config == config
+    assert formats.read_checkpoint(tmp_path / "ours.safetensors").model_config == config
 
     # In training mode the 88 blocks of an L2 make rounding ten times as large: timm's own too.
     exact = their_logits(copy.deepcopy(model).double().train(), x.astype(np.float64))
@@ -166,13 +166,13 @@ def test_a_folder_of_transformers_gives_its_logits_and_comes_back(size, tmp_path
     )
     model = randomize(transformers.EfficientNetForImageClassification(config))
     model.save_pretrained(tmp_path / "theirs")
-    foreign = formats.read(tmp_path / "theirs")
+    foreign = formats.read_checkpoint(tmp_path / "theirs")
     x = images()
     expected = their_logits(model, x)
     assert expected.std() > 0.05
     assert_close(answers(foreign, x)[0], expected)
 
-    formats.write(foreign, tmp_path / "ours", "huggingface")
+    formats.write_checkpoint(foreign, tmp_path / "ours", "huggingface")
     before, after = (bytes_of(tmp_path / n / "model.safetensors") for n in ("theirs", "ours"))
     assert before == after
     again, info = transformers.EfficientNetForImageClassification.from_pretrained(
@@ -199,10 +199,10 @@ def test_a_folder_for_timm_is_built_there_by_its_name(timm, tmp_path):
     arrays = registry.abstract_weights(config)[1]
     params, variables = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), arrays)
     whole = formats.LoadedCheckpoint(config, params, variables=variables)
-    formats.write(whole, tmp_path / "out", "timm")
+    formats.write_checkpoint(whole, tmp_path / "out", "timm")
     model = package.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True)
     assert model.conv_stem.weight.detach().numpy().min() == 1
-    again = formats.read(tmp_path / "out")
+    again = formats.read_checkpoint(tmp_path / "out")
     assert again.model_config == config
     # 32 pixels to spare.
     prepared = again.preprocessing
@@ -214,7 +214,7 @@ def test_a_folder_for_timm_is_built_there_by_its_name(timm, tmp_path):
 
 
 def test_a_processor_of_transformers_that_divides_twice_is_read_as_one_that_divides_once(tmp_path):
-    formats.write(foreign(), tmp_path / "a", "huggingface")
+    formats.write_checkpoint(foreign(), tmp_path / "a", "huggingface")
     processor = {
         "image_processor_type": "EfficientNetImageProcessor",
         "image_mean": list(IMAGENET_MEAN),
@@ -222,7 +222,7 @@ def test_a_processor_of_transformers_that_divides_twice_is_read_as_one_that_divi
         "size": {"height": 32, "width": 32},
     }
     (tmp_path / "a" / "preprocessor_config.json").write_text(json.dumps(processor))
-    prepared = formats.read(tmp_path / "a").preprocessing
+    prepared = formats.read_checkpoint(tmp_path / "a").preprocessing
     np.testing.assert_allclose(prepared.std, IMAGENET_STD, rtol=1e-12)
     assert prepared.mean == IMAGENET_MEAN
 
@@ -238,7 +238,7 @@ def test_a_processor_of_transformers_that_divides_twice_is_read_as_one_that_divi
 )
 def test_what_they_would_compute_otherwise_is_not_written(tmp_path, options, to, words):
     with pytest.raises(CheckpointError, match=words):
-        formats.write(foreign(**options), tmp_path / "out", to)
+        formats.write_checkpoint(foreign(**options), tmp_path / "out", to)
     assert not list(tmp_path.iterdir())
 
 
@@ -254,41 +254,43 @@ def test_what_they_would_compute_otherwise_is_not_written(tmp_path, options, to,
     ],
 )
 def test_what_our_code_would_compute_otherwise_is_not_read(tmp_path, change, words):
-    formats.write(foreign(), tmp_path / "a", "huggingface")
+    formats.write_checkpoint(foreign(), tmp_path / "a", "huggingface")
     path = tmp_path / "a" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(CheckpointError, match=words):
-        formats.read(tmp_path / "a")
+        formats.read_checkpoint(tmp_path / "a")
 
 
 def test_timms_efficientnets_without_tensorflows_padding_are_refused(tmp_path):
     config = registry.model_config("EfficientNet-B0", image_size=32, num_classes=3)
     arrays = registry.abstract_weights(config)[1]
     params, variables = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), arrays)
-    formats.write(
+    formats.write_checkpoint(
         formats.LoadedCheckpoint(config, params, variables=variables), tmp_path / "a", "timm"
     )
     path = tmp_path / "a" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"architecture": "efficientnet_b0"}))
     with pytest.raises(CheckpointError, match="not efficientnet_b0, which pads"):
-        formats.read(tmp_path / "a")
+        formats.read_checkpoint(tmp_path / "a")
 
 
 def test_whether_a_bare_file_pads_as_tensorflow_is_asked_for(tmp_path):
-    formats.write(foreign(), tmp_path / "a.safetensors", "timm")
-    assert formats.read(tmp_path / "a.safetensors").model_config == foreign().model_config
+    formats.write_checkpoint(foreign(), tmp_path / "a.safetensors", "timm")
+    assert (
+        formats.read_checkpoint(tmp_path / "a.safetensors").model_config == foreign().model_config
+    )
     tensors = {n: np.asarray(t) for n, t in safetensors.read(tmp_path / "a.safetensors")[0].items()}
     specs = {n: (x.shape, x.dtype) for n, x in tensors.items()}
     bare = tmp_path / "weights.safetensors"
     safetensors.write(bare, tensors.items(), specs, {})
     with pytest.raises(CheckpointError, match="does not state whether .* as TensorFlow .*Name the"):
-        formats.read(bare)
+        formats.read_checkpoint(bare)
     named = bare.rename(tmp_path / "tf_efficientnet_b0.in1k.safetensors")
-    assert formats.read(named).model_config.units == foreign().model_config.units
+    assert formats.read_checkpoint(named).model_config.units == foreign().model_config.units
 
 
 def test_a_file_that_lacks_a_tensor_or_has_one_more_names_it(tmp_path):
-    formats.write(foreign(), tmp_path / "a.safetensors", "timm")
+    formats.write_checkpoint(foreign(), tmp_path / "a.safetensors", "timm")
     tensors = {n: np.asarray(t) for n, t in safetensors.read(tmp_path / "a.safetensors")[0].items()}
     tensors["surplus"] = tensors.pop("blocks.1.0.bn2.running_var")
     path = tmp_path / "tf_efficientnet_b0.npz"

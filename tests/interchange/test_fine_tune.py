@@ -28,7 +28,7 @@ def taken_over(recipe, path, **data):
 )
 def test_any_family_is_fine_tuned_at_twice_its_resolution(recipe, name, shared_data):
     path = shared_data / "oracle" / f"{name}.ckpt.npz"
-    foreign = formats.read(path)
+    foreign = formats.read_checkpoint(path)
     size = 2 * foreign.model_config.image_size
     config = taken_over(recipe, path, image_size=size, train_crop="resize", eval_crop="resize")
     model_config = model_config_of(config, num_classes=5)
@@ -62,9 +62,9 @@ IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 def test_mean_and_deviation_are_those_the_checkpoint_says(shared_data, tmp_path):
     official = shared_data / "oracle" / "vt_vit_testing.ckpt.npz"
     assert taken_over("finetune", official, image_size=32).data.mean == (0.5, 0.5, 0.5)
-    foreign = formats.read(official)
+    foreign = formats.read_checkpoint(official)
     foreign.preprocessing = formats.Preprocessing(foreign.model_config.image_size, **IMAGENET)
-    formats.write(foreign, tmp_path / "folder", "huggingface")
+    formats.write_checkpoint(foreign, tmp_path / "folder", "huggingface")
     data = taken_over("finetune", tmp_path / "folder", image_size=32).data
     assert (data.mean, data.std) == tuple(IMAGENET.values())
     half = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
@@ -75,11 +75,13 @@ def test_mean_and_deviation_are_those_the_checkpoint_says(shared_data, tmp_path)
 def test_interpolation_is_the_checkpoints_and_a_run_keeps_what_it_took(shared_data, tmp_path):
     official = shared_data / "oracle" / "vt_vit_testing.ckpt.npz"
     assert taken_over("finetune", official, image_size=32).data.interpolation == "bilinear"
-    foreign = formats.read(official)
-    formats.write(foreign, tmp_path / "begun", "orbax")  # stands for a run of an earlier version
+    foreign = formats.read_checkpoint(official)
+    formats.write_checkpoint(
+        foreign, tmp_path / "begun", "orbax"
+    )  # stands for a run of an earlier version
     size = foreign.model_config.image_size
     foreign.preprocessing = formats.Preprocessing(size, interpolation="bicubic")
-    formats.write(foreign, tmp_path / "folder", "huggingface")
+    formats.write_checkpoint(foreign, tmp_path / "folder", "huggingface")
     assert (
         taken_over("finetune", tmp_path / "folder", image_size=32).data.interpolation == "bicubic"
     )

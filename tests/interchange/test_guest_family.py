@@ -163,13 +163,13 @@ def test_a_new_model_is_written_with_a_count_of_no_batches(tmp_path):
     config = registry.model_config("Guest", image_size=SIDE, num_classes=CLASSES)
     _, weights = registry.split(registry.build(config, rngs=nnx.Rngs(0)))
     params, variables = jax.tree.map(np.asarray, tuple(weights))
-    formats.write(
+    formats.write_checkpoint(
         formats.LoadedCheckpoint(config, params, variables=variables),
         tmp_path / "a.safetensors",
         "authors",
     )
     assert read_back(tmp_path / "a.safetensors")["bn.num_batches_tracked"] == 0
-    assert formats.read(tmp_path / "a.safetensors").model_config == config
+    assert formats.read_checkpoint(tmp_path / "a.safetensors").model_config == config
 
 
 def test_a_run_starts_from_the_statistics_of_its_checkpoint_and_so_do_its_average_and_teacher(

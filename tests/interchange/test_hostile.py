@@ -64,16 +64,16 @@ def test_an_index_names_files_beside_it_and_no_others(tmp_path, name):
 def test_a_config_json_nested_too_deeply_is_a_checkpoint_error(tmp_path):
     (tmp_path / "config.json").write_text('{"a":' + "[" * 100_000)
     with pytest.raises(CheckpointError, match="is damaged"):
-        formats.read(tmp_path)
+        formats.read_checkpoint(tmp_path)
 
 
 def test_a_file_address_is_a_path(tmp_path):
     path = tmp_path / "a b.npz"
-    assert remote.parse(path.as_uri()).place == str(path)
+    assert remote.parse_name(path.as_uri()).place == str(path)
     with pytest.raises(ConfigError, match="names another machine"):
-        remote.parse("file://elsewhere/a.npz")
+        remote.parse_name("file://elsewhere/a.npz")
     with pytest.raises(CheckpointError, match="does not exist"):
-        formats.read(path.as_uri())
+        formats.read_checkpoint(path.as_uri())
 
 
 def in_zip(folder, pickled: bytes, **members: bytes) -> epath.Path:

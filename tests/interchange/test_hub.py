@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
         8, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "torchvision", 9, "bicubic"
     )
     path = tmp_path_factory.mktemp("timm") / "vit"
-    formats.write(
+    formats.write_checkpoint(
         formats.LoadedCheckpoint(config, params, ("cat", "dog", "emu"), prepared), path, "timm"
     )
     return path
@@ -53,7 +53,7 @@ def test_a_repository_is_read_with_its_classes_and_preprocessing(hub, files, fol
         "README.md": b"# hello",
         "pytorch_model.bin": b"junk",
     }
-    there, here = formats.read("hf://timm/vit_mu"), formats.read(folder)
+    there, here = formats.read_checkpoint("hf://timm/vit_mu"), formats.read_checkpoint(folder)
     assert there.model_config == here.model_config and there.classes == ("cat", "dog", "emu")
     assert there.preprocessing == here.preprocessing
     assert there.preprocessing.interpolation == "bicubic"
@@ -69,31 +69,35 @@ def test_a_repository_is_read_with_its_classes_and_preprocessing(hub, files, fol
     loading.convert("hf://timm/vit_mu", tmp_path / "out", "huggingface")
     with pytest.raises(ConfigError, match="hf://me/mine cannot be written to"):
         loading.convert("hf://timm/vit_mu", "hf://me/mine", "timm")
-    assert formats.read(tmp_path / "out").classes == ("cat", "dog", "emu")
+    assert formats.read_checkpoint(tmp_path / "out").classes == ("cat", "dog", "emu")
     for name in (f"hf://timm/vit_mu@{COMMIT}", "hf://timm/vit_mu@main/model.safetensors"):
-        assert formats.read(name).classes == ("cat", "dog", "emu")
+        assert formats.read_checkpoint(name).classes == ("cat", "dog", "emu")
 
 
 def test_without_a_network_the_cache_is_read(hub, files, monkeypatch, caplog):
     absl.logging.get_absl_logger().propagate = True
     hub.repositories["timm/vit_mu"] = files
-    formats.read("hf://timm/vit_mu")
+    formats.read_checkpoint("hf://timm/vit_mu")
     again()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     asked = len(hub.asked)
-    assert formats.read("hf://timm/vit_mu").classes == ("cat", "dog", "emu")
-    assert formats.read("hf://timm/vit_mu/model.safetensors").classes == ("cat", "dog", "emu")
+    assert formats.read_checkpoint("hf://timm/vit_mu").classes == ("cat", "dog", "emu")
+    assert formats.read_checkpoint("hf://timm/vit_mu/model.safetensors").classes == (
+        "cat",
+        "dog",
+        "emu",
+    )
     assert len(hub.asked) == asked
     with pytest.raises(CheckpointError, match="cannot be reached, and the cache has no copy of it"):
-        formats.read("hf://timm/other")
+        formats.read_checkpoint("hf://timm/other")
     again()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
     caplog.clear()
-    assert formats.read("hf://timm/vit_mu").classes == ("cat", "dog", "emu")
+    assert formats.read_checkpoint("hf://timm/vit_mu").classes == ("cat", "dog", "emu")
     assert "hf://timm/vit_mu: the hub cannot be reached" in caplog.text
     with pytest.raises(CheckpointError, match="hf://timm/other: the hub cannot be reached"):
-        formats.read("hf://timm/other")
+        formats.read_checkpoint("hf://timm/other")
 
 
 @pytest.mark.parametrize(
@@ -119,30 +123,30 @@ def test_what_cannot_be_fetched_is_said(hub, files, name, words):
         "timm/gated": (403, "GatedRepo"), "timm/private": (401, "RepoNotFound"), "timm/hidden": (403, ""),
     }  # fmt: skip
     with pytest.raises(CheckpointError, match=words):
-        formats.read(name)
+        formats.read_checkpoint(name)
 
 
 @pytest.mark.parametrize("name", ["hf://vit_mu", "hf://a/b/../c@x y", "hf://", "hf://a/--b..c"])
 def test_a_name_that_is_none_is_an_error_of_the_command_line(hub, name):
     with pytest.raises((ConfigError, CheckpointError)):
-        formats.read(name)
+        formats.read_checkpoint(name)
     assert not [path for command, path in hub.asked if command == "GET" and "resolve" in path]
 
 
 def test_a_private_repository_is_read_with_a_token(hub, files, monkeypatch):
     hub.repositories["me/mine"], hub.private["me/mine"] = files, (401, "RepoNotFound")
     monkeypatch.setenv("HF_TOKEN", "secret")
-    assert formats.read("hf://me/mine").classes == ("cat", "dog", "emu")
+    assert formats.read_checkpoint("hf://me/mine").classes == ("cat", "dog", "emu")
 
 
 @pytest.mark.slow  # the package tries again for some seconds
 def test_a_download_that_breaks_is_an_error_and_goes_on_later(hub, files):
     hub.repositories["timm/vit_mu"], hub.cut = files, 1000
     with pytest.raises(CheckpointError, match="hf://timm/vit_mu: "):
-        formats.read("hf://timm/vit_mu")
+        formats.read_checkpoint("hf://timm/vit_mu")
     hub.cut = None
     again()
-    assert formats.read("hf://timm/vit_mu").classes == ("cat", "dog", "emu")
+    assert formats.read_checkpoint("hf://timm/vit_mu").classes == ("cat", "dog", "emu")
 
 
 def test_processes_of_a_machine_download_a_file_once(hub, files):
@@ -166,28 +170,28 @@ def test_a_file_from_the_web_is_downloaded_once_and_compared_with_its_checksum(h
     hub.web["/files/vit.safetensors"] = data = files["model.safetensors"]
     address, sum = f"{hub.address}/files/vit.safetensors", hashlib.sha256(data).hexdigest()
     with pytest.raises(ConfigError, match="#sha256= is for https:// addresses"):
-        formats.read(f"gs://a/b#sha256={sum}")
-    assert formats.read(address).classes == ("cat", "dog", "emu")
+        formats.read_checkpoint(f"gs://a/b#sha256={sum}")
+    assert formats.read_checkpoint(address).classes == ("cat", "dog", "emu")
     again()
-    formats.read(address)  # asked whether it has changed
+    formats.read_checkpoint(address)  # asked whether it has changed
     assert [c for c, _ in hub.asked] == ["GET", "GET"]
     named = f"{address}#sha256={sum}"
-    formats.read(named)
+    formats.read_checkpoint(named)
     again()
-    formats.read(named)  # its checksum says that it has not
+    formats.read_checkpoint(named)  # its checksum says that it has not
     assert len(hub.asked) == 3
     again()
     with pytest.raises(CheckpointError, match=f"has the SHA-256 {sum}, not {'0' * 64}"):
-        formats.read(f"{address}#sha256={'0' * 64}")
+        formats.read_checkpoint(f"{address}#sha256={'0' * 64}")
     hub.cut = 1000
     hub.web["/files/b.safetensors"] = data
     with pytest.raises(CheckpointError, match=r"cut short, 1,000 of [\d,]+ bytes"):
-        formats.read(f"{hub.address}/files/b.safetensors")
+        formats.read_checkpoint(f"{hub.address}/files/b.safetensors")
     with pytest.raises(CheckpointError, match="cannot be downloaded: 404"):
-        formats.read(f"{hub.address}/files/none.safetensors")
+        formats.read_checkpoint(f"{hub.address}/files/none.safetensors")
     hub.stop()
     again()
-    formats.read(address)
+    formats.read_checkpoint(address)
     assert "cannot be reached" in caplog.text
     with pytest.raises(ConfigError, match="anybody on the way can change what comes by http"):
-        formats.read("http://example.com/a.pth")
+        formats.read_checkpoint("http://example.com/a.pth")

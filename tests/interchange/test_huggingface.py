@@ -93,7 +93,7 @@ def test_their_models_are_ours_and_theirs_again(tmp_path, kind):
     name, fields, recognised = MODELS[kind]
     model = build(name, **fields)
     model.save_pretrained(tmp_path / "theirs")
-    foreign = formats.read(tmp_path / "theirs")
+    foreign = formats.read_checkpoint(tmp_path / "theirs")
     config = foreign.model_config
     assert {name: getattr(config, name) for name in recognised} == recognised
     x = images(config.image_size)
@@ -101,7 +101,7 @@ def test_their_models_are_ours_and_theirs_again(tmp_path, kind):
     assert expected.std() > 0.3
     np.testing.assert_allclose(our_answer(foreign, x), expected, atol=1e-5)
 
-    formats.write(foreign, tmp_path / "ours", "huggingface")
+    formats.write_checkpoint(foreign, tmp_path / "ours", "huggingface")
     before, after = tensors_of(tmp_path / "theirs"), tensors_of(tmp_path / "ours")
     assert before.keys() == after.keys()
     assert all(before[name].tobytes() == after[name].tobytes() for name in before)
@@ -141,7 +141,7 @@ def ours(seed=0, classes=None, preprocessing=None, **options):
 )
 def test_our_models_load_there_and_answer_alike(tmp_path, options, name):
     foreign = ours(**options)
-    formats.write(foreign, tmp_path / "out", "huggingface")
+    formats.write_checkpoint(foreign, tmp_path / "out", "huggingface")
     assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == [name]
     model, info = getattr(transformers, name).from_pretrained(
         tmp_path / "out", output_loading_info=True
@@ -153,15 +153,15 @@ def test_our_models_load_there_and_answer_alike(tmp_path, options, name):
 
 def test_names_of_classes_go_there_and_come_back(tmp_path):
     names = ("cat", "dog", "emu", "fox", "gnu")
-    formats.write(ours(classes=names), tmp_path / "out", "huggingface")
+    formats.write_checkpoint(ours(classes=names), tmp_path / "out", "huggingface")
     model = transformers.ViTForImageClassification.from_pretrained(tmp_path / "out")
     assert model.config.id2label[2] == "emu" and model.config.label2id["gnu"] == 4
-    assert formats.read(tmp_path / "out").classes == names
+    assert formats.read_checkpoint(tmp_path / "out").classes == names
 
 
 def test_placeholders_are_no_names_of_classes(tmp_path):
-    formats.write(ours(), tmp_path / "out", "huggingface")
-    assert formats.read(tmp_path / "out").classes is None
+    formats.write_checkpoint(ours(), tmp_path / "out", "huggingface")
+    assert formats.read_checkpoint(tmp_path / "out").classes is None
 
 
 @pytest.mark.parametrize(
@@ -173,8 +173,8 @@ def test_placeholders_are_no_names_of_classes(tmp_path):
     ],
 )
 def test_preprocessing_goes_there_and_comes_back(tmp_path, prepared):
-    formats.write(ours(preprocessing=prepared), tmp_path / "out", "huggingface")
-    again = formats.read(tmp_path / "out").preprocessing
+    formats.write_checkpoint(ours(preprocessing=prepared), tmp_path / "out", "huggingface")
+    again = formats.read_checkpoint(tmp_path / "out").preprocessing
     # There is but one way to round where the middle begins.
     crop = "transformers" if prepared.eval_crop == "central" else prepared.eval_crop
     assert (again.mean, again.std, again.eval_crop, again.interpolation) == (
@@ -211,9 +211,9 @@ def test_preprocessing_goes_there_and_comes_back(tmp_path, prepared):
     ],
 )
 def test_older_preprocessing_is_understood(tmp_path, said, expected):
-    formats.write(ours(), tmp_path / "out", "huggingface")
+    formats.write_checkpoint(ours(), tmp_path / "out", "huggingface")
     (tmp_path / "out" / "preprocessor_config.json").write_text(json.dumps(said))
-    prepared = formats.read(tmp_path / "out").preprocessing
+    prepared = formats.read_checkpoint(tmp_path / "out").preprocessing
     assert (prepared.eval_crop, prepared.eval_resize, prepared.interpolation) == expected
     assert prepared.mean == (0.5, 0.5, 0.5)
 
@@ -230,13 +230,13 @@ def test_older_preprocessing_is_understood(tmp_path, said, expected):
 )  # fmt: skip
 def test_pixels_are_scaled_as_the_processor_scales_them(tmp_path, said):
     prepared = formats.Preprocessing(12, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
-    formats.write(ours(preprocessing=prepared), tmp_path / "out", "huggingface")
+    formats.write_checkpoint(ours(preprocessing=prepared), tmp_path / "out", "huggingface")
     file = tmp_path / "out" / "preprocessor_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | said))
     pixels = np.random.default_rng(0).integers(0, 256, (12, 12, 3), np.uint8)
     processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / "out")
     expected = np.asarray(processor(pixels, return_tensors="np")["pixel_values"])[0]
-    read = formats.read(tmp_path / "out").preprocessing
+    read = formats.read_checkpoint(tmp_path / "out").preprocessing
     found = (pixels / 255 - np.array(read.mean)) / np.array(read.std)
     np.testing.assert_allclose(found.transpose(2, 0, 1), expected, rtol=1e-5, atol=1e-4)
 
@@ -245,19 +245,21 @@ def test_pixels_are_scaled_as_the_processor_scales_them(tmp_path, said):
 def test_what_a_processor_does_that_we_cannot_is_not_taken_for_something_else(
     tmp_path, said, caplog
 ):
-    formats.write(ours(preprocessing=formats.Preprocessing(12)), tmp_path / "out", "huggingface")
+    formats.write_checkpoint(
+        ours(preprocessing=formats.Preprocessing(12)), tmp_path / "out", "huggingface"
+    )
     file = tmp_path / "out" / "preprocessor_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | said))
-    assert formats.read(tmp_path / "out").preprocessing is None
+    assert formats.read_checkpoint(tmp_path / "out").preprocessing is None
     assert next(iter(said)) in caplog.text and "--config.data.mean" in caplog.text
 
 
 def test_the_weights_alone_are_read_with_the_config_beside_them(tmp_path):
-    formats.write(ours(), tmp_path / "out", "huggingface")
+    formats.write_checkpoint(ours(), tmp_path / "out", "huggingface")
     assert formats.detect(tmp_path / "out" / "model.safetensors") == "huggingface"
     shutil.copy(tmp_path / "out" / "model.safetensors", tmp_path / "alone.safetensors")
     with pytest.raises(CheckpointError, match="Of a Hugging Face model give the folder"):
-        formats.read(tmp_path / "alone.safetensors")
+        formats.read_checkpoint(tmp_path / "alone.safetensors")
 
 
 @pytest.mark.parametrize("kind", ["shards", "pickle"])
@@ -276,7 +278,7 @@ def test_weights_may_be_in_shards_or_pickled(tmp_path, kind):
             {name: torch.from_numpy(value.copy()) for name, value in expected.items()},
             folder / "pytorch_model.bin",
         )
-    whole, other = (formats.read(path).params for path in (tmp_path / "whole", folder))
+    whole, other = (formats.read_checkpoint(path).params for path in (tmp_path / "whole", folder))
     for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(other), strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
@@ -298,11 +300,11 @@ def test_weights_may_be_in_shards_or_pickled(tmp_path, kind):
     ],
 )
 def test_what_the_config_says_must_be_what_the_file_holds(tmp_path, fields, words):
-    formats.write(ours(), tmp_path / "out", "huggingface")
+    formats.write_checkpoint(ours(), tmp_path / "out", "huggingface")
     said = json.loads((tmp_path / "out" / "config.json").read_text())
     (tmp_path / "out" / "config.json").write_text(json.dumps(said | fields))
     with pytest.raises(CheckpointError, match=words):
-        formats.read(tmp_path / "out")
+        formats.read_checkpoint(tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -316,12 +318,12 @@ def test_what_the_config_says_must_be_what_the_file_holds(tmp_path, fields, word
 )
 def test_what_transformers_lacks_is_not_written(tmp_path, options, words):
     with pytest.raises(CheckpointError, match=words):
-        formats.write(ours(**options), tmp_path / "out", "huggingface")
+        formats.write_checkpoint(ours(**options), tmp_path / "out", "huggingface")
     assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_with_something_in_it_is_not_overwritten(tmp_path):
     (tmp_path / "mine.txt").write_text("dear")
     with pytest.raises(CheckpointError, match="exists already: name a new folder"):
-        formats.write(ours(), tmp_path, "huggingface")
+        formats.write_checkpoint(ours(), tmp_path, "huggingface")
     assert [entry.name for entry in tmp_path.iterdir()] == ["mine.txt"]

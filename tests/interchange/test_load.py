@@ -60,7 +60,7 @@ def test_a_published_file_loads_by_itself_and_gives_its_codes_logits(name, share
 @pytest.mark.parametrize("name", ORACLE)
 def test_a_new_model_takes_the_weights_of_a_published_file(name, shared_data):
     path, io = shared_data / "oracle" / f"{name}.ckpt.npz", answers(shared_data, name)
-    model = created(formats.read(path).model_config, io["image"].shape[1])
+    model = created(formats.read_checkpoint(path).model_config, io["image"].shape[1])
     vit_jax.load_weights(model, path)
     state, expected = (
         nnx.to_pure_dict(nnx.state(m))
@@ -196,7 +196,7 @@ def test_weights_go_to_their_shards_directly(file):
     fresh = nnx.to_pure_dict(nnx.state(model))
     up = fresh["encoder"]["layers"]["mlp"]["up"]
     up["kernel"] = jax.device_put(up["kernel"], sharding)
-    foreign = formats.read(file)
+    foreign = formats.read_checkpoint(file)
     with jax.transfer_guard_device_to_device("disallow"):  # Nothing is cut on a device.
         loaded = adapt.adapt(
             foreign.params, foreign.model_config, fresh, model.config, reset=(), resize="scipy"
@@ -209,19 +209,19 @@ def test_weights_go_to_their_shards_directly(file):
 
 
 def test_a_run_is_loaded_as_every_other_checkpoint(file, images, expected, tmp_path):
-    formats.write(formats.read(file), tmp_path / "run", "orbax")
+    formats.write_checkpoint(formats.read_checkpoint(file), tmp_path / "run", "orbax")
     model = vit_jax.load(tmp_path / "run")
     np.testing.assert_allclose(run(model, images).logits, expected, atol=1e-5)
     trained = vit_jax.load_run(tmp_path / "run")
     assert trained.model_config == model.config and trained.step == 0
     assert trained.classes == ("0", "1", "2", "3", "4")
     with pytest.raises(CheckpointError, match="holds another model"):
-        formats.read(tmp_path / "run", width=16)
+        formats.read_checkpoint(tmp_path / "run", width=16)
 
 
 def test_a_run_read_a_parameter_at_a_time_is_proven_too(file, tmp_path):
-    foreign = formats.read(file)
-    formats.write(foreign, tmp_path / "run", "orbax")
+    foreign = formats.read_checkpoint(file)
+    formats.write_checkpoint(foreign, tmp_path / "run", "orbax")
     params = jax.tree.map(np.asarray, foreign.params)
     marks = np.array(fingerprints.fingerprint({"params": params})["params"])
     np.testing.assert_array_equal(marks, list(map(fingerprints.host_mark, jax.tree.leaves(params))))
@@ -231,7 +231,7 @@ def test_a_run_read_a_parameter_at_a_time_is_proven_too(file, tmp_path):
     # The same parameters with the mark of one of them wrong, as if its bits had changed.
     marks[patterns.names(params).index("encoder/norm/scale")] += 1
     checkpoints = saving.Checkpoints(tmp_path / "run", default_config().checkpoint)
-    description = reading.read_description(reading.find(tmp_path / "run"))
+    description = reading.read_description(reading.find_checkpoint(tmp_path / "run"))
     checkpoints.save_now(1, {"params": params}, description, {"params": marks})
     checkpoints.close()
     with pytest.raises(CheckpointError, match="the bits of params/encoder/norm/scale are not"):
@@ -267,12 +267,12 @@ def test_a_square_may_be_said_in_several_ways(size, file):
 
 @pytest.mark.parametrize("form", ["official", "timm", "huggingface", "orbax"])
 def test_a_tensor_with_a_nan_is_refused_by_name(form, file, tmp_path):
-    foreign = formats.read(file, activation="gelu" if form == "timm" else "gelu_tanh")
+    foreign = formats.read_checkpoint(file, activation="gelu" if form == "timm" else "gelu_tanh")
     scale = np.array(foreign.params["encoder"]["norm"]["scale"])
     scale[3] = np.nan
     foreign.params["encoder"]["norm"]["scale"] = scale
     path = tmp_path / {"official": "x.npz", "timm": "x.safetensors"}.get(form, "folder")
-    formats.write(foreign, path, form)
+    formats.write_checkpoint(foreign, path, form)
     theirs = {"official": "Transformer/encoder_norm/scale", "timm": "norm.weight",
               "huggingface": "vit.layernorm.weight", "orbax": "encoder/norm/scale"}[form]  # fmt: skip
     with pytest.raises(CheckpointError, match=f"{theirs}: 1 of 8 numbers are not finite"):
@@ -292,7 +292,7 @@ def test_big_visions_pooling_by_the_first_token_is_not_taken_for_a_mean_without_
     io = answers(shared_data, "bv_vit_gap_learn")
     absl.logging.get_absl_logger().propagate = True
     mean = vit_jax.load(path)
-    assert "does not tell pool" in caplog.text and "say pool='first'" in caplog.text
+    assert "does not tell pool" in caplog.text and "set pool='first'" in caplog.text
     caplog.clear()
     first = vit_jax.load(path, pool="first")
     assert "does not tell" not in caplog.text and mean.config.pool == "mean"

@@ -22,7 +22,9 @@ from vit_jax.user_files import load_config
 
 def of_file(path, objective, **hints):
     """The decoder that a file holds, read with the number of heads that it does not tell."""
-    found = mae_conversion.decoder_in(formats.read(path, hints=hints), objective.options.heads)
+    found = mae_conversion.decoder_in(
+        formats.read_checkpoint(path, hints=hints), objective.options.heads
+    )
     return found and found.params
 
 
@@ -70,9 +72,9 @@ def test_the_decoder_is_read_from_a_folder_of_transformers(tmp_path):
 def test_transformers_has_the_authors_loss_of_a_file_of_theirs(shared_data, tmp_path):
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     path, _, io, said = oracles.relative(shared_data, "mae_p16")
-    foreign = formats.read(path, hints={"heads": said["num_heads"]})
+    foreign = formats.read_checkpoint(path, hints={"heads": said["num_heads"]})
     foreign.layout[mae_conversion.LAYOUT] = {"heads": 4}  # which nothing tells
-    formats.write(foreign, tmp_path / "mae", "huggingface")
+    formats.write_checkpoint(foreign, tmp_path / "mae", "huggingface")
     theirs = transformers.ViTMAEForPreTraining.from_pretrained(tmp_path / "mae").eval()
     images = torch.tensor(io["images"]).permute(0, 3, 1, 2)
     for normalize, name in ((False, "loss"), (True, "loss_norm_pix")):
@@ -128,7 +130,7 @@ def test_a_runs_decoder_is_written_and_read_again(run, tmp_path, to):
     workdir, assembly, parts = run
     path = tmp_path / ("mae.safetensors" if to == "authors" else "mae")
     loading.convert(workdir, path, to)
-    foreign = formats.read(path)
+    foreign = formats.read_checkpoint(path)
     # The average is what is evaluated, and what others get.
     expected = parts["ema"] | {"position": parts["ema_variables"]["position"]}
     jax.tree.map(np.testing.assert_array_equal, foreign.params, expected)
@@ -144,7 +146,7 @@ def test_a_runs_decoder_is_written_and_read_again(run, tmp_path, to):
     loading.convert(path, again, other)
     jax.tree.map(
         np.testing.assert_array_equal,
-        mae_conversion.decoder_in(formats.read(again)).params,
+        mae_conversion.decoder_in(formats.read_checkpoint(again)).params,
         found.params,
     )
     objective, model = assembly.networks.objective, assembly.model_config
@@ -188,4 +190,6 @@ def test_an_encoder_that_the_authors_code_has_not_is_not_written_for_it(run, tmp
         authors.check_mae_encoder(made(pool="mean", activation="gelu")[1], tmp_path / "out")
     # timm has encoders alone.
     loading.convert(workdir, tmp_path / "encoder.safetensors", "timm")
-    assert mae_conversion.decoder_in(formats.read(tmp_path / "encoder.safetensors")) is None
+    assert (
+        mae_conversion.decoder_in(formats.read_checkpoint(tmp_path / "encoder.safetensors")) is None
+    )

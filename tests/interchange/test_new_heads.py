@@ -47,7 +47,7 @@ def test_transformers_has_the_same_answer(name, tmp_path):
     ours = getattr(nnx.merge(definition, *weights)(jnp.asarray(images)), what)
     np.testing.assert_allclose(ours, expected, atol=1e-5)
     # The folder is read again as the same function.
-    again = formats.read(tmp_path / "out")
+    again = formats.read_checkpoint(tmp_path / "out")
     if kind.startswith("Dinov2"):
         assert again.model_config.pool == "token_mean"
     elif what == "features" or "position_of_class" in options:
@@ -72,16 +72,16 @@ def test_transformers_has_the_same_answer(name, tmp_path):
 def test_a_head_that_transformers_has_not_is_refused_and_timm_takes_it(options, words, tmp_path):
     _, foreign = drawn(**options)
     with pytest.raises(CheckpointError, match=words):
-        formats.write(foreign, tmp_path / "out", "huggingface")
+        formats.write_checkpoint(foreign, tmp_path / "out", "huggingface")
     assert not (tmp_path / "out").exists()
-    formats.write(foreign, tmp_path / "timm", "timm")
-    found, config = formats.read(tmp_path / "timm").model_config, foreign.model_config
+    formats.write_checkpoint(foreign, tmp_path / "timm", "timm")
+    found, config = formats.read_checkpoint(tmp_path / "timm").model_config, foreign.model_config
     assert (found.num_classes, found.pool, found.rope) == (3, config.pool, config.rope)
 
 
 def test_a_run_that_fine_tuned_dinov2_is_converted(tmp_path):
     _, foreign = drawn(num_classes=3)
-    formats.write(foreign, tmp_path / "run", "orbax")
+    formats.write_checkpoint(foreign, tmp_path / "run", "orbax")
     loading.convert(tmp_path / "run", tmp_path / "out", "huggingface")
-    config = formats.read(tmp_path / "out").model_config
+    config = formats.read_checkpoint(tmp_path / "out").model_config
     assert (config.num_classes, config.pool) == (3, "token_mean")

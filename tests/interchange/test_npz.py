@@ -18,7 +18,7 @@ from .conftest import official_vit, run
 
 
 def test_the_model_is_recognised_from_the_file_alone(file):
-    config = formats.read(file).model_config
+    config = formats.read_checkpoint(file).model_config
     assert config == vit_zoo.Config(
         image_size=6, patch=2, width=8, depth=2, heads=2, mlp_dim=12, num_classes=5, pool="token",
         activation="gelu_tanh", epsilon=1e-6,
@@ -64,8 +64,8 @@ def test_every_variant_of_the_names_gives_the_logits_of_the_equations_and_is_wri
     np.savez(tmp_path / "in.npz", **VARIANTS[variant](arrays))
     model = loading.load(tmp_path / "in.npz")
     np.testing.assert_allclose(run(model, images).logits, expected, atol=1e-5)
-    foreign = formats.read(tmp_path / "in.npz")
-    formats.write(foreign, tmp_path / "out.npz", foreign.layout["format"])
+    foreign = formats.read_checkpoint(tmp_path / "in.npz")
+    formats.write_checkpoint(foreign, tmp_path / "out.npz", foreign.layout["format"])
     same_arrays(tmp_path / "in.npz", tmp_path / "out.npz")
 
 
@@ -84,11 +84,11 @@ def test_optimizer_state_and_text_tower_are_left_out(arrays, images, expected, t
 def test_bfloat16_is_recovered_and_written_back_as_it_was(arrays, tmp_path, same_arrays):
     np.savez(tmp_path / "in.npz", **{n: a.astype(ml_dtypes.bfloat16) for n, a in arrays.items()})
     assert np.load(tmp_path / "in.npz")["cls"].dtype == np.dtype("V2")
-    foreign = formats.read(tmp_path / "in.npz")
+    foreign = formats.read_checkpoint(tmp_path / "in.npz")
     np.testing.assert_array_equal(
         foreign.params["class_token"], arrays["cls"].astype(ml_dtypes.bfloat16).astype(np.float32)
     )
-    formats.write(foreign, tmp_path / "out.npz", "official")
+    formats.write_checkpoint(foreign, tmp_path / "out.npz", "official")
     same_arrays(tmp_path / "in.npz", tmp_path / "out.npz")
 
 
@@ -121,13 +121,15 @@ def test_every_family_is_recognised_from_what_was_written(
     params = patterns.map_named(
         lambda _, x: rng.standard_normal(x.shape, np.float32), registry.abstract(config)[1]
     )
-    formats.write(formats.LoadedCheckpoint(config, params), tmp_path / "file.npz", format)
-    foreign = formats.read(tmp_path / "file.npz")
+    formats.write_checkpoint(
+        formats.LoadedCheckpoint(config, params), tmp_path / "file.npz", format
+    )
+    foreign = formats.read_checkpoint(tmp_path / "file.npz")
     if getattr(config, "pool", "token") == "token":
         assert foreign.model_config == config
     for (path, array), (_, again) in zip(flat(params), flat(foreign.params), strict=True):
         np.testing.assert_array_equal(array, again, err_msg=path)
-    formats.write(foreign, tmp_path / "again.npz", format)
+    formats.write_checkpoint(foreign, tmp_path / "again.npz", format)
     same_arrays(tmp_path / "file.npz", tmp_path / "again.npz")
 
 
@@ -143,7 +145,9 @@ def test_a_fixed_position_embedding_is_written_out_for_the_official_code(tmp_pat
     params = patterns.map_named(
         lambda _, x: rng.standard_normal(x.shape, np.float32), registry.abstract(config)[1]
     )
-    formats.write(formats.LoadedCheckpoint(config, params), tmp_path / "file.npz", "official")
+    formats.write_checkpoint(
+        formats.LoadedCheckpoint(config, params), tmp_path / "file.npz", "official"
+    )
     table = np.load(tmp_path / "file.npz")["Transformer/posembed_input/pos_embedding"]
     # Quarters: sin x·ω, cos x·ω, sin y·ω, cos y·ω; the place after the first row's first is x = 1,
     # y = 0 and ω starts at 1.
@@ -166,12 +170,12 @@ def test_pickled_objects_are_refused_and_their_code_is_not_run(arrays, tmp_path)
     with pytest.raises(
         CheckpointError, match="cls.npy holds pickled Python objects, which could run code"
     ):
-        formats.read(tmp_path / "bad.npz")
+        formats.read_checkpoint(tmp_path / "bad.npz")
     assert not trace.exists()
     pytest.importorskip("torch")  # without it no pickle is opened at all
     (tmp_path / "bad.pkl").write_bytes(pickle.dumps(Code(trace)))
     with pytest.raises(CheckpointError, match="pickle.*, which could run code"):
-        formats.read(tmp_path / "bad.pkl")
+        formats.read_checkpoint(tmp_path / "bad.pkl")
     assert not trace.exists()
 
 
@@ -182,7 +186,7 @@ def test_a_truncated_file_is_said_to_be_damaged(file, tmp_path, share):
     with pytest.raises(
         CheckpointError, match=r"cut.npz begins as a zip archive .* cut short or damaged"
     ):
-        formats.read(tmp_path / "cut.npz")
+        formats.read_checkpoint(tmp_path / "cut.npz")
 
 
 def test_a_changed_bit_is_noticed_when_the_tensor_is_read(file, tmp_path):
@@ -207,19 +211,19 @@ CONTENTS = {
 def test_what_is_no_checkpoint_is_said_to_look_like_something(content, message, tmp_path):
     (tmp_path / "file.npz").write_bytes(content)
     with pytest.raises(CheckpointError, match=message):
-        formats.read(tmp_path / "file.npz")
+        formats.read_checkpoint(tmp_path / "file.npz")
 
 
 def test_arrays_of_something_else_a_strange_directory_and_nothing_are_refused(tmp_path):
     np.savez(tmp_path / "other.npz", x=np.zeros(3))
     with pytest.raises(CheckpointError, match="no checkpoint of a known format"):
-        formats.read(tmp_path / "other.npz")
+        formats.read_checkpoint(tmp_path / "other.npz")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "readme.txt").write_text("hello")
     with pytest.raises(CheckpointError, match="a folder with readme.txt"):
-        formats.read(tmp_path / "folder")
+        formats.read_checkpoint(tmp_path / "folder")
     with pytest.raises(CheckpointError, match="nothing.npz does not exist"):
-        formats.read(tmp_path / "nothing.npz")
+        formats.read_checkpoint(tmp_path / "nothing.npz")
 
 
 def test_a_missing_and_a_strange_tensor_are_both_named(arrays, tmp_path):
@@ -227,7 +231,7 @@ def test_a_missing_and_a_strange_tensor_are_both_named(arrays, tmp_path):
     del wrong["Transformer/encoder_norm/bias"]
     np.savez(tmp_path / "wrong.npz", **wrong)
     with pytest.raises(CheckpointError) as raised:
-        formats.read(tmp_path / "wrong.npz")
+        formats.read_checkpoint(tmp_path / "wrong.npz")
     assert "Transformer/encoder_norm/bias (8,): missing in the file" in str(raised.value)
     assert (
         "Transformer/encoderblock_0/Adapter_0/kernel (8, 4): in the file, but not in the model"
@@ -239,11 +243,11 @@ def test_an_override_that_is_no_option_or_does_not_fit_is_an_error(file):
     with pytest.raises(
         ConfigError, match="a vit model has no option 'activations'; did you mean 'activation'"
     ):
-        formats.read(file, activations="gelu")
+        formats.read_checkpoint(file, activations="gelu")
     with pytest.raises(
         CheckpointError, match=r"query/kernel: \(8, 2, 4\) in the file, \(8, 4, 2\) in the model"
     ):
-        formats.read(file, heads=4)
+        formats.read_checkpoint(file, heads=4)
 
 
 def test_a_failed_write_leaves_nothing_behind(arrays, tmp_path):
@@ -260,11 +264,11 @@ def test_a_failed_write_leaves_nothing_behind(arrays, tmp_path):
 
 
 def test_a_format_that_cannot_express_a_model_says_so(file, tmp_path):
-    foreign = formats.read(file, activation="gelu")
+    foreign = formats.read_checkpoint(file, activation="gelu")
     with pytest.raises(
         CheckpointError, match="computes with activation = 'gelu_tanh', this model with 'gelu'"
     ):
-        formats.write(foreign, tmp_path / "out.npz", "big_vision")
+        formats.write_checkpoint(foreign, tmp_path / "out.npz", "big_vision")
     registers = registry.model_config("ViT-mu/2", image_size=6, depth=1, registers=4)
     params = patterns.map_named(
         lambda _, x: np.zeros(x.shape, np.float32), registry.abstract(registers)[1]
@@ -272,7 +276,9 @@ def test_a_format_that_cannot_express_a_model_says_so(file, tmp_path):
     with pytest.raises(
         CheckpointError, match=r"no place for these parameters:\n  registers \(1, 4, 32\)"
     ):
-        formats.write(formats.LoadedCheckpoint(registers, params), tmp_path / "out.npz", "official")
+        formats.write_checkpoint(
+            formats.LoadedCheckpoint(registers, params), tmp_path / "out.npz", "official"
+        )
     assert not list(tmp_path.iterdir())
 
 
@@ -316,7 +322,9 @@ def test_the_first_mixers_are_those_of_the_published_names_and_come_back_byte_by
     np.savez(tmp_path / "old.npz", **{prefix + name: array for name, array in old.items()})
     np.savez(tmp_path / "published.npz", **published)
     assert formats.detect(tmp_path / "old.npz") == "official"
-    read, expected = (formats.read(tmp_path / f"{name}.npz") for name in ("old", "published"))
+    read, expected = (
+        formats.read_checkpoint(tmp_path / f"{name}.npz") for name in ("old", "published")
+    )
     assert (
         read.model_config
         == expected.model_config
@@ -339,4 +347,4 @@ def test_models_of_the_same_class_family_are_not_confused(shared_data):
     }  # fmt: skip
     for name, family in families.items():
         path = pathlib.Path(shared_data) / "oracle" / f"{name}.ckpt.npz"
-        assert type(formats.read(path).model_config) is family, name
+        assert type(formats.read_checkpoint(path).model_config) is family, name

@@ -61,11 +61,11 @@ def test_every_format_holds_models_of_rectangles(tmp_path, to, name, says_its_si
     if to in ("official", "big_vision"):
         foreign = rectangle()
     path = tmp_path / name
-    formats.write(foreign, path, to)
+    formats.write_checkpoint(foreign, path, to)
     if not says_its_size:
         with pytest.raises(CheckpointError, match="is no square grid, .*--model=image_size="):
-            formats.read(path)
-    found = formats.read(path, **({} if says_its_size else {"image_size": "6x14"}))
+            formats.read_checkpoint(path)
+    found = formats.read_checkpoint(path, **({} if says_its_size else {"image_size": "6x14"}))
     assert (found.model_config.image_size, found.model_config.grid) == ((6, 14), (3, 7))
     if to != "big_vision":  # There the class token has taken its position in.
         assert found.model_config == foreign.model_config
@@ -73,7 +73,7 @@ def test_every_format_holds_models_of_rectangles(tmp_path, to, name, says_its_si
     # As it is loaded for the size that it has, nothing else need be said.
     assert vit_jax.load(path, image_size=(6, 14)).config.grid == (3, 7)
     again = tmp_path / f"again_{name}"
-    formats.write(found, again, to)
+    formats.write_checkpoint(found, again, to)
     if to in ("official", "big_vision"):
         one, other = np.load(path), np.load(again)
         assert all(one[n].tobytes() == other[n].tobytes() for n in one.files)
@@ -81,16 +81,16 @@ def test_every_format_holds_models_of_rectangles(tmp_path, to, name, says_its_si
 
 def test_a_rectangle_whose_rows_are_a_square_number_is_one_if_its_size_is_said(tmp_path):
     """A class token and 3 x 5 patches are as many rows as 4 x 4."""
-    formats.write(rectangle(image_size=(6, 10)), tmp_path / "x.npz", "official")
+    formats.write_checkpoint(rectangle(image_size=(6, 10)), tmp_path / "x.npz", "official")
     with pytest.raises(CheckpointError, match="of 16 rows is no square grid"):
-        formats.read(tmp_path / "x.npz")
-    config = formats.read(tmp_path / "x.npz", image_size=(6, 10)).model_config
+        formats.read_checkpoint(tmp_path / "x.npz")
+    config = formats.read_checkpoint(tmp_path / "x.npz", image_size=(6, 10)).model_config
     assert config.grid == (3, 5) and config.position_of_class
 
 
 def test_a_rectangles_positions_go_to_another_rectangle(tmp_path):
     foreign = rectangle()
-    formats.write(foreign, tmp_path / "run", "orbax")
+    formats.write_checkpoint(foreign, tmp_path / "run", "orbax")
     model = vit_jax.load(tmp_path / "run", image_size="10x6")
     expected = zoomed(np.asarray(foreign.params["position"])[0, 1:], (3, 7), (5, 3))
     np.testing.assert_allclose(model.position[0, 1:], expected, atol=1e-6)
@@ -109,7 +109,7 @@ def test_a_rectangles_positions_go_to_another_rectangle(tmp_path):
 def test_a_published_checkpoint_is_fine_tuned_on_panoramas(name, size, shared_data, tmp_path):
     """By the recipe and the command's own path, on images of other than its height or width."""
     path = shared_data / "oracle" / f"{name}.ckpt.npz"
-    side = 64 if name == "bv_bit_tiny" else formats.read(path).model_config.image_size
+    side = 64 if name == "bv_bit_tiny" else formats.read_checkpoint(path).model_config.image_size
     height, width = side * size[0], side * size[1]
     config = vit_jax.load_config("configs/finetune.py")
     config.update_from_flattened_dict({
@@ -124,7 +124,7 @@ def test_a_published_checkpoint_is_fine_tuned_on_panoramas(name, size, shared_da
     trained = vit_jax.load_run(tmp_path / "run")
     assert trained.model.config.height_width == (height, width)
     before = vit_jax.load(path, image_size=(height, width), num_classes=10)
-    if "position" in formats.read(path).params:
+    if "position" in formats.read_checkpoint(path).params:
         np.testing.assert_array_equal(trained.model.position[...], before.position[...])
 
 
@@ -155,7 +155,7 @@ def test_the_first_kernel_spreads_its_mean_over_other_channels_and_keeps_their_s
 @pytest.mark.parametrize("name", ["vt_hybrid_tiny", "vt_mixer_tiny", "bv_bit_tiny"])
 def test_every_family_takes_other_channels(name, shared_data):
     path = shared_data / "oracle" / f"{name}.ckpt.npz"
-    (kernel,) = formats.read(path).model_config.image_kernels
+    (kernel,) = formats.read_checkpoint(path).model_config.image_kernels
     model = vit_jax.load(path, channels=4, init_channels="mean")
     params = registry.split(model)[1].params
     assert (
@@ -189,11 +189,11 @@ def test_spreading_is_done_in_float64_and_given_back_in_the_kernels_type():
 
 def test_images_of_other_channels_are_written_and_read_again(tmp_path):
     foreign = rectangle(channels=5, activation="gelu")
-    formats.write(foreign, tmp_path / "x.safetensors", "timm")
-    assert formats.read(tmp_path / "x.safetensors").model_config == foreign.model_config
-    formats.write(foreign, tmp_path / "run", "orbax")
+    formats.write_checkpoint(foreign, tmp_path / "x.safetensors", "timm")
+    assert formats.read_checkpoint(tmp_path / "x.safetensors").model_config == foreign.model_config
+    formats.write_checkpoint(foreign, tmp_path / "run", "orbax")
     data = vit_jax.load_run(tmp_path / "run").config.data
     assert (data.channels, data.image_size, data.mean) == (5, (6, 14), (0.5,) * 5)
-    formats.write(foreign, tmp_path / "folder", "huggingface")
+    formats.write_checkpoint(foreign, tmp_path / "folder", "huggingface")
     said = json.loads((tmp_path / "folder" / "config.json").read_text())
     assert (said["num_channels"], said["image_size"]) == (5, [6, 14])

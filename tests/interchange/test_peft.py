@@ -41,7 +41,7 @@ def base(request, tmp_path_factory):
 
 def with_adapters(base: str, path) -> str:
     """An adapted model in peft's layout: the adapters and the head are random."""
-    foreign, random = formats.read(base), np.random.default_rng(1)
+    foreign, random = formats.read_checkpoint(base), np.random.default_rng(1)
     found = adapters.Adapters(3, LAYERS, adapters.NEW_HEAD)
     params = jax.tree.map(np.asarray, foreign.params)
     frozen, trained = found.split(params)
@@ -50,8 +50,10 @@ def with_adapters(base: str, path) -> str:
     whole = adapters.whole(frozen, trained)
     unmerged = formats.Unmerged(trained["adapters"], ("head/kernel", "head/bias"), base)
     foreign = dataclasses.replace(foreign, params=whole, adapters=unmerged, layout={})
-    formats.write(foreign, path, "peft")
-    formats.write(dataclasses.replace(foreign, adapters=None), f"{path}_merged", "huggingface")
+    formats.write_checkpoint(foreign, path, "peft")
+    formats.write_checkpoint(
+        dataclasses.replace(foreign, adapters=None), f"{path}_merged", "huggingface"
+    )
     return str(path)
 
 
@@ -121,7 +123,7 @@ def test_what_peft_wrote_is_read_as_the_whole_model(tmp_path, old_names):
 def test_what_is_no_plain_adapter_is_refused_by_name(base, tmp_path):
     path, _ = base
     with pytest.raises(CheckpointError, match="adapt.lora_rank"):
-        formats.write(formats.read(path), tmp_path / "whole", "peft")
+        formats.write_checkpoint(formats.read_checkpoint(path), tmp_path / "whole", "peft")
     assert not (tmp_path / "whole").exists()
     folder = with_adapters(path, tmp_path / "peft")
     said = stated(folder)
@@ -132,11 +134,11 @@ def test_what_is_no_plain_adapter_is_refused_by_name(base, tmp_path):
     }.items():
         state(folder, said | {field: value})
         with pytest.raises(CheckpointError, match=field):
-            formats.read(folder)
+            formats.read_checkpoint(folder)
     tensors = load_file(f"{folder}/{WEIGHTS}")
     state(folder, said)
     save_file(
         {name.replace("q_proj", "z_proj"): x for name, x in tensors.items()}, f"{folder}/{WEIGHTS}"
     )
     with pytest.raises(CheckpointError, match="z_proj|classifier"):
-        formats.read(folder)
+        formats.read_checkpoint(folder)

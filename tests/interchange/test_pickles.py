@@ -29,14 +29,16 @@ def weights(tmp_path_factory):
         lambda x: rng.standard_normal(x.shape).astype(np.float32), registry.abstract(config)[1]
     )
     path = tmp_path_factory.mktemp("vit") / "a.safetensors"
-    formats.write(formats.LoadedCheckpoint(config, params), path, "timm")
+    formats.write_checkpoint(formats.LoadedCheckpoint(config, params), path, "timm")
     found, _ = safetensors.read(path)
     return {name: torch.from_numpy(np.asarray(x).copy()) for name, x in found.items()}
 
 
 def read_head(path, **overrides):
     """One parameter of a file, which tells whose weights were read."""
-    return np.asarray(formats.read(path, heads=2, **overrides).params["class_token"]).ravel()[0]
+    return np.asarray(
+        formats.read_checkpoint(path, heads=2, **overrides).params["class_token"]
+    ).ravel()[0]
 
 
 def shifted(weights, by, prefix=""):
@@ -129,7 +131,7 @@ def test_weights_are_found_in_the_containers_and_behind_the_prefixes_of_scripts(
     state = collections.OrderedDict(shifted(weights, 0, prefix))
     content = {container: state, "epoch": 3} if container else state
     torch.save(content, tmp_path / "last.ckpt")
-    foreign = formats.read(tmp_path / "last.ckpt", heads=2)
+    foreign = formats.read_checkpoint(tmp_path / "last.ckpt", heads=2)
     assert foreign.model_config.num_classes == 2
     assert read_head(tmp_path / "last.ckpt") == pytest.approx(
         weights["cls_token"].ravel()[0].item()
@@ -208,7 +210,7 @@ def test_a_pickle_cut_short_is_an_error(weights, tmp_path, zipped, keep):
     data = (tmp_path / "a.pth").read_bytes()
     (tmp_path / "b.pth").write_bytes(data[: int(len(data) * keep)])
     with pytest.raises(CheckpointError, match="b.pth is damaged"):
-        formats.read(tmp_path / "b.pth")
+        formats.read_checkpoint(tmp_path / "b.pth")
 
 
 def test_whole_modules_and_plain_pickles_are_named_for_what_they_are(tmp_path):
@@ -216,7 +218,7 @@ def test_whole_modules_and_plain_pickles_are_named_for_what_they_are(tmp_path):
 
     (tmp_path / "a.pth").write_bytes(pickle.dumps({"a": np.ones(3)}))
     with pytest.raises(CheckpointError, match="a pickle of other Python objects"):
-        formats.read(tmp_path / "a.pth")
+        formats.read_checkpoint(tmp_path / "a.pth")
     torch.save(torch.nn.Linear(2, 2), tmp_path / "b.pth")
     with pytest.raises(CheckpointError, match="pickle with torch.nn.modules.linear.Linear in it"):
-        formats.read(tmp_path / "b.pth")
+        formats.read_checkpoint(tmp_path / "b.pth")

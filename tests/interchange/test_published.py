@@ -130,7 +130,7 @@ def test_a_model_without_head_gives_features_and_no_predictions(
     )
     params = jax.tree.map(lambda x: np.ones(x.shape, np.float32), registry.abstract(config)[1])
     prepared = formats.Preprocessing(8)
-    formats.write(
+    formats.write_checkpoint(
         formats.LoadedCheckpoint(config, params, None, prepared), tmp_path / "body", "timm"
     )
     hub.repositories["me/body"] = {f.name: f.read_bytes() for f in (tmp_path / "body").iterdir()}
@@ -148,7 +148,7 @@ def test_what_a_file_does_not_tell_is_asked_for_and_said(shared_data, command, t
         "ViT-mu/4", image_size=8, depth=1, activation="gelu", num_classes=2
     )
     params = jax.tree.map(lambda x: np.ones(x.shape, np.float32), registry.abstract(config)[1])
-    formats.write(
+    formats.write_checkpoint(
         formats.LoadedCheckpoint(config, params, None), tmp_path / "a.safetensors", "timm"
     )
     tensors = {n: np.asarray(t) for n, t in safetensors.read(tmp_path / "a.safetensors")[0].items()}

@@ -201,7 +201,7 @@ def _axial(tmp_path):
         "Axial-ViT-B/32", depth=1, width=16, heads=2, mlp_dim=16, image_size=64, num_classes=2
     )
     weights = registry.split(registry.build(config, rngs=nnx.Rngs(0)))[1]
-    formats.write(
+    formats.write_checkpoint(
         formats.LoadedCheckpoint(config, jax.device_get(weights.params)),
         tmp_path / "axial",
         "orbax",

@@ -99,13 +99,13 @@ def check_both_ways(model, tmp_path, tolerance=1e-5, **overrides):
     The tolerance is absolute up to logits of 1, and relative to the largest beyond: ResNets of random weights have 10.
     """
     path = save(model, tmp_path / "theirs.safetensors")
-    foreign = formats.read(path, **overrides)
+    foreign = formats.read_checkpoint(path, **overrides)
     x = images(foreign.model_config.image_size)
     expected, output = their_logits(model, x), our_output(foreign, x)
     ours = output.features if output.logits is None else output.logits
     assert expected.std() > 0.05
     np.testing.assert_allclose(ours, expected, atol=tolerance * max(1, np.abs(expected).max()))
-    formats.write(foreign, tmp_path / "ours.safetensors", "timm")
+    formats.write_checkpoint(foreign, tmp_path / "ours.safetensors", "timm")
     before, after = (
         safetensors.read(tmp_path / f"{name}.safetensors")[0] for name in ("theirs", "ours")
     )
@@ -115,7 +115,7 @@ def check_both_ways(model, tmp_path, tolerance=1e-5, **overrides):
     import safetensors.torch as official
 
     model.load_state_dict(official.load_file(tmp_path / "ours.safetensors"), strict=True)
-    again = formats.read(tmp_path / "ours.safetensors")
+    again = formats.read_checkpoint(tmp_path / "ours.safetensors")
     assert again.model_config == foreign.model_config
     return foreign
 
@@ -189,11 +189,11 @@ def test_the_name_in_config_json_and_its_arguments_build_the_model_there(theirs,
     )
     prepared = formats.Preprocessing(12, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "central", 16)
     foreign = formats.LoadedCheckpoint(config, params, ("cat", "dog", "emu"), prepared)
-    formats.write(foreign, tmp_path / "out", "timm")
+    formats.write_checkpoint(foreign, tmp_path / "out", "timm")
     model = package.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
     x = images(12)
     np.testing.assert_allclose(our_output(foreign, x).logits, their_logits(model, x), atol=1e-5)
-    again = formats.read(tmp_path / "out")
+    again = formats.read_checkpoint(tmp_path / "out")
     assert again.model_config == config
     assert (again.classes, again.preprocessing) == (foreign.classes, prepared)
 
@@ -219,7 +219,7 @@ def test_folders_of_every_family_are_built_there_by_their_name(theirs, tmp_path,
         like,
     )
     foreign = formats.LoadedCheckpoint(config, params)
-    formats.write(foreign, tmp_path / "out", "timm")
+    formats.write_checkpoint(foreign, tmp_path / "out", "timm")
     model = package.create_model(f"local-dir:{tmp_path / 'out'}", pretrained=True).eval()
     x = images(config.image_size, 1)
     expected = their_logits(model, x)
@@ -233,8 +233,8 @@ def test_folders_of_every_family_are_built_there_by_their_name(theirs, tmp_path,
 def test_preprocessing_comes_back_from_a_folder(tmp_path, crop, resize):
     prepared = formats.Preprocessing(8, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), crop, resize)
     foreign = dataclasses.replace(vit(), preprocessing=prepared)
-    formats.write(foreign, tmp_path / "out", "timm")
-    again = formats.read(tmp_path / "out").preprocessing
+    formats.write_checkpoint(foreign, tmp_path / "out", "timm")
+    again = formats.read_checkpoint(tmp_path / "out").preprocessing
     assert again == (
         prepared if crop == "central" else dataclasses.replace(prepared, eval_resize=256)
     )
@@ -249,10 +249,10 @@ def test_the_published_crop_is_scaled_to_the_size_of_the_model_as_timm_scales_it
     model = package.create_model("deit_tiny_patch16_224", img_size=160, depth=1, num_classes=10)
     torch.save({"state_dict": model.state_dict(), "epoch": 3}, folder / "model_best.pth.tar")
     with pytest.raises(CheckpointError, match="depth"):  # it is not the published depth
-        formats.read(folder / "model_best.pth.tar")
+        formats.read_checkpoint(folder / "model_best.pth.tar")
     model = package.create_model("deit_tiny_patch16_224", img_size=160, num_classes=10)
     torch.save({"state_dict": model.state_dict(), "epoch": 3}, folder / "model_best.pth.tar")
-    read = formats.read(folder / "model_best.pth.tar").preprocessing
+    read = formats.read_checkpoint(folder / "model_best.pth.tar").preprocessing
     assert (read.image_size, read.eval_resize, read.eval_crop) == (160, 177, "torchvision")
 
 
@@ -293,12 +293,12 @@ def vit(**options):
 )
 def test_what_timm_would_compute_otherwise_is_not_written(tmp_path, options, to, words):
     with pytest.raises(CheckpointError, match=words):
-        formats.write(vit(**options), tmp_path / to, "timm")
+        formats.write_checkpoint(vit(**options), tmp_path / to, "timm")
     assert not list(tmp_path.iterdir())
 
 
 def test_half_precision_is_read_exactly_and_written_as_it_was(tmp_path):
-    formats.write(vit(), tmp_path / "a.safetensors", "timm")
+    formats.write_checkpoint(vit(), tmp_path / "a.safetensors", "timm")
     tensors, _ = safetensors.read(tmp_path / "a.safetensors")
     rng, half = np.random.default_rng(0), {}
     for i, (name, tensor) in enumerate(tensors.items()):
@@ -306,11 +306,11 @@ def test_half_precision_is_read_exactly_and_written_as_it_was(tmp_path):
         half[name] = rng.standard_normal(tensor.shape).astype(dtype)
     specs = {name: (value.shape, value.dtype) for name, value in half.items()}
     safetensors.write(tmp_path / "half.safetensors", half.items(), specs, {})
-    foreign = formats.read(tmp_path / "half.safetensors", heads=2)
+    foreign = formats.read_checkpoint(tmp_path / "half.safetensors", heads=2)
     assert {np.asarray(leaf).dtype for leaf in jax.tree.leaves(foreign.params)} == {
         np.dtype("float32")
     }
-    formats.write(foreign, tmp_path / "again.safetensors", "timm")
+    formats.write_checkpoint(foreign, tmp_path / "again.safetensors", "timm")
     again, _ = safetensors.read(tmp_path / "again.safetensors")
     for name, value in half.items():
         assert (
@@ -336,7 +336,7 @@ def test_a_pickle_with_code_in_it_is_an_error_and_no_code_runs(tmp_path, zipped)
         {"model": Evil(witness)}, tmp_path / "bad.pth", _use_new_zipfile_serialization=zipped
     )
     with pytest.raises(CheckpointError, match="bad.pth is not read: .* which could run code"):
-        formats.read(tmp_path / "bad.pth")
+        formats.read_checkpoint(tmp_path / "bad.pth")
     assert not witness.exists()
 
 
@@ -367,23 +367,23 @@ def test_a_pickle_with_code_in_it_is_an_error_and_no_code_runs(tmp_path, zipped)
     ],
 )
 def test_every_tensor_is_accounted_for(tmp_path, change, words):
-    formats.write(vit(), tmp_path / "a.safetensors", "timm")
+    formats.write_checkpoint(vit(), tmp_path / "a.safetensors", "timm")
     tensors = {n: np.asarray(t) for n, t in safetensors.read(tmp_path / "a.safetensors")[0].items()}
     change(tensors)
     tensors = {name: tensor.astype(np.float32) for name, tensor in tensors.items()}
     specs = {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}
     safetensors.write(tmp_path / "b.safetensors", tensors.items(), specs, {})
     with pytest.raises(CheckpointError, match=words):
-        formats.read(tmp_path / "b.safetensors", heads=2)
+        formats.read_checkpoint(tmp_path / "b.safetensors", heads=2)
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.9999, 12])
 def test_a_file_cut_short_is_an_error(tmp_path, keep):
-    formats.write(vit(), tmp_path / "a.safetensors", "timm")
+    formats.write_checkpoint(vit(), tmp_path / "a.safetensors", "timm")
     data = (tmp_path / "a.safetensors").read_bytes()
     (tmp_path / "b.safetensors").write_bytes(data[: keep if keep > 1 else int(len(data) * keep)])
     with pytest.raises(CheckpointError, match="b.safetensors is damaged"):
-        formats.read(tmp_path / "b.safetensors")
+        formats.read_checkpoint(tmp_path / "b.safetensors")
 
 
 def test_our_files_are_what_the_package_safetensors_reads_and_the_other_way_round(tmp_path):
@@ -424,7 +424,9 @@ def test_patches_are_resized_as_there_without_antialiasing(theirs, new):
 @pytest.mark.slow
 def test_the_real_deit_classifies_real_images(shared_data):
     """top-1 80.5 %, top-5 97.0 % of 200 images, as timm: short side 248 bicubic, middle 224."""
-    foreign = formats.read(shared_data / "weights" / "deit_tiny_patch16_224_lnq.timm.safetensors")
+    foreign = formats.read_checkpoint(
+        shared_data / "weights" / "deit_tiny_patch16_224_lnq.timm.safetensors"
+    )
     assert foreign.model_config == registry.model_config("DeiT-Ti/16")
     definition, _ = registry.abstract(foreign.model_config)
     params = jax.tree.map(np.asarray, foreign.params)

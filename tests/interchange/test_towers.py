@@ -146,7 +146,7 @@ SLOW = ("SiglipModel", "CLIPForImageClassification")  # others cover their parts
 def test_their_networks_are_ours_and_theirs_again(tmp_path, name):
     model, recognised = build(name), MODELS[name][2]
     model.save_pretrained(tmp_path / "theirs")
-    foreign = formats.read(tmp_path / "theirs")
+    foreign = formats.read_checkpoint(tmp_path / "theirs")
     config = foreign.model_config
     assert {field: getattr(config, field) for field in recognised} == recognised
     x = np.random.default_rng(0).uniform(-1, 1, (2, 12, 12, 3)).astype(np.float32)
@@ -159,7 +159,7 @@ def test_their_networks_are_ours_and_theirs_again(tmp_path, name):
         expected = np.delete(expected, np.arange(1, 1 + config.registers), axis=1)
     atol = 2e-5 * max(1, np.abs(expected).max())
     np.testing.assert_allclose(found, expected, atol=atol)
-    formats.write(foreign, tmp_path / "ours", "huggingface")
+    formats.write_checkpoint(foreign, tmp_path / "ours", "huggingface")
     before, after = (
         safetensors.read(tmp_path / side / "model.safetensors")[0] for side in ("theirs", "ours")
     )
@@ -167,7 +167,7 @@ def test_their_networks_are_ours_and_theirs_again(tmp_path, name):
         assert np.asarray(before[tensor]).tobytes() == np.asarray(after[tensor]).tobytes(), tensor
     said = json.loads((tmp_path / "ours" / "config.json").read_text())
     assert said["model_type"] == model.config.model_type
-    assert formats.read(tmp_path / "ours").model_config == config
+    assert formats.read_checkpoint(tmp_path / "ours").model_config == config
 
 
 def test_bits_are_ours_at_the_size_that_their_processor_cuts(tmp_path):
@@ -182,7 +182,7 @@ def test_bits_are_ours_at_the_size_that_their_processor_cuts(tmp_path):
         "crop_size": {"height": 32, "width": 32},
     }  # fmt: skip
     (tmp_path / "theirs" / "preprocessor_config.json").write_text(json.dumps(prepared))
-    foreign = formats.read(tmp_path / "theirs")
+    foreign = formats.read_checkpoint(tmp_path / "theirs")
     assert foreign.model_config.image_size == 32
     said = foreign.preprocessing
     assert (said.eval_crop, said.eval_resize, said.interpolation) == ("transformers", 40, "bicubic")
@@ -194,8 +194,8 @@ def test_bits_are_ours_at_the_size_that_their_processor_cuts(tmp_path):
     params = jax.tree.map(np.asarray, foreign.params)
     found = jax.jit(lambda p, x: nnx.merge(definition, p)(x).logits)(params, x)
     np.testing.assert_allclose(found, expected, atol=2e-5 * max(1, np.abs(expected).max()))
-    formats.write(foreign, tmp_path / "ours", "huggingface")
-    assert formats.read(tmp_path / "ours").model_config == foreign.model_config
+    formats.write_checkpoint(foreign, tmp_path / "ours", "huggingface")
+    assert formats.read_checkpoint(tmp_path / "ours").model_config == foreign.model_config
 
 
 def test_a_processor_of_another_size_than_the_model_is_said(tmp_path, caplog):
@@ -206,7 +206,7 @@ def test_a_processor_of_another_size_than_the_model_is_said(tmp_path, caplog):
         "crop_size": {"height": 6, "width": 6},
     }  # fmt: skip
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(prepared))
-    said = formats.read(tmp_path).preprocessing
+    said = formats.read_checkpoint(tmp_path).preprocessing
     assert (said.image_size, said.eval_crop, said.eval_resize) == (12, "transformers", 16)
     assert "cuts images of 6 pixels, and the model is for 12" in caplog.text
 
@@ -274,8 +274,8 @@ def test_dinov2s_own_files_are_read(tmp_path):
             released[f"blocks.0.{layer}.attn.qkv.{kind}"] = torch.cat(parts)
     torch.save({"teacher": {f"backbone.{n}": t for n, t in released.items()}}, tmp_path / "own.pth")
     said = dict(heads=4, activation="silu", pool="token")
-    ours = formats.read(tmp_path / "own.pth", **said)
-    theirs = formats.read(tmp_path / "theirs")
+    ours = formats.read_checkpoint(tmp_path / "own.pth", **said)
+    theirs = formats.read_checkpoint(tmp_path / "theirs")
     for one, other in zip(
         jax.tree.leaves(ours.params), jax.tree.leaves(theirs.params), strict=True
     ):
@@ -287,7 +287,7 @@ def test_keys_whose_biases_are_masked_have_none(tmp_path):
     bias, mask = torch.ones(6) * float("nan"), torch.tensor([1.0, 1, 0, 0, 1, 1])
     bias[[0, 1, 4, 5]] = 2.0
     torch.save({"a.qkv.bias": bias, "a.qkv.bias_mask": mask}, tmp_path / "a.pth")
-    found = state_dicts.find(pickles.read(tmp_path / "a.pth"), tmp_path / "a.pth")
+    found = state_dicts.find_tensors(pickles.read(tmp_path / "a.pth"), tmp_path / "a.pth")
     np.testing.assert_array_equal(np.asarray(found["a.qkv.bias"]), [2, 2, 0, 0, 2, 2])
     assert list(found) == ["a.qkv.bias"]
 
@@ -296,7 +296,7 @@ def test_shards_and_half_precision_are_read(tmp_path):
     model = build("Dinov2Model").to(torch.bfloat16)
     model.save_pretrained(tmp_path / "a", max_shard_size="20KB")
     assert len(list((tmp_path / "a").glob("*.safetensors"))) > 1
-    found = np.asarray(formats.read(tmp_path / "a").params["class_token"])
+    found = np.asarray(formats.read_checkpoint(tmp_path / "a").params["class_token"])
     expected = model.embeddings.cls_token.detach().float().numpy()
     np.testing.assert_array_equal(found, expected)
 
@@ -307,7 +307,7 @@ def test_another_network_is_refused_by_its_name(tmp_path):
         json.dumps({"model_type": "swin", "architectures": ["SwinForImageClassification"]})
     )
     with pytest.raises(CheckpointError, match=r"it is a swin \(SwinForImageClassification\) of"):
-        formats.read(tmp_path)
+        formats.read_checkpoint(tmp_path)
 
 
 # The small published ones, but for their depth: class of the config, fields, `resize` of positions.

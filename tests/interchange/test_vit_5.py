@@ -19,7 +19,7 @@ GRIDS = {"vit5_a": (4, 4), "vit5_rope_other_grid": (6, 6)}
 def test_the_authors_answers_are_ours_and_their_file_comes_back(shared_data, tmp_path, name):
     path, tensors, answers, arguments = oracles.relative(shared_data, name)
     assert formats.detect(path) == "authors"
-    foreign = formats.read(path, rope_grid=GRIDS[name])
+    foreign = formats.read_checkpoint(path, rope_grid=GRIDS[name])
     config = foreign.model_config
     assert (config.heads, config.rope_registers) == (arguments["num_heads"], arguments["reg_theta"])
     output = test_timm.our_output(foreign, answers["images"])
@@ -28,17 +28,17 @@ def test_the_authors_answers_are_ours_and_their_file_comes_back(shared_data, tmp
     # Theirs has the registers behind the patches.
     np.testing.assert_allclose(output.tokens[:2], answers["tokens"][:, :-4], atol=1e-5)
 
-    formats.write(foreign, tmp_path / "again.safetensors", "authors")
+    formats.write_checkpoint(foreign, tmp_path / "again.safetensors", "authors")
     again = safetensors.read(tmp_path / "again.safetensors")[0]
     assert sorted(again) == sorted(tensors)
     for each in again:
         assert np.asarray(again[each]).tobytes() == tensors[each].tobytes(), each
-    assert formats.read(tmp_path / "again.safetensors").model_config == config
+    assert formats.read_checkpoint(tmp_path / "again.safetensors").model_config == config
 
 
 def test_the_rotations_are_those_of_the_table_unless_another_grid_is_set(shared_data):
     path, _, answers, _ = oracles.relative(shared_data, "vit5_rope_other_grid")
-    foreign = formats.read(path)
+    foreign = formats.read_checkpoint(path)
     assert foreign.model_config.rope_grid == (4, 4)
     logits = test_timm.our_output(foreign, answers["images"]).logits
     assert np.abs(logits - answers["logits"]).max() > 1e-3
@@ -50,33 +50,35 @@ def test_the_rotations_are_those_of_the_table_unless_another_grid_is_set(shared_
 def test_frequencies_that_the_options_do_not_give_are_refused(shared_data, tmp_path):
     path, tensors, answers, _ = oracles.relative(shared_data, "vit5_a")
     with pytest.raises(CheckpointError, match=r"rope_reg.freqs.*set rope_registers"):
-        formats.read(path, rope_registers=50.0)
+        formats.read_checkpoint(path, rope_registers=50.0)
     name = "blocks.1.attn.rope.freqs"
     steps = np.arange(4) / 4
     changed = tensors | {f"blocks.{i}.attn.rope.freqs": 200.0**-steps for i in range(2)}
     np.savez(tmp_path / "a.npz", **changed)
     with pytest.raises(CheckpointError, match="freqs is .*set rope_theta"):
-        formats.read(tmp_path / "a.npz")
-    assert formats.read(tmp_path / "a.npz", rope_theta=200.0).model_config.rope_theta == 200
+        formats.read_checkpoint(tmp_path / "a.npz")
+    assert (
+        formats.read_checkpoint(tmp_path / "a.npz", rope_theta=200.0).model_config.rope_theta == 200
+    )
     np.savez(tmp_path / "b.npz", **tensors | {name: tensors[name][:3]})
     with pytest.raises(CheckpointError, match=rf"{name}: \(3,\) in the file, \(4,\) in the model"):
-        formats.read(tmp_path / "b.npz")
+        formats.read_checkpoint(tmp_path / "b.npz")
 
 
 def test_only_a_vit_5_is_written_and_timm_has_none(shared_data, tmp_path):
     path = oracles.relative(shared_data, "vit5_a")[0]
-    foreign = formats.read(path, activation="gelu_tanh")  # the official code's
+    foreign = formats.read_checkpoint(path, activation="gelu_tanh")  # the official code's
     for form, words in {
         "timm": "rotate registers",
         "official": "rope",
         "huggingface": "rope",
     }.items():
         with pytest.raises(CheckpointError, match=words):
-            formats.write(foreign, tmp_path / form, form)
+            formats.write_checkpoint(foreign, tmp_path / form, form)
     config = registry.model_config("ViT-mu/16", image_size=32, num_classes=2, activation="gelu")
     other = formats.LoadedCheckpoint(config, {})
     with pytest.raises(CheckpointError, match="ViT-5 alone, and this model has .*rope='none'"):
-        formats.write(other, tmp_path / "other.safetensors", "authors")
+        formats.write_checkpoint(other, tmp_path / "other.safetensors", "authors")
 
 
 def test_registers_are_rotated_only_as_a_square_beside_axial_patches():

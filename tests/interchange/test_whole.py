@@ -62,25 +62,25 @@ def foreign(value: float) -> formats.LoadedCheckpoint:
 def test_a_file_written_again_within_the_second_is_read_again(tmp_path):
     path = tmp_path / "model.safetensors"
     for value in (1.0, 2.0):
-        formats.write(foreign(value), path, "timm")
+        formats.write_checkpoint(foreign(value), path, "timm")
         now = int(time.time())
         os.utime(path, (now, now))
-        assert np.asarray(formats.read(path).params["head"]["bias"])[0] == value
+        assert np.asarray(formats.read_checkpoint(path).params["head"]["bias"])[0] == value
 
 
 def test_a_folder_that_was_mended_after_a_refusal_is_read(tmp_path):
     config, weights = tmp_path / "config.json", tmp_path / "model.safetensors"
-    formats.write(foreign(1.0), weights, "timm")
+    formats.write_checkpoint(foreign(1.0), weights, "timm")
     arguments = {"img_size": 8, "patch_size": 4, "depth": 1, "embed_dim": 32, "num_heads": 2}
     said = {"architecture": "vit_tiny_patch16_224", "num_classes": 2, "model_args": arguments}
     good = json.dumps(said)
     config.write_text(good.replace('"patch_size": 4', '"patch_size": 8'))
     stamp = config.stat().st_mtime
     with pytest.raises((CheckpointError, ConfigError)):
-        formats.read(tmp_path)
+        formats.read_checkpoint(tmp_path)
     config.write_text(good)
     os.utime(config, (stamp, stamp))
-    assert formats.read(tmp_path).model_config.patch == 4
+    assert formats.read_checkpoint(tmp_path).model_config.patch == 4
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.npz", "run"])
@@ -89,6 +89,6 @@ def test_a_state_dict_that_has_no_effect_is_refused(name, tmp_path):
     if name == "model.npz":
         np.savez(tmp_path / name, x=np.zeros(1))
     else:
-        formats.write(foreign(1.0), tmp_path / name, form)
+        formats.write_checkpoint(foreign(1.0), tmp_path / name, form)
     with pytest.raises(ConfigError, match="#state_dict=foo has no effect"):
-        formats.read(f"{tmp_path / name}#state_dict=foo")
+        formats.read_checkpoint(f"{tmp_path / name}#state_dict=foo")

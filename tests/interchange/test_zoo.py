@@ -73,9 +73,9 @@ def timms():
 def test_an_architecture_is_read_and_written_as_it_is(tmp_path, name):
     model = zoo.build(name, **SMALL[name])
     folder = zoo.save(model, tmp_path / "theirs", SMALL[name])
-    foreign = formats.read(folder)
+    foreign = formats.read_checkpoint(folder)
     assert zoo.difference(model, foreign) <= zoo.BOUND
-    formats.write(foreign, tmp_path / "ours", "timm")
+    formats.write_checkpoint(foreign, tmp_path / "ours", "timm")
     before, after = (tensors_of(tmp_path / n / "model.safetensors") for n in ("theirs", "ours"))
     assert before.keys() == after.keys()
     assert all(before[n].tobytes() == after[n].tobytes() for n in before)
@@ -85,7 +85,7 @@ def test_an_architecture_is_read_and_written_as_it_is(tmp_path, name):
     again.load_state_dict({n: torch.from_numpy(t) for n, t in after.items()}, strict=True)
     x = zoo.images(foreign.model_config)
     np.testing.assert_allclose(zoo.answer(again, x), zoo.answer(model, x), rtol=0, atol=1e-6)
-    assert formats.read(tmp_path / "ours").model_config == foreign.model_config
+    assert formats.read_checkpoint(tmp_path / "ours").model_config == foreign.model_config
 
 
 def recognised(name, said=None, **arguments):
@@ -122,17 +122,17 @@ def test_options_that_are_asked_for_can_be_said(tmp_path):
     with pytest.raises(
         CheckpointError, match="(?s)heads .*no model.*--model=heads=….*models --published"
     ):
-        formats.read(path)
+        formats.read_checkpoint(path)
     said = dict(heads=2, activation="quick_gelu")
-    assert zoo.difference(model, formats.read(path, **said)) <= zoo.BOUND
-    assert formats.read(path, hints=said).model_config.activation == "quick_gelu"
+    assert zoo.difference(model, formats.read_checkpoint(path, **said)) <= zoo.BOUND
+    assert formats.read_checkpoint(path, hints=said).model_config.activation == "quick_gelu"
 
 
 def test_the_name_of_a_file_or_folder_tells_what_a_bare_file_does_not(tmp_path):
     model = zoo.build("test_vit", num_classes=0)
     folder = zoo.save(model, tmp_path / "models--timm--test_vit.r160_in1k", {})
     (folder / "config.json").unlink()
-    found = formats.read(folder / "model.safetensors")
+    found = formats.read_checkpoint(folder / "model.safetensors")
     assert found.model_config.heads == 2
     assert found.preprocessing == published.architectures()["test_vit"].tags["r160_in1k"]
     assert found.preprocessing.interpolation == "bicubic"
@@ -145,7 +145,7 @@ def test_what_contradicts_its_name_or_config_is_refused(tmp_path):
     path = tmp_path / "vit_small_patch16_224.safetensors"
     path.write_bytes((folder / "model.safetensors").read_bytes())
     with pytest.raises(CheckpointError, match="vit_small_patch16_224 says .*, the tensors have"):
-        formats.read(path)
+        formats.read_checkpoint(path)
     said = json.loads((folder / "config.json").read_text())
     for changed, words in {
         ("depth", 12): "vit_tiny_patch16_224 says depth=12, the tensors have 1",
@@ -156,7 +156,7 @@ def test_what_contradicts_its_name_or_config_is_refused(tmp_path):
         other = said | {"model_args": arguments | dict([changed])}
         (folder / "config.json").write_text(json.dumps(other))
         with pytest.raises(CheckpointError, match=words):
-            formats.read(folder)
+            formats.read_checkpoint(folder)
 
 
 def test_rotary_positions_and_registers_go_to_another_resolution_as_in_timm(tmp_path):

@@ -158,7 +158,7 @@ def check(name: str) -> tuple[str, float | str]:
         model = build(name, **arguments)
         path = save(model, pathlib.Path(folder) / architecture, arguments)
         try:
-            foreign = formats.read(path)
+            foreign = formats.read_checkpoint(path)
         except UserError as error:
             return "refused", str(error).replace(str(path), "it")
         if foreign.preprocessing != known.tags[tag]:

@@ -10,6 +10,8 @@ from vit_jax.base import patterns
 from vit_jax.compute import attend
 from vit_jax.compute import platform as platforms
 from vit_jax.models.attention import Attention
+from vit_jax.models.layers import layer_norm
+from vit_jax.models.vit_zoo_blocks import PublishedAttention
 
 WIDTH, HEADS = 12, 3
 SIZE = WIDTH // HEADS
@@ -75,7 +77,8 @@ def tokens():
 
 @pytest.mark.parametrize("qk_norm", [False, True])
 def test_self_attention_is_its_formula(tokens, qk_norm):
-    layer = attention(qk_norm=qk_norm)
+    norm = lambda width: layer_norm(width, 1e-6, jnp.float32, nnx.Rngs(0))  # noqa: E731
+    layer = attention(PublishedAttention, norm=norm, qk_norm=True) if qk_norm else attention()
     expected, expected_weights = reference(layer, tokens, tokens)
     out, weights = run(layer, tokens)
     np.testing.assert_allclose(out, expected, atol=3e-6)
@@ -180,5 +183,5 @@ def test_the_joint_kernel_is_drawn_as_three_separate_ones_would_be():
 
 
 def test_heads_that_do_not_divide_the_width_are_an_error():
-    with pytest.raises(ValueError, match="width 12 cannot be cut into 5 heads"):
+    with pytest.raises(ValueError, match="width 12 cannot be split into 5 heads"):
         Attention(12, 5, dtype=jnp.float32, rngs=nnx.Rngs(0))

@@ -204,10 +204,10 @@ def test_published_sizes_are_counted_by_hand():
     ("name", "options", "words"),
     [
         ("Axial-ViT-Q/16", {}, "no ViT of size 'Q'"),
-        ("Axial-ViT-B/16", {"image_size": 225}, "cannot be cut into patches of 16"),
-        ("Axial-ViT-B/16", {"heads": 7}, "width 768 cannot be cut into 7 heads"),
+        ("Axial-ViT-B/16", {"image_size": 225}, "cannot be split into patches of 16"),
+        ("Axial-ViT-B/16", {"heads": 7}, "width 768 cannot be split into 7 heads"),
         ("AxialResNet-49", {}, "no AxialResNet of size '49'"),
-        ("AxialResNet-50", {"heads": 5}, "64 channels cannot be cut into 5 heads"),
+        ("AxialResNet-50", {"heads": 5}, "64 channels cannot be split into 5 heads"),
         ("AxialResNet-50", {"units": ()}, "at least one stage"),
         ("AxialResNet-50", {"width_factor": 0.7}, "take a multiple of 0.5"),
     ],

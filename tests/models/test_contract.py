@@ -249,7 +249,7 @@ def test_the_last_layer_after_the_last_norm_is_what_the_head_reads(family):
     config, found = tiny(family), with_layers(family)
     model = nnx.merge(registry.abstract(config)[0], weights(family), statistics(config))
     (last,) = layer_features.select(model, found.intermediates, [-1])
-    assert last.name in layer_features.check(config, (-1,))
+    assert last.name in layer_features.check_layers(config, (-1,))
     patches = found.tokens[:, -math.prod(last.grid) :]
     assert last.map.shape[1:3] == last.grid
     if family == "efficientnet":  # A convolution comes after its last stage.
@@ -313,8 +313,8 @@ def test_a_model_cut_over_data_fsdp_and_tensor_learns_what_one_device_learns(fam
 def test_what_is_saved_is_loaded_bit_by_bit(family, tmp_path):
     config = tiny(family)
     written = formats.LoadedCheckpoint(config, weights(family), variables=statistics(config))
-    formats.write(written, tmp_path / "run", "orbax")
-    found = formats.read(tmp_path / "run")
+    formats.write_checkpoint(written, tmp_path / "run", "orbax")
+    found = formats.read_checkpoint(tmp_path / "run")
     assert found.model_config == config
     arrays = ((x.params, x.variables) for x in (found, written))
     for one, other in zip(*map(jax.tree.leaves, arrays), strict=True):
@@ -353,7 +353,7 @@ def test_weights_go_to_another_resolution_or_are_refused_in_a_sentence(family):
         arguments = weights(family), config, like, target
         if size in refused:
             with pytest.raises(
-                ConfigError, match=f"fit images of {sizes.text(size)} .*What fits is"
+                ConfigError, match=f"fit images of {sizes.size_text(size)} .*What fits is"
             ):
                 adapt.adapt(*arguments, reset=(), resize="bilinear")
             continue

@@ -308,11 +308,11 @@ def test_layer_decay_counts_stages():
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("S", dict(image_size=224), "image_size 224 cannot be cut into patches of 12: take 216 or 228"),
+        ("S", dict(image_size=224), "image_size 224 cannot be split into patches of 12: take 216 or 228"),
         ("S", dict(image_size="240x250"), "image_size 240x250 .* take 240 or 252"),
         ("S", dict(large_image_size=230), "model.large_image_size 230 .* of 16: take 224 or 240"),
         ("S", dict(large_image_size="big"), "large_image_size = 'big' is no image size"),
-        ("S", dict(heads=5), "width 192 cannot be cut into 5 heads"),
+        ("S", dict(heads=5), "width 192 cannot be split into 5 heads"),
         ("S", dict(depths=((1, 4), (0, 4))), "each stage needs two numbers of blocks, both at least 1"),
         ("S", dict(depths=((1, 4, 1),)), "each stage needs two numbers"),
         ("9-dagger", dict(patch=14, image_size=252), "for patches of 12 and 16, not .*model.patch=14"),

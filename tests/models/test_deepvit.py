@@ -100,7 +100,7 @@ def test_ablations_of_the_smallest_have_the_papers_counts(options, count):
 def test_logits_maps_and_statistics_are_those_of_the_authors_code(name, shared_data):
     path, arrays, answers, arguments = oracles.relative(shared_data, name)
     said = dict(scaled_maps=arguments.get("transform_scale", False))
-    foreign = formats.read(path, **said)
+    foreign = formats.read_checkpoint(path, **said)
     config = foreign.model_config
     turns = [
         reattention for count, reattention in config.named_stages.values() for _ in range(count)
@@ -212,8 +212,8 @@ def test_stochastic_depth_grows_over_all_stages():
     ("name", "options", "words"),
     [
         ("DeepViT-M", {}, "no DeepViT of size 'M'"),
-        ("DeepViT-16", {"image_size": 225}, "cannot be cut into patches of 16"),
-        ("DeepViT-16", {"heads": 7}, "width 384 cannot be cut into 7 heads"),
+        ("DeepViT-16", {"image_size": 225}, "cannot be split into patches of 16"),
+        ("DeepViT-16", {"heads": 7}, "width 384 cannot be split into 7 heads"),
         ("DeepViT-16", {"stages": ()}, r"model.stages = \(\): give how many blocks"),
         ("DeepViT-16", {"stages": (0, 0)}, "give how many blocks have no re-attention"),
         ("DeepViT-16", {"stages": (-1, 3)}, "must be at least 0"),
@@ -240,7 +240,7 @@ def test_a_model_without_reattention_is_not_written_as_one(tmp_path):
     config = tiny(stages=(2,))
     with pytest.raises(CheckpointError, match="plain ViT's, and would be read as one"):
         foreign = formats.LoadedCheckpoint(config, parameters(config))
-        formats.write(foreign, tmp_path / "a.safetensors", "authors")
+        formats.write_checkpoint(foreign, tmp_path / "a.safetensors", "authors")
 
 
 @pytest.mark.slow

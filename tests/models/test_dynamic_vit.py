@@ -437,13 +437,13 @@ def test_published_patches_of_deit_are_those_of_the_authors_code():
         (
             "DVT-DeiT-S",
             {"grids": (7, 100)},
-            "model.grids: images of 224 pixels cannot be cut into 100x100 tokens by the windows of a "
+            "model.grids: images of 224 pixels cannot be split into 100x100 tokens by the windows of a "
             "deit backbone; nearest grids that fit: ",
         ),
         (
             "DVT-T2T-ViT-12",
             {"image_size": 32},
-            "images of 32 pixels cannot be cut into 7x7 tokens by the windows of a t2t backbone; nearest "
+            "images of 32 pixels cannot be split into 7x7 tokens by the windows of a t2t backbone; nearest "
             "grids that fit: 4,5,8",
         ),
         (
@@ -463,7 +463,7 @@ def test_published_patches_of_deit_are_those_of_the_authors_code():
         ),
         ("DVT-DeiT-S", {"position": "sinusoid"}, "set model.position=learned"),
         ("DVT-DeiT-S", {"width": (384, 256, 384)}, "model.width = (384, 256, 384) must be a whole"),
-        ("DVT-DeiT-S", {"heads": 5}, "width 384 cannot be cut into 5 heads"),
+        ("DVT-DeiT-S", {"heads": 5}, "width 384 cannot be split into 5 heads"),
         ("DVT-DeiT-S", {"depth": 1, "feature_layers": "first"}, "needs more than one layer"),
     ],
 )  # fmt: skip

@@ -30,7 +30,7 @@ def test_patches_are_a_convolution_with_stride_and_kernel_alike():
 
 def test_images_that_patches_do_not_divide_are_an_error():
     layer = PatchEmbedding(4, 3, 5, dtype=jnp.float32, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match="images of 8x10 cannot be cut into patches of 4x4"):
+    with pytest.raises(ValueError, match="images of 8x10 cannot be split into patches of 4x4"):
         layer(np.zeros((1, 8, 10, 3)))
 
 

@@ -165,7 +165,7 @@ def test_the_grid_of_patches_stays_and_so_larger_images_take_larger_patches():
     ("name", "options", "words"),
     [
         ("FF-S/16", {}, "there is no FF of size 'S'"),
-        ("FF-B/16", {"image_size": 225}, "cannot be cut into patches of 16"),
+        ("FF-B/16", {"image_size": 225}, "cannot be split into patches of 16"),
         ("FF-B/16", {"position_grid": (14,)}, "model.position_grid"),
         ("FF-B/16", {"pool": "first"}, "'first' is not one of token, mean, gem, map"),
         ("FF-B/16", {"heads": 12}, "has no option 'heads'"),
@@ -180,7 +180,7 @@ def test_what_is_no_such_network_is_an_error_that_says_so(name, options, words):
 def test_what_the_authors_code_cannot_compute_is_not_written(options, tmp_path):
     config = tiny(**options)
     with pytest.raises(CheckpointError, match="reads the class token of the last layer"):
-        formats.write(
+        formats.write_checkpoint(
             formats.LoadedCheckpoint(config, parameters(config)),
             tmp_path / "a.safetensors",
             "authors",

@@ -51,8 +51,8 @@ def test_layers_that_do_not_exist_are_refused_with_those_that_do():
         ("block/1", "did you mean 'blocks/1'.* the model has blocks/0, blocks/1, blocks/2"),
     ):
         with pytest.raises(ConfigError, match=message):
-            layer_features.check(config(), (layer,))
-    assert layer_features.check(config(), (0, -1, "blocks/1")) == (
+            layer_features.check_layers(config(), (layer,))
+    assert layer_features.check_layers(config(), (0, -1, "blocks/1")) == (
         "blocks/0",
         "blocks/2",
         "blocks/1",

@@ -22,12 +22,12 @@ COUNTED = {
 @pytest.fixture(scope="module")
 def rows():
     names = [*COUNTED, "ViT-s/28", "ViT-s/16", "CrossViT-S"]
-    return {row["name"]: row for row in listing.table(names=names)}
+    return {row["name"]: row for row in listing.model_rows(names=names)}
 
 
 @pytest.mark.slow
 def test_every_listed_model_has_a_row_and_the_page_of_the_docs_is_what_the_command_prints():
-    rows = listing.table()
+    rows = listing.model_rows()
     assert [row["name"] for row in rows] == registry.variants()
     assert all(tuple(row) == listing.COLUMNS for row in rows)
     page = pathlib.Path(__file__).resolve().parents[2] / "docs/models.md"
@@ -71,7 +71,7 @@ def test_tokens_include_the_class_token(rows):
 
 def test_a_model_that_the_images_do_not_fit_is_counted_at_the_next_smaller_size(monkeypatch):
     monkeypatch.setattr(registry, "variants", lambda: ["ViT-B/16", "ViT-H/14"])
-    rows = {row["name"]: row for row in listing.table(384)}
+    rows = {row["name"]: row for row in listing.model_rows(384)}
     assert (rows["ViT-B/16"]["image_size"], rows["ViT-B/16"]["tokens"]) == (384, 577)
     assert (rows["ViT-H/14"]["image_size"], rows["ViT-H/14"]["tokens"]) == (378, 27 * 27 + 1)
 
@@ -82,15 +82,15 @@ def test_a_model_is_listed_at_the_size_that_it_was_published_with_unless_another
     row = rows["CrossViT-S"]
     assert (row["image_size"], row["parameters"], row["gflops"]) == (240, 26_856_272, 11.23)
     monkeypatch.setattr(registry, "variants", lambda: ["CrossViT-S"])
-    assert [row["image_size"] for row in listing.table(224)] == [216]
+    assert [row["image_size"] for row in listing.model_rows(224)] == [216]
 
 
 def test_images_smaller_than_a_patch_are_refused():
     with pytest.raises(
         ConfigError,
-        match="ViT-mu/16: no size up to 8 fits: image size 8 cannot be cut into patches",
+        match="ViT-mu/16: no size up to 8 fits: image size 8 cannot be split into patches",
     ):
-        listing.table(8)
+        listing.model_rows(8)
 
 
 def test_the_text_is_aligned_and_the_rows_are_json(rows):
@@ -121,4 +121,6 @@ def test_published_names_that_work_have_a_row_with_how_their_images_are_prepared
     assert rows["tf_efficientnet_b8.ap_in1k"]["model"] == ""
     assert not [name for name in rows if "sapiens2" in name and "base" not in name]
     assert "vit_tiny_patch16_224.augreg_in21k" in listing.published_text(list(rows.values()))
-    assert published.nearest("vit_base_patch16_dinov4.lvd1689m").endswith("dinov3.lvd1689m'?")
+    assert published.nearest_published("vit_base_patch16_dinov4.lvd1689m").endswith(
+        "dinov3.lvd1689m'?"
+    )

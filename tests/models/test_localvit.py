@@ -105,7 +105,7 @@ def test_the_tiny_one_with_relu6_and_ratio_6_has_the_authors_count():
 @pytest.mark.parametrize("name", ORACLES)
 def test_logits_tokens_and_statistics_are_those_of_the_authors_code(name, shared_data):
     path, _, answers, arguments = oracles.relative(shared_data, name)
-    foreign = formats.read(path, **ORACLES[name])
+    foreign = formats.read_checkpoint(path, **ORACLES[name])
     assert foreign.model_config.heads == arguments["num_heads"]
     if foreign.model_config.gate == "se":
         assert foreign.model_config.reduction == arguments["reduction"]
@@ -147,7 +147,10 @@ def test_the_authors_file_comes_back_byte_by_byte(name, shared_data, tmp_path):
             array.tobytes(),
         )
     # Our file says what the authors' does not.
-    assert formats.read(tmp_path / "a.safetensors").model_config.heads == ORACLES[name]["heads"]
+    assert (
+        formats.read_checkpoint(tmp_path / "a.safetensors").model_config.heads
+        == ORACLES[name]["heads"]
+    )
 
 
 def test_a_depthwise_convolution_on_cpus_is_xlas_convolution():
@@ -214,8 +217,8 @@ def test_one_patch_of_one_image_cannot_be_trained_on():
     ("name", "options", "words"),
     [
         ("LocalViT-B", {}, "no LocalViT of size 'B'"),
-        ("LocalViT-T", {"image_size": 225}, "cannot be cut into patches of 16"),
-        ("LocalViT-T", {"heads": 7}, "width 192 cannot be cut into 7 heads"),
+        ("LocalViT-T", {"image_size": 225}, "cannot be split into patches of 16"),
+        ("LocalViT-T", {"heads": 7}, "width 192 cannot be split into 7 heads"),
         ("LocalViT-T", {"reduction": 1000}, "leaves none of the 768 channels"),
         ("LocalViT-T", {"gate": "sse"}, "is not one of none, se, eca, eca_hard; did you mean 'se'"),
     ],

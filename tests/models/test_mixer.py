@@ -288,7 +288,7 @@ def test_tensor_parallelism_cuts_the_hidden_axis_of_both_mlps():
     [
         ("Mixer-XL/16", {}, "no Mixer of size 'XL'"),
         ("Mixer-B16", {}, "unknown model 'Mixer-B16'; did you mean 'Mixer-B/16'"),
-        ("Mixer-B/16", {"image_size": 225}, "image size 225 cannot be cut into patches of 16"),
+        ("Mixer-B/16", {"image_size": 225}, "image size 225 cannot be split into patches of 16"),
         ("Mixer-B/16", {"drop_path": 1.0}, "model.drop_path = 1.0 must be below 1"),
         ("Mixer-B/16", {"heads": 12}, "model Mixer-B/16 has no option 'heads'"),
     ],

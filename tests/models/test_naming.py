@@ -68,8 +68,10 @@ def test_what_is_trained_from_a_run_and_made_of_it_keeps_its_name(command, name,
     _, converted, _ = command("convert", tmp_path / "run", tmp_path / "m.safetensors", "--to=timm")
     assert f"{full}, " in shown and f"{full}, " in converted
     if not options:
-        formats.write(formats.read(tmp_path / "run"), tmp_path / "again", "orbax")
-        again = reading.read_description(reading.find(tmp_path / "again"))
+        formats.write_checkpoint(
+            formats.read_checkpoint(tmp_path / "run"), tmp_path / "again", "orbax"
+        )
+        again = reading.read_description(reading.find_checkpoint(tmp_path / "again"))
         assert again["config"]["model"]["name"] == name
     config.init_from, config.model.name = str(tmp_path / "run"), ""
     assert f"model: {full}, " in dry_run(config, None)[1]

@@ -250,7 +250,7 @@ def test_no_other_code_has_generalised_means_or_sums_of_layers(kit, tmp_path, fa
         config = of_family(family, **options)
         foreign = formats.LoadedCheckpoint(config, kit.parameters(config))
         with pytest.raises(CheckpointError, match="no weighted_layers|pool.*gem|of the last layer"):
-            formats.write(foreign, tmp_path / "x.npz", format)
+            formats.write_checkpoint(foreign, tmp_path / "x.npz", format)
     assert not list(tmp_path.iterdir())
 
 

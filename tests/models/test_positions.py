@@ -304,7 +304,7 @@ def test_relative_positions_go_to_another_resolution(kit, place):
 def test_positions_do_not_become_others_under_the_same_name(kit, before, after):
     source, target = small(kit, *before), small(kit, *after)
     with pytest.raises(
-        ConfigError, match=f"of positions {before[0]} at .*{after[0]} at .*say model.position"
+        ConfigError, match=f"of positions {before[0]} at .*{after[0]} at .*set model.position"
     ):
         fitted(source, kit.parameters(source), target)
 
@@ -360,8 +360,8 @@ def test_positions_of_columns_and_rows_are_written_as_one_table(kit, tmp_path):
     expected = kit.run(config, params, kit.images).logits
     for format, name in (("official", "a.npz"), ("big_vision", "b.npz"), ("timm", "c.safetensors")):
         model = config if format != "timm" else dataclasses.replace(config, activation="gelu")
-        formats.write(formats.LoadedCheckpoint(model, params), tmp_path / name, format)
-        found = formats.read(tmp_path / name, heads=2, patch=4, image_size=12)
+        formats.write_checkpoint(formats.LoadedCheckpoint(model, params), tmp_path / name, format)
+        found = formats.read_checkpoint(tmp_path / name, heads=2, patch=4, image_size=12)
         assert found.model_config.position == "learned"
         if format != "timm":
             again = jax.tree.map(np.asarray, found.params)
@@ -378,7 +378,7 @@ def test_no_other_code_has_positions_in_layers(kit, tmp_path, format, kind, plac
     with pytest.raises(
         CheckpointError, match=rf"no {kind} positions in layers \(position_at={place}"
     ):
-        formats.write(
+        formats.write_checkpoint(
             formats.LoadedCheckpoint(config, kit.parameters(config)), tmp_path / "x.npz", format
         )
     assert not list(tmp_path.iterdir())

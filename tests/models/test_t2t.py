@@ -284,7 +284,9 @@ def test_sinusoids_are_those_of_their_definition():
 def written(config, path, kind="performer"):
     """`path`, with random weights and a table of positions that is no sinusoid."""
     params, variables = arrays(kind)
-    formats.write(formats.LoadedCheckpoint(config, params, variables=variables), path, "authors")
+    formats.write_checkpoint(
+        formats.LoadedCheckpoint(config, params, variables=variables), path, "authors"
+    )
     return path
 
 
@@ -304,7 +306,7 @@ def test_at_another_resolution_sinusoids_are_made_anew_and_learned_positions_int
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_of_ours_is_read_again_bit_by_bit_and_computes_the_same(kind, tmp_path):
     path = written(tiny(kind), tmp_path / "a.safetensors", kind)
-    foreign = formats.read(path)
+    foreign = formats.read_checkpoint(path)
     assert foreign.model_config == tiny(kind, remat="auto", unroll=-1)
     found = foreign.params, foreign.variables
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a), b), found, arrays(kind))
@@ -327,12 +329,14 @@ def test_a_file_as_the_authors_script_saves_it_gives_the_average_that_they_evalu
     assert before.keys() == after.keys()
     for name in before:
         assert np.asarray(before[name]).tobytes() == np.asarray(after[name]).tobytes(), name
-    assert formats.read(path, heads=2, qk_scale=0).preprocessing.eval_resize == 71  # 64 / 0.9
+    assert (
+        formats.read_checkpoint(path, heads=2, qk_scale=0).preprocessing.eval_resize == 71
+    )  # 64 / 0.9
 
 
 def test_logits_of_another_scale_are_those_of_the_formula_and_the_scale_is_asked_for(tmp_path):
     config = tiny(qk_scale=16**-0.5)  # 1/√width
-    foreign = formats.read(written(config, tmp_path / "a.safetensors"))
+    foreign = formats.read_checkpoint(written(config, tmp_path / "a.safetensors"))
     assert foreign.model_config.qk_scale == config.qk_scale
     params, variables = arrays("performer")
     x = images(config)
@@ -346,7 +350,7 @@ def test_logits_of_another_scale_are_those_of_the_formula_and_the_scale_is_asked
     with pytest.raises(
         CheckpointError, match="(?s)qk_scale: 0 .*; 0.25, 1/√width.*--model=qk_scale="
     ):
-        formats.read(tmp_path / "b.npz", heads=2, image_size=(16, 24))
+        formats.read_checkpoint(tmp_path / "b.npz", heads=2, image_size=(16, 24))
 
 
 @pytest.mark.parametrize(
@@ -371,7 +375,7 @@ def test_a_file_that_lacks_or_exceeds_tensors_is_an_error_that_names_them(change
     change(tensors)
     np.savez(tmp_path / "b.npz", **tensors)
     with pytest.raises(CheckpointError, match=words):
-        formats.read(tmp_path / "b.npz", heads=2, qk_scale=0, image_size=(16, 24))
+        formats.read_checkpoint(tmp_path / "b.npz", heads=2, qk_scale=0, image_size=(16, 24))
 
 
 @pytest.mark.parametrize(
@@ -388,7 +392,7 @@ def test_what_the_authors_code_cannot_compute_is_not_written(options, words, tmp
     config = tiny(**options)
     foreign = formats.LoadedCheckpoint(config, parameters(config), variables=statistics(config))
     with pytest.raises(CheckpointError, match=words):
-        formats.write(foreign, tmp_path / "a.safetensors", "authors")
+        formats.write_checkpoint(foreign, tmp_path / "a.safetensors", "authors")
 
 
 @pytest.mark.parametrize(
@@ -400,7 +404,7 @@ def test_what_the_authors_code_cannot_compute_is_not_written(options, words, tmp
         ("T2T-ViT-7", {"image_size": (224, 230)}, "on a side of 230: take 229 or 231"),
         ("T2T-ViT-7", {"first_split": (3, 4, 0)}, "0 < stride <= side"),
         ("T2T-ViT-7", {"first_split": (3, 2)}, "model.first_split"),
-        ("T2T-ViT-7", {"heads": 3}, "width 256 cannot be cut into 3 heads"),
+        ("T2T-ViT-7", {"heads": 3}, "width 256 cannot be split into 3 heads"),
         ("T2T-ViT-7", {"patch": 16}, "has no option 'patch'"),
     ],
 )

@@ -394,8 +394,8 @@ def test_without_a_head_there_are_features_and_no_logits(kit):
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("ViT-B/16", {"image_size": 225}, "image size 225 cannot be cut into patches of 16"),
-        ("ViT-B/16", {"heads": 7}, "width 768 cannot be cut into 7 heads"),
+        ("ViT-B/16", {"image_size": 225}, "image size 225 cannot be split into patches of 16"),
+        ("ViT-B/16", {"heads": 7}, "width 768 cannot be split into 7 heads"),
         ("ViT-B16", {}, "unknown model 'ViT-B16'; did you mean 'ViT-B/16'"),
         ("ViT-B/0", {}, "unknown model 'ViT-B/0'"),
         ("ViT-g-optt/16", {}, "no ViT of size 'g-optt'; did you mean 'g-opt'"),

@@ -208,7 +208,7 @@ def test_new_networks_begin_with_these_scales_and_frequencies(kit):
             dict(registers=1, position_of_registers=True, position_of_class=False),
             "needs model.position_of_class",
         ),
-        (dict(pool="map", map_heads=3), "16 cannot be cut into model.map_heads=3"),
+        (dict(pool="map", map_heads=3), "16 cannot be split into model.map_heads=3"),
         (dict(rope_grid=(1, 2, 3)), "rope_grid"),
     ],
 )

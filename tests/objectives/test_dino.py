@@ -111,7 +111,9 @@ def test_a_teacher_that_says_the_same_of_all_images_is_counted_and_warned_of(run
         assert found["collapsed_steps"] == count and found["teacher_information"] < 1e-5
     warning = assembly.networks.objective.warning
     assert not warning({"collapsed_steps": 99.0})
-    assert "The teacher has said the same of every image" in warning({"collapsed_steps": 100.0})
+    assert "The teacher has given the same output for every image" in warning(
+        {"collapsed_steps": 100.0}
+    )
 
 
 def test_its_state_is_cut_as_that_of_its_parameters(run):
@@ -181,7 +183,7 @@ def test_a_model_at_another_size_is_that_which_a_checkpoint_would_be_fitted_to(p
     [
         ({"data.views": ()}, "'dino' needs several views of each image"),
         ({"data.views": ({},)}, "needs two global views, .* has 1"),
-        ({"data.views": ({}, {}, {"image_size": 20})}, "view 2: image size 20x20 cannot be cut into patches of 8"),
+        ({"data.views": ({}, {}, {"image_size": 20})}, "view 2: image size 20x20 cannot be split into patches of 8"),
         ({"model.position": "relative"}, "view 2: .*position .* cannot be interpolated"),
         ({"batch_size": 1}, "KoLeo compares images with each other: .* = 1 "),
         ({"objective.koleo_images": 3}, "KoLeo compares images with each other: .* = 8 "),

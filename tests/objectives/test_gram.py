@@ -150,7 +150,7 @@ def written(folder, **options):
     """A checkpoint for `tiny`'s model, but for the options."""
     config = registry.model_config("ViT-mu/8", image_size=32, num_classes=0, **options)
     weights = registry.split(registry.build(config, rngs=nnx.Rngs(0)))[1]
-    formats.write(formats.LoadedCheckpoint(config, weights.params), folder, "timm")
+    formats.write_checkpoint(formats.LoadedCheckpoint(config, weights.params), folder, "timm")
     return str(folder)
 
 
@@ -165,7 +165,7 @@ def test_a_gram_teacher_of_another_width_is_refused_by_name(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"data.view_sizes": ({"sizes": (48, 48, 20)},)}, "view 2: image size 20x20 cannot be cut into patches of 8"),
+        ({"data.view_sizes": ({"sizes": (48, 48, 20)},)}, "view 2: image size 20x20 cannot be split into patches of 8"),
         ({"data.view_sizes": ({"sizes": (48, 40, 24)},)}, "the global views have different sizes"),
         ({"data.view_sizes": ({"sizes": (48, 24)},)}, "entry 0 has 2 sizes, and config.data.views has 3"),
         ({"data.view_sizes": ({"size": (48, 48, 24)},)}, "entry 0.* no option 'size'"),

@@ -35,7 +35,7 @@ def checkpoint(tmp_path_factory):
     config = registry.model_config("ViT-mu/16", image_size=32, num_classes=7, head_init="normal")
     parameters = jax.device_get(registry.initialize(config, jax.random.key(0)))
     path = tmp_path_factory.mktemp("served") / "tiny.npz"
-    formats.write(formats.LoadedCheckpoint(config, parameters), path, "official")
+    formats.write_checkpoint(formats.LoadedCheckpoint(config, parameters), path, "official")
     return path
 
 

@@ -138,13 +138,13 @@ def test_no_line_is_drawn_over_a_field_that_others_change_with(tmp_path, monkeyp
     monkeypatch.setattr(Plot, "line", lambda self, xs, *_, **__: lines.append(list(xs)))
     for size, rate in ((32, 0.1), (48, 0.2)):
         made_up(tmp_path / "E" / str(size), {"data.image_size": size, "optim.lr": rate}, 0.5)
-    assert set(figures.over_field(compare.compare(runs.find([tmp_path / "E"])))) == {
+    assert set(figures.over_field(compare.compare(runs.find_runs([tmp_path / "E"])))) == {
         "data.image_size"
     }
     assert lines == []
     for size in (32, 48):
         made_up(tmp_path / "F" / str(size), {"data.image_size": size}, 0.5)
-    figures.over_field(compare.compare(runs.find([tmp_path / "F"])))
+    figures.over_field(compare.compare(runs.find_runs([tmp_path / "F"])))
     assert lines == [[32, 48]]
 
 
@@ -167,7 +167,7 @@ def test_each_size_that_is_scaled_has_a_curve_through_the_common_centre(tmp_path
         fields = {"model.depth": depth, "model.patch": patch}
         folder = tmp_path / f"{depth}-{patch}"
         made_up(folder, fields, accuracy, model_flops_per_second=work * 25e15)
-    figures.by_dimension(compare.compare(runs.find([tmp_path])))
+    figures.by_dimension(compare.compare(runs.find_runs([tmp_path])))
     assert lines == {
         "depth": ([0.5, 1, 2], [40, 50, 70]), "patch size": ([1, 4], [50, 60]),
         "depth, patch size": ([1, 8], [50, 80]),
@@ -177,7 +177,7 @@ def test_each_size_that_is_scaled_has_a_curve_through_the_common_centre(tmp_path
 def test_fields_that_change_together_are_one_choice_and_a_name_stands_for_its_sizes(tmp_path):
     for name, rate in (("ViT-S/16", 0.1), ("ViT-Ti/16", 0.2)):
         made_up(tmp_path / name[4], {"model.name": name, "optim.lr": rate}, 0.5)
-    found = compare.compare(runs.find([tmp_path]))
+    found = compare.compare(runs.find_runs([tmp_path]))
     assert found.varied == ["model.name"]
     assert {"optim.lr", "model.width", "model.heads"} <= set(found.together["model.name"])
 
@@ -189,13 +189,13 @@ def test_of_width_and_heads_that_change_together_the_width_is_said_and_the_name_
     for number, (name, depth, width) in enumerate(sizes):
         fields = {"model.name": name, "model.depth": depth, "model.width": width}
         made_up(tmp_path / str(number), fields | {"model.heads": width // 16}, 0.5)
-    found = compare.compare(runs.find([tmp_path]))
+    found = compare.compare(runs.find_runs([tmp_path]))
     assert found.varied == ["model.name", "model.depth", "model.width"]
     assert found.groups[0].label == "ViT-S/16, depth 4, width 64"
 
 
 def test_operations_speed_and_goodput_are_those_that_were_logged(tmp_path):
-    (run,) = runs.find([made_up(tmp_path / "one", {}, 0.5)])
+    (run,) = runs.find_runs([made_up(tmp_path / "one", {}, 0.5)])
     assert run.exaflops == 20 * 2.0 * 5e17 / 1e18 and run.median("images_per_second") == 100
     assert run.shares == {"steps": 0.75, "compile": 0.25} and run.name == "one"
 
@@ -217,7 +217,7 @@ def test_runs_that_are_under_way_or_diverged_are_shown_as_such_and_do_not_count(
 def test_a_run_that_was_begun_again_after_its_end_is_not_done(tmp_path):
     folder = made_up(tmp_path / "a", {}, 0.8)
     (folder / "result.json").write_text('{"accuracy": 0.8, "step": 10}')
-    assert runs.find([folder])[0].state == "unfinished"
+    assert runs.find_runs([folder])[0].state == "unfinished"
 
 
 def test_lines_that_are_cut_and_files_that_are_damaged_are_left_out_and_said(tmp_path):
@@ -228,7 +228,7 @@ def test_lines_that_are_cut_and_files_that_are_damaged_are_left_out_and_said(tmp
     other = made_up(tmp_path / "b", {}, 0.6)
     (other / "config.py").write_text("def get_config():\n    return 1 / 0")
     (other / "metrics.jsonl").write_bytes(b"\0\xff\n[1, 2]\n")
-    first, second = runs.find([tmp_path])
+    first, second = runs.find_runs([tmp_path])
     assert first.state == "done" and first.notes == [
         "1 lines of metrics.jsonl cannot be read and are skipped."
     ]
@@ -248,7 +248,7 @@ def test_a_step_that_a_restart_repeated_counts_as_it_was_last(tmp_path):
     folder = made_up(tmp_path / "a", {}, 0.8)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 10, "loss": 7.0}\n')
-    steps, values = runs.find([folder])[0].curves["loss"]
+    steps, values = runs.find_runs([folder])[0].curves["loss"]
     assert list(steps) == [10, 20] and list(values) == [7.0, 0.5]
 
 
@@ -308,6 +308,8 @@ def test_a_setting_in_short_leaves_out_options_that_its_model_does_not_have():
 
 
 def test_the_bar_beside_a_thin_picture_shows_its_colours():
-    image = tiles.draw("Rows", [np.zeros((1, 8))] * 4, columns=2, bar=tiles.Bar(0, 1, "share"))
+    image = tiles.draw_tiles(
+        "Rows", [np.zeros((1, 8))] * 4, columns=2, bar=tiles.Bar(0, 1, "share")
+    )
     red, green, blue = np.moveaxis(np.asarray(image).astype(int), -1, 0)
     assert ((red < 90) & (green > 120) & (blue > 110)).sum() > 100  # its middle, of no tile

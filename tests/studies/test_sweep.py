@@ -15,7 +15,7 @@ from vit_jax.checkpoints import reading
 from vit_jax.commands import flags as cli
 from vit_jax.data import splits
 from vit_jax.studies import sweep as sweeps
-from vit_jax.studies.sweep import divide, sweep, table
+from vit_jax.studies.sweep import divide, sweep, text
 from vit_jax.training.loop import train
 from vit_jax.user_files import load_config
 
@@ -83,7 +83,7 @@ def test_mean_and_standard_deviation_are_those_of_the_seeds(swept):
             np.testing.assert_allclose(summary[name][key], value, rtol=1e-9, atol=1e-12)
     assert ends[0]["loss"] != ends[1]["loss"]
     assert json.loads((workdir / "sweep.json").read_text()) == summary
-    lines = table(summary).splitlines()
+    lines = text(summary).splitlines()
     assert [line.endswith("chosen") for line in lines].count(True) == 1
     assert "±" in lines[-1] and lines[-1].endswith("(n = 2)")
 
@@ -132,7 +132,7 @@ def test_a_setting_that_diverges_is_told_and_cannot_be_chosen(swept):
     summary = swept[1]
     diverged = {"setting": {"optim.lr": 1e30}, "accuracy": None, "loss": None}
     assert summary["settings"][2] == diverged
-    assert re.search(r"optim.lr=1e\+30 +diverged$", table(summary), re.MULTILINE)
+    assert re.search(r"optim.lr=1e\+30 +diverged$", text(summary), re.MULTILINE)
 
 
 @pytest.mark.slow
@@ -140,7 +140,7 @@ def test_one_seed_has_no_deviation(swept, cache):
     summary = sweep(digits(cache), swept[0], {"optim.lr": [1e-2]}, seeds=1)
     mean = summary["seeds"][0]["accuracy"]
     assert summary["accuracy"] == {"mean": mean, "std": None}
-    assert table(summary).endswith(f"accuracy {mean:.4f} (n = 1)")
+    assert text(summary).endswith(f"accuracy {mean:.4f} (n = 1)")
 
 
 @pytest.mark.parametrize(

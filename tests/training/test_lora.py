@@ -50,7 +50,9 @@ def adapted(make, base, tmp_path_factory):
 
 
 def arrays(path) -> dict[str, np.ndarray]:
-    return {n: np.asarray(x) for n, x in patterns.named(formats.read(path).params).items()}
+    return {
+        n: np.asarray(x) for n, x in patterns.named(formats.read_checkpoint(path).params).items()
+    }
 
 
 def test_only_adapters_and_the_head_have_gradients_and_optimizer_state(make, base):
@@ -77,7 +79,7 @@ def test_training_changes_the_adapted_kernels_and_the_head_alone(base, adapted):
 
 
 def test_a_checkpoint_holds_the_adapters_and_says_where_the_base_is(base, adapted):
-    folder = reading.find(adapted[0])
+    folder = reading.find_checkpoint(adapted[0])
     described = reading.read_description(folder)
     assert described["base"]["path"] == str(base) and len(described["base"]["digest"]) == 64
     files = sum(file.stat().st_size for file in pathlib.Path(folder).rglob("*") if file.is_file())
@@ -96,7 +98,7 @@ def test_what_is_loaded_is_the_base_with_its_adapters(adapted, command, tmp_path
                              "--model=activation=gelu")  # fmt: skip
     assert code == 0, err
     run = vit_jax.load_run(workdir)
-    assert run.step == 12 and run.directory == reading.find(workdir)
+    assert run.step == 12 and run.directory == reading.find_checkpoint(workdir)
     merged, ours = arrays(tmp_path / "merged.safetensors"), registry_arrays(run)
     for name, array in merged.items():
         np.testing.assert_allclose(ours[name], array, atol=1e-5)
@@ -138,9 +140,9 @@ def test_another_base_is_refused(make, base, adapted, tmp_path):
     shutil.rmtree(moved)
     with pytest.raises(CheckpointError, match="base .* cannot be used"):
         vit_jax.load_run(tmp_path / "run")
-    model = formats.read(base)
+    model = formats.read_checkpoint(base)
     model.params = jax.tree.map(lambda x: np.asarray(x) + np.float32(0.01), model.params)
-    formats.write(model, moved, "orbax")
+    formats.write_checkpoint(model, moved, "orbax")
     with pytest.raises(CheckpointError, match="fingerprint"):
         vit_jax.load_run(tmp_path / "run")
     config.duration = "8 steps"

@@ -93,10 +93,10 @@ class Run:
     suite: object
 
     def check(self):
-        return reference.check(self.assembly, self.source, self.suite)
+        return reference.check_reference(self.assembly, self.source, self.suite)
 
     def make(self):
-        return reference.make(self.assembly, self.source, self.suite)
+        return reference.make_reference(self.assembly, self.source, self.suite)
 
 
 def run_of(config) -> Run:

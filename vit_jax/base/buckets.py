@@ -170,18 +170,18 @@ def as_user_error(error: BaseException) -> UserError | None:
     return failure(place, error) if where & _CLIENTS else None
 
 
-def kind_of(said: str) -> type[UserError]:
-    """`ConfigError` if storage said that there is no permission, else `Unreachable`."""
-    return ConfigError if _DENIED.search(said) else Unreachable
+def kind_of(reply: str) -> type[UserError]:
+    """`ConfigError` if storage answered that there is no permission, else `Unreachable`."""
+    return ConfigError if _DENIED.search(reply) else Unreachable
 
 
 def failure(path: str, error: BaseException | str) -> UserError:
-    """The user's error for one of storage, or what it said, after its client has tried it again."""
-    said = error if isinstance(error, str) else reason(error)
-    if isinstance(error, PermissionError) or kind_of(said) is ConfigError:
+    """The user's error for one of storage, or its message, after its client has tried it again."""
+    reply = error if isinstance(error, str) else reason(error)
+    if isinstance(error, PermissionError) or kind_of(reply) is ConfigError:
         role = _role(path.rpartition("=")[2])
-        return ConfigError(f"{path}: no permission ({said}): have {role} granted to this account")
-    return Unreachable(f"{path} cannot be reached ({said}): check the network, and start again")
+        return ConfigError(f"{path}: no permission ({reply}): have {role} granted to this account")
+    return Unreachable(f"{path} cannot be reached ({reply}): check the network, and start again")
 
 
 def _role(address: str) -> str:

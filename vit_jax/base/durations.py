@@ -2,7 +2,7 @@
 '5%', '10 epochs, at least 300 steps'.
 
 Only `steps` converts between units. `parse` rejects a malformed duration before anything is known
-about its run, and `text` writes seconds for people.
+about its run, and `duration_text` writes seconds for people.
 """
 
 import math
@@ -87,7 +87,7 @@ def parse_all(durations: Iterable[str | int], name: str = "the durations") -> tu
     return tuple(parse(duration, name) for duration in durations)
 
 
-def text(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """'48 s', '3.2 min', '5.1 h' or '2.5 days'."""
     if seconds < 100:
         return f"{seconds:.0f} s"

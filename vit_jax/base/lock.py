@@ -34,7 +34,7 @@ class Lock:
     """Held in a `with` statement, by one process of a run.
 
     Raises:
-      Locked: another process holds it, and goes on to for `patience` seconds.
+      Locked: another process holds it, and still does after `patience` seconds.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Lock:
                 if held and held["unique"] != self._unique:
                     self._on_lost(
                         f"{self._path} could not be renewed for {_STALE_SECONDS:g} s, and "
-                        f"{held['holder']} took it over: this run ends, and the other goes on"
+                        f"{held['holder']} took it over: this run ends, and the other continues"
                     )
                     return
                 self._renew()

@@ -15,7 +15,7 @@ def to_stderr(process: int | None = None, *, quiet: bool = False) -> None:
     """Sends log lines to standard error, with their time.
 
     Args:
-      process: which of several processes this is, said in each line; `None` where there is one.
+      process: which of several processes this is, printed in each line; `None` where there is one.
       quiet: nothing below warnings.
     """
     flags.FLAGS.mark_as_parsed()  # From Python there are no flags; absl waits for them before it logs.

@@ -200,10 +200,10 @@ def read_json(path: epath.Path, kind: type = dict):
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        logging.warning("%s cannot be read (%s): going on without it", path, error)
+        logging.warning("%s cannot be read (%s): continuing without it", path, error)
         return None
     if not isinstance(value, kind):
-        logging.warning("%s holds no %s: going on without it", path, kind.__name__)
+        logging.warning("%s holds no %s: continuing without it", path, kind.__name__)
         return None
     return value
 
@@ -241,7 +241,7 @@ def read_bytes(path: epath.PathLike, first: int = 0, size: int | None = None) ->
     return content
 
 
-def describe(path: epath.PathLike) -> File:
+def describe_file(path: epath.PathLike) -> File:
     """A file's size and identity.
 
     Raises:
@@ -270,7 +270,7 @@ def files_below(folder: epath.PathLike) -> Iterator[File]:
     for where, folders, names in os.walk(text):
         folders.sort()
         for name in sorted(names):
-            yield describe(os.path.join(where, name))
+            yield describe_file(os.path.join(where, name))
 
 
 def names_in(folder: epath.PathLike) -> list[str]:

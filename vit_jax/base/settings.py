@@ -39,7 +39,7 @@ def change(
             continue
         if name not in fields:
             raise ConfigError(_unknown(name, list(fields)))
-        value = parse(name, text, fields[name])
+        value = parse_value(name, text, fields[name])
         *path, field = name.split(".")
         section = config
         for key in path:
@@ -70,7 +70,7 @@ def folder_name(fields: Mapping[str, object]) -> str:
     return re.sub(r"[^\w.,=%+-]+", "_", text)
 
 
-def parse(name: str, text: str, field: dataclasses.Field):
+def parse_value(name: str, text: str, field: dataclasses.Field):
     """The value of a field, from text. Bounds and choices are checked later, by `schema.typed`.
 
     Raises:

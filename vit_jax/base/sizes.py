@@ -47,6 +47,6 @@ def height_width(size: Size) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else size
 
 
-def text(size: Size) -> str:
+def size_text(size: Size) -> str:
     """'224' or '224x448'."""
     return str(size) if isinstance(size, int) else f"{size[0]}x{size[1]}"

@@ -1,4 +1,4 @@
-"""Images a second of a model with exits when images leave early, against always going on to the last
+"""Images a second of a model with exits when images leave early, against always continuing to the last
 exit; and what becomes of the time between the exits.
 """
 

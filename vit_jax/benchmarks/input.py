@@ -218,7 +218,7 @@ def _psnr(source, config: Config) -> float | None:
 
 def _crop_with_pillow(record: Record, config_data, draws: list[float]) -> np.ndarray:
     if isinstance(record.image, bytes):
-        kind = images.check(record.image, record.name, config_data.max_pixels).kind
+        kind = images.check_image(record.image, record.name, config_data.max_pixels).kind
         image = ImageOps.exif_transpose(images.open_with_pillow(record.image, kind)).convert("RGB")
     else:
         image = Image.fromarray(record.image)

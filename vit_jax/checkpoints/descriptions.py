@@ -81,8 +81,8 @@ def filled_config(description: dict) -> dict:
 def with_model_options(config: Mapping, model: classifier.ClassifierConfig) -> dict:
     """A config as JSON has it, in which options of the model that are not set are as the model has them."""
     options = dataclasses.asdict(model)
-    said = {n: options.get(n) if v is None else v for n, v in config["model"].items()}
-    return json.loads(json.dumps({**config, "model": said}))
+    filled = {n: options.get(n) if v is None else v for n, v in config["model"].items()}
+    return json.loads(json.dumps({**config, "model": filled}))
 
 
 def parts_to_use(description: dict) -> tuple[str, str]:

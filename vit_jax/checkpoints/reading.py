@@ -60,7 +60,7 @@ class Run:
     own: Own | None = None
 
 
-def find(path: epath.PathLike) -> epath.Path:
+def find_checkpoint(path: epath.PathLike) -> epath.Path:
     """The directory of one checkpoint: `path` itself, or the newest below a run's workdir or its
     `checkpoints`; for WORKDIR/best the one of the best evaluation.
 
@@ -146,10 +146,10 @@ def load_weights(path: epath.PathLike, like: Weights | None = None) -> Weights:
     """A run's model (the averaged one, if it kept an average).
 
     Args:
-      path: see `find`.
+      path: see `find_checkpoint`.
       like: shapes, dtypes and shardings to restore to; by default whole NumPy arrays.
     """
-    folder = find(path)
+    folder = find_checkpoint(path)
     description = read_description(folder)
     if like is None:
         like = registry.abstract_weights(descriptions.stored_model_config(description))[1]
@@ -214,7 +214,7 @@ def load_run(path: epath.PathLike, mesh: jax.sharding.Mesh | None = None, **opti
       CheckpointError: there is no checkpoint, or it is damaged.
       ConfigError: an option has an invalid value.
     """
-    directory = find(path)
+    directory = find_checkpoint(path)
     description = read_description(directory)
     model_config = descriptions.stored_model_config(description, **options)
     definition, like = registry.abstract_weights(model_config)
@@ -316,7 +316,7 @@ def _changed(folder: epath.Path, field: str, name: str) -> CheckpointError:
 
 
 def everywhere(read: Callable[[], dict]) -> dict:
-    """What `read` gives in each process, once it has succeeded in all: no process may go on to
+    """What `read` gives in each process, once it has succeeded in all: no process may continue to
     compute with others whose part is damaged.
 
     Raises:
@@ -330,13 +330,11 @@ def everywhere(read: Callable[[], dict]) -> dict:
     except tuple(kinds.values()) as error:
         failure = f"{type(error).__name__}:{error}"
     failures = [message for message in processes.gather("read a checkpoint", failure) if message]
-    for (
-        name,
-        kind,
-    ) in kinds.items():  # What may pass decides: others may have read damage through it.
-        for said in failures:
-            if said.startswith(f"{name}:"):
-                raise kind(said.removeprefix(f"{name}:"))
+    # What may pass decides: others may have read damage through it.
+    for name, kind in kinds.items():
+        for message in failures:
+            if message.startswith(f"{name}:"):
+                raise kind(message.removeprefix(f"{name}:"))
     return result
 
 

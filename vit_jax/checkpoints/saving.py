@@ -92,7 +92,7 @@ class Checkpoints:
             self._delete(self._superfluous)
 
     def save(self, step: int, parts: dict, description: dict, marks: dict | None = None) -> None:
-        """Starts to save; the write goes on beside training.
+        """Starts to save; the write continues beside training.
 
         A save that fails is logged, and the next one is tried as usual; the last good checkpoint
         stays.
@@ -249,7 +249,7 @@ class Checkpoints:
             )
         if _first():
             logging.error(
-                "%s. Training goes on, the last good checkpoint is kept, and the next save is tried: "
+                "%s. Training continues, the last good checkpoint is kept, and the next save is tried: "
                 "failure %d of %d in a row", message, self._failures, most,
             )  # fmt: skip
 

@@ -157,7 +157,7 @@ class ShardFile:
 
     Attributes:
       path: of the file.
-      header: what its writer said of it.
+      header: what its writer noted of it.
       shards: (offset, bytes, checksum) of each shard, by number.
     """
 

@@ -182,7 +182,7 @@ class LocalTier:
             first = min(failures)
             logging.warning(
                 "the local checkpoint of step %d cannot be written by %d of %d processes (process %d: "
-                "%s). Training goes on; the last good ones are kept. Free the disk, or set "
+                "%s). Training continues; the last good ones are kept. Free the disk, or set "
                 "config.checkpoint.local to another",
                 step, len(failures), processes.count(), first, failures[first],
             )  # fmt: skip
@@ -292,7 +292,7 @@ class LocalTier:
             free = shutil.disk_usage(self._folder).free + used
         except OSError as error:
             logging.warning(
-                "config.checkpoint.local = %s cannot be used on %s: %s. Training goes on without it",
+                "config.checkpoint.local = %s cannot be used on %s: %s. Training continues without it",
                 self._folder.parent, host, error.strerror,
             )  # fmt: skip
             return

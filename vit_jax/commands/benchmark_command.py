@@ -14,7 +14,7 @@ def benchmark() -> None:
     [--steps=20] [--against=FILE] [--profile=DIR] [--breakdown] [--latency_ms=50] [--decode=copy] [--json].
 
     'inference --checkpoint=DIR --budget=GFLOPS' lets images of the run's data leave a model with exits
-    early, against always going on to the last exit; 'inference --config=FILE --shares=0.5,0.25,0.25' does
+    early, against always continuing to the last exit; 'inference --config=FILE --shares=0.5,0.25,0.25' does
     so with a new model and made-up images, of which these shares leave at its exits. 'speed
     --models=ViT-B/32,ViT-B/16 --image_sizes=128,224,384 --out=DIR' draws inference over the size of images.
     """
@@ -42,7 +42,7 @@ def benchmark() -> None:
     flags.DEFINE_string("out", "", "speed: a folder for its pictures")
     cli.define_checkpoint()
     cli.define_exits()
-    what = cli.parse("step, inference, input or speed")[0]
+    what = cli.parse_flags("step, inference, input or speed")[0]
 
     if what == "speed":
         _benchmark_speed(settings)

@@ -110,7 +110,7 @@ def _is_hidden(option: dataclasses.Field, applies: dict) -> bool:
 
 def _objective(values: ConfigDict) -> tuple[str, list[Entry]]:
     """The options of the objective that the config names."""
-    _, options = objectives.find(values)
+    _, options = objectives.find_objective(values)
     entries = [_entry("objective.", schema.options(objectives.Name)[0], values.name)]
     for option in schema.options(type(options)):
         entries.append(_entry("objective.", option, getattr(options, option.name)))

@@ -25,7 +25,7 @@ def show() -> None:
     cli.define_model()
     cli.define_json()
     cli.define_register()
-    paths = cli.parse("CHECKPOINT")
+    paths = cli.parse_flags("CHECKPOINT")
     if len(paths) != 1:
         raise flags.Error(f"one CHECKPOINT, not {' '.join(paths)}")
 
@@ -46,7 +46,7 @@ def prepare() -> None:
     """Your images, or a TFDS data set, stored for training: SOURCE --out=DIR [--shard=I/N] [--verify] [--json].
 
     SOURCE is a folder of images or of class folders, a CSV or JSON-lines file of path and label, tar
-    files, or the name of a data set; SOURCE and DIR may be in buckets. The same command goes on after it was
+    files, or the name of a data set; SOURCE and DIR may be in buckets. The same command continues after it was
     stopped. With --shard=3/16 the process writes a sixteenth of the files; the last of the 16 to end
     completes the set. SOURCE --verify alone reads a prepared data set back, and the exit code is 1 if
     anything is wrong with it.
@@ -77,7 +77,7 @@ def prepare() -> None:
     )
     flags.DEFINE_bool("verify", False, "read all of the prepared data set back")
     cli.define_json()
-    (source, *more) = cli.parse("SOURCE")
+    (source, *more) = cli.parse_flags("SOURCE")
     if more or not (FLAGS.out or FLAGS.verify):
         raise flags.Error("expected SOURCE --out=DIR, or DIR --verify")
     part = _part(FLAGS.shard)
@@ -144,13 +144,13 @@ def convert() -> None:
     cli.define_model()
     cli.define_json()
     cli.define_register()
-    paths = cli.parse("SOURCE DESTINATION")
+    paths = cli.parse_flags("SOURCE DESTINATION")
     cli.require(to="FORMAT")
     if len(paths) != 2:
         raise flags.Error(f"SOURCE and DESTINATION, not {' '.join(paths)}")
 
     from vit_jax.config import default_config
-    from vit_jax.interchange.formats import describe
+    from vit_jax.interchange.formats import describe_model
     from vit_jax.interchange.loading import convert
     from vit_jax.prediction.overrides import of_images
 
@@ -164,7 +164,7 @@ def convert() -> None:
     config, source = foreign.model_config, foreign.layout.get("format", "orbax")
     cli.print_result(
         {"format": source, "model": dataclasses.asdict(config)},
-        f"{describe(config, foreign.called)}: {source} {paths[0]} -> {FLAGS.to} {paths[1]}",
+        f"{describe_model(config, foreign.called)}: {source} {paths[0]} -> {FLAGS.to} {paths[1]}",
     )
 
 
@@ -183,7 +183,7 @@ def merge() -> None:
     flags.DEFINE_bool("greedy", False, "add a model only if the average gets no worse")
     cli.define_json()
     cli.define_register()
-    paths = cli.parse("CHECKPOINT")
+    paths = cli.parse_flags("CHECKPOINT")
     cli.require(out="DIR")
     if settings and not FLAGS.greedy:
         raise flags.Error("--config fields name the images that judge: they are for --greedy")
@@ -207,7 +207,7 @@ def merge() -> None:
             "averaged": [paths[number] for number in chosen],
             judge.metric: {path: abs(score) for path, score in zip(paths, scores, strict=True)},
         }
-    formats.write(averaging.average(models), FLAGS.out, orbax.NAME)
+    formats.write_checkpoint(averaging.average(models), FLAGS.out, orbax.NAME)
     lines = [f"{len(models)} of {len(paths)} averaged: {FLAGS.out}", *result["averaged"]]
     cli.print_result(result, "\n  ".join(lines))
 
@@ -235,15 +235,15 @@ def push() -> None:
     cli.define_model()
     cli.define_json()
     cli.define_register()
-    names = cli.parse("CHECKPOINT OWNER/NAME")
+    names = cli.parse_flags("CHECKPOINT OWNER/NAME")
     if len(names) != 2:
         raise flags.Error(f"CHECKPOINT and OWNER/NAME, not {' '.join(names)}")
 
     from vit_jax.api import load_run
-    from vit_jax.interchange.pushing import check, text
+    from vit_jax.interchange.pushing import check_push, text
 
     path, repository = names
-    check(repository, FLAGS.format, dry_run=FLAGS.dry_run)
+    check_push(repository, FLAGS.format, dry_run=FLAGS.dry_run)
     result = load_run(path, model=cli.options(FLAGS.model)).push(
         repository,
         format=FLAGS.format,
@@ -268,7 +268,7 @@ def models() -> None:
     flags.DEFINE_bool("published", False, "names of other people's weights instead")
     cli.define_json()
     cli.define_register()
-    names = cli.parse("NAME", optional=True)
+    names = cli.parse_flags("NAME", optional=True)
 
     from vit_jax.models import listing
 
@@ -276,5 +276,5 @@ def models() -> None:
         rows = listing.published_table()
         cli.print_result(rows, listing.published_text(rows))
         return
-    rows = listing.table(FLAGS.image_size, names)
+    rows = listing.model_rows(FLAGS.image_size, names)
     cli.print_result(rows, listing.page(rows) if FLAGS.markdown else listing.text(rows))

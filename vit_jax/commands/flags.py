@@ -87,7 +87,7 @@ def load_config(
     settings: list[tuple[str, str]], recipe: str = ""
 ) -> "tuple[ConfigDict, dict[str, tuple]]":
     """The recipe, by default the one that --config names, with the settings of the command line, and what
-    those changed of it, see `base.settings.change`; after `parse`.
+    those changed of it, see `base.settings.change`; after `parse_flags`.
     """
     from vit_jax import user_files
     from vit_jax.base.settings import change
@@ -248,7 +248,7 @@ def hosts(**options) -> Iterator[int]:
         processes.abort_all_on_error(exit_codes.as_user_error(error) or error)
 
 
-def parse(positional: str = "", *, optional: bool = False) -> list[str]:
+def parse_flags(positional: str = "", *, optional: bool = False) -> list[str]:
     """Parses the flags that were defined, imports the files to --register, and returns the other
     arguments.
 

@@ -41,7 +41,7 @@ def evaluate() -> None:
     cli.define_json()
     cli.define_register()
     cli.define_hosts()
-    cli.parse()
+    cli.parse_flags()
     cli.require(checkpoint="DIR")
 
     if FLAGS.follow and (FLAGS.model or FLAGS.budget is not None):
@@ -74,8 +74,10 @@ def evaluate() -> None:
         if FLAGS.follow:
             _follow(settings, process)
             return
-        said = cli.options(FLAGS.model)
-        run, config = load_to_evaluate(FLAGS.checkpoint, settings, said, needs_data=not FLAGS.suite)
+        model_options = cli.options(FLAGS.model)
+        run, config = load_to_evaluate(
+            FLAGS.checkpoint, settings, model_options, needs_data=not FLAGS.suite
+        )
         result, absent = evaluate_run(
             run, config, watch=with_progress, suite=FLAGS.suite, data_dir=FLAGS.data_dir
         )
@@ -108,7 +110,7 @@ def exits() -> None:
     flags.DEFINE_integer("images", 50_000, "training images to solve with, at most", lower_bound=1)
     cli.define_json()
     cli.define_register()
-    cli.parse()
+    cli.parse_flags()
     cli.require(checkpoint="DIR", budgets="GFLOPS,…")
     budgets = sorted(set(cli.numbers("budgets")))
 
@@ -120,7 +122,7 @@ def exits() -> None:
     result = calibration.calibrate(run, config, budgets, images=FLAGS.images, watch=with_progress)
     path = calibration.keep(run.directory, result)
     picture = path.with_name(calibration.PICTURE)
-    report.draw(result, picture)
+    report.draw_report(result, picture)
     cli.print_result(result, f"{report.text(result)}\n\n{path}\n{picture}")
 
 
@@ -150,7 +152,7 @@ def export() -> None:
     flags.DEFINE_multi_string("images", [], "images to compare answers on: a folder or a pattern")
     cli.define_json()
     cli.define_register()
-    cli.parse()
+    cli.parse_flags()
     cli.require(checkpoint="DIR", to="onnx|stablehlo", out="FILE")
 
     from vit_jax.export.run import export, text
@@ -164,7 +166,7 @@ def export() -> None:
         precision=FLAGS.weights,
         images=FLAGS.images,
         settings=settings,
-        said=cli.options(FLAGS.model),
+        model_options=cli.options(FLAGS.model),
     )
     cli.print_result(result, text(result, FLAGS.out))
 
@@ -190,7 +192,7 @@ def serve() -> None:
     flags.DEFINE_integer("queue", 256, "images that may wait for an answer", lower_bound=1)
     cli.define_json()
     cli.define_register()
-    cli.parse()
+    cli.parse_flags()
     cli.require(checkpoint="DIR")
 
     from vit_jax.serving.limits import Limits
@@ -208,7 +210,7 @@ def serve() -> None:
         limits=Limits(FLAGS.megabytes, FLAGS.seconds, FLAGS.queue),
         announce=announce,
         settings=settings,
-        said=cli.options(FLAGS.model),
+        model_options=cli.options(FLAGS.model),
     )
 
 
@@ -238,7 +240,7 @@ def inspect() -> None:
     flags.DEFINE_bool("flow", False, "also attention flow, which takes minutes for each image")
     cli.define_json()
     cli.define_register()
-    cli.parse()
+    cli.parse_flags()
     cli.require(checkpoint="DIR", images="PATTERN", out="REPORT")
     patch = tuple(cli.numbers("patch"))
     if len(patch) != 2 or not all(0 <= share <= 1 for share in patch):

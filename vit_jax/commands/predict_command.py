@@ -45,7 +45,7 @@ def predict() -> None:
         ("whole", "sliding"),
         "a model that segments: it sees the whole image squeezed, or windows; by default as in its evaluation",
     )
-    images = cli.parse("IMAGE…")
+    images = cli.parse_flags("IMAGE…")
     cli.require(checkpoint="DIR")
     if _features_are_wanted():
         _write_features(images, settings)
@@ -68,7 +68,7 @@ def predict() -> None:
         picture=FLAGS.picture,
         settings=settings,
         thresholds=cli.thresholds(),
-        said=cli.options(FLAGS.model),
+        model_options=cli.options(FLAGS.model),
     )
 
 
@@ -85,7 +85,7 @@ def _write_maps(images: list[str], settings: list[tuple[str, str]]) -> None:
         batch_size=FLAGS.batch_size,
         windows=FLAGS.windows,
         settings=settings,
-        said=cli.options(FLAGS.model),
+        model_options=cli.options(FLAGS.model),
     )
     cli.print_result(result, f"masks of {result['images']} images: {FLAGS.out}")
     if bad := result["unreadable"]:
@@ -154,7 +154,7 @@ def _write_features(images: list[str], settings: list[tuple[str, str]]) -> None:
         wanted=Wanted(layers, FLAGS.maps, FLAGS.norm, size, FLAGS.stride),
         flag=flag,
         settings=settings,
-        said=cli.options(FLAGS.model),
+        model_options=cli.options(FLAGS.model),
     )
     lines = [f"{result['images']} x {result['width']}: {out}"]
     lines += [f"  {name} {'x'.join(map(str, n))}" for name, n in result.get("arrays", {}).items()]

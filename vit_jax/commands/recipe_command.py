@@ -14,7 +14,7 @@ def tutorial() -> None:
     model sees). Files that are there already are kept.
     """
     cli.define_json()
-    folders = cli.parse("DIR", optional=True)
+    folders = cli.parse_flags("DIR", optional=True)
     if len(folders) > 1:
         raise flags.Error(f"one DIR, not {' '.join(folders)}")
 
@@ -36,7 +36,7 @@ def recipes() -> None:
     """
     flags.DEFINE_bool("markdown", False, "the list as a page")
     cli.define_json()
-    arguments = cli.parse("NAME", optional=True)
+    arguments = cli.parse_flags("NAME", optional=True)
 
     from vit_jax.planning import catalogue
 

@@ -18,7 +18,7 @@ FLAGS = flags.FLAGS
 def train() -> None:
     """Train or fine-tune: --config=RECIPE[:ARGUMENT] --workdir=DIR [--config.FIELD=VALUE …] [--json].
 
-    RECIPE is a name that 'vit_jax recipes' lists, or a Python file. A run that was begun in the workdir goes on.
+    RECIPE is a name that 'vit_jax recipes' lists, or a Python file. A run that was begun in the workdir continues.
     A recipe of several runs (experiments/…) trains one after the other, each in a folder of the workdir, and ends
     with a report. With --dry_run nothing is trained: the resolved config is printed as a recipe that trains the
     same, headed by its model, parameters, data and steps.
@@ -29,7 +29,7 @@ def train() -> None:
     )
     flags.DEFINE_bool("dry_run", False, "print what would run, as a recipe, and train nothing")
     cli.define_hosts()
-    cli.parse()
+    cli.parse_flags()
     if not FLAGS.dry_run:
         cli.require(workdir="DIR")
 
@@ -110,12 +110,12 @@ def sweep() -> None:
         "examples to choose by, e.g. train[98%:]; what the recipe's train_split leaves out",
     )
     flags.DEFINE_integer("seeds", 3, "final runs, each with another seed", lower_bound=1)
-    cli.parse()
+    cli.parse_flags()
     cli.require(workdir="DIR", grid="FIELD=VALUE,VALUE…")
 
     from vit_jax.checkpoints import storage
     from vit_jax.studies.report import report
-    from vit_jax.studies.sweep import sweep, table
+    from vit_jax.studies.sweep import sweep, text
 
     config, changes = cli.load_config(settings)
     cli.log_recipe(changes)
@@ -124,7 +124,7 @@ def sweep() -> None:
     workdir = storage.locate_to_save(FLAGS.workdir, "--workdir")
     result = sweep(config, workdir, grid, select=FLAGS.select, seeds=FLAGS.seeds)
     summary = report([workdir], workdir / "report")
-    cli.print_result(result, f"{table(result)}\nreport: {summary['report']}")
+    cli.print_result(result, f"{text(result)}\nreport: {summary['report']}")
 
 
 def vtab() -> None:
@@ -132,7 +132,7 @@ def vtab() -> None:
     [--config=finetune] [--config.FIELD=VALUE …] [--json].
 
     Of every task the rate is chosen by its 200 validation examples; then it is trained on all 1,000. Tasks whose data
-    is missing are named and skipped. Started again, it goes on.
+    is missing are named and skipped. Started again, it continues.
     """
     settings = cli.define_config()
     cli.define_checkpoint()
@@ -143,10 +143,10 @@ def vtab() -> None:
     flags.DEFINE_integer(
         "seeds", 1, "final runs of each task, each with another seed", lower_bound=1
     )
-    cli.parse()
+    cli.parse_flags()
     cli.require(checkpoint="CHECKPOINT", workdir="DIR")
 
-    from vit_jax.studies.vtab import RATES, table, vtab
+    from vit_jax.studies.vtab import RATES, text, vtab
 
     recipe = FLAGS.config or "finetune"
     settings = [("init_from", FLAGS.checkpoint), *settings]
@@ -157,7 +157,7 @@ def vtab() -> None:
     exit_codes.end_at_once_when_interrupted()
     rates = cli.numbers("rates") or RATES
     result = vtab(config_of, FLAGS.workdir, rates=rates, seeds=FLAGS.seeds)
-    cli.print_result(result, table(result))
+    cli.print_result(result, text(result))
 
 
 def plan() -> None:
@@ -178,7 +178,7 @@ def plan() -> None:
     flags.DEFINE_integer(
         "examples", None, "to train on, if it is not specified otherwise", lower_bound=1
     )
-    cli.parse()
+    cli.parse_flags()
     cli.require(topology="KIND:SHAPE")
 
     from vit_jax.planning import report
@@ -216,7 +216,7 @@ def report() -> None:
     flags.DEFINE_string("out", None, "the folder to make")
     cli.define_json()
     cli.define_register()
-    folders = cli.parse("DIR…")
+    folders = cli.parse_flags("DIR…")
     if FLAGS.speedrun:
         from vit_jax.studies import speedrun
 

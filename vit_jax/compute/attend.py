@@ -7,7 +7,8 @@ Heads are (B, N, H, C). Softmax is in float32, and sums are accumulated in it.
 import jax
 import jax.numpy as jnp
 
-from vit_jax.compute import choices, gpu, recompute, splash, tpu_attention
+from vit_jax.base.errors import ConfigError
+from vit_jax.compute import gpu, platform, recompute, splash, tpu_attention
 from vit_jax.compute.dense import dense, product
 from vit_jax.compute.platform import by_platform
 
@@ -19,6 +20,13 @@ Bias = jax.Array | jax.tree_util.Partial
 # Logits of at most this many queries or keys are stored: that costs less than reading all the
 # others again.
 FEW = 8
+# From this many tokens N on, a GPU computes attention by cuDNN. Counted, not measured: plain XLA
+# writes and reads a head's logits in float32 and weights in 16 bits, 12 N² bytes a forward pass; the
+# fused kernel reads and writes q, k, v and the result, 8 N C bytes. Heads of C = 64 are even at 43
+# tokens, and at 197 plain XLA moves 4.6 times as much. The kernel works in tiles of 128 tokens, which
+# fewer do not fill. `tests/benchmarks/step_peers.py --device=cuda` compares the two.
+CUDNN_TOKENS = 128
+SPLASH_TOKENS = 2048
 
 
 @by_platform
@@ -74,7 +82,7 @@ def attend(
     Raises:
       ConfigError: the implementation cannot add a bias, or not take these heads.
     """
-    chosen = choices.attention(
+    chosen = choose(
         implementation,
         queries=q.shape[1],
         keys=k.shape[1],
@@ -107,7 +115,7 @@ def project_and_attend(
     """
     tokens, (heads, size) = x.shape[1], kernel.shape[2:]
     shape = dict(heads=heads, head_size=size, dtype=x.dtype)
-    chosen = choices.attention(implementation, queries=tokens, keys=tokens, **shape)
+    chosen = choose(implementation, queries=tokens, keys=tokens, **shape)
     if chosen != "short" or not tpu_attention.packs(tokens, heads, size, x.dtype):
         return None
     products = dense(x, kernel.reshape(len(kernel), -1), None)
@@ -121,7 +129,7 @@ def weights(q: jax.Array, k: jax.Array, *, bias: Bias | None = None) -> jax.Arra
     return jax.nn.softmax(logits(q, k, bias=bias)).astype(q.dtype)
 
 
-def logits(q: jax.Array, k: jax.Array, *, bias: jax.Array | None = None) -> jax.Array:
+def logits(q: jax.Array, k: jax.Array, *, bias: Bias | None = None) -> jax.Array:
     """q kᵀ / √C + bias: (B, H, Q, N) float32."""
     return _logits(_scaled(q), k, bias)
 
@@ -137,6 +145,65 @@ def weighted_sums(exponentials: jax.Array, v: jax.Array) -> tuple[jax.Array, jax
     (B, N, H, C), and of the exponentials themselves (B, H, Q); in float32.
     """
     return product("bhqn,bnhc->bqhc", exponentials.astype(v.dtype), v), exponentials.sum(-1)
+
+
+def choose(
+    asked: str,
+    *,
+    queries: int,
+    keys: int,
+    heads: int,
+    head_size: int,
+    dtype: jax.typing.DTypeLike,
+    biased: bool = False,
+) -> str:
+    """The implementation of attention: `asked`, or for `auto` what suits device and shape. The kernels
+    need as many queries as keys; without that plain XLA is used, whatever was asked for.
+
+    Args:
+      asked: one of `IMPLEMENTATIONS`.
+      queries, keys: how many tokens attend, and to how many.
+      heads, head_size, dtype: of queries and keys.
+      biased: whether a bias is added to the logits, which the kernels cannot do.
+
+    Raises:
+      ConfigError: a kernel is asked for that cannot compute this, or not on these devices.
+    """
+    if asked not in ("auto", "xla"):
+        _check_kernel(asked, queries, keys, heads, head_size, dtype, biased)
+    if biased or queries != keys:
+        return "xla"
+    if asked != "auto":
+        return asked
+    if platform.current() == "gpu" and not platform.is_amd():
+        fits = head_size % 8 == 0 and head_size <= 128
+        halves = jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
+        return "cudnn" if fits and halves and keys >= CUDNN_TOKENS else "xla"
+    if platform.current() == "tpu":
+        short = tpu_attention.fits(keys, heads, head_size, dtype)
+        return "short" if short else "splash" if keys >= SPLASH_TOKENS else "xla"
+    return "xla"
+
+
+def _check_kernel(asked, queries, keys, heads, head_size, dtype, biased) -> None:
+    """Raises `ConfigError` for a kernel that cannot compute what `choose` is asked for."""
+    if biased:
+        raise ConfigError(
+            f"config.model.attention={asked} cannot add a bias to the attention logits: set auto or xla"
+        )
+    if asked == "cudnn" and platform.current() != "gpu":
+        raise ConfigError(
+            f"config.model.attention=cudnn needs a GPU, and this is computed on a {platform.current().upper()}: "
+            "set auto or xla"
+        )
+    fits = asked != "short" or tpu_attention.fits(keys, heads, head_size, dtype)
+    if not fits and queries == keys:
+        sizes = ", ".join(map(str, tpu_attention.HEAD_SIZES))
+        raise ConfigError(
+            f"config.model.attention=short takes {tpu_attention.TOKENS[0]} to {tpu_attention.TOKENS[-1]} "
+            f"tokens and heads of {sizes} channels that fit a device's fast memory, and got "
+            f"{keys} tokens and {heads} heads of {head_size}: set auto or xla"
+        )
 
 
 @jax.custom_vjp

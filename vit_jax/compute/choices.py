@@ -13,24 +13,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from vit_jax.base.errors import ConfigError
 from vit_jax.base.patterns import STACK
-from vit_jax.compute import gpu, platform, tpu_attention
+from vit_jax.compute import attend, gpu, platform
 
 AUTO = -1  # of `unroll`
 
 # Up to this many layers are unrolled on CPUs; beyond, compiling takes longer than it saves.
 UNROLLED = 24
-# From this many tokens N on, a GPU computes attention by cuDNN. Counted, not measured: plain XLA
-# writes and reads a head's logits in float32 and weights in 16 bits, 12 N² bytes a forward pass; the
-# fused kernel reads and writes q, k, v and the result, 8 N C bytes. Heads of C = 64 are even at 43
-# tokens, and at 197 plain XLA moves 4.6 times as much. The kernel works in tiles of 128 tokens, which
-# fewer do not fill. `tests/benchmarks/step_peers.py --device=cuda` compares the two.
-CUDNN_TOKENS = 128
-SPLASH_TOKENS = 2048
 
 
 class ComputeOptions(Protocol):
@@ -45,60 +36,6 @@ class ComputeOptions(Protocol):
 
 
 Model = TypeVar("Model", bound=ComputeOptions)
-
-
-def attention(
-    asked: str,
-    *,
-    queries: int,
-    keys: int,
-    heads: int,
-    head_size: int,
-    dtype: jax.typing.DTypeLike,
-    biased: bool = False,
-) -> str:
-    """The implementation of attention (see `attend`): `asked`, or for `auto` what suits device and
-    shape. The kernels need as many queries as keys; without that plain XLA is used, whatever was
-    asked for.
-
-    Args:
-      asked: one of `attend.IMPLEMENTATIONS`.
-      queries, keys: how many tokens attend, and to how many.
-      heads: how many.
-      head_size, dtype: of queries and keys.
-      biased: whether a bias is added to the logits, which the kernels cannot do.
-
-    Raises:
-      ConfigError: a kernel is asked for that cannot compute this, or not on these devices.
-    """
-    if biased and asked not in ("auto", "xla"):
-        raise ConfigError(
-            f"model.attention={asked} cannot add a bias to the attention logits: take auto or xla"
-        )
-    if asked == "cudnn" and platform.current() != "gpu":
-        raise ConfigError(
-            f"config.model.attention=cudnn needs a GPU, and this is computed on a {platform.current().upper()}: "
-            "take auto or xla"
-        )
-    short = tpu_attention.fits(keys, heads, head_size, dtype)
-    if asked == "short" and not short and queries == keys:
-        sizes = ", ".join(map(str, tpu_attention.HEAD_SIZES))
-        raise ConfigError(
-            f"config.model.attention=short takes {tpu_attention.TOKENS[0]} to {tpu_attention.TOKENS[-1]} "
-            f"tokens and heads of {sizes} channels that fit a device's fast memory, and got "
-            f"{keys} tokens and {heads} heads of {head_size}: set auto or xla"
-        )
-    if biased or queries != keys:
-        return "xla"
-    if asked != "auto":
-        return asked
-    if platform.current() == "gpu" and not platform.is_amd():
-        fits = head_size % 8 == 0 and head_size <= 128
-        halves = jnp.dtype(dtype) in (jnp.bfloat16, jnp.float16)
-        return "cudnn" if fits and halves and keys >= CUDNN_TOKENS else "xla"
-    if platform.current() == "tpu":
-        return "short" if short else "splash" if keys >= SPLASH_TOKENS else "xla"
-    return "xla"
 
 
 def unrolled(asked: int, layers: int, policy: str) -> int:
@@ -162,7 +99,7 @@ def summarize(config: ComputeOptions, mesh: Mesh) -> str:
         dtype = with_compute_dtype(config).dtype
         phrases = []
         if hasattr(config, "attention"):
-            kind = attention(
+            kind = attend.choose(
                 config.attention,
                 queries=config.tokens,
                 keys=config.tokens,

@@ -36,7 +36,7 @@ def split(key: jax.Array | None, count: int) -> list:
     return [None] * count if key is None else list(jax.random.split(key, count))
 
 
-def draw(rngs: nnx.Rngs | None, deterministic: bool, *rates: float) -> jax.Array | None:
+def draw_key(rngs: nnx.Rngs | None, deterministic: bool, *rates: float) -> jax.Array | None:
     """A key of the stream `dropout`; `None` where nothing is random: when deterministic, or if all rates are 0.
 
     Raises:

@@ -9,6 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+# Cosines and sines of angles, as `turn` takes them.
+Angles = tuple[jax.Array, jax.Array]
+
 
 def turn(x: jax.Array, cosines: jax.Array, sines: jax.Array) -> jax.Array:
     """Queries or keys, turned by their tokens' angles.

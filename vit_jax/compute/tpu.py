@@ -6,7 +6,7 @@ are in `tpu_attention.py` (short sequences) and `splash.py` (long ones).
 import jax
 import jax.numpy as jnp
 
-from vit_jax.compute import attend, choices
+from vit_jax.compute import attend
 from vit_jax.compute.dense import dense, product
 
 
@@ -21,7 +21,7 @@ def project(
     kernel = kernel.astype(x.dtype)
     _, count, heads, size = kernel.shape
     tokens = x.shape[1]
-    chosen = choices.attention(
+    chosen = attend.choose(
         implementation, queries=tokens, keys=tokens, heads=heads, head_size=size, dtype=x.dtype
     )
     kernels = [kernel[:, t].reshape(-1, heads * size) for t in range(count)]

@@ -12,10 +12,10 @@ def soft_split(x: jax.Array, *, size: int, stride: int, padding: int) -> jax.Arr
       size, stride, padding: of the windows, in places of the map, along both axes.
 
     Returns:
-      (B, h, w, size² C), a window's places row by row, with `count` giving h and w.
+      (B, h, w, size² C), a window's places row by row, with `count_windows` giving h and w.
     """
     b, height, width, channels = x.shape
-    rows, columns = (count(n, size, stride, padding) for n in (height, width))
+    rows, columns = (count_windows(n, size, stride, padding) for n in (height, width))
     # Two copies of the map: windows along rows, then along columns. Each is put together from as many
     # shifted views as strides make a window, instead of a gather for each of its places.
     x = _along(_along(x, rows, 1, size, stride, padding), columns, 3, size, stride, padding)
@@ -23,7 +23,7 @@ def soft_split(x: jax.Array, *, size: int, stride: int, padding: int) -> jax.Arr
     return x.reshape(b, rows, columns, size * size * channels)
 
 
-def count(length: int, size: int, stride: int, padding: int) -> int:
+def count_windows(length: int, size: int, stride: int, padding: int) -> int:
     """How many windows there are along an axis of `length` places."""
     return (length + 2 * padding - size) // stride + 1
 

@@ -306,7 +306,7 @@ def _empty(source: Source, rows: int, images: list) -> dict[str, np.ndarray]:
 
 
 def _label_map(source: Source, example: Record, outs: dict[str, np.ndarray]) -> LabelMap | None:
-    """The mask of an example, to be cut into `outs`; `None` where labels are no masks."""
+    """The mask of an example, to be cropped into `outs`; `None` where labels are no masks."""
     table = mask_table(source)
     return LabelMap(example.label, table, outs["label"]) if table else None
 

@@ -100,7 +100,7 @@ def eval_part(height: int, width: int, config_data: Data) -> Part:
     raise ConfigError(f"config.data.eval_crop = {config_data.eval_crop!r} is unknown")
 
 
-def describe(config_data: "Data | Preprocessing") -> str:
+def describe_crop(config_data: "Data | Preprocessing") -> str:
     """How evaluation images are cut, in words: 'torchvision crop of images resized to 248, bicubic'."""
     how = config_data.eval_crop
     if how in _RESIZING:
@@ -108,7 +108,7 @@ def describe(config_data: "Data | Preprocessing") -> str:
     return f"{how}, {config_data.interpolation}"
 
 
-def check(config_data: Data) -> None:
+def check_crops(config_data: Data) -> None:
     """Raises `ConfigError` if no crop can be cut with these sizes."""
     smaller = min(sizes.height_width(config_data.image_size))
     for crop, needing, field in (
@@ -119,7 +119,7 @@ def check(config_data: Data) -> None:
         if getattr(config_data, crop) in needing and side < smaller:
             raise ConfigError(
                 f"config.data.{field} = {side} is smaller than config.data.image_size = "
-                f"{sizes.text(config_data.image_size)}: nothing of that size can be cut out. Raise it "
+                f"{sizes.size_text(config_data.image_size)}: nothing of that size can be cut out. Raise it "
                 f"to {smaller} or more, or set config.data.{crop}='resize'"
             )
     low, high = config_data.crop_area

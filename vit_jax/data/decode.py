@@ -1,7 +1,7 @@
 """From an encoded image to the pixels that the model sees, on the host. Devices do the rest,
 in `augmentation/`.
 
-Files enter by `images.check`. Libraries of kept wheels decode: libjpeg-turbo JPEG, OpenCV and Pillow
+Files enter by `images.check_image`. Libraries of kept wheels decode: libjpeg-turbo JPEG, OpenCV and Pillow
 the rest; Pillow resizes everything.
 """
 
@@ -57,7 +57,7 @@ def decode(
     """
     if isinstance(image, np.ndarray):
         return samples.with_channels(samples.to_bytes(image, name), channels, name)
-    head = images.check(image, name, max_pixels)
+    head = images.check_image(image, name, max_pixels)
     with decoding(name):
         return _decode(image, head, channels, name)
 
@@ -217,7 +217,7 @@ def _cut(
         part = part_of(*pixels.shape[:2])
         resize.cut_pixels(pixels, part, out, interpolation)
         return
-    head = images.check(image, name, config_data.max_pixels)
+    head = images.check_image(image, name, config_data.max_pixels)
     with decoding(name):
         if head.kind == images.JPEG and channels in (1, 3):
             part = part_of(*head.details.upright)

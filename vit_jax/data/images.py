@@ -74,7 +74,7 @@ class Head:
     sample_bytes: int = 0
 
 
-def check(image: bytes, name: str, max_pixels: int) -> Head:
+def check_image(image: bytes, name: str, max_pixels: int) -> Head:
     """What a file is, if it may be decoded.
 
     Args:

@@ -64,7 +64,7 @@ def train_batches(
       ConfigError: the batch cannot be cut evenly, or the crop is larger than the image it is cut
         from.
     """
-    crops.check(config.data)
+    crops.check_crops(config.data)
     rows = local_rows(sharding, config.batch_size, "config.batch_size")
     host_batches = TrainBatches(source, config, rows)
     return Batches(
@@ -90,7 +90,7 @@ def eval_batches(
       An iterator of {"image", "label", "mask": (B,) float32, 0 for padding and for what could not be
       read}.
     """
-    crops.check(config.data)
+    crops.check_crops(config.data)
     batch_size = batch_size or config.eval.batch_size or config.batch_size
     rows = local_rows(sharding, batch_size, "the evaluation batch size")
     host_batches = EvalBatches(source, config, rows, batch_size=batch_size)

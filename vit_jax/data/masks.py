@@ -99,7 +99,7 @@ class ClassTable:
         """Values (H, W), or colours (H, W, 3)."""
         if isinstance(mask, np.ndarray):
             return mask
-        head = images.check(mask, name, max_pixels)
+        head = images.check_image(mask, name, max_pixels)
         if head.kind != images.PNG:
             raise BadImage(
                 name, f"a mask must be a PNG file, which keeps values; this is {head.kind}"

@@ -36,7 +36,7 @@ _SHARE, _MOST_MEMORY = 16, 2**30  # automatic memory: 1 / 16 of what is free, at
 _CLOSING = 1.0  # seconds that closing waits for reads in flight
 
 
-class Block:
+class RowBlock:
     """The examples of rows that a thread decodes at once, and what was read of them.
 
     Attributes:
@@ -111,8 +111,8 @@ class ReadAhead:
         self._closed = threading.Event()
         self._ahead = memory > 0 or None  # None: not measured yet
         self._next = self._taken = self._allowed = 0  # blocks: begun; given away; that may be
-        self._open: Block | None = None  # the block whose examples are being requested
-        self._begun: collections.deque[Block] = collections.deque()  # not taken
+        self._open: RowBlock | None = None  # the block whose examples are being requested
+        self._begun: collections.deque[RowBlock] = collections.deque()  # not taken
         self._requests = self._unread = self._held = 0  # in flight; their images; images begun
         self._bytes, self._mean_size = 0, 0.0  # of images that were read; of an image
         self._waits: collections.deque[float] = collections.deque(maxlen=_MEASURED)
@@ -133,7 +133,7 @@ class ReadAhead:
             self._allowed += blocks
             self._complete.notify_all()
 
-    def take(self) -> Block | None:
+    def take(self) -> RowBlock | None:
         """The next block to decode; waits for one. None: there are no more."""
         with self._lock:
             while not self._closed.is_set() and self._taken < self._total:
@@ -147,7 +147,7 @@ class ReadAhead:
             self._complete.notify_all()
             return None
 
-    def record(self, block: Block, index: int, place: int | None = None) -> Record:
+    def record(self, block: RowBlock, index: int, place: int | None = None) -> Record:
         """Example `index`, which is at `place` in `block`, or nowhere in it: then, and if the block
         was not read ahead, it is read now.
 
@@ -158,12 +158,12 @@ class ReadAhead:
             return block.pop(place)
         start = time.perf_counter(), time.thread_time()
         try:
-            return retrying.read(self._source, index, self._closed)
+            return retrying.read_with_retries(self._source, index, self._closed)
         finally:
             with self._lock:
                 block.wait_seconds += self._note(start, 1)
 
-    def release(self, block: Block) -> None:
+    def release(self, block: RowBlock) -> None:
         """Says that a block is decoded, so that there is memory for another one."""
         with self._lock:
             self._bytes -= block.size
@@ -181,7 +181,7 @@ class ReadAhead:
             self._wanted.notify_all()
         join(self._threads)
 
-    def _takeable(self) -> Block | None:
+    def _takeable(self) -> RowBlock | None:
         for block in self._begun:
             if block.number >= self._allowed:
                 break
@@ -190,7 +190,7 @@ class ReadAhead:
                 return block
         if self._ahead is False and self._next < self._allowed:
             self._next += 1
-            return Block(self._next - 1)
+            return RowBlock(self._next - 1)
         return None
 
     # for threads that read
@@ -213,7 +213,7 @@ class ReadAhead:
                 self._note(start, len(found))
                 self._keep(block, first, found)
 
-    def _keep(self, block: Block, first: int, found: list[Record | Exception]) -> None:
+    def _keep(self, block: RowBlock, first: int, found: list[Record | Exception]) -> None:
         """Takes what a request gave."""
         self._requests -= 1
         self._unread -= len(found)
@@ -236,7 +236,7 @@ class ReadAhead:
             1000 * self._wait, self._most_requests(), images, images * self._mean_size / MIB,
         )  # fmt: skip
 
-    def _next_request(self) -> tuple[Block, int, int] | None:
+    def _next_request(self) -> tuple[RowBlock, int, int] | None:
         """Waits for something to read: (block, first place, last place + 1); None once it is closed."""
         while not self._closed.is_set():
             if request := self._request():
@@ -256,9 +256,9 @@ class ReadAhead:
         else:
             self._start_thread()
 
-    def _request(self) -> tuple[Block, int, int] | None:
+    def _request(self) -> tuple[RowBlock, int, int] | None:
         while not self._open and self._may_request():
-            block = Block(self._next, self._examples(self._next))
+            block = RowBlock(self._next, self._examples(self._next))
             self._next += 1
             self._begun.append(block)
             self._held += len(block.examples)
@@ -322,7 +322,7 @@ class ReadAhead:
         found = []
         for index in examples:
             try:
-                found.append(retrying.read(self._source, index, self._closed))
+                found.append(retrying.read_with_retries(self._source, index, self._closed))
             except Exception as error:
                 found.append(error)
         return found

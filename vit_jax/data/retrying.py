@@ -12,7 +12,7 @@ PAUSES = (0.2, 1.0, 3.0, 6.0)  # seconds between tries
 _LASTING = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 
 
-def read(source: Source, index: int, stopped: threading.Event) -> Record:
+def read_with_retries(source: Source, index: int, stopped: threading.Event) -> Record:
     """Example `index` of `source`, tried several times if that fails for a reason that may pass.
 
     Args:

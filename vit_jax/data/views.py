@@ -91,10 +91,10 @@ def of(config: BatchSpec) -> tuple[Views, ...]:
             "are not permuted"
         )
     found, first = [], 0
-    for i, said in enumerate(config.data.views):
+    for i, given in enumerate(config.data.views):
         where = f"config.data.views: view {i}"
-        if not isinstance(said, Mapping):
-            raise ConfigError(f"{where}, {said!r}, is no {{'OPTION': VALUE, …}}")
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"{where}, {given!r}, is no {{'OPTION': VALUE, …}}")
         names = {
             Count: [field.name for field in schema.options(Count)],
             type(config.data): _CUT,
@@ -103,12 +103,12 @@ def of(config: BatchSpec) -> tuple[Views, ...]:
             ],
         }
         known = [name for of_class in names.values() for name in of_class]
-        for name in said:
+        for name in given:
             if name not in known:
                 raise ConfigError(f"{where} has no option {name!r}{schema.nearest(name, known)}")
         count, data, augment = (
             schema.checked_options(
-                cls, {n: v for n, v in said.items() if n in own}, where, f"{where}: "
+                cls, {n: v for n, v in given.items() if n in own}, where, f"{where}: "
             )
             for cls, own in names.items()
         )
@@ -122,8 +122,8 @@ def of(config: BatchSpec) -> tuple[Views, ...]:
             augment=dataclasses.replace(config.augment, **augment),
         )
         try:
-            crops.check(view.data)
-            augmentation.check(view.augment, view.data.channels)
+            crops.check_crops(view.data)
+            augmentation.check_augmentation(view.augment, view.data.channels)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from error
         first += view.count
@@ -181,11 +181,11 @@ def make_choice(config: BatchSpec, examples: int) -> Callable[[int], int]:
 
 def _entries(config: BatchSpec) -> list[Sizes]:
     found = []
-    for i, said in enumerate(config.data.view_sizes):
+    for i, options in enumerate(config.data.view_sizes):
         where = f"config.data.view_sizes: entry {i}"
-        if not isinstance(said, Mapping):
-            raise ConfigError(f"{where}, {said!r}, is no {{'OPTION': VALUE, …}}")
-        found.append(Sizes(**schema.checked_options(Sizes, dict(said), where, f"{where}: ")))
+        if not isinstance(options, Mapping):
+            raise ConfigError(f"{where}, {options!r}, is no {{'OPTION': VALUE, …}}")
+        found.append(Sizes(**schema.checked_options(Sizes, dict(options), where, f"{where}: ")))
     return found
 
 
@@ -193,8 +193,9 @@ def _again(view: Views, factor: float, where: str) -> Views:
     """The same parts of the image, `factor` times as large, changed by flips alone."""
     sides = [side * factor for side in sizes.height_width(view.data.image_size)]
     if any(side != int(side) for side in sides):
+        size = sizes.size_text(view.data.image_size)
         raise ConfigError(
-            f"{where}: again = {factor:g} times {sizes.text(view.data.image_size)} pixels is no whole number of them"
+            f"{where}: again = {factor:g} times {size} pixels is no whole number of them"
         )
     size = sizes.parse(tuple(map(int, sides)))
     data = dataclasses.replace(view.data, image_size=size)

@@ -46,7 +46,7 @@ def peak_flops(device_kind: str) -> float | None:
 
 @dataclasses.dataclass(frozen=True)
 class Tpu:
-    """A kind of TPU, in figures of a chip unless said otherwise.
+    """A kind of TPU, in figures of a chip unless stated otherwise.
 
     Attributes:
       device_kind: as JAX calls its devices.
@@ -140,7 +140,7 @@ TPUS = {
 }  # fmt: skip
 
 
-def count(shape: str) -> int:
+def count_chips(shape: str) -> int:
     """Chips of a slice, by its shape: 32 of '4x8'."""
     return math.prod(map(int, shape.split("x")))
 
@@ -175,7 +175,7 @@ def check_vm_type(name: str) -> Tpu:
     if tpu is None:
         known = ", ".join(f"{tpu.vm}-N" for tpu in TPUS.values() if tpu.vm)
         raise ConfigError(f"--type={name}: must be one of {known}; TPU7x: use launch/gke/jobset.sh")
-    sizes = sorted({count(shape) for shape in tpu.shapes()})
+    sizes = sorted({count_chips(shape) for shape in tpu.shapes()})
     sold = [str(size * tpu.vm_cores_per_chip) for size in sizes]
     if number not in sold:
         raise ConfigError(

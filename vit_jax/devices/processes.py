@@ -135,11 +135,11 @@ def gather(name: str, value: str, minutes: float = WAIT_MINUTES) -> list[str]:
     folder = f"vit_jax/{name}/{next(_turns[name])}"
     _client().key_value_set(f"{folder}/{index()}", value)
     barrier(name, minutes)
-    said = dict(_client().key_value_dir_get(folder))
+    answers = dict(_client().key_value_dir_get(folder))
     barrier(name, minutes)
     if index() == 0:
         _client().key_value_delete(folder)
-    return [said[f"{folder}/{process}"] for process in range(count())]
+    return [answers[f"{folder}/{process}"] for process in range(count())]
 
 
 def broadcast_from_first(name: str, value: str, minutes: float = WAIT_MINUTES) -> str:

@@ -89,12 +89,12 @@ def make(entries: Sequence, subject: EvalContext) -> Suite:
         not go with the model.
     """
     if not entries:
-        objective = objectives.find(subject.config.objective)[0]
+        objective = objectives.find_objective(subject.config.objective)[0]
         usual = "accuracy" if objective.needs_labels or subject.networks is None else "loss"
         entries = (objective.evaluator or usual,)
     found = {}
     for entry in entries:
-        name, said = (entry, {}) if isinstance(entry, str) else _pair(entry)
+        name, given = (entry, {}) if isinstance(entry, str) else _pair(entry)
         if name not in EVALUATORS:
             raise ConfigError(
                 f"config.eval.evaluators: there is no evaluator {name!r}{nearest(name, EVALUATORS)}"
@@ -102,7 +102,7 @@ def make(entries: Sequence, subject: EvalContext) -> Suite:
         evaluator = EVALUATORS[name]
         where = f"config.eval.evaluators: {name}"
         options = evaluator.Options(
-            **schema.checked_options(evaluator.Options, said, where, f"{where}: ")
+            **schema.checked_options(evaluator.Options, given, where, f"{where}: ")
         )
         prefix = options.prefix or ("" if name in _UNPREFIXED else name)
         if prefix in found:

@@ -36,7 +36,7 @@ def normalized_as(data: Data, source: epath.PathLike) -> Data:
     """
     augment.check_normalization(data, source)
     data = augment.with_channels(data)
-    size, how = sizes.text(data.image_size), crops.describe(data)
+    size, how = sizes.size_text(data.image_size), crops.describe_crop(data)
     logging.info("images: %s pixels (%s), mean %s, std %s", size, how, data.mean, data.std)
     return data
 

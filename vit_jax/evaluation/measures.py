@@ -93,12 +93,12 @@ def confusion(truth: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndar
 
 def by_class(confusion: np.ndarray) -> dict[str, np.ndarray]:
     """`examples`, `precision`, `recall` and `f1` of each class, (classes,); 0 where one divides by nothing."""
-    right, true, said = np.diag(confusion), confusion.sum(1), confusion.sum(0)
+    right, true, predicted = np.diag(confusion), confusion.sum(1), confusion.sum(0)
     return {
         "examples": true,
-        "precision": right / np.maximum(said, 1),
+        "precision": right / np.maximum(predicted, 1),
         "recall": right / np.maximum(true, 1),
-        "f1": 2 * right / np.maximum(true + said, 1),
+        "f1": 2 * right / np.maximum(true + predicted, 1),
     }
 
 

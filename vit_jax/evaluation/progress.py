@@ -20,11 +20,11 @@ def with_progress(
         yield from tqdm.tqdm(batches, unit="batch", dynamic_ncols=True, leave=False)
         return
     total, began = len(batches), time.monotonic()
-    said = began
+    reported = began
     for done, batch in enumerate(batches, start=1):
         yield batch
         now = time.monotonic()
-        if now - said >= every_seconds and done < total:
-            said = now
-            left = durations.text((now - began) / done * (total - done))
+        if now - reported >= every_seconds and done < total:
+            reported = now
+            left = durations.duration_text((now - began) / done * (total - done))
             logging.info("%d of %d batches evaluated, %s left", done, total, left)

@@ -42,7 +42,7 @@ def slide(
       ConfigError: the image is smaller than a window, or windows would not begin at the border of a patch.
     """
     sides, whole = sizes.height_width(window), sizes.height_width(image_size)
-    cells = _cells(sides, grids, sizes.text(window))
+    cells = _cells(sides, grids, sizes.size_text(window))
     starts = [
         _starts(length, side, stride, cell)
         for length, side, cell in zip(whole, sides, cells, strict=True)

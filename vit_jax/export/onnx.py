@@ -23,7 +23,7 @@ _MOST_BYTES = 2**31 - 2**20  # what one file of protocol buffers holds
 _IR_VERSION = 10  # of onnxruntime 1.18 and newer
 
 
-def check() -> None:
+def check_installed() -> None:
     """Raises `ConfigError` if what it needs is not installed."""
     try:
         import onnx  # noqa: F401

@@ -21,10 +21,10 @@ from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage
 from vit_jax.evaluation.forward import data_of, make_forward, make_network
 from vit_jax.export import onnx, stablehlo
-from vit_jax.interchange.formats import describe
+from vit_jax.interchange.formats import describe_model
 from vit_jax.models import registry
 from vit_jax.models.contract import ModelOutput
-from vit_jax.prediction.images import Named, find, read_ahead
+from vit_jax.prediction.images import Named, find_images, read_ahead
 from vit_jax.prediction.overrides import load_for_images
 
 FORMATS: dict[str, ModuleType] = {"stablehlo": stablehlo, "onnx": onnx}
@@ -42,7 +42,7 @@ def export(
     precision: str = "float32",
     images: Sequence[str] = (),
     settings: Sequence[tuple[str, str]] = (),
-    said: Mapping[str, Any] | None = None,
+    model_options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Writes a file with the program and what there is to know to use it.
 
@@ -56,10 +56,10 @@ def export(
       normalization: 'inside': it takes uint8; 'beside': float32, from which the mean is subtracted and that is
         divided by the deviation, as the description says.
       precision: one of `precision.PRECISIONS`, of the stored weights; they are computed with in float32.
-      images: to compare the file's answers on with the model's, see `images.find`; a file whose folder has
+      images: to compare the file's answers on with the model's, see `images.find_images`; a file whose folder has
         the name of a class is an example of that.
       settings: of the run's config, see `overrides.of_images`.
-      said: see `loading.load_run`.
+      model_options: see `loading.load_run`.
 
     Returns:
       The description, with `compared` where there are images.
@@ -68,8 +68,8 @@ def export(
       ConfigError: the file cannot be written, or it is not known how images are normalised.
     """
     check_target(out, to)
-    files = find(images) if images else None
-    run = load_for_images(path, settings, "export", said)
+    files = find_images(images) if images else None
+    run = load_for_images(path, settings, "export", model_options)
     return export_run(
         run, out, to=to, batch_size=batch_size, normalization=normalization, precision=precision, files=files
     )  # fmt: skip
@@ -170,7 +170,7 @@ def _describe(
         normalization = {"mean": list(data.mean), "std": list(data.std), "of": "pixels / 255"}
     has_head = bool(run.model_config.num_classes)
     return {
-        "model": describe(run.model_config, run.config.model.name),
+        "model": describe_model(run.model_config, run.config.model.name),
         "input": {
             "images": [batch_size or "batch", *shape], "dtype": "uint8" if inside else "float32",
         },

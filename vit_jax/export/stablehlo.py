@@ -27,7 +27,7 @@ HOW = (
 )
 
 
-def check() -> None:
+def check_installed() -> None:
     """Raises `ConfigError` if what it needs is not installed."""
     try:
         import flatbuffers  # noqa: F401  what jax.export writes with

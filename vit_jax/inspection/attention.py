@@ -88,7 +88,7 @@ def rollout(weights: jax.Array, of: Callable = lambda joint: joint) -> jax.Array
     return jax.lax.scan(step, first, weights)[1]
 
 
-def read(weights: jax.Array, grid: Grid, *, class_token: bool) -> jax.Array:
+def attention_read(weights: jax.Array, grid: Grid, *, class_token: bool) -> jax.Array:
     """What is read of a map (…, T, T): how much of each patch, (…, n), the class token takes; without
     one, the patches in the mean.
     """

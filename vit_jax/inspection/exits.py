@@ -48,13 +48,13 @@ def inspect(subject: Subject) -> Section:
         some += [(blank, "")] * (_MOST - len(some))
         shown += [image for image, _ in some]
         names += [name for _, name in some]
-    section.figures["exits"] = tiles.draw(
+    section.figures["exits"] = tiles.draw_tiles(
         "Images by the exit where they leave, with their predicted class and its probability",
         shown, names=names, columns=_MOST, rows_named=rows, side=150,
     )  # fmt: skip
-    said = ", ".join(f"{threshold:g}" for threshold in thresholds)
+    listed = ", ".join(f"{threshold:g}" for threshold in thresholds)
     section.text = (
-        f"An image leaves at the first exit whose best class has at least the probability {said} "
+        f"An image leaves at the first exit whose best class has at least the probability {listed} "
         "(--threshold), else at the last. Attention and health above are those of the last exit."
     )
     return section

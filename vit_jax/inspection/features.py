@@ -43,7 +43,7 @@ def inspect(subject: Subject) -> Section:
     labels = []
     for number in range(len(tokens)):
         labels += [subject.caption(number), "features"]
-    figure = tiles.draw(
+    figure = tiles.draw_tiles(
         "Features of patches: principal components as red, green, blue",
         shown, names=labels, columns=6 if len(tokens) > 2 else 2, side=150,
     )  # fmt: skip

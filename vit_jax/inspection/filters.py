@@ -48,7 +48,7 @@ def inspect(subject: Subject) -> Section:
                 f"The first {len(shares)} principal components of the {_in_words(name)} hold {shares.sum():.1%} of "
                 "the filters' variance; a trained one has bases for smooth structure within a patch."
             )
-            section.figures[f"{key}_components"] = tiles.draw(
+            section.figures[f"{key}_components"] = tiles.draw_tiles(
                 f"Principal components of the {_in_words(name)}, with their share of variance",
                 [_stretched(one) for one in components],
                 names=[f"{share:.1%}" for share in shares], columns=7, side=72,
@@ -59,7 +59,7 @@ def inspect(subject: Subject) -> Section:
             texts.append(
                 f"{_in_words(name).capitalize()}: {len(shown)} of {kernel.shape[-1]} filters."
             )
-            section.figures[f"{key}_filters"] = tiles.draw(
+            section.figures[f"{key}_filters"] = tiles.draw_tiles(
                 f"Filters of the {_in_words(name)}",
                 [_stretched(one) for one in shown],
                 columns=8,

@@ -77,7 +77,7 @@ def inspect_overlays(subject: Subject) -> Section:
         labels = []
         for number in range(len(images)):
             labels += [subject.caption(number), "rollout", "last layer"]
-        section.figures[f"{name}_overlays"] = tiles.draw(
+        section.figures[f"{name}_overlays"] = tiles.draw_tiles(
             f"Rollout and last layer's {name.replace('_', ' ')}",
             shown, names=labels, columns=columns, side=150,
         )  # fmt: skip
@@ -107,7 +107,7 @@ def inspect_heads(subject: Subject) -> Section:
                 image = _marked(image, stream.layout.grid, subject.options.patch)
             of_image = [image, *[None] * (heads - 1)]
             shown = of_image + [one / (one.max() or 1) for one in maps]
-            section.figures[f"{name}_heads_{key}"] = tiles.draw(
+            section.figures[f"{name}_heads_{key}"] = tiles.draw_tiles(
                 f"{name.replace('_', ' ').capitalize()} of {of}: {_in_a_line(subject)}",
                 shown, columns=heads, side=max(24, min(90, 900 // heads)), gap=3,
                 bar=tiles.Bar(0, 1, "share of the map's maximum"),
@@ -156,7 +156,7 @@ def inspect_means(subject: Subject) -> Section:
             maps = [means[layer].reshape(stream.layout.grid) for layer in layers]
             maps = [one / one.sum() * one.size for one in maps]
             high = max(one.max() for one in maps)
-            section.figures[f"{name}_mean_{kind}"] = tiles.draw(
+            section.figures[f"{name}_mean_{kind}"] = tiles.draw_tiles(
                 f"Mean {title if kind == 'attention' else kind} of {_reader(stream)} over {count} images",
                 maps, names=[f"layer {layer + 1}" for layer in layers],
                 columns=min(6, len(maps)), bar=tiles.Bar(0, high, "times the mean"), side=110,
@@ -224,7 +224,7 @@ def inspect_flow(subject: Subject) -> Section:
         "through what it attends to, with half for the residual path."
     )
     section.numbers["flow"] = flows
-    section.figures["flow"] = tiles.draw(
+    section.figures["flow"] = tiles.draw_tiles(
         "Attention flow", shown, names=labels,
         columns=6 if len(flows) > 2 else 2, side=150,
     )  # fmt: skip

@@ -54,7 +54,7 @@ def inspect(subject: Subject) -> Section:
         rows, columns = subject.grid
         for layer in layers:
             units = kernel[layer].T[:_UNITS, -rows * columns :].reshape(-1, rows, columns)
-            section.figures[f"mixing_layer_{layer + 1}"] = tiles.draw(
+            section.figures[f"mixing_layer_{layer + 1}"] = tiles.draw_tiles(
                 f"Token mixing of layer {layer + 1}: what its first {len(units)} hidden units take",
                 [unit / (np.abs(unit).max() or 1) for unit in units], columns=min(9, len(units)), side=64, gap=4,
                 bar=tiles.Bar(-1, 1, "weight over its largest", "diverging"),
@@ -85,7 +85,7 @@ def inspect(subject: Subject) -> Section:
         shown.append(picture_of(moved[0]))
         rows[kind] = float((subject.classify(moved).argmax(-1) == before).mean())
         section.numbers[f"same_class/{kind}"] = np.array(rows[kind])
-    section.figures["permutations"] = tiles.draw(
+    section.figures["permutations"] = tiles.draw_tiles(
         "One image, permuted, and how many of the images keep their class",
         [picture_of(few[0]), *shown],
         names=["image", *(f"{kind}: {share:.0%}" for kind, share in rows.items())], columns=5, side=160,

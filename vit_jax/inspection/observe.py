@@ -35,7 +35,7 @@ class Stream:
       distance: (L, n, H) pixels, see `attention.attention_distance`; `renormalised` and `with_class`
         are its variants (the latter `None` without a class token).
       entropy, logit_range: (L, n, H), see there.
-      read: (L, n, H, patches) what is read of every patch (`attention.read`), of the images shown.
+      read: (L, n, H, patches) what is read of every patch (`attention.attention_read`), of the images shown.
       rollout: (L, n, patches), the same of the rollout, of the images shown; `None` of attention in
         rows or columns alone.
       mean_read, mean_rollout: (L, patches), averages over heads and all images.
@@ -115,7 +115,7 @@ def _of_weights(
         "renormalised": attention.attention_distance(weights, grid, size, renormalise=True),
         "entropy": attention.entropy(weights),
         "logit_range": attention.logit_range(weights),
-        "read": attention.read(weights, grid, **where),
+        "read": attention.attention_read(weights, grid, **where),
         "chosen": weights[..., -layout.patches + _index(chosen, grid), -layout.patches :],
     }
     if layout.class_token:
@@ -203,7 +203,7 @@ def make_look(definition, config, data: Data, chosen: tuple[float, float] = (0.5
         for name, layout in all_layouts.items():
             if f"{name}.mean" in found:
                 read = functools.partial(
-                    attention.read, grid=layout.grid, class_token=layout.class_token
+                    attention.attention_read, grid=layout.grid, class_token=layout.class_token
                 )
                 found[f"{name}.rollout"] = attention.rollout(found.pop(f"{name}.mean"), read)
         patches = layer_features.last(output, config).patches

@@ -82,7 +82,7 @@ def inspect(subject: Subject) -> Section:
             found = similarity(table).reshape(rows, columns, rows, columns)
             down, across = _thinned(rows), _thinned(columns)
             shown = [found[row, column] for row in down for column in across]
-            picture = tiles.draw(
+            picture = tiles.draw_tiles(
                 f"Similarity of each patch's position with all others ({label})",
                 shown, columns=len(across), side=max(14, 560 // max(len(down), len(across))), gap=4,
                 bar=tiles.Bar(-1, 1, "cosine", "diverging"), x="column of the patch", y="row of the patch",

@@ -33,7 +33,7 @@ from vit_jax.inspection.contract import InspectOptions, Section, Subject
 from vit_jax.interchange import formats, remote
 from vit_jax.models import naming, registry
 from vit_jax.pictures.page import Page, png
-from vit_jax.prediction.images import Named, find, read_ahead
+from vit_jax.prediction.images import Named, find_images, read_ahead
 from vit_jax.prediction.overrides import load_for_images
 
 # In the order of the page; see `register`.
@@ -80,13 +80,13 @@ def inspect(
 
     Raises:
       ConfigError: no image is found, the folder cannot be written, or it is not known how images are
-        normalised; said before the model runs.
+        normalised; raised before the model runs.
       CheckpointError: the checkpoint cannot be read.
       UserError: no image can be read.
     """
     options = options or InspectOptions()
-    named, out = list(find(images)), places.locate(out, "--out")
-    remote.check(checkpoint)
+    named, out = list(find_images(images)), places.locate(out, "--out")
+    remote.check_name(checkpoint)
     out = outputs.make_folder(out, "--out")
     run = load_for_images(checkpoint, settings, "inspect")
     data = data_of(run)
@@ -141,7 +141,7 @@ def _subject(
 ) -> Subject:
     definition = registry.abstract(config)[0]
     how = (definition, weights, config, data)
-    logging.info("%d images of %s pixels", len(pixels), sizes.text(config.image_size))
+    logging.info("%d images of %s pixels", len(pixels), sizes.size_text(config.image_size))
     observed = observe.observe(
         *how, pixels, batch_size=options.batch_size, shown=options.shown, chosen=options.patch
     )
@@ -193,7 +193,7 @@ def _page(run, checkpoint, names, bad: Sequence[BadImage], sections: Sequence[Se
     model, called = run.model_config, run.config.model.name
     page = Page(f"What {naming.full_name(model, called)} has learnt")
     page.text(
-        f"{checkpoint}: {formats.describe(model, called)}. {len(names)} images, of which the first are shown."
+        f"{checkpoint}: {formats.describe_model(model, called)}. {len(names)} images, of which the first are shown."
     )
     if bad:
         page.text(f"{len(bad)} images cannot be read: " + "; ".join(map(str, bad)))
@@ -216,6 +216,6 @@ def _write(out: epath.Path, page: Page, sections: Sequence[Section]) -> None:
     }
     with (out / "numbers.npz").open("wb") as file:
         np.savez_compressed(file, **numbers)
-    said = {section.title: section.text for section in sections}
-    places.write_whole(out / "report.json", json.dumps(said, indent=1, ensure_ascii=False) + "\n")
+    texts = {section.title: section.text for section in sections}
+    places.write_whole(out / "report.json", json.dumps(texts, indent=1, ensure_ascii=False) + "\n")
     places.write_whole(out / "report.html", page.html())

@@ -53,7 +53,7 @@ def _base(
     stated, init = description[BASE], description["config"]
     where = f"{folder} holds adapters of the base {stated['path']}"
     try:
-        source = formats.read(stated["path"], hints=vars(config))
+        source = formats.read_checkpoint(stated["path"], hints=vars(config))
         old, _ = adapt.match(
             patterns.union(source.params, source.variables),
             source.model_config,

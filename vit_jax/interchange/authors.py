@@ -20,15 +20,17 @@ NAME = "authors"
 def recognises(opened: CheckpointFile) -> bool:
     """Whether a family knows the names."""
     return opened.container not in ("folder", "") and named.is_found(
-        opened, NAME, said=named.in_header(opened), prefixes=opened.prefixes
+        opened, NAME, metadata=named.in_header(opened), prefixes=opened.prefixes
     )
 
 
 def read(opened: CheckpointFile, wishes: ReadOptions) -> LoadedCheckpoint:
     """See `formats`."""
     stated = named.in_header(opened)
-    found = named.find(opened, NAME, stated | named.said(wishes), opened.prefixes)
-    return named.with_header(named.read(opened, found, NAME, wishes, stated), opened)
+    found = named.find_family(
+        opened, NAME, stated | named.requested_metadata(wishes), opened.prefixes
+    )
+    return named.with_header(named.read_named(opened, found, NAME, wishes, stated), opened)
 
 
 def write(foreign: LoadedCheckpoint, path: epath.PathLike) -> None:
@@ -43,16 +45,16 @@ def write(foreign: LoadedCheckpoint, path: epath.PathLike) -> None:
         check_mae_encoder(foreign.model_config, path)
         conversion = named.conversion_of(foreign.model_config, timm.NAME, path)
         foreign = named.expressed(foreign, conversion, timm.NAME)
-        said = timm.header_of(foreign) | {
+        beside_tensors = timm.header_of(foreign) | {
             mae_conversion.LAYOUT: dataclasses.asdict(decoder.options)
         }
         beside = decoder.beside(timm.NAME)
     else:
         conversion = named.conversion_of(foreign.model_config, NAME, path)
         foreign = named.expressed(foreign, conversion, NAME)
-        said = named.header(foreign, named.options_of_model(foreign.model_config))
+        metadata = named.header(foreign, named.options_of_model(foreign.model_config))
         beside = ((), {})
-    metadata = {pytorch.METADATA: json.dumps(said)}
+    metadata = {pytorch.METADATA: json.dumps(beside_tensors)}
     named.write_safetensors(foreign, conversion, path, metadata, beside)
 
 

@@ -51,7 +51,7 @@ def read_alike(paths: Sequence[epath.PathLike]) -> list[LoadedCheckpoint]:
             f"an average needs two checkpoints or more, got {', '.join(map(str, paths)) or 'none'}: "
             "name several, or set --last=N for the last N of a run"
         )
-    found = [formats.read(path) for path in paths]
+    found = [formats.read_checkpoint(path) for path in paths]
     first, described = found[0], _description(found[0])
     for path, other in zip(paths[1:], found[1:], strict=True):
         for field, value in _description(other).items():

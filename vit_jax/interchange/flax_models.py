@@ -47,14 +47,14 @@ class FlaxFormat:
         Raises:
           CheckpointError: the file is damaged or does not hold one whole model.
         """
-        found = named.find(opened, self.name, named.said(wishes), PREFIXES)
+        found = named.find_family(opened, self.name, named.requested_metadata(wishes), PREFIXES)
         other = len(opened.tensors) - len(found.tensors)
         if other:
             logging.info(
                 "%s: %d tensors beside '%s' (optimizer state, text tower) are skipped",
                 opened.path, other, found.prefix,
             )  # fmt: skip
-        foreign = named.read(opened, found, self.name, wishes, {})
+        foreign = named.read_named(opened, found, self.name, wishes, {})
         foreign.layout["prefix"] = found.prefix
         foreign.preprocessing = self.preprocessing(foreign.model_config.image_size)
         foreign.assumed += ("preprocessing",)

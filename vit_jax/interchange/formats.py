@@ -116,7 +116,7 @@ _SENSELESS = (ArithmeticError, AttributeError, LookupError, RecursionError, Type
 
 
 def module(name: str) -> Any:
-    """What has the `recognises`, `read` and `write` of a format, by its name."""
+    """What has the `recognises`, `read_checkpoint` and `write_checkpoint` of a format, by its name."""
     if name not in FORMATS:
         raise ConfigError(f"unknown checkpoint format {name!r}{nearest(name, FORMATS)}")
     place, _, part = FORMATS[name].partition(":")
@@ -133,7 +133,7 @@ def detect(path: epath.PathLike) -> str:
     return _detect(_open(path))
 
 
-def read(
+def read_checkpoint(
     path: epath.PathLike,
     *,
     hints: Mapping[str, Any] | None = None,
@@ -169,7 +169,7 @@ def read(
 
 
 def _open(path: epath.PathLike) -> opened.CheckpointFile:
-    name = remote.parse(path)
+    name = remote.parse_name(path)
     path = remote.locate(name)
     if not path.exists():
         hint = places.nearest_existing(path) or remote.nearest_published(name.place)
@@ -190,7 +190,7 @@ def _detect(found: opened.CheckpointFile) -> str:
     )
 
 
-def write(foreign: LoadedCheckpoint, path: epath.PathLike, to: str) -> None:
+def write_checkpoint(foreign: LoadedCheckpoint, path: epath.PathLike, to: str) -> None:
     """Writes a checkpoint in the format `to`.
 
     Raises:
@@ -213,20 +213,20 @@ def to_write(path: epath.PathLike, to: str) -> epath.Path:
 
 
 def preprocessing_with(
-    foreign: LoadedCheckpoint, said: Mapping[str, Any], source: epath.PathLike
+    foreign: LoadedCheckpoint, values: Mapping[str, Any], source: epath.PathLike
 ) -> Preprocessing:
     """The preprocessing of a checkpoint, with the given fields in place of its own.
 
     Raises:
-      ConfigError: a field is none of `Preprocessing`, or neither `source` nor `said` has one without
+      ConfigError: a field is none of `Preprocessing`, or neither `source` nor `values` has one without
         which images cannot be normalised.
     """
     own = vars(foreign.preprocessing) if foreign.preprocessing else {"mean": (), "std": ()}
     known = {"mean", "std", "eval_crop", "eval_resize", "interpolation"}
-    for name in said:
+    for name in values:
         if name not in known:
             raise ConfigError(f"preprocessing has no field {name!r}{nearest(name, known)}")
-    found = Preprocessing(**{"image_size": foreign.model_config.image_size} | own | dict(said))
+    found = Preprocessing(**{"image_size": foreign.model_config.image_size} | own | dict(values))
     augment.check_normalization(found, source)
     return found
 
@@ -258,24 +258,25 @@ def how_to_accept(option: str, value: object) -> str:
     )
 
 
-def describe(config: classifier.ClassifierConfig, called: str = "") -> str:
+def describe_model(config: classifier.ClassifierConfig, called: str = "") -> str:
     """A model in words: 'ViT-B/16, 86,567,656 parameters, images of 224 pixels, 1,000 classes'; see `naming`."""
     classes = f", {config.num_classes:,} classes" if config.num_classes else ", no head"
     return (
         f"{naming.full_name(config, called)}, {registry.count_parameters(config):,} parameters, images of "
-        f"{sizes.text(config.image_size)} pixels{classes}"
+        f"{sizes.size_text(config.image_size)} pixels{classes}"
     )
 
 
 def _looks_like(found: opened.CheckpointFile) -> str:
     if found.container == "folder" and "model_type" in found.config:
-        said, known = found.config, []
+        config, known = found.config, []
+        classes = ", ".join(config.get("architectures") or ())
         for family in registry.FAMILIES:
             conversion = registry.conversions(family).get("huggingface")
             known += conversion.model_types if conversion else ()
         return (
-            f"its config.json says that it is a {said['model_type']} ({', '.join(said.get('architectures') or ())}) of "
-            f"transformers; supported are {', '.join(known)}"
+            f"its config.json names a {config['model_type']} ({classes}) of transformers; supported are "
+            f"{', '.join(known)}"
         )
     if found.container == "folder":
         held = sorted(entry.name for entry in found.path.iterdir())[:5]

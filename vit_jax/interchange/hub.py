@@ -174,7 +174,9 @@ def _explain(name: str, repo: str, revision: str, file: str | None, error: Excep
     elif isinstance(error, errors.EntryNotFoundError):
         why = f"{repo} has no file {file!r} at {revision}"
     else:
-        why = f"it cannot be downloaded: {_first(error)}. The same command goes on where it stopped"
+        why = (
+            f"it cannot be downloaded: {_first(error)}. The same command continues where it stopped"
+        )
     raise CheckpointError(f"{name}: {why}") from error
 
 

@@ -49,7 +49,7 @@ _DIVIDING_TWICE = ("EfficientNetImageProcessor", "EfficientNetImageProcessorFast
 
 def recognises(opened: CheckpointFile) -> bool:
     """Whether this is a folder whose config.json names a model of a family."""
-    return "model_type" in opened.config and named.is_found(opened, NAME, said=opened.config)
+    return "model_type" in opened.config and named.is_found(opened, NAME, metadata=opened.config)
 
 
 def read(opened: CheckpointFile, wishes: ReadOptions) -> LoadedCheckpoint:
@@ -57,9 +57,9 @@ def read(opened: CheckpointFile, wishes: ReadOptions) -> LoadedCheckpoint:
     path = opened.path / PROCESSOR
     processor = _filled(pytorch.read_json(path)) if path.exists() else {}
     # Networks that take images of any size leave it to what prepares these.
-    said = opened.config | {"processor_size": _cut_size(processor).get("image_size")}
-    found = named.find(opened, NAME, said | named.said(wishes))
-    foreign = named.read(opened, found, NAME, wishes, {})
+    metadata = opened.config | {"processor_size": _cut_size(processor).get("image_size")}
+    found = named.find_family(opened, NAME, metadata | named.requested_metadata(wishes))
+    foreign = named.read_named(opened, found, NAME, wishes, {})
     config = foreign.model_config
     if processor:
         stated = _preprocessing(processor, config.image_size, path)
@@ -104,20 +104,20 @@ def write(foreign: LoadedCheckpoint, path: epath.PathLike) -> None:
             (folder / PROCESSOR).write_text(json.dumps(processor, indent=2))
 
 
-def _classes(said: dict, count: int) -> tuple[str, ...] | None:
+def _classes(metadata: dict, count: int) -> tuple[str, ...] | None:
     """The label names, unless they are mere placeholders."""
-    names = {int(index): name for index, name in (said.get("id2label") or {}).items()}
+    names = {int(index): name for index, name in (metadata.get("id2label") or {}).items()}
     given = sorted(names) == list(range(count))
     if not count or not given or all(re.fullmatch(r"LABEL_\d+", n) for n in names.values()):
         return None
     return tuple(names[i] for i in range(count))
 
 
-def _preprocessing(said: dict, image_size: Size, path: epath.Path) -> Preprocessing | None:
+def _preprocessing(metadata: dict, image_size: Size, path: epath.Path) -> Preprocessing | None:
     """What preprocessor_config.json says, older and newer, see `_filled`; `None`, with a warning, for what we cannot
     do.
     """
-    resample, resizes = said["resample"], said.get("do_resize", True)
+    resample, resizes = metadata["resample"], metadata.get("do_resize", True)
     if resample not in _FILTERS or not resizes:
         name, value = ("resample", resample) if resizes else ("do_resize", "false")
         logging.warning(
@@ -127,58 +127,60 @@ def _preprocessing(said: dict, image_size: Size, path: epath.Path) -> Preprocess
         )  # fmt: skip
         return None
     filter = _FILTERS[resample]
-    mean, std = _normalization(said)
-    if not said["do_center_crop"]:
+    mean, std = _normalization(metadata)
+    if not metadata["do_center_crop"]:
         return Preprocessing(image_size, tuple(mean), tuple(std), "resize", interpolation=filter)
-    size, crop = said["size"], "squash" if _kind(said) == "DeiT" else "transformers"
+    size, crop = metadata["size"], "squash" if _kind(metadata) == "DeiT" else "transformers"
     if isinstance(size, dict):
         crop = "transformers" if "shortest_edge" in size else "squash"
         size = size.get("shortest_edge") or min(size["height"], size["width"])
-    cut = _cut_size(said).get("image_size", image_size)
+    cut = _cut_size(metadata).get("image_size", image_size)
     if cut != image_size:
         wanted, there = (min(height_width(one)) for one in (image_size, cut))
         size = round(size * wanted / there)
         logging.warning(
             "%s cuts images of %s pixels, and the model is for %s: they are resized to %d, in proportion, and "
-            "cut to that", path, sizes.text(cut), sizes.text(image_size), size,
+            "cut to that", path, sizes.size_text(cut), sizes.size_text(image_size), size,
         )  # fmt: skip
     return Preprocessing(image_size, tuple(mean), tuple(std), crop, size, filter)
 
 
-def _normalization(said: dict) -> tuple[list[float], list[float]]:
+def _normalization(metadata: dict) -> tuple[list[float], list[float]]:
     """Mean and deviation of pixels in [0, 1], from those of pixels times `rescale_factor`, less 1 with
     `rescale_offset`.
     """
-    mean, std = list(said["image_mean"]), list(said["image_std"])
-    if said.get("do_normalize") is False:
+    mean, std = list(metadata["image_mean"]), list(metadata["image_std"])
+    if metadata.get("do_normalize") is False:
         mean, std = [0.0] * 3, [1.0] * 3
-    if said.get("image_processor_type") in _DIVIDING_TWICE and said.get("include_top", True):
+    if metadata.get("image_processor_type") in _DIVIDING_TWICE and metadata.get(
+        "include_top", True
+    ):
         std = [x * x for x in std]
-    factor = said.get("rescale_factor", 1 / 255) if said.get("do_rescale", True) else 1.0
-    offset = 1.0 if said.get("rescale_offset") else 0.0
+    factor = metadata.get("rescale_factor", 1 / 255) if metadata.get("do_rescale", True) else 1.0
+    offset = 1.0 if metadata.get("rescale_offset") else 0.0
     scale = 255 * factor
     if math.isclose(scale, 1) and not offset:  # no rounding where nothing changes
         return mean, std
     return [(x + offset) / scale for x in mean], [x / scale for x in std]
 
 
-def _filled(said: dict) -> dict:
+def _filled(metadata: dict) -> dict:
     """What preprocessor_config.json says; what it leaves out is as its processor has it."""
-    return _USUAL | _OF_PROCESSORS.get(_kind(said), {}) | said
+    return _USUAL | _OF_PROCESSORS.get(_kind(metadata), {}) | metadata
 
 
-def _kind(said: dict) -> str:
+def _kind(metadata: dict) -> str:
     """Of a processor: ViT, DeiT, Bit, …"""
-    name = said.get("image_processor_type") or said.get("feature_extractor_type") or ""
+    name = metadata.get("image_processor_type") or metadata.get("feature_extractor_type") or ""
     return re.sub("(ImageProcessor|FeatureExtractor).*", "", name)
 
 
-def _cut_size(said: dict) -> dict[str, Size]:
+def _cut_size(metadata: dict) -> dict[str, Size]:
     """The size of the images that a processor gives, if it says one: `image_size`."""
-    size = said.get("crop_size" if said.get("do_center_crop") else "size")
+    size = metadata.get("crop_size" if metadata.get("do_center_crop") else "size")
     if isinstance(size, dict):
         size = size.get("shortest_edge") or [size["height"], size["width"]]
-    return named.said_size(size)
+    return named.image_size_option(size)
 
 
 def _processor(preprocessing: Preprocessing, path: epath.PathLike) -> dict:

@@ -48,15 +48,17 @@ def load(
 
     Raises:
       CheckpointError: there is no checkpoint, it is damaged, or a tensor does not fit; see
-        `formats.read`.
+        `formats.read_checkpoint`.
       ConfigError: an override is no option or value of the family, or the weights cannot be fitted
         to it.
     """
     names = registry.fitted_options()
     fitted = {name: overrides.pop(name) for name in names if name in overrides}
     if "image_size" in fitted:
-        fitted |= named.said_size(fitted["image_size"])
-    foreign = formats.read(path, hints=fitted, allow_nonfinite=allow_nonfinite, **overrides)
+        fitted |= named.image_size_option(fitted["image_size"])
+    foreign = formats.read_checkpoint(
+        path, hints=fitted, allow_nonfinite=allow_nonfinite, **overrides
+    )
     source = foreign.model_config
     if "image_size" in fitted:
         fitted = source.at_size(fitted["image_size"]) | fitted
@@ -76,32 +78,34 @@ def load(
     return nnx.merge(definition, *weights)
 
 
-def describe(path: epath.PathLike, said: Mapping[str, Any] | None = None) -> dict:
+def describe_checkpoint(
+    path: epath.PathLike, model_options: Mapping[str, Any] | None = None
+) -> dict:
     """What a checkpoint of any format says of itself, as `reading.read_description` gives it.
 
     Args:
-      said: see `load_run`.
+      model_options: see `load_run`.
     """
     if formats.detect(path) != orbax.NAME:
-        return orbax.described(formats.read(path, **said or {}))[1]
-    if said:
+        return orbax.described(formats.read_checkpoint(path, **model_options or {}))[1]
+    if model_options:
         raise ConfigError(f"{path} says itself what its model is: leave --model out")
-    return reading.read_description(reading.find(path))
+    return reading.read_description(reading.find_checkpoint(path))
 
 
 def load_run(
     path: epath.PathLike,
     mesh: jax.sharding.Mesh | None = None,
     *,
-    said: Mapping[str, Any] | None = None,
+    model_options: Mapping[str, Any] | None = None,
     **options,
 ) -> reading.Run:
     """A trained model and what is needed to use it, from a checkpoint of any format.
 
     Args:
-      path: a run's workdir, its checkpoints folder, one checkpoint, or see `formats.read`.
+      path: a run's workdir, its checkpoints folder, one checkpoint, or see `formats.read_checkpoint`.
       mesh, **options: see `reading.load_run`.
-      said: options of the model of a checkpoint that is not of ours, where what is recognised is to
+      model_options: options of the model of a checkpoint that is not of ours, where what is recognised is to
         differ, or it is not stored.
 
     Returns:
@@ -109,15 +113,15 @@ def load_run(
       `step` is 0.
 
     Raises:
-      CheckpointError, ConfigError: see `formats.read` and `reading.load_run`.
+      CheckpointError, ConfigError: see `formats.read_checkpoint` and `reading.load_run`.
     """
-    is_run = formats.detect(path) == orbax.NAME and not said
-    description = describe(path, said)
+    is_run = formats.detect(path) == orbax.NAME and not model_options
+    description = describe_checkpoint(path, model_options)
     if is_run and not adapters_in(description):
         return reading.load_run(path, mesh, **options)
-    foreign = formats.read(path, **said or {})
+    foreign = formats.read_checkpoint(path, **model_options or {})
     imagenet.log_if_unnamed(foreign.classes, foreign.model_config.num_classes, path)
-    directory = reading.find(path) if is_run else epath.Path(path)
+    directory = reading.find_checkpoint(path) if is_run else epath.Path(path)
     model_config = descriptions.stored_model_config(description, **options)
     definition, like = registry.abstract_weights(model_config)
     whole = meshes.replicated(mesh or meshes.replica_mesh())
@@ -149,8 +153,8 @@ def resized(run: reading.Run, image_size: sizes.Size | str) -> reading.Run:
       ConfigError: the model cannot be fitted to that size.
     """
     source, size = run.model_config, sizes.parse(image_size)
-    said = named.said_size(size)
-    target = formats.configure(type(source), vars(source), said | source.at_size(size))
+    model_options = named.image_size_option(size)
+    target = formats.configure(type(source), vars(source), model_options | source.at_size(size))
     definition, like = registry.abstract_weights(target)
     arrays = adapt.adapt(
         patterns.union(*registry.split(run.model)[1]),
@@ -159,7 +163,7 @@ def resized(run: reading.Run, image_size: sizes.Size | str) -> reading.Run:
         target,
         reset=(),
         resize="scipy",
-        where=f"images of {sizes.text(size)} pixels",
+        where=f"images of {sizes.size_text(size)} pixels",
         reset_option="reset",
     )
     config = prepared_at(run, size)
@@ -234,7 +238,7 @@ def weights_from(
     """All arrays of a model from a checkpoint of any format.
 
     Args:
-      path: see `formats.read`.
+      path: see `formats.read_checkpoint`.
       like: the model's new arrays, or their shapes, dtypes and shardings where the checkpoint has
         them.
       config: the model's.
@@ -244,10 +248,10 @@ def weights_from(
     Returns:
       As `like`, in its shardings.
     """
-    foreign = formats.read(path, hints=vars(config), allow_nonfinite=allow_nonfinite)
+    foreign = formats.read_checkpoint(path, hints=vars(config), allow_nonfinite=allow_nonfinite)
     reset = _reset_patterns(foreign, config, reset)
     logging.info(
-        "%s: %s holds %s", where, path, formats.describe(foreign.model_config, foreign.called)
+        "%s: %s holds %s", where, path, formats.describe_model(foreign.model_config, foreign.called)
     )
     return _fit(
         foreign,
@@ -271,7 +275,7 @@ def check_weights(
     init_channels: str,
 ) -> None:
     """Raises what `weights_from` with these arguments would, as far as it is known before tensors are read."""
-    foreign = formats.read(path, hints=vars(config))
+    foreign = formats.read_checkpoint(path, hints=vars(config))
     adapt.match(
         patterns.union(foreign.params, foreign.variables),
         foreign.model_config,
@@ -304,7 +308,7 @@ def convert(
     allow_nonfinite: bool = False,
     **overrides: Any,
 ) -> formats.LoadedCheckpoint:
-    """Rewrites a checkpoint in another format; see `formats.read` for what `overrides` do.
+    """Rewrites a checkpoint in another format; see `formats.read_checkpoint` for what `overrides` do.
 
     Args:
       source: a checkpoint of any format.
@@ -324,7 +328,7 @@ def convert(
     """
     formats.module(to)
     destination = formats.to_write(destination, to)
-    foreign = formats.read(source, allow_nonfinite=allow_nonfinite, **overrides)
+    foreign = formats.read_checkpoint(source, allow_nonfinite=allow_nonfinite, **overrides)
     if data:
         stated = formats.preprocessing_with(foreign, data, source)
         foreign = named.with_preprocessing(foreign, stated)
@@ -333,7 +337,7 @@ def convert(
             "%s does not say how its images are normalised; users of the result have to say it",
             source,
         )
-    formats.write(foreign, destination, to)
+    formats.write_checkpoint(foreign, destination, to)
     return foreign
 
 

@@ -46,7 +46,7 @@ def make_card(
     parts = [
         _head(run, format, license),
         f"# {repository.partition('/')[2]}",
-        f"{formats.describe(run.model_config, config.model.name)}. {_origin(run, config)}",
+        f"{formats.describe_model(run.model_config, config.model.name)}. {_origin(run, config)}",
         *_section("Intended use", _use(run)),
         *_section("Evaluation", _metrics(run)),
         *_section("Images", _preprocessing(checkpoint)),
@@ -123,8 +123,8 @@ def _preprocessing(checkpoint: formats.LoadedCheckpoint) -> str:
     if not prepared:
         return "It is not known how images were normalised."
     return (
-        f"{sizes.text(prepared.image_size)} pixels ({crops.describe(prepared)}), mean {_numbers(prepared.mean)}, "
-        f"deviation {_numbers(prepared.std)} of pixels in [0, 1]."
+        f"{sizes.size_text(prepared.image_size)} pixels ({crops.describe_crop(prepared)}), mean "
+        f"{_numbers(prepared.mean)}, deviation {_numbers(prepared.std)} of pixels in [0, 1]."
     )
 
 

@@ -54,17 +54,17 @@ class Found:
     renamed: dict[str, str]
 
 
-def find(
+def find_family(
     opened: CheckpointFile,
     format: str,
-    said: Mapping[str, Any] | None = None,
+    metadata: Mapping[str, Any] | None = None,
     prefixes: Sequence[str] = ("",),
 ) -> Found | None:
     """The family whose names in a format a file uses, and its model; `None` if no family recognises
     it.
 
     Args:
-      said: see `Conversion.recognise`.
+      metadata: see `Conversion.recognise`.
       prefixes: what may stand before all names of a model, in the order in which to look.
 
     Raises:
@@ -83,7 +83,7 @@ def find(
             tensors = {canonical[name]: tensor for name, tensor in mine.items()}
             shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
             try:
-                recognised = conversion.recognise(shapes, said or {})
+                recognised = conversion.recognise(shapes, metadata or {})
             except (KeyError, ValueError) as error:
                 whose = f"a {registry.family_name(family)} model with the names of {format}"
                 lacks = isinstance(error, KeyError)
@@ -102,14 +102,14 @@ def find(
 
 
 def is_found(opened: CheckpointFile, format: str, **options) -> bool:
-    """Whether `find` finds a family's model, or part of one."""
+    """Whether `find_family` finds a family's model, or part of one."""
     try:
-        return find(opened, format, **options) is not None
+        return find_family(opened, format, **options) is not None
     except CheckpointError:
         return bool(opened.tensors)
 
 
-def read(
+def read_named(
     opened: CheckpointFile,
     found: Found,
     format: str,
@@ -318,21 +318,21 @@ def finite(name: str, tensor: LazyArray) -> LazyArray:
             bad = array.size - np.count_nonzero(np.isfinite(array))
             raise CheckpointError(
                 f"{name}: {bad} of {array.size} numbers are not finite (NaN or infinity): the file is "
-                "damaged, or its training diverged. To read it all the same, say allow_nonfinite=True"
+                "damaged, or its training diverged. To read it all the same, set allow_nonfinite=True"
             )
         return array
 
     return LazyArray(tensor.shape, tensor.dtype, read)
 
 
-def said(wishes: ReadOptions) -> dict[str, Any]:
+def requested_metadata(wishes: ReadOptions) -> dict[str, Any]:
     """The user's wishes, as `Conversion.recognise` takes them."""
-    sizes_said = said_size(wishes.overrides.get("image_size"))
+    sizes_said = image_size_option(wishes.overrides.get("image_size"))
     wanted = wishes.hints.get("image_size")
     return sizes_said | ({} if wanted is None else {"wanted_size": sizes.parse(wanted)})
 
 
-def said_size(size: Size | str | list[int] | None) -> dict[str, Any]:
+def image_size_option(size: Size | str | list[int] | None) -> dict[str, Any]:
     """`image_size` for `Conversion.recognise`, if one is given."""
     return {} if size is None else {"image_size": sizes.parse(size)}
 
@@ -349,13 +349,13 @@ def header(foreign: LoadedCheckpoint, options: Mapping[str, Any]) -> dict[str, A
 
 def in_header(opened: CheckpointFile) -> dict[str, Any]:
     """The options of the model that `header` gave."""
-    options = {n: _tuples(x) for n, x in opened.said.items() if n not in _BESIDE_OPTIONS}
-    return options | said_size(options.get("image_size"))
+    options = {n: _tuples(x) for n, x in opened.header.items() if n not in _BESIDE_OPTIONS}
+    return options | image_size_option(options.get("image_size"))
 
 
 def with_header(foreign: LoadedCheckpoint, opened: CheckpointFile) -> LoadedCheckpoint:
     """The model with what `header` gave beside its options."""
-    classes, prepared, decoder = (opened.said.get(name) for name in _BESIDE_OPTIONS)
+    classes, prepared, decoder = (opened.header.get(name) for name in _BESIDE_OPTIONS)
     foreign = with_preprocessing(foreign, preprocessing_of(prepared) if prepared else None)
     return dataclasses.replace(
         foreign,
@@ -364,10 +364,10 @@ def with_header(foreign: LoadedCheckpoint, opened: CheckpointFile) -> LoadedChec
     )
 
 
-def preprocessing_of(said: Mapping[str, Any]) -> Preprocessing:
+def preprocessing_of(metadata: Mapping[str, Any]) -> Preprocessing:
     """The preprocessing in a JSON object, which has lists for tuples."""
-    fields = {name: _tuples(value) for name, value in said.items()}
-    return Preprocessing(**fields | said_size(fields["image_size"]))
+    fields = {name: _tuples(value) for name, value in metadata.items()}
+    return Preprocessing(**fields | image_size_option(fields["image_size"]))
 
 
 def options_of_model(config: classifier.ClassifierConfig) -> dict[str, Any]:

@@ -25,7 +25,7 @@ class CheckpointFile:
 
     Args:
       path: of the file or folder.
-      state_dict: which weights of a pickle, see `state_dicts.find`.
+      state_dict: which weights of a pickle, see `state_dicts.find_tensors`.
 
     Attributes:
       path: of the file or folder.
@@ -80,16 +80,16 @@ class CheckpointFile:
         return state_dicts.prefixes(self.tensors) if pytorch_file else [""]
 
     @functools.cached_property
-    def said(self) -> dict:
+    def header(self) -> dict:
         """The header that our code wrote into a `.safetensors` file."""
         text = self._content[1].get(pytorch.METADATA, "{}")
         try:
-            said = json.loads(text)
+            header = json.loads(text)
         except (ValueError, TypeError, RecursionError) as error:
             raise CheckpointError(f"{self.path} is damaged: {error}") from error
-        if not isinstance(said, dict):
+        if not isinstance(header, dict):
             raise CheckpointError(f"{self.path} is damaged: its metadata holds no JSON object")
-        return said
+        return header
 
     @functools.cached_property
     def _content(self) -> tuple[dict[str, LazyArray], Mapping[str, str]]:
@@ -106,7 +106,7 @@ class CheckpointFile:
                 return state_dicts.without_wrappers(tensors), metadata
             case "pickle":
                 content = pickles.read(self.path, self._file)
-                return state_dicts.find(content, self.path, self._state_dict), {}
+                return state_dicts.find_tensors(content, self.path, self._state_dict), {}
         return {}, {}
 
 

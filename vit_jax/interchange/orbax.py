@@ -46,7 +46,7 @@ def recognises(opened: CheckpointFile) -> bool:
 
 def read(opened: CheckpointFile, wishes: ReadOptions) -> LoadedCheckpoint:
     """See `formats`; the averaged weights, if the run kept an average."""
-    folder = reading.find(opened.path)
+    folder = reading.find_checkpoint(opened.path)
     description = reading.read_description(folder)
     stored = descriptions.stored_model_config(description)
     config = configure(type(stored), vars(stored), wishes.overrides)

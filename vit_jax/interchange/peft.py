@@ -54,16 +54,18 @@ def recognises(opened: CheckpointFile) -> bool:
 
 def read(opened: CheckpointFile, wishes: ReadOptions) -> LoadedCheckpoint:
     """See `formats`: the base that the folder names, with the adapters added, and with the head beside them."""
-    said = pytorch.read_json(opened.path / CONFIG)
-    _check(said, opened.path)
+    adapter_config = pytorch.read_json(opened.path / CONFIG)
+    _check(adapter_config, opened.path)
     options = {"hints": wishes.hints, "allow_nonfinite": wishes.allow_nonfinite}
-    base = formats.read(said["base_model_name_or_path"], **options, **wishes.overrides)
+    base = formats.read_checkpoint(
+        adapter_config["base_model_name_or_path"], **options, **wishes.overrides
+    )
     tensors = {
         name.removeprefix(_PREFIX): tensor
         for name, tensor in safetensors.read(opened.path / WEIGHTS)[0].items()
     }
-    alpha, rank = said.get("lora_alpha", 8), said["r"]
-    scale = alpha / (math.sqrt(rank) if said.get("use_rslora") else rank)
+    alpha, rank = adapter_config.get("lora_alpha", 8), adapter_config["r"]
+    scale = alpha / (math.sqrt(rank) if adapter_config.get("use_rslora") else rank)
     params = dict(base.params)
     if "classifier.weight" in tensors:
         base, params = _with_head(base, params, tensors, opened.path)
@@ -79,7 +81,7 @@ def read(opened: CheckpointFile, wishes: ReadOptions) -> LoadedCheckpoint:
             adapters.place(found, layer.name, _ours(layer, pairs, scale, opened.path))
     if tensors or not found:
         raise CheckpointError(
-            f"{opened.path}: there is no place in {formats.describe(base.model_config)} for "
+            f"{opened.path}: there is no place in {formats.describe_model(base.model_config)} for "
             f"{', '.join(sorted(tensors)[:3]) or 'any of its tensors'}"
         )
     return dataclasses.replace(
@@ -205,14 +207,14 @@ def _with_head(
     return dataclasses.replace(base, model_config=config, classes=classes), params
 
 
-def _check(said: dict[str, Any], path: epath.Path) -> None:
+def _check(adapter_config: dict[str, Any], path: epath.Path) -> None:
     """Raises `CheckpointError` unless these are adapters that are added to kernels."""
     for name, value in {"peft_type": "LORA", **_PLAIN}.items():
-        if said.get(name, value) not in (value, None):
+        if adapter_config.get(name, value) not in (value, None):
             raise CheckpointError(
-                f"{path / CONFIG}: {name} = {said[name]!r} is not supported, only {value!r}"
+                f"{path / CONFIG}: {name} = {adapter_config[name]!r} is not supported, only {value!r}"
             )
-    if not said.get("base_model_name_or_path"):
+    if not adapter_config.get("base_model_name_or_path"):
         raise CheckpointError(
             f"{path / CONFIG}: base_model_name_or_path is empty: set it to the base, a file of any format or hf://OWNER/NAME"
         )

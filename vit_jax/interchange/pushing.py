@@ -61,7 +61,7 @@ def push(
       CheckpointError: neither format can express the model.
       UserError: the hub refuses it or cannot be reached.
     """
-    check(repository, format, dry_run=dry_run)
+    check_push(repository, format, dry_run=dry_run)
     if not checkpoint.preprocessing:
         logging.warning(
             "%s: it is not known how images are normalised; users of %s have to say it", run.directory, repository
@@ -93,7 +93,7 @@ def text(result: dict[str, Any]) -> str:
     return "\n".join([head, *lines]) + card
 
 
-def check(repository: str, format: str, *, dry_run: bool) -> None:
+def check_push(repository: str, format: str, *, dry_run: bool) -> None:
     """Raises the `ConfigError` of `push` for what is wrong whatever the model is."""
     if not _REPOSITORY.fullmatch(repository):
         raise ConfigError(f"{repository!r} is not OWNER/NAME, such as me/vit-b16-pets")
@@ -119,7 +119,7 @@ def _write(checkpoint: formats.LoadedCheckpoint, folder: pathlib.Path, wanted: s
     refusals = []
     for format in (wanted,) if wanted else FORMATS:
         try:
-            formats.write(checkpoint, folder, format)
+            formats.write_checkpoint(checkpoint, folder, format)
             return format
         except CheckpointError as error:
             refusals.append(f"{format}: {error}")
@@ -188,12 +188,13 @@ def _check_same_model(api, folder: pathlib.Path, repository: str, names: list[st
     ours = json.loads((folder / CONFIG).read_text())
     differ = [name for name in _identity(ours) if _identity(ours)[name] != _identity(theirs)[name]]
     if differ:
-        said = ", ".join(
+        differences = ", ".join(
             f"{name} {_identity(theirs)[name]!r} there, {_identity(ours)[name]!r} here"
             for name in differ
         )
         raise ConfigError(
-            f"{repository} holds another model ({said}): choose another name, or pass --overwrite (overwrite=True)"
+            f"{repository} holds another model ({differences}): choose another name, or "
+            "pass --overwrite (overwrite=True)"
         )
 
 

@@ -49,7 +49,7 @@ def read_weights(path: epath.Path, state_dict: str) -> tuple[dict[str, LazyArray
     """The tensors of one of the files `NAMES`, of an index those of its files; and its metadata.
 
     Args:
-      state_dict: see `state_dicts.find`.
+      state_dict: see `state_dicts.find_tensors`.
     """
     files, tensors, metadata = [path], {}, {}
     if path.name.endswith(".index.json"):
@@ -61,7 +61,7 @@ def read_weights(path: epath.Path, state_dict: str) -> tuple[dict[str, LazyArray
             found, metadata = safetensors.read(file)
             tensors |= state_dicts.without_wrappers(found)
         else:
-            tensors |= state_dicts.find(pickles.read(file), file, state_dict)
+            tensors |= state_dicts.find_tensors(pickles.read(file), file, state_dict)
     return tensors, metadata
 
 

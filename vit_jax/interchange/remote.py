@@ -38,7 +38,7 @@ class Name:
     state_dict: str = ""
 
 
-def parse(name: epath.PathLike) -> Name:
+def parse_name(name: epath.PathLike) -> Name:
     """Takes a name apart.
 
     Raises:
@@ -48,18 +48,18 @@ def parse(name: epath.PathLike) -> Name:
     found = _SAYS.search(text)
     if not found:
         return Name(_local(text))
-    said = dict(part.partition("=")[::2] for part in found[1].split("&"))
-    if unknown := said.keys() - {"sha256", "state_dict"}:
+    parameters = dict(part.partition("=")[::2] for part in found[1].split("&"))
+    if unknown := parameters.keys() - {"sha256", "state_dict"}:
         raise ConfigError(
             f"{text}: #{sorted(unknown)[0]}= is not known, only #sha256= and #state_dict="
         )
     place = text[: found.start()]
-    said["sha256"] = said.get("sha256", "").lower()
-    if said["sha256"] and not re.fullmatch("[0-9a-f]{64}", said["sha256"]):
+    parameters["sha256"] = parameters.get("sha256", "").lower()
+    if parameters["sha256"] and not re.fullmatch("[0-9a-f]{64}", parameters["sha256"]):
         raise ConfigError(f"{text}: #sha256= takes the 64 hexadecimal digits that sha256sum prints")
-    if said["sha256"] and not place.startswith(("https://", "http://")):
+    if parameters["sha256"] and not place.startswith(("https://", "http://")):
         raise ConfigError(f"{text}: #sha256= is for https:// addresses")
-    return Name(_local(place), **said)
+    return Name(_local(place), **parameters)
 
 
 def timm_address(name: str) -> str:
@@ -77,7 +77,7 @@ def nearest_published(name: str) -> str:
     known = published.architectures()
     if "/" in name or not difflib.get_close_matches(architecture, known, n=1, cutoff=0.9):
         return ""
-    return published.nearest(name)
+    return published.nearest_published(name)
 
 
 def _local(place: str) -> str:
@@ -97,9 +97,9 @@ def is_remote(name: epath.PathLike) -> bool:
     return os.fspath(name).startswith(("hf://", "https://", "http://"))
 
 
-def check(name: epath.PathLike) -> None:
+def check_name(name: epath.PathLike) -> None:
     """Raises `ConfigError` if a name is of no service that could hold a checkpoint; downloads nothing."""
-    name = parse(name)
+    name = parse_name(name)
     if not is_remote(name.place):
         places.locate(name.place)
 

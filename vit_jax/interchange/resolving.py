@@ -48,7 +48,7 @@ def resolve_from_checkpoint(
     saved = reading.newest_description(workdir) if workdir else None
     saved = saved and saved["config"]
     hints = schema.given_options(config.model) | {"image_size": config.data.image_size}
-    source = None if saved else formats.read(config.init_from, hints=hints)
+    source = None if saved else formats.read_checkpoint(config.init_from, hints=hints)
     config = config.copy_and_resolve_references()
     _resolve_model(config, saved, source)
     prepared = saved["data"] if saved else source.preprocessing and vars(source.preprocessing)

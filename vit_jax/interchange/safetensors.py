@@ -121,8 +121,10 @@ def write(
         path.parent.mkdir(parents=True, exist_ok=True)
         with written_whole(path) as partial, partial.open("wb") as file:
             file.write(struct.pack("<Q", len(text)) + text)
-            for (name, array), (said, (shape, dtype)) in zip(tensors, specs.items(), strict=True):
-                assert (name, array.shape, array.dtype) == (said, tuple(shape), dtype)
+            for (name, array), (expected, (shape, dtype)) in zip(
+                tensors, specs.items(), strict=True
+            ):
+                assert (name, array.shape, array.dtype) == (expected, tuple(shape), dtype)
                 file.write(array.tobytes())
     except OSError as error:
         raise CheckpointError(f"cannot write {path}: {error}") from error

@@ -45,7 +45,7 @@ _BESIDE = (
 )
 
 
-def find(content: Any, path: epath.Path, wanted: str = "") -> dict[str, LazyArray]:
+def find_tensors(content: Any, path: epath.Path, wanted: str = "") -> dict[str, LazyArray]:
     """The tensors by name of what a script saved, of the averaged model if it has both.
 
     Args:

@@ -19,7 +19,7 @@ def summarize(path: epath.PathLike, **overrides) -> dict:
     Args:
       path: a run's workdir, its checkpoints folder, one checkpoint, or a file or folder of any
         format in `formats`.
-      **overrides: options of its model, see `formats.read`.
+      **overrides: options of its model, see `formats.read_checkpoint`.
 
     Returns:
       `path`, `format`, `model_name` (see `naming.full_name`), `model` (its nearest name and all
@@ -31,7 +31,7 @@ def summarize(path: epath.PathLike, **overrides) -> dict:
     Raises:
       CheckpointError: there is no checkpoint, or it is damaged.
     """
-    name, foreign = formats.detect(path), formats.read(path, **overrides)
+    name, foreign = formats.detect(path), formats.read_checkpoint(path, **overrides)
     path = path if remote.is_remote(path) else places.locate(path)
     config, prepared = foreign.model_config, foreign.preprocessing
     summary = {
@@ -48,7 +48,7 @@ def summarize(path: epath.PathLike, **overrides) -> dict:
         "assumed": assumed(foreign),
     }
     if name == "orbax":
-        folder = reading.find(path)
+        folder = reading.find_checkpoint(path)
         description = reading.read_description(folder)
         summary |= _of_run(folder, description)
     return summary
@@ -56,7 +56,7 @@ def summarize(path: epath.PathLike, **overrides) -> dict:
 
 def shapes(path: epath.PathLike, **overrides) -> registry.Weights:
     """The arrays of a checkpoint's model without their values; arguments as of `summarize`."""
-    return registry.abstract_weights(formats.read(path, **overrides).model_config)[1]
+    return registry.abstract_weights(formats.read_checkpoint(path, **overrides).model_config)[1]
 
 
 def parameter_table(weights: registry.Weights) -> str:
@@ -141,7 +141,7 @@ def _classes(classes: list[str] | None) -> str:
 def _images(prepared: dict | None) -> str:
     if prepared is None:
         return "the file does not say how they are normalised"
-    how = crops.describe(formats.Preprocessing(**prepared))
+    how = crops.describe_crop(formats.Preprocessing(**prepared))
     return (
         f"{prepared['image_size']} pixels ({how}), mean {prepared['mean']}, std {prepared['std']}"
     )

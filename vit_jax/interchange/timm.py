@@ -41,9 +41,11 @@ def read(opened: CheckpointFile, wishes: ReadOptions) -> LoadedCheckpoint:
     _refuse_other_families(opened)
     stated = named.in_header(opened)
     architecture, tag = published_name(opened)
-    said = {"architecture": architecture, "tag": tag} | _arguments(opened.config)
-    said |= _image_size(opened.config) | stated | {"written_here": bool(opened.said)}
-    found = named.find(opened, NAME, said | named.said(wishes), opened.prefixes)
+    metadata = {"architecture": architecture, "tag": tag} | _arguments(opened.config)
+    metadata |= _image_size(opened.config) | stated | {"written_here": bool(opened.header)}
+    found = named.find_family(
+        opened, NAME, metadata | named.requested_metadata(wishes), opened.prefixes
+    )
     if found is None:
         vit_options.check_supported(architecture)
         first = ", ".join(sorted(opened.tensors)[:3]) or "nothing"
@@ -51,16 +53,18 @@ def read(opened: CheckpointFile, wishes: ReadOptions) -> LoadedCheckpoint:
             f"{opened.path} holds no model with timm's names, nor with those of the authors of a family: it has "
             f"{first}, …. Of a Hugging Face model give the folder with its config.json"
         )
-    foreign = named.with_header(named.read(opened, found, NAME, wishes, stated), opened)
-    if not opened.said:
+    foreign = named.with_header(named.read_named(opened, found, NAME, wishes, stated), opened)
+    if not opened.header:
         foreign = named.with_preprocessing(foreign, published.preprocessing(architecture, tag))
     if opened.config:
         foreign.classes = tuple(opened.config.get("label_names", ())) or None
-        said = opened.config.get("pretrained_cfg", opened.config)
-        said = published.preprocessing_from(said, opened.path)
-        same = said == _as_read(foreign.preprocessing)  # but for the rounding, which timm has not
-        foreign = named.with_preprocessing(foreign, foreign.preprocessing if same else said)
-    if foreign.preprocessing and not opened.said:
+        metadata = opened.config.get("pretrained_cfg", opened.config)
+        metadata = published.preprocessing_from(metadata, opened.path)
+        same = metadata == _as_read(
+            foreign.preprocessing
+        )  # but for the rounding, which timm has not
+        foreign = named.with_preprocessing(foreign, foreign.preprocessing if same else metadata)
+    if foreign.preprocessing and not opened.header:
         foreign.preprocessing = published.at_size(
             foreign.preprocessing, foreign.model_config.image_size, opened.path
         )
@@ -78,7 +82,7 @@ def _refuse_other_families(opened: CheckpointFile) -> None:
 
 
 def published_name(opened: CheckpointFile) -> tuple[str, str]:
-    """The published model that config.json names, or the path: (architecture, tag), '' for what is not said."""
+    """The published model that config.json names, or the path: (architecture, tag), '' for what is not known."""
     if architecture := opened.config.get("architecture"):
         return architecture, opened.config.get("pretrained_cfg", {}).get("tag", "")
     return published.named_in(opened.path.parts)
@@ -120,17 +124,17 @@ def header_of(foreign: LoadedCheckpoint) -> dict:
     return named.header(foreign, {name: known[name] for name in _STATED if name in known})
 
 
-def _arguments(said: dict) -> dict:
+def _arguments(metadata: dict) -> dict:
     """The arguments of the model's class that a config.json says; how it pools stands beside them."""
-    pool = {"global_pool": said["global_pool"]} if "global_pool" in said else {}
-    return pool | said.get("model_args", {})
+    pool = {"global_pool": metadata["global_pool"]} if "global_pool" in metadata else {}
+    return pool | metadata.get("model_args", {})
 
 
-def _image_size(said: dict) -> dict:
+def _image_size(metadata: dict) -> dict:
     """The size of the images that a folder's config.json says."""
-    size = said.get("model_args", {}).get("img_size")
-    pretrained = said.get("pretrained_cfg", said).get("input_size")
-    return named.said_size(size if size is not None else pretrained and pretrained[1:])
+    size = metadata.get("model_args", {}).get("img_size")
+    pretrained = metadata.get("pretrained_cfg", metadata).get("input_size")
+    return named.image_size_option(size if size is not None else pretrained and pretrained[1:])
 
 
 def _as_read(prepared: Preprocessing | None) -> Preprocessing | None:

@@ -1,7 +1,7 @@
 """Checkpoints from web addresses, downloaded once into vit_jax/downloads of the user's cache
 (XDG_CACHE_HOME, or ~/.cache).
 
-A file whose checksum is said is never asked for again. Of any other the server says whether it has
+A file whose checksum is given is never requested again. Of any other the server says whether it has
 changed; without a network the copy is used.
 """
 

@@ -54,7 +54,7 @@ class AxialResNetConfig(Stages, classifier.ClassifierConfig):
         channels = self.root_channels
         if channels % (2 * self.heads):
             raise ConfigError(
-                f"{channels} channels cannot be cut into {self.heads} heads whose queries are half as wide as "
+                f"{channels} channels cannot be split into {self.heads} heads whose queries are half as wide as "
                 "their values"
             )
 

@@ -31,7 +31,7 @@ class AxialViTConfig(pooling.PatchOptions, stacked.StackedConfig, classifier.Cla
 
     heads: int = option(12, "attention heads", minimum=1, role="size")
     dropout: float = option(
-        0.0, "after the position embedding, attention and MLP layers (ViT B.1)", minimum=0, below=1
+        0.0, "after positions, attention and MLP layers (ViT B.1)", minimum=0, below=1
     )
     attention: str = implementation_option()
     activation: str = option("gelu_tanh", "of the MLPs", choices=ACTIVATIONS, role="convention")
@@ -99,7 +99,7 @@ class AxialLayer(nnx.Module):
         return x, weights.reshape(batch, lines, *weights.shape[1:])
 
 
-class Block(nnx.Module):
+class AxialBlock(nnx.Module):
     """A layer in the rows, then one in the columns."""
 
     def __init__(self, config: AxialViTConfig, *, dtype, rngs: nnx.Rngs):
@@ -119,7 +119,7 @@ class Block(nnx.Module):
 class AxialViT(stacked.StackedModel):
     """Images to logits."""
 
-    Block = Block
+    Block = AxialBlock
 
     def to_blocks(self, x: jax.Array) -> jax.Array:
         """See `StackedModel`: tokens in their grid."""

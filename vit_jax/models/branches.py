@@ -16,7 +16,7 @@ from vit_jax.models.layers import Linear, layer_norm
 from vit_jax.models.vit import Block, VisionTransformerConfig
 
 
-class Stage(nnx.Module):
+class TwoBranchStage(nnx.Module):
     """The blocks of both branches, then cross-attention in both directions (§3.3)."""
 
     def __init__(

@@ -12,7 +12,7 @@ from flax import nnx
 
 from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
-from vit_jax.compute.dropout import draw, dropout, split
+from vit_jax.compute.dropout import draw_key, dropout, split
 from vit_jax.models import classifier, reuse, t2t
 from vit_jax.models.contract import Capture, ModelOutput
 from vit_jax.models.layers import draw_kernels
@@ -52,7 +52,7 @@ class DeiTNetwork(PublishedViTConfig):
     @property
     def grid(self) -> tuple[int, int]:
         """Patches down and across."""
-        return tuple(count("deit", side, self.windows) or 0 for side in self.height_width)
+        return tuple(count_tokens("deit", side, self.windows) or 0 for side in self.height_width)
 
 
 class Exit:
@@ -80,7 +80,7 @@ class Exit:
         """The output of this exit alone, and what the next one takes; arguments as in every family."""
         config, carried = self.config, carried or {}
         classifier.check_images(images, config)
-        embed_key, key = split(draw(rngs, deterministic, config.dropout, config.drop_path), 2)
+        embed_key, key = split(draw_key(rngs, deterministic, config.dropout, config.drop_path), 2)
         x = self.place(self.patches(images, deterministic=deterministic, rngs=rngs))
         x = dropout(x, config.dropout, embed_key)
         features, biases = carried.get("features"), carried.get("relations")
@@ -133,13 +133,13 @@ def network(
     if found.grid != grid:
         gives = "x".join(map(str, found.grid))
         raise ConfigError(
-            f"model.windows = {windows} cut images of {sizes.text(config.image_size)} pixels into "
+            f"model.windows = {windows} cut images of {sizes.size_text(config.image_size)} pixels into "
             f"{gives} tokens, not into the {grid[0]}x{grid[1]} of model.grids"
         )
     return found
 
 
-def count(backbone: str, side: int, windows: Windows) -> int | None:
+def count_tokens(backbone: str, side: int, windows: Windows) -> int | None:
     """Tokens along a side of an image; `None` if windows leave out pixels."""
     splits = (windows, t2t.LATER_SPLIT, t2t.LATER_SPLIT) if backbone == "t2t" else (windows,)
     found = t2t.window_counts(side, splits)
@@ -155,7 +155,7 @@ def at_size(
     side, stride, padding = windows
     for around in (padding,) if backbone == "t2t" else range(side):
         found = side, stride, around
-        grid = tuple(count(backbone, length, found) for length in height_width)
+        grid = tuple(count_tokens(backbone, length, found) for length in height_width)
         if all(grid):
             return found, grid
     return None
@@ -163,7 +163,7 @@ def at_size(
 
 @functools.cache
 def fitting(backbone: str, height_width: tuple[int, int]) -> dict[tuple[int, int], Windows]:
-    """The grids that images can be cut into, and by which windows."""
+    """The grids that images can be split into, and by which windows."""
     strides = range(1, min(height_width) + 1)
     if backbone == "t2t":
         candidates = [(max(2 * s - 1, 3), s, p) for s in strides for p in range(s + 1)]
@@ -172,7 +172,7 @@ def fitting(backbone: str, height_width: tuple[int, int]) -> dict[tuple[int, int
         candidates = [(s, s, p) for s in strides for p in range(s)]
     found = {}
     for windows in candidates:
-        grid = tuple(count(backbone, side, windows) for side in height_width)
+        grid = tuple(count_tokens(backbone, side, windows) for side in height_width)
         if all(grid):
             found.setdefault(grid, windows)
     return found

@@ -182,11 +182,13 @@ class Classifier(nnx.Module):
         return self.head(features.astype(jnp.float32)) if self.config.num_classes else None
 
 
-@dataclasses.dataclass(frozen=True)
-class Patches:
-    """Beside `ClassifierConfig`, for a family that cuts the image itself into patches."""
+def patch_option():
+    """The option `patch` of families that split the image itself into patches."""
+    return option(16, "side of a patch in pixels", minimum=1, role="size", fitted=True)
 
-    patch: int = option(16, "side of a patch in pixels", minimum=1, role="size", fitted=True)
+
+class Patches:
+    """Beside `ClassifierConfig`, for a family with `patch_option`: its grid, and what changes with it."""
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -205,7 +207,7 @@ class Patches:
 def check_heads(config: ClassifierConfig) -> None:
     """Raises `ConfigError` unless `config.heads` divide `config.width`."""
     if config.width % config.heads:
-        raise ConfigError(f"model width {config.width} cannot be cut into {config.heads} heads")
+        raise ConfigError(f"model width {config.width} cannot be split into {config.heads} heads")
 
 
 def check_size(name: str, kind: str, size: str, known: Collection[str]) -> None:
@@ -225,7 +227,7 @@ def patch_grid(config: ClassifierConfig) -> tuple[int, int]:
     height, width = config.height_width
     if height % config.patch or width % config.patch:
         raise ConfigError(
-            f"image size {sizes.text(config.image_size)} cannot be cut into patches of "
+            f"image size {sizes.size_text(config.image_size)} cannot be split into patches of "
             f"{config.patch}: choose a multiple of it"
         )
     return height // config.patch, width // config.patch
@@ -250,7 +252,7 @@ def fit_positions(
     if source.prefix != target.prefix and rows[0] == rows[1]:
         raise ConfigError(
             f"of the {rows[0]} rows of the position embedding, {source.prefix} belong to no patch in the "
-            f"checkpoint, {target.prefix} in the model: say position_of_class={source.position_of_class}"
+            f"checkpoint, {target.prefix} in the model: set position_of_class={source.position_of_class}"
         )
     same = (source.prefix, source.width) == (target.prefix, target.width)
     if not same or source.grid == target.grid:

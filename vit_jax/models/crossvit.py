@@ -29,10 +29,10 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.base.sizes import Size
 from vit_jax.compute.activations import ACTIVATIONS
-from vit_jax.compute.dropout import by_depth, draw, split
+from vit_jax.compute.dropout import by_depth, draw_key, split
 from vit_jax.models import classifier
 from vit_jax.models.attention import implementation_option
-from vit_jax.models.branches import Stage
+from vit_jax.models.branches import TwoBranchStage
 from vit_jax.models.contract import ModelOutput
 from vit_jax.models.embeddings import ConvolutionalStem, PatchEmbedding, prepend, resize_images
 from vit_jax.models.layers import layer_norm
@@ -269,7 +269,7 @@ class CrossViT(classifier.Classifier):
         # Strings: integers would come back as such from some checkpoint formats only.
         self.stages = nnx.Dict(
             {
-                str(i + 1): Stage(branches, depths, dtype=dtype, rngs=rngs)
+                str(i + 1): TwoBranchStage(branches, depths, dtype=dtype, rngs=rngs)
                 for i, depths in enumerate(config.depths)
             }
         )
@@ -287,7 +287,7 @@ class CrossViT(classifier.Classifier):
         """
         config = self.config
         classifier.check_images(images, config)
-        keys = split(draw(rngs, deterministic, config.drop_path), len(config.depths))
+        keys = split(draw_key(rngs, deterministic, config.drop_path), len(config.depths))
         small, large = (
             self._embed(name, resize_images(images, branch.height_width))
             for name, branch in config.branches.items()
@@ -331,11 +331,13 @@ def _check_size(name: str, size: Size, patch: int) -> None:
     sides = sizes.height_width(size)
     if any(side % patch for side in sides):
         fits = [
-            sizes.text(sizes.parse(tuple(max(side // patch + up, 1) * patch for side in sides)))
+            sizes.size_text(
+                sizes.parse(tuple(max(side // patch + up, 1) * patch for side in sides))
+            )
             for up in (0, 1)
         ]
         raise ConfigError(
-            f"{name} {sizes.text(size)} cannot be cut into patches of {patch}: take {' or '.join(fits)}"
+            f"{name} {sizes.size_text(size)} cannot be split into patches of {patch}: take {' or '.join(fits)}"
         )
 
 

@@ -168,7 +168,7 @@ def options_from_name(name: str) -> dict | None:
     return dict(patch=16, heads=12, mlp_dim=3 * SIZES[size]["width"]) | SIZES[size]
 
 
-class Block(nnx.Module):
+class DeepViTBlock(nnx.Module):
     """x + attention(norm(a x)) / a, then x + mlp(norm(a x)) / a (dvit_repo: `scale_adjustment`)."""
 
     def __init__(self, config: DeepViTConfig, reattention: bool, *, dtype, rngs: nnx.Rngs):
@@ -194,11 +194,11 @@ class Block(nnx.Module):
         return x + drop_path(y / self.scale, drop_path_rate, keys[1]), {"attention": maps}
 
 
-class Stage(nnx.Module):
+class DeepViTStage(nnx.Module):
     """Equal blocks, one after the other."""
 
     def __init__(self, config: DeepViTConfig, count: int, reattention: bool, *, dtype, rngs):
-        make = lambda rngs: Block(config, reattention, dtype=dtype, rngs=rngs)  # noqa: E731
+        make = lambda rngs: DeepViTBlock(config, reattention, dtype=dtype, rngs=rngs)  # noqa: E731
         self.layers = stack.stack(make, count, rngs)
 
 
@@ -216,7 +216,7 @@ class DeepViT(stacked.StackedModel):
         """See `StackedModel`."""
         self.stages = nnx.Dict(
             {
-                name: Stage(config, count, reattention, dtype=dtype, rngs=rngs)
+                name: DeepViTStage(config, count, reattention, dtype=dtype, rngs=rngs)
                 for name, (count, reattention) in config.named_stages.items()
             }
         )

@@ -83,7 +83,7 @@ class DynamicViTConfig(reuse.ReuseConfig, classifier.ClassifierConfig):
         role="structure",
     )
     dropout: float = option(
-        0.0, "after the position embedding, attention and MLP layers", minimum=0, below=1
+        0.0, "after positions, attention and MLP layers (ViT B.1)", minimum=0, below=1
     )
     drop_path: float = option(
         0.0, "stochastic depth of an exit's last block, growing linearly from 0", minimum=0, below=1
@@ -282,7 +282,7 @@ def _windows_for(config: DynamicViTConfig, grid: tuple[int, int]) -> cascade.Win
         near = sorted(found, key=lambda g: abs(math.prod(g) - math.prod(grid)))[:3]
         near = _text(tuple(sizes.parse(g) for g in sorted(near)))
         raise ConfigError(
-            f"model.grids: images of {sizes.text(config.image_size)} pixels cannot be cut into "
+            f"model.grids: images of {sizes.size_text(config.image_size)} pixels cannot be split into "
             f"{grid[0]}x{grid[1]} tokens by the windows of a {config.backbone} backbone; nearest grids "
             f"that fit: {near or 'none'}"
         )
@@ -290,7 +290,7 @@ def _windows_for(config: DynamicViTConfig, grid: tuple[int, int]) -> cascade.Win
 
 
 def _text(grids: tuple[Size, ...]) -> str:
-    return ",".join(map(sizes.text, grids))
+    return ",".join(map(sizes.size_text, grids))
 
 
 Config, Model = DynamicViTConfig, DynamicViT  # for the registry

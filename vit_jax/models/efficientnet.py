@@ -24,7 +24,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.compute import choices, convolution, partitioning, recompute, stack
 from vit_jax.compute.dense import dense
-from vit_jax.compute.dropout import draw, drop_path, dropout, split
+from vit_jax.compute.dropout import draw_key, drop_path, dropout, split
 from vit_jax.models import batch_norm, classifier
 from vit_jax.models.batch_norm import BatchNorm
 from vit_jax.models.contract import ModelOutput, kept
@@ -234,7 +234,7 @@ class EfficientNet(classifier.Classifier):
         stages = {}
         for shape in config.blocks:
             _, stage, part = shape.name.split("/")
-            make = functools.partial(Block, shape, config)
+            make = functools.partial(MBConv, shape, config)
             block = make(rngs) if part == "first" else stack.stack(make, shape.count, rngs)
             stages.setdefault(stage, {})[part] = block
         # Strings: integers would come back as such from some checkpoint formats only.
@@ -251,7 +251,9 @@ class EfficientNet(classifier.Classifier):
           `tokens` are the places of the last feature map, row by row, and `features` their mean.
         """
         config = self.config
-        path_key, head_key = split(draw(rngs, deterministic, config.dropout, config.drop_path), 2)
+        path_key, head_key = split(
+            draw_key(rngs, deterministic, config.dropout, config.drop_path), 2
+        )
         training = not deterministic and not config.fixed_statistics
 
         root = self.root(images.astype(config.dtype), training=training)
@@ -306,7 +308,7 @@ class Root(nnx.Module):
         return nnx.silu(self.norm(x, training=training))
 
 
-class Block(nnx.Module):
+class MBConv(nnx.Module):
     """Wider by a 1x1 convolution, depth-wise convolution, squeeze-excite, narrower by a 1x1 convolution;
     a batch norm after each convolution, swish after the first two. It is added to its input where it
     leaves this its shape.

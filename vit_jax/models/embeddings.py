@@ -43,7 +43,7 @@ class PatchEmbedding(nnx.Module):
             ]
         _, h, w, _ = images.shape
         if h % patch or w % patch:
-            raise ValueError(f"images of {h}x{w} cannot be cut into patches of {patch}x{patch}")
+            raise ValueError(f"images of {h}x{w} cannot be split into patches of {patch}x{patch}")
         x = cut_patches(images.astype(self.dtype), (h // patch, w // patch))
         bias = None if self.bias is None else self.bias[...]
         return dense(x, self.kernel[...].reshape(-1, width), bias)

@@ -82,12 +82,12 @@ class FeedForwardConfig(stacked.StackedConfig, classifier.ClassifierConfig):
         if name.startswith("layers/token_") and self.grid != target.grid:
             tall, wide = self.height_width
             fitting = [
-                f"{sizes.text(sizes.parse((tall * k, wide * k)))} with model.patch={self.patch * k}"
+                f"{sizes.size_text(sizes.parse((tall * k, wide * k)))} with model.patch={self.patch * k}"
                 for k in (1, 2, 3)
             ]
             raise ConfigError(
                 f"a feed-forward-only network has weights for each token: those for {self.grid[0]} × "
-                f"{self.grid[1]} patches do not fit images of {sizes.text(target.image_size)} in patches "
+                f"{self.grid[1]} patches do not fit images of {sizes.size_text(target.image_size)} in patches "
                 f"of {target.patch}. What fits is {', '.join(fitting)}, …: the same number of patches"
             )
         return classifier.fit_patches(name, self, target)
@@ -109,7 +109,7 @@ def options_from_name(name: str) -> dict | None:
     return dict(patch=int(patch), depth=depth, width=width, mlp_dim=4 * width)
 
 
-class Block(nnx.Module):
+class FeedForwardBlock(nnx.Module):
     """x + mlp(norm(x)) over channels, then the same over tokens, where the norm too is over tokens."""
 
     def __init__(self, config: FeedForwardConfig, *, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs):
@@ -131,7 +131,7 @@ class Block(nnx.Module):
 class FeedForward(stacked.StackedModel):
     """Images to logits; linear layers begin normal with std 0.02."""
 
-    Block = Block
+    Block = FeedForwardBlock
 
     def make_positions(self, config: FeedForwardConfig, rngs: nnx.Rngs) -> None:
         """See `StackedModel`; the class token has a position of its own."""

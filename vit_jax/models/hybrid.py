@@ -51,7 +51,7 @@ class HybridViTConfig(resnet.Stages, PublishedViTConfig):
         stride = self.backbone.stride * self.patch
         if any(side % stride for side in self.height_width):
             raise ConfigError(
-                f"image size {sizes.text(self.image_size)} does not fit a hybrid of total stride {stride}: "
+                f"image size {sizes.size_text(self.image_size)} does not fit a hybrid of total stride {stride}: "
                 "take a multiple of that"
             )
 

@@ -120,7 +120,7 @@ def layer_names(config: classifier.ClassifierConfig) -> list[str]:
     return _names(_shapes(config))
 
 
-def check(config: classifier.ClassifierConfig, layers: Sequence[Layer]) -> tuple[str, ...]:
+def check_layers(config: classifier.ClassifierConfig, layers: Sequence[Layer]) -> tuple[str, ...]:
     """The names of `layers`, which are as for `compute`.
 
     Raises:
@@ -130,7 +130,7 @@ def check(config: classifier.ClassifierConfig, layers: Sequence[Layer]) -> tuple
 
 
 def resolve(layers: Sequence[Layer], found: dict) -> tuple[str, ...]:
-    """See `check`; `found` is what is captured, arrays or their shapes by name."""
+    """See `check_layers`; `found` is what is captured, arrays or their shapes by name."""
     names = _names(found)
     return tuple(_name(layer, names) for layer in layers)
 

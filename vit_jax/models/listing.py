@@ -19,7 +19,7 @@ _PREPARED = ("image_size", "eval_crop", "eval_resize", "interpolation", "mean", 
 PUBLISHED = ("name", "model", "family", "depth", "width", *_PREPARED, "source")
 
 
-def table(image_size: int | None = None, names: Sequence[str] = ()) -> list[dict]:
+def model_rows(image_size: int | None = None, names: Sequence[str] = ()) -> list[dict]:
     """A row for every model, by counting alone: no memory, no devices.
 
     Args:
@@ -149,7 +149,7 @@ def _aligned(rows: list[dict], columns: tuple[str, ...]) -> list[str]:
 
 
 def page(rows: list[dict]) -> str:
-    """docs/models.md, of the rows of `table`: of every family its sources, what differs from them (the
+    """docs/models.md, of the rows of `model_rows`: of every family its sources, what differs from them (the
     docstring of its module), what a small one reaches on digits, and its models.
     """
     by_name = {row["name"]: row for row in rows}

@@ -1,7 +1,7 @@
 """LocalViT (arXiv 2104.05707): a ViT whose MLPs are convolutional, a depth-wise one between two of 1x1, so
 that neighbours exchange what they hold; the class token goes round them.
 
-Sources: the paper and the authors' code (ofsoundof/LocalViT; its class `Block`, of the released DeiT
+Sources: the paper and the authors' code (ofsoundof/LocalViT; its class `LocalViTBlock`, of the released DeiT
 variant). Where these differ, the code decides: no norm and no stochastic depth before or on the
 convolutional path; 4 and 8 heads where DeiT has 3 and 6; LocalViT-T has 5,908,696 parameters, where the
 README says 5.7 M.
@@ -107,7 +107,7 @@ def options_from_name(name: str) -> dict | None:
     return dict(patch=16, depth=12, mlp_dim=4 * SIZES[size]["width"]) | SIZES[size]
 
 
-class Block(nnx.Module):
+class LocalViTBlock(nnx.Module):
     """x + attention(norm(x)), of which the patches then go through the convolutional MLP."""
 
     def __init__(self, config: LocalViTConfig, *, dtype, rngs: nnx.Rngs):
@@ -131,7 +131,7 @@ class Block(nnx.Module):
 class LocalViT(stacked.StackedModel):
     """Images to logits."""
 
-    Block = Block
+    Block = LocalViTBlock
 
 
 class ConvolutionalMlp(nnx.Module):

@@ -64,10 +64,10 @@ class MixerConfig(pooling.PatchOptions, stacked.StackedConfig, classifier.Classi
         factor = self._factor(target.image_size)
         if not factor or target.token_mlp_dim != self.token_mlp_dim * factor**2:
             tall, wide = self.height_width
-            fitting = [sizes.text(sizes.parse((tall * k, wide * k))) for k in (1, 2, 3)]
+            fitting = [sizes.size_text(sizes.parse((tall * k, wide * k))) for k in (1, 2, 3)]
             raise ConfigError(
-                f"a Mixer has weights for each token: those for images of {sizes.text(self.image_size)} pixels and "
-                f"token_mlp_dim {self.token_mlp_dim} do not fit images of {sizes.text(target.image_size)} and "
+                f"a Mixer has weights for each token: those for images of {sizes.size_text(self.image_size)} pixels "
+                f"and token_mlp_dim {self.token_mlp_dim} do not fit images of {sizes.size_text(target.image_size)} and "
                 f"token_mlp_dim {target.token_mlp_dim}. What fits is {', '.join(fitting)}, …: K times that size, "
                 "with K² times the token_mlp_dim"
             )
@@ -99,7 +99,7 @@ def options_from_name(name: str) -> dict | None:
     )
 
 
-class Block(nnx.Module):
+class MixerBlock(nnx.Module):
     """Mixes tokens, channel by channel, then channels, token by token (Mixer Eq. 1)."""
 
     def __init__(self, config: MixerConfig, *, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs):
@@ -124,7 +124,7 @@ class Block(nnx.Module):
 class Mixer(stacked.StackedModel):
     """Images to logits; tokens have no positions."""
 
-    Block = Block
+    Block = MixerBlock
 
     def make_positions(self, config: MixerConfig, rngs: nnx.Rngs) -> None:
         """See `StackedModel`."""

@@ -61,21 +61,23 @@ class PatchOptions(PooledConfig):
     )
 
 
-def check(config: PooledConfig) -> None:
+def check_pooling(config: PooledConfig) -> None:
     """Raises `ConfigError` for attention pooling of a width that its heads do not divide."""
     if config.pool == "map" and config.width % config.pool_heads:
         raise ConfigError(
             f"model.pool=map has a head for 64 channels, {config.pool_heads} in all, and model width "
-            f"{config.width} cannot be cut into so many"
+            f"{config.width} cannot be split into so many"
         )
 
 
-def make(
+def make_pooling(
     config: PooledConfig, *, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs
 ) -> Callable[[jax.Array], jax.Array]:
     """What `config.pool` makes of tokens (B, N, D): (B, D), or (B, 2 D); a module where something of it is
     learned.
     """
+    if config.two_heads:
+        return mean_of_two
     match config.pool:
         case "mean":
             return mean
@@ -107,6 +109,11 @@ def flops(config: PooledConfig) -> int:
 def token(tokens: jax.Array) -> jax.Array:
     """The class token (ViT Eq. 4): tokens (B, N, D) -> (B, D)."""
     return tokens[:, 0]
+
+
+def mean_of_two(tokens: jax.Array) -> jax.Array:
+    """The mean of class and distillation token (DeiT §5.1): tokens (B, N, D) -> (B, D)."""
+    return tokens[:, :2].mean(axis=1)
 
 
 def mean(tokens: jax.Array) -> jax.Array:

@@ -59,7 +59,7 @@ def place(kind: str, at: str) -> str:
     return "shared" if fixed and found == "layers" else found
 
 
-def check(config: classifier.ClassifierConfig) -> None:
+def check_positions(config: classifier.ClassifierConfig) -> None:
     """Raises `ConfigError` for positions that there are not; `config` is that of `vit_zoo`, here and below."""
     kind, at = config.position, config.position_at
     if kind in ("sincos2d", "fixed2d") and (config.width % 4 or config.width < 8):
@@ -172,7 +172,7 @@ def fit(
     if kinds[0] != kinds[1] and (kinds[0] not in trained or kinds[1][0] != "learned"):
         raise ConfigError(
             f"{name} is of positions {' at '.join(kinds[0])} in the checkpoint, {' at '.join(kinds[1])} in the "
-            "model: say model.position and model.position_at as they are there"
+            "model: set model.position and model.position_at as they are there"
         )
     step = _fit(part, source, target, resize)
     if step and stacked:

@@ -26,7 +26,7 @@ class ReAttention(Attention):
         """(B, N, D) -> the same, and the mixed maps (B, H, N, N)."""
         q, k, v = self.project(x, None)
         maps = self.theta(attend.weights(q, k), training=training)
-        return attend.merge(attend.weighted(maps, v), *self.out.parameters()), maps
+        return self.merge(attend.weighted(maps, v)), maps
 
 
 class Theta(nnx.Module):

@@ -96,10 +96,10 @@ def model_config(
             "CHECKPOINT being a file, a run or hf://timm/NAME ('vit_jax models --published' lists them)"
         )
     named = family.options_from_name(name)
-    said = schema.checked_options(family.Config, options, f"model {name}", "model.")
+    checked = schema.checked_options(family.Config, options, f"model {name}", "model.")
     if image_size is not None:
-        said["image_size"] = sizes.parse(image_size)
-    return family.Config(**({"image_size": 224} | named | said | {"channels": channels}))
+        checked["image_size"] = sizes.parse(image_size)
+    return family.Config(**({"image_size": 224} | named | checked | {"channels": channels}))
 
 
 def family_named(name: str) -> Family:

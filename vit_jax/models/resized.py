@@ -74,8 +74,8 @@ def _matrices(
             in_layers = patterns.is_stacked(name)
             if step is None or in_layers or len(before.shape) != 3 or before.shape[0] != 1:
                 raise ConfigError(
-                    f"a model for images of {sizes.text(config.image_size)} cannot see views of "
-                    f"{sizes.text(target.image_size)}: {name} {before.shape} cannot be interpolated to "
+                    f"a model for images of {sizes.size_text(config.image_size)} cannot see views of "
+                    f"{sizes.size_text(target.image_size)}: {name} {before.shape} cannot be interpolated to "
                     f"{after.shape} in each step"
                 )
             # The fit of a table is linear in its rows, and the same for each of its columns.

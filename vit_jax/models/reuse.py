@@ -139,8 +139,8 @@ class Encoder(nnx.Module):
         apart = link.takes_features and link.options.feature_layers == "first"
         features = link.takes_features and not apart
 
-        def block(features: bool, rngs: nnx.Rngs) -> Block:
-            return Block(config, link, features=features, dtype=dtype, rngs=rngs)
+        def block(features: bool, rngs: nnx.Rngs) -> ReusingBlock:
+            return ReusingBlock(config, link, features=features, dtype=dtype, rngs=rngs)
 
         self.first = block(True, rngs) if apart else None
         self.layers = stack.stack(lambda rngs: block(features, rngs), config.depth - apart, rngs)
@@ -209,7 +209,7 @@ class Encoder(nnx.Module):
         return carried
 
 
-class Block(nnx.Module):
+class ReusingBlock(nnx.Module):
     """A block of the ViT whose attention logits get biases, and whose MLP sees features beside its
     tokens.
     """
@@ -289,8 +289,7 @@ class Attention(attention.Attention):
             heads, logits = attend.weighted(weights, v), logits.astype(x.dtype)
         else:
             (heads, weights), logits = self.attend(q, k, v, key=None, bias=bias), None
-        out = attend.merge(heads, *self.out.parameters())
-        return dropout(out, self.dropout, key), weights, logits
+        return dropout(self.merge(heads), self.dropout, key), weights, logits
 
 
 class Features(nnx.Module):

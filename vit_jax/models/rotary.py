@@ -18,12 +18,11 @@ from flax import nnx
 from vit_jax.base.errors import ConfigError
 from vit_jax.compute import rope
 from vit_jax.models import classifier
-from vit_jax.models.attention import Angles
 
 KINDS = ("none", "axial", "centred", "mixed")
 
 
-def check(config: classifier.ClassifierConfig) -> None:
+def check_rotation(config: classifier.ClassifierConfig) -> None:
     """Raises `ConfigError` for heads whose channels cannot be turned; `config` is that of `vit_zoo`, here and
     below.
     """
@@ -115,7 +114,7 @@ def _moves(config: classifier.ClassifierConfig, key: jax.Array) -> tuple[jax.Arr
     return shift, jnp.exp(logarithms)
 
 
-def rotations(angles: jax.Array | None) -> tuple[Angles | None, Angles | None]:
+def rotations(angles: jax.Array | None) -> tuple[rope.Angles | None, rope.Angles | None]:
     """Cosines and sines as attention takes them: those of all layers, or with a leading axis for layers."""
     if angles is None:
         return None, None
@@ -123,7 +122,7 @@ def rotations(angles: jax.Array | None) -> tuple[Angles | None, Angles | None]:
     return (both, None) if angles.ndim == 3 else (None, both)
 
 
-def with_joined(rotations: Angles | None, tokens: int) -> Angles | None:
+def with_joined(rotations: rope.Angles | None, tokens: int) -> rope.Angles | None:
     """Rotations (T, H, C/2) of `tokens` tokens: the first ones, which have none so far, are not turned."""
     if rotations is None or len(rotations[0]) == tokens:
         return rotations

@@ -14,7 +14,7 @@ from flax import nnx
 
 from vit_jax.base.schema import option
 from vit_jax.compute import choices, stack
-from vit_jax.compute.dropout import by_depth, draw, dropout, split
+from vit_jax.compute.dropout import by_depth, draw_key, dropout, split
 from vit_jax.models import classifier, embeddings, pooling
 from vit_jax.models.contract import Capture, ModelOutput, kept
 from vit_jax.models.embeddings import PatchEmbedding, prepend
@@ -29,6 +29,7 @@ class StackedConfig(pooling.PooledConfig, classifier.Patches):
     dropout: ClassVar[float | None] = None
     epsilon: ClassVar[float] = 1e-6  # of the layer norms
 
+    patch: int = classifier.patch_option()
     depth: int = option(12, "number of blocks", minimum=1, role="size")
     width: int = option(768, "size of a token", minimum=1, role="size")
     mlp_dim: int = option(3072, "hidden size of the MLPs", minimum=1, role="size")
@@ -38,7 +39,7 @@ class StackedConfig(pooling.PooledConfig, classifier.Patches):
 
     def __post_init__(self):
         classifier.patch_grid(self)
-        pooling.check(self)
+        pooling.check_pooling(self)
 
     @property
     def prefix(self) -> int:
@@ -90,7 +91,7 @@ class StackedModel(classifier.Classifier):
         if config.weighted_layers:
             self.layer_weights = pooling.LayerWeights(config.depth)
         self.norm = layer_norm(config.width, config.epsilon, dtype, rngs)
-        self.pool = pooling.make(config, dtype=dtype, rngs=rngs)
+        self.pool = pooling.make_pooling(config, dtype=dtype, rngs=rngs)
         if config.num_classes:
             self.head = classifier.head(config.width, config, rngs)
 
@@ -98,7 +99,7 @@ class StackedModel(classifier.Classifier):
         """See `Classifier`. `tokens` are the class token, if there is one, then the patches."""
         config = self.config
         classifier.check_images(images, config)
-        key = draw(rngs, deterministic, config.dropout or 0.0, config.drop_path)
+        key = draw_key(rngs, deterministic, config.dropout or 0.0, config.drop_path)
         first_key, key = (None, key) if config.dropout is None else split(key, 2)
         depths = by_depth(config.drop_path, config.depth, key)
         training = not deterministic and not config.fixed_statistics

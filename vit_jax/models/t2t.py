@@ -28,8 +28,8 @@ from flax import nnx
 from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
-from vit_jax.compute import attend, choices, performer, recompute, stack, windows
-from vit_jax.compute.dropout import draw, dropout, split
+from vit_jax.compute import choices, performer, recompute, stack, windows
+from vit_jax.compute.dropout import draw_key, dropout, split
 from vit_jax.models import classifier, positions
 from vit_jax.models.attention import Attention
 from vit_jax.models.embeddings import sinusoids
@@ -137,7 +137,7 @@ class T2TViTConfig(PublishedViTConfig):
                 fitting = [n for n in possible if window_counts(n, self.splits)]
                 near = sorted(fitting, key=lambda n: abs(n - side))[:2]
                 raise ConfigError(
-                    f"image size {sizes.text(self.image_size)} leaves pixels outside the windows of "
+                    f"image size {sizes.size_text(self.image_size)} leaves pixels outside the windows of "
                     f"model.first_split={self.first_split}, on a side of {side}: take "
                     + (" or ".join(map(str, sorted(near))) if near else "another first_split")
                 )
@@ -218,7 +218,7 @@ class T2TViT(PublishedViT):
         self, images: jax.Array, *, deterministic: bool = True, rngs: nnx.Rngs | None = None
     ) -> jax.Array:
         """See `PublishedViT`; with dropout unless deterministic."""
-        x = self.embedding(images, draw(rngs, deterministic, self.config.token_dropout))
+        x = self.embedding(images, draw_key(rngs, deterministic, self.config.token_dropout))
         return self.patch_norm(x) if self.config.patch_norm else x
 
 
@@ -287,7 +287,7 @@ class TokenAttention(Attention):
     def __call__(self, x: jax.Array, *, key: jax.Array | None = None) -> jax.Array:
         """(B, N, inputs) -> (B, N, D)."""
         q, k, v = self.project(x, None)
-        attended = attend.merge(self.mix(q, k, v), *self.out.parameters())
+        attended = self.merge(self.mix(q, k, v))
         return v[:, :, 0] + dropout(attended, self.dropout, key)
 
     def mix(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -327,7 +327,7 @@ def window_counts(side: int, splits: Iterable[tuple[int, int, int]]) -> tuple[in
     """
     found = []
     for size, stride, padding in splits:
-        count = windows.count(side, size, stride, padding)
+        count = windows.count_windows(side, size, stride, padding)
         if count < 1 or (count - 1) * stride + size < side + padding:
             return None
         found.append(count)

@@ -14,7 +14,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import option
 from vit_jax.compute import choices, stack
 from vit_jax.compute.activations import ACTIVATIONS
-from vit_jax.compute.dropout import by_depth, draw, drop_path, dropout, split
+from vit_jax.compute.dropout import by_depth, draw_key, drop_path, dropout, split
 from vit_jax.models import classifier, pooling
 from vit_jax.models.attention import Attention, implementation_option
 from vit_jax.models.contract import ModelOutput, kept
@@ -29,6 +29,7 @@ _RATE = dict(minimum=0, below=1)
 class VisionTransformerConfig(classifier.Patches, classifier.ClassifierConfig):
     """A ViT."""
 
+    patch: int = classifier.patch_option()
     depth: int = option(12, "number of blocks", **_SIZE)
     width: int = option(768, "size of a token", **_SIZE)
     mlp_dim: int = option(3072, "hidden size of the MLPs", **_SIZE)
@@ -44,9 +45,7 @@ class VisionTransformerConfig(classifier.Patches, classifier.ClassifierConfig):
     representation: int = option(
         0, "size of a tanh layer before the head; 0: none", minimum=0, role="structure", fitted=True
     )
-    dropout: float = option(
-        0.0, "after the position embedding, attention and MLP layers (ViT B.1)", **_RATE
-    )
+    dropout: float = option(0.0, "after positions, attention and MLP layers (ViT B.1)", **_RATE)
     attention_dropout: float = option(0.0, "on the attention weights", **_RATE)
     drop_path: float = option(
         0.0, "stochastic depth of the last block, growing linearly from 0", **_RATE
@@ -70,10 +69,7 @@ class VisionTransformerConfig(classifier.Patches, classifier.ClassifierConfig):
         _ = self.grid  # which the image size may not give
         classifier.check_heads(self)
         if self.distilled and (self.pool != "token" or (self.representation and self.two_heads)):
-            raise ConfigError(
-                "model.distilled reads class and distillation token with a linear head each: "
-                "it needs model.pool=token and model.representation=0"
-            )
+            raise ConfigError("model.distilled needs model.pool=token and model.representation=0")
 
 
 class VisionTransformer(classifier.Classifier):
@@ -118,7 +114,7 @@ class VisionTransformer(classifier.Classifier):
 
     def make_pool(self, config, rngs: nnx.Rngs):
         """From tokens (B, …, D) to (B, D)."""
-        return pooling.make(config, dtype=jnp.dtype(config.dtype), rngs=rngs)
+        return pooling.make_pooling(config, dtype=jnp.dtype(config.dtype), rngs=rngs)
 
     def __call__(self, images, *, deterministic=True, rngs=None, capture=False) -> ModelOutput:
         """See `Classifier`. What is captured has registers, `tokens` have none."""
@@ -161,7 +157,7 @@ class VisionTransformer(classifier.Classifier):
         """
         config, placed = self.config, self.config.placed_tokens
         rates = config.dropout, config.attention_dropout, config.drop_path
-        first_key, key = split(draw(rngs, deterministic, *rates), 2)
+        first_key, key = split(draw_key(rngs, deterministic, *rates), 2)
         x, captured = self.encoder(dropout(x, config.dropout, first_key), key, capture, joining)
         if config.registers and joining is None:
             x = jnp.concatenate([x[:, :placed], x[:, placed + config.registers :]], axis=1)
@@ -173,17 +169,14 @@ class VisionTransformer(classifier.Classifier):
 
     def read(self, tokens: jax.Array, captured: dict[str, jax.Array]) -> ModelOutput:
         """The output for what `encode` gives; two heads read a token each, `logits` and `features` are the means."""
-        if self.config.two_heads:
-            features = tokens[:, :2].mean(axis=1)
-            if not self.config.num_classes:
-                return ModelOutput(None, features, tokens, captured)
-            heads = enumerate((self.head, self.head_distilled))
-            exits = jnp.stack([head(tokens[:, i].astype(jnp.float32)) for i, head in heads])
-            return ModelOutput(exits.mean(axis=0), features, tokens, captured, exits)
         features = self.pool(tokens)
         if self.config.representation:
             features = jnp.tanh(self.representation(features))
-        return ModelOutput(self.classify(features), features, tokens, captured)
+        if not (self.config.two_heads and self.config.num_classes):
+            return ModelOutput(self.classify(features), features, tokens, captured)
+        heads = enumerate((self.head, self.head_distilled))
+        exits = jnp.stack([head(tokens[:, i].astype(jnp.float32)) for i, head in heads])
+        return ModelOutput(exits.mean(axis=0), features, tokens, captured, exits)
 
 
 class Encoder(nnx.Module):
@@ -191,20 +184,18 @@ class Encoder(nnx.Module):
 
     def __init__(self, config: VisionTransformerConfig, *, dtype, rngs: nnx.Rngs):
         make = lambda rngs: Block(config, dtype=dtype, rngs=rngs)  # noqa: E731
-        self.layers = stack.stack(make, config.depth, rngs)
+        self.config, self.layers = config, stack.stack(make, config.depth, rngs)
         self.norm = layer_norm(config.width, config.epsilon, dtype, rngs)
-        self.config = config
 
     def __call__(self, x, key=None, capture=False, joining=None) -> tuple[jax.Array, dict]:
         """(B, N, D) -> the same; and with `capture` of each block its `attention` weights and output, `blocks`."""
-        config = self.config
 
         def step(block, x, rate, key, bias=None):
             x, weights = block(x, rate, key, bias)
             return x, kept(capture, attention=weights, blocks=x)
 
-        depths, remat = by_depth(config.drop_path, config.depth, key), choices.remat(config)
-        how = dict(remat=remat, unroll=config.unroll, joining=joining)
+        how = dict(remat=choices.remat(self.config), unroll=self.config.unroll, joining=joining)
+        depths = by_depth(self.config.drop_path, self.config.depth, key)
         x, captured = stack.scan(step, self.layers, x, depths, **how)
         return self.norm(x), captured
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.compute.dropout import draw, dropout, split
+from vit_jax.compute.dropout import draw_key, dropout, split
 from vit_jax.models import classifier, positions, rotary
 from vit_jax.models import vit_zoo_blocks as blocks
 from vit_jax.models.contract import ModelOutput
@@ -133,7 +133,7 @@ class PublishedViT(VisionTransformer):
         in_layers = self.config.position_place in ("layers", "shared") or self.config.rope != "none"
         if visible is not None and in_layers:
             raise ConfigError(
-                "positions in every layer need all patches: say model.position_at=stem, and "
+                "positions in every layer need all patches: set model.position_at=stem, and "
                 "no model.position=relative or model.rope"
             )
         return super().place(patches, visible)
@@ -149,14 +149,14 @@ class PublishedViT(VisionTransformer):
         """See `VisionTransformer`; registers stay where they are pooled too."""
         config, placed = self.config, self.config.placed_tokens
         rates = config.dropout, config.attention_dropout, config.drop_path
-        first_key, key = split(draw(rngs, deterministic, *rates), 2)
+        first_key, key = split(draw_key(rngs, deterministic, *rates), 2)
         x = dropout(x, config.dropout, first_key)
         position = None
         if config.position_place == "shared":
             position = positions.of_layer(self.position, config, x.dtype)
         x = self.pre_norm(x) if config.pre_norm else x
         moves = config.rope_shift, config.rope_jitter, config.rope_rescale
-        angles = rotary.angles(self.rope, config, draw(rngs, deterministic, *moves))
+        angles = rotary.angles(self.rope, config, draw_key(rngs, deterministic, *moves))
         joined = {} if joining is None else {"joining": joining}  # which few encoders take
         x, captured = self.encoder(x, key, capture, position, angles, **joined)
         if config.registers and not config.pool_prefix and joining is None:

@@ -7,18 +7,19 @@ import functools
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.compute import attend, choices, relative, stack
+from vit_jax.compute import attend, choices, relative, rope, stack
 from vit_jax.compute.dropout import by_depth, drop_path, split
 from vit_jax.models import classifier, pooling, positions, rotary
-from vit_jax.models.attention import Angles, Attention
+from vit_jax.models.attention import Attention
 from vit_jax.models.contract import Capture, kept
 from vit_jax.models.layers import LayerScale, Mlp, norm
 
 
-def check(config: classifier.ClassifierConfig) -> None:
+def check_blocks(config: classifier.ClassifierConfig) -> None:
     """Raises `ConfigError` for blocks that there are not; `config` is that of `vit_zoo`, here and below."""
     if config.parallel and config.norm_after:
         raise ConfigError(
@@ -36,6 +37,69 @@ def make_norm(
     )
 
 
+class PublishedAttention(Attention):
+    """Attention with norms, without a bias of keys, of another scale, or of rotated queries and keys.
+
+    Parameters: those of `Attention`, with `qkv/bias` (2, H, D/H) without that of keys; with `qk_norm` a
+    norm of D/H on queries and keys (ViT-22B §2.1), with `inner_norm` one of D on all heads' results
+    together (arXiv 2210.06423), each made by `norm`. `scale` multiplies the products of queries and
+    keys; 0 stands for 1/√C of heads of C channels.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        norm: Callable[[int], nnx.Module],
+        qk_norm: bool = False,
+        inner_norm: bool = False,
+        key_bias: bool = True,
+        scale: float = 0.0,
+        **options,
+    ):
+        super().__init__(width, heads, **options)
+        size = width // heads
+        if not key_bias and hasattr(self.qkv, "bias"):
+            self.qkv.bias = nnx.Param(jnp.zeros((2, heads, size)))
+        self.qk_norm, self.key_bias = qk_norm, key_bias
+        if qk_norm:
+            self.query_norm, self.key_norm = norm(size), norm(size)
+        self.inner_norm = norm(width) if inner_norm else None
+        self.query_scale = scale * size**0.5 if scale else 1.0  # what is missing to 1/√C
+
+    @property
+    def is_plain(self) -> bool:
+        """See `Attention`."""
+        own = type(self).project, type(self).attend
+        plain = own == (PublishedAttention.project, PublishedAttention.attend)
+        return plain and not self.qk_norm and self.query_scale == 1
+
+    def qkv_parameters(self) -> tuple[jax.Array, jax.Array | None]:
+        """See `Attention`."""
+        kernel, bias = super().qkv_parameters()
+        if bias is not None and not self.key_bias:
+            bias = jnp.stack([bias[0], jnp.zeros_like(bias[0]), bias[1]])
+        return kernel, bias
+
+    def project(
+        self, x: jax.Array, queries: jax.Array | None, angles: rope.Angles | None = None
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """See `Attention`; queries and keys are rotated by `angles`, where both are of x."""
+        q, k, v = super().project(x, queries)
+        if self.qk_norm:
+            q, k = self.query_norm(q), self.key_norm(k)
+        if angles is not None:
+            q, k = rope.turn(q, *angles), rope.turn(k, *angles)
+        return q if self.query_scale == 1 else q * self.query_scale, k, v
+
+    def merge(self, heads: jax.Array) -> jax.Array:
+        """See `Attention`."""
+        if self.inner_norm is not None:
+            heads = self.inner_norm(heads.reshape(*heads.shape[:2], -1)).reshape(heads.shape)
+        return super().merge(heads)
+
+
 class PublishedBlock(nnx.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)), with positions, biases, norms and scales as published."""
 
@@ -46,20 +110,18 @@ class PublishedBlock(nnx.Module):
         own_position = config.position_place == "layers"
         self.position = positions.variables(config, rngs) if own_position else None
         self.attention_norm = norm(config.width)
-        self.attention = Attention(
+        self.attention = PublishedAttention(
             config.width,
             config.heads,
+            norm=norm,
+            qk_norm=config.qk_norm,
+            inner_norm=config.attention_inner_norm,
+            key_bias=config.key_bias,
+            scale=config.qk_scale,
             dropout=config.dropout,
             attention_dropout=config.attention_dropout,
-            qk_norm=config.qk_norm,
             qkv_bias=config.qkv_bias,
-            key_bias=config.key_bias,
             out_bias=config.projection_bias,
-            inner_norm=config.attention_inner_norm,
-            scale=config.qk_scale,
-            norm_kind=config.norm,
-            norm_bias=config.norm_bias,
-            epsilon=config.epsilon,
             implementation=config.attention,
             dtype=dtype,
             rngs=rngs,
@@ -88,20 +150,21 @@ class PublishedBlock(nnx.Module):
         drop_path_rate: jax.Array,
         key: jax.Array | None,
         position: jax.Array | None = None,
-        angles: Angles | None = None,
+        angles: rope.Angles | None = None,
         added: attend.Bias | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """Tokens (B, N, D) -> the same, and the attention weights (B, H, N, N).
 
         Args:
           position: that all layers share, from `positions.of_layer`.
-          angles: see `Attention`.
+          angles: see `PublishedAttention.project`.
           added: to the logits of attention, in place of what positions add.
         """
         keys = split(key, 4)
         x, bias = self.place(x, position)
         bias = bias if added is None else added
-        attention = functools.partial(self.attention, bias=bias, angles=angles)
+        rotation = {} if angles is None else {"angles": angles}
+        attention = functools.partial(self.attention, bias=bias, **rotation)
         return self.forward(x, attention, drop_path_rate, keys)
 
     def forward(self, x, attend: Callable, rate, keys: list) -> tuple[jax.Array, jax.Array]:

@@ -182,9 +182,9 @@ class PublishedViTConfig(VisionTransformerConfig):
         keep = self.keep_class_token and not self.reads_class_token
         object.__setattr__(self, "keep_class_token", keep)
         super().__post_init__()
-        blocks.check(self)
-        rotary.check(self)
-        positions.check(self)
+        blocks.check_blocks(self)
+        rotary.check_rotation(self)
+        positions.check_positions(self)
         if self.distilled and self.last_norm != "tokens":
             raise ConfigError(
                 "model.distilled reads class and distillation token with a linear head each: it needs "
@@ -192,7 +192,7 @@ class PublishedViTConfig(VisionTransformerConfig):
             )
         if self.width % self.pool_heads:
             raise ConfigError(
-                f"model width {self.width} cannot be cut into model.map_heads={self.map_heads}"
+                f"model width {self.width} cannot be split into model.map_heads={self.map_heads}"
             )
 
     @property

@@ -48,32 +48,34 @@ def option_classes() -> list[type]:
     return [objective.Options for objective in OBJECTIVES.values()]
 
 
-def find(config: Name | ConfigDict) -> tuple[type[Objective], object]:
+def find_objective(config: Name | ConfigDict) -> tuple[type[Objective], object]:
     """The objective that `config.objective` names, and its options.
 
     Raises:
       ConfigError: there is none of this name, or an option belongs to another objective.
     """
-    said = schema.given_options(config)
-    name = said.pop("name")
+    options = schema.given_options(config)
+    name = options.pop("name")
     if name not in OBJECTIVES:
         raise ConfigError(
             f"config.objective.name = {name!r} is no objective{nearest(name, OBJECTIVES)}"
         )
     objective = OBJECTIVES[name]
-    said = schema.checked_options(objective.Options, said, f"objective {name}", "config.objective.")
-    return objective, objective.Options(**said)
+    options = schema.checked_options(
+        objective.Options, options, f"objective {name}", "config.objective."
+    )
+    return objective, objective.Options(**options)
 
 
 def make(config: Name, setting: ObjectiveContext) -> Objective:
-    """The objective of a run; see `find`."""
-    objective, options = find(config)
+    """The objective of a run; see `find_objective`."""
+    objective, options = find_objective(config)
     return objective(options, setting)
 
 
 def loss(config: Name | ConfigDict) -> str:
     """The cross-entropy that a model is trained with, a `kind` of `supervised.cross_entropy`."""
-    return getattr(find(config)[1], "loss", "softmax")
+    return getattr(find_objective(config)[1], "loss", "softmax")
 
 
 def probabilities(config: Name | ConfigDict) -> str:

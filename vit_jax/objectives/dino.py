@@ -13,7 +13,7 @@ learnt would depend on how many devices there are. `koleo_images` compares as ma
 `config.accumulate` both take one part of the batch, and the centre moves with each part. One norm is
 clipped, that of all gradients; there those of backbone and heads apart.
 
-DINOv3 (2508.10104) goes on with Gram anchoring, see `gram`, and with views of several sizes
+DINOv3 (2508.10104) continues with Gram anchoring, see `gram`, and with views of several sizes
 (`config.data.view_sizes`): a program is compiled for each.
 """
 
@@ -186,7 +186,7 @@ class Dino(Objective):
         if metrics.get("collapsed_steps", 0) < self.options.collapse_steps:
             return ""
         return (
-            f"The teacher has said the same of every image for {self.options.collapse_steps} steps and more: "
+            f"The teacher has given the same output for every image for {self.options.collapse_steps} steps and more: "
             "nothing is learnt any more. Start again with a lower config.optim.lr, a longer warm-up, a higher "
             "config.objective.momentum, or config.objective.centering=sinkhorn"
         )

@@ -11,8 +11,8 @@ Patient and consistent distillation ("function matching", arXiv 2106.05237) is `
 nothing, the teacher sees the very crops and mixtures that the student sees, and training takes long.
 
 Where sources differ: the authors' code divides its soft loss by the number of classes as well, the
-paper does not; here it is the paper's. Their alpha is 0.5, τ 1; the paper's soft setting is said to
-be 0.1 and 3.
+paper does not; here it is the paper's. Their alpha is 0.5, τ 1; secondary
+sources give the paper's soft setting as 0.1 and 3.
 """
 
 import dataclasses

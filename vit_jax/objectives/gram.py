@@ -1,5 +1,5 @@
 """Gram anchoring (DINOv3, arXiv 2508.10104 §4.2): how alike the patches of an image are to each other stays as an
-earlier checkpoint had it, while the features themselves go on learning.
+earlier checkpoint had it, while the features themselves continue learning.
 """
 
 import functools

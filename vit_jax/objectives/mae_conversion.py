@@ -82,8 +82,8 @@ class Decoder:
 
     def config_json(self) -> dict[str, Any]:
         """What transformers' config.json says of a model with this decoder."""
-        said = {theirs: getattr(self.options, ours) for ours, theirs in _OF_CONFIG_JSON.items()}
-        return said | {
+        fields = {theirs: getattr(self.options, ours) for ours, theirs in _OF_CONFIG_JSON.items()}
+        return fields | {
             "architectures": ["ViTMAEForPreTraining"],
             "model_type": "vit_mae",
             "decoder_hidden_size": self.config.width,
@@ -176,7 +176,7 @@ def options_of_run(objective: ConfigDict) -> mae.MaeOptions | None:
     """The options of a run's objective, by its config, if that has a decoder."""
     if objectives.OBJECTIVES.get(objective.name) is not mae.Mae:
         return None
-    return objectives.find(objective)[1]
+    return objectives.find_objective(objective)[1]
 
 
 def like(model: PublishedViTConfig, options: mae.MaeOptions) -> dict:
@@ -208,9 +208,9 @@ def _options(
     embed, up = _BIASES[format]
     (width,), (hidden,) = extras[embed].shape, extras[up.format(0)].shape
     before, after = up.split("{}")
-    depth = contract.count(extras, rf"{before}(\d+){after}")
-    said = layout.get("config", {})
-    stated = {ours: said[theirs] for ours, theirs in _OF_CONFIG_JSON.items() if theirs in said}
+    depth = contract.count_layers(extras, rf"{before}(\d+){after}")
+    fields = layout.get("config", {})
+    stated = {ours: fields[theirs] for ours, theirs in _OF_CONFIG_JSON.items() if theirs in fields}
     stated = ({"heads": heads} if heads else {}) | stated | layout.get(LAYOUT, {})
     options = mae.MaeOptions(
         **stated | {"width": width, "depth": depth, "mlp_ratio": hidden // width}

@@ -69,7 +69,7 @@ class MaskedPatches(Objective):
         if model.height_width[0] % rows or model.height_width[1] % columns:
             raise ConfigError(
                 f"objective masked_patches predicts as many equal patches as the model has tokens: images of "
-                f"{sizes.text(model.image_size)} cannot be split into {rows} x {columns}"
+                f"{sizes.size_text(model.image_size)} cannot be split into {rows} x {columns}"
             )
         self.patches = rows * columns
         self.count = round(options.corrupted * self.patches)

@@ -106,7 +106,7 @@ class Segmentation(Objective):
         names = layer_features.layer_names(self.setting.model)
         main = [name for name in names if name.startswith("blocks/")] or names
         spread = sorted({max(len(main) * (i + 1) // _LEVELS - 1, 0) for i in range(_LEVELS)})
-        return layer_features.check(self.setting.model, self.options.layers or spread)
+        return layer_features.check_layers(self.setting.model, self.options.layers or spread)
 
     @functools.cached_property
     def maps(self) -> tuple[tuple[int, int, int], ...]:

@@ -38,7 +38,7 @@ class Bar:
     scheme: str = "sequential"
 
 
-def draw(
+def draw_tiles(
     title: str,
     tiles: Sequence[np.ndarray | None],
     *,

@@ -33,7 +33,7 @@ def dry_run(
 
     Args:
       config: the run's.
-      workdir: where it would run, perhaps goes on; `None` if that is not said.
+      workdir: where it would run, or resume; `None` if it is not known.
       teachers: names of runs that a `pseudo.teacher` or `init_from` may be.
 
     Raises:
@@ -63,7 +63,7 @@ def dry_run(
         masks=None if source is None else mask_table(source) is not None,
     )
     suite = source and evaluation.make(config.eval.evaluators, subject_of(assembly, source))
-    preflight.check(assembly, source, suite, workdir, teachers=teachers)
+    preflight.check_run(assembly, source, suite, workdir, teachers=teachers)
     if config.init_from:
         starting.check_fits(assembly)
     # What a teacher labels belongs to the examples of a run, and is not known here.

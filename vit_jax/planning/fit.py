@@ -28,7 +28,7 @@ class Choice:
 
     def options(self, config: ConfigDict) -> list[str]:
         """As command-line flags, those that differ from the config."""
-        said = {
+        changed = {
             "mesh.data": -1,
             "mesh.fsdp": self.fsdp,
             "model.remat": self.remat,
@@ -40,7 +40,7 @@ class Choice:
             "model.remat": config.model.remat,
             "accumulate": config.accumulate,
         }
-        return [f"--config.{name}={value}" for name, value in said.items() if now[name] != value]
+        return [f"--config.{name}={value}" for name, value in changed.items() if now[name] != value]
 
 
 def fit(

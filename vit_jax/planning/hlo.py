@@ -274,7 +274,7 @@ def parse(text: str) -> Program:
 
 
 def _lines(text: str) -> Iterator[str]:
-    """The lines of a program: an attribute of a kernel may have line breaks, and goes on where a
+    """The lines of a program: an attribute of a kernel may have line breaks, and continues where a
     line begins neither with spaces nor a computation nor the end of one.
     """
     whole = ""

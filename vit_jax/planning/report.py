@@ -22,7 +22,7 @@ def text(plan: dict) -> str:
         advice = f"Say {' '.join(plan['options'])}" if plan["options"] else "The config is best."
         lines += ["", advice]
     if "seconds" in plan:
-        lines += ["", *(f"{name}: {said}." for name, said in BLIND.items())]
+        lines += ["", *(f"{name}: {reason}." for name, reason in BLIND.items())]
     return "\n".join(lines)
 
 

@@ -56,7 +56,7 @@ def text(found: dict) -> str:
 
 
 def _time(seconds: float) -> str:
-    return durations.text(seconds) if seconds >= 1 else "less than 1 s"
+    return durations.duration_text(seconds) if seconds >= 1 else "less than 1 s"
 
 
 def _size(count: int) -> str:

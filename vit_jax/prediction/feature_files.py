@@ -18,7 +18,7 @@ from vit_jax.base import outputs
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.models.layer_features import LayerFeatures
 from vit_jax.prediction.features import Wanted, at_size, compile_features, compute_features
-from vit_jax.prediction.images import find
+from vit_jax.prediction.images import find_images
 from vit_jax.prediction.overrides import load_for_images
 
 _EVERY = 10.0  # seconds between two lines on how far it is
@@ -34,7 +34,7 @@ def write_features(
     wanted: Wanted | None = None,
     flag: str = "--out",
     settings: Sequence[tuple[str, str]] = (),
-    said: Mapping[str, Any] | None = None,
+    model_options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Writes the features of images and their names, in the order in which they are found.
 
@@ -42,29 +42,29 @@ def write_features(
 
     Args:
       path: of a run, or of a checkpoint of any format.
-      sources: of images, see `images.find`.
+      sources: of images, see `images.find_images`.
       out: FILE.npz, with `files` (n,), `features` (n, D) float32 and of each layer `LAYER.class_token` (n, D), where
         there is one, and `LAYER.map` (n, h, w, D) or `LAYER.patches` (n, N, D), or `LAYER.tokens` without a grid; or
         FILE.parquet, with a column for each, and a row for each image.
       wanted: which features; by default the input of the head alone.
       flag: that names the file, for messages.
       settings: of the run's config, see `overrides.of_images`.
-      said: see `loading.load_run`.
+      model_options: see `loading.load_run`.
 
     Returns:
       The numbers of `images` written, of those that are `unreadable`, and the `width` of the features; with layers
       also the shapes of their `arrays` in the file.
 
     Raises:
-      ConfigError: the file cannot be written, there are no images, or no such features; said before any image is
+      ConfigError: the file cannot be written, there are no images, or no such features; raised before any image is
         read.
     """
     wanted = wanted or Wanted()
     target = outputs.file_to_write(out, flag)
     if target.suffix not in _WRITERS:
         raise ConfigError(f"{flag}={out}: name it .npz or .parquet")
-    files = find(sources)
-    run = at_size(load_for_images(path, settings, "predict", said), wanted)
+    files = find_images(sources)
+    run = at_size(load_for_images(path, settings, "predict", model_options), wanted)
     batches = compute_features(run, files, batch_size, compile_features(run, wanted))
     good, bad, began = 0, 0, time.monotonic()
     logged_at = began

@@ -67,7 +67,7 @@ def compile_features(run: reading.Run, wanted: Wanted = _POOLED) -> Compiled:
     """
     definition, weights = registry.split(run.model)
     data = data_of(run)
-    layers = layer_features.check(run.model_config, wanted.layers) if wanted.layers else ()
+    layers = layer_features.check_layers(run.model_config, wanted.layers) if wanted.layers else ()
     features = make_features(definition, run.model_config, data, layers, norm=wanted.norm)
     image = jax.ShapeDtypeStruct((1, *crops.shape(data)), np.uint8)
     found = jax.eval_shape(features, weights, image)[1]

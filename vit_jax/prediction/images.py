@@ -113,7 +113,7 @@ def _no_image(image: object, name: str) -> ConfigError:
     )
 
 
-def find(sources: Sequence[str]) -> Iterator[Named]:
+def find_images(sources: Sequence[str]) -> Iterator[Named]:
     """The images of a command line, one after the other, as they are found.
 
     Args:

@@ -28,7 +28,7 @@ from vit_jax.evaluation import maps
 from vit_jax.evaluation.forward import data_of
 from vit_jax.evaluation.segmentation import grain, windows_of
 from vit_jax.models import registry
-from vit_jax.prediction.images import Named, find
+from vit_jax.prediction.images import Named, find_images
 from vit_jax.prediction.overrides import load_for_images
 
 TABLE = "maps.json"
@@ -66,7 +66,7 @@ def segment(
 
     Args:
       run: from `loading.load_run`.
-      files: images of any size, see `images.find`.
+      files: images of any size, see `images.find_images`.
       batch_size: images at a time, and windows at most.
       windows: one of `maps.WINDOWS`; by default as the run is evaluated.
 
@@ -122,23 +122,23 @@ def write_maps(
     batch_size: int,
     windows: str | None = None,
     settings: Sequence[tuple[str, str]] = (),
-    said: Mapping[str, Any] | None = None,
+    model_options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Writes for each image its mask, OUT/NAME.png, whose values are class numbers, and OUT/NAME_overlay.png, and
     for all of them OUT/maps.json: files, and the share of pixels of each class.
 
     Args:
       path: of a run that segments.
-      sources: of images, see `images.find`.
+      sources: of images, see `images.find_images`.
       out: a folder, made if it is not there.
       batch_size, windows: see `segment`.
-      settings, said: see `overrides.load_for_images`.
+      settings, model_options: see `overrides.load_for_images`.
 
     Returns:
       How many `images` were segmented and how many are `unreadable`, and the `classes`.
     """
-    files = find(sources)
-    run = load_for_images(path, settings, "predict", said)
+    files = find_images(sources)
+    run = load_for_images(path, settings, "predict", model_options)
     folder = outputs.make_folder(out, "--out")
     rows, bad, names = [], 0, collections.Counter()
     for result in segment(run, files, batch_size=batch_size, windows=windows):

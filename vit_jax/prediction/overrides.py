@@ -30,7 +30,7 @@ _OF_IMAGES = ("mean", "std", "eval_crop", "eval_resize", "interpolation", "max_p
 def load_to_evaluate(
     path: epath.PathLike,
     changes: Iterable[tuple[str, str]],
-    said: Mapping[str, Any] | None = None,
+    model_options: Mapping[str, Any] | None = None,
     *,
     needs_data: bool = True,
 ) -> tuple[reading.Run, Config]:
@@ -39,22 +39,22 @@ def load_to_evaluate(
     Args:
       path: see `loading.load_run`.
       changes: of the run's config, see `settings.change`.
-      said: see `loading.load_run`.
+      model_options: see `loading.load_run`.
       needs_data: whether it is evaluated on the data that the config names.
 
     Raises:
       ConfigError: no data is named, where the checkpoint is not of ours; or a field is unknown or
-        has no effect on an evaluation; said before the model is read.
+        has no effect on an evaluation; raised before the model is read.
       CheckpointError: see `loading.load_run`.
     """
-    config, options = config_to_evaluate(path, changes, said, needs_data=needs_data)
-    return loading.load_run(path, said=said, **options), config
+    config, options = config_to_evaluate(path, changes, model_options, needs_data=needs_data)
+    return loading.load_run(path, model_options=model_options, **options), config
 
 
 def config_to_evaluate(
     path: epath.PathLike,
     changes: Iterable[tuple[str, str]],
-    said: Mapping[str, Any] | None = None,
+    model_options: Mapping[str, Any] | None = None,
     *,
     needs_data: bool = True,
 ) -> tuple[Config, dict[str, Any]]:
@@ -62,7 +62,7 @@ def config_to_evaluate(
     see `load_to_evaluate`.
     """
     changes = list(changes)
-    description = loading.describe(path, said)
+    description = loading.describe_checkpoint(path, model_options)
     model_config = descriptions.stored_model_config(description)
     config = schema.fill(default_config(), description["config"])
     is_run = formats.detect(path) == orbax.NAME and description["training_examples"] > 0
@@ -79,8 +79,8 @@ def config_to_evaluate(
     typed = schema.typed(config_class(), config)
     if typed.data.image_size != model_config.image_size:
         raise ConfigError(
-            f"config.data.image_size is {sizes.text(typed.data.image_size)}, but the model takes images of "
-            f"{sizes.text(model_config.image_size)} pixels; for another size fine-tune it, with "
+            f"config.data.image_size is {sizes.size_text(typed.data.image_size)}, but the model takes images of "
+            f"{sizes.size_text(model_config.image_size)} pixels; for another size fine-tune it, with "
             f"--config.init_from={path}"
         )
     if typed.data.channels != model_config.channels:
@@ -122,15 +122,15 @@ def load_for_images(
     path: epath.PathLike,
     settings: Iterable[tuple[str, str]],
     command: str,
-    said: Mapping[str, Any] | None = None,
+    model_options: Mapping[str, Any] | None = None,
 ) -> reading.Run:
     """A trained model for images that the user brings; its config says how they are prepared.
 
     Args:
-      path, said: see `loading.load_run`.
+      path, model_options: see `loading.load_run`.
       settings, command: see `of_images`.
     """
-    run = loading.load_run(path, said=said)
+    run = loading.load_run(path, model_options=model_options)
     run.config.data.update(of_images(run.config, settings, command))
     return run
 

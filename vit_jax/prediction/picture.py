@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 _TILE, _TEXT, _GAP = 128, 18, 8
 
 
-def draw(tiles: Sequence[tuple[np.ndarray, str]], path: pathlib.Path) -> None:
+def draw_sheet(tiles: Sequence[tuple[np.ndarray, str]], path: pathlib.Path) -> None:
     """A sheet of (image (H, W, C) uint8, caption) tiles, about as wide as it is high. Of images with
     other channels than RGB the first is shown, as grey.
     """

@@ -28,7 +28,7 @@ from vit_jax.devices import meshes
 from vit_jax.evaluation.early_exit.inference import Inference, check_thresholds
 from vit_jax.evaluation.forward import data_of, make_forward
 from vit_jax.models import registry
-from vit_jax.prediction.images import Compiled, Named, find, read_ahead
+from vit_jax.prediction.images import Compiled, Named, find_images, read_ahead
 from vit_jax.prediction.overrides import load_for_images
 
 _PICTURED = 400  # images on one sheet
@@ -66,7 +66,7 @@ def predict(
 
     Args:
       run: from `reading.load_run`.
-      files: images, see `images.find`.
+      files: images, see `images.find_images`.
       topk: how many classes of each.
       batch_size: images at a time.
       thresholds: how probable the best class has to be for an image to leave at each exit but the
@@ -185,28 +185,28 @@ def predict_files(
     picture: str | None = None,
     settings: Sequence[tuple[str, str]] = (),
     thresholds: Sequence[float] = (),
-    said: Mapping[str, Any] | None = None,
+    model_options: Mapping[str, Any] | None = None,
 ) -> None:
     """Prints predictions as `text`, `csv` or `json` (one list, on the last line), each as soon as it is
     made. The memory it takes does not grow with the number of images.
 
     Args:
       path: of a run, or of a checkpoint of any format.
-      sources: of images, see `images.find`.
+      sources: of images, see `images.find_images`.
       picture: a PNG file to draw the first images and their classes into.
       settings: of the run's config, see `overrides.of_images`.
       thresholds: for leaving early, see `predict`.
-      said: see `loading.load_run`.
+      model_options: see `loading.load_run`.
 
     Raises:
-      ConfigError: a folder has no images, or the picture cannot be written; said before any work.
+      ConfigError: a folder has no images, or the picture cannot be written; raised before any work.
         Or it is not known how images are normalised, or the model has no head.
-      UserError: some image could not be read; said after all others were predicted.
+      UserError: some image could not be read; raised after all others were predicted.
     """
     if picture:
         drawn = outputs.file_to_write(picture, "--picture")
-    files = find(sources)
-    run = load_for_images(path, settings, "predict", said)
+    files = find_images(sources)
+    run = load_for_images(path, settings, "predict", model_options)
     check_head(run)
     tiles, good, bad = [], 0, 0
 
@@ -225,10 +225,10 @@ def predict_files(
 
     {"text": _print_text, "csv": _print_csv, "json": _print_json}[form](predictions())
     if tiles:
-        from vit_jax.prediction.picture import draw
+        from vit_jax.prediction.picture import draw_sheet
 
         with outputs.writing(drawn) as partial:
-            draw(tiles, partial)
+            draw_sheet(tiles, partial)
         logging.info("picture: %s, with %d of %d images", picture, len(tiles), good)
     if bad:
         raise UserError(f"{bad} of {good + bad} images cannot be read, see above")

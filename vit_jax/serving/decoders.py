@@ -1,5 +1,5 @@
 """Worker processes that decode what strangers send: one that takes too long, or too much memory, is
-ended and replaced, and nothing of it goes on.
+ended and replaced, and nothing of it continues.
 """
 
 import asyncio
@@ -82,8 +82,8 @@ class Decoders:
     def _crop(self, answer: bytes) -> np.ndarray:
         if answer.startswith(PIXELS):
             return np.frombuffer(answer, np.uint8, offset=1).reshape(crops.shape(self._data))
-        said = json.loads(answer)
-        raise (TooLarge if said["too_large"] else BadImage)(_NAME, said["why"])
+        reply = json.loads(answer)
+        raise (TooLarge if reply["too_large"] else BadImage)(_NAME, reply["why"])
 
     async def _replace(self, worker: "_Worker") -> None:
         await worker.end()

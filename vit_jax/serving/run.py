@@ -10,7 +10,7 @@ from absl import logging
 from etils import epath
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.interchange.formats import describe
+from vit_jax.interchange.formats import describe_model
 from vit_jax.prediction.overrides import load_for_images
 from vit_jax.serving.limits import Limits
 from vit_jax.serving.network import Network
@@ -25,7 +25,7 @@ def serve(
     limits: Limits,
     announce: Callable[[dict[str, Any]], None],
     settings: Sequence[tuple[str, str]] = (),
-    said: Mapping[str, Any] | None = None,
+    model_options: Mapping[str, Any] | None = None,
 ) -> None:
     """Serves a model until SIGTERM or SIGINT; then answers the requests that are there.
 
@@ -35,7 +35,7 @@ def serve(
       batch_size: images computed together, at most.
       announce: called with `url` and `model` once requests are taken.
       settings: of the run's config, see `overrides.of_images`.
-      said: see `loading.load_run`.
+      model_options: see `loading.load_run`.
 
     Raises:
       ConfigError: the model has no classes, it is not known how images are normalised, or nothing can listen
@@ -45,12 +45,15 @@ def serve(
         from vit_jax.serving.server import Server
     except ImportError as error:
         raise ConfigError(f"serve needs {error.name}: pip install vit_jax[serve]") from error
-    run = load_for_images(path, settings, "serve", said)
+    run = load_for_images(path, settings, "serve", model_options)
     if not run.model_config.num_classes:
         raise ConfigError(
             f"{path}: the model has no head, and so no classes to serve: fine-tune it"
         )
-    about = {"model": describe(run.model_config, run.config.model.name), "checkpoint": str(path)}
+    about = {
+        "model": describe_model(run.model_config, run.config.model.name),
+        "checkpoint": str(path),
+    }
     server = Server(Network(run, batch_size), limits, about)
     _allow_connections()
 

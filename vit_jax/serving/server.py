@@ -252,7 +252,7 @@ class Server:
     async def _model(self, _) -> web.Response:
         network = self._network
         about = self._about | {
-            "image_size": sizes.text(network.data.image_size), "classes": network.classes,
+            "image_size": sizes.size_text(network.data.image_size), "classes": network.classes,
             "attention": network.has_attention,
         }  # fmt: skip
         return web.json_response(about)

@@ -193,7 +193,7 @@ def in_short(setting: Mapping) -> str:
     """
     names = {"model.name": "", "run": "", "data.train_split": ""}
     given = {n: value for n, value in setting.items() if value is not None}
-    parts = (f"{names.get(n, in_words(n))} {said(value)}" for n, value in given.items())
+    parts = (f"{names.get(n, in_words(n))} {value_text(value)}" for n, value in given.items())
     return ", ".join(part.strip() for part in parts)
 
 
@@ -223,7 +223,7 @@ def metric_value(metric: str, value: float) -> str:
     return f"{100 * value:.2f} %" if is_share(metric) else f"{value:.4f}"
 
 
-def said(value: object) -> str:
+def value_text(value: object) -> str:
     """A value as people write it."""
     if isinstance(value, float):
         return f"{value:.4g}"
@@ -250,7 +250,9 @@ def rows(comparison: Comparison) -> list[list[str]]:
     table = [[*head, "training loss", "loss", "images/s", "goodput", "exaFLOPs", "state"]]
     for group in comparison.groups:
         found = group.summary()
-        fields = [said(group.setting[name]) for name in comparison.varied if name in group.setting]
+        fields = [
+            value_text(group.setting[name]) for name in comparison.varied if name in group.setting
+        ]
         if not comparison.varied or "run" in group.setting:
             fields = [group.label] + [""] * (len(comparison.varied) - 1)
         mean, low, high, std = (found[key] for key in ("mean", "low", "high", "std"))

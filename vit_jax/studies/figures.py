@@ -126,7 +126,7 @@ def curves(
                 plot.band(steps, values.min(0), values.max(0), colour)
             plot.line(steps, values.mean(0), colour, label)
             drawn += 1
-        for run in runs:  # the rest of those that went on for longer
+        for run in runs:  # the rest of those that continued for longer
             xs, ys = all_of(run)[name][0], scale * all_of(run)[name][1]
             rest = xs >= steps[-1] if len(steps) else np.ones(len(xs), bool)
             if rest.sum() > 1:

@@ -45,7 +45,7 @@ def report(folders: Sequence[epath.PathLike], out: epath.PathLike) -> dict:
       ConfigError: there is no run, or the folder cannot be made.
     """
     out = places.locate(out, "--out")
-    comparison = compare.compare(runs.find(folders))
+    comparison = compare.compare(runs.find_runs(folders))
     if runs.is_run(places.locate(out)):
         raise ConfigError(f"--out={out} is a run's workdir: name another folder, e.g. {out}/report")
     out = outputs.make_folder(out, "--out")
@@ -74,7 +74,7 @@ def text(result: dict) -> str:
     """`report`'s result for a person."""
     lines = [f"note: {note}" for note in result["notes"]]
     for one in result["settings"]:
-        setting = ", ".join(f"{name}={compare.said(v)}" for name, v in one["setting"].items())
+        setting = ", ".join(f"{name}={compare.value_text(v)}" for name, v in one["setting"].items())
         metric, of = result["metric"], functools.partial(compare.metric_value, result["metric"])
         mean = "not evaluated" if one["mean"] is None else f"{metric} {of(one['mean'])}"
         low = "" if one["low"] is None else of(one["low"]).removesuffix(" %")

@@ -75,7 +75,7 @@ class Run:
         return self.step * seconds * speed / 1e18
 
 
-def find(folders: Sequence[epath.PathLike]) -> list[Run]:
+def find_runs(folders: Sequence[epath.PathLike]) -> list[Run]:
     """The runs below some folders, in the order of their names.
 
     Raises:
@@ -94,10 +94,10 @@ def find(folders: Sequence[epath.PathLike]) -> list[Run]:
             )
         found += [path for path in below if path not in found]
     names = _names(found)
-    return [read(path, name) for path, name in zip(found, names, strict=True)]
+    return [read_run(path, name) for path, name in zip(found, names, strict=True)]
 
 
-def read(folder: epath.Path, name: str) -> Run:
+def read_run(folder: epath.Path, name: str) -> Run:
     """One run; whatever is wrong with its files is among its notes."""
     notes: list[str] = []
     config = _config(folder, notes)
@@ -199,7 +199,7 @@ def _curves(path: epath.Path) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]],
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
-        logging.warning("%s cannot be read (%s): going on without it", path, error)
+        logging.warning("%s cannot be read (%s): continuing without it", path, error)
         return {}, 0
     every = max(1, len(lines) // _LINES)
     chosen = (

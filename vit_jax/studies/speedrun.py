@@ -27,9 +27,9 @@ def rank(folders: Sequence[epath.PathLike]) -> dict:
       (the mean), `hardware`, `commit`, `command`; `notes` on runs that are in none.
 
     Raises:
-      ConfigError: no run has a target; see also `runs.find`.
+      ConfigError: no run has a target; see also `runs.find_runs`.
     """
-    found, notes, groups = runs.find(folders), [], {}
+    found, notes, groups = runs.find_runs(folders), [], {}
     aimed = [run for run in found if run.reached or (run.config or {}).get("eval.target")]
     if not aimed:
         raise ConfigError(

@@ -48,10 +48,10 @@ def sweep(
     3. it is trained on all examples, `select` included, with `seeds` seeds from `config.seed` on, in
        WORKDIR/final/seed_SEED, and evaluated on `config.data.eval_split`.
 
-    Started again, it goes on: runs that have ended are not repeated.
+    Started again, it continues: runs that have ended are not repeated.
 
     Args:
-      config: of all runs; only what is said here changes.
+      config: of all runs; only what is listed here changes.
       workdir: a folder for all of them; `sweep.json` in it holds what is returned.
       grid: values by the dotted name of a field, e.g. `{"optim.lr": [0.003, 0.01]}`; of several
         fields every combination is tried.
@@ -144,7 +144,7 @@ def divide(train_split: str, select: str = "") -> tuple[str, str, str]:
     )
 
 
-def table(summary: dict) -> str:
+def text(summary: dict) -> str:
     """What `sweep` returned, for people."""
     metrics = summary["metrics"]
     names = " and ".join(metrics)
@@ -189,7 +189,7 @@ def _settings(config: ConfigDict, grid: Mapping[str, Sequence]) -> dict[str, dic
 
 
 def run_all(runs: Mapping[str, ConfigDict], workdir: epath.PathLike) -> dict[str, dict]:
-    """Trains every run of an experiment in WORKDIR/NAME, and goes on where it was stopped. A run whose
+    """Trains every run of an experiment in WORKDIR/NAME, and continues where it was stopped. A run whose
     `config.pseudo.teacher` is the name of another learns from what that one says; one whose `config.init_from` is
     starts from its last weights: a further stage of a recipe.
 

@@ -32,7 +32,7 @@ def vtab(
     seeds: int = 1,
 ) -> dict:
     """Of every task the learning rate is chosen by its 200 validation examples, after training on the other 800;
-    then it is trained on all 1,000 and judged on the whole test set, in WORKDIR/TASK. Started again, it goes on.
+    then it is trained on all 1,000 and judged on the whole test set, in WORKDIR/TASK. Started again, it continues.
 
     Args:
       config_of: the config of a task by its name.
@@ -74,7 +74,7 @@ def vtab(
     return summary
 
 
-def table(summary: dict) -> str:
+def text(summary: dict) -> str:
     """What `vtab` returned, as Markdown."""
     lines = ["| task | accuracy % | rate |", "|---|---|---|"]
     for name, tasks in GROUPS.items():

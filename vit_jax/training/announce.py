@@ -102,7 +102,7 @@ def lines(assembly: Assembly, examples: int, suite: Suite | None) -> list[str]:
     matrices = [] if found is None else [preconditioners.summarize(found, config.optim)]
     return [
         f"model: {naming.full_name(model, config.model.name)}, {count:,} parameters, images of "
-        f"{sizes.text(model.image_size)} pixels{classes}{start}",
+        f"{sizes.size_text(model.image_size)} pixels{classes}{start}",
         ", ".join([data_line, *dict.fromkeys(judged)]),
         f"training: {steps:,} steps of {config.batch_size:,} images ({epochs:.3g} epochs), objective "
         f"{config.objective.name}, optimizer {config.optim.name}, learning rate {config.optim.lr:g}",
@@ -166,7 +166,7 @@ def where_the_time_went(clock: Clock) -> str:
     seconds = sum(clock.seconds.values())
     shares = sorted(clock.shares().items(), key=lambda item: -item[1])
     phrases = [f"{share:.1%} {KINDS[kind]}" for kind, share in shares if share >= 0.001]
-    return f"Total {durations.text(seconds)} (restarts included): {', '.join(phrases)}."
+    return f"Total {durations.duration_text(seconds)} (restarts included): {', '.join(phrases)}."
 
 
 def _evaluators(suite: Suite | None) -> Iterator[Evaluator]:

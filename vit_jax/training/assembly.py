@@ -128,12 +128,12 @@ def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config
     """
     typed = schema.typed(config_class(), resolving.resolve_from_checkpoint(config, workdir))
     typed = dataclasses.replace(typed, data=augment.with_channels(typed.data))
-    augment.check(typed.augment, typed.data.channels)
-    crops.check(typed.data)
+    augment.check_augmentation(typed.augment, typed.data.channels)
+    crops.check_crops(typed.data)
     sources.check_path(typed.data)
-    permute.check(typed.data)
+    permute.check_patches(typed.data)
     views.variants(typed)
-    objectives.find(typed.objective)
+    objectives.find_objective(typed.objective)
     model_config_of(typed, typed.model.num_classes or 1)
     teachers = {
         "objective": getattr(typed.objective, "teacher", ""),
@@ -168,7 +168,7 @@ def model_config_of(config: Config, num_classes: int) -> classifier.ClassifierCo
       ConfigError: the config states another number, or describes no model.
     """
     options = schema.given_options(config.model)
-    if not objectives.find(config.objective)[0].needs_labels:
+    if not objectives.find_objective(config.objective)[0].needs_labels:
         num_classes = 0
     given = options.get("num_classes", num_classes)
     if given != num_classes:
@@ -217,7 +217,10 @@ def assemble(
       ConfigError: the parts do not fit together, or the data.
       CheckpointError: the teacher's checkpoint cannot be read.
     """
-    (several, *others), (objective, _) = views.variants(config), objectives.find(config.objective)
+    (several, *others), (objective, _) = (
+        views.variants(config),
+        objectives.find_objective(config.objective),
+    )
     masks = objective.needs_masks if masks is None else masks
     _check_masks(config, objective, masks)
     if objective.needs_labels:
@@ -341,7 +344,7 @@ def _fixed_teacher(networks: Networks, config: Config) -> FixedTeacher | None:
     if not isinstance(source, FromCheckpoint):
         return None
     try:
-        foreign = formats.read(source.path)
+        foreign = formats.read_checkpoint(source.path)
     except CheckpointError as error:
         raise CheckpointError(f"the teacher: {error}") from error
     check_teacher(source.path, foreign.model_config, networks.model_config)
@@ -371,7 +374,7 @@ def _check_anchor(networks: Networks, config: Config) -> None:
             f"{anchor.option} = {anchor.path}: a run with adapters is anchored to the weights that it begins with; set "
             f"--{anchor.option}="
         )
-    found, model = formats.read(anchor.path).model_config, networks.model_config
+    found, model = formats.read_checkpoint(anchor.path).model_config, networks.model_config
     for name in ("width", "depth", "heads", "patch"):
         if getattr(found, name, None) != getattr(model, name):
             raise ConfigError(

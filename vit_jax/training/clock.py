@@ -49,7 +49,7 @@ class Clock:
     """
 
     def __init__(self, workdir: epath.Path, hosts: Hosts, *, write: bool):
-        """Goes on from the file of an earlier start, if there is one.
+        """Continues from the file of an earlier start, if there is one.
 
         Args:
           write: whether this process keeps the file; all of them count.
@@ -79,7 +79,7 @@ class Clock:
         self._thread.join()
 
     def resumed_from(self, seconds: dict[str, float], training_seconds: float) -> None:
-        """Goes on from a checkpoint.
+        """Continues from a checkpoint.
 
         Args:
           seconds: as they were when it was saved.
@@ -178,7 +178,7 @@ class Clock:
                 files = f" The files that threads opened last:{opened}" if opened else ""
                 processes.abort_all(
                     f"nothing has moved for {minutes:g} minutes in {what}; what every thread is "
-                    f"doing stands above. Start the run again: it goes on from the last checkpoint.{files}",
+                    f"doing stands above. Start the run again: it continues from the last checkpoint.{files}",
                     processes.START_AGAIN,
                     stacks=True,
                 )

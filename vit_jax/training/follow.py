@@ -46,7 +46,7 @@ _TRIES = 3  # to read a checkpoint
 
 
 class Stopped(UserError):
-    """A signal asked to stop. Start it again to go on."""
+    """A signal asked to stop. Start it again to continue."""
 
     exit_code = processes.START_AGAIN
 
@@ -242,7 +242,9 @@ class _Follower:
             metrics = self._judges(trained, self._mesh, self._watch)
         seconds = time.monotonic() - began
         self._series.write(step, metrics, seconds)
-        logging.info("step %d  %s  (%s)", step, running.text(metrics), durations.text(seconds))
+        logging.info(
+            "step %d  %s  (%s)", step, running.text(metrics), durations.duration_text(seconds)
+        )
         return metrics
 
     def _is_done(self) -> bool:
@@ -302,8 +304,8 @@ class _Pause:
         self._unreadable_since = self._unreadable_since or now
         if now - self._unreadable_since >= _GONE_SECONDS:
             raise UserError(
-                f"{self._folder} could not be read for {durations.text(_GONE_SECONDS)}: "
-                f"{buckets.reason(error)}. Start the same command again when it is there: it goes on with "
+                f"{self._folder} could not be read for {durations.duration_text(_GONE_SECONDS)}: "
+                f"{buckets.reason(error)}. Start the same command again when it is there: it continues with "
                 "the next checkpoint"
             )
         why = buckets.reason(error)
@@ -355,7 +357,7 @@ def _stopped_by_sigterm() -> Iterator[None]:
         yield
     except _Terminated:
         raise Stopped(
-            "stopped by SIGTERM: start the same command again to go on with the next checkpoint"
+            "stopped by SIGTERM: start the same command again to continue with the next checkpoint"
         ) from None
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -19,14 +19,14 @@ class Goals:
       best: the best of them: `metric`, `value`, `step`, and how many came `since`; `None` before the first.
       reached: the first that reached the target, as written to result.json: `metric`, `value`, `step`,
         `target`, `seconds` since the process was started, whether the run was `restarted`, and where it ran
-        (`provenance.describe`); `None` before.
+        (`provenance.describe_process`); `None` before.
     """
 
     def __init__(self, config: Eval, saved: dict):
-        """Goes on from what was saved with a checkpoint; of runs that were not saved, {}."""
+        """Continues from what was saved with a checkpoint; of runs that were not saved, {}."""
         self._config = config
-        # At the start: a checkout may change while the run goes on.
-        self._where = provenance.describe() if config.target is not None else {}
+        # At the start: a checkout may change while the run continues.
+        self._where = provenance.describe_process() if config.target is not None else {}
         self.best: dict[str, Any] | None = saved.get("best")
         reached = saved.get("reached")
         self.reached: dict[str, Any] | None = (
@@ -54,7 +54,7 @@ class Goals:
         return True
 
     def end_the_run(self) -> str:
-        """Why the run is to end; '' if it goes on."""
+        """Why the run is to end; '' if it continues."""
         best, patience, reached = self.best, self._config.patience, self.reached
         if reached:
             reason = f"{reached['metric']} {reached['value']:.4g} reaches config.eval.target = {reached['target']:g}"

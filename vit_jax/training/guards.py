@@ -118,7 +118,7 @@ def check_classes(teacher: FixedTeacher | None, classes: tuple[str, ...]) -> Non
 
 def use_compilation_cache(directory: str) -> None:
     """Keeps compiled programs between runs, readable by their owner only: whoever can write them
-    can run code in the job. Where they cannot be kept, the run goes on without, and says so.
+    can run code in the job. Where they cannot be kept, the run continues without, and says so.
     """
     if not directory:
         return

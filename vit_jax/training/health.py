@@ -2,7 +2,7 @@
 run goes back and leaves their data out.
 
 A step is bad if its loss or gradient is not finite, or if its loss is a spike. Its update is never
-made. `config.nonfinite` says what happens next: the run stops, goes on without the update, or goes
+made. `config.nonfinite` says what happens next: the run stops, continues without the update, or goes
 back to the last checkpoint and on without the data.
 """
 
@@ -104,7 +104,7 @@ def update_is_made(health: Health, nonfinite: str) -> jax.Array:
     return made
 
 
-def check(
+def check_health(
     health: Health, params: dict, config: Config, saved_steps: Callable[[], Sequence[int]]
 ) -> None:
     """Waits for the devices and says what bad steps there were.
@@ -161,7 +161,7 @@ def _what_happened(health: Health, params: dict, config: Config) -> str:
 
 class SkippedData:
     """The data a run does not train on, in WORKDIR/left_out.json: part of the run, so that whoever
-    goes on with it, with any number of processes, has the same data in the same order.
+    continues with it, with any number of processes, has the same data in the same order.
 
     Attributes:
       ranges: (first, count) in steps of the order of all data; see `order.data_step`.

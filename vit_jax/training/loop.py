@@ -44,7 +44,7 @@ from vit_jax.training.writers import Writers
 
 
 class Interrupted(UserError):
-    """A signal asked the run to stop; its state is saved. Start it again to go on."""
+    """A signal asked the run to stop; its state is saved. Start it again to continue."""
 
     exit_code = 42
 
@@ -52,14 +52,14 @@ class Interrupted(UserError):
 def train(
     config: ConfigDict, workdir: epath.PathLike, *, callbacks: Sequence[Callback] = ()
 ) -> dict[str, float]:
-    """Trains, or goes on training, in `workdir`, from any thread. It logs as the command does,
+    """Trains, or continues training, in `workdir`, from any thread. It logs as the command does,
     unless the surrounding program or notebook has configured logging.
 
     The order matters:
     1. options of the model that the config leaves open are those of the checkpoint to start from;
        errors in the config or the data are reported before devices are used or files written;
     2. the parts of the run are put together; the state is described, not made;
-    3. an earlier run in `workdir` is resumed: its step is all that is needed to go on with the same
+    3. an earlier run in `workdir` is resumed: its step is all that is needed to continue with the same
        examples and the same randomness; otherwise the state is made in its shards, from `init_from`
        if that is given;
     4. steps are dispatched ahead of the devices; the host waits for them only where it logs,
@@ -78,7 +78,7 @@ def train(
     Raises:
       ConfigError: see 1.
       Interrupted: SIGTERM or SIGINT came; the state was saved.
-      CheckpointError, NonFiniteError, BadImage: the run cannot go on; what was saved stays.
+      CheckpointError, NonFiniteError, BadImage: the run cannot continue; what was saved stays.
     """
     index = processes.index()
     logs.to_stderr_by_default(index if processes.count() > 1 else None, quiet=index > 0)
@@ -89,7 +89,7 @@ def train(
     assembly = assembly_for(config, source)
     check_classes(assembly.networks.teacher, source.classes)
     suite = evaluation.make(config.eval.evaluators, subject_of(assembly, source))
-    preflight.check(assembly, source, suite, workdir)
+    preflight.check_run(assembly, source, suite, workdir)
     programs = Programs(config.compilation_cache, workdir)
     mesh = make_mesh(config)
     check_batch(config, mesh)
@@ -167,7 +167,7 @@ class _Run:
         self.start = Start(assembly, self.checkpoints, self.tier, self.description, like)
         self.skipped_data = SkippedData(workdir)
         self.stragglers = Stragglers(clock)
-        self.reference = reference.make(assembly, source, suite)
+        self.reference = reference.make_reference(assembly, source, suite)
         self.profiler = Profiler(config.log.profile, workdir / "profile")
         self.train_step = compile_train_step(assembly.train_step, states.shardings_of(like), mesh)
         self.gather = states.make_gather(like)
@@ -336,8 +336,10 @@ class _Run:
     def _check_health(self, step: int | None = None) -> None:
         """Ends the run if it has to; where metrics of a step are due, they show why."""
         try:
-            health.check(self.state.health, self.state.params, self.config, self.checkpoints.steps)
-        except BadStep:  # The run goes on from an earlier step.
+            health.check_health(
+                self.state.health, self.state.params, self.config, self.checkpoints.steps
+            )
+        except BadStep:  # The run continues from an earlier step.
             raise
         except NonFiniteError:
             if step is not None:
@@ -378,8 +380,8 @@ class _Run:
         try:
             self._save_now(step)
         except BadStep as bad:  # Found again after the next start, which goes back.
-            raise Interrupted(f"{message}not saved: {bad} Start again to go on") from bad
-        raise Interrupted(f"{message}saved, start again to go on")
+            raise Interrupted(f"{message}not saved: {bad} Start again to continue") from bad
+        raise Interrupted(f"{message}saved, start again to continue")
 
     def _roll_back(self, bad: BadStep) -> None:
         with self.clock.during("start"):

@@ -28,7 +28,7 @@ _DURATIONS = (
 )
 
 
-def check(
+def check_run(
     assembly: Assembly,
     source: Source | None,
     suite: Suite | None,
@@ -62,7 +62,7 @@ def check(
     if config.pseudo.teacher and config.pseudo.teacher not in teachers:
         _check_pseudo_teacher(assembly, source)
     _check_memory(assembly)
-    reference.check(assembly, source, suite)
+    reference.check_reference(assembly, source, suite)
 
 
 def _check_profile(config: Config, total_steps: int) -> None:
@@ -110,7 +110,7 @@ def _check_best(config: Config, suite: Suite) -> None:
 def _check_pseudo_teacher(assembly: Assembly, source: Source | None) -> None:
     path = assembly.config.pseudo.teacher
     try:
-        teacher = formats.read(path)
+        teacher = formats.read_checkpoint(path)
     except CheckpointError as error:
         raise ConfigError(f"config.pseudo.teacher = {path!r} cannot be read: {error}") from error
     check_teacher(path, teacher.model_config, assembly.model_config)

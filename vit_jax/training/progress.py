@@ -92,7 +92,7 @@ class Meter:
         return [{n: float(value) for n, value in one.items()} for one in self._pending]
 
     def rewind(self, step: int, window: Sequence[Mapping[str, float]] = ()) -> None:
-        """Forgets what came after `step`, from which the run goes on; `window` as in `__init__`."""
+        """Forgets what came after `step`, from which the run continues; `window` as in `__init__`."""
         self._pending = _as_on_devices(window)
         self._logged_at, self._before = step, self._clock.read()
         self._start = step, self._before

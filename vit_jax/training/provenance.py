@@ -18,7 +18,7 @@ _PACKAGE = pathlib.Path(__file__).parents[1]
 _IMPORTED = time.monotonic()
 
 
-def describe() -> dict[str, str]:
+def describe_process() -> dict[str, str]:
     """`command`, `commit` and `hardware` of this process."""
     return {"command": command(), "commit": commit(), "hardware": hardware()}
 

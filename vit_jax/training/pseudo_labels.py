@@ -1,4 +1,4 @@
-"""A teacher labels images, once, before a run learns from them; the run keeps what it said. Which of them are
+"""A teacher labels images, once, before a run learns from them; the run keeps its answers. Which of them are
 kept is in `data/sources/pseudo.py`; the rounds of Noisy Student are runs of one recipe, see `sweep.run_all`.
 """
 
@@ -45,38 +45,38 @@ def add(source: Source, assembly: Assembly, workdir: epath.Path) -> Source:
       CheckpointError: the teacher cannot be read.
       UserError: the teacher is sure of no image.
     """
-    config, said = assembly.config, assembly.config.pseudo
+    config, options = assembly.config, assembly.config.pseudo
     if not assembly.model_config.num_classes or source.multi_label:
         raise ConfigError(
             "config.pseudo.teacher: only an objective that learns from labels, one for each image, can learn from a "
             "teacher's labels; leave it empty"
         )
-    data = sources.locate(said.data, config.data) if said.data else config.data
-    images = sources.open_source(data, said.split)
-    teacher = loading.load_run(said.teacher)
-    check_teacher(said.teacher, teacher.model_config, assembly.model_config)
+    data = sources.locate(options.data, config.data) if options.data else config.data
+    images = sources.open_source(data, options.split)
+    teacher = loading.load_run(options.teacher)
+    check_teacher(options.teacher, teacher.model_config, assembly.model_config)
     check_classes(
-        FixedTeacher(said.teacher, teacher.model_config, {}, teacher.classes), source.classes
+        FixedTeacher(options.teacher, teacher.model_config, {}, teacher.classes), source.classes
     )
-    chosen = {"confidence": said.confidence, "per_class": said.per_class}
+    chosen = {"confidence": options.confidence, "per_class": options.per_class}
     identity = {
         "teacher": fingerprints.digest(registry.split(teacher.model)[1]), "images": images.fingerprint(),
     } | chosen  # fmt: skip
     file = workdir / FILE
     if file.exists():
-        given = _read(file, identity, said.teacher)
+        given = _read(file, identity, options.teacher)
     else:
         make_workdir(workdir)
-        logging.info("%s labels %d images (%s)", said.teacher, len(images), said.split)
+        logging.info("%s labels %d images (%s)", options.teacher, len(images), options.split)
         given = select(_ask(teacher, images, config), **chosen)
         if jax.process_index() == 0:
             _write(file, given, identity)
         processes.barrier("pseudo-labels", config.hosts.wait_minutes)
     logging.info(
         "pseudo-labels: %d of %d images (more confident than %g), with duplicates %d: %s",
-        len(given.images), len(images), said.confidence, len(given.order), file,
+        len(given.images), len(images), options.confidence, len(given.order), file,
     )  # fmt: skip
-    return PseudoLabelled(source, images, given, ratio=said.ratio, soft=said.soft)
+    return PseudoLabelled(source, images, given, ratio=options.ratio, soft=options.soft)
 
 
 def _ask(teacher: reading.Run, images: Source, config: Config) -> np.ndarray:

@@ -50,7 +50,7 @@ class Compared:
     Attributes:
       sentence: for people.
       scalars: for the files: the curve's value, the ends of its band and the difference.
-      error: why the run has to end; `None` if it goes on.
+      error: why the run has to end; `None` if it continues.
     """
 
     sentence: str
@@ -116,20 +116,20 @@ class Reference:
         return BelowReference(
             f"{sentence}. The last {len(self.behind)} evaluations "
             f"were {mean:.3g} points worse on average, more than config.reference.stop_below = {allowed:g}. "
-            f"{_USUAL_CAUSES} {other} To go on all the same: --config.reference.stop_below=0"
+            f"{_USUAL_CAUSES} {other} To continue all the same: --config.reference.stop_below=0"
         )
 
 
-def make(assembly: Assembly, source: Source, suite: Suite) -> Reference | None:
+def make_reference(assembly: Assembly, source: Source, suite: Suite) -> Reference | None:
     """The reference of a run; `None` where it has none, or its curve is of something else, which is logged.
 
     Args:
       source, suite: its examples and evaluators.
 
     Raises:
-      ConfigError: see `check`.
+      ConfigError: see `check_reference`.
     """
-    curve, notes = check(assembly, source, suite)
+    curve, notes = check_reference(assembly, source, suite)
     for note in notes:
         logging.warning("%s", note)
     if curve is None:
@@ -140,7 +140,7 @@ def make(assembly: Assembly, source: Source, suite: Suite) -> Reference | None:
     return Reference(curve, config, recipe, config.batch_size / len(source), not_before)
 
 
-def check(
+def check_reference(
     assembly: Assembly, source: Source | None, suite: Suite | None
 ) -> tuple[Curve | None, list[str]]:
     """The curve that a run is compared with, `None` for none, and what is to be noted about it.

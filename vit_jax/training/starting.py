@@ -1,4 +1,4 @@
-"""The state that a run goes on from: that of its newest good checkpoint, on the hosts' local disks or
+"""The state that a run continues from: that of its newest good checkpoint, on the hosts' local disks or
 in the workdir, or else the first.
 """
 
@@ -30,7 +30,7 @@ from vit_jax.training.state import TrainState
 
 @dataclasses.dataclass
 class Start:
-    """Finds or makes the state to go on from; asked again after a rollback.
+    """Finds or makes the state to continue from; asked again after a rollback.
 
     Attributes:
       assembly, checkpoints: of the run.
@@ -108,7 +108,7 @@ class Start:
         self.saved |= {"window": []} | saved  # which an earlier version did not save
 
     def _check_local(self, saved: dict, steps: list[int]) -> None:
-        """Raises `ConfigError` unless the run can go on from a local checkpoint, beside those of
+        """Raises `ConfigError` unless the run can continue from a local checkpoint, beside those of
         `steps` in the workdir.
         """
         best = saved["best"] if self.assembly.config.checkpoint.best else None
@@ -145,7 +145,7 @@ def check_same_run(config: Config, saved: dict, description: dict) -> None:
             f"{message}. Use another --workdir, or --config.checkpoint.on_config_change=allow"
         )
     if jax.process_index() == 0:
-        logging.warning("%s; going on, as config.checkpoint.on_config_change says", message)
+        logging.warning("%s; continuing, as config.checkpoint.on_config_change says", message)
 
 
 def check_fits(assembly: Assembly) -> None:
@@ -249,7 +249,7 @@ def objective_params(
     if not isinstance(objective, mae.Mae):
         return own
     found = mae_conversion.decoder_in(
-        formats.read(location, hints=vars(model)), objective.options.heads
+        formats.read_checkpoint(location, hints=vars(model)), objective.options.heads
     )
     if found is None:
         return own

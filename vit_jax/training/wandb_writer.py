@@ -1,5 +1,5 @@
 """Metrics on Weights & Biases, through its own package, which is not needed otherwise. Where it cannot
-be reached, or is not there, the run goes on without it.
+be reached, or is not there, the run continues without it.
 """
 
 import pathlib
@@ -17,10 +17,10 @@ ID = "wandb_id.txt"
 
 
 class WandbWriter(MetricWriter):
-    """A run there, which goes on when ours does. WANDB_MODE=offline keeps it in the workdir."""
+    """A run there, which continues when ours does. WANDB_MODE=offline keeps it in the workdir."""
 
     def __init__(self, project: str, workdir: epath.Path, folder: pathlib.Path, config: dict):
-        """Begins the run, or goes on with it.
+        """Begins the run, or continues with it.
 
         Args:
           workdir: keeps the run's id; its name is the run's.
@@ -33,7 +33,7 @@ class WandbWriter(MetricWriter):
         except ImportError:
             logging.error(
                 "config.log.wandb = %s: the package wandb is not installed (pip install 'vit_jax[wandb]'); the run "
-                "goes on without it", project,
+                "continues without it", project,
             )  # fmt: skip
             return
         self._wandb = wandb
@@ -79,5 +79,5 @@ class WandbWriter(MetricWriter):
         try:
             action()
         except (self._wandb.Error, OSError) as error:
-            logging.error("Weights & Biases: %s; the run goes on without it", error)
+            logging.error("Weights & Biases: %s; the run continues without it", error)
             self._run = None

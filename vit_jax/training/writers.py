@@ -78,7 +78,7 @@ class ConsoleWriter(MetricWriter):
                 form = "{:.1%}" if name.endswith("accuracy") else "{:.3g}"
                 shown.append(f"{name} {form.format(value)}")
         if scalars.get("eta_minutes"):
-            shown.append(f"{durations.text(60 * scalars['eta_minutes'])} left")
+            shown.append(f"{durations.duration_text(60 * scalars['eta_minutes'])} left")
         logging.info("step %d  %s", step, "  ".join(shown))
 
     def flush(self) -> None:

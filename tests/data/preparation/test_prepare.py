@@ -222,7 +222,7 @@ def test_a_full_disk_is_a_sentence_and_the_same_command_goes_on(largest, seeded,
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert str(raised.value) == (
         f"--out={out} cannot be written: File too large. What is finished is kept: when that is mended, the "
-        "same command goes on"
+        "same command continues"
     )
     assert raised.value.exit_code == 1 and not list(out.rglob("*.unfinished"))
     prepare(str(seeded), str(out), num_shards=2)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 ERASING_ATTEMPTS = 10
 
 
-def check(config: Augment, channels: int) -> None:
+def check_augmentation(config: Augment, channels: int) -> None:
     """Raises `ConfigError` if the section `config.augment` contradicts itself, or does not suit
     images with this number of channels.
     """
@@ -88,15 +88,15 @@ def with_channels(config_data: Data) -> Data:
     for field in dataclasses.fields(config_data):
         if field.name not in ("mean", "std"):
             continue
-        said = getattr(config_data, field.name)
-        if len(said) == 1 or (said == field.default and channels != len(said)):
-            said = said[:1] * channels
-        if len(said) != channels:
+        numbers = getattr(config_data, field.name)
+        if len(numbers) == 1 or (numbers == field.default and channels != len(numbers)):
+            numbers = numbers[:1] * channels
+        if len(numbers) != channels:
             raise ConfigError(
-                f"config.data.{field.name} = {said} has {len(said)} numbers, and config.data.channels is "
+                f"config.data.{field.name} = {numbers} has {len(numbers)} numbers, and config.data.channels is "
                 f"{channels}: give one number for each channel, or one for all"
             )
-        values[field.name] = said
+        values[field.name] = numbers
     return dataclasses.replace(config_data, **values)
 
 

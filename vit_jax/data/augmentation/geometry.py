@@ -34,7 +34,7 @@ def cubic(images: jax.Array, offset: jax.Array, fill: jax.Array | int) -> jax.Ar
     """As `nearest`, but between pixels a cubic convolution with a = -1, which is Pillow's BICUBIC
     of affine transforms.
 
-    Beyond the border the outermost pixel goes on for half a pixel; then comes `fill`.
+    Beyond the border the outermost pixel continues for half a pixel; then comes `fill`.
 
     Returns:
       (B, H, W, C) float32, neither rounded nor clipped.

@@ -15,12 +15,12 @@ KINDS = ("patches", "pixels in patches", "both", "all pixels")
 Array = TypeVar("Array", np.ndarray, jax.Array)
 
 
-def check(config_data: Data) -> None:
+def check_patches(config_data: Data) -> None:
     """Raises `ConfigError` if images cannot be split into the patches that are to be permuted."""
     size, patch = sizes.height_width(config_data.image_size), config_data.permute_patch
     if config_data.permute in KINDS[:-1] and (size[0] % patch or size[1] % patch):
         raise ConfigError(
-            f"config.data.permute = {config_data.permute!r}: images of {sizes.text(config_data.image_size)} "
+            f"config.data.permute = {config_data.permute!r}: images of {sizes.size_text(config_data.image_size)} "
             f"pixels cannot be split into patches of config.data.permute_patch = {patch}"
         )
 

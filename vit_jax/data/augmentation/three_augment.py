@@ -49,7 +49,7 @@ def grey(images: jax.Array) -> jax.Array:
 
 def gaussian_blur(images: jax.Array, sigma: jax.Array) -> jax.Array:
     """Blurs each image (B, H, W, C) uint8 with its standard deviation `sigma` (B,), at most 2
-    pixels; the border goes on outwards.
+    pixels; the border continues outwards.
 
     Pillow's, which DeiT III uses, comes near a Gaussian by three box blurs; this is the Gaussian.
     """

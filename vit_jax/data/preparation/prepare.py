@@ -1,4 +1,4 @@
-"""From any source to a prepared data set: what is made, in which order, and going on after a kill.
+"""From any source to a prepared data set: what is made, in which order, and continuing after a kill.
 
 The order is important:
 1. every file of records is written under another name or on another disk, and gets its place and name
@@ -127,13 +127,13 @@ def prepare(
 
 
 def _merge(source, config_data, data_set, opened, plan, done, recipe, output: Output) -> None:
-    """Writes what is said of all files together, the description last."""
+    """Writes the files that describe all others, the description last."""
     if not any(note["examples"] for note in done):
         raise ConfigError(
             f"none of the images of {source} can be read: see {output.folder / work.NOTES}"
         )
     output.write(REPORT, _report(done, config_data).encode())
-    described = {name: work.describe(name, plan, done, output) for name in opened}
+    described = {name: work.describe_split(name, plan, done, output) for name in opened}
     aliases = {n: e for n, e in data_set.aliases.items() if e in opened and n not in opened}
     first = next(iter(opened.values()))
     output.write_json(
@@ -163,7 +163,7 @@ def _errors_of(out: epath.Path) -> Iterator[None]:
             why += f" in {tempfile.gettempdir()} (TMPDIR), where files are made before they are uploaded"
         raise UserError(
             f"--out={out} cannot be written: {why}. What is finished is kept: when that is mended, the same "
-            "command goes on"
+            "command continues"
         ) from error
 
 

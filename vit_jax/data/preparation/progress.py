@@ -45,5 +45,5 @@ class Progress:
             logging.info(
                 "%d of %d images %s, %.0f images/s, %s left",
                 self._done, self._total, self._what, rate,
-                durations.text((self._total - self._done) / rate),
+                durations.duration_text((self._total - self._done) / rate),
             )  # fmt: skip

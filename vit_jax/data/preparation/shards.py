@@ -84,7 +84,7 @@ def pools(workers: int) -> Pools:
     )
 
 
-def write(
+def write_shard(
     shard: Shard,
     source: Source,
     path: pathlib.Path,

@@ -109,7 +109,7 @@ def _copies(
 def _copy(folder: epath.Path, file: dict, scratch: pathlib.Path) -> tuple[pathlib.Path | None, str]:
     path = folder / file["file"]
     try:
-        size = places.describe(path).size
+        size = places.describe_file(path).size
         if size != file["bytes"]:
             return None, f"it has {size} bytes, there should be {file['bytes']}: half-uploaded?"
         if places.in_bucket(path):

@@ -79,7 +79,7 @@ def write_part(
 
     Args:
       opened: the sources by the names of the splits.
-      how: the last arguments of `shards.write` before the threads.
+      how: the last arguments of `shards.write_shard` before the threads.
       workers: threads that examine images.
     """
     done = noted(output.folder)
@@ -94,7 +94,7 @@ def write_part(
                 continue
             path = output.scratch(shard.file)
             source = opened[shard.split]
-            note = shards.write(shard, source, path, *how, pools, progress.update)
+            note = shards.write_shard(shard, source, path, *how, pools, progress.update)
             # Checksum and upload, while the next file is being made.
             pending.append(finishing.submit(_finish, output, path, note))
             while len(pending) > finishing._max_workers or pending[0].done():
@@ -130,7 +130,9 @@ def notes(plan: Sequence[shards.Shard], out: epath.Path) -> list[dict]:
     return [json.loads(content) for content in in_parallel(places.read_bytes, paths)]
 
 
-def describe(split: str, plan: Sequence[shards.Shard], done: list[dict], output: Output) -> dict:
+def describe_split(
+    split: str, plan: Sequence[shards.Shard], done: list[dict], output: Output
+) -> dict:
     """What the description says of a split. Writes the file of its labels."""
     files = [note for shard, note in zip(plan, done, strict=True) if shard.split == split]
     described = {

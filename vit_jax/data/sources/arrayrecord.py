@@ -97,7 +97,7 @@ class ArrayRecords:
             reader = open_reader(path)
             return reader.num_records(), reader
         try:
-            size = self._sizes[path] if path in self._sizes else places.describe(path).size
+            size = self._sizes[path] if path in self._sizes else places.describe_file(path).size
             chunks = riegeli.read_chunks(lambda *part: self._ranges.read(path, *part), size)
         except FileNotFoundError:
             raise missing from None

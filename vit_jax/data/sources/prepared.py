@@ -50,7 +50,7 @@ def read_description(folder: epath.PathLike) -> dict:
     if not path.exists():
         raise ConfigError(
             f"{path.parent} has no {DESCRIPTION}: it is no data set made by 'vit_jax prepare', or not "
-            "a finished one (the same command again goes on)"
+            "a finished one (the same command again continues)"
         )
     description = json.loads(path.read_text())
     if description.get("format") != FORMAT:

@@ -42,7 +42,7 @@ def scan_all(paths: Sequence[str], scan: Callable[[places.File], object], kind: 
       DataError: a file is missing, or cannot be read.
     """
     if not paths or not places.in_bucket(paths[0]):
-        return in_parallel(lambda path: scan(places.describe(path)), paths, os.cpu_count())
+        return in_parallel(lambda path: scan(places.describe_file(path)), paths, os.cpu_count())
     folder = os.path.dirname(paths[0])
     files = {file.path: file for file in places.files_below(folder)}
     if gone := [path for path in paths if path not in files]:

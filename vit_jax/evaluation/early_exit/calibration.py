@@ -66,7 +66,7 @@ def calibrate(
 
     Raises:
       ConfigError: the model has no exits, a budget is out of range, or there are fewer images than
-        classes; said before the model is used.
+        classes; raised before the model is used.
     """
     costs = costs_of(run.model_config)
     for budget in budgets:
@@ -163,7 +163,7 @@ def for_budget(checkpoint: epath.PathLike, budget: float) -> tuple[float, ...]:
     """The thresholds that a checkpoint keeps for a budget, without reading its weights.
 
     Args:
-      checkpoint: see `reading.find`.
+      checkpoint: see `reading.find_checkpoint`.
       budget: mean cost of an image in 10⁹ multiply-adds.
 
     Raises:
@@ -171,7 +171,7 @@ def for_budget(checkpoint: epath.PathLike, budget: float) -> tuple[float, ...]:
         it.
       CheckpointError: the file is damaged, or has thresholds of another checkpoint.
     """
-    directory = reading.find(checkpoint)
+    directory = reading.find_checkpoint(checkpoint)
     model_config = descriptions.stored_model_config(reading.read_description(directory))
     check_budget(budget, costs_of(model_config))
     path = directory / FILE

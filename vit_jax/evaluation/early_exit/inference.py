@@ -28,7 +28,9 @@ from vit_jax.models.registry import Weights
 _EMPTY = -1  # The number of a row without an image.
 # What remains runs in batches of a half, a quarter or an eighth: three more programs at most.
 _HALVINGS = 3
-_PATIENCE = 32  # batches that may be unanswered before images that wait go on in part-filled ones
+_PATIENCE = (
+    32  # batches that may be unanswered before images that wait continue in part-filled ones
+)
 
 
 class Answers(NamedTuple):
@@ -232,7 +234,7 @@ class _Pass:
             yield self._open.popleft().answers
 
     def flush(self) -> None:
-        """Lets all images that wait go on, in batches that are not full."""
+        """Lets all images that wait continue, in batches that are not full."""
         self._settle(unread=0)
         for exit, room in enumerate(self._rooms, start=1):
             while room.waiting():

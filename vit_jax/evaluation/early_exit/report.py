@@ -41,7 +41,7 @@ def text(result: dict) -> str:
     return "\n".join(lines)
 
 
-def draw(result: dict, path: epath.PathLike) -> None:
+def draw_report(result: dict, path: epath.PathLike) -> None:
     """A PNG file of accuracy over cost: the official code's settings as a curve, the budgets as dots,
     each exit alone as reference.
     """

@@ -50,9 +50,9 @@ class Open:
 
     Attributes:
       values: the possible ones; () for any.
-      doubt: which value is assumed, and why it may be wrong; '' if that need not be said.
-      ask: the option and what it may be, where no value is likely enough to be assumed: it has to be
-        said. '' if one is.
+      doubt: which value is assumed, and why it may be wrong; '' if no warning is needed.
+      ask: the option and what it may be, where no value is likely enough to be assumed and the
+        user has to give one; '' otherwise.
     """
 
     values: tuple = ()
@@ -106,12 +106,12 @@ class Conversion:
     conventions: ClassVar[dict[str, Any]] = {}
     renamed: ClassVar[tuple[tuple[str, str], ...]] = ()
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
         """The model that a file holds, or `None` if it is not of this family.
 
         Args:
           shapes: of the file's tensors, by name.
-          said: what is known beside the tensors: fields of a config.json; and `image_size`, in its
+          metadata: what is known beside the tensors: fields of a config.json; and `image_size`, in its
             one form, where a file or the user says it.
 
         Raises:
@@ -154,7 +154,7 @@ class Conversion:
 
 
 class TimmConversion(Conversion):
-    """timm's names. `said` are a folder's `model_args`, and the published model's `architecture` and
+    """timm's names. `metadata` are a folder's `model_args`, and the published model's `architecture` and
     `tag` (see `published`) where its config.json or name says them; `written_here`, whether our code
     wrote the file.
 
@@ -178,7 +178,7 @@ class TimmConversion(Conversion):
 
 
 class HuggingFaceConversion(Conversion):
-    """The names of `transformers`. `said` are the fields of config.json, and `processor_size`, the size of
+    """The names of `transformers`. `metadata` are the fields of config.json, and `processor_size`, the size of
     the images that preprocessor_config.json gives, or `None`.
 
     Attributes:
@@ -204,18 +204,18 @@ def refusal_of_pooling(config: ClassifierConfig) -> str:
 
 
 def patch_grid(
-    rows: int, prefixes: Iterable[int], patch: int, said: Mapping[str, Any]
+    rows: int, prefixes: Iterable[int], patch: int, metadata: Mapping[str, Any]
 ) -> tuple[tuple[int, int], int]:
     """The grid of patches of a model whose position embedding has this many rows.
 
     It is that of the image size if this is known, else a square, else that of the size that is
-    wanted, `said["wanted_size"]`.
+    wanted, `metadata["wanted_size"]`.
 
     Args:
       rows: of the position embedding.
       prefixes: how many of these may belong to no patch, the likeliest first.
       patch: pixels of a side.
-      said: see `Conversion.recognise`.
+      metadata: see `Conversion.recognise`.
 
     Returns:
       (down, across), and the rows that belong to no patch.
@@ -226,7 +226,7 @@ def patch_grid(
     candidates = [(rows - prefix, prefix) for prefix in prefixes]
 
     def of_size(name: str) -> list[tuple[int, int]]:
-        height, width = sizes.height_width(said.get(name) or 0)
+        height, width = sizes.height_width(metadata.get(name) or 0)
         return [(height // patch, width // patch)]
 
     squares = [(math.isqrt(max(count, 0)),) * 2 for count, _ in candidates]
@@ -242,33 +242,33 @@ def patch_grid(
 
 
 def image_size(grid: tuple[int, int], patch: int) -> Size:
-    """The size of images that are cut into such a grid of patches."""
+    """The size of images that are split into such a grid of patches."""
     return sizes.parse((grid[0] * patch, grid[1] * patch))
 
 
 def timm_sizes(
-    shapes: Shapes, patches: str, rows: int, prefix: int, said: Mapping[str, Any]
+    shapes: Shapes, patches: str, rows: int, prefix: int, metadata: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The options that the tensors of a network of patches tell where layers are called as timm's.
 
     Args:
       patches: the kernel that embeds patches.
       rows, prefix: of the position embedding, and how many of these belong to no patch.
-      said: see `Conversion.recognise`.
+      metadata: see `Conversion.recognise`.
     """
     width, channels, patch, _ = shapes[patches]
-    grid, _ = patch_grid(rows, (prefix,), patch, said)
+    grid, _ = patch_grid(rows, (prefix,), patch, metadata)
     return {
         "image_size": image_size(grid, patch),
         "num_classes": shapes.get("head.bias", (0,))[0],
         "patch": patch,
-        "depth": count(shapes, r"blocks\.(\d+)\."),
+        "depth": count_layers(shapes, r"blocks\.(\d+)\."),
         "width": width,
         "channels": channels,
     }
 
 
-def count(names: Iterable[str], pattern: str) -> int:
+def count_layers(names: Iterable[str], pattern: str) -> int:
     """How many layers there are, if `pattern` matches the beginning of their names and captures their
     number, from 0.
     """

@@ -20,7 +20,7 @@ from vit_jax.models.conversions.contract import (
     Preprocessing,
     Shapes,
     TimmConversion,
-    count,
+    count_layers,
     heads_of,
     image_size,
     patch_grid,
@@ -39,7 +39,7 @@ class Authors(Conversion):
     conventions = {"epsilon": 1e-6, "activation": "gelu"}
     dot = "."
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
         if f"cls_token{self.dot}0" not in shapes:
             return None
@@ -53,7 +53,7 @@ class Authors(Conversion):
         (small_rows, small_width), (rows, width) = (
             shapes[f"pos_embed{self.dot}{i}"][1:] for i in (0, 1)
         )
-        small_size = image_size(patch_grid(small_rows, (1,), small_patch, said)[0], small_patch)
+        small_size = image_size(patch_grid(small_rows, (1,), small_patch, metadata)[0], small_patch)
         size = image_size(_grid_like(small_size, rows - 1), patch)
         usual = crossvit.default_large_size(small_size, patch)
         options = {
@@ -67,8 +67,10 @@ class Authors(Conversion):
             "small_width": small_width,
             "small_mlp_dim": shapes["blocks.0.blocks.0.0.mlp.fc1.bias"][0],
             "depths": tuple(
-                tuple(count(shapes, rf"blocks\.{stage}\.blocks\.{i}\.(\d+)\.") for i in (0, 1))
-                for stage in range(count(shapes, r"blocks\.(\d+)\."))
+                tuple(
+                    count_layers(shapes, rf"blocks\.{stage}\.blocks\.{i}\.(\d+)\.") for i in (0, 1)
+                )
+                for stage in range(count_layers(shapes, r"blocks\.(\d+)\."))
             ),
             "convolutional_stem": stem,
             "channels": kernels[0][1],
@@ -117,16 +119,16 @@ class Timm(Authors, TimmConversion):
 
     dot = "_"
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
-        found = super().recognise(shapes, said)
+        found = super().recognise(shapes, metadata)
         if not found:
             return None
-        if said.get("global_pool", "token") != "token" or said.get("crop_scale"):
+        if metadata.get("global_pool", "token") != "token" or metadata.get("crop_scale"):
             raise CheckpointError(
                 "of timm's CrossViTs, those with global_pool='avg' or crop_scale are not supported"
             )
-        heads = said.get("num_heads")
+        heads = metadata.get("num_heads")
         if not heads:
             return found
         if len(set(heads)) > 1:

@@ -16,7 +16,7 @@ from vit_jax.models.conversions.contract import (
     Open,
     Preprocessing,
     Shapes,
-    count,
+    count_layers,
     image_size,
     patch_grid,
     refusal_of_pooling,
@@ -28,7 +28,7 @@ from vit_jax.models.conversions.rules import Constant, Rule
 class Authors(Conversion):
     """zhoudaquan/dvit_repo."""
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`. Without a Θ it is no DeepViT, but a ViT or a hybrid."""
         thetas = [
             shapes.get(f"{_block(i)}.attn.reatten_matrix.weight") for i in range(_depth(shapes))
@@ -39,7 +39,7 @@ class Authors(Conversion):
         width, _, patch, _ = shapes["patch_embed.proj.weight"]
         patch *= 1 + conv_stem
         first = shapes["patch_embed.conv1.weight" if conv_stem else "patch_embed.proj.weight"]
-        grid, _ = patch_grid(shapes["pos_embed"][1], (1,), patch, said)
+        grid, _ = patch_grid(shapes["pos_embed"][1], (1,), patch, metadata)
         runs = [(bool(theta), len(list(run))) for theta, run in itertools.groupby(thetas, bool)]
         options = {
             "image_size": image_size(grid, patch),
@@ -94,7 +94,7 @@ def _block(number: int | str) -> str:
 
 
 def _depth(shapes: Shapes) -> int:
-    return count(shapes, r"blocks\.(\d+)\.")
+    return count_layers(shapes, r"blocks\.(\d+)\.")
 
 
 def _blocks(ours: str, layers: range, reattention: bool, config) -> list[Rule | Constant]:

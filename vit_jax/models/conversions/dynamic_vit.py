@@ -22,7 +22,7 @@ from vit_jax.models.conversions.contract import (
     DetectedModel,
     Preprocessing,
     Shapes,
-    count,
+    count_layers,
     heads_of,
     patch_grid,
     torchvision_crop,
@@ -56,7 +56,7 @@ class Authors(Conversion):
         "relation_resize": "grid",
     }
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
         if not any(name.startswith(f"{NAMES[-1]}.") for name in shapes):
             return None
@@ -69,8 +69,8 @@ class Authors(Conversion):
                 "as wide as the exit itself, so all must be equal"
             )
         is_t2t = f"{_T2T}.norm1.weight" in last
-        depth, width = count(last, r"blocks\.(\d+)\."), widths[-1]
-        windows, image_size, channels = (_of_t2t if is_t2t else _of_deit)(exits, said)
+        depth, width = count_layers(last, r"blocks\.(\d+)\."), widths[-1]
+        windows, image_size, channels = (_of_t2t if is_t2t else _of_deit)(exits, metadata)
         options = {
             "image_size": image_size,
             "channels": channels,
@@ -160,7 +160,7 @@ def _below(name: str, shapes: Shapes) -> Shapes:
 
 
 def _of_t2t(
-    exits: list[Shapes], said: Mapping[str, Any]
+    exits: list[Shapes], metadata: Mapping[str, Any]
 ) -> tuple[tuple[cascade.Windows, ...], Size, int]:
     """Windows, image size and channels of T2T-ViTs; their windows are the published ones."""
     inputs = [names[f"{_T2T}.norm1.weight"][0] for names in exits]
@@ -172,21 +172,23 @@ def _of_t2t(
             f"its exits have windows of {', '.join(map(str, inputs))} numbers, not those of {known} pixels"
         )
     side = _side(exits[-1]) * math.prod((windows[-1][1], 2, 2))
-    return windows, said.get("image_size", side), int(*channels)
+    return windows, metadata.get("image_size", side), int(*channels)
 
 
 def _of_deit(
-    exits: list[Shapes], said: Mapping[str, Any]
+    exits: list[Shapes], metadata: Mapping[str, Any]
 ) -> tuple[tuple[cascade.Windows, ...], Size, int]:
     """Windows, image size and channels of DeiTs, which have the least zeros around the image."""
     kernels = [names["patch_embed.proj.weight"] for names in exits]
-    image_size = said.get("image_size", _side(exits[-1]) * kernels[-1][-1])
+    image_size = metadata.get("image_size", _side(exits[-1]) * kernels[-1][-1])
     height, _ = sizes.height_width(image_size)
     windows = []
     for names, (_, _, _, patch) in zip(exits, kernels, strict=True):
         rows = _side(names)
         paddings = (
-            p for p in range(patch) if cascade.count("deit", height, (patch, patch, p)) == rows
+            p
+            for p in range(patch)
+            if cascade.count_tokens("deit", height, (patch, patch, p)) == rows
         )
         windows.append((patch, patch, next(paddings, 0)))
     return tuple(windows), image_size, kernels[-1][1]

@@ -22,7 +22,7 @@ from vit_jax.models.conversions.contract import (
     Preprocessing,
     Shapes,
     TimmConversion,
-    count,
+    count_layers,
     torchvision_crop,
 )
 from vit_jax.models.conversions.rules import Constant, Rule
@@ -65,12 +65,12 @@ _COMPUTED = {
 class Timm(TimmConversion):
     """timm's EfficientNets with TensorFlow's conventions."""
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
         if not {"conv_stem.weight", "conv_head.weight", "blocks.0.0.conv_dw.weight"} <= set(shapes):
             return None
-        architecture = said.get("architecture")
-        if not architecture and not said.get("written_here"):
+        architecture = metadata.get("architecture")
+        if not architecture and not metadata.get("written_here"):
             raise CheckpointError(
                 "the file does not state whether it pads as TensorFlow (timm's tf_efficientnet_*), which is "
                 "supported, or as PyTorch (efficientnet_*): the tensors are alike, the results are not. Name the file "
@@ -82,15 +82,15 @@ class Timm(TimmConversion):
                 f"of EfficientNets only timm's tf_efficientnet_* are supported, not {architecture}, which pads and "
                 "normalises otherwise"
             )
-        stages = count(shapes, r"blocks\.(\d+)\.")
+        stages = count_layers(shapes, r"blocks\.(\d+)\.")
         options = {
-            "image_size": said.get("image_size", USUAL_IMAGE_SIZE),
+            "image_size": metadata.get("image_size", USUAL_IMAGE_SIZE),
             "num_classes": shapes.get("classifier.bias", (0,))[0],
-            "units": tuple(count(shapes, rf"blocks\.{s}\.(\d+)\.") for s in range(stages)),
+            "units": tuple(count_layers(shapes, rf"blocks\.{s}\.(\d+)\.") for s in range(stages)),
             "width_factor": shapes["conv_head.weight"][0] / efficientnet.TOP,
             "channels": shapes["conv_stem.weight"][1],
         }
-        return DetectedModel(options, assumed=() if "image_size" in said else ("image_size",))
+        return DetectedModel(options, assumed=() if "image_size" in metadata else ("image_size",))
 
     def rules(self, config: Config, layout: Mapping[str, Any]) -> list[Rule | Constant]:
         """See `Conversion`."""
@@ -131,11 +131,11 @@ class HuggingFace(HuggingFaceConversion):
 
     model_types = ("efficientnet",)
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
-        if said.get("model_type") not in self.model_types:
+        if metadata.get("model_type") not in self.model_types:
             return None
-        value = _DEFAULTS | dict(said)
+        value = _DEFAULTS | dict(metadata)
         depth = value["depth_coefficient"]
         options = {
             "image_size": sizes.parse(value["image_size"]),

@@ -24,12 +24,12 @@ class Authors(Conversion):
 
     conventions = {"activation": "gelu", "epsilon": 1e-6}
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
         if _TABLE not in shapes or "blocks.0.mlp2.fc1.weight" not in shapes:
             return None
         hidden, tokens = shapes["blocks.0.mlp2.fc1.weight"]
-        options = timm_sizes(shapes, "patch_embed.proj.weight", tokens, 1, said) | {
+        options = timm_sizes(shapes, "patch_embed.proj.weight", tokens, 1, metadata) | {
             "mlp_dim": shapes["blocks.0.mlp1.fc1.weight"][0],
             "token_mlp_dim": hidden,
             "position_grid": shapes[_TABLE][2:],

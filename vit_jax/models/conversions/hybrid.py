@@ -33,12 +33,12 @@ _BACKBONE = "patch_embed.backbone."
 class Official(vit_flax.Official):
     """google-research/vision_transformer."""
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
         if not {"conv_root/kernel", "embedding/kernel", vit_flax.POSITION_OFFICIAL} <= set(shapes):
             return None
         sizes = resnet.flax_sizes(shapes)
-        found = vit_flax.recognise(shapes, said, _stride(sizes))
+        found = vit_flax.recognise(shapes, metadata, _stride(sizes))
         layout = found.layout | resnet.flax_layout(shapes)
         assumed = (*found.assumed, "epsilons")
         return dataclasses.replace(
@@ -59,7 +59,7 @@ class Official(vit_flax.Official):
 class Timm(vit_timm.Timm):
     """timm."""
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
         inner = {
             name.removeprefix(_BACKBONE): shape
@@ -73,7 +73,7 @@ class Timm(vit_timm.Timm):
                 "its patches come from a stem of convolutions (MobileCLIP's), which is not supported"
             )
         sizes = resnet.timm_sizes(inner)
-        found = vit_timm.recognise(shapes, said, _stride(sizes))
+        found = vit_timm.recognise(shapes, metadata, _stride(sizes))
         options = found.options | sizes | {"epsilons": "timm"}
         return dataclasses.replace(found, options=options, assumed=(*found.assumed, "epsilons"))
 

@@ -31,13 +31,13 @@ _UP, _UP_NORM, _DEPTHWISE, _DEPTHWISE_NORM, _GATE = 0, 1, 3, 4, 6
 class Authors(Conversion):
     """ofsoundof/LocalViT."""
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
         if _part(_DEPTHWISE).format(layer=0) + ".weight" not in shapes:
             return None
         mlp = {n.removeprefix("blocks.0.conv.conv."): shape for n, shape in shapes.items()}
         rows = shapes["pos_embed"][1]
-        common = timm_sizes(shapes, "patch_embed.proj.weight", rows, 1, said)
+        common = timm_sizes(shapes, "patch_embed.proj.weight", rows, 1, metadata)
         hidden, width = mlp[f"{_UP}.weight"][0], common["width"]
         squeezed = mlp.get(f"{_GATE}.fc.0.bias")
         gate = "se" if squeezed else "eca" if f"{_GATE}.conv.weight" in mlp else "none"

@@ -17,7 +17,7 @@ from vit_jax.models.conversions.contract import (
     Preprocessing,
     Shapes,
     TimmConversion,
-    count,
+    count_layers,
     image_size,
     patch_grid,
     timm_sizes,
@@ -47,7 +47,7 @@ class Flax(Conversion):
         first = any("Mixer/encoder_norm/" in name for name in names)
         return super().canonical(names) if first else {name: name for name in names}
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
         if "stem/kernel" not in shapes or "MixerBlock_0/LayerNorm_0/scale" not in shapes:
             return None
@@ -56,12 +56,12 @@ class Flax(Conversion):
         shape = {**shapes, **squeezed}
         patch, _, channels, width = shape["stem/kernel"]
         tokens, token_mlp_dim = shape["MixerBlock_0/token_mixing/Dense_0/kernel"]
-        grid, _ = patch_grid(tokens, (0,), patch, said)
+        grid, _ = patch_grid(tokens, (0,), patch, metadata)
         options = {
             "image_size": image_size(grid, patch),
             "num_classes": shape.get("head/bias", (0,))[0],
             "patch": patch,
-            "depth": count(shape, r"MixerBlock_(\d+)/"),
+            "depth": count_layers(shape, r"MixerBlock_(\d+)/"),
             "width": width,
             "mlp_dim": shape["MixerBlock_0/channel_mixing/Dense_0/kernel"][1],
             "token_mlp_dim": token_mlp_dim,
@@ -92,17 +92,17 @@ class Timm(TimmConversion):
 
     conventions = {"epsilon": 1e-6, "activation": "gelu"}
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
         if "stem.proj.weight" not in shapes:
             return None
         token_mlp_dim, tokens = shapes["blocks.0.mlp_tokens.fc1.weight"]
-        options = timm_sizes(shapes, "stem.proj.weight", tokens, 0, said) | {
+        options = timm_sizes(shapes, "stem.proj.weight", tokens, 0, metadata) | {
             "mlp_dim": shapes["blocks.0.mlp_channels.fc1.weight"][0],
             "token_mlp_dim": token_mlp_dim,
-            "activation": activation(said),
+            "activation": activation(metadata),
         }
-        assumed = ("epsilon",) if "act_layer" in said else ("epsilon", "activation")
+        assumed = ("epsilon",) if "act_layer" in metadata else ("epsilon", "activation")
         return DetectedModel(options, assumed=assumed)
 
     def rules(self, config: mixer.Config, layout: Mapping[str, Any]) -> list[Rule]:

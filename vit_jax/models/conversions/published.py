@@ -61,7 +61,7 @@ def names() -> list[str]:
     ]
 
 
-def nearest(name: str) -> str:
+def nearest_published(name: str) -> str:
     """'; did you mean …?' for a name that is not published."""
     return schema.nearest(name, names() if "." in name else architectures())
 
@@ -83,7 +83,7 @@ def named_in(parts: Iterable[str]) -> tuple[str, str]:
 
 
 def preprocessing(architecture: str, tag: str) -> Preprocessing | None:
-    """How images are prepared for a published model; `None` if its tags differ and none is said."""
+    """How images are prepared for a published model; `None` if its tags differ and none is given."""
     found = architectures().get(architecture)
     if found is None:
         return None
@@ -93,25 +93,32 @@ def preprocessing(architecture: str, tag: str) -> Preprocessing | None:
     return different.pop() if len(different) == 1 else None
 
 
-def preprocessing_from(said: Mapping[str, Any], source: object = "timm") -> Preprocessing | None:
+def preprocessing_from(
+    metadata: Mapping[str, Any], source: object = "timm"
+) -> Preprocessing | None:
     """What a `pretrained_cfg` of timm says of images; fields that it leaves out are timm's own. `None`
     if it says nothing, or, with a warning that names `source`, what we cannot do.
     """
-    if not {"mean", "std", "input_size"} <= said.keys():
+    if not {"mean", "std", "input_size"} <= metadata.keys():
         return None
-    interpolation, mode = said.get("interpolation") or "bicubic", said.get("crop_mode") or "center"
+    interpolation, mode = (
+        metadata.get("interpolation") or "bicubic",
+        metadata.get("crop_mode") or "center",
+    )
     if interpolation not in ("bilinear", "bicubic") or mode not in _CROPS:
         logging.warning(
             "%s says of its images interpolation %r and crop_mode %r, which are not supported",
             source, interpolation, mode,
         )  # fmt: skip
         return None
-    size = sizes.parse(tuple(said["input_size"][1:]))
-    share, smaller = said.get("crop_pct", 0.875), min(height_width(size))
+    size = sizes.parse(tuple(metadata["input_size"][1:]))
+    share, smaller = metadata.get("crop_pct", 0.875), min(height_width(size))
     crop = "resize" if mode == "squash" and share == 1 else _CROPS[mode]
     # Rounded down as in timm, plus a margin for rounding in our own division.
     side = 256 if crop == "resize" else math.floor(smaller / share + 1e-6)
-    return Preprocessing(size, tuple(said["mean"]), tuple(said["std"]), crop, side, interpolation)
+    return Preprocessing(
+        size, tuple(metadata["mean"]), tuple(metadata["std"]), crop, side, interpolation
+    )
 
 
 def at_size(prepared: Preprocessing, size: Size, source: object) -> Preprocessing:
@@ -123,7 +130,7 @@ def at_size(prepared: Preprocessing, size: Size, source: object) -> Preprocessin
         smaller = min(height_width(prepared.image_size))
         share = _shares().get(prepared) or _share(smaller, side)
         side = math.floor(min(height_width(size)) / share + 1e-6)
-    before, now = sizes.text(prepared.image_size), sizes.text(size)
+    before, now = sizes.size_text(prepared.image_size), sizes.size_text(size)
     logging.info(
         "%s: its model is for images of %s pixels, its published preparation for %s: the smaller side is resized to "
         "%d, not %d, before images are cut", source, now, before, side, prepared.eval_resize,
@@ -136,7 +143,7 @@ def _shares() -> dict[Preprocessing, float]:
     """The `crop_pct` of every published preparation."""
     rows = json.loads(FILE.read_text())["preprocessing"]
     found = [dict(zip(_FIELDS, row, strict=True)) for row in rows]
-    return {preprocessing_from(said): said["crop_pct"] for said in found}
+    return {preprocessing_from(metadata): metadata["crop_pct"] for metadata in found}
 
 
 def _share(smaller: int, side: int) -> float:

@@ -19,7 +19,7 @@ from vit_jax.models.conversions.contract import (
     Preprocessing,
     Shapes,
     TimmConversion,
-    count,
+    count_layers,
 )
 from vit_jax.models.conversions.rules import SAME, Rule, Transform, chain, expanded, transposed
 
@@ -39,7 +39,7 @@ class BigVision(Conversion):
     # TensorFlow numbered the convolutions of some files.
     renamed = ((r"(standardized_conv2d)_\d+", r"\1"),)
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
         if "embedding/kernel" in shapes or not any(name in shapes for name in ROOTS):
             return None
@@ -68,18 +68,18 @@ class Timm(TimmConversion):
 
     conventions = {"root_zeros": True}
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
         if "stem.conv.weight" not in shapes:
             return None
         options = timm_sizes(shapes) | {
-            "image_size": said.get("image_size", USUAL_IMAGE_SIZE),
+            "image_size": metadata.get("image_size", USUAL_IMAGE_SIZE),
             "num_classes": shapes.get("head.fc.bias", (0,))[0],
             "preactivation": True,
             "root_zeros": True,
             "epsilons": "timm",
         }
-        return DetectedModel(options, assumed=() if "image_size" in said else ("image_size",))
+        return DetectedModel(options, assumed=() if "image_size" in metadata else ("image_size",))
 
     def rules(self, config: resnet.Config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`. BiT's head is a convolution: (classes, channels, 1, 1)."""
@@ -122,24 +122,26 @@ class HuggingFace(HuggingFaceConversion):
         (r"^bit\.norm\.", "norm."),
     )
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
-        if said.get("model_type") not in self.model_types:
+        if metadata.get("model_type") not in self.model_types:
             return None
         usual = {"layer_type": "preactivation", "global_padding": None, "num_groups": 32}
         usual |= {"embedding_dynamic_padding": False, "output_stride": 32, "hidden_act": "relu"}
         for name, value in usual.items():
-            if said.get(name, value) != value:
-                raise CheckpointError(f"{name} = {said[name]!r} is not supported, only {value!r}")
-        size = said.get("processor_size") or USUAL_IMAGE_SIZE
+            if metadata.get(name, value) != value:
+                raise CheckpointError(
+                    f"{name} = {metadata[name]!r} is not supported, only {value!r}"
+                )
+        size = metadata.get("processor_size") or USUAL_IMAGE_SIZE
         options = timm_sizes(shapes) | {
-            "image_size": said.get("image_size", size),
+            "image_size": metadata.get("image_size", size),
             "num_classes": shapes.get("classifier.1.bias", (0,))[0],
             "preactivation": True,
             "root_zeros": True,
             "epsilons": "timm",
         }
-        sized = "image_size" in said or said.get("processor_size")
+        sized = "image_size" in metadata or metadata.get("processor_size")
         return DetectedModel(options, {"kind": "bit"}, assumed=() if sized else ("image_size",))
 
     def rules(self, config: resnet.Config, layout: Mapping[str, Any]) -> list[Rule]:
@@ -155,7 +157,7 @@ class HuggingFace(HuggingFaceConversion):
         return "BiT is not written for transformers, unless it was read from there"
 
     def config_json(self, config: resnet.Config, layout: Mapping[str, Any]) -> dict[str, Any]:
-        """See `HuggingFaceConversion`: what the file said stays."""
+        """See `HuggingFaceConversion`: the file's own values stay."""
         return {}
 
 
@@ -234,10 +236,12 @@ def _units(ours: str, config: resnet.Config, unit: str):
 
 def timm_sizes(shapes: Shapes) -> dict[str, Any]:
     """Units, width and channels of a ResNet with timm's names."""
-    stages = count(shapes, r"stages\.(\d+)\.")
+    stages = count_layers(shapes, r"stages\.(\d+)\.")
     root = shapes["stem.conv.weight"] if "stem.conv.weight" in shapes else shapes["conv.weight"]
     return {
-        "units": tuple(count(shapes, rf"stages\.{s}\.blocks\.(\d+)\.") for s in range(stages)),
+        "units": tuple(
+            count_layers(shapes, rf"stages\.{s}\.blocks\.(\d+)\.") for s in range(stages)
+        ),
         "width_factor": root[0] / 64,
         "channels": root[1],
     }

@@ -24,7 +24,7 @@ from vit_jax.models.conversions.contract import (
     Open,
     Preprocessing,
     Shapes,
-    count,
+    count_layers,
     heads_of,
     image_size,
     patch_grid,
@@ -55,16 +55,16 @@ class Authors(Conversion):
 
     conventions = {"activation": "gelu", "epsilon": 1e-5, "parallel": False}
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
         if f"{_FIRST}.norm1.weight" not in shapes or "cls_token" not in shapes:
             return None
-        width, depth = shapes["cls_token"][-1], count(shapes, r"blocks\.(\d+)\.")
+        width, depth = shapes["cls_token"][-1], count_layers(shapes, r"blocks\.(\d+)\.")
         (inputs,) = shapes[f"{_FIRST}.norm1.weight"]
-        split = _first_split(inputs, said)
+        split = _first_split(inputs, metadata)
         performer = f"{_FIRST}.w" in shapes
         options = {
-            "image_size": _image_size(shapes["pos_embed"][1], split, said),
+            "image_size": _image_size(shapes["pos_embed"][1], split, metadata),
             "channels": inputs // split[0] ** 2,
             "num_classes": shapes.get("head.bias", (0,))[0],
             "depth": depth,
@@ -167,18 +167,18 @@ def _places_first(axis: int, channels: int, split: Split) -> Transform:
     return reordered(axis, order)
 
 
-def _image_size(rows: int, split: Split, said: Mapping[str, Any]) -> Size:
-    """What is said, else that of a square grid."""
-    if "image_size" in said:
-        return said["image_size"]
+def _image_size(rows: int, split: Split, metadata: Mapping[str, Any]) -> Size:
+    """The given size, else that of a square grid."""
+    if "image_size" in metadata:
+        return metadata["image_size"]
     stride = split[1] * t2t.LATER_SPLIT[1] ** 2
-    return image_size(patch_grid(rows, (1,), stride, said)[0], stride)
+    return image_size(patch_grid(rows, (1,), stride, metadata)[0], stride)
 
 
-def _first_split(inputs: int, said: Mapping[str, Any]) -> Split:
+def _first_split(inputs: int, metadata: Mapping[str, Any]) -> Split:
     """The windows of the image, from how many numbers they have."""
-    if "first_split" in said:
-        return tuple(said["first_split"])
+    if "first_split" in metadata:
+        return tuple(metadata["first_split"])
     usual = (split for split in _FIRST_SPLITS if inputs == 3 * split[0] ** 2)
     split = next(usual, t2t.FIRST_SPLIT)
     if inputs % split[0] ** 2:

@@ -40,7 +40,7 @@ class Authors(vit_timm.Timm):
 
     conventions = {"activation": "gelu", "epsilon": 1e-6}
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
         frequencies = shapes.get(_PATCHES.format(layer=0))
         if frequencies is None:
@@ -52,10 +52,10 @@ class Authors(vit_timm.Timm):
                 f"{_PATCHES.format(layer=0)} has {frequencies[0]} frequencies, for heads of {4 * frequencies[0]} "
                 f"channels, which do not divide the width {options['width']}"
             )
-        grid, _ = patch_grid(rows, (0,), pixels, said)
+        grid, _ = patch_grid(rows, (0,), pixels, metadata)
         rotated = _REGISTERS.format(layer=0) in shapes
         options |= _STRUCTURE | {
-            **vit_timm.image_options(grid, pixels, said),
+            **vit_timm.image_options(grid, pixels, metadata),
             "heads": options["width"] // (4 * frequencies[0]),
             "rope_theta": 10_000.0,
             "rope_grid": grid,

@@ -20,7 +20,7 @@ ROPES = {"cat": "axial", "dinov3": "centred", "mixed": "mixed"}
 NORMS = {"LayerNorm": "layer", "layernorm": "layer", "RmsNorm": "rms", "rmsnorm": "rms"}
 VIT, DISTILLED, EVA = "VisionTransformer", "VisionTransformerDistilled", "Eva"
 KINDS = (VIT, DISTILLED, EVA)
-# What no tensor tells, and what timm takes where nothing else is said.
+# What no tensor tells, and what timm takes by default.
 UNTOLD = {
     "heads": None,
     "activation": "gelu",
@@ -44,12 +44,12 @@ def from_arguments(kind: str, arguments: Mapping[str, Any]) -> Options:
     Raises:
       CheckpointError: an argument that changes what is computed is not supported.
     """
-    said = dict(arguments)
+    metadata = dict(arguments)
     used: set[str] = set()
 
     def take(name: str, default):
         used.add(name)
-        value = said.get(name)
+        value = metadata.get(name)
         return default if value is None else value
 
     eva = kind == EVA
@@ -87,8 +87,8 @@ def from_arguments(kind: str, arguments: Mapping[str, Any]) -> Options:
         "qkv_bias": take("qkv_bias", True),
         "projection_bias": take("proj_bias", True),
     }
-    options |= (_eva if eva else _vit)(take, options, said)
-    unknown = {n: v for n, v in said.items() if n not in used | _HARMLESS and v is not None}
+    options |= (_eva if eva else _vit)(take, options, metadata)
+    unknown = {n: v for n, v in metadata.items() if n not in used | _HARMLESS and v is not None}
     if unknown:
         listed = ", ".join(f"{name}={value!r}" for name, value in unknown.items())
         raise CheckpointError(f"timm's {listed} is not supported")
@@ -118,7 +118,7 @@ def _mlp(take, eva: bool, width: int) -> tuple[bool, int]:
     return layer != "Mlp", hidden // 2 if packed else hidden
 
 
-def _vit(take, options: Options, said: Mapping[str, Any]) -> Options:
+def _vit(take, options: Options, metadata: Mapping[str, Any]) -> Options:
     """What VisionTransformer has in its own way."""
     pooled = options["pool"] == "mean" if (norm := take("fc_norm", None)) is None else norm
     block = take("block_fn", "Block")
@@ -129,7 +129,7 @@ def _vit(take, options: Options, said: Mapping[str, Any]) -> Options:
     scaled = take("init_values", 0) and not after
     own = not take("no_embed_class", False)
     if take("pos_embed", "learn") != "learn":
-        raise CheckpointError(f"timm's pos_embed={said['pos_embed']!r} is not supported")
+        raise CheckpointError(f"timm's pos_embed={metadata['pos_embed']!r} is not supported")
     for name, usual in (("attn_layer", ("attn",)), ("embed_layer", ("PatchEmbed", "ResNet"))):
         if (value := take(name, usual[0])) not in usual:
             raise CheckpointError(f"timm's {name}={value!r} is not supported")
@@ -152,7 +152,7 @@ def _vit(take, options: Options, said: Mapping[str, Any]) -> Options:
     }
 
 
-def _eva(take, options: Options, said: Mapping[str, Any]) -> Options:
+def _eva(take, options: Options, metadata: Mapping[str, Any]) -> Options:
     """What Eva has in its own way."""
     heads = take("num_kv_heads", options["heads"])
     heads = heads[0] if isinstance(heads, list | tuple) and len(set(heads)) == 1 else heads
@@ -165,7 +165,7 @@ def _eva(take, options: Options, said: Mapping[str, Any]) -> Options:
     pooled = options["pool"] == "mean" if (norm := take("use_fc_norm", None)) is None else norm
     kept = not pooled if (norm := take("use_post_transformer_norm", None)) is None else norm
     after = take("use_post_norm", False)
-    scaled = said.get("init_values") is not None and not after
+    scaled = metadata.get("init_values") is not None and not after
     only_attention = take("attn_only_layer_scale", False)
     own, table = not take("no_embed_class", False), take("use_abs_pos_emb", True)
     pre_norm = take("use_pre_transformer_norm", False)

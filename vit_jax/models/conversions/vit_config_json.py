@@ -84,7 +84,7 @@ def assumed(stated: Collection[str], more: Mapping[str, str] | None = None) -> t
     return tuple(ours for theirs, ours in fields.items() if theirs not in stated)
 
 
-def said(config: PublishedViTConfig) -> dict[str, Any]:
+def config_fields(config: PublishedViTConfig) -> dict[str, Any]:
     """What config.json says of a model, in those words; only the size of its MLPs some classes say otherwise."""
     size = config.image_size
     return {

@@ -22,7 +22,7 @@ from vit_jax.models.conversions.contract import (
     DetectedModel,
     Open,
     Shapes,
-    count,
+    count_layers,
     image_size,
     patch_grid,
 )
@@ -38,7 +38,7 @@ POSITIONS = (POSITION_OFFICIAL, POSITION_BIG_VISION, "Transformer/pos_embedding"
 NUMBERS = {"linen": (1, 0, 0), "pre_linen": (2, 1, 3)}
 _NO_POOL = (
     "there is neither a class token nor attention pooling, and pool='mean' is taken. big_vision's "
-    "pool_type='0' has the same tensors: for that say pool='first'"
+    "pool_type='0' has the same tensors: for that set pool='first'"
 )
 
 
@@ -47,11 +47,11 @@ class Official(Conversion):
 
     conventions = {"activation": "gelu_tanh", "epsilon": 1e-6}
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
         if POSITION_OFFICIAL not in shapes or "conv_root/kernel" in shapes:
             return None
-        return recognise(shapes, said)
+        return recognise(shapes, metadata)
 
     def rules(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`."""
@@ -77,11 +77,11 @@ class Official(Conversion):
 class BigVision(Official):
     """google-research/big_vision, whose class token has no position: it is added to the token."""
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
         if "embedding/kernel" not in shapes or "conv_root/kernel" in shapes:
             return None
-        found = recognise(shapes, said)
+        found = recognise(shapes, metadata)
         if found.options["pool"] == "mean":
             found = dataclasses.replace(found, open={"pool": Open(("mean", "first"), _NO_POOL)})
         return found
@@ -105,7 +105,7 @@ class BigVision(Official):
         return without_class_row(config, params)
 
 
-def recognise(shapes: Shapes, said: Mapping[str, Any], stride: int = 1) -> DetectedModel:
+def recognise(shapes: Shapes, metadata: Mapping[str, Any], stride: int = 1) -> DetectedModel:
     """A ViT whose patches are counted in `stride` pixels."""
     before_linen = any("MultiHeadDotProductAttention_1/" in name for name in shapes)
     layout = {
@@ -126,7 +126,7 @@ def recognise(shapes: Shapes, said: Mapping[str, Any], stride: int = 1) -> Detec
     options = {
         "num_classes": shapes.get("head/bias", (0,))[0],
         "patch": patch,
-        "depth": layers[0] if layers else count(shapes, r"Transformer/encoderblock_(\d+)/"),
+        "depth": layers[0] if layers else count_layers(shapes, r"Transformer/encoderblock_(\d+)/"),
         "width": width,
         "mlp_dim": shapes[f"{block}/MlpBlock_{mlp}/Dense_0/kernel"][-1],
         "heads": heads,
@@ -143,7 +143,7 @@ def recognise(shapes: Shapes, said: Mapping[str, Any], stride: int = 1) -> Detec
     # that have come from there.
     official = layout["position"] == POSITION_OFFICIAL
     prefixes = ((1,) if official else (1, 0)) if pool == "token" else (0,)
-    grid, prefix = patch_grid(shapes[layout["position"]][1], prefixes, pixels, said)
+    grid, prefix = patch_grid(shapes[layout["position"]][1], prefixes, pixels, metadata)
     options |= {"position_of_class": bool(prefix), "image_size": image_size(grid, pixels)}
     return DetectedModel(options, layout, assumed=tuple(Official.conventions))
 

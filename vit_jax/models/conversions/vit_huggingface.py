@@ -33,15 +33,15 @@ class HuggingFace(HuggingFaceConversion):
     model_types = ("vit", "deit", *vit_towers.DEFAULTS)
     renamed = ((r"(head\.attention\.in_proj)_(weight|bias)", r"\1.\2"),)
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
-        if said.get("model_type") not in self.model_types:
+        if metadata.get("model_type") not in self.model_types:
             return None
-        if said["model_type"] in vit_towers.DEFAULTS:
-            return vit_towers.recognise(shapes, said)
+        if metadata["model_type"] in vit_towers.DEFAULTS:
+            return vit_towers.recognise(shapes, metadata)
         # transformers 5 has other names in its code; in files it reads and writes these.
         prefix = next((p for p in ("vit.", "deit.") if any(n.startswith(p) for n in shapes)), "")
-        value = vit_config_json.USUAL | {"pooler_act": "tanh"} | dict(said)
+        value = vit_config_json.USUAL | {"pooler_act": "tanh"} | dict(metadata)
         if not value["qkv_bias"]:
             raise CheckpointError(f"qkv_bias = {value['qkv_bias']} is not supported")
         pooler = shapes.get(f"{prefix}pooler.dense.bias")
@@ -55,7 +55,7 @@ class HuggingFace(HuggingFaceConversion):
             "distilled": distilled,
             "distillation_head": not distilled or "distillation_classifier.bias" in shapes,
         }
-        return DetectedModel(options, {"prefix": prefix}, assumed=vit_config_json.assumed(said))
+        return DetectedModel(options, {"prefix": prefix}, assumed=vit_config_json.assumed(metadata))
 
     def rules(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`; `prefix` is of all names but the heads': `vit.`, `deit.` or nothing."""
@@ -123,11 +123,11 @@ class HuggingFace(HuggingFaceConversion):
 
     def config_json(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> dict[str, Any]:
         """See `HuggingFaceConversion`."""
-        if "kind" in layout:  # What a file said stays.
+        if "kind" in layout:  # The file's own value stays.
             return {} if "config" in layout else vit_new_towers.config_json(config, layout["kind"])
         kind, teacher = "DeiT" if config.distilled else "ViT", "WithTeacher" * config.two_heads
         task = f"ForImageClassification{teacher}" if config.num_classes else "Model"
-        return vit_config_json.said(config) | {
+        return vit_config_json.config_fields(config) | {
             "architectures": [f"{kind}{task}"],
             "model_type": _model_type(config),
             "intermediate_size": config.mlp_dim,

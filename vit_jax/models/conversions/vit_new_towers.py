@@ -61,7 +61,7 @@ def refusal(config: PublishedViTConfig, kind: str) -> str:
     if reason := _refused_head(config, kind):
         return f"{reason}; {_TO_TIMM}"
     lacks = {
-        f"images of {sizes.text(config.image_size)}, only square ones": kind != "dinov3_vit"
+        f"images of {sizes.size_text(config.image_size)}, only square ones": kind != "dinov3_vit"
         and len(set(config.height_width)) > 1,
         "distillation token": config.distilled,
         "tanh layer": config.representation,
@@ -139,12 +139,12 @@ def config_json(config: PublishedViTConfig, kind: str) -> dict[str, Any]:
     """What config.json says of a new file."""
     if kind.startswith("dinov2"):
         return _dinov2(config, kind)
-    said = vit_config_json.said(config) | {"intermediate_size": config.mlp_dim}
+    metadata = vit_config_json.config_fields(config) | {"intermediate_size": config.mlp_dim}
     for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "qkv_bias"):
-        said.pop(name)
-    said["attention_dropout"] = config.attention_dropout
+        metadata.pop(name)
+    metadata["attention_dropout"] = config.attention_dropout
     if kind == "dinov3_vit":
-        return said | {
+        return metadata | {
             "architectures": ["DINOv3ViTModel"],
             "model_type": kind,
             "rope_theta": config.rope_theta,
@@ -159,14 +159,14 @@ def config_json(config: PublishedViTConfig, kind: str) -> dict[str, Any]:
         }
     vision = f"{kind}_vision_model"
     if kind == "siglip":
-        said["vision_use_head"] = config.pool == "map"
+        metadata["vision_use_head"] = config.pool == "map"
     name = {"clip": "CLIP", "siglip": "Siglip"}[kind]
     if not config.num_classes:
-        return said | {"architectures": [f"{name}VisionModel"], "model_type": vision}
+        return metadata | {"architectures": [f"{name}VisionModel"], "model_type": vision}
     return {
         "architectures": [f"{name}ForImageClassification"],
         "model_type": kind,
-        "vision_config": said | {"model_type": vision},
+        "vision_config": metadata | {"model_type": vision},
     }
 
 
@@ -174,7 +174,7 @@ def _dinov2(config: PublishedViTConfig, kind: str) -> dict[str, Any]:
     """`config_json` of DINOv2."""
     registers = {"num_register_tokens": config.registers}
     name = "Dinov2WithRegisters" if config.registers else "Dinov2"
-    return vit_config_json.said(config) | {
+    return vit_config_json.config_fields(config) | {
         "architectures": [f"{name}{'ForImageClassification' if config.num_classes else 'Model'}"],
         "model_type": kind,
         "mlp_ratio": 4 if config.gated_mlp else config.mlp_dim // config.width,

@@ -2,7 +2,7 @@
 
 Tensors tell most of it. The rest (heads, activation, which of several poolings, rotary positions, …)
 a published architecture or a config.json tells, and where there is neither, all published models that
-have such tensors, if these agree. Where they do not, it has to be said.
+have such tensors, if these agree. Where they do not, the user has to give them.
 """
 
 import functools
@@ -11,7 +11,7 @@ from typing import Any
 
 from vit_jax.base.errors import CheckpointError
 from vit_jax.models.conversions import published
-from vit_jax.models.conversions.contract import Open, Shapes, count
+from vit_jax.models.conversions.contract import Open, Shapes, count_layers
 from vit_jax.models.conversions.vit_arguments import (
     ACTIVATIONS,
     EVA,
@@ -57,7 +57,7 @@ def from_tensors(shapes: Shapes) -> Options:
         "num_classes": shapes.get("head.bias", (0,))[0],
         "channels": channels,
         "patch": patch,
-        "depth": count(shapes, r"blocks\.(\d+)\."),
+        "depth": count_layers(shapes, r"blocks\.(\d+)\."),
         "width": width,
         "mlp_dim": down,
         "representation": shapes.get("pre_logits.fc.bias", (0,))[0],
@@ -96,20 +96,20 @@ def _class_of(shapes: Shapes) -> str:
 
 
 def settled(
-    found: Options, shapes: Shapes, said: Mapping[str, Any]
+    found: Options, shapes: Shapes, metadata: Mapping[str, Any]
 ) -> tuple[Options, dict[str, Open], tuple[str, ...]]:
     """The options that tensors do not tell, those of them that are open, and those that are assumed.
 
     Args:
       found: what the tensors tell.
       shapes: of the tensors.
-      said: see `TimmConversion`.
+      metadata: see `TimmConversion`.
 
     Raises:
-      CheckpointError: what is said contradicts the tensors, or is not supported.
+      CheckpointError: the metadata contradicts the tensors, or is not supported.
     """
-    own = {name: said[name] for name in UNTOLD if name in said}
-    options, left, compared = _from_said(found, shapes, said)
+    own = {name: metadata[name] for name in UNTOLD if name in metadata}
+    options, left, compared = _from_said(found, shapes, metadata)
     options |= own
     assumed = (n for n in compared if n not in own and _matters(n, found | options))
     return options, {n: ask for n, ask in left.items() if n not in own}, tuple(assumed)
@@ -124,12 +124,12 @@ def _matters(name: str, options: Options) -> bool:
 
 
 def _from_said(
-    found: Options, shapes: Shapes, said: Mapping[str, Any]
+    found: Options, shapes: Shapes, metadata: Mapping[str, Any]
 ) -> tuple[Options, dict[str, Open], tuple[str, ...]]:
     """As `settled`, of a file that is not ours; the last are the options found by comparison."""
-    named = said.get("architecture", "")
+    named = metadata.get("architecture", "")
     known = published.architectures().get(named)
-    arguments = {n: v for n, v in said.items() if n not in _BESIDE_ARGUMENTS}
+    arguments = {n: v for n, v in metadata.items() if n not in _BESIDE_ARGUMENTS}
     if known or _stated(arguments):
         kind = known.kind if known else _kind(arguments)
         if kind not in KINDS:
@@ -142,9 +142,9 @@ def _from_said(
     return _by_comparison(found, shapes, arguments)
 
 
-# What `said` has that is no argument of timm's class.
+# What `metadata` has that is no argument of timm's class.
 _BESIDE_ARGUMENTS = {"architecture", "tag", "image_size", "wanted_size", "written_here", *UNTOLD}
-# Arguments without which little of a model is said.
+# Arguments without which little of a model is known.
 _STATING = {"embed_dim", "num_heads"}
 
 
@@ -158,14 +158,19 @@ def _kind(arguments: Mapping[str, Any]) -> str:
 
 
 def _compare(found: Options, options: Options, has_class: bool, named: str) -> None:
-    """Raises `CheckpointError` where tensors and what is said of them contradict each other."""
-    said = options | {"class_token": options["pool"] == "token" or options["keep_class_token"]}
+    """Raises `CheckpointError` where tensors and metadata contradict each other."""
+    metadata = options | {"class_token": options["pool"] == "token" or options["keep_class_token"]}
     from_file = found | {"class_token": has_class}
-    for name in said.keys() & from_file.keys() - {*_FITTED, *UNTOLD, "map_mlp_dim", "last_norm"}:
-        if said[name] != from_file[name]:
+    for name in metadata.keys() & from_file.keys() - {
+        *_FITTED,
+        *UNTOLD,
+        "map_mlp_dim",
+        "last_norm",
+    }:
+        if metadata[name] != from_file[name]:
             raise CheckpointError(
-                f"{named or 'config.json'} says {name}={said[name]!r}, the tensors have {from_file[name]!r}: this is "
-                "another model than its name or config.json says"
+                f"{named or 'config.json'} says {name}={metadata[name]!r}, the tensors have {from_file[name]!r}: "
+                "this is another model than its name or config.json says"
             )
 
 
@@ -175,7 +180,7 @@ def _by_comparison(
     """What all published models with such tensors have in common; of what they have not, the likeliest. The
     few `arguments` that a config.json says come first.
     """
-    said = {
+    metadata = {
         ours: names.get(arguments[theirs], arguments[theirs])
         for theirs, ours, names in _SAID_ALONE
         if theirs in arguments
@@ -195,7 +200,7 @@ def _by_comparison(
     likeliest = {"pool": "token" if has_class else "mean"}
     options, left = {}, {}
     for name, usual in UNTOLD.items():
-        if name in found or name in said:
+        if name in found or name in metadata:
             continue
         values: dict[Any, list[str]] = {}
         for architecture, other in alike:
@@ -204,7 +209,7 @@ def _by_comparison(
         unknown = not alike and name in ("activation", "pool")
         if len(values) > 1 or options[name] is None or unknown:
             left[name] = Open(ask=_ask(name, values))
-    return options | said, left, tuple(options)
+    return options | metadata, left, tuple(options)
 
 
 # Arguments that also a config.json of an unknown architecture says, and our names of them and of their values.

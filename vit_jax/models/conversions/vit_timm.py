@@ -54,13 +54,13 @@ class Timm(TimmConversion):
         (r"^(blocks\.\d+\.mlp)\.w3\.", r"\1.fc2."),
     )
 
-    def recognise(self, shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
         names = ("blocks.0.attn.qkv.weight", "blocks.0.attn.q_proj.weight")
         backbone = any(name.startswith("patch_embed.backbone.") for name in shapes)
         if backbone or not any(name in shapes for name in names):
             return None
-        return recognise(shapes, said)
+        return recognise(shapes, metadata)
 
     def rules(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`, and `layout`."""
@@ -152,7 +152,7 @@ class Timm(TimmConversion):
         if config.epsilon not in (1e-6, 1e-5):
             return (
                 f"timm computes with epsilon = 1e-06 or 1e-05, this model with {config.epsilon!r}. To accept the "
-                "other numbers, say --model=epsilon=1e-06 on the command line, or convert(…, epsilon=1e-6) in Python"
+                "other numbers, pass --model=epsilon=1e-06 on the command line, or convert(…, epsilon=1e-6) in Python"
             )
         if config.pool not in _POOLS:
             return f"timm has no pooling {config.pool!r}"
@@ -197,12 +197,12 @@ class Timm(TimmConversion):
 
 
 def architecture(
-    config: PublishedViTConfig, layout: Mapping[str, Any], said: dict[str, Any]
+    config: PublishedViTConfig, layout: Mapping[str, Any], metadata: dict[str, Any]
 ) -> tuple[str, dict[str, Any]]:
     """`TimmConversion.architecture` for such arguments."""
-    said = said | {"patch_size": config.patch}
+    metadata = metadata | {"patch_size": config.patch}
     if config.distilled:
-        return "deit_base_distilled_patch16_224", said
+        return "deit_base_distilled_patch16_224", metadata
     kind = (config.norm, config.epsilon, config.norm_after)
     eva = _is_eva(config, layout)
     base = _BASES.get(("eva", *kind) if eva else ("vit", *kind, layout.get("mlp") or ""))
@@ -213,7 +213,7 @@ def architecture(
             f"{config.norm_after}, gated_mlp={config.gated_mlp} and patch_norm={config.patch_norm} by a name: write a "
             ".safetensors file"
         )
-    return base, said
+    return base, metadata
 
 
 def arguments(config: PublishedViTConfig, layout: Mapping[str, Any]) -> dict[str, Any]:
@@ -299,26 +299,26 @@ def _eva_arguments(config: PublishedViTConfig, layout: Mapping[str, Any]) -> dic
     }
 
 
-def recognise(shapes: Shapes, said: Mapping[str, Any], stride: int = 1) -> DetectedModel:
+def recognise(shapes: Shapes, metadata: Mapping[str, Any], stride: int = 1) -> DetectedModel:
     """A ViT whose patches are counted in `stride` pixels."""
     has_class = "cls_token" in shapes
     known_options = vit_options.from_tensors(shapes)
-    found, left, assumed = vit_options.settled(known_options, shapes, said)
+    found, left, assumed = vit_options.settled(known_options, shapes, metadata)
     columns_first = found.pop("rope_columns_first", False)
     options = known_options | found | {"keep_class_token": has_class}
     pixels, placed = known_options["patch"] * stride, has_class + known_options["distilled"]
-    known = published.preprocessing(said.get("architecture", ""), said.get("tag", ""))
-    said = ({"image_size": known.image_size} if known else {}) | dict(said)
+    known = published.preprocessing(metadata.get("architecture", ""), metadata.get("tag", ""))
+    metadata = ({"image_size": known.image_size} if known else {}) | dict(metadata)
     if "pos_embed" in shapes:
         prefixes = dict.fromkeys((placed + known_options["registers"], placed, 0))
-        grid, prefix = patch_grid(shapes["pos_embed"][1], prefixes, pixels, said)
+        grid, prefix = patch_grid(shapes["pos_embed"][1], prefixes, pixels, metadata)
         options |= {
-            **image_options(grid, pixels, said),
+            **image_options(grid, pixels, metadata),
             "position_of_class": bool(prefix),
             "position_of_registers": prefix > placed,
         }
     else:
-        size = said.get("image_size") or said.get("wanted_size")
+        size = metadata.get("image_size") or metadata.get("wanted_size")
         if not size:
             raise CheckpointError(
                 "there is no table of positions, and nothing says the size of the images: say it when it is "
@@ -336,18 +336,20 @@ def recognise(shapes: Shapes, said: Mapping[str, Any], stride: int = 1) -> Detec
     return DetectedModel(options, layout, left, assumed=assumed)
 
 
-def image_options(grid: tuple[int, int], pixels: int, said: Mapping[str, Any]) -> dict[str, Any]:
-    """The size of images of such a grid, and whether the patches leave a rest of those that are said."""
-    size = said.get("image_size")
+def image_options(
+    grid: tuple[int, int], pixels: int, metadata: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The size of images of such a grid, and whether the patches leave a rest of images of the given size."""
+    size = metadata.get("image_size")
     if size and tuple(side // pixels for side in sizes.height_width(size)) == grid:
         rest = size != image_size(grid, pixels)
         return {"image_size": size} | ({"crop_to_patches": True} if rest else {})
     return {"image_size": image_size(grid, pixels)}
 
 
-def activation(said: Mapping[str, Any]) -> str:
+def activation(metadata: Mapping[str, Any]) -> str:
     """What a folder's config.json says, or timm's usual one."""
-    name = said.get("act_layer", "gelu")
+    name = metadata.get("act_layer", "gelu")
     if name not in vit_arguments.ACTIVATIONS:
         raise CheckpointError(
             f"the activation {name!r} is not supported; {', '.join(vit_arguments.ACTIVATIONS)} are"

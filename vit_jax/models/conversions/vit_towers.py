@@ -24,13 +24,13 @@ from vit_jax.models.conversions.rules import (
 )
 from vit_jax.models.vit_zoo_options import PublishedViTConfig
 
-Said = dict[str, Any]
+Fields = dict[str, Any]
 
 _DINOV2 = {"mlp_ratio": 4, "patch_size": 14, "use_swiglu_ffn": False}
 _SIGLIP = {"hidden_act": "gelu_pytorch_tanh", "vision_use_head": True}
 _CLIP = {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, "patch_size": 32}
 # What transformers takes where config.json says nothing, by its `model_type`.
-DEFAULTS: dict[str, Said] = {
+DEFAULTS: dict[str, Fields] = {
     "dinov2": _DINOV2,
     "dinov2_with_registers": _DINOV2 | {"patch_size": 16, "num_register_tokens": 4},
     "dinov3_vit": {
@@ -63,11 +63,11 @@ _BESIDE = (
 )  # fmt: skip
 
 
-def recognise(shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel:
+def recognise(shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel:
     """See `Conversion`; of a `model_type` in `DEFAULTS`."""
-    kind = said["model_type"]
-    value = vit_config_json.USUAL | {"layer_norm_eps": 1e-6} | DEFAULTS[kind] | dict(said)
-    nested = {**said.get("vision_config", {}), **(said.get("vision_config_dict") or {})}
+    kind = metadata["model_type"]
+    value = vit_config_json.USUAL | {"layer_norm_eps": 1e-6} | DEFAULTS[kind] | dict(metadata)
+    nested = {**metadata.get("vision_config", {}), **(metadata.get("vision_config_dict") or {})}
     value |= nested
     names = ("patch_embeddings.projection", "patch_embedding", "patch_embeddings")
     found = [p for p in _PREFIXES for n in names if f"{p}embeddings.{n}.weight" in shapes]
@@ -89,16 +89,16 @@ def recognise(shapes: Shapes, said: Mapping[str, Any]) -> DetectedModel:
     # NaFlex has a number of patches in place of a size.
     sized = {"image_size"} if "num_patches" in value else set()
     assumed = vit_config_json.assumed(
-        {*said, *nested, *sized}, {"rope_theta": "rope_theta"} if "rope" in more else None
+        {*metadata, *nested, *sized}, {"rope_theta": "rope_theta"} if "rope" in more else None
     )
     return DetectedModel(options | more, layout, left_out=(*_BESIDE, *left_out), assumed=assumed)
 
 
-def _plain(shapes: Shapes, value: Said, prefix: str) -> tuple[Said, tuple[str, ...]]:
+def _plain(shapes: Shapes, value: Fields, prefix: str) -> tuple[Fields, tuple[str, ...]]:
     return {"qkv_bias": value["qkv_bias"]}, ()
 
 
-def _dinov2(shapes: Shapes, value: Said, prefix: str) -> tuple[Said, tuple[str, ...]]:
+def _dinov2(shapes: Shapes, value: Fields, prefix: str) -> tuple[Fields, tuple[str, ...]]:
     hidden = int(value["hidden_size"] * value["mlp_ratio"])
     options = {"layer_scale": "all", "qkv_bias": value["qkv_bias"], "mlp_dim": hidden}
     if value["use_swiglu_ffn"]:
@@ -108,7 +108,7 @@ def _dinov2(shapes: Shapes, value: Said, prefix: str) -> tuple[Said, tuple[str, 
     return options | {"registers": value.get("num_register_tokens", 0)}, ()
 
 
-def _dinov3(shapes: Shapes, value: Said, prefix: str) -> tuple[Said, tuple[str, ...]]:
+def _dinov3(shapes: Shapes, value: Fields, prefix: str) -> tuple[Fields, tuple[str, ...]]:
     biases = tuple(bool(value[f"{name}_bias"]) for name in ("query", "key", "value"))
     known = {(True, True, True), (True, False, True), (False, False, False)}
     if biases not in known or value["proj_bias"] != value["mlp_bias"]:
@@ -127,8 +127,8 @@ def _dinov3(shapes: Shapes, value: Said, prefix: str) -> tuple[Said, tuple[str, 
     return options, (r"classifier\..*",)
 
 
-def _siglip(shapes: Shapes, value: Said, prefix: str) -> tuple[Said, tuple[str, ...]]:
-    options: Said = {"pool": "map"}
+def _siglip(shapes: Shapes, value: Fields, prefix: str) -> tuple[Fields, tuple[str, ...]]:
+    options: Fields = {"pool": "map"}
     if "classifier.weight" in shapes or f"{prefix}head.probe" not in shapes:
         options = {"pool": "mean", "num_classes": shapes.get("classifier.bias", (0,))[0]}
     if "num_patches" in value:
@@ -137,7 +137,7 @@ def _siglip(shapes: Shapes, value: Said, prefix: str) -> tuple[Said, tuple[str, 
     return options, () if options["pool"] == "map" else (r"(.*\.)?head\..*",)
 
 
-def _clip(shapes: Shapes, value: Said, prefix: str) -> tuple[Said, tuple[str, ...]]:
+def _clip(shapes: Shapes, value: Fields, prefix: str) -> tuple[Fields, tuple[str, ...]]:
     options = {"pre_norm": True, "patch_bias": False, "last_norm": "pooled"}
     if "classifier.weight" not in shapes:
         return options, ()
