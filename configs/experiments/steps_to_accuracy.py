@@ -9,7 +9,7 @@ vit_jax train --config=configs/experiments/steps_to_accuracy.py:cifar10 --workdi
 vit_jax train --config=configs/experiments/steps_to_accuracy.py:smoke --workdir=DIR
     the same on scikit-learn's handwritten digits, to see that it runs.
 vit_jax train --config=configs/experiments/steps_to_accuracy.py --workdir=DIR
-    AlgoPerf's ViT-S/16 on ImageNet to its target of 77.31 %.
+    AlgoPerf's ViT-S/16 on ImageNet to its target of 77.31 %, all with a rate of 0.001; with :paper,trials at all three.
 
 The rate stays after warm-up, and averaged parameters are evaluated: a rate that falls would have to know when the run
 ends, which is what is asked for. A run ends at the first evaluation that reaches the target, or at its last step.
@@ -22,8 +22,8 @@ from vit_jax import recipes
 
 OPTIMIZERS = ("adamw", "schedule_free", "muon", "normuon", "soap", "shampoo")
 RATES = (1e-3, 3e-3, 1e-2)
-# Of the trials on CIFAR-10, the rate that needed the fewest steps.
-BEST = dict.fromkeys(OPTIMIZERS, 3e-3)
+# Of the trials on CIFAR-10, the rate that needed the fewest steps; of equal ones that with the better accuracy there.
+BEST = dict.fromkeys(OPTIMIZERS, 3e-3) | {"soap": 1e-2}
 
 
 def get_runs(arg="paper"):
@@ -35,7 +35,8 @@ def get_runs(arg="paper"):
     if part == "trials":
         return recipes.vary(config, [_of(n, r) for n in OPTIMIZERS for r in RATES], seeds=1)
     config.seed = 1  # seed 0 chose the rates
-    return recipes.vary(config, [_of(n, BEST[n]) for n in OPTIMIZERS], seeds=5)
+    rates = BEST if size == "cifar10" else dict.fromkeys(OPTIMIZERS, 1e-3)
+    return recipes.vary(config, [_of(n, rates[n]) for n in OPTIMIZERS], seeds=5)
 
 
 def _of(name, rate):

@@ -25,6 +25,8 @@ SEED = "seed"
 _SHARE = re.compile(r"\w+(\[:(?P<share>[\d.]+)%\])?")
 # Of fields that always change together the one that says most; heads change with the width.
 _SAY_MOST = ("model.name", "model.width")
+# From these may follow the other fields of their sections.
+_SAY_WHAT = ("model.name", "optim.name")
 _OF_DATA = ("data.name", "data.path", "data.train_split", "data.eval_split", "data.mixture")
 
 
@@ -142,12 +144,12 @@ def _varied(runs: Sequence[Run]) -> tuple[list[str], dict[str, list[str]]]:
             together[name] = []
     kept = [name for name in varied if name in together]
     kept.sort(key=lambda name: name != "model.name")
-    if "model.name" in kept:  # whose options follow from it
-        implied = [n for n in kept if n.startswith("model.") and n != "model.name"]
-        for name in implied:
-            if _follows(varied["model.name"], varied[name]):
+    for head in _SAY_WHAT:
+        section = head.removesuffix("name")
+        for name in [n for n in kept if head in kept and n.startswith(section) and n != head]:
+            if _follows(varied[head], varied[name]):
                 kept.remove(name)
-                together["model.name"] += [name, *together.pop(name)]
+                together[head] += [name, *together.pop(name)]
     return kept, {name: others for name, others in together.items() if others}
 
 

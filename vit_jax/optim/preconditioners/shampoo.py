@@ -14,6 +14,7 @@ import optax
 
 from vit_jax.base import patterns
 from vit_jax.optim import blocks
+from vit_jax.optim.blocks import product
 from vit_jax.optim.matrices import Matrices
 from vit_jax.optim.optimizers import keep
 from vit_jax.optim.options import Optim
@@ -40,7 +41,7 @@ def shampoo(config: Optim, matrices: Matrices) -> optax.GradientTransformation:
         """Scale does not matter, since the norm is replaced: no correction of the running mean's bias."""
         values, vectors = jnp.linalg.eigh(moment)
         values = jnp.maximum(values, 0) + jnp.maximum(config.matrix_eps * values[..., -1:], 1e-30)
-        return blocks.product(vectors * values[..., None, :] ** -0.25, vectors.mT)
+        return product(vectors * values[..., None, :] ** -0.25, vectors.mT)
 
     def init(params):
         zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
@@ -56,7 +57,7 @@ def shampoo(config: Optim, matrices: Matrices) -> optax.GradientTransformation:
         def precondition(arrays):
             new = blocks.update_moments(arrays, b2)
             new |= blocks.refresh(count, config.matrix_every, root, arrays | new, "root")
-            x = blocks.product(blocks.product(new["left_root"], arrays["x"]), new["right_root"])
+            x = product(product(new["left_root"], arrays["x"]), new["right_root"])
             return new | {"x": x}
 
         us, found = blocks.apply(precondition, grads, state.stacks, matrices, longest)
