@@ -39,7 +39,12 @@ class ClassifierConfig:
     biased_attention: ClassVar[bool] = False
 
     image_size: Size
-    num_classes: int = option(1000, "outputs of the head; 0: no head", minimum=0, fitted=True)
+    num_classes: int = option(
+        1000,
+        "outputs of the head; 0: no head; in a run by default as many as the data has classes",
+        minimum=0,
+        fitted=True,
+    )
     head_init: str = option(
         "zeros",
         "initial head kernel: zeros, or normal with std 0.02",
