@@ -45,16 +45,15 @@ def write(foreign: LoadedCheckpoint, path: epath.PathLike) -> None:
         check_mae_encoder(foreign.model_config, path)
         conversion = named.conversion_of(foreign.model_config, timm.NAME, path)
         foreign = named.expressed(foreign, conversion, timm.NAME)
-        beside_tensors = timm.header_of(foreign) | {
-            mae_conversion.LAYOUT: dataclasses.asdict(decoder.options)
-        }
+        decoder_options = {mae_conversion.LAYOUT: dataclasses.asdict(decoder.options)}
+        header = timm.header_of(foreign) | decoder_options
         beside = decoder.beside(timm.NAME)
     else:
         conversion = named.conversion_of(foreign.model_config, NAME, path)
         foreign = named.expressed(foreign, conversion, NAME)
-        metadata = named.header(foreign, named.options_of_model(foreign.model_config))
+        header = named.header(foreign, named.options_of_model(foreign.model_config))
         beside = ((), {})
-    metadata = {pytorch.METADATA: json.dumps(beside_tensors)}
+    metadata = {pytorch.METADATA: json.dumps(header)}
     named.write_safetensors(foreign, conversion, path, metadata, beside)
 
 
