@@ -133,11 +133,19 @@ def _purpose(cls: type, name: str) -> str:
     return " ".join(inspect.getdoc(declared[name]).split()).partition(". ")[0].rstrip(".")
 
 
+def _quoted(value: object) -> str:
+    """A value as a shell takes it; '' for none."""
+    text = "" if value is None else str(value)
+    if re.fullmatch(r"[\w./:=,+%-]*", text):
+        return text
+    return f'"{text}"' if "'" in text else f"'{text}'"
+
+
 def _lines(entries: list[Entry], width: int) -> str:
     """A table of two columns; a value that is too long for the first one has its own line."""
     lines = []
     for entry in entries:
-        setting = f"  --config.{entry.name}={entry.value}"
+        setting = f"  --config.{entry.name}={_quoted(entry.value)}"
         doc = textwrap.wrap(entry.doc, width - _COLUMN - 2)
         if len(setting) <= _COLUMN:
             lines.append(f"{setting:<{_COLUMN}}  {doc.pop(0)}")

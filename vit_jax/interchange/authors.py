@@ -24,13 +24,13 @@ def recognises(opened: CheckpointFile) -> bool:
     )
 
 
-def read(opened: CheckpointFile, wishes: ReadOptions) -> LoadedCheckpoint:
+def read(opened: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
     """See `formats`."""
     stated = named.in_header(opened)
     found = named.find_family(
-        opened, NAME, stated | named.requested_metadata(wishes), opened.prefixes
+        opened, NAME, stated | named.requested_metadata(request), opened.prefixes
     )
-    return named.with_header(named.read_named(opened, found, NAME, wishes, stated), opened)
+    return named.with_header(named.read_named(opened, found, NAME, request, stated), opened)
 
 
 def write(foreign: LoadedCheckpoint, path: epath.PathLike) -> None:
