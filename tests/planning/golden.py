@@ -42,7 +42,11 @@ class Case:
 
 
 _FROM_CHECKPOINT = (("init_from", ""), ("model.name", "ViT-B/16"), ("model.num_classes", 1000))
-_INPUTS = (("data.mean", (0.5, 0.5, 0.5)), ("data.std", (0.5, 0.5, 0.5)))
+_INPUTS = (
+    ("data.mean", (0.5, 0.5, 0.5)),
+    ("data.std", (0.5, 0.5, 0.5)),
+    ("data.interpolation", "bilinear"),
+)
 # Networks whose sizes of the paper take minutes to compile.
 _SMALL = (
     "deepvit", "localvit", "cross_vit", "t2t_vit", "dynamic_vit", "feed_forward", "efficientnet", "axial", "positions",
