@@ -1,8 +1,9 @@
 """Files import downwards: no circles, and no arrow from a room to one above it. All imports count, those
-inside functions and those for types alone too.
+inside functions and those for types alone too. Public names are those of few files.
 """
 
 import ast
+import collections
 import pathlib
 
 import networkx
@@ -14,6 +15,12 @@ ROOMS = (
     "recipes", "checkpoints", "interchange", "evaluation", "prediction", "training", "inspection", "studies",
     "planning", "export", "api", "serving", "benchmarks", "__init__", "commands", "main", "__main__",
 )  # fmt: skip
+# Names that modules share since they fulfil one contract (docs/design.md).
+CONTRACTS = {
+    "read", "write", "load", "recognises", "inspect", "options_from_name", "register", "make", "text",
+    "Authors", "Timm", "Own",
+}  # fmt: skip
+MOST = 3
 
 
 def modules() -> dict[str, pathlib.Path]:
@@ -70,3 +77,13 @@ def test_no_room_imports_one_above_it():
         if ROOMS.index(room_of(one)) < ROOMS.index(room_of(other))
     ]
     assert not up
+
+
+def test_a_public_name_is_that_of_at_most_three_files_or_of_a_contract():
+    files = collections.defaultdict(set)
+    for name, path in modules().items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+                files[node.name].add(name)
+    shared = {name: sorted(found) for name, found in files.items() if len(found) > MOST}
+    assert shared.keys() <= CONTRACTS, shared

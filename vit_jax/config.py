@@ -53,9 +53,12 @@ class Adapt:
     lora_targets: tuple = option(
         (".*/query", ".*/value"),
         "patterns of the layers with adapters: '.*/query', '.*/key', '.*/value', or names such as layers/mlp/up",
+        when={"lora_rank": bool},
     )
     also: tuple = option(
-        adapters.NEW_HEAD, "patterns of the parameters that are trained beside the adapters"
+        adapters.NEW_HEAD,
+        "patterns of the parameters that are trained beside the adapters",
+        when={"lora_rank": bool},
     )
 
 
@@ -114,6 +117,7 @@ class Checkpoint:
         "20 steps",
         "how often to save to checkpoint.local: steps, epochs, examples or %; 0: never",
         parse=durations.parse,
+        when={"local": bool},
     )
     keep: int = option(3, "how many of the last are kept", minimum=1)
     best: bool = option(
@@ -172,6 +176,7 @@ class Spike:
         100,
         "length of the running mean in steps; the first so many steps are never spikes",
         minimum=1,
+        when={"factor": bool},
     )
 
 
@@ -186,9 +191,13 @@ class Reference:
         0.0,
         "end the run so many points (of %) below the curve and its seeds, on average of 3 evaluations; 0: never",
         minimum=0,
+        when={"curve": bool},
     )
     stop_after: str = option(
-        "10%", "stop_below: how much of the run is let pass before", parse=durations.parse
+        "10%",
+        "stop_below: how much of the run is let pass before",
+        parse=durations.parse,
+        when={"curve": bool},
     )
 
 
@@ -239,12 +248,15 @@ class Config:
     )
     init_from: str = option("", "checkpoint of any format to start from, see docs/checkpoints.md")
     init_reset: tuple = option(
-        ("head(_distilled)?/.*",), "init_from: patterns of parameters that are re-initialised"
+        ("head(_distilled)?/.*",),
+        "init_from: patterns of parameters that are re-initialised",
+        when={"init_from": bool},
     )
     init_resize: str = option(
         "scipy",
         "init_from: how position embeddings are resized; torch: as transformers does, dinov2: as DINOv2",
         choices=("scipy", "bilinear", "bicubic", "torch", "dinov2"),
+        when={"init_from": bool},
     )
     init_channels: str = option(
         "error",
@@ -252,6 +264,7 @@ class Config:
         "the mean of the checkpoint's kernels, scaled to the same sum",
         choices=("error", "mean"),
         may_change=True,
+        when={"init_from": bool},
     )
     nonfinite: str = option(
         "stop",
@@ -265,18 +278,21 @@ class Config:
         "nonfinite=skip: how many updates in a row are skipped before the run ends with an error",
         minimum=1,
         may_change=True,
+        when={"nonfinite": ("skip",)},
     )
     rollback_skip: str = option(
         "1 step",
         "nonfinite=rollback: how much data is skipped, starting with the bad step's",
         parse=durations.parse,
         may_change=True,
+        when={"nonfinite": ("rollback",)},
     )
     max_rollbacks: int = option(
         10,
         "nonfinite=rollback: how many rollbacks a run may have before it ends with an error",
         minimum=1,
         may_change=True,
+        when={"nonfinite": ("rollback",)},
     )
     compilation_cache: str = option(
         "auto",

@@ -42,7 +42,7 @@ def test_help_on_a_recipe_lists_what_its_model_objective_and_optimizer_read_with
     assert {"optim.b2", "optim.eps", "optim.lr_end"}.isdisjoint(
         again := fields(config_help(config))
     )
-    assert again["optim.timescale"] == "10000 steps" and again["optim.b1"] == "0.9"
+    assert again["optim.timescale"] == "'10000 steps'" and again["optim.b1"] == "0.9"
 
 
 def test_options_of_published_weights_are_listed_where_a_recipe_or_a_name_sets_them():

@@ -50,7 +50,7 @@ def test_tensors_of_safetensors_do_not_overlap(tmp_path):
 def test_metadata_of_ours_that_is_no_object_is_a_checkpoint_error(tmp_path, said):
     header = json.dumps({"__metadata__": {"vit_jax": said}}).encode()
     with pytest.raises(CheckpointError, match="is damaged"):
-        _ = opened.CheckpointFile(in_safetensors(tmp_path, header)).said
+        _ = opened.CheckpointFile(in_safetensors(tmp_path, header)).header
 
 
 @pytest.mark.parametrize("name", ["../x.safetensors", "/etc/passwd", "a/b", "..", "", 7, ["a"]])

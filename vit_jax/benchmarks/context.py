@@ -1,10 +1,11 @@
 """Where and with what a figure was measured."""
 
 import importlib.metadata
-import os
 import platform
 
 import jax
+
+from vit_jax.devices import local
 
 
 def context() -> dict:
@@ -12,7 +13,7 @@ def context() -> dict:
     device = jax.devices()[0]
     return {
         "devices": f"{jax.device_count()} x {device.device_kind}",
-        "cpu_cores": len(os.sched_getaffinity(0)),
+        "cpu_cores": local.cores(),
         "python": platform.python_version(),
         "jax": jax.__version__,
         "flax": importlib.metadata.version("flax"),

@@ -1,7 +1,6 @@
 """Throughput of the input pipeline, from files to devices."""
 
 import dataclasses
-import os
 import resource
 import statistics
 import time
@@ -17,7 +16,7 @@ from vit_jax.data import crops, decode, images, loader, reading, sources
 from vit_jax.data.batches import TrainBatches
 from vit_jax.data.order import batch_indices, crop_draws, example_ids
 from vit_jax.data.record import Record, soft_labels
-from vit_jax.devices import meshes
+from vit_jax.devices import local, meshes
 from vit_jax.training.assembly import resolve
 
 
@@ -71,7 +70,7 @@ def input_pipeline(
             "overhead_else_microseconds": 1e6 * _machinery_seconds(source, config, mesh),
             "psnr_db": _psnr(source, config),
             "resident_bytes_peak": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
-            "threads": config.data.threads or len(os.sched_getaffinity(0)),
+            "threads": config.data.threads or local.cores(),
         }
         | context()
     )

@@ -49,8 +49,8 @@ def config_help(config: ConfigDict, *, everything: bool = False, width: int = WI
     hidden = len(list(schema.walk(config_class()))) - sum(len(entries) for _, entries in sections)
     if hidden:
         parts.append(
-            f"{hidden} more fields belong to other models, objectives and optimizers, or to published weights: "
-            "--help all"
+            f"{hidden} more fields belong to other models, objectives and optimizers, to published weights, or to "
+            "what is switched off here: --help all"
         )
     return "\n\n".join(parts)
 
@@ -59,6 +59,7 @@ def _sections(config: ConfigDict, everything: bool) -> Iterator[tuple[str, list[
     """(title, entries) of each part that fits on a screen."""
     cls = config_class()
     top = [field for field in dataclasses.fields(cls) if "section" not in field.metadata]
+    top = [field for field in top if everything or schema.is_read(field, config)]
     yield "The run", [_entry("", field, config[field.name]) for field in top]
     for field in dataclasses.fields(cls):
         section = field.metadata.get("section")
@@ -89,7 +90,8 @@ def _model(values: ConfigDict) -> Iterator[tuple[str, list[Entry]]]:
         yield "config.model: that of the checkpoint to start from", given
         return
     family = registry.family_named(values.name)
-    applies = family.options_from_name(values.name) | schema.given_options(values)
+    by_name = family.options_from_name(values.name)
+    applies = {"num_classes": ""} | by_name | schema.given_options(values)
     name, options = schema.options(registry.Name)[0], schema.options(family.Config)
     options = [o for o in options if not _is_hidden(o, applies)]
     entries = [_entry("model.", o, applies.get(o.name, o.default)) for o in options]
@@ -131,11 +133,19 @@ def _purpose(cls: type, name: str) -> str:
     return " ".join(inspect.getdoc(declared[name]).split()).partition(". ")[0].rstrip(".")
 
 
+def _quoted(value: object) -> str:
+    """A value as a shell takes it; '' for none."""
+    text = "" if value is None else str(value)
+    if re.fullmatch(r"[\w./:=,+%-]*", text):
+        return text
+    return f'"{text}"' if "'" in text else f"'{text}'"
+
+
 def _lines(entries: list[Entry], width: int) -> str:
     """A table of two columns; a value that is too long for the first one has its own line."""
     lines = []
     for entry in entries:
-        setting = f"  --config.{entry.name}={entry.value}"
+        setting = f"  --config.{entry.name}={_quoted(entry.value)}"
         doc = textwrap.wrap(entry.doc, width - _COLUMN - 2)
         if len(setting) <= _COLUMN:
             lines.append(f"{setting:<{_COLUMN}}  {doc.pop(0)}")

@@ -222,7 +222,11 @@ def define_hosts() -> None:
     flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, if the run has several")
     flags.DEFINE_integer("num_processes", None, "how many processes the run has", lower_bound=1)
     flags.DEFINE_integer("process_id", None, "which of them this is, from 0", lower_bound=0)
-    flags.DEFINE_bool("log_all_processes", False, "not only process 0 says what it is doing")
+    flags.DEFINE_bool(
+        "log_all_processes",
+        False,
+        "log the messages of all processes, not those of process 0 alone",
+    )
 
 
 @contextlib.contextmanager

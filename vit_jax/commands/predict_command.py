@@ -2,7 +2,6 @@
 
 from absl import flags
 
-from vit_jax.base.errors import UserError
 from vit_jax.commands import flags as cli
 
 FLAGS = flags.FLAGS
@@ -76,6 +75,7 @@ def _write_maps(images: list[str], settings: list[tuple[str, str]]) -> None:
     """`predict` of a model that segments."""
     if FLAGS.csv or FLAGS.picture or cli.thresholds():
         raise flags.Error("pass --out without --csv, --picture, --budget and --threshold")
+    from vit_jax.prediction.images import check_all_read
     from vit_jax.prediction.maps import write_maps
 
     result = write_maps(
@@ -88,8 +88,7 @@ def _write_maps(images: list[str], settings: list[tuple[str, str]]) -> None:
         model_options=cli.options(FLAGS.model),
     )
     cli.print_result(result, f"masks of {result['images']} images: {FLAGS.out}")
-    if bad := result["unreadable"]:
-        raise UserError(f"{bad} of {bad + result['images']} images cannot be read, see above")
+    check_all_read(result["images"], result["unreadable"])
 
 
 def _define_features() -> None:
@@ -138,6 +137,7 @@ def _write_features(images: list[str], settings: list[tuple[str, str]]) -> None:
     from vit_jax.base import sizes
     from vit_jax.prediction.feature_files import write_features
     from vit_jax.prediction.features import Wanted
+    from vit_jax.prediction.images import check_all_read
 
     flag, out = "--out", FLAGS.out
     if FLAGS.features != "true":
@@ -159,6 +159,4 @@ def _write_features(images: list[str], settings: list[tuple[str, str]]) -> None:
     lines = [f"{result['images']} x {result['width']}: {out}"]
     lines += [f"  {name} {'x'.join(map(str, n))}" for name, n in result.get("arrays", {}).items()]
     cli.print_result(result, "\n".join(lines))
-    if bad := result["unreadable"]:
-        total = bad + result["images"]
-        raise UserError(f"{bad} of {total} images cannot be read, see above")
+    check_all_read(result["images"], result["unreadable"])

@@ -1,6 +1,6 @@
 """How a model is computed on the devices at hand: what is chosen where the config leaves the choice,
-and the sentence that reports it. Only this file, and those that implement formulas for one platform,
-depend on the platform. What is computed is the same up to rounding.
+and the sentence that reports it. Attention's kernel is chosen in `attend`. Only these two, and the files that
+implement formulas for one platform, depend on the platform. What is computed is the same up to rounding.
 
 Choices are made while a program is traced, for the devices of the mesh that is set then: a program
 compiled for a TPU pod on a laptop gets the TPU's.

@@ -8,7 +8,6 @@ import collections
 import dataclasses
 import functools
 import math
-import os
 import queue
 import threading
 import time
@@ -30,6 +29,7 @@ from vit_jax.data.options import BatchSpec, Data
 from vit_jax.data.order import data_step
 from vit_jax.data.reading import BLOCK, MIB, ReadAhead, join
 from vit_jax.data.record import DataError, Source
+from vit_jax.devices import local
 
 _INSTEAD = {"training": "another takes its place", "evaluation": "it is excluded from evaluation"}
 _UNDER_WAY = 2  # batches being filled, so that no thread waits for the last rows of one
@@ -139,7 +139,7 @@ class Batches(Iterator[dict[str, jax.Array]]):
         self._under_way: dict[int, _Filling] = {}
         self._decode_seconds, self._timing = 0.0, threading.Lock()
         self._seconds_before = (0.0, 0.0)
-        threads = config_data.threads or len(os.sched_getaffinity(0))
+        threads = config_data.threads or local.cores()
         self.reading = ReadAhead(
             host_batches.source,
             lambda block: host_batches.examples(*self._place(block)),
@@ -314,13 +314,13 @@ def local_rows(
 
 
 def global_array(
-    local: np.ndarray, rows: np.ndarray, batch_size: int, sharding: NamedSharding
+    own: np.ndarray, rows: np.ndarray, batch_size: int, sharding: NamedSharding
 ) -> jax.Array:
-    """The batch of which this process has the `rows`, from `local_rows`, as `local`."""
-    shape = (batch_size, *local.shape[1:])
+    """The batch of which this process has the `rows`, from `local_rows`, as `own`."""
+    shape = (batch_size, *own.shape[1:])
     places = sharding.addressable_devices_indices_map(shape)
     bounds = [np.searchsorted(rows, index[0].indices(batch_size)[:2]) for index in places.values()]
-    shards = jax.device_put([local[first:last] for first, last in bounds], list(places))
+    shards = jax.device_put([own[first:last] for first, last in bounds], list(places))
     return jax.make_array_from_single_device_arrays(shape, sharding, shards)
 
 

@@ -25,7 +25,9 @@ class Data:
         "pattern; TFDS: the data directory (default ~/tensorflow_datasets)",
     )
     mixture: tuple = option(
-        (), "with name='mixture': ((name or path, weight), …); weights are shares of the examples"
+        (),
+        "with name='mixture': ((name or path, weight), …); weights are shares of the examples",
+        when={"name": ("mixture",)},
     )
     train_split: str = option(
         "train", "examples to train on; slices as in TFDS: 'train[:99%]', 'train[1000:]'"
@@ -67,6 +69,7 @@ class Data:
         "jitter crop: smallest and largest factor by which an image is enlarged; at 1 it just fits",
         above=0,
         length=2,
+        when={"train_crop": ("jitter",)},
     )
     crop_area: tuple = option(
         (0.05, 1.0),
@@ -74,11 +77,21 @@ class Data:
         above=0,
         maximum=1,
         length=2,
+        when={"train_crop": ("inception",)},
     )
     crop_aspect: tuple = option(
-        (3 / 4, 4 / 3), "inception crop: narrowest and widest aspect ratio", above=0, length=2
+        (3 / 4, 4 / 3),
+        "inception crop: narrowest and widest aspect ratio",
+        above=0,
+        length=2,
+        when={"train_crop": ("inception",)},
     )
-    resize: int = option(256, "random crop: the smaller side is first resized to this", minimum=1)
+    resize: int = option(
+        256,
+        "random crop: the smaller side is first resized to this",
+        minimum=1,
+        when={"train_crop": ("random",)},
+    )
     interpolation: str = option(
         "bilinear",
         "antialiased filter by which crops for training and evaluation are resized; '': as init_from has it",
@@ -98,8 +111,14 @@ class Data:
         (),
         "other sizes of views, in a share of the steps: ({'share': 0.3, 'sizes': (512, 512, 112), 'start': '50%'}, …), "
         "an image_size for each of views; which it is, is drawn by seed and step; (): always those of views",
+        when={"views": bool},
     )
-    pad: int = option(4, "pad crop: zero border, in pixels, from which the crop is cut", minimum=0)
+    pad: int = option(
+        4,
+        "pad crop: zero border, in pixels, from which the crop is cut",
+        minimum=0,
+        when={"train_crop": ("pad",)},
+    )
     eval_crop: str = option(
         "central",
         "how evaluation images are cut: the middle of the resized image, also with others' rounding; that of one "
@@ -112,6 +131,7 @@ class Data:
         "all but resize: the smaller side is first resized to this",
         minimum=1,
         may_change=True,
+        when={"eval_crop": lambda crop: crop != "resize"},
     )
     mean: tuple = option(
         (0.5, 0.5, 0.5),
@@ -132,7 +152,12 @@ class Data:
         "each, both, or all pixels (experiments)",
         choices=("none", "patches", "pixels in patches", "both", "all pixels"),
     )
-    permute_patch: int = option(16, "permute: side of its patches in pixels", minimum=1)
+    permute_patch: int = option(
+        16,
+        "permute: side of its patches in pixels",
+        minimum=1,
+        when={"permute": lambda kind: kind != "none"},
+    )
     threads: int = option(
         0, "threads that decode batches; 0: one for each core", minimum=0, may_change=True
     )
@@ -148,7 +173,13 @@ class Data:
         "folder on a local disk that keeps what was read, for data in buckets or on slow disks; '': none",
         may_change=True,
     )
-    cache_gib: float = option(100.0, "cache: at most so many GiB", above=0, may_change=True)
+    cache_gib: float = option(
+        100.0,
+        "cache: at most so many GiB",
+        above=0,
+        may_change=True,
+        when={"cache": bool},
+    )
     prefetch: int = option(2, "batches kept ready on the devices", minimum=1, may_change=True)
     max_pixels: int = option(
         MAX_PIXELS,
@@ -167,6 +198,7 @@ class Data:
         "with skip: how many are tolerated, in training and in each evaluation, before the run ends with an error",
         minimum=0,
         may_change=True,
+        when={"on_bad_image": ("skip",)},
     )
 
 
@@ -179,22 +211,39 @@ class Pseudo:
         "checkpoint of any format that labels them, or another run of the same recipe, by its name; '': there are none",
         may_change=True,  # its weights may not
     )
-    data: str = option("", "the images: a name or path, as in a mixture; '': those of config.data")
-    split: str = option("train", "which of them; labels that they have are not looked at")
+    data: str = option(
+        "",
+        "the images: a name or path, as in a mixture; '': those of config.data",
+        when={"teacher": bool},
+    )
+    split: str = option(
+        "train",
+        "which of them; labels that they have are not looked at",
+        when={"teacher": bool},
+    )
     confidence: float = option(
         0.3,
         "the most probable class of an image has to be more probable than this",
         minimum=0,
         below=1,
+        when={"teacher": bool},
     )
     per_class: int = option(
         0,
         "so many images of each class: the most confident, or all of them over and over; 0: all, once",
         minimum=0,
+        when={"teacher": bool},
     )
-    soft: bool = option(True, "the teacher's probabilities are learnt, not its decision")
+    soft: bool = option(
+        True,
+        "the teacher's probabilities are learnt, not its decision",
+        when={"teacher": bool},
+    )
     ratio: float = option(
-        1.0, "in an epoch, images labelled by the teacher for one of config.data", above=0
+        1.0,
+        "in an epoch, images labelled by the teacher for one of config.data",
+        above=0,
+        when={"teacher": bool},
     )
 
 
@@ -213,7 +262,11 @@ class Augment:
         length=4,
     )
     jitter_probability: float = option(
-        0.8, "share of the images that jitter changes", minimum=0, maximum=1
+        0.8,
+        "share of the images that jitter changes",
+        minimum=0,
+        maximum=1,
+        when={"jitter": bool},
     )
     grey: float = option(0.0, "probability that an image becomes grey", minimum=0, maximum=1)
     blur: float = option(
@@ -227,17 +280,23 @@ class Augment:
     )
     randaugment_layers: int = option(0, "RandAugment operations per image; 0: none", minimum=0)
     randaugment_magnitude: float = option(
-        10.0, "RandAugment strength, of 10 (AugReg goes to 20)", minimum=0, maximum=30
+        10.0,
+        "RandAugment strength, of 10 (AugReg goes to 20)",
+        minimum=0,
+        maximum=30,
+        when={"randaugment_layers": bool},
     )
     randaugment_kind: str = option(
         "tensorflow",
         "whose operations and magnitudes: tensorflow (AugReg, big_vision); timm's 'rand-…', or its '-inc1'",
         choices=("tensorflow", "timm", "timm-inc1"),
+        when={"randaugment_layers": bool},
     )
     randaugment_std: float = option(
         0.0,
         "timm's 'mstd': standard deviation of the magnitudes, which are then clipped to [0, 10]",
         minimum=0,
+        when={"randaugment_layers": bool},
     )
     autoaugment: bool = option(False, "AutoAugment, the policy for ImageNet")
     three_augment: bool = option(
@@ -250,6 +309,7 @@ class Augment:
         "with both mixup and cutmix: probability that a step uses cutmix",
         minimum=0,
         maximum=1,
+        when={"mixup": bool, "cutmix": bool},
     )
     erasing: float = option(
         0.0, "probability that a random rectangle is replaced by noise", minimum=0, maximum=1
@@ -258,6 +318,7 @@ class Augment:
         "pixel",
         "noise of each pixel, one random colour, or the mean colour",
         choices=("pixel", "rand", "const"),
+        when={"erasing": bool},
     )
     erasing_area: tuple = option(
         (0.02, 1 / 3),
@@ -265,9 +326,14 @@ class Augment:
         above=0,
         below=1,
         length=2,
+        when={"erasing": bool},
     )
     erasing_aspect: float = option(
-        0.3, "erasing: narrowest aspect ratio; the widest is its inverse", above=0, maximum=1
+        0.3,
+        "erasing: narrowest aspect ratio; the widest is its inverse",
+        above=0,
+        maximum=1,
+        when={"erasing": bool},
     )
 
 

@@ -4,7 +4,6 @@ from collections.abc import Collection
 
 import numpy as np
 
-PRECISIONS = ("float32", "bfloat16", "int8")
 _LEAST = 1024  # numbers; smaller arrays stay as they are
 
 

@@ -80,7 +80,7 @@ def check_target(out: str, to: str) -> pathlib.Path:
     target, writer = outputs.file_to_write(out, "--out"), FORMATS[to]
     if target.suffix != writer.SUFFIX:
         raise ConfigError(f"--out={out}: name it {writer.SUFFIX}")
-    writer.check()
+    writer.check_installed()
     return target
 
 

@@ -48,7 +48,7 @@ class Subject:
       classify: images (B, H, W, C) uint8 and other weights to logits, or `None` without a head.
       exits: images to the confidence of every exit (E, n) and its best class (E, n), of a model that has
         several.
-      options: what the user wishes.
+      options: what the user asked for.
       classes: label names in the order of the logits.
       predicted: the best class of each image that is shown; empty without a head.
     """

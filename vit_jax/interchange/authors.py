@@ -24,13 +24,13 @@ def recognises(opened: CheckpointFile) -> bool:
     )
 
 
-def read(opened: CheckpointFile, wishes: ReadOptions) -> LoadedCheckpoint:
+def read(opened: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
     """See `formats`."""
     stated = named.in_header(opened)
     found = named.find_family(
-        opened, NAME, stated | named.requested_metadata(wishes), opened.prefixes
+        opened, NAME, stated | named.requested_metadata(request), opened.prefixes
     )
-    return named.with_header(named.read_named(opened, found, NAME, wishes, stated), opened)
+    return named.with_header(named.read_named(opened, found, NAME, request, stated), opened)
 
 
 def write(foreign: LoadedCheckpoint, path: epath.PathLike) -> None:
@@ -45,16 +45,15 @@ def write(foreign: LoadedCheckpoint, path: epath.PathLike) -> None:
         check_mae_encoder(foreign.model_config, path)
         conversion = named.conversion_of(foreign.model_config, timm.NAME, path)
         foreign = named.expressed(foreign, conversion, timm.NAME)
-        beside_tensors = timm.header_of(foreign) | {
-            mae_conversion.LAYOUT: dataclasses.asdict(decoder.options)
-        }
+        decoder_options = {mae_conversion.LAYOUT: dataclasses.asdict(decoder.options)}
+        header = timm.header_of(foreign) | decoder_options
         beside = decoder.beside(timm.NAME)
     else:
         conversion = named.conversion_of(foreign.model_config, NAME, path)
         foreign = named.expressed(foreign, conversion, NAME)
-        metadata = named.header(foreign, named.options_of_model(foreign.model_config))
+        header = named.header(foreign, named.options_of_model(foreign.model_config))
         beside = ((), {})
-    metadata = {pytorch.METADATA: json.dumps(beside_tensors)}
+    metadata = {pytorch.METADATA: json.dumps(header)}
     named.write_safetensors(foreign, conversion, path, metadata, beside)
 
 

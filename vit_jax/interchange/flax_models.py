@@ -41,20 +41,20 @@ class FlaxFormat:
         """Whether the file has the names of this code base. A Mixer's are those of both."""
         return opened.container == "npz" and named.is_found(opened, self.name, prefixes=PREFIXES)
 
-    def read(self, opened: CheckpointFile, wishes: ReadOptions) -> LoadedCheckpoint:
+    def read(self, opened: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
         """The checkpoint.
 
         Raises:
           CheckpointError: the file is damaged or does not hold one whole model.
         """
-        found = named.find_family(opened, self.name, named.requested_metadata(wishes), PREFIXES)
+        found = named.find_family(opened, self.name, named.requested_metadata(request), PREFIXES)
         other = len(opened.tensors) - len(found.tensors)
         if other:
             logging.info(
                 "%s: %d tensors beside '%s' (optimizer state, text tower) are skipped",
                 opened.path, other, found.prefix,
             )  # fmt: skip
-        foreign = named.read_named(opened, found, self.name, wishes, {})
+        foreign = named.read_named(opened, found, self.name, request, {})
         foreign.layout["prefix"] = found.prefix
         foreign.preprocessing = self.preprocessing(foreign.model_config.image_size)
         foreign.assumed += ("preprocessing",)

@@ -4,10 +4,10 @@ A format is a module, or an object of one, with
 
 - `recognises(opened) -> bool`: whether it can read what is there; looks at little and never runs
   code;
-- `read(opened, wishes) -> LoadedCheckpoint`: the file's own model;
+- `read(opened, request) -> LoadedCheckpoint`: the file's own model;
 - `write(foreign, path) -> None`: whole or not at all.
 
-`opened` is an `opened.CheckpointFile`, `wishes` are `ReadOptions`. The families say which tensors of a format
+`opened` is an `opened.CheckpointFile`, `request` is a `ReadOptions`. The families say which tensors of a format
 are which parameters.
 """
 
@@ -154,9 +154,9 @@ def read_checkpoint(
       ConfigError: an override is no option of the family.
     """
     found = _open(path)
-    wishes = ReadOptions(overrides, {} if hints is None else hints, allow_nonfinite)
+    request = ReadOptions(overrides, {} if hints is None else hints, allow_nonfinite)
     try:
-        return module(_detect(found)).read(found, wishes)
+        return module(_detect(found)).read(found, request)
     except UserError:
         opened.forget()  # what was refused may be mended in place
         raise
@@ -275,8 +275,8 @@ def _looks_like(found: opened.CheckpointFile) -> str:
             conversion = registry.conversions(family).get("huggingface")
             known += conversion.model_types if conversion else ()
         return (
-            f"its config.json names a {config['model_type']} ({classes}) of transformers; supported are "
-            f"{', '.join(known)}"
+            f"its config.json says that it is a {config['model_type']} ({classes}) of transformers; "
+            f"supported are {', '.join(known)}"
         )
     if found.container == "folder":
         held = sorted(entry.name for entry in found.path.iterdir())[:5]

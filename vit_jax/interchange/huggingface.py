@@ -52,14 +52,14 @@ def recognises(opened: CheckpointFile) -> bool:
     return "model_type" in opened.config and named.is_found(opened, NAME, metadata=opened.config)
 
 
-def read(opened: CheckpointFile, wishes: ReadOptions) -> LoadedCheckpoint:
+def read(opened: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
     """See `formats`; `layout` keeps `config.json` too."""
     path = opened.path / PROCESSOR
     processor = _filled(pytorch.read_json(path)) if path.exists() else {}
     # Networks that take images of any size leave it to what prepares these.
     metadata = opened.config | {"processor_size": _cut_size(processor).get("image_size")}
-    found = named.find_family(opened, NAME, metadata | named.requested_metadata(wishes))
-    foreign = named.read_named(opened, found, NAME, wishes, {})
+    found = named.find_family(opened, NAME, metadata | named.requested_metadata(request))
+    foreign = named.read_named(opened, found, NAME, request, {})
     config = foreign.model_config
     if processor:
         stated = _preprocessing(processor, config.image_size, path)

@@ -153,8 +153,8 @@ def resized(run: reading.Run, image_size: sizes.Size | str) -> reading.Run:
       ConfigError: the model cannot be fitted to that size.
     """
     source, size = run.model_config, sizes.parse(image_size)
-    model_options = named.image_size_option(size)
-    target = formats.configure(type(source), vars(source), model_options | source.at_size(size))
+    options = named.image_size_option(size) | source.at_size(size)
+    target = formats.configure(type(source), vars(source), options)
     definition, like = registry.abstract_weights(target)
     arrays = adapt.adapt(
         patterns.union(*registry.split(run.model)[1]),

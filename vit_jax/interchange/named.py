@@ -113,7 +113,7 @@ def read_named(
     opened: CheckpointFile,
     found: Found,
     format: str,
-    wishes: ReadOptions,
+    request: ReadOptions,
     stated: Mapping[str, Any],
 ) -> LoadedCheckpoint:
     """The model that was found, its tensors unread.
@@ -130,9 +130,9 @@ def read_named(
     options = recognised.options | {n: value for n, value in stated.items() if n in fields}
     asked, taken = {}, set()
     for name, left_open in recognised.open.items():
-        if name in stated or name in wishes.overrides:
+        if name in stated or name in request.overrides:
             continue
-        hint = wishes.hints.get(name)
+        hint = request.hints.get(name)
         if hint is not None and (not left_open.values or hint in left_open.values):
             options[name] = hint
             taken.add(name)
@@ -147,7 +147,7 @@ def read_named(
             + f"\nSay them ({_how_to_say(asked, found.family.Config)}), or name the file or its folder as the "
             "published model is called ('vit_jax models --published'), or put its config.json beside it"
         )
-    config = configure(found.family.Config, options, wishes.overrides)
+    config = configure(found.family.Config, options, request.overrides)
     tensors, reshaped = dict(found.tensors), recognised.layout.get("reshaped", {})
     like = registry.abstract_weights(config)[1]
     table = found.conversion.rules(config, recognised.layout)
@@ -165,7 +165,7 @@ def read_named(
     beside = {name: tensors[name] for name in left_out}
     tensors = {name: tensor for name, tensor in tensors.items() if name not in left_out}
     tensors = {n: _squeezed(t) if n in reshaped else t for n, t in tensors.items()}
-    if not wishes.allow_nonfinite:
+    if not request.allow_nonfinite:
         tensors = {
             name: finite(f"{path}: {found.prefix}{found.renamed.get(name, name)}", tensor)
             for name, tensor in tensors.items()
@@ -180,7 +180,7 @@ def read_named(
     }
     layout |= recognised.layout
     preprocessing = found.conversion.preprocessing(config)
-    known = {*stated, *wishes.overrides, *taken}
+    known = {*stated, *request.overrides, *taken}
     assumed = dict.fromkeys((*recognised.open, *recognised.assumed))
     assumed = [n for n in assumed if n not in known and hasattr(config, n)]
     assumed += ["preprocessing"] if preprocessing else []
@@ -325,11 +325,11 @@ def finite(name: str, tensor: LazyArray) -> LazyArray:
     return LazyArray(tensor.shape, tensor.dtype, read)
 
 
-def requested_metadata(wishes: ReadOptions) -> dict[str, Any]:
-    """The user's wishes, as `Conversion.recognise` takes them."""
-    sizes_said = image_size_option(wishes.overrides.get("image_size"))
-    wanted = wishes.hints.get("image_size")
-    return sizes_said | ({} if wanted is None else {"wanted_size": sizes.parse(wanted)})
+def requested_metadata(request: ReadOptions) -> dict[str, Any]:
+    """What the user asked for, as `Conversion.recognise` takes it."""
+    asked_size = image_size_option(request.overrides.get("image_size"))
+    wanted = request.hints.get("image_size")
+    return asked_size | ({} if wanted is None else {"wanted_size": sizes.parse(wanted)})
 
 
 def image_size_option(size: Size | str | list[int] | None) -> dict[str, Any]:

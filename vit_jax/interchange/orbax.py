@@ -44,16 +44,16 @@ def recognises(opened: CheckpointFile) -> bool:
     return any(name == "description" or name.isdigit() for name in entries)
 
 
-def read(opened: CheckpointFile, wishes: ReadOptions) -> LoadedCheckpoint:
+def read(opened: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
     """See `formats`; the averaged weights, if the run kept an average."""
     folder = reading.find_checkpoint(opened.path)
     description = reading.read_description(folder)
     stored = descriptions.stored_model_config(description)
-    config = configure(type(stored), vars(stored), wishes.overrides)
+    config = configure(type(stored), vars(stored), request.overrides)
     like = registry.abstract_weights(config)[1]
     if like != registry.abstract_weights(stored)[1]:
         raise CheckpointError(
-            f"{opened.path} holds another model than one with {wishes.overrides}: it is {stored}"
+            f"{opened.path} holds another model than one with {request.overrides}: it is {stored}"
         )
 
     def arrays(part: str, tree: dict) -> dict:
@@ -62,7 +62,7 @@ def read(opened: CheckpointFile, wishes: ReadOptions) -> LoadedCheckpoint:
                 return reading.load_array(folder, part, tree, name)
 
             array = LazyArray(leaf.shape, np.dtype(leaf.dtype), read)
-            return array if wishes.allow_nonfinite else named.finite(f"{folder}: {name}", array)
+            return array if request.allow_nonfinite else named.finite(f"{folder}: {name}", array)
 
         return patterns.map_named(lazy, tree)
 
@@ -90,7 +90,7 @@ def read(opened: CheckpointFile, wishes: ReadOptions) -> LoadedCheckpoint:
         variables,
         extras,
         filled.model.name,
-        tuple(n for n in description.get(ASSUMED, ()) if n not in wishes.overrides),
+        tuple(n for n in description.get(ASSUMED, ()) if n not in request.overrides),
         unmerged,
     )
 

@@ -52,13 +52,13 @@ def recognises(opened: CheckpointFile) -> bool:
     return opened.container == "folder" and (opened.path / CONFIG).exists()
 
 
-def read(opened: CheckpointFile, wishes: ReadOptions) -> LoadedCheckpoint:
+def read(opened: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
     """See `formats`: the base that the folder names, with the adapters added, and with the head beside them."""
     adapter_config = pytorch.read_json(opened.path / CONFIG)
     _check(adapter_config, opened.path)
-    options = {"hints": wishes.hints, "allow_nonfinite": wishes.allow_nonfinite}
+    options = {"hints": request.hints, "allow_nonfinite": request.allow_nonfinite}
     base = formats.read_checkpoint(
-        adapter_config["base_model_name_or_path"], **options, **wishes.overrides
+        adapter_config["base_model_name_or_path"], **options, **request.overrides
     )
     tensors = {
         name.removeprefix(_PREFIX): tensor

@@ -36,7 +36,7 @@ def recognises(opened: CheckpointFile) -> bool:
     return pytorch_file or opened.container == "npz" and named.is_found(opened, NAME)
 
 
-def read(opened: CheckpointFile, wishes: ReadOptions) -> LoadedCheckpoint:
+def read(opened: CheckpointFile, request: ReadOptions) -> LoadedCheckpoint:
     """See `formats`."""
     _refuse_other_families(opened)
     stated = named.in_header(opened)
@@ -44,7 +44,7 @@ def read(opened: CheckpointFile, wishes: ReadOptions) -> LoadedCheckpoint:
     metadata = {"architecture": architecture, "tag": tag} | _arguments(opened.config)
     metadata |= _image_size(opened.config) | stated | {"written_here": bool(opened.header)}
     found = named.find_family(
-        opened, NAME, metadata | named.requested_metadata(wishes), opened.prefixes
+        opened, NAME, metadata | named.requested_metadata(request), opened.prefixes
     )
     if found is None:
         vit_options.check_supported(architecture)
@@ -53,7 +53,7 @@ def read(opened: CheckpointFile, wishes: ReadOptions) -> LoadedCheckpoint:
             f"{opened.path} holds no model with timm's names, nor with those of the authors of a family: it has "
             f"{first}, …. Of a Hugging Face model give the folder with its config.json"
         )
-    foreign = named.with_header(named.read_named(opened, found, NAME, wishes, stated), opened)
+    foreign = named.with_header(named.read_named(opened, found, NAME, request, stated), opened)
     if not opened.header:
         foreign = named.with_preprocessing(foreign, published.preprocessing(architecture, tag))
     if opened.config:

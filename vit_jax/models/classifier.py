@@ -39,7 +39,12 @@ class ClassifierConfig:
     biased_attention: ClassVar[bool] = False
 
     image_size: Size
-    num_classes: int = option(1000, "outputs of the head; 0: no head", minimum=0, fitted=True)
+    num_classes: int = option(
+        1000,
+        "outputs of the head; 0: no head; in a run by default as many as the data has classes",
+        minimum=0,
+        fitted=True,
+    )
     head_init: str = option(
         "zeros",
         "initial head kernel: zeros, or normal with std 0.02",
@@ -54,8 +59,8 @@ class ClassifierConfig:
     )
     dtype_on_cpu: str = option(
         "auto",
-        "what runs on CPUs compute in where dtype says bfloat16, which most of them only emulate; "
-        "auto: float32, but on a CPU with AMX or AVX-512 BF16 as dtype says; same: as dtype says",
+        "what CPUs compute in where dtype is bfloat16, which most of them only emulate; auto: float32, or "
+        "bfloat16 on CPUs with AMX or AVX-512 BF16; same: as dtype",
         choices=("auto", "float32", "same"),
         role="compute",
     )
@@ -63,14 +68,14 @@ class ClassifierConfig:
         "auto",
         "which activations are stored for the backward pass: all (none), attention's result and the "
         "MLPs' first product (save_products), attention's result (save_attention), only each block's "
-        "input (full); auto: save_products on CPUs, but none for convolutions and elsewhere",
+        "input (full); auto: save_products on CPUs and TPUs, none on GPUs and for convolutions",
         choices=("auto", *recompute.POLICIES),
         role="compute",
     )
     unroll: int = option(
         AUTO,
         "blocks compiled side by side; 0: all (slowest compile); "
-        "-1: all on CPU and GPU up to 24 blocks where remat recomputes nothing; else one",
+        "-1: on CPUs all of up to 24 blocks where remat recomputes nothing; else one",
         minimum=AUTO,
         role="compute",
     )

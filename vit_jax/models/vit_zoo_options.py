@@ -69,7 +69,7 @@ class PublishedViTConfig(VisionTransformerConfig):
     )
     position_at: str = option(
         "auto",
-        "where they are added: at the stem, in all layers each its own, in all layers the same (shared); "
+        "where positions are added: at the stem, in all layers each its own, in all layers the same (shared); "
         "auto: relative in layers, others at the stem",
         choices=positions.PLACES,
         role="structure",

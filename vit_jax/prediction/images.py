@@ -20,13 +20,14 @@ from etils import epath
 from PIL import Image
 
 from vit_jax.base import places
-from vit_jax.base.errors import ConfigError
+from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.data.decode import eval_crop, pillow_pixels
 from vit_jax.data.images import MOST_BYTES, read_file
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage
 from vit_jax.data.sources.table import SUFFIXES, natural
 from vit_jax.data.sources.unused import Unused
+from vit_jax.devices import local
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,7 +162,7 @@ def read_ahead(
     def fill() -> None:
         try:
             remaining = iter(files)
-            with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            with concurrent.futures.ThreadPoolExecutor(local.cores()) as pool:
                 while several := list(itertools.islice(remaining, batch_size)):
                     put(list(pool.map(decode, several)))
                     if closed.is_set():
@@ -178,6 +179,12 @@ def read_ahead(
             yield item
     finally:
         closed.set()
+
+
+def check_all_read(good: int, bad: int) -> None:
+    """Raises `UserError` if some images could not be read; each of them is in the log."""
+    if bad:
+        raise UserError(f"{bad} of {good + bad} images cannot be read, see above")
 
 
 def _find(source: str) -> Iterator[Named]:

@@ -19,7 +19,7 @@ from etils import epath
 
 from vit_jax import objectives
 from vit_jax.base import outputs
-from vit_jax.base.errors import ConfigError, UserError
+from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
 from vit_jax.data import crops
 from vit_jax.data.options import Data
@@ -28,7 +28,7 @@ from vit_jax.devices import meshes
 from vit_jax.evaluation.early_exit.inference import Inference, check_thresholds
 from vit_jax.evaluation.forward import data_of, make_forward
 from vit_jax.models import registry
-from vit_jax.prediction.images import Compiled, Named, find_images, read_ahead
+from vit_jax.prediction.images import Compiled, Named, check_all_read, find_images, read_ahead
 from vit_jax.prediction.overrides import load_for_images
 
 _PICTURED = 400  # images on one sheet
@@ -230,8 +230,7 @@ def predict_files(
         with outputs.writing(drawn) as partial:
             draw_sheet(tiles, partial)
         logging.info("picture: %s, with %d of %d images", picture, len(tiles), good)
-    if bad:
-        raise UserError(f"{bad} of {good + bad} images cannot be read, see above")
+    check_all_read(good, bad)
 
 
 def _print_text(predictions: Iterable[Prediction]) -> None:

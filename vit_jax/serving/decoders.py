@@ -15,6 +15,7 @@ from absl import logging
 from vit_jax.data import crops, images
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, TooLarge
+from vit_jax.devices import local
 from vit_jax.serving.decode_worker import LENGTH, PIXELS, SECONDS
 
 _BYTES_PER_PIXEL = 16  # of the largest image, for what decoders keep beside its pixels
@@ -35,7 +36,7 @@ class Decoders:
           count: of processes; 0: one for each core.
         """
         self._data, self._seconds = data, seconds
-        self._count = count or len(os.sched_getaffinity(0))
+        self._count = count or local.cores()
         self._idle: asyncio.Queue[_Worker] = asyncio.Queue()
         self._workers: set[_Worker] = set()
         self._replacing: set[asyncio.Task] = set()
