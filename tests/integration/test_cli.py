@@ -258,15 +258,17 @@ def photos(tmp_path, compilation_cache):
     ]  # fmt: skip
 
 
-def test_a_folder_of_images_trains_with_nothing_else_edited_and_without_tensorflow(
+def test_a_folder_of_images_trains_with_nothing_else_edited_and_imports_no_other_framework(
     photos, tmp_path
 ):
     script = (
         "import sys; sys.argv[0] = 'vit_jax'; from vit_jax.commands.main import run; run();"
-        "assert 'tensorflow' not in sys.modules"
+        "assert 'tensorboardX' in sys.modules;"
+        "assert not {'tensorflow', 'torch', 'sklearn', 'boto3'} & sys.modules.keys()"
     )
     process = subprocess.run(
-        [sys.executable, "-c", script, *photos, f"--workdir={tmp_path}/run", "--config.data.holdout=0.3"],
+        [sys.executable, "-c", script, *photos, f"--workdir={tmp_path}/run", "--config.data.holdout=0.3",
+         "--config.log.tensorboard=True"],
         capture_output=True, text=True,
     )  # fmt: skip
     assert process.returncode == 0, process.stderr

@@ -3,6 +3,7 @@
 """
 
 import concurrent.futures
+import functools
 import json
 import math
 import pathlib
@@ -10,7 +11,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
@@ -130,6 +131,22 @@ def _drop_cut_line(file: BinaryIO) -> None:
         file.truncate(position)
 
 
+@functools.cache
+def _tensorboard() -> ModuleType:
+    """tensorboardX without what it imports where it is installed, and does not need to write arrays of NumPy to a local
+    file: a run starts 2 s earlier.
+    """
+    blocked = [n for n in ("torch", "boto3", "google.cloud.storage") if n not in sys.modules]
+    sys.modules.update(dict.fromkeys(blocked))  # pyrefly: ignore[no-matching-overload]
+    try:
+        import tensorboardX.event_file_writer
+        import tensorboardX.proto.event_pb2
+    finally:
+        for name in blocked:
+            del sys.modules[name]
+    return tensorboardX
+
+
 class TensorBoardWriter(MetricWriter):
     """TensorBoard event files, without TensorFlow.
 
@@ -142,13 +159,11 @@ class TensorBoardWriter(MetricWriter):
         self._prefix, self._events = str(folder / "events"), None
 
     def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
-        from tensorboardX import summary
-
-        self._write(step, [summary.scalar(name, value) for name, value in scalars.items()])
+        scalar = _tensorboard().summary.scalar
+        self._write(step, [scalar(name, value) for name, value in scalars.items()])
 
     def write_images(self, step: int, images: Mapping[str, np.ndarray]) -> None:
-        from tensorboardX import summary
-
+        summary = _tensorboard().summary
         self._write(
             step,
             [
@@ -159,8 +174,7 @@ class TensorBoardWriter(MetricWriter):
         )
 
     def write_histograms(self, step: int, histograms: Mapping[str, Histogram]) -> None:
-        from tensorboardX import summary
-
+        summary = _tensorboard().summary
         self._write(
             step,
             [
@@ -173,18 +187,16 @@ class TensorBoardWriter(MetricWriter):
         )  # fmt: skip
 
     def write_texts(self, step: int, texts: Mapping[str, str]) -> None:
-        from tensorboardX import summary
-
-        self._write(step, [summary.text(name, text) for name, text in texts.items()])
+        text = _tensorboard().summary.text
+        self._write(step, [text(name, one) for name, one in texts.items()])
 
     def _write(self, step: int, summaries: list) -> None:
-        from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto.event_pb2 import Event
-
         # A file that could not be written to the end is left behind; TensorBoard reads all files.
-        events, self._events = self._events or EventsWriter(self._prefix), None
+        library = _tensorboard()
+        make, event = library.event_file_writer.EventsWriter, library.proto.event_pb2.Event
+        events, self._events = self._events or make(self._prefix), None
         for one in summaries:
-            events.write_event(Event(step=step, wall_time=time.time(), summary=one))
+            events.write_event(event(step=step, wall_time=time.time(), summary=one))
         events.flush()
         self._events = events
 
