@@ -368,7 +368,7 @@ def test_every_example_has_a_loss_and_every_parameter_a_gradient(head):
 )
 def test_scores_are_maps_of_all_classes(head, size, model):
     objective = made(model, head=head, width=16)
-    found = objective.scores(learner(objective), batch()["image"])
+    (found,) = objective.answers(learner(objective), batch()["image"])
     assert found.shape == (2, size, size, CLASSES) and found.dtype == jnp.float32
 
 
