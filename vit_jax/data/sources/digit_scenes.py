@@ -45,7 +45,7 @@ class DigitScenes:
     def __getitem__(self, index: int) -> Record:
         split, number = self.scenes[index]
         image, label_map = draw(self.digits[split], _FIRST_SEED[split] + number)
-        label_map = label_map if self.masks == _PANOPTIC else segments.classes_of(label_map)
+        label_map = label_map if self.masks == _PANOPTIC else label_map.astype(np.uint8)
         return Record(image, label_map, f"digit_scenes/{split}/{number}")
 
     def fingerprint(self) -> str:
