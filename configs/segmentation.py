@@ -6,9 +6,11 @@ vit_jax train --config=configs/segmentation.py:linear ...
     BatchNorm and a linear layer on the patches of a frozen model, DINOv2's probe;
 vit_jax train --config=configs/segmentation.py:multilevel ...
     four layers of a frozen model, fused by a convolution;
+vit_jax train --config=configs/segmentation.py:panoptic ...
+    EoMT on panoptic masks: each thing by itself, from SCENES/masks/NAME.png and SCENES/masks.json in COCO's form;
 vit_jax train --config=configs/segmentation.py:smoke --config.init_from=/tmp/digits --workdir=DIR
     EoMT on scenes made of digits, from the checkpoint of configs/digits.py, in minutes on two CPU cores; also
-    smoke,linear and smoke,multilevel.
+    smoke,linear, smoke,multilevel and smoke,panoptic.
 
 SCENES has images/NAME.jpg, masks/NAME.png of the same names, and classes.csv (docs/segmentation.md). The model is the
 checkpoint's; at 512 px its position embeddings are interpolated, and patches of 14 take 518.
@@ -23,7 +25,7 @@ Expect, ADE20K mean IoU % of EoMT from DINOv3-L at 512 px: 59.5, by its authors.
 
 from vit_jax import recipes
 
-HEADS = ("eomt", "linear", "multilevel")
+HEADS = ("eomt", "linear", "multilevel", "panoptic")
 
 
 def get_config(arg="eomt"):
@@ -32,7 +34,7 @@ def get_config(arg="eomt"):
     config = recipes.from_checkpoint()
     config.init_reset = ()  # The model's own head is not used.
     config.objective.name = "segmentation"
-    config.objective.head = head
+    config.objective.head = "eomt" if head == "panoptic" else head
     config.data.name = "masks"
     config.data.image_size = 512
     config.data.train_crop = "jitter"
@@ -48,10 +50,14 @@ def get_config(arg="eomt"):
     config.eval.evaluators = (("segmentation", {"windows": "sliding"}),)
     config.eval.every = "10%"
     config.checkpoint.every = "10%"
-    if head != "eomt":
+    if head in ("linear", "multilevel"):
         probe(config)
+    if head == "panoptic":
+        config.objective.queries, config.objective.segments = 200, 100
     if kind == "smoke":
         smoke(config)
+    if head == "panoptic":
+        things(config)
     return config
 
 
@@ -62,6 +68,14 @@ def probe(config):
     config.optim.weight_decay = 1e-4
     config.optim.layer_decay = 1.0
     config.duration = "40000 steps"
+
+
+def things(config):
+    """Single things are found in whole images: nothing tells which of two windows' are the same."""
+    config.eval.evaluators = (("segmentation", {"windows": "whole"}),)
+    if config.data.name == "digit_scenes":
+        config.data.name = "digit_things"
+        config.eval.evaluators[0][1].update(score=0.5, overlap=0.5)
 
 
 def smoke(config):

@@ -145,13 +145,13 @@ def test_the_evaluator_agrees_with_a_forward_pass_by_hand(monkeypatch):
     with jax.set_mesh(mesh):
         found = judges(trained, mesh)
     (_, evaluator), *_ = judges.evaluators
-    score = maps.make_scores(evaluator.subject.networks, evaluator.config.data)
+    score = maps.make_answers(evaluator.subject.networks, evaluator.config.data)
     expected, source = JaccardIndex(task="multiclass", num_classes=4), Blocks()
     for index in range(7):
         record = source[index]
         cut = maps.cut(record.image, evaluator.config.data, "whole", 8)
-        scores = np.asarray(score(trained.weights, trained.own, jnp.asarray(cut.pixels)))
-        predicted = maps.enlarged(scores[0], record.label.shape)
+        (scores,) = score(trained.weights, trained.own, jnp.asarray(cut.pixels))
+        predicted = maps.enlarged(np.asarray(scores[0]), record.label.shape)
         expected.update(torch.tensor(predicted.astype(int)), torch.tensor(record.label.astype(int)))
     assert found["mean_iou"] == pytest.approx(float(expected.compute()), abs=1e-6)
 

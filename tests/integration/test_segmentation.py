@@ -78,3 +78,86 @@ def test_an_objective_that_needs_classes_of_images_refuses_masks(command, scenes
     workdir = tmp_path / "run"
     code, _, err = command("train", "--config=configs/digits.py", *data, f"--workdir={workdir}")
     assert code == 2 and "has masks" in err and not workdir.exists()
+
+
+@pytest.fixture(scope="module")
+def things(tmp_path_factory):
+    """Panoptic masks in COCO's form: two cars below a sky."""
+    folder = tmp_path_factory.mktemp("things")
+    for split, count in (("train", 8), ("val", 2)):
+        annotations = []
+        for i in range(count):
+            ids = np.zeros((24, 32), int)
+            ids[:12], ids[12:, 2 : 8 + i], ids[12:, 20 + i :] = 1, 1000, 70_000
+            colors = np.stack([ids & 255, ids >> 8 & 255, ids >> 16], -1).astype(np.uint8)
+            for kind in ("images", "masks"):
+                path = folder / kind / split / f"{i}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(colors).save(path)
+            infos = [
+                {"id": 1, "category_id": 5},
+                *({"id": n, "category_id": 6} for n in (1000, 70_000)),
+            ]
+            annotations.append({"file_name": f"{i}.png", "segments_info": infos})
+        categories = [
+            {"id": 5, "name": "sky", "isthing": 0},
+            {"id": 6, "name": "car", "isthing": 1},
+        ]
+        content = {"categories": categories, "annotations": annotations}
+        (folder / "masks" / f"{split}.json").write_text(json.dumps(content))
+    return folder
+
+
+SMALL_QUERIES = (
+    "--config.objective.queries=5", "--config.objective.segments=5", "--config.objective.points=32",
+    "--config.objective.blocks=1", "--config.model.depth=1", "--config.model.width=32",
+    "--config.model.heads=2", "--config.model.mlp_dim=32",
+    "--config.eval.evaluators=(('segmentation',{'score':0.0,'overlap':0.0}),)",
+)  # fmt: skip
+
+
+def test_panoptic_masks_become_a_model_that_finds_things(command, things, tmp_path):
+    run, out = tmp_path / "run", tmp_path / "maps"
+    recipe = "--config=configs/segmentation.py:panoptic", f"--config.data.path={things}"
+    code, printed, err = command(
+        "train", *recipe, *TINY, *SMALL_QUERIES, f"--workdir={run}", "--json"
+    )
+    assert code == 0, err
+    trained = json.loads(printed.splitlines()[-1])
+    assert {"pq", "sq", "rq", "pq_things", "pq_stuff", "mean_iou"} <= trained.keys()
+
+    image = str(things / "images/val/0.png")
+    code, _, err = command("predict", f"--checkpoint={run}", image, f"--out={out}")
+    assert code == 0, err
+    written = json.loads((out / "panoptic.json").read_text())
+    assert [c["name"] for c in written["categories"]] == ["sky", "car"]
+    (annotation,) = written["annotations"]
+    colors = np.asarray(Image.open(out / annotation["file_name"]), int)
+    ids = colors[..., 0] + colors[..., 1] * 256 + colors[..., 2] * 256**2
+    assert set(np.unique(ids)) - {0} == {info["id"] for info in annotation["segments_info"]}
+    assert colors.shape == (24, 32, 3) and written["images"][0]["width"] == 32
+
+    code, _, err = command(
+        "predict", f"--checkpoint={run}", image, f"--out={out}", "--windows=sliding"
+    )
+    assert code == 2 and "sees whole images" in err
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (("--config.objective.queries=2",), "has 3 segments"),
+        (
+            ("--config.eval.evaluators=(('segmentation',{'windows':'sliding'}),)",),
+            "sees whole images",
+        ),
+    ],
+)
+def test_what_things_cannot_be_learnt_with_is_refused_at_once(
+    command, things, tmp_path, changes, message
+):
+    recipe = "--config=configs/segmentation.py:panoptic", f"--config.data.path={things}"
+    workdir = tmp_path / "run"
+    small = (*TINY, *SMALL_QUERIES, *changes)
+    code, _, err = command("train", *recipe, *small, f"--workdir={workdir}", "--dry_run")
+    assert code == 2 and message in err and not workdir.exists()

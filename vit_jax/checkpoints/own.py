@@ -8,6 +8,7 @@ from vit_jax import objectives
 from vit_jax.base import durations, schema
 from vit_jax.checkpoints.descriptions import parts_to_use
 from vit_jax.config import config_class, default_config
+from vit_jax.data.segments import described
 from vit_jax.models import classifier
 from vit_jax.models.registry import Weights
 from vit_jax.objectives.contract import Objective, ObjectiveContext
@@ -45,6 +46,7 @@ def trained_networks(
             lambda duration: durations.steps(duration, total_steps=total_steps, **how),
             batch_size=config.batch_size // config.accumulate,
             num_classes=len(description["classes"]),
+            segments=described(description.get("segments"), description["classes"]),
         )
         return objectives.make(config.objective, context)
 

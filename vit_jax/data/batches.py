@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from vit_jax.data import crops, decode, views
-from vit_jax.data.masks import LabelMap, mask_table
+from vit_jax.data.masks import ClassTable, LabelMap, mask_table
 from vit_jax.data.options import BatchSpec, Data
 from vit_jax.data.order import crop_draws, order_of, repeated_places
 from vit_jax.data.record import BadImage, DataError, Record, Source, soft_labels
@@ -24,7 +24,11 @@ Read = Callable[[int, int | None], Record]
 
 
 def spec(
-    config: BatchSpec, *, num_classes: int, multi_label: bool = False, masks: bool = False
+    config: BatchSpec,
+    *,
+    num_classes: int,
+    multi_label: bool = False,
+    masks: ClassTable | bool = False,
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """The largest of `specs`."""
     found = specs(config, num_classes, multi_label, masks)
@@ -32,7 +36,10 @@ def spec(
 
 
 def specs(
-    config: BatchSpec, num_classes: int, multi_label: bool = False, masks: bool = False
+    config: BatchSpec,
+    num_classes: int,
+    multi_label: bool = False,
+    masks: ClassTable | bool = False,
 ) -> list[dict[str, jax.ShapeDtypeStruct]]:
     """A training batch of all processes together, as arrays without memory: what the loader fills,
     what a step is compiled for; several where `config.data.view_sizes` has other sizes, each once.
@@ -41,19 +48,20 @@ def specs(
       config: the run's.
       num_classes: of the data; 0 where it has no labels.
       multi_label: whether an example may have several labels.
-      masks: whether labels are masks.
+      masks: whether labels are masks, or what their values mean.
 
     Returns:
       `image` (B, H, W, C) uint8, or where `config.data.views` says so `image_0` and so on, see
       `views.Views`; and, where there are labels, `label`: (B,) int32, or (B, classes) float32 of zeros
       and ones if there may be several, of probabilities if a teacher gives them; of masks (B, H, W)
-      uint8, the class of every pixel or `masks.IGNORED`, with one view of an image alone.
+      uint8, the class of every pixel or `masks.IGNORED`, uint16 of panoptic masks, with one view of an image alone.
     """
     found = []
     for images in _image_shapes(config):
         shapes = {name: ((config.batch_size, *shape), np.uint8) for name, shape in images}
         if masks and not config.data.views:
-            shapes["label"] = (config.batch_size, *crops.shape(config.data)[:2]), np.uint8
+            dtype = ClassTable.dtype if isinstance(masks, bool) else masks.dtype
+            shapes["label"] = (config.batch_size, *crops.shape(config.data)[:2]), dtype
         elif num_classes and not masks:
             rows = multi_label or (config.pseudo.teacher and config.pseudo.soft)
             several = (config.batch_size, num_classes), np.float32
@@ -297,7 +305,7 @@ def _empty(source: Source, rows: int, images: list) -> dict[str, np.ndarray]:
     batch = {name: np.empty((rows, *shape), np.uint8) for name, shape in images}
     if mask_table(source):
         if "image" in batch:
-            batch["label"] = np.empty(batch["image"].shape[:3], np.uint8)
+            batch["label"] = np.empty(batch["image"].shape[:3], mask_table(source).dtype)
     elif source.multi_label or soft_labels(source):
         batch["label"] = np.empty((rows, len(source.classes)), np.float32)
     elif source.classes:

@@ -33,6 +33,7 @@ class ClassTable:
     classes: tuple[str, ...]
     keys: tuple[tuple[int, ...], ...]
     labels: tuple[int, ...]
+    dtype = np.uint8  # of label maps
 
     @property
     def colored(self) -> bool:
@@ -47,7 +48,7 @@ class ClassTable:
         size: tuple[int, ...] | None = None,
         max_pixels: int = MAX_PIXELS,
     ) -> np.ndarray:
-        """The label map (H, W) uint8 of a mask, a PNG file or an array (H, W) of values.
+        """The label map (H, W) of a mask, a PNG file or an array (H, W) of values, of `dtype`.
 
         Args:
           name: of the image.
@@ -56,6 +57,16 @@ class ClassTable:
         Raises:
           BadImage: it is no PNG, it has a value or colour that is not in the table, or another size.
         """
+        label_map = self._labels_of(mask, name, max_pixels)
+        if size is not None and label_map.shape != size:
+            (height, width), (tall, wide) = size, label_map.shape
+            raise BadImage(
+                name, f"its mask has {wide} x {tall} pixels, and the image {width} x {height}"
+            )
+        return label_map.astype(self.dtype)
+
+    def _labels_of(self, mask: bytes | np.ndarray, name: str, max_pixels: int) -> np.ndarray:
+        """(H, W) of classes."""
         found = self._read(mask, name, max_pixels)
         codes = _code(found) if self.colored else found
         if self.colored:
@@ -73,12 +84,7 @@ class ClassTable:
                 f"the mask has the {what} at row {row}, column {column}, which the table of {len(self.classes)} "
                 "classes does not list: add it to classes.csv, without a name if such pixels do not count",
             )
-        if size is not None and label_map.shape != size:
-            (height, width), (tall, wide) = size, label_map.shape
-            raise BadImage(
-                name, f"its mask has {wide} x {tall} pixels, and the image {width} x {height}"
-            )
-        return label_map.astype(np.uint8)
+        return label_map
 
     # Cached: a table serves every mask of its data set.
     @functools.cached_property
@@ -123,10 +129,10 @@ class LabelMap:
     Attributes:
       mask: see `ClassTable.decode`.
       table: what it means.
-      out: (H, W) uint8.
+      out: (H, W) of the table's `dtype`.
     """
 
-    mask: bytes | np.ndarray
+    mask: bytes | np.ndarray | tuple
     table: ClassTable
     out: np.ndarray
 

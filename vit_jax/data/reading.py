@@ -358,7 +358,8 @@ def join(threads: list[threading.Thread]) -> None:
 def _bytes(found: Record | Exception) -> int:
     if isinstance(found, Exception):
         return 0
-    mask = found.label if isinstance(found.label, bytes) else b""
+    mask = found.label[0] if isinstance(found.label, tuple) and found.label else found.label
+    mask = mask if isinstance(mask, bytes) else b""
     image = found.image
     return len(mask) + (image.nbytes if isinstance(image, np.ndarray) else len(image))
 

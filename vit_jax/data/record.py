@@ -12,7 +12,7 @@ import numpy as np
 from vit_jax.base.errors import ConfigError, UserError, reason
 from vit_jax.data import splits
 
-Label = int | tuple[int, ...] | np.ndarray | bytes | None  # of one example; see `Record`
+Label = int | tuple | np.ndarray | bytes | None  # of one example; see `Record`
 # Of all examples: (n,) integers; of a multi-label source a tuple of classes for each; `None` if
 # there are no labels, or if they are not known before the examples are read.
 Labels = np.ndarray | tuple[tuple[int, ...], ...] | None
@@ -26,7 +26,7 @@ class Record:
       image: an encoded image, or pixels (H, W, C), see `decode.decode`.
       label: the class; of a multi-label source, a tuple of classes, which may be empty; of one with
         `soft_labels`, the probabilities of all, (classes,) float32; of one with `masks`, an encoded mask
-        or an array (H, W); `None` where the source has no labels.
+        or an array (H, W), or what `segments.PanopticTable` takes; `None` where the source has no labels.
       name: what error messages call it: a file, or a place in a data set.
     """
 

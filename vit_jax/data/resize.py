@@ -2,6 +2,7 @@
 
 import math
 
+import cv2
 import numpy as np
 from PIL import Image
 
@@ -40,10 +41,15 @@ def cut_pixels(pixels: np.ndarray, part: Part, out: np.ndarray, interpolation: s
 
 
 def cut_labels(labels: np.ndarray, part: Part, out: np.ndarray) -> None:
-    """Puts a part of a label map (H, W) uint8 into `out`: of each pixel the label nearest to its centre."""
+    """Puts a part of a label map (H, W) into `out`: of each pixel the label nearest to its centre."""
     (top, left, bottom, right), _ = part
     picture = Image.fromarray(labels)
     out[:] = picture.resize(out.shape[::-1], Image.Resampling.NEAREST, (left, top, right, bottom))
+
+
+def enlarged(values: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Values (h, w) float32 of each pixel at another size (H, W), bilinear."""
+    return cv2.resize(values, size[::-1], interpolation=cv2.INTER_LINEAR)
 
 
 def jpeg_scale(part: Part, height: int, width: int, interpolation: str) -> int:

@@ -11,7 +11,6 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 
-import cv2
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -88,32 +87,31 @@ def cut(pixels: np.ndarray, data: Data, kind: str, grain: int) -> Windows:
 
 def enlarged(scores: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """The class with the highest of the scores (h, w, K), enlarged to `size`, (H, W) uint8."""
-    height, width = size
     best, labels = np.full(size, -np.inf, np.float32), np.zeros(size, np.uint8)
     for label in range(scores.shape[-1]):  # one by one: all at once are large
         of_class = np.ascontiguousarray(scores[..., label])
-        found = cv2.resize(of_class, (width, height), interpolation=cv2.INTER_LINEAR)
+        found = resize.enlarged(of_class, size)
         better = found > best
         best[better], labels[better] = found[better], label
     return labels
 
 
-def make_scores(
+def make_answers(
     networks: Networks, data: Data
-) -> Callable[[Weights, Weights, jax.Array], jax.Array]:
+) -> Callable[[Weights, Weights, jax.Array], tuple[jax.Array, ...]]:
     """The forward pass, to be compiled: of the model's arrays, those of what the objective owns, and images
-    (B, H, W, C) uint8, to scores (B, h, w, K) float32.
+    (B, H, W, C) uint8, to what `Segmentation.answers` says: scores (B, h, w, K) float32 first.
     """
 
-    def scores(weights: Weights, own: Weights, images: jax.Array) -> jax.Array:
+    def answers(weights: Weights, own: Weights, images: jax.Array) -> tuple[jax.Array, ...]:
         on_devices = networks.for_devices()
         params = {**weights.params, OWN: own.params}
         variables = {"model": weights.variables, OWN: own.variables}
         learner = on_devices.learner(params, variables, step=jnp.int32(0))
         dtype = jnp.dtype(on_devices.model_config.dtype)
-        return on_devices.objective.scores(learner, augment.prepared(images, data, dtype))
+        return on_devices.objective.answers(learner, augment.prepared(images, data, dtype))
 
-    return scores
+    return answers
 
 
 def _starts(length: int, window: int, grain: int) -> list[int]:

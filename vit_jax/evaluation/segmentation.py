@@ -18,8 +18,9 @@ from vit_jax.data import decode, loader, sources
 from vit_jax.data.batches import check_bad_images, pass_over
 from vit_jax.data.masks import IGNORED, mask_table
 from vit_jax.data.record import BadImage, Source
+from vit_jax.data.segments import PanopticTable, classes_of
 from vit_jax.devices import meshes, processes
-from vit_jax.evaluation import contract, maps
+from vit_jax.evaluation import contract, maps, panoptic
 from vit_jax.evaluation.contract import EvalContext, EvaluatedModel, Evaluator, Watch
 from vit_jax.models import classifier, layout
 
@@ -35,11 +36,23 @@ class MaskOptions(contract.EvaluatorOptions):
         "what the model sees: the whole image squeezed to its size, or windows that cover it",
         choices=maps.WINDOWS,
     )
+    score: float = option(
+        0.8,
+        "panoptic: a query counts if its class is more probable than this",
+        minimum=0,
+        below=1,
+    )
+    overlap: float = option(
+        0.8,
+        "panoptic: a query counts if it keeps at least this share of its mask, beside the others",
+        minimum=0,
+        maximum=1,
+    )
 
 
 class Segmentation(Evaluator):
     """`mean_iou` and `mean_accuracy` over the classes, `pixel_accuracy`, the number of `images`, and of every
-    class that occurs `iou/CLASS`.
+    class that occurs `iou/CLASS`. Of a model that finds single things also what `panoptic.measures` says.
 
     A class that is neither in a mask nor predicted has no IoU, and pixels that are ignored count nowhere.
     """
@@ -56,11 +69,25 @@ class Segmentation(Evaluator):
         self.config = dataclasses.replace(subject.config, data=self.data())
         self.source = sources.open_eval(self.config.data)
         _check(self.source, subject.classes)
-        self._scores = None
+        self._answers = None
+        objective = subject.networks.objective
+        self.things = objective.table.things if objective.panoptic else ()
+        check_windows(options.windows, self.things)
+        if self.things and mask_table(self.source).dtype != PanopticTable.dtype:
+            raise ConfigError(
+                "config.eval.evaluators: 'segmentation' judges single things by panoptic masks, and the data to "
+                "evaluate on has masks of classes alone"
+            )
 
     def metrics(self) -> tuple[str, ...]:
         """See `Evaluator`."""
-        return *METRICS, *(f"iou/{name}" for name in self.subject.classes)
+        classes = self.subject.classes
+        names = [*METRICS, *(f"iou/{name}" for name in classes)]
+        if self.things:
+            none = np.zeros((len(classes), 4), np.int64)
+            names += [*panoptic.measures(none, classes, self.things)]
+            names += [f"pq/{name}" for name in classes]
+        return tuple(names)
 
     def __call__(
         self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter
@@ -70,25 +97,30 @@ class Segmentation(Evaluator):
         batch = self.config.eval.batch_size or self.config.batch_size
         rows = loader.local_rows(sharding, batch, "the evaluation batch size")
         counted = _counted(sharding, batch, rows)
-        if self._scores is None:
-            scores = maps.make_scores(self.subject.networks, self.config.data)
-            self._scores = jax.jit(scores, out_shardings=sharding)
+        if self._answers is None:
+            answers = maps.make_answers(self.subject.networks, self.config.data)
+            self._answers = jax.jit(answers, out_shardings=sharding)
         classes = len(self.subject.classes)
-        confusion, bad, images = np.zeros((classes, classes), np.int64), {}, 0
+        confusion, segments = (np.zeros((classes, n), np.int64) for n in (classes, 4))
+        bad, images = {}, 0
         with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             for number in watch(range(-(-len(self.source) // batch))):
                 ids = number * batch + rows
                 read = list(pool.map(self._read, ids[ids < len(self.source)].tolist()))
                 seen = self._predict(trained, read, sharding, batch, rows)
-                for (windows, labels), scores, count in zip(read, seen, counted, strict=False):
+                for (windows, labels), answers, count in zip(read, seen, counted, strict=False):
                     if isinstance(labels, BadImage):
                         pass_over(labels, self.config.data)
                         bad[labels.name] = labels.why
                         check_bad_images(bad, self.config.data.max_bad_images, "evaluation")
                     elif count:
-                        confusion += confusion_of(windows.labels(scores), labels, classes)
+                        found = windows.labels([scores for scores, *_ in answers])
+                        confusion += confusion_of(found, classes_of(labels), classes)
+                        if self.things:
+                            found = segments_of(answers[0], labels.shape, self.things, self.options)
+                            segments += panoptic.counts_of(found, labels, classes)
                         images += 1
-        return self._measures(confusion, images, sharding)
+        return self._measures(confusion, segments, images, sharding)
 
     def _read(self, index: int) -> tuple[maps.Windows | None, np.ndarray | BadImage]:
         """What the model sees of an example, and its label map; or why it cannot be read."""
@@ -111,8 +143,8 @@ class Segmentation(Evaluator):
         sharding: NamedSharding,
         batch: int,
         rows: np.ndarray,
-    ) -> list[list[np.ndarray]]:
-        """The scores of the windows of images; all processes take part, however many windows each has."""
+    ) -> list[list[tuple[np.ndarray, ...]]]:
+        """The answers to the windows of images; all processes take part, however many windows each has."""
         shape = loader.crops.shape(self.config.data)
         counts = [0 if windows is None else len(windows.pixels) for windows, _ in read]
         total = sum(counts)
@@ -127,19 +159,23 @@ class Segmentation(Evaluator):
         for step in range(steps):
             part = pixels[step * len(rows) : (step + 1) * len(rows)]
             images = loader.global_array(part, rows, batch, sharding)
-            found += _local(self._scores(trained.weights, trained.own, images), rows)
+            answers = self._answers(trained.weights, trained.own, images)
+            found += zip(*(_local(x, rows) for x in answers), strict=True)
         ends = np.cumsum([0, *counts]).tolist()
         return [found[first:stop] for first, stop in zip(ends[:-1], ends[1:], strict=True)]
 
     def _measures(
-        self, confusion: np.ndarray, images: int, sharding: NamedSharding
+        self, confusion: np.ndarray, segments: np.ndarray, images: int, sharding: NamedSharding
     ) -> dict[str, float]:
         if not sharding.is_fully_addressable:
-            text = json.dumps([confusion.tolist(), images])
+            text = json.dumps([confusion.tolist(), segments.tolist(), images])
             found = map(json.loads, processes.gather("segmentation/counts", text))
-            counts, numbers = zip(*found, strict=True)
-            confusion, images = np.sum(np.asarray(counts, np.int64), axis=0), sum(numbers)
-        return measures(confusion, self.subject.classes) | {"images": images}
+            *counts, numbers = zip(*found, strict=True)
+            confusion, segments = (np.sum(np.asarray(n, np.int64), axis=0) for n in counts)
+            images = sum(numbers)
+        classes = self.subject.classes
+        of_things = panoptic.measures(segments, classes, self.things) if self.things else {}
+        return measures(confusion, classes) | of_things | {"images": images}
 
 
 def confusion_of(predicted: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
@@ -170,10 +206,32 @@ def measures(confusion: np.ndarray, classes: tuple[str, ...]) -> dict[str, float
     }
 
 
-def windows_of(evaluators: Sequence) -> str:
-    """What the model sees of an image by `config.eval.evaluators`."""
-    options = (entry[1] for entry in evaluators if not isinstance(entry, str))
-    return next((one["windows"] for one in options if "windows" in one), MaskOptions().windows)
+def segments_of(
+    answers: tuple[np.ndarray, ...],
+    size: tuple[int, int],
+    things: tuple[bool, ...],
+    options: MaskOptions,
+) -> np.ndarray:
+    """The segments of an image of a size by what the model answers to all of it, see `panoptic.segment_map`."""
+    _, masks, classes = answers
+    how = dict(score=options.score, overlap=options.overlap)
+    return panoptic.segment_map(masks, classes, things, size, **how)
+
+
+def options_of(evaluators: Sequence) -> MaskOptions:
+    """How maps are made, by `config.eval.evaluators`."""
+    entries = (entry for entry in evaluators if not isinstance(entry, str))
+    known = {field.name for field in dataclasses.fields(MaskOptions)}
+    of_masks = next((options for name, options in entries if name.startswith("segmentation")), {})
+    return MaskOptions(**{name: of_masks[name] for name in known if name in of_masks})
+
+
+def check_windows(windows: str, things: tuple[bool, ...]) -> None:
+    """Raises `ConfigError` for windows of a model that finds single things: nothing tells which are the same."""
+    if things and windows != "whole":
+        raise ConfigError(
+            f"windows = {windows!r}: a model that finds single things sees whole images; set windows to 'whole'"
+        )
 
 
 def grain(model_config: classifier.ClassifierConfig) -> int:

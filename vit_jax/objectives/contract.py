@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.base.sizes import Size, height_width
+from vit_jax.data.segments import PanopticTable
 from vit_jax.models.classifier import ClassifierConfig
 
 Batch = dict[str, jax.Array]
@@ -32,6 +33,7 @@ class ObjectiveContext:
       views: (count, H, W, C) by name in a batch, of an example's views if there are several.
       batch_size: examples that a loss is computed of at once, on all devices together.
       num_classes: of the data; 0 where it has no labels.
+      segments: what panoptic masks mean; `None` where labels are none.
       other_views: as `views`, with the other sizes that they have in some steps (`config.data.view_sizes`).
     """
 
@@ -43,6 +45,7 @@ class ObjectiveContext:
     views: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     batch_size: int = 0
     num_classes: int = 0
+    segments: PanopticTable | None = None
     other_views: tuple[Mapping[str, tuple[int, ...]], ...] = ()
 
 
@@ -143,7 +146,7 @@ class Objective:
       needs_views: whether it learns from several views of each image (`config.data.views`), which
         batches to train on then have in place of `image`: (B, count, H, W, C) each, by the names in
         `ObjectiveContext.views`.
-      needs_masks: whether labels must be masks, (B, H, W) uint8; what moves pixels of an image moves all
+      needs_masks: whether labels must be masks, (B, H, W) uint8 or uint16; what moves pixels of an image moves all
         targets with it.
       own_answers: whether a trained model answers by what the objective owns too, so that evaluation and
         prediction load that with it.

@@ -1,4 +1,5 @@
-"""Semantic segmentation: the class of every pixel, by one of the heads in `segmentation_heads.py`.
+"""Segmentation: the class of every pixel, by one of the heads in `segmentation_heads.py`; with panoptic masks EoMT's
+queries learn single things.
 
 Beside what EoMT's authors publish (tue-mps/eomt): all losses are of each example by itself, theirs are divided
 by the number of segments of a batch; pixels that do not count are no points of any mask, where theirs are points
@@ -41,7 +42,10 @@ class SegmentationOptions:
     queries: int = option(100, "eomt: how many queries there are", minimum=1)
     blocks: int = option(4, "eomt: last blocks that queries go through", minimum=1)
     segments: int = option(
-        40, "eomt: of an image so many classes are learnt at most, the largest", minimum=1
+        40,
+        "eomt: of an image so many classes are learnt at most, the largest; of panoptic masks no image may have more "
+        "segments",
+        minimum=1,
     )
     points: int = option(12544, "eomt: points at which masks are compared", minimum=4)
     annealing: tuple = option(
@@ -73,7 +77,7 @@ class Segmentation(Objective):
 
     def __init__(self, options: SegmentationOptions, setting: ObjectiveContext):
         super().__init__(options, setting)
-        self.num_classes = setting.num_classes
+        self.num_classes, self.table = setting.num_classes, setting.segments
         if options.head == "eomt":
             self._check_queries(setting.model)
         else:
@@ -93,6 +97,12 @@ class Segmentation(Objective):
         if self.options.blocks > model.depth:
             raise ConfigError(
                 f"config.objective.blocks = {self.options.blocks} is more than the model's {model.depth} blocks"
+            )
+        most, table = min(self.options.segments, self.options.queries), self.table
+        if table is not None and table.most > most:
+            raise ConfigError(
+                f"{table.crowded} has {table.most} segments, and config.objective.segments = {self.options.segments}, "
+                f"config.objective.queries = {self.options.queries}: set both to {table.most} or more"
             )
         low, high = self.options.annealing
         if low >= high:
@@ -135,7 +145,7 @@ class Segmentation(Objective):
         return MultilevelHead(self.layers, widths, options.width, classes, dtype, rngs)
 
     def targets(self, batch: Batch) -> Batch:
-        """`label` (B, H, W) uint8."""
+        """`label` (B, H, W) uint8, or uint16 of panoptic masks."""
         return {"label": batch["label"]}
 
     def __call__(self, learner: Learner, batch: Batch, rngs: nnx.Rngs):
@@ -158,16 +168,26 @@ class Segmentation(Objective):
             most=self.segments,
             points=self.points,
             weights=self.weights,
+            things=self.things,
         )
         return sum(x.sum(0) for x in parts.values()), {name: x[-1] for name, x in parts.items()}
 
-    def scores(self, learner: Learner, images: jax.Array) -> jax.Array:
-        """What the trained model answers: (B, h, w, K) float32, of which the highest class counts.
+    @property
+    def panoptic(self) -> bool:
+        """Whether single things are found."""
+        return self.table is not None and self.options.head == "eomt"
+
+    def answers(self, learner: Learner, images: jax.Array) -> tuple[jax.Array, ...]:
+        """What the trained model answers: scores (B, h, w, K) float32, of which the highest class counts; and if
+        it is `panoptic`, probabilities of the queries' masks (B, h, w, Q) and classes (B, Q, K + 1).
 
         Args:
           images: (B, H, W, C), normalised.
         """
-        return learner.own.scores(learner.model, images)
+        if not self.panoptic:
+            return (learner.own.scores(learner.model, images),)
+        masks, classes = learner.own.segments(learner.model, images)
+        return learner.own.joined(masks, classes), masks, classes
 
     def masked(self, step: jax.Array) -> jax.Array:
         """(blocks,) the probability that a query attends to its own mask alone: from 1 to 0, in one block
@@ -181,8 +201,14 @@ class Segmentation(Objective):
 
     @property
     def segments(self) -> int:
-        """Classes of an image that are learnt at most."""
-        return min(self.options.segments, self.num_classes, self.options.queries)
+        """Segments of an image that are learnt at most."""
+        possible = self.num_classes + self.things
+        return min(self.options.segments, possible, self.options.queries)
+
+    @property
+    def things(self) -> int:
+        """How many things an image has at most."""
+        return self.table.most if self.table is not None else 0
 
     @property
     def points(self) -> losses.Points:

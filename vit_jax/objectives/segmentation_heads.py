@@ -156,10 +156,18 @@ class QueryHead(nnx.Module):
         return product("bqd,bhwd->bqhw", queries, features), classes
 
     def scores(self, model: nnx.Module, images: jax.Array) -> jax.Array:
-        """(B, h, w, K) float32: of every class the sum over queries of its probability times the mask's."""
+        """(B, h, w, K) float32, see `joined`."""
+        return self.joined(*self.segments(model, images))
+
+    def segments(self, model: nnx.Module, images: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Probabilities of the queries' masks (B, h, w, Q) and classes (B, Q, K + 1)."""
         ((masks, classes),) = self(model, images)
-        classes = jax.nn.softmax(classes)[..., :-1]
-        return product("bqhw,bqk->bhwk", jax.nn.sigmoid(masks), classes)
+        return jnp.moveaxis(jax.nn.sigmoid(masks), 1, -1), jax.nn.softmax(classes)
+
+    @staticmethod
+    def joined(masks: jax.Array, classes: jax.Array) -> jax.Array:
+        """(B, h, w, K): of every class the sum over queries of its probability times the mask's."""
+        return product("bhwq,bqk->bhwk", masks, classes[..., :-1])
 
 
 class Upscale(nnx.Module):

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.data.masks import IGNORED
+from vit_jax.data.segments import classes_of, things_of
 from vit_jax.objectives.matching import assign
 
 
@@ -51,10 +52,11 @@ def pixel_loss(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Arr
 
     Args:
       logits: (B, h, w, K), enlarged to the size of the labels.
-      labels: (B, H, W) uint8.
+      labels: (B, H, W) uint8, or uint16, of which the classes are learnt.
     """
     shape = (*labels.shape, logits.shape[-1])
     logits = jax.image.resize(logits.astype(jnp.float32), shape, "linear", antialias=False)
+    labels = classes_of(labels)
     counted = (labels != IGNORED).astype(jnp.float32)
     classes = jnp.where(labels == IGNORED, 0, labels).astype(jnp.int32)
     chosen = jnp.take_along_axis(logits, classes[..., None], axis=-1)[..., 0]
@@ -64,16 +66,26 @@ def pixel_loss(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Arr
     return (losses * counted).sum((1, 2)) / total, (right * counted).sum((1, 2)) / total
 
 
-def segments(labels: jax.Array, num_classes: int, most: int) -> tuple[jax.Array, jax.Array]:
-    """The classes of an image, those with most pixels first, (B, M) int32; and how many there are, (B,).
+def segments(
+    labels: jax.Array, num_classes: int, most: int, things: int = 0
+) -> tuple[jax.Array, jax.Array]:
+    """The segments of an image by their numbers in the label map, those with most pixels first, (B, M) int32; and how
+    many there are, (B,). A segment is a thing, or all pixels of a class that are of no thing.
 
     Args:
-      labels: (B, H, W) uint8.
+      labels: (B, H, W) uint8, or uint16 of panoptic masks, see `data.segments`.
       most: M, of which there are not more.
+      things: how many an image has at most.
     """
-    pixels = (labels[..., None] == jnp.arange(num_classes)).sum((1, 2))
-    pixels, classes = jax.lax.top_k(pixels, most)
-    return classes, (pixels > 0).sum(-1)
+    found = (labels[..., None] == jnp.arange(num_classes)).sum((1, 2))
+    numbers = jnp.broadcast_to(jnp.arange(num_classes), found.shape)
+    if things:
+        inside = things_of(labels)[..., None] == jnp.arange(1, things + 1)
+        found = jnp.concatenate([found, inside.sum((1, 2))], axis=1)
+        of_things = (inside * labels[..., None].astype(jnp.int32)).max((1, 2))
+        numbers = jnp.concatenate([numbers, of_things], axis=1)
+    pixels, places = jax.lax.top_k(found, most)
+    return jnp.take_along_axis(numbers, places, axis=1), (pixels > 0).sum(-1)
 
 
 def sample(maps: jax.Array, points: jax.Array) -> jax.Array:
@@ -87,28 +99,28 @@ def sample(maps: jax.Array, points: jax.Array) -> jax.Array:
 
 
 def sample_labels(
-    labels: jax.Array, points: jax.Array, classes: jax.Array
+    labels: jax.Array, points: jax.Array, numbers: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """`sample` of the masks of classes, and whether a point counts, by the pixel in which it is.
+    """`sample` of the masks of segments, and whether a point counts, by the pixel in which it is.
 
     Args:
-      labels: (H, W) uint8.
-      points: (P, 2), or (M, P, 2) of each class its own.
-      classes: (M,).
+      labels: (H, W) uint8 or uint16.
+      points: (P, 2), or (M, P, 2) of each segment its own.
+      numbers: (M,), see `segments`.
 
     Returns:
       (M, P) float32 in [0, 1], and (P,) or (M, P) float32 of zeros and ones.
     """
     corners, weights = _corners(labels.shape, points)
     found = labels.reshape(-1)[corners]  # (4, …, P)
-    wanted = classes[:, None] if points.ndim == 3 else classes[None, :, None]
+    wanted = numbers[:, None] if points.ndim == 3 else numbers[None, :, None]
     if points.ndim == 2:
         found, weights = found[:, None], weights[:, None]
     inside = ((found == wanted) * weights).sum(0)
     height, width = labels.shape
     size = jnp.array([width, height])
     x, y = jnp.moveaxis(jnp.clip((points * size).astype(jnp.int32), 0, size - 1), -1, 0)
-    return inside, (labels[y, x] != IGNORED).astype(jnp.float32)
+    return inside, (classes_of(labels[y, x]) != IGNORED).astype(jnp.float32)
 
 
 def _corners(shape: tuple[int, int], points: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -171,7 +183,7 @@ def match(
     masks: jax.Array,
     logits: jax.Array,
     labels: jax.Array,
-    classes: jax.Array,
+    numbers: jax.Array,
     count: jax.Array,
     points: jax.Array,
     weights: Weights,
@@ -181,13 +193,13 @@ def match(
     Args:
       masks: (Q, h, w) logits.
       logits: (Q, K + 1).
-      labels: (H, W) uint8.
-      classes, count: see `segments`.
+      labels: (H, W) uint8 or uint16.
+      numbers, count: see `segments`.
       points: (P, 2).
     """
     at_points = jax.vmap(sample, (0, None))(masks, points)
-    targets, counted = sample_labels(labels, points, classes)
-    return assign(costs(at_points, logits, targets, counted, classes, weights), count)
+    targets, counted = sample_labels(labels, points, numbers)
+    return assign(costs(at_points, logits, targets, counted, classes_of(numbers), weights), count)
 
 
 def uncertain_points(masks: jax.Array, key: jax.Array, points: Points) -> jax.Array:
@@ -204,7 +216,7 @@ def matched_loss(
     masks: jax.Array,
     logits: jax.Array,
     labels: jax.Array,
-    classes: jax.Array,
+    numbers: jax.Array,
     count: jax.Array,
     queries: jax.Array,
     key: jax.Array,
@@ -214,22 +226,23 @@ def matched_loss(
     """The parts of the loss of an example, scalars, each already weighted: `mask`, `dice`, `label`.
 
     Args:
-      masks, logits, labels, classes, count: see `match`.
+      masks, logits, labels, numbers, count: see `match`.
       queries: from `match`.
     """
     num_queries = len(masks)
-    valid = jnp.arange(len(classes)) < count
+    valid = jnp.arange(len(numbers)) < count
     chosen = masks[jnp.minimum(queries, num_queries - 1)]
     places = uncertain_points(jax.lax.stop_gradient(chosen), key, points)
     at_points = sample(chosen, places)
-    targets, counted = sample_labels(labels, places, classes)
+    targets, counted = sample_labels(labels, places, numbers)
     found = {
         "mask": cross_entropy(at_points, targets, counted),
         "dice": dice(at_points, targets, counted),
     }
     means = {name: (x * valid).sum() / jnp.maximum(count, 1) for name, x in found.items()}
     nothing = logits.shape[-1] - 1
-    wanted = jnp.full(num_queries, nothing, jnp.int32).at[queries].set(classes, mode="drop")
+    wanted = jnp.full(num_queries, nothing, jnp.int32)
+    wanted = wanted.at[queries].set(classes_of(numbers), mode="drop")
     losses = -jnp.take_along_axis(jax.nn.log_softmax(logits), wanted[:, None], axis=1)[:, 0]
     weight = jnp.where(wanted == nothing, weights.no_object, 1.0)
     means["label"] = (losses * weight).sum() / weight.sum()
@@ -245,28 +258,30 @@ def query_loss(
     most: int,
     points: Points,
     weights: Weights,
+    things: int = 0,
 ) -> dict[str, jax.Array]:
     """The parts of the loss, (L, B) each, of predictions of L layers.
 
     Args:
       masks: (L, B, Q, h, w) float32 logits.
       logits: (L, B, Q, K + 1) float32.
-      labels: (B, H, W) uint8.
+      labels: (B, H, W) uint8, or uint16 of panoptic masks.
       most: segments of an image that are learnt, at most Q.
+      things: see `segments`.
     """
     layers, batch = masks.shape[:2]
-    classes, count = segments(labels, logits.shape[-1] - 1, most)
+    numbers, count = segments(labels, logits.shape[-1] - 1, most, things)
     first, second = jax.random.split(key)
     places = jax.random.uniform(first, (batch, points.count, 2))
     given = jax.lax.stop_gradient((masks, logits))
     of_batch = jax.vmap(lambda *x: match(*x, weights))
-    queries = jax.vmap(lambda m, c: of_batch(m, c, labels, classes, count, places))(*given)
+    queries = jax.vmap(lambda m, c: of_batch(m, c, labels, numbers, count, places))(*given)
     keys = jax.random.split(second, (layers, batch))
 
     def of_layer(masks, logits, queries, keys):
         def of_example(*arguments):
             return matched_loss(*arguments, points, weights)
 
-        return jax.vmap(of_example)(masks, logits, labels, classes, count, queries, keys)
+        return jax.vmap(of_example)(masks, logits, labels, numbers, count, queries, keys)
 
     return jax.vmap(of_layer)(masks, logits, queries, keys)

@@ -60,7 +60,7 @@ def dry_run(
         num_classes=classes,
         examples_per_epoch=examples,
         multi_label=multi_label,
-        masks=None if source is None else mask_table(source) is not None,
+        masks=None if source is None else mask_table(source) or False,
     )
     suite = source and evaluation.make(config.eval.evaluators, subject_of(assembly, source))
     preflight.check_run(assembly, source, suite, workdir, teachers=teachers)

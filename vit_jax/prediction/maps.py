@@ -22,16 +22,17 @@ from PIL import Image, ImageDraw, ImageFont
 from vit_jax.base import outputs
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
+from vit_jax.data import segments
 from vit_jax.data.decode import decode
 from vit_jax.data.record import BadImage
 from vit_jax.evaluation import maps
 from vit_jax.evaluation.forward import data_of
-from vit_jax.evaluation.segmentation import grain, windows_of
+from vit_jax.evaluation.segmentation import check_windows, grain, options_of, segments_of
 from vit_jax.models import registry
 from vit_jax.prediction.images import Named, find_images
 from vit_jax.prediction.overrides import load_for_images
 
-TABLE = "maps.json"
+TABLE, PANOPTIC = "maps.json", "panoptic.json"
 _SHOWN = 0.5  # of the classes' colours in an overlay
 _LINE, _SWATCH, _LEGEND = 18, 12, 180  # pixels
 
@@ -45,12 +46,14 @@ class Segmented:
       labels: (H, W) uint8, numbers of `classes`.
       classes: names, in the order of these numbers.
       image: (H, W, C) uint8.
+      segments: (H, W) uint16, single things too, see `data.segments`; `None` of a model that does not find any.
     """
 
     file: str
     labels: np.ndarray = dataclasses.field(repr=False)
     classes: tuple[str, ...]
     image: np.ndarray = dataclasses.field(repr=False)
+    segments: np.ndarray | None = dataclasses.field(default=None, repr=False)
 
     def shares(self) -> dict[str, float]:
         """The share of the pixels of every class that occurs, the largest first."""
@@ -77,9 +80,12 @@ def segment(
         raise ConfigError(
             f"{run.directory} gives no maps: pass a run that was trained with config.objective.name='segmentation'"
         )
-    windows = windows or windows_of(run.config.eval.evaluators)
+    options = options_of(run.config.eval.evaluators)
+    windows, table = windows or options.windows, run.own.networks.objective.table
+    things = table.things if run.own.networks.objective.panoptic else ()
+    check_windows(windows, things)
     data, weights = data_of(run), registry.split(run.model)[1]
-    scores = jax.jit(maps.make_scores(run.own.networks, data))
+    answer = jax.jit(maps.make_answers(run.own.networks, data))
 
     def read(file: Named) -> tuple[Named, np.ndarray | BadImage]:
         try:
@@ -104,14 +110,16 @@ def segment(
                 batch = np.zeros((rows, *pixels[0].shape), np.uint8)
                 part = pixels[first : first + rows]
                 batch[: len(part)] = part
-                found_scores = scores(weights, run.own.weights, batch)
-                answers.extend(jax.device_get(found_scores)[: len(part)])
+                given = jax.device_get(answer(weights, run.own.weights, batch))
+                answers.extend(list(zip(*given, strict=True))[: len(part)])
             for (file, image), cut in zip(found, seen, strict=True):
                 if cut is None:
                     yield image
                     continue
                 own = [answers.popleft() for _ in cut.pixels]
-                yield Segmented(file.name, cut.labels(own), run.classes, image)
+                labels = cut.labels([scores for scores, *_ in own])
+                parts = segments_of(own[0], labels.shape, things, options) if things else None
+                yield Segmented(file.name, labels, run.classes, image, parts)
 
 
 def write_maps(
@@ -125,7 +133,8 @@ def write_maps(
     model_options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Writes for each image its mask, OUT/NAME.png, whose values are class numbers, and OUT/NAME_overlay.png, and
-    for all of them OUT/maps.json: files, and the share of pixels of each class.
+    for all of them OUT/maps.json: files, and the share of pixels of each class. Of a model that finds single things
+    also OUT/NAME_panoptic.png and for all of them OUT/panoptic.json, in COCO's form.
 
     Args:
       path: of a run that segments.
@@ -141,6 +150,8 @@ def write_maps(
     run = load_for_images(path, settings, "predict", model_options)
     folder = outputs.make_folder(out, "--out")
     rows, bad, names = [], 0, collections.Counter()
+    table = run.own and run.own.networks.objective.table
+    coco = {"images": [], "annotations": [], "categories": segments.categories(table)}
     for result in segment(run, files, batch_size=batch_size, windows=windows):
         if isinstance(result, BadImage):
             bad += 1
@@ -150,10 +161,23 @@ def write_maps(
         names[stem] += 1
         stem += f"_{names[stem]}" if names[stem] > 1 else ""
         files_of = {"mask": f"{stem}.png", "overlay": f"{stem}_overlay.png"}
-        for name, picture in (("mask", mask_picture(result)), ("overlay", overlay(result))):
+        pictures = {"mask": mask_picture(result), "overlay": overlay(result)}
+        if result.segments is not None:
+            files_of["panoptic"] = f"{stem}_panoptic.png"
+            colors, infos = segments.colored(result.segments)
+            pictures["panoptic"] = Image.fromarray(colors)
+            (height, width), number = result.labels.shape, len(coco["images"]) + 1
+            size = {"height": height, "width": width}
+            coco["images"].append({"id": number, "file_name": result.file} | size)
+            annotation = {"file_name": files_of["panoptic"], "segments_info": infos}
+            coco["annotations"].append({"image_id": number} | annotation)
+        for name, picture in pictures.items():
             with outputs.writing(folder / files_of[name]) as partial:
                 picture.save(partial, format="PNG")
         rows.append({"file": result.file, **files_of, "classes": result.shares()})
+    if coco["images"]:
+        with outputs.writing(folder / PANOPTIC) as partial:
+            partial.write_text(json.dumps(coco))
     numbers = {name: i for i, name in enumerate(run.classes)}
     with outputs.writing(folder / TABLE) as partial:
         partial.write_text(json.dumps({"classes": numbers, "images": rows}, indent=1))
@@ -168,10 +192,12 @@ def mask_picture(result: Segmented) -> Image.Image:
 
 
 def overlay(result: Segmented) -> Image.Image:
-    """The image with the classes' colours on it, and which is which beside it."""
+    """The image with the classes' colours on it, borders of segments in white, and which is which beside it."""
     colors, classes = palette(len(result.classes)), result.classes
     image = result.image if result.image.shape[2] == 3 else result.image[..., :1].repeat(3, 2)
     mixed = (1 - _SHOWN) * image + _SHOWN * colors[result.labels]
+    if result.segments is not None:
+        mixed[segments.borders(result.segments)] = 255
     shares = result.shares()
     height, width = result.labels.shape
     sheet = Image.new("RGB", (width + _LEGEND, max(height, _LINE * len(shares))), "white")

@@ -21,6 +21,8 @@ from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.config import Config, config_class
 from vit_jax.data import batches, crops, sources, views
 from vit_jax.data.augmentation import augment, permute
+from vit_jax.data.masks import ClassTable
+from vit_jax.data.segments import PanopticTable
 from vit_jax.devices import meshes
 from vit_jax.interchange import formats, resolving
 from vit_jax.models import classifier, registry
@@ -61,7 +63,7 @@ class Assembly:
     train_step: Callable
     num_classes: int
     multi_label: bool
-    masks: bool
+    masks: ClassTable | bool
     total_steps: int
     to_steps: Callable[[str], int]
 
@@ -201,7 +203,7 @@ def assemble(
     num_classes: int,
     examples_per_epoch: int | None,
     multi_label: bool = False,
-    masks: bool | None = None,
+    masks: ClassTable | bool | None = None,
 ) -> Assembly:
     """Puts a run together.
 
@@ -211,7 +213,7 @@ def assemble(
       examples_per_epoch: examples in the training set; `None` if unknown, then no duration may be
         in epochs.
       multi_label: whether an example may have several labels.
-      masks: whether labels are masks; by default as the objective needs them.
+      masks: whether labels are masks, or what their values mean; by default as the objective needs them.
 
     Raises:
       ConfigError: the parts do not fit together, or the data.
@@ -261,6 +263,7 @@ def assemble(
             other_views=tuple({view.name: view.shape for view in views} for views in others),
             batch_size=config.batch_size // config.accumulate,
             num_classes=num_classes,
+            segments=masks if isinstance(masks, PanopticTable) else None,
         )
         return objectives.make(config.objective, setting)
 
@@ -301,7 +304,7 @@ def adapters_of(config: Config) -> Adapters | None:
     return Adapters(rank, targets, also) if rank else None
 
 
-def _check_masks(config: Config, objective: type[Objective], masks: bool) -> None:
+def _check_masks(config: Config, objective: type[Objective], masks: ClassTable | bool) -> None:
     """Raises `ConfigError` unless the objective can learn from labels that are masks, or are none."""
     name, data = config.objective.name, f"{config.data.name!r} ({config.data.path or 'no path'})"
     if masks and objective.needs_labels:

@@ -23,6 +23,7 @@ from vit_jax.data import loader, sources
 from vit_jax.data.decode import PIXELS
 from vit_jax.data.masks import mask_table
 from vit_jax.data.record import Source
+from vit_jax.data.segments import PanopticTable
 from vit_jax.devices import meshes, processes
 from vit_jax.evaluation.contract import EvalContext, EvaluatedModel
 from vit_jax.training import announce, health, preflight, pseudo_labels, reference
@@ -118,7 +119,7 @@ def assembly_for(config: Config, source: Source) -> Assembly:
         num_classes=len(source.classes),
         examples_per_epoch=len(source),
         multi_label=source.multi_label,
-        masks=mask_table(source) is not None,
+        masks=mask_table(source) or False,
     )
 
 
@@ -156,6 +157,8 @@ class _Run:
         self.description = descriptions.describe(
             config, assembly.model_config, source.classes, len(source), source.fingerprint()
         ) | {"pixels": PIXELS}
+        if isinstance(assembly.masks, PanopticTable):
+            self.description["segments"] = assembly.masks.describe()
         averaged = optim.keeps_average(config.optim.name, config.optim.ema)
         if assembly.networks.moving_average() and not averaged:
             self.description["evaluated"] = "teacher"

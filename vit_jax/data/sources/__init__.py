@@ -16,7 +16,7 @@ from vit_jax.data.cache import cached
 from vit_jax.data.masks import mask_table
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, DataError, DataSet, Labels, Record, Source
-from vit_jax.data.sources.digit_scenes import open_digit_scenes
+from vit_jax.data.sources.digit_scenes import open_digit_scenes, open_digit_things
 from vit_jax.data.sources.digits import open_digits, open_few
 from vit_jax.data.sources.folder import open_folder
 from vit_jax.data.sources.masks import is_masked, open_masks
@@ -36,6 +36,7 @@ OPENERS: dict[str, Callable[..., DataSet | MixedSet]] = {
     "digits": open_digits,
     "digits_few": open_few,
     "digit_scenes": open_digit_scenes,
+    "digit_things": open_digit_things,
     "masks": open_masks,
     "folder": open_folder,
     "prepared": open_prepared,
@@ -45,7 +46,7 @@ OPENERS: dict[str, Callable[..., DataSet | MixedSet]] = {
         config_data, lambda text: open_data_set(locate(text, config_data))
     ),
 }
-_WITHOUT_PATH = ("digits", "digits_few", "digit_scenes")
+_WITHOUT_PATH = ("digits", "digits_few", "digit_scenes", "digit_things")
 
 
 def register(name: str, opener: Callable[..., DataSet]) -> None:

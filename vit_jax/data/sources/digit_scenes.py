@@ -1,7 +1,8 @@
 """Scenes made of scikit-learn's digits: several on a canvas, with masks. Real strokes, known masks, and no
 download. Of 'train' the digits are those of the data set 'digits' to train on, of 'test' its others.
 
-A digit's mask is the convex hull of its strokes; what no digit covers is the class 'background'.
+A digit's mask is the convex hull of its strokes; what no digit covers is the class 'background'. In 'digit_things' each
+digit is a thing of its own, and the background is stuff.
 """
 
 import dataclasses
@@ -9,8 +10,8 @@ import dataclasses
 import cv2
 import numpy as np
 
-from vit_jax.data import masks
-from vit_jax.data.masks import ClassTable
+from vit_jax.data import segments
+from vit_jax.data.masks import ClassTable, numbered
 from vit_jax.data.options import Data
 from vit_jax.data.record import DataSet, Record
 from vit_jax.data.sources import digits, fingerprint
@@ -22,6 +23,9 @@ _SIDES, _MOST, _TRIES = (24, 33), 3, 8
 _STROKE = 64  # pixels above this are of a stroke
 _FIRST_SEED = {"train": 0, "test": 10**6}
 _CLASSES = ("background", *"0123456789")
+_PANOPTIC = segments.PanopticTable(
+    _CLASSES, (), (), things=(False, *[True] * 10), most=_MOST + 1, crowded="digit_scenes"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +35,7 @@ class DigitScenes:
     scenes: tuple[tuple[str, int], ...]
     digits: dict
     classes: tuple[str, ...] = _CLASSES
-    masks: ClassTable = dataclasses.field(default_factory=lambda: masks.numbered(_CLASSES))
+    masks: ClassTable = dataclasses.field(default_factory=lambda: numbered(_CLASSES))
     multi_label: bool = False
     labels: None = None
 
@@ -41,15 +45,25 @@ class DigitScenes:
     def __getitem__(self, index: int) -> Record:
         split, number = self.scenes[index]
         image, label_map = draw(self.digits[split], _FIRST_SEED[split] + number)
+        label_map = label_map if self.masks == _PANOPTIC else label_map.astype(np.uint8)
         return Record(image, label_map, f"digit_scenes/{split}/{number}")
 
     def fingerprint(self) -> str:
         """A fingerprint of which scenes these are."""
-        return fingerprint.digest("digit_scenes", self.scenes)
+        return fingerprint.digest(_name(self.masks), self.scenes)
 
 
 def open_digit_scenes(config_data: Data) -> DataSet:
-    """'train' (10,000 scenes) and 'test' (200)."""
+    """'train' (10,000 scenes) and 'test' (200), with masks of classes."""
+    return _open(config_data, numbered(_CLASSES))
+
+
+def open_digit_things(config_data: Data) -> DataSet:
+    """The same scenes with panoptic masks: each digit by itself."""
+    return _open(config_data, _PANOPTIC)
+
+
+def _open(config_data: Data, table: ClassTable) -> DataSet:
     of_digits = digits.open_digits(config_data)
 
     def read(parts):
@@ -57,15 +71,21 @@ def open_digit_scenes(config_data: Data) -> DataSet:
             (name, number) for name, first, stop in parts for number in range(first, stop)
         )
         drawn = {name: of_digits.open(name) for name in {split for split, _ in scenes}}
-        return DigitScenes(scenes, drawn)
+        return DigitScenes(scenes, drawn, masks=table)
 
-    return DataSet("the data set 'digit_scenes'", SIZES, read, identity=lambda: "digit_scenes")
+    name = _name(table)
+    return DataSet(f"the data set {name!r}", SIZES, read, identity=lambda: name)
+
+
+def _name(table: ClassTable) -> str:
+    return "digit_things" if table == _PANOPTIC else "digit_scenes"
 
 
 def draw(source: digits.Digits, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """A scene of digits: the image (48, 48, 3) uint8 and its label map (48, 48) uint8."""
+    """A scene of digits: the image (48, 48, 3) uint8 and its label map (48, 48) uint16, see `segments`."""
     random = np.random.RandomState(seed)  # its stream is frozen forever
-    grey, label_map = np.zeros((2, CANVAS, CANVAS), np.uint8)
+    grey = np.zeros((CANVAS, CANVAS), np.uint8)
+    label_map, drawn = np.zeros((CANVAS, CANVAS), np.uint16), []
     for _ in range(random.randint(1, _MOST + 1)):
         chosen, side = random.randint(len(source)), random.randint(*_SIDES)
         small = source.images[chosen, :, :, 0]
@@ -75,7 +95,8 @@ def draw(source: digits.Digits, seed: int) -> tuple[np.ndarray, np.ndarray]:
             place = slice(top, top + side), slice(left, left + side)
             if not label_map[place][hull].any():
                 grey[place] = np.maximum(grey[place], digit)
-                label_map[place][hull] = source.labels[chosen] + 1
+                drawn.append(source.labels[chosen] + 1)
+                label_map[place][hull] = segments.numbers(np.array(drawn), _PANOPTIC.things)[-1]
                 break
     return np.repeat(grey[..., None], 3, axis=2), label_map
 

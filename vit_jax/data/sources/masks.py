@@ -3,6 +3,7 @@
   PATH/images/NAME.jpg   an image in any readable format, at any depth
   PATH/masks/NAME.png    its mask, of the same name and size
   PATH/classes.csv       which values or colours stand for which class, see `read_table`
+  PATH/masks.json        instead of that table: segments of panoptic masks, see `panoptic`
 
 Where all images lie in folders `train`, `test`, `val` or `validation` of `images`, these are the splits;
 else the share `config.data.holdout` becomes 'test'.
@@ -23,10 +24,11 @@ from vit_jax.data.masks import COLOR, IGNORED, MAX_CLASSES, VALUE, ClassTable
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, DataAbsent, DataSet, Record
 from vit_jax.data.sources import fingerprint
+from vit_jax.data.sources.panoptic import Segments, read_panoptic
 from vit_jax.data.sources.ranges import read_files
 from vit_jax.data.sources.table import SPLITS, Table, hold_out
 from vit_jax.data.sources.text import read_text, readable
-from vit_jax.data.sources.trees import tree_at
+from vit_jax.data.sources.trees import Tree, tree_at
 from vit_jax.data.sources.unused import Unused
 
 IMAGES, MASKS, TABLE = "images", "masks", "classes.csv"
@@ -40,6 +42,7 @@ class MaskedImages:
       root: the folder that `pairs` are relative to; local, or gs://.
       masks: what the values of masks mean.
       pairs: (image, mask) files, in the order of the indices.
+      segments: of panoptic masks.
     """
 
     root: str
@@ -47,6 +50,7 @@ class MaskedImages:
     pairs: tuple[tuple[str, str], ...]
     multi_label: bool = False
     labels: None = None
+    segments: Segments | None = None
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -60,13 +64,15 @@ class MaskedImages:
         return self.read([index])[0]
 
     def read(self, indices: Sequence[int]) -> list[Record]:
-        """See `record.Source`; the label of a record is its encoded mask."""
+        """See `record.Source`; the label of a record is its encoded mask, with its segments if it is panoptic."""
         paths = [os.path.join(self.root, name) for i in indices for name in self.pairs[i]]
         found = iter(read_files(paths))
-        return [
-            Record(_good(next(found)), _good(next(found)), readable(os.path.join(self.root, image)))
-            for image, _ in (self.pairs[i] for i in indices)
-        ]
+        records = []
+        for name, mask_file in (self.pairs[i] for i in indices):
+            image, mask = _good(next(found)), _good(next(found))
+            label = mask if self.segments is None else (mask, self.segments[mask_file])
+            records.append(Record(image, label, readable(os.path.join(self.root, name))))
+        return records
 
     def fingerprint(self) -> str:
         """A fingerprint of the classes, a sample of the names and, on a local disk, of the sizes."""
@@ -76,7 +82,8 @@ class MaskedImages:
             sizes = [
                 os.path.getsize(os.path.join(self.root, name)) for pair in some for name in pair
             ]
-        return fingerprint.digest(self.masks, len(self), some, sizes)
+        segments = [self.segments[mask].tolist() for _, mask in some] if self.segments else ()
+        return fingerprint.digest(self.masks, len(self), some, sizes, *segments)
 
 
 def open_masks(config_data: Data) -> DataSet:
@@ -88,11 +95,16 @@ def open_masks(config_data: Data) -> DataSet:
     root = epath.Path(config_data.path or ".").expanduser()
     if not config_data.path or not is_masked(root):
         raise DataAbsent(
-            f"config.data.path = {config_data.path!r} must be a folder with {IMAGES}/, {MASKS}/ and {TABLE}"
+            f"config.data.path = {config_data.path!r} must be a folder with {IMAGES}/, {MASKS}/ and {TABLE}, or with "
+            f"{MASKS}.json for panoptic masks"
             f"{places.nearest_existing(root)}"
         )
-    table, where = read_table(root / TABLE), str(root)
-    pairs = _pairs(root)
+    where, tree = str(root), tree_at(root)
+    panoptic = read_panoptic(root, tree.files_below(MASKS))
+    table, segments = panoptic or (read_table(root / TABLE), None)
+    pairs = _pairs(root, tree)
+    if segments is not None:
+        _check_segments(root, pairs, segments)
     tops = {image.split("/")[1] for image, _ in pairs}
     if tops <= set(SPLITS):
         splits = {
@@ -103,7 +115,9 @@ def open_masks(config_data: Data) -> DataSet:
             [(pair, None) for pair in pairs], config_data, where, lambda pair: pair[0]
         )
     data_set = Table(where, (), False, splits).data_set(
-        lambda classes, multi_label, keys, labels: MaskedImages(where, table, keys)
+        lambda classes, multi_label, keys, labels: MaskedImages(
+            where, table, keys, segments=segments
+        )
     )
     digest = data_set.identity
     return dataclasses.replace(data_set, identity=lambda: fingerprint.digest(table, digest()))
@@ -159,13 +173,23 @@ def is_masked(root: epath.Path) -> bool:
     return (root / IMAGES).is_dir() and (root / MASKS).is_dir()
 
 
-def _pairs(root: epath.Path) -> list[tuple[str, str]]:
+def _check_segments(root: epath.Path, pairs: list[tuple[str, str]], segments: Segments) -> None:
+    """Raises `ConfigError` if no JSON file lists the segments of a mask."""
+    without = [mask for _, mask in pairs if mask not in segments]
+    if without:
+        raise ConfigError(
+            f"{root}: {len(without)} masks have no segments in a JSON file; the first is {readable(without[0])}, which "
+            f"{MASKS}.json or the JSON file named as its folder must list under annotations"
+        )
+
+
+def _pairs(root: epath.Path, tree: Tree) -> list[tuple[str, str]]:
     """(image, mask) files from the root.
 
     Raises:
       ConfigError: an image has no mask, or there are no images.
     """
-    tree, unused = tree_at(root), Unused()
+    unused = Unused()
     masks = {name for name in tree.files_below(MASKS) if name.lower().endswith(".png")}
     found, without = [], []
     for image in filter(unused.is_image, tree.files_below(IMAGES)):

@@ -1,0 +1,82 @@
+"""Panoptic quality against torchmetrics and the formula, and segments from what queries predict."""
+
+import numpy as np
+import pytest
+import torch
+from torchmetrics.detection import PanopticQuality
+
+from vit_jax.data.masks import IGNORED
+from vit_jax.data.segments import classes_of, things_of
+from vit_jax.evaluation.panoptic import FALSE, MISSED, TRUE, counts_of, measures, segment_map
+
+CLASSES, THINGS = tuple("abcd"), (False, True, True, False)
+
+
+def label_map(random, ignored):
+    """Blocks of segments whose class follows from their number."""
+    numbers = random.integers(0, 6, (6, 7)).repeat(4, 0).repeat(4, 1)
+    codes = np.array([0, 3, 1 + 256, 1 + 512, 2 + 768, IGNORED if ignored else 0], np.uint16)
+    return codes[numbers]
+
+
+def test_panoptic_quality_is_that_of_torchmetrics_with_ignored_pixels_and_absent_classes():
+    random = np.random.default_rng(0)
+    how = dict(things={1, 2}, stuffs={0, 3, 4}, return_sq_and_rq=True)
+    expected = PanopticQuality(**how)
+    of_classes = PanopticQuality(**how, return_per_class=True)
+    counts = np.zeros((5, 4), np.int64)
+    for _ in range(12):
+        labels = label_map(random, ignored=True)
+        predicted = np.where(random.random(labels.shape) < 0.1, 3, labels)
+        predicted = np.where(predicted == IGNORED, label_map(random, ignored=False), predicted)
+        given = [
+            torch.tensor(np.stack([classes_of(x), things_of(x)], -1).astype(int))[None]
+            for x in (predicted, labels)
+        ]
+        expected.update(*given)
+        of_classes.update(*given)
+        counts += counts_of(predicted.astype(np.uint16), labels, 5)
+    found = measures(counts, (*CLASSES, "absent"), (*THINGS, False))
+    pq, sq, rq = expected.compute().tolist()
+    assert [found[n] for n in ("pq", "sq", "rq")] == pytest.approx([pq, sq, rq], abs=1e-6)
+    by_class = {n: found[f"pq/{n}"] for n in CLASSES}
+    theirs = dict(zip("bcade", of_classes.compute()[:, 0].tolist(), strict=True))
+    assert by_class == pytest.approx({n: theirs[n] for n in CLASSES}, abs=1e-6)
+    assert "pq/absent" not in found and 0 < found["pq_things"] < 1
+
+
+def test_segments_are_matched_missed_and_found_falsely():
+    labels = np.array([[0, 0, 257, 257, 513, IGNORED, IGNORED, IGNORED]], np.uint16)
+    predicted = np.array([[0, 0, 257, 257, IGNORED, 513, 513, 3]], np.uint16)
+    counts = counts_of(predicted, labels, 4)
+    assert counts[:, TRUE].tolist() == [1, 1, 0, 0]
+    assert counts[:, MISSED].tolist() == [0, 1, 0, 0]
+    assert counts[:, FALSE].sum() == 0  # what lies on pixels that do not count is not false
+    assert measures(counts, CLASSES, THINGS)["pq/b"] == pytest.approx(2 / 3)
+    halves = counts_of(np.array([[257] * 4], np.uint16), np.array([[257, 257, 0, 0]], np.uint16), 4)
+    assert halves[1, [TRUE, FALSE, MISSED]].tolist() == [0, 1, 1]  # IoU must be above 1/2
+
+
+def test_sums_do_not_depend_on_how_images_are_divided_among_hosts():
+    random, parts = np.random.default_rng(1), []
+    for _ in range(30):
+        labels = label_map(random, ignored=True)
+        predicted = np.where(random.random(labels.shape) < 0.2, 3, labels).astype(np.uint16)
+        parts.append(counts_of(predicted, labels, 4))
+    whole = sum(parts)
+    np.testing.assert_array_equal(whole, sum(parts[1::3]) + sum(parts[::3]) + sum(parts[2::3]))
+
+
+def test_queries_become_segments():
+    """Two of one thing, two of one kind of stuff, one that is hidden, one of no object and one that is unsure."""
+    masks = np.full((2, 6, 7), 0.1, np.float32)
+    for query, columns in enumerate(((0, 1), (1, 2), (2, 3), (3, 4), (3, 4), (4, 5), (5, 6))):
+        masks[:, slice(*columns), query] = 0.9
+    classes = np.full((7, 5), 0.01)
+    for query, label in enumerate((1, 1, 0, 0, 2, 4, 3)):
+        classes[query, label] = 0.96 if query != 4 else 0.9
+    classes[6] = (0.1, 0.2, 0.1, 0.5, 0.1)
+    how = dict(score=0.8, overlap=0.8)
+    found = segment_map(masks, classes, THINGS, (2, 6), **how)
+    assert found.tolist() == [[257, 513, 0, 0, IGNORED, IGNORED]] * 2
+    assert segment_map(masks, classes, THINGS, (4, 12), **how).shape == (4, 12)

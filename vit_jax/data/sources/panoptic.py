@@ -1,0 +1,83 @@
+"""Which segments panoptic masks have, by JSON files in COCO's form: beside each folder of masks a file of its name,
+`masks.json` for `masks/`, or `masks/train.json` for `masks/train/`, with `categories` and `annotations`.
+"""
+
+import json
+from collections.abc import Iterable
+
+import numpy as np
+from etils import epath
+
+from vit_jax.base import places
+from vit_jax.base.errors import ConfigError
+from vit_jax.data.masks import IGNORED, MAX_CLASSES
+from vit_jax.data.segments import MOST_THINGS, PanopticTable, numbers, things_of
+
+Segments = dict[str, np.ndarray]  # (n, 2) by the mask's file, see `PanopticTable`
+
+
+def read_panoptic(root: epath.Path, files: Iterable[str]) -> tuple[PanopticTable, Segments] | None:
+    """What the JSON files of a data set say; `None` if there are none.
+
+    Args:
+      root: the folder that `files` are relative to.
+      files: all below `masks`; `masks.json` itself is looked for.
+
+    Raises:
+      ConfigError: a file is not in that form, its categories are not those of the others, or an image has too many
+        things.
+    """
+    found = sorted(name for name in files if name.endswith(".json"))
+    found += ["masks.json"] if (root / "masks.json").exists() else []
+    if not found:
+        return None
+    categories, segments = None, {}
+    for name in found:
+        try:
+            content = json.loads(places.read_bytes(root / name))
+            of_file = [(c["id"], c["name"], bool(c["isthing"])) for c in content["categories"]]
+            annotations = [(a["file_name"], a["segments_info"]) for a in content["annotations"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{root / name} is no JSON file of panoptic masks ({error!r}): it needs categories (id, name, isthing) "
+                "and annotations (file_name, segments_info)"
+            ) from None
+        if categories not in (None, of_file):
+            raise ConfigError(f"{root / name} and {root / found[0]} must have the same categories")
+        categories = of_file
+        for file, infos in annotations:
+            mask = f"{name.removesuffix('.json')}/{file}"
+            segments[mask] = _segments(infos, categories, f"{root / name}: {file}")
+    if not 2 <= len(categories) <= MAX_CLASSES:
+        raise ConfigError(
+            f"{root / found[0]} has {len(categories)} categories: segmentation needs 2 to {MAX_CLASSES}"
+        )
+    things = tuple(thing for _, _, thing in categories)
+    counts = {
+        mask: len(np.unique(rows[rows[:, 1] != IGNORED, 1])) for mask, rows in segments.items()
+    }
+    crowded = max(counts, key=counts.get, default="")
+    classes = tuple(name for _, name, _ in categories)
+    table = PanopticTable(
+        classes, (), (), things=things, most=counts.get(crowded, 0), crowded=crowded
+    )
+    return table, segments
+
+
+def _segments(infos: list[dict], categories: list[tuple], where: str) -> np.ndarray:
+    """The rows of an image. Crowds do not count."""
+    known = {number: place for place, (number, _, _) in enumerate(categories)}
+    classes = []
+    for info in infos:
+        if info["category_id"] not in known:
+            raise ConfigError(
+                f"{where} has a segment of the category {info['category_id']}, which categories does not list"
+            )
+        classes.append(IGNORED if info.get("iscrowd") else known[info["category_id"]])
+    ids = np.array([info["id"] for info in infos], np.int32)
+    codes = numbers(np.array(classes, np.int32), tuple(thing for _, _, thing in categories))
+    if len(codes) and (most := things_of(codes).max()) > MOST_THINGS:
+        raise ConfigError(
+            f"{where} has {most} things, and label maps hold {MOST_THINGS} of an image"
+        )
+    return np.stack([ids, codes], axis=-1).reshape(-1, 2)

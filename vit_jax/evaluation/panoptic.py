@@ -1,0 +1,115 @@
+"""From what queries predict to segments, and how good these are: panoptic quality (Kirillov et al., arXiv 1801.00868
+§4) by exact sums.
+"""
+
+import numpy as np
+
+from vit_jax.data import resize
+from vit_jax.data.masks import IGNORED
+from vit_jax.data.segments import classes_of, numbers
+
+_UNIT = (
+    2**40
+)  # IoU is counted in such parts, as integers: sums over hosts do not depend on their order
+_CODES = 2**16  # of label maps
+SUM, TRUE, FALSE, MISSED = range(
+    4
+)  # columns of counts: of IoU, and true positives, false ones, false negatives
+
+
+def segment_map(
+    masks: np.ndarray,
+    classes: np.ndarray,
+    things: tuple[bool, ...],
+    size: tuple[int, int],
+    *,
+    score: float,
+    overlap: float,
+) -> np.ndarray:
+    """The segments of an image as a label map (H, W) uint16, see `data.segments`, as Mask2Former joins queries: each
+    pixel goes to the query with the largest product of class and mask probability.
+
+    Args:
+      masks: (h, w, Q) probabilities.
+      classes: (Q, K + 1) probabilities, the last one of no object.
+      things: of each class.
+      size: H, W.
+      score: queries whose class is less probable are dropped.
+      overlap: so are those that keep a smaller share of their mask, of the pixels above 1/2.
+    """
+    label_map, best = np.full(size, IGNORED, np.uint16), np.zeros(size, np.float32)
+    winner, labels = np.full(size, -1, np.int32), classes.argmax(-1)
+    kept = [q for q, k in enumerate(labels) if k < len(things) and classes[q, k] > score]
+    areas = {}
+    for q in kept:
+        mask = resize.enlarged(np.ascontiguousarray(masks[..., q]), size)
+        inside = mask >= 0.5
+        areas[q] = np.count_nonzero(inside)
+        product = mask * classes[q, labels[q]]
+        better = product > best
+        best[better], winner[better] = product[better], np.where(inside[better], q, -1)
+    found = {q: winner == q for q in kept}
+    valid = [q for q in kept if found[q].any() and found[q].sum() >= overlap * areas[q]]
+    for q, number in zip(valid, numbers(labels[valid], things), strict=True):
+        label_map[found[q]] = number
+    return label_map
+
+
+def counts_of(predicted: np.ndarray, labels: np.ndarray, classes: int) -> np.ndarray:
+    """Of each class `SUM`, `TRUE`, `FALSE` and `MISSED`, (K, 4) int64, of an image's label maps (H, W).
+
+    A predicted segment of which more than half does not count is no false one; other pixels that do not count are no
+    part of it.
+    """
+    pairs = predicted.astype(np.int64) * _CODES + labels
+    both, areas = np.unique(pairs, return_counts=True)
+    inside = {
+        (int(p), int(t)): int(n)
+        for p, t, n in zip(both // _CODES, both % _CODES, areas, strict=True)
+    }
+    area_of = [{}, {}]
+    for pair, area in inside.items():
+        for one, areas_of_one in zip(pair, area_of, strict=True):
+            areas_of_one[one] = areas_of_one.get(one, 0) + area
+    of_predicted, of_labels = area_of
+    counts, matched = np.zeros((classes, 4), np.int64), set()
+    for (one, other), area in inside.items():
+        label = classes_of(one)
+        if label == IGNORED or label != classes_of(other):
+            continue
+        ignored = inside.get((one, IGNORED), 0)
+        union = of_predicted[one] - ignored + of_labels[other] - area
+        if 2 * area > union:
+            counts[label, SUM] += round(area * _UNIT / union)
+            counts[label, TRUE] += 1
+            matched |= {("predicted", one), ("label", other)}
+    for one, area in of_predicted.items():
+        if one != IGNORED and ("predicted", one) not in matched:
+            counts[classes_of(one), FALSE] += 2 * inside.get((one, IGNORED), 0) <= area
+    for other in of_labels:
+        if other != IGNORED and ("label", other) not in matched:
+            counts[classes_of(other), MISSED] += 1
+    return counts
+
+
+def measures(
+    counts: np.ndarray, classes: tuple[str, ...], things: tuple[bool, ...]
+) -> dict[str, float]:
+    """Panoptic quality `pq`, `sq` of what was found and `rq` of finding: means over the classes that occur, of things
+    and stuff, and `pq` of each class.
+    """
+    true = counts[:, TRUE]
+    total = true + (counts[:, FALSE] + counts[:, MISSED]) / 2
+    occurs, is_thing = total > 0, np.array(things)
+    sq = counts[:, SUM] / _UNIT / np.maximum(true, 1)
+    rq = true / np.maximum(total, 0.5)
+    found = {}
+    for end, chosen in (
+        ("", occurs),
+        ("_things", occurs & is_thing),
+        ("_stuff", occurs & ~is_thing),
+    ):
+        for name, values in (("pq", sq * rq), ("sq", sq), ("rq", rq)):
+            found[name + end] = float(values[chosen].mean()) if chosen.any() else 0.0
+    of_class = zip(classes, sq * rq, occurs, strict=True)
+    return found | {f"pq/{name}": float(value) for name, value, there in of_class if there}
