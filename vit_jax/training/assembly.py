@@ -219,10 +219,8 @@ def assemble(
       ConfigError: the parts do not fit together, or the data.
       CheckpointError: the teacher's checkpoint cannot be read.
     """
-    (several, *others), (objective, _) = (
-        views.variants(config),
-        objectives.find_objective(config.objective),
-    )
+    several, *others = views.variants(config)
+    objective, _ = objectives.find_objective(config.objective)
     masks = objective.needs_masks if masks is None else masks
     _check_masks(config, objective, masks)
     if objective.needs_labels:

@@ -130,7 +130,7 @@ def test_a_full_disk_for_files_to_upload_is_a_sentence_that_names_it(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     with monkeypatch.context() as patch:
-        patch.setattr(work.shards, "write", full)
+        patch.setattr(work.shards, "write_shard", full)
         with pytest.raises(UserError, match=r"No space left on device in .* \(TMPDIR\)"):
             prepare_part(folder, f"{bucket}/set", (1, 1))
     left = tmp_path.glob("vit_jax-prepare-*")

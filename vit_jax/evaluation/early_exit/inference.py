@@ -28,9 +28,8 @@ from vit_jax.models.registry import Weights
 _EMPTY = -1  # The number of a row without an image.
 # What remains runs in batches of a half, a quarter or an eighth: three more programs at most.
 _HALVINGS = 3
-_PATIENCE = (
-    32  # batches that may be unanswered before images that wait continue in part-filled ones
-)
+# Batches that may be unanswered before images that wait continue in part-filled ones.
+_PATIENCE = 32
 
 
 class Answers(NamedTuple):
