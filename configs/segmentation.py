@@ -9,8 +9,7 @@ vit_jax train --config=configs/segmentation.py:multilevel ...
 vit_jax train --config=configs/segmentation.py:panoptic ...
     EoMT on panoptic masks: each thing by itself, from SCENES/masks/NAME.png and SCENES/masks.json in COCO's form;
 vit_jax train --config=configs/segmentation.py:smoke --config.init_from=/tmp/digits --workdir=DIR
-    EoMT on scenes made of digits, from the checkpoint of configs/digits.py, in minutes on two CPU cores; also
-    smoke,linear, smoke,multilevel and smoke,panoptic.
+    EoMT on scenes made of digits, from the checkpoint of configs/digits.py, in minutes; also smoke,linear and so on.
 
 SCENES has images/NAME.jpg, masks/NAME.png of the same names, and classes.csv (docs/segmentation.md). The model is the
 checkpoint's; at 512 px its position embeddings are interpolated, and patches of 14 take 518.
@@ -52,8 +51,6 @@ def get_config(arg="eomt"):
     config.checkpoint.every = "10%"
     if head in ("linear", "multilevel"):
         probe(config)
-    if head == "panoptic":
-        config.objective.queries, config.objective.segments = 200, 100
     if kind == "smoke":
         smoke(config)
     if head == "panoptic":
@@ -64,16 +61,16 @@ def get_config(arg="eomt"):
 def probe(config):
     """The model stays as it is: a step costs little more than a forward pass."""
     config.optim.freeze = (r"(?!objective/).*",)
-    config.optim.lr = 1e-3
-    config.optim.weight_decay = 1e-4
-    config.optim.layer_decay = 1.0
+    config.optim.update(dict(lr=1e-3, weight_decay=1e-4, layer_decay=1.0))
     config.duration = "40000 steps"
 
 
 def things(config):
-    """Single things are found in whole images: nothing tells which of two windows' are the same."""
+    """Single things are found in whole images, since one may lie in two windows."""
     config.eval.evaluators = (("segmentation", {"windows": "whole"}),)
-    if config.data.name == "digit_scenes":
+    if config.data.name == "masks":
+        config.objective.queries, config.objective.segments = 200, 100
+    else:
         config.data.name = "digit_things"
         config.eval.evaluators[0][1].update(score=0.5, overlap=0.5)
 
