@@ -71,7 +71,7 @@ def probe(config):
 
 
 def things(config):
-    """Single things are found in whole images: nothing tells which of two windows' are the same."""
+    """Single things are found in whole images: those of two windows cannot be matched."""
     config.eval.evaluators = (("segmentation", {"windows": "whole"}),)
     if config.data.name == "digit_scenes":
         config.data.name = "digit_things"
