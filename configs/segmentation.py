@@ -66,7 +66,7 @@ def probe(config):
 
 
 def things(config):
-    """Single things are found in whole images, since one may lie in two windows."""
+    """Single things are found in whole images: those of two windows cannot be matched."""
     config.eval.evaluators = (("segmentation", {"windows": "whole"}),)
     if config.data.name == "masks":
         config.objective.queries, config.objective.segments = 200, 100

@@ -227,7 +227,7 @@ def options_of(evaluators: Sequence) -> MaskOptions:
 
 
 def check_windows(windows: str, things: tuple[bool, ...]) -> None:
-    """Raises `ConfigError` for windows of a model that finds single things, of which one may lie in two windows."""
+    """Raises `ConfigError` for windows of a model that finds single things: those of two windows cannot be matched."""
     if things and windows != "whole":
         raise ConfigError(
             f"windows = {windows!r}: a model that finds single things sees whole images; set windows to 'whole'"
