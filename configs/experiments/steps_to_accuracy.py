@@ -1,7 +1,7 @@
 """How many steps optimizers need to reach an accuracy.
 
 vit_jax train --config=configs/experiments/steps_to_accuracy.py:cifar10,trials --workdir=DIR
-    a small ViT on CIFAR-10 to 42 %, six optimizers at three rates each: 18 runs of about a minute of two CPU cores.
+    a small ViT on CIFAR-10 to 42 %, six optimizers at three rates each: 18 runs of 10 to 60 s of two quiet CPU cores.
     The data comes by TFDS. For a tar file of its images as JPEG (train/CLASS/…, test/CLASS/…), add
     --config.data.name=tar --config.data.path=FILE.
 vit_jax train --config=configs/experiments/steps_to_accuracy.py:cifar10 --workdir=DIR
@@ -15,8 +15,8 @@ The rate stays after warm-up, and averaged parameters are evaluated: a rate that
 ends, which is what is asked for. A run ends at the first evaluation that reaches the target, or at its last step.
 
 Expect on CIFAR-10's JPEGs, in the mean of three to five seeds, 770 steps with AdamW, 708 with schedule-free AdamW, 540
-with Shampoo, 358 with NorMuon, 350 with Muon and 333 with SOAP. AlgoPerf's submissions, each with a schedule tuned for it, took 81,700
-steps with Shampoo, 109,800 with schedule-free AdamW, and 153,800 with NAdamW.
+with Shampoo, 358 with NorMuon, 350 with Muon and 333 with SOAP. AlgoPerf's submissions, each with a schedule tuned for
+it, took 81,700 steps with Shampoo, 109,800 with schedule-free AdamW, and 153,800 with NAdamW.
 """
 
 from vit_jax import recipes
