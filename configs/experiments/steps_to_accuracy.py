@@ -1,7 +1,7 @@
 """How many steps optimizers need to reach an accuracy.
 
 vit_jax train --config=configs/experiments/steps_to_accuracy.py:cifar10,trials --workdir=DIR
-    a small ViT on CIFAR-10 to 42 %, six optimizers at three rates each: 18 runs of 10 to 60 s of two quiet CPU cores.
+    a small ViT on CIFAR-10 to 42 %, six optimizers at three rates each: 18 runs of about a minute of two CPU cores.
     The data comes by TFDS. For a tar file of its images as JPEG (train/CLASS/…, test/CLASS/…), add
     --config.data.name=tar --config.data.path=FILE.
 vit_jax train --config=configs/experiments/steps_to_accuracy.py:cifar10 --workdir=DIR
