@@ -14,8 +14,9 @@ vit_jax train --config=configs/experiments/steps_to_accuracy.py --workdir=DIR
 The rate stays after warm-up, and averaged parameters are evaluated: a rate that falls would have to know when the run
 ends, which is what is asked for. A run ends at the first evaluation that reaches the target, or at its last step.
 
-Expect fewer steps than AdamW's of all others. AlgoPerf's submissions, each with a schedule tuned for it, took 81,700
-steps with Shampoo, 109,800 with schedule-free AdamW, and 153,800 with NAdamW.
+Expect on CIFAR-10's JPEGs, in the mean of three to five seeds, 770 steps with AdamW, 708 with schedule-free AdamW, 540
+with Shampoo, 358 with NorMuon, 350 with Muon and 333 with SOAP. AlgoPerf's submissions, each with a schedule tuned for
+it, took 81,700 steps with Shampoo, 109,800 with schedule-free AdamW, and 153,800 with NAdamW.
 """
 
 from vit_jax import recipes
