@@ -36,9 +36,7 @@ def get_config(arg="eomt"):
     config.objective.head = "eomt" if head == "panoptic" else head
     config.data.name = "masks"
     config.data.image_size = 512
-    config.data.train_crop = "jitter"
-    config.data.crop_scale = (0.5, 2.0)
-    config.data.eval_crop = "resize"
+    config.data.update(dict(train_crop="jitter", crop_scale=(0.5, 2.0), eval_crop="resize"))
     config.batch_size = 16
     config.duration = "31 epochs"
     config.optim.lr = 1e-4
@@ -94,6 +92,4 @@ def smoke(config):
     config.optim.warmup = "10%"
     config.optim.ema = 0.98
     config.eval.evaluators = ("segmentation",)
-    config.eval.every = "50%"
-    config.checkpoint.every = "200 steps"
-    config.log.every = "50 steps"
+    config.eval.every, config.checkpoint.every, config.log.every = "50%", "200 steps", "50 steps"

@@ -353,3 +353,28 @@ def test_when_one_process_is_frozen_the_others_end_after_the_heartbeat(hosts, tm
     began = time.monotonic()
     assert run.processes[0].wait(60) in (42, -signal.SIGABRT), run.log(0)
     assert time.monotonic() - began < 50
+
+
+@pytest.mark.slow
+def test_four_processes_count_the_pixels_and_things_that_one_counts(hosts, tmp_path):
+    """Mean IoU and panoptic quality are of integers, summed over processes; 22 scenes do not divide among them."""
+    flags = (
+        "--config.init_from=", "--config.model.name=ViT-mu/8", "--config.data.mean=(0.5,)",
+        "--config.data.std=(0.5,)", "--config.data.interpolation=bilinear", "--config.optim.name=adamw",
+        "--config.data.name=digit_things", "--config.data.eval_split=test[:22]", "--config.optim.lr=0",
+        "--config.optim.warmup=0 steps", "--config.duration=1 steps", "--config.objective.segments=4",
+        "--config.objective.queries=5", "--config.objective.blocks=1",
+        "--config.eval.evaluators=(('segmentation',{'score':0.0,'overlap':0.0}),)",
+    )  # fmt: skip
+    for processes in (1, 4):
+        run = hosts(
+            tmp_path / f"of_{processes}",
+            *flags,
+            processes=processes,
+            config="segmentation.py:smoke,panoptic",
+        )
+        assert run.codes() == [0] * processes, run.log(0)
+    one, four = (json.loads((tmp_path / f"of_{n}/result.json").read_text()) for n in (1, 4))
+    names = [n for n in one if n.startswith(("mean_iou", "iou/", "pq", "sq", "rq", "images"))]
+    assert {"mean_iou", "pq", "images"} <= set(names) and one["images"] == 22
+    assert {n: four[n] for n in names} == {n: one[n] for n in names}
