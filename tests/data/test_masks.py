@@ -15,6 +15,7 @@ from vit_jax.config import config_class, default_config
 from vit_jax.data import batches, cache, decode, sources
 from vit_jax.data.augmentation import augment
 from vit_jax.data.masks import IGNORED, LabelMap, numbered
+from vit_jax.data.preparation.prepare import prepare
 from vit_jax.data.record import BadImage
 from vit_jax.data.sources.masks import read_table
 
@@ -145,6 +146,12 @@ def test_a_missing_mask_is_named(scenes):
     (scenes / "masks/town/1.png").unlink()
     with pytest.raises(ConfigError, match=r"1 images have no mask; the first is images/town/1.png"):
         sources.open_train(typed(data__path=str(scenes)).data)
+
+
+def test_prepared_files_hold_no_masks(scenes, tmp_path):
+    with pytest.raises(ConfigError, match="has masks.*data.name=masks"):
+        prepare(str(scenes), str(tmp_path / "prepared"))
+    assert not (tmp_path / "prepared").exists()
 
 
 def test_a_missing_table_is_named(scenes):

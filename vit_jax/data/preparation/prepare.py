@@ -25,6 +25,7 @@ from etils import epath
 from vit_jax.base import buckets, places
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.data import sources
+from vit_jax.data.masks import mask_table
 from vit_jax.data.options import MAX_PIXELS, Data
 from vit_jax.data.preparation import shards, work
 from vit_jax.data.preparation.download import download
@@ -93,6 +94,10 @@ def prepare(
         raise ConfigError("a mixture is made when it is trained on: prepare each of its sets")
     wanted = {name: name for name in splits or _all_splits(config_data.name, data_set)}
     opened = {_file_name(name): data_set.open(name) for name in wanted}
+    if any(map(mask_table, opened.values())):
+        raise ConfigError(
+            f"{source} has masks, which prepared files cannot hold: train on it as it is, with --config.data.name=masks"
+        )
     plan = shards.plan({n: len(one) for n, one in opened.items()}, num_shards, PER_SHARD)
     recipe = {
         "identity": hashlib.sha256(data_set.identity().encode()).hexdigest(),
