@@ -3,7 +3,7 @@
 vit_jax train --config=configs/dynamic_vit.py:DeiT-S --workdir=DIR
     T2T-12, T2T-14 or DeiT-S: three of these networks, which see 7 x 7, 10 x 10 and 14 x 14 tokens.
     Without reuse: --config.model.feature_reuse=False --config.model.relation_reuse=False; two exits:
-    --config.model.grids=7,14; the paper's ablations: other values of the feature_… and relation_… options.
+    --config.model.grids=7,14.
 vit_jax train --config=configs/dynamic_vit.py:smoke --workdir=/tmp/dvt
     A small one on scikit-learn's handwritten digits, with 2 x 2, 4 x 4 and 8 x 8 tokens:
     96.9 to 98.1 % of the 359 test images at the last exit (seed 0: it depends on roundings).

@@ -127,9 +127,7 @@ def test_windows_that_are_not_the_published_ones_are_an_error(tmp_path):
     ("options", "words"),
     [
         ({"grids": (7, 14)}, r"authors' code has grids = \(7, 10, 14\), this model \(7, 14\)"),
-        ({"feature_norm": False}, "authors' code has feature_norm = True"),
-        ({"relation_map": "linear"}, "authors' code has relation_map = mlp"),
-        ({"relation_resize": "whole"}, "authors computes with relation_resize = 'grid'"),
+        ({"feature_width": 32}, "authors' code has feature_width = 48, this model 32"),
         ({"activation": "gelu_tanh"}, "authors computes with activation = 'gelu'"),
         ({"epsilon": 1e-3}, "deit networks have norms with an epsilon of 1e-06"),
     ],

@@ -47,11 +47,6 @@ TINY = dict(
 )  # fmt: skip
 # Grids that are no multiples of each other; T2T's windows of 3 pixels, DeiT's of 4 and of 3, with zeros
 # around the image.
-BY_LAYERS = dict(feature_source="layers", feature_class_token=True, relation_source="layers")
-FIRST_AND_LAST = dict(
-    feature_layers="first", feature_norm=False, relation_source="last", relation_map="linear",
-    relation_resize="whole",
-)  # fmt: skip
 ORDER = np.array([2, 0])
 GRIDS = {"t2t": ((1, 2), (2, 3)), "deit": ((2, 3), (4, 5))}
 
@@ -85,9 +80,9 @@ def resized(x, axis, old, new):
 
 
 def mapped(p, maps):
-    """Attention logits (B, maps, M, M), mapped by an MLP or by a linear layer."""
+    """Attention logits (B, maps, M, M), mapped by an MLP."""
     mix = lambda p, x: np.einsum("bnqk,nm->bmqk", x, p["kernel"]) + p["bias"][:, None, None]  # noqa: E731
-    return mix(p["down"], oracles.gelu(mix(p["up"], maps)) if "up" in p else maps)
+    return mix(p["down"], oracles.gelu(mix(p["up"], maps)))
 
 
 def tokens_of(config, network, p, x):
@@ -120,15 +115,10 @@ def one_exit(config, network, p, images, before, blocks, relations):
     x = np.concatenate([np.repeat(p["class_token"], len(x), 0), x], 1) + p["position"]
     heads, biases = config.heads, None
     if relations is not None and config.relation_reuse:
-        if config.relation_source == "all":
-            biases = mapped(p["relations"], np.concatenate(relations, 1))
-        elif config.relation_source == "last":
-            biases = mapped(p["relations"], relations[-1])
+        biases = mapped(p["relations"], np.concatenate(relations, 1))
     found, after = [], []
     for i in range(config.depth):
-        apart = "first" in p["encoder"]
-        stack = p["encoder"]["layers"]
-        block = oracles.layer(stack, i - apart) if not apart or i else p["encoder"]["first"]
+        block = oracles.layer(p["encoder"]["layers"], i)
         q, k, v = np.einsum(
             "bnd,dthc->tbhnc", norm(block["attention_norm"], x), block["attention"]["qkv"]["kernel"]
         )
@@ -139,24 +129,18 @@ def one_exit(config, network, p, images, before, blocks, relations):
             )
         logits = q @ k.swapaxes(2, 3) / np.sqrt(q.shape[-1])
         bias = None if biases is None else biases[:, i * heads : (i + 1) * heads]
-        if relations is not None and config.relation_source == "layers":
-            bias = mapped(block["relations"], relations[i])
-        if bias is not None and config.relation_resize == "whole":
-            bias = averaged(averaged(bias, 3, x.shape[1]), 2, x.shape[1])
-        elif bias is not None:
+        if bias is not None:
             bias = resized(resized(bias, 3, before, network.grid), 2, before, network.grid)
         logits = logits if bias is None else logits + bias
         weights = np.exp(logits - logits.max(-1, keepdims=True))
         weights = weights / weights.sum(-1, keepdims=True)
         x = y = x + oracles.attended(block["attention"], weights, v)
         if "features" in block:
-            feature = blocks[i if config.feature_source == "layers" else -1]
-            if config.feature_norm:
-                feature = norm(block["features"]["norm"], feature)
+            feature = norm(block["features"]["norm"], blocks[-1])
             mlp = block["features"]["mlp"]
             feature = oracles.linear(mlp["down"], oracles.gelu(oracles.linear(mlp["up"], feature)))
             feature = resized(feature, 1, before, network.grid)
-            feature[:, 0] *= config.feature_class_token
+            feature[:, 0] = 0
             y = np.concatenate([y, feature], -1)
         y = oracles.gelu(oracles.linear(block["mlp"]["up"], norm(block["mlp_norm"], y)))
         x = x + oracles.linear(block["mlp"]["down"], y)
@@ -265,17 +249,10 @@ def test_the_loss_and_its_gradients_are_those_of_the_authors_code(shared_data):
 
 
 @pytest.mark.parametrize(
-    ("backbone", "options"),
-    [
-        ("deit", {}),
-        pytest.param("t2t", {}, marks=pytest.mark.slow),
-        pytest.param("deit", BY_LAYERS, marks=pytest.mark.slow),
-        pytest.param("deit", FIRST_AND_LAST, marks=pytest.mark.slow),
-    ],
-    ids=["DeiT", "T2T", "by layers", "first and last layers"],
+    "backbone", ["deit", pytest.param("t2t", marks=pytest.mark.slow)], ids=["DeiT", "T2T"]
 )
-def test_logits_are_those_of_the_formula_and_gradients_its_slopes(backbone, options):
-    config = tiny(backbone, **options)
+def test_logits_are_those_of_the_formula_and_gradients_its_slopes(backbone):
+    config = tiny(backbone)
     params, variables, x = parameters(config), statistics(config), images(config)
     weigh = np.sin(1.0 + np.arange(30)).reshape(2, 3, 5)
 
@@ -294,14 +271,6 @@ def test_logits_are_those_of_the_formula_and_gradients_its_slopes(backbone, opti
         found = np.sum(np.asarray(gradients[name], np.float64) * direction)
         scale = np.linalg.norm(gradients[name]) * np.linalg.norm(direction)
         assert found == pytest.approx(slope, abs=1e-4 * scale + 1e-6), name
-
-
-def test_logits_of_the_ablations_are_those_of_the_formula():
-    config = tiny(**FIRST_AND_LAST | BY_LAYERS)
-    params, x = parameters(config), images(config)
-    exact = oracles.in_float64(params, statistics(config))
-    found = run(config, params, x).exits
-    np.testing.assert_allclose(found, forward(config, exact, x), atol=1e-5)
 
 
 def test_exits_one_by_one_are_those_of_the_full_forward_pass():
@@ -464,12 +433,17 @@ def test_published_patches_of_deit_are_those_of_the_authors_code():
         ("DVT-DeiT-S", {"position": "sinusoid"}, "set model.position=learned"),
         ("DVT-DeiT-S", {"width": (384, 256, 384)}, "model.width = (384, 256, 384) must be a whole"),
         ("DVT-DeiT-S", {"heads": 5}, "width 384 cannot be split into 5 heads"),
-        ("DVT-DeiT-S", {"depth": 1, "feature_layers": "first"}, "needs more than one layer"),
+        ("DVT-DeiT-S", {"feature_source": "layers"}, "feature_source = 'layers', but only 'last' is still"),
     ],
 )  # fmt: skip
 def test_what_is_no_cascade_is_an_error_that_says_so(name, options, words):
     with pytest.raises(ConfigError, match=re.escape(words)):
         registry.model_config(name, **options)
+
+
+def test_a_config_of_an_earlier_version_is_read_without_its_ablations():
+    saved = {"feature_norm": True, "relation_source": "all"}
+    assert registry.model_config("DVT-DeiT-S", **saved) == registry.model_config("DVT-DeiT-S")
 
 
 @pytest.mark.slow

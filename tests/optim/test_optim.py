@@ -321,13 +321,12 @@ def test_layer_decay_counts_through_several_stacks(kit):
 
 
 def test_layer_decay_counts_the_layers_of_each_exit_by_themselves(kit):
-    config = registry.model_config("DVT-T2T-ViT-12", feature_layers="first", depth=3)
+    config = registry.model_config("DVT-T2T-ViT-12", depth=3)
     shapes = {
         "exit_1/embedding/project/kernel": (576, 256),
         "exit_1/encoder/layers/mlp/up/kernel": (3, 256, 512),
         "exit_2/class_token": (1, 1, 256),
-        "exit_2/encoder/first/mlp/up/kernel": (304, 512),
-        "exit_2/encoder/layers/mlp/up/kernel": (2, 256, 512),
+        "exit_2/encoder/layers/mlp/up/kernel": (3, 256, 512),
         "exit_2/relations/up/kernel": (12, 36),
         "exit_2/head/kernel": (256, 1000),
     }
@@ -337,8 +336,7 @@ def test_layer_decay_counts_the_layers_of_each_exit_by_themselves(kit):
         "exit_1/embedding/project/kernel": [0.5**4],
         "exit_1/encoder/layers/mlp/up/kernel": [0.5**3, 0.5**2, 0.5],
         "exit_2/class_token": [0.5**4],
-        "exit_2/encoder/first/mlp/up/kernel": [0.5**3],
-        "exit_2/encoder/layers/mlp/up/kernel": [0.5**2, 0.5],
+        "exit_2/encoder/layers/mlp/up/kernel": [0.5**3, 0.5**2, 0.5],
         "exit_2/relations/up/kernel": [1.0],
         "exit_2/head/kernel": [1.0],
     }

@@ -228,11 +228,18 @@ def checked_options(cls: type, values: dict, where: str, prefix: str) -> dict:
       where: what has the options, for messages: 'objective supervised'.
       prefix: before the name of an option, for messages: 'config.objective.'.
 
+    Options of earlier versions that `cls.removed` lists are skipped if they have the value that it gives.
+
     Raises:
       ConfigError: one of them is not an option of the class, or has an invalid value.
     """
-    known = {field.name: field for field in options(cls)}
+    known, removed = {field.name: field for field in options(cls)}, getattr(cls, "removed", {})
+    values = {n: v for n, v in values.items() if n not in removed or v != removed[n]}
     for name in values:
+        if name in removed:
+            raise ConfigError(
+                f"{where} has {name} = {values[name]!r}, but only {removed[name]!r} is still supported"
+            )
         if name not in known:
             raise ConfigError(f"{where} has no option {name!r}{nearest(name, known)}")
     return {name: checked(prefix + name, value, known[name]) for name, value in values.items()}

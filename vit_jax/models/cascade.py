@@ -61,8 +61,8 @@ class Exit:
     def __init__(self, config: T2TNetwork | DeiTNetwork, *, rngs: nnx.Rngs):
         super().__init__(config, rngs=rngs)  # pyrefly: ignore  (a mixin: that of the ViT)
         link = config.link
-        shared = link.takes_relations and link.options.relation_source != "layers"
-        self.relations = reuse.Relations(config, link, rngs=rngs) if shared else None
+        takes = link.takes_relations
+        self.relations = reuse.Relations(config, link, rngs=rngs) if takes else None
 
     def make_encoder(self, config: T2TNetwork | DeiTNetwork, rngs: nnx.Rngs) -> reuse.Encoder:
         """See `PublishedViT`."""
@@ -85,7 +85,7 @@ class Exit:
         x = dropout(x, config.dropout, embed_key)
         features, biases = carried.get("features"), carried.get("relations")
         if biases is not None:
-            biases = biases if self.relations is None else self.relations(biases)
+            biases = self.relations(biases)
             shape = (config.depth, config.heads, *biases.shape[2:])
             biases = biases.reshape(images.shape[0], *shape).swapaxes(0, 1)
         tokens, captured, carried = self.encoder(x, features, biases, key, capture)

@@ -4,10 +4,7 @@ is sure enough. What an exit takes over from the previous one is in `reuse`.
 
 As the authors' code defines it. Where the paper says less:
 - exits share nothing; each has its own class token, positions, last norm and head;
-- an exit takes over from the previous one alone, and the gradient goes back there;
-- of the ablations that only the paper has, our reading: features by layers are those after the layer of
-  the same number; relations by layers are mapped by a small MLP in each layer; logits as whole are
-  resized with the rule of the grids, over all tokens in a row.
+- an exit takes over from the previous one alone, and the gradient goes back there.
 
 Published grids are 7 × 7, 10 × 10 and 14 × 14 at 224 pixels. Other grids get the smallest windows that
 give them: of T2T's first split 2s - 1 pixels for a stride of s, of DeiT patches with zeros around the
@@ -125,8 +122,6 @@ class DynamicViTConfig(reuse.ReuseConfig, classifier.ClassifierConfig):
             raise ConfigError(
                 "model.backbone=deit has learned positions: set model.position=learned"
             )
-        if self.feature_reuse and self.feature_layers == "first" and self.depth == 1:
-            raise ConfigError("model.feature_layers=first needs more than one layer (model.depth)")
         self.networks  # noqa: B018  refuses grids that the images do not give
 
     @property
@@ -157,12 +152,7 @@ class DynamicViTConfig(reuse.ReuseConfig, classifier.ClassifierConfig):
     @property
     def layers(self) -> dict[str, dict[str, int]]:
         """See `classifier.ClassifierConfig`; exits stand side by side."""
-        found = {}
-        for name, network in zip(exit_names(self), self.networks, strict=True):
-            apart = network.link.takes_features and self.feature_layers == "first"
-            found[name] = {"encoder/first": 1} if apart else {}
-            found[name]["encoder/layers"] = self.depth - apart
-        return found
+        return {name: {"encoder/layers": self.depth} for name in exit_names(self)}
 
     @property
     def exit_flops(self) -> tuple[int, ...]:

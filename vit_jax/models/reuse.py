@@ -8,6 +8,7 @@ multiple of their size, then averaged over windows.
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -26,48 +27,27 @@ from vit_jax.models.vit_zoo_options import PublishedViTConfig
 # What an exit hands to the next: `features` and `relations`, those that are reused, (B, ...) each.
 Carried = dict[str, jax.Array]
 PREFIX = 1  # the class token
+WIDENING = 3  # hidden maps of the MLP that maps relations, over those of all layers
 _KEPT = "kept"  # of what a layer gives, that which the caller captures
 
 
 @dataclasses.dataclass(frozen=True)
 class ReuseConfig:
-    """What is reused and how; defaults are the paper's choices, the others its ablations."""
+    """What is reused."""
+
+    # The paper's ablations, which earlier versions had: the values that checkpoints of them may have.
+    removed: ClassVar[dict[str, object]] = {
+        "feature_source": "last", "feature_layers": "all", "feature_class_token": False, "feature_norm": True,
+        "relation_source": "all", "relation_map": "mlp", "relation_resize": "grid",
+    }  # fmt: skip
 
     feature_reuse: bool = option(True, "MLPs see the features of the exit before", role="structure")
-    feature_source: str = option(
-        "last",
-        "which of these features a layer sees: those after the last layer, or after its own",
-        choices=("last", "layers"),
-        role="convention",
-    )
-    feature_layers: str = option(
-        "all", "layers that see features", choices=("all", "first"), role="structure"
-    )
-    feature_class_token: bool = option(
-        False, "the class token sees that of the exit before", role="convention"
-    )
-    feature_norm: bool = option(True, "features are normalised first", role="structure")
     feature_hidden: int = option(
         128, "hidden size of the MLPs that prepare features", minimum=1, role="size"
     )
     feature_width: int = option(48, "size of prepared features", minimum=1, role="size")
     relation_reuse: bool = option(
         True, "attention logits of the exit before become biases", role="structure"
-    )
-    relation_source: str = option(
-        "all",
-        "which of these logits a layer's come from: all layers', its own layer's, the last layer's",
-        choices=("all", "layers", "last"),
-        role="structure",
-    )
-    relation_map: str = option(
-        "mlp", "what maps logits to biases", choices=("mlp", "linear"), role="structure"
-    )
-    relation_resize: str = option(
-        "grid",
-        "how logits are resized; grid: tokens in their places, the class token apart; whole: as an image",
-        choices=("grid", "whole"),
-        role="convention",
     )
 
 
@@ -105,45 +85,27 @@ class Link:
         """Whether the next exit takes relations."""
         return self.options.relation_reuse and not self.last
 
-    def maps(self, depth: int, heads: int) -> tuple[int, int, int]:
-        """Maps of logits that go into a mapping, between its layers, and that come out."""
-        inputs = heads * (depth if self.options.relation_source == "all" else 1)
-        outputs = heads * (1 if self.options.relation_source == "layers" else depth)
-        return inputs, 3 * outputs, outputs
-
     def flops(self, config: PublishedViTConfig) -> int:
         """Operations of taking over, for one image, counted as `PublishedViTConfig.flops` counts."""
-        options, depth, total = self.options, config.depth, 0
+        total = 0
         if self.takes_features:
-            before = math.prod(self.before) + PREFIX * options.feature_class_token
-            width, hidden = options.feature_width, options.feature_hidden
-            of_layer = before * hidden * (config.width + width)
-            of_layer += config.tokens * width * config.mlp_dim
-            total += of_layer * (depth if options.feature_layers == "all" else 1)
+            width, hidden = self.options.feature_width, self.options.feature_hidden
+            of_layer = math.prod(self.before) * hidden * (config.width + width)
+            total += config.depth * (of_layer + config.tokens * width * config.mlp_dim)
         if self.takes_relations:
-            inputs, hidden, outputs = self.maps(depth, config.heads)
-            linear = options.relation_map == "linear"
-            products = inputs * outputs if linear else hidden * (inputs + outputs)
-            mappings = depth if options.relation_source == "layers" else 1
-            total += mappings * (math.prod(self.before) + PREFIX) ** 2 * products
+            maps = config.depth * config.heads
+            total += (math.prod(self.before) + PREFIX) ** 2 * 2 * maps * WIDENING * maps
         return 2 * total
 
 
 class Encoder(nnx.Module):
-    """Blocks that reuse, and one last norm. With `feature_layers=first` the first block is `first`,
-    and the others are the stack.
-    """
+    """Blocks that reuse, and one last norm."""
 
     def __init__(self, config: PublishedViTConfig, link: Link, *, rngs: nnx.Rngs):
         dtype = jnp.dtype(config.dtype)
-        apart = link.takes_features and link.options.feature_layers == "first"
-        features = link.takes_features and not apart
-
-        def block(features: bool, rngs: nnx.Rngs) -> ReusingBlock:
-            return ReusingBlock(config, link, features=features, dtype=dtype, rngs=rngs)
-
-        self.first = block(True, rngs) if apart else None
-        self.layers = stack.stack(lambda rngs: block(features, rngs), config.depth - apart, rngs)
+        self.layers = stack.stack(
+            lambda rngs: ReusingBlock(config, link, dtype=dtype, rngs=rngs), config.depth, rngs
+        )
         self.norm = layer_norm(config.width, config.epsilon, dtype, rngs, bias=config.norm_bias)
         self.config, self.link = config, link
 
@@ -159,54 +121,30 @@ class Encoder(nnx.Module):
 
         Args:
           x: (B, N, D).
-          features: (B, M, D) of the exit before, or with `feature_source=layers` (B, L, M, D).
-          biases: (L, B, H, N, N) for the attention logits; with `relation_source=layers`
-            (L, B, H, M, M), not yet mapped.
+          features: (B, M, D) of the exit before.
+          biases: (L, B, H, N, N) for the attention logits.
           key: randomness of dropout and stochastic depth; `None` for none.
           capture: also return `attention` (L, B, H, N, N) and `blocks` (L, B, N, D).
 
         Returns:
           tokens (B, N, D) after the last norm, what was captured, and what the next exit takes.
         """
-        config, link, options = self.config, self.link, self.link.options
-        drawn = by_depth(config.drop_path, config.depth, key)
-        by_layer = features is not None and options.feature_source == "layers"
-        of_layers = features.swapaxes(0, 1) if by_layer else None
-        keep_blocks = link.gives_features and options.feature_source == "layers"
+        config, link = self.config, self.link
 
-        def step(block, x, rate, key, bias, of_layer):
-            x, weights, logits = block(x, rate, key, bias, of_layer if by_layer else features)
+        def step(block, x, rate, key, bias):
+            x, weights, logits = block(x, rate, key, bias, features)
             found = {"relations": logits} if link.gives_relations else {}
-            found |= {"blocks": x} if keep_blocks else {}
             return x, found | {_KEPT: kept(capture, attention=weights, blocks=x)}
 
-        arguments, first = (*drawn, biases, of_layers), None
-        if self.first is not None:
-            x, first = step(self.first, x, *jax.tree.map(lambda a: a[0], arguments))
-            arguments = jax.tree.map(lambda a: a[1:], arguments)
+        arguments = (*by_depth(config.drop_path, config.depth, key), biases)
         x, found = stack.scan(
             step, self.layers, x, arguments, remat=choices.remat(config), unroll=config.unroll
         )
-        if first is not None:
-            found = jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), first, found)
-        carried = self._carried(x, found)
+        carried = {"features": x[:, PREFIX:]} if link.gives_features else {}
+        if link.gives_relations:
+            relations = found["relations"].swapaxes(0, 1)  # (B, L, H, N, N)
+            carried["relations"] = relations.reshape(x.shape[0], -1, *relations.shape[-2:])
         return self.norm(x), found[_KEPT], carried
-
-    def _carried(self, x: jax.Array, found: dict[str, jax.Array]) -> Carried:
-        options, carried = self.link.options, {}
-        start = 0 if options.feature_class_token else PREFIX
-        if self.link.gives_features:
-            by_layer = options.feature_source == "layers"
-            features = found["blocks"].swapaxes(0, 1) if by_layer else x
-            carried["features"] = features[..., start:, :]
-        if self.link.gives_relations:
-            relations = found["relations"]
-            if options.relation_source == "last":
-                carried["relations"] = relations[-1]
-            else:
-                relations = relations.swapaxes(0, 1)  # (B, L, H, N, N)
-                carried["relations"] = relations.reshape(x.shape[0], -1, *relations.shape[-2:])
-        return carried
 
 
 class ReusingBlock(nnx.Module):
@@ -214,11 +152,9 @@ class ReusingBlock(nnx.Module):
     tokens.
     """
 
-    def __init__(
-        self, config: PublishedViTConfig, link: Link, *, features: bool, dtype, rngs: nnx.Rngs
-    ):
-        options = link.options
-        width = config.width + (options.feature_width if features else 0)
+    def __init__(self, config: PublishedViTConfig, link: Link, *, dtype, rngs: nnx.Rngs):
+        features = link.takes_features
+        width = config.width + (link.options.feature_width if features else 0)
         self.attention_norm = layer_norm(config.width, config.epsilon, dtype, rngs)
         self.attention = Attention(
             config.width,
@@ -240,8 +176,6 @@ class ReusingBlock(nnx.Module):
             rngs=rngs,
         )
         self.features = Features(config, link, dtype=dtype, rngs=rngs) if features else None
-        own = link.takes_relations and options.relation_source == "layers"
-        self.relations = Relations(config, link, rngs=rngs) if own else None
         self.gives_relations = link.gives_relations
 
     def __call__(
@@ -256,12 +190,10 @@ class ReusingBlock(nnx.Module):
         with what was added to them, if the next exit takes them.
 
         Args:
-          bias: (B, H, N, N); with `relation_source=layers` (B, H, M, M) of the exit before.
+          bias: (B, H, N, N).
           features: (B, M, D) of the exit before.
         """
         keys = split(key, 5)
-        if self.relations is not None:
-            bias = self.relations(bias)
         y = self.attention_norm(x)
         attended, weights, logits = self.attention.relate(y, bias, keys[0], self.gives_relations)
         x = y = x + drop_path(attended, drop_path_rate, keys[1])
@@ -297,8 +229,7 @@ class Features(nnx.Module):
 
     def __init__(self, config: PublishedViTConfig, link: Link, *, dtype, rngs: nnx.Rngs):
         options = link.options
-        norm = layer_norm(config.width, config.epsilon, dtype, rngs)
-        self.norm = norm if options.feature_norm else None
+        self.norm = layer_norm(config.width, config.epsilon, dtype, rngs)
         self.mlp = Mlp(
             options.feature_width,
             options.feature_hidden,
@@ -309,15 +240,11 @@ class Features(nnx.Module):
             rngs=rngs,
         )
         self.grids = link.before, config.grid
-        self.class_token = options.feature_class_token
 
     def __call__(self, x: jax.Array, key: jax.Array | None) -> jax.Array:
-        """(B, M, D) -> (B, N, C) with a row for the class token, of zeros unless there is one; `key` is
-        the randomness of dropout.
-        """
-        x = self.mlp(x if self.norm is None else self.norm(x), key=key)
-        resize = with_class_token(resizing(*self.grids))
-        resize = resize if self.class_token else resize[:, PREFIX:]
+        """(B, M, D) -> (B, N, C) with a row of zeros for the class token; `key` is the randomness of dropout."""
+        x = self.mlp(self.norm(x), key=key)
+        resize = with_class_token(resizing(*self.grids))[:, PREFIX:]
         return jnp.einsum("nm,bmc->bnc", resize.astype(x.dtype), x)
 
 
@@ -325,24 +252,16 @@ class Relations(nnx.Module):
     """Attention logits of the exit before, mapped across layers and heads, and resized."""
 
     def __init__(self, config: PublishedViTConfig, link: Link, *, rngs: nnx.Rngs):
-        inputs, hidden, outputs = link.maps(config.depth, config.heads)
-        linear = link.options.relation_map == "linear"
-        self.up = None if linear else MapMixing(inputs, hidden, rngs=rngs)
-        self.down = MapMixing(inputs if linear else hidden, outputs, rngs=rngs)
+        maps = config.depth * config.heads
+        self.up = MapMixing(maps, WIDENING * maps, rngs=rngs)
+        self.down = MapMixing(WIDENING * maps, maps, rngs=rngs)
         self.activation = config.activation
-        self.whole = link.options.relation_resize == "whole"
         self.grids = link.before, config.grid
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """(B, maps, M, M) -> (B, maps, N, N)."""
-        if self.up is not None:
-            x = ACTIVATIONS[self.activation](self.up(x))
-        x = self.down(x)
-        if self.whole:
-            resize = averaging(*(math.prod(grid) + PREFIX for grid in self.grids))
-        else:
-            resize = with_class_token(resizing(*self.grids))
-        resize = resize.astype(x.dtype)
+        x = self.down(ACTIVATIONS[self.activation](self.up(x)))
+        resize = with_class_token(resizing(*self.grids)).astype(x.dtype)
         x = jnp.einsum("qm,bnmk->bnqk", resize, x)
         return jnp.einsum("bnqm,km->bnqk", x, resize)
 

@@ -34,12 +34,8 @@ NAMES = ("less_less_token", "less_token", "normal_token")
 # What their code cannot vary.
 _STRUCTURE = {
     "grids": dynamic_vit.GRIDS,
-    "feature_layers": "all",
-    "feature_norm": True,
     "feature_hidden": 128,
     "feature_width": 48,
-    "relation_source": "all",
-    "relation_map": "mlp",
 }
 _T2T = "tokens_to_token.attention1"
 _FEATURES = "feature_resuse_mlp"  # their spelling
@@ -49,12 +45,7 @@ _RELATIONS = "relation_reuse_conv"
 class Authors(Conversion):
     """blackfeather-wang/Dynamic-Vision-Transformer."""
 
-    conventions = {
-        "activation": "gelu",
-        "feature_source": "last",
-        "feature_class_token": False,
-        "relation_resize": "grid",
-    }
+    conventions = {"activation": "gelu"}
 
     def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
         """See `Conversion`."""
