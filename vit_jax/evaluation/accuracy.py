@@ -36,7 +36,6 @@ class Accuracy(LogitsEvaluator):
     def __call__(
         self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter
     ) -> dict[str, float]:
-        """See `Evaluator`."""
         self._step = self._step or self._make_step(mesh)
         # Each step waits for the sums of the previous one: programs with collectives must not overtake
         # each other, and on simulated devices nothing else keeps them in line.
@@ -47,7 +46,6 @@ class Accuracy(LogitsEvaluator):
         return self._means(sums)
 
     def metrics(self) -> tuple[str, ...]:
-        """See `Evaluator`."""
         return SUMMED
 
     def _means(self, sums: dict) -> dict[str, float]:

@@ -72,14 +72,12 @@ class Classification(LogitsEvaluator):
             )
 
     def metrics(self) -> tuple[str, ...]:
-        """See `Evaluator`."""
         several = self.source.multi_label
         return (*_RANKED, *(("mean_average_precision",) if several else _SINGLE), "examples")
 
     def __call__(
         self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter
     ) -> dict[str, float]:
-        """See `Evaluator`."""
         logits, targets, indices = self.collect(trained.weights, mesh, watch)
         scored = targets.any(-1)
         logits, targets, indices = logits[scored], targets[scored], indices[scored]

@@ -47,13 +47,11 @@ class Corruptions(Evaluator):
         self._accuracy = Accuracy(dataclasses.replace(options, data=changed), subject)
 
     def metrics(self) -> tuple[str, ...]:
-        """See `Evaluator`."""
         return ("mce", "error", *ALEXNET)
 
     def __call__(
         self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter
     ) -> dict[str, float]:
-        """See `Evaluator`."""
         errors = {}
         for key, source in self._sources.items():
             self._accuracy.source = with_classes(source, self.subject.classes)

@@ -39,7 +39,6 @@ class FewShot(FeatureEvaluator):
     Options = FewShotOptions
 
     def metrics(self) -> tuple[str, ...]:
-        """See `Evaluator`."""
         return tuple(f"{n}shot{ending}" for n in self.options.shots for ending in ("", "_std"))
 
     def __call__(

@@ -41,7 +41,6 @@ class Loss(Evaluator):
     def __call__(
         self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter
     ) -> dict[str, float]:
-        """See `Evaluator`."""
         if trained.state is None:
             raise ConfigError(_NEEDS_TRAINING)
         self._step = self._step or jax.jit(self._sums, out_shardings=meshes.replicated(mesh))

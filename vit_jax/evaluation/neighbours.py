@@ -38,14 +38,12 @@ class Neighbours(FeatureEvaluator):
     _vote = None  # compiled
 
     def metrics(self) -> tuple[str, ...]:
-        """See `Evaluator`."""
         further = (f"accuracy_{k}" for k in self.options.k[1:] if k != self.options.k[0])
         return ("accuracy", "top5_accuracy", *further, "examples")
 
     def __call__(
         self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter
     ) -> dict[str, float]:
-        """See `Evaluator`."""
         self._vote = self._vote or _make_vote(
             self.options, len(self.train.classes), len(self.train), mesh
         )

@@ -80,7 +80,6 @@ class Segmentation(Evaluator):
             )
 
     def metrics(self) -> tuple[str, ...]:
-        """See `Evaluator`."""
         classes = self.subject.classes
         names = [*METRICS, *(f"iou/{name}" for name in classes)]
         if self.things:
@@ -92,7 +91,6 @@ class Segmentation(Evaluator):
     def __call__(
         self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter
     ) -> dict[str, float]:
-        """See `Evaluator`."""
         sharding = meshes.batch_sharding(mesh)
         batch = self.config.eval.batch_size or self.config.batch_size
         rows = loader.local_rows(sharding, batch, "the evaluation batch size")

@@ -79,13 +79,11 @@ class AxialResNetConfig(Stages, classifier.ClassifierConfig):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """See `classifier.ClassifierConfig`."""
         return (*super().inputs, "root_norm")
 
     def fit(
         self, name: str, target: "AxialResNetConfig", *, resize: str
     ) -> tuple[str, Callable] | None:
-        """See `classifier.ClassifierConfig`."""
         if not name.endswith("/relative") or self.grids == target.grids:
             return None
         _, stage, part, axis, _ = name.split("/")

@@ -42,11 +42,9 @@ class AxialViTConfig(pooling.PatchOptions, stacked.StackedConfig, classifier.Cla
 
     @property
     def pool_heads(self) -> int:
-        """See `pooling.PooledConfig`."""
         return self.heads
 
     def block_flops(self) -> int:
-        """See `stacked.StackedConfig`."""
         n, d = self.tokens, self.width
         attention = sum(attention_flops(n, d, attended=length) for length in self.grid)
         return attention + 2 * mlp_flops(n, d, self.mlp_dim)
@@ -126,7 +124,6 @@ class AxialViT(stacked.StackedModel):
         return x.reshape(x.shape[0], *self.config.grid, -1)
 
     def from_blocks(self, x: jax.Array) -> jax.Array:
-        """See `StackedModel`."""
         return x.reshape(x.shape[0], self.config.tokens, -1)
 
 

@@ -115,7 +115,6 @@ class DeepViTConfig(stacked.StackedConfig, batch_norm.BatchNormConfig):
 
     @property
     def pool_heads(self) -> int:
-        """See `pooling.PooledConfig`."""
         return self.heads
 
     @property
@@ -132,7 +131,6 @@ class DeepViTConfig(stacked.StackedConfig, batch_norm.BatchNormConfig):
 
     @property
     def layers(self) -> dict[str, int]:
-        """See `classifier.ClassifierConfig`."""
         return {f"stages/{name}/layers": count for name, (count, _) in self.named_stages.items()}
 
     def fit(
@@ -206,14 +204,12 @@ class DeepViT(stacked.StackedModel):
     """Images to logits, by stages of equal blocks."""
 
     def make_embedding(self, config: DeepViTConfig, *, dtype, rngs: nnx.Rngs) -> nnx.Module:
-        """See `StackedModel`."""
         if not config.conv_stem:
             return super().make_embedding(config, dtype=dtype, rngs=rngs)
         sizes = config.patch, config.channels, config.width
         return ConvolutionalEmbedding(*sizes, dtype=dtype, rngs=rngs)
 
     def make_layers(self, config: DeepViTConfig, *, dtype, rngs: nnx.Rngs) -> None:
-        """See `StackedModel`."""
         self.stages = nnx.Dict(
             {
                 name: DeepViTStage(config, count, reattention, dtype=dtype, rngs=rngs)
@@ -222,14 +218,12 @@ class DeepViT(stacked.StackedModel):
         )
 
     def embed(self, images: jax.Array, training: bool) -> jax.Array:
-        """See `StackedModel`."""
         options = {"training": training} if self.config.conv_stem else {}
         return self.embedding(images, **options)
 
     def run_blocks(
         self, x: jax.Array, depths: tuple, step: Callable
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """See `StackedModel`."""
         config, captured, first = self.config, [], 0
         if config.weighted_layers:
             x, step = pooling.with_sum(x), pooling.weighted(step)

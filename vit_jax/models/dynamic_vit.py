@@ -177,7 +177,6 @@ class DynamicViTConfig(reuse.ReuseConfig, classifier.ClassifierConfig):
         return {"windows": windows, "grids": tuple(map(sizes.parse, grids))}
 
     def starts_anew(self, target: "DynamicViTConfig") -> tuple[str, ...]:
-        """See `classifier.ClassifierConfig`."""
         return tuple(f"exit_\\d+/{pattern}" for pattern in super().starts_anew(target))
 
     def fit(
@@ -243,7 +242,6 @@ class DynamicViT(classifier.Classifier):
         return output.replace(exits=jnp.stack(exits) if self.config.num_classes else None)
 
     def last_norm(self, x: jax.Array, layer: str) -> jax.Array:
-        """See `Classifier`."""
         return self._network(self.num_exits - 1).last_norm(x, layer)
 
     def _network(self, index: int) -> cascade.Exit:

@@ -72,13 +72,11 @@ class FeedForwardConfig(stacked.StackedConfig, classifier.ClassifierConfig):
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """See `classifier.ClassifierConfig`."""
         return (*super().inputs, "class_position")
 
     def fit(
         self, name: str, target: "FeedForwardConfig", *, resize: str
     ) -> tuple[str, Callable] | None:
-        """See `classifier.ClassifierConfig`."""
         if name.startswith("layers/token_") and self.grid != target.grid:
             tall, wide = self.height_width
             fitting = [
@@ -93,7 +91,6 @@ class FeedForwardConfig(stacked.StackedConfig, classifier.ClassifierConfig):
         return classifier.fit_patches(name, self, target)
 
     def block_flops(self) -> int:
-        """See `stacked.StackedConfig`."""
         n, d = self.tokens, self.width
         return mlp_flops(d, n, self.token_hidden) + mlp_flops(n, d, self.mlp_dim)
 
@@ -142,7 +139,6 @@ class FeedForward(stacked.StackedModel):
         self.position = nnx.Param(draw(rngs.params(), (1, *config.position_grid, width)))
 
     def make_layers(self, config: FeedForwardConfig, *, dtype, rngs: nnx.Rngs) -> None:
-        """See `StackedModel`."""
         super().make_layers(config, dtype=dtype, rngs=rngs)
         draw_kernels(self.layers, 0.02, rngs)
 

@@ -57,7 +57,6 @@ class MixerConfig(pooling.PatchOptions, stacked.StackedConfig, classifier.Classi
         return {"token_mlp_dim": self.token_mlp_dim * (self._factor(image_size) or 1) ** 2}
 
     def fit(self, name: str, target: "MixerConfig", *, resize: str) -> tuple[str, Callable] | None:
-        """See `classifier.ClassifierConfig`."""
         prefix = "layers/token_mlp/"
         if not name.startswith(prefix) or self.grid == target.grid:
             return classifier.fit_patches(name, self, target)
@@ -81,7 +80,6 @@ class MixerConfig(pooling.PatchOptions, stacked.StackedConfig, classifier.Classi
         return factor if factor == across and not rest and not rest_across else None
 
     def block_flops(self) -> int:
-        """See `stacked.StackedConfig`."""
         n, d = self.tokens, self.width
         return mlp_flops(d, n, self.token_mlp_dim) + mlp_flops(n, d, self.mlp_dim)
 
@@ -130,7 +128,6 @@ class Mixer(stacked.StackedModel):
         """See `StackedModel`."""
 
     def place(self, patches: jax.Array) -> jax.Array:
-        """See `StackedModel`."""
         return patches
 
 

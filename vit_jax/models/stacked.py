@@ -111,7 +111,6 @@ class StackedModel(classifier.Classifier):
         return ModelOutput(self.classify(features), features, tokens, captured)
 
     def last_norm(self, x: jax.Array, layer: str) -> jax.Array:
-        """See `Classifier`."""
         return self.norm(x)
 
     def make_embedding(self, config, *, dtype, rngs: nnx.Rngs) -> nnx.Module:

@@ -154,7 +154,6 @@ class T2TViTConfig(PublishedViTConfig):
         return self.prefix + math.prod(self.grid), self.width
 
     def fit(self, name: str, target: "T2TViTConfig", *, resize: str) -> tuple[str, Callable] | None:
-        """See `classifier.ClassifierConfig`."""
         if name.startswith("embedding/first/") and self.channels != target.channels:
             raise ConfigError(
                 f"the first layer normalises the {self.channels} channels of its windows together: its "
@@ -170,7 +169,6 @@ class T2TViTConfig(PublishedViTConfig):
         )
 
     def embedding_flops(self) -> int:
-        """See `PublishedViTConfig`."""
         total, inputs, d, m = 0, self.channels, self.token_width, self.random_features
         *between, last = zip(self.grids, self.splits, strict=True)
         for (rows, columns), (size, _, _) in between:
@@ -211,7 +209,6 @@ class T2TViT(PublishedViT):
             self.class_token = nnx.Param(draw(rngs.params(), self.class_token.shape))
 
     def make_patches(self, config: T2TViTConfig, rngs: nnx.Rngs) -> "TokensToToken":
-        """See `PublishedViT`."""
         return TokensToToken(config, rngs=rngs)
 
     def patches(
@@ -308,7 +305,6 @@ class PerformerAttention(TokenAttention):
         )
 
     def mix(self, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        """See `TokenAttention`."""
         attended = performer.attend(q, k, v, self.directions[...])
         return recompute.keep(attended, recompute.ATTENTION)
 

@@ -164,7 +164,6 @@ class VisionTransformer(classifier.Classifier):
         return x, captured
 
     def last_norm(self, x: jax.Array, layer: str) -> jax.Array:
-        """See `Classifier`."""
         return x if self.encoder.norm is None else self.encoder.norm(x)
 
     def read(self, tokens: jax.Array, captured: dict[str, jax.Array]) -> ModelOutput:

@@ -82,7 +82,6 @@ class PublishedViT(VisionTransformer):
             draw_as_deit(self, rngs)
 
     def make_embedding(self, config: PublishedViTConfig, rngs: nnx.Rngs) -> nnx.Module:
-        """See `VisionTransformer`."""
         embedding = self.make_patches(config, rngs)
         if config.patch_norm:
             self.patch_norm = self.make_norm(config, rngs)(config.width)
@@ -117,19 +116,16 @@ class PublishedViT(VisionTransformer):
         return blocks.PublishedEncoder(config, dtype=jnp.dtype(config.dtype), rngs=rngs)
 
     def make_pool(self, config: PublishedViTConfig, rngs: nnx.Rngs) -> Callable:
-        """See `VisionTransformer`."""
         pool = super().make_pool(config, rngs)
         if config.last_norm == "pooled":
             self.pool_norm = self.make_norm(config, rngs)(config.pooled_width)
         return pool
 
     def patches(self, images: jax.Array, *, deterministic=True, rngs=None) -> jax.Array:
-        """See `VisionTransformer`."""
         x = super().patches(images, deterministic=deterministic, rngs=rngs)
         return self.patch_norm(x) if self.config.patch_norm else x
 
     def place(self, patches: jax.Array, visible: jax.Array | None = None) -> jax.Array:
-        """See `VisionTransformer`."""
         in_layers = self.config.position_place in ("layers", "shared") or self.config.rope != "none"
         if visible is not None and in_layers:
             raise ConfigError(
@@ -139,7 +135,6 @@ class PublishedViT(VisionTransformer):
         return super().place(patches, visible)
 
     def positions(self, dtype: jnp.dtype) -> jax.Array | None:
-        """See `VisionTransformer`."""
         at_stem = self.config.position_place == "stem"
         return positions.table(self.position, self.config, dtype) if at_stem else None
 
@@ -164,7 +159,6 @@ class PublishedViT(VisionTransformer):
         return x, captured
 
     def read(self, tokens: jax.Array, captured: dict[str, jax.Array]) -> ModelOutput:
-        """See `VisionTransformer`."""
         config = self.config
         if config.two_heads:
             return super().read(tokens, captured)

@@ -70,13 +70,11 @@ class PublishedAttention(Attention):
 
     @property
     def is_plain(self) -> bool:
-        """See `Attention`."""
         own = type(self).project, type(self).attend
         plain = own == (PublishedAttention.project, PublishedAttention.attend)
         return plain and not self.qk_norm and self.query_scale == 1
 
     def qkv_parameters(self) -> tuple[jax.Array, jax.Array | None]:
-        """See `Attention`."""
         kernel, bias = super().qkv_parameters()
         if bias is not None and not self.key_bias:
             bias = jnp.stack([bias[0], jnp.zeros_like(bias[0]), bias[1]])
@@ -94,7 +92,6 @@ class PublishedAttention(Attention):
         return q if self.query_scale == 1 else q * self.query_scale, k, v
 
     def merge(self, heads: jax.Array) -> jax.Array:
-        """See `Attention`."""
         if self.inner_norm is not None:
             heads = self.inner_norm(heads.reshape(*heads.shape[:2], -1)).reshape(heads.shape)
         return super().merge(heads)
@@ -187,7 +184,6 @@ class PostNormBlock(PublishedBlock):
     """x + norm(attention(x)), then x + norm(mlp(x)) (Swin V2, EVA-02-E)."""
 
     def forward(self, x, attend: Callable, rate, keys: list) -> tuple[jax.Array, jax.Array]:
-        """See `PublishedBlock`."""
         y, weights = attend(x, key=keys[0])
         x = _add(x, self.attention_norm(y), self.attention_scale, rate, keys[1])
         y = self.mlp_norm(self.mlp(x, key=keys[2]))
@@ -198,7 +194,6 @@ class ParallelBlock(PublishedBlock):
     """x + attention(norm(x)) + mlp(norm(x)), by one norm (ViT-22B §2)."""
 
     def forward(self, x, attend: Callable, rate, keys: list) -> tuple[jax.Array, jax.Array]:
-        """See `PublishedBlock`."""
         normed = self.attention_norm(x)
         y, weights = attend(normed, key=keys[0])
         x = _add(x, y, self.attention_scale, rate, keys[1])

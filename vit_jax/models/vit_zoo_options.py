@@ -240,7 +240,6 @@ class PublishedViTConfig(VisionTransformerConfig):
 
     @property
     def two_heads(self) -> bool:
-        """See `classifier.ClassifierConfig`."""
         return self.distilled and self.distillation_head
 
     @property
@@ -263,7 +262,6 @@ class PublishedViTConfig(VisionTransformerConfig):
 
     @property
     def layers(self) -> dict[str, int]:
-        """See `classifier.ClassifierConfig`."""
         return {"encoder/layers": self.depth}
 
     @property
@@ -272,7 +270,6 @@ class PublishedViTConfig(VisionTransformerConfig):
         return (*super().inputs, "patch_norm", "pre_norm", "rope")
 
     def starts_anew(self, target: "PublishedViTConfig") -> tuple[str, ...]:
-        """See `classifier.ClassifierConfig`."""
         same_layer = target.representation == self.representation
         same_head = same_layer and target.num_classes == self.num_classes
         has_head = target.num_classes or self.num_classes
@@ -282,7 +279,6 @@ class PublishedViTConfig(VisionTransformerConfig):
     def fit(
         self, name: str, target: "PublishedViTConfig", *, resize: str
     ) -> tuple[str, Callable] | None:
-        """See `classifier.ClassifierConfig`."""
         found = positions.fit(name, self, target, resize)
         return found or classifier.fit_patches(name, self, target)
 

@@ -121,7 +121,6 @@ class Dino(Objective):
         self.gram_refresh = setting.to_steps(options.gram_refresh)
 
     def own(self, rngs: nnx.Rngs) -> Own:
-        """See `Objective`."""
         model = self.setting.model
         width = model.representation or model.width
         if self.options.patch_weight and width != model.width:
@@ -131,7 +130,6 @@ class Dino(Objective):
         return Own(width, self.options, jnp.dtype(model.dtype), rngs)
 
     def teacher(self) -> MovingAverage:
-        """See `Objective`."""
         begin, end = self.options.momentum
 
         def momentum(step: jax.Array) -> jax.Array:
@@ -182,7 +180,6 @@ class Dino(Objective):
         return sum(map(of_views, self.views)) // len(self.views)
 
     def warning(self, metrics: dict[str, float]) -> str:
-        """See `Objective`."""
         if metrics.get("collapsed_steps", 0) < self.options.collapse_steps:
             return ""
         return (
@@ -192,7 +189,6 @@ class Dino(Objective):
         )
 
     def __call__(self, learner: Learner, batch: Batch, rngs: nnx.Rngs):
-        """See `Objective`."""
         if "image" in batch:
             return self._held_out(learner, batch["image"])
         options, own, teacher = self.options, learner.own, learner.teacher

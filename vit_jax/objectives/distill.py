@@ -67,7 +67,6 @@ class Distill(Objective):
             )
 
     def teacher(self) -> FromCheckpoint:
-        """See `Objective`."""
         return FromCheckpoint(self.options.teacher)
 
     def targets(self, batch: Batch) -> Batch:
@@ -75,7 +74,6 @@ class Distill(Objective):
         return {"label": to_targets(batch["label"], self.setting.model.num_classes)}
 
     def __call__(self, learner: Learner, batch: Batch, rngs: nnx.Rngs):
-        """See `Objective`."""
         options, labels = self.options, batch["label"]
         taught = jax.lax.stop_gradient(learner.teacher.logits(batch["image"]))
         output = learner.model(batch["image"], deterministic=False, rngs=rngs)

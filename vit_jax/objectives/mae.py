@@ -98,11 +98,9 @@ class Mae(Objective):
         return decoder_of(self.setting.model, self.options)
 
     def own(self, rngs: nnx.Rngs) -> Own:
-        """See `Objective`."""
         return Own(self.setting.model, self.decoder, rngs)
 
     def flops(self) -> int:
-        """See `Objective`."""
         model, decoder = self.setting.model, self.decoder
         learned = model.tokens - self.patches
         seen, placed = learned + self.visible, model.placed_tokens
@@ -112,7 +110,6 @@ class Mae(Objective):
         return encoder + decoder.block_flops(placed + self.patches) + 2 * ends
 
     def __call__(self, learner: Learner, batch: Batch, rngs: nnx.Rngs):
-        """See `Objective`."""
         noise = jax.random.uniform(rngs.dropout(), (len(batch["image"]), self.patches))
         return self.loss(learner, batch["image"], jnp.argsort(noise, axis=1), rngs), {}
 

@@ -90,17 +90,14 @@ class MaskedPatches(Objective):
         return per_patch.get(self.options.target, height * width * self.setting.model.channels)
 
     def own(self, rngs: nnx.Rngs) -> Own:
-        """See `Objective`."""
         model = self.setting.model
         return Own(model.width, self.outputs, dtype=jnp.dtype(model.dtype), rngs=rngs)
 
     def flops(self) -> int:
-        """See `Objective`."""
         model = self.setting.model
         return model.flops() + 2 * self.count * model.width * self.outputs
 
     def __call__(self, learner: Learner, batch: Batch, rngs: nnx.Rngs):
-        """See `Objective`."""
         images, key = batch["image"], rngs.dropout()
         chosen, x = corrupt(
             learner.model.patches(images, deterministic=False, rngs=rngs),

@@ -134,7 +134,6 @@ class Segmentation(Objective):
         return tuple(x.shape[1:] for x in found)
 
     def own(self, rngs: nnx.Rngs) -> nnx.Module:
-        """See `Objective`."""
         model, classes, options = self.setting.model, self.num_classes, self.options
         if options.head == "eomt":
             return QueryHead(model, classes, options.queries, options.blocks, rngs)
@@ -149,7 +148,6 @@ class Segmentation(Objective):
         return {"label": batch["label"]}
 
     def __call__(self, learner: Learner, batch: Batch, rngs: nnx.Rngs):
-        """See `Objective`."""
         images, labels = batch["image"], batch["label"]
         if self.options.head != "eomt":
             logits = learner.own.logits(learner.model, images, training=True, rngs=rngs)
@@ -224,7 +222,6 @@ class Segmentation(Objective):
         )
 
     def flops(self) -> int:
-        """See `Objective`."""
         model, options = self.setting.model, self.options
         if options.head != "eomt":
             (height, width, channels), fused = self.maps[-1], options.width

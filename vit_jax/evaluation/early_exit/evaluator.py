@@ -39,14 +39,12 @@ class EarlyExit(Accuracy):
         check_thresholds(subject.model_config, options.thresholds)
 
     def metrics(self) -> tuple[str, ...]:
-        """See `Evaluator`."""
         exits = check_exits(self.subject.model_config)
         return (*super().metrics(), "gflops", *(f"exit{n}" for n in range(1, exits + 1)))
 
     def __call__(
         self, trained: EvaluatedModel, mesh: Mesh, watch: Watch = iter
     ) -> dict[str, float]:
-        """See `Evaluator`."""
         config, subject = self.config, self.subject
         self._inference = inference = self._inference or Inference(
             subject.definition,

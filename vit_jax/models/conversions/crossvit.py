@@ -40,7 +40,6 @@ class Authors(Conversion):
     dot = "."
 
     def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
-        """See `Conversion`."""
         if f"cls_token{self.dot}0" not in shapes:
             return None
         if "blocks.0.fusion.0.0.norm1.weight" in shapes:
@@ -83,7 +82,6 @@ class Authors(Conversion):
         )
 
     def rules(self, config: crossvit.Config, layout: Mapping[str, Any]) -> list[Rule]:
-        """See `Conversion`."""
         widths = [branch.width for branch in config.branches.values()]
         rules = []
         for i, branch in enumerate(crossvit.BRANCHES):
@@ -120,7 +118,6 @@ class Timm(Authors, TimmConversion):
     dot = "_"
 
     def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
-        """See `Conversion`."""
         found = super().recognise(shapes, metadata)
         if not found:
             return None
@@ -136,7 +133,6 @@ class Timm(Authors, TimmConversion):
         return dataclasses.replace(found, options=found.options | {"heads": heads[0]}, open={})
 
     def architecture(self, config: crossvit.Config, layout: Mapping[str, Any]) -> tuple[str, dict]:
-        """See `TimmConversion`."""
         branches = config.branches.values()
         (height, width), large = (branch.height_width for branch in branches)
         scale = ratio(large[0], height)

@@ -56,7 +56,6 @@ class Authors(Conversion):
         return DetectedModel(options | _scales(options), open=_open(options))
 
     def rules(self, config, layout: Mapping[str, Any]) -> list[Rule | Constant]:
-        """See `Conversion`."""
         result = [
             *pytorch.patches("embedding", "patch_embed.proj"),
             Rule("class_token", "cls_token"),
@@ -78,7 +77,6 @@ class Authors(Conversion):
         return result
 
     def refusal(self, config) -> str:
-        """See `Conversion`."""
         if any(config.stages[1::2]):
             return refusal_of_pooling(config)
         return "without re-attention its tensors are a plain ViT's, and would be read as one"

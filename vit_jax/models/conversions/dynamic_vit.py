@@ -48,7 +48,6 @@ class Authors(Conversion):
     conventions = {"activation": "gelu"}
 
     def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
-        """See `Conversion`."""
         if not any(name.startswith(f"{NAMES[-1]}.") for name in shapes):
             return None
         exits = [_below(name, shapes) for name in NAMES]
@@ -95,7 +94,6 @@ class Authors(Conversion):
         )
 
     def rules(self, config, layout: Mapping[str, Any]) -> list[Rule]:
-        """See `Conversion`."""
         of_network = {"t2t": t2t.Authors(), "deit": vit_timm.Timm()}[config.backbone]
         ours, theirs = "encoder/layers/features", f"blocks.{{layer}}.{_FEATURES}"
         found = []
@@ -123,7 +121,6 @@ class Authors(Conversion):
         return found
 
     def refusal(self, config) -> str:
-        """See `Conversion`."""
         for name, value in _STRUCTURE.items():
             if getattr(config, name) != value:
                 return f"its authors' code has {name} = {value}, this model {getattr(config, name)}"

@@ -66,7 +66,6 @@ class Timm(TimmConversion):
     """timm's EfficientNets with TensorFlow's conventions."""
 
     def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
-        """See `Conversion`."""
         if not {"conv_stem.weight", "conv_head.weight", "blocks.0.0.conv_dw.weight"} <= set(shapes):
             return None
         architecture = metadata.get("architecture")
@@ -93,7 +92,6 @@ class Timm(TimmConversion):
         return DetectedModel(options, assumed=() if "image_size" in metadata else ("image_size",))
 
     def rules(self, config: Config, layout: Mapping[str, Any]) -> list[Rule | Constant]:
-        """See `Conversion`."""
         found = [
             pytorch.convolution("root", "conv_stem"),
             *pytorch.batch_norm("root/norm", "bn1"),
@@ -114,7 +112,6 @@ class Timm(TimmConversion):
         return _preprocessing(config)
 
     def architecture(self, config: Config, layout: Mapping[str, Any]) -> tuple[str, dict]:
-        """See `TimmConversion`."""
         for name, size in efficientnet.SIZES.items():
             published = efficientnet.units(size.depth), size.width
             if (config.units, config.width_factor) == published:
@@ -132,7 +129,6 @@ class HuggingFace(HuggingFaceConversion):
     model_types = ("efficientnet",)
 
     def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
-        """See `Conversion`."""
         if metadata.get("model_type") not in self.model_types:
             return None
         value = _DEFAULTS | dict(metadata)
@@ -178,11 +174,9 @@ class HuggingFace(HuggingFaceConversion):
         return found
 
     def layout(self, config: Config) -> dict:
-        """See `Conversion`."""
         return {"prefix": "efficientnet." if config.num_classes else ""}
 
     def refusal(self, config: Config) -> str:
-        """See `Conversion`."""
         if any(length % 2 for length in config.height_width):
             return "transformers pads images of an odd height or width otherwise than TensorFlow"
         pairs = zip(config.blocks, config.grids, strict=False)
@@ -200,7 +194,6 @@ class HuggingFace(HuggingFaceConversion):
         return _preprocessing(config)
 
     def config_json(self, config: Config, layout: Mapping[str, Any]) -> dict[str, Any]:
-        """See `HuggingFaceConversion`."""
         size = config.image_size
         task = "ForImageClassification" if config.num_classes else "Model"
         return _of_stages(config) | {

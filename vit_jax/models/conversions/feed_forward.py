@@ -25,7 +25,6 @@ class Authors(Conversion):
     conventions = {"activation": "gelu", "epsilon": 1e-6}
 
     def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
-        """See `Conversion`."""
         if _TABLE not in shapes or "blocks.0.mlp2.fc1.weight" not in shapes:
             return None
         hidden, tokens = shapes["blocks.0.mlp2.fc1.weight"]
@@ -37,7 +36,6 @@ class Authors(Conversion):
         return DetectedModel(options, assumed=tuple(self.conventions))
 
     def rules(self, config, layout: Mapping[str, Any]) -> list[Rule]:
-        """See `Conversion`."""
         result = [
             *pytorch.patches("embedding", "patch_embed.proj"),
             Rule("class_token", "cls_token"),
@@ -51,7 +49,6 @@ class Authors(Conversion):
         return [*result, *pytorch.norm("norm", "norm"), *pytorch.linear("head", "head")]
 
     def refusal(self, config) -> str:
-        """See `Conversion`."""
         return refusal_of_pooling(config)
 
     def preprocessing(self, config) -> Preprocessing:

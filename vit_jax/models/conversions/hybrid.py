@@ -34,7 +34,6 @@ class Official(vit_flax.Official):
     """google-research/vision_transformer."""
 
     def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
-        """See `Conversion`."""
         if not {"conv_root/kernel", "embedding/kernel", vit_flax.POSITION_OFFICIAL} <= set(shapes):
             return None
         sizes = resnet.flax_sizes(shapes)
@@ -46,13 +45,11 @@ class Official(vit_flax.Official):
         )
 
     def rules(self, config: Config, layout: Mapping[str, Any]) -> list[Rule]:
-        """See `Conversion`."""
         below = resnet.flax_rules("embedding/backbone", config.backbone, layout)
         # Last norm and head are the ViT's.
         return [*below, *super().rules(config, layout)]
 
     def layout(self, config: Config) -> dict:
-        """See `Conversion`."""
         return super().layout(config) | dict(norm_axes=False, resnet="flax")
 
 
@@ -60,7 +57,6 @@ class Timm(vit_timm.Timm):
     """timm."""
 
     def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
-        """See `Conversion`."""
         inner = {
             name.removeprefix(_BACKBONE): shape
             for name, shape in shapes.items()
@@ -78,7 +74,6 @@ class Timm(vit_timm.Timm):
         return dataclasses.replace(found, options=options, assumed=(*found.assumed, "epsilons"))
 
     def rules(self, config: Config, layout: Mapping[str, Any]) -> list[Rule]:
-        """See `Conversion`."""
         below = resnet.timm_rules("embedding/backbone", _BACKBONE, config.backbone)
         return [*super().rules(config, layout), *below]
 
@@ -87,7 +82,6 @@ class Timm(vit_timm.Timm):
         return Preprocessing(config.image_size)
 
     def architecture(self, config: Config, layout: Mapping[str, Any]) -> tuple[str, dict]:
-        """See `TimmConversion`."""
         if config.units not in _IN_TIMM or config.width_factor != 1:
             raise CheckpointError(
                 f"timm has no hybrid with units {config.units}: write a .safetensors file"

@@ -32,7 +32,6 @@ class Authors(Conversion):
     """ofsoundof/LocalViT."""
 
     def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
-        """See `Conversion`."""
         if _part(_DEPTHWISE).format(layer=0) + ".weight" not in shapes:
             return None
         mlp = {n.removeprefix("blocks.0.conv.conv."): shape for n, shape in shapes.items()}
@@ -57,7 +56,6 @@ class Authors(Conversion):
         return DetectedModel(options, open=left_open)
 
     def rules(self, config, layout: Mapping[str, Any]) -> list[Rule | Constant]:
-        """See `Conversion`."""
         block, layers = "blocks.{layer}", range(config.depth)
         mlp, gate = "layers/mlp", _part(_GATE)
         down = _GATE + (config.gate != "none")
@@ -88,7 +86,6 @@ class Authors(Conversion):
         ]
 
     def refusal(self, config) -> str:
-        """See `Conversion`."""
         return refusal_of_pooling(config)
 
     def preprocessing(self, config) -> Preprocessing:

@@ -48,7 +48,6 @@ class Flax(Conversion):
         return super().canonical(names) if first else {name: name for name in names}
 
     def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
-        """See `Conversion`."""
         if "stem/kernel" not in shapes or "MixerBlock_0/LayerNorm_0/scale" not in shapes:
             return None
         idle = {name: list(shape) for name, shape in shapes.items() if _has_idle_axes(name, shape)}
@@ -70,7 +69,6 @@ class Flax(Conversion):
         return DetectedModel(options, {"reshaped": idle}, assumed=tuple(self.conventions))
 
     def rules(self, config: mixer.Config, layout: Mapping[str, Any]) -> list[Rule]:
-        """See `Conversion`."""
         block = "MixerBlock_{layer}"
         return [
             *flax.affine("embedding", "stem"),
@@ -83,7 +81,6 @@ class Flax(Conversion):
         ]
 
     def refusal(self, config: mixer.Config) -> str:
-        """See `Conversion`."""
         return _refusal(config)
 
 
@@ -93,7 +90,6 @@ class Timm(TimmConversion):
     conventions = {"epsilon": 1e-6, "activation": "gelu"}
 
     def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
-        """See `Conversion`."""
         if "stem.proj.weight" not in shapes:
             return None
         token_mlp_dim, tokens = shapes["blocks.0.mlp_tokens.fc1.weight"]
@@ -106,7 +102,6 @@ class Timm(TimmConversion):
         return DetectedModel(options, assumed=assumed)
 
     def rules(self, config: mixer.Config, layout: Mapping[str, Any]) -> list[Rule]:
-        """See `Conversion`."""
         ours, theirs = "layers", "blocks.{layer}"
         result = pytorch.patches("embedding", "stem.proj")
         for kind, number in (("token", 1), ("channel", 2)):
@@ -115,7 +110,6 @@ class Timm(TimmConversion):
         return [*result, *pytorch.norm("norm", "norm"), *pytorch.linear("head", "head")]
 
     def refusal(self, config: mixer.Config) -> str:
-        """See `Conversion`."""
         return _refusal(config)
 
     def preprocessing(self, config: mixer.Config) -> Preprocessing:
@@ -124,7 +118,6 @@ class Timm(TimmConversion):
         return Preprocessing(config.image_size, eval_crop="central", eval_resize=side)
 
     def architecture(self, config: mixer.Config, layout: Mapping[str, Any]) -> tuple[str, dict]:
-        """See `TimmConversion`."""
         sizes = {(depth, width): size for size, (depth, width, *_) in mixer.SIZES.items()}
         name = f"{sizes.get((config.depth, config.width), '?')}{config.patch}".lower()
         if name not in _IN_TIMM:

@@ -40,7 +40,6 @@ class BigVision(Conversion):
     renamed = ((r"(standardized_conv2d)_\d+", r"\1"),)
 
     def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
-        """See `Conversion`."""
         if "embedding/kernel" in shapes or not any(name in shapes for name in ROOTS):
             return None
         head = shapes.get("head/bias") or shapes.get("resnet/head/conv2d/bias") or (0,)
@@ -53,7 +52,6 @@ class BigVision(Conversion):
         return DetectedModel(options, flax_layout(shapes), assumed=assumed)
 
     def rules(self, config: resnet.Config, layout: Mapping[str, Any]) -> list[Rule]:
-        """See `Conversion`."""
         return flax_rules("backbone", config, layout)
 
     def layout(self, config: resnet.Config) -> dict:
@@ -69,7 +67,6 @@ class Timm(TimmConversion):
     conventions = {"root_zeros": True}
 
     def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
-        """See `Conversion`."""
         if "stem.conv.weight" not in shapes:
             return None
         options = timm_sizes(shapes) | {
@@ -91,7 +88,6 @@ class Timm(TimmConversion):
         ]
 
     def refusal(self, config: resnet.Config) -> str:
-        """See `Conversion`."""
         return "" if config.preactivation else "of ResNets v1 timm has those in hybrids only"
 
     def preprocessing(self, config: resnet.Config) -> Preprocessing:
@@ -99,7 +95,6 @@ class Timm(TimmConversion):
         return Preprocessing(config.image_size)
 
     def architecture(self, config: resnet.Config, layout: Mapping[str, Any]) -> tuple[str, dict]:
-        """See `TimmConversion`."""
         depth = next((d for d, units in resnet.UNITS.items() if units == config.units), "?")
         name = f"{depth}x{config.width_factor:g}"
         if name not in _IN_TIMM:
@@ -123,7 +118,6 @@ class HuggingFace(HuggingFaceConversion):
     )
 
     def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
-        """See `Conversion`."""
         if metadata.get("model_type") not in self.model_types:
             return None
         usual = {"layer_type": "preactivation", "global_padding": None, "num_groups": 32}
@@ -145,7 +139,6 @@ class HuggingFace(HuggingFaceConversion):
         return DetectedModel(options, {"kind": "bit"}, assumed=() if sized else ("image_size",))
 
     def rules(self, config: resnet.Config, layout: Mapping[str, Any]) -> list[Rule]:
-        """See `Conversion`."""
         return [
             *timm_rules("backbone", "", config),
             *pytorch.norm("norm", "norm"),
@@ -153,7 +146,6 @@ class HuggingFace(HuggingFaceConversion):
         ]
 
     def refusal(self, config: resnet.Config) -> str:
-        """See `Conversion`."""
         return "BiT is not written for transformers, unless it was read from there"
 
     def config_json(self, config: resnet.Config, layout: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,7 +56,6 @@ class Authors(Conversion):
     conventions = {"activation": "gelu", "epsilon": 1e-5, "parallel": False}
 
     def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
-        """See `Conversion`."""
         if f"{_FIRST}.norm1.weight" not in shapes or "cls_token" not in shapes:
             return None
         width, depth = shapes["cls_token"][-1], count_layers(shapes, r"blocks\.(\d+)\.")
@@ -91,7 +90,6 @@ class Authors(Conversion):
         )
 
     def rules(self, config, layout: Mapping[str, Any]) -> list[Rule]:
-        """See `Conversion`."""
         ours, theirs = "encoder/layers", "blocks.{layer}"
         width = config.token_width
         last = chain(_places_first(1, width, config.splits[2]), transposed(1, 0))
@@ -108,7 +106,6 @@ class Authors(Conversion):
         ]
 
     def refusal(self, config) -> str:
-        """See `Conversion`."""
         if refusal := refusal_everywhere(config):
             return refusal
         if config.pool != "token" or not config.norm_bias:

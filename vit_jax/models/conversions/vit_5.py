@@ -41,7 +41,6 @@ class Authors(vit_timm.Timm):
     conventions = {"activation": "gelu", "epsilon": 1e-6}
 
     def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
-        """See `Conversion`."""
         frequencies = shapes.get(_PATCHES.format(layer=0))
         if frequencies is None:
             return None
@@ -67,7 +66,6 @@ class Authors(vit_timm.Timm):
         return DetectedModel(options, self.layout(None), assumed=assumed)
 
     def rules(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule | Constant]:
-        """See `Conversion`."""
         places = [(_PATCHES, "rope_theta")]
         places += [(_REGISTERS, "rope_registers")] if config.rope_registers else []
         size = config.width // config.heads // 4
@@ -82,11 +80,9 @@ class Authors(vit_timm.Timm):
         ]
 
     def layout(self, config: PublishedViTConfig | None) -> dict[str, Any]:
-        """See `vit_timm.Timm`."""
         return {"layer_scale": "gamma", "qkv": "fused", "mlp": "", "rope_columns_first": False}
 
     def refusal(self, config: PublishedViTConfig) -> str:
-        """See `Conversion`."""
         other = {n: getattr(config, n) for n, v in _STRUCTURE.items() if getattr(config, n) != v}
         if bool(config.registers) != bool(config.rope_registers):
             other["rope_registers"] = config.rope_registers

@@ -48,13 +48,11 @@ class Official(Conversion):
     conventions = {"activation": "gelu_tanh", "epsilon": 1e-6}
 
     def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
-        """See `Conversion`."""
         if POSITION_OFFICIAL not in shapes or "conv_root/kernel" in shapes:
             return None
         return recognise(shapes, metadata)
 
     def rules(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule]:
-        """See `Conversion`."""
         return [*flax.affine("embedding", "embedding"), *rules(layout)]
 
     def layout(self, config: PublishedViTConfig) -> dict:
@@ -62,7 +60,6 @@ class Official(Conversion):
         return dict(numbers="pre_linen", scanned=False, position=POSITION_OFFICIAL, pooling="")
 
     def refusal(self, config: PublishedViTConfig) -> str:
-        """See `Conversion`."""
         if config.pool not in ("token", "mean"):
             return f"google-research/vision_transformer has no pooling {config.pool!r}"
         return refusal_everywhere(config)
@@ -78,7 +75,6 @@ class BigVision(Official):
     """google-research/big_vision, whose class token has no position: it is added to the token."""
 
     def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
-        """See `Conversion`."""
         if "embedding/kernel" not in shapes or "conv_root/kernel" in shapes:
             return None
         found = recognise(shapes, metadata)
@@ -93,13 +89,11 @@ class BigVision(Official):
         )
 
     def refusal(self, config: PublishedViTConfig) -> str:
-        """See `Conversion`."""
         return refusal_everywhere(config)
 
     def expressed(
         self, config: PublishedViTConfig, params: dict
     ) -> tuple[PublishedViTConfig, dict]:
-        """See `Conversion`."""
         if config.position != "sincos2d":  # which files without a table have
             config, params = with_learned_position(config, params)
         return without_class_row(config, params)

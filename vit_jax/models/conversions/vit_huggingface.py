@@ -34,7 +34,6 @@ class HuggingFace(HuggingFaceConversion):
     renamed = ((r"(head\.attention\.in_proj)_(weight|bias)", r"\1.\2"),)
 
     def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
-        """See `Conversion`."""
         if metadata.get("model_type") not in self.model_types:
             return None
         if metadata["model_type"] in vit_towers.DEFAULTS:
@@ -90,13 +89,11 @@ class HuggingFace(HuggingFaceConversion):
         ]
 
     def layout(self, config: PublishedViTConfig) -> dict:
-        """See `Conversion`."""
         if kind := vit_new_towers.kind_of(config):
             return vit_new_towers.layout(config, kind)
         return {"prefix": f"{_model_type(config)}." if config.num_classes else ""}
 
     def refusal(self, config: PublishedViTConfig) -> str:
-        """See `Conversion`."""
         if kind := vit_new_towers.kind_of(config):
             return vit_new_towers.refusal(config, kind)
         lacks = {
@@ -122,7 +119,6 @@ class HuggingFace(HuggingFaceConversion):
         return with_class_row(*with_learned_position(config, params))
 
     def config_json(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> dict[str, Any]:
-        """See `HuggingFaceConversion`."""
         if "kind" in layout:  # The file's own value stays.
             return {} if "config" in layout else vit_new_towers.config_json(config, layout["kind"])
         kind, teacher = "DeiT" if config.distilled else "ViT", "WithTeacher" * config.two_heads

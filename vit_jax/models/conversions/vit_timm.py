@@ -55,7 +55,6 @@ class Timm(TimmConversion):
     )
 
     def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
-        """See `Conversion`."""
         names = ("blocks.0.attn.qkv.weight", "blocks.0.attn.q_proj.weight")
         backbone = any(name.startswith("patch_embed.backbone.") for name in shapes)
         if backbone or not any(name in shapes for name in names):
@@ -146,7 +145,6 @@ class Timm(TimmConversion):
         }
 
     def refusal(self, config: PublishedViTConfig) -> str:
-        """See `Conversion`."""
         if config.distilled and (not config.distillation_head or config.registers):
             return "timm's distilled models read both tokens and have no registers"
         if config.epsilon not in (1e-6, 1e-5):
@@ -192,7 +190,6 @@ class Timm(TimmConversion):
     def architecture(
         self, config: PublishedViTConfig, layout: Mapping[str, Any]
     ) -> tuple[str, dict]:
-        """See `TimmConversion`."""
         return architecture(config, layout, arguments(config, layout))
 
 
