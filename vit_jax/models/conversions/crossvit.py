@@ -13,19 +13,7 @@ from typing import Any
 from vit_jax.base import sizes
 from vit_jax.base.errors import CheckpointError
 from vit_jax.models import crossvit
-from vit_jax.models.conversions import pytorch
-from vit_jax.models.conversions.contract import (
-    Conversion,
-    DetectedModel,
-    Preprocessing,
-    Shapes,
-    TimmConversion,
-    count_layers,
-    heads_of,
-    image_size,
-    patch_grid,
-    torchvision_crop,
-)
+from vit_jax.models.conversions import contract, pytorch
 from vit_jax.models.conversions.rules import Rule
 from vit_jax.models.conversions.vit_timm import ratio, timm_size
 
@@ -33,13 +21,15 @@ from vit_jax.models.conversions.vit_timm import ratio, timm_size
 _WHOLE = 408
 
 
-class Authors(Conversion):
+class Authors(contract.Conversion):
     """IBM/CrossViT: `cls_token.0`, where timm has `cls_token_0`."""
 
     conventions = {"epsilon": 1e-6, "activation": "gelu"}
     dot = "."
 
-    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(
+        self, shapes: contract.Shapes, metadata: Mapping[str, Any]
+    ) -> contract.DetectedModel | None:
         if f"cls_token{self.dot}0" not in shapes:
             return None
         if "blocks.0.fusion.0.0.norm1.weight" in shapes:
@@ -52,8 +42,10 @@ class Authors(Conversion):
         (small_rows, small_width), (rows, width) = (
             shapes[f"pos_embed{self.dot}{i}"][1:] for i in (0, 1)
         )
-        small_size = image_size(patch_grid(small_rows, (1,), small_patch, metadata)[0], small_patch)
-        size = image_size(_grid_like(small_size, rows - 1), patch)
+        small_size = contract.image_size(
+            contract.patch_grid(small_rows, (1,), small_patch, metadata)[0], small_patch
+        )
+        size = contract.image_size(_grid_like(small_size, rows - 1), patch)
         usual = crossvit.default_large_size(small_size, patch)
         options = {
             "image_size": small_size,
@@ -67,17 +59,18 @@ class Authors(Conversion):
             "small_mlp_dim": shapes["blocks.0.blocks.0.0.mlp.fc1.bias"][0],
             "depths": tuple(
                 tuple(
-                    count_layers(shapes, rf"blocks\.{stage}\.blocks\.{i}\.(\d+)\.") for i in (0, 1)
+                    contract.count_layers(shapes, rf"blocks\.{stage}\.blocks\.{i}\.(\d+)\.")
+                    for i in (0, 1)
                 )
-                for stage in range(count_layers(shapes, r"blocks\.(\d+)\."))
+                for stage in range(contract.count_layers(shapes, r"blocks\.(\d+)\."))
             ),
             "convolutional_stem": stem,
             "channels": kernels[0][1],
         }
         published = {2 * width: heads for width, heads, *_ in crossvit.SIZES.values()}
-        return DetectedModel(
+        return contract.DetectedModel(
             options | {"heads": published.get(width)},
-            open=heads_of(published, width),
+            open=contract.heads_of(published, width),
             assumed=("activation", "epsilon"),
         )
 
@@ -105,19 +98,21 @@ class Authors(Conversion):
                 rules += _projection(f"{cross}/back", f"{theirs}.revert_projs.{i}")
         return rules
 
-    def preprocessing(self, config: crossvit.Config) -> Preprocessing:
+    def preprocessing(self, config: crossvit.Config) -> contract.Preprocessing:
         """Of the published models."""
         side = min(config.height_width)
         resized = side if side >= _WHOLE else math.floor(side / 0.875)
-        return torchvision_crop(config.image_size, resized)
+        return contract.torchvision_crop(config.image_size, resized)
 
 
-class Timm(Authors, TimmConversion):
+class Timm(Authors, contract.TimmConversion):
     """timm."""
 
     dot = "_"
 
-    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(
+        self, shapes: contract.Shapes, metadata: Mapping[str, Any]
+    ) -> contract.DetectedModel | None:
         found = super().recognise(shapes, metadata)
         if not found:
             return None

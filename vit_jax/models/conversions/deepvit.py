@@ -9,26 +9,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from vit_jax.models import deepvit
-from vit_jax.models.conversions import pytorch
-from vit_jax.models.conversions.contract import (
-    Conversion,
-    DetectedModel,
-    Open,
-    Preprocessing,
-    Shapes,
-    count_layers,
-    image_size,
-    patch_grid,
-    refusal_of_pooling,
-    torchvision_crop,
-)
+from vit_jax.models.conversions import contract, pytorch
 from vit_jax.models.conversions.rules import Constant, Rule
 
 
-class Authors(Conversion):
+class Authors(contract.Conversion):
     """zhoudaquan/dvit_repo."""
 
-    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(
+        self, shapes: contract.Shapes, metadata: Mapping[str, Any]
+    ) -> contract.DetectedModel | None:
         """See `Conversion`. Without a Θ it is no DeepViT, but a ViT or a hybrid."""
         thetas = [
             shapes.get(f"{_block(i)}.attn.reatten_matrix.weight") for i in range(_depth(shapes))
@@ -39,10 +29,10 @@ class Authors(Conversion):
         width, _, patch, _ = shapes["patch_embed.proj.weight"]
         patch *= 1 + conv_stem
         first = shapes["patch_embed.conv1.weight" if conv_stem else "patch_embed.proj.weight"]
-        grid, _ = patch_grid(shapes["pos_embed"][1], (1,), patch, metadata)
+        grid, _ = contract.patch_grid(shapes["pos_embed"][1], (1,), patch, metadata)
         runs = [(bool(theta), len(list(run))) for theta, run in itertools.groupby(thetas, bool)]
         options = {
-            "image_size": image_size(grid, patch),
+            "image_size": contract.image_size(grid, patch),
             "num_classes": shapes.get("head.bias", (0,))[0],
             "patch": patch,
             "stages": (0,) * runs[0][0] + tuple(length for _, length in runs),
@@ -53,7 +43,7 @@ class Authors(Conversion):
             "reattention_norm": any(".attn.var_norm." in name for name in shapes),
             "channels": first[1],
         }
-        return DetectedModel(options | _scales(options), open=_open(options))
+        return contract.DetectedModel(options | _scales(options), open=_open(options))
 
     def rules(self, config, layout: Mapping[str, Any]) -> list[Rule | Constant]:
         result = [
@@ -78,21 +68,21 @@ class Authors(Conversion):
 
     def refusal(self, config) -> str:
         if any(config.stages[1::2]):
-            return refusal_of_pooling(config)
+            return contract.refusal_of_pooling(config)
         return "without re-attention its tensors are a plain ViT's, and would be read as one"
 
-    def preprocessing(self, config) -> Preprocessing:
+    def preprocessing(self, config) -> contract.Preprocessing:
         """Of the published models."""
         side = int(min(config.height_width) / 0.9)
-        return torchvision_crop(config.image_size, side)
+        return contract.torchvision_crop(config.image_size, side)
 
 
 def _block(number: int | str) -> str:
     return f"blocks.{number}"
 
 
-def _depth(shapes: Shapes) -> int:
-    return count_layers(shapes, r"blocks\.(\d+)\.")
+def _depth(shapes: contract.Shapes) -> int:
+    return contract.count_layers(shapes, r"blocks\.(\d+)\.")
 
 
 def _blocks(ours: str, layers: range, reattention: bool, config) -> list[Rule | Constant]:
@@ -126,10 +116,10 @@ def _scales(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _open(options: Mapping[str, Any]) -> dict[str, Open]:
+def _open(options: Mapping[str, Any]) -> dict[str, contract.Open]:
     sure = not options["conv_stem"] or _published(options) is not None
     taken = _scales(options)
     return {
-        name: Open(doubt="" if sure else f"{name}={value} is taken, of no published size")
+        name: contract.Open(doubt="" if sure else f"{name}={value} is taken, of no published size")
         for name, value in taken.items()
     }

@@ -16,17 +16,7 @@ from vit_jax.base import sizes
 from vit_jax.base.errors import CheckpointError
 from vit_jax.base.sizes import Size
 from vit_jax.models import cascade, dynamic_vit
-from vit_jax.models.conversions import pytorch, t2t, vit_timm
-from vit_jax.models.conversions.contract import (
-    Conversion,
-    DetectedModel,
-    Preprocessing,
-    Shapes,
-    count_layers,
-    heads_of,
-    patch_grid,
-    torchvision_crop,
-)
+from vit_jax.models.conversions import contract, pytorch, t2t, vit_timm
 from vit_jax.models.conversions.rules import Rule
 
 # Exits, in their order.
@@ -42,12 +32,14 @@ _FEATURES = "feature_resuse_mlp"  # their spelling
 _RELATIONS = "relation_reuse_conv"
 
 
-class Authors(Conversion):
+class Authors(contract.Conversion):
     """blackfeather-wang/Dynamic-Vision-Transformer."""
 
     conventions = {"activation": "gelu"}
 
-    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(
+        self, shapes: contract.Shapes, metadata: Mapping[str, Any]
+    ) -> contract.DetectedModel | None:
         if not any(name.startswith(f"{NAMES[-1]}.") for name in shapes):
             return None
         exits = [_below(name, shapes) for name in NAMES]
@@ -59,7 +51,7 @@ class Authors(Conversion):
                 "as wide as the exit itself, so all must be equal"
             )
         is_t2t = f"{_T2T}.norm1.weight" in last
-        depth, width = count_layers(last, r"blocks\.(\d+)\."), widths[-1]
+        depth, width = contract.count_layers(last, r"blocks\.(\d+)\."), widths[-1]
         windows, image_size, channels = (_of_t2t if is_t2t else _of_deit)(exits, metadata)
         options = {
             "image_size": image_size,
@@ -84,12 +76,12 @@ class Authors(Conversion):
         assumed = ("epsilon", *self.conventions)
         if options["relation_reuse"]:
             heads = last[f"{_RELATIONS}.2.bias"][0] // depth
-            return DetectedModel(options | {"heads": heads}, assumed=assumed)
+            return contract.DetectedModel(options | {"heads": heads}, assumed=assumed)
         published = {(d, w): heads for _, (d, w, _, heads) in dynamic_vit.SIZES.values()}
         heads = published.get((depth, width))
-        return DetectedModel(
+        return contract.DetectedModel(
             options | {"heads": heads},
-            open=heads_of(published, (depth, width), "(depth, width)"),
+            open=contract.heads_of(published, (depth, width), "(depth, width)"),
             assumed=assumed,
         )
 
@@ -131,13 +123,13 @@ class Authors(Conversion):
             )
         return ""
 
-    def preprocessing(self, config) -> Preprocessing:
+    def preprocessing(self, config) -> contract.Preprocessing:
         """Of the published models."""
         side = round(min(config.height_width) * 256 / 224)
-        return torchvision_crop(config.image_size, side)
+        return contract.torchvision_crop(config.image_size, side)
 
 
-def _below(name: str, shapes: Shapes) -> Shapes:
+def _below(name: str, shapes: contract.Shapes) -> contract.Shapes:
     """What an exit's tensors are called in a network that is no exit."""
     found = {
         n.removeprefix(f"{name}."): shape for n, shape in shapes.items() if n.startswith(f"{name}.")
@@ -148,7 +140,7 @@ def _below(name: str, shapes: Shapes) -> Shapes:
 
 
 def _of_t2t(
-    exits: list[Shapes], metadata: Mapping[str, Any]
+    exits: list[contract.Shapes], metadata: Mapping[str, Any]
 ) -> tuple[tuple[cascade.Windows, ...], Size, int]:
     """Windows, image size and channels of T2T-ViTs; their windows are the published ones."""
     inputs = [names[f"{_T2T}.norm1.weight"][0] for names in exits]
@@ -164,7 +156,7 @@ def _of_t2t(
 
 
 def _of_deit(
-    exits: list[Shapes], metadata: Mapping[str, Any]
+    exits: list[contract.Shapes], metadata: Mapping[str, Any]
 ) -> tuple[tuple[cascade.Windows, ...], Size, int]:
     """Windows, image size and channels of DeiTs, which have the least zeros around the image."""
     kernels = [names["patch_embed.proj.weight"] for names in exits]
@@ -182,6 +174,6 @@ def _of_deit(
     return tuple(windows), image_size, kernels[-1][1]
 
 
-def _side(names: Shapes) -> int:
+def _side(names: contract.Shapes) -> int:
     """Tokens of a side, from the positions of an exit."""
-    return patch_grid(names["pos_embed"][1], (1,), 1, {})[0][0]
+    return contract.patch_grid(names["pos_embed"][1], (1,), 1, {})[0][0]

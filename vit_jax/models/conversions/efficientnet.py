@@ -14,17 +14,7 @@ from typing import Any
 from vit_jax.base import sizes
 from vit_jax.base.errors import CheckpointError
 from vit_jax.models import efficientnet
-from vit_jax.models.conversions import pytorch
-from vit_jax.models.conversions.contract import (
-    USUAL_IMAGE_SIZE,
-    DetectedModel,
-    HuggingFaceConversion,
-    Preprocessing,
-    Shapes,
-    TimmConversion,
-    count_layers,
-    torchvision_crop,
-)
+from vit_jax.models.conversions import contract, pytorch
 from vit_jax.models.conversions.rules import Constant, Rule
 from vit_jax.models.efficientnet import STAGES, Config, Shape
 
@@ -62,10 +52,12 @@ _COMPUTED = {
 }
 
 
-class Timm(TimmConversion):
+class Timm(contract.TimmConversion):
     """timm's EfficientNets with TensorFlow's conventions."""
 
-    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(
+        self, shapes: contract.Shapes, metadata: Mapping[str, Any]
+    ) -> contract.DetectedModel | None:
         if not {"conv_stem.weight", "conv_head.weight", "blocks.0.0.conv_dw.weight"} <= set(shapes):
             return None
         architecture = metadata.get("architecture")
@@ -81,15 +73,19 @@ class Timm(TimmConversion):
                 f"of EfficientNets only timm's tf_efficientnet_* are supported, not {architecture}, which pads and "
                 "normalises otherwise"
             )
-        stages = count_layers(shapes, r"blocks\.(\d+)\.")
+        stages = contract.count_layers(shapes, r"blocks\.(\d+)\.")
         options = {
-            "image_size": metadata.get("image_size", USUAL_IMAGE_SIZE),
+            "image_size": metadata.get("image_size", contract.USUAL_IMAGE_SIZE),
             "num_classes": shapes.get("classifier.bias", (0,))[0],
-            "units": tuple(count_layers(shapes, rf"blocks\.{s}\.(\d+)\.") for s in range(stages)),
+            "units": tuple(
+                contract.count_layers(shapes, rf"blocks\.{s}\.(\d+)\.") for s in range(stages)
+            ),
             "width_factor": shapes["conv_head.weight"][0] / efficientnet.TOP,
             "channels": shapes["conv_stem.weight"][1],
         }
-        return DetectedModel(options, assumed=() if "image_size" in metadata else ("image_size",))
+        return contract.DetectedModel(
+            options, assumed=() if "image_size" in metadata else ("image_size",)
+        )
 
     def rules(self, config: Config, layout: Mapping[str, Any]) -> list[Rule | Constant]:
         found = [
@@ -107,7 +103,7 @@ class Timm(TimmConversion):
             found += _block(shape, block, names, layers)
         return found
 
-    def preprocessing(self, config: Config) -> Preprocessing:
+    def preprocessing(self, config: Config) -> contract.Preprocessing:
         """As for the published models."""
         return _preprocessing(config)
 
@@ -123,12 +119,14 @@ class Timm(TimmConversion):
         )
 
 
-class HuggingFace(HuggingFaceConversion):
+class HuggingFace(contract.HuggingFaceConversion):
     """EfficientNetForImageClassification, and EfficientNetModel without a head."""
 
     model_types = ("efficientnet",)
 
-    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(
+        self, shapes: contract.Shapes, metadata: Mapping[str, Any]
+    ) -> contract.DetectedModel | None:
         if metadata.get("model_type") not in self.model_types:
             return None
         value = _DEFAULTS | dict(metadata)
@@ -154,7 +152,7 @@ class HuggingFace(HuggingFaceConversion):
                 f"TensorFlow pads so in the blocks {asymmetric}: other paddings are not supported"
             )
         prefix = "efficientnet." if any(n.startswith("efficientnet.") for n in shapes) else ""
-        return DetectedModel(options, {"prefix": prefix})
+        return contract.DetectedModel(options, {"prefix": prefix})
 
     def rules(self, config: Config, layout: Mapping[str, Any]) -> list[Rule | Constant]:
         """See `Conversion`; `prefix` is of all names but the head's."""
@@ -189,7 +187,7 @@ class HuggingFace(HuggingFaceConversion):
             return "in transformers the first block of a stage is never added to its input"
         return ""
 
-    def preprocessing(self, config: Config) -> Preprocessing:
+    def preprocessing(self, config: Config) -> contract.Preprocessing:
         """As for the published models."""
         return _preprocessing(config)
 
@@ -229,10 +227,10 @@ def _block(
             yield Rule(f"{ours_in}/bias", f"{theirs_in}.bias", first_layer=first)
 
 
-def _preprocessing(config: Config) -> Preprocessing:
+def _preprocessing(config: Config) -> contract.Preprocessing:
     """Of the published models: an image is cut with 32 pixels to spare."""
     side = min(config.height_width) + 32
-    return torchvision_crop(config.image_size, side)
+    return contract.torchvision_crop(config.image_size, side)
 
 
 def _of_stages(config: Config) -> dict[str, Any]:

@@ -4,36 +4,29 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from vit_jax.models.conversions import pytorch
-from vit_jax.models.conversions.contract import (
-    Conversion,
-    DetectedModel,
-    Preprocessing,
-    Shapes,
-    refusal_of_pooling,
-    timm_sizes,
-    torchvision_crop,
-)
+from vit_jax.models.conversions import contract, pytorch
 from vit_jax.models.conversions.rules import Rule, transposed
 
 _TABLE = "pos_encoding.pos_embed"
 
 
-class Authors(Conversion):
+class Authors(contract.Conversion):
     """lukemelas/do-you-even-need-attention, its `LinearVisionTransformer`."""
 
     conventions = {"activation": "gelu", "epsilon": 1e-6}
 
-    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(
+        self, shapes: contract.Shapes, metadata: Mapping[str, Any]
+    ) -> contract.DetectedModel | None:
         if _TABLE not in shapes or "blocks.0.mlp2.fc1.weight" not in shapes:
             return None
         hidden, tokens = shapes["blocks.0.mlp2.fc1.weight"]
-        options = timm_sizes(shapes, "patch_embed.proj.weight", tokens, 1, metadata) | {
+        options = contract.timm_sizes(shapes, "patch_embed.proj.weight", tokens, 1, metadata) | {
             "mlp_dim": shapes["blocks.0.mlp1.fc1.weight"][0],
             "token_mlp_dim": hidden,
             "position_grid": shapes[_TABLE][2:],
         }
-        return DetectedModel(options, assumed=tuple(self.conventions))
+        return contract.DetectedModel(options, assumed=tuple(self.conventions))
 
     def rules(self, config, layout: Mapping[str, Any]) -> list[Rule]:
         result = [
@@ -49,9 +42,9 @@ class Authors(Conversion):
         return [*result, *pytorch.norm("norm", "norm"), *pytorch.linear("head", "head")]
 
     def refusal(self, config) -> str:
-        return refusal_of_pooling(config)
+        return contract.refusal_of_pooling(config)
 
-    def preprocessing(self, config) -> Preprocessing:
+    def preprocessing(self, config) -> contract.Preprocessing:
         """Of the published models."""
         side = math.floor(min(config.height_width) / 0.875)
-        return torchvision_crop(config.image_size, side)
+        return contract.torchvision_crop(config.image_size, side)

@@ -10,13 +10,7 @@ from typing import Any
 
 from vit_jax.base.errors import CheckpointError
 from vit_jax.models import resnet as backbones
-from vit_jax.models.conversions import resnet, vit_flax, vit_timm
-from vit_jax.models.conversions.contract import (
-    USUAL_IMAGE_SIZE,
-    DetectedModel,
-    Preprocessing,
-    Shapes,
-)
+from vit_jax.models.conversions import contract, resnet, vit_flax, vit_timm
 from vit_jax.models.conversions.rules import Rule
 from vit_jax.models.hybrid import Config
 
@@ -33,7 +27,9 @@ _BACKBONE = "patch_embed.backbone."
 class Official(vit_flax.Official):
     """google-research/vision_transformer."""
 
-    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(
+        self, shapes: contract.Shapes, metadata: Mapping[str, Any]
+    ) -> contract.DetectedModel | None:
         if not {"conv_root/kernel", "embedding/kernel", vit_flax.POSITION_OFFICIAL} <= set(shapes):
             return None
         sizes = resnet.flax_sizes(shapes)
@@ -56,7 +52,9 @@ class Official(vit_flax.Official):
 class Timm(vit_timm.Timm):
     """timm."""
 
-    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(
+        self, shapes: contract.Shapes, metadata: Mapping[str, Any]
+    ) -> contract.DetectedModel | None:
         inner = {
             name.removeprefix(_BACKBONE): shape
             for name, shape in shapes.items()
@@ -77,9 +75,9 @@ class Timm(vit_timm.Timm):
         below = resnet.timm_rules("embedding/backbone", _BACKBONE, config.backbone)
         return [*super().rules(config, layout), *below]
 
-    def preprocessing(self, config: Config) -> Preprocessing:
+    def preprocessing(self, config: Config) -> contract.Preprocessing:
         """As for the published models."""
-        return Preprocessing(config.image_size)
+        return contract.Preprocessing(config.image_size)
 
     def architecture(self, config: Config, layout: Mapping[str, Any]) -> tuple[str, dict]:
         if config.units not in _IN_TIMM or config.width_factor != 1:
@@ -94,4 +92,4 @@ class Timm(vit_timm.Timm):
 
 def _stride(sizes: Mapping[str, Any]) -> int:
     options = {name: sizes[name] for name in ("units", "width_factor")}
-    return backbones.Config(USUAL_IMAGE_SIZE, **options, preactivation=False).stride
+    return backbones.Config(contract.USUAL_IMAGE_SIZE, **options, preactivation=False).stride

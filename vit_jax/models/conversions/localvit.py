@@ -10,33 +10,24 @@ from typing import Any
 import numpy as np
 
 from vit_jax.models import localvit
-from vit_jax.models.conversions import pytorch
-from vit_jax.models.conversions.contract import (
-    Conversion,
-    DetectedModel,
-    Open,
-    Preprocessing,
-    Shapes,
-    heads_of,
-    refusal_of_pooling,
-    timm_sizes,
-    torchvision_crop,
-)
+from vit_jax.models.conversions import contract, pytorch
 from vit_jax.models.conversions.rules import Constant, Rule, reshaped
 
 # In the `Sequential` of an MLP: the convolutions, their norms, and the gate, which moves what follows.
 _UP, _UP_NORM, _DEPTHWISE, _DEPTHWISE_NORM, _GATE = 0, 1, 3, 4, 6
 
 
-class Authors(Conversion):
+class Authors(contract.Conversion):
     """ofsoundof/LocalViT."""
 
-    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(
+        self, shapes: contract.Shapes, metadata: Mapping[str, Any]
+    ) -> contract.DetectedModel | None:
         if _part(_DEPTHWISE).format(layer=0) + ".weight" not in shapes:
             return None
         mlp = {n.removeprefix("blocks.0.conv.conv."): shape for n, shape in shapes.items()}
         rows = shapes["pos_embed"][1]
-        common = timm_sizes(shapes, "patch_embed.proj.weight", rows, 1, metadata)
+        common = contract.timm_sizes(shapes, "patch_embed.proj.weight", rows, 1, metadata)
         hidden, width = mlp[f"{_UP}.weight"][0], common["width"]
         squeezed = mlp.get(f"{_GATE}.fc.0.bias")
         gate = "se" if squeezed else "eca" if f"{_GATE}.conv.weight" in mlp else "none"
@@ -48,12 +39,12 @@ class Authors(Conversion):
             "gate": gate,
             "reduction": hidden // squeezed[0] if squeezed else 1,
         }
-        left_open = heads_of(published, width) | {
-            "activation": Open(doubt="" if squeezed else "activation=hard_swish is taken"),
+        left_open = contract.heads_of(published, width) | {
+            "activation": contract.Open(doubt="" if squeezed else "activation=hard_swish is taken"),
         }
         if gate == "eca":
-            left_open["gate"] = Open(("eca", "eca_hard"), "gate=eca is taken")
-        return DetectedModel(options, open=left_open)
+            left_open["gate"] = contract.Open(("eca", "eca_hard"), "gate=eca is taken")
+        return contract.DetectedModel(options, open=left_open)
 
     def rules(self, config, layout: Mapping[str, Any]) -> list[Rule | Constant]:
         block, layers = "blocks.{layer}", range(config.depth)
@@ -86,12 +77,12 @@ class Authors(Conversion):
         ]
 
     def refusal(self, config) -> str:
-        return refusal_of_pooling(config)
+        return contract.refusal_of_pooling(config)
 
-    def preprocessing(self, config) -> Preprocessing:
+    def preprocessing(self, config) -> contract.Preprocessing:
         """Of the published models."""
         side = int(np.floor(min(config.height_width) / 0.875))
-        return torchvision_crop(config.image_size, side)
+        return contract.torchvision_crop(config.image_size, side)
 
 
 def _part(number: int) -> str:

@@ -10,25 +10,14 @@ from typing import Any
 
 from vit_jax.base.errors import CheckpointError
 from vit_jax.models import mixer
-from vit_jax.models.conversions import flax, pytorch
-from vit_jax.models.conversions.contract import (
-    Conversion,
-    DetectedModel,
-    Preprocessing,
-    Shapes,
-    TimmConversion,
-    count_layers,
-    image_size,
-    patch_grid,
-    timm_sizes,
-)
+from vit_jax.models.conversions import contract, flax, pytorch
 from vit_jax.models.conversions.rules import Rule
 from vit_jax.models.conversions.vit_timm import activation, ratio, timm_size
 
 _IN_TIMM = ("s32", "s16", "b32", "b16", "l32", "l16")
 
 
-class Flax(Conversion):
+class Flax(contract.Conversion):
     """google-research/vision_transformer and big_vision; the first files had other names and axes."""
 
     conventions = {"activation": "gelu_tanh", "epsilon": 1e-6}
@@ -47,7 +36,9 @@ class Flax(Conversion):
         first = any("Mixer/encoder_norm/" in name for name in names)
         return super().canonical(names) if first else {name: name for name in names}
 
-    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(
+        self, shapes: contract.Shapes, metadata: Mapping[str, Any]
+    ) -> contract.DetectedModel | None:
         if "stem/kernel" not in shapes or "MixerBlock_0/LayerNorm_0/scale" not in shapes:
             return None
         idle = {name: list(shape) for name, shape in shapes.items() if _has_idle_axes(name, shape)}
@@ -55,18 +46,18 @@ class Flax(Conversion):
         shape = {**shapes, **squeezed}
         patch, _, channels, width = shape["stem/kernel"]
         tokens, token_mlp_dim = shape["MixerBlock_0/token_mixing/Dense_0/kernel"]
-        grid, _ = patch_grid(tokens, (0,), patch, metadata)
+        grid, _ = contract.patch_grid(tokens, (0,), patch, metadata)
         options = {
-            "image_size": image_size(grid, patch),
+            "image_size": contract.image_size(grid, patch),
             "num_classes": shape.get("head/bias", (0,))[0],
             "patch": patch,
-            "depth": count_layers(shape, r"MixerBlock_(\d+)/"),
+            "depth": contract.count_layers(shape, r"MixerBlock_(\d+)/"),
             "width": width,
             "mlp_dim": shape["MixerBlock_0/channel_mixing/Dense_0/kernel"][1],
             "token_mlp_dim": token_mlp_dim,
             "channels": channels,
         }
-        return DetectedModel(options, {"reshaped": idle}, assumed=tuple(self.conventions))
+        return contract.DetectedModel(options, {"reshaped": idle}, assumed=tuple(self.conventions))
 
     def rules(self, config: mixer.Config, layout: Mapping[str, Any]) -> list[Rule]:
         block = "MixerBlock_{layer}"
@@ -84,22 +75,24 @@ class Flax(Conversion):
         return _refusal(config)
 
 
-class Timm(TimmConversion):
+class Timm(contract.TimmConversion):
     """timm."""
 
     conventions = {"epsilon": 1e-6, "activation": "gelu"}
 
-    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(
+        self, shapes: contract.Shapes, metadata: Mapping[str, Any]
+    ) -> contract.DetectedModel | None:
         if "stem.proj.weight" not in shapes:
             return None
         token_mlp_dim, tokens = shapes["blocks.0.mlp_tokens.fc1.weight"]
-        options = timm_sizes(shapes, "stem.proj.weight", tokens, 0, metadata) | {
+        options = contract.timm_sizes(shapes, "stem.proj.weight", tokens, 0, metadata) | {
             "mlp_dim": shapes["blocks.0.mlp_channels.fc1.weight"][0],
             "token_mlp_dim": token_mlp_dim,
             "activation": activation(metadata),
         }
         assumed = ("epsilon",) if "act_layer" in metadata else ("epsilon", "activation")
-        return DetectedModel(options, assumed=assumed)
+        return contract.DetectedModel(options, assumed=assumed)
 
     def rules(self, config: mixer.Config, layout: Mapping[str, Any]) -> list[Rule]:
         ours, theirs = "layers", "blocks.{layer}"
@@ -112,10 +105,10 @@ class Timm(TimmConversion):
     def refusal(self, config: mixer.Config) -> str:
         return _refusal(config)
 
-    def preprocessing(self, config: mixer.Config) -> Preprocessing:
+    def preprocessing(self, config: mixer.Config) -> contract.Preprocessing:
         """As for the published models."""
         side = math.floor(min(config.height_width) / 0.875)
-        return Preprocessing(config.image_size, eval_crop="central", eval_resize=side)
+        return contract.Preprocessing(config.image_size, eval_crop="central", eval_resize=side)
 
     def architecture(self, config: mixer.Config, layout: Mapping[str, Any]) -> tuple[str, dict]:
         sizes = {(depth, width): size for size, (depth, width, *_) in mixer.SIZES.items()}

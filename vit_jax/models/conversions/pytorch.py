@@ -7,37 +7,30 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vit_jax.models.conversions.rules import (
-    SAME,
-    Constant,
-    Rule,
-    Transform,
-    chain,
-    expanded,
-    joined,
-    reshaped,
-    stacked,
-    transposed,
-)
+from vit_jax.models.conversions import rules
 
 
-def linear(ours: str, theirs: str, first_layer: int = 0) -> list[Rule]:
+def linear(ours: str, theirs: str, first_layer: int = 0) -> list[rules.Rule]:
     """A linear layer."""
     return [
-        Rule(f"{ours}/kernel", f"{theirs}.weight", transposed(1, 0), first_layer),
-        Rule(f"{ours}/bias", f"{theirs}.bias", first_layer=first_layer),
+        rules.Rule(f"{ours}/kernel", f"{theirs}.weight", rules.transposed(1, 0), first_layer),
+        rules.Rule(f"{ours}/bias", f"{theirs}.bias", first_layer=first_layer),
     ]
 
 
-def norm(ours: str, theirs: str, first_layer: int = 0, transform: Transform = SAME) -> list[Rule]:
+def norm(
+    ours: str, theirs: str, first_layer: int = 0, transform: rules.Transform = rules.SAME
+) -> list[rules.Rule]:
     """A layer norm or group norm."""
     return [
-        Rule(f"{ours}/scale", f"{theirs}.weight", transform, first_layer),
-        Rule(f"{ours}/bias", f"{theirs}.bias", transform, first_layer),
+        rules.Rule(f"{ours}/scale", f"{theirs}.weight", transform, first_layer),
+        rules.Rule(f"{ours}/bias", f"{theirs}.bias", transform, first_layer),
     ]
 
 
-def batch_norm(ours: str, theirs: str, layers: range | None = None) -> list[Rule | Constant]:
+def batch_norm(
+    ours: str, theirs: str, layers: range | None = None
+) -> list[rules.Rule | rules.Constant]:
     """A batch norm with its running statistics, `mean` and `var` here.
 
     Args:
@@ -47,23 +40,25 @@ def batch_norm(ours: str, theirs: str, layers: range | None = None) -> list[Rule
     batches = f"{theirs}.num_batches_tracked"
     return [
         *norm(ours, theirs, first_layer),
-        Rule(f"{ours}/mean", f"{theirs}.running_mean", first_layer=first_layer),
-        Rule(f"{ours}/var", f"{theirs}.running_var", first_layer=first_layer),
-        *(Constant(batches.format(layer=i), np.int64(0)) for i in layers or (0,)),
+        rules.Rule(f"{ours}/mean", f"{theirs}.running_mean", first_layer=first_layer),
+        rules.Rule(f"{ours}/var", f"{theirs}.running_var", first_layer=first_layer),
+        *(rules.Constant(batches.format(layer=i), np.int64(0)) for i in layers or (0,)),
     ]
 
 
-def convolution(ours: str, theirs: str, first_layer: int = 0) -> Rule:
+def convolution(ours: str, theirs: str, first_layer: int = 0) -> rules.Rule:
     """The kernel of a convolution."""
-    return Rule(f"{ours}/kernel", f"{theirs}.weight", transposed(2, 3, 1, 0), first_layer)
+    return rules.Rule(
+        f"{ours}/kernel", f"{theirs}.weight", rules.transposed(2, 3, 1, 0), first_layer
+    )
 
 
-def patches(ours: str, theirs: str) -> list[Rule]:
+def patches(ours: str, theirs: str) -> list[rules.Rule]:
     """A convolution with a bias, as patches are embedded by."""
-    return [convolution(ours, theirs), Rule(f"{ours}/bias", f"{theirs}.bias")]
+    return [convolution(ours, theirs), rules.Rule(f"{ours}/bias", f"{theirs}.bias")]
 
 
-def mlp(ours: str, theirs: str, first_layer: int = 0) -> list[Rule]:
+def mlp(ours: str, theirs: str, first_layer: int = 0) -> list[rules.Rule]:
     """Two linear layers that timm calls `fc1` and `fc2`."""
     return [
         *linear(f"{ours}/up", f"{theirs}.fc1", first_layer),
@@ -71,7 +66,7 @@ def mlp(ours: str, theirs: str, first_layer: int = 0) -> list[Rule]:
     ]
 
 
-def block(ours: str, theirs: str, width: int, heads: int, first_layer: int = 0) -> list[Rule]:
+def block(ours: str, theirs: str, width: int, heads: int, first_layer: int = 0) -> list[rules.Rule]:
     """A block of a ViT with timm's names: attention, then an MLP, each behind its norm."""
     return [
         *norm(f"{ours}/attention_norm", f"{theirs}.norm1", first_layer),
@@ -88,10 +83,10 @@ def block(ours: str, theirs: str, width: int, heads: int, first_layer: int = 0) 
     ]
 
 
-def pointwise(ours: str, theirs: str, first_layer: int = 0) -> Rule:
+def pointwise(ours: str, theirs: str, first_layer: int = 0) -> rules.Rule:
     """The kernel (inputs, outputs) of a 1x1 convolution."""
-    transform = chain(expanded(2, 3), transposed(1, 0))
-    return Rule(f"{ours}/kernel", f"{theirs}.weight", transform, first_layer)
+    transform = rules.chain(rules.expanded(2, 3), rules.transposed(1, 0))
+    return rules.Rule(f"{ours}/kernel", f"{theirs}.weight", transform, first_layer)
 
 
 def attention(
@@ -104,7 +99,7 @@ def attention(
     *,
     query_value_biases: tuple[str, str] | None = None,
     channels: Sequence[int] | None = None,
-) -> list[Rule]:
+) -> list[rules.Rule]:
     """Attention whose queries, keys and values come from linear layers: one for all, or several one after the other.
 
     Args:
@@ -118,42 +113,48 @@ def attention(
     """
     size = width // heads
     parts = {1: [3], 2: [1, 2], 3: [1, 1, 1]}[len(qkv)]
-    together = joined(0, [part * width for part in parts])
-    kernel = chain(
-        together, transposed(1, 0), reshaped((width, 3, heads, size), (width, 3 * width))
+    together = rules.joined(0, [part * width for part in parts])
+    kernel = rules.chain(
+        together,
+        rules.transposed(1, 0),
+        rules.reshaped((width, 3, heads, size), (width, 3 * width)),
     )
     biases, biased = tuple(f"{name}.bias" for name in qkv), 3
     if query_value_biases:
-        biases, biased, together = query_value_biases, 2, joined(0, [width, width])
-    bias = chain(together, reshaped((biased, heads, size), (biased * width,)))
+        biases, biased, together = query_value_biases, 2, rules.joined(0, [width, width])
+    bias = rules.chain(together, rules.reshaped((biased, heads, size), (biased * width,)))
     if channels is not None:
-        kernel = chain(kernel, _leading(channels, 2, axis=1))
-        bias = chain(bias, _leading(channels, biased - 1, axis=0))
-    out_kernel = chain(transposed(1, 0), reshaped((heads, size, width), (width, width)))
+        kernel = rules.chain(kernel, _leading(channels, 2, axis=1))
+        bias = rules.chain(bias, _leading(channels, biased - 1, axis=0))
+    out_kernel = rules.chain(
+        rules.transposed(1, 0), rules.reshaped((heads, size, width), (width, width))
+    )
     return [
-        Rule(f"{ours}/qkv/kernel", tuple(f"{name}.weight" for name in qkv), kernel, first_layer),
-        Rule(f"{ours}/qkv/bias", biases, bias, first_layer),
-        Rule(f"{ours}/out/kernel", f"{out}.weight", out_kernel, first_layer),
-        Rule(f"{ours}/out/bias", f"{out}.bias", first_layer=first_layer),
+        rules.Rule(
+            f"{ours}/qkv/kernel", tuple(f"{name}.weight" for name in qkv), kernel, first_layer
+        ),
+        rules.Rule(f"{ours}/qkv/bias", biases, bias, first_layer),
+        rules.Rule(f"{ours}/out/kernel", f"{out}.weight", out_kernel, first_layer),
+        rules.Rule(f"{ours}/out/bias", f"{out}.bias", first_layer=first_layer),
     ]
 
 
-def gated(ours: str, theirs: str | tuple[str, str]) -> list[Rule]:
+def gated(ours: str, theirs: str | tuple[str, str]) -> list[rules.Rule]:
     """A `GatedLinear`, whose gate comes first: one layer of twice as many outputs, or two layers."""
     names = (theirs,) if isinstance(theirs, str) else theirs
-    halves = _in_halves if isinstance(theirs, str) else stacked(0)
+    halves = _in_halves if isinstance(theirs, str) else rules.stacked(0)
     return [
-        Rule(
+        rules.Rule(
             f"{ours}/kernel",
             tuple(f"{name}.weight" for name in names),
-            chain(halves, transposed(2, 0, 1)),
+            rules.chain(halves, rules.transposed(2, 0, 1)),
         ),
-        Rule(f"{ours}/bias", tuple(f"{name}.bias" for name in names), halves),
+        rules.Rule(f"{ours}/bias", tuple(f"{name}.bias" for name in names), halves),
     ]
 
 
 # (2F, …) in theirs, (2, F, …) in ours.
-_in_halves = Transform(
+_in_halves = rules.Transform(
     lambda xs: [x.reshape(2, -1, *x.shape[1:]) for x in xs],
     lambda xs: [x.reshape(-1, *x.shape[2:]) for x in xs],
 )
@@ -173,7 +174,7 @@ def rotary_channels(size: int, *, columns_first: bool = False) -> np.ndarray:
     return np.concatenate([2 * pairs, 2 * pairs + 1])
 
 
-def _leading(order: Sequence[int], count: int, *, axis: int) -> Transform:
+def _leading(order: Sequence[int], count: int, *, axis: int) -> rules.Transform:
     """Of the first `count` along `axis`, what lies along the last axis in another order."""
 
     def applied(order):
@@ -183,4 +184,4 @@ def _leading(order: Sequence[int], count: int, *, axis: int) -> Transform:
 
         return apply
 
-    return Transform(applied(np.asarray(order)), applied(np.argsort(order)))
+    return rules.Transform(applied(np.asarray(order)), applied(np.argsort(order)))

@@ -10,17 +10,7 @@ from typing import Any
 
 from vit_jax.base.errors import CheckpointError
 from vit_jax.models import resnet
-from vit_jax.models.conversions import flax, pytorch
-from vit_jax.models.conversions.contract import (
-    USUAL_IMAGE_SIZE,
-    Conversion,
-    DetectedModel,
-    HuggingFaceConversion,
-    Preprocessing,
-    Shapes,
-    TimmConversion,
-    count_layers,
-)
+from vit_jax.models.conversions import contract, flax, pytorch
 from vit_jax.models.conversions.rules import SAME, Rule, Transform, chain, expanded, transposed
 
 ROOTS = (
@@ -32,24 +22,26 @@ _PREACTIVATION_NORMS = ("norm-pre-head/scale", "resnet/group_norm/gamma")
 _IN_TIMM = ("50x1", "50x3", "101x1", "101x3", "152x2", "152x4")
 
 
-class BigVision(Conversion):
+class BigVision(contract.Conversion):
     """`bit` and `bit_paper` of big_vision, and BiT's published files with TensorFlow's names."""
 
     conventions = {"root_zeros": False}
     # TensorFlow numbered the convolutions of some files.
     renamed = ((r"(standardized_conv2d)_\d+", r"\1"),)
 
-    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(
+        self, shapes: contract.Shapes, metadata: Mapping[str, Any]
+    ) -> contract.DetectedModel | None:
         if "embedding/kernel" in shapes or not any(name in shapes for name in ROOTS):
             return None
         head = shapes.get("head/bias") or shapes.get("resnet/head/conv2d/bias") or (0,)
         options = flax_sizes(shapes) | {
-            "image_size": USUAL_IMAGE_SIZE,
+            "image_size": contract.USUAL_IMAGE_SIZE,
             "num_classes": head[0],
             "preactivation": any(name in shapes for name in _PREACTIVATION_NORMS),
         }
         assumed = ("image_size", "root_zeros", "epsilons")
-        return DetectedModel(options, flax_layout(shapes), assumed=assumed)
+        return contract.DetectedModel(options, flax_layout(shapes), assumed=assumed)
 
     def rules(self, config: resnet.Config, layout: Mapping[str, Any]) -> list[Rule]:
         return flax_rules("backbone", config, layout)
@@ -59,24 +51,28 @@ class BigVision(Conversion):
         return dict(norm_axes=config.preactivation, resnet="flax")
 
 
-class Timm(TimmConversion):
+class Timm(contract.TimmConversion):
     """timm's BiT. Its kernels are standardised with an epsilon of 1e-8, which moves logits by 2e-5: what is
     read keeps that, what is written gets it.
     """
 
     conventions = {"root_zeros": True}
 
-    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(
+        self, shapes: contract.Shapes, metadata: Mapping[str, Any]
+    ) -> contract.DetectedModel | None:
         if "stem.conv.weight" not in shapes:
             return None
         options = timm_sizes(shapes) | {
-            "image_size": metadata.get("image_size", USUAL_IMAGE_SIZE),
+            "image_size": metadata.get("image_size", contract.USUAL_IMAGE_SIZE),
             "num_classes": shapes.get("head.fc.bias", (0,))[0],
             "preactivation": True,
             "root_zeros": True,
             "epsilons": "timm",
         }
-        return DetectedModel(options, assumed=() if "image_size" in metadata else ("image_size",))
+        return contract.DetectedModel(
+            options, assumed=() if "image_size" in metadata else ("image_size",)
+        )
 
     def rules(self, config: resnet.Config, layout: Mapping[str, Any]) -> list[Rule]:
         """See `Conversion`. BiT's head is a convolution: (classes, channels, 1, 1)."""
@@ -90,9 +86,9 @@ class Timm(TimmConversion):
     def refusal(self, config: resnet.Config) -> str:
         return "" if config.preactivation else "of ResNets v1 timm has those in hybrids only"
 
-    def preprocessing(self, config: resnet.Config) -> Preprocessing:
+    def preprocessing(self, config: resnet.Config) -> contract.Preprocessing:
         """As for the published models."""
-        return Preprocessing(config.image_size)
+        return contract.Preprocessing(config.image_size)
 
     def architecture(self, config: resnet.Config, layout: Mapping[str, Any]) -> tuple[str, dict]:
         depth = next((d for d, units in resnet.UNITS.items() if units == config.units), "?")
@@ -104,7 +100,7 @@ class Timm(TimmConversion):
         return f"resnetv2_{name}_bit", {}
 
 
-class HuggingFace(HuggingFaceConversion):
+class HuggingFace(contract.HuggingFaceConversion):
     """`BitForImageClassification` and `BitModel`: timm's BiT under other names. Files are written again as
     they were read; new ones are not.
     """
@@ -117,7 +113,9 @@ class HuggingFace(HuggingFaceConversion):
         (r"^bit\.norm\.", "norm."),
     )
 
-    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(
+        self, shapes: contract.Shapes, metadata: Mapping[str, Any]
+    ) -> contract.DetectedModel | None:
         if metadata.get("model_type") not in self.model_types:
             return None
         usual = {"layer_type": "preactivation", "global_padding": None, "num_groups": 32}
@@ -127,7 +125,7 @@ class HuggingFace(HuggingFaceConversion):
                 raise CheckpointError(
                     f"{name} = {metadata[name]!r} is not supported, only {value!r}"
                 )
-        size = metadata.get("processor_size") or USUAL_IMAGE_SIZE
+        size = metadata.get("processor_size") or contract.USUAL_IMAGE_SIZE
         options = timm_sizes(shapes) | {
             "image_size": metadata.get("image_size", size),
             "num_classes": shapes.get("classifier.1.bias", (0,))[0],
@@ -136,7 +134,9 @@ class HuggingFace(HuggingFaceConversion):
             "epsilons": "timm",
         }
         sized = "image_size" in metadata or metadata.get("processor_size")
-        return DetectedModel(options, {"kind": "bit"}, assumed=() if sized else ("image_size",))
+        return contract.DetectedModel(
+            options, {"kind": "bit"}, assumed=() if sized else ("image_size",)
+        )
 
     def rules(self, config: resnet.Config, layout: Mapping[str, Any]) -> list[Rule]:
         return [
@@ -153,7 +153,7 @@ class HuggingFace(HuggingFaceConversion):
         return {}
 
 
-def flax_sizes(shapes: Shapes) -> dict[str, Any]:
+def flax_sizes(shapes: contract.Shapes) -> dict[str, Any]:
     """Units, width and channels of a ResNet with big_vision's, vision_transformer's or BiT's names."""
     root = next(shapes[name] for name in ROOTS if name in shapes and shapes[name][:2] == (7, 7))
     units = {}
@@ -168,7 +168,7 @@ def flax_sizes(shapes: Shapes) -> dict[str, Any]:
     }
 
 
-def flax_layout(shapes: Shapes) -> dict[str, Any]:
+def flax_layout(shapes: contract.Shapes) -> dict[str, Any]:
     """`norm_axes`: group norms are (1, 1, 1, C); `resnet`: 'flax' or 'tensorflow' names."""
     norms = [
         shape
@@ -226,13 +226,13 @@ def _units(ours: str, config: resnet.Config, unit: str):
         yield f"{ours}/stages/{stage}/layers", f"block{stage}/{unit}"
 
 
-def timm_sizes(shapes: Shapes) -> dict[str, Any]:
+def timm_sizes(shapes: contract.Shapes) -> dict[str, Any]:
     """Units, width and channels of a ResNet with timm's names."""
-    stages = count_layers(shapes, r"stages\.(\d+)\.")
+    stages = contract.count_layers(shapes, r"stages\.(\d+)\.")
     root = shapes["stem.conv.weight"] if "stem.conv.weight" in shapes else shapes["conv.weight"]
     return {
         "units": tuple(
-            count_layers(shapes, rf"stages\.{s}\.blocks\.(\d+)\.") for s in range(stages)
+            contract.count_layers(shapes, rf"stages\.{s}\.blocks\.(\d+)\.") for s in range(stages)
         ),
         "width_factor": root[0] / 64,
         "channels": root[1],

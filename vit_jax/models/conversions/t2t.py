@@ -17,19 +17,7 @@ import numpy as np
 from vit_jax.base.errors import CheckpointError
 from vit_jax.base.sizes import Size
 from vit_jax.models import t2t
-from vit_jax.models.conversions import pytorch
-from vit_jax.models.conversions.contract import (
-    Conversion,
-    DetectedModel,
-    Open,
-    Preprocessing,
-    Shapes,
-    count_layers,
-    heads_of,
-    image_size,
-    patch_grid,
-    torchvision_crop,
-)
+from vit_jax.models.conversions import contract, pytorch
 from vit_jax.models.conversions.rules import (
     Rule,
     Transform,
@@ -50,15 +38,17 @@ _FIRST = f"{_MODULE}.attention1"
 _FIRST_SPLITS: tuple[Split, ...] = (t2t.FIRST_SPLIT, (11, 6, 5), (14, 8, 3))
 
 
-class Authors(Conversion):
+class Authors(contract.Conversion):
     """yitu-opensource/T2T-ViT."""
 
     conventions = {"activation": "gelu", "epsilon": 1e-5, "parallel": False}
 
-    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(
+        self, shapes: contract.Shapes, metadata: Mapping[str, Any]
+    ) -> contract.DetectedModel | None:
         if f"{_FIRST}.norm1.weight" not in shapes or "cls_token" not in shapes:
             return None
-        width, depth = shapes["cls_token"][-1], count_layers(shapes, r"blocks\.(\d+)\.")
+        width, depth = shapes["cls_token"][-1], contract.count_layers(shapes, r"blocks\.(\d+)\.")
         (inputs,) = shapes[f"{_FIRST}.norm1.weight"]
         split = _first_split(inputs, metadata)
         performer = f"{_FIRST}.w" in shapes
@@ -82,10 +72,10 @@ class Authors(Conversion):
             options["random_features"] = shapes[f"{_FIRST}.w"][0]
         published = {(d, w): heads for d, w, _, heads in t2t.SIZES.values()}
         heads = published.get((depth, width))
-        left_open = heads_of(published, (depth, width), "(depth, width)")
-        left_open["qk_scale"] = Open(ask="" if heads else _ASK_SCALE.format(width**-0.5))
+        left_open = contract.heads_of(published, (depth, width), "(depth, width)")
+        left_open["qk_scale"] = contract.Open(ask="" if heads else _ASK_SCALE.format(width**-0.5))
         options |= {"heads": heads, "qk_scale": 0.0}
-        return DetectedModel(
+        return contract.DetectedModel(
             options, open=left_open, assumed=("first_split", "activation", "epsilon")
         )
 
@@ -116,10 +106,10 @@ class Authors(Conversion):
             return "between the splits its authors' performers have biases, and full attention has none"
         return ""
 
-    def preprocessing(self, config) -> Preprocessing:
+    def preprocessing(self, config) -> contract.Preprocessing:
         """Of the published models."""
         side = math.floor(min(config.height_width) / 0.9)
-        return torchvision_crop(config.image_size, side)
+        return contract.torchvision_crop(config.image_size, side)
 
 
 def _token_layer(
@@ -169,7 +159,7 @@ def _image_size(rows: int, split: Split, metadata: Mapping[str, Any]) -> Size:
     if "image_size" in metadata:
         return metadata["image_size"]
     stride = split[1] * t2t.LATER_SPLIT[1] ** 2
-    return image_size(patch_grid(rows, (1,), stride, metadata)[0], stride)
+    return contract.image_size(contract.patch_grid(rows, (1,), stride, metadata)[0], stride)
 
 
 def _first_split(inputs: int, metadata: Mapping[str, Any]) -> Split:

@@ -12,14 +12,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.base.errors import CheckpointError
-from vit_jax.models.conversions import vit_options, vit_timm
-from vit_jax.models.conversions.contract import (
-    DetectedModel,
-    Preprocessing,
-    Shapes,
-    patch_grid,
-    torchvision_crop,
-)
+from vit_jax.models.conversions import contract, vit_options, vit_timm
 from vit_jax.models.conversions.rules import Constant, Rule
 from vit_jax.models.vit_zoo_options import PublishedViTConfig
 
@@ -40,7 +33,9 @@ class Authors(vit_timm.Timm):
 
     conventions = {"activation": "gelu", "epsilon": 1e-6}
 
-    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(
+        self, shapes: contract.Shapes, metadata: Mapping[str, Any]
+    ) -> contract.DetectedModel | None:
         frequencies = shapes.get(_PATCHES.format(layer=0))
         if frequencies is None:
             return None
@@ -51,7 +46,7 @@ class Authors(vit_timm.Timm):
                 f"{_PATCHES.format(layer=0)} has {frequencies[0]} frequencies, for heads of {4 * frequencies[0]} "
                 f"channels, which do not divide the width {options['width']}"
             )
-        grid, _ = patch_grid(rows, (0,), pixels, metadata)
+        grid, _ = contract.patch_grid(rows, (0,), pixels, metadata)
         rotated = _REGISTERS.format(layer=0) in shapes
         options |= _STRUCTURE | {
             **vit_timm.image_options(grid, pixels, metadata),
@@ -63,7 +58,7 @@ class Authors(vit_timm.Timm):
             **self.conventions,
         }
         assumed = ("rope_grid", *self.conventions)
-        return DetectedModel(options, self.layout(None), assumed=assumed)
+        return contract.DetectedModel(options, self.layout(None), assumed=assumed)
 
     def rules(self, config: PublishedViTConfig, layout: Mapping[str, Any]) -> list[Rule | Constant]:
         places = [(_PATCHES, "rope_theta")]
@@ -99,7 +94,7 @@ class Authors(vit_timm.Timm):
         """As it is: `refusal` lets nothing else pass."""
         return config, params
 
-    def preprocessing(self, config: PublishedViTConfig) -> Preprocessing:
+    def preprocessing(self, config: PublishedViTConfig) -> contract.Preprocessing:
         """That of DeiT-III, which it builds on: the smaller side fits the image exactly."""
         side = min(config.height_width)
-        return torchvision_crop(config.image_size, side)
+        return contract.torchvision_crop(config.image_size, side)

@@ -15,17 +15,7 @@ import numpy as np
 from vit_jax.base import schema
 from vit_jax.base.errors import CheckpointError
 from vit_jax.models import positions
-from vit_jax.models.conversions import flax
-from vit_jax.models.conversions.contract import (
-    USUAL_IMAGE_SIZE,
-    Conversion,
-    DetectedModel,
-    Open,
-    Shapes,
-    count_layers,
-    image_size,
-    patch_grid,
-)
+from vit_jax.models.conversions import contract, flax
 from vit_jax.models.conversions.rules import Rule
 from vit_jax.models.embeddings import sincos_2d
 from vit_jax.models.vit_zoo_options import PublishedViTConfig
@@ -42,12 +32,14 @@ _NO_POOL = (
 )
 
 
-class Official(Conversion):
+class Official(contract.Conversion):
     """google-research/vision_transformer."""
 
     conventions = {"activation": "gelu_tanh", "epsilon": 1e-6}
 
-    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(
+        self, shapes: contract.Shapes, metadata: Mapping[str, Any]
+    ) -> contract.DetectedModel | None:
         if POSITION_OFFICIAL not in shapes or "conv_root/kernel" in shapes:
             return None
         return recognise(shapes, metadata)
@@ -74,12 +66,16 @@ class Official(Conversion):
 class BigVision(Official):
     """google-research/big_vision, whose class token has no position: it is added to the token."""
 
-    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(
+        self, shapes: contract.Shapes, metadata: Mapping[str, Any]
+    ) -> contract.DetectedModel | None:
         if "embedding/kernel" not in shapes or "conv_root/kernel" in shapes:
             return None
         found = recognise(shapes, metadata)
         if found.options["pool"] == "mean":
-            found = dataclasses.replace(found, open={"pool": Open(("mean", "first"), _NO_POOL)})
+            found = dataclasses.replace(
+                found, open={"pool": contract.Open(("mean", "first"), _NO_POOL)}
+            )
         return found
 
     def layout(self, config: PublishedViTConfig) -> dict:
@@ -99,7 +95,9 @@ class BigVision(Official):
         return without_class_row(config, params)
 
 
-def recognise(shapes: Shapes, metadata: Mapping[str, Any], stride: int = 1) -> DetectedModel:
+def recognise(
+    shapes: contract.Shapes, metadata: Mapping[str, Any], stride: int = 1
+) -> contract.DetectedModel:
     """A ViT whose patches are counted in `stride` pixels."""
     before_linen = any("MultiHeadDotProductAttention_1/" in name for name in shapes)
     layout = {
@@ -120,7 +118,9 @@ def recognise(shapes: Shapes, metadata: Mapping[str, Any], stride: int = 1) -> D
     options = {
         "num_classes": shapes.get("head/bias", (0,))[0],
         "patch": patch,
-        "depth": layers[0] if layers else count_layers(shapes, r"Transformer/encoderblock_(\d+)/"),
+        "depth": layers[0]
+        if layers
+        else contract.count_layers(shapes, r"Transformer/encoderblock_(\d+)/"),
         "width": width,
         "mlp_dim": shapes[f"{block}/MlpBlock_{mlp}/Dense_0/kernel"][-1],
         "heads": heads,
@@ -130,16 +130,18 @@ def recognise(shapes: Shapes, metadata: Mapping[str, Any], stride: int = 1) -> D
     }
     pixels = patch * stride
     if layout["position"] is None:
-        size = USUAL_IMAGE_SIZE // pixels * pixels
+        size = contract.USUAL_IMAGE_SIZE // pixels * pixels
         options |= {"position": "sincos2d", "position_of_class": False, "image_size": size}
-        return DetectedModel(options, layout, assumed=("image_size", *Official.conventions))
+        return contract.DetectedModel(
+            options, layout, assumed=("image_size", *Official.conventions)
+        )
     # In the official code the class token always has a position, in big_vision never, but in files
     # that have come from there.
     official = layout["position"] == POSITION_OFFICIAL
     prefixes = ((1,) if official else (1, 0)) if pool == "token" else (0,)
-    grid, prefix = patch_grid(shapes[layout["position"]][1], prefixes, pixels, metadata)
-    options |= {"position_of_class": bool(prefix), "image_size": image_size(grid, pixels)}
-    return DetectedModel(options, layout, assumed=tuple(Official.conventions))
+    grid, prefix = contract.patch_grid(shapes[layout["position"]][1], prefixes, pixels, metadata)
+    options |= {"position_of_class": bool(prefix), "image_size": contract.image_size(grid, pixels)}
+    return contract.DetectedModel(options, layout, assumed=tuple(Official.conventions))
 
 
 def rules(layout: Mapping[str, Any]) -> list[Rule]:

@@ -9,16 +9,7 @@ from typing import Any
 
 from vit_jax.base import sizes
 from vit_jax.base.errors import CheckpointError
-from vit_jax.models.conversions import published, pytorch, vit_arguments, vit_options
-from vit_jax.models.conversions.contract import (
-    DetectedModel,
-    Preprocessing,
-    Shapes,
-    TimmConversion,
-    image_size,
-    patch_grid,
-    torchvision_crop,
-)
+from vit_jax.models.conversions import contract, published, pytorch, vit_arguments, vit_options
 from vit_jax.models.conversions.rules import SAME, Rule, reordered
 from vit_jax.models.conversions.vit_flax import with_learned_position, without_class_row
 from vit_jax.models.vit_zoo_options import PublishedViTConfig
@@ -40,7 +31,7 @@ _BASES = {
 }
 
 
-class Timm(TimmConversion):
+class Timm(contract.TimmConversion):
     """VisionTransformer and Eva."""
 
     file_conventions = {"activation": "gelu", "epsilon": 1e-6}
@@ -54,7 +45,9 @@ class Timm(TimmConversion):
         (r"^(blocks\.\d+\.mlp)\.w3\.", r"\1.fc2."),
     )
 
-    def recognise(self, shapes: Shapes, metadata: Mapping[str, Any]) -> DetectedModel | None:
+    def recognise(
+        self, shapes: contract.Shapes, metadata: Mapping[str, Any]
+    ) -> contract.DetectedModel | None:
         names = ("blocks.0.attn.qkv.weight", "blocks.0.attn.q_proj.weight")
         backbone = any(name.startswith("patch_embed.backbone.") for name in shapes)
         if backbone or not any(name in shapes for name in names):
@@ -180,12 +173,12 @@ class Timm(TimmConversion):
             return without_class_row(config, params)
         return config, params
 
-    def preprocessing(self, config: PublishedViTConfig) -> Preprocessing | None:
+    def preprocessing(self, config: PublishedViTConfig) -> contract.Preprocessing | None:
         """A plain ViT's may be Google's or DeiT's."""
         if not config.distilled:
             return None
         side = math.floor(min(config.height_width) / 0.9)
-        return torchvision_crop(config.image_size, side)
+        return contract.torchvision_crop(config.image_size, side)
 
     def architecture(
         self, config: PublishedViTConfig, layout: Mapping[str, Any]
@@ -296,7 +289,9 @@ def _eva_arguments(config: PublishedViTConfig, layout: Mapping[str, Any]) -> dic
     }
 
 
-def recognise(shapes: Shapes, metadata: Mapping[str, Any], stride: int = 1) -> DetectedModel:
+def recognise(
+    shapes: contract.Shapes, metadata: Mapping[str, Any], stride: int = 1
+) -> contract.DetectedModel:
     """A ViT whose patches are counted in `stride` pixels."""
     has_class = "cls_token" in shapes
     known_options = vit_options.from_tensors(shapes)
@@ -308,7 +303,7 @@ def recognise(shapes: Shapes, metadata: Mapping[str, Any], stride: int = 1) -> D
     metadata = ({"image_size": known.image_size} if known else {}) | dict(metadata)
     if "pos_embed" in shapes:
         prefixes = dict.fromkeys((placed + known_options["registers"], placed, 0))
-        grid, prefix = patch_grid(shapes["pos_embed"][1], prefixes, pixels, metadata)
+        grid, prefix = contract.patch_grid(shapes["pos_embed"][1], prefixes, pixels, metadata)
         options |= {
             **image_options(grid, pixels, metadata),
             "position_of_class": bool(prefix),
@@ -330,7 +325,7 @@ def recognise(shapes: Shapes, metadata: Mapping[str, Any], stride: int = 1) -> D
         "mlp": ("separate" if separate else "packed") if known_options["gated_mlp"] else "",
         "rope_columns_first": columns_first,
     }
-    return DetectedModel(options, layout, left, assumed=assumed)
+    return contract.DetectedModel(options, layout, left, assumed=assumed)
 
 
 def image_options(
@@ -339,9 +334,9 @@ def image_options(
     """The size of images of such a grid, and whether the patches leave a rest of images of the given size."""
     size = metadata.get("image_size")
     if size and tuple(side // pixels for side in sizes.height_width(size)) == grid:
-        rest = size != image_size(grid, pixels)
+        rest = size != contract.image_size(grid, pixels)
         return {"image_size": size} | ({"crop_to_patches": True} if rest else {})
-    return {"image_size": image_size(grid, pixels)}
+    return {"image_size": contract.image_size(grid, pixels)}
 
 
 def activation(metadata: Mapping[str, Any]) -> str:
