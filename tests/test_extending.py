@@ -1,4 +1,4 @@
-"""The guide's four files as a user would run them, from outside of the package."""
+"""The guide's files as a user would run them, from outside of the package."""
 
 import pathlib
 import re
@@ -12,12 +12,16 @@ from vit_jax import evaluation, objectives
 from vit_jax.checkpoints import reading
 from vit_jax.data import sources
 from vit_jax.models import registry
+from vit_jax.optim import preconditioners
 
 GUIDE = pathlib.Path(__file__).resolve().parents[1] / "docs" / "extending.md"
 FILES = {
     re.match(r'"""(\w+)\.py', code)[1]: code
     for code in re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.S)
 }
+TABLES = (
+    objectives.OBJECTIVES, evaluation.EVALUATORS, sources.OPENERS, preconditioners.PRECONDITIONERS,
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -25,15 +29,10 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("mine")
     for name, code in FILES.items():
         (path / f"{name}.py").write_text(code)
-    before = list(registry.FAMILIES), *map(dict, (objectives.OBJECTIVES, evaluation.EVALUATORS))
-    openers = dict(sources.OPENERS)
+    families, tables = list(registry.FAMILIES), [dict(table) for table in TABLES]
     yield path
-    registry.FAMILIES[:] = before[0]
-    for table, was in (
-        (objectives.OBJECTIVES, before[1]),
-        (evaluation.EVALUATORS, before[2]),
-        (sources.OPENERS, openers),
-    ):
+    registry.FAMILIES[:] = families
+    for table, was in zip(TABLES, tables, strict=True):
         table.clear()
         table.update(was)
 
@@ -85,4 +84,6 @@ def test_models_lists_a_guest_as_markdown_too(folder, command, monkeypatch):
 
 
 def test_the_guide_has_a_file_for_each_contract():
-    assert set(FILES) == {"my_family", "my_objective", "my_evaluator", "my_source"}
+    assert set(FILES) == {
+        "my_family", "my_objective", "my_evaluator", "my_source", "my_optimizer",
+    }  # fmt: skip

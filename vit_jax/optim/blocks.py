@@ -94,7 +94,7 @@ def refresh(
       arrays: with the moments, and what was derived before.
       name: of what is derived.
     """
-    due, new = (count > 0) & (count % every == 0), _one_by_one(derive)
+    due, new = (count > 0) & (count % every == 0), one_by_one(derive)
 
     def of_side(side: str) -> jax.Array:
         before = arrays[f"{side}_{name}"]
@@ -104,9 +104,10 @@ def refresh(
     return {f"{side}_{name}": of_side(side) for side in _SIDES}
 
 
-def _one_by_one(derive: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """On CPUs the same function of one matrix after the other: a stack of matrices is decomposed there by the threads
-    that also wait for it (JAX 0.10), so that a few stacks at the same time wait for each other forever.
+def one_by_one(derive: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """A function of stacks (…, m, m) that decomposes matrices, on CPUs computed for one matrix after the other: a stack
+    is decomposed there by the threads that also wait for it (JAX 0.10), so that a few stacks at the same time wait for
+    each other forever.
     """
     if platform.current() != "cpu":
         return derive

@@ -2,6 +2,8 @@
 its relatives share with it is here too.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,6 +41,35 @@ def orthogonal_momentum(config: Optim, matrices: Matrices) -> optax.GradientTran
         )
     )
     return optax.chain(momentum(config), orthogonalized)
+
+
+def normalized_momentum(
+    config: Optim, matrices: Matrices, squares: Callable[[str, jax.Array], jax.Array]
+) -> optax.GradientTransformation:
+    """Orthogonalized momentum divided by the root of a running mean of its squares; then each matrix gets the
+    Frobenius norm that it has in `muon`: by default a root mean square of 0.2.
+
+    Args:
+      squares: (name, update) -> the squares of a parameter's elements, or their means over some of its axes.
+    """
+
+    def init(params):
+        return patterns.map_named(lambda name, p: jnp.zeros_like(squares(name, p)), params)
+
+    def update(us, second, params=None):
+        second = optax.tree.update_moment(
+            patterns.map_named(squares, us), second, config.matrix_b2, 1
+        )
+
+        def direction(name, u, v):
+            u /= jnp.sqrt(v) + config.eps
+            return with_norm_of_muon(config, matrices, name, u)
+
+        return patterns.map_named(direction, us, second), second
+
+    return optax.chain(
+        orthogonal_momentum(config, matrices), optax.GradientTransformation(init, update)
+    )
 
 
 def momentum(config: Optim) -> optax.GradientTransformation:

@@ -3,10 +3,9 @@
 import jax.numpy as jnp
 import optax
 
-from vit_jax.base import patterns
 from vit_jax.optim.matrices import Matrices
 from vit_jax.optim.options import Optim
-from vit_jax.optim.preconditioners.muon import orthogonal_momentum, with_norm_of_muon
+from vit_jax.optim.preconditioners.muon import normalized_momentum
 
 
 def normuon(config: Optim, matrices: Matrices) -> optax.GradientTransformation:
@@ -14,23 +13,7 @@ def normuon(config: Optim, matrices: Matrices) -> optax.GradientTransformation:
     mean of their squares; then each matrix gets the norm of Muon's update.
     """
 
-    def squares(name, u):
+    def mean_squares(name, u):
         return jnp.mean(jnp.square(u), matrices.inner_axes(name, "i"), keepdims=True)
 
-    def init(params):
-        return patterns.map_named(lambda name, p: jnp.zeros_like(squares(name, p)), params)
-
-    def update(us, second, params=None):
-        second = optax.tree.update_moment(
-            patterns.map_named(squares, us), second, config.matrix_b2, 1
-        )
-
-        def direction(name, u, v):
-            u /= jnp.sqrt(v) + config.eps
-            return with_norm_of_muon(config, matrices, name, u)
-
-        return patterns.map_named(direction, us, second), second
-
-    return optax.chain(
-        orthogonal_momentum(config, matrices), optax.GradientTransformation(init, update)
-    )
+    return normalized_momentum(config, matrices, mean_squares)
