@@ -173,22 +173,22 @@ _INTRODUCTION = """# Models
 
 Made by `vit_jax models --markdown`. Parameters are exact, with a head of 1,000 classes. Multiply-adds are those of
 matrix products, attention and convolutions, counted once; `vit_jax models` prints GFLOPs, which are twice as many.
-Accuracies are top-1 as published for networks trained on ImageNet-1k at the size that is shown, EfficientNets as
-students of Noisy Student: what to expect of the family's recipe, not what was measured here.
+Accuracies are published top-1 % of networks trained on ImageNet-1k at the size that is shown; EfficientNets are
+students of Noisy Student. They are what to expect of the family's recipe, and were not measured here.
 
-The small ones on digits were measured: accuracy, and processor time of a run with compiling, on one core beside a busy
-one; of some whole runs, of others a few steps were timed. On two quiet cores the longest took
-154 s (ViT), 128 s (T2T) and 159 s (Dynamic ViT)."""
+The small models on digits were measured: their accuracy, and the processor time of a run, compilation included, on one
+core while the other was busy. Some runs were timed as a whole, others for a few steps. On two quiet cores the longest
+took 154 s (ViT), 128 s (T2T) and 159 s (Dynamic ViT)."""
 
 
 def _smoke(family: registry.Family) -> list[str]:
-    """What a small model of the family reaches on digits; a family of the user's need not state it."""
+    """The accuracy of a small model of the family on digits; a family of the user's need not state it."""
     if not hasattr(family, "SMOKE"):
         return []
     recipe, accuracy, seconds = family.SMOKE
     return [
-        f"A small one on digits, `configs/{recipe}`: {accuracy} % of the test images, "
-        f"after {seconds} s of one core."
+        f"`configs/{recipe}` trains a small model on digits: {accuracy} % of the test images are classified "
+        f"correctly after {seconds} s of one core."
     ]
 
 
