@@ -30,7 +30,7 @@ from vit_jax.models.adapters import Adapters
 from vit_jax.objectives.contract import FromCheckpoint, Objective, ObjectiveContext
 from vit_jax.objectives.networks import FixedTeacher, Networks
 from vit_jax.optim import matrices, preconditioners, sharpness
-from vit_jax.training import curves
+from vit_jax.training import curves, guards
 from vit_jax.training import state as states
 from vit_jax.training.placement import placement
 from vit_jax.training.step import make_train_step
@@ -222,9 +222,9 @@ def assemble(
     several, *others = views.variants(config)
     objective, _ = objectives.find_objective(config.objective)
     masks = objective.needs_masks if masks is None else masks
-    _check_masks(config, objective, masks)
+    guards.check_masks(config, objective, masks)
     if objective.needs_labels:
-        _check_labels(config, num_classes, multi_label)
+        guards.check_labels(config, num_classes, multi_label)
     if bool(several) != objective.needs_views:
         needs = "needs several views of each image" if not several else "takes one view of an image"
         raise ConfigError(
@@ -302,43 +302,6 @@ def adapters_of(config: Config) -> Adapters | None:
     return Adapters(rank, targets, also) if rank else None
 
 
-def _check_masks(config: Config, objective: type[Objective], masks: ClassTable | bool) -> None:
-    """Raises `ConfigError` unless the objective can learn from labels that are masks, or are none."""
-    name, data = config.objective.name, f"{config.data.name!r} ({config.data.path or 'no path'})"
-    if masks and objective.needs_labels:
-        raise ConfigError(
-            f"the objective {name!r} needs classes of images, and {data} has masks: set "
-            "--config.objective.name=segmentation"
-        )
-    if not objective.needs_masks:
-        return
-    if not masks:
-        raise ConfigError(
-            f"the objective {name!r} needs masks, and {data} has none: set --config.data.name=masks and "
-            "--config.data.path=FOLDER"
-        )
-    augment.check_moves(config.augment)
-    if config.data.permute != "none":
-        raise ConfigError(
-            f"config.data.permute = {config.data.permute!r}: pixels with masks are not permuted"
-        )
-
-
-def _check_labels(config: Config, num_classes: int, multi_label: bool) -> None:
-    """Raises `ConfigError` unless the objective, which needs labels, can learn from those there are."""
-    data = f"{config.data.name!r} ({config.data.path or 'no path'})"
-    objective = f"the objective {config.objective.name!r}"
-    if not num_classes:
-        raise ConfigError(f"{objective} needs labels, and {data} has none")
-    if num_classes == 1:
-        raise ConfigError(f"{objective} needs two or more classes, and {data} has only one class")
-    if multi_label and objectives.probabilities(config.objective) == "softmax":
-        raise ConfigError(
-            f"images of {data} have several labels, and the softmax loss is for one: set "
-            "--config.objective.loss=sigmoid"
-        )
-
-
 def _fixed_teacher(networks: Networks, config: Config) -> FixedTeacher | None:
     """The teacher that the objective takes from a checkpoint, still without its weights."""
     source = networks.objective.teacher()
@@ -348,7 +311,7 @@ def _fixed_teacher(networks: Networks, config: Config) -> FixedTeacher | None:
         foreign = formats.read_checkpoint(source.path)
     except CheckpointError as error:
         raise CheckpointError(f"the teacher: {error}") from error
-    check_teacher(source.path, foreign.model_config, networks.model_config)
+    guards.check_teacher(source.path, foreign.model_config, networks.model_config)
     prepared = foreign.preprocessing
     if prepared is None:
         raise ConfigError(
@@ -382,20 +345,3 @@ def _check_anchor(networks: Networks, config: Config) -> None:
                 f"{anchor.option} = {anchor.path} is a model of {name} {getattr(found, name, None)}, and the student's "
                 f"is {getattr(model, name)}: it must be an earlier checkpoint of the same model"
             )
-
-
-def check_teacher(
-    path: str, teacher: classifier.ClassifierConfig, student: classifier.ClassifierConfig
-) -> None:
-    """Raises `ConfigError` unless both take the same images and tell the same number of classes apart."""
-    if not teacher.num_classes:
-        raise ConfigError(f"the teacher {path} has no head, and so nothing to teach: fine-tune it")
-    if teacher.num_classes != student.num_classes:
-        raise ConfigError(
-            f"the teacher {path} tells {teacher.num_classes} classes apart, and the data has "
-            f"{student.num_classes}: fine-tune it on these first, or take another"
-        )
-    if teacher.channels != student.channels:
-        raise ConfigError(
-            f"the teacher {path} sees images of {teacher.channels} channels, and the student of {student.channels}"
-        )

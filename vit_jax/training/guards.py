@@ -12,12 +12,17 @@ import jax
 from absl import logging
 from etils import epath
 
+from vit_jax import objectives
 from vit_jax.base import buckets, outputs, places, schema
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.checkpoints import descriptions
 from vit_jax.config import Config, config_class
+from vit_jax.data.augmentation import augment
+from vit_jax.data.masks import ClassTable
 from vit_jax.devices import meshes
 from vit_jax.devices.processes import START_AGAIN
+from vit_jax.models import classifier
+from vit_jax.objectives.contract import Objective
 from vit_jax.objectives.networks import FixedTeacher
 
 _RETRY_SECONDS = (1.0, 3.0, 9.0)
@@ -114,6 +119,60 @@ def check_classes(teacher: FixedTeacher | None, classes: tuple[str, ...]) -> Non
         f"the teacher {teacher.path} knows other classes than the data, or in another order: number {number} is "
         f"{named[number]!r} to it, and {classes[number]!r} in the data"
     )
+
+
+def check_masks(config: Config, objective: type[Objective], masks: ClassTable | bool) -> None:
+    """Raises `ConfigError` unless the objective can learn from labels that are masks, or are none."""
+    name, data = config.objective.name, f"{config.data.name!r} ({config.data.path or 'no path'})"
+    if masks and objective.needs_labels:
+        raise ConfigError(
+            f"the objective {name!r} needs classes of images, and {data} has masks: set "
+            "--config.objective.name=segmentation"
+        )
+    if not objective.needs_masks:
+        return
+    if not masks:
+        raise ConfigError(
+            f"the objective {name!r} needs masks, and {data} has none: set --config.data.name=masks and "
+            "--config.data.path=FOLDER"
+        )
+    augment.check_moves(config.augment)
+    if config.data.permute != "none":
+        raise ConfigError(
+            f"config.data.permute = {config.data.permute!r}: pixels with masks are not permuted"
+        )
+
+
+def check_labels(config: Config, num_classes: int, multi_label: bool) -> None:
+    """Raises `ConfigError` unless the objective, which needs labels, can learn from those there are."""
+    data = f"{config.data.name!r} ({config.data.path or 'no path'})"
+    objective = f"the objective {config.objective.name!r}"
+    if not num_classes:
+        raise ConfigError(f"{objective} needs labels, and {data} has none")
+    if num_classes == 1:
+        raise ConfigError(f"{objective} needs two or more classes, and {data} has only one class")
+    if multi_label and objectives.probabilities(config.objective) == "softmax":
+        raise ConfigError(
+            f"images of {data} have several labels, and the softmax loss is for one: set "
+            "--config.objective.loss=sigmoid"
+        )
+
+
+def check_teacher(
+    path: str, teacher: classifier.ClassifierConfig, student: classifier.ClassifierConfig
+) -> None:
+    """Raises `ConfigError` unless both take the same images and tell the same number of classes apart."""
+    if not teacher.num_classes:
+        raise ConfigError(f"the teacher {path} has no head, and so nothing to teach: fine-tune it")
+    if teacher.num_classes != student.num_classes:
+        raise ConfigError(
+            f"the teacher {path} tells {teacher.num_classes} classes apart, and the data has "
+            f"{student.num_classes}: fine-tune it on these first, or take another"
+        )
+    if teacher.channels != student.channels:
+        raise ConfigError(
+            f"the teacher {path} sees images of {teacher.channels} channels, and the student of {student.channels}"
+        )
 
 
 def use_compilation_cache(directory: str) -> None:

@@ -15,8 +15,8 @@ from vit_jax.interchange import formats
 from vit_jax.models import registry
 from vit_jax.objectives.networks import FixedTeacher
 from vit_jax.training import curves, reference
-from vit_jax.training.assembly import Assembly, check_teacher
-from vit_jax.training.guards import check_classes
+from vit_jax.training.assembly import Assembly
+from vit_jax.training.guards import check_classes, check_teacher
 
 _DURATIONS = (
     "log.every",

@@ -25,8 +25,8 @@ from vit_jax.evaluation.forward import data_of, make_forward
 from vit_jax.interchange import loading
 from vit_jax.models import registry
 from vit_jax.objectives.networks import FixedTeacher
-from vit_jax.training.assembly import Assembly, check_teacher
-from vit_jax.training.guards import check_classes, make_workdir
+from vit_jax.training.assembly import Assembly
+from vit_jax.training.guards import check_classes, check_teacher, make_workdir
 
 FILE = "pseudo_labels.npz"
 
