@@ -31,7 +31,33 @@ def load_config(spec: str) -> ConfigDict:
     Raises:
       ConfigError: there is no such file, it fails, it is no config, or it refuses the argument.
     """
+    return _config(*_module(spec), spec)
+
+
+def load_runs(spec: str) -> dict[str, ConfigDict] | None:
+    """The runs of an experiment by their names: what `get_runs()` or `get_runs(argument)` of the file
+    gives; `None` for the recipe of one run.
+
+    Raises:
+      ConfigError: as `load_config`.
+    """
+    _, where, module = _module(spec)
+    return _runs(where, module, spec) if hasattr(module, "get_runs") else None
+
+
+def load_recipe(spec: str) -> dict[str, ConfigDict]:
+    """The runs of any recipe by their names; of a recipe of one run its config alone, by ''.
+
+    Raises:
+      ConfigError: as `load_config`.
+    """
     name, where, module = _module(spec)
+    if hasattr(module, "get_runs"):
+        return _runs(where, module, spec)
+    return {"": _config(name, where, module, spec)}
+
+
+def _config(name: str, where: str, module: types.ModuleType, spec: str) -> ConfigDict:
     if not hasattr(module, "get_config"):
         several = hasattr(module, "get_runs")
         why = (
@@ -43,16 +69,7 @@ def load_config(spec: str) -> ConfigDict:
     return _checked(_call(module, "get_config", spec), "get_config()", spec)
 
 
-def load_runs(spec: str) -> dict[str, ConfigDict] | None:
-    """The runs of an experiment by their names: what `get_runs()` or `get_runs(argument)` of the file
-    gives; `None` for the recipe of one run.
-
-    Raises:
-      ConfigError: as `load_config`.
-    """
-    _, where, module = _module(spec)
-    if not hasattr(module, "get_runs"):
-        return None
+def _runs(where: str, module: types.ModuleType, spec: str) -> dict[str, ConfigDict]:
     runs = _call(module, "get_runs", spec)
     if not isinstance(runs, dict) or not runs:
         raise ConfigError(f"{where}: get_runs() must return configs by the names of their runs")

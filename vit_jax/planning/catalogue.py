@@ -17,6 +17,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.devices import chips
 from vit_jax.models import naming, registry
 from vit_jax.planning import plan
+from vit_jax.training.assembly import outline, resolve
 
 CHIP = "TPU v5e"  # whose published peak costs are counted by
 _WIDTH = 100
@@ -101,9 +102,9 @@ def _row(name: str) -> dict:
     command = next((m for m in _COMMAND.finditer(text) if m["name"] == name), None)
     argument = command and command["argument"]
     spec = f"{name}:{argument}" if argument else name
-    runs = user_files.load_runs(_shipped_spec(spec))
-    config = next(iter(runs.values())) if runs else user_files.load_config(_shipped_spec(spec))
-    row = {"name": name, "title": _title(text), "config": spec, "runs": len(runs or [config])}
+    runs = user_files.load_recipe(_shipped_spec(spec))
+    config = next(iter(runs.values()))
+    row = {"name": name, "title": _title(text), "config": spec, "runs": len(runs)}
     expect = _EXPECT.search(text)
     return row | _size(config) | {"expect": expect[0] if expect else ""}
 
@@ -126,11 +127,15 @@ def _size(config: ConfigDict) -> dict:
     no_classes = not (classes or config.model.num_classes)
     if config.init_from or config.pseudo.teacher or needs_teacher or no_classes or unknown_length:
         return row
-    assembly = plan.make_assembly(config)
-    exaflops = assembly.step_flops * assembly.total_steps / 1e18
+    made = outline(
+        resolve(config),
+        num_classes=classes or config.model.num_classes,
+        examples_per_epoch=examples,
+    )
+    exaflops = made.step_flops * made.total_steps / 1e18
     return row | {
-        "model": naming.full_name(assembly.model_config, config.model.name),
-        "parameters": registry.count_parameters(assembly.model_config),
+        "model": naming.full_name(made.model_config, config.model.name),
+        "parameters": registry.count_parameters(made.model_config),
         "exaflops": exaflops,
         "chip_hours": exaflops * 1e18 / chips.PEAK_BFLOAT16[CHIP] / 3600,
     }

@@ -8,6 +8,7 @@ tests all start here.
 import dataclasses
 import os
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import optax
@@ -37,30 +38,21 @@ from vit_jax.training.step import make_train_step
 
 
 @dataclasses.dataclass(frozen=True)
-class Assembly:
-    """The parts of a run.
+class Outline:
+    """What follows from a config and a few numbers about its data, while no model is built.
 
     Attributes:
       config: the run's.
       model_config: the family's config.
-      definition: the model without its parameters.
-      networks: the model, the objective and its teacher.
-      optimizer, learning_rate: see `optim.make`.
-      init: random key -> first state.
-      train_step: (state, batch) -> (state, metrics), not compiled.
-      num_classes, multi_label, masks: of the data, see `assemble`.
+      networks: the model, the objective and, in an `Assembly`, its teacher.
+      num_classes, multi_label, masks: of the data, see `outline`.
       total_steps: length of the run.
       to_steps: a duration of the config in steps.
     """
 
     config: Config
     model_config: classifier.ClassifierConfig
-    definition: nnx.GraphDef
     networks: Networks
-    optimizer: optax.GradientTransformation
-    learning_rate: Callable
-    init: Callable
-    train_step: Callable
     num_classes: int
     multi_label: bool
     masks: ClassTable | bool
@@ -74,6 +66,24 @@ class Assembly:
         """
         gradients = 2 if sharpness.is_used(self.config.optim) else 1
         return 3 * gradients * self.networks.objective.flops() * self.config.batch_size
+
+
+@dataclasses.dataclass(frozen=True)
+class Assembly(Outline):
+    """The parts of a run.
+
+    Attributes:
+      definition: the model without its parameters.
+      optimizer, learning_rate: see `optim.make`.
+      init: random key -> first state.
+      train_step: (state, batch) -> (state, metrics), not compiled.
+    """
+
+    definition: nnx.GraphDef
+    optimizer: optax.GradientTransformation
+    learning_rate: Callable
+    init: Callable
+    train_step: Callable
 
     def matrices(self) -> matrices.Matrices | None:
         """The parameters that the optimizer treats as matrices; `None` if it is not one of matrices."""
@@ -197,15 +207,15 @@ def _is_of_run(path: str, workdir: epath.PathLike) -> bool:
     return path in (workdir, f"{workdir}/best") or path.startswith(f"{workdir}/checkpoints")
 
 
-def assemble(
+def outline(
     config: Config,
     *,
     num_classes: int,
     examples_per_epoch: int | None,
     multi_label: bool = False,
     masks: ClassTable | bool | None = None,
-) -> Assembly:
-    """Puts a run together.
+) -> Outline:
+    """The outline of a run.
 
     Args:
       config: from `resolve`.
@@ -216,8 +226,7 @@ def assemble(
       masks: whether labels are masks, or what their values mean; by default as the objective needs them.
 
     Raises:
-      ConfigError: the parts do not fit together, or the data.
-      CheckpointError: the teacher's checkpoint cannot be read.
+      ConfigError: the config does not go with the data.
     """
     several, *others = views.variants(config)
     objective, _ = objectives.find_objective(config.objective)
@@ -266,33 +275,44 @@ def assemble(
         return objectives.make(config.objective, setting)
 
     networks = Networks(model_config, make_objective, adapters=adapters_of(config))
-    networks = dataclasses.replace(networks, teacher=_fixed_teacher(networks, config))
+    return Outline(
+        config, model_config, networks, num_classes, multi_label, masks, total_steps, to_steps
+    )
+
+
+def assemble(config: Config, **data: Any) -> Assembly:
+    """Puts a run together.
+
+    Args:
+      config: from `resolve`.
+      **data: numbers about the data, see `outline`.
+
+    Raises:
+      ConfigError: the parts do not fit together, or the data.
+      CheckpointError: the teacher's checkpoint cannot be read.
+    """
+    made = outline(config, **data)
+    model_config = made.model_config
+    networks = dataclasses.replace(made.networks, teacher=_fixed_teacher(made.networks, config))
     _check_anchor(networks, config)
     params, _ = jax.eval_shape(networks.init, jax.random.key(0))
     optimizer, learning_rate = optim.make(
         config.optim,
         params,
-        total_steps=total_steps,
-        to_steps=to_steps,
+        total_steps=made.total_steps,
+        to_steps=made.to_steps,
         layers=model_config.layers,
         inputs=model_config.inputs,
     )
     return Assembly(
-        config=config,
-        model_config=model_config,
+        **vars(made) | {"networks": networks},
         definition=registry.abstract(model_config)[0],
-        networks=networks,
         optimizer=optimizer,
         learning_rate=learning_rate,
         init=states.initializer(
             networks, optimizer, ema=optim.keeps_average(config.optim.name, config.optim.ema)
         ),
         train_step=make_train_step(networks, optimizer, learning_rate, config),
-        num_classes=num_classes,
-        multi_label=multi_label,
-        masks=masks,
-        total_steps=total_steps,
-        to_steps=to_steps,
     )
 
 
