@@ -5,6 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
+import safetensors.numpy
 import scipy.ndimage
 
 import vit_jax
@@ -86,6 +87,20 @@ def test_a_rectangle_whose_rows_are_a_square_number_is_one_if_its_size_is_said(t
         formats.read_checkpoint(tmp_path / "x.npz")
     config = formats.read_checkpoint(tmp_path / "x.npz", image_size=(6, 10)).model_config
     assert config.grid == (3, 5) and config.position_of_class
+
+
+def test_rows_that_fit_two_grids_are_asked_about_and_not_guessed(tmp_path):
+    """2 x 7 patches are as many rows as 3 x 3 with a class token and 4 registers."""
+    foreign = rectangle(image_size=(4, 14), registers=4, position_of_class=False, activation="gelu")
+    formats.write_checkpoint(foreign, tmp_path / "whole.safetensors", "timm")
+    tensors = safetensors.numpy.load_file(tmp_path / "whole.safetensors")  # without our header
+    safetensors.numpy.save_file(tensors, tmp_path / "x.safetensors")
+    with pytest.raises(CheckpointError, match="may be 3 x 3 or 2 x 7 patches .*image_size="):
+        vit_jax.load(tmp_path / "x.safetensors", image_size=(4, 14), heads=2)
+    config = formats.read_checkpoint(
+        tmp_path / "x.safetensors", image_size=(4, 14), heads=2
+    ).model_config
+    assert config.grid == (2, 7) and not config.position_of_class and config.registers == 4
 
 
 def test_a_rectangles_positions_go_to_another_rectangle(tmp_path):

@@ -17,6 +17,7 @@ A child process: `subprocess.Popen(…, env=os.environ | bucket_environment)`.
 import dataclasses
 import itertools
 import json
+import os
 import pathlib
 import socket
 import subprocess
@@ -206,8 +207,9 @@ class _started:
     def __enter__(self):
         prints = not self.address
         out = subprocess.PIPE if prints else subprocess.DEVNULL
+        tied = [sys.executable, str(_HERE / "tied.py"), str(os.getpid())]
         self._process = subprocess.Popen(
-            self._command, stdout=out, stderr=subprocess.DEVNULL, text=True
+            [*tied, *self._command], stdout=out, stderr=subprocess.DEVNULL, text=True
         )
         if prints:
             self.address = self._process.stdout.readline().strip()

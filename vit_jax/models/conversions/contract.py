@@ -223,21 +223,31 @@ def patch_grid(
     Raises:
       CheckpointError: the height and width of the grid are not known.
     """
-    candidates = [(rows - prefix, prefix) for prefix in prefixes]
+    counts = [(rows - prefix, prefix) for prefix in prefixes]
 
-    def of_size(name: str) -> list[tuple[int, int]]:
+    def fitting(*grids: tuple[int, int]) -> list[tuple[tuple[int, int], int]]:
+        return [
+            (grid, prefix) for grid in grids for n, prefix in counts if 0 < n == math.prod(grid)
+        ]
+
+    def of_size(name: str) -> tuple[int, int]:
         height, width = sizes.height_width(metadata.get(name) or 0)
-        return [(height // patch, width // patch)]
+        return height // patch, width // patch
 
-    squares = [(math.isqrt(max(count, 0)),) * 2 for count, _ in candidates]
-    for grid in (*of_size("image_size"), *squares, *of_size("wanted_size")):
-        for count, prefix in candidates:
-            if 0 < count == math.prod(grid):
-                return grid, prefix
+    if found := fitting(of_size("image_size")):
+        return found[0]
+    squares = fitting(*((math.isqrt(max(count, 0)),) * 2 for count, _ in counts))
+    wanted = fitting(of_size("wanted_size"))
+    if squares and wanted and squares[0][1] != wanted[0][1]:
+        both = " or ".join(f"{down} x {across}" for (down, across), _ in (squares[0], wanted[0]))
+        problem = f"may be {both} patches and {squares[0][1]} or {wanted[0][1]} other tokens"
+    elif found := squares or wanted:
+        return found[0]
+    else:
+        problem = "is no square grid, and nothing says its height and width"
     raise CheckpointError(
-        f"a position embedding of {rows} rows is no square grid, and nothing says its height and width: "
-        "say the size of the checkpoint's own images, such as image_size='224x448', when it is loaded or "
-        "converted (--model=image_size=224x448)"
+        f"a position embedding of {rows} rows {problem}: say the size of the checkpoint's own images, such as "
+        "image_size='224x448', when it is loaded or converted (--model=image_size=224x448)"
     )
 
 
