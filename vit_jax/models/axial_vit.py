@@ -6,7 +6,6 @@ has no row or column, so that the mean of the patches is classified (`pool`); al
 """
 
 import dataclasses
-import functools
 import re
 
 import jax
@@ -65,25 +64,11 @@ class AxialLayer(nnx.Module):
     """x + attention(norm(x)) in each line of a grid, then x + mlp(norm(x))."""
 
     def __init__(self, config: AxialViTConfig, *, dtype, rngs: nnx.Rngs):
-        norm = functools.partial(layer_norm, config.width, config.epsilon, dtype, rngs)
-        self.attention_norm = norm()
-        self.attention = Attention(
-            config.width,
-            config.heads,
-            dropout=config.dropout,
-            implementation=config.attention,
-            dtype=dtype,
-            rngs=rngs,
-        )
-        self.mlp_norm = norm()
-        self.mlp = Mlp(
-            config.width,
-            config.mlp_dim,
-            activation=config.activation,
-            dropout=config.dropout,
-            dtype=dtype,
-            rngs=rngs,
-        )
+        width, how = config.width, dict(dropout=config.dropout, dtype=dtype, rngs=rngs)
+        self.attention_norm = layer_norm(width, config.epsilon, dtype, rngs)
+        self.attention = Attention(width, config.heads, implementation=config.attention, **how)
+        self.mlp_norm = layer_norm(width, config.epsilon, dtype, rngs)
+        self.mlp = Mlp(width, config.mlp_dim, activation=config.activation, **how)
 
     def __call__(
         self, x: jax.Array, drop_path_rate: jax.Array, key: jax.Array | None

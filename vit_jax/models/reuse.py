@@ -155,25 +155,13 @@ class ReusingBlock(nnx.Module):
     def __init__(self, config: PublishedViTConfig, link: Link, *, dtype, rngs: nnx.Rngs):
         features = link.takes_features
         width = config.width + (link.options.feature_width if features else 0)
+        how = dict(dropout=config.dropout, dtype=dtype, rngs=rngs)
+        own = dict(qkv_bias=config.qkv_bias, implementation=config.attention)
         self.attention_norm = layer_norm(config.width, config.epsilon, dtype, rngs)
-        self.attention = Attention(
-            config.width,
-            config.heads,
-            dropout=config.dropout,
-            qkv_bias=config.qkv_bias,
-            implementation=config.attention,
-            dtype=dtype,
-            rngs=rngs,
-        )
+        self.attention = Attention(config.width, config.heads, **own, **how)
         self.mlp_norm = layer_norm(width, config.epsilon, dtype, rngs)
         self.mlp = Mlp(
-            config.width,
-            config.mlp_dim,
-            inputs=width,
-            activation=config.activation,
-            dropout=config.dropout,
-            dtype=dtype,
-            rngs=rngs,
+            config.width, config.mlp_dim, inputs=width, activation=config.activation, **how
         )
         self.features = Features(config, link, dtype=dtype, rngs=rngs) if features else None
         self.gives_relations = link.gives_relations
