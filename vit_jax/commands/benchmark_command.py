@@ -10,8 +10,9 @@ FLAGS = flags.FLAGS
 
 
 def benchmark() -> None:
-    """Throughput with its context: {step|inference|input|speed} --config=FILE [--config.FIELD=VALUE …]
-    [--steps=20] [--against=FILE] [--profile=DIR] [--breakdown] [--latency_ms=50] [--decode=copy] [--json].
+    """Measure the throughput of a step, of inference or of the input: {step|inference|input|speed}
+    --config=FILE [--config.FIELD=VALUE …] [--steps=20] [--against=FILE] [--profile=DIR] [--breakdown]
+    [--latency_ms=50] [--decode=copy] [--json].
 
     'inference --checkpoint=DIR --budget=GFLOPS' lets images of the run's data leave a model with exits
     early, against always continuing to the last exit; 'inference --config=FILE --shares=0.5,0.25,0.25' does

@@ -14,7 +14,7 @@ FLAGS = flags.FLAGS
 
 
 def show() -> None:
-    """What a checkpoint is: CHECKPOINT [--parameters] [--model=OPTION=VALUE …] [--json].
+    """Describe a checkpoint: CHECKPOINT [--parameters] [--model=OPTION=VALUE …] [--json].
 
     CHECKPOINT is a run's workdir, its checkpoints folder, one checkpoint, or a file or folder of any
     format: model, parameters, classes, preprocessing, and which values are assumed because no file contains
@@ -43,7 +43,7 @@ def show() -> None:
 
 
 def prepare() -> None:
-    """Your images, or a TFDS data set, stored for training: SOURCE --out=DIR [--shard=I/N] [--verify] [--json].
+    """Store your images, or a TFDS data set, for fast reading: SOURCE --out=DIR [--shard=I/N] [--verify] [--json].
 
     SOURCE is a folder of images or of class folders, a CSV or JSON-lines file of path and label, tar
     files, or the name of a data set; SOURCE and DIR may be in buckets. The same command continues after it was
@@ -130,11 +130,11 @@ def _part(text: str) -> tuple[int, int]:
 
 
 def convert() -> None:
-    """A checkpoint in another format: SOURCE DESTINATION --to=FORMAT [--model=OPTION=VALUE …]
+    """Convert a checkpoint to another format: SOURCE DESTINATION --to=FORMAT [--model=OPTION=VALUE …]
     [--config.data.FIELD=VALUE …] [--allow_nonfinite] [--json].
 
-    The source's format and model are recognised; --model=OPTION=VALUE, once for each option, says
-    otherwise. --config.data.mean, std, eval_crop, eval_resize and interpolation set its preprocessing.
+    The source's format and model are recognised; --model=OPTION=VALUE, once for each option, overrides what is
+    recognised. --config.data.mean, std, eval_crop, eval_resize and interpolation set its preprocessing.
     """
     settings = cli.take_settings()
     flags.DEFINE_string(
@@ -169,13 +169,13 @@ def convert() -> None:
 
 
 def merge() -> None:
-    """The average of models, or of a run's last checkpoints: CHECKPOINT … --out=DIR [--last=N] [--greedy]
+    """Average models, or the last checkpoints of a run: CHECKPOINT … --out=DIR [--last=N] [--greedy]
     [--config.data.FIELD=VALUE …] [--json].
 
-    The checkpoints are fine-tuned from the same weights: runs, or files of any format. All are averaged (a
+    The checkpoints, runs or files of any format, must be fine-tuned from the same weights. All are averaged (a
     uniform soup); with --last=5 the last 5 checkpoints of each run. With --greedy models are added in the order
-    of their accuracy, those only that do not lower it. The images that judge are those of the first run's
-    config.data.eval_split, unless --config.data names others: they must not be those that you report on.
+    of their accuracy, and kept if they do not lower it. They are judged on the images of the first run's
+    config.data.eval_split, unless --config.data names others: these must not be the images that you report on.
     """
     settings = cli.take_settings()
     flags.DEFINE_string("out", None, "the folder to make")
@@ -213,12 +213,12 @@ def merge() -> None:
 
 
 def push() -> None:
-    """A model to the Hugging Face hub: CHECKPOINT OWNER/NAME [--private] [--dry_run] [--format=timm|huggingface]
+    """Upload a model to the Hugging Face hub: CHECKPOINT OWNER/NAME [--private] [--dry_run] [--format=timm|huggingface]
     [--license=ID] [--overwrite] [--model=OPTION=VALUE …] [--json].
 
-    CHECKPOINT is a run's workdir, one checkpoint, or a file of any format. Uploaded are the weights as safetensors
+    CHECKPOINT is a run's workdir, one checkpoint, or a file of any format. It uploads the weights as safetensors
     in a layout that timm or transformers load, config, preprocessing, label names, and a model card with data,
-    metrics and recipe, without paths; nothing else. The token is that of 'hf auth login' or HF_TOKEN. With
+    metrics and recipe, without paths, and nothing else. The token is that of 'hf auth login' or HF_TOKEN. With
     --dry_run the files and the card are printed, and nothing is uploaded.
     """
     flags.DEFINE_bool("private", False, "create the repository as a private one")
@@ -256,12 +256,12 @@ def push() -> None:
 
 
 def models() -> None:
-    """Models with their parameters, GFLOPs and tokens: [NAME …] [--image_size=224] [--json|--markdown|--published].
+    """List models with their parameters, GFLOPs and tokens: [NAME …] [--image_size=224]
+    [--json|--markdown|--published].
 
-    All names, or the given ones. By default for images of the size that a model was published with.
-    Patches that do not divide the image are counted at the next smaller size that they do. --published lists
-    the weights of others that are known to work, by their names in timm, with their images' size and
-    preparation.
+    It lists all models, or those that are named, for images of the size that they were published with, or of
+    --image_size; if that does not fit a model, for the next smaller size that does. --published lists weights of
+    others that are known to work, by their names in timm, with the size of their images and their preprocessing.
     """
     flags.DEFINE_integer("image_size", None, "side of the square images in pixels", lower_bound=1)
     flags.DEFINE_bool("markdown", False, "families with sources and published accuracies")

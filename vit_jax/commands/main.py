@@ -75,7 +75,8 @@ def _run(arguments: list[str]) -> None:
 
 def _usage() -> str:
     lines = [
-        f"  {name:<10} {command.__doc__.splitlines()[0]}" for name, command in COMMANDS.items()
+        f"  {name:<10} {command.__doc__.partition(':')[0]}" for name, command in COMMANDS.items()
     ]
-    text = "vit_jax: Vision Transformers in JAX, from a laptop to a TPU pod.\n\n"
-    return text + "\n".join(lines) + "\n\n'vit_jax COMMAND --help' says more."
+    text = "vit_jax: Vision Transformers in JAX, from a laptop to a TPU pod.\n"
+    end = "'vit_jax COMMAND --help' describes a command and its flags."
+    return "\n".join([text, *lines, "", end])

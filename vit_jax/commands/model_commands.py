@@ -12,7 +12,7 @@ FLAGS = flags.FLAGS
 
 
 def evaluate() -> None:
-    """Accuracy and loss of a checkpoint: --checkpoint=DIR [--suite=NAME] [--budget=GFLOPS] [--follow]
+    """Measure accuracy and loss of a checkpoint: --checkpoint=DIR [--suite=NAME] [--budget=GFLOPS] [--follow]
     [--config.FIELD=VALUE …] [--model=OPTION=VALUE …] [--json].
 
     Data and preprocessing are those of the run, unless --config.data.FIELD says otherwise; a checkpoint of
@@ -96,11 +96,11 @@ def _follow(settings: list[tuple[str, str]], process: int) -> None:
 
 
 def exits() -> None:
-    """Thresholds for early exit: --checkpoint=DIR --budgets=GFLOPS,… [--images=50000]
+    """Find thresholds for early exit: --checkpoint=DIR --budgets=GFLOPS,… [--images=50000]
     [--config.data.FIELD=VALUE …] [--json].
 
-    For each budget, 10⁹ multiply-adds of an image in the mean, the thresholds with the best accuracy on
-    training images; judged on the evaluation images beside the official code's, entropy and chance. They
+    For each budget (10⁹ multiply-adds per image on average) it finds the thresholds with the best accuracy on
+    training images, and measures them on the evaluation images, beside the official code's, entropy and chance. They
     are kept beside the checkpoint as exits.json, for --budget of predict, evaluate and benchmark, with a
     picture, exits.png. The same command replaces both.
     """
@@ -127,14 +127,14 @@ def exits() -> None:
 
 
 def export() -> None:
-    """A trained model as a file that runs without vit_jax: --checkpoint=DIR --to=onnx|stablehlo --out=FILE
+    """Write a trained model as a file that runs without vit_jax: --checkpoint=DIR --to=onnx|stablehlo --out=FILE
     [--batch_size=0] [--normalization=inside] [--weights=float32] [--images=PATTERN]
     [--config.data.FIELD=VALUE …] [--model=OPTION=VALUE …] [--json].
 
-    The file has a program with its weights, which takes images that are cut, and gives probabilities; and a
-    description: classes, how images are cut, and the line of Python that calls it. With --images the file's
-    answers are compared with the model's: how many images have the same best class, and of images in folders
-    with the names of classes the accuracy.
+    The file has a program with its weights, which takes cropped images and gives probabilities, and a
+    description: the classes, how images are cropped, and the line of Python that calls it. With --images the file's
+    answers are compared with the model's: how many images keep their best class, and the accuracy over images in
+    folders with the names of classes.
     """
     settings = cli.take_settings()
     cli.define_checkpoint()
@@ -172,7 +172,7 @@ def export() -> None:
 
 
 def serve() -> None:
-    """A page and an HTTP server for a model: --checkpoint=DIR [--port=8000] [--host=127.0.0.1]
+    """Serve a model over HTTP, with a page to drop images on: --checkpoint=DIR [--port=8000] [--host=127.0.0.1]
     [--config.data.FIELD=VALUE …] [--model=OPTION=VALUE …] [--json].
 
     POST an image to /predict for its classes, or drop one on the page. /healthz says whether requests are
@@ -215,11 +215,11 @@ def serve() -> None:
 
 
 def inspect() -> None:
-    """What a model has learnt, as pictures: --checkpoint=DIR|FILE --images='photos/*.jpg' --out=REPORT
-    [--shown=6] [--patch=0.5,0.5] [--flow] [--config.data.FIELD=VALUE …] [--json].
+    """Draw what a model has learned, such as attention and filters: --checkpoint=DIR|FILE --images='photos/*.jpg'
+    --out=REPORT [--shown=6] [--patch=0.5,0.5] [--flow] [--config.data.FIELD=VALUE …] [--json].
 
     REPORT/report.html shows attention distance, rollout, heads, mean maps, collapse, features, filters,
-    positions, health and more, of any family; what has no meaning for one, it says. The checkpoint is a run
+    positions, health and more, of any family, and states what has no meaning for a model. The checkpoint is a run
     or a file of any format. An image that cannot be read is named, the others are inspected, and the exit
     code is 1.
     """

@@ -8,7 +8,7 @@ FLAGS = flags.FLAGS
 
 
 def tutorial() -> None:
-    """The notebooks of the guides, to run and change: [DIR] [--json].
+    """Copy the notebooks of the guides, to run and change: [DIR] [--json].
 
     They are copied to DIR, by default the current folder: fine_tune.ipynb (your photos) and look_inside.ipynb (what a
     model sees). Files that are there already are kept.
@@ -28,11 +28,11 @@ def tutorial() -> None:
 
 
 def recipes() -> None:
-    """Recipes that come with the package, with size, data, cost and what to expect: [NAME | copy NAME DIR]
+    """List the recipes that come with the package, with size, data, cost and expected result: [NAME | copy NAME DIR]
     [--json|--markdown].
 
-    Without arguments it lists all, each as its first documented command trains it; NAME prints all that this
-    recipe says; copy NAME DIR copies it, to be changed. 'vit_jax train --config=NAME' trains it from any folder.
+    Figures are for the first command that a recipe documents. NAME prints the whole description of a recipe, and
+    copy NAME DIR copies it, so that you can change it. 'vit_jax train --config=NAME' trains it from any folder.
     """
     flags.DEFINE_bool("markdown", False, "the list as a page")
     cli.define_json()

@@ -16,7 +16,7 @@ FLAGS = flags.FLAGS
 
 
 def train() -> None:
-    """Train or fine-tune: --config=RECIPE[:ARGUMENT] --workdir=DIR [--config.FIELD=VALUE …] [--json].
+    """Train or fine-tune a model: --config=RECIPE[:ARGUMENT] --workdir=DIR [--config.FIELD=VALUE …] [--json].
 
     RECIPE is a name that 'vit_jax recipes' lists, or a Python file. A run that was begun in the workdir continues.
     A recipe of several runs (experiments/…) trains one after the other, each in a folder of the workdir, and ends
@@ -93,11 +93,12 @@ def _train_all(runs: "dict[str, ConfigDict]") -> None:
 
 
 def sweep() -> None:
-    """Choose settings and repeat with seeds: --config=FILE --workdir=DIR --grid=FIELD=VALUES [--json].
+    """Choose settings by a grid, and repeat the best with several seeds: --config=FILE --workdir=DIR
+    --grid=FIELD=VALUES [--json].
 
-    Every setting of the grid is trained without some of the training examples, by which the best is
-    chosen; that is trained on all of them with several seeds. Runs that have ended are not repeated. It
-    ends with a report of all of them, in the workdir.
+    Every setting of the grid is trained without some of the training examples. The setting that is best on these is
+    trained on all examples, with several seeds. Runs that have ended are not repeated. A report of all runs, in the
+    workdir, comes last.
     """
     settings = cli.define_config()
     flags.DEFINE_string("workdir", None, "a folder for all the runs")
@@ -128,11 +129,11 @@ def sweep() -> None:
 
 
 def vtab() -> None:
-    """VTAB-1k, 19 fine-tunings: --checkpoint=CHECKPOINT --workdir=DIR [--rates=0.001,0.003,0.01,0.03]
-    [--config=finetune] [--config.FIELD=VALUE …] [--json].
+    """Fine-tune a checkpoint on the 19 tasks of VTAB-1k: --checkpoint=CHECKPOINT --workdir=DIR
+    [--rates=0.001,0.003,0.01,0.03] [--config=finetune] [--config.FIELD=VALUE …] [--json].
 
-    Of every task the rate is chosen by its 200 validation examples; then it is trained on all 1,000. Tasks whose data
-    is missing are named and skipped. Started again, it continues.
+    The learning rate of each task is chosen by its 200 validation examples; then the model is trained on all 1,000.
+    Tasks whose data is missing are named and skipped. Started again, it continues.
     """
     settings = cli.define_config()
     cli.define_checkpoint()
@@ -161,11 +162,11 @@ def vtab() -> None:
 
 
 def plan() -> None:
-    """What a run needs on a pod that is not here: --config=FILE --topology=v5p:8x8x16 [--slices=2]
-    [--fit] [--json].
+    """Estimate memory, time and cost of a run on a TPU slice that you do not have: --config=FILE
+    --topology=v5p:8x8x16 [--slices=2] [--fit] [--json].
 
-    Compiles the train step for it: memory of a chip, traffic, time of a step, time and cost of the
-    run. Topologies are KIND:SHAPE of v4, v5e, v5p, v6e and tpu7x, or cpu:N for simulated devices.
+    It compiles the train step for the slice, and prints memory per chip, traffic, the time of a step, and time and
+    cost of the run. Topologies are KIND:SHAPE of v4, v5e, v5p, v6e and tpu7x, or cpu:N for simulated devices.
     """
     settings = cli.define_config()
     flags.DEFINE_string("topology", None, "KIND:SHAPE, e.g. v5e:16x16, or cpu:N")
@@ -199,12 +200,12 @@ def plan() -> None:
 
 
 def report() -> None:
-    """How runs compare: DIR… --out=REPORT [--json]; the curve of one, RUN… --as_reference [--out=DIR]; or which
-    was first, DIR… --speedrun.
+    """Compare runs in tables and pictures: DIR… --out=REPORT [--json]; the curve of one, RUN… --as_reference
+    [--out=DIR]; or which was first, DIR… --speedrun.
 
-    A DIR is a run's workdir, a sweep's, or a folder of several. What was varied is found; REPORT/report.html
-    has means and ranges over seeds, curves, speed and goodput, report.md the same as Markdown. Runs that
-    are not done, or diverged, are shown as such.
+    A DIR is a run's workdir, a sweep's, or a folder of several. The report finds what was varied.
+    REPORT/report.html has means and ranges over seeds, curves, speed and goodput, report.md the same as Markdown. Runs
+    that are not done, or diverged, are shown as such.
 
     --as_reference writes DIR/reference.json (by default in the run's workdir) instead, the curve of a run or of
     several seeds of one, with which others are compared by --config.reference.curve.
