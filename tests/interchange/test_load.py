@@ -292,15 +292,15 @@ def test_big_visions_pooling_by_the_first_token_is_not_taken_for_a_mean_without_
     io = answers(shared_data, "bv_vit_gap_learn")
     absl.logging.get_absl_logger().propagate = True
     mean = vit_jax.load(path)
-    assert "does not tell pool" in caplog.text and "set pool='first'" in caplog.text
+    assert "does not state pool" in caplog.text and "set pool='first'" in caplog.text
     caplog.clear()
     first = vit_jax.load(path, pool="first")
-    assert "does not tell" not in caplog.text and mean.config.pool == "mean"
+    assert "does not state" not in caplog.text and mean.config.pool == "mean"
     out = run(first, io["image"])
     np.testing.assert_allclose(out.tokens, run(mean, io["image"]).tokens, atol=1e-6)
     np.testing.assert_array_equal(out.features, out.tokens[:, 0])
     # A model that says which is meant is not warned.
     like = registry.abstract_weights(first.config)[1]
-    assert loading.weights_from(path, like, first.config) and "does not tell" not in caplog.text
+    assert loading.weights_from(path, like, first.config) and "does not state" not in caplog.text
     with pytest.raises(CheckpointError, match="has no pooling 'first'"):
         loading.convert(path, tmp_path / "x.npz", "official", pool="first")

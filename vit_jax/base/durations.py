@@ -58,7 +58,7 @@ def _steps(
     if unit == "epochs":
         if examples_per_epoch is None:
             raise ConfigError(
-                f"{duration!r}: the size of the training set is not known; say steps or examples"
+                f"{duration!r}: the size of the training set is not known; set steps or examples"
             )
         number *= examples_per_epoch / batch_size
     elif unit == "examples":
@@ -66,7 +66,7 @@ def _steps(
     elif unit == "%":
         if total_steps is None:
             raise ConfigError(
-                f"{duration!r}: there is no whole to take a share of here; say steps, epochs or examples"
+                f"{duration!r}: there is no whole to take a share of; set steps, epochs or examples"
             )
         number *= total_steps / 100
     return max(math.floor(number + 0.5), 1) if number else 0

@@ -172,7 +172,7 @@ def plan() -> None:
     flags.DEFINE_string("topology", None, "KIND:SHAPE, e.g. v5e:16x16, or cpu:N")
     flags.DEFINE_integer("slices", 1, "how many of them, joined by the data center's network")
     flags.DEFINE_bool("fit", False, "look for the fastest remat, mesh and accumulation that fit")
-    flags.DEFINE_float("price_per_chip_hour", None, "to tell the cost", lower_bound=0)
+    flags.DEFINE_float("price_per_chip_hour", None, "to compute the cost", lower_bound=0)
     flags.DEFINE_integer(
         "num_classes", None, "of the data, if it is not specified otherwise", lower_bound=1
     )

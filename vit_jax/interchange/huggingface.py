@@ -122,7 +122,7 @@ def _preprocessing(metadata: dict, image_size: Size, path: epath.Path) -> Prepro
         name, value = ("resample", resample) if resizes else ("do_resize", "false")
         logging.warning(
             "%s says %s = %s, which is not supported (resample is 2, bilinear, or 3, bicubic): how images are prepared "
-            "is taken as unknown; say it with --config.data.mean, std, eval_crop, eval_resize and interpolation",
+            "is taken as unknown; set it with --config.data.mean, std, eval_crop, eval_resize and interpolation",
             path, name, value,
         )  # fmt: skip
         return None

@@ -334,7 +334,7 @@ def convert(
         foreign = named.with_preprocessing(foreign, stated)
     elif not foreign.preprocessing:
         logging.warning(
-            "%s does not say how its images are normalised; users of the result have to say it",
+            "%s does not state how its images are normalised; users of the result have to set it",
             source,
         )
     formats.write_checkpoint(foreign, destination, to)

@@ -139,12 +139,12 @@ def read_named(
         elif left_open.ask:
             asked[name] = left_open.ask
         elif left_open.doubt:
-            logging.warning("%s does not tell %s: %s", path, name, left_open.doubt)
+            logging.warning("%s does not state %s: %s", path, name, left_open.doubt)
     if asked:
         raise CheckpointError(
-            f"{path} does not tell what these options are, and another value gives other results:\n  "
+            f"{path} does not state these options, and another value gives other results:\n  "
             + "\n  ".join(asked.values())
-            + f"\nSay them ({_how_to_say(asked, found.family.Config)}), or name the file or its folder as the "
+            + f"\nSet them ({_how_to_say(asked, found.family.Config)}), or name the file or its folder as the "
             "published model is called ('vit_jax models --published'), or put its config.json beside it"
         )
     config = configure(found.family.Config, options, request.overrides)

@@ -64,7 +64,7 @@ def push(
     check_push(repository, format, dry_run=dry_run)
     if not checkpoint.preprocessing:
         logging.warning(
-            "%s: it is not known how images are normalised; users of %s have to say it", run.directory, repository
+            "%s: it is not known how images are normalised; users of %s have to set it", run.directory, repository
         )  # fmt: skip
     with tempfile.TemporaryDirectory() as temporary:
         folder = pathlib.Path(temporary) / "model"

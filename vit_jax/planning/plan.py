@@ -56,14 +56,15 @@ def make_assembly(
         classes, examples = classes or known_classes, examples or known_examples
     if not classes:
         raise ConfigError(
-            f"how many classes has {config.data.name!r}? Say --num_classes=N or --config.model.num_classes=N"
+            f"the number of classes of {config.data.name!r} is not known: set --num_classes=N or "
+            "--config.model.num_classes=N"
         )
     try:
         return assemble(config, num_classes=classes, examples_per_epoch=examples)
     except ConfigError as error:
         if examples is None and "epoch" in str(error):
             raise ConfigError(
-                f"how many training images has {config.data.name!r}? Say --examples=N ({error})"
+                f"the number of training images of {config.data.name!r} is not known: set --examples=N ({error})"
             ) from error
         raise
 
@@ -71,7 +72,7 @@ def make_assembly(
 def make_plan(
     assembly: Assembly, target: Target, *, price_per_chip_hour: float | None = None
 ) -> dict:
-    """Compiles the step for the target and tells what it needs. Out of memory is an answer.
+    """Compiles the step for the target and counts what it needs. Out of memory is an answer.
 
     Returns:
       Plain data for JSON; see docs/planning.md. Bytes, FLOPs and cycles are of one device, a

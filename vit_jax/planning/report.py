@@ -19,7 +19,7 @@ def text(plan: dict) -> str:
         lines += [f"  {advice}" for advice in plan["advice"]]
     if "tried" in plan:
         lines += ["", "Tried:", *(f"  {tried}" for tried in plan["tried"])]
-        advice = f"Say {' '.join(plan['options'])}" if plan["options"] else "The config is best."
+        advice = f"Set {' '.join(plan['options'])}" if plan["options"] else "The config is best."
         lines += ["", advice]
     if "seconds" in plan:
         lines += ["", *(f"{name}: {reason}." for name, reason in BLIND.items())]

@@ -335,8 +335,8 @@ def _fixed_teacher(networks: Networks, config: Config) -> FixedTeacher | None:
     prepared = foreign.preprocessing
     if prepared is None:
         raise ConfigError(
-            f"the teacher {source.path} does not say how its images are normalised: convert it with "
-            "'vit_jax convert' and say so there"
+            f"the teacher {source.path} does not state how its images are normalised: convert it with "
+            "'vit_jax convert', and set --config.data.mean and --config.data.std there"
         )
     describe = {
         "image_size": foreign.model_config.image_size,

@@ -246,7 +246,7 @@ def patch_grid(
     else:
         problem = "is no square grid, and nothing says its height and width"
     raise CheckpointError(
-        f"a position embedding of {rows} rows {problem}: say the size of the checkpoint's own images, such as "
+        f"a position embedding of {rows} rows {problem}: set the size of the checkpoint's own images, such as "
         "image_size='224x448', when it is loaded or converted (--model=image_size=224x448)"
     )
 

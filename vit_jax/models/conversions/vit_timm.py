@@ -313,7 +313,7 @@ def recognise(
         size = metadata.get("image_size") or metadata.get("wanted_size")
         if not size:
             raise CheckpointError(
-                "there is no table of positions, and nothing says the size of the images: say it when it is "
+                "there is no table of positions, and nothing says the size of the images: set it when it is "
                 "loaded or converted, such as image_size=224 (--model=image_size=224)"
             )
         options["image_size"] = size
