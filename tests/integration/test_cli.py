@@ -2,6 +2,7 @@
 can be wrong.
 """
 
+import collections
 import json
 import re
 import resource
@@ -13,9 +14,12 @@ import pytest
 
 import vit_jax
 from tests.integration.conftest import TINY, write_image
+from vit_jax import user_files
 from vit_jax.base import logs
+from vit_jax.base.shipped import recipe_names, recipes_folder
 from vit_jax.checkpoints import reading
 from vit_jax.data import decode
+from vit_jax.models import registry
 
 
 def test_help_takes_less_than_a_second_and_names_every_command():
@@ -28,6 +32,25 @@ def test_help_takes_less_than_a_second_and_names_every_command():
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1
     for name in ("train", "evaluate", "predict", "models", "plan", "benchmark"):
         assert f"  {name} " in out
+
+
+def test_lists_of_models_and_recipes_build_no_network(command, monkeypatch):
+    """Nor do they run a recipe's file twice, except one that another starts from."""
+
+    traced, loaded = [], collections.Counter()
+    abstract, load = registry.abstract_weights, user_files._load
+    monkeypatch.setattr(registry, "abstract_weights", lambda c: traced.append(c) or abstract(c))
+    monkeypatch.setattr(
+        user_files, "_load", lambda path, where: loaded.update([where]) or load(path, where)
+    )
+    code, out, err = command("models")
+    assert code == 0 and "ViT-B/16" in out and "parameters" not in out.splitlines()[0], err
+    assert not traced
+    code, out, err = command("recipes")
+    # DINO's views are checked by the shapes of its model at both sizes.
+    assert {config.num_classes for config in traced} <= {0} and len(traced) <= 2
+    assert code == 0 and "\nvit_i1k:B/16\n    " in out and "hours of a TPU" in out, err
+    assert all(loaded[f"--config={recipes_folder() / name}.py"] <= 1 for name in recipe_names())
 
 
 def test_help_of_a_command_lists_the_fields_of_the_config(command):

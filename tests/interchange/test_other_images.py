@@ -96,9 +96,10 @@ def test_rows_that_fit_two_grids_are_asked_about_and_not_guessed(tmp_path):
     tensors = safetensors.numpy.load_file(tmp_path / "whole.safetensors")  # without our header
     safetensors.numpy.save_file(tensors, tmp_path / "x.safetensors")
     with pytest.raises(CheckpointError, match="may be 3 x 3 or 2 x 7 patches .*image_size="):
-        vit_jax.load(tmp_path / "x.safetensors", image_size=(4, 14), heads=2)
+        vit_jax.load(tmp_path / "x.safetensors", image_size=(4, 14))
+    stated = dict(heads=2, activation="gelu", pool="token")
     config = formats.read_checkpoint(
-        tmp_path / "x.safetensors", image_size=(4, 14), heads=2
+        tmp_path / "x.safetensors", image_size=(4, 14), **stated
     ).model_config
     assert config.grid == (2, 7) and not config.position_of_class and config.registers == 4
 

@@ -256,14 +256,17 @@ def push() -> None:
 
 
 def models() -> None:
-    """List models with their parameters, GFLOPs and tokens: [NAME …] [--image_size=224]
+    """List models with their sizes, GFLOPs and tokens: [NAME …] [--parameters] [--image_size=224]
     [--json|--markdown|--published].
 
     It lists all models, or those that are named, for images of the size that they were published with, or of
-    --image_size; if that does not fit a model, for the next smaller size that does. --published lists weights of
-    others that are known to work, by their names in timm, with the size of their images and their preprocessing.
+    --image_size; if that does not fit a model, for the next smaller size that does. Parameters are counted of named
+    models, with --parameters and in JSON and Markdown: for all models that takes half a minute. --published lists
+    weights of others that are known to work, by their names in timm, with the size of their images and their
+    preprocessing.
     """
     flags.DEFINE_integer("image_size", None, "side of the square images in pixels", lower_bound=1)
+    flags.DEFINE_bool("parameters", False, "count the parameters of all models")
     flags.DEFINE_bool("markdown", False, "families with sources and published accuracies")
     flags.DEFINE_bool("published", False, "names of other people's weights instead")
     cli.define_json()
@@ -276,5 +279,6 @@ def models() -> None:
         rows = listing.published_table()
         cli.print_result(rows, listing.published_text(rows))
         return
-    rows = listing.model_rows(FLAGS.image_size, names)
+    counted = bool(names) or FLAGS.parameters or FLAGS.markdown or FLAGS.json
+    rows = listing.model_rows(FLAGS.image_size, names, parameters=counted)
     cli.print_result(rows, listing.page(rows) if FLAGS.markdown else listing.text(rows))

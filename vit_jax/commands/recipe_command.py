@@ -28,7 +28,7 @@ def tutorial() -> None:
 
 
 def recipes() -> None:
-    """List the recipes that come with the package, with size, data, cost and expected result: [NAME | copy NAME DIR]
+    """List the recipes that come with the package, with model, data, cost and expected result: [NAME | copy NAME DIR]
     [--json|--markdown].
 
     Figures are for the first command that a recipe documents. NAME prints the whole description of a recipe, and
@@ -42,7 +42,7 @@ def recipes() -> None:
 
     match arguments:
         case []:
-            rows = catalogue.recipe_table()
+            rows = catalogue.recipe_table(parameters=FLAGS.markdown or FLAGS.json)
             page = catalogue.recipe_page if FLAGS.markdown else catalogue.recipe_text
             cli.print_result(rows, page(rows))
         case ["copy", name, directory]:

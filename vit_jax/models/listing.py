@@ -19,31 +19,40 @@ _PREPARED = ("image_size", "eval_crop", "eval_resize", "interpolation", "mean", 
 PUBLISHED = ("name", "model", "family", "depth", "width", *_PREPARED, "source")
 
 
-def model_rows(image_size: int | None = None, names: Sequence[str] = ()) -> list[dict]:
+def model_rows(
+    image_size: int | None = None, names: Sequence[str] = (), *, parameters: bool = True
+) -> list[dict]:
     """A row for every model, by counting alone: no memory, no devices.
 
     Args:
       image_size: side of the images in pixels, by default that which a model was published with. A
         model that it does not fit is counted at the next smaller one that does.
       names: of the models, by default all that are listed.
+      parameters: whether they are counted, for which each network is traced: a tenth of a second and more.
 
     Returns:
       Dicts of `COLUMNS`: parameters with a linear head of 1,000 classes; gflops of one image's
       forward pass, a multiply-add counted as 2; tokens with the class token. `None` where a family
-      has no such size.
+      has no such size, and for what is not counted.
 
     Raises:
       ConfigError: the images are too small for some model, or there is no model of some name.
     """
     names = names or registry.variants()
     with logs.with_elapsed_time(f"counting the parameters of {len(names)} models", after=2.0):
-        return [_row(name, _fitting(name, image_size)) for name in names]
+        return [_row(name, _fitting(name, image_size), parameters) for name in names]
 
 
 def text(rows: list[dict]) -> str:
     """The rows as an aligned table, with a heading and what was counted."""
-    counted = "Parameters with a linear head of 1,000 classes; GFLOPs of one forward pass, a multiply-add counted as 2."
-    return "\n".join([*_aligned(rows, COLUMNS), "", counted])
+    counted = "GFLOPs are those of one forward pass, a multiply-add counted as 2. "
+    if all(row["parameters"] is None for row in rows):
+        columns = tuple(column for column in COLUMNS if column != "parameters")
+        counted += "For parameters name a model, or set --parameters."
+    else:
+        columns = COLUMNS
+        counted += "Parameters are those with a linear head of 1,000 classes."
+    return "\n".join([*_aligned(rows, columns), "", counted])
 
 
 def published_table() -> list[dict]:
@@ -217,13 +226,13 @@ def _fitting(name: str, image_size: int | None):
     raise ConfigError(f"{name}: no size up to {image_size} fits: {refusal}")
 
 
-def _row(name: str, config) -> dict:
+def _row(name: str, config, parameters: bool) -> dict:
     sizes = dataclasses.asdict(config)
     return {
         "name": name,
         "image_size": config.image_size,
         "tokens": config.tokens,
-        "parameters": registry.count_parameters(config),
+        "parameters": registry.count_parameters(config) if parameters else None,
         "gflops": round(config.flops() / 1e9, 2),
     } | {size: sizes.get(size) for size in SIZES}
 

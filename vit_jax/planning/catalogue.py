@@ -27,20 +27,22 @@ _TITLE_END = re.compile(r"\s\(|[.:;]\s|\.$")
 _SENTENCE_END = re.compile(r"(?<=\.)\s")
 
 
-def recipe_table(names: Sequence[str] = ()) -> list[dict]:
+def recipe_table(names: Sequence[str] = (), *, parameters: bool = True) -> list[dict]:
     """A row for each recipe, made of its first documented command.
 
     Args:
       names: of the recipes, by default all.
+      parameters: whether they are counted, for which each network is traced: a tenth of a second and more.
 
     Returns:
       Dicts of `name`, `title`, `config` (for --config), `model`, `parameters`, `data`, `duration`, `runs`
       (1, or more of an experiment), `exaflops` of all training steps, `chip_hours` at the published peak of
-      `CHIP`, and `expect`. `None` for what is left to the command line or to the checkpoint to start from.
+      `CHIP`, and `expect`. `None` for what is left to the command line or to the checkpoint to start from, and
+      for what is not counted.
     """
     names = names or shipped.recipe_names()
     with logs.with_elapsed_time(f"reading {len(names)} recipes", after=2.0):
-        return [_row(name) for name in names]
+        return [_row(name, parameters) for name in names]
 
 
 def recipe_text(rows: list[dict]) -> str:
@@ -97,7 +99,7 @@ def copy_recipe(name: str, directory: str) -> pathlib.Path:
     return target
 
 
-def _row(name: str) -> dict:
+def _row(name: str, parameters: bool) -> dict:
     text = _docstring(shipped.require_recipe(name))
     command = next((m for m in _COMMAND.finditer(text) if m["name"] == name), None)
     argument = command and command["argument"]
@@ -106,7 +108,7 @@ def _row(name: str) -> dict:
     config = next(iter(runs.values()))
     row = {"name": name, "title": _title(text), "config": spec, "runs": len(runs)}
     expect = _EXPECT.search(text)
-    return row | _size(config) | {"expect": expect[0] if expect else ""}
+    return row | _size(config, parameters) | {"expect": expect[0] if expect else ""}
 
 
 def _shipped_spec(spec: str) -> str:
@@ -115,7 +117,7 @@ def _shipped_spec(spec: str) -> str:
     return f"{shipped.recipe_path(name)}{colon}{argument}"
 
 
-def _size(config: ConfigDict) -> dict:
+def _size(config: ConfigDict, parameters: bool) -> dict:
     """What of a row follows from the config."""
     row = {
         "model": config.model.name or "the checkpoint's", "parameters": None, "data": config.data.name,
@@ -135,7 +137,7 @@ def _size(config: ConfigDict) -> dict:
     exaflops = made.step_flops * made.total_steps / 1e18
     return row | {
         "model": naming.full_name(made.model_config, config.model.name),
-        "parameters": registry.count_parameters(made.model_config),
+        "parameters": registry.count_parameters(made.model_config) if parameters else None,
         "exaflops": exaflops,
         "chip_hours": exaflops * 1e18 / chips.PEAK_BFLOAT16[CHIP] / 3600,
     }
