@@ -1,10 +1,10 @@
 """AxialResNet (ViT §D.6): a ResNet whose 3x3 convolutions are attention along each column, then along each
 row, with relative positions of queries, keys and values (Axial-DeepLab, arXiv 2003.07853).
 
-Source: google-research/scenic, projects/baselines/axial_resnet.py, whose decisions these are: group norm
-and standardised 1x1 convolutions around attention; attention at the resolution that comes in, then an average
-over 2x2 where the stride is 2; no scale on the logits; and the relative term of keys takes the key of the place that
-attends, where Axial-DeepLab takes that of the place attended to.
+Source: google-research/scenic, projects/baselines/axial_resnet.py, whose decisions these are. Group norm and
+standardised 1x1 convolutions stand around attention. It attends at the resolution that comes in, then averages over 2x2
+where the stride is 2. The logits have no scale. The relative term of keys takes the key of the place that attends,
+where Axial-DeepLab takes that of the place attended to.
 
 Ours: at another resolution the tables of relative positions are interpolated linearly over the offsets.
 """

@@ -1,12 +1,12 @@
 """DeepViT (arXiv 2103.11886): a ViT whose deep blocks mix the attention maps of their heads, since in
 deep plain ones the maps become alike.
 
-Sources: the paper and the authors' code (zhoudaquan/dvit_repo). Where these differ, the code decides:
-maps are normalised after Θ wherever there is a Θ, though the README lists the plain sizes without
-(`reattention_norm=False`); DeepViT-L has 58,883,708 parameters, where the README prints 48.1 M.
+Sources: the paper and the authors' code (zhoudaquan/dvit_repo). Where these differ, the code decides. Maps are
+normalised after Θ wherever there is a Θ, though the README lists the plain sizes without (`reattention_norm=False`).
+DeepViT-L has 58,883,708 parameters, where the README prints 48.1 M.
 
-Ours: linear layers begin as in the other families, Xavier-uniform, in that code normal with std 0.02;
-tensor parallelism cuts heads here too, though Θ then has to gather the maps of all.
+Ours: linear layers begin as in the other families, Xavier-uniform, in that code normal with std 0.02. Tensor
+parallelism shards heads here too, though Θ then has to gather the maps of all.
 """
 
 import dataclasses

@@ -1,9 +1,9 @@
 """EfficientNet (arXiv 1905.11946): inverted residuals with depth-wise convolutions and squeeze-excite,
 scaled in depth, width and resolution together; up to L2, the network of Noisy Student (arXiv 1911.04252).
 
-Sources: the papers and the code of tensorflow/tpu (models/official/efficientnet), whose conventions
-these are: TensorFlow's SAME padding, which puts the odd zero last; batch norm with an epsilon of 1e-3
-and a momentum of 0.99; stochastic depth that falls short of its full rate by one block.
+Sources: the papers and the code of tensorflow/tpu (models/official/efficientnet), whose conventions these are. Padding
+is TensorFlow's SAME, which puts the odd zero last. Batch norm has an epsilon of 1e-3 and a momentum of 0.99. Stochastic
+depth falls short of its full rate by one block.
 
 Ours: the head begins as in the other families, in that code uniform.
 """

@@ -1,10 +1,9 @@
 """LocalViT (arXiv 2104.05707): a ViT whose MLPs are convolutional, a depth-wise one between two of 1x1, so
 that neighbours exchange what they hold; the class token goes round them.
 
-Sources: the paper and the authors' code (ofsoundof/LocalViT; its class `LocalViTBlock`, of the released DeiT
-variant). Where these differ, the code decides: no norm and no stochastic depth before or on the
-convolutional path; 4 and 8 heads where DeiT has 3 and 6; LocalViT-T has 5,908,696 parameters, where the
-README says 5.7 M.
+Sources: the paper and the authors' code (ofsoundof/LocalViT; its class `Block`, of the released DeiT variant). Where
+these differ, the code decides. There is no norm and no stochastic depth before or on the convolutional path. There are
+4 and 8 heads where DeiT has 3 and 6. LocalViT-T has 5,908,696 parameters, where the README says 5.7 M.
 
 Ours: linear layers begin Xavier-uniform as in the other families, in that code normal with std 0.02.
 """

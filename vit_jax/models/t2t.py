@@ -10,9 +10,8 @@ What that code has and the paper does not say:
   checkpoint's are taken as they are, since the authors' fine-tuning script interpolates them.
 
 Weights at another resolution: sinusoids are computed for the new size. Other than there, `position=learned` trains the
-table, and `first_split` changes the grid: at 224 pixels (7, 4, 2) gives 14 × 14 tokens, (11, 6, 5) gives
-10 × 10 and (14, 8, 3) gives 7 × 7. This is
-arXiv 2105.15075, the cascade built on T2T-ViT.
+table, and `first_split` changes the grid. At 224 pixels (7, 4, 2) gives 14 × 14 tokens, (11, 6, 5) gives 10 × 10 and
+(14, 8, 3) gives 7 × 7. This is arXiv 2105.15075, the cascade built on T2T-ViT.
 """
 
 import dataclasses
