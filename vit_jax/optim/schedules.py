@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
-from vit_jax.optim.options import Optim
+from vit_jax.optim.options import FALLING, Optim
 
 Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
 
@@ -23,6 +23,7 @@ def schedule(config: Optim, *, total_steps: int, to_steps: Callable[[str], int])
 
         cosine     e + (1 - e) (1 + cos(pi p)) / 2
         linear     e + (1 - e) (1 - p)
+        polynomial e + (1 - e) (1 - p)^power (EoMT, arXiv 2503.19108)
         rsqrt      1 / sqrt(1 + max(t - W, 0) / timescale)
         constant   1
         staircase  factor^n, with n of the boundaries reached (BiT §3.3)
@@ -53,6 +54,7 @@ def schedule(config: Optim, *, total_steps: int, to_steps: Callable[[str], int])
             end + (1 - end) * 0.5 * (1 + jnp.cos(jnp.pi * jnp.minimum(k / span, 1)))
         ),
         "linear": lambda k: end + (1 - end) * (1 - jnp.minimum(k / span, 1)),
+        "polynomial": lambda k: end + (1 - end) * (1 - jnp.minimum(k / span, 1)) ** config.power,
         "rsqrt": lambda k: 1 / jnp.sqrt(1 + k / timescale),
         "constant": jnp.ones_like,
         "staircase": lambda k: (
@@ -63,7 +65,7 @@ def schedule(config: Optim, *, total_steps: int, to_steps: Callable[[str], int])
     if config.schedule not in shapes:
         hint = nearest(config.schedule, shapes)
         raise ConfigError(f"config.optim.schedule = {config.schedule!r} is not a schedule{hint}")
-    if config.schedule in ("cosine", "linear", "staircase") and cooldown:
+    if config.schedule in (*FALLING, "staircase") and cooldown:
         raise ConfigError(
             f"config.optim.cooldown has no use with the {config.schedule} schedule, which has its own end; "
             "set it to '0 steps'"
@@ -71,7 +73,7 @@ def schedule(config: Optim, *, total_steps: int, to_steps: Callable[[str], int])
     if config.schedule in ("rsqrt", "constant", "staircase") and config.lr_end:
         raise ConfigError(
             f"config.optim.lr_end has no use with the {config.schedule} schedule; "
-            "set it to 0: only cosine and linear end there"
+            "set it to 0: only cosine, linear and polynomial end there"
         )
     if config.lr_end > config.lr:
         raise ConfigError(
