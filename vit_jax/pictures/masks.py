@@ -7,7 +7,6 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 _ALPHA = 128  # of the classes' colours over an image
-_LINE = 255  # the number of what separates segments; label maps have fewer classes
 _ROW, _SWATCH, _WIDTH = 18, 12, 180  # pixels of a legend
 
 
@@ -27,22 +26,21 @@ def mask_picture(labels: np.ndarray, count: int) -> Image.Image:
 
 
 def layer(labels: np.ndarray, count: int, lines: np.ndarray | None = None) -> Image.Image:
-    """The classes' colours, to lay over the image: they are half transparent, and where `lines` (H, W) bool is true
-    it is white.
+    """The classes' colours, to lay over the image: half transparent, and of pixels without a class (255) nothing is
+    seen; where `lines` (H, W) bool is true it is white.
     """
-    colors = np.full((_LINE + 1, 4), 255, np.uint8)
-    colors[:count, :3], colors[:_LINE, 3] = palette(count), _ALPHA
-    numbers = labels if lines is None else np.where(lines, np.uint8(_LINE), labels)
-    picture = Image.fromarray(numbers, mode="P")
-    picture.putpalette(colors.reshape(-1).tolist(), "RGBA")
-    return picture
+    colors = np.zeros((256, 4), np.uint8)
+    colors[:count, :3], colors[:count, 3] = palette(count), _ALPHA
+    found = colors[labels]
+    if lines is not None:
+        found[lines] = 255
+    return Image.fromarray(found)
 
 
 def overlay(image: np.ndarray, over: Image.Image) -> Image.Image:
     """An image (H, W, C) uint8 with a `layer` over it."""
     pixels = image if image.shape[2] == 3 else image[..., :1].repeat(3, 2)
-    below = Image.fromarray(pixels).convert("RGBA")
-    return Image.alpha_composite(below, over.convert("RGBA")).convert("RGB")
+    return Image.alpha_composite(Image.fromarray(pixels).convert("RGBA"), over).convert("RGB")
 
 
 def legend(rows: Sequence[tuple[str, tuple[int, ...]]]) -> Image.Image:
@@ -53,4 +51,14 @@ def legend(rows: Sequence[tuple[str, tuple[int, ...]]]) -> Image.Image:
         left, top = 6, row * _ROW + 3
         pen.rectangle((left, top, left + _SWATCH, top + _SWATCH), fill=color)
         pen.text((left + _SWATCH + 6, top - 2), text, fill="black", font=font)
+    return sheet
+
+
+def side_by_side(pictures: Sequence[Image.Image]) -> Image.Image:
+    """Pictures in a row."""
+    size = sum(one.width for one in pictures), max(one.height for one in pictures)
+    sheet, left = Image.new("RGB", size, "white"), 0
+    for one in pictures:
+        sheet.paste(one, (left, 0))
+        left += one.width
     return sheet

@@ -237,9 +237,4 @@ def overlay(result: Segmented) -> Image.Image:
         (f"{name} {share:.1%}", tuple(colors[result.classes.index(name)].tolist()))
         for name, share in shares.items()
     ]
-    image, legend = masks.overlay(result.image, result.layer()), masks.legend(rows)
-    size = image.width + legend.width, max(image.height, legend.height)
-    sheet = Image.new("RGB", size, "white")
-    sheet.paste(image)
-    sheet.paste(legend, (image.width, 0))
-    return sheet
+    return masks.side_by_side([masks.overlay(result.image, result.layer()), masks.legend(rows)])
