@@ -9,6 +9,7 @@ from PIL import Image
 TINY = (
     "--config.data.image_size=16", "--config.model.dtype=float32", "--config.batch_size=8",
     "--config.duration=2 steps", "--config.optim.warmup=0 steps", "--config.log.tensorboard=False",
+    "--config.optim.late_warmup=0 steps",
     "--config.init_from=", "--config.data.mean=(0.5,)", "--config.data.std=(0.5,)",
     "--config.data.interpolation=bilinear", "--config.model.name=ViT-mu/8", "--config.eval.every=100%",
 )  # fmt: skip

@@ -46,6 +46,17 @@ class Optim:
         "linear rise from 0 to the peak: steps, epochs, examples or %",
         parse=durations.parse,
     )
+    late: tuple = option(
+        (),
+        "patterns of parameters that rest during the warm-up, while new heads learn, and then have a warm-up of their "
+        "own, late_warmup",
+    )
+    late_warmup: str = option(
+        "0 steps",
+        "late: how long these parameters rise from 0 to the peak, once the warm-up is over",
+        parse=durations.parse,
+        when={"late": bool},
+    )
     cooldown: str = option(
         "0 steps", "linear fall to 0 at the end, for rsqrt and constant", parse=durations.parse,
         when={"schedule": ("rsqrt", "constant")},
