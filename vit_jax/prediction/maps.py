@@ -68,6 +68,15 @@ class Segmented:
         lines = None if self.segments is None else segments.borders(self.segments)
         return masks.layer(self.labels, len(self.classes), lines)
 
+    def overlay(self) -> Image.Image:
+        """The image with its `layer`, and beside it which colour is which class."""
+        colors, shares = masks.palette(len(self.classes)), self.shares()
+        rows = [
+            (f"{name} {share:.1%}", tuple(colors[self.classes.index(name)].tolist()))
+            for name, share in shares.items()
+        ]
+        return masks.side_by_side([masks.overlay(self.image, self.layer()), masks.legend(rows)])
+
 
 class Segmenter:
     """A model that segments, for images of any size.
@@ -75,8 +84,7 @@ class Segmenter:
     Attributes:
       data: how images are normalised, the section `config.data`.
       classes: their names.
-      answers: the forward pass to be compiled, see `maps.make_answers`.
-      weights: of the model, and of what the objective owns: its first two arguments.
+      answers: the forward pass, jitted, see `maps.make_answers`.
       things: of each class, whether single ones are found; () for a model that finds none.
     """
 
@@ -100,8 +108,12 @@ class Segmenter:
         self._windows, self._grain = windows or self._options.windows, grain(run.model_config)
         check_windows(self._windows, self.things)
         self.data, self.classes = data_of(run), run.classes
-        self.answers = maps.make_answers(run.own.networks, self.data)
-        self.weights = registry.split(run.model)[1], run.own.weights
+        self.answers, self._run = jax.jit(maps.make_answers(run.own.networks, self.data)), run
+
+    @property
+    def weights(self) -> tuple[registry.Weights, registry.Weights]:
+        """Of the model as it is now, and of what the objective owns: the first two arguments of `answers`."""
+        return registry.split(self._run.model)[1], self._run.own.weights
 
     def count_windows(self, size: tuple[int, int]) -> int:
         """How many windows there are of an image of a height and a width."""
@@ -123,21 +135,16 @@ class Segmenter:
 
 
 def segment(
-    run: reading.Run, files: Iterable[Named], *, batch_size: int, windows: str | None = None
+    segmenter: Segmenter, files: Iterable[Named], *, batch_size: int
 ) -> Iterator[Segmented | BadImage]:
     """The class of every pixel of images, in their order; what cannot be read comes back as its `BadImage`.
 
     Args:
-      run: from `loading.load_run`.
+      segmenter: the model.
       files: images of any size, see `images.find_images`.
       batch_size: images at a time, and windows at most.
-      windows: one of `maps.WINDOWS`; by default as the run is evaluated.
-
-    Raises:
-      ConfigError: the model does not segment, or it is not known how images are normalised.
     """
-    segmenter = Segmenter(run, windows)
-    data, answer = segmenter.data, jax.jit(segmenter.answers)
+    data, weights = segmenter.data, segmenter.weights
 
     def read(file: Named) -> tuple[Named, np.ndarray | BadImage]:
         try:
@@ -158,7 +165,7 @@ def segment(
                 batch = np.zeros((rows, *pixels[0].shape), np.uint8)
                 part = pixels[first : first + rows]
                 batch[: len(part)] = part
-                given = jax.device_get(answer(*segmenter.weights, batch))
+                given = jax.device_get(segmenter.answers(*weights, batch))
                 answers.extend(list(zip(*given, strict=True))[: len(part)])
             for (file, image), cut in zip(found, seen, strict=True):
                 if cut is None:
@@ -186,7 +193,8 @@ def write_maps(
       path: of a run that segments.
       sources: of images, see `images.find_images`.
       out: a folder, made if it is not there.
-      batch_size, windows: see `segment`.
+      batch_size: see `segment`.
+      windows: see `Segmenter`.
       settings, model_options: see `overrides.load_for_images`.
 
     Returns:
@@ -194,11 +202,12 @@ def write_maps(
     """
     files = find_images(sources)
     run = load_for_images(path, settings, "predict", model_options)
+    segmenter = Segmenter(run, windows)
     folder = outputs.make_folder(out, "--out")
     rows, bad, names = [], 0, collections.Counter()
-    table = run.own and run.own.networks.objective.table
+    table = run.own.networks.objective.table
     coco = {"images": [], "annotations": [], "categories": segments.categories(table)}
-    for result in segment(run, files, batch_size=batch_size, windows=windows):
+    for result in segment(segmenter, files, batch_size=batch_size):
         if isinstance(result, BadImage):
             bad += 1
             logging.error("%s", result)
@@ -207,7 +216,7 @@ def write_maps(
         names[stem] += 1
         stem += f"_{names[stem]}" if names[stem] > 1 else ""
         files_of = {"mask": f"{stem}.png", "overlay": f"{stem}_overlay.png"}
-        pictures = {"mask": result.mask(), "overlay": overlay(result)}
+        pictures = {"mask": result.mask(), "overlay": result.overlay()}
         if result.segments is not None:
             files_of["panoptic"] = f"{stem}_panoptic.png"
             colors, infos = segments.colored(result.segments)
@@ -228,13 +237,3 @@ def write_maps(
     with outputs.writing(folder / TABLE) as partial:
         partial.write_text(json.dumps({"classes": numbers, "images": rows}, indent=1))
     return {"images": len(rows), "unreadable": bad, "classes": list(run.classes)}
-
-
-def overlay(result: Segmented) -> Image.Image:
-    """The image with the classes' colours on it, borders of segments in white, and which is which beside it."""
-    colors, shares = masks.palette(len(result.classes)), result.shares()
-    rows = [
-        (f"{name} {share:.1%}", tuple(colors[result.classes.index(name)].tolist()))
-        for name, share in shares.items()
-    ]
-    return masks.side_by_side([masks.overlay(result.image, result.layer()), masks.legend(rows)])

@@ -38,7 +38,7 @@ class MapNetwork:
         self.data, self.classes = self._segmenter.data, tuple(run.classes)
         self.finds_things, self.sizes = bool(self._segmenter.things), batch_sizes(largest)
         self._weights = jax.device_put(self._segmenter.weights, jax.devices()[0])
-        answers = jax.jit(self._segmenter.answers)
+        answers = self._segmenter.answers
         self._programs = compile_for_sizes(answers, self._weights, self.sizes, self.data)
 
     def classify(self, windows: Sequence[np.ndarray]) -> list[tuple[np.ndarray, ...]]:
