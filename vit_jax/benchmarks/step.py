@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from vit_jax import objectives
 from vit_jax.base import places
 from vit_jax.benchmarks import breakdown as timing
 from vit_jax.benchmarks.context import context
@@ -149,9 +150,10 @@ def inference(config: ConfigDict, *, steps: int) -> dict:
 
 
 def assembled(config: ConfigDict) -> tuple[Assembly, jax.sharding.Mesh]:
-    """A run of the config on data with as many classes as it says, 1,000 if it says none."""
+    """A run of the config on data with as many classes as it says, 1,000 (of masks 150) if it says none."""
     config = resolve(config)
-    classes = config.model.num_classes or 1000
+    usual = 150 if objectives.find_objective(config.objective)[0].needs_masks else 1000
+    classes = config.model.num_classes or usual
     assembly = assemble(config, num_classes=classes, examples_per_epoch=config.batch_size * 1000)
     mesh = make_mesh(config)
     check_batch(config, mesh)
