@@ -29,13 +29,13 @@ def get_runs(arg="paper"):
         config = recipes.beside(__file__, "../dino_continue.py:dinov3")
         return recipes.vary(config, WEIGHTS, seeds=1)
     runs = {"start": cifar10() if size == "cifar10" else digits()}
-    going_on = recipes.next_stage(runs)
-    going_on.objective.momentum = (0.99, 0.99)
+    continued = recipes.next_stage(runs)
+    continued.objective.momentum = (0.99, 0.99)
     # Heads are new: they learn first.
-    going_on.optim.update(
-        dict(lr=going_on.optim.lr / 2, late=(r"(?!objective/).*",), late_warmup="10%")
+    continued.optim.update(
+        dict(lr=continued.optim.lr / 2, late=(r"(?!objective/).*",), late_warmup="10%")
     )
-    return runs | recipes.vary(going_on, WEIGHTS, seeds=1)
+    return runs | recipes.vary(continued, WEIGHTS, seeds=1)
 
 
 def digits():

@@ -85,7 +85,8 @@ def test_an_image_of_any_size_gets_the_mask_that_predict_writes(serving, windows
     assert status == 200 and (answer["width"], answer["height"]) == (40, 24)
     assert {one["class"]: one["share"] for one in answer["classes"]} == expected.shares()
     over = picture(answer["overlay"]).convert("RGBA")
-    found = {f"#{r:02x}{g:02x}{b:02x}" for r, g, b, _ in over.get_flattened_data()}
+    colors = np.asarray(over).reshape(-1, 4).tolist()
+    found = {f"#{r:02x}{g:02x}{b:02x}" for r, g, b, _ in colors}
     assert over.size == (40, 24) and found == {one["color"] for one in answer["classes"]}
     assert np.array_equal(mask(running, "/mask", content), expected.labels)
     about = running.ask("/model")[1]
