@@ -61,7 +61,6 @@ def cifar10():
     config.data.views = (large, large | {"solarize": 0.2}, small)
     config.augment.flip = True
     config.model.update(dict(depth=4, width=192, heads=3, mlp_dim=768))
-    config.duration, config.eval.every = "800 steps", "12.5%"
     return config
 
 

@@ -10,13 +10,13 @@ from vit_jax.base.durations import steps
 from vit_jax.base.errors import ConfigError
 
 
-def relative(kit, total_steps, **fields):
+def relative(kit, total_steps, make=optim.schedule, **fields):
     def to_steps(duration):
         return steps(
             duration, batch_size=4096, examples_per_epoch=1_281_167, total_steps=total_steps
         )
 
-    return optim.schedule(kit.config(**fields), total_steps=total_steps, to_steps=to_steps)
+    return make(kit.config(**fields), total_steps=total_steps, to_steps=to_steps)
 
 
 def at(schedule, counts):
@@ -59,8 +59,8 @@ def test_the_polynomial_of_eomt_falls_by_its_power(kit):
 
 def test_late_parameters_rest_in_the_warmup_and_then_have_their_own(kit):
     """The two-stage warm-up of EoMT, of 500 and 1,000 steps of 10,000."""
-    config = kit.config(schedule="polynomial", warmup="500", late=(".*",), late_warmup="1000")
-    schedule = optim.late_schedule(config, total_steps=10_000, to_steps=int)
+    fields = dict(schedule="polynomial", warmup="500", late=(".*",), late_warmup="1000")
+    schedule = relative(kit, 10_000, optim.late_schedule, **fields)
     half = 0.5**0.9
     counts = [0, 499, 500, 1000, 1500, 1500 + 8500 // 2, 10_000]
     np.testing.assert_allclose(at(schedule, counts), [0, 0, 0, 0.5, 1, half, 0], rtol=1e-5)
