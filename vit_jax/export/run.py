@@ -224,7 +224,9 @@ def _describe(
         normalization = {"mean": list(data.mean), "std": list(data.std), "of": "pixels / 255"}
     has_classes = bool(run.model_config.num_classes) or run.own is not None
     return {
-        "model": describe_model(run.model_config, run.config.model.name),
+        "model": describe_model(
+            run.model_config, run.config.model.name, of_pixels=len(run.classes) if run.own else 0
+        ),
         "input": {"images": _sides(images.shape), "dtype": str(images.dtype)},
         "probabilities": objectives.probabilities(run.config.objective),
         "classes": list(run.classes) if has_classes else [],

@@ -53,7 +53,9 @@ def serve(
         )
     network = Network(run, batch_size) if run.own is None else MapNetwork(run, batch_size)
     about = {
-        "model": describe_model(run.model_config, run.config.model.name),
+        "model": describe_model(
+            run.model_config, run.config.model.name, of_pixels=len(run.classes) if run.own else 0
+        ),
         "checkpoint": str(path),
     }
     server = Server(network, limits, about)
