@@ -43,9 +43,7 @@ def get_config(arg="eomt"):
     config.batch_size = 16
     config.duration = "31 epochs"
     config.optim.lr = 1e-4
-    config.optim.weight_decay = 0.05
-    config.optim.layer_decay = 0.8
-    config.optim.schedule = "polynomial"
+    config.optim.update(dict(weight_decay=0.05, layer_decay=0.8, schedule="polynomial"))
     config.optim.warmup, config.optim.late_warmup = "500 steps", "1000 steps"
     config.optim.late = (MODEL,)
     config.eval.evaluators = (("segmentation", {"windows": "sliding"}),)
