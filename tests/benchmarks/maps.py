@@ -42,7 +42,7 @@ def config_of(recipe, size, **fields):
     config = load_config(recipe) if recipe else default_config()
     config.update_from_flattened_dict({
         "init_from": "", "model.name": MODEL.value, "model.dtype": "float32", "data.image_size": size,
-        "data.mean": (0.5,), "data.std": (0.5,), "data.interpolation": "bilinear",
+        "data.mean": (0.5,), "data.std": (0.5,), "data.interpolation": "bilinear", "data.eval_crop": "resize",
         "batch_size": BATCH.value, "duration": "10000 steps", **fields,
     })  # fmt: skip
     return config
