@@ -44,6 +44,13 @@ def test_a_step_is_timed_in_all_and_in_parts():
     assert np.isfinite(result["loss"]) and result["temporary_memory_bytes"] > 0
 
 
+def test_steps_and_answers_of_a_model_that_segments_are_timed():
+    maps = {"objective.name": "segmentation", "objective.head": "linear", "augment.mixup": 0.0}
+    config = tiny(**maps, **{"model.num_classes": None})
+    assert np.isfinite(step.step(config, steps=1)["loss"])
+    assert step.inference(config, steps=1)["images_per_second"] > 0
+
+
 @pytest.mark.slow
 def test_a_profile_leaves_a_trace(tmp_path):
     step.step(tiny(), steps=1, profile=str(tmp_path))

@@ -24,6 +24,7 @@ EXPERIMENTS = {path.stem: path for path in sorted(FOLDER.glob("*.py"))}
 SMOKE = {
     "compute": (16, {"model.name"}),
     "data_size": (12, {"model.name", "data.train_split"}),
+    "gram": (3, {"objective.gram_weight"}),
     "optimizers": (12, {"optim.name", "optim.lr"}),
     "overfitting": (12, {"model.name", "data.train_split"}),
     "permutations": (12, {"model.name", "data.permute"}),
@@ -35,7 +36,7 @@ SMOKE = {
     "steps_to_accuracy": (30, {"optim.name", "optim.ema"}),
 }
 PAPER = {
-    "compute": 13, "data_size": 16, "optimizers": 4, "overfitting": 16, "permutations": 6, "pooling": 4,
+    "compute": 13, "data_size": 16, "gram": 2, "optimizers": 4, "overfitting": 16, "permutations": 6, "pooling": 4,
     "positions": 11, "reuse": 4, "self_supervised": 6, "shape": 11, "steps_to_accuracy": 30,
 }  # fmt: skip
 

@@ -7,7 +7,7 @@ import fnmatch
 import functools
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -35,6 +35,7 @@ from vit_jax.models import listing, registry
 from vit_jax.prediction import overrides, predict
 from vit_jax.prediction.features import Wanted, at_size, compile_features, compute_features
 from vit_jax.prediction.images import Compiled, ImageLike, Named, named_images, some_images
+from vit_jax.prediction.maps import Segmented, Segmenter, segment
 from vit_jax.prediction.predict import Prediction
 
 _BATCH = 32  # images at a time
@@ -93,6 +94,22 @@ class Run(reading.Run):
                 self, part, topk=topk, batch_size=min(len(part), _BATCH), thresholds=thresholds, best=self._best
             )  # fmt: skip
             answers += map(_raise_if_bad, found)
+        return answers[0] if alone else answers
+
+    def segment(
+        self, images: ImageLike | Iterable[ImageLike], *, windows: str | None = None
+    ) -> Segmented | list[Segmented]:
+        """The class of every pixel of an image, or of several in a list; of a model that was trained to segment.
+
+        >>> run.segment("street.jpg").overlay().show()
+
+        Args:
+          images: as for a call; raises as that does.
+          windows: whole or sliding; by default as in the run's evaluation.
+        """
+        given, alone = named_images(images)
+        found = segment(self._segmenter(windows), given, batch_size=min(len(given), _BATCH) or 1)
+        answers = list(map(_raise_if_bad, found))
         return answers[0] if alone else answers
 
     def preprocess(self, images: ImageLike | Iterable[ImageLike]) -> np.ndarray:
@@ -261,6 +278,10 @@ class Run(reading.Run):
         return data_of(self)
 
     @functools.cached_property
+    def _segmenter(self) -> Callable[[str | None], Segmenter]:
+        return functools.cache(functools.partial(Segmenter, self))
+
+    @functools.cached_property
     def _feature_programs(self) -> dict:
         return {}
 
@@ -358,7 +379,7 @@ def _parts(given: Sequence[Named]) -> Iterator[Sequence[Named]]:
             start += size
 
 
-def _raise_if_bad(found: Prediction | BadImage) -> Prediction:
+def _raise_if_bad(found: Any) -> Any:
     if isinstance(found, BadImage):
         raise found
     return found

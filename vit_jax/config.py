@@ -144,7 +144,8 @@ class Log:
     tensorboard: bool = option(True, "write TensorBoard event files")
     images: str = option(
         "0 steps",
-        "how often images of the batch are written to TensorBoard as the model sees them; 0: never",
+        "how often images of the batch are written to TensorBoard as the model sees them, with masks if they have any; "
+        "0: never",
         parse=durations.parse,
     )
     histograms: str = option(

@@ -38,7 +38,7 @@ def network(name: str, size: int, **options):
 def check(function, weights, size: int, path, batch=None) -> None:
     batch = batch or jax.export.symbolic_shape("batch")[0]
     like = jax.ShapeDtypeStruct((batch, size, size, 3), np.uint8)
-    onnx.write(path, function, weights, like, {"output": "logits"}, "float32")
+    onnx.write(path, function, weights, like, {"outputs": {"logits": []}}, "float32")
     program = onnx.load(path)
     compiled = jax.jit(function)
     for count in (1, 3) if not isinstance(batch, int) else (batch,):
@@ -69,7 +69,7 @@ def test_every_family_is_translated(tmp_path, name, size):
 def build(function, shape=(2, 3)):
     like = jax.ShapeDtypeStruct(shape, np.float32)
     store = functools.partial(onnx._stored, "float32")
-    return onnx_graph.build(onnx_rules.RULES, function, like, "answer", store)
+    return onnx_graph.build(onnx_rules.RULES, function, like, ["answer"], store)
 
 
 def test_a_primitive_without_a_rule_is_named():

@@ -132,6 +132,9 @@ RECIPES = {
     "deit3": (("pretrain", "at_32"), (), "params"),
     "distill": (("",), ("--config.objective.teacher={teacher}",), "params"),
     "segmentation": (("",), ("--config.init_from={teacher}",), "params_objective"),
+    "segmentation of things": (
+        ("",), ("--config.init_from={teacher}", "--config.data.name=digit_things"), "params_objective",
+    ),
     "gsam": (("",), (), "params"),
     "gsam with adamuon": (("",), ("--config.optim.name=adamuon",), "params"),
     "gsam with soap": (

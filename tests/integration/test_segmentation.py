@@ -1,14 +1,20 @@
 """A model that segments, from files of images and masks to masks of other images, by commands as users type them."""
 
 import json
+import zipfile
 
+import jax
 import numpy as np
+import onnxruntime
 import pytest
 from PIL import Image
+
+import vit_jax
 
 TINY = (
     "--config.data.image_size=16", "--config.model.dtype=float32", "--config.batch_size=8",
     "--config.duration=2 steps", "--config.optim.warmup=0 steps", "--config.log.tensorboard=False",
+    "--config.optim.late_warmup=0 steps",
     "--config.init_from=", "--config.data.mean=(0.5,)", "--config.data.std=(0.5,)",
     "--config.data.interpolation=bilinear", "--config.model.name=ViT-mu/8", "--config.eval.every=100%",
 )  # fmt: skip
@@ -53,6 +59,39 @@ def test_a_folder_of_masks_becomes_a_model_that_writes_masks(command, scenes, tm
 
     code, _, err = command("predict", f"--checkpoint={run}", images[0])
     assert code == 2 and "--out=FOLDER" in err
+    loaded = vit_jax.load_run(run).segment(images[0])
+    assert np.array_equal(loaded.labels, np.asarray(mask)) and loaded.overlay().width > 30
+
+
+@pytest.mark.parametrize("to", ["onnx", "stablehlo"])
+@pytest.mark.parametrize("recipe", ["multilevel", "panoptic"])
+def test_an_exported_model_gives_scores_of_pixels(command, scenes, things, tmp_path, to, recipe):
+    data, small = (things, SMALL_QUERIES) if recipe == "panoptic" else (scenes, ())
+    run, out = tmp_path / "run", tmp_path / ("m.onnx" if to == "onnx" else "m.zip")
+    config = f"--config=configs/segmentation.py:{recipe}", f"--config.data.path={data}"
+    assert command("train", *config, *TINY, *small, f"--workdir={run}")[0] == 0
+    code, printed, err = command(
+        "export", f"--checkpoint={run}", f"--to={to}", f"--out={out}", f"--images={data}/images/val", "--json"
+    )  # fmt: skip
+    assert code == 0, err
+    description = json.loads(printed.splitlines()[-1])
+    compared = description["compared"]
+    assert compared["images"] == 2 and compared["same_best_class"] > 0.99
+    assert compared["largest_difference"] < 1e-4 and "labelled" not in compared
+    images = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3), np.uint8)
+    if to == "onnx":
+        session = onnxruntime.InferenceSession(out)
+        names = [output.name for output in session.get_outputs()]
+        found = session.run(None, {"images": images})
+    else:
+        program = jax.export.deserialize(bytearray(zipfile.ZipFile(out).read("model.jax")))
+        names, found = list(description["outputs"]), jax.tree.leaves(program.call(images))
+    shapes = {name: ["batch", *x.shape[1:]] for name, x in zip(names, found, strict=True)}
+    assert shapes == description["outputs"] and shapes["scores"][-1] == len(description["classes"])
+    if recipe == "panoptic":
+        assert shapes["masks"][-1] == 5 and shapes["classes"] == ["batch", 5, 3]
+        joined = np.einsum("bhwq,bqk->bhwk", found[1], found[2][..., :-1])
+        np.testing.assert_allclose(joined, found[0], atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -253,6 +253,18 @@ def test_layer_decay_without_layers_is_an_error(kit):
         kit.make(kit.config(layer_decay=0.9), {"head": {"kernel": np.zeros((2, 2), np.float32)}})
 
 
+def test_late_parameters_do_not_move_in_the_warmup_of_the_others(kit):
+    fields = dict(name="sgd", warmup="3 steps", late=("(?!head/).*",), late_warmup="2 steps")
+    params = {
+        "encoder": {"kernel": np.ones(2, np.float32)},
+        "head": {"kernel": np.ones(2, np.float32)},
+    }
+    trajectory, _ = kit.train(kit.config(**fields, b1=0.0, lr=0.1), params, [params] * 6)
+    moved = [[1 - float(p[name]["kernel"][0]) for p in trajectory] for name in params]
+    rates = [[0, 0, 0, 0, 0.05, 0.1], [0, 0.1 / 3, 0.2 / 3, 0.1, 0.1, 0.1]]
+    np.testing.assert_allclose(moved, np.cumsum(rates, axis=1), rtol=1e-5)
+
+
 def test_no_option_of_the_schema_is_unread(kit):
     class Spy:
         def __init__(self, config):
@@ -269,6 +281,7 @@ def test_no_option_of_the_schema_is_unread(kit):
     for options in (
         {},
         {"schedule": "staircase", "boundaries": ("50%",)},
+        {"schedule": "polynomial", "late": ("embedding/.*",)},
         {"name": "adamuon"},
         {"name": "shampoo"},
         {"name": "soap"},

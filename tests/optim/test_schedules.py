@@ -10,13 +10,13 @@ from vit_jax.base.durations import steps
 from vit_jax.base.errors import ConfigError
 
 
-def relative(kit, total_steps, **fields):
+def relative(kit, total_steps, make=optim.schedule, **fields):
     def to_steps(duration):
         return steps(
             duration, batch_size=4096, examples_per_epoch=1_281_167, total_steps=total_steps
         )
 
-    return optim.schedule(kit.config(**fields), total_steps=total_steps, to_steps=to_steps)
+    return make(kit.config(**fields), total_steps=total_steps, to_steps=to_steps)
 
 
 def at(schedule, counts):
@@ -47,6 +47,23 @@ def test_pre_training_linear_ends_at_an_absolute_learning_rate(kit):
 def test_cosine_with_an_end_stays_above_it(kit):
     schedule = relative(kit, 100, lr=1e-3, schedule="cosine", lr_end=1e-4)
     np.testing.assert_allclose(at(schedule, [0, 50, 100]), [1, 0.55, 0.1], rtol=1e-6)
+
+
+def test_the_polynomial_of_eomt_falls_by_its_power(kit):
+    schedule = relative(kit, 100, lr=1e-3, schedule="polynomial", warmup="20", lr_end=1e-4)
+    expected = [0, 0.5, 1, 0.1 + 0.9 * 0.5**0.9, 0.1 + 0.9 * 0.25**0.9, 0.1, 0.1]
+    np.testing.assert_allclose(at(schedule, [0, 10, 20, 60, 80, 100, 120]), expected, rtol=1e-6)
+    squared = relative(kit, 100, schedule="polynomial", power=2.0)
+    np.testing.assert_allclose(at(squared, [0, 50, 100]), [1, 0.25, 0], rtol=1e-6)
+
+
+def test_late_parameters_rest_in_the_warmup_and_then_have_their_own(kit):
+    """The two-stage warm-up of EoMT, of 500 and 1,000 steps of 10,000."""
+    fields = dict(schedule="polynomial", warmup="500", late=(".*",), late_warmup="1000")
+    schedule = relative(kit, 10_000, optim.late_schedule, **fields)
+    half = 0.5**0.9
+    counts = [0, 499, 500, 1000, 1500, 1500 + 8500 // 2, 10_000]
+    np.testing.assert_allclose(at(schedule, counts), [0, 0, 0, 0.5, 1, half, 0], rtol=1e-5)
 
 
 def test_rsqrt_of_scaling_vit_warms_up_decays_and_cools_down(kit):
@@ -111,6 +128,7 @@ def test_the_schedule_is_float32_and_never_leaves_the_unit_interval(kit):
         (dict(schedule="linear", lr=1e-3, lr_end=0.01), "lr_end = 0.01 is above the peak"),
         (dict(schedule="rsqrt", timescale="0"), "timescale = '0' must be at least one step"),
         (dict(warmup="60", cooldown="50"), "60 [+] 50 steps, more than the 100"),
+        (dict(schedule="polynomial", cooldown="5"), "has no use with the polynomial schedule"),
         (dict(schedule="staircase"), "the staircase schedule needs them"),
         (dict(schedule="cosine", boundaries=("50%",)), "no other uses them"),
         (

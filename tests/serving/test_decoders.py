@@ -16,6 +16,7 @@ from tests.serving.conftest import encoded
 from vit_jax.data import decode
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, TooLarge
+from vit_jax.serving.decode_worker import Settings
 from vit_jax.serving.decoders import Decoders, _Worker
 
 DATA = Data(image_size=16, eval_crop="resize")
@@ -106,7 +107,7 @@ def test_a_process_that_dies_is_replaced():
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="limits of memory are Linux's")
 def test_an_image_that_needs_more_memory_than_there_is_is_refused():
     async def steps():
-        worker = await _Worker.start((DATA, 20), 2**16)
+        worker = await _Worker.start(Settings(DATA, 0, 20), 2**16)
         try:
             refused = json.loads(await worker.ask(slow_image()))
             good = await worker.ask(encoded())
@@ -116,7 +117,7 @@ def test_an_image_that_needs_more_memory_than_there_is_is_refused():
 
     refused, good = asyncio.run(steps())
     assert "emory" in refused["why"] or "alloc" in refused["why"], refused
-    assert len(good) == 1 + 16 * 16 * 3
+    assert len(good) == 1 + 8 + 16 * 16 * 3
 
 
 def tracebacks(caplog) -> list:

@@ -10,7 +10,9 @@ import vit_jax
 from tests.training.test_writers import values_in
 from vit_jax.base import schema
 from vit_jax.config import config_class, default_config
+from vit_jax.data import sources
 from vit_jax.data.augmentation.augment import normalize
+from vit_jax.data.masks import mask_table
 from vit_jax.devices import meshes
 from vit_jax.training import snapshots
 from vit_jax.training.assembly import assemble, resolve
@@ -44,6 +46,29 @@ def test_by_default_there_is_nothing_to_compute():
     )
     mesh = meshes.make_mesh(vars(assembly.config.mesh))
     assert not snapshots.Snapshots(assembly, mesh)._due
+
+
+def test_images_with_masks_are_shown_beside_them_and_what_is_predicted():
+    config = load_config("configs/segmentation.py:smoke,panoptic")
+    config.init_from, config.model.name = "", "ViT-mu/8"
+    config.model.update(width=16, depth=2, heads=2, mlp_dim=16, position="sincos2d")
+    config.data.update(dict(mean=(0.5,), std=(0.5,), interpolation="bilinear"))
+    config = resolve(config)
+    source = sources.open_train(config.data)
+    assembly = assemble(config, num_classes=11, examples_per_epoch=100, masks=mask_table(source))
+    records = [source[i] for i in range(3)]
+    batch = {
+        "image": np.stack([record.image for record in records]),
+        "label": np.stack([record.label for record in records]),
+    }
+    state = jax.jit(assembly.init)(jax.random.key(0))
+    found = jax.device_get(jax.jit(snapshots.make_images(assembly))(state, batch))
+    np.testing.assert_array_equal(found["images"][..., 0], batch["image"][..., 0])
+    np.testing.assert_array_equal(found["labels"][0], batch["label"] & 255)
+    shown = snapshots.with_masks(found["images"], found["labels"], source.classes)
+    assert shown.shape[0] == 3 and shown.shape[2] > 3 * 48 and shown.dtype == np.uint8
+    np.testing.assert_array_equal(shown[:, :48, :48], found["images"])
+    assert (shown[:, :48, 48:96] != shown[:, :48, :48]).any()
 
 
 @pytest.mark.slow

@@ -7,11 +7,13 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from vit_jax import objectives
 from vit_jax.base import places
 from vit_jax.benchmarks import breakdown as timing
 from vit_jax.benchmarks.context import context
 from vit_jax.compute import choices
 from vit_jax.devices import chips
+from vit_jax.evaluation import maps
 from vit_jax.evaluation.forward import make_forward
 from vit_jax.models import naming
 from vit_jax.training import state as states
@@ -123,22 +125,26 @@ def _compared(one: Timed, times: list[float], other: Timed, other_times: list[fl
 
 
 def inference(config: ConfigDict, *, steps: int) -> dict:
-    """Times the classification of batches of made-up images that are on the devices already.
+    """Times what a model answers to batches of made-up images that are on the devices already: classes, or maps.
 
     Returns:
       Compile time, median and spread of a batch's time, images/s, what was chosen, and the bytes of the
       weights and of a batch's arrays by the compiler's count.
     """
     assembly, mesh = assembled(config)
-    forward = make_forward(assembly.definition, assembly.model_config, assembly.config.data)
+    data = assembly.config.data
+    forward = make_forward(assembly.definition, assembly.model_config, data)
+    answers = maps.make_answers(assembly.networks, data)
+    gives_maps = assembly.networks.objective.own_answers
     with jax.set_mesh(mesh):
-        weights = states.create(assembly.init, 0, assembly.abstract_state(mesh)).weights()
+        state = states.create(assembly.init, 0, assembly.abstract_state(mesh))
+        weights = state.weights(), *([state.own_weights()] if gives_maps else [])
         images = _made_up_batch(assembly, mesh)["image"]
         began = time.perf_counter()
-        jitted = jax.jit(lambda weights, images: forward(weights, images).logits)
-        compiled = jitted.lower(weights, images).compile()
+        jitted = jax.jit(answers if gives_maps else lambda w, images: forward(w, images).logits)
+        compiled = jitted.lower(*weights, images).compile()
         compile_seconds = time.perf_counter() - began
-        times = timing.seconds(lambda: compiled(weights, images), steps)
+        times = timing.seconds(lambda: compiled(*weights, images), steps)
     memory = compiled.memory_analysis()
     needs = {
         "compile_seconds": compile_seconds,
@@ -149,9 +155,10 @@ def inference(config: ConfigDict, *, steps: int) -> dict:
 
 
 def assembled(config: ConfigDict) -> tuple[Assembly, jax.sharding.Mesh]:
-    """A run of the config on data with as many classes as it says, 1,000 if it says none."""
+    """A run of the config on data with as many classes as it says, 1,000 (of masks 150) if it says none."""
     config = resolve(config)
-    classes = config.model.num_classes or 1000
+    usual = 150 if objectives.find_objective(config.objective)[0].needs_masks else 1000
+    classes = config.model.num_classes or usual
     assembly = assemble(config, num_classes=classes, examples_per_epoch=config.batch_size * 1000)
     mesh = make_mesh(config)
     check_batch(config, mesh)

@@ -131,10 +131,10 @@ def export() -> None:
     [--batch_size=0] [--normalization=inside] [--weights=float32] [--images=PATTERN]
     [--config.data.FIELD=VALUE …] [--model=OPTION=VALUE …] [--json].
 
-    The file has a program with its weights, which takes cropped images and gives probabilities, and a
-    description: the classes, how images are cropped, and the line of Python that calls it. With --images the file's
-    answers are compared with the model's: how many images keep their best class, and the accuracy over images in
-    folders with the names of classes.
+    The file has a program with its weights, which takes cropped images and gives probabilities, or scores of
+    pixels if the model segments, and a description: the classes, how images are cropped, and the line of Python
+    that calls it. With --images the file's answers are compared with the model's: how many images keep their best
+    class, and the accuracy over images in folders with the names of classes.
     """
     settings = cli.take_settings()
     cli.define_checkpoint()
@@ -175,9 +175,10 @@ def serve() -> None:
     """Serve a model over HTTP, with a page to drop images on: --checkpoint=DIR [--port=8000] [--host=127.0.0.1]
     [--config.data.FIELD=VALUE …] [--model=OPTION=VALUE …] [--json].
 
-    POST an image to /predict for its classes, or drop one on the page. /healthz says whether requests are
-    taken, /metrics how many there were, for Prometheus. Images that arrive together are computed together.
-    Ctrl-C or SIGTERM ends it, once the requests that are there are answered.
+    POST an image to /predict for its classes, or drop one on the page; of a model that segments POST it to
+    /mask for its mask. /healthz says whether requests are taken, /metrics how many there were, for
+    Prometheus. Images that arrive together are computed together. Ctrl-C or SIGTERM ends it, once the
+    requests that are there are answered.
     """
     settings = cli.take_settings()
     cli.define_checkpoint()

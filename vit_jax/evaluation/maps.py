@@ -70,19 +70,19 @@ def cut(pixels: np.ndarray, data: Data, kind: str, grain: int) -> Windows:
       grain: windows lie at multiples of so many pixels, the side of a patch.
     """
     window, original = sizes.height_width(data.image_size), pixels.shape[:2]
-    size = window
-    if kind == "sliding":
-        scale = max(side / length for side, length in zip(window, original, strict=True))
-        size = tuple(
-            max(side, grain * round(length * scale / grain))
-            for side, length in zip(window, original, strict=True)
-        )
+    size = _resized(original, data, kind, grain)
     resized = np.empty((*size, pixels.shape[2]), np.uint8)
     resize.cut_pixels(pixels, ((0, 0, *original), False), resized, data.interpolation)
     places = tuple(itertools.product(*map(_starts, size, window, (grain, grain))))
     tall, wide = window
     cut_out = np.stack([resized[top : top + tall, left : left + wide] for top, left in places])
     return Windows(cut_out, places, size, original)
+
+
+def count_windows(original: tuple[int, int], data: Data, kind: str, grain: int) -> int:
+    """How many windows `cut` takes of an image of a height and a width."""
+    size, window = _resized(original, data, kind, grain), sizes.height_width(data.image_size)
+    return math.prod(_count(length, side) for length, side in zip(size, window, strict=True))
 
 
 def enlarged(scores: np.ndarray, size: tuple[int, int]) -> np.ndarray:
@@ -103,19 +103,50 @@ def make_answers(
     (B, H, W, C) uint8, to what `Segmentation.answers` says: scores (B, h, w, K) float32 first.
     """
 
+    network = make_map_network(networks)
+
     def answers(weights: Weights, own: Weights, images: jax.Array) -> tuple[jax.Array, ...]:
-        on_devices = networks.for_devices()
-        params = {**weights.params, OWN: own.params}
-        variables = {"model": weights.variables, OWN: own.variables}
-        learner = on_devices.learner(params, variables, step=jnp.int32(0))
-        dtype = jnp.dtype(on_devices.model_config.dtype)
-        return on_devices.objective.answers(learner, augment.prepared(images, data, dtype))
+        dtype = jnp.dtype(networks.for_devices().model_config.dtype)
+        return network(weights, own, augment.prepared(images, data, dtype))
 
     return answers
 
 
+def make_map_network(
+    networks: Networks,
+) -> Callable[[Weights, Weights, jax.Array], tuple[jax.Array, ...]]:
+    """`make_answers` for images that are normalised already, floats."""
+
+    def network(weights: Weights, own: Weights, images: jax.Array) -> tuple[jax.Array, ...]:
+        on_devices = networks.for_devices()
+        params = {**weights.params, OWN: own.params}
+        variables = {"model": weights.variables, OWN: own.variables}
+        learner = on_devices.learner(params, variables, step=jnp.int32(0))
+        return on_devices.objective.answers(learner, images)
+
+    return network
+
+
+def _resized(original: tuple[int, int], data: Data, kind: str, grain: int) -> tuple[int, int]:
+    """The size that an image is resized to, before windows are cut out of it."""
+    window = sizes.height_width(data.image_size)
+    if kind == "whole":
+        return window
+    scale = max(side / length for side, length in zip(window, original, strict=True))
+    tall, wide = (
+        max(side, grain * round(length * scale / grain))
+        for side, length in zip(window, original, strict=True)
+    )
+    return tall, wide
+
+
+def _count(length: int, window: int) -> int:
+    """How many windows cover a length."""
+    return math.ceil(length / window)
+
+
 def _starts(length: int, window: int, grain: int) -> list[int]:
     """Where windows begin that cover a length with even overlaps, as few as can be."""
-    count = math.ceil(length / window)
+    count = _count(length, window)
     room = (length - window) / grain
     return [grain * round(i * room / max(count - 1, 1)) for i in range(count)]

@@ -225,7 +225,11 @@ def options_of(evaluators: Sequence) -> MaskOptions:
 
 
 def check_windows(windows: str, things: tuple[bool, ...]) -> None:
-    """Raises `ConfigError` for windows of a model that finds single things: those of two windows cannot be matched."""
+    """Raises `ConfigError` for unknown windows, and for those of a model that finds single things: those of two windows
+    cannot be matched.
+    """
+    if windows not in maps.WINDOWS:
+        raise ConfigError(f"windows = {windows!r}: must be {' or '.join(maps.WINDOWS)}")
     if things and windows != "whole":
         raise ConfigError(
             f"windows = {windows!r}: a model that finds single things sees whole images; set windows to 'whole'"

@@ -51,12 +51,11 @@ def write(
 
     from vit_jax.export import onnx_graph, onnx_rules
 
-    output = description["output"]
     graph = onnx_graph.build(
         onnx_rules.RULES,
         functools.partial(answer, weights),
         images,
-        output,
+        list(description["outputs"]),
         functools.partial(_stored, precision),
     )
     model = helper.make_model(
@@ -74,7 +73,7 @@ def write(
 
 
 def load(path: pathlib.Path) -> Callable[[np.ndarray], np.ndarray]:
-    """The program of a file: images to answers. Raises `ConfigError` without onnxruntime."""
+    """The program of a file: images to its first output. Raises `ConfigError` without onnxruntime."""
     try:
         import onnxruntime
     except ImportError as error:

@@ -230,14 +230,15 @@ def constant(array: Any) -> Value:
 
 
 def build(
-    rules: dict[str, Callable], function: Callable, images: jax.ShapeDtypeStruct, output: str, store: Callable
+    rules: dict[str, Callable], function: Callable, images: jax.ShapeDtypeStruct, outputs: Sequence[str],
+    store: Callable,
 ) -> onnx.GraphProto:  # fmt: skip
-    """The graph of `function(images)`, one array to one array.
+    """The graph of `function(images)`, one array to one or several.
 
     Args:
       rules: see `Graph`.
       images: the input; its first side may be a symbol.
-      output: what to call the result.
+      outputs: what to call the results.
       store: `store(name, array)` gives constants by name, and nodes that make `name` of them.
 
     Raises:
@@ -246,11 +247,11 @@ def build(
     with jax.sharding.use_abstract_mesh(_NEUTRAL):
         closed = jax.make_jaxpr(function)(images)
     graph = Graph(rules, images.shape[0], store)
-    (result,) = graph.run(closed.jaxpr, closed.consts, [Value(images.shape, name=INPUT)])
-    (aval,) = closed.out_avals
-    result = graph.full(result, aval.shape)
-    graph.nodes.append(helper.make_node("Identity", [graph.name(result)], [output]))
-    nodes, needed = [], {output}
+    results = graph.run(closed.jaxpr, closed.consts, [Value(images.shape, name=INPUT)])
+    for name, result, aval in zip(outputs, results, closed.out_avals, strict=True):
+        whole = graph.full(result, aval.shape)
+        graph.nodes.append(helper.make_node("Identity", [graph.name(whole)], [name]))
+    nodes, needed = [], set(outputs)
     for node in reversed(graph.nodes):
         if needed & set(node.output):
             nodes.append(node)
@@ -259,7 +260,10 @@ def build(
         nodes[::-1],
         "vit_jax",
         [helper.make_tensor_value_info(INPUT, tensor_type(images.dtype), _sides(images.shape))],
-        [helper.make_tensor_value_info(output, tensor_type(aval.dtype), _sides(aval.shape))],
+        [
+            helper.make_tensor_value_info(name, tensor_type(aval.dtype), _sides(aval.shape))
+            for name, aval in zip(outputs, closed.out_avals, strict=True)
+        ],
         [tensor for name, tensor in graph.constants.items() if name in needed],
     )
 

@@ -4,7 +4,7 @@ import dataclasses
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,16 +19,20 @@ from vit_jax.data import crops
 from vit_jax.data.augmentation import augment
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage
+from vit_jax.evaluation import maps
 from vit_jax.evaluation.forward import data_of, make_forward, make_network
 from vit_jax.export import onnx, stablehlo
 from vit_jax.interchange.formats import describe_model
 from vit_jax.models import registry
+from vit_jax.models.classifier import ClassifierConfig
 from vit_jax.models.contract import ModelOutput
 from vit_jax.prediction.images import Named, find_images, read_ahead
 from vit_jax.prediction.overrides import load_for_images
 
 FORMATS: dict[str, ModuleType] = {"stablehlo": stablehlo, "onnx": onnx}
 INSIDE, BESIDE = "inside", "beside"
+MAPS = ("scores", "masks", "classes")  # outputs of a model that segments
+HOW_MAPS = "# enlarge scores bilinearly to the size of the image: the class with the highest is that of the pixel"
 _BATCH = 16  # images at a time, to compare
 
 
@@ -47,7 +51,9 @@ def export(
     """Writes a file with the program and what there is to know to use it.
 
     The program takes images (B, H, W, C), cut as the description says, and gives probabilities (B, classes)
-    float32, or features (B, D) of a model without head.
+    float32, or features (B, D) of a model without head. Of a model that segments it gives `scores` (B, h, w, classes),
+    and if it finds single things the probabilities of its queries' masks, `masks` (B, h, w, queries), and of their
+    `classes` (B, queries, classes + 1).
 
     Args:
       path: of a run, or of a checkpoint of any format.
@@ -100,13 +106,18 @@ def export_run(
       files: images to compare the file's answers on with the model's.
     """
     target, writer, data = check_target(out, to), FORMATS[to], data_of(run)
-    weights = registry.split(run.model)[1]
-    answer = _answer(run, data, normalization)
-    inside = normalization == INSIDE
+    if run.own is not None:  # the model sees whole images
+        data = dataclasses.replace(data, eval_crop="resize")
+    program = _program(run, data, normalization)
+    answer, weights, inside = program.answer, program.weights, normalization == INSIDE
     shape = (*crops.shape(data),)
-    description = _describe(run, data, shape, batch_size, inside, precision) | {"how": writer.HOW}
     batch = batch_size or jax.export.symbolic_shape("batch")[0]
     like = jax.ShapeDtypeStruct((batch, *shape), np.uint8 if inside else np.float32)
+    found = jax.tree.leaves(jax.eval_shape(answer, weights, like))
+    outputs_of = {name: _sides(x.shape) for name, x in zip(program.outputs, found, strict=True)}
+    description = _describe(run, data, like, inside, precision)
+    description |= {"output": program.outputs[0], "outputs": outputs_of}
+    description |= {"how": " ".join(filter(None, (writer.HOW, program.how)))}
     tracing = logs.with_elapsed_time(f"tracing the model and writing {target}")
     with outputs.writing(target) as partial, tracing:
         description = writer.write(partial, answer, weights, like, description, precision)
@@ -119,7 +130,7 @@ def export_run(
     def prepared(images: np.ndarray) -> np.ndarray:
         return images if inside else (images.astype(np.float32) / 255 - mean) / std
 
-    programs = (jax.jit(lambda images: answer(weights, images)), written)
+    programs = (jax.jit(lambda images: jax.tree.leaves(answer(weights, images))[0]), written)
     compared = _compare(
         [lambda x, program=program: np.asarray(program(prepared(x))) for program in programs],
         read_ahead(files, data, size), size, shape, run.classes,
@@ -136,15 +147,54 @@ def text(description: dict[str, Any], out: str) -> str:
     return "\n".join([*lines, description["how"]])
 
 
-def _answer(
-    run: reading.Run, data: Data, normalization: str
-) -> Callable[[registry.Weights, jax.Array], jax.Array]:
+class _Program(NamedTuple):
+    """What is written.
+
+    Attributes:
+      answer: weights and images to one array, or to several.
+      weights: its first argument.
+      outputs: the names of what it gives.
+      how: what to do with that.
+    """
+
+    answer: Callable
+    weights: Any
+    outputs: tuple[str, ...]
+    how: str = ""
+
+
+def _program(run: reading.Run, data: Data, normalization: str) -> _Program:
     config = run.model_config
     # In what every reader has: float32, and no kernels that are written for one kind of chip.
     config = dataclasses.replace(config, dtype="float32")
     if hasattr(config, "attention"):
         config = dataclasses.replace(config, attention="xla")  # pyrefly: ignore
-    definition = registry.abstract(config)[0]
+    if run.own is not None:
+        return _map_program(run, config, data, normalization)
+    return _class_program(run, config, data, normalization)
+
+
+def _map_program(
+    run: reading.Run, config: ClassifierConfig, data: Data, normalization: str
+) -> _Program:
+    """Of a model that segments."""
+    networks = dataclasses.replace(run.own.networks, model_config=config)
+    inside = normalization == INSIDE
+    network = maps.make_answers(networks, data) if inside else maps.make_map_network(networks)
+
+    def answer(weights: tuple, images: jax.Array) -> jax.Array | tuple[jax.Array, ...]:
+        found = network(*weights, images)
+        return found if len(found) > 1 else found[0]
+
+    names = MAPS if networks.objective.panoptic else MAPS[:1]
+    return _Program(answer, (registry.split(run.model)[1], run.own.weights), names, HOW_MAPS)
+
+
+def _class_program(
+    run: reading.Run, config: ClassifierConfig, data: Data, normalization: str
+) -> _Program:
+    """Of any other."""
+    definition, weights = registry.abstract(config)[0], registry.split(run.model)[1]
     plain = make_network(definition, config)
 
     def beside(weights: registry.Weights, images: jax.Array) -> ModelOutput:
@@ -159,24 +209,27 @@ def _answer(
             return output.features.astype(np.float32)
         return activation(output.logits)
 
-    return answer
+    return _Program(answer, weights, ("probabilities" if config.num_classes else "features",))
+
+
+def _sides(shape: tuple) -> list:
+    return [side if isinstance(side, int) else str(side) for side in shape]
 
 
 def _describe(
-    run: reading.Run, data: Data, shape: tuple, batch_size: int, inside: bool, precision: str
+    run: reading.Run, data: Data, images: jax.ShapeDtypeStruct, inside: bool, precision: str
 ) -> dict[str, Any]:
     normalization: Any = "in the program"
     if not inside:
         normalization = {"mean": list(data.mean), "std": list(data.std), "of": "pixels / 255"}
-    has_head = bool(run.model_config.num_classes)
+    has_classes = bool(run.model_config.num_classes) or run.own is not None
     return {
-        "model": describe_model(run.model_config, run.config.model.name),
-        "input": {
-            "images": [batch_size or "batch", *shape], "dtype": "uint8" if inside else "float32",
-        },
-        "output": "probabilities" if has_head else "features",
+        "model": describe_model(
+            run.model_config, run.config.model.name, of_pixels=len(run.classes) if run.own else 0
+        ),
+        "input": {"images": _sides(images.shape), "dtype": str(images.dtype)},
         "probabilities": objectives.probabilities(run.config.objective),
-        "classes": list(run.classes) if has_head else [],
+        "classes": list(run.classes) if has_classes else [],
         "weights": precision,
         "preprocessing": {
             "color": "RGB" if len(data.mean) == 3 else f"{len(data.mean)} channels",
@@ -204,11 +257,12 @@ def _compare(programs, batches, size: int, shape: tuple, classes: Sequence[str])
         if not good:
             continue
         best = [rows.argmax(-1) for rows in answers]
-        count, same = count + len(good), same + int((best[0] == best[1]).sum())
+        alike = (best[0] == best[1]).reshape(len(good), -1)  # of maps the share of pixels
+        count, same = count + len(good), same + float(alike.mean(1).sum())
         largest = max(largest, float(np.abs(answers[0] - answers[1]).max()))
         for row, (file, _) in enumerate(good):
             label = known.get(pathlib.Path(file.name).parent.name)
-            if label is not None:
+            if label is not None and alike.shape[1] == 1:
                 labelled += 1
                 right = [r + int(b[row] == label) for r, b in zip(right, best, strict=True)]
     if not count:

@@ -76,11 +76,11 @@ def _lifetime(program: jax.export.Exported) -> dict[str, Any]:
 
 
 def load(path: pathlib.Path) -> Callable[[np.ndarray], np.ndarray]:
-    """The program of a file: images to answers."""
+    """The program of a file: images to its first output."""
     with zipfile.ZipFile(path) as archive:
         program = jax.export.deserialize(bytearray(archive.read(PROGRAM)))
     call = jax.jit(program.call)
-    return lambda images: np.asarray(call(images))
+    return lambda images: np.asarray(jax.tree.leaves(call(images))[0])
 
 
 def _stored(weights: Weights, precision: str) -> Callable[[], Weights]:

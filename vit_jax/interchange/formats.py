@@ -258,9 +258,14 @@ def how_to_accept(option: str, value: object) -> str:
     )
 
 
-def describe_model(config: classifier.ClassifierConfig, called: str = "") -> str:
-    """A model in words: 'ViT-B/16, 86,567,656 parameters, images of 224 pixels, 1,000 classes'; see `naming`."""
+def describe_model(
+    config: classifier.ClassifierConfig, called: str = "", *, of_pixels: int = 0
+) -> str:
+    """A model in words: 'ViT-B/16, 86,567,656 parameters, images of 224 pixels, 1,000 classes'; see `naming`. One that
+    segments has as many classes `of_pixels`.
+    """
     classes = f", {config.num_classes:,} classes" if config.num_classes else ", no head"
+    classes = f", {of_pixels} classes of pixels" if of_pixels else classes
     return (
         f"{naming.full_name(config, called)}, {registry.count_parameters(config):,} parameters, images of "
         f"{sizes.size_text(config.image_size)} pixels{classes}"

@@ -58,7 +58,7 @@ class LayerFeatures:
     def map(self) -> jax.Array | np.ndarray:
         """(B, h, w, D), without learned tokens. Raises `ConfigError` without a grid."""
         x = self.patches
-        return x.reshape(len(x), *self.known_grid(), x.shape[-1])
+        return x.reshape(x.shape[0], *self.known_grid(), x.shape[-1])
 
     def known_grid(self) -> tuple[int, int]:
         """Rows and columns of the patches. Raises `ConfigError` without a grid."""
@@ -190,7 +190,7 @@ def _select(
     if norm and isinstance(model, classifier.Classifier):  # A guest may be any module.
         x = model.last_norm(x, name)
     if x.ndim == 4:  # a feature map
-        flat = x.reshape(len(x), -1, x.shape[-1])
+        flat = x.reshape(x.shape[0], -1, x.shape[-1])
         return LayerFeatures(flat, name, (x.shape[1], x.shape[2]), has_class_token=False)
     return _of_tokens(x, name, layout.network_of(model.config, name))
 

@@ -129,14 +129,16 @@ class QueryHead(nnx.Module):
 
         def join(x: jax.Array) -> jax.Array:
             queries = self.queries[...].astype(x.dtype)
-            return jnp.concatenate([jnp.broadcast_to(queries, (len(x), *queries.shape)), x], axis=1)
+            return jnp.concatenate(
+                [jnp.broadcast_to(queries, (x.shape[0], *queries.shape)), x], axis=1
+            )
 
         def bias(number: int, x: jax.Array) -> jax.Array | None:
             if masked is None:
                 return None
             normed = model.last_norm(x, "blocks")
             predictions.append(self.predict(normed, model.config.grid))
-            draws = jax.random.uniform(jax.random.fold_in(key, number), (len(x), count, 1))
+            draws = jax.random.uniform(jax.random.fold_in(key, number), (x.shape[0], count, 1))
             return hide(predictions[-1][0], model.config.grid, draws > masked[number])
 
         joining = Joining(self.blocks, join, bias)
@@ -194,7 +196,7 @@ class Upscale(nnx.Module):
 def to_map(tokens: jax.Array, grid: tuple[int, int]) -> jax.Array:
     """The patches (B, h, w, D) of tokens (B, N, D), which end with them."""
     rows, columns = grid
-    return tokens[:, -rows * columns :].reshape(len(tokens), rows, columns, -1)
+    return tokens[:, -rows * columns :].reshape(tokens.shape[0], rows, columns, -1)
 
 
 def hide(masks: jax.Array, grid: tuple[int, int], free: jax.Array) -> jax.tree_util.Partial:

@@ -22,9 +22,11 @@ from vit_jax.optim import multipliers, preconditioners, schedule_free, sharpness
 from vit_jax.optim.optimizers import OPTIMIZERS, SCALED_BY_TRUST
 from vit_jax.optim.options import Optim, keeps_average
 from vit_jax.optim.preconditioners import PRECONDITIONERS
-from vit_jax.optim.schedules import Schedule, schedule
+from vit_jax.optim.schedules import Schedule, late_schedule, schedule
 
-__all__ = ["OPTIMIZERS", "ema_update", "keeps_average", "make", "schedule", "update_average"]
+__all__ = [
+    "OPTIMIZERS", "ema_update", "keeps_average", "late_schedule", "make", "schedule", "update_average",
+]  # fmt: skip
 
 
 def make(
@@ -42,11 +44,11 @@ def make(
     1. clip the gradients of all parameters that are not frozen, together, to the norm `clip`; for decay
        by 'gradient', add wd p to them;
     2. the named optimizer turns them into a direction u;
-    3. update = -s (lr m u + d p), with s the relative schedule, m the parameter's multiplier of the
-       learning rate and d its decay: d = lr m wd for decay by 'lr' (AdamW: wherever the learning
-       rate goes, the decay goes), d = wd by 'schedule' (big_vision: m does not touch the decay),
-       d = 0 by 'gradient', where wd is `weight_decay` times the multiplier of `weight_decay_rules`;
-       of LAMB, whose decay is part of its direction (see `trust`), d = 0;
+    3. update = -s (lr m u + d p), with s the relative schedule (`late` parameters have their own), m the
+       parameter's multiplier of the learning rate and d its decay: d = lr m wd for decay by 'lr' (AdamW:
+       wherever the learning rate goes, the decay goes), d = wd by 'schedule' (big_vision: m does not touch
+       the decay), d = 0 by 'gradient', where wd is `weight_decay` times the multiplier of
+       `weight_decay_rules`; of LAMB, whose decay is part of its direction (see `trust`), d = 0;
     4. frozen parameters get an update of exactly 0. Nothing is stored for them.
 
     Args:
@@ -77,6 +79,13 @@ def make(
     shapes = dict(zip(names, [p.shape for p in jax.tree.leaves(params)], strict=True))
     patterns.check_patterns(config.freeze, names, "config.optim.freeze")
     frozen = set(patterns.matching(config.freeze, names))
+    patterns.check_patterns(config.late, names, "config.optim.late")
+    late = set(patterns.matching(config.late, names))
+    relatives = dict.fromkeys(names, relative)
+    if late:
+        relatives |= dict.fromkeys(
+            late, late_schedule(config, total_steps=total_steps, to_steps=to_steps)
+        )
     if len(frozen) == len(names):
         raise ConfigError("config.optim.freeze leaves no parameter to train")
 
@@ -97,7 +106,7 @@ def make(
     trained = optax.chain(
         optax.clip_by_global_norm(config.clip) if config.clip else optax.identity(),
         direction,
-        _step(relative, rates, decays, decay_over_time),
+        _step(relatives, rates, decays, decay_over_time),
     )
     if config.name == "schedule_free":
         schedule_free.check(config, to_steps(config.cooldown))
@@ -184,21 +193,21 @@ def _check_inside(config: Optim) -> None:
 
 
 def _step(
-    relative: Schedule, rates: dict, decays: dict, decay_over_time: Schedule | None
+    relatives: dict[str, Schedule], rates: dict, decays: dict, decay_over_time: Schedule | None
 ) -> optax.GradientTransformation:
-    """Directions u to updates -s (rate u + decay p), s being the relative schedule; the decay may have one
+    """Directions u to updates -s (rate u + decay p), s being the parameter's relative schedule; the decay may have one
     of its own.
     """
 
     def update(directions, state, params):
-        s = relative(state.count)
+        scales = {schedule: schedule(state.count) for schedule in dict.fromkeys(relatives.values())}
         decay = decay_over_time(state.count) if decay_over_time else None
 
         def step(name, u, p):
             change = rates[name] * u
             if np.any(decays[name]):
                 change += (decays[name] if decay is None else decay * decays[name]) * p
-            return -s * change
+            return -scales[relatives[name]] * change
 
         return patterns.map_named(step, directions, params), _StepState(state.count + 1)
 

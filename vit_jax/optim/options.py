@@ -7,6 +7,7 @@ from vit_jax.base.schema import option
 
 # The optimizers of single numbers; all others are of matrices, see `preconditioners`.
 ELEMENTWISE = ("adamw", "nadamw", "lamb", "sgd", "adafactor", "lion", "rmsprop", "schedule_free")
+FALLING = ("cosine", "linear", "polynomial")  # schedules that fall to `lr_end`
 _WITH_ORTHOGONAL = ("muon", "adamuon", "normuon")
 _WITH_BLOCKS = ("shampoo", "soap")
 
@@ -38,12 +39,23 @@ class Optim:
     schedule: str = option(
         "cosine",
         "shape of the learning rate after warm-up",
-        choices=("cosine", "linear", "rsqrt", "constant", "staircase"),
+        choices=(*FALLING, "rsqrt", "constant", "staircase"),
     )
     warmup: str = option(
         "0 steps",
         "linear rise from 0 to the peak: steps, epochs, examples or %",
         parse=durations.parse,
+    )
+    late: tuple = option(
+        (),
+        "patterns of parameters that rest during the warm-up, while new heads learn, and then have a warm-up of their "
+        "own, late_warmup",
+    )
+    late_warmup: str = option(
+        "0 steps",
+        "late: how long these parameters rise from 0 to the peak, once the warm-up is over",
+        parse=durations.parse,
+        when={"late": bool},
     )
     cooldown: str = option(
         "0 steps", "linear fall to 0 at the end, for rsqrt and constant", parse=durations.parse,
@@ -64,11 +76,17 @@ class Optim:
         0.1, "staircase: what it is multiplied by each time", minimum=0, maximum=1,
         when={"schedule": ("staircase",)},
     )  # fmt: skip
+    power: float = option(
+        0.9,
+        "polynomial: lr * (1 - p) ^ power, p from 0 to 1 after warm-up",
+        above=0,
+        when={"schedule": ("polynomial",)},
+    )
     lr_end: float = option(
         0.0,
-        "cosine and linear: the learning rate at the end",
+        "cosine, linear and polynomial: the learning rate at the end",
         minimum=0,
-        when={"schedule": ("cosine", "linear")},
+        when={"schedule": FALLING},
     )
     b1: float = option(
         0.9,

@@ -39,6 +39,11 @@ def check(config: Optim, cooldown: int) -> None:
             f"config.optim.weight_decay_end = {config.weight_decay_end} is a schedule too, and "
             "config.optim.name='schedule_free' has none: unset it"
         )
+    if config.late:
+        raise ConfigError(
+            f"config.optim.late = {config.late!r}: config.optim.name='schedule_free' has one warm-up for all "
+            "parameters; set late to ()"
+        )
     if config.ema:
         raise ConfigError(
             f"config.optim.ema = {config.ema}: config.optim.name='schedule_free' averages parameters itself; "

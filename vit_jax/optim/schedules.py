@@ -10,12 +10,14 @@ import jax.numpy as jnp
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
-from vit_jax.optim.options import Optim
+from vit_jax.optim.options import FALLING, Optim
 
 Schedule = Callable[[jax.typing.ArrayLike], jax.Array]
 
 
-def schedule(config: Optim, *, total_steps: int, to_steps: Callable[[str], int]) -> Schedule:
+def schedule(
+    config: Optim, *, total_steps: int, to_steps: Callable[[str], int], rise: str = "warmup"
+) -> Schedule:
     """The learning rate relative to its peak, as a function of the number of updates already made.
 
     With t updates made, W the warm-up, T the total and p = clip((t - W) / (T - W), 0, 1), the shape
@@ -23,6 +25,7 @@ def schedule(config: Optim, *, total_steps: int, to_steps: Callable[[str], int])
 
         cosine     e + (1 - e) (1 + cos(pi p)) / 2
         linear     e + (1 - e) (1 - p)
+        polynomial e + (1 - e) (1 - p)^power (EoMT, arXiv 2503.19108)
         rsqrt      1 / sqrt(1 + max(t - W, 0) / timescale)
         constant   1
         staircase  factor^n, with n of the boundaries reached (BiT §3.3)
@@ -35,6 +38,7 @@ def schedule(config: Optim, *, total_steps: int, to_steps: Callable[[str], int])
       config: `config.optim`.
       total_steps: T, at least 1.
       to_steps: a duration such as '5%' in steps.
+      rise: the field that says how long the warm-up is.
 
     Returns:
       A function of a scalar (or array) of integers, to float32 in [0, 1].
@@ -42,7 +46,7 @@ def schedule(config: Optim, *, total_steps: int, to_steps: Callable[[str], int])
     Raises:
       ConfigError: a field has no effect with this shape, or the parts do not fit into the run.
     """
-    warmup = _steps(config, "warmup", to_steps)
+    warmup = _steps(config, rise, to_steps)
     cooldown = _steps(config, "cooldown", to_steps)
     timescale = _steps(config, "timescale", to_steps)
     boundaries = _boundaries(config, to_steps, warmup, total_steps)
@@ -53,6 +57,7 @@ def schedule(config: Optim, *, total_steps: int, to_steps: Callable[[str], int])
             end + (1 - end) * 0.5 * (1 + jnp.cos(jnp.pi * jnp.minimum(k / span, 1)))
         ),
         "linear": lambda k: end + (1 - end) * (1 - jnp.minimum(k / span, 1)),
+        "polynomial": lambda k: end + (1 - end) * (1 - jnp.minimum(k / span, 1)) ** config.power,
         "rsqrt": lambda k: 1 / jnp.sqrt(1 + k / timescale),
         "constant": jnp.ones_like,
         "staircase": lambda k: (
@@ -63,7 +68,7 @@ def schedule(config: Optim, *, total_steps: int, to_steps: Callable[[str], int])
     if config.schedule not in shapes:
         hint = nearest(config.schedule, shapes)
         raise ConfigError(f"config.optim.schedule = {config.schedule!r} is not a schedule{hint}")
-    if config.schedule in ("cosine", "linear", "staircase") and cooldown:
+    if config.schedule in (*FALLING, "staircase") and cooldown:
         raise ConfigError(
             f"config.optim.cooldown has no use with the {config.schedule} schedule, which has its own end; "
             "set it to '0 steps'"
@@ -71,7 +76,7 @@ def schedule(config: Optim, *, total_steps: int, to_steps: Callable[[str], int])
     if config.schedule in ("rsqrt", "constant", "staircase") and config.lr_end:
         raise ConfigError(
             f"config.optim.lr_end has no use with the {config.schedule} schedule; "
-            "set it to 0: only cosine and linear end there"
+            "set it to 0: only cosine, linear and polynomial end there"
         )
     if config.lr_end > config.lr:
         raise ConfigError(
@@ -84,7 +89,7 @@ def schedule(config: Optim, *, total_steps: int, to_steps: Callable[[str], int])
         )
     if warmup + cooldown > total_steps:
         raise ConfigError(
-            f"config.optim.warmup and cooldown take {warmup} + {cooldown} steps, more than the {total_steps} "
+            f"config.optim.{rise} and cooldown take {warmup} + {cooldown} steps, more than the {total_steps} "
             "of the whole run; shorten them or train for longer"
         )
 
@@ -96,6 +101,33 @@ def schedule(config: Optim, *, total_steps: int, to_steps: Callable[[str], int])
         if cooldown:
             value *= jnp.clip((total_steps - t) / cooldown, 0, 1)
         return value
+
+    return relative
+
+
+def late_schedule(config: Optim, *, total_steps: int, to_steps: Callable[[str], int]) -> Schedule:
+    """The schedule of the parameters `config.late`: 0 during the warm-up of the others; from then on `schedule` with
+    the warm-up `late_warmup` over the steps that remain (EoMT, arXiv 2503.19108).
+
+    Raises:
+      ConfigError: see `schedule`; or boundaries are set, which count from the beginning of the run.
+    """
+    if config.schedule == "staircase":
+        raise ConfigError(
+            f"config.optim.late = {config.late!r} has no use with the staircase schedule: set another schedule, or "
+            "late to ()"
+        )
+    rest, warmup = (_steps(config, field, to_steps) for field in ("warmup", "late_warmup"))
+    if rest + warmup > total_steps:
+        raise ConfigError(
+            f"config.optim.warmup and late_warmup take {rest} + {warmup} steps, and the whole run has {total_steps}; "
+            "shorten them or train for longer"
+        )
+    own = schedule(config, total_steps=total_steps - rest, to_steps=to_steps, rise="late_warmup")
+
+    def relative(count: jax.typing.ArrayLike) -> jax.Array:
+        t = jnp.asarray(count, jnp.float32) - rest
+        return jnp.where(t < 0, 0.0, own(jnp.maximum(t, 0)))
 
     return relative
 

@@ -3,7 +3,6 @@ found. Which images these are is in `images.py`.
 """
 
 import collections
-import colorsys
 import concurrent.futures
 import dataclasses
 import itertools
@@ -17,7 +16,7 @@ import jax
 import numpy as np
 from absl import logging
 from etils import epath
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 
 from vit_jax.base import outputs
 from vit_jax.base.errors import ConfigError
@@ -29,12 +28,11 @@ from vit_jax.evaluation import maps
 from vit_jax.evaluation.forward import data_of
 from vit_jax.evaluation.segmentation import check_windows, grain, options_of, segments_of
 from vit_jax.models import registry
+from vit_jax.pictures import masks
 from vit_jax.prediction.images import Named, find_images
 from vit_jax.prediction.overrides import load_for_images
 
 TABLE, PANOPTIC = "maps.json", "panoptic.json"
-_SHOWN = 0.5  # of the classes' colours in an overlay
-_LINE, _SWATCH, _LEGEND = 18, 12, 180  # pixels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,31 +59,92 @@ class Segmented:
         order = [int(i) for i in np.argsort(-counts, kind="stable") if counts[i]]
         return {self.classes[i]: float(counts[i] / self.labels.size) for i in order}
 
+    def mask(self) -> Image.Image:
+        """The mask as a PNG keeps it, see `masks.mask_picture`."""
+        return masks.mask_picture(self.labels, len(self.classes))
+
+    def layer(self) -> Image.Image:
+        """The classes' colours to lay over the image, and white borders between segments; see `masks.layer`."""
+        lines = None if self.segments is None else segments.borders(self.segments)
+        return masks.layer(self.labels, len(self.classes), lines)
+
+    def overlay(self) -> Image.Image:
+        """The image with its `layer`, and beside it which colour is which class."""
+        colors, shares = masks.palette(len(self.classes)), self.shares()
+        rows = [
+            (f"{name} {share:.1%}", tuple(colors[self.classes.index(name)].tolist()))
+            for name, share in shares.items()
+        ]
+        return masks.side_by_side([masks.overlay(self.image, self.layer()), masks.legend(rows)])
+
+
+class Segmenter:
+    """A model that segments, for images of any size.
+
+    Attributes:
+      data: how images are normalised, the section `config.data`.
+      classes: their names.
+      answers: the forward pass, jitted, see `maps.make_answers`.
+      things: of each class, whether single ones are found; () for a model that finds none.
+    """
+
+    def __init__(self, run: reading.Run, windows: str | None = None):
+        """
+        Args:
+          run: from `loading.load_run`.
+          windows: one of `maps.WINDOWS`; by default as the run is evaluated.
+
+        Raises:
+          ConfigError: the model does not segment, or it is not known how images are normalised.
+        """
+        if run.own is None:
+            raise ConfigError(
+                f"{run.directory} gives no maps: pass a run that was trained with "
+                "config.objective.name='segmentation'"
+            )
+        objective = run.own.networks.objective
+        self.things = objective.table.things if objective.panoptic else ()
+        self._options = options_of(run.config.eval.evaluators)
+        self._windows, self._grain = windows or self._options.windows, grain(run.model_config)
+        check_windows(self._windows, self.things)
+        self.data, self.classes = data_of(run), run.classes
+        self.answers, self._run = jax.jit(maps.make_answers(run.own.networks, self.data)), run
+
+    @property
+    def weights(self) -> tuple[registry.Weights, registry.Weights]:
+        """Of the model as it is now, and of what the objective owns: the first two arguments of `answers`."""
+        return registry.split(self._run.model)[1], self._run.own.weights
+
+    def count_windows(self, size: tuple[int, int]) -> int:
+        """How many windows there are of an image of a height and a width."""
+        return maps.count_windows(size, self.data, self._windows, self._grain)
+
+    def cut(self, pixels: np.ndarray) -> maps.Windows:
+        """What the model sees of an image (H, W, C) uint8."""
+        return maps.cut(pixels, self.data, self._windows, self._grain)
+
+    def join(
+        self, name: str, image: np.ndarray, cut: maps.Windows, answers: Sequence[tuple]
+    ) -> Segmented:
+        """An image with its classes, by what the model answered to each of its windows."""
+        labels = cut.labels([scores for scores, *_ in answers])
+        parts = None
+        if self.things:
+            parts = segments_of(answers[0], labels.shape, self.things, self._options)
+        return Segmented(name, labels, self.classes, image, parts)
+
 
 def segment(
-    run: reading.Run, files: Iterable[Named], *, batch_size: int, windows: str | None = None
+    segmenter: Segmenter, files: Iterable[Named], *, batch_size: int
 ) -> Iterator[Segmented | BadImage]:
     """The class of every pixel of images, in their order; what cannot be read comes back as its `BadImage`.
 
     Args:
-      run: from `loading.load_run`.
+      segmenter: the model.
       files: images of any size, see `images.find_images`.
       batch_size: images at a time, and windows at most.
-      windows: one of `maps.WINDOWS`; by default as the run is evaluated.
-
-    Raises:
-      ConfigError: the model does not segment, or it is not known how images are normalised.
     """
-    if run.own is None:
-        raise ConfigError(
-            f"{run.directory} gives no maps: pass a run that was trained with config.objective.name='segmentation'"
-        )
-    options = options_of(run.config.eval.evaluators)
-    windows, table = windows or options.windows, run.own.networks.objective.table
-    things = table.things if run.own.networks.objective.panoptic else ()
-    check_windows(windows, things)
-    data, weights = data_of(run), registry.split(run.model)[1]
-    answer = jax.jit(maps.make_answers(run.own.networks, data))
+    data, weights = segmenter.data, segmenter.weights
 
     def read(file: Named) -> tuple[Named, np.ndarray | BadImage]:
         try:
@@ -98,11 +157,7 @@ def segment(
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         while several := list(itertools.islice(remaining, batch_size)):
             found = list(pool.map(read, several))
-            seen = [
-                None if isinstance(pixels, BadImage)
-                else maps.cut(pixels, data, windows, grain(run.model_config))
-                for _, pixels in found
-            ]  # fmt: skip
+            seen = [None if isinstance(x, BadImage) else segmenter.cut(x) for _, x in found]
             pixels = [one for cut in seen if cut for one in cut.pixels]
             rows = rows or min(batch_size, max(len(pixels), 1))  # one shape, one compilation
             answers = collections.deque()
@@ -110,16 +165,14 @@ def segment(
                 batch = np.zeros((rows, *pixels[0].shape), np.uint8)
                 part = pixels[first : first + rows]
                 batch[: len(part)] = part
-                given = jax.device_get(answer(weights, run.own.weights, batch))
+                given = jax.device_get(segmenter.answers(*weights, batch))
                 answers.extend(list(zip(*given, strict=True))[: len(part)])
             for (file, image), cut in zip(found, seen, strict=True):
                 if cut is None:
                     yield image
                     continue
                 own = [answers.popleft() for _ in cut.pixels]
-                labels = cut.labels([scores for scores, *_ in own])
-                parts = segments_of(own[0], labels.shape, things, options) if things else None
-                yield Segmented(file.name, labels, run.classes, image, parts)
+                yield segmenter.join(file.name, image, cut, own)
 
 
 def write_maps(
@@ -140,7 +193,8 @@ def write_maps(
       path: of a run that segments.
       sources: of images, see `images.find_images`.
       out: a folder, made if it is not there.
-      batch_size, windows: see `segment`.
+      batch_size: see `segment`.
+      windows: see `Segmenter`.
       settings, model_options: see `overrides.load_for_images`.
 
     Returns:
@@ -148,11 +202,12 @@ def write_maps(
     """
     files = find_images(sources)
     run = load_for_images(path, settings, "predict", model_options)
+    segmenter = Segmenter(run, windows)
     folder = outputs.make_folder(out, "--out")
     rows, bad, names = [], 0, collections.Counter()
-    table = run.own and run.own.networks.objective.table
+    table = run.own.networks.objective.table
     coco = {"images": [], "annotations": [], "categories": segments.categories(table)}
-    for result in segment(run, files, batch_size=batch_size, windows=windows):
+    for result in segment(segmenter, files, batch_size=batch_size):
         if isinstance(result, BadImage):
             bad += 1
             logging.error("%s", result)
@@ -161,7 +216,7 @@ def write_maps(
         names[stem] += 1
         stem += f"_{names[stem]}" if names[stem] > 1 else ""
         files_of = {"mask": f"{stem}.png", "overlay": f"{stem}_overlay.png"}
-        pictures = {"mask": mask_picture(result), "overlay": overlay(result)}
+        pictures = {"mask": result.mask(), "overlay": result.overlay()}
         if result.segments is not None:
             files_of["panoptic"] = f"{stem}_panoptic.png"
             colors, infos = segments.colored(result.segments)
@@ -182,38 +237,3 @@ def write_maps(
     with outputs.writing(folder / TABLE) as partial:
         partial.write_text(json.dumps({"classes": numbers, "images": rows}, indent=1))
     return {"images": len(rows), "unreadable": bad, "classes": list(run.classes)}
-
-
-def mask_picture(result: Segmented) -> Image.Image:
-    """The mask as a PNG keeps it: class numbers, with a palette to look at."""
-    picture = Image.fromarray(result.labels, mode="P")
-    picture.putpalette(palette(len(result.classes)).reshape(-1).tolist())
-    return picture
-
-
-def overlay(result: Segmented) -> Image.Image:
-    """The image with the classes' colours on it, borders of segments in white, and which is which beside it."""
-    colors, classes = palette(len(result.classes)), result.classes
-    image = result.image if result.image.shape[2] == 3 else result.image[..., :1].repeat(3, 2)
-    mixed = (1 - _SHOWN) * image + _SHOWN * colors[result.labels]
-    if result.segments is not None:
-        mixed[segments.borders(result.segments)] = 255
-    shares = result.shares()
-    height, width = result.labels.shape
-    sheet = Image.new("RGB", (width + _LEGEND, max(height, _LINE * len(shares))), "white")
-    sheet.paste(Image.fromarray(mixed.astype(np.uint8)))
-    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=12)
-    for row, (name, share) in enumerate(shares.items()):
-        left, top = width + 6, row * _LINE + 3
-        color = tuple(colors[classes.index(name)].tolist())
-        pen.rectangle((left, top, left + _SWATCH, top + _SWATCH), fill=color)
-        pen.text((left + _SWATCH + 6, top - 2), f"{name} {share:.1%}", fill="black", font=font)
-    return sheet
-
-
-def palette(count: int) -> np.ndarray:
-    """(count, 3) uint8: black for the first class, and hues that differ as much as they can for the others."""
-    golden = 0.618034
-    hues = ((i * golden) % 1 for i in range(count - 1))
-    found = [colorsys.hsv_to_rgb(h, 0.6 + 0.4 * (i % 2), 0.95) for i, h in enumerate(hues)]
-    return np.round(255 * np.array([(0, 0, 0), *found])).astype(np.uint8)

@@ -127,7 +127,7 @@ def check_head(run: reading.Run) -> None:
     """Raises `ConfigError` for a model without a head."""
     if run.own is not None:
         raise ConfigError(
-            f"{run.directory}: the model segments: pass --out=FOLDER for the masks of images"
+            f"{run.directory}: the model segments: pass --out=FOLDER for the masks of images (in Python run.segment)"
         )
     if not run.model_config.num_classes:
         raise ConfigError(

@@ -16,26 +16,27 @@ from vit_jax.data import crops, images
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, TooLarge
 from vit_jax.devices import local
-from vit_jax.serving.decode_worker import LENGTH, PIXELS, SECONDS
+from vit_jax.serving.decode_worker import LENGTH, PIXELS, SECONDS, SIZE, Settings
 
 _BYTES_PER_PIXEL = 16  # of the largest image, for what decoders keep beside its pixels
 _LEAST_MEGABYTES = 256
-_MOST_ANSWER = 2**16  # bytes of an answer that is no crop
+_MOST_ANSWER = 2**16  # bytes of an answer without pixels
 _NAME = "sent"
 
 
 class Decoders:
     """Processes that each decode one image at a time, between `start` and `stop`."""
 
-    def __init__(self, data: Data, *, seconds: float, count: int = 0):
+    def __init__(self, data: Data, *, seconds: float, count: int = 0, whole: int = 0):
         """Starts nothing yet.
 
         Args:
           data: how images are cut, the section `config.data`.
           seconds: how long one image may take, whatever else the machine does.
           count: of processes; 0: one for each core.
+          whole: see `decode_worker.Settings`.
         """
-        self._data, self._seconds = data, seconds
+        self._data, self._seconds, self._whole = data, seconds, whole
         self._count = count or local.cores()
         self._idle: asyncio.Queue[_Worker] = asyncio.Queue()
         self._workers: set[_Worker] = set()
@@ -53,7 +54,7 @@ class Decoders:
         await asyncio.gather(*(worker.end() for worker in self._workers))
 
     async def decode(self, file: bytes) -> np.ndarray:
-        """The crop of an image that is evaluated, (H, W, C) uint8. Who cancels it ends the decoding.
+        """The pixels of an image, (H, W, C) uint8. Who cancels it ends the decoding.
 
         Raises:
           BadImage: it cannot be read, or takes too long.
@@ -78,11 +79,12 @@ class Decoders:
                 ) from None
             raise
         self._idle.put_nowait(worker)
-        return self._crop(answer)
+        return self._pixels(answer)
 
-    def _crop(self, answer: bytes) -> np.ndarray:
+    def _pixels(self, answer: bytes) -> np.ndarray:
         if answer.startswith(PIXELS):
-            return np.frombuffer(answer, np.uint8, offset=1).reshape(crops.shape(self._data))
+            size, start = SIZE.unpack_from(answer, len(PIXELS)), len(PIXELS) + SIZE.size
+            return np.frombuffer(answer, np.uint8, offset=start).reshape(*size, -1)
         reply = json.loads(answer)
         raise (TooLarge if reply["too_large"] else BadImage)(_NAME, reply["why"])
 
@@ -93,8 +95,10 @@ class Decoders:
 
     async def _add(self) -> None:
         megabytes = max(self._data.max_pixels * _BYTES_PER_PIXEL >> 20, _LEAST_MEGABYTES)
-        crop = len(PIXELS) + int(np.prod(crops.shape(self._data)))
-        worker = await _Worker.start((self._data, megabytes), max(crop, _MOST_ANSWER))
+        height, width, channels = crops.shape(self._data)
+        most = len(PIXELS) + SIZE.size + channels * (self._whole or height * width)
+        settings = Settings(self._data, self._whole, megabytes)
+        worker = await _Worker.start(settings, max(most, _MOST_ANSWER))
         self._workers.add(worker)
         self._idle.put_nowait(worker)
 
@@ -106,7 +110,7 @@ class _Worker:
         self._process, self._most = process, most
 
     @classmethod
-    async def start(cls, settings: tuple[Data, int], most: int) -> "_Worker":
+    async def start(cls, settings: Settings, most: int) -> "_Worker":
         """A process that is ready; no answer of it may have more than `most` bytes."""
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "vit_jax.serving.decode_worker",

@@ -2,7 +2,7 @@
 request, and where the model looks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -11,6 +11,7 @@ from vit_jax import objectives
 from vit_jax.base import logs
 from vit_jax.checkpoints import reading
 from vit_jax.data import crops
+from vit_jax.data.options import Data
 from vit_jax.evaluation.forward import data_of, make_forward
 from vit_jax.inspection import maps, observe
 from vit_jax.inspection.contract import picture_of
@@ -35,20 +36,15 @@ class Network:
           ConfigError: it is not known how images are normalised.
         """
         self.data, self.classes = data_of(run), tuple(run.classes)
-        self.sizes = (*(2**i for i in range(largest.bit_length()) if 2**i < largest), largest)
+        self.sizes = batch_sizes(largest)
         definition, weights = registry.split(run.model)
         self._weights = jax.device_put(weights, jax.devices()[0])
         forward = make_forward(definition, run.model_config, self.data)
         activation = objectives.activation(run.config.objective)
         classify = jax.jit(lambda weights, images: activation(forward(weights, images).logits))
-        sizes = ", ".join(map(str, self.sizes))
-        with logs.with_elapsed_time(f"compiling for batches of {sizes} images"):
-            self._programs = {
-                size: classify.lower(self._weights, self._images(size)).compile()
-                for size in self.sizes
-            }
-            self._layout = layouts(run.model_config)["attention"]
-            self._look = self._compile_look(run)
+        self._programs = compile_for_sizes(classify, (self._weights,), self.sizes, self.data)
+        self._layout = layouts(run.model_config)["attention"]
+        self._look = self._compile_look(run)
 
     @property
     def has_attention(self) -> bool:
@@ -65,18 +61,33 @@ class Network:
         rollout = np.asarray(self._look(self._weights, image[None]))
         return maps.overlay(picture_of(image), rollout.reshape(self._layout.grid))
 
-    def _images(self, count: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((count, *crops.shape(self.data)), np.uint8)
-
     def _compile_look(self, run: reading.Run) -> jax.stages.Compiled | None:
         """The program for `look`, or `None`."""
         config = observe.for_inspection(run.model_config)
         observed = observe.make_look(registry.abstract(config)[0], config, self.data)
-        found = jax.eval_shape(observed, self._weights, self._images(1))["found"]
+        found = jax.eval_shape(observed, self._weights, _images(1, self.data))["found"]
         if "attention.rollout" not in found:
             return None
 
         def rollout(weights: registry.Weights, images: jax.Array) -> jax.Array:
             return observed(weights, images)["found"]["attention.rollout"][-1, 0]
 
-        return jax.jit(rollout).lower(self._weights, self._images(1)).compile()
+        return jax.jit(rollout).lower(self._weights, _images(1, self.data)).compile()
+
+
+def batch_sizes(largest: int) -> tuple[int, ...]:
+    """Every power of two below `largest`, and `largest`."""
+    return (*(2**i for i in range(largest.bit_length()) if 2**i < largest), largest)
+
+
+def compile_for_sizes(
+    function: Callable, weights: tuple, sizes: Sequence[int], data: Data
+) -> dict[int, jax.stages.Compiled]:
+    """Programs of `function(*weights, images)`, a jitted one, for batches of several sizes."""
+    text = ", ".join(map(str, sizes))
+    with logs.with_elapsed_time(f"compiling for batches of {text} images"):
+        return {n: function.lower(*weights, _images(n, data)).compile() for n in sizes}
+
+
+def _images(count: int, data: Data) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((count, *crops.shape(data)), np.uint8)

@@ -13,6 +13,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.interchange.formats import describe_model
 from vit_jax.prediction.overrides import load_for_images
 from vit_jax.serving.limits import Limits
+from vit_jax.serving.map_network import MapNetwork
 from vit_jax.serving.network import Network
 
 
@@ -32,7 +33,7 @@ def serve(
     Args:
       path: of a run, or of a checkpoint of any format.
       host, port: where to listen; port 0: any that is free.
-      batch_size: images computed together, at most.
+      batch_size: images, or their windows, computed together, at most.
       announce: called with `url` and `model` once requests are taken.
       settings: of the run's config, see `overrides.of_images`.
       model_options: see `loading.load_run`.
@@ -46,15 +47,18 @@ def serve(
     except ImportError as error:
         raise ConfigError(f"serve needs {error.name}: pip install vit_jax[serve]") from error
     run = load_for_images(path, settings, "serve", model_options)
-    if not run.model_config.num_classes:
+    if not run.model_config.num_classes and run.own is None:
         raise ConfigError(
             f"{path}: the model has no head, and so no classes to serve: fine-tune it"
         )
+    network = Network(run, batch_size) if run.own is None else MapNetwork(run, batch_size)
     about = {
-        "model": describe_model(run.model_config, run.config.model.name),
+        "model": describe_model(
+            run.model_config, run.config.model.name, of_pixels=len(run.classes) if run.own else 0
+        ),
         "checkpoint": str(path),
     }
-    server = Server(Network(run, batch_size), limits, about)
+    server = Server(network, limits, about)
     _allow_connections()
 
     async def until_stopped() -> None:

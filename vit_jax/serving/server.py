@@ -1,7 +1,8 @@
 """What is asked of the server, and what it answers: HTTP with aiohttp.
 
     GET  /         a page where one drops an image
-    POST /predict  the bytes of an image: its classes, {"predictions": [{"class": …, "probability": …}, …]}
+    POST /predict  the bytes of an image: what is in it, see `replies.py`
+    POST /mask     the same to a model that segments: the mask as PNG
     GET  /model    what the model is
     GET  /healthz  200 while it takes requests, 503 once it stops
     GET  /metrics  for Prometheus
@@ -10,28 +11,28 @@ A request that cannot be served gets a status and {"error": SENTENCE}.
 """
 
 import asyncio
-import base64
 import contextlib
 import pathlib
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import prometheus_client
 from absl import logging
 from aiohttp import hdrs, web
-from PIL import Image
 
 from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.record import BadImage, TooLarge
-from vit_jax.pictures.page import png
+from vit_jax.devices import local
 from vit_jax.serving.batching import Batcher
 from vit_jax.serving.decoders import Decoders
 from vit_jax.serving.limits import Limits, Refusal
+from vit_jax.serving.map_network import MapNetwork
 from vit_jax.serving.network import Network
+from vit_jax.serving.replies import Reply, Wanted, replies_of
 
 _PAGE = pathlib.Path(__file__).with_name("page.html")
 _MOST_HELD = 2**30  # bytes of all bodies that are on their way or not answered
@@ -66,12 +67,16 @@ class Metrics:
 class Server:
     """Serves one network, between `start` and `stop`."""
 
-    def __init__(self, network: Network, limits: Limits, about: dict[str, Any]):
+    def __init__(self, network: Network | MapNetwork, limits: Limits, about: dict[str, Any]):
         """`about` is what /model says beside its classes."""
         self._network, self._limits, self._about = network, limits, about
         self._batcher = Batcher(self._compute, network.sizes)
+        self._replies = replies_of(network, self._batcher)
         self.metrics = Metrics(lambda: len(self._batcher))
-        self._decoders = Decoders(network.data, seconds=limits.seconds)
+        whole = self._replies.whole
+        self._decoders = Decoders(network.data, seconds=limits.seconds, whole=whole)
+        # Whole images take memory: only so many are decoded and not yet answered.
+        self._places = asyncio.Semaphore(2 * local.cores() if whole else limits.queue)
         self._held, self._unanswered, self._stopping = 0, 0, False
 
     async def start(self, host: str, port: int) -> str:
@@ -79,8 +84,8 @@ class Server:
         await self._decoders.start()
         app = web.Application(middlewares=[self._answer], client_max_size=self._limits.bytes)
         app.add_routes([
-            web.get("/", self._page), web.post("/predict", self._predict), web.get("/model", self._model),
-            web.get("/healthz", self._health), web.get("/metrics", self._metrics),
+            web.get("/", self._page), web.post("/predict", self._predict), web.post("/mask", self._mask),
+            web.get("/model", self._model), web.get("/healthz", self._health), web.get("/metrics", self._metrics),
         ])  # fmt: skip
         seconds = self._limits.seconds
         self._runner = web.AppRunner(
@@ -139,42 +144,36 @@ class Server:
         known = request.match_info.route.resource
         path = known.canonical if known else "other"
         self.metrics.requests.labels(path, response.status).inc()
-        if path == "/predict":
+        if path in ("/predict", "/mask"):
             self.metrics.seconds.observe(time.monotonic() - began)
         if self._stopping:
             response.force_close()
         return response
 
     async def _predict(self, request: web.Request) -> web.Response:
-        topk, attention = self._wishes(request)
+        return await self._reply(request, self._replies.predict(request.query))
+
+    async def _mask(self, request: web.Request) -> web.Response:
+        return await self._reply(request, self._replies.mask(request.query))
+
+    async def _reply(self, request: web.Request, wanted: Wanted) -> web.Response:
         self._check_room()
         with self._room_for(request):
             body = await self._receive(request)
             self._check_room()
             self._unanswered += 1
             try:
-                async with asyncio.timeout(self._limits.seconds):
-                    return web.json_response(await self._answer_image(body, topk, attention))
+                async with asyncio.timeout(self._limits.seconds), self._places:
+                    reply = await self._of_image(body, wanted)
             except TimeoutError:
                 raise Refusal(
                     503, f"no answer within {self._limits.seconds:g} seconds: try again later"
                 ) from None
             finally:
                 self._unanswered -= 1
-
-    def _wishes(self, request: web.Request) -> tuple[int, bool]:
-        """How many classes are wanted, and whether attention is."""
-        for name in request.query:
-            if name not in ("topk", "attention"):
-                raise Refusal(400, f"there is no parameter {name!r}, only topk and attention")
-        topk, attention = request.query.get("topk", "5"), request.query.get("attention", "0")
-        if not topk.isdecimal() or int(topk) < 1:
-            raise Refusal(400, f"topk={topk} must be a whole number, 1 or more")
-        if attention not in ("0", "1"):
-            raise Refusal(400, f"attention={attention} must be 0 or 1")
-        if attention == "1" and not self._network.has_attention:
-            raise Refusal(400, "this model has no attention among all patches: set attention=0")
-        return min(int(topk), len(self._network.classes)), attention == "1"
+        if isinstance(reply, bytes):
+            return web.Response(body=reply, content_type="image/png")
+        return web.json_response(reply)
 
     def _check_room(self) -> None:
         if self._unanswered >= self._limits.queue:
@@ -216,35 +215,22 @@ class Server:
     def _too_large(self) -> Refusal:
         return Refusal(413, f"the image has more than {self._limits.megabytes:g} MB")
 
-    async def _answer_image(self, body: bytes, topk: int, attention: bool) -> dict[str, Any]:
-        self._batcher.coming += 1
+    async def _of_image(self, body: bytes, wanted: Wanted) -> Reply:
         try:
-            image = await self._decoders.decode(body)
+            self._batcher.coming += 1
+            try:
+                image = await self._decoders.decode(body)
+            finally:
+                self._batcher.coming -= 1
+            return await wanted(image)
         except TooLarge as error:
             raise Refusal(413, f"the image is too large: {error.why}") from None
         except BadImage as error:
             raise Refusal(415, f"the body is no image that can be read: {error.why}") from None
-        finally:
-            self._batcher.coming -= 1
-        probabilities = await self._batcher.answer(image)
-        best = np.argsort(-probabilities, kind="stable")[:topk]
-        answer: dict[str, Any] = {
-            "predictions": [
-                {"class": self._network.classes[c], "probability": float(probabilities[c])}
-                for c in best
-            ]
-        }
-        if attention:
-            picture = await self._batcher.alone(self._draw, image)
-            answer["attention"] = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
-        return answer
 
-    def _compute(self, images: list[np.ndarray]) -> np.ndarray:
+    def _compute(self, images: list[np.ndarray]) -> Sequence[Any]:
         self.metrics.batches.observe(len(images))
         return self._network.classify(images)
-
-    def _draw(self, image: np.ndarray) -> bytes:
-        return png(Image.fromarray(self._network.look(image)))
 
     async def _page(self, _) -> web.Response:
         return web.Response(text=_PAGE.read_text(), content_type="text/html")
@@ -253,8 +239,7 @@ class Server:
         network = self._network
         about = self._about | {
             "image_size": sizes.size_text(network.data.image_size), "classes": network.classes,
-            "attention": network.has_attention,
-        }  # fmt: skip
+        } | self._replies.about()  # fmt: skip
         return web.json_response(about)
 
     async def _health(self, _) -> web.Response:

@@ -174,7 +174,7 @@ class _Run:
         self.profiler = Profiler(config.log.profile, workdir / "profile")
         self.train_step = compile_train_step(assembly.train_step, states.shardings_of(like), mesh)
         self.gather = states.make_gather(like)
-        self.snapshots = Snapshots(assembly, mesh)
+        self.snapshots = Snapshots(assembly, mesh, source.classes)
         self.compiled = False
         self.results: dict[str, float] = {}
         self.evaluated_at = -1

@@ -5,7 +5,8 @@ Computed by programs beside the training step, which stays as it is. They are di
 steps, and read where the host waits for the devices anyway.
 """
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -13,9 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.base import patterns
+from vit_jax.data.masks import IGNORED
 from vit_jax.data.options import Data
+from vit_jax.data.segments import classes_of
 from vit_jax.devices import meshes
+from vit_jax.evaluation import maps
 from vit_jax.objectives.contract import Batch
+from vit_jax.pictures import masks
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.state import TrainState
 from vit_jax.training.step import make_gradient, prepare_inputs
@@ -36,10 +41,11 @@ class _Due(NamedTuple):
 class Snapshots:
     """Those that `config.log` asks for; at step 1 too, so that the images can be looked at soon."""
 
-    def __init__(self, assembly: Assembly, mesh: jax.sharding.Mesh):
+    def __init__(self, assembly: Assembly, mesh: jax.sharding.Mesh, classes: Sequence[str] = ()):
+        """`classes` are names."""
         log, whole = assembly.config.log, meshes.replicated(mesh)
         wanted = [
-            (log.images, make_images(assembly), _write_images),
+            (log.images, make_images(assembly), functools.partial(_write_images, classes)),
             (log.histograms, make_histograms(assembly), _write_histograms),
         ]
         self._due = [
@@ -68,16 +74,25 @@ class Snapshots:
         self._pending.clear()
 
 
-def make_images(assembly: Assembly) -> Callable[[TrainState, Batch], jax.Array]:
+def make_images(assembly: Assembly) -> Callable[[TrainState, Batch], dict[str, jax.Array]]:
     """`images(state, batch)`: the first images of the step as the model sees them, augmented, mixed and
-    permuted, as pixels (n, H, W, 1 or 3) uint8; of several views the first.
+    permuted, as pixels (n, H, W, 1 or 3) uint8; of several views the first. With masks `labels` too: those of the
+    step and what the model, as it is evaluated, predicts, (2, n, H, W) uint8.
     """
+    networks, config = assembly.networks, assembly.config
+    map_network = maps.make_map_network(networks)
 
-    def images(state: TrainState, batch: Batch) -> jax.Array:
-        found, _, _ = prepare_inputs(assembly.networks.for_devices(), state, batch, assembly.config)
+    def images(state: TrainState, batch: Batch) -> dict[str, jax.Array]:
+        found, targets, _ = prepare_inputs(networks.for_devices(), state, batch, config)
         first = next(iter(found.values()))
-        first = first if first.ndim == 4 else first[:, 0]
-        return pixels(first[:IMAGES], assembly.config.data)
+        first = (first if first.ndim == 4 else first[:, 0])[:IMAGES]
+        shown = {"images": pixels(first, config.data)}
+        if networks.objective.needs_masks and networks.objective.own_answers:
+            labels = classes_of(targets["label"][:IMAGES]).astype(jnp.uint8)
+            scores, *_ = map_network(state.weights(), state.own_weights(), first)
+            scores = jax.image.resize(scores, (*labels.shape, scores.shape[-1]), "linear")
+            shown["labels"] = jnp.stack([labels, scores.argmax(-1).astype(jnp.uint8)])
+        return shown
 
     return images
 
@@ -124,7 +139,29 @@ def histogram(values: jax.Array) -> dict[str, jax.Array]:
     }
 
 
-def _write_images(writer: MetricWriter, step: int, images: np.ndarray) -> None:
+def with_masks(images: np.ndarray, labels: np.ndarray, classes: Sequence[str]) -> np.ndarray:
+    """Each image beside itself with its mask and with what is predicted, and a legend, (n, H, W', 3) uint8.
+
+    Args:
+      images, labels: see `make_images`.
+      classes: names.
+    """
+    colors, seen = masks.palette(len(classes)), np.unique(labels)
+    legend = masks.legend([(classes[i], tuple(colors[i])) for i in seen.tolist() if i != IGNORED])
+    nothing = np.full(labels.shape[1:], IGNORED, np.uint8)
+    sheets = [
+        masks.side_by_side(
+            [*(masks.overlay(image, masks.layer(x, len(classes))) for x in layers), legend]
+        )
+        for image, *layers in zip(images, nothing, *labels, strict=True)
+    ]
+    return np.stack([np.asarray(sheet) for sheet in sheets])
+
+
+def _write_images(classes: Sequence[str], writer: MetricWriter, step: int, found: dict) -> None:
+    images = found["images"]
+    if "labels" in found:
+        images = with_masks(images, found["labels"], classes)
     writer.write_images(step, {"images": images})
 
 

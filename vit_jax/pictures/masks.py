@@ -1,0 +1,64 @@
+"""Label maps as pictures: a colour for each class, to lay over an image, and which is which."""
+
+import colorsys
+from collections.abc import Sequence
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+_ALPHA = 128  # of the classes' colours over an image
+_ROW, _SWATCH, _WIDTH = 18, 12, 180  # pixels of a legend
+
+
+def palette(count: int) -> np.ndarray:
+    """(count, 3) uint8: black for the first class, and hues that differ as much as they can for the others."""
+    golden = 0.618034
+    hues = ((i * golden) % 1 for i in range(count - 1))
+    found = [colorsys.hsv_to_rgb(h, 0.6 + 0.4 * (i % 2), 0.95) for i, h in enumerate(hues)]
+    return np.round(255 * np.array([(0, 0, 0), *found])).astype(np.uint8)
+
+
+def mask_picture(labels: np.ndarray, count: int) -> Image.Image:
+    """A label map (H, W) uint8 as a PNG keeps it: class numbers, with a palette to look at."""
+    picture = Image.fromarray(labels, mode="P")
+    picture.putpalette(palette(count).reshape(-1).tolist())
+    return picture
+
+
+def layer(labels: np.ndarray, count: int, lines: np.ndarray | None = None) -> Image.Image:
+    """The classes' colours, to lay over the image: half transparent, and of pixels without a class (255) nothing is
+    seen; where `lines` (H, W) bool is true it is white.
+    """
+    colors = np.zeros((256, 4), np.uint8)
+    colors[:count, :3], colors[:count, 3] = palette(count), _ALPHA
+    found = colors[labels]
+    if lines is not None:
+        found[lines] = 255
+    return Image.fromarray(found)
+
+
+def overlay(image: np.ndarray, over: Image.Image) -> Image.Image:
+    """An image (H, W, C) uint8 with a `layer` over it."""
+    pixels = image if image.shape[2] == 3 else image[..., :1].repeat(3, 2)
+    return Image.alpha_composite(Image.fromarray(pixels).convert("RGBA"), over).convert("RGB")
+
+
+def legend(rows: Sequence[tuple[str, tuple[int, ...]]]) -> Image.Image:
+    """Texts with the colours that they explain, one below the other."""
+    sheet = Image.new("RGB", (_WIDTH, _ROW * len(rows)), "white")
+    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(size=12)
+    for row, (text, color) in enumerate(rows):
+        left, top = 6, row * _ROW + 3
+        pen.rectangle((left, top, left + _SWATCH, top + _SWATCH), fill=color)
+        pen.text((left + _SWATCH + 6, top - 2), text, fill="black", font=font)
+    return sheet
+
+
+def side_by_side(pictures: Sequence[Image.Image]) -> Image.Image:
+    """Pictures in a row."""
+    size = sum(one.width for one in pictures), max(one.height for one in pictures)
+    sheet, left = Image.new("RGB", size, "white"), 0
+    for one in pictures:
+        sheet.paste(one, (left, 0))
+        left += one.width
+    return sheet

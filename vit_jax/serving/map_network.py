@@ -1,0 +1,61 @@
+"""What a server computes of a model that segments: the windows of images, in batches of few sizes, all compiled before
+the first request.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from vit_jax.checkpoints import reading
+from vit_jax.data.record import TooLarge
+from vit_jax.evaluation import maps
+from vit_jax.prediction.maps import Segmented, Segmenter
+from vit_jax.serving.network import batch_sizes, compile_for_sizes
+
+MOST_PIXELS = 2**22  # of a mask; larger images are made smaller before
+_MOST_WINDOWS = 64  # of an image
+_NAME = "sent"
+
+
+class MapNetwork:
+    """A model that segments, on one device.
+
+    Attributes:
+      data: how images are normalised, the section `config.data`.
+      classes: label names.
+      sizes: of the batches that are compiled.
+      finds_things: whether single things are found too.
+    """
+
+    def __init__(self, run: reading.Run, largest: int):
+        """Compiles a program for every power of two below `largest`, and for `largest`.
+
+        Raises:
+          ConfigError: it is not known how images are normalised.
+        """
+        self._segmenter = Segmenter(run)
+        self.data, self.classes = self._segmenter.data, tuple(run.classes)
+        self.finds_things, self.sizes = bool(self._segmenter.things), batch_sizes(largest)
+        self._weights = jax.device_put(self._segmenter.weights, jax.devices()[0])
+        answers = self._segmenter.answers
+        self._programs = compile_for_sizes(answers, self._weights, self.sizes, self.data)
+
+    def classify(self, windows: Sequence[np.ndarray]) -> list[tuple[np.ndarray, ...]]:
+        """What the model answers to windows (H, W, C) uint8, as many as one of `sizes`."""
+        found = self._programs[len(windows)](*self._weights, np.stack(windows))
+        return list(zip(*jax.device_get(found), strict=True))
+
+    def cut(self, pixels: np.ndarray) -> maps.Windows:
+        """What the model sees of an image (H, W, C) uint8. Raises `TooLarge` if that is too much."""
+        count = self._segmenter.count_windows(pixels.shape[:2])
+        if count > _MOST_WINDOWS:
+            raise TooLarge(
+                _NAME,
+                f"it is so long that the model sees it in {count} windows, of at most {_MOST_WINDOWS}",
+            )
+        return self._segmenter.cut(pixels)
+
+    def join(self, image: np.ndarray, cut: maps.Windows, answers: Sequence[tuple]) -> Segmented:
+        """An image with its classes, by what the model answered to each of its windows."""
+        return self._segmenter.join(_NAME, image, cut, answers)

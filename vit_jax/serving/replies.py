@@ -1,0 +1,167 @@
+"""What a request for an image wants of a model, and the reply: classes of the image (`ClassReplies`), or of its pixels
+(`MapReplies`). How they travel is in `server.py`.
+"""
+
+import asyncio
+import base64
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from PIL import Image
+
+from vit_jax.data import segments
+from vit_jax.pictures import masks
+from vit_jax.pictures.page import png
+from vit_jax.prediction.maps import Segmented
+from vit_jax.serving.batching import Batcher
+from vit_jax.serving.limits import Refusal
+from vit_jax.serving.map_network import MOST_PIXELS, MapNetwork
+from vit_jax.serving.network import Network
+
+Reply = dict[str, Any] | bytes  # for JSON, or a PNG
+Wanted = Callable[[np.ndarray], Any]  # an image to an awaitable `Reply`
+
+
+class Replies(Protocol):
+    """What a server replies with.
+
+    Attributes:
+      whole: images are decoded whole, of so many pixels at most; 0: cut as for evaluation.
+    """
+
+    whole: int
+
+    def about(self) -> dict[str, Any]:
+        """What /model has of it."""
+
+    def predict(self, query: Mapping[str, str]) -> Wanted:
+        """What /predict replies, by the parameters of the request. Raises `Refusal` for wrong ones."""
+
+    def mask(self, query: Mapping[str, str]) -> Wanted:
+        """What /mask replies."""
+
+
+class ClassReplies:
+    """Of a classifier."""
+
+    whole = 0
+
+    def __init__(self, network: Network, batcher: Batcher):
+        self._network, self._batcher = network, batcher
+
+    def about(self) -> dict[str, Any]:
+        """See `Replies`."""
+        return {"attention": self._network.has_attention, "maps": False}
+
+    def predict(self, query: Mapping[str, str]) -> Wanted:
+        """The best classes; `topk` so many, with `attention=1` a picture of where the model looks."""
+        _check_names(query, "topk", "attention")
+        topk, attention = query.get("topk", "5"), _switch(query, "attention")
+        if not topk.isdecimal() or int(topk) < 1:
+            raise Refusal(400, f"topk={topk} must be a whole number, 1 or more")
+        if attention and not self._network.has_attention:
+            raise Refusal(400, "this model has no attention among all patches: set attention=0")
+
+        async def reply(image: np.ndarray) -> Reply:
+            probabilities = await self._batcher.answer(image)
+            best = np.argsort(-probabilities, kind="stable")[: int(topk)]
+            found: dict[str, Any] = {
+                "predictions": [
+                    {"class": self._network.classes[c], "probability": float(probabilities[c])}
+                    for c in best
+                ]
+            }
+            if attention:
+                look = await self._batcher.alone(self._network.look, image)
+                found["attention"] = _url(Image.fromarray(look))
+            return found
+
+        return reply
+
+    def mask(self, query: Mapping[str, str]) -> Wanted:
+        """Refused."""
+        raise Refusal(404, "this model gives classes of images, and no masks: POST to /predict")
+
+
+class MapReplies:
+    """Of a model that segments."""
+
+    whole = MOST_PIXELS
+
+    def __init__(self, network: MapNetwork, batcher: Batcher):
+        self._network, self._batcher = network, batcher
+        self._colors = masks.palette(len(network.classes)).tolist()
+
+    def about(self) -> dict[str, Any]:
+        """See `Replies`."""
+        return {"attention": False, "maps": True, "things": self._network.finds_things}
+
+    def predict(self, query: Mapping[str, str]) -> Wanted:
+        """The share of each class, and single things; with `overlay=1` a picture to lay over the image."""
+        _check_names(query, "overlay")
+        overlay = _switch(query, "overlay")
+
+        def describe(found: Segmented) -> Reply:
+            height, width = found.labels.shape
+            shares = [self._class(name, share) for name, share in found.shares().items()]
+            reply: dict[str, Any] = {"width": width, "height": height, "classes": shares}
+            if found.segments is not None:
+                reply["segments"] = [
+                    {"id": info["id"], "class": found.classes[info["category_id"] - 1], "box": info["bbox"],
+                     "share": info["area"] / found.labels.size}
+                    for info in segments.colored(found.segments)[1]
+                ]  # fmt: skip
+            return reply | ({"overlay": _url(found.layer())} if overlay else {})
+
+        return self._reply(describe)
+
+    def mask(self, query: Mapping[str, str]) -> Wanted:
+        """The mask as PNG; with `panoptic=1` its segments in COCO's colours."""
+        _check_names(query, "panoptic")
+        panoptic = _switch(query, "panoptic")
+        if panoptic and not self._network.finds_things:
+            raise Refusal(400, "this model finds no single things: set panoptic=0")
+
+        def draw(found: Segmented) -> Reply:
+            if panoptic:
+                return png(Image.fromarray(segments.colored(found.segments)[0]))
+            return png(found.mask())
+
+        return self._reply(draw)
+
+    def _reply(self, form: Callable[[Segmented], Reply]) -> Wanted:
+        async def reply(image: np.ndarray) -> Reply:
+            cut = await asyncio.to_thread(self._network.cut, image)
+            answers = await asyncio.gather(*map(self._batcher.answer, cut.pixels))
+            return await asyncio.to_thread(lambda: form(self._network.join(image, cut, answers)))
+
+        return reply
+
+    def _class(self, name: str, share: float) -> dict[str, Any]:
+        color = self._colors[self._network.classes.index(name)]
+        return {"class": name, "share": share, "color": "#{:02x}{:02x}{:02x}".format(*color)}
+
+
+def replies_of(network: Network | MapNetwork, batcher: Batcher) -> Replies:
+    """What a network's images are replied to with."""
+    if isinstance(network, MapNetwork):
+        return MapReplies(network, batcher)
+    return ClassReplies(network, batcher)
+
+
+def _check_names(query: Mapping[str, str], *known: str) -> None:
+    for name in query:
+        if name not in known:
+            raise Refusal(400, f"there is no parameter {name!r}, only {' and '.join(known)}")
+
+
+def _switch(query: Mapping[str, str], name: str) -> bool:
+    value = query.get(name, "0")
+    if value not in ("0", "1"):
+        raise Refusal(400, f"{name}={value} must be 0 or 1")
+    return value == "1"
+
+
+def _url(picture: Image.Image) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png(picture)).decode()}"
