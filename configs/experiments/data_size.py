@@ -1,11 +1,11 @@
 """How much data ViTs and ResNets need (ViT §4.3, Fig. 4; arXiv 2010.11929).
 
+vit_jax train --config=configs/experiments/data_size.py:smoke --workdir=DIR
+    10, 30 and 100 % of the digits, for as many steps each, two seeds: twelve runs, five minutes of a CPU core.
 vit_jax train --config=configs/experiments/data_size.py:cifar10 --workdir=DIR
     small ones on 500, 5,000 and 50,000 images of CIFAR-10, for as many steps each, three seeds: 18 runs, eight
     minutes of a CPU core. The data comes by TFDS. For a tar file of its images as JPEG (train/CLASS/…,
     test/CLASS/…), add --config.data.name=tar --config.data.path=FILE.
-vit_jax train --config=configs/experiments/data_size.py:smoke --workdir=DIR
-    10, 30 and 100 % of the digits, for as many steps each, two seeds: twelve runs, five minutes of a CPU core.
 vit_jax train --config=configs/experiments/data_size.py --workdir=DIR --config.data.name=YOUR_TFDS_NAME
     B/32, L/16, R50x1 and R152x2 on 3, 10, 30 and 100 % of JFT (9, 30, 90 and 300 M images), judged by a linear fit
     of five images of each class of ImageNet.

@@ -1,11 +1,11 @@
 """Adam against SGD for ResNets (ViT §D.1, Table 7; arXiv 2010.11929).
 
-vit_jax train --config=configs/experiments/optimizers.py:cifar10 --workdir=DIR
-    the same on CIFAR-10, three seeds each: 18 runs, eight minutes of a CPU core. The data comes by TFDS. For a tar
-    file of its images as JPEG (train/CLASS/…, test/CLASS/…), add --config.data.name=tar --config.data.path=FILE.
 vit_jax train --config=configs/experiments/optimizers.py:smoke --workdir=DIR
     a small ResNet on digits, three rates each and two seeds: twelve runs, four to five minutes of a
     CPU core.
+vit_jax train --config=configs/experiments/optimizers.py:cifar10 --workdir=DIR
+    the same on CIFAR-10, three seeds each: 18 runs, eight minutes of a CPU core. The data comes by TFDS. For a tar
+    file of its images as JPEG (train/CLASS/…, test/CLASS/…), add --config.data.name=tar --config.data.path=FILE.
 vit_jax train --config=configs/experiments/optimizers.py --workdir=DIR --config.data.name=YOUR_TFDS_NAME
     R50x1 and R152x2 on JFT for 7 epochs, by Adam as in configs/vit_jft.py and by BiT's SGD (configs/bit.py).
 

@@ -1,11 +1,11 @@
 """How Mixers and ViTs overfit little data (Mixer §3.3, Fig. 2; arXiv 2105.01601).
 
+vit_jax train --config=configs/experiments/overfitting.py:smoke --workdir=DIR
+    5, 20 and 100 % of the digits, for as many steps each, two seeds: twelve runs, three to four minutes of a CPU core.
 vit_jax train --config=configs/experiments/overfitting.py:cifar10 --workdir=DIR
     small ones on 500, 5,000 and 50,000 images of CIFAR-10, for as many steps each, three seeds: 18 runs, eight
     minutes of a CPU core. The data comes by TFDS. For a tar file of its images as JPEG (train/CLASS/…,
     test/CLASS/…), add --config.data.name=tar --config.data.path=FILE.
-vit_jax train --config=configs/experiments/overfitting.py:smoke --workdir=DIR
-    5, 20 and 100 % of the digits, for as many steps each, two seeds: twelve runs, three to four minutes of a CPU core.
 vit_jax train --config=configs/experiments/overfitting.py --workdir=DIR --config.data.name=YOUR_TFDS_NAME
     B/32 and L/16 of both on 3, 10, 30 and 100 % of JFT for 233, 70, 23 and 7 epochs, judged by a linear fit of five
     images of each class of ImageNet.

@@ -1,11 +1,11 @@
 """What Mixers and ResNets know of images before they learn: training on permuted ones (Mixer §4.4, Fig. 4 and 6;
 arXiv 2105.01601).
 
+vit_jax train --config=configs/experiments/permutations.py:smoke --workdir=DIR
+    digits, two seeds each: twelve runs, three to four minutes of a CPU core.
 vit_jax train --config=configs/experiments/permutations.py:cifar10 --workdir=DIR
     small ones on CIFAR-10, three seeds each: 18 runs, eight minutes of a CPU core. The data comes by TFDS. For a tar
     file of its images as JPEG (train/CLASS/…, test/CLASS/…), add --config.data.name=tar --config.data.path=FILE.
-vit_jax train --config=configs/experiments/permutations.py:smoke --workdir=DIR
-    digits, two seeds each: twelve runs, three to four minutes of a CPU core.
 vit_jax train --config=configs/experiments/permutations.py --workdir=DIR --config.data.name=YOUR_TFDS_NAME
     Mixer-B/16 and R50x1 on JFT (configs/mixer.py and vit_jft.py), judged by a linear fit of five images of each
     class of ImageNet.

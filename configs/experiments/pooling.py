@@ -1,12 +1,12 @@
 """Class token against global average pooling, each at two rates (ViT §D.3, Fig. 9; arXiv 2010.11929).
 
+vit_jax train --config=configs/experiments/pooling.py:smoke --workdir=DIR
+    digits, three seeds each: twelve runs, four minutes of a CPU core.
 vit_jax train --config=configs/experiments/pooling.py:cifar10 --workdir=DIR
     the same of a small ViT on CIFAR-10; and beside them, at the lower rate, the generalised mean (GeM), attention
     pooling (MAP) and the class token of a weighted sum of all layers; three seeds each: 21 runs, nine minutes of a CPU
     core. The data comes by TFDS. For a tar file of its images as JPEG (train/CLASS/…, test/CLASS/…), add
     --config.data.name=tar --config.data.path=FILE.
-vit_jax train --config=configs/experiments/pooling.py:smoke --workdir=DIR
-    digits, three seeds each: twelve runs, four minutes of a CPU core.
 vit_jax train --config=configs/experiments/pooling.py --workdir=DIR --config.data.name=YOUR_TFDS_NAME
     the paper's ViT-B/16 on JFT (configs/vit_jft.py), one seed each.
 

@@ -1,13 +1,13 @@
 """Position embeddings, every kind at every place (ViT §D.4, Table 8; arXiv 2010.11929).
 
+vit_jax train --config=configs/experiments/positions.py:smoke --workdir=DIR
+    digits of 4 x 4 patches, two seeds each: 22 runs, six to eight minutes of a CPU core.
 vit_jax train --config=configs/experiments/positions.py:cifar10 --workdir=DIR
     CIFAR-10 of 8 x 8 patches, every kind at its usual place, three seeds each: 15 runs, eight minutes of a CPU core.
     The data comes by TFDS. For a tar file of its images as JPEG (train/CLASS/…, test/CLASS/…), add
     --config.data.name=tar --config.data.path=FILE.
-vit_jax train --config=configs/experiments/positions.py:smoke --workdir=DIR
-    digits of 4 x 4 patches, two seeds each: 22 runs, six to eight minutes of a CPU core.
 vit_jax train --config=configs/experiments/positions.py:smoke,large --workdir=DIR
-    the same at twice the resolution, 8 x 8 patches.
+    digits at twice the resolution, 8 x 8 patches.
 vit_jax train --config=configs/experiments/positions.py --workdir=DIR --config.data.name=YOUR_TFDS_NAME
 vit_jax train --config=configs/experiments/positions.py:paper,large --workdir=DIR --config.data.name=YOUR_TFDS_NAME
     the paper's ViT-B/16 on JFT at 224 px, and at 512 px, where a reader of the paper expected 2-D and

@@ -1,10 +1,10 @@
 """Depth, width, MLP width, patch, and all together (ViT §D.2, Fig. 8; arXiv 2010.11929).
 
+vit_jax train --config=configs/experiments/shape.py:smoke --workdir=DIR
+    digits, two seeds each: 22 runs, eight minutes of a CPU core.
 vit_jax train --config=configs/experiments/shape.py:cifar10 --workdir=DIR
     small ones on CIFAR-10, three seeds each: 33 runs, 15 minutes of a CPU core. The data comes by TFDS. For a tar
     file of its images as JPEG (train/CLASS/…, test/CLASS/…), add --config.data.name=tar --config.data.path=FILE.
-vit_jax train --config=configs/experiments/shape.py:smoke --workdir=DIR
-    digits, two seeds each: 22 runs, eight minutes of a CPU core.
 vit_jax train --config=configs/experiments/shape.py --workdir=DIR --config.data.name=YOUR_TFDS_NAME
     around the paper's centre, 8 layers of width 1024 with MLPs of 2048 and patches of 32, on JFT.
 
