@@ -21,7 +21,7 @@ from vit_jax.base.errors import ConfigError
 
 Value = TypeVar("Value")
 STACK = "layers"  # the name below which parameters hold all layers along their leading axis
-_SLICE = re.compile(r"\blayers\[(?P<first>-?\d+)?(?P<colon>:)?(?P<stop>-?\d+)?\]")
+_SLICE = re.compile(r"\blayers\[(?:(?P<index>-?\d+)|(?P<first>-?\d+)?:(?P<stop>-?\d+)?)\]")
 
 
 def names(tree: Any) -> list[str]:
@@ -87,10 +87,12 @@ def matching_layers(patterns: Iterable[str], name: str, count: int) -> np.ndarra
 
 
 def _layers(match: re.Match) -> slice:
-    first, stop = (int(match[part]) if match[part] else None for part in ("first", "stop"))
-    if match["colon"]:
+    index, first, stop = (
+        int(match[part]) if match[part] else None for part in ("index", "first", "stop")
+    )
+    if index is None:
         return slice(first, stop)
-    return slice(first, None if first in (None, -1) else first + 1)
+    return slice(index, index + 1 or None)
 
 
 def select(
