@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from tests.test_configs import build
+from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
+from vit_jax.checkpoints.reading import load_weights
 from vit_jax.data import batches
 from vit_jax.data.splits import select
 from vit_jax.studies.compare import compare, images_of
@@ -141,12 +143,17 @@ def test_an_experiment_is_headed_by_its_commands(name):
 def one_small_run(name):
     """A run of an experiment's smoke test, by its name, in a size that takes seconds."""
     run, config = list(runs_of(name, "smoke").items())[CELL.get(name, 0)]
-    small = {option: value for option, value in SMALL.items() if config.model[option] is not None}
-    config.model.update(small)
+    return run, small(config)
+
+
+def small(config):
+    """The config in a size that takes seconds; changed, and returned."""
+    sizes = {option: value for option, value in SMALL.items() if config.model[option] is not None}
+    config.model.update(sizes)
     config.duration, config.optim.warmup = "2 steps", "0 steps"
     config.batch_size, config.data.eval_split, config.data.threads = 8, "test[:8]", 1
     config.compilation_cache, config.log.tensorboard = "", False
-    return run, config
+    return config
 
 
 def lowered(config):
@@ -180,6 +187,23 @@ def test_a_run_of_an_experiment_trains_a_few_steps_and_is_found_by_reports(name,
     assert result["step"] == 2
     (group,) = compare(find_runs([tmp_path])).groups
     assert group.summary()["states"] == {"done": 1} and len(group.values()) == 1
+
+
+def test_few_images_train_what_is_not_frozen_from_the_weights_of_the_first_run(tmp_path):
+    found = runs_of("few_images", "smoke")
+    names = (FIRST, "reset=1,steps=60/seed=0", "freeze=2,steps=60/seed=0")
+    runs = {name: small(found[name]) for name in names}
+    for config in runs.values():
+        config.model.depth, config.checkpoint.every = 3, "0 steps"
+    runs[names[1]].optim.lr = 0.0
+    run_all(runs, tmp_path)
+    start, reset, frozen = (patterns.named(load_weights(tmp_path / name).params) for name in names)
+    kernels = [tree["encoder/layers/mlp/up/kernel"] for tree in (start, reset, frozen)]
+    same = [[np.array_equal(kernels[0][i], kernel[i]) for i in range(3)] for kernel in kernels[1:]]
+    assert same == [[True, True, False], [True, True, False]]
+    assert np.array_equal(start["embedding/kernel"], frozen["embedding/kernel"])
+    assert np.array_equal(start["encoder/norm/scale"], reset["encoder/norm/scale"])
+    assert not reset["head/kernel"].any() and frozen["head/kernel"].any()
 
 
 @pytest.mark.slow

@@ -90,6 +90,7 @@ def test_numbers_of_images_of_each_class_are_an_axis_and_have_a_short_name(tmp_p
         split = "+".join(f"train[{n}:{n + count}]" for n in (0, 1000))
         made_up(tmp_path / "E" / str(count), {"data.train_split": split}, accuracy)
     found = compare.compare(runs.find_runs([tmp_path / "E"]))
+    assert "config.data.train_split is 10 images, 100 images, 1,000 images" in found.notes[0]
     assert [group.label for group in found.groups] == ["10 images", "100 images", "1,000 images"]
     assert [row[0] for row in compare.rows(found)] == [
         "training images",

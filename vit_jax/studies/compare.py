@@ -170,7 +170,8 @@ def _follows(first: tuple, second: tuple) -> bool:
 def _notes(runs: Sequence[Run], known: Sequence[Run], metric: str) -> list[str]:
     notes = [f"{run.name}: {note}" for run in runs for note in run.notes]
     for name in _OF_DATA:
-        values = dict.fromkeys(_key(run.config.get(name)) for run in known)
+        found = [run.config.get(name) for run in known]
+        values = dict.fromkeys(value_text(v) if images_of(v) else _key(v) for v in found)
         if len(values) > 1:
             notes.append(
                 f"These runs are of different data: config.{name} is {', '.join(values)}. Their metrics "
