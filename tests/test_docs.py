@@ -74,7 +74,7 @@ NOT_FITTING = ("mae.py:B/16 --workdir=DIR --config.init_from=CHECKPOINT",)
 # Commands for a model with exits, which the one that stands in has not.
 EARLY = ("exits --checkpoint", "--budget=", "--threshold=")
 # Commands for a model with more blocks than the one that stands in.
-DEEP = ("segmentation.py --config", "segmentation.py:smoke")
+DEEP = ("segmentation.py --config", "segmentation.py:smoke", "segmentation.py:panoptic")
 MASK = cv2.imencode(".png", np.eye(32, dtype=np.uint8))[1].tobytes()
 # What stands in for data, weights and places: what is said, and what is taken.
 STAND_INS = {
