@@ -51,8 +51,9 @@ def adapt(
         array = placed(old[name], leaf)
         if name not in layers:
             return array
-        select = jax.jit(jnp.where, out_shardings=leaf.sharding)
-        return select(patterns.along(layers[name], leaf), leaf, array)
+        mask = patterns.along(layers[name], leaf)
+        select = jax.jit(lambda new, old: jnp.where(mask, new, old), out_shardings=leaf.sharding)
+        return select(leaf, array)
 
     return patterns.map_named(taken, fresh)
 
