@@ -193,7 +193,7 @@ def quick(config: ConfigDict, duration: str = "600 steps") -> None:
         config.model.position = "sincos2d"
 
 
-def on_cifar10(config: ConfigDict, duration: str = "300 steps") -> None:
+def on_cifar10(config: ConfigDict, duration: str = "400 steps") -> None:
     """Makes a recipe of configs/digits.py, of whatever family, one of many runs of an experiment on CIFAR-10: some ten
     thousands of views of its images, with 4 x 4 tokens, in half a minute of a CPU core. As in `quick`, seeds share a
     program.
