@@ -79,3 +79,35 @@ def test_rules_that_are_no_pairs_are_an_error():
         patterns.check_rules((".*kernel", 1.0), NAMES, "config.optim.lr_rules")
     with pytest.raises(ConfigError, match="config.optim.lr_rules.*'tail' matches no parameter"):
         patterns.check_rules((("tail", 1.0),), NAMES, "config.optim.lr_rules")
+
+
+SHAPES = {"encoder/layers/mlp/kernel": (4, 2, 3), "encoder/layers/norm": (4, 2), "head/bias": (3,)}
+
+
+@pytest.mark.parametrize(
+    ("layers", "selected"),
+    [("[2:]", [2, 3]), ("[:1]", [0]), ("[1:3]", [1, 2]), ("[-1]", [3]), ("[1]", [1]), ("[-2:]", [2, 3])],
+)  # fmt: skip
+def test_a_pattern_may_select_some_layers_of_a_stack(layers, selected):
+    whole, parts = patterns.select((f"encoder/layers{layers}/.*", "head/.*"), SHAPES, "here")
+    assert whole == {"head/bias"} and list(parts) == list(SHAPES)[:2]
+    assert all(np.flatnonzero(mask).tolist() == selected for mask in parts.values())
+
+
+def test_patterns_that_select_all_layers_together_select_the_parameter():
+    several = ("encoder/layers[:2]/mlp/.*", "encoder/layers[2:]/mlp/.*")
+    assert patterns.select(several, SHAPES, "here") == ({"encoder/layers/mlp/kernel"}, {})
+    assert patterns.matching(several, SHAPES) == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("encoder/layers[4:]/.*", "selects no layer of 4"),
+        ("encoder/layers[1:]/mpl/.*", "matches no parameter.*encoder/layers/mlp"),
+        ("head/layers[1]/.*", "matches no parameter"),
+    ],
+)
+def test_layers_that_are_not_there_are_an_error(pattern, message):
+    with pytest.raises(ConfigError, match=f"config.optim.freeze: .*{message}"):
+        patterns.select((pattern,), SHAPES, "config.optim.freeze")

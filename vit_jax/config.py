@@ -250,7 +250,7 @@ class Config:
     init_from: str = option("", "checkpoint of any format to start from, see docs/checkpoints.md")
     init_reset: tuple = option(
         ("head(_distilled)?/.*",),
-        "init_from: patterns of parameters that are re-initialised",
+        "init_from: patterns of parameters that are re-initialised; of some layers encoder/layers[-2:]/.*",
         when={"init_from": bool},
     )
     init_resize: str = option(

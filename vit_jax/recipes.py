@@ -69,23 +69,31 @@ def beside(file: str, spec: str) -> ConfigDict:
     return user_files.load_config(f"{name}:{argument}")
 
 
-def vary(config: ConfigDict, settings: Iterable[Mapping], *, seeds: int) -> dict[str, ConfigDict]:
+def vary(
+    config: ConfigDict, settings: Iterable[Mapping] | Mapping[str, Mapping], *, seeds: int
+) -> dict[str, ConfigDict]:
     """The runs of an experiment: a config with each of several settings, each with several seeds.
 
     Args:
       config: not changed.
-      settings: fields by dotted name: [{"optim.lr": 0.1}, {"optim.lr": 0.2}].
+      settings: fields by dotted name: [{"optim.lr": 0.1}, {"optim.lr": 0.2}]; by names of their own, where fields are
+        many or long: {"low": {"optim.lr": 0.1}, "high": {"optim.lr": 0.2}}.
       seeds: how many, from `config.seed` on.
 
     Returns:
-      Configs by their names, which are the settings: 'lr=0.1/seed=0'.
+      Configs by their names, by default the settings: 'lr=0.1/seed=0'.
     """
+    if not isinstance(settings, Mapping):
+        settings = {_name_of(setting): setting for setting in settings}
     runs = {}
-    for setting in settings:
-        name = folder_name({field.split(".")[-1]: value for field, value in setting.items()})
+    for name, setting in settings.items():
         for seed in range(config.seed, config.seed + seeds):
             runs[f"{name}/seed={seed}"] = with_fields(config, {**setting, "seed": seed})
     return runs
+
+
+def _name_of(setting: Mapping) -> str:
+    return folder_name({field.split(".")[-1]: value for field, value in setting.items()})
 
 
 def next_stage(runs: Mapping[str, ConfigDict]) -> ConfigDict:
@@ -183,6 +191,36 @@ def quick(config: ConfigDict, duration: str = "600 steps") -> None:
     config.checkpoint.every = "100%"
     if config.model.name.startswith("ViT-"):
         config.model.position = "sincos2d"
+
+
+def on_cifar10(config: ConfigDict, duration: str = "400 steps") -> None:
+    """Makes a recipe of configs/digits.py, of whatever family, one of many runs of an experiment on CIFAR-10: some ten
+    thousands of views of its images, with 4 x 4 tokens, in half a minute of a CPU core. As in `quick`, seeds share a
+    program.
+    """
+    quick(config, duration)
+    config.data.update(dict(name="cifar10", pad=4, eval_split=of_each_class("test", 200)))
+    config.batch_size, config.optim.lr, config.optim.ema = 64, 2e-3, 0.0
+    config.eval.every, config.log.every, config.log.tensorboard = "50%", "10%", False
+
+
+def of_each_class(split: str, images: int, classes: range = range(10)) -> str:
+    """The first images of each class of CIFAR-10, where they are in the order of their classes, as in files; where they
+    are not, as many of all.
+
+    >>> of_each_class("test", 200, range(2))
+    'test[0:200]+test[1000:1200]'
+    """
+    size = {"train": 5_000, "test": 1_000}[split]
+    return "+".join(f"{split}[{n * size}:{n * size + images}]" for n in classes)
+
+
+def cifar10_subsets(*images: int) -> dict[str, dict]:
+    """Settings for `vary`: so many training images in all, each subset holds the smaller ones."""
+    return {
+        f"images={number}": {"data.train_split": of_each_class("train", number // 10)}
+        for number in images
+    }
 
 
 def few_shot_on_imagenet(config: ConfigDict) -> None:

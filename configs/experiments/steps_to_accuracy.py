@@ -52,8 +52,7 @@ def _of(name, rate):
 def _cifar10():
     config = recipes.beside(__file__, "../speedrun.py:cifar10,adamw")
     config.data.pad = 4
-    # A fifth of the images of each class, whether they are in the order of their classes or not.
-    config.data.eval_split = "+".join(f"test[{n}:{n + 200}]" for n in range(0, 10_000, 1_000))
+    config.data.eval_split = recipes.of_each_class("test", 200)
     config.model.update(dict(name="ViT-S/8", dtype="float32"))
     config.model.update(dict(width=64, depth=4, heads=2, mlp_dim=256))
     config.duration, config.batch_size, config.optim.warmup = "1500 steps", 128, "50 steps"

@@ -189,6 +189,21 @@ def test_what_is_to_be_reset_stays_as_it_is_and_the_rest_is_loaded(file, arrays)
         vit_jax.load_weights(model, file, reset=("heads/.*",))
 
 
+def test_some_layers_can_be_reset_and_the_others_are_loaded(file):
+    whole, model = make(), make()
+    vit_jax.load_weights(whole, file)
+    vit_jax.load_weights(model, file, reset=("encoder/layers[-1:]/mlp/.*",))
+    expected, found = (patterns.named(nnx.to_pure_dict(nnx.state(m))) for m in (whole, model))
+    assert expected.keys() == found.keys()
+    for name, array in found.items():
+        loaded = np.array(expected[name])
+        if "/layers/mlp/" in name:
+            loaded[1] = 1.0
+        np.testing.assert_array_equal(array, loaded, err_msg=name)
+    with pytest.raises(ConfigError, match=r"reset: the pattern 'encoder/layers\[2:\]/.*selects no"):
+        vit_jax.load_weights(model, file, reset=("encoder/layers[2:]/.*",))
+
+
 def test_weights_go_to_their_shards_directly(file):
     mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
     sharding = jax.NamedSharding(mesh, jax.P(None, None, "x"))

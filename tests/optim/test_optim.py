@@ -176,6 +176,22 @@ def test_frozen_parameters_stay_and_have_no_state(kit, name):
     assert {x.shape for x in jax.tree.leaves(state)} <= {(), (4, 7), (7,)}
 
 
+@pytest.mark.parametrize("name", optim.OPTIMIZERS)
+def test_frozen_layers_of_a_stack_stay_and_others_learn_as_without_them(kit, name):
+    """Their gradients, not finite here, reach neither the norm of clipping nor another layer."""
+    config = kit.config(name=name, freeze=("encoder/layers[:2]/.*",), weight_decay=0.1, clip=1.0)
+    before, gradient = flat(kit.vit()), kit.vit(1)
+    jax.tree.map(lambda x: x[:2].fill(np.nan), gradient["encoder"]["layers"])
+    after = flat(kit.train(config, kit.vit(), [gradient, gradient])[0][-1])
+    for parameter, array in after.items():
+        assert np.isfinite(array).all(), parameter
+        moved = array != before[parameter]
+        if "/layers/" in parameter:
+            assert not moved[:2].any(), parameter
+            moved = moved[2:]
+        assert moved.any(), parameter
+
+
 def test_clipping_leaves_small_gradients_and_zero_turns_it_off(kit):
     gradient = {"kernel": np.array([3.0, 4.0], np.float32)}
     for clip, expected in ((1.0, [0.6, 0.8]), (10.0, [3, 4]), (0.0, [3, 4])):

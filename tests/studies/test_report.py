@@ -85,6 +85,34 @@ def test_shares_of_the_data_stand_in_order_and_are_drawn_over(tmp_path):
     assert "| training loss | loss " in table and re.search(r"0\.500 +\| 0\.100", table)
 
 
+def test_numbers_of_images_of_each_class_are_an_axis_and_have_a_short_name(tmp_path):
+    for count, accuracy in ((5, 0.5), (50, 0.7), (500, 0.9)):
+        split = "+".join(f"train[{n}:{n + count}]" for n in (0, 1000))
+        made_up(tmp_path / "E" / str(count), {"data.train_split": split}, accuracy)
+    found = compare.compare(runs.find_runs([tmp_path / "E"]))
+    assert "config.data.train_split is 10 images, 100 images, 1,000 images" in found.notes[0]
+    assert [group.label for group in found.groups] == ["10 images", "100 images", "1,000 images"]
+    assert [row[0] for row in compare.rows(found)] == [
+        "training images",
+        *(g.label for g in found.groups),
+    ]
+    assert list(figures.over_field(found)) == ["data.train_split"]
+    made_up(
+        tmp_path / "E" / "all", {"data.train_split": "train"}, 0.9
+    )  # 100 % are no number of images
+    assert not figures.over_field(compare.compare(runs.find_runs([tmp_path / "E"])))
+
+
+def test_a_stage_starts_from_a_run_of_the_comparison_by_its_name(tmp_path):
+    made_up(tmp_path / "E" / "pretrained", {}, 0.5)
+    start = {"init_from": str(tmp_path / "E" / "pretrained")}
+    made_up(tmp_path / "E" / "tuned", start, 0.7)
+    result = report([tmp_path / "E"], tmp_path / "R")
+    assert [one["setting"] for one in result["settings"]] == [
+        {"init_from": ""}, {"init_from": "pretrained"},
+    ]  # fmt: skip
+
+
 def follow_up(folder, name, values):
     """What `evaluate --follow` leaves beside a run: the values of ImageNet's and V2's accuracy by step."""
     lines = [

@@ -151,6 +151,7 @@ OPTIMIZERS = {
         "optim.freeze": (".*qkv/bias",),
     },
     "frozen": {"optim.freeze": ("embedding/.*", ".*attention/qkv/.*")},
+    "frozen layer": {"optim.freeze": ("encoder/layers[:1]/.*",)},
 }
 
 
@@ -237,6 +238,21 @@ def test_on_one_device_the_step_has_no_constraints_of_its_own():
         with jax.set_mesh(meshes.make_mesh(sizes, devices)):
             text = str(jax.make_jaxpr(place.updated)(tree))
             assert ("sharding_constraint" in text) == expected
+
+
+def test_frozen_layers_of_a_stack_stay_and_have_no_gradient(on_one_device):
+    config = make_config(**{"optim.freeze": ("encoder/layers[:1]/.*",)})
+    first, state, (measured,), _ = run(config, ONE, steps=1)
+    after = jax.device_get(state.params)
+    for x, y in zip(
+        *(jax.tree.leaves(t["encoder"]["layers"]) for t in (first, after)), strict=True
+    ):
+        np.testing.assert_array_equal(x[0], y[0])
+    kernels = (tree["encoder"]["layers"]["mlp"]["up"]["kernel"] for tree in (first, after))
+    assert np.any(np.subtract(*kernels)[1])
+    of_all = on_one_device[2][0]
+    assert measured["loss"] == of_all["loss"]
+    assert measured["gradient_norm"] < 0.999 * of_all["gradient_norm"]
 
 
 def test_accumulated_gradients_are_those_of_the_whole_batch(on_one_device):

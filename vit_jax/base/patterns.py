@@ -4,19 +4,24 @@ loading and sharding.
 The name of a parameter is its path joined by '/': `encoder/layers/mlp/up/kernel`. A pattern is a
 regular expression that must match a whole name. Rules are (pattern, value) pairs of which the first
 that matches wins. What the values mean is up to the caller.
+
+Where `select` is used, a pattern may name some of the stacked layers, as Python slices a list:
+`encoder/layers[10:]/.*`, `layers[-1]`, `layers[:2]`.
 """
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 
 from vit_jax.base.errors import ConfigError
 
 Value = TypeVar("Value")
 STACK = "layers"  # the name below which parameters hold all layers along their leading axis
+_SLICE = re.compile(r"\blayers\[(?:(?P<index>-?\d+)|(?P<first>-?\d+)?:(?P<stop>-?\d+)?)\]")
 
 
 def names(tree: Any) -> list[str]:
@@ -61,9 +66,60 @@ def first_match(rules: Iterable[tuple[str, Value]], name: str, default: Value) -
 
 
 def matching(patterns: Iterable[str], names: Iterable[str]) -> list[str]:
-    """Those of `names` that at least one pattern matches, in their order."""
-    compiled = [_compile(pattern) for pattern in patterns]
+    """Those of `names` that at least one pattern matches, in their order; one of some layers matches none whole."""
+    compiled = [_compile(pattern) for pattern in patterns if not _SLICE.search(pattern)]
     return [name for name in names if any(pattern.fullmatch(name) for pattern in compiled)]
+
+
+def matching_layers(patterns: Iterable[str], name: str, count: int) -> np.ndarray | None:
+    """Which of the `count` layers of a stacked parameter patterns of some layers select, (count,) bool; `None` if no
+    pattern does.
+
+    >>> matching_layers(["encoder/layers[-1:]/.*"], "encoder/layers/mlp/bias", 3)
+    array([False, False,  True])
+    """
+    found = np.zeros(count, bool)
+    for pattern in patterns:
+        match = _SLICE.search(pattern)
+        if match and matching([_SLICE.sub(STACK, pattern)], [name]):
+            found[_layers(match)] = True
+    return found if found.any() else None
+
+
+def _layers(match: re.Match) -> slice:
+    index, first, stop = (
+        int(match[part]) if match[part] else None for part in ("index", "first", "stop")
+    )
+    if index is None:
+        return slice(first, stop)
+    return slice(index, index + 1 or None)
+
+
+def select(
+    patterns: Sequence[str], shapes: Mapping[str, tuple[int, ...]], where: str
+) -> tuple[set[str], dict[str, np.ndarray]]:
+    """The parameters that patterns select whole, by name; and of others, which layers of them, (layers,) bool.
+
+    Raises:
+      ConfigError: a pattern is no regular expression, or selects nothing.
+    """
+    of_layers = [pattern for pattern in patterns if _SLICE.search(pattern)]
+    check_patterns([p for p in patterns if p not in of_layers], list(shapes), where)
+    stacked = {name: shape[0] for name, shape in shapes.items() if is_stacked(name) and shape}
+    for pattern in of_layers:
+        check_patterns([_SLICE.sub(STACK, pattern)], list(stacked), where)
+        if all(matching_layers([pattern], *item) is None for item in stacked.items()):
+            depths = ", ".join(map(str, sorted(set(stacked.values()))))
+            raise ConfigError(f"{where}: the pattern {pattern!r} selects no layer of {depths}")
+    whole = set(matching(patterns, shapes))
+    parts = {name: matching_layers(of_layers, name, count) for name, count in stacked.items()}
+    whole |= {name for name, mask in parts.items() if mask is not None and mask.all()}
+    return whole, {n: mask for n, mask in parts.items() if mask is not None and n not in whole}
+
+
+def along(mask: np.ndarray, array: jax.Array) -> np.ndarray:
+    """A mask of layers (L,) in the shape that broadcasts against an array (L, …) of all of them."""
+    return mask.reshape(-1, *[1] * (array.ndim - 1))
 
 
 def check_patterns(patterns: Iterable[str], names: Sequence[str], where: str) -> None:

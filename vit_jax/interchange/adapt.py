@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
@@ -36,14 +37,23 @@ def adapt(
     Raises:
       ConfigError: see `match`.
     """
-    old, to_reset = match(loaded, source, fresh, target, **options)
-    if to_reset:
-        logging.info(
-            "re-initialised: %s", ", ".join(n for n in patterns.names(fresh) if n in to_reset)
-        )
+    old, to_reset, layers = match(loaded, source, fresh, target, **options)
+    if to_reset or layers:
+        numbers = {
+            name: f" ({', '.join(map(str, np.flatnonzero(m)))})" for name, m in layers.items()
+        }
+        names = [n for n in patterns.names(fresh) if n in to_reset or n in layers]
+        logging.info("re-initialised: %s", ", ".join(n + numbers.get(n, "") for n in names))
 
     def taken(name: str, leaf) -> jax.Array:
-        return leaf if name in to_reset else placed(old[name], leaf)
+        if name in to_reset:
+            return leaf
+        array = placed(old[name], leaf)
+        if name not in layers:
+            return array
+        mask = patterns.along(layers[name], leaf)
+        select = jax.jit(lambda new, old: jnp.where(mask, new, old), out_shardings=leaf.sharding)
+        return select(leaf, array)
 
     return patterns.map_named(taken, fresh)
 
@@ -59,8 +69,9 @@ def match(
     init_channels: str = "error",
     where: str = "config.init_from",
     reset_option: str = "config.init_reset",
-) -> tuple[dict, set[str]]:
-    """The parameters to start from by name, fitted and unread, and the names of those to reset.
+) -> tuple[dict, set[str], dict[str, np.ndarray]]:
+    """The parameters to start from by name, fitted and unread; the names of those to reset; and of others the layers
+    to reset, (layers,) bool.
 
     Args:
       loaded: nested dict of arrays, `LazyArray` or not.
@@ -82,8 +93,8 @@ def match(
     _check_conventions(source, target, where)
     old, new = patterns.named(loaded), patterns.named(fresh)
     reset = tuple(reset)
-    patterns.check_patterns(reset, [*new, *old], reset_option)
-    to_reset = set(patterns.matching(reset, [*new, *old]))
+    shapes = {name: tuple(x.shape) for name, x in (old | new).items()}
+    to_reset, layers = patterns.select(reset, shapes, reset_option)
     _check_channels(source, target, init_channels, to_reset, where)
     for name in old.keys() & new.keys() - to_reset:
         try:
@@ -111,7 +122,7 @@ def match(
             f"{where}: the checkpoint does not fit the model (name in {reset_option} what is "
             "to re-initialise them):\n  " + "\n  ".join(problems)
         )
-    return old, to_reset
+    return old, to_reset, layers
 
 
 def placed(array: LazyArray, like: jax.Array | jax.ShapeDtypeStruct) -> jax.Array:

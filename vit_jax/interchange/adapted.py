@@ -54,7 +54,7 @@ def _base(
     where = f"{folder} holds adapters of the base {stated['path']}"
     try:
         source = formats.read_checkpoint(stated["path"], hints=vars(config))
-        old, _ = adapt.match(
+        old, *_ = adapt.match(
             patterns.union(source.params, source.variables),
             source.model_config,
             patterns.union(*like),

@@ -49,7 +49,8 @@ def make(
        wherever the learning rate goes, the decay goes), d = wd by 'schedule' (big_vision: m does not touch
        the decay), d = 0 by 'gradient', where wd is `weight_decay` times the multiplier of
        `weight_decay_rules`; of LAMB, whose decay is part of its direction (see `trust`), d = 0;
-    4. frozen parameters get an update of exactly 0. Nothing is stored for them.
+    4. frozen parameters get an update of exactly 0. Nothing is stored for them. So do frozen layers of a
+       stack, for which state is kept as for the others.
 
     Args:
       config: `config.optim`.
@@ -75,18 +76,14 @@ def make(
         )
     sharpness.check(config)
     relative = schedule(config, total_steps=total_steps, to_steps=to_steps)
-    names = patterns.names(params)
-    shapes = dict(zip(names, [p.shape for p in jax.tree.leaves(params)], strict=True))
-    patterns.check_patterns(config.freeze, names, "config.optim.freeze")
-    frozen = set(patterns.matching(config.freeze, names))
-    patterns.check_patterns(config.late, names, "config.optim.late")
-    late = set(patterns.matching(config.late, names))
-    relatives = dict.fromkeys(names, relative)
-    if late:
-        relatives |= dict.fromkeys(
-            late, late_schedule(config, total_steps=total_steps, to_steps=to_steps)
-        )
-    if len(frozen) == len(names):
+    shapes = {name: p.shape for name, p in patterns.named(params).items()}
+    frozen, frozen_layers = patterns.select(config.freeze, shapes, "config.optim.freeze")
+    patterns.check_patterns(config.late, list(shapes), "config.optim.late")
+    relatives = dict.fromkeys(shapes, relative)
+    if late := patterns.matching(config.late, shapes):
+        of_late = late_schedule(config, total_steps=total_steps, to_steps=to_steps)
+        relatives |= dict.fromkeys(late, of_late)
+    if len(frozen) == len(shapes):
         raise ConfigError("config.optim.freeze leaves no parameter to train")
 
     rates, decays = _rates_and_decays(config, shapes, layers, inputs)
@@ -108,9 +105,13 @@ def make(
         direction,
         _step(relatives, rates, decays, decay_over_time),
     )
+    # Only where it is needed, since saved states have a place for each part of a chain.
+    hold = [_hold(frozen_layers)] if frozen_layers else []
+    trained = optax.chain(*hold, trained, *hold) if hold else trained
     if config.name == "schedule_free":
         schedule_free.check(config, to_steps(config.cooldown))
         trained = schedule_free.averaged(trained, relative, config)
+        trained = optax.chain(trained, *hold) if hold else trained
     is_frozen = patterns.map_named(lambda name, _: name in frozen, params)
     optimizer = optax.chain(
         optax.masked(trained, jax.tree.map(lambda f: not f, is_frozen)),
@@ -212,6 +213,15 @@ def _step(
         return patterns.map_named(step, directions, params), _StepState(state.count + 1)
 
     return optax.GradientTransformation(lambda params: _StepState(jnp.zeros([], jnp.int32)), update)
+
+
+def _hold(layers: Mapping[str, np.ndarray]) -> optax.GradientTransformation:
+    """Gradients or updates of exactly 0 for these layers, (layers,) bool by parameter name."""
+
+    def hold(name: str, u: jax.Array) -> jax.Array:
+        return jnp.where(patterns.along(layers[name], u), 0, u) if name in layers else u
+
+    return optax.stateless(lambda updates, _: patterns.map_named(hold, updates))
 
 
 def _penalty(decays: dict) -> optax.GradientTransformation:

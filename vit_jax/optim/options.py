@@ -183,7 +183,9 @@ class Optim:
         choices=("lr", "schedule", "gradient"),
     )
     lr_rules: tuple = option((), "(pattern, multiplier) of the learning rate; others 1")
-    freeze: tuple = option((), "patterns of parameters that stay as they are")
+    freeze: tuple = option(
+        (), "patterns of parameters that stay as they are; of some layers encoder/layers[:4]/.*"
+    )
     layer_decay: float = option(
         1.0,
         "layer-wise decay of the learning rate, from the head down; 1: none",

@@ -23,6 +23,7 @@ _NO_DIFFERENCE += (
 _NO_DIFFERENCE += ("eval.every", "eval.batch_size", "model.num_classes", "model.dtype_on_cpu")
 SEED = "seed"
 _SHARE = re.compile(r"\w+(\[:(?P<share>[\d.]+)%\])?")
+_PART = re.compile(r"\w+\[(?P<start>\d+):(?P<stop>\d+)\]")  # of a split by numbers of images
 # Of fields that always change together the one that says most; heads change with the width.
 _SAY_MOST = ("model.name", "model.width")
 # From these may follow the other fields of their sections.
@@ -105,6 +106,9 @@ class Comparison:
 def compare(runs: Sequence[Run]) -> Comparison:
     """Groups runs by what was varied between them."""
     known = [run for run in runs if run.config is not None]
+    for run in known:
+        if run.config.get("init_from"):
+            run.config["init_from"] = _earlier_run(run.config["init_from"], runs)
     varied, together = _varied(known)
     groups: dict[str, Group] = {}
     for run in runs:
@@ -120,6 +124,11 @@ def compare(runs: Sequence[Run]) -> Comparison:
         if run.metric not in ("", metric):
             run.value = run.last(f"eval/{metric}")
     return Comparison(list(runs), varied, together, ordered, metric, notes)
+
+
+def _earlier_run(path: str, runs: Sequence[Run]) -> str:
+    """The name of the run among those compared that a later stage starts from, in place of its path."""
+    return next((run.name for run in runs if path.endswith(f"/{run.name}")), path)
 
 
 def _varied(runs: Sequence[Run]) -> tuple[list[str], dict[str, list[str]]]:
@@ -161,7 +170,8 @@ def _follows(first: tuple, second: tuple) -> bool:
 def _notes(runs: Sequence[Run], known: Sequence[Run], metric: str) -> list[str]:
     notes = [f"{run.name}: {note}" for run in runs for note in run.notes]
     for name in _OF_DATA:
-        values = dict.fromkeys(_key(run.config.get(name)) for run in known)
+        found = [run.config.get(name) for run in known]
+        values = dict.fromkeys(value_text(v) if images_of(v) else _key(v) for v in found)
         if len(values) > 1:
             notes.append(
                 f"These runs are of different data: config.{name} is {', '.join(values)}. Their metrics "
@@ -176,12 +186,22 @@ def _notes(runs: Sequence[Run], known: Sequence[Run], metric: str) -> list[str]:
     return notes
 
 
+def images_of(split: object) -> int | None:
+    """How many images 'train[0:50]+train[100:150]' has, 100; `None` of splits that have other parts."""
+    parts = [_PART.fullmatch(part) for part in str(split).split("+")]
+    return sum(int(p["stop"]) - int(p["start"]) for p in parts) if all(parts) else None
+
+
 def as_number(name: str, value: object) -> float | None:
-    """The value of a field as a number, `None` if it is none; of 'train[:10%]' the share in percent."""
+    """The value of a field as a number, `None` if it is none; of 'train[:10%]' the share in percent, of
+    'train[0:50]+train[100:150]' the images.
+    """
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
-    share = _SHARE.fullmatch(value) if name == "data.train_split" else None
-    return float(share["share"] or 100) if share else None
+    if name != "data.train_split":
+        return None
+    images, share = images_of(value), _SHARE.fullmatch(value)
+    return images or (float(share["share"] or 100) if share else None)
 
 
 def loss_of_evaluations(names: Iterable[str]) -> str:
@@ -191,10 +211,10 @@ def loss_of_evaluations(names: Iterable[str]) -> str:
 
 def in_short(setting: Mapping) -> str:
     """Fields and their values, without what goes without saying: 'ViT-S/16, lr 0.001'. Options that a
-    model does not have, of `None`, are excluded.
+    model does not have, of `None`, are excluded, as are empty ones.
     """
     names = {"model.name": "", "run": "", "data.train_split": ""}
-    given = {n: value for n, value in setting.items() if value is not None}
+    given = {n: value for n, value in setting.items() if value not in (None, "")}
     parts = (f"{names.get(n, in_words(n))} {value_text(value)}" for n, value in given.items())
     return ", ".join(part.strip() for part in parts)
 
@@ -202,7 +222,7 @@ def in_short(setting: Mapping) -> str:
 # What figures and tables call fields; others by the last part of their name.
 _WORDS = {
     "batch_size": "batch size", "data.image_size": "image size [px]", "data.path": "data",
-    "data.train_split": "share of training images [%]", "duration": "length", "init_from": "starting from",
+    "data.train_split": "training images", "duration": "length", "init_from": "starting from",
     "model.mlp_dim": "MLP width", "model.name": "model", "model.patch": "patch size [px]", "optim.b1": "β1",
     "optim.b2": "β2", "optim.ema": "EMA decay", "optim.lr": "learning rate", "optim.name": "optimizer",
     "optim.clip": "gradient clipping", "model.pool": "pooling", "model.position": "positions",
@@ -212,6 +232,14 @@ _WORDS = {
 def in_words(field: str) -> str:
     """What a field of the config is called: 'learning rate'."""
     return _WORDS.get(field) or field.split(".")[-1].replace("_", " ")
+
+
+def axis_in_words(field: str, values: Iterable) -> str | None:
+    """What an axis of these values of a field is called; `None` if they have no common unit."""
+    shares = {images_of(value) is None for value in values if field == "data.train_split"}
+    if len(shares) > 1:
+        return None
+    return "share of training images [%]" if shares == {True} else in_words(field)
 
 
 def metric_in_words(metric: str) -> tuple[str, float]:
@@ -229,6 +257,8 @@ def value_text(value: object) -> str:
     """A value as people write it."""
     if isinstance(value, float):
         return f"{value:.4g}"
+    if isinstance(value, str) and "+" in value and images_of(value):
+        return f"{images_of(value):,} images"
     return value if isinstance(value, str) else json.dumps(value)
 
 

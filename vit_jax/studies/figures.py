@@ -12,6 +12,7 @@ from vit_jax.studies.compare import (
     Comparison,
     Group,
     as_number,
+    axis_in_words,
     in_short,
     in_words,
     metric_in_words,
@@ -60,7 +61,8 @@ def over_field(comparison: Comparison) -> dict[str, Image.Image]:
     for name in comparison.varied:
         groups = [g for g in comparison.groups if name in g.setting and len(g.values())]
         numbers = [as_number(name, group.setting[name]) for group in groups]
-        if None in numbers or len(set(numbers)) < 2:
+        axis = axis_in_words(name, (group.setting[name] for group in groups))
+        if axis is None or None in numbers or len(set(numbers)) < 2:
             continue
         lines: dict[str, list[tuple[float, Group]]] = {}
         for number, group in zip(numbers, groups, strict=True):
@@ -70,10 +72,10 @@ def over_field(comparison: Comparison) -> dict[str, Image.Image]:
             continue
         logarithmic = min(numbers) > 0 and max(numbers) / min(numbers) >= 10
         beside = [in_words(other) for other in comparison.together.get(name, ())]
-        field = in_words(name) + (f", and with it {', '.join(beside)}" if beside else "")
+        field = axis + (f", and with it {', '.join(beside)}" if beside else "")
         what = "a dot for each run" if beside else "mean and range over seeds"
         plot = Plot(
-            f"{_title(words)} over {in_words(name).partition(' [')[0]}: {what}",
+            f"{_title(words)} over {axis.partition(' [')[0]}: {what}",
             x=field, y=words, logarithmic=logarithmic,
         )  # fmt: skip
         for (label, line), colour in zip(lines.items(), style.COLOURS, strict=False):

@@ -92,8 +92,13 @@ def make_gradient(
 
     def stop_if_frozen(name: str, param: jax.Array) -> jax.Array:
         # Frozen parameters are not differentiated: a linear probe costs a forward pass.
-        frozen = patterns.matching(config.optim.freeze, [name])
-        return jax.lax.stop_gradient(param) if frozen else param
+        freeze = config.optim.freeze
+        if patterns.matching(freeze, [name]):
+            return jax.lax.stop_gradient(param)
+        layers = patterns.matching_layers(freeze, name, len(param)) if param.ndim else None
+        if layers is None:
+            return param
+        return jnp.where(patterns.along(layers, param), jax.lax.stop_gradient(param), param)
 
     def gradient(state: TrainState, batch: Batch):
         on_devices = networks.for_devices()
