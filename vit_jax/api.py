@@ -23,7 +23,6 @@ from vit_jax.base.schema import nearest
 from vit_jax.base.sizes import Size
 from vit_jax.checkpoints import reading
 from vit_jax.data.augmentation import augment
-from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage
 from vit_jax.data.sources.prepared import DESCRIPTION
 from vit_jax.evaluation import suites
@@ -269,13 +268,8 @@ class Run(reading.Run):
             found = dataclasses.replace(found, preprocessing=stated)
         return found
 
-    @functools.cached_property
-    def _best(self) -> Compiled:
-        return predict.make_best(self)
-
-    @functools.cached_property
-    def _data(self) -> Data:
-        return data_of(self)
+    _best = functools.cached_property(predict.make_best)
+    _data = functools.cached_property(data_of)
 
     @functools.cached_property
     def _segmenter(self) -> Callable[[str | None], Segmenter]:

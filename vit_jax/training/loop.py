@@ -6,7 +6,7 @@ import contextlib
 import json
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 from absl import logging
@@ -325,7 +325,7 @@ class _Run:
 
     def _save_by(self, save: Callable, step: int) -> None:
         self._check_health()
-        with self._during("save"):
+        with self.clock.during("save", after=self.state):
             now = {
                 "seconds": self.clock.training_seconds,
                 "goodput": self.clock.read(),
@@ -349,14 +349,8 @@ class _Run:
                 self.meter.log(step)
             raise
 
-    @contextlib.contextmanager
-    def _during(self, kind: str) -> Iterator[None]:
-        """Counts the time inside as `kind` of `clock.KINDS`, not as steps."""
-        with self.clock.during(kind, after=self.state):
-            yield
-
     def _evaluate(self, step: int) -> None:
-        with self._during("evaluate"):
+        with self.clock.during("evaluate", after=self.state):
             state = self.gather(self.state)
             trained = EvaluatedModel(state.weights(), state, state.own_weights())
             self.results = self.suite(
