@@ -18,7 +18,7 @@ from vit_jax.checkpoints import fingerprints, reading
 from vit_jax.config import Config
 from vit_jax.data import loader, sources
 from vit_jax.data.record import Source
-from vit_jax.data.sources.pseudo import PseudoLabelled, PseudoLabels, select
+from vit_jax.data.sources.pseudo import PseudoLabelled, PseudoLabels, select_confident
 from vit_jax.devices import meshes, processes
 from vit_jax.evaluation import gathering
 from vit_jax.evaluation.forward import data_of, make_forward
@@ -68,7 +68,7 @@ def add(source: Source, assembly: Assembly, workdir: epath.Path) -> Source:
     else:
         make_workdir(workdir)
         logging.info("%s labels %d images (%s)", options.teacher, len(images), options.split)
-        given = select(_ask(teacher, images, config), **chosen)
+        given = select_confident(_ask(teacher, images, config), **chosen)
         if jax.process_index() == 0:
             _write(file, given, identity)
         processes.barrier("pseudo-labels", config.hosts.wait_minutes)

@@ -27,7 +27,7 @@ class PseudoLabels:
     order: np.ndarray
 
 
-def select(probabilities: np.ndarray, confidence: float, per_class: int) -> PseudoLabels:
+def select_confident(probabilities: np.ndarray, confidence: float, per_class: int) -> PseudoLabels:
     """The images that a teacher is sure enough of, as many of each class (arXiv 1911.04252, §3.1).
 
     Args:
