@@ -56,12 +56,6 @@ def _square(graph: Graph, equation: core.JaxprEqn, x: Value) -> Value:
     return graph.node("Mul", x, x, shape=x.shape)
 
 
-def _erfc(graph: Graph, equation: core.JaxprEqn, x: Value) -> Value:
-    return graph.node(
-        "Sub", _number(equation, 1), graph.node("Erf", x, shape=x.shape), shape=x.shape
-    )
-
-
 def _rsqrt(graph: Graph, equation: core.JaxprEqn, x: Value) -> Value:
     root = graph.node("Sqrt", x, shape=x.shape)
     return graph.node("Reciprocal", root, shape=x.shape)
@@ -274,7 +268,6 @@ RULES: dict[str, Callable] = {
     "conv_general_dilated": _convolution,
     "convert_element_type": _cast,
     "dot_general": _dot_general,
-    "erfc": _erfc,
     "gather": _gather,
     "integer_pow": _integer_pow,
     "pad": _pad,

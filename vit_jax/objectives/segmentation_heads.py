@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from vit_jax.compute.activations import ACTIVATIONS
 from vit_jax.compute.convolution import depthwise
 from vit_jax.compute.dense import product
 from vit_jax.compute.stack import Joining
@@ -24,6 +25,7 @@ from vit_jax.models.layers import Kernel, Linear, layer_norm
 _EPSILON = 1e-6
 _HIDDEN = -1e9  # added to the logits of what a query may not attend to
 _FUSED = 4  # times the resolution of the patches
+_gelu = ACTIVATIONS["gelu"]
 _SMALL = nnx.initializers.normal(0.01)
 # Kernels as PyTorch's layers begin.
 _UNIFORM = nnx.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
@@ -80,8 +82,8 @@ class MultilevelHead(nnx.Module):
             x = project(norm(layer.map))
             shape = (b, _FUSED * h, _FUSED * w, x.shape[-1])
             fused += jax.image.resize(x, shape, "linear", antialias=False)
-        fused = self.norm(self.fuse(jax.nn.gelu(fused, approximate=False)))
-        return self.linear(jax.nn.gelu(fused, approximate=False).astype(jnp.float32))
+        fused = self.norm(self.fuse(_gelu(fused)))
+        return self.linear(_gelu(fused).astype(jnp.float32))
 
     def scores(self, model: nnx.Module, images: jax.Array) -> jax.Array:
         """(B, 4 h, 4 w, K) float32."""
@@ -152,7 +154,7 @@ class QueryHead(nnx.Module):
         queries, features = x[:, : len(self.queries[...])], to_map(x, grid)
         classes = self.class_head(queries).astype(jnp.float32)
         for number, layer in enumerate(self.mask_head):
-            queries = layer(queries if not number else jax.nn.gelu(queries, approximate=False))
+            queries = layer(queries if not number else _gelu(queries))
         for layer in self.upscale:
             features = layer(features)
         return product("bqd,bhwd->bqhw", queries, features), classes
@@ -189,7 +191,7 @@ class Upscale(nnx.Module):
         b, h, w, width = x.shape
         x = (x @ self.expand.kernel[...].astype(x.dtype)).reshape(b, h, w, 2, 2, width)
         x = x.swapaxes(2, 3).reshape(b, 2 * h, 2 * w, width) + self.bias[...].astype(x.dtype)
-        x = depthwise(jax.nn.gelu(x, approximate=False), self.depthwise.kernel[...])
+        x = depthwise(_gelu(x), self.depthwise.kernel[...])
         return self.norm(x)
 
 
