@@ -5,7 +5,7 @@ vit_jax train --config=configs/experiments/few_images.py:smoke --workdir=DIR
 vit_jax train --config=configs/experiments/few_images.py:cifar10 --workdir=DIR
     a small ViT on five classes of CIFAR-10, in DIR/pretrained; then on 40 images of each of the other five, for 60 and
     300 steps: all of it, with one or two of four layers re-initialised, or with two frozen; three seeds each: 25 runs,
-    five minutes of a CPU core. It takes a tar file of CIFAR-10's images as JPEG (train/CLASS/…, test/CLASS/…), since
+    three minutes of a CPU core. It takes a tar file of CIFAR-10's images as JPEG (train/CLASS/…, test/CLASS/…), since
     classes are slices of it: --config.data.name=tar --config.data.path=FILE.
 vit_jax train --config=configs/experiments/few_images.py --workdir=DIR --config.init_from=B_16.npz
     a checkpoint of twelve layers on VTAB-1k's DTD, 1,000 images, for 500, 2,500 and 10,000 steps.

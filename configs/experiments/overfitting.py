@@ -3,7 +3,7 @@
 vit_jax train --config=configs/experiments/overfitting.py:smoke --workdir=DIR
     5, 20 and 100 % of the digits, for as many steps each, two seeds: twelve runs, three to four minutes of a CPU core.
 vit_jax train --config=configs/experiments/overfitting.py:cifar10 --workdir=DIR
-    small ones on 500, 5,000 and 50,000 images of CIFAR-10, for as many steps each, three seeds: 18 runs, eight
+    small ones on 500, 5,000 and 50,000 images of CIFAR-10, for as many steps each, three seeds: 18 runs, five
     minutes of a CPU core. The data comes by TFDS. For a tar file of its images as JPEG (train/CLASS/…,
     test/CLASS/…), add --config.data.name=tar --config.data.path=FILE.
 vit_jax train --config=configs/experiments/overfitting.py --workdir=DIR --config.data.name=YOUR_TFDS_NAME

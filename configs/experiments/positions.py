@@ -3,7 +3,7 @@
 vit_jax train --config=configs/experiments/positions.py:smoke --workdir=DIR
     digits of 4 x 4 patches, two seeds each: 22 runs, six to eight minutes of a CPU core.
 vit_jax train --config=configs/experiments/positions.py:cifar10 --workdir=DIR
-    CIFAR-10 of 8 x 8 patches, every kind at its usual place, three seeds each: 15 runs, eight minutes of a CPU core.
+    CIFAR-10 of 8 x 8 patches, every kind at its usual place, three seeds each: 15 runs, ten minutes of a CPU core.
     The data comes by TFDS. For a tar file of its images as JPEG (train/CLASS/…, test/CLASS/…), add
     --config.data.name=tar --config.data.path=FILE.
 vit_jax train --config=configs/experiments/positions.py:smoke,large --workdir=DIR

@@ -5,7 +5,7 @@ vit_jax train --config=configs/experiments/resolution.py:smoke --workdir=DIR
     a small ViT on digits at 32 pixels, in DIR/pretrained; from its weights fine-tuned at 24, 32 and 48 pixels, two
     seeds each: seven runs.
 vit_jax train --config=configs/experiments/resolution.py:cifar10 --workdir=DIR
-    the same on CIFAR-10, three seeds each: ten runs, four minutes of a CPU core. The data comes by TFDS. For a tar
+    the same on CIFAR-10, three seeds each: ten runs, three minutes of a CPU core. The data comes by TFDS. For a tar
     file of its images as JPEG (train/CLASS/…, test/CLASS/…), add --config.data.name=tar --config.data.path=FILE.
 vit_jax train --config=configs/experiments/resolution.py --workdir=DIR --config.init_from=B_16.npz
     any checkpoint at 160, 224, 320, 384 and 512 pixels on ImageNet, by the ViT paper's recipe.

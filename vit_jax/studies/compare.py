@@ -214,7 +214,7 @@ def in_short(setting: Mapping) -> str:
     model does not have, of `None`, are excluded, as are empty ones.
     """
     names = {"model.name": "", "run": "", "data.train_split": ""}
-    given = {n: value for n, value in setting.items() if value not in (None, "")}
+    given = {n: value for n, value in setting.items() if value not in (None, "", [])}
     parts = (f"{names.get(n, in_words(n))} {value_text(value)}" for n, value in given.items())
     return ", ".join(part.strip() for part in parts)
 
