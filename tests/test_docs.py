@@ -50,6 +50,7 @@ OTHERS = {
 # Of commands that cannot run here, only the flags are parsed.
 PARSED = {
     "prepare cifar10": "downloads",
+    "gram.py:cifar10": "needs CIFAR-10 as files; tests/test_experiments.py",
     "gs://bucket/": "needs a bucket",
     "--private": "uploads; tests/interchange/test_push.py",
     "--to=onnx": "needs onnx; tests/integration/test_export.py",
