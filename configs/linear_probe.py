@@ -15,11 +15,13 @@ not differentiated: a step costs little more than a forward pass, so batches are
 
 import finetune
 
+from vit_jax.models import classifier
+
 
 def get_config(arg="other"):
     config = finetune.get_config(arg)
     config.accumulate = 1
-    config.optim.freeze = (r"(?!head(_distilled)?/).*",)
+    config.optim.freeze = (f"(?!{classifier.EXIT}head(_distilled)?/).*",)
     config.optim.name = "adamw"
     config.optim.b1 = 0.9
     config.optim.moment_dtype = "float32"

@@ -15,7 +15,7 @@ from vit_jax import objectives
 from vit_jax.base import durations, places, schema
 from vit_jax.base.schema import option, section
 from vit_jax.data.options import Augment, Data, Pseudo
-from vit_jax.models import adapters
+from vit_jax.models import classifier
 from vit_jax.models import registry as models
 from vit_jax.optim.options import Optim
 
@@ -56,7 +56,7 @@ class Adapt:
         when={"lora_rank": bool},
     )
     also: tuple = option(
-        adapters.NEW_HEAD,
+        (classifier.HEADS,),
         "patterns of the parameters that are trained beside the adapters",
         when={"lora_rank": bool},
     )
@@ -249,7 +249,7 @@ class Config:
     )
     init_from: str = option("", "checkpoint of any format to start from, see docs/checkpoints.md")
     init_reset: tuple = option(
-        ("head(_distilled)?/.*",),
+        (classifier.HEADS,),
         "init_from: patterns of parameters that are re-initialised; of some layers encoder/layers[-2:]/.*",
         when={"init_from": bool},
     )

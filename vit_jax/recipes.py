@@ -14,7 +14,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
 from vit_jax.base.settings import folder_name, with_fields
 from vit_jax.config import CHECKPOINT, default_config
-from vit_jax.models import registry
+from vit_jax.models import classifier, registry
 
 # RandAugment layers, its magnitude, parameter of mixup (AugReg §3.2; big_vision). Its figures call
 # 'strong' 'heavy'. light1 is not none: most operations change an image even at magnitude 0.
@@ -159,7 +159,7 @@ def from_checkpoint() -> ConfigDict:
     """The default config for whatever model `init_from` holds, with a new head."""
     config = default_config()
     config.init_from = CHECKPOINT
-    config.init_reset = ("(head|head_distilled|representation)/.*",)
+    config.init_reset = (f"{classifier.EXIT}(head|head_distilled|representation)/.*",)
     config.init_channels = "mean"
     config.data.mean = config.data.std = ()
     config.data.interpolation = ""

@@ -17,6 +17,7 @@ Expect of the paper's, on CIFAR-10: 98.19 % with T2T-14 for 4.80 G multiply-adds
 
 from vit_jax import recipes
 from vit_jax.config import default_config
+from vit_jax.models import classifier
 
 SEEDS = {"cifar10": 3, "smoke": 2}
 NETWORKS = ("dynamic", "single")
@@ -53,7 +54,7 @@ def _pretrained(size, network):
 
 def _finetuned(runs, size):
     config = recipes.next_stage(runs)
-    config.init_reset = ("head/.*",)
+    config.init_reset = (classifier.HEADS,)
     if size == "smoke":
         config.data.train_split = "train[50%:]"
     else:

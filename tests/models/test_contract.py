@@ -15,7 +15,7 @@ from vit_jax.base import patterns, sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.devices import meshes
 from vit_jax.interchange import adapt, formats
-from vit_jax.models import layer_features, registry
+from vit_jax.models import classifier, layer_features, registry
 from vit_jax.models.contract import ModelOutput
 
 BATCH, CLASSES = 8, 5
@@ -331,6 +331,7 @@ def test_without_classes_there_is_no_head_and_the_rest_is_the_same(family):
         dropped
         == {name for name in patterns.names(weights(family)) if "head" in name.split("/")}
         == set(patterns.matching(config.starts_anew(headless), patterns.names(weights(family))))
+        == set(patterns.matching((classifier.HEADS,), patterns.names(weights(family))))
     )
     leaves = dict(
         zip(patterns.names(weights(family)), jax.tree.leaves(weights(family)), strict=True)

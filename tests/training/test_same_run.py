@@ -76,3 +76,16 @@ def test_other_training_images_are_a_change_that_is_said(tmp_path):
     (told,) = changed_fields(before, after)
     assert told == "the training images: their names, sizes, labels or order are not the same"
     assert changed_fields(before, before) == []
+
+
+def test_runs_begun_before_heads_of_exits_had_patterns_resume(tmp_path):
+    old, now = described(config(tmp_path)), config(tmp_path)
+    old["config"]["init_reset"] = old["config"]["adapt"]["also"] = ["head(_distilled)?/.*"]
+    old["config"]["optim"]["freeze"] = ["(?!head(_distilled)?/).*"]
+    now.optim.freeze = load_config(
+        str(pathlib.Path(RECIPE).parent / "linear_probe.py")
+    ).optim.freeze
+    assert changed_fields(old, described(now)) == []
+    now.init_reset = ("head/.*",)
+    (told,) = changed_fields(old, described(now))
+    assert "init_reset" in told

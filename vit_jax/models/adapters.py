@@ -18,12 +18,12 @@ import numpy as np
 
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
+from vit_jax.models import classifier
 from vit_jax.models.conversions.rules import LazyArray
 
 ADAPTERS = "adapters"  # their name among the parameters that are trained
 A, B = "lora_a", "lora_b"
 SLOTS = {"query": 0, "key": 1, "value": 2}
-NEW_HEAD = ("head(_distilled)?/.*",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Adapters:
 
     def split(self, params: dict) -> tuple[dict, dict]:
         """The parameters of a model (or their shapes) as the base, which is frozen, and what is trained of it."""
-        if self.also != NEW_HEAD:  # which a model need not have
+        if self.also != (classifier.HEADS,):  # which a model need not have
             patterns.check_patterns(self.also, patterns.names(params), "config.adapt.also")
         trained = set(patterns.matching(self.also, patterns.names(params)))
         return _select(params, lambda name: name not in trained), _select(

@@ -20,6 +20,9 @@ from vit_jax.compute.choices import AUTO
 from vit_jax.models.contract import Capture, ModelOutput
 from vit_jax.models.embeddings import interpolate, resize_patch_embedding
 
+# Heads by name: a DeiT has one more for distillation, a Dynamic Vision Transformer those of each exit.
+EXIT = r"(exit_\d+/)?"
+HEADS = f"{EXIT}head(_distilled)?/.*"
 # What comes before the first layer in most families; see `ClassifierConfig.inputs`.
 INPUTS = ("embedding", "position", r"registers?", r"\w*token", r"(backbone/)?root")
 

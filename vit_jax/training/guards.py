@@ -35,12 +35,17 @@ class NotWritable(UserError):
     exit_code = START_AGAIN
 
 
+# Fields whose patterns name heads.
+PATTERNS = ("config.init_reset", "config.adapt.also", "config.optim.freeze")
+
+
 def changed_fields(saved: dict, description: dict) -> list[str]:
     """The differences between two descriptions that would change the result, as 'field: old ->
     new'.
     """
     may_change = {f"config.{name}" for name in schema.may_change(config_class())}
     compare = {"config.data.path": _same_place, "config.data.mixture": _same_mixture}
+    compare |= dict.fromkeys(PATTERNS, _same_patterns)
     changed = []
     for key in ("config", "classes", "training_examples"):
         old, new = (dict(_flat(_part(one, key), key)) for one in (saved, description))
@@ -73,6 +78,12 @@ def _same_mixture(before: list, now: list) -> bool:
         old[1] == new[1] and _same_place(old[0], new[0])
         for old, new in zip(before, now, strict=True)
     )
+
+
+def _same_patterns(before: list, now: list) -> bool:
+    """Whether patterns select the same heads; an earlier version did not know those of exits."""
+    old, new = ([pattern.replace(classifier.EXIT, "") for pattern in x] for x in (before, now))
+    return old == new
 
 
 def _part(description: dict, key: str):
