@@ -215,6 +215,12 @@ def of_each_class(split: str, images: int, classes: range = range(10)) -> str:
     return "+".join(f"{split}[{n * size}:{n * size + images}]" for n in classes)
 
 
+def on_classes(config: ConfigDict, classes: range, images: int = 5_000) -> None:
+    """Of CIFAR-10 only these classes, with so many training images of each, and 2,000 test images in all."""
+    config.data.train_split = of_each_class("train", images, classes)
+    config.data.eval_split = of_each_class("test", 2_000 // len(classes), classes)
+
+
 def cifar10_subsets(*images: int) -> dict[str, dict]:
     """Settings for `vary`: so many training images in all, each subset holds the smaller ones."""
     return {

@@ -51,8 +51,7 @@ def _pretrained(size):
         config.data.train_split = "train[:50%]"
     else:
         recipes.on_cifar10(config)
-        config.data.train_split = recipes.of_each_class("train", 5_000, range(5))
-        config.data.eval_split = recipes.of_each_class("test", 400, range(5))
+        recipes.on_classes(config, range(5))
     return config
 
 
@@ -64,6 +63,5 @@ def _finetuned(runs, size):
     if size == "smoke":
         config.data.train_split = "train[800:1000]"
     else:
-        config.data.train_split = recipes.of_each_class("train", 40, range(5, 10))
-        config.data.eval_split = recipes.of_each_class("test", 400, range(5, 10))
+        recipes.on_classes(config, range(5, 10), images=40)
     return config
