@@ -33,10 +33,11 @@ def train() -> None:
     if not FLAGS.dry_run:
         cli.require(workdir="DIR")
 
-    if (runs := cli.load_runs(settings)) is not None:
+    runs, changes = cli.load_recipe(settings)
+    if "" not in runs:
         _train_all(runs)
         return
-    config, changes = cli.load_config(settings)
+    config = runs[""]
     if FLAGS.dry_run:
         from vit_jax.base import places
         from vit_jax.planning.dry_run import dry_run
