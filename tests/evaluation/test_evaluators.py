@@ -21,6 +21,7 @@ from vit_jax.data import imagenet, sources
 from vit_jax.data.classes import with_classes
 from vit_jax.data.record import DataSet, Record
 from vit_jax.devices import meshes
+from vit_jax.evaluation.classification import _table
 from vit_jax.evaluation.contract import EvalContext, EvaluatedModel
 from vit_jax.evaluation.features import Features
 from vit_jax.evaluation.few_shot import choose, fit_linear
@@ -317,3 +318,8 @@ def test_only_classes_that_the_data_has_are_predicted_if_asked(subject):
     odds = logits[:, 1::2].argmax(-1) * 2 + 1
     assert found["True/accuracy"] == pytest.approx(np.mean(odds == labels))
     assert found["True/accuracy"] > found["False/accuracy"]
+
+
+def test_tables_have_no_cell_that_a_spreadsheet_would_run(tmp_path):
+    _table(tmp_path / "x.csv", ("image", "share"), [("=1+1.jpg", -0.5), ("a=1", 1)])
+    assert (tmp_path / "x.csv").read_text().split() == ["image,share", "'=1+1.jpg,-0.5", "a=1,1"]
