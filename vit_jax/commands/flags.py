@@ -299,7 +299,10 @@ def require(**values: str) -> None:
 
 def log_recipe(changes: Mapping[str, tuple]) -> None:
     """Logs which recipe runs, and what the command line changes of it; see `load_config`."""
-    changed = ", ".join(f"{n} = {new!r} (recipe: {old!r})" for n, (old, new) in changes.items())
+    changed = ", ".join(
+        f"{name} = {new!r} (recipe: {'the default' if old is None else repr(old)})"
+        for name, (old, new) in changes.items()
+    )
     logging.info("recipe: %s%s", FLAGS.config, f"; changed: {changed}" if changed else "")
 
 

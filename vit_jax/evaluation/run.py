@@ -62,9 +62,10 @@ def make_judges(
         judges, absent = suites.make(suite, subject, data_dir)
     else:
         judges, absent = evaluation.make(config.eval.evaluators, subject), {}
-        for _, evaluator in judges.evaluators:
-            if (judged := held_out(evaluator)) is not None:
-                logging.info("%s", judged_images(evaluator.data(), len(judged)))
+        judged = [(one, source) for _, one in judges.evaluators if (source := held_out(one))]
+        lines = [judged_images(one.data(), len(source)) for one, source in judged]
+        for line in dict.fromkeys(lines):  # Several judge the same images.
+            logging.info("%s", line)
     return judges, absent
 
 
