@@ -306,6 +306,15 @@ def log_recipe(changes: Mapping[str, tuple]) -> None:
     logging.info("recipe: %s%s", FLAGS.config, f"; changed: {changed}" if changed else "")
 
 
+def warn_of_unread(config: "ConfigDict", changes: Mapping[str, tuple]) -> None:
+    """Warns of what the command line changes and nothing reads; see `load_config`."""
+    from vit_jax.base.settings import without_effect
+    from vit_jax.config import config_class
+
+    for name, others in without_effect(config, config_class(), changes).items():
+        logging.warning("config.%s = %r has no effect with %s", name, changes[name][1], others)
+
+
 def print_result(result: dict | list, text: str, process: int = 0) -> None:
     """Prints a command's result, of several processes the first."""
     if process == 0:

@@ -34,6 +34,7 @@ def train() -> None:
         cli.require(workdir="DIR")
 
     runs, changes = cli.load_recipe(settings)
+    cli.warn_of_unread(list(runs.values())[-1], changes)
     if "" not in runs:
         _train_all(runs)
         return
