@@ -172,6 +172,8 @@ def test_a_flag_with_a_value_it_cannot_have_says_what_it_takes(command):
     assert code == 2 and "--image_size=big must be a positive integer: side of the" in err
     code, _, err = command("models", "--json=maybe")
     assert code == 2 and "--json=maybe must be true or false" in err
+    code, _, err = command("export", "--checkpoint=W", "--to=onx", "--out=x")
+    assert code == 2 and "--to=onx must be onnx or stablehlo: what the program" in err
 
 
 def test_flags_take_their_value_after_a_space_too_and_switches_need_none(command):

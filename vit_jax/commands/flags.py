@@ -372,5 +372,8 @@ def _illegal_value(message: str) -> str:
     if not match or match[1] not in FLAGS:
         return message
     flag = FLAGS[match[1]]
-    wanted = "true or false" if flag.boolean else flag.parser.syntactic_help
-    return f"--{match[1]}={match[2]} must be {wanted}: {flag.help}"
+    wanted, values = flag.parser.syntactic_help, getattr(flag.parser, "enum_values", ())
+    if flag.boolean or values:
+        wanted = " or ".join(values or ("true", "false"))
+    what = flag.help.removeprefix(f"<{'|'.join(values)}>: ")  # absl's, of an enum
+    return f"--{match[1]}={match[2]} must be {wanted}: {what}"
