@@ -164,6 +164,8 @@ def _not_prepared(root, name: str) -> str:
         hint = nearest(name, ["digits", "folder", "prepared", "tar", "mixture", *NAMED, *there])
     if "did you mean" not in hint:
         hint = f"; prepared are: {', '.join(there) or 'none'}"
+    if root.is_file():
+        hint = ", which is a file: of a tar file set --config.data.name=tar, of a list of images --config.data.name=folder"
     return (
         f"config.data.name = {name!r} is not prepared in {root}{hint}. 'digits' comes with the install, "
         "'folder' reads your own images; others are prepared once, with TensorFlow: "
