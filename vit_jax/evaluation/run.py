@@ -6,6 +6,7 @@ import jax
 from absl import logging
 
 from vit_jax import evaluation
+from vit_jax.base import logs
 from vit_jax.checkpoints.reading import Run
 from vit_jax.config import Config
 from vit_jax.devices import meshes
@@ -77,4 +78,4 @@ def evaluated(run: Run) -> EvaluatedModel:
 
 def text(metrics: dict[str, float]) -> str:
     """Metrics on one line."""
-    return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+    return "  ".join(f"{name} {logs.number_text(value)}" for name, value in metrics.items())

@@ -4,7 +4,7 @@ import dataclasses
 
 from etils import epath
 
-from vit_jax.base import places, schema
+from vit_jax.base import logs, places, schema
 from vit_jax.checkpoints import descriptions, reading
 from vit_jax.checkpoints.adapted import adapters_in
 from vit_jax.data import crops, imagenet
@@ -162,7 +162,7 @@ def _rows_of_run(summary: dict) -> list[tuple[str, str]]:
     data, best = summary["data"], summary["best"]
     rows = [("step", f"{summary['step']:,}")]
     if summary["metrics"]:
-        metrics = "  ".join(f"{n} {v:.4g}" for n, v in summary["metrics"].items())
+        metrics = "  ".join(f"{n} {logs.number_text(v)}" for n, v in summary["metrics"].items())
         rows.append(("metrics", metrics))
     if best:
         rows.append(("best", f"{best['metric']} {best['value']:.4g} at step {best['step']:,}"))
