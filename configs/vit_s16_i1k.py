@@ -6,7 +6,7 @@ vit_jax train --config=configs/vit_s16_i1k.py:90 --workdir=DIR
 
 Expect 76.5, 78.5 and 80.0 % top-1 on ImageNet's validation set; 90 epochs take 6 to 7 hours on 8
 TPUv3 cores. And after 90 epochs 73.6 without RandAugment and mixup, 74.7 with batches of 4,096,
-75.0 with learnt positions, 75.0 with a class token, 76.7 with a linear head.
+75.0 with learned positions, 75.0 with a class token, 76.7 with a linear head.
 
 The last 1 % of the training images is held out for choosing
 (--config.data.eval_split='train[99%:]').

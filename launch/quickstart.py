@@ -61,7 +61,7 @@ def main() -> None:
         picture=str(workdir / "predictions.png"),
     )
 
-    print("4. What the model has learnt, and how the runs went", flush=True)
+    print("4. What the model has learned, and how the runs went", flush=True)
     inspected = inspect(workdir / "finetune", [str(workdir / "images")], workdir / "inspection")
     compared = report([workdir / "pretrain", workdir / "finetune"], workdir / "report")
 

@@ -397,7 +397,7 @@ def test_the_better_plain_vit_is_that_of_its_paper(epochs, steps):
         10,
         0.2,
     )
-    # No class token and no learnt positions; a tanh layer and 1,000 classes on top of S/16's
+    # No class token and no learned positions; a tanh layer and 1,000 classes on top of S/16's
     # 21,665,664.
     count = 21_665_664 - 384 - 197 * 384 + 384 * 384 + 384 + 384 * 1000 + 1000
     assert registry.count_parameters(assembly.model_config) == count

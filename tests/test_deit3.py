@@ -12,7 +12,7 @@ import pytest
 from vit_jax.base import patterns
 from vit_jax.models import registry
 from vit_jax.training.assembly import assemble, model_config_of, resolve
-from vit_jax.user_files import load_runs
+from vit_jax.user_files import load_recipe
 
 torch = pytest.importorskip("torch")
 SMALL = dict(
@@ -30,7 +30,7 @@ STEPS, BATCH = 10, 8
 
 def small(recipe, **model):
     """The first stage of a recipe, small, with nothing random in a step but what is given."""
-    config = load_runs(recipe)["pretrain"]
+    config = load_recipe(recipe)["pretrain"]
     config.data.update(dict(name="digits", train_split="train", eval_split="test", image_size=16))
     config.augment.update(
         dict(three_augment=False, color_jitter=0.0, flip=False, mixup=0.0, cutmix=0.0)
@@ -177,7 +177,7 @@ def test_ten_steps_are_those_of_the_authors_formulas(recipe, model):
     ],
 )  # fmt: skip
 def test_deit3_is_that_of_its_authors(size, pixels, rate, drop_path, millions):
-    runs = load_runs(f"configs/deit3.py:{size}")
+    runs = load_recipe(f"configs/deit3.py:{size}")
     config, last = runs["pretrain"], runs[list(runs)[-1]]
     model = config.model
     assert (config.data.image_size, config.optim.lr, model.drop_path) == (pixels, rate, drop_path)
@@ -201,7 +201,7 @@ def test_deit3_is_that_of_its_authors(size, pixels, rate, drop_path, millions):
     [("S/16", 800, 22_039_144), ("B/16", 800, 86_543_080), ("L/16", 400, 304_258_024)],
 )
 def test_vit5_is_that_of_its_authors(size, epochs, parameters):
-    runs = load_runs(f"configs/vit5.py:{size}")
+    runs = load_recipe(f"configs/vit5.py:{size}")
     assert runs["pretrain"].duration == f"{epochs} epochs" and runs["pretrain"].optim.ema == 0.99996
     last = runs["at_224"]
     last.init_from = ""
@@ -215,7 +215,7 @@ def test_the_best_recipe_is_the_most_accurate_that_the_hours_allow():
         "B/16,295": (800, "learned"), "L/16,535": (400, "learned"),
     }  # fmt: skip
     for argument, (epochs, position) in chosen.items():
-        first = next(iter(load_runs(f"configs/best.py:{argument}").values()))
+        first = next(iter(load_recipe(f"configs/best.py:{argument}").values()))
         assert (first.duration, first.model.position or "learned") == (
             f"{epochs} epochs",
             position,

@@ -20,7 +20,7 @@ from vit_jax.studies.compare import compare, images_of
 from vit_jax.studies.runs import Run, find_runs, flat
 from vit_jax.studies.sweep import run_all
 from vit_jax.training.assembly import assemble, resolve
-from vit_jax.user_files import load_config, load_runs
+from vit_jax.user_files import load_config, load_recipe
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / "configs" / "experiments"
 EXPERIMENTS = {path.stem: path for path in sorted(FOLDER.glob("*.py"))}
@@ -69,7 +69,7 @@ CELL = {"overfitting": 1, "permutations": 4, "positions": -1, "self_supervised":
 
 
 def runs_of(name, argument):
-    return load_runs(f"{EXPERIMENTS[name]}:{argument}")
+    return load_recipe(f"{EXPERIMENTS[name]}:{argument}")
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -227,7 +227,7 @@ def test_an_unknown_size_is_refused_and_an_experiment_is_no_recipe_of_one_run():
         runs_of("pooling", "small")
     with pytest.raises(ConfigError, match="is an experiment of several runs"):
         load_config(f"{EXPERIMENTS['pooling']}:smoke")
-    assert load_runs(str(FOLDER.parent / "digits.py")) is None
+    assert list(load_recipe(str(FOLDER.parent / "digits.py"))) == [""]
 
 
 @pytest.mark.slow

@@ -58,7 +58,7 @@ def run_notebook(folder, monkeypatch):
     return run
 
 
-def test_photos_are_learnt_and_what_is_saved_is_used(run_notebook, folder, compilation_cache):
+def test_photos_are_learned_and_what_is_saved_is_used(run_notebook, folder, compilation_cache):
     changes = {
         "data.image_size": 32, "duration": "12 steps", "optim.warmup": "1 steps", "batch_size": 16, "accumulate": 1,
         "log.every": "2 steps", "compilation_cache": compilation_cache, "log.tensorboard": False,

@@ -102,10 +102,10 @@ from vit_jax.base import shipped
 from vit_jax.planning import catalogue
 
 for spec in json.loads(sys.argv[1]):
-    if user_files.load_runs(spec) is None:
+    if "" in user_files.load_recipe(spec):
         vit_jax.load_config(spec)
 copied = catalogue.copy_recipe("noisy_student", "mine"), catalogue.copy_recipe("experiments/pooling", "mine")
-runs = [sorted(user_files.load_runs(f"{path}:smoke")) for path in copied]
+runs = [sorted(user_files.load_recipe(f"{path}:smoke")) for path in copied]
 print(json.dumps({"file": vit_jax.__file__, "folder": str(shipped.recipes_folder()), "runs": runs}))
 """
 
@@ -172,7 +172,7 @@ def test_a_local_file_comes_before_a_recipe_of_its_name_which_is_logged(
         path.read_text().replace("    return config", "    config.seed = 7\n    return config")
     )
     with caplog.at_level("WARNING"):
-        assert user_files.load_runs("digits") is None  # as `train` asks first
+        assert user_files.load_recipe("digits")[""].seed == 7
         assert user_files.load_config("digits").seed == 7
     assert caplog.text.count(f"the local file {tmp_path / 'digits.py'} is used") == 1
     assert user_files.load_config(str(ROOT / "configs/digits.py")).seed == 0

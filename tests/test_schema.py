@@ -137,3 +137,18 @@ def test_an_option_of_an_earlier_version_is_ignored_with_a_sentence(caplog):
     config = default_config()
     assert settings.change(config, config_class(), [("data.mixed_decoders", "True")]) == {}
     assert "config.data.mixed_decoders=True is ignored: all hosts decode" in caplog.text
+
+
+def test_a_setting_that_nothing_reads_is_found_and_what_it_would_need():
+    config = default_config()
+    settled = {
+        "optim.late_warmup": "5 steps",
+        "rollback_skip": 3,
+        "optim.lr": 0.1,
+        "model.width": 8,
+    }
+    assert settings.without_effect(config, config_class(), settled) == {
+        "optim.late_warmup": "config.optim.late = ()", "rollback_skip": "config.nonfinite = 'stop'",
+    }  # fmt: skip
+    config.optim.late, config.nonfinite = (".*",), "rollback"
+    assert not settings.without_effect(config, config_class(), settled)

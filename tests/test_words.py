@@ -16,7 +16,7 @@ BANNED = (
     r"needs none", r"over all its starts", r"steps that count", r"insists", r"say --", r"homeless",
     r"views of whatever number", r"fill up", r"made ready", r"LeftOut", r"from_anywhere",
     r"class (Foreign|Lazy|Wishes|Opened|Recognised)", r"processes\.(agree|leave)", r"said", r"go(es|ing)? on",
-    r"went on", r"cut into", r"say [a-z_.]+=",
+    r"went on", r"cut into", r"say [a-z_.]+=", r"[Ll]earnt",
 )  # fmt: skip
 PATTERN = re.compile(rf"\b(?:{'|'.join(BANNED)})(?!\w)")
 FILES = [

@@ -76,7 +76,7 @@ class Eval:
         (),
         "what is measured: names, or (name, {option: value}); of accuracy, loss, few_shot, knn, "
         "early_exit; "
-        "(): accuracy, or of what is learnt without labels the loss",
+        "(): accuracy, or of what is learned without labels the loss",
     )
     best: str = option(
         "",

@@ -271,7 +271,7 @@ def spread(config: ConfigDict) -> None:
     are recomputed, except those that are worth their memory because recomputing their products
     takes long.
 
-    Neither changes what is learnt; `vit_jax plan --fit` says what a pod has room for.
+    Neither changes what is learned; `vit_jax plan --fit` says what a pod has room for.
     """
     config.mesh.fsdp = 8
     config.model.remat = "save_products"

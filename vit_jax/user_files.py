@@ -34,17 +34,6 @@ def load_config(spec: str) -> ConfigDict:
     return _config(*_module(spec), spec)
 
 
-def load_runs(spec: str) -> dict[str, ConfigDict] | None:
-    """The runs of an experiment by their names: what `get_runs()` or `get_runs(argument)` of the file
-    gives; `None` for the recipe of one run.
-
-    Raises:
-      ConfigError: as `load_config`.
-    """
-    _, where, module = _module(spec)
-    return _runs(where, module, spec) if hasattr(module, "get_runs") else None
-
-
 def load_recipe(spec: str) -> dict[str, ConfigDict]:
     """The runs of any recipe by their names; of a recipe of one run its config alone, by ''.
 

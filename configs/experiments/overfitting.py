@@ -11,7 +11,7 @@ vit_jax train --config=configs/experiments/overfitting.py --workdir=DIR --config
     images of each class of ImageNet.
 
 Subsets are nested, and none is stopped early: the loss of training beside that of other images shows how far
-each is learnt by heart. Expect the paper's claim: on little data Mixers overfit more than ViTs, and they gain more
+each is learned by heart. Expect the paper's claim: on little data Mixers overfit more than ViTs, and they gain more
 from further data; the larger the model the more.
 """
 

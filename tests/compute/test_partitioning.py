@@ -36,5 +36,5 @@ def test_a_cut_depthwise_kernel_moves_no_activations_of_the_whole_batch(stride, 
         shapes = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in (XS, KERNELS))
         cut = {"in_shardings": (batch, kernels), "out_shardings": (batch, kernels)}
         text = jax.jit(jax.grad(loss, (0, 1)), **cut).lower(*shapes).compile().as_text()
-    # Without gathering the test would say nothing if XLA learnt it: this line tells.
+    # Without gathering the test would say nothing if XLA learned it: this line tells.
     assert bool(re.search(rf"f32\[{XS[0]},\d+,\d+,8\]", text)) != gathered

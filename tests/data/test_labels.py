@@ -73,7 +73,7 @@ def test_they_are_found_in_prepared_and_in_multi_label_sets_too(tmp_path, caplog
     assert "1 of 3 classes have no images in 'train': '1'" in caplog.text
 
 
-def test_several_labels_are_not_learnt_with_a_softmax():
+def test_several_labels_are_not_learned_with_a_softmax():
     with pytest.raises(
         ConfigError, match="the softmax loss is for one: set --config.objective.loss"
     ):

@@ -89,12 +89,14 @@ def test_masks_of_16_bits_and_several_rows_of_a_class(tmp_path):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("name,value\nroad,7\n", "names 1 classes"),
+        ("name,value\nroad,7\n", "must name 2 to 255 classes, and names 1"),
         ("name,value\nroad,7\ncar,7\n", "value = 7 occurs twice"),
         ("name,value\nroad,x\ncar,7\n", "line 2: value must be numbers"),
         ("road,7\ncar,2\n", "first line must name the columns"),
         ("name,red,green,blue\na,1,2,300\nb,0,0,0\n", "below 256"),
         ("", "first line must name"),
+        ("name,id\nroad,7\ncar,2\n", "it names id,name"),
+        ("name,red,green\na,1,2\nb,0,0\n", "it names green,name,red"),
     ],
 )
 def test_a_wrong_table_is_refused(tmp_path, text, message):
@@ -152,6 +154,14 @@ def test_prepared_files_hold_no_masks(scenes, tmp_path):
     with pytest.raises(ConfigError, match="has masks.*data.name=masks"):
         prepare(str(scenes), str(tmp_path / "prepared"))
     assert not (tmp_path / "prepared").exists()
+
+
+def test_a_missing_folder_is_named(scenes):
+    (scenes / "masks").rename(scenes / "labels")
+    with pytest.raises(ConfigError, match=r"panoptic masks: it has no masks/$"):
+        sources.open_train(typed(data__path=str(scenes)).data)
+    with pytest.raises(ConfigError, match=rf"panoptic masks; did you mean '{scenes}'"):
+        sources.open_train(typed(data__path=f"{scenes}x").data)
 
 
 def test_a_missing_table_is_named(scenes):

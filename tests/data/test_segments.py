@@ -89,6 +89,19 @@ def test_segments_that_no_file_lists_are_refused(scenes):
     (folder / "masks/train.json").write_text("{}")
     with pytest.raises(ConfigError, match=r"train.json is no JSON file of panoptic masks"):
         sources.open_train(config.data)
+    for wrong, problem in (
+        ({}, "category_id"),
+        ({"id": "a"}, "'a'"),
+        ({"id": 2**24}, "id 16777216"),
+    ):
+        write(folder, ids)
+        content = json.loads((folder / "masks/train.json").read_text())
+        content["annotations"][0]["segments_info"] = [{"id": 1} | wrong]
+        (folder / "masks/train.json").write_text(json.dumps(content))
+        with pytest.raises(
+            ConfigError, match=f"no JSON file of panoptic masks .*{problem}.* category_id"
+        ):
+            sources.open_train(config.data)
     write(folder, ids)
     Image.open(folder / "masks/train/0.png").save(folder / "masks/train/1.png")
     Image.open(folder / "images/train/0.png").save(folder / "images/train/1.png")

@@ -348,6 +348,9 @@ def test_data_sets_that_are_not_there_are_errors_with_the_nearest_name(tfds, tmp
         f"'digit' is not prepared in {tmp_path}; did you mean 'digits'?" in said
         and "vit_jax prepare digit" in said
     )
+    (tmp_path / "c10.tar").touch()
+    said = refusal(data_config("cifar10", tmp_path / "c10.tar"))
+    assert "c10.tar, which is a file: of a tar file set --config.data.name=tar" in said
     write_tfds(
         tmp_path / "toy/1.0.0",
         single_label(tfds),

@@ -55,6 +55,7 @@ def test_webdataset_shards_give_images_with_the_label_beside_them(tmp_path):
     for pattern in ("set-train-*.tar", "set-train-{000000..000002}.tar"):
         assert len(sources.open_source(config(tmp_path / pattern), "train")) == 12
     assert "there is no tar file" in refusal(tmp_path / "set-train-{000000..000003}.tar")
+    assert "; did you mean '" in refusal(tmp_path / "set-train-00001.tar")
 
 
 def test_json_labels_may_be_names_and_several(tmp_path):

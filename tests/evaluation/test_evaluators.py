@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from vit_jax.data import imagenet, sources
 from vit_jax.data.classes import with_classes
 from vit_jax.data.record import DataSet, Record
 from vit_jax.devices import meshes
+from vit_jax.evaluation.classification import _table
 from vit_jax.evaluation.contract import EvalContext, EvaluatedModel
 from vit_jax.evaluation.features import Features
 from vit_jax.evaluation.few_shot import choose, fit_linear
@@ -258,7 +260,8 @@ def test_how_far_an_evaluation_is_is_logged_now_and_then(caplog):
     caplog.set_level("INFO")
     assert list(with_progress([{}] * 3, every_seconds=0)) == [{}] * 3
     first, second = (record.message for record in caplog.records)
-    assert first == "1 of 3 batches evaluated, 0 s left" and second.startswith("2 of 3")
+    assert re.fullmatch("1 of 3 batches evaluated, .* a second, 0 s left", first)
+    assert second.startswith("2 of 3")
     caplog.clear()
     assert list(with_progress([{}] * 3)) == [{}] * 3 and not caplog.records
 
@@ -315,3 +318,8 @@ def test_only_classes_that_the_data_has_are_predicted_if_asked(subject):
     odds = logits[:, 1::2].argmax(-1) * 2 + 1
     assert found["True/accuracy"] == pytest.approx(np.mean(odds == labels))
     assert found["True/accuracy"] > found["False/accuracy"]
+
+
+def test_tables_have_no_cell_that_a_spreadsheet_would_run(tmp_path):
+    _table(tmp_path / "x.csv", ("image", "share"), [("=1+1.jpg", -0.5), ("a=1", 1)])
+    assert (tmp_path / "x.csv").read_text().split() == ["image,share", "'=1+1.jpg,-0.5", "a=1,1"]

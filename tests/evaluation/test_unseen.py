@@ -56,6 +56,8 @@ def test_all_of_another_folder_is_judged_and_what_is_judged_is_logged(judged, tm
     result, log = judged(f"--config.data.path={tmp_path}/new")
     assert result["examples"] == 60
     assert "evaluating on 60 images" in log and "all images" in log
+    both = "--config.eval.evaluators=('accuracy', 'classification')"
+    assert judged(f"--config.data.path={tmp_path}/new", both)[1].count("evaluating on 60") == 1
     few = [f"--config.data.path={tmp_path}/new", "--config.data.holdout=0.5"]
     assert 15 < judged(*few)[0]["examples"] < 45
 

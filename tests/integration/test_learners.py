@@ -139,18 +139,18 @@ def test_a_fixed_teacher_is_read_again_and_not_saved(tiny_config, tmp_path):
         vit_jax.train(config, tmp_path / "run")
 
 
-def test_a_flat_folder_without_labels_is_learnt_from_and_then_fine_tuned(tiny_config, tmp_path):
+def test_a_flat_folder_without_labels_is_learned_from_and_then_fine_tuned(tiny_config, tmp_path):
     (tmp_path / "photos").mkdir()
     for i in range(64):
         Image.effect_noise((32, 32), 64).convert("RGB").save(tmp_path / f"photos/{i}.png")
-    learnt = vit_jax.train(
+    learned = vit_jax.train(
         tiny_config(
             objective__name="masked_patches", data__name="folder", augment__mixup=0.0,
             data__path=str(tmp_path / "photos"), data__holdout=0.5, batch_size=8, duration="2 steps",
         ),
         tmp_path / "run",
     )  # fmt: skip
-    assert 0 <= learnt["accuracy"] <= 1
+    assert 0 <= learned["accuracy"] <= 1
     tuned = tiny_config(init_from=str(tmp_path / "run"), duration="1 steps")
     vit_jax.train(tuned, tmp_path / "tuned")
     before, after = (reading.load_weights(tmp_path / run).params for run in ("run", "tuned"))

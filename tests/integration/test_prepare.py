@@ -38,7 +38,7 @@ def test_a_folder_with_bad_files_is_prepared_verified_and_trained_on(
 
 
 @pytest.mark.slow
-def test_images_with_several_labels_are_prepared_and_learnt_with_a_sigmoid(
+def test_images_with_several_labels_are_prepared_and_learned_with_a_sigmoid(
     tmp_path, tiny_config, caplog
 ):
     """Red and green squares: an image may hold both, one or none of them."""

@@ -144,8 +144,8 @@ RECIPES = {
 
 
 def test_every_objective_is_killed():
-    learnt = {name for recipe in RECIPES if (name := recipe) in objectives.OBJECTIVES}
-    assert learnt | {"supervised"} == set(objectives.OBJECTIVES)  # that above, and `gsam`
+    learned = {name for recipe in RECIPES if (name := recipe) in objectives.OBJECTIVES}
+    assert learned | {"supervised"} == set(objectives.OBJECTIVES)  # that above, and `gsam`
 
 
 @pytest.mark.slow

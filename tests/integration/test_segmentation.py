@@ -192,7 +192,7 @@ def test_panoptic_masks_become_a_model_that_finds_things(command, things, tmp_pa
         ),
     ],
 )
-def test_what_things_cannot_be_learnt_with_is_refused_at_once(
+def test_what_things_cannot_be_learned_with_is_refused_at_once(
     command, things, tmp_path, changes, message
 ):
     recipe = "--config=configs/segmentation.py:panoptic", f"--config.data.path={things}"

@@ -178,7 +178,7 @@ def learn(config, params, x):
 
 
 @functools.cache
-def learnt(family):
+def learned(family):
     """Of the plain model: what `learn` gives."""
     config = tiny(family)
     return jax.jit(functools.partial(learn, config))(weights(family), images(config))
@@ -241,7 +241,7 @@ def test_images_become_logits_features_and_tokens(family):
         assert found.tokens.shape == (BATCH, config.tokens, width)
         assert found.exits is None or found.exits.shape[1:] == found.logits.shape
     assert captured.intermediates and all(x.size for x in captured.intermediates.values())
-    np.testing.assert_allclose(logits_of(captured), learnt(family)[0], atol=1e-5)
+    np.testing.assert_allclose(logits_of(captured), learned(family)[0], atol=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -260,7 +260,7 @@ def test_the_last_layer_after_the_last_norm_is_what_the_head_reads(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_parameter_has_a_gradient(family):
-    _, gradient = learnt(family)
+    _, gradient = learned(family)
     leaves = zip(patterns.names(gradient), jax.tree.leaves(gradient), strict=True)
     without = {name for name, leaf in leaves if np.abs(leaf).max() < 1e-5}
     # What a token MLP adds to all channels alike, each norm over channels takes away; what is added
@@ -276,7 +276,7 @@ def test_every_parameter_has_a_gradient(family):
 def test_recomputing_and_unrolling_change_nothing(family):
     config = tiny(family, remat="full", unroll=0)
     assert_close(
-        jax.jit(functools.partial(learn, config))(weights(family), images(config)), learnt(family)
+        jax.jit(functools.partial(learn, config))(weights(family), images(config)), learned(family)
     )
 
 
@@ -287,7 +287,7 @@ def test_bfloat16_rounds_the_body_but_not_parameters_or_logits(family):
     assert {x.dtype for x in jax.tree.leaves(like)} == {np.dtype("float32")}
     output = jax.jit(functools.partial(apply, config))(weights(family), images(config))
     assert output.logits.dtype == jnp.float32 and output.tokens.dtype == jnp.bfloat16
-    logits = np.asarray(learnt(family)[0])
+    logits = np.asarray(learned(family)[0])
     found = logits_of(output)
     np.testing.assert_allclose(found, logits, atol=0.1 * np.abs(logits).max())
     assert np.abs(found - logits).max() > 1e-5
@@ -306,7 +306,7 @@ def test_a_model_cut_over_data_fsdp_and_tensor_learns_what_one_device_learns(fam
     x = jax.device_put(images(config), meshes.batch_sharding(made))
     with jax.set_mesh(made):
         found = jax.jit(functools.partial(learn, config))(params, x)
-    assert_close(found, learnt(family))
+    assert_close(found, learned(family))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

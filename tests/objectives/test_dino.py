@@ -162,7 +162,7 @@ def test_one_global_view_of_each_image_is_masked_by_shares_that_are_spread_evenl
 def test_a_model_at_another_size_is_that_which_a_checkpoint_would_be_fitted_to(position):
     config = registry.model_config("ViT-mu/8", image_size=32, num_classes=0, position=position)
     model = registry.build(config, rngs=nnx.Rngs(0))
-    target = config_at(config, (16, 16), "dinov2")
+    target = config_at(config, (16, 16))
     fitted = jax.tree.map(lambda x: x, registry.split(model)[1].params)
 
     def fit(name, x):
@@ -184,7 +184,7 @@ def test_a_model_at_another_size_is_that_which_a_checkpoint_would_be_fitted_to(p
         ({"data.views": ()}, "'dino' needs several views of each image"),
         ({"data.views": ({},)}, "needs two global views, .* has 1"),
         ({"data.views": ({}, {}, {"image_size": 20})}, "view 2: image size 20x20 cannot be split into patches of 8"),
-        ({"model.position": "relative"}, "view 2: .*position .* cannot be interpolated"),
+        ({"model.position": "relative"}, "config.data.views: .*position .* cannot be interpolated"),
         ({"batch_size": 1}, "KoLeo compares images with each other: .* = 1 "),
         ({"objective.koleo_images": 3}, "KoLeo compares images with each other: .* = 8 "),
         ({"objective.mask_shares": (0.5, 0.1)}, "must rise"),
@@ -193,7 +193,7 @@ def test_a_model_at_another_size_is_that_which_a_checkpoint_would_be_fitted_to(p
         ({"objective.name": "masked_patches"}, "has no option"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_learnt_so_is_refused(changes, message):
+def test_what_cannot_be_learned_so_is_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
         assembled(tiny(**changes))
 

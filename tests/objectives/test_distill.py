@@ -28,7 +28,7 @@ def losses(options, logits, exits, taught, labels, **of_model):
 @pytest.mark.parametrize("kind", ["hard", "soft"])
 @pytest.mark.parametrize("two_heads", [False, True])
 def test_the_losses_are_those_of_deit(kind, two_heads):
-    """Exits that are no head for a teacher are not learnt from one by one."""
+    """Exits that are no head for a teacher are not learned from one by one."""
     torch = pytest.importorskip("torch")
     from torch.nn import functional
 

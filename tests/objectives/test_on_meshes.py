@@ -1,4 +1,4 @@
-"""Learning without labels on eight simulated devices: what is learnt does not depend on how they are used."""
+"""Learning without labels on eight simulated devices: what is learned does not depend on how they are used."""
 
 import jax
 import numpy as np
@@ -25,8 +25,8 @@ COMMON = {
 }  # fmt: skip
 
 
-def learnt(assembly, sizes, images):
-    """(metrics, state that is learnt) of two steps on a mesh of these sizes."""
+def learned(assembly, sizes, images):
+    """(metrics, state that is learned) of two steps on a mesh of these sizes."""
     mesh = meshes.make_mesh(sizes, jax.devices()[: int(np.prod(list(sizes.values())))])
     like = assembly.abstract_state(mesh)
     with jax.set_mesh(mesh):
@@ -49,9 +49,9 @@ def test_two_steps_are_the_same_on_every_mesh(method):
     assembly = assemble(resolve(config), num_classes=0, examples_per_epoch=64)
     random, spec = np.random.default_rng(0), batches.spec(assembly.config, num_classes=0)
     images = {n: random.integers(0, 256, x.shape, np.uint8) for n, x in spec.items()}
-    one, tree = learnt(assembly, dict(data=1, fsdp=1, tensor=1), images)
+    one, tree = learned(assembly, dict(data=1, fsdp=1, tensor=1), images)
     for sizes in MESHES.values():
-        several, other = learnt(assembly, sizes, images)
+        several, other = learned(assembly, sizes, images)
         for metric, value in one.items():
             np.testing.assert_allclose(several[metric], value, 1e-4, 1e-5, err_msg=metric)
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), tree, other)

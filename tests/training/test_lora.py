@@ -14,7 +14,7 @@ from tests.integration.test_reliability import all_bits
 from vit_jax.base import patterns
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.checkpoints import reading
-from vit_jax.interchange import formats
+from vit_jax.interchange import formats, summary
 from vit_jax.models import registry
 from vit_jax.training.assembly import assemble, resolve
 
@@ -85,6 +85,13 @@ def test_a_checkpoint_holds_the_adapters_and_says_where_the_base_is(base, adapte
     files = sum(file.stat().st_size for file in pathlib.Path(folder).rglob("*") if file.is_file())
     whole = sum(x.nbytes for x in arrays(base).values())
     assert files < whole  # though it has two moments and all else of the state
+
+
+def test_show_describes_the_adapters_of_a_run_and_of_no_other(base, adapted):
+    assert "adapters      rank 2, of .*/query, .*/value" in summary.text(
+        summary.summarize(adapted[0])
+    )
+    assert "adapters" not in summary.text(summary.summarize(base))
 
 
 def test_what_is_loaded_is_the_base_with_its_adapters(adapted, command, tmp_path):

@@ -12,7 +12,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.data import sources
 from vit_jax.training import curves, loop, reference
 from vit_jax.training.assembly import resolve
-from vit_jax.user_files import load_config, load_runs
+from vit_jax.user_files import load_config, load_recipe
 
 PUBLISHED = list(curves._published())
 SIZES = {"S": "small", "B": "base", "L": "large", "H": "huge"}
@@ -69,10 +69,10 @@ def test_the_curves_recipes_are_those_of_the_configs():
         else:
             argument = f"{size[0]}/{size[1:]}"
             if stage == "21k":
-                config = load_runs(f"configs/deit3_i21k.py:{argument}")["imagenet1k"]
+                config = load_recipe(f"configs/deit3_i21k.py:{argument}")["imagenet1k"]
             else:
                 last = ",384" if "-384-" in name else ""
-                runs = load_runs(f"configs/deit3.py:{argument}{last}")
+                runs = load_recipe(f"configs/deit3.py:{argument}{last}")
                 config = next(c for c in runs.values() if c.reference.curve == name)
             assert config.reference.curve == name
         config.init_from = ""

@@ -9,7 +9,7 @@ import pytest
 import vit_jax
 from tests.integration.conftest import TINY
 
-# Of this run's time, not of what it learnt.
+# Of this run's time, not of what it learned.
 _TIMED = {
     "images_per_second", "step_seconds", "input_wait", "read_wait", "model_flops_per_second", "core_hours",
     "eta_minutes", "goodput", "mfu",

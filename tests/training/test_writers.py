@@ -10,8 +10,15 @@ import pytest
 from etils import epath
 from PIL import Image
 
+from vit_jax.evaluation.run import text
 from vit_jax.training.wandb_writer import WandbWriter
-from vit_jax.training.writers import Histogram, JsonLinesWriter, TensorBoardWriter, Writers
+from vit_jax.training.writers import (
+    ConsoleWriter,
+    Histogram,
+    JsonLinesWriter,
+    TensorBoardWriter,
+    Writers,
+)
 
 # As arrays come from devices.
 HISTOGRAM = Histogram(*map(np.array, ([1, 2, 1], [0.0, 1.0, 2.0, 3.0], 6.0, 14.0)))
@@ -94,3 +101,12 @@ def test_metrics_that_cannot_be_written_are_told_and_the_others_are_written(tmp_
     writers.close()
     assert "metrics cannot be written" in caplog.text and "No space left" in caplog.text
     assert good.read_text() == '{"step": 1, "loss": 2.0}\n'
+
+
+def test_a_count_is_logged_with_all_its_figures(caplog):
+    caplog.set_level("INFO")
+    ConsoleWriter().write_scalars(
+        7, {"eval/examples": 10000.0, "eval/accuracy": 1.0, "eval/loss": 0.12345}
+    )
+    assert "step 7  eval/examples 10,000  eval/accuracy 100.0%  eval/loss 0.123" in caplog.text
+    assert text({"examples": 10000.0, "loss": 1234567.8}) == "examples 10,000  loss 1.235e+06"

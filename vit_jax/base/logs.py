@@ -64,6 +64,16 @@ def with_elapsed_time(what: str, *, after: float = 5.0, every: float = 30.0) -> 
         logging.info("%s took %.0f s", what, seconds)
 
 
+def number_text(value: float, figures: int = 4) -> str:
+    """A number with so many figures; a whole one, such as a count, with all: '10,000', not '1e+04'.
+
+    >>> number_text(10000.0), number_text(0.123456)
+    ('10,000', '0.1235')
+    """
+    whole = float(value).is_integer() and abs(value) < 1e9
+    return f"{value:,.0f}" if whole else f"{value:.{figures}g}"
+
+
 def _configured() -> bool:
     if _of_ours_or_a_warning in logging.get_absl_handler().filters:  # by `to_stderr`
         return True

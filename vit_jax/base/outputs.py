@@ -5,6 +5,7 @@ import os
 import pathlib
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 from etils import epath
 
@@ -76,3 +77,11 @@ def writing(file: epath.Path) -> Iterator[pathlib.Path]:
         return
     with written_whole(file) as partial:
         yield pathlib.Path(partial)
+
+
+def as_cell(value: Any) -> Any:
+    """A cell of a CSV file that no spreadsheet runs as a formula: text that begins like one gets an apostrophe before
+    it.
+    """
+    formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{value}" if formula else value

@@ -131,7 +131,11 @@ def check_patterns(patterns: Iterable[str], names: Sequence[str], where: str) ->
       where: what gave the patterns, for the message, e.g. 'config.optim.freeze'.
     """
     for pattern in patterns:
-        if not matching([pattern], names):
+        try:
+            found = matching([pattern], names)
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
+        if not found:
             raise ConfigError(
                 f"{where}: the pattern {pattern!r} matches no parameter (it must match a whole name); "
                 f"nearest: {', '.join(_nearest(pattern, names)) or 'there are no parameters'}"

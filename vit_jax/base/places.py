@@ -147,8 +147,8 @@ def in_bucket(path: epath.PathLike) -> bool:
 
 
 def nearest_existing(path: epath.PathLike) -> str:
-    """'; did you mean …?' with the file or folder beside `path` whose name is most like its own, or
-    ''.
+    """'; did you mean …?' with the file or folder beside `path` whose name is most like its own; '' where
+    there is none, and of a path that exists.
     """
     if in_bucket(path):
         folder = epath.Path(path).parent
@@ -157,7 +157,7 @@ def nearest_existing(path: epath.PathLike) -> str:
     else:
         folder, name = os.path.split(os.path.abspath(os.path.expanduser(path)))
         there = os.listdir(folder) if os.path.isdir(folder) else []
-    close = difflib.get_close_matches(name, there, n=1)
+    close = [] if name in there else difflib.get_close_matches(name, there, n=1)
     return f"; did you mean {os.path.join(os.path.dirname(path), close[0])!r}?" if close else ""
 
 

@@ -58,7 +58,7 @@ def option(
         'compute', how, with the same results up to rounding; '' for what belongs to training.
       fitted: whether parameters of another value can be fitted to this one (interpolated, or
         re-initialised).
-      may_change: whether a resumed run may have another value: it does not change what is learnt.
+      may_change: whether a resumed run may have another value: it does not change what is learned.
       published: whether only published weights need other values, which their conversions set;
         `--help` lists it only where it has one.
       when: the values that other options of its section must have for it to be read, or a function
@@ -72,7 +72,7 @@ def section(cls, *, may_change: bool = False):
     """A dataclass field that is a section of options, `cls` being the dataclass that declares them.
 
     Args:
-      may_change: whether a resumed run may have other values: they do not change what is learnt.
+      may_change: whether a resumed run may have other values: they do not change what is learned.
     """
     return dataclasses.field(
         default_factory=cls, metadata={"section": cls, "may_change": may_change}

@@ -9,7 +9,7 @@ from absl import logging
 from ml_collections import ConfigDict
 
 from vit_jax.base.errors import ConfigError
-from vit_jax.base.schema import converted, nearest, option_type, walk
+from vit_jax.base.schema import converted, is_read, nearest, option_type, walk
 
 # Options of earlier versions, and why they are no longer needed.
 REMOVED = {"data.mixed_decoders": "all hosts decode images alike"}
@@ -47,6 +47,26 @@ def change(
         before, section[field] = section[field], value
         changes[name] = (changes.get(name, (before,))[0], value)
     return {name: pair for name, pair in changes.items() if pair[0] != pair[1]}
+
+
+def without_effect(config: ConfigDict, cls: type, names: Iterable[str]) -> dict[str, str]:
+    """Those of `names` that no code reads while others of their section stand as they do, and how these stand.
+
+    Args:
+      config: with the fields of `cls`.
+      names: dotted; options of models and objectives are checked where these are made.
+    """
+    fields, found = dict(walk(cls)), {}
+    for name in names:
+        *path, _ = name.split(".")
+        section = config[path[0]] if path else config
+        if path in (["model"], ["objective"]) or is_read(fields[name], section):
+            continue
+        others = fields[name].metadata["when"]
+        found[name] = ", ".join(
+            f"config.{'.'.join([*path, other])} = {section[other]!r}" for other in others
+        )
+    return found
 
 
 def with_fields(config: ConfigDict, fields: Mapping[str, object]) -> ConfigDict:

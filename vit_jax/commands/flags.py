@@ -56,11 +56,9 @@ def _config_to_show(settings: list[tuple[str, str]]) -> "tuple[ConfigDict, str]"
         config = default_config()
         change(config, config_class(), settings)
         return config, "their defaults"
-    if (runs := load_runs(settings)) is not None:
-        name, config = next(iter(runs.items()))
-        return config, f"the values of the run {name} of {FLAGS.config}"
-    config = load_config(settings)[0]
-    return config, f"the values of {FLAGS.config}"
+    name, config = next(iter(load_recipe(settings)[0].items()))
+    run = f"the run {name} of " if name else ""
+    return config, f"the values of {run}{FLAGS.config}"
 
 
 def define_config() -> list[tuple[str, str]]:
@@ -93,26 +91,33 @@ def load_config(
     from vit_jax.base.settings import change
     from vit_jax.config import config_class
 
-    if not (recipe or FLAGS.config):
-        raise flags.Error(
-            "which config? --config=RECIPE[:ARGUMENT], e.g. --config=digits ('vit_jax recipes' lists all)"
-        )
-    config = user_files.load_config(recipe or FLAGS.config)
+    config = user_files.load_config(recipe or _recipe())
     return config, change(config, config_class(), settings)
 
 
-def load_runs(settings: list[tuple[str, str]]) -> "dict[str, ConfigDict] | None":
-    """The runs of the experiment that --config names, each with the settings of the command line;
-    `None` where it names the recipe of one run.
+def load_recipe(
+    settings: list[tuple[str, str]],
+) -> "tuple[dict[str, ConfigDict], dict[str, tuple]]":
+    """The runs of the recipe that --config names, '' of a recipe of one, each with the settings of the command
+    line, and what those changed of the last; see `load_config`.
     """
     from vit_jax import user_files
     from vit_jax.base.settings import change
     from vit_jax.config import config_class
 
-    runs = user_files.load_runs(FLAGS.config) if FLAGS.config else None
-    for config in (runs or {}).values():
-        change(config, config_class(), settings)
-    return runs
+    runs, changes = user_files.load_recipe(_recipe()), {}
+    for config in runs.values():
+        changes = change(config, config_class(), settings)
+    return runs, changes
+
+
+def _recipe() -> str:
+    """What --config names."""
+    if not FLAGS.config:
+        raise flags.Error(
+            "which config? --config=RECIPE[:ARGUMENT], e.g. --config=digits ('vit_jax recipes' lists all)"
+        )
+    return FLAGS.config
 
 
 def wants_help() -> bool:
@@ -294,8 +299,20 @@ def require(**values: str) -> None:
 
 def log_recipe(changes: Mapping[str, tuple]) -> None:
     """Logs which recipe runs, and what the command line changes of it; see `load_config`."""
-    changed = ", ".join(f"{n} = {new!r} (recipe: {old!r})" for n, (old, new) in changes.items())
+    changed = ", ".join(
+        f"{name} = {new!r} (recipe: {'the default' if old is None else repr(old)})"
+        for name, (old, new) in changes.items()
+    )
     logging.info("recipe: %s%s", FLAGS.config, f"; changed: {changed}" if changed else "")
+
+
+def warn_of_unread(config: "ConfigDict", changes: Mapping[str, tuple]) -> None:
+    """Warns of what the command line changes and nothing reads; see `load_config`."""
+    from vit_jax.base.settings import without_effect
+    from vit_jax.config import config_class
+
+    for name, others in without_effect(config, config_class(), changes).items():
+        logging.warning("config.%s = %r has no effect with %s", name, changes[name][1], others)
 
 
 def print_result(result: dict | list, text: str, process: int = 0) -> None:
@@ -355,5 +372,8 @@ def _illegal_value(message: str) -> str:
     if not match or match[1] not in FLAGS:
         return message
     flag = FLAGS[match[1]]
-    wanted = "true or false" if flag.boolean else flag.parser.syntactic_help
-    return f"--{match[1]}={match[2]} must be {wanted}: {flag.help}"
+    wanted, values = flag.parser.syntactic_help, getattr(flag.parser, "enum_values", ())
+    if flag.boolean or values:
+        wanted = " or ".join(values or ("true", "false"))
+    what = flag.help.removeprefix(f"<{'|'.join(values)}>: ")  # absl's, of an enum
+    return f"--{match[1]}={match[2]} must be {wanted}: {what}"

@@ -33,10 +33,12 @@ def train() -> None:
     if not FLAGS.dry_run:
         cli.require(workdir="DIR")
 
-    if (runs := cli.load_runs(settings)) is not None:
+    runs, changes = cli.load_recipe(settings)
+    cli.warn_of_unread(list(runs.values())[-1], changes)
+    if "" not in runs:
         _train_all(runs)
         return
-    config, changes = cli.load_config(settings)
+    config = runs[""]
     if FLAGS.dry_run:
         from vit_jax.base import places
         from vit_jax.planning.dry_run import dry_run

@@ -236,7 +236,7 @@ class Pseudo:
     )
     soft: bool = option(
         True,
-        "the teacher's probabilities are learnt, not its decision",
+        "the teacher's probabilities are learned, not its decision",
         when={"teacher": bool},
     )
     ratio: float = option(

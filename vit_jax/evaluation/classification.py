@@ -209,4 +209,4 @@ def _table(path: epath.Path, header: tuple[str, ...], rows) -> None:
     with path.open("w") as file:
         writer = csv.writer(file)
         writer.writerow(header)
-        writer.writerows(rows)
+        writer.writerows(map(outputs.as_cell, row) for row in rows)

@@ -6,6 +6,7 @@ import jax
 from absl import logging
 
 from vit_jax import evaluation
+from vit_jax.base import logs
 from vit_jax.checkpoints.reading import Run
 from vit_jax.config import Config
 from vit_jax.devices import meshes
@@ -62,9 +63,10 @@ def make_judges(
         judges, absent = suites.make(suite, subject, data_dir)
     else:
         judges, absent = evaluation.make(config.eval.evaluators, subject), {}
-        for _, evaluator in judges.evaluators:
-            if (judged := held_out(evaluator)) is not None:
-                logging.info("%s", judged_images(evaluator.data(), len(judged)))
+        judged = [(one, source) for _, one in judges.evaluators if (source := held_out(one))]
+        lines = [judged_images(one.data(), len(source)) for one, source in judged]
+        for line in dict.fromkeys(lines):  # Several judge the same images.
+            logging.info("%s", line)
     return judges, absent
 
 
@@ -76,4 +78,4 @@ def evaluated(run: Run) -> EvaluatedModel:
 
 def text(metrics: dict[str, float]) -> str:
     """Metrics on one line."""
-    return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+    return "  ".join(f"{name} {logs.number_text(value)}" for name, value in metrics.items())

@@ -1,3 +1,3 @@
-"""What a model has learnt: quantities that are functions of arrays, pictures of them, and a page.
+"""What a model has learned: quantities that are functions of arrays, pictures of them, and a page.
 Nothing here trains or judges.
 """

@@ -191,7 +191,7 @@ def _exits(how: tuple, batch_size: int) -> Callable[[np.ndarray], tuple[np.ndarr
 
 def _page(run, checkpoint, names, bad: Sequence[BadImage], sections: Sequence[Section]) -> Page:
     model, called = run.model_config, run.config.model.name
-    page = Page(f"What {naming.full_name(model, called)} has learnt")
+    page = Page(f"What {naming.full_name(model, called)} has learned")
     page.text(
         f"{checkpoint}: {formats.describe_model(model, called)}. {len(names)} images, of which the first are shown."
     )

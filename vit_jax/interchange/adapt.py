@@ -38,11 +38,10 @@ def adapt(
       ConfigError: see `match`.
     """
     old, to_reset, layers = match(loaded, source, fresh, target, **options)
-    if to_reset or layers:
+    if names := [n for n in patterns.names(fresh) if n in to_reset or n in layers]:
         numbers = {
             name: f" ({', '.join(map(str, np.flatnonzero(m)))})" for name, m in layers.items()
         }
-        names = [n for n in patterns.names(fresh) if n in to_reset or n in layers]
         logging.info("re-initialised: %s", ", ".join(n + numbers.get(n, "") for n in names))
 
     def taken(name: str, leaf) -> jax.Array:

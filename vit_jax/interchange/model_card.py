@@ -1,4 +1,4 @@
-"""The model card of a model on the hub: what it is, what it learnt from, how good it is, how to use it. No
+"""The model card of a model on the hub: what it is, what it learned from, how good it is, how to use it. No
 path of this machine, and nothing of its owner, is in it.
 """
 
@@ -78,7 +78,7 @@ def _head(run: reading.Run, format: str, license: str) -> str:
 
 
 def _origin(run: reading.Run, config: Config) -> str:
-    """What the model learnt from, as far as it is known."""
+    """What the model learned from, as far as it is known."""
     if not run.step:
         return "Converted with vit_jax from a checkpoint of another origin, whose data is not known here."
     data = "a folder of images" if _is_private(config.data.name) else f"`{config.data.name}`"

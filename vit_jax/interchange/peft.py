@@ -150,8 +150,11 @@ def _rules(model: LoadedCheckpoint, path: epath.Path) -> tuple[list[Rule], Loade
     """Where the parameters of a model are in transformers, and the model as it has it."""
     conversion = named.conversion_of(model.model_config, _HUGGINGFACE, path)
     whole = named.expressed(dataclasses.replace(model, layout={}), conversion, _HUGGINGFACE)
-    if whole.layout.get("kind", "") not in _KINDS:
-        raise CheckpointError(f"{path}: adapters of peft are supported for ViT and DINOv2 only")
+    if (kind := whole.layout.get("kind", "")) not in _KINDS:
+        raise CheckpointError(
+            f"{path}: adapters of peft are supported for transformers' ViT and DINOv2 only, and transformers would "
+            f"have this model as {kind!r}"
+        )
     return list(conversion.rules(whole.model_config, whole.layout)), whole
 
 

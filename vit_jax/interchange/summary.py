@@ -4,8 +4,9 @@ import dataclasses
 
 from etils import epath
 
-from vit_jax.base import places, schema
+from vit_jax.base import logs, places, schema
 from vit_jax.checkpoints import descriptions, reading
+from vit_jax.checkpoints.adapted import adapters_in
 from vit_jax.data import crops, imagenet
 from vit_jax.interchange import formats, remote
 from vit_jax.models import naming, registry
@@ -26,7 +27,7 @@ def summarize(path: epath.PathLike, **overrides) -> dict:
       options), `parameters`, `classes` (`None` where the file does not say), `preprocessing` (the
       same), `assumed` (values that no file contains, by name: options of the model, fields of the
       preprocessing, how classes are named). Of a run also `step`, `metrics` (of its last evaluation, if
-      it is done), `best`, `data`, `training_examples`, `init_from` and `versions`.
+      it is done), `best`, `data`, `training_examples`, `init_from`, `adapters` and `versions`.
 
     Raises:
       CheckpointError: there is no checkpoint, or it is damaged.
@@ -101,6 +102,7 @@ def _of_run(folder: epath.Path, description: dict) -> dict:
         result = places.read_json(folder.parent.parent / "result.json")
     metrics = result if result and result.get("step") == step else None
     known = ("step", "seconds", "best", "goodput")
+    adapters = adapters_in(description)
     return {
         "path": str(folder),
         "step": step,
@@ -109,6 +111,7 @@ def _of_run(folder: epath.Path, description: dict) -> dict:
         "data": {n: config["data"][n] for n in ("name", "path", "train_split", "eval_split")},
         "training_examples": description["training_examples"],
         "init_from": config["init_from"],
+        "adapters": adapters and dataclasses.asdict(adapters),
         "weights": descriptions.parts_to_use(description)[0],
         "versions": description["versions"],
     }
@@ -159,7 +162,7 @@ def _rows_of_run(summary: dict) -> list[tuple[str, str]]:
     data, best = summary["data"], summary["best"]
     rows = [("step", f"{summary['step']:,}")]
     if summary["metrics"]:
-        metrics = "  ".join(f"{n} {v:.4g}" for n, v in summary["metrics"].items())
+        metrics = "  ".join(f"{n} {logs.number_text(v)}" for n, v in summary["metrics"].items())
         rows.append(("metrics", metrics))
     if best:
         rows.append(("best", f"{best['metric']} {best['value']:.4g} at step {best['step']:,}"))
@@ -169,6 +172,11 @@ def _rows_of_run(summary: dict) -> list[tuple[str, str]]:
     if summary["weights"] != "params":
         kind = {"ema": "averaged parameters", "teacher": "the teacher's"}
         rows.append(("weights", kind[summary["weights"]]))
+    if adapters := summary["adapters"]:
+        targets = ", ".join(adapters["targets"])
+        rows.append(
+            ("adapters", f"rank {adapters['rank']}, of {targets} of the model it started from")
+        )
     rows.append(("started from", summary["init_from"] or "nothing"))
     versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
     return [*rows, ("trained with", versions)]

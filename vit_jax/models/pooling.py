@@ -184,7 +184,7 @@ def weighted(step: Callable) -> Callable:
 
 
 class AttentionPooling(nnx.Module):
-    """MAP head: a learnt probe attends to the tokens, then a residual MLP (Scaling ViT §3.2;
+    """MAP head: a learned probe attends to the tokens, then a residual MLP (Scaling ViT §3.2;
     big_vision's MAPHead).
     """
 

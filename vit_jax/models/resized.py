@@ -20,21 +20,18 @@ from vit_jax.models import classifier, registry
 METHODS = ("torch", "dinov2")
 
 
-def config_at(
-    config: classifier.ClassifierConfig, image_size: Size, resize: str
-) -> classifier.ClassifierConfig:
-    """A model's config for images of another size.
+def config_at(config: classifier.ClassifierConfig, image_size: Size) -> classifier.ClassifierConfig:
+    """A model's config for images of another size. Raises `ConfigError` if patches do not divide it."""
+    return dataclasses.replace(config, **{"image_size": image_size} | config.at_size(image_size))
 
-    Args:
-      resize: how tables of positions are interpolated, of `METHODS`, see `embeddings.interpolate`.
 
-    Raises:
-      ConfigError: the model cannot work at this size: patches do not divide it, or parameters that
-        depend on it can not be interpolated.
+def check_resized(
+    config: classifier.ClassifierConfig, target: classifier.ClassifierConfig, resize: str
+) -> None:
+    """Raises `ConfigError` if parameters that depend on the size cannot be interpolated; see `resized`. It traces both
+    networks.
     """
-    target = dataclasses.replace(config, **{"image_size": image_size} | config.at_size(image_size))
     _matrices(config, target, resize)
-    return target
 
 
 def resized(
@@ -43,7 +40,11 @@ def resized(
     target: classifier.ClassifierConfig,
     resize: str,
 ) -> nnx.Module:
-    """`model`, of `config`, at the image size of `target`, from `config_at`."""
+    """`model`, of `config`, at the image size of `target`, from `config_at`.
+
+    Args:
+      resize: how tables of positions are interpolated, of `METHODS`, see `embeddings.interpolate`.
+    """
     matrices = _matrices(config, target, resize)
 
     def fit(name: str, x: jax.Array) -> jax.Array:

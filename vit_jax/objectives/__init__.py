@@ -1,4 +1,4 @@
-"""What is learnt. A new objective is one module with a class like `Supervised`, added to
+"""What is learned. A new objective is one module with a class like `Supervised`, added to
 `OBJECTIVES`, or registered by a recipe with `register`.
 """
 
@@ -33,7 +33,7 @@ ACTIVATIONS = {"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}
 
 @dataclasses.dataclass(frozen=True)
 class Name:
-    """What is learnt; the other options are the objective's own."""
+    """What is learned; the other options are the objective's own."""
 
     name: str = option("supervised", "objective")
 

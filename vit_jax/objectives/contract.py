@@ -1,4 +1,4 @@
-"""What an objective is: what is learnt, and all that it needs besides the model.
+"""What an objective is: what is learned, and all that it needs besides the model.
 
 An objective may own parameters (a mask token, a decoder, projection heads), which are trained,
 decayed, sharded and saved as the model's are, under the name `objective/…`; and have a teacher, of
@@ -178,7 +178,7 @@ class Objective:
         return None
 
     def targets(self, batch: Batch) -> Batch:
-        """What is to be learnt, made from a batch of the loader: float32 (B, …) each, mixed by
+        """What is to be learned, made from a batch of the loader: float32 (B, …) each, mixed by
         mixup and cutmix as the images are; with `needs_masks` maps (B, H, W).
         """
         return {}

@@ -9,7 +9,7 @@ class tokens of different images apart.
 Where it is not as the authors' code: half of the global views are masked there too, but any half; here
 one of the two of each image, so that the masked patches of an image stay on its device. Sinkhorn-Knopp
 takes the whole batch, as theirs; so does KoLeo, which compares the images of a device there: what is
-learnt would depend on how many devices there are. `koleo_images` compares as many as theirs did. With
+learned would depend on how many devices there are. `koleo_images` compares as many as theirs did. With
 `config.accumulate` both take one part of the batch, and the centre moves with each part. One norm is
 clipped, that of all gradients; there those of backbone and heads apart.
 
@@ -38,7 +38,7 @@ from vit_jax.objectives.contract import (
     ObjectiveContext,
 )
 from vit_jax.objectives.dino_options import DinoOptions
-from vit_jax.objectives.dino_views import ViewModels, models_of
+from vit_jax.objectives.dino_views import ViewModels, check_models, models_of
 
 _EQUAL = 1e-3  # nats that teacher outputs differ by, below which they are all the same
 
@@ -101,7 +101,7 @@ class Dino(Objective):
         model = setting.model
         if type(model) is not PublishedViTConfig:
             raise ConfigError("objective dino needs a ViT or a DeiT, whose patches can be masked")
-        self.views = models_of(setting, options.view_resize, with_gram=options.gram_weight > 0)
+        self.views = models_of(setting, with_gram=options.gram_weight > 0)
         low, high = options.mask_shares
         if low > high or (options.patch_weight and not all(map(self._most_masked, self.views))):
             raise ConfigError(
@@ -122,6 +122,7 @@ class Dino(Objective):
 
     def own(self, rngs: nnx.Rngs) -> Own:
         model = self.setting.model
+        check_models(model, self.views, self.options.view_resize)
         width = model.representation or model.width
         if self.options.patch_weight and width != model.width:
             raise ConfigError(
@@ -184,7 +185,7 @@ class Dino(Objective):
             return ""
         return (
             f"The teacher has given the same output for every image for {self.options.collapse_steps} steps and more: "
-            "nothing is learnt any more. Start again with a lower config.optim.lr, a longer warm-up, a higher "
+            "nothing is learned any more. Start again with a lower config.optim.lr, a longer warm-up, a higher "
             "config.objective.momentum, or config.objective.centering=sinkhorn"
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.views import AGAIN
-from vit_jax.models.resized import config_at
+from vit_jax.models.resized import check_resized, config_at
 from vit_jax.models.vit_zoo_options import PublishedViTConfig
 from vit_jax.objectives.contract import Batch, ObjectiveContext
 
@@ -35,15 +35,14 @@ class ViewModels:
         return all(batch[name].shape[1:] == shape for name, shape in self.shapes.items())
 
 
-def models_of(setting: ObjectiveContext, resize: str, *, with_gram: bool) -> tuple[ViewModels, ...]:
+def models_of(setting: ObjectiveContext, *, with_gram: bool) -> tuple[ViewModels, ...]:
     """Those of a run: for the sizes of `config.data.views`, and for the others that some steps have.
 
     Args:
-      resize: how positions are interpolated, see `resized.config_at`.
       with_gram: whether there is a Gram teacher.
 
     Raises:
-      ConfigError: there are not two global views, or the model cannot see views of a size.
+      ConfigError: there are not two global views, or patches do not divide a size of views.
     """
     model = setting.model
     size = (*model.height_width, model.channels)
@@ -65,14 +64,13 @@ def models_of(setting: ObjectiveContext, resize: str, *, with_gram: bool) -> tup
             "config.objective.gram_weight, and again of no other view"
         )
     several = [setting.views, *setting.other_views]
-    return tuple(_models(model, shapes, names, resize, with_gram) for shapes in several)
+    return tuple(_models(model, shapes, names, with_gram) for shapes in several)
 
 
 def _models(
     model: PublishedViTConfig,
     shapes: Mapping[str, tuple[int, ...]],
     names: tuple[str, ...],
-    resize: str,
     with_gram: bool,
 ) -> ViewModels:
     def at(name: str) -> PublishedViTConfig:
@@ -80,7 +78,7 @@ def _models(
         if sides == model.height_width:
             return model
         try:
-            return config_at(model, sides, resize)
+            return config_at(model, sides)
         except ConfigError as error:
             view = name.removeprefix("image_").replace(AGAIN, ", cut again")
             raise ConfigError(f"config.data.views: view {view}: {error}") from error
@@ -93,3 +91,14 @@ def _models(
     gram = at(names[0] + AGAIN) if names[0] + AGAIN in shapes else own
     local = {name: at(name) for name in shapes if name not in names and not name.endswith(AGAIN)}
     return ViewModels(shapes, names, own, local, gram if with_gram else None)
+
+
+def check_models(model: PublishedViTConfig, several: tuple[ViewModels, ...], resize: str) -> None:
+    """Raises `ConfigError` if the model's positions cannot be interpolated to the sizes of views."""
+    for views in several:
+        gram = [views.gram] if views.gram else []
+        for config in (views.model, *views.local.values(), *gram):
+            try:
+                check_resized(model, config, resize)
+            except ConfigError as error:
+                raise ConfigError(f"config.data.views: {error}") from error

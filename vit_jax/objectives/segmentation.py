@@ -3,7 +3,7 @@ queries learn single things.
 
 Beside what EoMT's authors publish (tue-mps/eomt): all losses are of each example by itself, theirs are divided
 by the number of segments of a batch; pixels that do not count are no points of any mask, where theirs are points
-outside of all; and of an image the `segments` largest classes are learnt.
+outside of all; and of an image the `segments` largest classes are learned.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ class SegmentationOptions:
     blocks: int = option(4, "eomt: last blocks that queries go through", minimum=1)
     segments: int = option(
         40,
-        "eomt: of an image so many classes are learnt at most, the largest; of panoptic masks no image may have more "
+        "eomt: of an image so many classes are learned at most, the largest; of panoptic masks no image may have more "
         "segments",
         minimum=1,
     )
@@ -199,7 +199,7 @@ class Segmentation(Objective):
 
     @property
     def segments(self) -> int:
-        """Segments of an image that are learnt at most."""
+        """Segments of an image that are learned at most."""
         possible = self.num_classes + self.things
         return min(self.options.segments, possible, self.options.queries)
 

@@ -52,7 +52,7 @@ def pixel_loss(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Arr
 
     Args:
       logits: (B, h, w, K), enlarged to the size of the labels.
-      labels: (B, H, W) uint8, or uint16, of which the classes are learnt.
+      labels: (B, H, W) uint8, or uint16, of which the classes are learned.
     """
     shape = (*labels.shape, logits.shape[-1])
     logits = jax.image.resize(logits.astype(jnp.float32), shape, "linear", antialias=False)
@@ -266,7 +266,7 @@ def query_loss(
       masks: (L, B, Q, h, w) float32 logits.
       logits: (L, B, Q, K + 1) float32.
       labels: (B, H, W) uint8, or uint16 of panoptic masks.
-      most: segments of an image that are learnt, at most Q.
+      most: segments of an image that are learned, at most Q.
       things: see `segments`.
     """
     layers, batch = masks.shape[:2]

@@ -1,4 +1,4 @@
-"""Looks for the fastest way to run a config on a target that fits its memory. What is learnt stays
+"""Looks for the fastest way to run a config on a target that fits its memory. What is learned stays
 the same: only mesh, remat and accumulation are tried, never the batch.
 """
 

@@ -246,14 +246,9 @@ def _print_csv(predictions: Iterable[Prediction]) -> None:
     writer.writerow(("file", "rank", "class", "probability"))
     for p in predictions:
         for rank, (name, probability) in enumerate(zip(p.names, p.probabilities, strict=True), 1):
-            row = (_as_text(p.file), rank, _as_text(name), f"{probability:.6f}")
-            writer.writerow(row)
+            row = (p.file, rank, name, f"{probability:.6f}")
+            writer.writerow(map(outputs.as_cell, row))
         sys.stdout.flush()
-
-
-def _as_text(value: str) -> str:
-    """A cell that no spreadsheet runs as a formula: one that begins like it gets an apostrophe before it."""
-    return f"'{value}" if value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
 def _print_json(predictions: Iterable[Prediction]) -> None:

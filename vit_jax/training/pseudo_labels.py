@@ -40,7 +40,7 @@ def add(source: Source, assembly: Assembly, workdir: epath.Path) -> Source:
       workdir: of the run; `pseudo_labels.npz` in it keeps the labels.
 
     Raises:
-      ConfigError: these labels cannot be learnt, the teacher cannot give them, or those in the workdir are
+      ConfigError: these labels cannot be learned, the teacher cannot give them, or those in the workdir are
         another's.
       CheckpointError: the teacher cannot be read.
       UserError: the teacher is sure of no image.

@@ -18,7 +18,7 @@ import numpy as np
 from absl import logging
 from etils import epath
 
-from vit_jax.base import durations, places
+from vit_jax.base import durations, logs, places
 
 # What a line on the console shows of a step's scalars, and how.
 _SHOWN = {
@@ -76,8 +76,8 @@ class ConsoleWriter(MetricWriter):
         shown = [form.format(scalars[name]) for name, form in _SHOWN.items() if name in scalars]
         for name, value in scalars.items():
             if name.startswith("eval/"):
-                form = "{:.1%}" if name.endswith("accuracy") else "{:.3g}"
-                shown.append(f"{name} {form.format(value)}")
+                share = name.endswith("accuracy")
+                shown.append(f"{name} {f'{value:.1%}' if share else logs.number_text(value, 3)}")
         if scalars.get("eta_minutes"):
             shown.append(f"{durations.duration_text(60 * scalars['eta_minutes'])} left")
         logging.info("step %d  %s", step, "  ".join(shown))

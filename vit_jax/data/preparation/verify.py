@@ -17,9 +17,9 @@ from etils import epath
 
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
+from vit_jax.base.progress import Progress
 from vit_jax.data.preparation import work
 from vit_jax.data.preparation.check import check_label, examine
-from vit_jax.data.preparation.progress import Progress
 from vit_jax.data.preparation.shards import sha256
 from vit_jax.data.record import BadImage, DataError
 from vit_jax.data.sources import ranges
@@ -47,7 +47,7 @@ def verify(folder: str, *, workers: int = 0) -> dict:
         if "labels" in split and (why := _wrong_labels(folder, split["labels"])):
             bad.append({"name": split["labels"]["file"], "why": why})
     with (
-        Progress(sum(shard["examples"] for shard in files), "verified") as progress,
+        Progress(sum(shard["examples"] for shard in files), "images", "verified") as progress,
         concurrent.futures.ThreadPoolExecutor(workers or os.cpu_count()) as pool,
         _copies(folder, files) as copies,
     ):

@@ -21,9 +21,9 @@ from etils import epath
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.lock import Lock
+from vit_jax.base.progress import Progress
 from vit_jax.data.preparation import shards
 from vit_jax.data.preparation.output import Output
-from vit_jax.data.preparation.progress import Progress
 from vit_jax.data.record import Source
 from vit_jax.data.sources.ranges import in_parallel
 
@@ -87,7 +87,7 @@ def write_part(
     finishing = concurrent.futures.ThreadPoolExecutor(_UPLOADS if output.in_bucket else 1)
     pending = collections.deque()
     total = sum(shard.stop - shard.start for shard in plan)
-    with Progress(total) as progress, pools.readers, pools.workers, finishing:
+    with Progress(total, "images", "prepared") as progress, pools.readers, pools.workers, finishing:
         for shard in plan:
             if _note(shard) in done:
                 progress.skip(shard.stop - shard.start)

@@ -94,10 +94,13 @@ def open_masks(config_data: Data) -> DataSet:
     """
     root = epath.Path(config_data.path or ".").expanduser()
     if not config_data.path or not is_masked(root):
+        absent = [f"{name}/" for name in (IMAGES, MASKS) if not (root / name).is_dir()]
+        there = config_data.path and root.exists()
         raise DataAbsent(
             f"config.data.path = {config_data.path!r} must be a folder with {IMAGES}/, {MASKS}/ and {TABLE}, or with "
             f"{MASKS}.json for panoptic masks"
-            f"{places.nearest_existing(root)}"
+            + (f": it has no {' and no '.join(absent)}" if there else "")
+            + places.nearest_existing(root)
         )
     where, tree = str(root), tree_at(root)
     panoptic = read_panoptic(root, tree.files_below(MASKS))
@@ -140,9 +143,11 @@ def read_table(path: epath.Path) -> ClassTable:
     rows = list(csv.DictReader(io.StringIO(read_text(path))))
     columns = {name.strip() for name in (rows[0] if rows else {}) if name}
     keys_of = COLOR if columns.issuperset(COLOR) else VALUE
-    if "name" not in columns:
+    # Names alone are numbered by their rows; beside columns of other names that would be a guess.
+    if "name" not in columns or not (columns.issuperset(keys_of) or columns == {"name"}):
         raise ConfigError(
-            f"{path}: the first line must name the columns: name,value or name,red,green,blue"
+            f"{path}: the first line must name the columns, name,value or name,red,green,blue, and it names "
+            f"{','.join(sorted(columns)) or 'none'}"
         )
     classes, keys, labels = {}, [], []
     for number, row in enumerate(rows):
@@ -162,9 +167,7 @@ def read_table(path: epath.Path) -> ClassTable:
             f"{path}: {', '.join(keys_of)} = {', '.join(map(str, twice))} occurs twice"
         )
     if not 2 <= len(classes) <= MAX_CLASSES:
-        raise ConfigError(
-            f"{path} names {len(classes)} classes: segmentation needs 2 to {MAX_CLASSES}"
-        )
+        raise ConfigError(f"{path} must name 2 to {MAX_CLASSES} classes, and names {len(classes)}")
     return ClassTable(tuple(classes), tuple(keys), tuple(labels))
 
 

@@ -4,6 +4,7 @@
 
 import json
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 from etils import epath
@@ -36,11 +37,14 @@ def read_panoptic(root: epath.Path, files: Iterable[str]) -> tuple[PanopticTable
         try:
             content = json.loads(places.read_bytes(root / name))
             of_file = [(c["id"], c["name"], bool(c["isthing"])) for c in content["categories"]]
-            annotations = [(a["file_name"], a["segments_info"]) for a in content["annotations"]]
+            annotations = [
+                (a["file_name"], [_Segment.of(info) for info in a["segments_info"]])
+                for a in content["annotations"]
+            ]
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigError(
                 f"{root / name} is no JSON file of panoptic masks ({error!r}): it needs categories (id, name, isthing) "
-                "and annotations (file_name, segments_info)"
+                "and annotations (file_name, segments_info: id, category_id)"
             ) from None
         if categories not in (None, of_file):
             raise ConfigError(f"{root / name} and {root / found[0]} must have the same categories")
@@ -64,17 +68,30 @@ def read_panoptic(root: epath.Path, files: Iterable[str]) -> tuple[PanopticTable
     return table, segments
 
 
-def _segments(infos: list[dict], categories: list[tuple], where: str) -> np.ndarray:
+class _Segment(NamedTuple):
+    """An entry of `segments_info`."""
+
+    number: int
+    category: int
+    crowd: bool
+
+    @classmethod
+    def of(cls, info: dict) -> "_Segment":
+        if not 0 <= int(info["id"]) < 2**24:  # of a colour
+            raise ValueError(f"id {info['id']}")
+        return cls(int(info["id"]), info["category_id"], bool(info.get("iscrowd")))
+
+
+def _segments(found: list[_Segment], categories: list[tuple], where: str) -> np.ndarray:
     """The rows of an image. Crowds do not count."""
     known = {number: place for place, (number, _, _) in enumerate(categories)}
-    classes = []
-    for info in infos:
-        if info["category_id"] not in known:
+    for segment in found:
+        if segment.category not in known:
             raise ConfigError(
-                f"{where} has a segment of the category {info['category_id']}, which categories does not list"
+                f"{where} has a segment of the category {segment.category!r}, which categories does not list"
             )
-        classes.append(IGNORED if info.get("iscrowd") else known[info["category_id"]])
-    ids = np.array([info["id"] for info in infos], np.int32)
+    classes = [IGNORED if segment.crowd else known[segment.category] for segment in found]
+    ids = np.array([segment.number for segment in found], np.int32)
     codes = numbers(np.array(classes, np.int32), tuple(thing for _, _, thing in categories))
     if len(codes) and (most := things_of(codes).max()) > MOST_THINGS:
         raise ConfigError(

@@ -124,7 +124,8 @@ def find_tars(path: str) -> list:
     few = files if not places.in_bucket(place) or len(files) == 1 else []
     missing = [str(file) for file in few if not file.exists()]
     if missing or not files:
-        raise ConfigError(f"there is no tar file {missing[0] if missing else path}")
+        absent = missing[0] if missing else path
+        raise ConfigError(f"there is no tar file {absent}{places.nearest_existing(absent)}")
     return files
 
 

@@ -137,11 +137,12 @@ def _find(root, name: str):
     """The folder ROOT/NAME[/CONFIG]/VERSION; of the newest version, if the name does not say which."""
     path, _, version = (NAMED[name].tfds if name in NAMED else name).partition(":")
     folder = root / path
-    found = folder.glob(f"{version or '*'}/dataset_info.json") if folder.exists() else ()
-    versions = [info.parent for info in found]
+    if not folder.exists():
+        raise DataAbsent(_not_prepared(root, name))
+    versions = [info.parent for info in folder.glob(f"{version or '*'}/dataset_info.json")]
     if versions:
         return max(versions, key=_version)
-    variants = {info.parent.parent.name for info in (root / path).glob("*/*/dataset_info.json")}
+    variants = {info.parent.parent.name for info in folder.glob("*/*/dataset_info.json")}
     if variants and not version:
         raise ConfigError(
             f"{path!r} has variants, {path}/VARIANT; there are: {', '.join(sorted(variants))}"
@@ -158,12 +159,17 @@ def _not_prepared(root, name: str) -> str:
     """What to do about a data set that is not there."""
     if name in NAMED and NAMED[name].by_hand:
         return NAMED[name].by_hand
-    there = sorted(e.name for e in root.iterdir() if e.is_dir()) if root.exists() else []
+    there = sorted(e.name for e in root.iterdir() if e.is_dir()) if root.is_dir() else []
     hint = ""
     if name not in NAMED and not is_tfds_name(name):
         hint = nearest(name, ["digits", "folder", "prepared", "tar", "mixture", *NAMED, *there])
     if "did you mean" not in hint:
         hint = f"; prepared are: {', '.join(there) or 'none'}"
+    if root.is_file():
+        hint = (
+            ", which is a file: of a tar file set --config.data.name=tar, of a list of images "
+            "--config.data.name=folder"
+        )
     return (
         f"config.data.name = {name!r} is not prepared in {root}{hint}. 'digits' comes with the install, "
         "'folder' reads your own images; others are prepared once, with TensorFlow: "
