@@ -170,10 +170,10 @@ def main(spec: str, topology: str, *changes: str) -> None:
         for one in sections:
             section = section[one]
         section[name] = type(section[name])(value)
-    where = target.find(topology)
     with tempfile.TemporaryDirectory() as folder:
         # Read when the compiler is loaded, which nothing did yet.
         os.environ["LIBTPU_INIT_ARGS"] = kernels.SCHEDULES.format(folder)
+        where = target.find(topology)
         assembly = plan.make_assembly(config)
         step = compiling.prepare(assembly, where)
         program = compiling.compile(step).program
