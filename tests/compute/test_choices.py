@@ -3,8 +3,11 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.compute import attend, choices, gpu
@@ -14,6 +17,7 @@ from vit_jax.data.options import Data
 from vit_jax.devices import gpus, meshes
 from vit_jax.evaluation.forward import make_forward
 from vit_jax.models import registry
+from vit_jax.planning import collectives, hlo, target
 
 
 def one_device():
@@ -177,12 +181,27 @@ def test_another_device_computes_as_the_config_says(monkeypatch, kit):
     assert choices.with_compute_dtype(config) is config
 
 
-def test_options_for_gpus_are_known_to_xla_and_used_for_gpus_alone():
+def test_options_for_gpus_are_known_to_xla_and_not_used_for_cpus():
     compiled = jax.jit(lambda x: x + 1).lower(1.0)
     compiled.compile(compiler_options=gpu.COMPILER_OPTIONS)
     with pytest.raises(jax.errors.JaxRuntimeError, match="xla_gpu_no_such_option"):
         compiled.compile(compiler_options={"xla_gpu_no_such_option": True})
     assert choices.compiler_options(one_device()) == {}
+
+
+def test_on_tpus_a_scattered_product_is_computed_whole():
+    mesh = meshes.make_mesh({"data": 4, "fsdp": 1, "tensor": 1}, target.find("v5e:2x2").devices)
+    rows = NamedSharding(mesh, P("data"))
+    x, y = (jax.ShapeDtypeStruct((4 * 2048, d), jnp.bfloat16, sharding=rows) for d in (256, 512))
+
+    def exchanges(options):
+        product = jax.jit(lambda x, y: x.T @ y, out_shardings=rows, compiler_options=options)
+        program = hlo.parse(product.lower(x, y).compile().as_text())
+        return [(c.kind, c.times) for c in collectives.find(program)]
+
+    # XLA's default: windows that are passed on.
+    assert {kind for kind, _ in exchanges({})} == {"collective-permute"}
+    assert exchanges(choices.compiler_options(mesh)) == [("reduce-scatter", 1)]
 
 
 def test_memory_of_gpus_is_reserved_unless_the_user_says_how():

@@ -21,6 +21,7 @@ FILE = pathlib.Path(__file__).with_suffix(".json")
 TOPOLOGY = "v5e:1x1"
 # Tokens, heads and channels of a head.
 SHAPES = {
+    "MAE's decoder": (197, 16, 32),
     "S/16": (197, 6, 64),
     "B/16": (197, 12, 64),
     "L/16": (197, 16, 64),

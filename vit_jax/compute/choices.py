@@ -16,7 +16,7 @@ import jax
 from jax.sharding import Mesh
 
 from vit_jax.base.patterns import STACK
-from vit_jax.compute import attend, gpu, platform
+from vit_jax.compute import attend, gpu, platform, tpu
 
 AUTO = -1  # of `unroll`
 
@@ -66,7 +66,8 @@ def remat(config: ComputeOptions) -> str:
 
 def compiler_options(mesh: Mesh) -> dict[str, bool]:
     """XLA's options for a program that trains on the devices of a mesh."""
-    return gpu.COMPILER_OPTIONS if mesh.devices.flat[0].platform == "gpu" else {}
+    own = {"gpu": gpu.COMPILER_OPTIONS, "tpu": tpu.COMPILER_OPTIONS}
+    return own.get(mesh.devices.flat[0].platform, {})
 
 
 def with_compute_dtype(config: Model) -> Model:

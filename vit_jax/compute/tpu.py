@@ -9,6 +9,15 @@ import jax.numpy as jnp
 from vit_jax.compute import attend
 from vit_jax.compute.dense import dense, product
 
+# What differs from XLA's defaults, of a program that trains:
+# - A product of a gathered kernel, or one whose result is scattered, is computed whole. XLA would take some,
+#   mostly of narrow models, in as many windows as there are shards, each beside a transfer. So small, they
+#   take longer than what they hide: by either count of docs/notes/2026-11-24-small-vit-on-tpus.md.
+COMPILER_OPTIONS = {
+    "xla_tpu_enable_windowed_einsum_for_all_gather": False,
+    "xla_tpu_enable_windowed_einsum_for_reduce_scatter": False,
+}
+
 
 @attend.project.on("tpu")
 def project(

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from vit_jax.compute import partitioning, platform, recompute
 
-HEAD_SIZES = (64, 80, 88, 96, 104, 128)
+HEAD_SIZES = (32, 64, 80, 88, 96, 104, 128)
 TOKENS = range(50, 1026)
 LANES = 128
 # Logits of one program at most, if fewer heads fill tiles: its code is unrolled over heads.
@@ -315,7 +315,7 @@ class _Head:
 
 
 def _heads(ref, size):
-    """Pairs of heads of 64 share a tile; others, which begin anywhere, are by themselves."""
+    """Four heads of 32 or two of 64 share a tile; others, which begin anywhere, are by themselves."""
     heads, together = ref.shape[1] // size, LANES // size if LANES % size == 0 else 1
     tiles = [range(i, min(i + together, heads)) for i in range(0, heads, together)]
     return [_Head(index, size, tile) for tile in tiles for index in tile]

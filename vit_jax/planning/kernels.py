@@ -27,7 +27,7 @@ from vit_jax.planning.hlo import Instruction, Program
 
 TARGET = "tpu_custom_call"
 # The compiler of another process writes what these ask for.
-_SCHEDULES = "--xla_jf_dump_to={} --xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=final_bundles"
+SCHEDULES = "--xla_jf_dump_to={} --xla_jf_dump_llo_text=true --xla_jf_dump_llo_pass_label_regex=final_bundles"
 _DTYPES = {"bf16": "bfloat16", "pred": "bool"} | {
     f"{kind}{bits}": f"{name}{bits}"
     for kind, name in (("f", "float"), ("s", "int"), ("u", "uint"))
@@ -86,7 +86,7 @@ def count_bundles(kernels: Mapping[str, Kernel], topology: str) -> dict[str, int
     distinct = {kernel: name for name, kernel in kernels.items()}
     request = {name: dataclasses.asdict(kernel) for kernel, name in distinct.items()}
     with tempfile.TemporaryDirectory() as folder:
-        arguments = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {_SCHEDULES.format(folder)}"
+        arguments = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {SCHEDULES.format(folder)}"
         done = subprocess.run(
             [sys.executable, "-m", "vit_jax.planning.kernels", topology, folder],
             input=json.dumps(request),
