@@ -145,6 +145,24 @@ def _depthwise_dkernel(padded, dy_padded, kernel):
     return jnp.stack([x.sum((0, 1, 2)) for x in sums]).reshape(kernel.shape)
 
 
+@convolution.local.on("cpu")
+def local(x: jax.Array, kernels: jax.Array) -> jax.Array:
+    """In a loop over the kernels' rows, see `_depthwise`."""
+    size = len(kernels)
+    padded = jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(size // 2, size // 2)] * 2)
+    before = (0,) * (x.ndim - 2)
+
+    def add_row(row, total):
+        columns = (
+            jax.lax.dynamic_slice(padded, (*before, row, j), x.shape) * kernels[row, j]
+            for j in range(size)
+        )
+        return total + sum(columns)
+
+    shape = jnp.broadcast_shapes(x.shape, kernels.shape[2:])
+    return jax.lax.fori_loop(0, size, add_row, jnp.zeros(shape, x.dtype))
+
+
 def _batch_first(x: jax.Array, axes: str, batch: list[str]) -> tuple[jax.Array, list[str]]:
     order = [*batch, *(axis for axis in axes if axis not in batch)]
     return x.transpose([axes.index(axis) for axis in order]), order
