@@ -350,7 +350,6 @@ def query_loss(
         found = jax.lax.map(lambda layer: matching_costs(*layer, wanted, weights), given)
         queries = jax.vmap(assign, (0, None))(found, count)
 
-        @jax.checkpoint
         def of_layer(layer):
             masks, logits, queries = layer
             return matched_loss(masks, logits, wanted, queries, points, weights)
