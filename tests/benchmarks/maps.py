@@ -82,8 +82,8 @@ def inference():
             lambda: jax.block_until_ready(answers(weights, own, images)),
             lambda: jax.block_until_ready(features(weights, images)),
         )
-    flops = networks.objective.flops() / assembly.model_config.flops()
-    return f"{ratio:.3f} x the network's; FLOPs, with the predictions of training, {flops:.3f} x"
+    flops = networks.objective.flops_of(1) / assembly.model_config.flops()
+    return f"{ratio:.3f} x the network's features, FLOPs {flops:.3f} x: {ratio / flops:.3f}"
 
 
 def input_of_masks():

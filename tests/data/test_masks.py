@@ -16,6 +16,8 @@ from vit_jax.data import batches, cache, decode, sources
 from vit_jax.data.augmentation import augment
 from vit_jax.data.masks import IGNORED, LabelMap, numbered
 from vit_jax.data.preparation.prepare import prepare
+from vit_jax.data.preparation.shards import ShardOptions
+from vit_jax.data.preparation.verify import verify
 from vit_jax.data.record import BadImage
 from vit_jax.data.sources.masks import read_table
 
@@ -150,8 +152,68 @@ def test_a_missing_mask_is_named(scenes):
         sources.open_train(typed(data__path=str(scenes)).data)
 
 
-def test_prepared_files_hold_no_masks(scenes, tmp_path):
-    with pytest.raises(ConfigError, match="has masks.*data.name=masks"):
+def first_batch(name, folder, **changes):
+    """A batch to train on, with crops of images and masks."""
+    config = typed(
+        data__name=name, data__path=folder and str(folder), data__image_size=24, data__train_crop="jitter",
+        **changes,
+    )  # fmt: skip
+    made = batches.TrainBatches(sources.open_train(config.data), config, range(4))
+    batch = made.empty()
+    made.fill(batch, 0, slice(None))
+    return batch
+
+
+@pytest.mark.parametrize("text", [VALUES, COLORS])
+def test_prepared_masks_train_and_evaluate_with_the_bits_of_the_folder(scenes, tmp_path, text):
+    if text == COLORS:
+        colors = {7: (128, 64, 128), 2: (0, 0, 142), 0: (0, 0, 0)}
+        for path in sorted((scenes / "masks/town").iterdir()):
+            values = np.asarray(Image.open(path))
+            picture = np.select([values[..., None] == v for v in colors], list(colors.values()))
+            save(path, picture.astype(np.uint8))
+    (scenes / "classes.csv").write_text(text)
+    out = tmp_path / "prepared"
+    result = prepare(str(scenes), str(out), holdout=0.25)
+    assert result["splits"] == {"train": 3, "test": 1} and result["classes"] == 2
+    assert verify(str(out)) == {"examples": 4, "bad": []}
+    folder = typed(data__path=str(scenes), data__holdout=0.25).data
+    prepared = dataclasses.replace(folder, name="prepared", path=str(out))
+    for split in ("train", "test"):
+        ours, theirs = (sources.open_source(data, split) for data in (folder, prepared))
+        assert theirs.masks == ours.masks and theirs.labels is None and len(theirs) == len(ours)
+        for i in range(len(ours)):
+            assert (ours[i].image, ours[i].label) == (theirs[i].image, theirs[i].label)
+    of_folder = first_batch("masks", scenes, data__holdout=0.25)
+    of_prepared = first_batch("prepared", out)
+    for name, value in of_folder.items():
+        np.testing.assert_array_equal(of_prepared[name], value, err_msg=name)
+    assert len(np.unique(of_prepared["label"])) == 3
+
+
+def test_prepared_scenes_keep_masks_that_are_arrays(tmp_path):
+    prepare("digit_scenes", str(tmp_path / "set"), splits=("test[:3]",))
+    data = typed(data__name="prepared", data__path=str(tmp_path / "set")).data
+    stored = sources.open_source(data, "test__3_")
+    made = sources.open_source(dataclasses.replace(data, name="digit_scenes"), "test[:3]")
+    for i in range(3):
+        np.testing.assert_array_equal(stored.masks.decode(stored[i].label, name="s"), made[i].label)
+
+
+def test_an_image_whose_mask_has_another_size_is_not_prepared(scenes, tmp_path):
+    save(scenes / "masks/town/1.png", np.zeros((5, 5), np.uint8))
+    out = tmp_path / "prepared"
+    result = prepare(str(scenes), str(out), holdout=0.0)
+    assert result["splits"] == {"train": 3} and result["bad"] == 1
+    assert "its mask has 5 x 5 pixels, and the image 42 x 30" in (out / "report.jsonl").read_text()
+
+
+def test_an_image_without_a_mask_is_not_prepared_and_sizes_are_kept(scenes, tmp_path):
+    options = ShardOptions(max_side=16)
+    with pytest.raises(ConfigError, match="--max_side=16.*masks"):
+        prepare(str(scenes), str(tmp_path / "prepared"), options=options)
+    (scenes / "masks/town/1.png").unlink()
+    with pytest.raises(ConfigError, match="1 images have no mask.*town/1.png"):
         prepare(str(scenes), str(tmp_path / "prepared"))
     assert not (tmp_path / "prepared").exists()
 

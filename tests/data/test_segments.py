@@ -1,5 +1,6 @@
 """Panoptic masks: files in COCO's form, and scenes of digits that are things."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -10,6 +11,7 @@ from tests.data.test_masks import save, typed
 from vit_jax.base.errors import ConfigError
 from vit_jax.data import batches, cache, segments, sources
 from vit_jax.data.masks import IGNORED
+from vit_jax.data.preparation.prepare import prepare
 from vit_jax.data.record import BadImage
 
 CATEGORIES = [
@@ -60,6 +62,18 @@ def test_files_in_cocos_form_become_classes_and_things(scenes, tmp_path):
     np.testing.assert_array_equal(
         segments.classes_of(found), np.where(expected == IGNORED, IGNORED, expected % 256)
     )
+
+
+def test_prepared_panoptic_masks_are_those_of_the_files(scenes, tmp_path):
+    folder, _ = scenes
+    prepare(str(folder), str(tmp_path / "set"))
+    data = typed(data__path=str(folder)).data
+    prepared = dataclasses.replace(data, name="prepared", path=str(tmp_path / "set"))
+    for split in ("train", "val"):
+        ours, theirs = (sources.open_source(one, split) for one in (data, prepared))
+        assert theirs.masks == ours.masks and len(theirs) == 1
+        expected = ours.masks.decode(ours[0].label, name="0")
+        np.testing.assert_array_equal(theirs.masks.decode(theirs[0].label, name="0"), expected)
 
 
 def test_a_crop_cuts_things_with_their_image(scenes):

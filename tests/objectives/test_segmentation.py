@@ -16,6 +16,7 @@ from transformers.models.eomt import modeling_eomt as peer
 
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
+from vit_jax.compute.convolution import local
 from vit_jax.data.masks import IGNORED
 from vit_jax.models import registry
 from vit_jax.objectives import segmentation_losses as losses
@@ -224,16 +225,41 @@ def test_matching_survives_costs_that_are_no_numbers():
 def test_maps_are_sampled_as_torch_samples_grids():
     random = np.random.default_rng(0)
     maps = random.normal(size=(3, 7, 5)).astype(np.float32)
-    points = random.uniform(size=(3, 50, 2)).astype(np.float32)
-    expected = peer.sample_point(
-        torch.tensor(maps)[:, None], torch.tensor(points), align_corners=False
-    )[:, 0]
-    np.testing.assert_allclose(losses.sample(maps, points), expected, atol=1e-6)
+    within = jnp.asarray(random.uniform(size=(2, 7, 5, 2)).astype(np.float32))
+    points, pulled = losses.places(within), random.normal(size=(3, 70)).astype(np.float32)
+    corner = np.stack(np.meshgrid(np.arange(5), np.arange(7)), -1)
+    exact = ((corner + np.asarray(within, np.float64)) / (5, 7)).reshape(-1, 2)
+    np.testing.assert_allclose(points, exact, atol=1e-6)
+    tensors = torch.tensor(maps, dtype=torch.float64, requires_grad=True)
+    repeated = torch.tensor(exact)[None].repeat(3, 1, 1)
+    expected = peer.sample_point(tensors[:, None], repeated, align_corners=False)[:, 0]
+    expected.backward(torch.tensor(pulled, dtype=torch.float64))
+    found, pull = jax.vjp(lambda maps: losses.sample(maps, within), maps)
+    np.testing.assert_allclose(found, expected.detach(), atol=1e-6)
+    np.testing.assert_allclose(pull(pulled)[0], tensors.grad, atol=1e-6)
     labels = random.integers(0, 3, (7, 5)).astype(np.uint8)
     of_class = np.stack([labels == k for k in range(3)]).astype(np.float32)
-    inside, counted = losses.sample_labels(jnp.asarray(labels), jnp.asarray(points), jnp.arange(3))
-    np.testing.assert_allclose(inside, losses.sample(of_class, points), atol=1e-6)
+    inside, counted = losses.sample_labels(jnp.asarray(labels), points, jnp.arange(3))
+    np.testing.assert_allclose(inside, losses.sample(of_class, within), atol=1e-6)
     assert counted.min() == 1
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 7), (3, 4, 5, 7)])
+def test_kernels_of_each_place_are_those_of_the_plain_formula_on_cpus(shape):
+    random = np.random.default_rng(0)
+    x, kernels = (
+        jnp.asarray(random.normal(size=size), jnp.float32) for size in (shape, (3, 3, *shape[-3:]))
+    )
+    np.testing.assert_allclose(local(x, kernels), local.plain(x, kernels), atol=1e-5)
+
+
+def test_points_are_anywhere_in_their_pixels():
+    within = losses.Points(100).draw(jax.random.key(0), (6, 9))
+    assert within.shape == (6, 6, 9, 2)  # 3 x 100 points among 54 pixels
+    points = np.asarray(losses.places(within)).reshape(6, 6, 9, 2)
+    assert (np.floor(points[..., 0] * 9) == np.arange(9)).all()
+    assert (np.floor(points[..., 1] * 6) == np.arange(6)[:, None]).all()
+    assert np.ptp(np.asarray(within), axis=(0, 1, 2)).min() > 0.95
 
 
 def test_costs_of_matching_are_those_of_transformers():
@@ -251,7 +277,6 @@ def test_costs_of_matching_are_those_of_transformers():
 
 
 def test_the_loss_of_queries_is_the_formulas_in_float64():
-    """All points count, so that what is drawn at random is known from the key."""
     random = np.random.default_rng(1)
     masks = random.normal(size=(QUERIES, 8, 8)).astype(np.float32)
     logits = random.normal(size=(QUERIES, CLASSES + 1)).astype(np.float32)
@@ -259,17 +284,19 @@ def test_the_loss_of_queries_is_the_formulas_in_float64():
     labels[:4] = IGNORED
     classes, count = (x[0] for x in losses.segments(jnp.asarray(labels)[None], CLASSES, CLASSES))
     assert int(count) == CLASSES - 1
-    points, weights, key = losses.Points(64), losses.Weights(), jax.random.key(3)
+    points, weights = losses.Points(64), losses.Weights()
+    within = points.draw(jax.random.key(3), (8, 8))
+    t, inside = losses.sample_labels(jnp.asarray(labels), losses.places(within), classes)
+    wanted = losses.Segments(within, t, inside, classes, count)
     queries = jnp.array([4, 0, 2, 5, QUERIES])
-    found = losses.matched_loss(
-        masks, logits, jnp.asarray(labels), classes, count, queries, key, points, weights
-    )
+    found = losses.matched_loss(masks, logits, wanted, queries, points, weights)
 
     chosen = masks[np.minimum(queries, QUERIES - 1)]
-    places = losses.uncertain_points(jnp.asarray(chosen), key, points)
-    z = np.asarray(losses.sample(chosen, places), np.float64)
-    t, counted = losses.sample_labels(jnp.asarray(labels), places, classes)
-    t, counted = np.asarray(t, np.float64), np.asarray(counted, np.float64)
+    z = np.asarray(losses.sample(chosen, within), np.float64)
+    t, inside = np.asarray(t, np.float64), np.asarray(inside, np.float64)
+    # 64 points: a quarter of them evenly among all 192, and the 48 where z is nearest to 0.
+    nearest = np.abs(z).argsort(axis=1).argsort(axis=1) < 48
+    counted = (nearest + 16 / 192) * inside
     p = 1 / (1 + np.exp(-z))
     entropy = -(t * np.log(p) + (1 - t) * np.log(1 - p))
     mask = ((entropy * counted).sum(1) / counted.sum(1))[:4].mean()
@@ -284,7 +311,7 @@ def test_the_loss_of_queries_is_the_formulas_in_float64():
     expected = {"mask": 5 * mask, "dice": 5 * dice, "label": 2 * label}
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-5)
-    assert 0 < (1 - counted).sum() < counted.sum()
+    assert 0 < (1 - inside).sum() < inside.sum()
 
 
 def test_the_loss_of_an_example_does_not_depend_on_the_others():
@@ -305,11 +332,34 @@ def test_the_loss_of_an_example_does_not_depend_on_the_others():
         assert (x[:, 1] != again[name][:, 1]).all()
 
 
-def test_uncertain_points_are_where_the_logits_are_nearest_to_0():
-    masks = np.repeat(np.linspace(-8, 8, 64, dtype=np.float32)[None, None], 64, 1)
-    points = losses.uncertain_points(jnp.asarray(masks), jax.random.key(0), losses.Points(400))
-    middle = np.abs(np.asarray(points)[0, :, 0] - 0.5)
-    assert points.shape == (1, 400, 2) and middle[:300].max() < 0.2 < middle[300:].max()
+def test_points_where_the_logits_are_nearest_to_0_count_most():
+    random = np.random.default_rng(0)
+    values = random.permuted(
+        np.geomspace(1e-3, 1e3, 400, dtype=np.float32)[None].repeat(5, 0), axis=1
+    )
+    values *= random.choice([-1, 1], values.shape)
+    found = np.asarray(losses.Points(400).importance(jnp.asarray(values)))
+    nearest = np.abs(values).argsort(axis=1).argsort(axis=1) < 100
+    np.testing.assert_allclose(found, nearest + 0.25 / 3, rtol=1e-6)
+
+
+@pytest.mark.parametrize("count", [1, 7, 100])
+def test_the_smallest_values_are_those_that_sorting_finds(count):
+    values = np.random.default_rng(0).exponential(size=(3, 100)).astype(np.float32)
+    values[0], values[1, :9] = 0.5, 0
+    found = np.asarray(losses.smallest(jnp.asarray(values), count))
+    assert found[0].all() and (found[1:].sum(1) >= [max(count, 9), count]).all()
+    for row, chosen in zip(values[1:], found[1:], strict=True):
+        # Equal to eight bits of the fraction: less than 2^-8 apart.
+        assert row[chosen].max() <= np.sort(row)[count - 1] * (1 + 2**-7)
+
+
+def test_segments_are_the_largest_first_with_things_of_their_own():
+    labels = np.zeros((1, 6, 10), np.uint16)
+    labels[0, :3], labels[0, 3, :4], labels[0, 3, 4:] = 1 + 256, 1 + 512, 2
+    labels[0, 5] = IGNORED
+    numbers, count = losses.segments(jnp.asarray(labels), 3, 4, things=2)
+    assert numbers[0].tolist() == [257, 0, 2, 513] and count.tolist() == [4]
 
 
 def test_pixels_that_are_ignored_have_no_part_in_the_loss():

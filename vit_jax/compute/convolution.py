@@ -1,5 +1,5 @@
-"""Depth-wise convolution, each channel with a kernel of its own; and standardised kernels (arXiv
-1903.10520).
+"""Depth-wise convolution, each channel with a kernel of its own; one with a kernel for each place; and standardised
+kernels (arXiv 1903.10520).
 """
 
 import jax
@@ -23,6 +23,20 @@ def depthwise(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
         "SAME",
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
         feature_group_count=x.shape[-1],
+    )
+
+
+@by_platform
+def local(x: jax.Array, kernels: jax.Array) -> jax.Array:
+    """x (…, H, W) with zeros around it, and a kernel for each place, kernels (S, S, H, W), S odd -> (…, H, W). Leading
+    axes of both are broadcast: kernels (S, S, N, H, W).
+    """
+    size, (height, width) = len(kernels), x.shape[-2:]
+    padded = jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(size // 2, size // 2)] * 2)
+    return sum(
+        kernels[i, j] * padded[..., i : i + height, j : j + width]
+        for i in range(size)
+        for j in range(size)
     )
 
 

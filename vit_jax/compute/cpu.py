@@ -2,6 +2,7 @@
 convert to float32; depth-wise convolutions, for which it has no fast code.
 """
 
+import itertools
 import math
 
 import jax
@@ -60,8 +61,10 @@ def named(x: jax.Array, name: str) -> jax.Array:
 @convolution.depthwise.on("cpu")
 def depthwise(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
     """XLA's CPU back end takes ten times as long for the convolution, forward and backward, as for the
-    sum of shifted maps, which it fuses; in float32 either way.
+    sum of shifted maps; in float32 either way.
     """
+    if stride == 1:
+        return _depthwise(x, kernel)
     size, area = kernel.shape[0], x.shape[1:3]
     pads = jax.lax.padtype_to_pads(area, (size, size), (stride, stride), "SAME")
     padded = jnp.pad(x.astype(jnp.promote_types(x.dtype, jnp.float32)), ((0, 0), *pads, (0, 0)))
@@ -73,6 +76,91 @@ def depthwise(x: jax.Array, kernel: jax.Array, stride: int = 1) -> jax.Array:
         for j in range(size)
     )
     return sum(shifted).astype(x.dtype)
+
+
+@jax.custom_vjp
+def _depthwise(x, kernel):
+    """`depthwise` with stride 1, row by row: a loop keeps XLA from computing what x comes from once more for
+    each element of the kernel, and the result for each of its uses.
+    """
+    return _rows(_surrounded(x, kernel), kernel).astype(x.dtype)
+
+
+def _depthwise_backward(saved, dy):
+    x, kernel = saved
+    padded, dy_padded = _surrounded(x, kernel), _surrounded(dy, kernel)
+    dx = _rows(dy_padded, kernel[::-1, ::-1])
+    return dx.astype(x.dtype), _depthwise_dkernel(padded, dy_padded, kernel)
+
+
+_depthwise.defvjp(lambda x, kernel: (_depthwise(x, kernel), (x, kernel)), _depthwise_backward)
+
+
+def _surrounded(x, kernel):
+    """x in float32 with as many zeros around it as the kernel reaches beyond."""
+    around = (kernel.shape[0] // 2,) * 2
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return jnp.pad(wide, ((0, 0), around, around, (0, 0)))
+
+
+def _rows(padded, kernel):
+    """The sum of shifted maps."""
+    taps = list(itertools.product(range(kernel.shape[0]), repeat=2))
+    batch, height, width, channels = padded.shape
+    height, width = height - len(kernel) + 1, width - len(kernel) + 1
+
+    def add_row(row, out):
+        shifted = (
+            jax.lax.dynamic_slice(padded, (0, row + i, j, 0), (batch, 1, width, channels))
+            for i, j in taps
+        )
+        sums = sum(x * kernel[i, j, 0] for x, (i, j) in zip(shifted, taps, strict=True))
+        return jax.lax.dynamic_update_slice_in_dim(out, sums, row, 1)
+
+    out = jnp.zeros((batch, height, width, channels), padded.dtype)
+    return jax.lax.fori_loop(0, height, add_row, out)
+
+
+def _depthwise_dkernel(padded, dy_padded, kernel):
+    """Products are summed over rows first, all columns side by side: a sum to the channels alone takes ten times
+    as long.
+    """
+    size = len(kernel)
+    taps = list(itertools.product(range(size), repeat=2))
+    batch, height, width, channels = padded.shape
+    height, width = height - size + 1, width - size + 1
+
+    def row_of(x, row, column):
+        return jax.lax.dynamic_slice(x, (0, row, column, 0), (batch, 1, width, channels))
+
+    def add_row(row, sums):
+        dy = row_of(dy_padded, row + size // 2, size // 2)
+        return [
+            total + row_of(padded, row + i, j) * dy
+            for total, (i, j) in zip(sums, taps, strict=True)
+        ]
+
+    zeros = jnp.zeros((batch, 1, width, channels), padded.dtype)
+    sums = jax.lax.fori_loop(0, height, add_row, [zeros] * len(taps))
+    return jnp.stack([x.sum((0, 1, 2)) for x in sums]).reshape(kernel.shape)
+
+
+@convolution.local.on("cpu")
+def local(x: jax.Array, kernels: jax.Array) -> jax.Array:
+    """In a loop over the kernels' rows, see `_depthwise`."""
+    size = len(kernels)
+    padded = jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(size // 2, size // 2)] * 2)
+    before = (0,) * (x.ndim - 2)
+
+    def add_row(row, total):
+        columns = (
+            jax.lax.dynamic_slice(padded, (*before, row, j), x.shape) * kernels[row, j]
+            for j in range(size)
+        )
+        return total + sum(columns)
+
+    shape = jnp.broadcast_shapes(x.shape, kernels.shape[2:])
+    return jax.lax.fori_loop(0, size, add_row, jnp.zeros(shape, x.dtype))
 
 
 def _batch_first(x: jax.Array, axes: str, batch: list[str]) -> tuple[jax.Array, list[str]]:

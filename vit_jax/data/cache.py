@@ -16,12 +16,11 @@ import struct
 import threading
 import zlib
 
-import msgpack
-import numpy as np
 from absl import logging
 
 from vit_jax.base import outputs, places
 from vit_jax.base.errors import ConfigError
+from vit_jax.data import packing
 from vit_jax.data.masks import mask_table
 from vit_jax.data.options import Data
 from vit_jax.data.record import Labels, Record, Source, soft_labels
@@ -30,7 +29,6 @@ _VERSION = "1"  # of the format: part of the folder's name
 # An example's entry: number of the data file + 1, bytes, first byte, checksums of record and entry.
 _ENTRY = struct.Struct("<IIQII")
 _CHECKED = _ENTRY.size - 4  # bytes of an entry that its checksum is of
-_ARRAY = 1  # MessagePack's code of an array: its type, shape and bytes
 _GRANT = 64 * 2**20  # bytes written until the folder is measured again: others write too
 
 
@@ -216,24 +214,12 @@ class _Files:
 
 def pack(record: Record) -> bytes:
     """The stored form of any record."""
-    return msgpack.packb((record.image, record.label, record.name), default=_pack_array)
+    return packing.pack((record.image, record.label, record.name))
 
 
 def unpack(content: bytes) -> Record:
     """The record of which `pack` made `content`."""
-    return Record(*msgpack.unpackb(content, use_list=False, ext_hook=_unpack_array))
-
-
-def _pack_array(value: np.ndarray | np.generic):
-    if isinstance(value, np.generic):
-        return value.item()
-    parts = value.dtype.str, value.shape, np.ascontiguousarray(value).tobytes()
-    return msgpack.ExtType(_ARRAY, msgpack.packb(parts))
-
-
-def _unpack_array(_, content: bytes) -> np.ndarray:
-    dtype, shape, data = msgpack.unpackb(content, use_list=False)
-    return np.frombuffer(data, dtype).reshape(shape)
+    return Record(*packing.unpack(content))
 
 
 def _checksum(entry: bytes, index: int) -> int:

@@ -41,6 +41,10 @@ class ClassTable:
         """Whether masks have colours."""
         return len(self.keys[0]) == len(COLOR)
 
+    def describe(self) -> dict:
+        """What a file says of it beside the classes, as JSON; see `segments.described`."""
+        return {"keys": [list(key) for key in self.keys], "labels": list(self.labels)}
+
     def decode(
         self,
         mask: bytes | np.ndarray,

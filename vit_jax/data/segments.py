@@ -62,10 +62,13 @@ class PanopticTable(ClassTable):
         return segments[place, 1]
 
 
-def described(description: dict | None, classes: Sequence[str]) -> PanopticTable | None:
+def described(description: dict | None, classes: Sequence[str]) -> ClassTable | None:
     """The table of which `describe` gave a description; `None` of none."""
     if description is None:
         return None
+    if "things" not in description:
+        keys = tuple(map(tuple, description["keys"]))
+        return ClassTable(tuple(classes), keys, tuple(description["labels"]))
     things = tuple(description["things"])
     return PanopticTable(tuple(classes), (), (), **description | {"things": things})
 

@@ -47,7 +47,7 @@ class SegmentationOptions:
         "segments",
         minimum=1,
     )
-    points: int = option(12544, "eomt: points at which masks are compared", minimum=4)
+    points: int = option(12544, "eomt: points at which masks are compared, about", minimum=4)
     annealing: tuple = option(
         (1 / 6, 5 / 6),
         "eomt: from which to which share of the run masked attention is switched off, block by block",
@@ -222,6 +222,11 @@ class Segmentation(Objective):
         )
 
     def flops(self) -> int:
+        predictions = self.options.blocks + 1 if self.options.head == "eomt" else 1
+        return self.flops_of(predictions)
+
+    def flops_of(self, predictions: int) -> int:
+        """`flops` with so many of EoMT's predictions; the trained model makes one."""
         model, options = self.setting.model, self.options
         if options.head != "eomt":
             (height, width, channels), fused = self.maps[-1], options.width
@@ -240,7 +245,6 @@ class Segmentation(Objective):
         # Each enlargement has products of 4 D² for a pixel that it gets: a geometric sum over them.
         upscale = 8 * patches * width**2 * (enlarged - 1) // 3
         read = 2 * queries * width * (3 * width + self.num_classes + 1 + enlarged * patches)
-        predictions = options.blocks + 1
         return (
             model.flops() + joined * options.blocks // model.depth + predictions * (upscale + read)
         )

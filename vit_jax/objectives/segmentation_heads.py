@@ -16,7 +16,7 @@ from flax import nnx
 
 from vit_jax.compute.activations import ACTIVATIONS
 from vit_jax.compute.convolution import depthwise
-from vit_jax.compute.dense import product
+from vit_jax.compute.dense import dense, product
 from vit_jax.compute.stack import Joining
 from vit_jax.models import layer_features
 from vit_jax.models.batch_norm import BatchNorm
@@ -189,7 +189,7 @@ class Upscale(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """(B, h, w, D) -> (B, 2 h, 2 w, D)."""
         b, h, w, width = x.shape
-        x = (x @ self.expand.kernel[...].astype(x.dtype)).reshape(b, h, w, 2, 2, width)
+        x = dense(x, self.expand.kernel[...], None).reshape(b, h, w, 2, 2, width)
         x = x.swapaxes(2, 3).reshape(b, 2 * h, 2 * w, width) + self.bias[...].astype(x.dtype)
         x = depthwise(_gelu(x), self.depthwise.kernel[...])
         return self.norm(x)

@@ -10,6 +10,7 @@ import simplejpeg
 from PIL import ExifTags
 
 from vit_jax.data import decode, images
+from vit_jax.data.masks import ClassTable
 from vit_jax.data.options import MAX_PIXELS
 from vit_jax.data.record import BadImage, Record
 
@@ -58,8 +59,15 @@ def examine(image: bytes, name: str, max_pixels: int = MAX_PIXELS) -> tuple[np.n
     return pixels, remarks
 
 
-def check_label(record: Record, classes: int) -> None:
-    """Raises `BadImage` if a label of `record` is not one of the `classes`; 0: there are no labels."""
+def check_label(
+    record: Record, classes: int, masks: ClassTable | None, size: tuple[int, int], max_pixels: int
+) -> None:
+    """Raises `BadImage` if a label of `record` is not one of the `classes`; 0: there are no labels. Where labels are
+    `masks`, if that of an image of a height and a width has another, or says what the table does not list.
+    """
+    if masks is not None:
+        masks.decode(record.label, name=record.name, size=size, max_pixels=max_pixels)
+        return
     if not classes:
         return
     for label in record.label if isinstance(record.label, tuple) else (record.label,):

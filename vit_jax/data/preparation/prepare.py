@@ -94,9 +94,10 @@ def prepare(
         raise ConfigError("a mixture is made when it is trained on: prepare each of its sets")
     wanted = {name: name for name in splits or _all_splits(config_data.name, data_set)}
     opened = {_file_name(name): data_set.open(name) for name in wanted}
-    if any(map(mask_table, opened.values())):
+    if options.max_side and any(map(mask_table, opened.values())):
         raise ConfigError(
-            f"{source} has masks, which prepared files cannot hold: train on it as it is, with --config.data.name=masks"
+            f"--max_side={options.max_side} makes images smaller, and {source} has masks, which stay as they are: "
+            "leave it out; --quality alone keeps the sizes"
         )
     plan = shards.plan({n: len(one) for n, one in opened.items()}, num_shards, PER_SHARD)
     recipe = {
@@ -149,6 +150,7 @@ def _merge(source, config_data, data_set, opened, plan, done, recipe, output: Ou
             "recipe": recipe,
             "multi_label": first.multi_label,
             "classes": list(first.classes),
+            **({"masks": masks.describe()} if (masks := mask_table(first)) else {}),
             "aliases": aliases,
             "splits": described,
         },
@@ -227,7 +229,7 @@ def _all_splits(name: str, data_set: DataSet) -> list[str]:
 def _root(config_data: Data) -> str:
     """The folder that names of images begin with, or ''."""
     path = epath.Path(config_data.path).expanduser()
-    if config_data.name not in ("folder", "tar", "prepared"):
+    if config_data.name not in ("folder", "masks", "tar", "prepared"):
         return ""
     return readable(str(path if path.is_dir() else path.parent))
 

@@ -13,6 +13,7 @@ import itertools
 import pathlib
 from collections.abc import Callable, Iterator
 
+from vit_jax.data.masks import mask_table
 from vit_jax.data.options import MAX_PIXELS
 from vit_jax.data.preparation.check import check_label, encoded, examine
 from vit_jax.data.preparation.reencode import reencode
@@ -106,7 +107,9 @@ def write_shard(
     """
     from array_record.python.array_record_module import ArrayRecordWriter
 
-    classes, one_label = len(source.classes), bool(source.classes) and not source.multi_label
+    # Of masks no classes are counted: an image has many.
+    classes = 0 if mask_table(source) else len(source.classes)
+    one_label = bool(classes) and not source.multi_label
     labels, counts, before, after, examples, findings = [], [0] * classes, 0, 0, 0, []
     # One record a group: any can be read alone. Images do not compress.
     writer = ArrayRecordWriter(str(path), "group_size:1,uncompressed")
@@ -120,9 +123,10 @@ def write_shard(
             examples += 1
             before, after = before + item.original_bytes, after + len(item.record.image)
             label = item.record.label
-            labels.append(label)
-            for one in (label,) if one_label else label or ():
+            for one in (label,) if one_label else label if classes else ():
                 counts[one] += 1
+            if one_label:
+                labels.append(label)
         progress(1)
     with _writing():
         writer.close()
@@ -219,7 +223,8 @@ def _item(source: Source, record: Record | BadImage, root: str, options: ShardOp
             raise record
         image, name = encoded(record.image), _within(root, record.name)
         pixels, remarks = examine(image, name, options.max_pixels)
-        check_label(record, len(source.classes))
+        size = pixels.shape[:2]
+        check_label(record, len(source.classes), mask_table(source), size, options.max_pixels)
     except BadImage as error:
         return _Item(_within(root, error.name), None, 0, (("bad", error.why),))
     stored = image

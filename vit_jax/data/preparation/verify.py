@@ -18,10 +18,13 @@ from etils import epath
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.progress import Progress
+from vit_jax.data.masks import ClassTable
+from vit_jax.data.options import MAX_PIXELS
 from vit_jax.data.preparation import work
 from vit_jax.data.preparation.check import check_label, examine
 from vit_jax.data.preparation.shards import sha256
 from vit_jax.data.record import BadImage, DataError
+from vit_jax.data.segments import described
 from vit_jax.data.sources import ranges
 from vit_jax.data.sources.arrayrecord import open_reader
 from vit_jax.data.sources.prepared import DESCRIPTION, read_description, unpack
@@ -42,7 +45,10 @@ def verify(folder: str, *, workers: int = 0) -> dict:
     description = read_description(folder)
     bad, good = [], 0
     files = [shard for split in description["splits"].values() for shard in split["shards"]]
-    classes = len(description["classes"])
+    classes, masks = (
+        len(description["classes"]),
+        described(description.get("masks"), description["classes"]),
+    )
     for split in description["splits"].values():
         if "labels" in split and (why := _wrong_labels(folder, split["labels"])):
             bad.append({"name": split["labels"]["file"], "why": why})
@@ -61,7 +67,7 @@ def verify(folder: str, *, workers: int = 0) -> dict:
             if number != shard["examples"]:
                 why = f"{reader.num_records()} records, there should be {shard['examples']}"
                 bad.append({"name": shard["file"], "why": why})
-            for why in pool.map(functools.partial(_wrong, reader, classes), range(number)):
+            for why in pool.map(functools.partial(_wrong, reader, classes, masks), range(number)):
                 progress.update(1)
                 if why:
                     bad.append({"name": f"{shard['file']}, record {why[0]}", "why": why[1]})
@@ -134,14 +140,14 @@ def _wrong_labels(folder: epath.Path, file: dict) -> str:
     return "" if right else "its checksum has changed"
 
 
-def _wrong(reader, classes: int, row: int) -> tuple[str, str] | None:
+def _wrong(reader, classes: int, masks: ClassTable | None, row: int) -> tuple[str, str] | None:
     """The place of a record and what is wrong with it; `None` if it is good."""
     place = str(row)
     try:
         record = unpack(reader.read([row])[0])
         place = f"{row} ({record.name})"
-        examine(record.image, record.name)
-        check_label(record, classes)
+        pixels, _ = examine(record.image, record.name)
+        check_label(record, classes, masks, pixels.shape[:2], MAX_PIXELS)
     except BadImage as error:
         return place, error.why
     except (RuntimeError, ValueError, TypeError, IndexError) as error:

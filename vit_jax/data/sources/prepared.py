@@ -4,7 +4,8 @@ Lives here: the format, and reading it. Writing is in `preparation/`. The folder
 SPLIT-00000-of-00007.array_record, …, SPLIT-labels.npy (where an image has one label: all of them,
 int32, so that they are known without reading records), `report.jsonl` (what was found while
 preparing) and `dataset.json`; a record is a MessagePack map of `image` (the bytes of an image file),
-`label` (a number, a list of them, or nil) and `name`.
+`label` (a number, a list of them, a mask as its source gives it, or nil) and `name`. What masks mean is in
+`dataset.json` under `masks`.
 """
 
 import io
@@ -12,13 +13,14 @@ import json
 import os
 from collections.abc import Sequence
 
-import msgpack
 import numpy as np
 from etils import epath
 
 from vit_jax.base.errors import ConfigError
+from vit_jax.data import packing
 from vit_jax.data.options import Data
 from vit_jax.data.record import DataError, DataSet, Labels, Record
+from vit_jax.data.segments import described
 from vit_jax.data.sources import fingerprint
 from vit_jax.data.sources.arrayrecord import ArrayRecords
 
@@ -31,13 +33,12 @@ _DAMAGED = (RuntimeError, ValueError, TypeError, IndexError)
 
 def pack(record: Record) -> bytes:
     """The stored form of a record, whose image is encoded."""
-    label = list(record.label) if isinstance(record.label, tuple) else record.label
-    return msgpack.packb({"image": record.image, "label": label, "name": record.name})
+    return packing.pack({"image": record.image, "label": record.label, "name": record.name})
 
 
 def unpack(stored: bytes) -> Record:
     """The record of which `pack` made `stored`."""
-    return Record(**msgpack.unpackb(stored, use_list=False))
+    return Record(**packing.unpack(stored))
 
 
 def read_description(folder: epath.PathLike) -> dict:
@@ -66,6 +67,7 @@ class Prepared:
         self._folder, self._parts, self._splits = folder, tuple(parts), description["splits"]
         self.classes = tuple(description["classes"])
         self.multi_label = description["multi_label"]
+        self.masks = described(description.get("masks"), self.classes)
         files, examples, sizes = [], {}, {}
         for split, first, last in parts:
             begin = 0
@@ -93,7 +95,7 @@ class Prepared:
         except _DAMAGED:
             path, row = self._records.place(index)
             name = f"{path}, record {row} (damaged; 'vit_jax prepare --verify')"
-            some_label = 0 if self.classes else None
+            some_label = 0 if self.classes and self.masks is None else None
             return Record(b"", () if self.multi_label else some_label, name)
 
     def read(self, indices: Sequence[int]) -> list[Record]:
@@ -130,7 +132,8 @@ class Prepared:
             split: [(one["file"], one["sha256"]) for one in self._splits[split]["shards"]]
             for split, _, _ in self._parts
         }
-        return fingerprint.digest(self.classes, self._parts, files)
+        masks = () if self.masks is None else (self.masks,)
+        return fingerprint.digest(self.classes, self._parts, files, *masks)
 
 
 def open_prepared(config_data: Data) -> DataSet:
