@@ -17,9 +17,10 @@ vit_jax train --config=configs/experiments/steps_to_accuracy.py --workdir=DIR
 The rate stays after warm-up, and averaged parameters are evaluated: a rate that falls would have to know when the run
 ends, which is what is asked for. A run ends at the first evaluation that reaches the target, or at its last step.
 
-Expect on CIFAR-10's JPEGs, in the mean of five seeds, 770 steps with AdamW, 735 with schedule-free AdamW, 540 with
-Shampoo, 355 with Muon and NorMuon, and 340 with SOAP. AlgoPerf's submissions, each with a schedule tuned for
-it, took 81,700 steps with Shampoo, 109,800 with schedule-free AdamW, and 153,800 with NAdamW.
+Expect, in the mean of five seeds, on CIFAR-10's JPEGs and on Tiny-ImageNet's 770 and 400 steps with AdamW, 735 and 346
+with schedule-free AdamW, 540 and 320 with Shampoo, 355 and 190 with Muon, 355 and 178 with NorMuon, 340 and 184 with
+SOAP. AlgoPerf's submissions, each with a schedule tuned for it, took 81,700 steps with Shampoo, 109,800 with
+schedule-free AdamW, and 153,800 with NAdamW.
 """
 
 from vit_jax import recipes
