@@ -116,7 +116,7 @@ def test_what_is_no_image_is_refused_by_its_name(run, images, error, message):
             lambda run: run.features("x.png", layers=("head",)),
             "'head'; the model has blocks/0, blocks/1$",
         ),
-        (lambda run: vit_jax.train("digits", "W"), r"type str: pass .* load_config\('digits'\)"),
+        (lambda run: vit_jax.train("digits", "W"), r"type str: pass .*load_config\('digits'\)"),
         (lambda run: vit_jax.train(None, "W", callbacks=print), "callbacks is one function"),
         (
             lambda run: vit_jax.train(None, "W", callbacks=["x"]),
