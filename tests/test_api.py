@@ -112,6 +112,11 @@ def test_what_is_no_image_is_refused_by_its_name(run, images, error, message):
         (lambda run: run.features("x.png", layers="blocks/1"), "layers='blocks/1': must be a list"),
         (lambda run: run.evaluate("./nowhere"), "nowhere does not exist"),
         (lambda run: run.evaluate("nowhere"), "data.name = 'nowhere' is not prepared"),
+        (
+            lambda run: run.features("x.png", layers=("head",)),
+            "'head'; the model has blocks/0, blocks/1$",
+        ),
+        (lambda run: vit_jax.train("digits", "W"), r"type str: pass .*load_config\('digits'\)"),
         (lambda run: vit_jax.train(None, "W", callbacks=print), "callbacks is one function"),
         (
             lambda run: vit_jax.train(None, "W", callbacks=["x"]),

@@ -175,10 +175,9 @@ def _name(layer: Layer, names: Sequence[str]) -> str:
         )
         raise ConfigError(f"there is no layer {layer}: the model has {len(several)}, {valid}")
     if layer not in names:
-        valid = ", ".join(names) or "none, its family gives none"
-        raise ConfigError(
-            f"there is no layer {layer!r}{nearest(layer, names)}; the model has {valid}"
-        )
+        valid, hint = ", ".join(names) or "none, its family gives none", nearest(layer, names)
+        hint = hint if "did you mean" in hint else ""
+        raise ConfigError(f"there is no layer {layer!r}{hint}; the model has {valid}")
     return layer
 
 

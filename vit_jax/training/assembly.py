@@ -138,6 +138,10 @@ def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config
       ConfigError: something is wrong with it.
       CheckpointError: the checkpoint to start from cannot be read.
     """
+    if not isinstance(config, ConfigDict):
+        raise ConfigError(
+            f"config is of the type {type(config).__name__}: pass that of a recipe, vit_jax.load_config('digits')"
+        )
     typed = schema.typed(config_class(), resolving.resolve_from_checkpoint(config, workdir))
     typed = dataclasses.replace(typed, data=augment.with_channels(typed.data))
     augment.check_augmentation(typed.augment, typed.data.channels)
