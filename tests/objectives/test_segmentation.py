@@ -427,8 +427,12 @@ def test_scores_are_maps_of_all_classes(head, size, model):
     [
         ({"model": "Mixer-S/16"}, {"head": "eomt"}, "head=linear"),
         ({"model": "Mixer-S/16"}, {"head": "eomt"}, "needs a ViT"),
-        ({}, {"blocks": 9}, "config.objective.blocks = 9"),
-        ({}, {"head": "multilevel", "layers": (0, 7)}, "no layer 7"),
+        ({}, {"blocks": 9}, "config.objective.blocks = 9 must be at most"),
+        (
+            {},
+            {"head": "multilevel", "layers": (0, 7)},
+            "config.objective.layers: there is no layer 7",
+        ),
         ({}, {"blocks": 2, "annealing": (0.8, 0.2)}, "annealing"),
     ],
 )

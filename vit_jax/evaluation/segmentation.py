@@ -250,9 +250,15 @@ def _check(source: Source, classes: tuple[str, ...]) -> None:
         )
     if table.classes != tuple(classes):
         raise ConfigError(
-            f"the data has the {len(table.classes)} classes {', '.join(table.classes[:5])} …, and the model knows "
-            f"{len(classes)}, {', '.join(classes[:5])} …: list the same names in the same order in classes.csv"
+            f"the data has the {len(table.classes)} classes {_named(table.classes)}, and the model knows "
+            f"{len(classes)}, {_named(classes)}: list the same names in the same order in classes.csv, or as "
+            "categories of panoptic masks"
         )
+
+
+def _named(classes: Sequence[str], most: int = 5) -> str:
+    """The first classes."""
+    return ", ".join(classes[:most]) + (" …" if len(classes) > most else "")
 
 
 def _counted(sharding: NamedSharding, batch: int, rows: np.ndarray) -> list[bool]:

@@ -191,7 +191,8 @@ def interpolate(
         offset = 0.1 if method == "dinov2" else 0.0
         sides = zip(new_grid, old_grid, strict=True)
         matrices = [pytorch_cubic(new, old, old / (new + offset)) for new, old in sides]
-        grid = np.einsum("yh,xw,hwd->yxd", *matrices, grid.astype(np.float64))
+        # One side after the other: both at once take minutes for the matrices of `resized` between large grids.
+        grid = np.einsum("yh,xw,hwd->yxd", *matrices, grid.astype(np.float64), optimize=True)
     else:
         shape = (*new_grid, width)
         grid = jax.image.resize(grid, shape, METHODS[method], antialias=True)

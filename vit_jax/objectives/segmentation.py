@@ -96,7 +96,7 @@ class Segmentation(Objective):
             )
         if self.options.blocks > model.depth:
             raise ConfigError(
-                f"config.objective.blocks = {self.options.blocks} is more than the model's {model.depth} blocks"
+                f"config.objective.blocks = {self.options.blocks} must be at most {model.depth}, the model's blocks"
             )
         most, table = min(self.options.segments, self.options.queries), self.table
         if table is not None and table.most > most:
@@ -116,7 +116,10 @@ class Segmentation(Objective):
         names = layer_features.layer_names(self.setting.model)
         main = [name for name in names if name.startswith("blocks/")] or names
         spread = sorted({max(len(main) * (i + 1) // _LEVELS - 1, 0) for i in range(_LEVELS)})
-        return layer_features.check_layers(self.setting.model, self.options.layers or spread)
+        try:
+            return layer_features.check_layers(self.setting.model, self.options.layers or spread)
+        except ConfigError as error:
+            raise ConfigError(f"config.objective.layers: {error}") from error
 
     @functools.cached_property
     def maps(self) -> tuple[tuple[int, int, int], ...]:
