@@ -221,6 +221,18 @@ def on_classes(config: ConfigDict, classes: range, images: int = 5_000) -> None:
     config.data.eval_split = of_each_class("test", 2_000 // len(classes), classes)
 
 
+def on_first_half(config: ConfigDict, size: str) -> None:
+    """Makes a recipe of configs/digits.py the first stage of an experiment: on half of the digits ("smoke"), or on five
+    classes of CIFAR-10.
+    """
+    if size == "smoke":
+        quick(config)
+        config.data.train_split = "train[:50%]"
+    else:
+        on_cifar10(config)
+        on_classes(config, range(5))
+
+
 def cifar10_subsets(*images: int) -> dict[str, dict]:
     """Settings for `vary`: so many training images in all, each subset holds the smaller ones."""
     return {

@@ -42,12 +42,7 @@ def _pretrained(size, network):
         sizes = {name: config.model[name] for name in ("depth", "width", "mlp_dim", "heads")}
         config.model = default_config().model
         config.model.update(sizes | {"name": "DeiT-S/16", "patch": 4})
-    if size == "smoke":
-        recipes.quick(config)
-        config.data.train_split = "train[:50%]"
-    else:
-        recipes.on_cifar10(config)
-        recipes.on_classes(config, range(5))
+    recipes.on_first_half(config, size)
     return config
 
 

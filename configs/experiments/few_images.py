@@ -46,12 +46,7 @@ def _parts(head, counts):
 
 def _pretrained(size):
     config = recipes.beside(__file__, "../digits.py")
-    if size == "smoke":
-        recipes.quick(config)
-        config.data.train_split = "train[:50%]"
-    else:
-        recipes.on_cifar10(config)
-        recipes.on_classes(config, range(5))
+    recipes.on_first_half(config, size)
     return config
 
 
