@@ -15,7 +15,7 @@ import vit_jax
 from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange import formats
 from vit_jax.interchange.peft import CONFIG, WEIGHTS
-from vit_jax.models import adapters
+from vit_jax.models import adapters, classifier
 
 SIZES = {
     "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 32, "patch_size": 16,
@@ -42,7 +42,7 @@ def base(request, tmp_path_factory):
 def with_adapters(base: str, path) -> str:
     """An adapted model in peft's layout: the adapters and the head are random."""
     foreign, random = formats.read_checkpoint(base), np.random.default_rng(1)
-    found = adapters.Adapters(3, LAYERS, adapters.NEW_HEAD)
+    found = adapters.Adapters(3, LAYERS, (classifier.HEADS,))
     params = jax.tree.map(np.asarray, foreign.params)
     frozen, trained = found.split(params)
     noise = lambda x: random.standard_normal(x.shape, np.float32)  # noqa: E731

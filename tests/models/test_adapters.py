@@ -9,7 +9,8 @@ from flax import nnx
 from vit_jax.base import patterns
 from vit_jax.base.errors import ConfigError
 from vit_jax.models import adapters, registry
-from vit_jax.models.adapters import ADAPTERS, NEW_HEAD, A, Adapters, B
+from vit_jax.models.adapters import ADAPTERS, A, Adapters, B
+from vit_jax.models.classifier import HEADS
 
 ALL = (".*",)
 ONE_OF_EACH = (
@@ -26,7 +27,7 @@ def size(tree) -> int:
 
 
 def test_rank_16_on_query_and_value_of_vit_b_has_the_published_number_of_parameters():
-    found = Adapters(16, (".*/query", ".*/value"), NEW_HEAD)
+    found = Adapters(16, (".*/query", ".*/value"), (HEADS,))
     params = shapes("ViT-B/16", num_classes=101)
     assert list(found.chosen(params)) == [
         f"encoder/layers/attention/{name}" for name in ("query", "value")
@@ -41,7 +42,7 @@ def model():
         "ViT-mu/16", image_size=32, num_classes=3, depth=2, width=8, heads=2, mlp_dim=12
     )
     definition, weights = registry.split(registry.build(config, rngs=nnx.Rngs(0)))
-    found = Adapters(2, ALL, NEW_HEAD)
+    found = Adapters(2, ALL, (HEADS,))
     base, trained = found.split(weights.params)
     new = found.init(weights.params, jax.random.key(0))
     random = np.random.default_rng(0)
@@ -51,7 +52,7 @@ def model():
 
 def test_new_adapters_change_nothing(model):
     _, params, base, trained = model
-    found = Adapters(2, ALL, NEW_HEAD)
+    found = Adapters(2, ALL, (HEADS,))
     new = trained | {ADAPTERS: found.init(params, jax.random.key(1))}
     assert np.abs(new[ADAPTERS]["encoder"]["layers"]["attention"]["key"][A]).min() > 0
     jax.tree.map(np.testing.assert_array_equal, adapters.whole(base, new), params)
@@ -83,12 +84,12 @@ def test_heads_are_inputs_of_the_output_layer(model):
 
 @pytest.mark.parametrize("name", ONE_OF_EACH)
 def test_every_family_can_be_adapted(name):
-    params, found = shapes(name), Adapters(4, ALL, NEW_HEAD)
+    params, found = shapes(name), Adapters(4, ALL, (HEADS,))
     base, _ = found.split(params)
     merged = jax.eval_shape(adapters.whole, base, found.trained_like(params))
     assert merged == params
     kernels = {target.kernel for target in found.chosen(params).values()}
-    assert kernels and not any(patterns.matching(NEW_HEAD, kernels))
+    assert kernels and not any(patterns.matching((HEADS,), kernels))
 
 
 @pytest.mark.parametrize(
@@ -96,6 +97,6 @@ def test_every_family_can_be_adapted(name):
 )
 def test_a_pattern_that_matches_no_layer_is_an_error(targets, message):
     with pytest.raises(ConfigError, match=message):
-        Adapters(4, targets, NEW_HEAD).chosen(shapes("ViT-B/16"))
+        Adapters(4, targets, (HEADS,)).chosen(shapes("ViT-B/16"))
     with pytest.raises(ConfigError, match="config.adapt.also"):
         Adapters(4, ALL, ("haed/.*",)).chosen(shapes("ViT-B/16"))
