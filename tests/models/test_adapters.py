@@ -35,6 +35,13 @@ def test_rank_16_on_query_and_value_of_vit_b_has_the_published_number_of_paramet
     assert size(found.trained_like(params)) == 667_493
 
 
+@pytest.mark.parametrize("heads", [HEADS, "head(_distilled)?/.*"])  # that of an earlier version
+def test_a_model_without_a_head_has_adapters_alone(heads):
+    params = registry.abstract(registry.model_config("ViT-mu/16", num_classes=0))[1]
+    base, trained = Adapters(2, ALL, (heads,)).split(params)
+    assert patterns.names(base) == patterns.names(params) and not jax.tree.leaves(trained)
+
+
 @pytest.fixture(scope="module")
 def model():
     """A small ViT, its parameters, and adapters of all its layers whose products are not zero."""

@@ -58,7 +58,8 @@ class Adapters:
 
     def split(self, params: dict) -> tuple[dict, dict]:
         """The parameters of a model (or their shapes) as the base, which is frozen, and what is trained of it."""
-        if self.also != (classifier.HEADS,):  # which a model need not have
+        # Heads, which a model need not have.
+        if classifier.without_exits(self.also) != classifier.without_exits([classifier.HEADS]):
             patterns.check_patterns(self.also, patterns.names(params), "config.adapt.also")
         trained = set(patterns.matching(self.also, patterns.names(params)))
         return _select(params, lambda name: name not in trained), _select(

@@ -4,7 +4,7 @@ head. Their bodies are not here.
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, ClassVar
 
 import jax
@@ -25,6 +25,11 @@ EXIT = r"(exit_\d+/)?"
 HEADS = f"{EXIT}head(_distilled)?/.*"
 # What comes before the first layer in most families; see `ClassifierConfig.inputs`.
 INPUTS = ("embedding", "position", r"registers?", r"\w*token", r"(backbone/)?root")
+
+
+def without_exits(patterns: Iterable[str]) -> list[str]:
+    """Patterns for heads as an earlier version had them: it did not know those of exits."""
+    return [pattern.replace(EXIT, "") for pattern in patterns]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -81,9 +81,8 @@ def _same_mixture(before: list, now: list) -> bool:
 
 
 def _same_patterns(before: list, now: list) -> bool:
-    """Whether patterns select the same heads; an earlier version did not know those of exits."""
-    old, new = ([pattern.replace(classifier.EXIT, "") for pattern in x] for x in (before, now))
-    return old == new
+    """Whether patterns select the same, those of an earlier version among them."""
+    return classifier.without_exits(before) == classifier.without_exits(now)
 
 
 def _part(description: dict, key: str):
