@@ -331,6 +331,22 @@ def test_singular_values_become_about_one(shape, dtype):
     assert values.min() > 0.7 and values.max() < 1.3, values
 
 
+@pytest.mark.parametrize("polynomial", newton_schulz.POLYNOMIALS)
+@pytest.mark.parametrize("shape", [(11, 64), (8, 128), (16, 32), (16, 16)])
+def test_no_singular_value_grows_in_bfloat16_whatever_the_others_are(shape, polynomial):
+    """A few large ones beside some equal smaller ones, as gradients of a head have; one step that took its Gram matrix
+    from the step before gave values of 10⁵ here.
+    """
+    random, (m, n), count = np.random.default_rng(0), shape, 200
+    u, _ = np.linalg.qr(random.standard_normal((count, m, m)))
+    v, _ = np.linalg.qr(random.standard_normal((count, n, m)))
+    large = np.arange(m) < random.integers(1, m, (count, 1))
+    values = np.where(large, 1.0, random.uniform(0, 1, (count, 1)))
+    x = (u * values[:, None]) @ v.mT
+    y = newton_schulz.orthogonalize(jnp.asarray(x, jnp.bfloat16), polynomial)
+    assert np.linalg.norm(np.asarray(y), 2, axis=(1, 2)).max() < 1.3
+
+
 def test_the_count_of_operations_is_that_of_the_program():
     from vit_jax.planning import flops
 
@@ -338,7 +354,7 @@ def test_the_count_of_operations_is_that_of_the_program():
         x = jax.ShapeDtypeStruct((3, m, n), jnp.float32)
         program = jax.make_jaxpr(lambda x: newton_schulz.orthogonalize(x, "jordan"))(x)
         direct = 5 * (4 * m * m * n + 2 * m**3)
-        assert flops.count(program) == 3 * min(direct, 8 * m * m * n + 28 * m**3)
+        assert flops.count(program) == 3 * min(direct, 16 * m * m * n + 16 * m**3)
 
 
 @pytest.mark.parametrize("name", FORMULAS)
