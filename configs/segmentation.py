@@ -37,7 +37,7 @@ def get_config(arg="eomt"):
     config.init_reset = ()  # The model's own head is not used.
     config.objective.name = "segmentation"
     config.objective.head = "eomt" if head == "panoptic" else head
-    config.data.name = "masks"
+    config.data.name, config.data.mask_feature = "masks", "auto"
     config.data.image_size = 512
     config.data.update(dict(train_crop="jitter", crop_scale=(0.5, 2.0), eval_crop="resize"))
     config.batch_size = 16

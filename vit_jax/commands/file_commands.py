@@ -72,6 +72,9 @@ def prepare() -> None:
         "holdout_by", "file", ["file", "class"], "class: the same share of every class"
     )
     flags.DEFINE_string("data_dir", "", "where TFDS keeps its data sets")
+    features = ("image_feature", "mask_feature", "mask_table")
+    for flag in features:
+        flags.DEFINE_string(flag, "", f"as --config.data.{flag} of 'vit_jax train --help'")
     flags.DEFINE_string(
         "shard", "1/1", "I/N: write every N-th file, from the I-th on, as one of N processes"
     )
@@ -108,6 +111,7 @@ def prepare() -> None:
             holdout=FLAGS.holdout,
             holdout_by=FLAGS.holdout_by,
             data_dir=FLAGS.data_dir,
+            features={flag: FLAGS[flag].value for flag in features},
             part=part,
         )
         lines = [text(result)]
