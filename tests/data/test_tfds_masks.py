@@ -160,6 +160,15 @@ def test_names_are_those_of_a_labelled_image_or_numbers(tmp_path):
         assert source.masks.decode(source[0].label, name="0").tolist() == [[1] * 3] * 2
 
 
+def test_another_mask_of_a_known_data_set_has_its_own_classes(tmp_path):
+    features = PET | {"parts": LabeledImage(labels=["head", "tail"])}
+    one(tmp_path, features, name="oxford_iiit_pet", mask="parts")
+    assert opened(tmp_path, "oxford_iiit_pet").classes == ("foreground", "background")
+    parts = opened(tmp_path, "oxford_iiit_pet", mask_feature="parts")
+    assert parts.classes == ("head", "tail")
+    assert parts.masks.decode(parts[0].label, name="0").tolist() == [[1] * 3] * 2
+
+
 def test_a_table_of_the_user_comes_first(pets):
     table = pets / "three.csv"
     table.write_text("name,value\nborder,3\npet,1\nrest,2\n")
@@ -230,6 +239,8 @@ SEVERAL = {
          "masks are those of instances: .* download ADEChallengeData2016"),
         ("coco/2017_panoptic", {"image": Image(), "panoptic_image": Image(encoding_format="png")}, {},
          "the masks are panoptic.*masks/train.json"),
+        ("coco/2014", {"image": Image(), "label": PET["label"]}, {}, "no feature with masks beside 'image'"),
+        ("cityscapes/mine", {"segmentation_label": STREET["segmentation_label"]}, {}, "no feature 'image'"),
         ("oxford_iiit_pet", PET, {"mask_table": "/nowhere/classes.csv"}, "/nowhere/classes.csv does not exist"),
     ],
 )  # fmt: skip

@@ -72,9 +72,13 @@ def prepare() -> None:
         "holdout_by", "file", ["file", "class"], "class: the same share of every class"
     )
     flags.DEFINE_string("data_dir", "", "where TFDS keeps its data sets")
-    features = ("image_feature", "mask_feature", "mask_table")
-    for flag in features:
-        flags.DEFINE_string(flag, "", f"as --config.data.{flag} of 'vit_jax train --help'")
+    features = {
+        "image_feature": "TFDS: the feature with the image, if it is not called image",
+        "mask_feature": "TFDS: the feature with the mask, or auto; by default labels are classes",
+        "mask_table": "TFDS: a CSV file that names the values or colours of masks",
+    }
+    for flag, doc in features.items():
+        flags.DEFINE_string(flag, "", doc)
     flags.DEFINE_string(
         "shard", "1/1", "I/N: write every N-th file, from the I-th on, as one of N processes"
     )

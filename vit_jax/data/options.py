@@ -32,8 +32,7 @@ class Data:
     )
     mask_feature: str = option(
         "",
-        "TFDS: the feature with the mask of each image; 'auto': the only image beside the first; '': classes of images "
-        "are learned",
+        "TFDS: the feature with the mask; 'auto': the only picture beside the image; '': none, labels are classes",
         may_change=True,
     )
     mask_table: str = option(
