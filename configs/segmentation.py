@@ -11,8 +11,9 @@ vit_jax train --config=configs/segmentation.py:panoptic ...
 vit_jax train --config=configs/segmentation.py:smoke --config.init_from=/tmp/digits --workdir=DIR
     EoMT on scenes made of digits, from the checkpoint of configs/digits.py, in minutes; also smoke,linear and so on.
 
-SCENES has images/NAME.jpg, masks/NAME.png of the same names, and classes.csv (docs/segmentation.md). The model is the
-checkpoint's; at 512 px its position embeddings are interpolated, and patches of 14 take 518.
+SCENES has images/NAME.jpg, masks/NAME.png of the same names, and classes.csv (docs/segmentation.md). Instead of a path
+--config.data.name=oxford_iiit_pet or cityscapes takes what TFDS has prepared. The model is the checkpoint's; at 512 px
+its position embeddings are interpolated, and patches of 14 take 518.
 
 EoMT is trained as its authors do on ADE20K from DINOv2: AdamW at 1e-4, layer decay 0.8, 16 images a batch, images
 enlarged by 0.5 to 2, 31 epochs. Queries and heads warm up for 500 steps and then the model for 1,000; both rates fall
@@ -37,7 +38,7 @@ def get_config(arg="eomt"):
     config.init_reset = ()  # The model's own head is not used.
     config.objective.name = "segmentation"
     config.objective.head = "eomt" if head == "panoptic" else head
-    config.data.name = "masks"
+    config.data.name, config.data.mask_feature = "masks", "auto"
     config.data.image_size = 512
     config.data.update(dict(train_crop="jitter", crop_scale=(0.5, 2.0), eval_crop="resize"))
     config.batch_size = 16

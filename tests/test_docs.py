@@ -50,6 +50,7 @@ OTHERS = {
 # Of commands that cannot run here, only the flags are parsed.
 PARSED = {
     "prepare cifar10": "downloads",
+    "prepare oxford_iiit_pet": "downloads",
     "gram.py:cifar10": "needs CIFAR-10 as files; tests/test_experiments.py",
     "gs://bucket/": "needs a bucket",
     "--private": "uploads; tests/interchange/test_push.py",
@@ -69,6 +70,8 @@ NOT_PREPARED = {
     "--suite=": "needs ImageNet",
     "vtab --checkpoint": "needs its data sets",
     "scaling_vit.py:G/14": "JFT is not public",
+    "name=oxford_iiit_pet --workdir": "needs its data set",
+    "lost_and_found": "needs its data set",
 }
 # Commands that end with the sentence that the checkpoint, which stands in for a larger one, does not fit.
 NOT_FITTING = ("mae.py:B/16 --workdir=DIR --config.init_from=CHECKPOINT",)
@@ -288,10 +291,10 @@ def test_a_command_of_the_guides_is_understood_as_printed(command, inside, monke
         assert code == 2 and "images cannot leave this model early" in err
     elif any(part in text for part in NOT_FITTING):
         assert code == 2 and "config.init_from: " in err
-    elif any(part in text for part in DEEP):
-        assert code == 2 and "config.objective.blocks = " in err
     elif any(part in text for part in NOT_PREPARED):
         assert code == 2 and " is not prepared in " in err
+    elif any(part in text for part in DEEP):
+        assert code == 2 and "config.objective.blocks = " in err
     else:
         assert code == 0 and out, err
 

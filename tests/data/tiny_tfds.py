@@ -37,7 +37,7 @@ def example(**features):
 
 def write_tfds(root, features, splits, *, file_format="array_record", png=None):
     """A data set as TFDS prepares it, one file for each of the `splits`: {name: examples}, or a list
-    of the examples of 'train'; returns the encoded image that all of them share.
+    of the examples of 'train'; returns the encoded image that all of them share which have no own.
     """
     import tensorflow_datasets as tfds
 
@@ -48,7 +48,8 @@ def write_tfds(root, features, splits, *, file_format="array_record", png=None):
     image = cv2.imencode(".png", png)[1].tobytes()
     infos = []
     for name, examples in (splits if isinstance(splits, dict) else {"train": splits}).items():
-        stored = [example(image=image, **fields) for fields in examples]
+        shared = {"image": image} if "image" in features else {}
+        stored = [example(**shared | fields) for fields in examples]
         write_records(root / f"toy-{name}.{file_format}-00000-of-00001", stored)
         info = {"name": name, "shardLengths": [str(len(examples))], "numBytes": "1"}
         info["filepathTemplate"] = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"

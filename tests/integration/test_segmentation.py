@@ -3,13 +3,16 @@
 import json
 import zipfile
 
+import cv2
 import jax
 import numpy as np
 import onnxruntime
 import pytest
+import tensorflow_datasets as tfds
 from PIL import Image
 
 import vit_jax
+from tests.data.tiny_tfds import write_tfds
 
 TINY = (
     "--config.data.image_size=16", "--config.model.dtype=float32", "--config.batch_size=8",
@@ -107,6 +110,81 @@ def test_what_masks_cannot_be_combined_with_is_refused_at_once(
     command, scenes, tmp_path, changes, message
 ):
     recipe = "--config=configs/segmentation.py:linear", f"--config.data.path={scenes}"
+    workdir = tmp_path / "run"
+    code, _, err = command("train", *recipe, *TINY, *changes, f"--workdir={workdir}", "--dry_run")
+    assert code == 2 and message in err and not workdir.exists()
+
+
+@pytest.fixture(scope="module")
+def pets(tmp_path_factory):
+    """A folder of TFDS with pets, whose masks have the values 1, 2 and 3."""
+    splits = {}
+    for split, count in (("train", 4), ("test", 2)):
+        splits[split] = []
+        for i in range(count):
+            values = np.random.default_rng(i).integers(1, 4, (4, 5)).repeat(6, 0).repeat(6, 1)
+            pixels = np.stack([values * 80] * 3, -1)
+            mask, image = (cv2.imencode(".png", x.astype(np.uint8))[1] for x in (values, pixels))
+            fields = {"image": image.tobytes(), "segmentation_mask": mask.tobytes()}
+            splits[split].append(fields | {"label": [i]})
+    features = {
+        "image": tfds.features.Image(),
+        "label": tfds.features.ClassLabel(num_classes=37),
+        "segmentation_mask": tfds.features.Image(shape=(None, None, 1)),
+    }
+    folder = tmp_path_factory.mktemp("tfds")
+    write_tfds(folder / "oxford_iiit_pet/4.0.0", features, splits)
+    return folder
+
+
+def test_masks_of_tfds_are_trained_on_and_judged_as_those_of_a_prepared_set(
+    command, pets, tmp_path
+):
+    run, stored = tmp_path / "run", tmp_path / "set"
+    data = "--config.data.name=oxford_iiit_pet", f"--config.data.path={pets}"
+    recipe = "--config=configs/segmentation.py:linear", *data
+    code, printed, err = command("train", *recipe, *TINY, f"--workdir={run}", "--json")
+    assert code == 0, err
+    trained = json.loads(printed.splitlines()[-1])
+    assert {"iou/foreground", "iou/background"} <= trained.keys()
+    for field in ("mask_feature=segmentation_mask", "image_feature=image"):  # the same: it resumes
+        change = f"--config.data.{field}"
+        code, _, err = command("train", *recipe, *TINY, change, f"--workdir={run}", "--dry_run")
+        assert code == 0, err
+    table = tmp_path / "classes.csv"
+    table.write_text("name,value\nforeground,1\nbackground,2\nbackground,3\n")
+    change = f"--config.data.mask_table={table}"
+    code, _, err = command("train", *recipe, *TINY, change, f"--workdir={run}", "--dry_run")
+    assert code == 2 and "the training images" in err
+
+    code, _, err = command(
+        "prepare", "oxford_iiit_pet", f"--out={stored}", f"--data_dir={pets}", "--mask_feature=auto"
+    )
+    assert code == 0, err
+    for of_set in ((), ("--config.data.name=prepared", f"--config.data.path={stored}")):
+        code, printed, err = command("evaluate", f"--checkpoint={run}", *of_set, "--json")
+        assert code == 0, err
+        judged = json.loads(printed.splitlines()[-1])
+        assert judged["images"] == 2 and judged["mean_iou"] == trained["mean_iou"]
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (("--config.data.mask_feature=",), "set --config.data.name=masks"),
+        (("--config.data.mask_feature=trimap",), "has no such feature"),
+        (("--config.data.mask_feature=", "--config.data.mask_table=a.csv"), "has no effect without"),
+        (("--config.data.mask_table=absent.csv",), "absent.csv does not exist"),
+        (("--config.objective.name=supervised", "--config.objective.head=None"), "learns from no masks"),
+        (("--config.data.name=masks", "--config.data.mask_table=a.csv"), "has no effect with"),
+        (("--config.data.path=/nowhere",), "is not prepared in /nowhere"),
+    ],
+)  # fmt: skip
+def test_features_that_cannot_be_used_are_refused_at_once(
+    command, pets, tmp_path, changes, message
+):
+    data = "--config.data.name=oxford_iiit_pet", f"--config.data.path={pets}"
+    recipe = "--config=configs/segmentation.py:linear", *data
     workdir = tmp_path / "run"
     code, _, err = command("train", *recipe, *TINY, *changes, f"--workdir={workdir}", "--dry_run")
     assert code == 2 and message in err and not workdir.exists()

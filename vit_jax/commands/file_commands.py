@@ -72,6 +72,13 @@ def prepare() -> None:
         "holdout_by", "file", ["file", "class"], "class: the same share of every class"
     )
     flags.DEFINE_string("data_dir", "", "where TFDS keeps its data sets")
+    features = {
+        "image_feature": "TFDS: the feature with the image, if it is not called image",
+        "mask_feature": "TFDS: the feature with the mask, or auto; by default labels are classes",
+        "mask_table": "TFDS: a CSV file that names the values or colours of masks",
+    }
+    for flag, doc in features.items():
+        flags.DEFINE_string(flag, "", doc)
     flags.DEFINE_string(
         "shard", "1/1", "I/N: write every N-th file, from the I-th on, as one of N processes"
     )
@@ -108,6 +115,7 @@ def prepare() -> None:
             holdout=FLAGS.holdout,
             holdout_by=FLAGS.holdout_by,
             data_dir=FLAGS.data_dir,
+            features={flag: FLAGS[flag].value for flag in features},
             part=part,
         )
         lines = [text(result)]

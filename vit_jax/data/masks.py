@@ -89,7 +89,8 @@ class ClassTable:
             raise BadImage(
                 name,
                 f"the mask has the {what} at row {row}, column {column}, which the table of {len(self.classes)} "
-                "classes does not list: add it to classes.csv, without a name if such pixels do not count",
+                "classes does not list: add it to classes.csv (or config.data.mask_table), without a name if such "
+                "pixels do not count",
             )
         return label_map
 
@@ -123,8 +124,8 @@ class ClassTable:
             if opened.mode not in ("P", "L", "1", "I", "I;16"):
                 raise BadImage(
                     name,
-                    f"the mask has colours (mode {opened.mode}), and classes.csv lists values: give the columns "
-                    "name, red, green and blue there, or store class numbers",
+                    f"the mask has colours (mode {opened.mode}), and classes.csv (or config.data.mask_table) lists "
+                    "values: give the columns name, red, green and blue there, or store class numbers",
                 )
             values = np.asarray(opened)
             return values if values.dtype == np.uint8 else values.astype(np.int32)

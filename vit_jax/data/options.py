@@ -9,6 +9,7 @@ from vit_jax.base import sizes
 from vit_jax.base.schema import option
 
 MAX_PIXELS = 2**26  # of an image, by default: 192 MiB once it is decoded
+AUTO = "auto"  # of `mask_feature`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +24,22 @@ class Data:
         "",
         "folder: images or class folders, or a list of images; prepared: the folder; tar: a file, a folder, or a "
         "pattern; TFDS: the data directory (default ~/tensorflow_datasets)",
+    )
+    image_feature: str = option(
+        "",
+        "TFDS: the feature with the image; '': 'image', or else the only one with three channels",
+        may_change=True,
+    )
+    mask_feature: str = option(
+        "",
+        "TFDS: the feature with the mask; 'auto': the only picture beside the image; '': none, labels are classes",
+        may_change=True,
+    )
+    mask_table: str = option(
+        "",
+        "TFDS: a CSV file that names the values or colours of masks, such as classes.csv; '': as the data set does",
+        may_change=True,
+        when={"mask_feature": bool},
     )
     mixture: tuple = option(
         (),

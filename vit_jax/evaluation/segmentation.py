@@ -246,7 +246,8 @@ def _check(source: Source, classes: tuple[str, ...]) -> None:
     table = mask_table(source)
     if table is None:
         raise ConfigError(
-            "config.eval.evaluators: 'segmentation' needs masks, and the data has none: set config.data.name=masks"
+            "config.eval.evaluators: 'segmentation' needs masks, and the data has none: set config.data.name=masks, "
+            "or of a TFDS data set config.data.mask_feature=auto"
         )
     if table.classes != tuple(classes):
         raise ConfigError(

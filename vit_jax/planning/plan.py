@@ -191,7 +191,7 @@ def known_data(data: Data) -> tuple[int | None, int | None]:
     if data.name == "digits" or (data.name == "prepared" and data.path):
         source = sources.open_train(data)
         return len(source.classes), len(source)
-    if data.name not in EXAMPLES:
+    if data.name not in EXAMPLES or data.mask_feature:  # The tables count classes of images.
         return None, None
     classes, sizes = CLASSES[data.name], EXAMPLES[data.name]
     try:

@@ -91,6 +91,8 @@ def config_to_evaluate(
     changed = [name for name, _ in changes]
     if "data.path" in changed:
         sources.check_path(typed.data)
+    if {"data.image_feature", "data.mask_feature", "data.mask_table"} & set(changed):
+        sources.check_features(typed.data)
     typed = unseen.judge_whole(typed, trained_on, description.get("training_data", ""), changed)
     of_model = {name.partition(".")[2] for name, _ in changes if name.startswith("model.")}
     options = {name: config.model[name] for name in of_model if config.model[name] is not None}

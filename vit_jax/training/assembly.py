@@ -147,6 +147,7 @@ def resolve(config: ConfigDict, workdir: epath.PathLike | None = None) -> Config
     augment.check_augmentation(typed.augment, typed.data.channels)
     crops.check_crops(typed.data)
     sources.check_path(typed.data)
+    sources.check_features(typed.data)
     permute.check_patches(typed.data)
     views.variants(typed)
     objectives.find_objective(typed.objective)

@@ -134,6 +134,11 @@ def check_classes(teacher: FixedTeacher | None, classes: tuple[str, ...]) -> Non
 def check_masks(config: Config, objective: type[Objective], masks: ClassTable | bool) -> None:
     """Raises `ConfigError` unless the objective can learn from labels that are masks, or are none."""
     name, data = config.objective.name, f"{config.data.name!r} ({config.data.path or 'no path'})"
+    if config.data.mask_feature and not objective.needs_masks:
+        raise ConfigError(
+            f"config.data.mask_feature = {config.data.mask_feature!r}, but the objective {name!r} learns from no "
+            "masks: set it to '', or --config.objective.name=segmentation"
+        )
     if masks and objective.needs_labels:
         raise ConfigError(
             f"the objective {name!r} needs classes of images, and {data} has masks: set "
@@ -144,7 +149,7 @@ def check_masks(config: Config, objective: type[Objective], masks: ClassTable | 
     if not masks:
         raise ConfigError(
             f"the objective {name!r} needs masks, and {data} has none: set --config.data.name=masks and "
-            "--config.data.path=FOLDER"
+            "--config.data.path=FOLDER, or of a TFDS data set --config.data.mask_feature=auto"
         )
     augment.check_moves(config.augment)
     if config.data.permute != "none":

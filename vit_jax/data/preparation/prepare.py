@@ -17,7 +17,7 @@ import os
 import pathlib
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from etils import epath
@@ -53,6 +53,7 @@ def prepare(
     holdout: float = 0.1,
     holdout_by: str = "file",
     data_dir: str = "",
+    features: Mapping[str, str] | None = None,
     part: work.Part = (1, 1),
 ) -> dict:
     """Makes the prepared data set `out` of `source`; continues where a killed run stopped.
@@ -67,6 +68,7 @@ def prepare(
       holdout, holdout_by: the share of 'test' where the source has no splits, and how it is chosen;
         see `table.hold_out`.
       data_dir: where TFDS keeps its data sets.
+      features: of a TFDS data set, `image_feature`, `mask_feature` and `mask_table` of `config.data`.
       part: (i, n): write every n-th file alone, from the i-th on, one of n processes.
 
     Returns:
@@ -79,8 +81,9 @@ def prepare(
       UserError: `out` cannot be written, or TFDS cannot prepare the data set.
       Locked: another process writes the same files.
     """
-    given = Data(path=data_dir, holdout=holdout, holdout_by=holdout_by)
+    given = Data(path=data_dir, holdout=holdout, holdout_by=holdout_by, **(features or {}))
     config_data = sources.locate(source, given)
+    sources.check_features(config_data)
     if config_data.name not in sources.OPENERS and not tfds.is_there(config_data):
         _check_name(source)
         if part[1] > 1:

@@ -14,7 +14,7 @@ from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.cache import cached
 from vit_jax.data.masks import mask_table
-from vit_jax.data.options import Data
+from vit_jax.data.options import AUTO, Data
 from vit_jax.data.record import BadImage, DataError, DataSet, Labels, Record, Source
 from vit_jax.data.sources.digit_scenes import open_digit_scenes, open_digit_things
 from vit_jax.data.sources.digits import open_digits, open_few
@@ -28,8 +28,8 @@ from vit_jax.data.sources.tar import open_tar
 from vit_jax.data.sources.tfds import open_tfds
 
 __all__ = [
-    "OPENERS", "BadImage", "DataError", "Record", "Source", "check_path", "locate", "open_data_set",
-    "open_eval", "open_source", "open_train", "with_absolute_paths",
+    "OPENERS", "BadImage", "DataError", "Record", "Source", "check_features", "check_path", "locate",
+    "open_data_set", "open_eval", "open_source", "open_train", "with_absolute_paths",
 ]  # fmt: skip
 
 OPENERS: dict[str, Callable[..., DataSet | MixedSet]] = {
@@ -175,6 +175,7 @@ def with_absolute_paths(config_data: Data) -> Data:
     return dataclasses.replace(
         config_data,
         path=places.absolute(config_data.path, "config.data.path"),
+        mask_table=places.absolute(config_data.mask_table, "config.data.mask_table"),
         cache=places.absolute(config_data.cache, "config.data.cache"),
         mixture=mixture,
     )
@@ -186,6 +187,23 @@ def check_path(config_data: Data) -> None:
         raise ConfigError(
             f"config.data.path = {config_data.path!r} has no effect with config.data.name = "
             f"{config_data.name!r}: set --config.data.name=folder (or prepared, tar) to read it"
+        )
+
+
+def check_features(config_data: Data) -> None:
+    """Raises `ConfigError` if features are named and the data set has none, or a table of masks and no masks."""
+    for field in ("image_feature", "mask_feature", "mask_table"):
+        value = getattr(config_data, field)
+        # A recipe sets `AUTO`: it takes whatever masks a data set has.
+        if value and value != AUTO and config_data.name in OPENERS:
+            raise ConfigError(
+                f"config.data.{field} = {value!r} has no effect with config.data.name = {config_data.name!r}: only "
+                "data sets of TFDS have features. Leave it empty"
+            )
+    if config_data.mask_table and not config_data.mask_feature:
+        raise ConfigError(
+            f"config.data.mask_table = {config_data.mask_table!r} has no effect without masks: set "
+            "--config.data.mask_feature=auto, or the name of the feature"
         )
 
 

@@ -1,13 +1,15 @@
 """The data sets of the papers by name: where TFDS keeps them, which examples are 'train' and 'test',
-how many classes they must have, and how their images are cut.
+how many classes they must have, how their images are cut, and what the values of their masks mean.
 
 Nothing is read here; `tfds.py` does. A name that is not in the table is a TFDS data set as it is.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
+
+from vit_jax.data.masks import IGNORED, ClassTable
 
 # 'test' is what the papers report on, even where TFDS has a split 'test' without labels.
 TRAIN_TEST = {"train": "train", "test": "test"}
@@ -20,7 +22,7 @@ class Named:
 
     Attributes:
       tfds: its name there.
-      classes: how many.
+      classes: how many; 0: images have no class.
       splits: our names of splits → expressions over those of TFDS.
       label: the feature with the label; or a function of the features that gives it, and then
         `features` names those it needs.
@@ -97,6 +99,7 @@ NAMED: dict[str, Named] = {
     "cifar100": Named("cifar100", 100),
     "oxford_iiit_pet": Named("oxford_iiit_pet", 37),
     "oxford_flowers102": Named("oxford_flowers102", 102),
+    "cityscapes": Named("cityscapes/semantic_segmentation", 0, TRAIN_VALIDATION),
     "imagenet2012": Named("imagenet2012", 1000, TRAIN_VALIDATION),
     "imagenet2012_real": Named(
         "imagenet2012_real", 1000, {"test": "validation"}, label="real_label"
@@ -161,3 +164,62 @@ NAMED: dict[str, Named] = {
 
 VTAB = tuple(name for name in NAMED if name.startswith("vtab/"))
 FEW_SHOT = tuple(name for name in NAMED if name.startswith("fewshot/"))
+
+
+@dataclasses.dataclass(frozen=True)
+class NamedMasks:
+    """The masks of a TFDS data set.
+
+    Attributes:
+      image, mask: the features that have them.
+      table: what the values of masks mean.
+      instead: where TFDS has other masks than the papers, which and what to do; `table` is `None` then.
+    """
+
+    image: str
+    mask: str
+    table: ClassTable | None = None
+    instead: str = ""
+
+
+def _values(classes: dict[str, int], ignored: Iterable[int]) -> ClassTable:
+    """Masks of these values; those of `ignored` count nowhere."""
+    keys = tuple((value,) for value in (*classes.values(), *ignored))
+    labels = tuple(range(len(classes)))
+    return ClassTable(tuple(classes), keys, labels + (IGNORED,) * (len(keys) - len(labels)))
+
+
+# The 19 classes that the authors train and judge on, by their ids in masks; 0 to 33 are all ids.
+_CITYSCAPES = {
+    "road": 7, "sidewalk": 8, "building": 11, "wall": 12, "fence": 13, "pole": 17, "traffic light": 19,
+    "traffic sign": 20, "vegetation": 21, "terrain": 22, "sky": 23, "person": 24, "rider": 25, "car": 26,
+    "truck": 27, "bus": 28, "train": 31, "motorcycle": 32, "bicycle": 33,
+}  # fmt: skip
+
+# By TFDS's name, without the config.
+MASKS: dict[str, NamedMasks] = {
+    # Trimaps: 3 is what the authors did not classify, along the outline.
+    "oxford_iiit_pet": NamedMasks(
+        "image", "segmentation_mask", _values({"foreground": 1, "background": 2}, ignored=(3,))
+    ),
+    "cityscapes": NamedMasks(
+        "image_left",
+        "segmentation_label",
+        _values(_CITYSCAPES, ignored=sorted({*range(34)} - {*_CITYSCAPES.values()})),
+    ),
+    "scene_parse150": NamedMasks(
+        "image",
+        "annotation",
+        instead="the masks are those of instances: red is one of 100 categories, green the number of the instance. For "
+        "ADE20K's 150 classes download ADEChallengeData2016 (sceneparsing.csail.mit.edu), put its images and "
+        "annotations into images/ and masks/ of a folder with classes.csv, and set --config.data.name=masks "
+        "--config.data.path=FOLDER",
+    ),
+    "coco": NamedMasks(
+        "image",
+        "panoptic_image",
+        instead="the masks are panoptic, and how many segments an image has is not known before all records are read. "
+        "Put COCO's images, its panoptic PNG files and their JSON file into images/train/, masks/train/ and "
+        "masks/train.json of a folder, and set --config.data.name=masks --config.data.path=FOLDER",
+    ),
+}

@@ -19,6 +19,7 @@ from vit_jax.data.record import DataAbsent, DataSet, Label, Record
 from vit_jax.data.sources import fingerprint
 from vit_jax.data.sources.arrayrecord import ArrayRecords
 from vit_jax.data.sources.named import NAMED, Named
+from vit_jax.data.sources.tfds_masks import ImageAndMask, choose_features
 from vit_jax.data.sources.tfrecord import TfRecords
 
 _LABELS = ("label", "labels", "real_label")
@@ -27,24 +28,33 @@ _FORMATS = ("array_record", "tfrecord")
 
 class Tfds:
     """Parts of the data set in the folder that TFDS prepared, (split, start, stop) each; `name` is
-    that of a data set in `named.NAMED`, or ''.
+    that of a data set in `named.NAMED`, or ''. Labels are masks where `chosen` has a feature with some.
     """
 
     labels = None  # they are in the records
 
-    def __init__(self, folder: str, parts: list[tuple[str, int, int]], name: str = ""):
+    def __init__(
+        self, folder: str, parts: list[tuple[str, int, int]], name: str, chosen: ImageAndMask
+    ):
         import tensorflow_datasets as tfds
 
         builder = tfds.builder_from_directory(folder)
-        self._args = folder, parts, name
-        self._named = NAMED.get(name, Named(name, 0))
-        self._label, self.classes, self.multi_label = _labels(builder.info.features, folder, name)
-        needed = {"image", "file_name", *self._named.features, self._label}
-        # Only what is needed is decoded, and the image is left to `decode.py`.
+        self._args = folder, parts, name, chosen
+        self._named, self._chosen = NAMED.get(name, Named(name, 0)), chosen
+        self.masks = chosen.table
+        if self.masks is None:
+            labels = _labels(builder.info.features, folder, name)
+        else:
+            labels = chosen.mask, self.masks.classes, False
+        self._label, self.classes, self.multi_label = labels
+        needed = {chosen.image, "file_name", *self._named.features, self._label}
+        # Only what is needed is decoded; images are left to `decode.py`, and masks to their table.
         self._features = tfds.features.FeaturesDict(
             {key: one for key, one in builder.info.features.items() if key in needed}
         )
-        self._decoders = {"image": tfds.decode.SkipDecoding()}
+        self._decoders = {
+            key: tfds.decode.SkipDecoding() for key in (chosen.image, chosen.mask) if key
+        }
         self._split = "+".join(f"{name}[{start}:{stop}]" for name, start, stop in parts)
         self._where = f"{builder.info.full_name} {self._split}"
         self._sizes = {split: one.num_examples for split, one in builder.info.splits.items()}
@@ -68,7 +78,7 @@ class Tfds:
         fields = self._features.deserialize_example_np(stored, decoders=self._decoders)
         file = fields.get("file_name", b"")
         name = f"{self._where}, record {index}" + (f" ({file.decode()})" if file else "")
-        image = fields["image"]
+        image = fields[self._chosen.image]
         if self._named.white != 255:
             image = decode.decode(image, name=name) * np.uint8(255 // self._named.white)
         return Record(image, self._label_of(fields), name)
@@ -77,16 +87,21 @@ class Tfds:
         if self._label is None:
             return None
         label = self._label(fields) if callable(self._label) else fields[self._label]
+        if self.masks is not None:
+            return label
         return tuple(int(one) for one in np.ravel(label)) if self.multi_label else int(label)
 
     def fingerprint(self) -> str:
-        """A fingerprint of TFDS's name, version and sizes."""
-        return fingerprint.digest(self._where, self._sizes, self.classes)
+        """A fingerprint of TFDS's name, version and sizes, and of which features are read."""
+        return fingerprint.digest(self._where, self._sizes, self.classes, *_unusual(self._chosen))
 
 
 def open_tfds(config_data: Data) -> DataSet:
     """The data set `config_data.name` ('cifar10', 'vtab/dtd', 'name/config', 'name:1.0.0') under
-    `config_data.path`.
+    `config_data.path`; with masks if `config_data.mask_feature` is set.
+
+    Raises:
+      ConfigError: it is not there, is stored in another form, or see `tfds_masks.choose_features`.
     """
     name = config_data.name
     named = NAMED.get(name)
@@ -101,19 +116,20 @@ def open_tfds(config_data: Data) -> DataSet:
             "prepare it with file_format='array_record'"
         )
     sizes = {split: one.num_examples for split, one in info.splits.items()}
+    chosen = choose_features(info.features, config_data, _tfds_name(name), folder)
     return DataSet(
         folder,
         sizes,
-        lambda parts: Tfds(folder, parts, name if named else ""),
+        lambda parts: Tfds(folder, parts, name if named else "", chosen),
         named.splits if named else {},
-        lambda: repr((name, info.full_name, sizes)),
+        lambda: repr((name, info.full_name, sizes, *_unusual(chosen))),
     )
 
 
 def is_there(config_data: Data) -> bool:
     """Whether TFDS has prepared the data set."""
     name = config_data.name
-    path, _, version = (NAMED[name].tfds if name in NAMED else name).partition(":")
+    path, _, version = _tfds_name(name).partition(":")
     folder = data_dir(config_data.path) / path
     return folder.exists() and any(folder.glob(f"{version or '*'}/dataset_info.json"))
 
@@ -122,6 +138,16 @@ def data_dir(path: str) -> epath.Path:
     """The folder in which TFDS keeps its data sets; `path` if that says one."""
     default = os.environ.get("TFDS_DATA_DIR") or "~/tensorflow_datasets"
     return places.locate(path or default, "config.data.path" if path else "TFDS_DATA_DIR")
+
+
+def _tfds_name(name: str) -> str:
+    """TFDS's own name of a data set, 'name', 'name/config' or 'name:1.0.0'."""
+    return NAMED[name].tfds if name in NAMED else name
+
+
+def _unusual(chosen: ImageAndMask) -> tuple[ImageAndMask, ...]:
+    """What fingerprints have of `chosen`: nothing, as in earlier versions, where it is the default."""
+    return () if chosen == ImageAndMask() else (chosen,)
 
 
 def _open_records(builder, split: str) -> ArrayRecords | TfRecords:
@@ -135,7 +161,7 @@ def _open_records(builder, split: str) -> ArrayRecords | TfRecords:
 
 def _find(root, name: str):
     """The folder ROOT/NAME[/CONFIG]/VERSION; of the newest version, if the name does not say which."""
-    path, _, version = (NAMED[name].tfds if name in NAMED else name).partition(":")
+    path, _, version = _tfds_name(name).partition(":")
     folder = root / path
     if not folder.exists():
         raise DataAbsent(_not_prepared(root, name))
@@ -195,8 +221,6 @@ def _labels(features, folder: str, name: str):
     """
     import tensorflow_datasets as tfds
 
-    if "image" not in features:
-        raise ConfigError(f"{folder} has no feature 'image'; it has: {', '.join(features)}")
     named = NAMED.get(name)
     if named and callable(named.label):
         return named.label, tuple(map(str, range(named.classes))), False
@@ -205,7 +229,7 @@ def _labels(features, folder: str, name: str):
         one = feature.feature if isinstance(feature, tfds.features.Sequence) else feature
         if isinstance(one, tfds.features.ClassLabel):
             found[key] = (key, tuple(one.names), one is not feature)
-    if not found and not named:
+    if not found and not (named and named.classes):
         return None, (), False
     usual = [key for key in (named.label,) if key in found] if named else []
     usual += [key for key in _LABELS if key in found]
