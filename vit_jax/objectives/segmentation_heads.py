@@ -143,7 +143,7 @@ class QueryHead(nnx.Module):
             draws = jax.random.uniform(jax.random.fold_in(key, number), (x.shape[0], count, 1))
             return hide(predictions[-1][0], model.config.grid, draws > masked[number])
 
-        joining = Joining(self.blocks, join, bias)
+        joining = Joining(self.blocks, join, bias, training=masked is not None)
         how = dict(deterministic=masked is None, rngs=rngs)
         x = model.place(model.patches(images, **how))
         x, _ = model.encode(x, **how, joining=joining)
