@@ -38,6 +38,30 @@ def test_layer_norm_takes_its_statistics_in_float32_from_bfloat16_tokens():
     np.testing.assert_allclose(np.asarray(norm(x), np.float64), expected, rtol=2**-8, atol=1e-5)
 
 
+@pytest.mark.parametrize("mean", [0, 3])
+def test_products_with_normed_tokens_and_their_gradients_are_those_of_the_norm(mean):
+    rng = np.random.default_rng(0)
+    shapes = ((2, 5, 16), (16,), (16,), (2, 3, 16), (2, 5, 3))
+    x, scale, bias, vectors, gradient = (
+        jnp.asarray(rng.normal(mean if i == 0 else 0.5, 1, shape), jnp.float32)
+        for i, shape in enumerate(shapes)
+    )
+
+    def normed_first(x, scale, bias, vectors):
+        y = norms.layer_norm(x, scale, bias, epsilon=1e-6, dtype=jnp.float32)
+        return jnp.einsum("bnd,bqd->bnq", y, vectors)
+
+    def ours(*arguments):
+        return norms.layer_norm_product(*arguments, epsilon=1e-6)
+
+    def results(function):
+        value, back = jax.vjp(function, x, scale, bias, vectors)
+        return [value, *back(gradient)]
+
+    for a, b in zip(results(ours), results(normed_first), strict=True):
+        assert np.linalg.norm(a - b) <= 3e-6 * np.linalg.norm(b)
+
+
 def test_the_rms_norm_and_its_gradients_are_those_of_the_formula():
     rng = np.random.default_rng(0)
     x, gradient = (jnp.asarray(rng.normal(3, 2, (2, 5, 16)), jnp.float32) for _ in range(2))

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.compute import recompute
+from vit_jax.compute.dense import product
 
 
 def layer_norm(
@@ -37,12 +38,18 @@ def _normalise(x: jax.Array, epsilon: float) -> jax.Array:
 
 
 def _normalise_forward(x, epsilon):
+    mean, inverse = _statistics(x, epsilon)
+    return (x.astype(jnp.float32) - mean) * inverse, (x, mean, inverse)
+
+
+def _statistics(x, epsilon):
+    """Mean and inverse deviation over the last axis, (..., 1) float32."""
     y = x.astype(jnp.float32)
     mean = y.mean(-1, keepdims=True)
     variance = jnp.maximum(0, jnp.square(y).mean(-1, keepdims=True) - jnp.square(mean))
     mean = recompute.named(mean, recompute.STATISTICS)
     inverse = recompute.named(jax.lax.rsqrt(variance + epsilon), recompute.STATISTICS)
-    return (y - mean) * inverse, (x, mean, inverse)
+    return mean, inverse
 
 
 def _normalise_backward(epsilon, saved, dy):
@@ -54,6 +61,20 @@ def _normalise_backward(epsilon, saved, dy):
 
 
 _normalise.defvjp(_normalise_forward, _normalise_backward)
+
+
+def layer_norm_product(
+    x: jax.Array, scale: jax.Array, bias: jax.Array, vectors: jax.Array, *, epsilon: float
+) -> jax.Array:
+    """Products of vectors (B, Q, D) with `layer_norm` of x (B, N, D), (B, N, Q) float32, without the normed x,
+    which costs more than the products if there are few vectors and many tokens.
+
+    With the scale in the vectors, (x - mean) · v = x · (v - mean of v), and the deviation divides the product.
+    """
+    scaled = vectors.astype(jnp.float32) * scale
+    centred = (scaled - scaled.mean(-1, keepdims=True)).astype(x.dtype)
+    _, inverse = _statistics(x, epsilon)
+    return product("bnd,bqd->bnq", x, centred) * inverse + (vectors @ bias)[:, None]
 
 
 def rms_norm(

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from vit_jax.compute import choices, partitioning, recompute
@@ -32,11 +33,14 @@ class Joining:
       join: x (B, N, D) -> (B, Q + N, D), the new ones first; called before the first of these layers.
       bias: (number of the layer among these, x) -> what is added to its attention's logits, see
         `attend.attend`, or `None`.
+      training: whether there is a backward pass. Without, the layers before are read where they are: of a large
+        model a slice of the stack is a copy of a gigabyte.
     """
 
     layers: int
     join: Callable[[jax.Array], jax.Array]
     bias: Callable[[int, jax.Array], Any]
+    training: bool = True
 
 
 def scan(
@@ -102,10 +106,17 @@ def _scan_joined(
     first = len(jax.tree.leaves(parameters)[0]) - joining.layers
 
     def part(index) -> tuple[nnx.Module, tuple]:
-        chosen = jax.tree.map(lambda p: p[index], (parameters, arguments))
+        chosen = jax.tree.map(lambda p: jnp.asarray(p)[index], (parameters, arguments))
         return nnx.merge(definition, chosen[0], state), chosen[1]
 
-    if first:
+    def read_in_place(x, number):
+        layer, given = part(number)
+        return partitioning.constrain_batch(step(layer, x, *given)[0]), None
+
+    if first and not joining.training:
+        side_by_side = choices.unrolled(unroll, first, remat)
+        x, _ = jax.lax.scan(read_in_place, x, jnp.arange(first), unroll=side_by_side)
+    elif first:
         before, given = part(slice(first))
         x, _ = scan(step, before, x, given, remat=remat, unroll=unroll)
     x = joining.join(x)

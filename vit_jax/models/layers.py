@@ -66,6 +66,11 @@ class LayerNorm(nnx.LayerNorm):
         bias = None if self.bias is None else self.bias[...]
         return norms.layer_norm(x, self.scale[...], bias, epsilon=self.epsilon, dtype=self.dtype)
 
+    def product(self, x: jax.Array, vectors: jax.Array) -> jax.Array:
+        """(B, N, Q) float32: of each token x (B, N, D), normed, with each of the vectors (B, Q, D)."""
+        scale, bias = self.scale[...], self.bias[...]
+        return norms.layer_norm_product(x, scale, bias, vectors, epsilon=self.epsilon)
+
 
 def layer_norm(
     width: int, epsilon: float, dtype: jax.typing.DTypeLike, rngs: nnx.Rngs, *, bias: bool = True

@@ -143,7 +143,7 @@ class QueryHead(nnx.Module):
             draws = jax.random.uniform(jax.random.fold_in(key, number), (x.shape[0], count, 1))
             return hide(predictions[-1][0], model.config.grid, draws > masked[number])
 
-        joining = Joining(self.blocks, join, bias)
+        joining = Joining(self.blocks, join, bias, training=masked is not None)
         how = dict(deterministic=masked is None, rngs=rngs)
         x = model.place(model.patches(images, **how))
         x, _ = model.encode(x, **how, joining=joining)
@@ -155,9 +155,13 @@ class QueryHead(nnx.Module):
         classes = self.class_head(queries).astype(jnp.float32)
         for number, layer in enumerate(self.mask_head):
             queries = layer(queries if not number else _gelu(queries))
-        for layer in self.upscale:
+        *layers, last = self.upscale
+        for layer in layers:
             features = layer(features)
-        return product("bqd,bhwd->bqhw", queries, features), classes
+        features = last.before_norm(features)
+        b, h, w, width = features.shape
+        masks = last.norm.product(features.reshape(b, h * w, width), queries)
+        return jnp.moveaxis(masks, -1, 1).reshape(b, -1, h, w), classes
 
     def scores(self, model: nnx.Module, images: jax.Array) -> jax.Array:
         """(B, h, w, K) float32, see `joined`."""
@@ -166,7 +170,7 @@ class QueryHead(nnx.Module):
     def segments(self, model: nnx.Module, images: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Probabilities of the queries' masks (B, h, w, Q) and classes (B, Q, K + 1)."""
         ((masks, classes),) = self(model, images)
-        return jnp.moveaxis(jax.nn.sigmoid(masks), 1, -1), jax.nn.softmax(classes)
+        return jax.nn.sigmoid(jnp.moveaxis(masks, 1, -1)), jax.nn.softmax(classes)
 
     @staticmethod
     def joined(masks: jax.Array, classes: jax.Array) -> jax.Array:
@@ -188,11 +192,15 @@ class Upscale(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """(B, h, w, D) -> (B, 2 h, 2 w, D)."""
+        return self.norm(self.before_norm(x))
+
+    def before_norm(self, x: jax.Array) -> jax.Array:
+        """(B, h, w, D) -> (B, 2 h, 2 w, D), which is normed then."""
         b, h, w, width = x.shape
         x = dense(x, self.expand.kernel[...], None).reshape(b, h, w, 2, 2, width)
         x = x.swapaxes(2, 3).reshape(b, 2 * h, 2 * w, width) + self.bias[...].astype(x.dtype)
-        x = depthwise(_gelu(x), self.depthwise.kernel[...])
-        return self.norm(x)
+        # XLA would store erf for the backward pass, a map as large as x.
+        return depthwise(jax.checkpoint(_gelu)(x), self.depthwise.kernel[...])
 
 
 def to_map(tokens: jax.Array, grid: tuple[int, int]) -> jax.Array:
