@@ -30,6 +30,7 @@ SMOKE = {
     "data_size": (12, {"model.name", "data.train_split"}),
     "exits": (6, {"model.name"}),
     "few_images": (17, {"init_reset", "optim.freeze", "duration"}),
+    "filters": (4, {"model.name"}),
     "gram": (3, {"objective.gram_weight"}),
     "optimizers": (12, {"optim.name", "optim.lr"}),
     "overfitting": (12, {"model.name", "data.train_split"}),
@@ -43,12 +44,12 @@ SMOKE = {
     "steps_to_accuracy": (30, {"optim.name", "optim.ema"}),
 }
 PAPER = {
-    "compute": 13, "data_size": 16, "exits": 1, "few_images": 36, "gram": 2, "optimizers": 4, "overfitting": 16,
-    "permutations": 6, "pooling": 4, "positions": 11, "resolution": 5, "reuse": 4, "self_supervised": 6, "shape": 11,
-    "steps_to_accuracy": 30,
+    "compute": 13, "data_size": 16, "exits": 1, "few_images": 36, "filters": 2, "gram": 2, "optimizers": 4,
+    "overfitting": 16, "permutations": 6, "pooling": 4, "positions": 11, "resolution": 5, "reuse": 4,
+    "self_supervised": 6, "shape": 11, "steps_to_accuracy": 30,
 }  # fmt: skip
 CIFAR10 = {
-    "compute": 24, "data_size": 18, "exits": 8, "few_images": 25, "optimizers": 18, "overfitting": 18,
+    "compute": 24, "data_size": 18, "exits": 8, "few_images": 25, "filters": 6, "optimizers": 18, "overfitting": 18,
     "permutations": 18, "pooling": 21, "positions": 15, "resolution": 10, "self_supervised": 18, "shape": 33,
     "steps_to_accuracy": 30,
 }  # fmt: skip

@@ -3,7 +3,7 @@
 vit_jax train --config=configs/experiments/compute.py:smoke --workdir=DIR
     small ones on digits, two seeds each: 16 runs, five to six minutes of a CPU core.
 vit_jax train --config=configs/experiments/compute.py:cifar10 --workdir=DIR
-    the same small ones on CIFAR-10, three seeds each: 24 runs, ten minutes of a CPU core. The data comes by TFDS.
+    the same small ones on CIFAR-10, three seeds each: 24 runs, 14 minutes of a CPU core. The data comes by TFDS.
     For a tar file of its images as JPEG (train/CLASS/…, test/CLASS/…), add --config.data.name=tar
     --config.data.path=FILE.
 vit_jax train --config=configs/experiments/compute.py --workdir=DIR --config.data.name=YOUR_TFDS_NAME

@@ -4,7 +4,7 @@ vit_jax train --config=configs/experiments/self_supervised.py:smoke --workdir=DI
     digits without their labels, two seeds each: twelve runs, five minutes of a CPU core;
     judged by a linear fit of ten images of each class.
 vit_jax train --config=configs/experiments/self_supervised.py:cifar10 --workdir=DIR
-    CIFAR-10 without its labels, three seeds each: 18 runs, 20 minutes of a CPU core; judged by a linear fit of 100
+    CIFAR-10 without its labels, three seeds each: 18 runs, 30 minutes of a CPU core; judged by a linear fit of 100
     images of each class. The data comes by TFDS. For a tar file of its images as JPEG (train/CLASS/…, test/CLASS/…),
     add --config.data.name=tar --config.data.path=FILE.
 vit_jax train --config=configs/experiments/self_supervised.py --workdir=DIR --config.data.name=YOUR_TFDS_NAME
