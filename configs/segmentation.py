@@ -86,13 +86,12 @@ def smoke(config):
     config.objective.blocks = 2
     config.objective.queries = 20
     config.objective.points = 128
+    config.objective.width = 32
     config.optim.freeze = ()  # Digits by themselves are not features of scenes: all is trained.
     config.optim.layer_decay = 1.0
-    config.optim.lr, config.batch_size, config.duration = 3e-3, 32, "2000 steps"
-    if config.objective.head == "eomt":  # Below BatchNorm Muon diverged in two of three runs.
-        config.optim.name = "muon"
-        config.optim.lr, config.batch_size, config.duration = 5e-3, 16, "1100 steps"
-    config.optim.weight_decay = 0.05
+    config.optim.update(dict(name="muon", lr=5e-3, weight_decay=0.05))
+    config.batch_size = 16
+    config.duration = "1100 steps" if config.objective.head == "eomt" else "2000 steps"
     config.optim.update(dict(schedule="linear", warmup="10%", late=()))
     config.optim.ema = 0.98
     config.eval.evaluators = ("segmentation",)
