@@ -86,7 +86,7 @@ def smoke(config):
     config.objective.blocks = 2
     config.objective.queries = 20
     config.objective.points = 128
-    config.objective.width = 32
+    config.objective.width = 16
     config.optim.freeze = ()  # Digits by themselves are not features of scenes: all is trained.
     config.optim.layer_decay = 1.0
     config.optim.update(dict(name="muon", lr=5e-3, weight_decay=0.05))

@@ -79,6 +79,13 @@ CASES = {
     "noisy_student": Case(
         "noisy_student.py:smoke", "v5e:2x2", changes=(("model.num_classes", 10),), examples=800
     ),
+    "segmentation": Case(
+        "segmentation.py:smoke", "v5e:2x2",
+        changes=(
+            ("init_from", ""), ("model.name", "ViT-S/4"), ("model.width", 64), ("model.depth", 4), ("model.heads", 4),
+            ("model.mlp_dim", 256), *_INPUTS,
+        ),
+    ),
     "speedrun": Case("speedrun.py:cifar10", "v5e:2x2"),
     "folder": Case("folder.py", "v5e:2x2", changes=(("model.num_classes", 10),), examples=10_000),
 }  # fmt: skip

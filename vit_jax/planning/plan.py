@@ -187,8 +187,9 @@ def _of_run(plan: dict, target: Target, price: float | None) -> dict:
 
 def known_data(data: Data) -> tuple[int | None, int | None]:
     """Classes and training examples of a data set, where they are known without its images."""
-    # Digits come with the installation, and a prepared set has a description.
-    if data.name == "digits" or (data.name == "prepared" and data.path):
+    # Digits and scenes of them come with the installation, and a prepared set has a description.
+    installed = data.name in ("digits", "digit_scenes", "digit_things")
+    if installed or (data.name == "prepared" and data.path):
         source = sources.open_train(data)
         return len(source.classes), len(source)
     if data.name not in EXAMPLES or data.mask_feature:  # The tables count classes of images.
