@@ -3,7 +3,7 @@
 vit_jax train --config=configs/experiments/filters.py:smoke --workdir=DIR
     digits, two seeds each: four runs, two minutes of a CPU core.
 vit_jax train --config=configs/experiments/filters.py:cifar10 --workdir=DIR
-    small ones on CIFAR-10, ten times as long as the other experiments' runs, three seeds each: six runs, 30 minutes of
+    small ones on CIFAR-10, ten times as long as the other experiments' runs, three seeds each: six runs, 25 minutes of
     a CPU core. The data comes by TFDS. For a tar file of its images as JPEG (train/CLASS/…, test/CLASS/…), add
     --config.data.name=tar --config.data.path=FILE.
 vit_jax train --config=configs/experiments/filters.py --workdir=DIR --config.data.name=YOUR_TFDS_NAME
