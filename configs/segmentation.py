@@ -91,7 +91,8 @@ def smoke(config):
     config.optim.layer_decay = 1.0
     config.optim.update(dict(name="muon", lr=5e-3, weight_decay=0.05))
     config.batch_size = 16
-    config.duration = "1100 steps" if config.objective.head == "eomt" else "2000 steps"
+    steps = {"eomt": 1100, "linear": 2000, "multilevel": 1600}
+    config.duration = f"{steps[config.objective.head]} steps"
     config.optim.update(dict(schedule="linear", warmup="10%", late=()))
     config.optim.ema = 0.98
     config.eval.evaluators = ("segmentation",)
