@@ -24,7 +24,7 @@ POLYNOMIALS = {
 }
 # Of matrices that are wider, the last two steps are one product, by their Gram matrix: 80 instead of 90 D³ for
 # D x 4D. No more of them: what bfloat16 rounds in a Gram matrix that is computed from the one before makes later
-# steps expand what they should shrink. Two steps of the first three in one made singular values of 10¹⁴.
+# steps expand what they should shrink. Two of the first three steps in one made singular values of 10⁵.
 _WIDE = 1.5
 _TOGETHER = 2
 _SMALLEST_NORM = 1e-20
