@@ -16,6 +16,7 @@ import pytest
 from flax import nnx
 
 from tests import without_torchvision
+from tests.models import oracles
 from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange import formats, loading, safetensors
 from vit_jax.models import efficientnet, registry
@@ -96,11 +97,6 @@ def answers(foreign, x):
     return jax.device_get(ours(config, *arrays, x))
 
 
-def assert_close(found, expected):
-    """To 1e-5 of the largest, or absolute up to 1."""
-    np.testing.assert_allclose(found, expected, atol=1e-5 * max(1, np.abs(expected).max()))
-
-
 def save(model, path):
     tensors = {name: value.numpy() for name, value in model.state_dict().items()}
     specs = {name: (value.shape, value.dtype) for name, value in tensors.items()}
@@ -132,7 +128,7 @@ def test_timms_logits_and_running_statistics_are_ours_and_its_file_comes_back(ti
     logits, trained, after = answers(foreign, x)
     expected = their_logits(model, x)
     assert expected.std() > 0.05
-    assert_close(logits, expected)
+    oracles.assert_close(logits, expected)
 
     formats.write_checkpoint(foreign, tmp_path / "ours.safetensors", "timm")
     assert bytes_of(path) == bytes_of(tmp_path / "ours.safetensors")
@@ -147,7 +143,7 @@ def test_timms_logits_and_running_statistics_are_ours_and_its_file_comes_back(ti
     found = dict(to_theirs(rules, after, constants={}))
     assert found.keys() == theirs.keys()
     for name, value in theirs.items():
-        assert_close(found[name], value)
+        oracles.assert_close(found[name], value)
 
 
 @pytest.mark.parametrize("size", CASES)
@@ -170,7 +166,7 @@ def test_a_folder_of_transformers_gives_its_logits_and_comes_back(size, tmp_path
     x = images()
     expected = their_logits(model, x)
     assert expected.std() > 0.05
-    assert_close(answers(foreign, x)[0], expected)
+    oracles.assert_close(answers(foreign, x)[0], expected)
 
     formats.write_checkpoint(foreign, tmp_path / "ours", "huggingface")
     before, after = (bytes_of(tmp_path / n / "model.safetensors") for n in ("theirs", "ours"))

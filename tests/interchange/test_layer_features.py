@@ -12,6 +12,7 @@ from flax import nnx
 import vit_jax
 from tests import without_torchvision
 from tests.interchange import zoo
+from tests.models import oracles
 from vit_jax.interchange import safetensors
 from vit_jax.models import layer_features
 
@@ -50,11 +51,6 @@ def ours(path, x, layers, *, norm, resize="scipy", **options):
     return found
 
 
-def assert_close(found, expected):
-    """To 1e-5 of the largest, or of 1."""
-    np.testing.assert_allclose(found, expected, atol=1e-5 * max(1, np.abs(expected).max()))
-
-
 @pytest.mark.parametrize(("patch", "own", "size"), SIZES)
 @pytest.mark.parametrize("name", OF_TRANSFORMERS)
 def test_layers_are_the_hidden_states_of_transformers(tmp_path, name, patch, own, size):
@@ -74,12 +70,12 @@ def test_layers_are_the_hidden_states_of_transformers(tmp_path, name, patch, own
         for layer, expected in zip(
             ours(tmp_path, x, (0, 1, -1), norm=norm, resize=resize), states, strict=True
         ):
-            assert_close(layer.tokens, expected)
-            assert_close(layer.map, expected[:, prefix:].reshape(2, rows, columns, 32))
+            oracles.assert_close(layer.tokens, expected)
+            oracles.assert_close(layer.map, expected[:, prefix:].reshape(2, rows, columns, 32))
             assert (layer.class_token is None) == (prefix == 0)
             if prefix:
-                assert_close(layer.class_token, expected[:, 0])
-    assert_close(layer.tokens, output.last_hidden_state.numpy())
+                oracles.assert_close(layer.class_token, expected[:, 0])
+    oracles.assert_close(layer.tokens, output.last_hidden_state.numpy())
 
 
 @pytest.fixture(scope="module")
@@ -135,4 +131,4 @@ def test_layers_are_the_intermediates_of_timm(theirs, tmp_path, name, patch, siz
             )
         found = ours(path, x, layers, norm=norm, **options)
         for layer, of_theirs in zip(found, expected, strict=True):
-            assert_close(layer.map, of_theirs.permute(0, 2, 3, 1).numpy())
+            oracles.assert_close(layer.map, of_theirs.permute(0, 2, 3, 1).numpy())

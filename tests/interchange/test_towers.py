@@ -13,6 +13,7 @@ from flax import nnx
 
 import vit_jax
 from tests.interchange import zoo
+from tests.models import oracles
 from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange import formats, pickles, safetensors, state_dicts
 from vit_jax.models import registry
@@ -157,8 +158,7 @@ def test_their_networks_are_ours_and_theirs_again(tmp_path, name):
     expected = expected.numpy()
     if what == "tokens" and config.registers:
         expected = np.delete(expected, np.arange(1, 1 + config.registers), axis=1)
-    atol = 2e-5 * max(1, np.abs(expected).max())
-    np.testing.assert_allclose(found, expected, atol=atol)
+    oracles.assert_close(found, expected, 2e-5)
     formats.write_checkpoint(foreign, tmp_path / "ours", "huggingface")
     before, after = (
         safetensors.read(tmp_path / side / "model.safetensors")[0] for side in ("theirs", "ours")
@@ -193,7 +193,7 @@ def test_bits_are_ours_at_the_size_that_their_processor_cuts(tmp_path):
     definition, _ = registry.abstract(foreign.model_config)
     params = jax.tree.map(np.asarray, foreign.params)
     found = jax.jit(lambda p, x: nnx.merge(definition, p)(x).logits)(params, x)
-    np.testing.assert_allclose(found, expected, atol=2e-5 * max(1, np.abs(expected).max()))
+    oracles.assert_close(found, expected, 2e-5)
     formats.write_checkpoint(foreign, tmp_path / "ours", "huggingface")
     assert formats.read_checkpoint(tmp_path / "ours").model_config == foreign.model_config
 
@@ -239,7 +239,7 @@ def test_positions_of_another_size_are_those_of_their_own_rule(tmp_path, size, m
     registers = ours.config.registers
     expected = np.delete(expected, np.arange(1, 1 + registers), axis=1)
     found = nnx.jit(lambda model, x: model(x).tokens)(ours, x)
-    np.testing.assert_allclose(found, expected, atol=2e-5 * max(1, np.abs(expected).max()))
+    oracles.assert_close(found, expected, 2e-5)
 
 
 def test_dinov2s_own_files_are_read(tmp_path):
@@ -344,4 +344,4 @@ def test_dinos_of_published_width_and_table_are_theirs_at_every_size(tmp_path, n
         expected = model(torch.from_numpy(x).permute(0, 3, 1, 2)).last_hidden_state.numpy()
     expected = np.delete(expected, np.arange(1, 1 + ours.config.registers), axis=1)
     found = nnx.jit(lambda model, x: model(x).tokens)(ours, x[:, : seen[0], : seen[1]])
-    np.testing.assert_allclose(found, expected, atol=2e-5 * max(1, np.abs(expected).max()))
+    oracles.assert_close(found, expected, 2e-5)

@@ -12,6 +12,7 @@ import pytest
 
 import vit_jax
 from tests.interchange import published_names, zoo
+from tests.models import oracles
 from vit_jax.base.errors import CheckpointError
 from vit_jax.interchange import formats, safetensors
 from vit_jax.models.conversions import published, vit_timm
@@ -169,7 +170,7 @@ def test_rotary_positions_and_registers_go_to_another_resolution_as_in_timm(tmp_
     with torch.no_grad():
         expected = large(torch.from_numpy(x).permute(0, 3, 1, 2)).numpy()
     found = vit_jax.load(folder, image_size=(64, 32))(x).logits
-    np.testing.assert_allclose(found, expected, atol=zoo.BOUND * max(1, np.abs(expected).max()))
+    oracles.assert_close(found, expected, zoo.BOUND)
 
 
 def test_published_names_and_facts_are_those_of_timm(timms):

@@ -19,6 +19,14 @@ def relative(shared_data, name):
     return path, dict(np.load(path)), answers, arguments
 
 
+def assert_close(found, expected, bound=1e-5, err_msg=""):
+    """To `bound` of the largest expected value, absolute up to 1. Every layer rounds at the size of
+    the values that pass through it, and each processor sums in its own order.
+    """
+    atol = bound * max(1, np.abs(expected).max())
+    np.testing.assert_allclose(found, expected, atol=atol, err_msg=err_msg)
+
+
 def in_float64(params, variables):
     """Both as one tree."""
     return jax.tree.map(lambda x: np.asarray(x, np.float64), patterns.union(params, variables))

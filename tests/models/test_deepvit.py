@@ -110,7 +110,7 @@ def test_logits_maps_and_statistics_are_those_of_the_authors_code(name, shared_d
 
     model = vit_jax.load(path, **said)
     output = jax.device_get(jax.jit(lambda x: model(x, capture=True))(answers["images"]))
-    close = functools.partial(np.testing.assert_allclose, atol=1e-5)
+    close = oracles.assert_close
     close(output.logits, answers["logits"])
     close(output.features, answers["features"])
     close(output.tokens[:2], answers["tokens"])

@@ -8,6 +8,8 @@ from tests import without_torchvision
 from vit_jax.base.errors import ConfigError
 
 DECAYS = ((".*kernel", 1.0),)
+# Exact in float32, in which 1 - 0.999 is wrong by 1e-5 of itself.
+EXACT_DECAY = {"b1": 0.5, "b2": 0.5}
 
 
 def tree(shapes, seed):
@@ -45,7 +47,8 @@ def test_ten_updates_equal_timms(kit, name, theirs):
 def test_each_layer_of_a_stack_has_a_ratio_and_what_does_not_decay_has_none(kit):
     params = kit.vit()
     gradient = kit.vit(seed=1)
-    config = kit.config(name="lamb", lr=0.1, eps=1e-6, weight_decay=0.2, weight_decay_rules=DECAYS)
+    fields = dict(lr=0.1, eps=1e-6, weight_decay=0.2, weight_decay_rules=DECAYS)
+    config = kit.config(name="lamb", **fields, **EXACT_DECAY)
     ours = kit.train(config, params, [gradient])[0][0]
 
     def expected(p, g, decay):
@@ -66,7 +69,7 @@ def test_each_layer_of_a_stack_has_a_ratio_and_what_does_not_decay_has_none(kit)
 
 def test_a_parameter_of_zeros_is_updated_without_a_ratio(kit):
     start = {"kernel": np.zeros((4, 3), np.float32)}
-    config = kit.config(name="lamb", lr=0.1, weight_decay=0.2)
+    config = kit.config(name="lamb", lr=0.1, weight_decay=0.2, **EXACT_DECAY)
     found = kit.train(config, start, [{"kernel": np.ones((4, 3), np.float32)}])[0][0]
     np.testing.assert_allclose(found["kernel"], -0.1, rtol=1e-5)
 
