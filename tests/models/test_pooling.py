@@ -203,7 +203,8 @@ def test_how_layers_are_compiled_changes_nothing_of_their_sum(kit):
         for config in [of_family("vit", **options, **how)]
         for params in [kit.parameters(config)]
     )
-    assert np.linalg.norm(other - plain) <= 1e-6 * np.linalg.norm(plain)
+    # A third power triples what is rounded.
+    assert np.linalg.norm(other - plain) <= 3e-6 * np.linalg.norm(plain)
 
 
 def test_the_sum_of_layers_costs_the_backward_pass_no_further_copy_of_their_outputs(kit):
