@@ -19,10 +19,10 @@ TINY_IMAGES = {
 
 
 def test_a_folder_with_bad_files_is_prepared_verified_and_trained_on(
-    seeded, tmp_path, run_cli, tiny_config  # noqa: F811
+    seeded, tmp_path, command, tiny_config  # noqa: F811
 ):  # fmt: skip
     out = tmp_path / "out"
-    code, told, errors = run_cli(
+    code, told, errors = command(
         "prepare", seeded, f"--out={out}", "--holdout=0.3", "--verify", "--json"
     )
     assert code == 0, errors
@@ -33,7 +33,7 @@ def test_a_folder_with_bad_files_is_prepared_verified_and_trained_on(
     assert result["step"] == 12 and np.isfinite(result["loss"])
     file = next(out.glob("train*"))
     file.write_bytes(file.read_bytes()[:-1] + b"x")
-    code, told, errors = run_cli("prepare", out, "--verify")
+    code, told, errors = command("prepare", out, "--verify")
     assert code == 1 and f"{file.name}: its checksum has changed" in told, errors
 
 
@@ -74,6 +74,6 @@ def test_images_with_several_labels_are_prepared_and_learned_with_a_sigmoid(
 
 
 @pytest.mark.parametrize("shard", ["17/16", "0/16", "3", "a/b", "-1/2"])
-def test_a_shard_that_cannot_be_is_refused_at_once(run_cli, tmp_path, shard):
-    code, _, errors = run_cli("prepare", tmp_path, f"--out={tmp_path}/out", f"--shard={shard}")
+def test_a_shard_that_cannot_be_is_refused_at_once(command, tmp_path, shard):
+    code, _, errors = command("prepare", tmp_path, f"--out={tmp_path}/out", f"--shard={shard}")
     assert code == 2 and f"--shard={shard}" in errors and not (tmp_path / "out").exists()

@@ -3,8 +3,10 @@
 import json
 import time
 
+from tests.integration.conftest import TINY
 
-def test_a_run_ends_at_its_target_and_is_an_entry_of_the_speedrun(cli, run_cli, tmp_path):
+
+def test_a_run_ends_at_its_target_and_is_an_entry_of_the_speedrun(run_cli, command, tmp_path):
     flags = (
         "--config=configs/digits.py", f"--workdir={tmp_path}/run", "--config.eval.target=0.01",
         "--config.eval.every=4 steps", "--config.log.tensorboard=False",
@@ -19,13 +21,12 @@ def test_a_run_ends_at_its_target_and_is_an_entry_of_the_speedrun(cli, run_cli, 
     assert 0 < reached["seconds"] < elapsed
     assert "--config.eval.target=0.01" in reached["command"]
 
-    code, _, err = run_cli(
-        "train", *flags, tiny=True
-    )  # has ended: it is evaluated, and nothing else
+    tiny = (f"--config.{name}={value}" for name, value in TINY.items())
+    code, _, err = command("train", *flags, *tiny)  # has ended: it is evaluated, and nothing else
     assert code == 0, err
     assert json.loads((tmp_path / "run" / "result.json").read_text())["reached"] == reached
 
-    code, out, err = run_cli("report", str(tmp_path), "--speedrun", "--json")
+    code, out, err = command("report", str(tmp_path), "--speedrun", "--json")
     assert code == 0, err
     (entry,) = json.loads(out.splitlines()[-1])["entries"]
     assert entry["seconds"] == reached["seconds"] and "--workdir" not in entry["command"]

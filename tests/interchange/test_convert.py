@@ -1,8 +1,5 @@
 """`vit_jax convert` and `init_from`: from one format to another and back, and into a run."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
@@ -56,22 +53,15 @@ def test_a_hybrid_has_no_place_in_big_vision_nor_a_resnet_in_the_official_code(
     assert not list(tmp_path.iterdir())
 
 
-def convert(*arguments, cwd=None):
-    command = [sys.executable, "-m", "vit_jax", "convert", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd)
-
-
-def test_the_command_converts_and_says_what_is_wrong(file, images, tmp_path):
-    done = convert(file, "run", "--to=orbax", "--model=activation=gelu", "--json", cwd=tmp_path)
-    assert done.returncode == 0 and '"activation": "gelu"' in done.stdout.splitlines()[-1]
+def test_the_command_converts_and_says_what_is_wrong(command, file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    how = ("--to=orbax", "--model=activation=gelu", "--json")
+    code, out, _ = command("convert", file, "run", *how)
+    assert code == 0 and '"activation": "gelu"' in out.splitlines()[-1]
     assert vit_jax.load_run(tmp_path / "run").model_config.activation == "gelu"
-    wrong = convert(tmp_path / "run", tmp_path / "out.npz", "--to=official")
-    assert (
-        wrong.returncode == 1
-        and "activation = 'gelu_tanh'" in wrong.stderr
-        and "Traceback" not in wrong.stderr
-    )
-    assert convert(file, "--to=orbax").returncode == 2
+    code, _, err = command("convert", tmp_path / "run", tmp_path / "out.npz", "--to=official")
+    assert code == 1 and "activation = 'gelu_tanh'" in err and "Traceback" not in err
+    assert command("convert", file, "--to=orbax")[0] == 2
 
 
 def digits(file, **options):

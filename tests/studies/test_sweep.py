@@ -4,8 +4,6 @@ import json
 import math
 import pathlib
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -156,12 +154,11 @@ def test_the_command_line_takes_values_of_any_type(told, values):
     assert [cli.values(text) for text in cli.options([told], "grid").values()] == [values]
 
 
-def test_the_command_says_what_is_wrong_before_any_run(tmp_path):
-    command = [sys.executable, "-m", "vit_jax", "sweep", "--config=configs/digits.py"]
-    command += ["--grid=optim.lr=0.1", f"--workdir={tmp_path}"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2 and "leaves no examples to choose by" in done.stderr
-    assert "Traceback" not in done.stderr and not list(tmp_path.iterdir())
+def test_the_command_says_what_is_wrong_before_any_run(command, tmp_path):
+    how = ("--config=configs/digits.py", "--grid=optim.lr=0.1", f"--workdir={tmp_path}")
+    code, _, err = command("sweep", *how)
+    assert code == 2 and "leaves no examples to choose by" in err
+    assert "Traceback" not in err and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
