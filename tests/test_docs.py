@@ -27,7 +27,7 @@ from vit_jax.data.preparation.prepare import prepare
 from vit_jax.interchange import formats
 from vit_jax.interchange.loading import convert
 from vit_jax.models import registry
-from vit_jax.planning import fit, plan
+from vit_jax.planning import dry_run, fit, plan
 from vit_jax.studies import sweep
 from vit_jax.training import loop
 
@@ -240,6 +240,19 @@ def sandbox(tmp_path_factory):
     return folder
 
 
+def once_for_all_seeds(dry_run):
+    """`dry_run`, done once for the runs of an experiment that differ in their seeds alone."""
+    found = {}
+
+    def run(config, *others):
+        unseeded = repr(config.to_dict() | {"seed": 0})
+        if unseeded not in found:
+            found[unseeded] = dry_run(config, *others)
+        return found[unseeded]
+
+    return run
+
+
 @pytest.fixture
 def inside(sandbox, monkeypatch):
     """In that folder, where nothing that takes long is done."""
@@ -249,6 +262,7 @@ def inside(sandbox, monkeypatch):
 
     monkeypatch.chdir(sandbox)
     monkeypatch.setenv("HOME", str(sandbox))  # where TFDS would keep its data
+    monkeypatch.setattr(dry_run, "dry_run", once_for_all_seeds(dry_run.dry_run))
     monkeypatch.setattr(plan, "make_plan", enough)
     monkeypatch.setattr(fit, "fit", lambda config, target, price_per_chip_hour, **data: (
         plan.make_assembly(config, **data) and enough()
