@@ -53,6 +53,24 @@ def test_a_process_gives_the_crops_of_this_one():
         assert np.array_equal(found, decode.eval_crop(encoded(i, side=40), DATA, name="x"))
 
 
+@pytest.mark.parametrize("searched", [False, True])
+def test_a_process_imports_nothing_from_the_folder_in_which_the_server_was_started(
+    tmp_path, monkeypatch, searched
+):
+    """Where `python -m vit_jax serve` starts it, that folder is searched by the server itself."""
+    for name in ("cv2", "PIL", "simplejpeg", "struct", "sitecustomize"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')")
+    monkeypatch.chdir(tmp_path)
+    if searched:
+        monkeypatch.syspath_prepend(str(tmp_path))
+
+    async def steps(decoders):
+        return await decoders.decode(encoded())
+
+    assert run(steps).shape == (16, 16, 3)
+    assert not (tmp_path / "imported").exists()
+
+
 def test_what_cannot_be_read_is_a_bad_image_and_the_process_goes_on():
     async def steps(decoders):
         before = pids(decoders)

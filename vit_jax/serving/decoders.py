@@ -5,13 +5,12 @@ ended and replaced, and nothing of it continues.
 import asyncio
 import contextlib
 import json
-import os
 import pickle
-import sys
 
 import numpy as np
 from absl import logging
 
+from vit_jax.base import subprocesses
 from vit_jax.data import crops, images
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, TooLarge
@@ -112,11 +111,11 @@ class _Worker:
     @classmethod
     async def start(cls, settings: Settings, most: int) -> "_Worker":
         """A process that is ready; no answer of it may have more than `most` bytes."""
+        command, environment = subprocesses.python_module("vit_jax.serving.decode_worker")
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "vit_jax.serving.decode_worker",
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=2**22,
             start_new_session=True,  # signals to the server's group are for the server
-            limit=2**22, env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=environment,
         )  # fmt: skip
         worker = cls(process, most)
         try:
