@@ -148,7 +148,7 @@ def test_a_client_that_vanishes_leaves_a_line(serving, network, caplog):
     for body in (b"", b"half"):
         with socket.create_connection(server.place.split(":"), timeout=20) as client:
             client.sendall(
-                b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n" + body
+                b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 500\r\n\r\n" + body
             )
             time.sleep(0.2)
     deadline = time.monotonic() + 10

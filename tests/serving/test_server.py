@@ -109,7 +109,9 @@ def test_more_classes_than_there_are_gives_all(server):
 def test_a_slow_client_gets_408_and_others_are_served_meanwhile(serving, network):
     server = serving(network, seconds=1)
     with socket.create_connection(server.place.split(":"), timeout=20) as slow:
-        slow.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\nhalf")
+        slow.sendall(
+            b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 500\r\n\r\nhalf"
+        )
         assert server.ask("/predict", encoded())[0] == 200
         assert slow.recv(4096).startswith(b"HTTP/1.1 408")
 

@@ -15,7 +15,7 @@ import contextlib
 import pathlib
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.record import BadImage, TooLarge
 from vit_jax.devices import local
+from vit_jax.serving import browsers
 from vit_jax.serving.batching import Batcher
 from vit_jax.serving.decoders import Decoders
 from vit_jax.serving.limits import Limits, Refusal
@@ -34,7 +35,7 @@ from vit_jax.serving.map_network import MapNetwork
 from vit_jax.serving.network import Network
 from vit_jax.serving.replies import Reply, Wanted, replies_of
 
-_PAGE = pathlib.Path(__file__).with_name("page.html")
+_PAGE = pathlib.Path(__file__).with_name("page.html").read_text()
 _MOST_HELD = 2**30  # bytes of all bodies that are on their way or not answered
 _GONE = 499  # the status, in metrics, of a request whose client did not wait
 _BACKLOG = 1024  # connections that the system holds until they are accepted
@@ -67,8 +68,20 @@ class Metrics:
 class Server:
     """Serves one network, between `start` and `stop`."""
 
-    def __init__(self, network: Network | MapNetwork, limits: Limits, about: dict[str, Any]):
-        """`about` is what /model says beside its classes."""
+    def __init__(
+        self,
+        network: Network | MapNetwork,
+        limits: Limits,
+        about: dict[str, Any],
+        names: Collection[str] = (),
+    ):
+        """Starts nothing yet.
+
+        Args:
+          about: what /model says beside its classes.
+          names: under which requests may ask for it, beside addresses, localhost and the host it listens on.
+        """
+        self._names = {name.lower() for name in names}
         self._network, self._limits, self._about = network, limits, about
         self._batcher = Batcher(self._compute, network.sizes)
         self._replies = replies_of(network, self._batcher)
@@ -81,6 +94,7 @@ class Server:
 
     async def start(self, host: str, port: int) -> str:
         """Begins to listen. Returns the URL. Raises `ConfigError` if it cannot."""
+        self._host = host.lower()
         await self._decoders.start()
         app = web.Application(middlewares=[self._answer], client_max_size=self._limits.bytes)
         app.add_routes([
@@ -130,6 +144,7 @@ class Server:
     async def _answer(self, request: web.Request, handler: Callable) -> web.Response:
         began = time.monotonic()
         try:
+            browsers.check_names(request.headers, self._host, self._names)
             response = await handler(request)
         except Refusal as refusal:
             response = _sentence(refusal.status, str(refusal))
@@ -146,6 +161,8 @@ class Server:
         self.metrics.requests.labels(path, response.status).inc()
         if path in ("/predict", "/mask"):
             self.metrics.seconds.observe(time.monotonic() - began)
+        for name, value in browsers.HEADERS.items():
+            response.headers.setdefault(name, value)
         if self._stopping:
             response.force_close()
         return response
@@ -233,7 +250,8 @@ class Server:
         return self._network.classify(images)
 
     async def _page(self, _) -> web.Response:
-        return web.Response(text=_PAGE.read_text(), content_type="text/html")
+        headers = browsers.page_headers(_PAGE)
+        return web.Response(text=_PAGE, content_type="text/html", headers=headers)
 
     async def _model(self, _) -> web.Response:
         network = self._network
