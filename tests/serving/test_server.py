@@ -85,6 +85,7 @@ def huge_png() -> bytes:
         ("/predict?topk=0", encoded(), 400, "topk=0 must be a whole number, 1 or more"),
         ("/predict?topk=five", encoded(), 400, "topk=five must be"),
         ("/predict?attention=yes", encoded(), 400, "attention=yes must be 0 or 1"),
+        (f"/predict?topk={'9' * 5000}", encoded(), 400, "topk=999999999 must be a .* of up to 9 digits"),
         ("/predict?top=3", encoded(), 400, "no parameter 'top', only topk and attention"),
         ("/predict", None, 405, "POST the bytes of an image to /predict"),
         ("/nowhere", None, 404, "there is nothing here"),
