@@ -217,6 +217,7 @@ def test_a_page_whose_name_was_made_to_mean_this_machine_reads_nothing(checkpoin
 async def asked_by_a_page(page: str, url: str, folder) -> dict:
     """What scripts of a page get of the server: as its own, and from http://127.0.0.1."""
     async with browser(folder, "--host-resolver-rules=MAP evil.example 127.0.0.1") as (call, value):
+        await call("Page.setBypassCSP", enabled=True)  # as of a page that came from elsewhere
         await call("Page.navigate", url=page)
         script = f"""(async () => {{
             const own = {{}};
