@@ -29,12 +29,13 @@ from vit_jax.data.record import BadImage, TooLarge
 from vit_jax.devices import local
 from vit_jax.serving import browsers
 from vit_jax.serving.batching import Batcher
-from vit_jax.serving.bodies import Bodies, Body
+from vit_jax.serving.bodies import Bodies, Body, client_of
 from vit_jax.serving.decoders import Decoders
 from vit_jax.serving.limits import Limits, Refusal
 from vit_jax.serving.map_network import MapNetwork
 from vit_jax.serving.network import Network
 from vit_jax.serving.replies import Reply, Wanted, replies_of
+from vit_jax.serving.waiting import Waiting
 
 _PAGE = pathlib.Path(__file__).with_name("page.html").read_text()
 _MOST_HELD = 2**30  # bytes of all bodies that are on their way or not answered
@@ -91,8 +92,8 @@ class Server:
         self._decoders = Decoders(network.data, seconds=limits.seconds, whole=whole)
         # Whole images take memory: only so many are decoded and not yet answered.
         self._places = asyncio.Semaphore(2 * local.cores() if whole else limits.queue)
-        self.bodies = Bodies(_MOST_HELD)
-        self._unanswered, self._stopping = 0, False
+        self.bodies, self._stopping = Bodies(_MOST_HELD), False
+        self._waiting = Waiting(limits.queue, limits.seconds)
 
     async def start(self, host: str, port: int) -> str:
         """Begins to listen. Returns the URL. Raises `ConfigError` if it cannot."""
@@ -176,28 +177,16 @@ class Server:
         return await self._reply(request, self._replies.mask(request.query))
 
     async def _reply(self, request: web.Request, wanted: Wanted) -> web.Response:
-        self._check_room()
+        client = client_of(request.remote)
+        self._waiting.check(client)
         self._check_head(request)
-        with self.bodies.of(request.remote) as arriving:
+        with self.bodies.of(client) as arriving:
             body = await self._receive(request, arriving)
-            self._check_room()
-            self._unanswered += 1
-            try:
-                async with asyncio.timeout(self._limits.seconds), self._places:
-                    reply = await self._of_image(body, wanted)
-            except TimeoutError:
-                raise Refusal(
-                    503, f"no answer within {self._limits.seconds:g} seconds: try again later"
-                ) from None
-            finally:
-                self._unanswered -= 1
+            async with self._waiting.place(client), self._places:
+                reply = await self._of_image(body, wanted)
         if isinstance(reply, bytes):
             return web.Response(body=reply, content_type="image/png")
         return web.json_response(reply)
-
-    def _check_room(self) -> None:
-        if self._unanswered >= self._limits.queue:
-            raise Refusal(503, f"{self._unanswered} images wait for an answer: try again later")
 
     def _check_head(self, request: web.Request) -> None:
         """Refuses a request before its body has arrived."""
