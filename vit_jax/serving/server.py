@@ -49,7 +49,7 @@ _HTTP = {404: f"there is nothing here; {_USAGE}", 405: _USAGE}
 class Metrics:
     """What Prometheus reads."""
 
-    def __init__(self, waiting: Callable[[], int]):
+    def __init__(self, waiting: Callable[[], int], step: Callable[[], int]):
         self.registry = registry = prometheus_client.CollectorRegistry()
         self.requests = prometheus_client.Counter(
             "vit_jax_requests", "Answers by path and status", ("path", "status"), registry=registry
@@ -65,6 +65,9 @@ class Metrics:
         prometheus_client.Gauge(
             "vit_jax_waiting_images", "Images that wait for a batch", registry=registry
         ).set_function(waiting)
+        prometheus_client.Gauge(
+            "vit_jax_step", "At which the weights were saved", registry=registry
+        ).set_function(step)
 
 
 class Server:
@@ -87,7 +90,7 @@ class Server:
         self._network, self._limits, self._about = network, limits, about
         self._batcher = Batcher(self._compute, network.sizes)
         self._replies = replies_of(network, self._batcher)
-        self.metrics = Metrics(lambda: len(self._batcher))
+        self.metrics = Metrics(lambda: len(self._batcher), lambda: network.step)
         whole = self._replies.whole
         self._decoders = Decoders(network.data, seconds=limits.seconds, whole=whole)
         # Whole images take memory: only so many are decoded and not yet answered.
@@ -238,7 +241,8 @@ class Server:
     async def _model(self, _) -> web.Response:
         network = self._network
         about = self._about | {
-            "image_size": sizes.size_text(network.data.image_size), "classes": network.classes,
+            "step": network.step, "image_size": sizes.size_text(network.data.image_size),
+            "classes": network.classes,
         } | self._replies.about()  # fmt: skip
         return web.json_response(about)
 
