@@ -1,0 +1,31 @@
+"""Several processes on this machine, or one host of a pod, by `launch/local.py`, which starts them again."""
+
+import sys
+from types import SimpleNamespace
+
+from launch import checking, local, shell
+from vit_jax.base import shipped
+
+FLAGS = ("processes", "devices_per_process", "max_restarts", "backoff", "grace", "log_dir")
+NEEDED = ()
+DEFAULTS = {"max_restarts": 5, "grace": 20}
+PROGRAM = ""
+ACTIONS = {"start": True}
+
+
+def check(options: SimpleNamespace) -> checking.Site:
+    count = options.processes * options.devices_per_process
+    # Without simulated devices the training command finds this machine's itself.
+    return checking.Site(f"cpu:{count}" if count else "", remote=False)
+
+
+def start(
+    action: str, options: SimpleNamespace, command: list[str], further: list[str], checked: checking.Checked
+) -> None:  # fmt: skip
+    names = [name for name in FLAGS if getattr(options, name) != ""]
+    words = [*(f"--{name}={getattr(options, name)}" for name in names), "--", *command]
+    checking.require_checked(checked.unchecked, options)
+    if options.dry_run:
+        print(shell.text([sys.executable, str(shipped.launch_folder() / "local.py"), *words]))
+        return
+    sys.exit(local.main(words))
