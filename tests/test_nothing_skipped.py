@@ -1,7 +1,15 @@
-"""What the tests may skip: nothing for want of a package that their own environment has."""
+"""What the tests may skip: nothing for want of a package that their own environment has, and in the gate
+nothing at all.
+"""
 
+import os
 import pathlib
 import re
+import shutil
+import subprocess
+import sys
+
+import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SETUP = (ROOT / "setup.py").read_text()
@@ -19,8 +27,6 @@ MODULES = {
 # A package of the environment is imported plainly, except where it is there for some versions of Python only.
 ONLY_SOME = {"torch", "torchmetrics", "transformers", "netcal", "safetensors"}
 ASKED = re.compile(r"""(?:importorskip|find_spec)\(\s*f?["']([\w.]+)["']""")
-# What is tested is that it is absent, or that it changes nothing.
-ABSENT = {"tensorflow"}
 
 
 def packages() -> dict[str, str]:
@@ -51,7 +57,7 @@ def asked_for() -> list[tuple[str, str]]:
 
 
 def test_no_test_is_skipped_for_a_package_that_the_test_environment_lacks():
-    there = packages().keys() | BESIDE | ABSENT
+    there = packages().keys() | BESIDE
     assert [(where, name) for where, name in asked_for() if name not in there] == []
     run = (ROOT / "tests" / "run.sh").read_text()
     assert all(name.replace("_", "-") in run for name in BESIDE)
@@ -59,5 +65,84 @@ def test_no_test_is_skipped_for_a_package_that_the_test_environment_lacks():
 
 def test_what_every_python_of_the_test_environment_has_is_imported_plainly():
     conditional = {name for name, condition in packages().items() if condition} | ONLY_SOME
-    optional = conditional | BESIDE | ABSENT
+    optional = conditional | BESIDE
     assert [(where, name) for where, name in asked_for() if name not in optional] == []
+
+
+SKIPS = """
+import pytest
+
+@pytest.mark.skipif(True, reason="no SLURM here")
+def test_skipped(): pass
+
+def test_skips(): pytest.importorskip("no_such_module")
+
+@pytest.mark.xfail
+def test_is_expected_to_fail(): assert False
+
+def test_passes(): pass
+"""
+
+
+def test_in_the_gate_a_skipped_test_fails_and_says_why(tmp_path):
+    (tmp_path / "test_some.py").write_text(SKIPS)
+    (tmp_path / "test_all.py").write_text("import pytest\npytest.importorskip('no_other_module')")
+    pytest_here = [sys.executable, "-m", "pytest", "-p", "tests.skips", "-p", "no:cacheprovider"]
+    allowed = subprocess.run([*pytest_here, tmp_path], cwd=ROOT, capture_output=True, text=True)
+    assert allowed.returncode == 0 and "1 passed, 3 skipped, 1 xfailed" in allowed.stdout
+    gate = subprocess.run(
+        [*pytest_here, "--nothing_skipped", "--continue-on-collection-errors", tmp_path],
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert gate.returncode == 1 and "1 failed, 1 passed, 1 xfailed, 2 errors" in gate.stdout
+    for reason in ("no SLURM here", "no_such_module", "no_other_module"):
+        assert "with --nothing_skipped: " in gate.stdout and reason in gate.stdout
+
+
+@pytest.fixture
+def gate(tmp_path):
+    """`gate(installed, apt_get)`: runs .ci/run where these packages are installed, with a stand-in for apt-get
+    and for the tests: the process, and the calls of apt-get.
+    """
+    programs, root = tmp_path / "bin", tmp_path / "project"
+    (root / ".ci").mkdir(parents=True)
+    (root / "tests").mkdir()
+    programs.mkdir()
+    shutil.copy(ROOT / ".ci/run", root / ".ci/run")
+    (root / "tests/run.sh").write_text('echo "tests $*"')
+
+    def run(installed: str, apt_get: str) -> tuple[subprocess.CompletedProcess, list[str]]:
+        calls = tmp_path / "calls"
+        bodies = {
+            "dpkg-query": f'case " {installed} " in *" ${{!#}} "*) printf installed ;; *) exit 1 ;; esac',
+            "apt-get": f'echo "$*" >> {calls}; {apt_get}',
+            "id": "echo 0",
+        }
+        for name, body in bodies.items():
+            (programs / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
+            (programs / name).chmod(0o755)
+        environment = os.environ | {"PATH": f"{programs}:{os.environ['PATH']}"}
+        result = subprocess.run(
+            ["bash", root / ".ci/run"], env=environment, capture_output=True, text=True
+        )
+        return result, calls.read_text().splitlines() if calls.exists() else []
+
+    return run
+
+
+def test_the_gate_installs_the_programs_that_tests_start_and_then_runs_them_all(gate):
+    done, calls = gate("munge", apt_get="echo Reading lists")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "tests --nothing_skipped\n", "")
+    update, install = calls
+    assert update.endswith("update") and install.endswith("slurm-wlm") and "--yes" in install
+
+
+def test_the_gate_installs_nothing_that_is_there(gate):
+    done, calls = gate("slurm-wlm munge", apt_get="exit 1")
+    assert (done.stdout, calls) == ("tests --nothing_skipped\n", [])
+
+
+def test_the_gate_says_what_it_could_not_install(gate):
+    done, _ = gate("", apt_get="echo no route to host; exit 100")
+    assert done.returncode == 1 and not done.stdout
+    assert "no route to host" in done.stderr and "apt-get install slurm-wlm munge" in done.stderr

@@ -1,10 +1,15 @@
-"""A real SLURM cluster of two nodes on this machine, for the time of a test."""
+"""A real SLURM cluster of two nodes on this machine, for the time of a test.
+
+It is set up as strictly as sites do it: a job that asks for nothing gets one core, to which it is bound, and
+little memory. Where the machine has cgroups of version 1 that may be written, they enforce it.
+"""
 
 import contextlib
 import dataclasses
 import getpass
 import os
 import pathlib
+import random
 import shutil
 import socket
 import subprocess
@@ -17,6 +22,7 @@ _CONFIG = """
 ClusterName=test
 SlurmctldHost={host}
 SlurmctldPort={ports[0]}
+FirstJobId={first_job}
 AuthType=auth/munge
 CredType=cred/munge
 AuthInfo=socket={folder}/munge.socket
@@ -30,10 +36,11 @@ SlurmdParameters=config_overrides
 GresTypes=gpu
 MailProg=/bin/true
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin={task_plugin}
 MpiDefault=none
 SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU
+SelectTypeParameters=CR_CPU_Memory
+DefMemPerCPU={default_mib}
 ReturnToService=2
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
 PreemptType=preempt/partition_prio
@@ -44,6 +51,16 @@ NodeName=zz-second NodeHostname=zz-second NodeAddr=127.0.0.1 Port={ports[2]} {re
 PartitionName=all Nodes=ALL Default=YES PriorityTier=1 GraceTime=60
 PartitionName=urgent Nodes=ALL PriorityTier=2
 """
+_CGROUP_CONFIG = """
+CgroupPlugin=cgroup/v1
+CgroupMountpoint={root}
+ConstrainCores=yes
+ConstrainRAMSpace=yes
+"""
+_CGROUPS = pathlib.Path("/sys/fs/cgroup")
+CPUS = os.cpu_count()
+# The memory of a node, as SLURM believes, and what a job gets for each core that it asks for.
+NODE_MIB, DEFAULT_MIB = 8000, 200
 
 
 def installed() -> bool:
@@ -96,18 +113,23 @@ class Cluster:
             time.sleep(0.1)
         return state
 
+    def resources(self, job: str) -> dict[str, str]:
+        """What the job has got: {"cpu": "4", "mem": "16000M", "node": "2", …}"""
+        return dict(pair.split("=") for pair in self._field(job, "TRES").split(","))
+
     def _field(self, job: str, name: str) -> str:
         words = self.command("scontrol", "--oneliner", "show", "job", job).split()
         return [w.partition("=")[2] for w in words if w.startswith(f"{name}=")][0]
 
 
 @contextlib.contextmanager
-def cluster(folder: pathlib.Path, cpus: int = 1, gpus: int = 0) -> Iterator[Cluster]:
-    """Two nodes named after this machine; everything they need lies in `folder`.
+def cluster(folder: pathlib.Path, gpus: int) -> Iterator[Cluster]:
+    """Two nodes named after this machine, each with all of its cores; everything they need lies in
+    `folder`.
 
     Args:
       folder: an empty one.
-      cpus, gpus: of each node, as SLURM believes; the GPUs are empty files.
+      gpus: of each node, as SLURM believes; they are empty files.
     """
     host = socket.gethostname().partition(".")[0]
     with contextlib.ExitStack() as probes:
@@ -115,15 +137,24 @@ def cluster(folder: pathlib.Path, cpus: int = 1, gpus: int = 0) -> Iterator[Clus
         for probe in sockets:
             probe.bind(("127.0.0.1", 0))
         ports = [probe.getsockname()[1] for probe in sockets]
-    resources = f"CPUs={cpus}" + f" Gres=gpu:{gpus}" * (gpus > 0)
+    cgroups = _has_cgroups()
     config = _CONFIG.format(
-        folder=folder, host=host, user=getpass.getuser(), ports=ports, resources=resources
+        folder=folder,
+        host=host,
+        user=getpass.getuser(),
+        ports=ports,
+        # A cgroup is named by its job, and other tests on this machine may have a cluster too.
+        first_job=random.randrange(1, 1_000_000),
+        task_plugin="task/affinity,task/cgroup" if cgroups else "task/affinity",
+        default_mib=DEFAULT_MIB,
+        resources=f"CPUs={CPUS} RealMemory={NODE_MIB} Gres=gpu:{gpus}",
     )
     devices = [folder / f"nvidia{number}" for number in range(gpus)]
     for device in devices:
         device.touch()
     (folder / "gres.conf").write_text("".join(f"Name=gpu File={path}\n" for path in devices))
     (folder / "slurm.conf").write_text(config)
+    (folder / "cgroup.conf").write_text(_CGROUP_CONFIG.format(root=_CGROUPS) if cgroups else "")
     for name in ("state", f"spool-{host}", "spool-zz-second"):
         (folder / name).mkdir()
     key = folder / "munge.key"
@@ -139,6 +170,7 @@ def cluster(folder: pathlib.Path, cpus: int = 1, gpus: int = 0) -> Iterator[Clus
     ]
     here = Cluster(folder)
     with contextlib.ExitStack() as running:
+        running.callback(_remove_cgroups, host, "zz-second")
         for number, command in enumerate(daemons):
             log = running.enter_context((folder / f"daemon-{number}.log").open("wb"))
             program = shutil.which(command[0], path=SYSTEM_PATH)
@@ -156,6 +188,20 @@ def cluster(folder: pathlib.Path, cpus: int = 1, gpus: int = 0) -> Iterator[Clus
             here.command("scancel", "--signal=KILL", "--full", "--user", getpass.getuser())
             here.command("scancel", "--user", getpass.getuser())
             _wait(lambda: not here.command("squeue", "--noheader"), folder)
+
+
+def _has_cgroups() -> bool:
+    """Whether SLURM can make cgroups of its own on this machine."""
+    needed = [_CGROUPS / name / "tasks" for name in ("cpuset", "memory")]
+    return all(path.exists() and os.access(path.parent, os.W_OK) for path in needed)
+
+
+def _remove_cgroups(*nodes: str) -> None:
+    """Removes what the nodes' daemons leave, except what those of another cluster still use."""
+    for node in nodes:
+        for folder in sorted(_CGROUPS.glob(f"*/slurm_{node}/**/"), reverse=True):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
 
 def _end(daemon: subprocess.Popen) -> None:

@@ -248,6 +248,7 @@ def test_what_each_node_of_a_slurm_job_runs():
     srun, requeue = shown("slurm/train.sbatch", *WORDS)
     assert srun[0] == "srun" and "--wait=60" in srun
     assert srun[-len(WORDS) - 3 :][1:] == ["-m", "vit_jax", *WORDS]
+    assert "--cpu-bind=none" in srun  # all cores of the node
     assert requeue[:2] == ["scontrol", "requeue"]
 
 

@@ -31,20 +31,22 @@ print("start", restarts, flush=True)
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    with slurm.cluster(tmp_path_factory.mktemp("slurm")) as cluster:
+    with slurm.cluster(tmp_path_factory.mktemp("slurm"), gpus=8) as cluster:
         yield cluster
 
 
 @pytest.fixture
 def submit(cluster, tmp_path):
-    """`submit(program)`: a job of the script, whose processes run `program`; cancelled at the end."""
+    """`submit(program, *flags)`: a job of the script, whose processes run `program`; cancelled at the
+    end.
+    """
     jobs = []
 
-    def start(program: str, **environment: str) -> str:
+    def start(program: str, *flags: str, **environment: str) -> str:
         (tmp_path / "vit_jax.py").write_text(PROGRAM + program)
         jobs.append(
             cluster.command(
-                "sbatch", "--parsable", "--nodes=2", SCRIPT, "train", f"--workdir={tmp_path}",
+                "sbatch", "--parsable", "--nodes=2", *flags, SCRIPT, "train", f"--workdir={tmp_path}",
                 cwd=tmp_path, env={"PYTHON": sys.executable} | environment,
             )
         )  # fmt: skip
@@ -119,6 +121,41 @@ def test_a_cancelled_job_saves_and_is_not_queued_again(cluster, submit, tmp_path
     assert cluster.restarts(job) == 0
 
 
+CORES = """
+(workdir / f"cores-{process}").write_text(" ".join(map(str, os.sched_getaffinity(0))))
+"""
+
+
+def cores_of_tasks(folder: pathlib.Path) -> list[set[int]]:
+    return [set(map(int, file.read_text().split())) for file in sorted(folder.glob("cores-*"))]
+
+
+def test_one_process_a_node_may_use_all_its_cores_and_memory_on_a_site_that_gives_little(
+    cluster, submit, tmp_path
+):
+    job = submit(CORES)
+    assert cluster.wait_for(job, "COMPLETED", "FAILED") == "COMPLETED"
+    assert cores_of_tasks(tmp_path) == [set(range(slurm.CPUS))] * 2
+    resources = cluster.resources(job)
+    assert (resources["cpu"], resources["node"]) == (str(2 * slurm.CPUS), "2")
+    assert resources["mem"] in (f"{2 * slurm.NODE_MIB}M", f"{2 * slurm.NODE_MIB / 1024:.3f}G")
+
+
+def test_several_processes_of_a_node_have_an_equal_share_of_its_cores(cluster, submit, tmp_path):
+    job = submit(CORES, "--ntasks-per-node=2")
+    assert cluster.wait_for(job, "COMPLETED", "FAILED") == "COMPLETED"
+    cores = cores_of_tasks(tmp_path)  # of two tasks on each node
+    assert [len(of_task) for of_task in cores] == [slurm.CPUS // 2] * 4
+    assert not cores[0] & cores[1] and not cores[2] & cores[3]
+
+
+def test_a_job_that_shares_nodes_has_what_it_asked_for(cluster, submit):
+    job = submit("", "--oversubscribe", "--cpus-per-task=1", "--mem=500M")
+    assert cluster.wait_for(job, "COMPLETED", "FAILED") == "COMPLETED"
+    resources = cluster.resources(job)
+    assert (resources["cpu"], resources["mem"]) == ("2", "1000M")
+
+
 USED = """
 import json, os
 from vit_jax.devices import engines, gpus
@@ -131,19 +168,17 @@ print(json.dumps([int(os.environ["SLURM_NODEID"]), engines.find_place().local_de
     ("flags", "expected"),
     [
         (["--ntasks-per-node=1", "--gpus-per-node=8"], [None]),
-        (["--ntasks-per-node=8", "--gpus-per-node=8"], [[gpu] for gpu in range(8)]),
+        (["--ntasks-per-node=2", "--gpus-per-node=8"], [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        (["--ntasks-per-node=2", "--gpus-per-node=2"], [[0], [1]]),
         (["--ntasks-per-node=2", "--gpus-per-task=4"], [[0, 1, 2, 3], [4, 5, 6, 7]]),
     ],
-    ids=lambda value: value[0] if isinstance(value[0], str) else "",
+    ids=lambda value: " ".join(value) if isinstance(value[0], str) else "",
 )
-def test_processes_of_two_nodes_with_eight_gpus_each_use_all_of_them(
-    tmp_path_factory, flags, expected
-):
-    with slurm.cluster(tmp_path_factory.mktemp("gpus"), cpus=8, gpus=8) as gpu_cluster:
-        printed = gpu_cluster.command(
-            "srun", "--nodes=2", *flags, sys.executable, "-c", USED,
-            env={"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": ""},
-        )  # fmt: skip
+def test_processes_of_two_nodes_with_gpus_use_all_of_them(cluster, flags, expected):
+    printed = cluster.command(
+        "srun", "--nodes=2", *flags, sys.executable, "-c", USED,
+        env={"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": ""},
+    )  # fmt: skip
     found = sorted((json.loads(line) for line in printed.splitlines()), key=str)
     assert found == [[node, ids] for node in range(2) for ids in expected]
 
