@@ -133,7 +133,7 @@ def _dry_run(words: list[str], site: Site, price: float) -> Checked:
     target += [f"--price_per_chip_hour={price}"] if price and target else []
     code, out, err = run_vit_jax("train", *there, *target, "--dry_run", "--json")
     if code:
-        raise ConfigError(f"nothing was started, since the training command is refused:\n{err}")
+        raise ConfigError(f"nothing was started, since the training command is refused:\n{err.strip()}")
     print(err, end="", file=sys.stderr)
     found = json.loads(out.splitlines()[-1])
     runs = [found] if "lines" in found else list(found.values())

@@ -7,7 +7,7 @@ from launch import checking, flags
 
 # An engine is a module of `engines/` with these names: FLAGS that it takes, beside those of all; NEEDED ones; DEFAULTS
 # that differ; PROGRAM, which takes what stands behind a second --, '' if none does; ACTIONS, the first of which is the
-# usual one, each with whether it runs the training command; `check(options)`, which gives the `checking.Site`; and
+# usual one, each with whether it runs the training command; `check(action, options)`, which gives the `checking.Site`; and
 # `start(action, options, command, further, checked)`.
 ENGINES = {
     "gke": "on TPU slices of a GKE cluster, by JobSet",
@@ -43,7 +43,7 @@ def start(
     """
     engine = engine_of(name)
     flags.check_values(options, engine.NEEDED)
-    site = engine.check(options)
+    site = engine.check(action, options)
     checked = checking.Checked([], [], "")
     if engine.ACTIONS[action]:
         checked = checking.check_command(command, site, options.price_per_chip_hour)

@@ -25,7 +25,7 @@ SPOT_GRACE = 15
 BASE_IMAGE = "python:3.12-slim"
 
 
-def check(options: SimpleNamespace) -> checking.Site:
+def check(action: str, options: SimpleNamespace) -> checking.Site:
     tpu, shape = chips.check_slice(options.topology)
     known = CHIPS_OF_HOST.get(shape, (4,))
     if options.chips_per_host not in known:

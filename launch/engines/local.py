@@ -13,7 +13,7 @@ PROGRAM = ""
 ACTIONS = {"start": True}
 
 
-def check(options: SimpleNamespace) -> checking.Site:
+def check(action: str, options: SimpleNamespace) -> checking.Site:
     count = options.processes * options.devices_per_process
     # Without simulated devices the training command finds this machine's itself.
     return checking.Site(f"cpu:{count}" if count else "", remote=False)

@@ -30,7 +30,7 @@ ACTIONS = {"start": True}
 CHIPS_OF_HOST = 4
 
 
-def check(options: SimpleNamespace) -> checking.Site:
+def check(action: str, options: SimpleNamespace) -> checking.Site:
     flags.variables(options.env)
     scaling_of(options)
     remote = bool(options.address)

@@ -17,7 +17,7 @@ PROGRAM = "sky"
 ACTIONS = {"start": True}
 
 
-def check(options: SimpleNamespace) -> checking.Site:
+def check(action: str, options: SimpleNamespace) -> checking.Site:
     flags.check_label("name", options.name)
     flags.variables(options.env)
     if not options.topology:

@@ -19,7 +19,7 @@ PROGRAM = "sbatch"
 ACTIONS = {"start": True}
 
 
-def check(options: SimpleNamespace) -> checking.Site:
+def check(action: str, options: SimpleNamespace) -> checking.Site:
     gpus, processes = options.gpus_per_node, options.processes_per_node
     if gpus and gpus % processes:
         raise ConfigError(

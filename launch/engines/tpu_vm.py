@@ -40,7 +40,7 @@ NOT_SENT = {".git", ".venv", "runs", "__pycache__", ".pytest_cache", "node_modul
 LONGEST_PAUSE = 600
 
 
-def check(options: SimpleNamespace) -> checking.Site:
+def check(action: str, options: SimpleNamespace) -> checking.Site:
     longest = flags.MAX_LABEL - (len(f"-{options.slices - 1}") if options.slices > 1 else 0)
     flags.check_label("name", options.name, longest)
     if options.slice >= options.slices:
@@ -48,8 +48,14 @@ def check(options: SimpleNamespace) -> checking.Site:
             f"--slice={options.slice}: there are {options.slices}, which count from 0"
         )
     flags.check_bucket(options.bucket)
+    if not google.region_of(options.zone):
+        raise ConfigError(
+            f"--zone={options.zone}: must be a zone of Google Cloud, e.g. europe-west4-b"
+        )
     if options.topology:
         chips.check_vm_slice(options.topology)
+    elif action == "create" or ACTIONS[action]:
+        raise ConfigError(f"--topology=… is missing: {flags.FLAGS['topology'].help}")
     if options.spot and options.reserved:
         raise ConfigError("--spot and --reserved: a slice is one or the other")
     buckets = {f"/mnt/{options.bucket}": f"gs://{options.bucket}"} if options.bucket else {}
@@ -59,8 +65,6 @@ def check(options: SimpleNamespace) -> checking.Site:
 def start(
     action: str, options: SimpleNamespace, command: list[str], further: list[str], checked: checking.Checked
 ) -> None:  # fmt: skip
-    if action in ("create", "keep") and not options.topology:
-        raise ConfigError(f"--topology=… is missing: {flags.FLAGS['topology'].help}")
     if further and action not in ("create", "keep"):
         raise ConfigError(f"{' '.join(further)}: '{action}' takes no flags of gcloud's own")
     if not options.dry_run:

@@ -19,7 +19,7 @@ LONGEST_NAME = 40  # xpk refuses longer ones
 PRIORITIES = ("very-low", "low", "medium", "high", "very-high")
 
 
-def check(options: SimpleNamespace) -> checking.Site:
+def check(action: str, options: SimpleNamespace) -> checking.Site:
     flags.check_label("name", options.name, LONGEST_NAME)
     tpu_type(options.topology)
     if options.priority and options.priority not in PRIORITIES:
