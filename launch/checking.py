@@ -4,6 +4,8 @@ can be where the run will be and, by its own `--dry_run` in one process, that it
 
 import dataclasses
 import json
+import os
+import re
 import subprocess
 import sys
 
@@ -14,6 +16,7 @@ from vit_jax.base.schema import nearest
 
 # Image files are of this size, more or less; for what reading from another region costs.
 IMAGE_BYTES = 110e3
+_SIMULATED = "--xla_force_host_platform_device_count"
 H100 = "NVIDIA H100 80GB HBM3"
 
 
@@ -133,7 +136,9 @@ def _dry_run(words: list[str], site: Site, price: float) -> Checked:
     target += [f"--price_per_chip_hour={price}"] if price and target else []
     code, out, err = run_vit_jax("train", *there, *target, "--dry_run", "--json")
     if code:
-        raise ConfigError(f"nothing was started, since the training command is refused:\n{err.strip()}")
+        raise ConfigError(
+            f"nothing was started, since the training command is refused:\n{err.strip()}"
+        )
     print(err, end="", file=sys.stderr)
     found = json.loads(out.splitlines()[-1])
     runs = [found] if "lines" in found else list(found.values())
@@ -160,7 +165,12 @@ def _from_here(word: str, site: Site) -> str:
 
 def run_vit_jax(*words: str) -> tuple[int, str, str]:
     """Runs a command of vit_jax in a process of its own: exit code, standard output and error."""
-    done = subprocess.run([sys.executable, "-m", "vit_jax", *words], capture_output=True, text=True)
+    environment = dict(os.environ)
+    # A number of simulated devices, as for a rehearsal, would be that of the cluster.
+    if settings := environment.pop("XLA_FLAGS", ""):
+        environment["XLA_FLAGS"] = re.sub(rf"{_SIMULATED}=\d+", "", settings)
+    command = [sys.executable, "-m", "vit_jax", *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     return done.returncode, done.stdout, done.stderr
 
 

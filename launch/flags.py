@@ -70,7 +70,7 @@ FLAGS = {
     "processes": Flag(1, "how many, one for each pretended host", 1),
     "devices_per_process": Flag(0, "simulated CPU devices; 0: real ones", 0),
     "backoff": Flag(1.0, "seconds before a restart; doubles each time", 0),
-    "log_dir": Flag("", "output of each process; default: WORKDIR/logs"),
+    "process_logs": Flag("", "folder of the output of each process; default: WORKDIR/logs"),
     "env": Flag((), "NAME=VALUE for the processes; may be repeated"),
     "price_per_chip_hour": Flag(0.0, "to print the cost of the run", 0),
     "unchecked": Flag(False, "start although something could not be checked from here"),

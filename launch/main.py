@@ -7,8 +7,8 @@ from launch import checking, flags
 
 # An engine is a module of `engines/` with these names: FLAGS that it takes, beside those of all; NEEDED ones; DEFAULTS
 # that differ; PROGRAM, which takes what stands behind a second --, '' if none does; ACTIONS, the first of which is the
-# usual one, each with whether it runs the training command; `check(action, options)`, which gives the `checking.Site`; and
-# `start(action, options, command, further, checked)`.
+# usual one, each with whether it runs the training command; `check(action, options)`, which gives the `checking.Site`;
+# and `start(action, options, command, further, checked)`.
 ENGINES = {
     "gke": "on TPU slices of a GKE cluster, by JobSet",
     "tpu_vm": "on TPU VMs, which are made, looked after and deleted",

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 from launch import checking, local, shell
 from vit_jax.base import shipped
 
-FLAGS = ("processes", "devices_per_process", "max_restarts", "backoff", "grace", "log_dir")
+NUMBERS = ("processes", "devices_per_process", "max_restarts", "backoff", "grace")
+FLAGS = (*NUMBERS, "process_logs")
 NEEDED = ()
 DEFAULTS = {"max_restarts": 5, "grace": 20}
 PROGRAM = ""
@@ -22,8 +23,10 @@ def check(action: str, options: SimpleNamespace) -> checking.Site:
 def start(
     action: str, options: SimpleNamespace, command: list[str], further: list[str], checked: checking.Checked
 ) -> None:  # fmt: skip
-    names = [name for name in FLAGS if getattr(options, name) != ""]
-    words = [*(f"--{name}={getattr(options, name)}" for name in names), "--", *command]
+    words = [f"--{name}={getattr(options, name)}" for name in NUMBERS]
+    if options.process_logs:
+        words.append(f"--log_dir={options.process_logs}")
+    words += ["--", *command]
     checking.require_checked(checked.unchecked, options)
     if options.dry_run:
         print(shell.text([sys.executable, str(shipped.launch_folder() / "local.py"), *words]))

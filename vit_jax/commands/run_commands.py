@@ -41,10 +41,11 @@ def train() -> None:
                 f"--topology={FLAGS.topology} is for --dry_run: a run takes the devices that there are"
             )
 
+    elsewhere = _elsewhere()
     runs, changes = cli.load_recipe(settings)
     cli.warn_of_unread(list(runs.values())[-1], changes)
     if "" not in runs:
-        _train_all(runs)
+        _train_all(runs, elsewhere)
         return
     config = runs[""]
     if FLAGS.dry_run:
@@ -52,7 +53,7 @@ def train() -> None:
         from vit_jax.planning.dry_run import dry_run
 
         places.absolute(FLAGS.workdir or "", "--workdir")
-        result, recipe = dry_run(config, FLAGS.workdir, elsewhere=_elsewhere())
+        result, recipe = dry_run(config, FLAGS.workdir, elsewhere=elsewhere)
         cli.print_result(result | {"config": recipe}, recipe.rstrip())
         return
 
@@ -84,19 +85,18 @@ def _elsewhere() -> "Elsewhere | None":
     """The devices that --topology names."""
     if not FLAGS.topology:
         return None
-    from vit_jax.planning.elsewhere import Elsewhere
+    from vit_jax.planning.elsewhere import find_elsewhere
 
-    return Elsewhere(FLAGS.topology, FLAGS.slices, FLAGS.price_per_chip_hour)
+    return find_elsewhere(FLAGS.topology, FLAGS.slices, FLAGS.price_per_chip_hour)
 
 
-def _train_all(runs: "dict[str, ConfigDict]") -> None:
+def _train_all(runs: "dict[str, ConfigDict]", elsewhere: "Elsewhere | None") -> None:
     """`train` of an experiment of several runs."""
     if FLAGS.dry_run:
         from vit_jax.planning.dry_run import dry_run
 
         found = {
-            name: dry_run(config, None, tuple(runs), _elsewhere())[0]
-            for name, config in runs.items()
+            name: dry_run(config, None, tuple(runs), elsewhere)[0] for name, config in runs.items()
         }
         lines = [
             f"{name}: {one['model']}, {one['parameters']:,} parameters, {one['steps']:,} steps"

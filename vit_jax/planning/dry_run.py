@@ -98,9 +98,9 @@ def dry_run(
     lines.append(rough.text(estimate))
     plan = None
     if elsewhere:
-        plan, not_planned = check_elsewhere(assembly, elsewhere)
+        plan = check_elsewhere(assembly, elsewhere)
         lines += plan_lines(plan) if plan else []
-        unchecked += not_planned
+        unchecked += elsewhere.unchecked
     elif not on_cpu:
         lines.append("config.mesh is not checked: which devices will train is not known here")
     elif unfit := _unfit_mesh(config, missing):

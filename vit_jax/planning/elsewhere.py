@@ -20,50 +20,56 @@ class Elsewhere:
     """The devices that will train.
 
     Attributes:
-      topology: as `target.find` takes it; `cpu:N` for N devices of another kind.
-      slices: how many of them.
+      name: their topology.
+      target: these devices, or as many simulated ones; `None` if there cannot be as many here.
+      unchecked: what cannot be checked for them, a sentence each.
       price_per_chip_hour: to compute the cost.
     """
 
-    topology: str
-    slices: int = 1
+    name: str
+    target: Target | None
+    unchecked: list[str]
     price_per_chip_hour: float | None = None
 
 
-def check_elsewhere(assembly: Assembly, devices: Elsewhere) -> tuple[dict | None, list[str]]:
-    """The plan of a run, where there can be one, and what could not be checked.
+def find_elsewhere(topology: str, slices: int = 1, price: float | None = None) -> Elsewhere:
+    """The devices of a topology, as `target.find` takes it. Once JAX was used it cannot simulate more.
 
     Raises:
-      ConfigError: there is no such topology; the mesh, the batch or the step's memory does not fit it.
+      ConfigError: there is no such topology.
     """
-    target, unchecked = _find(devices)
+    if topology.startswith("cpu:"):
+        return Elsewhere(topology, find(topology), [], price)
+    tpu, shape = chips.check_slice(topology)
+    try:
+        return Elsewhere(topology, find(topology, slices=slices), [], price)
+    except ConfigError as error:  # There is no TPU compiler.
+        unchecked = [f"memory, time and cost of the run: {error}"]
+    count = slices * chips.count_chips(shape) * tpu.devices_per_chip
+    try:
+        return Elsewhere(topology, find(f"cpu:{count}"), unchecked, price)
+    except ConfigError as error:
+        unchecked.append(f"config.mesh and config.batch_size for {count} devices: {error}")
+        return Elsewhere(topology, None, unchecked, price)
+
+
+def check_elsewhere(assembly: Assembly, devices: Elsewhere) -> dict | None:
+    """The plan of a run on the devices; `None` where there can be none.
+
+    Raises:
+      ConfigError: the mesh, the batch or the step's memory does not fit them.
+    """
+    target = devices.target
     if target is None:
-        return None, unchecked
+        return None
     check_batch(assembly.config, make_mesh(assembly.config, target.devices))
     if target.tpu is None:
-        return None, unchecked
-    logging.info("compiling the step for %s, which takes a minute or so …", devices.topology)
+        return None
+    logging.info("compiling the step for %s, which takes a minute or so …", devices.name)
     plan = make_plan(assembly, target, price_per_chip_hour=devices.price_per_chip_hour)
     if not plan["fits"]:
-        raise ConfigError(f"the step does not fit {devices.topology}:\n{report.text(plan)}")
-    return plan, unchecked
-
-
-def _find(devices: Elsewhere) -> tuple[Target | None, list[str]]:
-    """The devices, or as many simulated ones where the TPU compiler is missing; and what is not checked then."""
-    kind, _, _ = devices.topology.partition(":")
-    if kind == "cpu":
-        return find(devices.topology), []
-    tpu, shape = chips.check_slice(devices.topology)
-    try:
-        return find(devices.topology, slices=devices.slices), []
-    except ConfigError as error:
-        unchecked = [f"memory, time and cost of the run: {error}"]
-    count = devices.slices * chips.count_chips(shape) * tpu.devices_per_chip
-    try:
-        return dataclasses.replace(find(f"cpu:{count}"), slices=devices.slices), unchecked
-    except (ConfigError, RuntimeError) as error:  # JAX was used already, with fewer devices.
-        return None, [*unchecked, f"config.mesh and config.batch_size for {count} devices: {error}"]
+        raise ConfigError(f"the step does not fit {devices.name}:\n{report.text(plan)}")
+    return plan
 
 
 def plan_lines(plan: dict) -> list[str]:
