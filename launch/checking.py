@@ -5,6 +5,7 @@ can be where the run will be and, by its own `--dry_run` in one process, that it
 import dataclasses
 import json
 import os
+import pathlib
 import re
 import subprocess
 import sys
@@ -144,7 +145,7 @@ def _dry_run(words: list[str], site: Site, price: float) -> Checked:
     runs = [found] if "lines" in found else list(found.values())
     lines = [line for run in runs for line in run["lines"]]
     unchecked = list(dict.fromkeys(text for run in runs for text in run["unchecked"]))
-    if not site.topology:
+    if site.remote and not site.topology:
         unchecked.append("whether config.mesh and config.batch_size fit the devices")
     if site.gpus and "estimate" in found:
         hours = found["estimate"]["seconds"][H100] / site.gpus / 3600
@@ -176,6 +177,21 @@ def run_vit_jax(*words: str) -> tuple[int, str, str]:
 
 def _local(words: list[str]) -> str:
     return local.value_of(words, "--config.checkpoint.local") or ""
+
+
+def clone_to_send() -> pathlib.Path | None:
+    """The clone that vit_jax is in, which other machines install from this folder; `None` if they install a version.
+
+    Raises:
+      ConfigError: it is another folder than this one.
+    """
+    clone = shipped.clone_folder()
+    if clone and not pathlib.Path.cwd().samefile(clone):
+        raise ConfigError(
+            f"vit_jax is in the clone {clone}: call this there, since the machines of the run get the folder in which "
+            "you call it, and install vit_jax from it"
+        )
+    return clone
 
 
 def require_checked(unchecked: list[str], options) -> None:

@@ -36,9 +36,10 @@ def check(action: str, options: SimpleNamespace) -> checking.Site:
     remote = bool(options.address)
     if options.topology:
         return checking.Site(options.topology, options.slices, remote=remote, shared_disk=True)
-    count = options.nodes * options.gpus_per_node
-    topology = f"cpu:{count}" if count else ""
-    return checking.Site(topology, gpus=count, remote=remote, shared_disk=True)
+    gpus = options.nodes * options.gpus_per_node
+    # Without GPUs each process has one device.
+    count = gpus or options.nodes * options.processes_per_node
+    return checking.Site(f"cpu:{count}", gpus=gpus, remote=remote, shared_disk=True)
 
 
 def scaling_of(options: SimpleNamespace) -> dict:

@@ -21,8 +21,12 @@ def check(action: str, options: SimpleNamespace) -> checking.Site:
     flags.check_label("name", options.name)
     flags.variables(options.env)
     if not options.topology:
-        count = options.nodes * options.gpus_per_node
-        return checking.Site(f"cpu:{count}" if count else "", gpus=count)
+        if not options.gpus_per_node:
+            raise ConfigError(
+                "--gpus_per_node=0: set how many --gpu=KIND, or --topology=KIND:SHAPE"
+            )
+        gpus = options.nodes * options.gpus_per_node
+        return checking.Site(f"cpu:{gpus}", gpus=gpus)
     if options.nodes != 1:
         raise ConfigError(
             f"--nodes={options.nodes}: a TPU slice is one machine for SkyPilot; for several slices as one run use "
@@ -45,7 +49,7 @@ def start(
         if options.spot
         else ["launch", f"--cluster={options.name}"]
     )
-    clone = shipped.clone_folder() is not None
+    clone = checking.clone_to_send()
     words = [
         "sky", *verb, f"--name={options.name}", f"--num-nodes={options.nodes}", f"--gpus={accelerators}",
         "--workdir=.", f"--env=COMMAND={shell.text(command)}", f"--env=EXTRA={extra}",

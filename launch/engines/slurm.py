@@ -25,8 +25,9 @@ def check(action: str, options: SimpleNamespace) -> checking.Site:
         raise ConfigError(
             f"--processes_per_node={processes}: {gpus} GPUs of a node cannot be divided among them evenly"
         )
-    count = options.nodes * gpus
-    return checking.Site(f"cpu:{count}" if count else "", gpus=count, shared_disk=True)
+    # Without GPUs each process has one device.
+    count = options.nodes * (gpus or processes)
+    return checking.Site(f"cpu:{count}", gpus=options.nodes * gpus, shared_disk=True)
 
 
 def start(

@@ -151,22 +151,12 @@ class Slices:
                     node,
                     "all",
                     "mkdir -p vit_jax && tar -xzf vit_jax.tar.gz -C vit_jax && "
-                    f"vit_jax/launch/tpu_worker.sh install{bucket}{version}",
+                    f"bash vit_jax/launch/tpu_worker.sh install{bucket}{version}",
                 )
 
     def _pack(self, archive: str) -> None:
-        """What all workers get: this folder, with the recipes in it, and `launch/`. A clone is installed from what is
-        sent.
-
-        Raises:
-          ConfigError: vit_jax is in a clone, which is not this folder.
-        """
-        clone = shipped.clone_folder()
-        if clone and not Path.cwd().samefile(clone):
-            raise ConfigError(
-                f"vit_jax is installed from {clone}: start it there, since the workers get the folder in which "
-                "you call this"
-            )
+        """What all workers get: this folder, with the recipes in it, and `launch/`."""
+        clone = checking.clone_to_send()
         print(f"# {archive}: {Path.cwd()} without {', '.join(sorted(NOT_SENT))}")
         if self._options.dry_run:
             return
@@ -181,7 +171,9 @@ class Slices:
         for number, node in enumerate(self._nodes):
             if slices > 1:
                 several = f" --slices={slices} --slice={number} --coordinator={first}"
-            line = f"vit_jax/launch/tpu_worker.sh start{several} -- {shell.text(self._command)}"
+            line = (
+                f"bash vit_jax/launch/tpu_worker.sh start{several} -- {shell.text(self._command)}"
+            )
             self._on(node, "all", line)
 
     def _address(self) -> str:

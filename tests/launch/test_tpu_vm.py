@@ -87,18 +87,18 @@ def test_every_worker_of_every_slice_is_installed_and_started_with_the_words_as_
     ]
     assert [command[5] for command in install if "ssh" in command] == ["b16-0", "b16-1"]
     assert all("--worker=all" in command for command in install)
-    assert remote(install[1]) == ["vit_jax/launch/tpu_worker.sh", "install", "--bucket=bkt"]
+    assert remote(install[1]) == ["bash", "vit_jax/launch/tpu_worker.sh", "install", "--bucket=bkt"]
 
     start = tpu_vm("start", "--topology=v5e:8x8")
     assert [command[5] for command in start] == ["b16"] and "--worker=all" in start[0]
-    assert remote(start[0]) == ["vit_jax/launch/tpu_worker.sh", "start", "--", *words]
+    assert remote(start[0]) == ["bash", "vit_jax/launch/tpu_worker.sh", "start", "--", *words]
 
 
 def test_workers_of_several_slices_are_given_all_that_slices_know_of_each_other(tpu_vm, words):
     start = tpu_vm("start", "--slices=2 --topology=v5e:4x4")
     assert [command[5] for command in start] == ["b16-0", "b16-1"]
     for number, command in enumerate(start):
-        script, action, *flags = remote(command)[: -len(words) - 1]
+        _, script, action, *flags = remote(command)[: -len(words) - 1]
         assert flags == ["--slices=2", f"--slice={number}", "--coordinator=ADDRESS"]
         service = worker(action, *flags, "--dry_run", "--", *words)[-1]
         assert [word for word in service if "MEGASCALE" in word] == [
