@@ -9,14 +9,14 @@ import pathlib
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 from launch import local
 from vit_jax.base import shipped
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
 
-# Image files are of this size, more or less; for what reading from another region costs.
-IMAGE_BYTES = 110e3
+IMAGE_BYTES = 110e3  # of a file, more or less; for what reading from another region costs
 _SIMULATED = "--xla_force_host_platform_device_count"
 H100 = "NVIDIA H100 80GB HBM3"
 
@@ -28,12 +28,11 @@ class Site:
     Attributes:
       topology: of its devices, as `vit_jax plan` takes it; '' if it is not known.
       slices: how many of them.
-      gpus: how many in all.
+      gpus: how many in all; 0 of TPUs.
       buckets: buckets that are mounted there, to be read: address by folder.
       remote: its machines have other disks than this one.
       sent: the folder in which it was called is sent to them, or in their image.
       shared_disk: a folder without an address can be seen by all its machines.
-      region: of Google Cloud; '' if it is not known.
     """
 
     topology: str = ""
@@ -43,7 +42,6 @@ class Site:
     remote: bool = True
     sent: bool = True
     shared_disk: bool = False
-    region: str = ""
 
 
 @dataclasses.dataclass
@@ -54,7 +52,7 @@ class Checked:
       lines: what it will do, a sentence each.
       unchecked: what could not be checked, a sentence each.
       local: the folder of its local checkpoints; '' without.
-      examples, epochs: how much it reads, if that is known.
+      reads: bytes of images, about; 0 if it is not known.
     """
 
     lines: list[str]
@@ -81,7 +79,8 @@ def check_command(command: list[str], site: Site, price: float = 0.0) -> Checked
     _check_workdir(name, local.workdir_of(words), site)
     _check_files(words, site)
     if name != "train":
-        return Checked([], [f"'{name}' has no --dry_run: its flags"], _local(words))
+        folder = local.value_of(words, "--config.checkpoint.local") or ""
+        return Checked([], [f"'{name}' has no --dry_run: its flags"], folder)
     return _dry_run(words, site, price)
 
 
@@ -175,10 +174,6 @@ def run_vit_jax(*words: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def _local(words: list[str]) -> str:
-    return local.value_of(words, "--config.checkpoint.local") or ""
-
-
 def clone_to_send() -> pathlib.Path | None:
     """The clone that vit_jax is in, which other machines install from this folder; `None` if they install a version.
 
@@ -194,7 +189,7 @@ def clone_to_send() -> pathlib.Path | None:
     return clone
 
 
-def require_checked(unchecked: list[str], options) -> None:
+def require_checked(unchecked: list[str], options: SimpleNamespace) -> None:
     """Raises `ConfigError` if something could not be checked, unless --unchecked is set; then it is printed alone."""
     if not unchecked:
         return

@@ -27,7 +27,7 @@ def check(action: str, options: SimpleNamespace) -> checking.Site:
         )
     # Without GPUs each process has one device.
     count = options.nodes * (gpus or processes)
-    return checking.Site(f"cpu:{count}", gpus=options.nodes * gpus, shared_disk=True)
+    return checking.Site(f"cpu:{count}", gpus=options.nodes * gpus, remote=False)
 
 
 def start(

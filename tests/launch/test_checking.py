@@ -9,7 +9,7 @@ from launch.checking import Site, check_command
 from vit_jax.base.errors import ConfigError
 
 POD = Site("cpu:8", buckets={"/mnt/bkt": "gs://bkt"}, sent=False)
-CLUSTER = Site("cpu:8", gpus=8, shared_disk=True)
+CLUSTER = Site("cpu:8", gpus=8, shared_disk=True)  # as of Ray
 
 
 @pytest.mark.parametrize(
