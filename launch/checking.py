@@ -9,6 +9,7 @@ import pathlib
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from types import SimpleNamespace
 
 from launch import local
@@ -17,7 +18,7 @@ from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
 
 IMAGE_BYTES = 110e3  # of a file, more or less; for what reading from another region costs
-_SIMULATED = "--xla_force_host_platform_device_count"
+_SIMULATED = r"--xla_force_host_platform_device_count=(\d+)"
 H100 = "NVIDIA H100 80GB HBM3"
 
 
@@ -163,12 +164,18 @@ def _from_here(word: str, site: Site) -> str:
     return word
 
 
+def simulated_devices(environment: Mapping[str, str]) -> int:
+    """How many CPU devices a process has."""
+    found = re.search(_SIMULATED, environment.get("XLA_FLAGS", ""))
+    return int(found[1]) if found else 1
+
+
 def run_vit_jax(*words: str) -> tuple[int, str, str]:
     """Runs a command of vit_jax in a process of its own: exit code, standard output and error."""
     environment = dict(os.environ)
-    # A number of simulated devices, as for a rehearsal, would be that of the cluster.
+    # Devices are those of --topology, not those that a rehearsal in this shell simulates.
     if settings := environment.pop("XLA_FLAGS", ""):
-        environment["XLA_FLAGS"] = re.sub(rf"{_SIMULATED}=\d+", "", settings)
+        environment["XLA_FLAGS"] = re.sub(_SIMULATED, "", settings)
     command = [sys.executable, "-m", "vit_jax", *words]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     return done.returncode, done.stdout, done.stderr

@@ -1,10 +1,12 @@
 """Several processes on this machine, or one host of a pod, by `launch/local.py`, which starts them again."""
 
+import os
 import sys
 from types import SimpleNamespace
 
 from launch import checking, local, shell
 from vit_jax.base import shipped
+from vit_jax.devices.local import platform_of_children
 
 NUMBERS = ("processes", "devices_per_process", "max_restarts", "backoff", "grace")
 FLAGS = (*NUMBERS, "process_logs")
@@ -15,9 +17,11 @@ ACTIONS = {"start": True}
 
 
 def check(action: str, options: SimpleNamespace) -> checking.Site:
-    count = options.processes * options.devices_per_process
-    # Without simulated devices the training command finds this machine's itself.
-    return checking.Site(f"cpu:{count}" if count else "", remote=False)
+    each = options.devices_per_process
+    if not each and platform_of_children() == "cpu":
+        each = checking.simulated_devices(os.environ)
+    # Real devices the training command finds itself.
+    return checking.Site(f"cpu:{options.processes * each}" if each else "", remote=False)
 
 
 def start(

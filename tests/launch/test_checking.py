@@ -91,6 +91,14 @@ def test_a_missing_compiler_is_reported_and_the_mesh_is_checked_all_the_same(
     assert code == 2 and "does not fit the 4 devices" in err
 
 
+def test_the_memory_of_this_machine_is_none_of_a_run_elsewhere(command, monkeypatch, tmp_path):
+    monkeypatch.setattr("vit_jax.devices.local.memory_bytes", lambda: 1000)
+    words = ("train", "--config=digits", f"--workdir={tmp_path}", "--dry_run")
+    code, _, err = command(*words)
+    assert code == 2 and "parameters" in err
+    assert command(*words, "--topology=cpu:8")[0] == 0
+
+
 def test_a_topology_is_for_dry_runs(command, tmp_path):
     code, _, err = command(
         "train", "--config=digits", f"--workdir={tmp_path}", "--topology=v5e:2x2"

@@ -87,14 +87,16 @@ def dry_run(
         masks=None if source is None else mask_table(source) or False,
     )
     suite = source and evaluation.make(config.eval.evaluators, subject_of(assembly, source))
-    preflight.check_run(assembly, source, suite, workdir, teachers=teachers)
+    preflight.check_run(
+        assembly, source, suite, workdir, teachers=teachers, elsewhere=elsewhere is not None
+    )
     if config.init_from:
         starting.check_fits(assembly)
     # What a teacher labels belongs to the examples of a run, and is not known here.
     if source is not None and workdir is not None and not config.pseudo.teacher:
         _check_same_run(assembly, source, workdir)
     lines = announce.lines(assembly, examples, suite)
-    estimate = rough.estimate(assembly)
+    estimate = rough.estimate(assembly, on_cpu=on_cpu and elsewhere is None)
     lines.append(rough.text(estimate))
     plan = None
     if elsewhere:
