@@ -4,7 +4,6 @@ can be where the run will be and, by its own `--dry_run` in one process, that it
 
 import dataclasses
 import json
-import os
 import pathlib
 import re
 import subprocess
@@ -13,7 +12,7 @@ from collections.abc import Mapping
 from types import SimpleNamespace
 
 from launch import local
-from vit_jax.base import shipped
+from vit_jax.base import shipped, subprocesses
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.schema import nearest
 
@@ -172,12 +171,11 @@ def simulated_devices(environment: Mapping[str, str]) -> int:
 
 def run_vit_jax(*words: str) -> tuple[int, str, str]:
     """Runs a command of vit_jax in a process of its own: exit code, standard output and error."""
-    environment = dict(os.environ)
+    command, environment = subprocesses.python_module("vit_jax")
     # Devices are those of --topology, not those that a rehearsal in this shell simulates.
     if settings := environment.pop("XLA_FLAGS", ""):
         environment["XLA_FLAGS"] = re.sub(_SIMULATED, "", settings)
-    command = [sys.executable, "-m", "vit_jax", *words]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    done = subprocess.run([*command, *words], capture_output=True, text=True, env=environment)
     return done.returncode, done.stdout, done.stderr
 
 

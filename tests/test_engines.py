@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -14,6 +15,7 @@ from jax._src.clusters import cloud_tpu_cluster
 
 from vit_jax.base.errors import ConfigError
 from vit_jax.devices import engines, gpus, meshes, processes
+from vit_jax.devices.local import warn_of_few_cores
 from vit_jax.training import announce
 
 NODES, GPUS = 2, 8
@@ -219,11 +221,24 @@ def test_a_run_says_what_it_computes_with_and_warns_of_gpus_that_it_does_not_use
             logging, level, lambda text, *values, to=lines: to.append(text % values)
         )
     announce.announce_devices(meshes.replica_mesh())
-    assert logged["info"] == ["devices: 8 x cpu, mesh data 8 x fsdp 1 x tensor 1"]
+    devices = "devices: 8 x cpu, mesh data 8 x fsdp 1 x tensor 1"
+    assert logged["info"] == [f"{devices}; cores: {len(os.sched_getaffinity(0))}"]
     assert "the run uses 0 of the node's 8 GPUs" in logged["warning"][0]
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     announce.announce_devices(meshes.replica_mesh())
     assert len(logged["warning"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("cores", "devices", "platform", "warned"),
+    [(1, 1, "gpu", "1 core for 1 GPU:"), (2, 8, "gpu", "2 cores for 8 GPUs:"), (4, 4, "tpu", "4 TPUs"),
+     (64, 8, "gpu", None), (2, 1, "tpu", None), (2, 8, "cpu", None)],
+)  # fmt: skip
+def test_a_host_with_at_most_one_core_for_each_accelerator_is_warned_of(
+    cores, devices, platform, warned
+):
+    text = warn_of_few_cores(cores, [SimpleNamespace(platform=platform)] * devices)
+    assert (warned in text and "--cpu-bind=none" in text) if warned else text == ""
 
 
 JOIN = """

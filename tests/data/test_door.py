@@ -1,5 +1,6 @@
 """The one door of images: which formats enter, and what is refused before a library sees it."""
 
+import io
 import os
 import pickle
 import struct
@@ -98,6 +99,18 @@ def test_a_jpeg_of_thousands_of_scans_is_refused():
     many = progressive[:scan] + progressive[scan:-2] * 1000 + b"\xff\xd9"
     with pytest.raises(BadImage, match="more than 500 scans"):
         decode.decode(many, name="x")
+
+
+def test_a_large_jpeg_may_have_fewer_scans():
+    file = io.BytesIO()
+    Image.new("L", (8000, 8000)).save(file, "JPEG", progressive=True)
+    progressive = file.getvalue()
+    first = progressive.index(b"\xff\xda", progressive.index(b"\xff\xda") + 2)  # of a few bytes
+    second = progressive.index(b"\xff\xda", first + 2)
+    many = progressive[:first] + progressive[first:second] * 480 + progressive[first:]
+    with pytest.raises(BadImage, match="more than 33 scans of 8000 x 8000 pixels"):
+        images.check_image(many, "x", 2**26)
+    assert images.check_image(progressive, "x", 2**26).height == 8000
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
             r"/api/models/([\w.-]+/[\w.-]+)(?:/(revision|tree)/([^/?]+))?(\?.*)?", self.path
         )
         file = re.fullmatch(r"/([\w.-]+/[\w.-]+)/resolve/([^/]+)/(.+)", self.path)
+        if self.path in hub.redirects:
+            self.send_response(302)
+            self.send_header("Location", hub.redirects[self.path])
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         plain = hub.web.get(self.path)
         if plain is not None:
             self.give(plain, {"ETag": f'"{hashlib.sha256(plain).hexdigest()}"'})
@@ -164,4 +170,4 @@ class Hub:
 
     def __init__(self):
         self.repositories, self.private, self.web, self.asked, self.cut = {}, {}, {}, [], None
-        self.large, self.visibility = {}, {}
+        self.large, self.visibility, self.redirects = {}, {}, {}

@@ -2,7 +2,9 @@
 
 import io
 import json
+import os
 import pickle
+import signal
 import struct
 import subprocess
 import sys
@@ -168,3 +170,33 @@ def test_a_header_of_npz_is_not_decompressed_without_end(tmp_path):
     np.savez(tmp_path / "whole.npz", a=np.arange(3))
     with (tmp_path / "whole.npz").open("rb") as file:
         assert np.array_equal(np.asarray(npz.read("whole.npz", file)["a"]), np.arange(3))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [["model.safetensors"], ["config.json"], ["pytorch_model.bin"], ["a.bin", "pytorch_model.bin.index.json"],
+     ["preprocessor_config.json", "model.safetensors"]],
+)  # fmt: skip
+def test_a_pipe_in_the_place_of_a_file_is_refused_and_not_waited_for(tmp_path, names):
+    (tmp_path / "config.json").write_text('{"model_type": "vit"}')
+    in_safetensors(tmp_path, b"{}").rename(tmp_path / "model.safetensors")
+    if "a.bin" in names:
+        (tmp_path / "model.safetensors").unlink()
+        (tmp_path / names[1]).write_text('{"weight_map": {"a": "a.bin"}}')
+    elif names[0].endswith(".bin"):
+        (tmp_path / "model.safetensors").unlink()
+    (tmp_path / names[0]).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / names[0])
+    signal.alarm(20)  # ends the tests where it is waited for
+    try:
+        with pytest.raises(CheckpointError, match=f"{names[0]} is no file, but a pipe or a device"):
+            formats.read_checkpoint(tmp_path)
+    finally:
+        signal.alarm(0)
+
+
+def test_a_pipe_or_a_device_is_no_checkpoint(tmp_path):
+    os.mkfifo(tmp_path / "x.npz")
+    for path in (tmp_path / "x.npz", "/dev/zero"):
+        with pytest.raises(CheckpointError, match="is no file, but a pipe or a device"):
+            formats.read_checkpoint(path)

@@ -2,6 +2,7 @@
 
 import hashlib
 import threading
+import urllib.request
 
 import absl.logging
 import jax
@@ -195,3 +196,33 @@ def test_a_file_from_the_web_is_downloaded_once_and_compared_with_its_checksum(h
     assert "cannot be reached" in caplog.text
     with pytest.raises(ConfigError, match="anybody on the way can change what comes by http"):
         formats.read_checkpoint("http://example.com/a.pth")
+
+
+def test_a_redirect_is_followed_only_to_where_nobody_can_change_what_comes(hub, files):
+    hub.web["/files/vit.safetensors"] = files["model.safetensors"]
+    hub.redirects = {
+        "/same": f"{hub.address}/files/vit.safetensors",
+        "/other": "http://192.0.2.1/vit",
+    }
+    assert web.fetch(f"{hub.address}/same").read_bytes() == files["model.safetensors"]
+    with pytest.raises(
+        CheckpointError, match="/other redirects to http://192.0.2.1/vit, and anybody"
+    ):
+        web.fetch(f"{hub.address}/other")
+    redirect = web._SafeRedirects().redirect_request
+    asked = urllib.request.Request("https://example.org/vit")
+    assert redirect(asked, None, 302, "Found", {}, "https://cdn.example.org/vit") is not None
+    for place in ("http://example.org/vit", "http://127.0.0.1/vit", "ftp://example.org/vit"):
+        with pytest.raises(CheckpointError, match="use another address, by https://"):
+            redirect(asked, None, 302, "Found", {}, place)
+
+
+def test_marks_that_were_cut_short_are_as_none(hub, files):
+    hub.web["/files/vit.safetensors"] = files["model.safetensors"]
+    address = f"{hub.address}/files/vit.safetensors"
+    path = web.fetch(address)
+    marks = path.parent / "marks.json"
+    whole = marks.read_text()
+    marks.write_text(whole[:9])  # by an earlier version, and a full disk
+    assert web.fetch(address) == path and marks.read_text() == whole
+    assert [method for method, _ in hub.asked] == ["GET", "GET"]

@@ -66,14 +66,14 @@ class Slow:
 class Running:
     """A server that runs, until `stop`."""
 
-    def __init__(self, network, **limits):
+    def __init__(self, network, names=(), **limits):
         from vit_jax.serving.server import Server
 
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self.stopped = None
-        self.server = Server(network, Limits(**limits), {"model": "tiny"})
+        self.server = Server(network, Limits(**limits), {"model": "tiny"}, names)
         self.url = self._do(self.server.start("127.0.0.1", 0)).result()
         self.place = urlsplit(self.url).netloc
 
@@ -104,11 +104,11 @@ class Running:
 
 @pytest.fixture
 def serving():
-    """`serving(network, **limits)`: a server that runs."""
+    """`serving(network, names, **limits)`: a server that runs."""
     running = []
 
-    def start(network, **limits) -> Running:
-        running.append(Running(network, **limits))
+    def start(network, names=(), **limits) -> Running:
+        running.append(Running(network, names, **limits))
         return running[-1]
 
     yield start

@@ -199,22 +199,56 @@ def test_the_page_shows_classes_and_attention_in_a_browser(checkpoint, tmp_path)
     assert len(picture) > 20_000  # with two images of noise
 
 
+@pytest.mark.slow
+def test_a_page_whose_name_was_made_to_mean_this_machine_reads_nothing(checkpoint, tmp_path):
+    """In a real browser that takes the server for the page's own."""
+    if not shutil.which("chromium"):
+        pytest.skip("no chromium")
+    with process(checkpoint, "--batch_size=1") as (_, url):
+        port = urlsplit(url).port
+        found = asyncio.run(asked_by_a_page(f"http://evil.example:{port}/", url, tmp_path))
+    assert [answer["status"] for answer in found["own"].values()] == [421] * 4
+    assert all(list(json.loads(answer["text"])) == ["error"] for answer in found["own"].values())
+    assert (
+        found["other"] == "TypeError"
+    )  # a page from elsewhere reads no answer of http://127.0.0.1
+
+
+async def asked_by_a_page(page: str, url: str, folder) -> dict:
+    """What scripts of a page get of the server: as its own, and from http://127.0.0.1."""
+    async with browser(folder, "--host-resolver-rules=MAP evil.example 127.0.0.1") as (call, value):
+        await call("Page.setBypassCSP", enabled=True)  # as of a page that came from elsewhere
+        await call("Page.navigate", url=page)
+        script = f"""(async () => {{
+            const own = {{}};
+            for (const path of ["/", "/model", "/metrics", "/predict"]) {{
+                const answer = await fetch(path, path == "/predict" ? {{method: "POST", body: "x"}} : {{}});
+                own[path] = {{status: answer.status, text: await answer.text()}};
+            }}
+            let other = "read";
+            try {{ await fetch("{url}/model"); }} catch (error) {{ other = error.name; }}
+            return {{own, other}};
+        }})()"""
+        return await value(script)
+
+
 def names(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.endswith("\t")]
 
 
-async def browse(url: str, files, folder) -> list[str]:
-    """Gives the page one file after the other; the texts that it shows, and FOLDER/0.png, … as pictures."""
+@contextlib.asynccontextmanager
+async def browser(folder, *flags):
+    """A browser's tab: (a function that calls its protocol, one that gives the value of an expression)."""
     import aiohttp
 
     home = f"--user-data-dir={folder / 'home'}"
-    browser = subprocess.Popen(
+    running = subprocess.Popen(
         ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", home,
-         "--window-size=950,760", "about:blank"],
+         "--window-size=950,760", *flags, "about:blank"],
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        listening = next(line for line in browser.stderr if "DevTools listening on" in line)
+        listening = next(line for line in running.stderr if "DevTools listening on" in line)
         place = urlsplit(listening.split()[-1]).netloc
         async with aiohttp.ClientSession() as session:
             tabs = await (await session.get(f"http://{place}/json")).json()
@@ -231,29 +265,39 @@ async def browse(url: str, files, folder) -> list[str]:
 
                 async def value(expression: str):
                     found = await call(
-                        "Runtime.evaluate", expression=expression, returnByValue=True
+                        "Runtime.evaluate",
+                        expression=expression,
+                        returnByValue=True,
+                        awaitPromise=True,
                     )
                     return found["result"].get("value")
 
-                async def until(expression: str) -> None:
-                    for _ in range(300):
-                        if await value(expression):
-                            return
-                        await asyncio.sleep(0.1)
-                    raise TimeoutError(expression)
-
-                await call("Page.navigate", url=url)
-                await until("document.querySelector('#about')?.textContent")
-                texts = []
-                for number, file in enumerate(files):
-                    root = (await call("DOM.getDocument"))["root"]["nodeId"]
-                    chooser = await call("DOM.querySelector", nodeId=root, selector="#file")
-                    await call("DOM.setFileInputFiles", files=[str(file)], **chooser)
-                    await until("document.querySelector('#message').textContent != '…'")
-                    texts.append(await value("document.body.innerText"))
-                    shot = await call("Page.captureScreenshot", format="png")
-                    (folder / f"{number}.png").write_bytes(base64.b64decode(shot["data"]))
-                return texts
+                yield call, value
     finally:
-        browser.terminate()
-        browser.wait()
+        running.terminate()
+        running.wait()
+
+
+async def browse(url: str, files, folder) -> list[str]:
+    """Gives the page one file after the other; the texts that it shows, and FOLDER/0.png, … as pictures."""
+    async with browser(folder) as (call, value):
+
+        async def until(expression: str) -> None:
+            for _ in range(300):
+                if await value(expression):
+                    return
+                await asyncio.sleep(0.1)
+            raise TimeoutError(expression)
+
+        await call("Page.navigate", url=url)
+        await until("document.querySelector('#about')?.textContent")
+        texts = []
+        for number, file in enumerate(files):
+            root = (await call("DOM.getDocument"))["root"]["nodeId"]
+            chooser = await call("DOM.querySelector", nodeId=root, selector="#file")
+            await call("DOM.setFileInputFiles", files=[str(file)], **chooser)
+            await until("document.querySelector('#message').textContent != '…'")
+            texts.append(await value("document.body.innerText"))
+            shot = await call("Page.captureScreenshot", format="png")
+            (folder / f"{number}.png").write_bytes(base64.b64decode(shot["data"]))
+        return texts

@@ -26,7 +26,7 @@ def run(steps, **options):
     """Runs `steps(decoders)` with one process."""
 
     async def begin():
-        decoders = Decoders(options.pop("data", DATA), count=1, **{"seconds": 20} | options)
+        decoders = Decoders(options.pop("data", DATA), **{"count": 1, "seconds": 20} | options)
         await decoders.start()
         try:
             return await steps(decoders)
@@ -42,7 +42,14 @@ def slow_image() -> bytes:
 
 
 def pids(decoders) -> set[int]:
-    return {worker._process.pid for worker in decoders._workers}
+    return {worker._process.pid for pool in decoders.pools for worker in pool.workers}
+
+
+async def replaced(decoders) -> None:
+    """Returns once each pool has a process again."""
+    async with asyncio.timeout(20):
+        while not all(pool.workers for pool in decoders.pools):
+            await asyncio.sleep(0.01)
 
 
 def test_a_process_gives_the_crops_of_this_one():
@@ -51,6 +58,24 @@ def test_a_process_gives_the_crops_of_this_one():
 
     for i, found in enumerate(run(steps)):
         assert np.array_equal(found, decode.eval_crop(encoded(i, side=40), DATA, name="x"))
+
+
+@pytest.mark.parametrize("searched", [False, True])
+def test_a_process_imports_nothing_from_the_folder_in_which_the_server_was_started(
+    tmp_path, monkeypatch, searched
+):
+    """Where `python -m vit_jax serve` starts it, that folder is searched by the server itself."""
+    for name in ("cv2", "PIL", "simplejpeg", "struct", "sitecustomize"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')")
+    monkeypatch.chdir(tmp_path)
+    if searched:
+        monkeypatch.syspath_prepend(str(tmp_path))
+
+    async def steps(decoders):
+        return await decoders.decode(encoded())
+
+    assert run(steps).shape == (16, 16, 3)
+    assert not (tmp_path / "imported").exists()
 
 
 def test_what_cannot_be_read_is_a_bad_image_and_the_process_goes_on():
@@ -71,31 +96,29 @@ def test_an_image_that_takes_too_long_ends_with_its_process():
         before, image = pids(decoders), slow_image()
         with pytest.raises(BadImage, match="takes more than 0.1 seconds"):
             await decoders.decode(image)
-        decoders._seconds = 20
-        assert (await decoders.decode(encoded())).shape == (16, 16, 3)
-        assert not pids(decoders) & before
-        for pid in before:
-            with pytest.raises(ProcessLookupError):
-                os.kill(pid, 0)
+        await replaced(decoders)
+        (ended,) = before - pids(decoders)
+        with pytest.raises(ProcessLookupError):
+            os.kill(ended, 0)
 
     run(steps, seconds=0.1)
 
 
 def test_who_gives_up_ends_the_decoding():
     async def steps(decoders):
-        before = pids(decoders)
+        before, image = pids(decoders), slow_image()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
-                await decoders.decode(slow_image())
-        await decoders.decode(encoded())
-        assert not pids(decoders) & before
+                await decoders.decode(image)
+        await replaced(decoders)
+        assert len(pids(decoders) & before) == 1
 
     run(steps)
 
 
 def test_a_process_that_dies_is_replaced():
     async def steps(decoders):
-        (pid,) = pids(decoders)
+        (pid,) = {worker._process.pid for worker in decoders.pools[0].workers}
         os.kill(pid, 9)
         with pytest.raises(BadImage, match="takes more than 10 s or too much memory"):
             await decoders.decode(encoded())
@@ -130,7 +153,7 @@ def test_a_client_that_vanishes_leaves_a_line(serving, network, caplog):
     for body in (b"", b"half"):
         with socket.create_connection(server.place.split(":"), timeout=20) as client:
             client.sendall(
-                b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n" + body
+                b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 500\r\n\r\n" + body
             )
             time.sleep(0.2)
     deadline = time.monotonic() + 10
@@ -149,16 +172,42 @@ def test_a_compressed_body_is_refused_and_leaves_no_traceback(serving, network, 
     assert server.ask("/predict", encoded())[0] == 200
 
 
-def test_bytes_count_until_they_are_answered(serving, network, monkeypatch):
-    from vit_jax.serving import server as module
+def test_a_large_image_is_decoded_by_a_process_of_its_own_which_alone_has_the_memory_for_it():
+    large = cv2.imencode(".png", np.zeros((4100, 4100), np.uint8))[1].tobytes()
 
-    monkeypatch.setattr(module, "_MOST_HELD", 3_000_000)
-    server = serving(network)
-    large = io.BytesIO()
-    np.save(large, np.zeros((1000, 1000, 2), np.uint8))  # 2 MB, of two channels
-    assert server.ask("/predict", large.getvalue())[0] == 415
-    server.server._held += 2_000_000
-    status, answer = server.ask("/predict", large.getvalue())
-    assert status == 503 and "too many images" in answer["error"]
-    server.server._held -= 2_000_000
-    assert server.ask("/predict", encoded())[0] == 200 and server.server._held == 0
+    async def steps(decoders):
+        usual, own = decoders.pools
+        assert (await decoders.decode(encoded())).shape == (16, 16, 3)
+        held = own._idle.get_nowait()  # as while it decodes another one
+        waiting = asyncio.create_task(decoders.decode(large))
+        for _ in range(3):
+            await decoders.decode(encoded())
+        assert not waiting.done() and usual._settings.megabytes == 384 < own._settings.megabytes
+        own._idle.put_nowait(held)
+        assert (await waiting).shape == (16, 16, 3)
+
+    run(steps)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="limits of memory are Linux's")
+def test_many_small_files_of_large_images_take_the_memory_of_one():
+    import psutil
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.new("RGB", (8000, 8000)).save(file, "AVIF", speed=10)
+    assert len(file.getvalue()) < 20_000
+
+    async def steps(decoders):
+        processes = [psutil.Process(pid) for pid in pids(decoders)]
+        before = sum(process.memory_info().rss for process in processes)
+        asked = [asyncio.create_task(decoders.decode(file.getvalue())) for _ in range(4)]
+        most = 0
+        while not all(one.done() for one in asked):
+            most = max(most, sum(process.memory_info().rss for process in processes))
+            await asyncio.sleep(0.005)
+        print(f"{[one.exception() for one in asked]}: {(most - before) >> 20} MiB more")
+        return most - before
+
+    assert run(steps, count=4, seconds=120) < 1.1 * 2**30

@@ -85,6 +85,7 @@ def huge_png() -> bytes:
         ("/predict?topk=0", encoded(), 400, "topk=0 must be a whole number, 1 or more"),
         ("/predict?topk=five", encoded(), 400, "topk=five must be"),
         ("/predict?attention=yes", encoded(), 400, "attention=yes must be 0 or 1"),
+        (f"/predict?topk={'9' * 5000}", encoded(), 400, "topk=999999999 must be a .* of up to 9 digits"),
         ("/predict?top=3", encoded(), 400, "no parameter 'top', only topk and attention"),
         ("/predict", None, 405, "POST the bytes of an image to /predict"),
         ("/nowhere", None, 404, "there is nothing here"),
@@ -109,7 +110,9 @@ def test_more_classes_than_there_are_gives_all(server):
 def test_a_slow_client_gets_408_and_others_are_served_meanwhile(serving, network):
     server = serving(network, seconds=1)
     with socket.create_connection(server.place.split(":"), timeout=20) as slow:
-        slow.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\nhalf")
+        slow.sendall(
+            b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 500\r\n\r\nhalf"
+        )
         assert server.ask("/predict", encoded())[0] == 200
         assert slow.recv(4096).startswith(b"HTTP/1.1 408")
 

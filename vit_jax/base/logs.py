@@ -3,12 +3,28 @@
 import contextlib
 import logging as python_logging
 import os
+import re
 import sys
 import threading
 import time
 from collections.abc import Iterator
 
 from absl import flags, logging
+
+# What moves the cursor, colours, hides or reorders text: controls but tabs and line ends, the marks that change the
+# direction of writing, and halves of pairs, which cannot be encoded (file names that are no UTF-8).
+_CONTROL = re.compile(
+    "[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    r"""A text for a terminal: names that come from strangers cannot control it.
+
+    >>> printable("cat\x1b[2J")
+    'cat\\x1b[2J'
+    """
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def to_stderr(process: int | None = None, *, quiet: bool = False) -> None:
@@ -24,7 +40,7 @@ def to_stderr(process: int | None = None, *, quiet: bool = False) -> None:
     prefix = "" if process is None else f"[{process}] "
     handler = logging.get_absl_handler()
     line = f"{prefix}%(asctime)s %(levelname).1s %(message)s"
-    handler.setFormatter(python_logging.Formatter(line, datefmt="%H:%M:%S"))
+    handler.setFormatter(_Printable(line, datefmt="%H:%M:%S"))
     handler.addFilter(_of_ours_or_a_warning)
     if sys.unraisablehook is sys.__unraisablehook__:
         sys.unraisablehook = _unraisable
@@ -72,6 +88,11 @@ def number_text(value: float, figures: int = 4) -> str:
     """
     whole = float(value).is_integer() and abs(value) < 1e9
     return f"{value:,.0f}" if whole else f"{value:.{figures}g}"
+
+
+class _Printable(python_logging.Formatter):
+    def format(self, record: python_logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 def _configured() -> bool:

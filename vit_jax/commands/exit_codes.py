@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from absl import flags
 
-from vit_jax.base import buckets
+from vit_jax.base import buckets, logs
 from vit_jax.base.errors import UserError
 
 USAGE = 2
@@ -70,7 +70,7 @@ def end_at_once_when_interrupted() -> None:
 
 def fail(message: str, code: int) -> None:
     """Ends the process with a message on standard error."""
-    print(f"vit_jax: {message}", file=sys.stderr)
+    print(f"vit_jax: {logs.printable(message)}", file=sys.stderr)
     sys.exit(code)
 
 

@@ -318,7 +318,7 @@ def warn_of_unread(config: "ConfigDict", changes: Mapping[str, tuple]) -> None:
 def print_result(result: dict | list, text: str, process: int = 0) -> None:
     """Prints a command's result, of several processes the first."""
     if process == 0:
-        print(json.dumps(result) if FLAGS.json else text)
+        print(json.dumps(result) if FLAGS.json else logs.printable(text))
 
 
 def _split(arguments: list[str]) -> tuple[list[tuple[str, str]], list[str]]:

@@ -186,6 +186,11 @@ def serve() -> None:
     flags.DEFINE_string(
         "host", "127.0.0.1", "the address to listen on; 0.0.0.0: all of this machine"
     )
+    flags.DEFINE_list(
+        "names",
+        [],
+        "host names that requests may have beside addresses and localhost, e.g. a proxy's",
+    )
     flags.DEFINE_integer("port", 8000, "0: any that is free", lower_bound=0, upper_bound=65535)
     flags.DEFINE_integer("batch_size", 32, "images computed together, at most", lower_bound=1)
     flags.DEFINE_float("megabytes", 10, "of an image's file, at most", lower_bound=0.001)
@@ -210,6 +215,7 @@ def serve() -> None:
         batch_size=FLAGS.batch_size,
         limits=Limits(FLAGS.megabytes, FLAGS.seconds, FLAGS.queue),
         announce=announce,
+        names=FLAGS.names,
         settings=settings,
         model_options=cli.options(FLAGS.model),
     )

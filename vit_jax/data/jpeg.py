@@ -19,8 +19,8 @@ _ALONE = frozenset((0x01, *range(0xD0, 0xD8)))  # markers without a length
 _PROGRESSIVE = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
 _START, _END, _SCAN, _EXIF = 0xD8, 0xD9, 0xDA, 0xE1
 # Each scan of a progressive file touches all of its coefficients: thousands of empty ones would
-# take minutes. Encoders write about ten.
-_MOST_SCANS = 500
+# take minutes. Encoders write about ten. The pixels of all scans take seconds: 32 scans of 64 megapixels do.
+_MOST_SCANS, _MOST_SCANNED = 500, 2**31
 _LESS = {"444": 1, "420": 1, "Gray": 1, "422": 2, "440": 2}  # see `scale_of`
 
 
@@ -59,8 +59,9 @@ def read_header(image: bytes, name: str) -> Header:
             orientation = _orientation(image[start:stop])
     if size is None:
         raise BadImage(name, "its header is damaged: it has no frame")
-    if is_progressive and image.count(b"\xff\xda") > _MOST_SCANS:
-        raise BadImage(name, f"it has more than {_MOST_SCANS} scans")
+    most = min(_MOST_SCANS, _MOST_SCANNED // max(size[0] * size[1], 1))
+    if is_progressive and image.count(b"\xff\xda") > most:
+        raise BadImage(name, f"it has more than {most} scans of {size[1]} x {size[0]} pixels")
     return Header(*size, orientation)
 
 

@@ -2,6 +2,11 @@
 
 import glob
 import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import jax
 
 # Files of the drivers of NVIDIA's GPUs and of TPUs.
 _ACCELERATORS = ("/dev/nvidia[0-9]*", "/dev/accel*", "/dev/vfio/[0-9]*")
@@ -33,3 +38,23 @@ def memory_bytes() -> int:
 def cores() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def device_text(devices: "Sequence[jax.Device]") -> str:
+    """'8 GPUs', '1 TPU'; '8 devices' of CPUs."""
+    platform = devices[0].platform
+    name = "device" if platform == "cpu" else platform.upper()
+    return f"{len(devices)} {name}{'s' * (len(devices) > 1)}"
+
+
+def warn_of_few_cores(cores: int, devices: "Sequence[jax.Device]") -> str:
+    """What to say of a process with at most one core for each accelerator, as SLURM gives it where nobody asks
+    for more; '' if it has more.
+    """
+    if devices[0].platform == "cpu" or cores > len(devices):
+        return ""
+    return (
+        f"this process may use {cores} core{'s' * (cores > 1)} for {device_text(devices)}: a core decodes 500 to "
+        "1,100 images a second (docs/performance.md). Give it those of the whole host: launch/slurm/train.sbatch "
+        "does, or srun --cpu-bind=none, docker run --cpuset-cpus, taskset"
+    )

@@ -21,6 +21,7 @@ import traceback
 import jax
 from jax._src import distributed as jax_distributed  # its client has no public name
 
+from vit_jax.base import logs
 from vit_jax.base.errors import UserError
 from vit_jax.devices import engines, gpus
 
@@ -275,7 +276,7 @@ def _say(message: str, stacks: bool) -> None:
     who = f"vit_jax[{index()}]" if count() > 1 else "vit_jax"
     if stacks:
         faulthandler.dump_traceback(file=sys.__stderr__, all_threads=True)
-    print(f"{who}: {message}", file=sys.__stderr__)
+    print(f"{who}: {logs.printable(message)}", file=sys.__stderr__)
 
 
 def _exit(code: int) -> None:

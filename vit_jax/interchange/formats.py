@@ -24,6 +24,7 @@ from vit_jax.base.schema import nearest
 from vit_jax.checkpoints import reading, storage
 from vit_jax.data.augmentation import augment
 from vit_jax.interchange import opened, remote
+from vit_jax.interchange.regular import check_regular
 from vit_jax.models import classifier, naming, registry
 from vit_jax.models.conversions.contract import Preprocessing
 
@@ -174,6 +175,7 @@ def _open(path: epath.PathLike) -> opened.CheckpointFile:
     if not path.exists():
         hint = places.nearest_existing(path) or remote.nearest_published(name.place)
         raise CheckpointError(f"{path} does not exist{hint}")
+    check_regular(path)
     if path.is_file() and path.stat().length == 0:
         raise CheckpointError(f"{path} is empty (an interrupted download?)")
     return opened.open_once(path, name.state_dict)

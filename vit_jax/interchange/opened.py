@@ -12,6 +12,7 @@ from etils import epath
 from vit_jax.base import places
 from vit_jax.base.errors import CheckpointError, ConfigError
 from vit_jax.interchange import npz, pickles, pytorch, safetensors, state_dicts
+from vit_jax.interchange.regular import check_regular
 from vit_jax.models.conversions.rules import LazyArray
 
 CONFIG = "config.json"
@@ -133,6 +134,9 @@ def _mark(path: epath.Path) -> tuple:
     """
     names = (CONFIG, *pytorch.NAMES)
     files = [path / name for name in names] if path.is_dir() else [path]
+    if not places.in_bucket(path):
+        for file in path.glob("*.json"):
+            check_regular(file)
     return tuple(_stat(file) for file in files if file.exists())
 
 

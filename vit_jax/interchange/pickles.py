@@ -21,6 +21,7 @@ from etils import epath
 
 from vit_jax.base.errors import CheckpointError, reason
 from vit_jax.interchange.bounded_pickle import MOST_PICKLED, Bounded, BoundedUnpickler, Dictionary
+from vit_jax.interchange.regular import check_regular
 from vit_jax.models.conversions.rules import LazyArray
 
 _ZIP = b"PK\3\4"
@@ -92,6 +93,7 @@ def read(path: epath.Path, file: BinaryIO | None = None) -> Any:
       CheckpointError: it is damaged, or holds more than tensors and harmless values; no code of it
         is run.
     """
+    check_regular(path)
     file = file or path.open("rb")
     try:
         file.seek(0)

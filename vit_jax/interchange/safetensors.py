@@ -18,6 +18,7 @@ from etils import epath
 
 from vit_jax.base.errors import CheckpointError, reason
 from vit_jax.base.whole import written_whole
+from vit_jax.interchange.regular import check_regular
 from vit_jax.models.conversions.rules import LazyArray
 
 DTYPES = {
@@ -55,6 +56,7 @@ def read(
       CheckpointError: the file is damaged, or of a type that NumPy does not know.
     """
     path = epath.Path(path)
+    check_regular(path)
     file, turn = file or path.open("rb"), threading.Lock()
     try:
         (size,) = struct.unpack("<Q", file.read(8))

@@ -16,6 +16,7 @@ import urllib.request
 from absl import logging
 from etils import epath
 
+from vit_jax.base import places
 from vit_jax.base.errors import CheckpointError, ConfigError
 
 _CHUNK = 1 << 20
@@ -34,9 +35,8 @@ def fetch(address: str, sha256: str = "") -> epath.Path:
       ConfigError: the address is not safe or names no file.
       CheckpointError: it cannot be downloaded whole, or has another checksum.
     """
-    parts = urllib.parse.urlsplit(address)
-    name = os.path.basename(urllib.parse.unquote(parts.path))
-    if parts.scheme == "http" and parts.hostname not in ("localhost", "127.0.0.1"):
+    name = os.path.basename(urllib.parse.unquote(urllib.parse.urlsplit(address).path))
+    if not _is_safe(address, local=True):
         raise ConfigError(
             f"{address}: anybody on the way can change what comes by http: use https://"
         )
@@ -54,14 +54,15 @@ def fetch(address: str, sha256: str = "") -> epath.Path:
 
 def _fetch(address: str, sha256: str, path: epath.Path) -> epath.Path:
     marks = path.parent / "marks.json"
-    known = json.loads(marks.read_text()) if path.exists() and marks.exists() else {}
+    known = (places.read_json(marks) or {}) if path.exists() else {}
     if known and sha256:
         return path
     request = urllib.request.Request(
         address, headers={"User-Agent": "vit_jax"} | _conditions(known)
     )
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
+        opener = urllib.request.build_opener(_SafeRedirects)
+        with opener.open(request, timeout=_TIMEOUT) as answer:
             partial = path.with_name(f"{path.name}.partial")
             found = _copy(answer, partial, address)
             if sha256 and found != sha256:
@@ -70,9 +71,8 @@ def _fetch(address: str, sha256: str, path: epath.Path) -> epath.Path:
                     f"{address} has the SHA-256 {found}, not {sha256}: it is not the file that was meant, or damaged"
                 )
             partial.replace(path)
-            marks.write_text(
-                json.dumps({n: answer.headers.get(n) for n in ("ETag", "Last-Modified")})
-            )
+            about = {name: answer.headers.get(name) for name in ("ETag", "Last-Modified")}
+            places.write_whole(marks, json.dumps(about))
             logging.info("%s is %s (SHA-256 %s)", address, path, found)
     except urllib.error.HTTPError as error:
         if error.code == _SAME and known:
@@ -86,6 +86,25 @@ def _fetch(address: str, sha256: str, path: epath.Path) -> epath.Path:
             raise CheckpointError(f"{address} cannot be downloaded: {reason}") from error
         logging.warning("%s cannot be reached (%s): the copy in the cache is used", address, reason)
     return path
+
+
+class _SafeRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows a redirect only to where nobody on the way can change what comes."""
+
+    def redirect_request(self, req, fp, code, msg, headers, newurl):
+        if not _is_safe(newurl, local=req.full_url.startswith("http://")):
+            raise CheckpointError(
+                f"{req.full_url} redirects to {newurl}, and anybody on the way can change what comes from there: use "
+                "another address, by https://"
+            )
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _is_safe(address: str, *, local: bool) -> bool:
+    """Whether an address is https://, or, if `local`, http:// of this machine."""
+    parts = urllib.parse.urlsplit(address)
+    of_this_machine = parts.scheme == "http" and parts.hostname in ("localhost", "127.0.0.1")
+    return parts.scheme == "https" or (local and of_this_machine)
 
 
 def _conditions(known: dict[str, str | None]) -> dict[str, str]:

@@ -22,6 +22,7 @@ import jax
 from jax.extend import core
 from jax.sharding import SingleDeviceSharding
 
+from vit_jax.base import subprocesses
 from vit_jax.planning import flops, target
 from vit_jax.planning.hlo import Instruction, Program
 
@@ -87,10 +88,11 @@ def count_bundles(kernels: Mapping[str, Kernel], topology: str) -> dict[str, int
     request = {name: dataclasses.asdict(kernel) for kernel, name in distinct.items()}
     with tempfile.TemporaryDirectory() as folder:
         arguments = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {SCHEDULES.format(folder)}"
+        command, environment = subprocesses.python_module("vit_jax.planning.kernels")
         done = subprocess.run(
-            [sys.executable, "-m", "vit_jax.planning.kernels", topology, folder],
+            [*command, topology, folder],
             input=json.dumps(request),
-            env=os.environ | {"LIBTPU_INIT_ARGS": arguments.strip(), "JAX_PLATFORMS": "cpu"},
+            env=environment | {"LIBTPU_INIT_ARGS": arguments.strip(), "JAX_PLATFORMS": "cpu"},
             capture_output=True,
             text=True,
         )

@@ -18,7 +18,7 @@ from absl import logging
 from etils import epath
 
 from vit_jax import objectives
-from vit_jax.base import outputs
+from vit_jax.base import logs, outputs
 from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
 from vit_jax.data import crops
@@ -235,9 +235,9 @@ def predict_files(
 
 def _print_text(predictions: Iterable[Prediction]) -> None:
     for p in predictions:
-        print(p.file)
+        print(logs.printable(p.file))
         for name, probability in zip(p.names, p.probabilities, strict=True):
-            print(f"  {probability:7.2%}  {name}")
+            print(f"  {probability:7.2%}  {logs.printable(name)}")
         sys.stdout.flush()
 
 
@@ -246,7 +246,7 @@ def _print_csv(predictions: Iterable[Prediction]) -> None:
     writer.writerow(("file", "rank", "class", "probability"))
     for p in predictions:
         for rank, (name, probability) in enumerate(zip(p.names, p.probabilities, strict=True), 1):
-            row = (p.file, rank, name, f"{probability:.6f}")
+            row = (logs.printable(p.file), rank, logs.printable(name), f"{probability:.6f}")
             writer.writerow(map(outputs.as_cell, row))
         sys.stdout.flush()
 

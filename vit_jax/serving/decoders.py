@@ -4,14 +4,14 @@ ended and replaced, and nothing of it continues.
 
 import asyncio
 import contextlib
+import dataclasses
 import json
-import os
 import pickle
-import sys
 
 import numpy as np
 from absl import logging
 
+from vit_jax.base import subprocesses
 from vit_jax.data import crops, images
 from vit_jax.data.options import Data
 from vit_jax.data.record import BadImage, TooLarge
@@ -19,13 +19,16 @@ from vit_jax.devices import local
 from vit_jax.serving.decode_worker import LENGTH, PIXELS, SECONDS, SIZE, Settings
 
 _BYTES_PER_PIXEL = 16  # of the largest image, for what decoders keep beside its pixels
-_LEAST_MEGABYTES = 256
+# What a process for images of usual sizes decodes, and the memory that it may take for that.
+_USUAL_PIXELS, _USUAL_MEGABYTES = 2**24, 384
 _MOST_ANSWER = 2**16  # bytes of an answer without pixels
 _NAME = "sent"
 
 
 class Decoders:
-    """Processes that each decode one image at a time, between `start` and `stop`."""
+    """Processes that each decode one image at a time, between `start` and `stop`: several for images of usual sizes,
+    and one for larger ones, so that memory is not that of the largest image for each of them.
+    """
 
     def __init__(self, data: Data, *, seconds: float, count: int = 0, whole: int = 0):
         """Starts nothing yet.
@@ -33,25 +36,23 @@ class Decoders:
         Args:
           data: how images are cut, the section `config.data`.
           seconds: how long one image may take, whatever else the machine does.
-          count: of processes; 0: one for each core.
+          count: of processes for images of usual sizes; 0: one for each core.
           whole: see `decode_worker.Settings`.
         """
-        self._data, self._seconds, self._whole = data, seconds, whole
-        self._count = count or local.cores()
-        self._idle: asyncio.Queue[_Worker] = asyncio.Queue()
-        self._workers: set[_Worker] = set()
-        self._replacing: set[asyncio.Task] = set()
+        usual = dataclasses.replace(data, max_pixels=min(data.max_pixels, _USUAL_PIXELS))
+        settings = Settings(usual, whole, _USUAL_MEGABYTES)
+        self.pools = [_Pool(settings, seconds, count or local.cores())]
+        if data.max_pixels > _USUAL_PIXELS:
+            megabytes = max(data.max_pixels * _BYTES_PER_PIXEL >> 20, _USUAL_MEGABYTES)
+            self.pools.append(_Pool(Settings(data, whole, megabytes), seconds, 1))
 
     async def start(self) -> None:
         """Returns once all processes are ready."""
-        await asyncio.gather(*(self._add() for _ in range(self._count)))
+        await asyncio.gather(*(pool.start() for pool in self.pools))
 
     async def stop(self) -> None:
         """Ends all processes."""
-        for task in self._replacing:
-            task.cancel()
-        await asyncio.gather(*self._replacing, return_exceptions=True)
-        await asyncio.gather(*(worker.end() for worker in self._workers))
+        await asyncio.gather(*(pool.stop() for pool in self.pools))
 
     async def decode(self, file: bytes) -> np.ndarray:
         """The pixels of an image, (H, W, C) uint8. Who cancels it ends the decoding.
@@ -61,13 +62,40 @@ class Decoders:
         """
         # Without a process, since it takes no library: most of what is no image ends here.
         images.format_of(file, _NAME)
+        *smaller, last = self.pools
+        for pool in smaller:
+            with contextlib.suppress(TooLarge):  # by its header
+                return await pool.decode(file)
+        return await last.decode(file)
+
+
+class _Pool:
+    """Processes of equal settings."""
+
+    def __init__(self, settings: Settings, seconds: float, count: int):
+        self._settings, self._seconds, self._count = settings, seconds, count
+        self._idle: asyncio.Queue[_Worker] = asyncio.Queue()
+        self.workers: set[_Worker] = set()
+        self._replacing: set[asyncio.Task] = set()
+
+    async def start(self) -> None:
+        await asyncio.gather(*(self._add() for _ in range(self._count)))
+
+    async def stop(self) -> None:
+        for task in self._replacing:
+            task.cancel()
+        await asyncio.gather(*self._replacing, return_exceptions=True)
+        await asyncio.gather(*(worker.end() for worker in self.workers))
+
+    async def decode(self, file: bytes) -> np.ndarray:
+        """See `Decoders`. Raises `TooLarge` for an image that is too large for these processes."""
         worker = await self._idle.get()
         try:
             async with asyncio.timeout(self._seconds):
                 answer = await worker.ask(file)
         except BaseException as error:
             # It is in the middle of an image, or gone.
-            self._workers.discard(worker)
+            self.workers.discard(worker)
             task = asyncio.create_task(self._replace(worker))
             self._replacing.add(task)
             task.add_done_callback(self._replacing.discard)
@@ -79,14 +107,7 @@ class Decoders:
                 ) from None
             raise
         self._idle.put_nowait(worker)
-        return self._pixels(answer)
-
-    def _pixels(self, answer: bytes) -> np.ndarray:
-        if answer.startswith(PIXELS):
-            size, start = SIZE.unpack_from(answer, len(PIXELS)), len(PIXELS) + SIZE.size
-            return np.frombuffer(answer, np.uint8, offset=start).reshape(*size, -1)
-        reply = json.loads(answer)
-        raise (TooLarge if reply["too_large"] else BadImage)(_NAME, reply["why"])
+        return _pixels(answer)
 
     async def _replace(self, worker: "_Worker") -> None:
         await worker.end()
@@ -94,13 +115,20 @@ class Decoders:
         await self._add()
 
     async def _add(self) -> None:
-        megabytes = max(self._data.max_pixels * _BYTES_PER_PIXEL >> 20, _LEAST_MEGABYTES)
-        height, width, channels = crops.shape(self._data)
-        most = len(PIXELS) + SIZE.size + channels * (self._whole or height * width)
-        settings = Settings(self._data, self._whole, megabytes)
-        worker = await _Worker.start(settings, max(most, _MOST_ANSWER))
-        self._workers.add(worker)
+        height, width, channels = crops.shape(self._settings.data)
+        pixels = self._settings.whole or height * width
+        most = len(PIXELS) + SIZE.size + channels * pixels
+        worker = await _Worker.start(self._settings, max(most, _MOST_ANSWER))
+        self.workers.add(worker)
         self._idle.put_nowait(worker)
+
+
+def _pixels(answer: bytes) -> np.ndarray:
+    if answer.startswith(PIXELS):
+        size, start = SIZE.unpack_from(answer, len(PIXELS)), len(PIXELS) + SIZE.size
+        return np.frombuffer(answer, np.uint8, offset=start).reshape(*size, -1)
+    reply = json.loads(answer)
+    raise (TooLarge if reply["too_large"] else BadImage)(_NAME, reply["why"])
 
 
 class _Worker:
@@ -112,11 +140,11 @@ class _Worker:
     @classmethod
     async def start(cls, settings: Settings, most: int) -> "_Worker":
         """A process that is ready; no answer of it may have more than `most` bytes."""
+        command, environment = subprocesses.python_module("vit_jax.serving.decode_worker")
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "vit_jax.serving.decode_worker",
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+            *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=2**22,
             start_new_session=True,  # signals to the server's group are for the server
-            limit=2**22, env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=environment,
         )  # fmt: skip
         worker = cls(process, most)
         try:

@@ -19,6 +19,7 @@ from vit_jax.serving.limits import Refusal
 from vit_jax.serving.map_network import MOST_PIXELS, MapNetwork
 from vit_jax.serving.network import Network
 
+_MOST_DIGITS = 9  # of a number in a request; Python refuses to read thousands
 Reply = dict[str, Any] | bytes  # for JSON, or a PNG
 Wanted = Callable[[np.ndarray], Any]  # an image to an awaitable `Reply`
 
@@ -58,8 +59,10 @@ class ClassReplies:
         """The best classes; `topk` so many, with `attention=1` a picture of where the model looks."""
         _check_names(query, "topk", "attention")
         topk, attention = query.get("topk", "5"), _switch(query, "attention")
-        if not topk.isdecimal() or int(topk) < 1:
-            raise Refusal(400, f"topk={topk} must be a whole number, 1 or more")
+        if not topk.isdecimal() or len(topk) > _MOST_DIGITS or int(topk) < 1:
+            raise Refusal(
+                400, f"topk={topk[:_MOST_DIGITS]} must be a whole number, 1 or more, of up to {_MOST_DIGITS} digits"
+            )  # fmt: skip
         if attention and not self._network.has_attention:
             raise Refusal(400, "this model has no attention among all patches: set attention=0")
 

@@ -3,7 +3,7 @@
 import asyncio
 import resource
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from absl import logging
@@ -25,6 +25,7 @@ def serve(
     batch_size: int,
     limits: Limits,
     announce: Callable[[dict[str, Any]], None],
+    names: Collection[str] = (),
     settings: Sequence[tuple[str, str]] = (),
     model_options: Mapping[str, Any] | None = None,
 ) -> None:
@@ -34,6 +35,7 @@ def serve(
       path: of a run, or of a checkpoint of any format.
       host, port: where to listen; port 0: any that is free.
       batch_size: images, or their windows, computed together, at most.
+      names: host names of requests, see `Server`.
       announce: called with `url` and `model` once requests are taken.
       settings: of the run's config, see `overrides.of_images`.
       model_options: see `loading.load_run`.
@@ -56,9 +58,9 @@ def serve(
         "model": describe_model(
             run.model_config, run.config.model.name, of_pixels=len(run.classes) if run.own else 0
         ),
-        "checkpoint": str(path),
+        "checkpoint": epath.Path(path).name,  # whoever asks need not know this machine's folders
     }
-    server = Server(network, limits, about)
+    server = Server(network, limits, about, names)
     _allow_connections()
 
     async def until_stopped() -> None:

@@ -15,7 +15,7 @@ import contextlib
 import pathlib
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,14 +27,16 @@ from vit_jax.base import sizes
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.record import BadImage, TooLarge
 from vit_jax.devices import local
+from vit_jax.serving import browsers
 from vit_jax.serving.batching import Batcher
+from vit_jax.serving.bodies import Bodies, Body
 from vit_jax.serving.decoders import Decoders
 from vit_jax.serving.limits import Limits, Refusal
 from vit_jax.serving.map_network import MapNetwork
 from vit_jax.serving.network import Network
 from vit_jax.serving.replies import Reply, Wanted, replies_of
 
-_PAGE = pathlib.Path(__file__).with_name("page.html")
+_PAGE = pathlib.Path(__file__).with_name("page.html").read_text()
 _MOST_HELD = 2**30  # bytes of all bodies that are on their way or not answered
 _GONE = 499  # the status, in metrics, of a request whose client did not wait
 _BACKLOG = 1024  # connections that the system holds until they are accepted
@@ -67,8 +69,20 @@ class Metrics:
 class Server:
     """Serves one network, between `start` and `stop`."""
 
-    def __init__(self, network: Network | MapNetwork, limits: Limits, about: dict[str, Any]):
-        """`about` is what /model says beside its classes."""
+    def __init__(
+        self,
+        network: Network | MapNetwork,
+        limits: Limits,
+        about: dict[str, Any],
+        names: Collection[str] = (),
+    ):
+        """Starts nothing yet.
+
+        Args:
+          about: what /model says beside its classes.
+          names: under which requests may ask for it, beside addresses, localhost and the host it listens on.
+        """
+        self._names = {name.lower() for name in names}
         self._network, self._limits, self._about = network, limits, about
         self._batcher = Batcher(self._compute, network.sizes)
         self._replies = replies_of(network, self._batcher)
@@ -77,12 +91,14 @@ class Server:
         self._decoders = Decoders(network.data, seconds=limits.seconds, whole=whole)
         # Whole images take memory: only so many are decoded and not yet answered.
         self._places = asyncio.Semaphore(2 * local.cores() if whole else limits.queue)
-        self._held, self._unanswered, self._stopping = 0, 0, False
+        self.bodies = Bodies(_MOST_HELD)
+        self._unanswered, self._stopping = 0, False
 
     async def start(self, host: str, port: int) -> str:
         """Begins to listen. Returns the URL. Raises `ConfigError` if it cannot."""
+        self._host = host.lower()
         await self._decoders.start()
-        app = web.Application(middlewares=[self._answer], client_max_size=self._limits.bytes)
+        app = web.Application(middlewares=[self._answer])
         app.add_routes([
             web.get("/", self._page), web.post("/predict", self._predict), web.post("/mask", self._mask),
             web.get("/model", self._model), web.get("/healthz", self._health), web.get("/metrics", self._metrics),
@@ -130,6 +146,7 @@ class Server:
     async def _answer(self, request: web.Request, handler: Callable) -> web.Response:
         began = time.monotonic()
         try:
+            browsers.check_names(request.headers, self._host, self._names)
             response = await handler(request)
         except Refusal as refusal:
             response = _sentence(refusal.status, str(refusal))
@@ -146,6 +163,8 @@ class Server:
         self.metrics.requests.labels(path, response.status).inc()
         if path in ("/predict", "/mask"):
             self.metrics.seconds.observe(time.monotonic() - began)
+        for name, value in browsers.HEADERS.items():
+            response.headers.setdefault(name, value)
         if self._stopping:
             response.force_close()
         return response
@@ -158,8 +177,9 @@ class Server:
 
     async def _reply(self, request: web.Request, wanted: Wanted) -> web.Response:
         self._check_room()
-        with self._room_for(request):
-            body = await self._receive(request)
+        self._check_head(request)
+        with self.bodies.of(request.remote) as arriving:
+            body = await self._receive(request, arriving)
             self._check_room()
             self._unanswered += 1
             try:
@@ -179,35 +199,25 @@ class Server:
         if self._unanswered >= self._limits.queue:
             raise Refusal(503, f"{self._unanswered} images wait for an answer: try again later")
 
-    @contextlib.contextmanager
-    def _room_for(self, request: web.Request) -> Iterator[None]:
-        """Counts the bytes of a request's body from before it arrives until it is answered."""
+    def _check_head(self, request: web.Request) -> None:
+        """Refuses a request before its body has arrived."""
         if request.content_type.startswith("multipart/"):
             raise Refusal(415, f"the image must be the body itself, not part of a form: {_USAGE}")
         if hdrs.CONTENT_ENCODING in request.headers:  # a small body may stand for a large one
             raise Refusal(415, f"images are sent without Content-Encoding: {_USAGE}")
-        most = self._limits.bytes
-        size = most if request.content_length is None else request.content_length
-        if size > most:
+        if (request.content_length or 0) > self._limits.bytes:
             raise self._too_large()
-        if self._held + size > _MOST_HELD:
-            raise Refusal(503, "too many images are being received: try again later")
-        self._held += size
-        try:
-            yield
-        finally:
-            self._held -= size
 
-    async def _receive(self, request: web.Request) -> bytes:
+    async def _receive(self, request: web.Request, arriving: Body) -> bytes:
         """The body of a request."""
         seconds = self._limits.seconds
         try:
             async with asyncio.timeout(seconds):
-                body = await request.read()
+                body = await arriving.receive(request.content.iter_any(), self._limits.bytes)
         except TimeoutError:
             raise Refusal(408, f"the image did not arrive within {seconds:g} seconds") from None
-        except web.HTTPRequestEntityTooLarge:
-            raise self._too_large() from None
+        if body is None:
+            raise self._too_large()
         if not body:
             raise Refusal(400, f"the request has no body; {_USAGE}")
         return body
@@ -233,7 +243,8 @@ class Server:
         return self._network.classify(images)
 
     async def _page(self, _) -> web.Response:
-        return web.Response(text=_PAGE.read_text(), content_type="text/html")
+        headers = browsers.page_headers(_PAGE)
+        return web.Response(text=_PAGE, content_type="text/html", headers=headers)
 
     async def _model(self, _) -> web.Response:
         network = self._network

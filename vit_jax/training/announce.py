@@ -19,6 +19,7 @@ from vit_jax.compute import choices
 from vit_jax.data import sources
 from vit_jax.data.record import Source
 from vit_jax.devices import gpus, meshes, processes
+from vit_jax.devices import local as host
 from vit_jax.evaluation import Suite
 from vit_jax.evaluation.contract import Evaluator, held_out
 from vit_jax.models import naming, registry
@@ -59,11 +60,16 @@ def announce(
 
 
 def announce_devices(mesh: jax.sharding.Mesh) -> None:
-    """Logs the devices of the run and of this process, and warns of GPUs that stay unused."""
+    """Logs the devices of the run and the cores of this process, and warns of too few of these and of GPUs
+    that stay unused.
+    """
     axes = " x ".join(f"{axis} {size}" for axis, size in meshes.sizes_of(mesh).items())
     local = f"{len(mesh.local_devices)} local of " if processes.count() > 1 else ""
     kind = mesh.devices.flat[0].device_kind
-    logging.info("devices: %s%d x %s, mesh %s", local, mesh.size, kind, axes)
+    cores = host.cores()
+    logging.info("devices: %s%d x %s, mesh %s; cores: %d", local, mesh.size, kind, axes, cores)
+    if warning := host.warn_of_few_cores(cores, mesh.local_devices):
+        logging.warning("%s", warning)
     if not gpus.wanted(os.environ):
         return
     used = sum(device.platform == "gpu" for device in mesh.local_devices)

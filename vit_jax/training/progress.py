@@ -17,7 +17,7 @@ from etils import epath
 
 from vit_jax.base import places
 from vit_jax.config import Config
-from vit_jax.devices import chips
+from vit_jax.devices import chips, local
 from vit_jax.training import writers as metric_writers
 from vit_jax.training.assembly import Assembly
 from vit_jax.training.clock import Clock
@@ -67,6 +67,7 @@ class Meter:
         self.read_wait: Callable[[], float] = float
         self._logged_at, self._start = start_step, (start_step, self._before)
         self._waiting, self._warned = collections.deque(maxlen=_LINES), False
+        self._host_waited = [clock.waited] * 2  # before the last step, and since
         self._warned_of_objective = False
         self._step_flops = assembly.step_flops
         peak = chips.peak_flops(jax.devices()[0].device_kind)
@@ -82,6 +83,7 @@ class Meter:
     def add(self, step: int, metrics: dict[str, jax.Array]) -> None:
         """Keeps a step's metrics; they are not read yet."""
         self._pending.append(metrics)
+        self._host_waited = [self._host_waited[1], self._clock.waited]
         self._bar.update(step - self._bar.n)
 
     def window(self) -> list[dict[str, float]]:
@@ -121,7 +123,11 @@ class Meter:
         }
         if self._peak:
             scalars["mfu"] = scalars["model_flops_per_second"] / self._peak
-        self._warn_of_waiting(spent["input"], elapsed, scalars["read_wait"])
+        # The devices were idle before the last step if they wait for data: its time is what the host
+        # has waited for it.
+        on_devices = self._clock.waited - self._host_waited[0]
+        self._host_waited[1] = self._clock.waited
+        self._warn_of_waiting(scalars, spent["input"], on_devices)
         warning = self._assembly.networks.objective.warning(scalars)
         if warning and not self._warned_of_objective:
             self._warned_of_objective = True
@@ -137,18 +143,33 @@ class Meter:
         first, then = self._start
         return sum(now[kind] - then[kind] for kind in _PACE) / max(step - first, 1)
 
-    def _warn_of_waiting(self, waited: float, elapsed: float, read_wait: float) -> None:
-        """Warns once that the host is too slow, where that lasts."""
-        self._waiting.append(waited if waited > _MUCH_WAITING * elapsed else 0.0)
-        lasts = len(self._waiting) == _LINES and all(self._waiting)
-        if lasts and sum(self._waiting) > _SECONDS and not self._warned:
+    def _warn_of_waiting(
+        self, scalars: Mapping[str, float], waited: float, on_devices: float
+    ) -> None:
+        """Warns once that the host is too slow, where that lasts.
+
+        Args:
+          scalars: since the last log.
+          waited: seconds for input since then.
+          on_devices: seconds of a step, if the devices were idle before it.
+        """
+        much = scalars["input_wait"] > _MUCH_WAITING
+        self._waiting.append((waited if much else 0.0, on_devices))
+        seconds, step_seconds = zip(*self._waiting, strict=True)
+        lasts = len(seconds) == _LINES and all(seconds)
+        if lasts and sum(seconds) > _SECONDS and not self._warned:
             self._warned = True
+            config, cores = self._assembly.config, local.cores()
+            possible = config.batch_size / min(step_seconds)
             logging.warning(
-                "The step waits for data %.0f %% of the time: the host makes fewer images than the devices "
-                "could take. Its threads decode %.0f %% of their time and wait for reads in the rest. %s "
-                "'vit_jax benchmark input' shows what it can do.",
-                100 * waited / elapsed, 100 * (1 - read_wait),
-                _READING_HELPS if read_wait > 0.5 else _DECODING_HELPS,
+                "The step waits for data %.0f %% of the time: %d decoding threads on %d cores for %s make about "
+                "%s images/s of the %s that this step takes. They decode %.0f %% of their time and wait for reads in "
+                "the rest. %s 'vit_jax benchmark input' shows what the host can do.",
+                100 * scalars["input_wait"], config.data.threads or cores, cores,
+                local.device_text(jax.local_devices()),
+                *(f"{rate / jax.process_count():,.0f}" for rate in (scalars["images_per_second"], possible)),
+                100 * (1 - scalars["read_wait"]),
+                _READING_HELPS if scalars["read_wait"] > 0.5 else _DECODING_HELPS,
             )  # fmt: skip
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
