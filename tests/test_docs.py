@@ -15,10 +15,8 @@ import cv2
 import jax
 import numpy as np
 import pytest
-from etils import epath
 
 import vit_jax
-from launch.main import ENGINES
 from vit_jax import user_files
 from vit_jax.base import settings
 from vit_jax.benchmarks import early_exit, step
@@ -265,6 +263,7 @@ def inside(sandbox, monkeypatch):
     return sandbox
 
 
+# Launches are in tests/launch/test_guides.py.
 @pytest.mark.parametrize("text", [text for text, words in ours().items() if words[0] != "launch"])
 def test_a_command_of_the_guides_is_understood_as_printed(command, inside, monkeypatch, text):
     words = ours()[text]
@@ -321,42 +320,6 @@ def test_every_other_line_is_a_script_of_ours_or_has_a_reason(inside):
             text += (ROOT / "launch/quickstart.py").read_text()
         for flag in flags if program != "sbatch" else ():
             assert re.search(rf"{flag}\b|\b{flag[2:]}\b", text), (where, flag)
-
-
-LAUNCHES = [words for words in ours().values() if words[0] == "launch"]
-
-
-@pytest.mark.parametrize("words", LAUNCHES, ids=lambda words: words[1])
-def test_a_run_is_launched_as_printed(words, launch, sandbox, bucket, monkeypatch):
-    monkeypatch.chdir(ROOT)  # which is sent to the machines
-    for path in (sandbox / "SET").glob("*"):
-        (epath.Path(bucket) / "data" / path.name).write_bytes(path.read_bytes())
-    stand_ins = {
-        "gs://BUCKET": bucket,
-        "BUCKET": bucket.removeprefix("gs://"),
-        "/data/images": f"{sandbox}/IMAGES",
-        "/shared/data": f"{sandbox}/SET",
-        "/shared/b16": f"{sandbox}/new",
-        "/data/runs": f"{sandbox}/new",
-        "num_classes=21841": "num_classes=2",
-        "--nodes=4": "--nodes=1",  # as many devices as are simulated here
-        "--nodes=2": "--nodes=1",
-    }
-    for name, value in stand_ins.items():
-        words = [word.replace(name, value) for word in words]
-    if "--" in words:
-        few = "--config.optim.warmup=0 steps"  # few images make few steps
-        start = words.index("--")
-        end = words.index("--", start + 1) if words.count("--") > 1 else len(words)
-        words = [*words[:start], "--dry_run", *words[start:end], few, *words[end:]]
-    elif "--help" not in words:
-        words.append("--dry_run")
-    code, out, err = launch(*words[1:])
-    assert code == 0 and out, err
-
-
-def test_a_guide_prints_a_launch_by_every_engine():
-    assert {words[1] for words in LAUNCHES} == set(ENGINES)
 
 
 def test_flags_between_backquotes_are_flags_with_values_that_they_can_have(inside):

@@ -28,7 +28,8 @@ def launch() -> None:
     if engine is None:
         sys.argv = [program, *arguments]
         cli.parse_flags()
-        raise flags.Error(f"which engine? one of {', '.join(main.ENGINES)}")
+        lines = [f"\n  {name:<9} {where}" for name, where in main.ENGINES.items()]
+        raise flags.Error(f"which engine?{''.join(lines)}")
     module = main.engine_of(engine)
     names = [*module.FLAGS, *table.COMMON]
     rest = arguments[2 if action else 1 :]
