@@ -210,6 +210,7 @@ def test_help_lists_the_engines_and_the_flags_of_one(command):
     assert code == 0 and "gke, tpu_vm, xpk, slurm, ray, skypilot and local" in out
     code, out, _ = command("launch", "slurm", "--help")
     assert code == 0 and "--gpus_per_node: " in out and "--topology" not in out
+    assert "Flags of 'sbatch' stand behind" in out
 
 
 def test_the_file_of_skypilot_names_this_project_s_variables():

@@ -37,6 +37,10 @@ def launch() -> None:
         _define(name, table.FLAGS[name], module.DEFAULTS.get(name))
     if cli.wants_help():
         print(cli.help_of(module))
+        if module.PROGRAM:
+            print(
+                f"\nFlags of '{module.PROGRAM}' stand behind the training command, after a second --."
+            )
         return
     for word in rest:
         flag = word.lstrip("-").partition("=")[0]
