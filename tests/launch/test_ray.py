@@ -53,10 +53,10 @@ class RayRun:
     def output(self) -> str:
         return self._output.read_text()
 
-    def finish(self, seconds: float = 300) -> int:
+    def finish(self, seconds: float = 900) -> int:
         return self.driver.wait(timeout=seconds)
 
-    def until(self, condition, seconds: float = 300) -> None:
+    def until(self, condition, seconds: float = 900) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert self.driver.poll() is None, self.output()[-5000:]
