@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.serving.conftest import encoded
+from tests.serving.conftest import Slow, encoded
 from vit_jax.serving.bodies import client_of
 
 HEAD = b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n"
@@ -14,10 +14,12 @@ HEAD = b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n
 
 @pytest.fixture
 def connect():
-    """`connect(server, size, sent, source)`: a connection that has announced a body and sent a part of it."""
+    """`connect(server, size, sent, source)`: a connection that has announced a body and sent a part of it, so many
+    zeros or these bytes.
+    """
     with contextlib.ExitStack() as connections:
 
-        def start(server, size: int, sent: int, source: str = "127.0.0.1") -> socket.socket:
+        def start(server, size: int, sent: int | bytes, source: str = "127.0.0.1") -> socket.socket:
             host, port = server.place.split(":")
             connection = connections.enter_context(
                 socket.create_connection((host, int(port)), timeout=20, source_address=(source, 0))
@@ -83,3 +85,28 @@ def test_a_client_is_an_address_or_a_network_of_ipv6():
     assert client_of("192.0.2.7") == "192.0.2.7" and client_of(None) == ""
     assert client_of("2001:db8:1:2::3") == client_of("2001:db8:1:2:ffff::1") == "2001:db8:1:2::/64"
     assert client_of("::ffff:192.0.2.7") != client_of("::ffff:192.0.2.8")
+
+
+def test_of_a_full_queue_another_client_gets_a_place_of_the_one_with_most(
+    serving, network, connect
+):
+    slow = Slow(network, 20)
+    server = serving(slow, queue=8)
+    image = encoded()
+
+    def ask(source: str) -> socket.socket:
+        return connect(server, len(image), image, source)
+
+    greedy = [ask("127.0.0.1")]
+    until(lambda: slow.batches)  # it is being computed
+    for count in range(2, 9):
+        greedy.append(ask("127.0.0.1"))
+        until(lambda count=count: len(server.server._waiting) == count)
+    assert ask("127.0.0.1").recv(4096).startswith(b"HTTP/1.1 503")  # no more for itself
+    others = [ask(f"127.0.0.{number}") for number in (2, 2, 2, 3)]
+    lost = [connection.recv(4096) for connection in greedy[-4:]]
+    assert all(one.startswith(b"HTTP/1.1 503") and b"others wait too" in one for one in lost)
+    assert len(server.server._waiting) == 8
+    slow.go_on.set()
+    answers = [connection.recv(4096) for connection in (*greedy[:-4], *others)]
+    assert all(one.startswith(b"HTTP/1.1 200") for one in answers)

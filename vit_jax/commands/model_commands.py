@@ -173,12 +173,12 @@ def export() -> None:
 
 def serve() -> None:
     """Serve a model over HTTP, with a page to drop images on: --checkpoint=DIR [--port=8000] [--host=127.0.0.1]
-    [--config.data.FIELD=VALUE …] [--model=OPTION=VALUE …] [--json].
+    [--follow] [--config.data.FIELD=VALUE …] [--model=OPTION=VALUE …] [--json].
 
     POST an image to /predict for its classes, or drop one on the page; of a model that segments POST it to
     /mask for its mask. /healthz says whether requests are taken, /metrics how many there were, for
     Prometheus. Images that arrive together are computed together. Ctrl-C or SIGTERM ends it, once the
-    requests that are there are answered.
+    requests that are there are answered. With --follow the newest checkpoint of a run that trains is served.
     """
     settings = cli.take_settings()
     cli.define_checkpoint()
@@ -196,6 +196,9 @@ def serve() -> None:
     flags.DEFINE_float("megabytes", 10, "of an image's file, at most", lower_bound=0.001)
     flags.DEFINE_float("seconds", 30, "to send an image, and to be answered", lower_bound=0.001)
     flags.DEFINE_integer("queue", 256, "images that may wait for an answer", lower_bound=1)
+    flags.DEFINE_bool(
+        "follow", False, "serve each newer checkpoint of the run in WORKDIR; WORKDIR/best: the best"
+    )
     cli.define_json()
     cli.define_register()
     cli.parse_flags()
@@ -216,6 +219,7 @@ def serve() -> None:
         limits=Limits(FLAGS.megabytes, FLAGS.seconds, FLAGS.queue),
         announce=announce,
         names=FLAGS.names,
+        follow=FLAGS.follow,
         settings=settings,
         model_options=cli.options(FLAGS.model),
     )

@@ -19,9 +19,9 @@ class Bodies:
         self._of_client: collections.Counter[str] = collections.Counter()
 
     @contextlib.contextmanager
-    def of(self, address: str | None) -> Iterator["Body"]:
-        """A body from an address; it counts until the end of the `with` statement."""
-        body = Body(self, client_of(address))
+    def of(self, client: str) -> Iterator["Body"]:
+        """A body of a client, see `client_of`; it counts until the end of the `with` statement."""
+        body = Body(self, client)
         try:
             yield body
         finally:

@@ -11,7 +11,12 @@ from vit_jax.checkpoints import reading
 from vit_jax.data.record import TooLarge
 from vit_jax.evaluation import maps
 from vit_jax.prediction.maps import Segmented, Segmenter
-from vit_jax.serving.network import batch_sizes, compile_for_sizes
+from vit_jax.serving.network import (
+    batch_sizes,
+    check_same_model,
+    compile_for_sizes,
+    on_first_device,
+)
 
 MOST_PIXELS = 2**22  # of a mask; larger images are made smaller before
 _MOST_WINDOWS = 64  # of an image
@@ -25,6 +30,7 @@ class MapNetwork:
       data: how images are normalised, the section `config.data`.
       classes: label names.
       sizes: of the batches that are compiled.
+      step: at which the weights were saved.
       finds_things: whether single things are found too.
     """
 
@@ -37,7 +43,8 @@ class MapNetwork:
         self._segmenter = Segmenter(run)
         self.data, self.classes = self._segmenter.data, tuple(run.classes)
         self.finds_things, self.sizes = bool(self._segmenter.things), batch_sizes(largest)
-        self._weights = jax.device_put(self._segmenter.weights, jax.devices()[0])
+        self._weights = on_first_device(self._segmenter.weights)
+        self.step, self._model_config = run.step, run.model_config
         answers = self._segmenter.answers
         self._programs = compile_for_sizes(answers, self._weights, self.sizes, self.data)
 
@@ -45,6 +52,12 @@ class MapNetwork:
         """What the model answers to windows (H, W, C) uint8, as many as one of `sizes`."""
         found = self._programs[len(windows)](*self._weights, np.stack(windows))
         return list(zip(*jax.device_get(found), strict=True))
+
+    def replace(self, run: reading.Run) -> None:
+        """See `Network.replace`."""
+        check_same_model(run, self._model_config, self.data, self.classes)
+        self._weights = on_first_device(Segmenter(run).weights)
+        self.step = run.step
 
     def cut(self, pixels: np.ndarray) -> maps.Windows:
         """What the model sees of an image (H, W, C) uint8. Raises `TooLarge` if that is too much."""

@@ -3,12 +3,14 @@ request, and where the model looks.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from vit_jax import objectives
 from vit_jax.base import logs
+from vit_jax.base.errors import ConfigError
 from vit_jax.checkpoints import reading
 from vit_jax.data import crops
 from vit_jax.data.options import Data
@@ -16,6 +18,7 @@ from vit_jax.evaluation.forward import data_of, make_forward
 from vit_jax.inspection import maps, observe
 from vit_jax.inspection.contract import picture_of
 from vit_jax.models import registry
+from vit_jax.models.classifier import ClassifierConfig
 from vit_jax.models.layout import layouts
 
 
@@ -26,6 +29,7 @@ class Network:
       data: how images are cut, the section `config.data`.
       classes: label names.
       sizes: of the batches that are compiled: powers of two, and the largest.
+      step: at which the weights were saved.
       has_attention: whether `look` can be asked: the model attends among all patches.
     """
 
@@ -36,9 +40,9 @@ class Network:
           ConfigError: it is not known how images are normalised.
         """
         self.data, self.classes = data_of(run), tuple(run.classes)
-        self.sizes = batch_sizes(largest)
+        self.sizes, self.step, self._model_config = batch_sizes(largest), run.step, run.model_config
         definition, weights = registry.split(run.model)
-        self._weights = jax.device_put(weights, jax.devices()[0])
+        self._weights = on_first_device(weights)
         forward = make_forward(definition, run.model_config, self.data)
         activation = objectives.activation(run.config.objective)
         classify = jax.jit(lambda weights, images: activation(forward(weights, images).logits))
@@ -61,6 +65,16 @@ class Network:
         rollout = np.asarray(self._look(self._weights, image[None]))
         return maps.overlay(picture_of(image), rollout.reshape(self._layout.grid))
 
+    def replace(self, run: reading.Run) -> None:
+        """Takes the weights of another checkpoint; batches under way end with the earlier ones.
+
+        Raises:
+          ConfigError: it is another model, or has other classes.
+        """
+        check_same_model(run, self._model_config, self.data, self.classes)
+        self._weights = on_first_device(registry.split(run.model)[1])
+        self.step = run.step
+
     def _compile_look(self, run: reading.Run) -> jax.stages.Compiled | None:
         """The program for `look`, or `None`."""
         config = observe.for_inspection(run.model_config)
@@ -73,6 +87,23 @@ class Network:
             return observed(weights, images)["found"]["attention.rollout"][-1, 0]
 
         return jax.jit(rollout).lower(self._weights, _images(1, self.data)).compile()
+
+
+def check_same_model(
+    run: reading.Run, model_config: ClassifierConfig, data: Data, classes: tuple[str, ...]
+) -> None:
+    """Raises `ConfigError` if programs that were compiled for a model would not compute the one of `run`."""
+    if tuple(run.classes) != classes:
+        raise ConfigError("it has other classes: start another server for it")
+    if (run.model_config, data_of(run)) != (model_config, data):
+        raise ConfigError(
+            "it is another model, or its images are prepared otherwise: start another server"
+        )
+
+
+def on_first_device(weights: Any) -> Any:
+    """The weights, once they are there: no batch waits for them."""
+    return jax.block_until_ready(jax.device_put(weights, jax.devices()[0]))
 
 
 def batch_sizes(largest: int) -> tuple[int, ...]:

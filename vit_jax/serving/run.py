@@ -12,6 +12,7 @@ from etils import epath
 from vit_jax.base.errors import ConfigError
 from vit_jax.interchange.formats import describe_model
 from vit_jax.prediction.overrides import load_for_images
+from vit_jax.serving.following import Follower
 from vit_jax.serving.limits import Limits
 from vit_jax.serving.map_network import MapNetwork
 from vit_jax.serving.network import Network
@@ -26,6 +27,7 @@ def serve(
     limits: Limits,
     announce: Callable[[dict[str, Any]], None],
     names: Collection[str] = (),
+    follow: bool = False,
     settings: Sequence[tuple[str, str]] = (),
     model_options: Mapping[str, Any] | None = None,
 ) -> None:
@@ -36,6 +38,7 @@ def serve(
       host, port: where to listen; port 0: any that is free.
       batch_size: images, or their windows, computed together, at most.
       names: host names of requests, see `Server`.
+      follow: whether newer checkpoints of a run take the place of the one that is served, see `following.py`.
       announce: called with `url` and `model` once requests are taken.
       settings: of the run's config, see `overrides.of_images`.
       model_options: see `loading.load_run`.
@@ -61,13 +64,25 @@ def serve(
         "checkpoint": epath.Path(path).name,  # whoever asks need not know this machine's folders
     }
     server = Server(network, limits, about, names)
+    follower = None
+    if follow:
+        follower = Follower(
+            path,
+            run,
+            network,
+            lambda folder: load_for_images(folder, settings, "serve", model_options),
+        )
+    del run  # its weights are on the device
     _allow_connections()
 
     async def until_stopped() -> None:
         url = await server.start(host, port)
         stop = _first_signal()
         announce({"url": url, "model": about["model"]})
+        following = asyncio.create_task(follower.run()) if follower else None
         await stop.wait()
+        if following:
+            following.cancel()
         logging.info("stopping: requests that are there are answered")
         await server.stop()
 

@@ -29,12 +29,13 @@ from vit_jax.data.record import BadImage, TooLarge
 from vit_jax.devices import local
 from vit_jax.serving import browsers
 from vit_jax.serving.batching import Batcher
-from vit_jax.serving.bodies import Bodies, Body
+from vit_jax.serving.bodies import Bodies, Body, client_of
 from vit_jax.serving.decoders import Decoders
 from vit_jax.serving.limits import Limits, Refusal
 from vit_jax.serving.map_network import MapNetwork
 from vit_jax.serving.network import Network
 from vit_jax.serving.replies import Reply, Wanted, replies_of
+from vit_jax.serving.waiting import Waiting
 
 _PAGE = pathlib.Path(__file__).with_name("page.html").read_text()
 _MOST_HELD = 2**30  # bytes of all bodies that are on their way or not answered
@@ -48,7 +49,7 @@ _HTTP = {404: f"there is nothing here; {_USAGE}", 405: _USAGE}
 class Metrics:
     """What Prometheus reads."""
 
-    def __init__(self, waiting: Callable[[], int]):
+    def __init__(self, waiting: Callable[[], int], step: Callable[[], int]):
         self.registry = registry = prometheus_client.CollectorRegistry()
         self.requests = prometheus_client.Counter(
             "vit_jax_requests", "Answers by path and status", ("path", "status"), registry=registry
@@ -64,6 +65,9 @@ class Metrics:
         prometheus_client.Gauge(
             "vit_jax_waiting_images", "Images that wait for a batch", registry=registry
         ).set_function(waiting)
+        prometheus_client.Gauge(
+            "vit_jax_step", "At which the weights were saved", registry=registry
+        ).set_function(step)
 
 
 class Server:
@@ -86,13 +90,13 @@ class Server:
         self._network, self._limits, self._about = network, limits, about
         self._batcher = Batcher(self._compute, network.sizes)
         self._replies = replies_of(network, self._batcher)
-        self.metrics = Metrics(lambda: len(self._batcher))
+        self.metrics = Metrics(lambda: len(self._batcher), lambda: network.step)
         whole = self._replies.whole
         self._decoders = Decoders(network.data, seconds=limits.seconds, whole=whole)
         # Whole images take memory: only so many are decoded and not yet answered.
         self._places = asyncio.Semaphore(2 * local.cores() if whole else limits.queue)
-        self.bodies = Bodies(_MOST_HELD)
-        self._unanswered, self._stopping = 0, False
+        self.bodies, self._stopping = Bodies(_MOST_HELD), False
+        self._waiting = Waiting(limits.queue, limits.seconds)
 
     async def start(self, host: str, port: int) -> str:
         """Begins to listen. Returns the URL. Raises `ConfigError` if it cannot."""
@@ -176,28 +180,16 @@ class Server:
         return await self._reply(request, self._replies.mask(request.query))
 
     async def _reply(self, request: web.Request, wanted: Wanted) -> web.Response:
-        self._check_room()
+        client = client_of(request.remote)
+        self._waiting.check(client)
         self._check_head(request)
-        with self.bodies.of(request.remote) as arriving:
+        with self.bodies.of(client) as arriving:
             body = await self._receive(request, arriving)
-            self._check_room()
-            self._unanswered += 1
-            try:
-                async with asyncio.timeout(self._limits.seconds), self._places:
-                    reply = await self._of_image(body, wanted)
-            except TimeoutError:
-                raise Refusal(
-                    503, f"no answer within {self._limits.seconds:g} seconds: try again later"
-                ) from None
-            finally:
-                self._unanswered -= 1
+            async with self._waiting.place(client), self._places:
+                reply = await self._of_image(body, wanted)
         if isinstance(reply, bytes):
             return web.Response(body=reply, content_type="image/png")
         return web.json_response(reply)
-
-    def _check_room(self) -> None:
-        if self._unanswered >= self._limits.queue:
-            raise Refusal(503, f"{self._unanswered} images wait for an answer: try again later")
 
     def _check_head(self, request: web.Request) -> None:
         """Refuses a request before its body has arrived."""
@@ -249,7 +241,8 @@ class Server:
     async def _model(self, _) -> web.Response:
         network = self._network
         about = self._about | {
-            "image_size": sizes.size_text(network.data.image_size), "classes": network.classes,
+            "step": network.step, "image_size": sizes.size_text(network.data.image_size),
+            "classes": network.classes,
         } | self._replies.about()  # fmt: skip
         return web.json_response(about)
 
