@@ -67,6 +67,8 @@ def start(
 ) -> None:  # fmt: skip
     if further and action not in ("create", "keep"):
         raise ConfigError(f"{' '.join(further)}: '{action}' takes no flags of gcloud's own")
+    if action in ("keep", "install"):
+        checking.clone_to_send()  # before there is a slice, which costs
     if not options.dry_run:
         shell.require("gcloud")
         if ACTIONS[action]:
@@ -156,7 +158,7 @@ class Slices:
 
     def _pack(self, archive: str) -> None:
         """What all workers get: this folder, with the recipes in it, and `launch/`."""
-        clone = checking.clone_to_send()
+        clone = shipped.clone_folder()
         print(f"# {archive}: {Path.cwd()} without {', '.join(sorted(NOT_SENT))}")
         if self._options.dry_run:
             return

@@ -227,6 +227,15 @@ def test_keep_gives_up_when_a_slice_cannot_be_installed_and_says_that_it_costs(k
     assert f"COSTS until: {ending}" in output
 
 
+def test_a_folder_that_cannot_be_sent_is_refused_before_there_is_a_slice(
+    launch, stand_in, words, tmp_path, monkeypatch
+):
+    calls = stand_in("gcloud", GCLOUD)
+    monkeypatch.chdir(tmp_path)
+    code, _, err = launch("tpu_vm", *PLACE, "--topology=v5e:8x8", "--", *words)
+    assert code == 2 and "call this there" in err and not calls.exists()
+
+
 def test_keep_waits_for_capacity_as_long_as_it_takes_since_nothing_costs(keep):
     code, output, done = keep(
         "   READY READY", "exited", fail_once="create", flags=["--max_attempts=1"]
