@@ -50,11 +50,11 @@ TEST = [
 
 
 class BuildWithRecipes(build_py):
-    """Puts recipes and notebooks into the package, so that they are there where it is installed."""
+    """Puts recipes, notebooks and `launch/` into the package, so that they are there where it is installed."""
 
     def run(self):
         super().run()
-        for folder in ("configs", "docs/notebooks") if not self.editable_mode else ():
+        for folder in ("configs", "docs/notebooks", "launch") if not self.editable_mode else ():
             target = pathlib.Path(self.build_lib) / "vit_jax" / pathlib.Path(folder).name
             shutil.rmtree(target, ignore_errors=True)  # files that were renamed since
             shutil.copytree(here / folder, target, ignore=shutil.ignore_patterns("__pycache__"))

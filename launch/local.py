@@ -1,7 +1,7 @@
-"""Runs vit_jax as several processes on this machine and starts them again when they end too early.
+"""Runs vit_jax as several processes on this machine and starts them again when they end too early. `vit_jax launch
+local` checks the training command and calls this; workers of a cluster, whose command was checked, run it as it is:
 
-  python launch/local.py --processes=4 --devices_per_process=2 -- train --config=configs/digits.py \
-      --workdir=/tmp/digits
+  python launch/local.py --processes=4 --devices_per_process=2 -- train --config=digits --workdir=/tmp/digits
 
 When a process dies, the others are ended and all start again, from the last checkpoint: after a
 pause that doubles, and at most --max_restarts times in a row without a newer checkpoint. SIGTERM
@@ -44,7 +44,8 @@ print(*(mark.parent.name for mark in epath.Path(sys.argv[1]).glob("*/commit_succ
 """
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> int:
+    """Runs what the command line asks for, and gives the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__,
         usage="local.py [options] -- COMMAND_OF_VIT_JAX …",
@@ -58,7 +59,7 @@ def main() -> None:
     add("--grace", type=float, default=20.0, help="seconds others have to end after one did")
     add("--log_dir", type=pathlib.Path, help="output of each process; default: WORKDIR/logs")
     add("command", nargs="+", help="of vit_jax: train --config=FILE --workdir=DIR …")
-    options = vars(parser.parse_args())
+    options = vars(parser.parse_args(arguments))
     for name, least in LEAST.items():
         if not options[name] >= least:
             parser.error(f"--{name}={options[name]}: must be {least} or more")
@@ -69,7 +70,7 @@ def main() -> None:
         options["log_dir"] = pathlib.Path(local).expanduser() / "logs"
     command = [sys.executable, "-m", "vit_jax", *command]
     local = value_of(command, "--config.checkpoint.local")
-    sys.exit(Supervisor(command=command, workdir=workdir, local=local, **options).run())
+    return Supervisor(command=command, workdir=workdir, local=local, **options).run()
 
 
 @dataclasses.dataclass
@@ -329,4 +330,4 @@ def _die_with(parent: int):
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""What `ray.py` runs on a Ray cluster: Ray Train's trainer for JAX, and in each of its workers one
+"""What `vit_jax launch ray` runs on a Ray cluster: Ray Train's trainer for JAX, and in each of its workers one
 process of vit_jax.
 """
 
@@ -26,7 +26,7 @@ NOT_SENT = [".git", ".venv", "runs", "tests", "docs", "**/__pycache__"]
 
 @dataclasses.dataclass
 class Wanted:
-    """What the flags of `ray.py` ask for.
+    """What the flags of the engine ask for.
 
     Attributes:
       command: of vit_jax.
@@ -98,7 +98,7 @@ def run(wanted: Wanted) -> int:
                 print(last_lines, file=sys.stderr)
         except ray.train.TrainingFailedError as error:
             print(
-                f"ray.py: {error}: giving up (--max_restarts={wanted.max_restarts})",
+                f"vit_jax launch: {error}: giving up (--max_restarts={wanted.max_restarts})",
                 file=sys.stderr,
             )
             codes.append(1)

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# What launch/tpu_vm.sh has each worker of a slice do; it can be run there by hand as well.
+# What `vit_jax launch tpu_vm` has each worker of a slice do; it can be run there by hand as well.
 #
-#   launch/tpu_worker.sh install [--bucket=BUCKET] [--dry_run]
+#   launch/tpu_worker.sh install [--bucket=BUCKET] [--version=VERSION] [--dry_run]
 #   launch/tpu_worker.sh start [--slices=2 --slice=1 --coordinator=IP] [--dry_run] \
 #     -- train --config=FILE --workdir=DIR
 set -euo pipefail
 cd "$(dirname "$0")/.."
-. launch/common.sh
 
-bucket='' slices=1 slice=0 coordinator=''
+bucket='' version='' slices=1 slice=0 coordinator='' dry_run=''
+command=() # The command of vit_jax: what stands after --.
 MEGASCALE_PORT=8081
 apt=(sudo apt-get -o DPkg::Lock::Timeout=600 --quiet --yes) # A new VM may be updating itself.
 
@@ -16,22 +16,31 @@ main() {
   local action=${1:-}
   case $action in
     install | start) shift ;;
-    *) usage >&2; fail "install or start?" ;;
+    *) fail "install or start?" ;;
   esac
-  parse_flags "bucket slices slice coordinator" "$@"
+  while [ $# -gt 0 ]; do
+    case $1 in
+      --) shift; command=("$@"); break ;;
+      --dry_run) dry_run=yes ;;
+      --bucket=* | --version=* | --slices=* | --slice=* | --coordinator=*)
+        local flag=${1%%=*}
+        printf -v "${flag#--}" %s "${1#*=}"
+        ;;
+      *) fail "there is no flag $1" ;;
+    esac
+    shift
+  done
   "$action"
 }
 
 # The VM's own Python may be too old: uv brings one.
 install() {
-  local uv
+  local uv what=(--editable '.[tpu,gcs]')
+  if [ -n "$version" ]; then what=("vit_jax[tpu,gcs]==$version"); fi
   uv=$(python3 -m site --user-base)/bin/uv
   run python3 -m pip install --quiet --user uv
-  run "$uv" python install --quiet 3.12
-  if [ -z "$dry_run" ]; then
-    PYTHON=$("$uv" python find 3.12)
-    use_venv tpu,gcs
-  fi
+  run "$uv" venv --quiet --allow-existing --python 3.12 .venv
+  run "$uv" pip install --quiet --python .venv/bin/python "${what[@]}"
   if [ -n "$bucket" ]; then mount_bucket; fi
 }
 
@@ -54,10 +63,10 @@ mount_bucket() {
 # launch/local.py starts again what ends too early, as long as there is progress, and systemd starts
 # that again unless a restart would not help. The unit stays when it has ended, to show how.
 start() {
-  need_command
+  [ ${#command[@]} -gt 0 ] || fail "what is to run? … -- train --config=FILE --workdir=DIR"
   local megascale=()
   if [ "$slices" != 1 ]; then
-    need coordinator
+    [ -n "$coordinator" ] || fail "--coordinator=… is needed"
     # A slice that was replaced may still have those of another one, and would wait for it forever.
     megascale=(
       --setenv=MEGASCALE_NUM_SLICES="$slices" --setenv=MEGASCALE_SLICE_ID="$slice"
@@ -69,11 +78,31 @@ start() {
     run sudo systemctl stop vit_jax
     run sudo systemctl reset-failed vit_jax || true # Not failed: nothing to reset.
   fi
+  # A set of many files needs more descriptors than the 1,024 that systemd gives.
   run sudo systemd-run --quiet --unit=vit_jax --uid="$(id -u)" --working-directory="$PWD" \
     --setenv=HOME="$HOME" "${megascale[@]}" --property=RemainAfterExit=yes --property=Restart=on-failure \
-    --property=RestartPreventExitStatus="1 2" --property=RestartSec=10 \
+    --property=RestartPreventExitStatus="1 2" --property=RestartSec=10 --property=LimitNOFILE=1048576 \
     --property=KillMode=mixed --property=TimeoutStopSec=600 \
     "$PWD/.venv/bin/python" launch/local.py --backoff=10 --log_dir="$HOME/vit_jax-logs" -- "${command[@]}"
+}
+
+fail() { echo "$(basename "$0"): $*" >&2; exit 2; }
+
+# Shows a command, as one would type it, and runs it; with --dry_run shows it alone.
+run() {
+  local word quoted=()
+  for word in "$@"; do
+    case $word in
+      '' | *[!A-Za-z0-9_./:=,@%+-]*) quoted+=("'${word//\'/\'\\\'\'}'") ;;
+      *) quoted+=("$word") ;;
+    esac
+  done
+  if [ -n "$dry_run" ]; then
+    echo "${quoted[*]}"
+  else
+    echo "${quoted[*]}" >&2
+    "$@"
+  fi
 }
 
 main "$@"

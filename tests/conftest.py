@@ -23,7 +23,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 import pytest  # noqa: E402
 
-pytest_plugins = ["tests.services.buckets", "tests.skips"]
+pytest_plugins = ["tests.services.buckets", "tests.services.launching", "tests.skips"]
 
 
 @pytest.fixture(scope="session")

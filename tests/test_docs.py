@@ -42,7 +42,6 @@ OTHERS = {
     "kubectl": "needs a cluster",
     "mkdir": "makes what stands in already",
     "scancel": "needs SLURM",
-    "sky": "needs SkyPilot and a cloud; tests/launch/test_skypilot.py",
     "tail": "follows a log of SLURM",
     "xprof": "serves the pages of a trace until it is stopped",
     "tar": "needs ImageNet-21k",
@@ -278,7 +277,8 @@ def inside(sandbox, monkeypatch):
     return sandbox
 
 
-@pytest.mark.parametrize("text", ours())
+# Launches are in tests/launch/test_guides.py.
+@pytest.mark.parametrize("text", [text for text, words in ours().items() if words[0] != "launch"])
 def test_a_command_of_the_guides_is_understood_as_printed(command, inside, monkeypatch, text):
     words = ours()[text]
     for said, taken in STAND_INS.items():
@@ -334,22 +334,6 @@ def test_every_other_line_is_a_script_of_ours_or_has_a_reason(inside):
             text += (ROOT / "launch/quickstart.py").read_text()
         for flag in flags if program != "sbatch" else ():
             assert re.search(rf"{flag}\b|\b{flag[2:]}\b", text), (where, flag)
-
-
-@pytest.mark.parametrize(
-    "words",
-    [words for _, words in LINES if re.match("launch/.*sh$|sbatch", words[0])],
-    ids=lambda words: words[0],
-)
-def test_a_launch_script_takes_its_line(words):
-    words = [word.replace("BUCKET", "bucket") for word in words]  # a name that a bucket can have
-    if words[0] == "sbatch":
-        words = words[words.index("launch/slurm/train.sbatch") :]
-        words = [words[0], "--dry_run", *words[1:]]
-    else:
-        words = [*words[: words.index("--")], "--dry_run", *words[words.index("--") :]]
-    done = subprocess.run(["bash", *words], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0 and "train" in done.stdout, done.stderr
 
 
 def test_flags_between_backquotes_are_flags_with_values_that_they_can_have(inside):

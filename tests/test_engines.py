@@ -55,7 +55,7 @@ def open_mpi_5(node: int, local: int, per_node: int) -> dict[str, str]:
 
 
 def given(node: int, local: int, per_node: int) -> dict[str, str]:
-    """What launch/ray.py, SkyPilot's file and GPU pods of a JobSet set."""
+    """What 'vit_jax launch ray', SkyPilot's file and GPU pods of a JobSet set."""
     return {
         "JAX_COORDINATOR_ADDRESS": "host0:8476",
         "JAX_NUM_PROCESSES": str(NODES * per_node),

@@ -23,6 +23,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 BUILD = "import sys; from setuptools import build_meta; print(getattr(build_meta, sys.argv[1])(sys.argv[2]))"
 BUILT_FROM = (
     "configs",
+    "launch",
     "vit_jax",
     "setup.py",
     "pyproject.toml",
@@ -86,6 +87,9 @@ def test_the_wheel_has_every_recipe_once_and_nothing_beside_the_package(wheel):
     }
     assert {name for name in names if "configs/" in name} == recipes
     assert {name.split("/")[0] for name in names} == {"vit_jax", f"vit_jax-{__version__}.dist-info"}
+    launch = [path for path in (ROOT / "launch").rglob("*") if path.is_file()]
+    launch = [path for path in launch if "__pycache__" not in path.parts]
+    assert {f"vit_jax/{path.relative_to(ROOT).as_posix()}" for path in launch} <= set(names)
     assert "vit_jax/py.typed" in names
     assert {"vit_jax/notebooks/fine_tune.ipynb", "vit_jax/notebooks/look_inside.ipynb"} <= set(
         names
@@ -139,6 +143,16 @@ def test_outside_the_clone_a_recipe_trains_by_name_and_its_run_predicts(outside)
     assert done.returncode == 0 and len(done.stdout.split()) == 5, done.stderr
     done = outside("vit_jax", "vtab", "--checkpoint=W", "--workdir=V", "--config.data.path=nothing")
     assert done.returncode == 2 and "is not prepared in" in done.stderr
+
+
+def test_outside_the_clone_runs_are_launched_with_the_version_that_is_installed(outside):
+    flags = ("--name=b16", "--topology=v5e:2x2", "--dry_run", "--unchecked")
+    follow = ("--", "evaluate", "--follow", "--checkpoint=gs://bucket/run")
+    done = outside("vit_jax", "launch", "gke", *flags, *follow)
+    assert done.returncode == 0 and f"vit_jax[tpu,gcs]=={__version__}" in done.stdout, done.stderr
+    install = ("--name=b16", "--zone=us-east5-b", "--dry_run")
+    done = outside("vit_jax", "launch", "tpu_vm", "install", *install)
+    assert f"tpu_worker.sh install --version={__version__}" in done.stdout, done.stderr
 
 
 def test_a_recipe_is_found_by_its_name_and_by_its_path():

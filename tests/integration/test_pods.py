@@ -38,7 +38,7 @@ PATH = ["prepare", "prepare", "plan", "train", "evaluate", "report"]
 
 
 def path_of_the_guide() -> list[list[str]]:
-    """The commands of the numbered steps, without the names of the programs that start them."""
+    """The commands of the numbered steps, without the name of the program."""
     text = (ROOT / "docs/pods.md").read_text().splitlines()
     last = max(number for number, line in enumerate(text, 1) if line.startswith("## 6. "))
     end = next(n for n, line in enumerate(text, 1) if n > last and line.startswith("## "))
@@ -71,7 +71,7 @@ def start(bucket_environment):
     def start(words: list[str]) -> subprocess.Popen:
         environment = os.environ | bucket_environment | {"XLA_FLAGS": QUICK, "JAX_PLATFORMS": "cpu"}
         process = subprocess.Popen(
-            [sys.executable, *words], cwd=ROOT, env=environment, text=True,
+            [sys.executable, "-m", "vit_jax", *words], cwd=ROOT, env=environment, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         started.append(process)

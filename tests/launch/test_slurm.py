@@ -206,3 +206,19 @@ def test_digits_are_trained_on_two_nodes_stopped_and_trained_on(
     assert state == "COMPLETED", log
     assert "devices: 2 local of 4 x cpu" in log and "resumed at step" in log
     assert json.loads((workdir / "result.json").read_text())["step"] == 150
+
+
+def test_a_run_that_is_launched_takes_the_nodes_and_gpus_that_it_names(
+    launch, cluster, tmp_path, monkeypatch
+):
+    (tmp_path / "vit_jax.py").write_text(
+        PROGRAM + "print('gpus', os.environ['SLURM_GPUS_ON_NODE'])"
+    )
+    monkeypatch.chdir(tmp_path)
+    for name, value in (cluster.environment | {"PYTHON": sys.executable}).items():
+        monkeypatch.setenv(name, value)
+    words = ("train", f"--workdir={tmp_path}", "--config=digits")
+    code, out, err = launch("slurm", "--nodes=2", "--gpus_per_node=4", "--", *words, "--", "--wait")
+    assert code == 0 and "hours on 8 GPUs" in out, err
+    (log,) = tmp_path.glob("vit_jax-*.log")
+    assert log.read_text().count("gpus 4") == 2

@@ -84,7 +84,7 @@ def test_a_pod_is_not_expected_where_the_data_is_not_either():
 
 def test_the_estimate_counts_state_and_operations():
     assembly = assemble(resolve(tiny()), num_classes=10, examples_per_epoch=1438)
-    found = rough.estimate(assembly)
+    found = rough.estimate(assembly, on_cpu=True)
     state = jax.eval_shape(assembly.init, jax.random.key(0))
     assert found["state_bytes"] == sum(x.dtype.itemsize * x.size for x in jax.tree.leaves(state))
     assert found["batch_bytes"] == 32 * (32 * 32 * 3 + 4)

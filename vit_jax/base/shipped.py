@@ -1,13 +1,16 @@
-"""The recipes and notebooks that come with the package: where they are, and which file a name means.
+"""The recipes, the notebooks and the engines of `vit_jax launch` that come with the package: where they are, and
+which file a name means.
 
-They are `configs/` and `docs/notebooks/` of the repository; an installed package has the same files in
-`vit_jax/configs/` and `vit_jax/notebooks/`.
+They are `configs/`, `docs/notebooks/` and `launch/` of the repository; an installed package has the same files in
+`vit_jax/configs/`, `vit_jax/notebooks/` and `vit_jax/launch/`.
 """
 
 import difflib
 import functools
+import importlib.util
 import pathlib
 import shutil
+import sys
 
 from absl import logging
 
@@ -27,6 +30,28 @@ def notebooks_folder() -> pathlib.Path:
     """The folder of the notebooks."""
     inside = _PACKAGE / "notebooks"
     return inside if inside.is_dir() else _PACKAGE.parent / "docs" / "notebooks"
+
+
+def launch_folder() -> pathlib.Path:
+    """The folder of what `vit_jax launch` runs."""
+    inside = _PACKAGE / "launch"
+    return inside if inside.is_dir() else _PACKAGE.parent / "launch"
+
+
+def clone_folder() -> pathlib.Path | None:
+    """The clone that the package is in; `None` if it is installed."""
+    return None if (_PACKAGE / "launch").is_dir() else _PACKAGE.parent
+
+
+def find_launch() -> None:
+    """Makes `import launch` find `launch_folder`, which an installed package has inside."""
+    folder = launch_folder()
+    found = importlib.util.spec_from_file_location(
+        "launch", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    if "launch" not in sys.modules and found is not None and found.loader is not None:
+        sys.modules["launch"] = importlib.util.module_from_spec(found)
+        found.loader.exec_module(sys.modules["launch"])
 
 
 def copy_notebooks(directory: str) -> list[pathlib.Path]:

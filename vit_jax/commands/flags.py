@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from absl import flags, logging
@@ -27,9 +27,9 @@ class HelpWanted(Exception):
     """Help on a command was asked for."""
 
 
-def help_of(command: Callable) -> str:
-    """What a command does, its flags, and the fields of the config where it takes one: those that the recipe
-    on the command line reads, with its values. `--help all` lists those of all recipes.
+def help_of(command: object) -> str:
+    """What a command, or a module, says of itself, its flags, and the fields of the config where it takes one: those
+    that the recipe on the command line reads, with its values. `--help all` lists those of all recipes.
     """
     from vit_jax.commands.config_help import WIDTH, config_help
 

@@ -12,6 +12,7 @@ from vit_jax.commands import exit_codes
 from vit_jax.commands import flags as cli
 from vit_jax.commands.benchmark_command import benchmark
 from vit_jax.commands.file_commands import convert, merge, models, prepare, push, show
+from vit_jax.commands.launch_command import launch
 from vit_jax.commands.model_commands import evaluate, exits, export, inspect, serve
 from vit_jax.commands.predict_command import predict
 from vit_jax.commands.recipe_command import recipes, tutorial
@@ -39,6 +40,7 @@ COMMANDS: dict[str, Callable[[], None]] = {
         push,
         models,
         plan,
+        launch,
         benchmark,
     )
 }

@@ -12,6 +12,8 @@ from vit_jax.commands import flags as cli
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
+    from vit_jax.planning.elsewhere import Elsewhere
+
 FLAGS = flags.FLAGS
 
 
@@ -21,22 +23,29 @@ def train() -> None:
     RECIPE is a name that 'vit_jax recipes' lists, or a Python file. A run that was begun in the workdir continues.
     A recipe of several runs (experiments/…) trains one after the other, each in a folder of the workdir, and ends
     with a report. With --dry_run nothing is trained: the resolved config is printed as a recipe that trains the
-    same, headed by its model, parameters, data and steps.
+    same, headed by its model, parameters, data and steps; with --topology=v5e:8x8 also whether it fits these devices,
+    and by a plan how long it takes on them.
     """
     settings = cli.define_config()
     flags.DEFINE_string(
         "workdir", None, "where checkpoints and logs go; a run found there is resumed"
     )
     flags.DEFINE_bool("dry_run", False, "print what would run, as a recipe, and train nothing")
+    _define_target("with --dry_run: the devices that will train, ")
     cli.define_hosts()
     cli.parse_flags()
     if not FLAGS.dry_run:
         cli.require(workdir="DIR")
+        if FLAGS.topology:
+            raise flags.Error(
+                f"--topology={FLAGS.topology} is for --dry_run: a run takes the devices that there are"
+            )
 
+    elsewhere = _elsewhere()
     runs, changes = cli.load_recipe(settings)
     cli.warn_of_unread(list(runs.values())[-1], changes)
     if "" not in runs:
-        _train_all(runs)
+        _train_all(runs, elsewhere)
         return
     config = runs[""]
     if FLAGS.dry_run:
@@ -44,7 +53,7 @@ def train() -> None:
         from vit_jax.planning.dry_run import dry_run
 
         places.absolute(FLAGS.workdir or "", "--workdir")
-        result, recipe = dry_run(config, FLAGS.workdir)
+        result, recipe = dry_run(config, FLAGS.workdir, elsewhere=elsewhere)
         cli.print_result(result | {"config": recipe}, recipe.rstrip())
         return
 
@@ -65,12 +74,30 @@ def train() -> None:
         )
 
 
-def _train_all(runs: "dict[str, ConfigDict]") -> None:
+def _define_target(what: str = "") -> None:
+    """Flags that name devices that are not here."""
+    flags.DEFINE_string("topology", None, f"{what}KIND:SHAPE, e.g. v5e:16x16, or cpu:N")
+    flags.DEFINE_integer("slices", 1, "how many of them, joined by the data center's network")
+    flags.DEFINE_float("price_per_chip_hour", None, "to compute the cost", lower_bound=0)
+
+
+def _elsewhere() -> "Elsewhere | None":
+    """The devices that --topology names."""
+    if not FLAGS.topology:
+        return None
+    from vit_jax.planning.elsewhere import find_elsewhere
+
+    return find_elsewhere(FLAGS.topology, FLAGS.slices, FLAGS.price_per_chip_hour)
+
+
+def _train_all(runs: "dict[str, ConfigDict]", elsewhere: "Elsewhere | None") -> None:
     """`train` of an experiment of several runs."""
     if FLAGS.dry_run:
         from vit_jax.planning.dry_run import dry_run
 
-        found = {name: dry_run(config, None, tuple(runs))[0] for name, config in runs.items()}
+        found = {
+            name: dry_run(config, None, tuple(runs), elsewhere)[0] for name, config in runs.items()
+        }
         lines = [
             f"{name}: {one['model']}, {one['parameters']:,} parameters, {one['steps']:,} steps"
             for name, one in found.items()
@@ -171,10 +198,8 @@ def plan() -> None:
     cost of the run. Topologies are KIND:SHAPE of v4, v5e, v5p, v6e and tpu7x, or cpu:N for simulated devices.
     """
     settings = cli.define_config()
-    flags.DEFINE_string("topology", None, "KIND:SHAPE, e.g. v5e:16x16, or cpu:N")
-    flags.DEFINE_integer("slices", 1, "how many of them, joined by the data center's network")
+    _define_target()
     flags.DEFINE_bool("fit", False, "look for the fastest remat, mesh and accumulation that fit")
-    flags.DEFINE_float("price_per_chip_hour", None, "to compute the cost", lower_bound=0)
     flags.DEFINE_integer(
         "num_classes", None, "of the data, if it is not specified otherwise", lower_bound=1
     )

@@ -1,7 +1,7 @@
 """What accelerators can do and how they are sold. Vendors' figures, each with its source; a figure
 without a source is `None`.
 
-Nothing here touches a device or needs a package: `launch/check.py` reads it where only Python is.
+Nothing here touches a device or needs a package, so that `vit_jax launch` answers at once.
 Compiling for a chip that is not there is `planning/target.py`.
 """
 
@@ -164,21 +164,16 @@ def check_slice(name: str) -> tuple[Tpu, str]:
     return TPUS[kind], shape
 
 
-def check_vm_type(name: str) -> Tpu:
-    """The kind of a slice by its accelerator type, e.g. `v5litepod-64`.
+def check_vm_slice(name: str) -> tuple[Tpu, str, bool]:
+    """A slice of TPU VMs called `KIND:SHAPE`: its kind, its accelerator type (v5litepod-64 of v5e:8x8), and whether
+    that names no other shape.
 
     Raises:
       ConfigError: no such slice is sold as TPU VMs.
     """
-    prefix, _, number = name.rpartition("-")
-    tpu = next((tpu for tpu in TPUS.values() if tpu.vm == prefix and prefix), None)
-    if tpu is None:
-        known = ", ".join(f"{tpu.vm}-N" for tpu in TPUS.values() if tpu.vm)
-        raise ConfigError(f"--type={name}: must be one of {known}; TPU7x: use launch/gke/jobset.sh")
-    sizes = sorted({count_chips(shape) for shape in tpu.shapes()})
-    sold = [str(size * tpu.vm_cores_per_chip) for size in sizes]
-    if number not in sold:
-        raise ConfigError(
-            f"--type={name}: {prefix} has no slice of {number!r}; it has: {', '.join(sold)}"
-        )
-    return tpu
+    tpu, shape = check_slice(name)
+    if not tpu.vm:
+        raise ConfigError(f"--topology={name}: is sold on GKE only: use 'vit_jax launch gke'")
+    count = count_chips(shape)
+    alone = [count_chips(other) for other in tpu.shapes()].count(count) == 1
+    return tpu, f"{tpu.vm}-{count * tpu.vm_cores_per_chip}", alone

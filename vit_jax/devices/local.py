@@ -3,8 +3,10 @@
 import glob
 import os
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import jax
+if TYPE_CHECKING:
+    import jax
 
 # Files of the drivers of NVIDIA's GPUs and of TPUs.
 _ACCELERATORS = ("/dev/nvidia[0-9]*", "/dev/accel*", "/dev/vfio/[0-9]*")
@@ -12,7 +14,17 @@ _ACCELERATORS = ("/dev/nvidia[0-9]*", "/dev/accel*", "/dev/vfio/[0-9]*")
 
 def platform() -> str:
     """'cpu' if a run would use the CPU; '' if it may use something else."""
-    named = jax.config.jax_platforms or os.environ.get("JAX_PLATFORMS", "")
+    import jax
+
+    return _platform(jax.config.jax_platforms or os.environ.get("JAX_PLATFORMS", ""))
+
+
+def platform_of_children() -> str:
+    """`platform` of a process that is started now; this one may have chosen otherwise, and need not have JAX."""
+    return _platform(os.environ.get("JAX_PLATFORMS", ""))
+
+
+def _platform(named: str) -> str:
     if named:
         return "cpu" if named == "cpu" else ""
     return "" if any(glob.glob(pattern) for pattern in _ACCELERATORS) else "cpu"
@@ -28,14 +40,14 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def device_text(devices: Sequence[jax.Device]) -> str:
+def device_text(devices: "Sequence[jax.Device]") -> str:
     """'8 GPUs', '1 TPU'; '8 devices' of CPUs."""
     platform = devices[0].platform
     name = "device" if platform == "cpu" else platform.upper()
     return f"{len(devices)} {name}{'s' * (len(devices) > 1)}"
 
 
-def warn_of_few_cores(cores: int, devices: Sequence[jax.Device]) -> str:
+def warn_of_few_cores(cores: int, devices: "Sequence[jax.Device]") -> str:
     """What to say of a process with at most one core for each accelerator, as SLURM gives it where nobody asks
     for more; '' if it has more.
     """

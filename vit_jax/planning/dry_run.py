@@ -7,6 +7,8 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from vit_jax import evaluation
+from vit_jax.base import places
+from vit_jax.base.buckets import Unreachable
 from vit_jax.base.errors import ConfigError
 from vit_jax.base.settings import with_fields
 from vit_jax.checkpoints import descriptions, reading
@@ -17,6 +19,7 @@ from vit_jax.data.record import DataError, Source
 from vit_jax.devices import local
 from vit_jax.models import naming, registry
 from vit_jax.planning import rough
+from vit_jax.planning.elsewhere import Elsewhere, check_elsewhere, plan_lines
 from vit_jax.planning.plan import known_data
 from vit_jax.training import announce, preflight, starting
 from vit_jax.training.assembly import Assembly, assemble, make_mesh, resolve
@@ -25,16 +28,22 @@ from vit_jax.training.loop import subject_of
 
 
 def dry_run(
-    config: ConfigDict, workdir: epath.PathLike | None, teachers: tuple[str, ...] = ()
+    config: ConfigDict,
+    workdir: epath.PathLike | None,
+    teachers: tuple[str, ...] = (),
+    elsewhere: Elsewhere | None = None,
 ) -> tuple[dict, str]:
     """The run in numbers, and the text of a recipe that trains the same.
 
-    If the data is not here, its size is taken from a catalog that has it, and the recipe says so.
+    If the data is not here, its size is taken from a catalog that has it, and the recipe says so. A run that trains
+    elsewhere may have data and a workdir that cannot be read from here: what could not be checked for this reason is
+    `unchecked` in the result, a sentence each.
 
     Args:
       config: the run's.
       workdir: where it would run, or resume; `None` if it is not known.
       teachers: names of runs that a `pseudo.teacher` or `init_from` may be.
+      elsewhere: the devices that will train; `None`: those of this machine.
 
     Raises:
       ConfigError, CheckpointError: as `training.loop.train` before it uses devices.
@@ -45,16 +54,31 @@ def dry_run(
         jax.config.update("jax_platforms", "cpu")
     if config.init_from in teachers:  # not trained yet; the config describes its model
         config = with_fields(config, {"init_from": ""})
+    unchecked: list[str] = []
+    if elsewhere and workdir is not None:
+        try:
+            places.locate(workdir, "--workdir")
+        except (ConfigError, Unreachable) as error:
+            workdir, unchecked = None, [f"whether another run is in the workdir: {error}"]
     config = resolve(config, workdir)
     source, multi_label, missing = None, False, ""
+    absences = (ConfigError, DataError, *([Unreachable] if elsewhere else []))
     try:
         source = sources.open_train(config.data)
         classes, examples, multi_label = len(source.classes), len(source), source.multi_label
-    except (ConfigError, DataError) as error:
-        classes, examples = known_data(config.data)
+    except absences as error:
         missing = str(error)
-        if examples is None:
+        try:
+            classes, examples = known_data(config.data)
+        except absences:
+            classes, examples = None, None
+        if examples is None and not elsewhere:
             raise
+        unchecked.append(f"the data: {missing}")
+    if examples is None:
+        unchecked.append("steps, memory, time and cost, which depend on the number of examples")
+        lines = [f"the data was not read: {missing}"]
+        return {"unchecked": unchecked, "lines": lines, "local": config.checkpoint.local}, ""
     assembly = assemble(
         config,
         num_classes=classes,
@@ -63,16 +87,23 @@ def dry_run(
         masks=None if source is None else mask_table(source) or False,
     )
     suite = source and evaluation.make(config.eval.evaluators, subject_of(assembly, source))
-    preflight.check_run(assembly, source, suite, workdir, teachers=teachers)
+    preflight.check_run(
+        assembly, source, suite, workdir, teachers=teachers, elsewhere=elsewhere is not None
+    )
     if config.init_from:
         starting.check_fits(assembly)
     # What a teacher labels belongs to the examples of a run, and is not known here.
     if source is not None and workdir is not None and not config.pseudo.teacher:
         _check_same_run(assembly, source, workdir)
     lines = announce.lines(assembly, examples, suite)
-    estimate = rough.estimate(assembly)
+    estimate = rough.estimate(assembly, on_cpu=on_cpu and elsewhere is None)
     lines.append(rough.text(estimate))
-    if not on_cpu:
+    plan = None
+    if elsewhere:
+        plan = check_elsewhere(assembly, elsewhere)
+        lines += plan_lines(plan) if plan else []
+        unchecked += elsewhere.unchecked
+    elif not on_cpu:
         lines.append("config.mesh is not checked: which devices will train is not known here")
     elif unfit := _unfit_mesh(config, missing):
         lines.append(unfit)
@@ -89,6 +120,10 @@ def dry_run(
         "steps": assembly.total_steps,
         "data_error": missing,
         "estimate": estimate,
+        "plan": plan,
+        "unchecked": unchecked,
+        "lines": lines,
+        "local": config.checkpoint.local,
     }
     return result, announce.recipe(assembly, lines, suite)
 

@@ -15,7 +15,7 @@ def text(plan: dict) -> str:
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}  {value}".rstrip() for name, value in rows]
     if not plan["fits"]:
-        lines += ["", f"Out of memory by {_bytes(plan['missing_bytes'])} a device. What helps:"]
+        lines += ["", f"Out of memory by {size_text(plan['missing_bytes'])} a device. What helps:"]
         lines += [f"  {advice}" for advice in plan["advice"]]
     if "tried" in plan:
         lines += ["", "Tried:", *(f"  {tried}" for tried in plan["tried"])]
@@ -33,9 +33,14 @@ def summary_row(plan: dict) -> str:
         f" mesh {' x '.join(map(str, plan['mesh'].values())):<12}"
     )
     if not plan["fits"]:
-        return f"{choice} out of memory by {_bytes(plan['missing_bytes'])}"
+        return f"{choice} out of memory by {size_text(plan['missing_bytes'])}"
     time = f"{1e3 * plan['seconds']['expected']:.0f} ms" if "seconds" in plan else ""
-    return f"{choice} {_bytes(plan['memory']['peak'])} {time}".rstrip()
+    return f"{choice} {size_text(plan['memory']['peak'])} {time}".rstrip()
+
+
+def range_text(values: list[float]) -> str:
+    """(least, expected, most) of a figure: '12 (10 to 15)'."""
+    return _range([_number(value) for value in values])
 
 
 def _work(plan: dict) -> list[tuple[str, str]]:
@@ -71,18 +76,21 @@ def _matrices(found: dict) -> str:
 
 def _memory(plan: dict) -> list[tuple[str, str]]:
     memory, capacity = plan["memory"], plan["memory"]["capacity"]
-    share = f", {memory['peak'] / capacity:.0%} of {_bytes(capacity)}" if capacity else ""
+    share = f", {memory['peak'] / capacity:.0%} of {size_text(capacity)}" if capacity else ""
     rows = [
-        ("memory of a device", f"peak {_bytes(memory['peak'])}{share}"),
-        ("  arguments", f"{_bytes(memory['arguments'])}, of that state {_bytes(memory['state'])}"),
-        ("  temporaries", _bytes(memory["temporaries"])),
+        ("memory of a device", f"peak {size_text(memory['peak'])}{share}"),
+        (
+            "  arguments",
+            f"{size_text(memory['arguments'])}, of that state {size_text(memory['state'])}",
+        ),
+        ("  temporaries", size_text(memory["temporaries"])),
     ]
     if "local_disk_bytes" in plan:
         rows.append(
-            ("  local disk", f"{_bytes(plan['local_disk_bytes'])} a host, for checkpoint.local")
+            ("  local disk", f"{size_text(plan['local_disk_bytes'])} a host, for checkpoint.local")
         )
     for one in memory["largest"][:4]:
-        rows.append(("  large", f"{_bytes(one['bytes'])}  {one['what']}"))
+        rows.append(("  large", f"{size_text(one['bytes'])}  {one['what']}"))
     return rows
 
 
@@ -90,7 +98,7 @@ def _network(plan: dict) -> list[tuple[str, str]]:
     rows = [("collectives of a step", "" if plan["collectives"] else "none")]
     for row in plan["collectives"]:
         among = f"{row['devices']} {'slices' if row['crosses_slices'] else 'devices'}"
-        size, sent = _bytes(row["bytes"]), _bytes(row["sent_bytes"])
+        size, sent = size_text(row["bytes"]), size_text(row["sent_bytes"])
         rows.append(
             (f"  {row['kind']}", f"{row['count']:>5g} over {among:<13} {size}, {sent} sent")
         )
@@ -102,7 +110,6 @@ def _time(plan: dict) -> list[tuple[str, str]]:
     cycles = plan["cycles"]["all"]
     total = sum(cycles.values())
     rising = {name: [_number(v) for v in reversed(values)] for name, values in run.items()}
-    falling = {name: [_number(v) for v in values] for name, values in run.items()}
     slices = seconds["slices"]
     parts = [f"{name} {_ms(seconds[name])}" for name in ("products", "memory", "network")]
     parts.append(f"between slices {'unknown' if slices is None else _ms(slices)}")
@@ -116,11 +123,11 @@ def _time(plan: dict) -> list[tuple[str, str]]:
         *(("  kernel", _kernel(row)) for row in plan["kernels"]),
         ("images/s", _range(rising["images_per_second"])),
         ("MFU", _range([f"{share:.0%}" for share in reversed(run["mfu"])])),
-        ("time to finish", f"{_range(falling['hours'])} hours"),
-        ("chip-hours", _range(falling["chip_hours"])),
-        ("TPUv3-core-days", f"{_range(falling['tpu_v3_core_days'])}, by peak rates"),
+        ("time to finish", f"{range_text(run['hours'])} hours"),
+        ("chip-hours", range_text(run["chip_hours"])),
+        ("TPUv3-core-days", f"{range_text(run['tpu_v3_core_days'])}, by peak rates"),
     ]
-    return rows + ([("cost", _range(falling["cost"]))] if "cost" in run else [])
+    return rows + ([("cost", range_text(run["cost"]))] if "cost" in run else [])
 
 
 def _conditional(row: dict) -> str:
@@ -146,7 +153,8 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _bytes(size: float) -> str:
+def size_text(size: float) -> str:
+    """Bytes in GiB, or MiB."""
     if size >= _GIB / 10:
         return f"{size / _GIB:.2f} GiB"
     return f"{size / 2**20:.2f} MiB"

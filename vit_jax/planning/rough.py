@@ -18,10 +18,10 @@ _SHOWN = ("TPU v5e", "NVIDIA H100 80GB HBM3")
 _SIDE = 1024  # of the matrices whose product measures the CPU
 
 
-def estimate(assembly: Assembly) -> dict:
+def estimate(assembly: Assembly, on_cpu: bool) -> dict:
     """Plain data: `state_bytes` (parameters, optimizer state, averages), `gradient_bytes`, `batch_bytes`; `flops` of
     all steps; `seconds` at least, by device: one chip of each kind at its published bfloat16 peak, and `cpu`: this
-    machine's at the rate of a float32 product, measured now; `None` if it is not the CPU that would train.
+    machine's at the rate of a float32 product, measured now; `None` unless it would train `on_cpu`.
     """
     config, state = assembly.config, jax.eval_shape(assembly.init, jax.random.key(0))
     batch = batches.spec(
@@ -32,7 +32,7 @@ def estimate(assembly: Assembly) -> dict:
     )
     flops = assembly.step_flops * assembly.total_steps
     seconds = {kind: flops / chips.PEAK_BFLOAT16[kind] for kind in _SHOWN}
-    cpu = flops / _product_rate() if local.platform() == "cpu" else None
+    cpu = flops / _product_rate() if on_cpu else None
     return {
         "state_bytes": _bytes(state),
         "gradient_bytes": _bytes(state.params),
