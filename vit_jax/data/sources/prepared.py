@@ -59,6 +59,13 @@ def read_description(folder: epath.PathLike) -> dict:
     return description
 
 
+def record_files(folder: epath.PathLike, description: dict) -> dict[str, int]:
+    """The paths of the files of records in `folder`, with their bytes."""
+    splits = description["splits"].values()
+    shards = (shard for split in splits for shard in split["shards"])
+    return {os.path.join(folder, shard["file"]): shard["bytes"] for shard in shards}
+
+
 class Prepared:
     """Parts of a prepared data set, (split, start, stop) each."""
 

@@ -17,7 +17,7 @@ import numpy as np
 from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.record import Label, Labels
-from vit_jax.data.sources.columns import FileColumns, smallest
+from vit_jax.data.sources.columns import FileColumns, Index, smallest
 from vit_jax.data.sources.listed import json_label
 from vit_jax.data.sources.ranges import open_to_scan
 from vit_jax.data.sources.stored_index import Kind, find_records
@@ -229,6 +229,11 @@ class TarIndex:
                 rows[number][done[number] : done[number] + len(own)] = own
                 done[number] += len(own)
         return rows
+
+
+def count_images(index: Index, path: str) -> int:
+    """How many images a tar file has."""
+    return index.count("first", index.number(path))
 
 
 def _scan(file: places.File) -> FileColumns:
