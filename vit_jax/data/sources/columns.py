@@ -131,7 +131,8 @@ class Index:
             for array in arrays.values():
                 checksum = _write(file, bytes(-file.tell() % _ALIGNED), checksum)
                 for first in range(0, len(array), _CHUNK):
-                    checksum = _write(file, array[first : first + _CHUNK].data, checksum)
+                    part = np.ascontiguousarray(array[first : first + _CHUNK])
+                    checksum = _write(file, part.data, checksum)
             file.seek(0)
             file.write(_START.pack(_MAGIC, len(packed), zlib.crc32(packed), checksum))
             file.flush()
@@ -139,7 +140,7 @@ class Index:
 
     def _arrays(self) -> Iterator[tuple[str, np.ndarray]]:
         for name, array in self._columns.items():
-            yield name, np.ascontiguousarray(array)
+            yield name, array
             yield f"{name}/ends", np.asarray(self._ends[name], "<i8")
 
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 from etils import epath
 
+from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.data import packing
 from vit_jax.data.options import Data
@@ -130,8 +131,12 @@ class Prepared:
             path = epath.Path(self._folder) / self._splits[split]["labels"]["file"]
             if not path.exists():
                 raise DataError(f"{path} is missing")
-            found.append(np.load(io.BytesIO(path.read_bytes()))[start:stop])
-        return np.concatenate(found)
+            # Of a bucket all at once; a local file is not in memory twice.
+            in_bucket = places.in_bucket(path)
+            file = io.BytesIO(places.read_bytes(path)) if in_bucket else places.open_bytes(path)
+            with file:
+                found.append(np.load(file)[start:stop])
+        return found[0] if len(found) == 1 else np.concatenate(found)
 
     def fingerprint(self) -> str:
         """A fingerprint of the checksums of all files of the splits."""

@@ -294,6 +294,8 @@ def _alone(folder: epath.Path, name: str) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(Lock(folder, name=name, patience=math.inf))
+            if not places.in_bucket(folder):  # whose locks go by themselves
+                stack.callback((folder / name).unlink, missing_ok=True)
         except Exception as error:
             if not buckets.is_failure(error):
                 raise

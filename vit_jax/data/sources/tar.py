@@ -88,7 +88,7 @@ class TarImages:
 
     def fingerprint(self) -> str:
         """A fingerprint of a sample of the names and sizes, and of all labels."""
-        some = [self._tars.place(int(self._rows[i])) for i in fingerprint.sampled(len(self))]
+        some = self._tars.sample(int(self._rows[i]) for i in fingerprint.sampled(len(self)))
         names, sizes = [name for _, name, *_ in some], [size for *_, size in some]
         labels = fingerprint.of_labels(self.labels)
         return fingerprint.digest(self.classes, len(self), names, sizes, labels)

@@ -10,7 +10,7 @@ import bisect
 import json
 import os
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from vit_jax.data.sources.text import readable
 from vit_jax.data.sources.unused import Unused
 
 _OF_FILE = (None, "", False)  # the row of the table whose images are labelled by their tar file
-_RELEASE = 64  # files after which the memory of what was looked at is let go
+_RELEASE = 64  # files, or images far apart, after which the memory of what was looked at is let go
 
 Place = tuple[int, str, int, int]  # number of the tar file, name inside, first byte, bytes
 _Sample = tuple[
@@ -65,6 +65,15 @@ class TarIndex:
         name = self._column("name", file)[int(ends[row - 1]) if row else 0 : int(ends[row])]
         first, size = self._column("first", file)[row], self._column("size", file)[row]
         return file, _decode(name.tobytes()), int(first), int(size)
+
+    def sample(self, rows: Iterable[int]) -> list[Place]:
+        """Where a few images are that lie far apart; what was looked at takes no memory afterwards."""
+        found = []
+        for row in rows:
+            found.append(self.place(row))
+            if len(found) % _RELEASE == 0:
+                self._index.release()
+        return found
 
     def occurring(self) -> tuple[list[int], list[int]]:
         """The codes that occur, and the files that label some of their images."""
