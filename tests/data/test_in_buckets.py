@@ -1,13 +1,16 @@
 """Every kind of data set in a bucket is what it is on a disk."""
 
+import io
 import json
 import pickle
+import tarfile
 import time
 
 import numpy as np
 import pytest
 from etils import epath
 
+from vit_jax.base import buckets
 from vit_jax.base.errors import ConfigError
 from vit_jax.data import sources
 from vit_jax.data.options import Data
@@ -171,6 +174,28 @@ def test_a_second_start_reads_the_index_and_no_tar(bucket, faults, tmp_path):
     source = opened_tars(bucket)
     assert not reads_of_tars(faults)
     assert records(source) == first
+
+
+@pytest.mark.slow
+def test_ten_thousand_tars_are_opened_by_a_listing(bucket, faults):
+    file, count = io.BytesIO(), 10_000
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        info = tarfile.TarInfo("a/1.png")
+        info.size = len(image(1))
+        tar.addfile(info, io.BytesIO(image(1)))
+    content = file.getvalue()
+    client = buckets.client("gs")
+    for first in range(0, count, 1000):
+        numbers = range(first, first + 1000)
+        client.pipe({f"{bucket}/x-train-{number:05}.tar": content for number in numbers})
+    assert len(opened_tars(bucket)) == count
+    faults.forget_requests()
+    start = time.process_time()
+    source = opened_tars(bucket)
+    assert time.process_time() - start < 5  # 0.5 s on a quiet machine
+    listings = [path for _, path in faults.requests()]
+    assert len(listings) <= count // 1000 + 5 and not reads_of_tars(faults)
+    assert [one.image for one in source.read([0, count - 1])] == [image(1)] * 2
 
 
 def test_a_changed_tar_alone_is_indexed_again(bucket, faults, tmp_path, caplog):

@@ -128,8 +128,9 @@ class _Store:
     def look(self, files: Sequence[places.File]) -> Index | None:
         """The index on this machine, if it knows all `files`."""
         near = [pathlib.Path(self._beside)] if self._near else []
-        indices = (self._open(path) for path in [*near, self._cached])
-        return next((index for index in indices if index and _knows(index, files)), None)
+        indices = filter(None, (self._open(path) for path in [*near, self._cached]))
+        usable = (index for index in indices if index.is_stored and _knows(index, files))
+        return next(usable, None)
 
     def make(self, files: Sequence[places.File], *, beside: bool = False) -> Index:
         """The index of `files`, made if it is not there: by one process, while others wait.
@@ -170,7 +171,7 @@ class _Store:
         except FileNotFoundError:
             return None
         self._copied = file
-        return self._new
+        return self._new if self._new.exists() else None  # else it is damaged
 
     def _open(self, path: pathlib.Path, *, verify: bool = False) -> Index | None:
         """What is stored at `path`, if it can be used."""
@@ -182,8 +183,10 @@ class _Store:
         except DamagedIndex as error:
             index = _earlier_index(path.read_bytes(), self._kind)
             if index is None:
-                where = self._beside if path == self._new else path
-                logging.warning("%s is damaged (%s) and is made again", where, error)
+                if path == self._new:
+                    path.unlink()
+                    path = self._beside
+                logging.warning("%s is damaged (%s) and is made again", path, error)
             return index
 
     def _make(self, files: Sequence[places.File], beside: bool) -> Index:
@@ -200,6 +203,7 @@ class _Store:
                 elif name in there:
                     known[name] = file, index.part(number)
         missing = {name: file for name, file in names.items() if name not in known}
+        changed &= missing.keys()  # another index may know the file as it is
         differ = f" ({len(changed)} have changed)" if changed else ""
         if stored and not changed and not known:
             differ = f" ({INDEX} is of other files)"
