@@ -176,6 +176,26 @@ def test_a_second_start_reads_the_index_and_no_tar(bucket, faults, tmp_path):
     assert records(source) == first
 
 
+def test_a_second_start_reads_no_tables_of_a_prepared_set(
+    bucket, faults, small_set, tmp_path, monkeypatch
+):
+    upload(small_set, bucket)
+
+    def reads():
+        faults.forget_requests()
+        source = sources.open_source(Data(name="prepared", path=bucket), "train")
+        assert source[0] and source[len(source) - 1]
+        paths = [path for _, path in faults.requests() if "media" in path]
+        return [
+            sum(part in path for path in paths) for part in (".array_record?", "vit_jax.index?")
+        ]
+
+    assert reads()[0] > 2
+    assert reads() == [2, 0]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
+    assert reads() == [2, 1]
+
+
 @pytest.mark.slow
 def test_ten_thousand_tars_are_opened_by_a_listing(bucket, faults):
     file, count = io.BytesIO(), 10_000

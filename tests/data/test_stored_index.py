@@ -16,8 +16,9 @@ from vit_jax.base.errors import UserError
 from vit_jax.data import sources
 from vit_jax.data.options import Data
 from vit_jax.data.preparation.index import index
+from vit_jax.data.preparation.prepare import prepare
 from vit_jax.data.record import DataError
-from vit_jax.data.sources import stored_index, tar_index, tfrecord
+from vit_jax.data.sources import arrayrecord, stored_index, tar_index, tfrecord
 from vit_jax.data.sources.columns import FileColumns, Index, open_index, smallest
 
 from .test_tar import image, write_tar
@@ -142,7 +143,7 @@ def test_a_damaged_index_is_made_again(tars, scans, damage, caplog):
 
 
 def test_a_copy_in_the_cache_is_verified_when_it_is_made(tars, cache, scans, monkeypatch, caplog):
-    monkeypatch.setattr(stored_index, "_on_disk", lambda folder: False)  # a mount
+    monkeypatch.setattr(stored_index.places, "is_remote", lambda folder: True)  # a mount
     expected = opened(tars)
     (copy,) = (path for path in cache.iterdir() if path.suffix != ".lock")
     assert open_index(copy, verify=True).files
@@ -154,6 +155,30 @@ def test_a_copy_in_the_cache_is_verified_when_it_is_made(tars, cache, scans, mon
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     assert opened(tars) == expected and len(scans) == 6
     assert "vit_jax.index is damaged (its columns are damaged)" in caplog.text
+
+
+def test_a_prepared_set_on_a_mount_is_read_by_its_index(tmp_path, monkeypatch):
+    for i in range(6):
+        (tmp_path / f"raw/{'ab'[i % 2]}").mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"raw/{'ab'[i % 2]}/{i}.png").write_bytes(image(i))
+    prepare(str(tmp_path / "raw"), str(tmp_path / "set"), num_shards=2, holdout=0.0)
+
+    def records():
+        data = Data(name="prepared", path=str(tmp_path / "set"))
+        source = sources.open_source(data, "train")
+        return [(one.image, one.label, one.name) for one in source.read(range(len(source)))]
+
+    on_disk = records()
+    assert "index" not in index(str(tmp_path / "set"))
+    monkeypatch.setattr(stored_index.places, "is_remote", lambda folder: True)
+    arrayrecord._is_remote.cache_clear()
+    assert records() == on_disk and (tmp_path / "set/vit_jax.index").exists()
+    assert index(str(tmp_path / "set"))["records"] == 6
+    file = tmp_path / "set/train-00001-of-00002.array_record"
+    file.write_bytes(file.read_bytes() + bytes(1 << 16))
+    with pytest.raises(DataError, match=f"{file} has 196608 bytes, there should be 131072"):
+        records()
+    arrayrecord._is_remote.cache_clear()
 
 
 def test_where_nobody_may_write_the_index_is_kept_in_the_cache_and_that_is_logged_once(

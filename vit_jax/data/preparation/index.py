@@ -1,6 +1,5 @@
 """The index of a data set that has none yet, stored beside its files: `vit_jax prepare SOURCE --index`."""
 
-from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.data import sources
 from vit_jax.data.options import Data
@@ -24,7 +23,7 @@ def index(source: str, *, data_dir: str = "") -> dict:
       UserError: the index cannot be written.
     """
     paths, kind = _files(source, sources.locate(source, Data(path=data_dir)))
-    if kind is arrayrecord.KIND and not places.in_bucket(paths[0]):
+    if kind is arrayrecord.KIND and not arrayrecord.needs_index(paths[0]):
         return {"files": len(paths)}
     found = stored_index.store_index(paths, kind)
     count = arrayrecord.count_records if kind is not tar_index.KIND else tar_index.count_images

@@ -5,7 +5,7 @@ The order is important:
    when it is whole;
 2. what is in it is noted, in unfinished/; with that note it counts as done;
 3. when all files are done, the report and then the description are written: with the description
-   the data set counts as finished; the notes go. In a bucket the index of all files follows.
+   the data set counts as finished; the notes go. The index of the files follows where they need one.
 
 Steps 1 and 2 are in `work.py`.
 """
@@ -130,8 +130,7 @@ def prepare(
                     raise
             else:
                 _merge(source, config_data, data_set, opened, plan, done, recipe, output)
-                if output.in_bucket:
-                    index(str(out))
+                index(str(out))
     elif read_description(out)["recipe"] != recipe:
         raise ConfigError(f"--out={out} holds another data set, or another form of this one")
     work.clear(out)

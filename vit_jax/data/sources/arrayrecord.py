@@ -4,6 +4,7 @@ of a block are in memory before the first is used.
 
 import bisect
 import errno
+import functools
 import itertools
 import os
 import threading
@@ -21,7 +22,8 @@ _FIRST, _RECORD = "first", "record"  # columns: see `riegeli.Chunks`
 
 
 class ArrayRecords:
-    """The records of `files`, in order, from `start` to `stop` of each; for any number of threads.
+    """The records of `files`, in order, from `start` to `stop` of each; for any number of threads. On disks of this
+    machine by ArrayRecord's own reader, elsewhere by ranges, see `riegeli`.
 
     Args:
       files: (path, start, stop) each, all in one folder.
@@ -57,7 +59,7 @@ class ArrayRecords:
           OSError: a disk fails, or there are no descriptors.
         """
         wanted = [self.place(index) for index in indices]
-        if not wanted or not places.in_bucket(wanted[0][0]):
+        if not wanted or not needs_index(wanted[0][0]):
             return [self._read_local(path, row) for path, row in wanted]
         parts = [(path, *self._chunks(path).find(row)) for path, row in wanted]
         stored = self._ranges.read_many([(path, first, size) for path, first, size, _ in parts])
@@ -90,13 +92,13 @@ class ArrayRecords:
             raise
 
     def _chunks(self, path: str) -> riegeli.Chunks:
-        """The chunks of a file in a bucket."""
+        """The chunks of a file that is read by ranges."""
         index = self._index()
         number = index.number(path)
         return riegeli.Chunks(index.column(_FIRST, number), index.column(_RECORD, number))
 
     def _index(self) -> Index:
-        """Where the records of files in a bucket are; found when the first is read."""
+        """Where the records are of files that are read by ranges; found when the first is read."""
         if self._found is None:
             with self._finding:
                 if self._found is None:
@@ -114,6 +116,18 @@ class ArrayRecords:
             )
 
 
+@functools.cache
+def _is_remote(folder: str) -> bool:
+    return places.is_remote(folder)
+
+
+def needs_index(path: str) -> bool:
+    """Whether a file is read by ranges: ArrayRecord's own reader cannot read buckets, and reads a file's table of
+    records each time that it opens one, which on mounts takes longer than reading a record.
+    """
+    return _is_remote(os.path.dirname(path))
+
+
 def count_records(index: Index, path: str) -> int:
     """How many records a file has."""
     number = index.number(path)
@@ -121,7 +135,7 @@ def count_records(index: Index, path: str) -> int:
 
 
 def _scan(file: places.File) -> FileColumns:
-    """Where the records of a file in a bucket are."""
+    """Where the records of a file are."""
     ranges = Ranges()
     try:
         chunks = riegeli.read_chunks(lambda *part: ranges.read(file.path, *part), file.size)

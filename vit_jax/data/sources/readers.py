@@ -8,9 +8,12 @@ import threading
 from vit_jax.base import limits, places
 
 _MOST, _SHARE = (
-    512,
+    128,
     8,
-)  # open readers: at most so many, and at most such a part of the open files allowed
+)  # open readers: at most so many, and at most such a part of the files allowed
+# Read-ahead helps reading in order; at random places it reads records that are not used. So does reading more than the
+# table of a file when it is opened.
+_OPTIONS = "readahead_buffer_size:0,footer_prefetch_bytes:0"
 
 
 class OpenReaders:
@@ -49,12 +52,10 @@ def open_reader(path: str):
     """
     from array_record.python.array_record_module import ArrayRecordReader
 
-    # Read-ahead helps reading in order; at random places it reads records that are not used.
-    options = "readahead_buffer_size:0"
-    reader = ArrayRecordReader(path, options=options)
+    reader = ArrayRecordReader(path, options=_OPTIONS)
     if not reader.num_records():
         places.open_bytes(path).close()  # raises why
-        reader = ArrayRecordReader(path, options=options)  # there was no descriptor for a moment
+        reader = ArrayRecordReader(path, options=_OPTIONS)  # there was no descriptor for a moment
     return reader
 
 

@@ -1,8 +1,8 @@
-"""ArrayRecord files in buckets: where their records are, and the records, by reads of ranges.
+"""ArrayRecord files in buckets and on mounts: where their records are, and the records, by reads of ranges.
 
 ArrayRecord's own reader takes `gs://` alone, keeps a few requests under way whatever the number of
-threads, and opens what it cannot read as a file of 0 records; so files in buckets are read here. On a
-disk it is used, see `arrayrecord.py`.
+threads, opens what it cannot read as a file of 0 records, and reads a file's list of records each time that it
+opens one; so such files are read here. On a disk it is used, see `arrayrecord.py`.
 
 The format is Riegeli's: chunks of records, interrupted at each multiple of 64 KiB by a header of 24
 bytes. ArrayRecord adds a chunk that lists all others, and in the last 64 KiB where that is. Checksums

@@ -121,8 +121,7 @@ class _Store:
         self._beside = self._folder / INDEX
         self._cached = _cache_folder() / hashlib.sha256(folder.encode()).hexdigest()[:32]
         self._new = self._cached.with_name(f"{self._cached.name}.new")
-        # What is mapped must be near: on mounts each look at another place of a file is a request.
-        self._near = not places.in_bucket(folder) and _on_disk(folder)
+        self._near = not places.is_remote(folder)  # what is mapped into memory has to be
         self._copied = None  # what is beside the files, as it was copied to `new`
 
     def look(self, files: Sequence[places.File]) -> Index | None:
@@ -326,8 +325,3 @@ def _cache_folder() -> pathlib.Path:
             f"{folder} cannot be written, and {instead} is somebody else's: set XDG_CACHE_HOME to a folder"
         )
     return instead
-
-
-def _on_disk(folder: str) -> bool:
-    """Whether a folder is on a disk of this machine, rather than on a mount of anything else."""
-    return os.major(os.stat(folder).st_dev) != 0
