@@ -69,14 +69,16 @@ def read_chunks(read: Callable[[int, int], bytes], size: int) -> Chunks:
     start = max(size - _TAIL, 0)
     tail = read(start, size - start)
     postscript, ends = _chunk(tail[-_BLOCK:], size - _BLOCK)
-    fields = _fields(postscript, ends, 2)
-    if fields[0, 1] != _MAGIC:
+    fields = _fields(postscript, np.asarray(ends), 2)
+    if not len(fields) or fields[0, 1] != _MAGIC:
         raise ValueError("its last block is not ArrayRecord's")
     end = int(fields[0, 0])
     listed = tail[end - start :] if end >= start else read(end, size - end)
     values, ends = _chunk(listed, end)
-    head = int(ends[0])
-    fields = _fields(values[head:], ends[1:] - head, 3).astype(np.int64)
+    if not ends:
+        raise ValueError("its list of chunks is empty")
+    head = ends[0]
+    fields = _fields(values[head:], np.asarray(ends[1:]) - head, 3).astype(np.int64)
     places, records = np.append(fields[:, 0], end), np.append(0, np.cumsum(fields[:, 2]))
     return Chunks(places, records[:0] if (fields[:, 2] == 1).all() else records)
 
@@ -88,11 +90,10 @@ def decode_chunk(stored: bytes, first: int) -> list[bytes]:
       ValueError: it is damaged, or not stored as ArrayRecord does unless `transpose` is set.
     """
     values, ends = _chunk(stored, first)
-    ends = ends.tolist()
     return [bytes(values[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
 
 
-def _chunk(stored: bytes, first: int) -> tuple[memoryview, np.ndarray]:
+def _chunk(stored: bytes, first: int) -> tuple[memoryview, list[int]]:
     """The records of a chunk, one after the other, and where each ends; see `decode_chunk`."""
     stored = _without_block_headers(stored, first)
     if len(stored) < _CHUNK_HEADER.size:
@@ -104,10 +105,13 @@ def _chunk(stored: bytes, first: int) -> tuple[memoryview, np.ndarray]:
         raise ValueError(f"the chunk at byte {first} is damaged, or of the kind {chr(kind)!r}")
     codec = data[0]
     bytes_of_sizes, place = _varint(data, 1)
-    sizes, _ = _varints(_decompress(codec, data[place : place + bytes_of_sizes]))
+    sizes = _decompress(codec, data[place : place + bytes_of_sizes])
     values = _decompress(codec, data[place + bytes_of_sizes :])
-    ends = np.cumsum(sizes[:count].astype(np.int64))
-    if len(ends) != count or (count and ends[-1] != len(values)) or len(values) != decoded:
+    if count == 1:  # as `prepare` writes them: an image each
+        ends = [_varint(sizes, 0)[0]]
+    else:
+        ends = np.cumsum(_varints(sizes)[0][:count].astype(np.int64)).tolist()
+    if len(ends) != count or [0, *ends][-1] != len(values) or len(values) != decoded:
         raise ValueError(f"the chunk at byte {first} is damaged: its sizes do not fit")
     return memoryview(values), ends
 
@@ -130,7 +134,10 @@ def _decompress(codec: int, data: memoryview) -> memoryview | bytes:
     size, place = _varint(data, 0)
     if not size:
         return b""
-    return pyarrow.Codec(_CODECS[codec]).decompress(data[place:], size, asbytes=True)
+    try:
+        return pyarrow.Codec(_CODECS[codec]).decompress(data[place:], size, asbytes=True)
+    except OSError as error:  # pyarrow's for whatever is damaged
+        raise ValueError(str(error)) from None
 
 
 def _fields(messages: memoryview, ends: np.ndarray, count: int) -> np.ndarray:
@@ -164,6 +171,8 @@ def _varints(data: memoryview | bytes) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError("a number is truncated")
     first = np.append(0, last[:-1] + 1)[: len(last)]
     sizes = last - first + 1
+    if sizes.max(initial=0) > 10:
+        raise ValueError("a number has more than 64 bits")
     numbers = np.zeros(len(last), np.uint64)
     for place in range(int(sizes.max(initial=0))):
         there = sizes > place
