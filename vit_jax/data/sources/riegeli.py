@@ -107,10 +107,9 @@ def _chunk(stored: bytes, first: int) -> tuple[memoryview, list[int]]:
     bytes_of_sizes, place = _varint(data, 1)
     sizes = _decompress(codec, data[place : place + bytes_of_sizes])
     values = _decompress(codec, data[place + bytes_of_sizes :])
-    if count == 1:  # as `prepare` writes them: an image each
-        ends = [_varint(sizes, 0)[0]]
-    else:
-        ends = np.cumsum(_varints(sizes)[0][:count].astype(np.int64)).tolist()
+    one = count == 1  # as `prepare` writes them: an image each
+    numbers = [_varint(sizes, 0)[0]] if one else _varints(sizes)[0][:count].astype(np.int64)
+    ends = numbers if one else np.cumsum(numbers).tolist()
     if len(ends) != count or [0, *ends][-1] != len(values) or len(values) != decoded:
         raise ValueError(f"the chunk at byte {first} is damaged: its sizes do not fit")
     return memoryview(values), ends
