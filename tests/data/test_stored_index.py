@@ -4,6 +4,7 @@ import errno
 import multiprocessing
 import os
 import pathlib
+import resource
 import time
 import zlib
 
@@ -17,7 +18,7 @@ from vit_jax.data import sources
 from vit_jax.data.options import Data
 from vit_jax.data.preparation.index import index
 from vit_jax.data.preparation.prepare import prepare
-from vit_jax.data.record import DataError
+from vit_jax.data.record import BadImage, DataError
 from vit_jax.data.sources import arrayrecord, stored_index, tar_index, tfrecord
 from vit_jax.data.sources.columns import FileColumns, Index, open_index, smallest
 
@@ -157,12 +158,17 @@ def test_a_copy_in_the_cache_is_verified_when_it_is_made(tars, cache, scans, mon
     assert "vit_jax.index is damaged (its columns are damaged)" in caplog.text
 
 
-def test_a_prepared_set_on_a_mount_is_read_by_its_index(tmp_path, monkeypatch):
+@pytest.fixture
+def prepared(tmp_path):
+    """A prepared set of two files with three images each."""
     for i in range(6):
         (tmp_path / f"raw/{'ab'[i % 2]}").mkdir(parents=True, exist_ok=True)
         (tmp_path / f"raw/{'ab'[i % 2]}/{i}.png").write_bytes(image(i))
     prepare(str(tmp_path / "raw"), str(tmp_path / "set"), num_shards=2, holdout=0.0)
+    return tmp_path / "set"
 
+
+def test_a_prepared_set_on_a_mount_is_read_by_its_index(prepared, tmp_path, monkeypatch):
     def records():
         data = Data(name="prepared", path=str(tmp_path / "set"))
         source = sources.open_source(data, "train")
@@ -287,3 +293,40 @@ def test_a_shortage_is_no_damage_and_asks_for_another_start(number):
     assert error.exit_code == 42 and "x.array_record cannot be read: " in str(error)
     assert limits.is_shortage(OSError(number, "")) == (number != errno.EIO)
     assert limits.as_user_error(OSError(errno.ENOENT, "")) is None
+
+
+def test_files_that_cannot_be_opened_for_want_of_descriptors_are_not_damaged(prepared):
+    source = sources.open_source(Data(name="prepared", path=str(prepared)), "train")
+    assert source[0].image  # the last file is not open
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open(os.devnull, os.O_RDONLY)  # all below are taken
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files") as raised:
+            source[5]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    message = str(limits.as_user_error(raised.value))
+    assert "train-00001-of-00002.array_record cannot be read: this process has all the" in message
+    assert source[5].image
+
+
+class FailingDisk:
+    """ArrayRecord's reader of a file on a disk with bad sectors."""
+
+    def num_records(self) -> int:
+        return 3
+
+    def read(self, rows: list[int]) -> list[bytes]:
+        raise RuntimeError("pread() failed: Input/output error; reading x.array_record")
+
+
+def test_a_record_that_the_disk_cannot_read_is_a_bad_image_and_not_called_damaged(
+    prepared, monkeypatch
+):
+    source = sources.open_source(Data(name="prepared", path=str(prepared)), "train")
+    monkeypatch.setattr(arrayrecord.OPEN, "get", lambda *_: FailingDisk())
+    for read in (lambda: source[4], lambda: source.read([4])):
+        with pytest.raises(BadImage, match="record 1 cannot be read: Input/output error"):
+            read()

@@ -43,8 +43,8 @@ def read_with_retries(source: Source, index: int, stopped: threading.Event) -> R
         why = _passing(error)
         if not why or why.errno == errno.EIO:
             raise
-        if limits.is_shortage(why):
-            raise limits.as_user_error(why) from error
+        if shortage := limits.as_user_error(why):
+            raise shortage from error
         name = error.name if isinstance(error, BadImage) else f"number {index}"
         raise DataError(
             f"image {name} cannot be read, at {tries} tries within {sum(PAUSES):.0f} s: {why!r}. Is the "

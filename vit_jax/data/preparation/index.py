@@ -22,29 +22,31 @@ def index(source: str, *, data_dir: str = "") -> dict:
       ConfigError: there is no such data set, or it has no files of records.
       UserError: the index cannot be written.
     """
-    paths, kind = _files(source, sources.locate(source, Data(path=data_dir)))
+    paths, kind, sizes = _files(source, sources.locate(source, Data(path=data_dir)))
     if kind is arrayrecord.KIND and not arrayrecord.needs_index(paths[0]):
         return {"files": len(paths)}
-    found = stored_index.store_index(paths, kind)
+    found = stored_index.store_index(paths, kind, sizes)
     count = arrayrecord.count_records if kind is not tar_index.KIND else tar_index.count_images
     records = sum(count(found, path) for path in paths)
     where = paths[0].rpartition("/")[0] + f"/{stored_index.INDEX}"
     return {"index": where, "files": len(paths), "records": records}
 
 
-def _files(source: str, config_data: Data) -> tuple[list[str], stored_index.Kind]:
-    """The files of a data set, and of which kind they are."""
+def _files(
+    source: str, config_data: Data
+) -> tuple[list[str], stored_index.Kind, dict[str, int] | None]:
+    """The files of a data set, of which kind they are, and their bytes where these are known."""
     if config_data.name == "prepared":
-        description = read_description(config_data.path)
-        return list(record_files(config_data.path, description)), arrayrecord.KIND
+        sizes = record_files(config_data.path, read_description(config_data.path))
+        return list(sizes), arrayrecord.KIND, sizes
     if config_data.name == "tar":
-        return [str(file) for file in tar.find_tars(config_data.path)], tar_index.KIND
+        return [str(file) for file in tar.find_tars(config_data.path)], tar_index.KIND, None
     if config_data.name in sources.OPENERS:
         raise ConfigError(
             f"{source} has no files of records to index: --index is for what 'vit_jax prepare' made, for tar files, "
             "and for data sets of TFDS"
         )
-    return tfds.record_files(config_data)
+    return *tfds.record_files(config_data), None
 
 
 def text(result: dict) -> str:

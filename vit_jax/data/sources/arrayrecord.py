@@ -56,13 +56,16 @@ class ArrayRecords:
         Raises:
           DataError: a file is missing, damaged or has changed.
           RuntimeError, ValueError: a record is damaged.
-          OSError: a disk fails, or there are no descriptors.
+          OSError: a disk fails (EIO), or there are no descriptors.
         """
         wanted = [self.place(index) for index in indices]
         if not wanted or not needs_index(wanted[0][0]):
             return [self._read_local(path, row) for path, row in wanted]
         parts = [(path, *self._chunks(path).find(row)) for path, row in wanted]
-        stored = self._ranges.read_many([(path, first, size) for path, first, size, _ in parts])
+        try:
+            stored = self._ranges.read_many([(path, first, size) for path, first, size, _ in parts])
+        except FileNotFoundError as error:
+            raise self._missing(error.filename) from None
         return [
             riegeli.decode_chunk(content, first)[number]
             for content, (_, first, _, number) in zip(stored, parts, strict=True)
@@ -78,9 +81,7 @@ class ArrayRecords:
         try:
             reader = OPEN.get(self._owner, path)
         except FileNotFoundError:
-            raise DataError(
-                f"{path} is missing, there should be {self._examples[path]} records"
-            ) from None
+            raise self._missing(path) from None
         if path not in self._counted:
             self._check_count(path, reader.num_records())
             self._counted.add(path)
@@ -90,6 +91,9 @@ class ArrayRecords:
             if os.strerror(errno.EIO) in str(error):  # of the disk, not of what is on it
                 raise OSError(errno.EIO, os.strerror(errno.EIO), path) from error
             raise
+
+    def _missing(self, path: str) -> DataError:
+        return DataError(f"{path} is missing, there should be {self._examples[path]} records")
 
     def _chunks(self, path: str) -> riegeli.Chunks:
         """The chunks of a file that is read by ranges."""

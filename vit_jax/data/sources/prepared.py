@@ -8,6 +8,7 @@ preparing) and `dataset.json`; a record is a MessagePack map of `image` (the byt
 `dataset.json` under `masks`.
 """
 
+import errno
 import io
 import json
 import os
@@ -20,7 +21,7 @@ from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.data import packing
 from vit_jax.data.options import Data
-from vit_jax.data.record import DataError, DataSet, Labels, Record
+from vit_jax.data.record import BadImage, DataError, DataSet, Labels, Record
 from vit_jax.data.segments import described
 from vit_jax.data.sources import fingerprint
 from vit_jax.data.sources.arrayrecord import ArrayRecords
@@ -95,11 +96,18 @@ class Prepared:
         return len(self._records)
 
     def __getitem__(self, index: int) -> Record:
-        """A record that is damaged has an empty image, which the decoder refuses by its name."""
+        """A record that is damaged has an empty image, which the decoder refuses by its name; of one that the disk
+        cannot read `BadImage` is raised.
+        """
         try:
             return self._record(self._records[index])
         except DataError:  # the file, not the record
             raise
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            path, row = self._records.place(index)
+            raise BadImage(f"{path}, record {row}", os.strerror(errno.EIO)) from error
         except _DAMAGED:
             path, row = self._records.place(index)
             name = f"{path}, record {row} (damaged; 'vit_jax prepare --verify')"
@@ -112,7 +120,7 @@ class Prepared:
             return [self._record(stored) for stored in self._records.read(indices)]
         except DataError:
             raise
-        except _DAMAGED:  # one of them
+        except (OSError, *_DAMAGED):  # one of them
             return [self[index] for index in indices]
 
     def _record(self, stored: bytes) -> Record:

@@ -64,13 +64,7 @@ def find_records(paths: Sequence[str], kind: Kind, sizes: Mapping[str, int] | No
     Raises:
       DataError: a file is missing, has another size, or cannot be read.
     """
-    files = _describe(paths)
-    for file in files:
-        if sizes and file.size != sizes.get(file.path, file.size):
-            raise DataError(
-                f"{file.path} has {file.size} bytes, there should be {sizes[file.path]}: it is not the file that was "
-                "prepared, or not all of it"
-            )
+    files = _describe(paths, sizes)
     on_disk = not places.in_bucket(paths[0])
     if on_disk and sum(file.size for file in files) < _SMALL:
         return Index.of(kind.name, dict(zip(files, _scan(kind, files), strict=True)))
@@ -79,17 +73,29 @@ def find_records(paths: Sequence[str], kind: Kind, sizes: Mapping[str, int] | No
     return store.look(files) or store.make(files)
 
 
-def store_index(paths: Sequence[str], kind: Kind) -> Index:
+def store_index(paths: Sequence[str], kind: Kind, sizes: Mapping[str, int] | None = None) -> Index:
     """As `find_records`, but the index is beside the files afterwards, however few they are.
 
     Raises:
       UserError: it cannot be written there.
     """
     store = _Store(os.path.dirname(paths[0]), kind)
-    return store.make(_describe(paths), beside=True)
+    return store.make(_describe(paths, sizes), beside=True)
 
 
-def _describe(paths: Sequence[str]) -> list[places.File]:
+def _describe(paths: Sequence[str], sizes: Mapping[str, int] | None) -> list[places.File]:
+    """The files as storage describes them, which have the `sizes` that are known."""
+    files = _list(paths)
+    for file in files:
+        if sizes and file.size != sizes.get(file.path, file.size):
+            raise DataError(
+                f"{file.path} has {file.size} bytes, there should be {sizes[file.path]}: it is not the file that was "
+                "prepared, or not all of it"
+            )
+    return files
+
+
+def _list(paths: Sequence[str]) -> list[places.File]:
     """The files as storage describes them, those of a bucket by one listing."""
     if places.in_bucket(paths[0]) and len(paths) > _FEW:
         listed = {file.path: file for file in places.files_below(os.path.dirname(paths[0]))}

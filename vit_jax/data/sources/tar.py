@@ -183,7 +183,7 @@ def find_tars(path: str) -> list:
         files = sorted(place.glob("*.tar"), key=lambda file: natural(file.name))
     else:
         files = [place]
-    # Of many in a bucket one listing finds out, see `scan_all`.
+    # Of many in a bucket one listing finds out, see `find_records`.
     few = files if not places.in_bucket(place) or len(files) == 1 else []
     missing = [str(file) for file in few if not file.exists()]
     if missing or not files:
