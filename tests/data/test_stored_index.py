@@ -218,13 +218,13 @@ def make(folder, seconds, started):
 
 def test_of_several_processes_one_makes_the_index_and_the_others_wait(tars, tmp_path):
     started = tmp_path / "scanned"
-    spawn = multiprocessing.get_context("fork")
-    makers = [spawn.Process(target=make, args=(tars, 0.2, started)) for _ in range(3)]
+    spawn = multiprocessing.get_context("spawn")
+    makers = [spawn.Process(target=make, args=(tars, 0.5, started)) for _ in range(2)]
     for maker in makers:
         maker.start()
     for maker in makers:
         maker.join()
-    assert [maker.exitcode for maker in makers] == [0, 0, 0]
+    assert [maker.exitcode for maker in makers] == [0, 0]
     assert sorted(started.read_text().split()) == ["x-0.tar", "x-1.tar", "x-2.tar"]
 
 

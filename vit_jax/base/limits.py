@@ -5,8 +5,10 @@ They say nothing about the content of a file: what cannot be opened for want of 
 
 import contextlib
 import errno
+import functools
 import os
 import resource
+import sys
 
 from vit_jax.base.errors import UserError
 
@@ -20,19 +22,22 @@ class MachineError(UserError):
     exit_code = 42
 
 
+@functools.cache
+def given_open_files() -> int:
+    """How many files this process was allowed to have open when it started: what it plans with."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+
 def raise_open_files() -> None:
     """Raises the soft limit of open files to the hard one. The soft one is 1,024 under systemd, ssh and SLURM, for the
     sake of programs that use select(2); a data set has more files.
     """
+    given_open_files()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Systems that grant less than their hard limit says keep the soft one.
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def open_files() -> int:
-    """How many files this process may have open."""
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def is_shortage(error: BaseException) -> bool:
@@ -45,8 +50,9 @@ def as_user_error(error: BaseException) -> MachineError | None:
     if not isinstance(error, OSError) or error.errno not in (*_SHORTAGES, errno.EIO):
         return None
     what = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "a file"
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     why = {
-        errno.EMFILE: f"this process has all the {open_files()} files open that it may (ulimit -n; LimitNOFILE of "
+        errno.EMFILE: f"this process has all the {most} files open that it may (ulimit -n; LimitNOFILE of "
         "systemd): raise that limit",
         errno.ENFILE: "this machine has all the files open that it may (sysctl fs.file-max): raise that limit, or end "
         "other processes",

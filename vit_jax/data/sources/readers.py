@@ -1,5 +1,5 @@
-"""ArrayRecord's own readers of local files, few of them open at a time: each has a descriptor, and a data set may have
-more files than a process may open.
+"""ArrayRecord's own readers of local files, some of them open at a time: each has a descriptor, and a data set may have
+more files than a process may open. To open a file again takes ten times as long as reading a record.
 """
 
 import collections
@@ -7,10 +7,8 @@ import threading
 
 from vit_jax.base import limits, places
 
-_MOST, _SHARE = (
-    128,
-    8,
-)  # open readers: at most so many, and at most such a part of the files allowed
+# Open readers: a fifth of the files that the process was given, at most so many, which take 55 KB each.
+_SHARE, _MOST = 5, 4096
 # Read-ahead helps reading in order; at random places it reads records that are not used. So does reading more than the
 # table of a file when it is opened.
 _OPTIONS = "readahead_buffer_size:0,footer_prefetch_bytes:0"
@@ -39,7 +37,7 @@ class OpenReaders:
         reader = open_reader(path)
         with self._lock:
             reader = self._open.setdefault(key, reader)
-            while len(self._open) > min(_MOST, limits.open_files() // _SHARE):
+            while len(self._open) > min(_MOST, limits.given_open_files() // _SHARE):
                 self._open.popitem(last=False)
         return reader
 
