@@ -74,6 +74,19 @@ def test_tars_on_a_disk_are_scanned_once(tars, scans):
     assert (tars / "vit_jax.index").exists() and not list(tars.glob(".*"))
 
 
+def test_files_of_several_folders_and_relative_paths_have_an_index(tars, scans, monkeypatch):
+    for number in range(2):
+        write_number(tars / f"part-{number}", number)
+        os.replace(tars / f"part-{number}/x-{number}.tar", tars / f"part-{number}/x.tar")
+    for _ in range(2):  # scanned; from the index
+        names = [name for *_, name in opened(tars / "part-{0..1}/x.tar")]
+        assert names[::5] == [f"{tars}/part-{i}/x.tar, a/{i}-0.png" for i in range(2)]
+    assert scans == ["x.tar", "x.tar"]
+    monkeypatch.chdir(tars)
+    assert len(opened("x-0.tar")) == len(opened("x-0.tar")) == 5 and len(scans) == 3
+    assert len(opened(tars / "x-0.tar")) == 5 and len(scans) == 3
+
+
 def test_a_tar_that_grew_and_a_new_one_alone_are_scanned_again(tars, scans, caplog):
     before = opened(tars)
     scans.clear()

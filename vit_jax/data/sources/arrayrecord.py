@@ -26,7 +26,7 @@ class ArrayRecords:
     machine by ArrayRecord's own reader, elsewhere by ranges, see `riegeli`.
 
     Args:
-      files: (path, start, stop) each, all in one folder.
+      files: (path, start, stop) each.
       examples: path → how many records are in the whole file.
       sizes: path → its bytes, where that is known.
     """
@@ -129,7 +129,7 @@ def needs_index(path: str) -> bool:
     """Whether a file is read by ranges: ArrayRecord's own reader cannot read buckets, and reads a file's table of
     records each time that it opens one, which on mounts takes longer than reading a record.
     """
-    return _is_remote(os.path.dirname(path))
+    return _is_remote(os.path.dirname(path) or ".")
 
 
 def count_records(index: Index, path: str) -> int:

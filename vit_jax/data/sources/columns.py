@@ -54,13 +54,15 @@ class Index:
 
     Attributes:
       kind: of the files, and of the version of what was read of them.
-      files: by their names in their folder, in the order of the columns: size and identity.
+      folder: in which the files are, as it is written in their paths.
+      files: by their names in the folder, in the order of the columns: size and identity.
       table: see `FileColumns`; of all files.
       notes: of each file.
     """
 
     def __init__(self, kind: str, files: Mapping[str, places.File], table, notes, columns, ends):
         self.kind, self.files, self.table, self.notes = kind, dict(files), table, notes
+        self.folder = ""
         self._columns: dict[str, np.ndarray] = columns
         self._ends: dict[str, np.ndarray] = ends
         self._numbers = {name: number for number, name in enumerate(self.files)}
@@ -73,12 +75,12 @@ class Index:
 
     def has(self, file: places.File) -> bool:
         """Whether a file, as storage describes it, is the one that was read."""
-        known = self.files.get(os.path.basename(file.path))
+        known = self.files.get(name_in(self.folder, file.path))
         return known is not None and (known.size, known.identity) == (file.size, file.identity)
 
     def number(self, path: str) -> int:
         """The number of a file."""
-        return self._numbers[os.path.basename(path)]
+        return self._numbers[name_in(self.folder, path)]
 
     def column(self, name: str, number: int) -> np.ndarray:
         """A column of the file `number`."""
@@ -102,9 +104,9 @@ class Index:
             self._mapped.madvise(mmap.MADV_DONTNEED)
 
     @classmethod
-    def of(cls, kind: str, parts: Mapping[places.File, FileColumns]) -> Self:
+    def of(cls, kind: str, parts: Mapping[places.File, FileColumns], folder: str = "") -> Self:
         """The index of files, in memory."""
-        files = {os.path.basename(file.path): file for file in parts}
+        files = {name_in(folder, file.path): file for file in parts}
         table, renumbered = _one_table(parts.values())
         names = dict.fromkeys(name for part in renumbered for name in part)
         columns, ends = {}, {}
@@ -112,7 +114,9 @@ class Index:
             several = [part.get(name, np.empty(0, np.uint8)) for part in renumbered]
             columns[name] = np.concatenate(several)
             ends[name] = np.cumsum([len(one) for one in several])
-        return cls(kind, files, table, [part.note for part in parts.values()], columns, ends)
+        index = cls(kind, files, table, [part.note for part in parts.values()], columns, ends)
+        index.folder = folder
+        return index
 
     def write(self, path: pathlib.Path) -> None:
         """Writes it to a file that nobody reads yet."""
@@ -180,6 +184,11 @@ def open_index(path: pathlib.Path, *, verify: bool = False) -> Index:
     index = Index(header["kind"], files, header["table"], header["notes"], columns, ends)
     index._mapped = mapped
     return index
+
+
+def name_in(folder: str, path: str) -> str:
+    """The name of a file in a folder, or in one of its folders."""
+    return path.removeprefix(f"{folder}/") if folder else path
 
 
 def smallest(numbers: np.ndarray) -> np.ndarray:

@@ -30,7 +30,14 @@ from vit_jax.base import buckets, places
 from vit_jax.base.errors import UserError
 from vit_jax.base.lock import Lock
 from vit_jax.data.record import DataError
-from vit_jax.data.sources.columns import NAMES, DamagedIndex, FileColumns, Index, open_index
+from vit_jax.data.sources.columns import (
+    NAMES,
+    DamagedIndex,
+    FileColumns,
+    Index,
+    name_in,
+    open_index,
+)
 from vit_jax.data.sources.ranges import copy, in_parallel
 
 INDEX = "vit_jax.index"
@@ -56,7 +63,7 @@ class Kind:
 
 
 def find_records(paths: Sequence[str], kind: Kind, sizes: Mapping[str, int] | None = None) -> Index:
-    """Where the records of `paths` are, files in one folder; read from them only if no stored index says it.
+    """Where the records of `paths` are; read from them only if no stored index says it.
 
     Args:
       sizes: path → the bytes that the file must have, where that is known.
@@ -67,8 +74,9 @@ def find_records(paths: Sequence[str], kind: Kind, sizes: Mapping[str, int] | No
     files = _describe(paths, sizes)
     on_disk = not places.in_bucket(paths[0])
     if on_disk and sum(file.size for file in files) < _SMALL:
-        return Index.of(kind.name, dict(zip(files, _scan(kind, files), strict=True)))
-    store = _Store(os.path.dirname(paths[0]), kind)
+        parts = dict(zip(files, _scan(kind, files), strict=True))
+        return Index.of(kind.name, parts, _folder_of(paths))
+    store = _Store(_folder_of(paths), kind)
     # Without a lock first: usually it is there.
     return store.look(files) or store.make(files)
 
@@ -79,8 +87,16 @@ def store_index(paths: Sequence[str], kind: Kind, sizes: Mapping[str, int] | Non
     Raises:
       UserError: it cannot be written there.
     """
-    store = _Store(os.path.dirname(paths[0]), kind)
+    store = _Store(_folder_of(paths), kind)
     return store.make(_describe(paths, sizes), beside=True)
+
+
+def _folder_of(paths: Sequence[str]) -> str:
+    """The folder that all files are in, or in its folders."""
+    folder = os.path.dirname(paths[0])
+    while not all(path.startswith(f"{folder}/") for path in paths) and folder.strip("/"):
+        folder = os.path.dirname(folder)
+    return folder
 
 
 def _describe(paths: Sequence[str], sizes: Mapping[str, int] | None) -> list[places.File]:
@@ -98,7 +114,7 @@ def _describe(paths: Sequence[str], sizes: Mapping[str, int] | None) -> list[pla
 def _list(paths: Sequence[str]) -> list[places.File]:
     """The files as storage describes them, those of a bucket by one listing."""
     if places.in_bucket(paths[0]) and len(paths) > _FEW:
-        listed = {file.path: file for file in places.files_below(os.path.dirname(paths[0]))}
+        listed = {file.path: file for file in places.files_below(_folder_of(paths))}
         if gone := next((path for path in paths if path not in listed), None):
             raise DataError(f"{gone} is missing")
         return [listed[path] for path in paths]
@@ -123,7 +139,9 @@ class _Store:
     """The index of the files in a folder."""
 
     def __init__(self, folder: str, kind: Kind):
-        self._folder, self._kind = epath.Path(folder), kind
+        self._written, self._kind = folder, kind
+        folder = folder if places.in_bucket(folder) else os.path.abspath(folder)
+        self._folder = epath.Path(folder)
         self._beside = self._folder / INDEX
         self._cached = _cache_folder() / hashlib.sha256(folder.encode()).hexdigest()[:32]
         self._new = self._cached.with_name(f"{self._cached.name}.new")
@@ -182,6 +200,7 @@ class _Store:
         """What is stored at `path`, if it can be used."""
         try:
             index = open_index(path, verify=verify)
+            index.folder = self._written
             return index if index.kind == self._kind.name else None
         except FileNotFoundError:
             return None
@@ -192,10 +211,12 @@ class _Store:
                     path.unlink()
                     path = self._beside
                 logging.warning("%s is damaged (%s) and is made again", path, error)
+                return None
+            index.folder = self._written
             return index
 
     def _make(self, files: Sequence[places.File], beside: bool) -> Index:
-        names = {os.path.basename(file.path): file for file in files}
+        names = {name_in(self._written, file.path): file for file in files}
         there = names.keys() | set(places.names_in(self._folder))
         known: dict[str, tuple[places.File, FileColumns]] = {}
         stored, changed = 0, set()
@@ -219,9 +240,13 @@ class _Store:
         scanned = _scan(self._kind, list(missing.values()), str(self._folder))
         known |= zip(missing, zip(missing.values(), scanned, strict=True), strict=True)
         ordered = dict(known[name] for name in sorted(known))
-        return self._publish(Index.of(self._kind.name, ordered), beside)
+        self._publish(Index.of(self._kind.name, ordered, self._written), beside)
+        index = self.look(files)
+        assert index, "what was just stored is there"
+        return index
 
-    def _publish(self, index: Index, beside: bool) -> Index:
+    def _publish(self, index: Index, beside: bool) -> None:
+        """Stores an index beside the files and on this machine."""
         index.write(self._new)
         self._copied = None
         try:
@@ -240,9 +265,8 @@ class _Store:
             if self._near:
                 self._new.unlink()
                 self._cached.unlink(missing_ok=True)
-                return open_index(pathlib.Path(self._beside))
+                return
         self._new.replace(self._cached)
-        return open_index(self._cached)
 
 
 def _knows(index: Index, files: Sequence[places.File]) -> bool:
