@@ -1,13 +1,16 @@
 """Every kind of data set in a bucket is what it is on a disk."""
 
+import io
 import json
 import pickle
+import tarfile
 import time
 
 import numpy as np
 import pytest
 from etils import epath
 
+from vit_jax.base import buckets
 from vit_jax.base.errors import ConfigError
 from vit_jax.data import sources
 from vit_jax.data.options import Data
@@ -173,6 +176,48 @@ def test_a_second_start_reads_the_index_and_no_tar(bucket, faults, tmp_path):
     assert records(source) == first
 
 
+def test_a_second_start_reads_no_tables_of_a_prepared_set(
+    bucket, faults, small_set, tmp_path, monkeypatch
+):
+    upload(small_set, bucket)
+
+    def reads():
+        faults.forget_requests()
+        source = sources.open_source(Data(name="prepared", path=bucket), "train")
+        assert source[0] and source[len(source) - 1]
+        paths = [path for _, path in faults.requests() if "media" in path]
+        return [
+            sum(part in path for path in paths) for part in (".array_record?", "vit_jax.index?")
+        ]
+
+    assert reads()[0] > 2
+    assert reads() == [2, 0]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
+    assert reads() == [2, 1]
+
+
+@pytest.mark.slow
+def test_ten_thousand_tars_are_opened_by_a_listing(bucket, faults):
+    file, count = io.BytesIO(), 10_000
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        info = tarfile.TarInfo("a/1.png")
+        info.size = len(image(1))
+        tar.addfile(info, io.BytesIO(image(1)))
+    content = file.getvalue()
+    client = buckets.client("gs")
+    for first in range(0, count, 1000):
+        numbers = range(first, first + 1000)
+        client.pipe({f"{bucket}/x-train-{number:05}.tar": content for number in numbers})
+    assert len(opened_tars(bucket)) == count
+    faults.forget_requests()
+    start = time.process_time()
+    source = opened_tars(bucket)
+    assert time.process_time() - start < 5  # 0.5 s on a quiet machine
+    listings = [path for _, path in faults.requests()]
+    assert len(listings) <= count // 1000 + 5 and not reads_of_tars(faults)
+    assert [one.image for one in source.read([0, count - 1])] == [image(1)] * 2
+
+
 def test_a_changed_tar_alone_is_indexed_again(bucket, faults, tmp_path, caplog):
     tars(tmp_path, range(4))
     upload(tmp_path, bucket)
@@ -202,10 +247,11 @@ def test_where_the_index_cannot_be_written_it_is_kept_on_this_machine(
     assert not reads_of_tars(faults) and records(source) == first
 
 
-def test_a_damaged_index_is_made_again(bucket, tmp_path, caplog):
+def test_a_damaged_index_is_made_again(bucket, tmp_path, caplog, monkeypatch):
     tars(tmp_path, range(2))
     upload(tmp_path, bucket)
     first = records(opened_tars(bucket))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
     (epath.Path(bucket) / "vit_jax.index").write_bytes(b"no index")
     assert records(opened_tars(bucket)) == first
     assert "vit_jax.index is damaged" in caplog.text
@@ -264,7 +310,8 @@ def test_faults_of_a_bucket_are_ridden_out_and_what_lasts_ends_with_a_sentence(
 @pytest.mark.parametrize(
     "change, message",
     [
-        (lambda content: content[: len(content) // 2], "cannot be read: OUT_OF_RANGE"),
+        (lambda content: content[: len(content) // 2], "has 65536 bytes, there should be 131072"),
+        (lambda content: content + bytes(65536), "has 196608 bytes, there should be 131072"),
         (lambda content: content[:-65536] + bytes(65536), "is damaged: the chunk at byte"),
         (lambda content: None, "is missing"),
     ],

@@ -121,7 +121,7 @@ class Storage:
 
 
 @pytest.fixture(scope="session")
-def cloud_storage():
+def cloud_storage(tmp_path_factory):
     """A server of Cloud Storage's interface, to which gcsfs, TensorStore and ArrayRecord are pointed."""
     command = [sys.executable, str(_HERE / "cloud_storage.py")]
     with _started(command) as server, _proxy(server.address) as proxy:
@@ -133,13 +133,14 @@ def cloud_storage():
             "TENSORSTORE_GCS_HTTP_URL": proxy.address,
             "GOOGLE_AUTH_TOKEN_FOR_TESTING": "nobody",  # TensorStore
             "CLOUD_STORAGE_EMULATOR_ENDPOINT": proxy.address,  # ArrayRecord
+            "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache")),  # for what is kept of buckets
         }
         with _environment(environment):
             yield Storage("gs", server.address, environment, Faults(proxy.address))
 
 
 @pytest.fixture(scope="session")
-def s3():
+def s3(tmp_path_factory):
     """A server of S3's interface, to which s3fs and TensorStore are pointed."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -153,6 +154,7 @@ def s3():
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_REGION": "us-east-1",
             "AWS_EC2_METADATA_DISABLED": "true",
+            "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache")),  # for what is kept of buckets
         }
         with _environment(environment):
             yield Storage("s3", server.address, environment, Faults(proxy.address))

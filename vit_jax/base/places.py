@@ -30,6 +30,8 @@ from vit_jax.base.errors import ConfigError  # noqa: E402
 
 _BUCKETS = ("gs://", "s3://")
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+# Kinds of file systems whose files are not on this machine: what mounts buckets (FUSE), and networks'.
+_REMOTE = re.compile(r"fuse(?!ctl|blk).*|nfs\d?|cifs|smb3|lustre|gpfs|ceph|beegfs|9p|afs|virtiofs")
 _ONE_SLASH = re.compile(r"(gs|s3|https?):/(?!/)")  # of an address that a path object has shortened
 
 
@@ -144,6 +146,24 @@ def is_address(text: str) -> bool:
 def in_bucket(path: epath.PathLike) -> bool:
     """Whether a path is a bucket's: there files appear whole, and nothing can be appended to them."""
     return os.fspath(path).startswith(_BUCKETS)
+
+
+def is_remote(path: epath.PathLike) -> bool:
+    """Whether a path is in a bucket, or on a mount of storage elsewhere, so that each look at another part of a file is
+    a request. One that is not there is on no mount.
+    """
+    if in_bucket(path) or not os.path.exists(path):
+        return in_bucket(path)
+    about = os.stat(path)
+    device = f"{os.major(about.st_dev)}:{os.minor(about.st_dev)}"
+    try:
+        with open("/proc/self/mountinfo") as file:
+            mounts = [line.split(" - ") for line in file]
+    except FileNotFoundError:  # systems other than Linux
+        return False
+    return any(
+        _REMOTE.fullmatch(kind.split()[0]) for mount, kind in mounts if mount.split()[2] == device
+    )
 
 
 def nearest_existing(path: epath.PathLike) -> str:

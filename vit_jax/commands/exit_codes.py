@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from absl import flags
 
-from vit_jax.base import buckets, logs
+from vit_jax.base import buckets, limits, logs
 from vit_jax.base.errors import UserError
 
 USAGE = 2
@@ -76,7 +76,7 @@ def fail(message: str, code: int) -> None:
 
 def as_user_error(error: BaseException) -> UserError | None:
     """The sentence for an error of the machine or of storage; `None` for any other."""
-    return out_of_memory(error) or buckets.as_user_error(error)
+    return out_of_memory(error) or limits.as_user_error(error) or buckets.as_user_error(error)
 
 
 def out_of_memory(error: BaseException) -> OutOfMemory | None:

@@ -43,13 +43,15 @@ def show() -> None:
 
 
 def prepare() -> None:
-    """Store your images, or a TFDS data set, for fast reading: SOURCE --out=DIR [--shard=I/N] [--verify] [--json].
+    """Store your images, or a TFDS data set, for fast reading: SOURCE --out=DIR [--shard=I/N] [--verify] [--index]
+    [--json].
 
     SOURCE is a folder of images or of class folders, a CSV or JSON-lines file of path and label, tar
     files, or the name of a data set; SOURCE and DIR may be in buckets. The same command continues after it was
     stopped. With --shard=3/16 the process writes a sixteenth of the files; the last of the 16 to end
     completes the set. SOURCE --verify alone reads a prepared data set back, and the exit code is 1 if
-    anything is wrong with it.
+    anything is wrong with it. SOURCE --index alone stores beside files of records where these are, if that is not
+    stored yet: for sets in buckets, tar files and TFRecord, which otherwise the first start does.
     """
     flags.DEFINE_string("out", None, "the folder to make")
     flags.DEFINE_list("splits", [], "which splits, e.g. train[:99%],validation; by default all")
@@ -83,13 +85,17 @@ def prepare() -> None:
         "shard", "1/1", "I/N: write every N-th file, from the I-th on, as one of N processes"
     )
     flags.DEFINE_bool("verify", False, "read all of the prepared data set back")
+    flags.DEFINE_bool("index", False, "store where the records of the set are")
     cli.define_json()
     (source, *more) = cli.parse_flags("SOURCE")
-    if more or not (FLAGS.out or FLAGS.verify):
-        raise flags.Error("expected SOURCE --out=DIR, or DIR --verify")
+    if more or not (FLAGS.out or FLAGS.verify or FLAGS.index):
+        raise flags.Error("expected SOURCE --out=DIR, DIR --verify, or DIR --index")
     part = _part(FLAGS.shard)
-    if part[1] > 1 and FLAGS.verify:
-        raise flags.Error("--verify reads the whole set: run it alone, once all shards are done")
+    for flag in ("verify", "index"):
+        if part[1] > 1 and FLAGS[flag].value:
+            raise flags.Error(
+                f"--{flag} is of the whole set: run it alone, once all shards are done"
+            )
 
     from vit_jax.base import places
 
@@ -99,6 +105,7 @@ def prepare() -> None:
     if not FLAGS.out:
         places.locate(source, "DIR")
 
+    from vit_jax.data.preparation import index
     from vit_jax.data.preparation.prepare import prepare, text
     from vit_jax.data.preparation.shards import ShardOptions
     from vit_jax.data.preparation.verify import verify
@@ -119,6 +126,9 @@ def prepare() -> None:
             part=part,
         )
         lines = [text(result)]
+    if FLAGS.index:
+        result["index"] = index.index(FLAGS.out or source, data_dir=FLAGS.data_dir)
+        lines.append(index.text(result["index"]))
     if FLAGS.verify:
         result["verified"] = verify(FLAGS.out or source, workers=FLAGS.workers)
         lines += [f"{one['name']}: {one['why']}" for one in result["verified"]["bad"]]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from absl import flags
 
 from vit_jax import __version__
+from vit_jax.base import limits
 from vit_jax.commands import exit_codes
 from vit_jax.commands import flags as cli
 from vit_jax.commands.benchmark_command import benchmark
@@ -48,6 +49,7 @@ COMMANDS: dict[str, Callable[[], None]] = {
 
 def run() -> None:
     """The entry point: runs the command that the command line names."""
+    limits.raise_open_files()
     with exit_codes.report_errors():
         _run(sys.argv[1:])
 

@@ -13,7 +13,7 @@ import struct
 
 from PIL import Image, UnidentifiedImageError
 
-from vit_jax.base import places
+from vit_jax.base import limits, places
 from vit_jax.data import jpeg, samples, tiff
 from vit_jax.data.record import BadImage, TooLarge, decoding
 
@@ -172,6 +172,8 @@ def read_file(path: str, name: str | None = None) -> bytes:
     except FileNotFoundError:
         raise BadImage(name, "there is no such file") from None
     except OSError as error:
+        if limits.is_shortage(error):
+            raise
         raise BadImage(name, error.strerror or str(error)) from None
     check_bytes(len(content), name)
     return content

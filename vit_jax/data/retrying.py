@@ -5,6 +5,7 @@ import threading
 
 from absl import logging
 
+from vit_jax.base import limits
 from vit_jax.data.record import BadImage, DataError, Record, Source
 
 PAUSES = (0.2, 1.0, 3.0, 6.0)  # seconds between tries
@@ -19,8 +20,9 @@ def read_with_retries(source: Source, index: int, stopped: threading.Event) -> R
       stopped: when it is set, nothing is tried again.
 
     Raises:
-      DataError: the network or the file system fails for longer than that. All else as the source does;
-        also a disk's error, which is of that image alone.
+      DataError: the network or the file system fails for longer than that.
+      MachineError: so long there are no descriptors or no memory. All else as the source does; also a
+        disk's error, which is of that image alone.
     """
     tries = 1 + len(PAUSES)
     for number, pause in enumerate(PAUSES, 1):
@@ -41,6 +43,8 @@ def read_with_retries(source: Source, index: int, stopped: threading.Event) -> R
         why = _passing(error)
         if not why or why.errno == errno.EIO:
             raise
+        if shortage := limits.as_user_error(why):
+            raise shortage from error
         name = error.name if isinstance(error, BadImage) else f"number {index}"
         raise DataError(
             f"image {name} cannot be read, at {tries} tries within {sum(PAUSES):.0f} s: {why!r}. Is the "

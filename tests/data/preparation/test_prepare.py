@@ -18,8 +18,8 @@ from vit_jax.data.options import Data
 from vit_jax.data.preparation.prepare import prepare
 from vit_jax.data.preparation.shards import ShardOptions, plan
 from vit_jax.data.preparation.verify import verify
-from vit_jax.data.sources.arrayrecord import open_reader
 from vit_jax.data.sources.prepared import unpack
+from vit_jax.data.sources.readers import open_reader
 
 
 def opened(path, split="train", name="prepared", **fields):

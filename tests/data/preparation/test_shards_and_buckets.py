@@ -12,7 +12,7 @@ import time
 import pytest
 from etils import epath
 
-from vit_jax.base import lock
+from vit_jax.base import lock, places
 from vit_jax.base.errors import ConfigError, UserError
 from vit_jax.base.lock import Locked
 from vit_jax.data import sources
@@ -20,6 +20,7 @@ from vit_jax.data.options import Data
 from vit_jax.data.preparation import work
 from vit_jax.data.preparation.prepare import prepare
 from vit_jax.data.preparation.verify import verify
+from vit_jax.data.sources.stored_index import INDEX
 
 from ..test_in_buckets import folder, image, upload  # noqa: F401 - a fixture
 
@@ -35,11 +36,14 @@ def whole(folder, tmp_path_factory):  # noqa: F811
 
 
 def content(place):
-    """Name → content of all files of a data set, the description without where it came from."""
+    """Name → content of all files of a data set, the description without where it came from; without the index that
+    buckets have, which knows these very files.
+    """
     root = epath.Path(place)
     found = {file.name: file.read_bytes() for file in root.iterdir() if not file.is_dir()}
     description = json.loads(found["dataset.json"])
     del description["source"]
+    assert (found.pop(INDEX, None) is not None) == places.in_bucket(root)
     return found | {"dataset.json": description}
 
 

@@ -5,7 +5,7 @@ The order is important:
    when it is whole;
 2. what is in it is noted, in unfinished/; with that note it counts as done;
 3. when all files are done, the report and then the description are written: with the description
-   the data set counts as finished; the notes go.
+   the data set counts as finished; the notes go. The index of the files follows where they need one.
 
 Steps 1 and 2 are in `work.py`.
 """
@@ -29,6 +29,7 @@ from vit_jax.data.masks import mask_table
 from vit_jax.data.options import MAX_PIXELS, Data
 from vit_jax.data.preparation import shards, work
 from vit_jax.data.preparation.download import download
+from vit_jax.data.preparation.index import index
 from vit_jax.data.preparation.output import Output
 from vit_jax.data.preparation.reencode import measure
 from vit_jax.data.record import DataSet, Source
@@ -129,6 +130,7 @@ def prepare(
                     raise
             else:
                 _merge(source, config_data, data_set, opened, plan, done, recipe, output)
+                index(str(out))
     elif read_description(out)["recipe"] != recipe:
         raise ConfigError(f"--out={out} holds another data set, or another form of this one")
     work.clear(out)

@@ -26,8 +26,8 @@ from vit_jax.data.preparation.shards import sha256
 from vit_jax.data.record import BadImage, DataError
 from vit_jax.data.segments import described
 from vit_jax.data.sources import ranges
-from vit_jax.data.sources.arrayrecord import open_reader
 from vit_jax.data.sources.prepared import DESCRIPTION, read_description, unpack
+from vit_jax.data.sources.readers import open_reader
 
 
 def verify(folder: str, *, workers: int = 0) -> dict:

@@ -46,6 +46,7 @@ OPENERS: dict[str, Callable[..., DataSet | MixedSet]] = {
         config_data, lambda text: open_data_set(locate(text, config_data))
     ),
 }
+_COUNTED = 1 << 20  # labels at a time: numpy.bincount makes them 8 bytes each
 _WITHOUT_PATH = ("digits", "digits_few", "digit_scenes", "digit_things")
 
 
@@ -128,7 +129,11 @@ def _check_balanced(source: Source, labels: Labels, config_data: Data) -> None:
 def _warn_of_empty_classes(classes: tuple[str, ...], labels: Labels, config_data: Data) -> None:
     if isinstance(labels, tuple):
         labels = np.fromiter(itertools.chain.from_iterable(labels), np.int64)
-    empty = np.flatnonzero(np.bincount(labels, minlength=len(classes)) == 0)
+    counts = np.zeros(len(classes), np.int64)
+    for first in range(0, len(labels), _COUNTED):
+        part = labels[first : first + _COUNTED]
+        counts += np.bincount(part, minlength=len(classes))[: len(classes)]
+    empty = np.flatnonzero(counts == 0)
     if len(empty):
         some = ", ".join(repr(classes[i]) for i in empty[:5]) + ", …" * (len(empty) > 5)
         hint = "; do the labels count from 1? They should from 0" if list(empty) == [0] else ""

@@ -8,6 +8,7 @@ preparing) and `dataset.json`; a record is a MessagePack map of `image` (the byt
 `dataset.json` under `masks`.
 """
 
+import errno
 import io
 import json
 import os
@@ -16,10 +17,11 @@ from collections.abc import Sequence
 import numpy as np
 from etils import epath
 
+from vit_jax.base import places
 from vit_jax.base.errors import ConfigError
 from vit_jax.data import packing
 from vit_jax.data.options import Data
-from vit_jax.data.record import DataError, DataSet, Labels, Record
+from vit_jax.data.record import BadImage, DataError, DataSet, Labels, Record
 from vit_jax.data.segments import described
 from vit_jax.data.sources import fingerprint
 from vit_jax.data.sources.arrayrecord import ArrayRecords
@@ -59,6 +61,13 @@ def read_description(folder: epath.PathLike) -> dict:
     return description
 
 
+def record_files(folder: epath.PathLike, description: dict) -> dict[str, int]:
+    """The paths of the files of records in `folder`, with their bytes."""
+    splits = description["splits"].values()
+    shards = (shard for split in splits for shard in split["shards"])
+    return {os.path.join(folder, shard["file"]): shard["bytes"] for shard in shards}
+
+
 class Prepared:
     """Parts of a prepared data set, (split, start, stop) each."""
 
@@ -87,11 +96,18 @@ class Prepared:
         return len(self._records)
 
     def __getitem__(self, index: int) -> Record:
-        """A record that is damaged has an empty image, which the decoder refuses by its name."""
+        """A record that is damaged has an empty image, which the decoder refuses by its name; of one that the disk
+        cannot read `BadImage` is raised.
+        """
         try:
             return self._record(self._records[index])
         except DataError:  # the file, not the record
             raise
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            path, row = self._records.place(index)
+            raise BadImage(f"{path}, record {row}", os.strerror(errno.EIO)) from error
         except _DAMAGED:
             path, row = self._records.place(index)
             name = f"{path}, record {row} (damaged; 'vit_jax prepare --verify')"
@@ -104,7 +120,7 @@ class Prepared:
             return [self._record(stored) for stored in self._records.read(indices)]
         except DataError:
             raise
-        except _DAMAGED:  # one of them
+        except (OSError, *_DAMAGED):  # one of them
             return [self[index] for index in indices]
 
     def _record(self, stored: bytes) -> Record:
@@ -123,8 +139,12 @@ class Prepared:
             path = epath.Path(self._folder) / self._splits[split]["labels"]["file"]
             if not path.exists():
                 raise DataError(f"{path} is missing")
-            found.append(np.load(io.BytesIO(path.read_bytes()))[start:stop])
-        return np.concatenate(found)
+            # Of a bucket all at once; a local file is not in memory twice.
+            in_bucket = places.in_bucket(path)
+            file = io.BytesIO(places.read_bytes(path)) if in_bucket else places.open_bytes(path)
+            with file:
+                found.append(np.load(file)[start:stop])
+        return found[0] if len(found) == 1 else np.concatenate(found)
 
     def fingerprint(self) -> str:
         """A fingerprint of the checksums of all files of the splits."""

@@ -1,8 +1,8 @@
-"""ArrayRecord files in buckets: where their records are, and the records, by reads of ranges.
+"""ArrayRecord files in buckets and on mounts: where their records are, and the records, by reads of ranges.
 
 ArrayRecord's own reader takes `gs://` alone, keeps a few requests under way whatever the number of
-threads, and opens what it cannot read as a file of 0 records; so files in buckets are read here. On a
-disk it is used, see `arrayrecord.py`.
+threads, opens what it cannot read as a file of 0 records, and reads a file's list of records each time that it
+opens one; so such files are read here. On a disk it is used, see `arrayrecord.py`.
 
 The format is Riegeli's: chunks of records, interrupted at each multiple of 64 KiB by a header of 24
 bytes. ArrayRecord adds a chunk that lists all others, and in the last 64 KiB where that is. Checksums
@@ -11,9 +11,8 @@ does.
 """
 
 import dataclasses
-import itertools
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 
@@ -32,18 +31,27 @@ class Chunks:
     """Where the records of a file are.
 
     Attributes:
-      places: (n + 1,) int64, first byte of each chunk, and the end of the last one.
-      records: (n + 1,) int64, number of the first record of each, and how many there are in all.
+      places: (n + 1,) integers, first byte of each chunk, and the end of the last one.
+      records: (n + 1,) integers, number of the first record of each, and how many there are in all;
+        (0,) where each chunk has one record.
     """
 
     places: np.ndarray
     records: np.ndarray
 
+    def __len__(self) -> int:
+        """How many records there are."""
+        return int(self.records[-1]) if len(self.records) else len(self.places) - 1
+
     def find(self, row: int) -> tuple[int, int, int]:
         """First byte and bytes of the chunk that holds a record, and the number of the record in it."""
-        chunk = int(np.searchsorted(self.records, row, "right")) - 1
+        chunk, number = row, 0
+        if len(self.records):
+            row = self.records.dtype.type(row)  # another type would have the column converted
+            chunk = int(np.searchsorted(self.records, row, "right")) - 1
+            number = int(row - self.records[chunk])
         first, end = self.places[chunk : chunk + 2].tolist()
-        return first, end - first, row - int(self.records[chunk])
+        return first, end - first, number
 
 
 def read_chunks(read: Callable[[int, int], bytes], size: int) -> Chunks:
@@ -60,19 +68,19 @@ def read_chunks(read: Callable[[int, int], bytes], size: int) -> Chunks:
         raise ValueError(f"its size, {size} bytes, is that of no whole ArrayRecord file")
     start = max(size - _TAIL, 0)
     tail = read(start, size - start)
-    (postscript, *_) = decode_chunk(tail[-_BLOCK:], size - _BLOCK)
-    fields = dict(_varints(postscript))
-    if fields.get(2) != _MAGIC:
+    postscript, ends = _chunk(tail[-_BLOCK:], size - _BLOCK)
+    fields = _fields(postscript, np.asarray(ends), 2)
+    if not len(fields) or fields[0, 1] != _MAGIC:
         raise ValueError("its last block is not ArrayRecord's")
-    end = fields[1]
+    end = int(fields[0, 0])
     listed = tail[end - start :] if end >= start else read(end, size - end)
-    (head, *entries) = decode_chunk(listed, end)
-    places, counts = [], []
-    for entry in entries:
-        fields = dict(_varints(entry))
-        places.append(fields.get(1, 0))
-        counts.append(fields.get(3, 0))
-    return Chunks(np.array([*places, end]), np.array([0, *itertools.accumulate(counts)]))
+    values, ends = _chunk(listed, end)
+    if not ends:
+        raise ValueError("its list of chunks is empty")
+    head = ends[0]
+    fields = _fields(values[head:], np.asarray(ends[1:]) - head, 3).astype(np.int64)
+    places, records = np.append(fields[:, 0], end), np.append(0, np.cumsum(fields[:, 2]))
+    return Chunks(places, records[:0] if (fields[:, 2] == 1).all() else records)
 
 
 def decode_chunk(stored: bytes, first: int) -> list[bytes]:
@@ -81,6 +89,12 @@ def decode_chunk(stored: bytes, first: int) -> list[bytes]:
     Raises:
       ValueError: it is damaged, or not stored as ArrayRecord does unless `transpose` is set.
     """
+    values, ends = _chunk(stored, first)
+    return [bytes(values[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
+
+
+def _chunk(stored: bytes, first: int) -> tuple[memoryview, list[int]]:
+    """The records of a chunk, one after the other, and where each ends; see `decode_chunk`."""
     stored = _without_block_headers(stored, first)
     if len(stored) < _CHUNK_HEADER.size:
         raise ValueError(f"the chunk at byte {first} is truncated")
@@ -93,10 +107,12 @@ def decode_chunk(stored: bytes, first: int) -> list[bytes]:
     bytes_of_sizes, place = _varint(data, 1)
     sizes = _decompress(codec, data[place : place + bytes_of_sizes])
     values = _decompress(codec, data[place + bytes_of_sizes :])
-    ends = list(itertools.accumulate(itertools.islice(_numbers(sizes), count)))
-    if len(ends) != count or (ends and ends[-1] != len(values)) or len(values) != decoded:
+    one = count == 1  # as `prepare` writes them: an image each
+    numbers = [_varint(sizes, 0)[0]] if one else _varints(sizes)[0][:count].astype(np.int64)
+    ends = numbers if one else np.cumsum(numbers).tolist()
+    if len(ends) != count or [0, *ends][-1] != len(values) or len(values) != decoded:
         raise ValueError(f"the chunk at byte {first} is damaged: its sizes do not fit")
-    return [bytes(values[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
+    return memoryview(values), ends
 
 
 def _without_block_headers(stored: bytes, first: int) -> bytes:
@@ -117,21 +133,51 @@ def _decompress(codec: int, data: memoryview) -> memoryview | bytes:
     size, place = _varint(data, 0)
     if not size:
         return b""
-    return pyarrow.Codec(_CODECS[codec]).decompress(data[place:], size, asbytes=True)
+    try:
+        return pyarrow.Codec(_CODECS[codec]).decompress(data[place:], size, asbytes=True)
+    except OSError as error:  # pyarrow's for whatever is damaged
+        raise ValueError(str(error)) from None
 
 
-def _varints(message: bytes) -> Iterator[tuple[int, int]]:
-    """(number, value) of the fields of a protocol buffer message that has integers alone."""
-    numbers = _numbers(message)
-    for tag, value in zip(numbers, numbers, strict=True):
-        yield tag >> 3, value
+def _fields(messages: memoryview, ends: np.ndarray, count: int) -> np.ndarray:
+    """The first `count` fields of protocol buffer messages that have integers alone, (messages, count)
+    uint64; 0 where a message does not have one.
+
+    Args:
+      ends: where each message ends, of those that follow each other from byte 0 on.
+    """
+    numbers, last = _varints(messages)
+    message = np.searchsorted(ends, last, "right")
+    first = np.searchsorted(
+        message, np.arange(len(ends))
+    )  # of each message: a tag, its value, a tag, …
+    is_tag = (np.arange(len(numbers)) - first[message]) % 2 == 0
+    tags = np.flatnonzero(is_tag)
+    if len(numbers) != 2 * len(tags):
+        raise ValueError("a message is truncated")
+    fields = (numbers[tags] >> np.uint64(3)).astype(np.int64)
+    found = np.zeros((len(ends), count), np.uint64)
+    wanted = (fields >= 1) & (fields <= count)
+    found[message[tags[wanted]], fields[wanted] - 1] = numbers[tags[wanted] + 1]
+    return found
 
 
-def _numbers(data: memoryview | bytes) -> Iterator[int]:
-    place = 0
-    while place < len(data):
-        value, place = _varint(data, place)
-        yield value
+def _varints(data: memoryview | bytes) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers that follow each other in `data`, (n,) uint64, and where the last byte of each is."""
+    content = np.frombuffer(data, np.uint8)
+    last = np.flatnonzero(content < 128)
+    if len(content) and (not len(last) or last[-1] != len(content) - 1):
+        raise ValueError("a number is truncated")
+    first = np.append(0, last[:-1] + 1)[: len(last)]
+    sizes = last - first + 1
+    if sizes.max(initial=0) > 10:
+        raise ValueError("a number has more than 64 bits")
+    numbers = np.zeros(len(last), np.uint64)
+    for place in range(int(sizes.max(initial=0))):
+        there = sizes > place
+        digits = (content[first[there] + place] & 127).astype(np.uint64)
+        numbers[there] |= digits << np.uint64(7 * place)
+    return numbers, last
 
 
 def _varint(data: memoryview | bytes, place: int) -> tuple[int, int]:

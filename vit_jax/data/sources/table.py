@@ -5,11 +5,11 @@ Lives here: what `folder.py`, `listed.py` and `tar.py` have in common. How each 
 labels is described there.
 """
 
-import collections
 import dataclasses
 import hashlib
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,21 +68,37 @@ class Table:
             return make(self.classes, self.multi_label, keys, labels)
 
         sizes = {name: len(rows) for name, rows in self.splits.items()}
-        aliases = {
-            name: next(other for other in others if other in sizes)
-            for name, others in ALIASES.items()
-            if name not in sizes and not sizes.keys().isdisjoint(others)
-        }
-        return DataSet(self.where, sizes, read, aliases, self.digest)
+        return DataSet(
+            self.where,
+            sizes,
+            read,
+            aliases(sizes),
+            lambda: digest_rows(self.classes, self.multi_label, sizes, self.splits),
+        )
 
-    def digest(self) -> str:
-        """A fingerprint of the classes and of every example's key and label, in order."""
-        digest = hashlib.sha256(repr((self.classes, self.multi_label)).encode())
-        for name, rows in self.splits.items():
-            digest.update(repr((name, len(rows))).encode())
-            for row in rows:
-                digest.update(repr(row).encode())
-        return digest.hexdigest()
+
+def aliases(sizes: Mapping[str, int]) -> dict[str, str]:
+    """What splits that are not there are called instead."""
+    return {
+        name: next(other for other in others if other in sizes)
+        for name, others in ALIASES.items()
+        if name not in sizes and not sizes.keys().isdisjoint(others)
+    }
+
+
+def digest_rows(
+    classes: tuple[str, ...],
+    multi_label: bool,
+    sizes: Mapping[str, int],
+    rows: Mapping[str, Iterable[tuple[Any, Label]]],
+) -> str:
+    """A fingerprint of the classes and of every example's key and label, by split and in order."""
+    digest = hashlib.sha256(repr((classes, multi_label)).encode())
+    for name, of_split in rows.items():
+        digest.update(repr((name, sizes[name])).encode())
+        for row in of_split:
+            digest.update(repr(row).encode())
+    return digest.hexdigest()
 
 
 def hold_out(
@@ -105,44 +121,58 @@ def hold_out(
     Raises:
       ConfigError: by class, where images do not have one label each.
     """
-    share = config_data.holdout
-    numbers = [_number(name(key)) for key, _ in rows]
-    if config_data.holdout_by == "class":
-        held_out = _smallest_of_each_class(rows, numbers, share, where)
-    else:
-        held_out = [number < share * 2**64 for number in numbers]
+    numbers = np.fromiter((name_number(name(key)) for key, _ in rows), np.uint64, len(rows))
+    labels = [label for _, label in rows]
+    if all(isinstance(label, int) for label in labels):
+        labels = np.asarray(labels, np.int64)
     members = {"train": [], "test": []}
-    for row, out in zip(rows, held_out, strict=True):
+    for row, out in zip(rows, held_out(numbers, labels, config_data, where), strict=True):
         members["test" if out else "train"].append(row)
     return members
 
 
-def _number(name: str) -> int:
+def held_out(
+    numbers: np.ndarray, labels: Labels | Sequence[Label], config_data: Data, where: str
+) -> np.ndarray:
+    """Which examples are held out, (n,) bool; see `hold_out`.
+
+    Args:
+      numbers: (n,) uint64, `name_number` of each.
+      labels: of each, used by class alone: (n,) integers, or else they have not one label each.
+    """
+    if config_data.holdout_by == "class":
+        return _smallest_of_each_class(numbers, labels, config_data.holdout, where)
+    below = math.ceil(config_data.holdout * 2**64)  # exact: no number is rounded
+    return numbers <= np.uint64(below - 1) if below else np.zeros(len(numbers), bool)
+
+
+def name_number(name: str) -> int:
     """A hash of a file name, below 2**64."""
     encoded = name.encode("utf-8", "surrogateescape")  # names of files may be any bytes
     digest = hashlib.blake2b(encoded, digest_size=8).digest()
     return int.from_bytes(digest, "big")
 
 
-def _smallest_of_each_class(rows, numbers: list[int], share: float, where: str) -> list[bool]:
-    """Whether each row is one of those of its class with the smallest numbers."""
-    by_class = collections.defaultdict(list)
-    for i, (_, label) in enumerate(rows):
-        if not isinstance(label, int):
-            have = "several" if isinstance(label, tuple) else "none"
-            raise ConfigError(
-                f"config.data.holdout_by = 'class' needs one label for each image, and those of "
-                f"{where} have {have}: hold out by 'file'"
-            )
-        by_class[label].append(i)
-    held_out = [False] * len(rows)
-    for members in by_class.values():
-        count = round(share * len(members))
-        if len(members) > 1 and 0 < share < 1:
-            count = min(max(count, 1), len(members) - 1)
-        for i in sorted(members, key=lambda i: (numbers[i], i))[:count]:
-            held_out[i] = True
-    return held_out
+def _smallest_of_each_class(
+    numbers: np.ndarray, labels: Labels | Sequence[Label], share: float, where: str
+) -> np.ndarray:
+    """Whether each example is one of those of its class with the smallest numbers, (n,) bool."""
+    if not isinstance(labels, np.ndarray):
+        several = labels is not None and any(isinstance(label, tuple) for label in labels)
+        raise ConfigError(
+            f"config.data.holdout_by = 'class' needs one label for each image, and those of "
+            f"{where} have {'several' if several else 'none'}: hold out by 'file'"
+        )
+    order = np.lexsort((numbers, labels))
+    counts = np.bincount(labels)
+    out = [round(share * count) for count in counts.tolist()]
+    if 0 < share < 1:
+        both = counts > 1
+        out = np.where(both, np.clip(out, 1, np.maximum(counts - 1, 1)), out)
+    place = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
+    held = np.zeros(len(labels), bool)
+    held[order] = place < np.repeat(out, counts)
+    return held
 
 
 def number_labels(

@@ -8,72 +8,78 @@ no labels if nothing beside them says one. Splits are the folders train/, test/,
 those words in the names of the tar files (imagenet-train-000.tar). Tar files must not be compressed.
 """
 
-import collections
 import dataclasses
-import json
-import os
+import itertools
 import re
-import tarfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from etils import epath
 
-from vit_jax.base import places
+from vit_jax.base import limits, places
 from vit_jax.base.errors import ConfigError
 from vit_jax.data.images import check_bytes
 from vit_jax.data.options import Data
-from vit_jax.data.record import BadImage, DataSet, Record
+from vit_jax.data.record import BadImage, DataSet, Label, Labels, Record
 from vit_jax.data.sources import fingerprint
-from vit_jax.data.sources.listed import json_label
-from vit_jax.data.sources.ranges import Ranges, open_to_scan
-from vit_jax.data.sources.stored_index import scan_all
+from vit_jax.data.sources.ranges import Ranges
 from vit_jax.data.sources.table import (
     SPLITS,
     SUFFIXES,
-    Table,
-    hold_out,
+    aliases,
+    digest_rows,
+    held_out,
     label_at,
     natural,
     number_labels,
 )
+from vit_jax.data.sources.tar_index import Place, TarIndex, first_split
 from vit_jax.data.sources.text import readable
 from vit_jax.data.sources.unused import Unused
 
-_KIND = "tar 2"
 
-_Place = tuple[int, str, int, int]  # number of the tar file, name inside, first byte, bytes
-
-
-@dataclasses.dataclass(frozen=True)
 class TarImages:
-    """Images in tar files: `places` are the keys of the examples, the number of a file in `files`
-    first.
-    """
+    """Images in tar files."""
 
-    files: tuple[str, ...]
-    classes: tuple[str, ...]
-    multi_label: bool
-    places: tuple[_Place, ...]
-    labels: np.ndarray | tuple[tuple[int, ...], ...] | None
-    ranges: Ranges = dataclasses.field(default_factory=Ranges, compare=False, repr=False)
+    def __init__(
+        self,
+        tars: TarIndex,
+        rows: range | np.ndarray,
+        classes: tuple[str, ...],
+        multi_label: bool,
+        labels: Labels,
+        opened: tuple,
+    ):
+        """Args:
+        rows: which images of the tar files these are.
+        opened: `config.data` and the parts by which another process opens the same.
+        """
+        self._tars, self._rows, self._opened = tars, rows, opened
+        self.classes, self.multi_label, self.labels = classes, multi_label, labels
+        self._ranges = Ranges()
+
+    def __reduce__(self):
+        return _reopen, self._opened  # what is mapped into memory does not travel
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self._rows)
 
     def __getitem__(self, index: int) -> Record:
         return self.read([index])[0]
 
     def read(self, indices: Sequence[int]) -> list[Record]:
         """See `record.Source`."""
-        wanted = [self.places[index] for index in indices]
-        parts = [(self.files[number], first, size) for number, _, first, size in wanted]
-        names = [readable(f"{self.files[number]}, {name}") for number, name, _, _ in wanted]
+        files = self._tars.files
+        wanted = [self._tars.place(int(self._rows[index])) for index in indices]
+        parts = [(files[number], first, size) for number, _, first, size in wanted]
+        names = [readable(f"{files[number]}, {name}") for number, name, _, _ in wanted]
         for (*_, size), name in zip(parts, names, strict=True):
             check_bytes(size, name)
         try:
-            images = self.ranges.read_many(parts)
+            images = self._ranges.read_many(parts)
         except OSError as error:
+            if limits.is_shortage(error):
+                raise
             if len(names) > 1:  # which of them cannot be read?
                 return [self[index] for index in indices]
             raise BadImage(names[0], error.strerror or str(error)) from None
@@ -82,7 +88,7 @@ class TarImages:
 
     def fingerprint(self) -> str:
         """A fingerprint of a sample of the names and sizes, and of all labels."""
-        some = [self.places[i] for i in fingerprint.sampled(len(self))]
+        some = self._tars.sample(int(self._rows[i]) for i in fingerprint.sampled(len(self)))
         names, sizes = [name for _, name, *_ in some], [size for *_, size in some]
         labels = fingerprint.of_labels(self.labels)
         return fingerprint.digest(self.classes, len(self), names, sizes, labels)
@@ -93,9 +99,66 @@ def open_tar(config_data: Data) -> DataSet:
     a range of numbers {000000..000146}. Without splits, some images are held out as 'test': see
     `table.hold_out`; the name that decides is the one inside the tar file.
     """
-    files = find_tars(config_data.path)
-    table = _read(files, config_data)
-    return table.data_set(lambda *columns: TarImages(tuple(map(str, files)), *columns))
+    path, unused = config_data.path, Unused()
+    files = find_tars(path)
+    tars = TarIndex([str(file) for file in files])
+    for counts in tars.unused():
+        unused.add(counts)
+    if not len(tars):
+        has = f"; it has {unused.text()}" if unused.text() else ""
+        raise ConfigError(f"{path} has no images ({', '.join(SUFFIXES)}){has}")
+    unused.report(path)
+    meaning = _understand(tars, files)
+    members = tars.rows_by_split(meaning.splits, meaning.file_splits)
+    if "" in members and len(members) > 1:
+        raise ConfigError(f"{path}: some images belong to a split, others to none")
+
+    def labels_of(rows: range | np.ndarray) -> Labels:
+        return tars.labels(rows, meaning.labels, meaning.file_labels) if meaning.classes else None
+
+    if "" in members:
+        by_class = config_data.holdout_by == "class"
+        members = tars.held_out(
+            lambda hashes, rows: held_out(
+                hashes, labels_of(rows) if by_class else None, config_data, path
+            ),
+            at_once=by_class,
+        )
+    sizes = {name: len(rows) for name, rows in members.items()}
+
+    def read(parts: list[tuple[str, int, int]]) -> TarImages:
+        several = [members[name][start:stop] for name, start, stop in parts]
+        labels = _joined([labels_of(rows) for rows in several])
+        described = meaning.classes, meaning.multi_label, labels
+        return TarImages(tars, _joined(several), *described, (config_data, parts))
+
+    def identity() -> str:
+        rows = {name: _labelled(tars, of_split, labels_of) for name, of_split in members.items()}
+        return digest_rows(meaning.classes, meaning.multi_label, sizes, rows)
+
+    return DataSet(path, sizes, read, aliases(sizes), identity)
+
+
+def _reopen(config_data: Data, parts: list[tuple[str, int, int]]) -> TarImages:
+    return open_tar(config_data).read(parts)
+
+
+def _joined(parts: list):
+    """One range, array or tuple of several; `None` of nothing but that."""
+    if len(parts) == 1 or parts[0] is None:
+        return parts[0]
+    if isinstance(parts[0], tuple):
+        return tuple(itertools.chain.from_iterable(parts))
+    return np.concatenate([np.asarray(part) for part in parts])
+
+
+def _labelled(
+    tars: TarIndex, rows: range | np.ndarray, labels_of: Callable[[range | np.ndarray], Labels]
+) -> Iterator[tuple[Place, Label]]:
+    """Places and labels of images."""
+    labels = labels_of(rows)
+    for i, place in enumerate(tars.places(rows)):
+        yield place, label_at(labels, i)
 
 
 def find_tars(path: str) -> list:
@@ -120,7 +183,7 @@ def find_tars(path: str) -> list:
         files = sorted(place.glob("*.tar"), key=lambda file: natural(file.name))
     else:
         files = [place]
-    # Of many in a bucket one listing finds out, see `scan_all`.
+    # Of many in a bucket one listing finds out, see `find_records`.
     few = files if not places.in_bucket(place) or len(files) == 1 else []
     missing = [str(file) for file in few if not file.exists()]
     if missing or not files:
@@ -129,87 +192,51 @@ def find_tars(path: str) -> list:
     return files
 
 
-def _read(files: list, config_data: Data) -> Table:
-    path, unused = config_data.path, Unused()
-    found = scan_all([str(file) for file in files], _scan, _KIND)
-    samples = [(number, *one) for number, of_file in enumerate(found) for one in of_file["images"]]
-    for of_file in found:
-        unused.add(of_file["unused"])
-    if not samples:
-        has = f"; it has {unused.text()}" if unused.text() else ""
-        raise ConfigError(f"{path} has no images ({', '.join(SUFFIXES)}){has}")
-    unused.report(path)
-    texts, splits = [], []
-    for number, name, _, _, beside in samples:
-        folders = [part for part in os.path.dirname(name).split("/") if part not in ("", ".")]
-        if not folders and re.fullmatch(r"n\d{8}", files[number].stem):
-            folders = [files[number].stem]
-        texts.append(beside if beside is not None or not folders else readable(folders[-1]))
-        splits.append(_split(folders[:-1] if beside is None else folders, files[number].name))
-    if not any(text is not None for *_, text in samples) and {*texts} <= {None, *SPLITS}:
-        splits = [text or split for text, split in zip(texts, splits, strict=True)]
-        texts = [None] * len(samples)
-    classes, multi_label, labels = number_labels(
-        texts,
-        files[0].parent / "classes.txt",
-        lambda i: f"{files[samples[i][0]]}, {readable(samples[i][1])}",
-    )
-    rows = collections.defaultdict(list)
-    for split, sample, label in zip(splits, samples, labels, strict=True):
-        rows[split].append((sample[:4], label))
-    if "" in rows and len(rows) > 1:
-        raise ConfigError(f"{path}: some images belong to a split, others to none")
-    members = dict(rows)
-    if "" in rows:
-        members = hold_out(rows[""], config_data, path, lambda key: key[1])
-    return Table(path, classes, multi_label, members)
+@dataclasses.dataclass(frozen=True)
+class _Meaning:
+    """What codes stand for, and tar files where a code says nothing.
 
-
-def _scan(file: places.File) -> dict:
-    """`images`: (name, first byte, bytes, label as text if it is beside) of those in a tar file; `unused`: see
-    `Unused.counts`.
+    Attributes:
+      labels, file_labels: per code and per tar file a class, a tuple of classes, or `None`.
+      splits, file_splits: the names of splits, '' for none.
     """
-    unused = Unused()
-    images, labels = [], {}
-    try:
-        with open_to_scan(file) as opened, tarfile.open(fileobj=opened, mode="r:") as tar:
-            for member in tar:
-                key, suffix = _key(member.name)
-                if not member.isfile() or os.path.basename(member.name).startswith("."):
-                    continue
-                if suffix == ".cls":
-                    labels[key] = tar.extractfile(member).read().decode().strip()
-                elif suffix == ".json":
-                    if key not in labels:
-                        label = json_label(json.load(tar.extractfile(member)))
-                        labels |= {} if label is None else {key: label}
-                elif unused.is_image(member.name):
-                    images.append((member.name, member.offset_data, member.size, key))
-    except (tarfile.TarError, ValueError, AttributeError) as error:
-        raise ConfigError(
-            f"{file.path} cannot be read as an uncompressed tar file: {error!r}"
-        ) from None
-    pictures = {key for name, _, _, key in images if not _is_array(name)}
-    samples = [
-        (name, first, size, labels.get(key))
-        for name, first, size, key in images
-        if not (_is_array(name) and key in pictures)
-    ]
-    return {"images": samples, "unused": unused.counts()}
+
+    classes: tuple[str, ...]
+    multi_label: bool
+    labels: list[Label]
+    file_labels: list[Label]
+    splits: list[str]
+    file_splits: list[str]
 
 
-def _is_array(name: str) -> bool:
-    """Whether it is a .npy file: an image, unless its sample has a picture."""
-    return name.lower().endswith(".npy")
+def _understand(tars: TarIndex, files: list) -> _Meaning:
+    """Which class and split each code and each tar file stands for.
 
+    Raises:
+      ConfigError: see `table.number_labels`.
+    """
+    texts, splits = [text for text, _, _ in tars.table], [split for _, split, _ in tars.table]
+    stems = [file.stem if re.fullmatch(r"n\d{8}", file.stem) else None for file in files]
+    codes, by_file = tars.occurring()
+    labels = [texts[code] for code in codes] + [stems[number] for number in by_file]
+    if not any(tars.table[code][2] for code in codes) and {*labels} <= {None, *SPLITS}:
+        splits = [text or split for text, split in zip(texts, splits, strict=True)]
+        labels = [None] * len(labels)
 
-def _key(name: str) -> tuple[str, str]:
-    """'a/0001.left.jpg' -> ('a/0001', '.jpg'): the sample, and what kind of file of it this is."""
-    folder, base = os.path.split(name)
-    return os.path.join(folder, base.partition(".")[0]), os.path.splitext(base)[1].lower()
+    def where(i: int) -> str:
+        row = tars.find(codes[i]) if i < len(codes) else tars.find(None, by_file[i - len(codes)])
+        number, name, _, _ = tars.place(row)
+        return f"{tars.files[number]}, {readable(name)}"
 
-
-def _split(folders: list[str], tar_name: str) -> str:
-    """The split that the folders around an image name, or else the tar file's name; '' if neither."""
-    words = folders + re.split(r"[^A-Za-z]+", tar_name)
-    return next((word for word in words if word in SPLITS), "")
+    names_file = files[0].parent / "classes.txt"
+    classes, multi_label, numbered = number_labels(labels, names_file, where)
+    of_code = dict(zip(codes, numbered, strict=False))
+    of_file = dict(zip(by_file, numbered[len(codes) :], strict=True))
+    return _Meaning(
+        classes,
+        multi_label,
+        [of_code.get(code) for code in range(len(texts))],
+        [of_file.get(number) for number in range(len(files))],
+        splits,
+        [first_split(re.split(r"[^A-Za-z]+", file.name)) for file in files],
+    )

@@ -16,9 +16,10 @@ from vit_jax.base.schema import nearest
 from vit_jax.data import decode
 from vit_jax.data.options import Data
 from vit_jax.data.record import DataAbsent, DataSet, Label, Record
-from vit_jax.data.sources import fingerprint
+from vit_jax.data.sources import arrayrecord, fingerprint, tfrecord
 from vit_jax.data.sources.arrayrecord import ArrayRecords
 from vit_jax.data.sources.named import NAMED, Named
+from vit_jax.data.sources.stored_index import Kind
 from vit_jax.data.sources.tfds_masks import ImageAndMask, choose_features
 from vit_jax.data.sources.tfrecord import TfRecords
 
@@ -154,9 +155,24 @@ def _open_records(builder, split: str) -> ArrayRecords | TfRecords:
     """The stored examples of a split expression."""
     parts = builder.info.splits[split].file_instructions
     files = [(one.filename, one.skip, one.skip + one.take) for one in parts]
-    if builder.info.file_format.value == "tfrecord":
+    if _kind(builder) is tfrecord.KIND:
         return TfRecords(files)
     return ArrayRecords(files, {one.filename: one.examples_in_shard for one in parts})
+
+
+def record_files(config_data: Data) -> tuple[list[str], Kind]:
+    """The paths of all files of a data set, and of which kind they are; for `Raises` see `open_tfds`."""
+    folder = _find(data_dir(config_data.path), config_data.name)
+
+    import tensorflow_datasets as tfds
+
+    builder = tfds.builder_from_directory(str(folder))
+    splits = builder.info.splits.values()
+    return [str(path) for split in splits for path in split.filepaths], _kind(builder)
+
+
+def _kind(builder) -> Kind:
+    return tfrecord.KIND if builder.info.file_format.value == "tfrecord" else arrayrecord.KIND
 
 
 def _find(root, name: str):

@@ -14,24 +14,26 @@ import numpy as np
 
 from vit_jax.base import places
 from vit_jax.data.record import DataError
+from vit_jax.data.sources.columns import FileColumns, smallest
 from vit_jax.data.sources.ranges import Range, Ranges, open_to_scan
-from vit_jax.data.sources.stored_index import scan_all
+from vit_jax.data.sources.stored_index import Kind, find_records
 
 _HEADER, _FOOTER = 12, 4
-_KIND = "tfrecord 1"
+_FIRST = "first"  # the column of the first bytes of records, and where the next one's would be
 
 
 class TfRecords:
     """The records of `files`, in order, from `start` to `stop` of each; for any number of threads."""
 
     def __init__(self, files: Sequence[tuple[str, int, int]]):
-        self._ranges, self._places = Ranges(), []
-        found = scan_all([path for path, _, _ in files], scan, _KIND)
-        for (path, start, stop), stored in zip(files, found, strict=True):
-            sizes = np.frombuffer(stored, "<i8")
-            first = np.cumsum(sizes + (_HEADER + _FOOTER)) - sizes - _FOOTER
-            self._places.append((path, first[start:stop], sizes[start:stop]))
-        self._ends = list(itertools.accumulate(len(first) for _, first, _ in self._places))
+        self._ranges, self._files = Ranges(), []
+        self._index = find_records([path for path, _, _ in files], KIND) if files else None
+        for path, start, stop in files:
+            number = self._index.number(path)
+            count = self._index.count(_FIRST, number) - 1
+            self._files.append((path, number, start, min(stop, count)))
+        sizes = (max(stop - start, 0) for _, _, start, stop in self._files)
+        self._ends = list(itertools.accumulate(sizes))
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -44,14 +46,15 @@ class TfRecords:
         return self._ranges.read_many([self._place(index) for index in indices])
 
     def _place(self, index: int) -> Range:
-        number = bisect.bisect_right(self._ends, index)
-        path, first, size = self._places[number]
-        row = index - (self._ends[number] - len(first))
-        return path, int(first[row]), int(size[row])
+        place = bisect.bisect_right(self._ends, index)
+        path, number, _, stop = self._files[place]
+        row = stop - self._ends[place] + index
+        first, following = self._index.column(_FIRST, number)[row : row + 2].tolist()
+        return path, first, following - first - _HEADER - _FOOTER
 
 
-def scan(file: places.File) -> bytes:
-    """The size of every record in a TFRecord file, 8 bytes each, little endian.
+def scan(file: places.File) -> FileColumns:
+    """Where the records of a TFRecord file are.
 
     Raises:
       DataError: the file ends within a record, or is no TFRecord file.
@@ -69,4 +72,13 @@ def scan(file: places.File) -> bytes:
                 )
             sizes.append(size)
             place += _HEADER + size + _FOOTER
-    return np.asarray(sizes, "<i8").tobytes()
+    return _columns(np.asarray(sizes, "<i8"))
+
+
+def _columns(sizes: np.ndarray) -> FileColumns:
+    """What is stored of a file whose records have these sizes."""
+    first = np.cumsum([_HEADER, *(sizes + (_HEADER + _FOOTER))])
+    return FileColumns({_FIRST: smallest(first)})
+
+
+KIND = Kind("tfrecord 2", scan, {"tfrecord 1": lambda sizes: _columns(np.frombuffer(sizes, "<i8"))})
