@@ -127,6 +127,11 @@ class Checkpoint:
     max_failures: int = option(
         3, "how many consecutive saves may fail before the run ends with an error", minimum=1
     )
+    commit_minutes: float = option(
+        5.0,
+        "how long the first process may take to merge and commit what all processes have written",
+        minimum=0,
+    )
     on_config_change: str = option(
         "error", "resuming with a config that would change the result", choices=("error", "allow")
     )

@@ -65,7 +65,8 @@ class Faults:
           every: each so-many-th request that matches.
           times: how often in all; by default until `clear`.
           methods: of the requests that match.
-          path: a regular expression found in the path and query of the requests that match.
+          path: a regular expression found in the path and query of the requests that match, or in the
+            name of the object that they write.
         """
         self._faults.append(
             {"kind": kind, "status": status, "seconds": seconds, "every": every, "times": times}

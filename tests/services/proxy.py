@@ -9,6 +9,7 @@ import re
 import socket
 import struct
 import sys
+import urllib.parse
 
 import aiohttp
 from aiohttp import web
@@ -40,10 +41,11 @@ class Proxy:
         return web.Response()
 
     async def forward(self, request: web.Request) -> web.StreamResponse:
-        self.requests.append((request.method, request.path_qs))
-        await asyncio.sleep(self._latency)
-        fault = self._next_fault(request) or {"kind": ""}
         body = await request.read()
+        path = request.path_qs + _uploaded_name(body)
+        self.requests.append((request.method, path))
+        await asyncio.sleep(self._latency)
+        fault = self._next_fault(request.method, path) or {"kind": ""}
         match fault["kind"]:
             case "status":
                 return web.Response(status=fault["status"], text="injected by the test")
@@ -78,14 +80,21 @@ class Proxy:
         await response.write_eof()
         return response
 
-    def _next_fault(self, request: web.Request) -> dict | None:
+    def _next_fault(self, method: str, path: str) -> dict | None:
         for fault in self._faults:
-            if request.method in fault["methods"] and re.search(fault["path"], request.path_qs):
+            wanted = re.search(fault["path"], urllib.parse.unquote(path))
+            if wanted and method in fault["methods"]:
                 fault["seen"] += 1
                 left = fault["times"] is None or fault["seen"] <= fault["times"] * fault["every"]
                 if left and fault["seen"] % fault["every"] == 0:
                     return fault
         return None
+
+
+def _uploaded_name(body: bytes) -> str:
+    """`&name=…` of an upload whose name is not in its query but in its body, as gcsfs writes it."""
+    name = re.match(rb"--==0==.*?{\"name\": \"([^\"]*)\"", body[:4096], re.DOTALL)
+    return f"&name={name[1].decode()}" if name else ""
 
 
 def _reset(request: web.Request) -> web.Response:
