@@ -61,7 +61,8 @@ class Faults:
         Args:
           kind: 'status' (answered with `status`, not forwarded), 'reset' (connection reset, not
             forwarded), 'lost' (forwarded, then the connection is reset), 'stall' (forwarded after
-            `seconds`), 'truncate' (the connection ends after half of the body).
+            `seconds`), 'delay' (after a random time up to `seconds`), 'late' (forwarded at once, answered
+            after such a time), 'truncate' (the connection ends after half of the body).
           every: each so-many-th request that matches.
           times: how often in all; by default until `clear`.
           methods: of the requests that match.

@@ -5,6 +5,7 @@ returns [method, path] of each request since the last DELETE of it.
 """
 
 import asyncio
+import random
 import re
 import socket
 import struct
@@ -51,6 +52,8 @@ class Proxy:
                 return web.Response(status=fault["status"], text="injected by the test")
             case "stall":
                 await asyncio.sleep(fault["seconds"])
+            case "delay":
+                await asyncio.sleep(random.uniform(0, fault["seconds"]))
             case "reset":
                 return _reset(request)
         headers = [(k, v) for k, v in request.headers.items() if k.lower() not in _HOP]
@@ -64,6 +67,8 @@ class Proxy:
             content = await reply.read()
         if fault["kind"] == "lost":
             return _reset(request)
+        if fault["kind"] == "late":
+            await asyncio.sleep(random.uniform(0, fault["seconds"]))
         response = web.StreamResponse(status=reply.status, reason=reply.reason)
         for name, value in reply.headers.items():
             if name.lower() not in _HOP:

@@ -126,6 +126,36 @@ def check_reachable(address: str, field: str) -> None:
     _reached.add((scheme, bucket))
 
 
+def replace(address: str, content: bytes, generation: str) -> str:
+    """Writes an object that has a generation (on S3: an ETag), '' for none; returns the new one.
+
+    Raises:
+      FileExistsError, FileNotFoundError: it has another, or is gone.
+    """
+    scheme, bucket, key = parts(address)
+    if scheme == "gs":
+        upload = client(scheme).base.replace("/storage/", "/upload/storage/")
+        written = client(scheme).call(
+            "POST", f"{upload}b/{{}}/o", bucket, data=content, json_out=True,
+            uploadType="media", name=key, ifGenerationMatch=generation or "0",
+        )  # fmt: skip
+        return str(written["generation"])
+    condition = {"IfMatch": f'"{generation}"'} if generation else {"IfNoneMatch": "*"}
+    written = client(scheme).call_s3(
+        "put_object", Bucket=bucket, Key=key, Body=content, **condition
+    )
+    return written["ETag"].strip('"')
+
+
+def remove_unchanged(address: str, generation: str) -> None:
+    """Removes an object that has a generation; on S3 it is left empty. Raises as `replace` does."""
+    scheme, bucket, key = parts(address)
+    if scheme == "gs":
+        client(scheme).call("DELETE", "b/{}/o/{}", bucket, key, ifGenerationMatch=generation)
+    else:
+        replace(address, b"", generation)
+
+
 def parts(address: str) -> tuple[str, str, str]:
     """The scheme of an address in a bucket, the bucket's name and what follows."""
     scheme, _, rest = address.partition("://")
