@@ -164,9 +164,10 @@ class _Run:
             self.description["evaluated"] = "teacher"
         like = assembly.abstract_state(mesh)
         announce.announce(assembly, source, suite, like.params, workdir)
-        self.checkpoints = saving.Checkpoints(workdir, config.checkpoint, config.hosts.wait_minutes)
-        local, wait = config.checkpoint.local, config.hosts.wait_minutes
-        self.tier = tiers.LocalTier(local, workdir, like.parts(), wait) if local else None
+        kept, wait = config.checkpoint, config.hosts.wait_minutes
+        # A resumed run does not log again what came before its checkpoint.
+        self.checkpoints = saving.Checkpoints(workdir, kept, wait, lambda: self.writers.sync())
+        self.tier = tiers.LocalTier(kept.local, workdir, like.parts(), wait) if kept.local else None
         self.start = Start(assembly, self.checkpoints, self.tier, self.description, like)
         self.skipped_data = SkippedData(workdir)
         self.stragglers = Stragglers(clock)
@@ -175,9 +176,8 @@ class _Run:
         self.train_step = compile_train_step(assembly.train_step, states.shardings_of(like), mesh)
         self.gather = states.make_gather(like)
         self.snapshots = Snapshots(assembly, mesh, source.classes)
-        self.compiled = False
+        self.compiled, self.evaluated_at = False, -1
         self.results: dict[str, float] = {}
-        self.evaluated_at = -1
         self.state = self.start()
         self.recipe = announce.keep_recipe(assembly, source, suite, workdir)
         saved = self.start.saved
@@ -205,9 +205,9 @@ class _Run:
                     self._roll_back(bad)
         finally:
             self.meter.close()
+            self.checkpoints.close()
             writers.close()
             self.clock.write()
-            self.checkpoints.close()
             if self.tier:
                 self.tier.close()
             self.programs.close()
