@@ -179,9 +179,9 @@ class Lock:
         return self._path.read_text() or "it has just begun"
 
 
-def is_held(folder: epath.Path) -> bool:
-    """Whether a run trains in a workdir, as far as its lock shows."""
-    path = folder / NAME
+def is_held(folder: epath.Path, name: str = NAME) -> bool:
+    """Whether a run trains in a workdir, as far as its lock shows; or another lock in a folder is held."""
+    path = folder / name
     if places.in_bucket(folder):
         held, _ = _look(path)
         return held is not None and not _is_free(path, held)

@@ -13,7 +13,7 @@ from absl import logging
 from etils import epath
 
 from vit_jax.base import buckets, places
-from vit_jax.checkpoints import descriptions
+from vit_jax.checkpoints import descriptions, pins
 from vit_jax.checkpoints.committing import Committer, remove_checkpoint
 from vit_jax.checkpoints.fingerprints import fingerprint
 from vit_jax.checkpoints.reading import (
@@ -124,8 +124,9 @@ class Checkpoints:
     def close(self) -> None:
         """Ends the threads that write, when they have written."""
         # An error that ends a run of several processes may leave a write that others never finish.
-        if processes.count() == 1 and self._committer.writing:
-            self._committer.failures()
+        failures = self._committer.failures() if processes.count() == 1 else {}
+        for failure in failures.values():
+            logging.error("cannot write the checkpoint of step %d: %s", self._newest, failure)
         self._committer.close()
 
     def restore_latest(
@@ -190,6 +191,7 @@ class Checkpoints:
         self._newest, self._failures = None, self._failures + 1
         if _first():
             self._delete(self._unfinished)
+            self._delete(self._superfluous)  # What followers hold may be what fills the disk.
         reasons = "; ".join(
             f"process {process}: {failure}" if processes.count() > 1 else failure
             for process, failure in sorted(failures.items())
@@ -217,6 +219,9 @@ class Checkpoints:
         old = steps[: -self._config.keep]
         old = [step for step in old if not keep_every or step % keep_every]
         old = [step for step in old if step != self._best]
+        if not self._failures:
+            most = self._config.keep_for_followers
+            old = sorted(set(old) - pins.pinned(self._folder.parent, old, most))
         return [self._folder / str(step) for step in old]
 
     def _unfinished(self) -> list[epath.Path]:

@@ -176,8 +176,9 @@ class _Run:
         self.train_step = compile_train_step(assembly.train_step, states.shardings_of(like), mesh)
         self.gather = states.make_gather(like)
         self.snapshots = Snapshots(assembly, mesh, source.classes)
-        self.compiled, self.evaluated_at = False, -1
+        self.compiled = False
         self.results: dict[str, float] = {}
+        self.evaluated_at = -1
         self.state = self.start()
         self.recipe = announce.keep_recipe(assembly, source, suite, workdir)
         saved = self.start.saved
