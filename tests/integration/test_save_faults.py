@@ -6,11 +6,13 @@ import json
 import os
 import queue
 import re
+import resource
 import socket
 import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 
 from tests.conftest import QUICK
@@ -84,18 +86,100 @@ def _collect(stdout, lines: queue.Queue) -> None:
 @pytest.fixture(scope="module")
 def together(cloud_storage):
     """Two processes and the folder in a bucket that they save to."""
-    bucket = cloud_storage.new_bucket()
-    run = Together(bucket, cloud_storage.environment)
+    run = Together(cloud_storage.new_bucket(), cloud_storage.environment)
     yield run
     run.close()
 
 
-@pytest.mark.parametrize("what", OBJECTS)
-def test_all_processes_learn_at_once_that_one_object_cannot_be_written(together, faults, what):
-    good = together.save(4)[0]["steps"]
-    faults.inject("status", status=403, methods=("POST", "PUT"), path=OBJECTS[what])
-    said = together.save(good[-1] + 4)
-    print(what, said)
+def assert_all_stop(together, faults, what: str, answer: str, **fault) -> None:
+    """With a fault that lasts, a save fails in both processes, with a reason; the next one works."""
+    before = together.save(4)[0]["steps"]
+    faults.inject(methods=("POST", "PUT"), path=OBJECTS[what], **fault)
+    reports = together.save(before[-1] + 4)
     faults.clear()
-    assert all(re.search("forbidden|403", one["error"], re.IGNORECASE) for one in said), said
-    assert all(one["steps"] == good for one in said)
+    assert all(re.search(answer, one["error"], re.IGNORECASE) for one in reports), reports
+    assert all(one["steps"] == before for one in reports)
+    print(what, fault, [one["seconds"] for one in reports])
+    assert_saved(together, before[-1] + 4)
+
+
+def assert_saved(together, step: int) -> None:
+    """A save works, and gives the bits that were saved."""
+    assert [one["error"] for one in together.save(step)] == ["", ""]
+    assert together.save(step)[0]["steps"][-1] == step
+    whole = np.arange(4096, dtype=np.float32) * 3 + step
+    expected = [float(np.sum(part)) for part in np.split(whole, 2)]
+    assert [(one["step"], one["sum"]) for one in together.restore()] == [
+        (step, part) for part in expected
+    ]
+
+
+@pytest.mark.parametrize("what", OBJECTS)
+def test_all_processes_learn_at_once_that_an_object_may_not_be_written(together, faults, what):
+    assert_all_stop(together, faults, what, "forbidden|403", kind="status", status=403)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", OBJECTS)
+def test_all_processes_learn_at_once_that_an_object_has_no_place(together, faults, what):
+    assert_all_stop(together, faults, what, "not.?found|404|gs://|/o", kind="status", status=404)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["status", "reset"])
+@pytest.mark.parametrize("what", [name for name in OBJECTS if "shard" not in name])
+def test_all_processes_learn_that_an_object_is_out_of_reach_when_the_first_gives_up(
+    together, faults, what, kind
+):
+    """gcsfs tries for a minute."""
+    if what == "the merged index":
+        pytest.xfail("TensorStore tries for a quarter of an hour: see the limit of a commit")
+    assert_all_stop(together, faults, what, "5 minutes|503|injected|disconnected|reset", kind=kind)
+
+
+def test_faults_that_pass_leave_the_bits_of_a_save_undisturbed(together, faults):
+    assert_bits_with_passing_faults(together, faults, ("the commit mark",), ("status", "lost"))
+
+
+@pytest.mark.slow
+def test_no_fault_that_passes_disturbs_the_bits_of_a_save(together, faults):
+    kinds = ("status", "reset", "lost", "truncate")
+    assert_bits_with_passing_faults(together, faults, tuple(OBJECTS), kinds)
+
+
+def assert_bits_with_passing_faults(together, faults, objects, kinds) -> None:
+    step = together.save(4)[0]["steps"][-1]
+    for what in objects:
+        for kind in kinds:
+            step += 4
+            # The emulator forgets an upload in parts that it has finished, which Cloud Storage does not.
+            path = rf"^(?!.*upload_id).*{OBJECTS[what]}"
+            faults.inject(kind, times=2, path=path)
+            assert_saved(together, step)
+            faults.clear()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["a shard of process 0", "the merged index"])
+def test_what_storage_does_not_answer_ends_at_the_limit_of_a_save(cloud_storage, faults, what):
+    """TensorStore tries for a quarter of an hour."""
+    run = Together(cloud_storage.new_bucket(), cloud_storage.environment, minutes=0.2)
+    try:
+        assert_all_stop(run, faults, what, "within 0.2 minutes", kind="status", status=503)
+    finally:
+        run.close()
+
+
+def test_processes_that_save_to_a_folder_stop_at_once_too(tmp_path):
+    run = Together(str(tmp_path / "run"), {})
+    try:
+        assert_saved(run, 4)
+        full = run.processes[1].pid, resource.RLIMIT_FSIZE
+        resource.prlimit(*full, (64, resource.RLIM_INFINITY))  # bytes of a file
+        reports = run.save(8)
+        assert all("process 1: " in one["error"] for one in reports), reports
+        assert all(one["steps"] == [4] for one in reports)
+        resource.prlimit(*full, (resource.RLIM_INFINITY,) * 2)
+        assert_saved(run, 8)
+    finally:
+        run.close()
