@@ -29,9 +29,8 @@ def main(process: str, count: str, port: str, workdir: str, minutes: str) -> Non
     place = NamedSharding(mesh, P("fsdp"))
     make = jax.jit(lambda step: {"a": jnp.arange(4096.0) * 3 + step}, out_shardings={"a": place})
     like = {"a": jax.ShapeDtypeStruct((4096,), jnp.float32, sharding=place)}
-    checkpoints = saving.Checkpoints(
-        epath.Path(workdir), Checkpoint(max_failures=1, keep=100), float(minutes)
-    )
+    config = Checkpoint(max_failures=1, keep=100, commit_minutes=float(minutes))
+    checkpoints = saving.Checkpoints(epath.Path(workdir), config, float(minutes))
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         said, began = {"error": ""}, time.monotonic()

@@ -100,7 +100,7 @@ def assert_all_stop(together, faults, what: str, answer: str, **fault) -> None:
     assert all(re.search(answer, one["error"], re.IGNORECASE) for one in reports), reports
     assert all(one["steps"] == before for one in reports)
     print(what, fault, [one["seconds"] for one in reports])
-    assert_saved(together, before[-1] + 4)
+    assert_saved(together, before[-1] + 8)
 
 
 def assert_saved(together, step: int) -> None:
@@ -127,13 +127,14 @@ def test_all_processes_learn_at_once_that_an_object_has_no_place(together, fault
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["status", "reset"])
-@pytest.mark.parametrize("what", [name for name in OBJECTS if "shard" not in name])
+@pytest.mark.parametrize(
+    "what",
+    ["the metadata of arrays", "the metadata of the step", "the description", "the commit mark"],
+)
 def test_all_processes_learn_that_an_object_is_out_of_reach_when_the_first_gives_up(
     together, faults, what, kind
 ):
-    """gcsfs tries for a minute."""
-    if what == "the merged index":
-        pytest.xfail("TensorStore tries for a quarter of an hour: see the limit of a commit")
+    """gcsfs tries for half a minute, TensorStore much longer: see the next test."""
     assert_all_stop(together, faults, what, "5 minutes|503|injected|disconnected|reset", kind=kind)
 
 

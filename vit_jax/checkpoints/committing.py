@@ -8,7 +8,7 @@
    It reports how that went, at once too, and has a limit of its own.
 
 Reports go through the coordination service. Orbax's handlers write the files. Its `AsyncCheckpointer` does not: there
-the other processes wait for a commit until their time is up, since they are not told that it has failed.
+the other processes wait for a commit until their time is up, also when it has failed.
 """
 
 import asyncio
@@ -73,17 +73,16 @@ class Committer:
             _DESCRIPTION: ocp.JsonCheckpointHandler(multiprocessing_options=alone),
         }
         self._save: concurrent.futures.Future | None = None
-        self._commit: concurrent.futures.Future | None = None
+        self._commits: dict[epath.Path, concurrent.futures.Future] = {}  # of process 0
 
     @property
     def writing(self) -> bool:
         """Whether a save is under way, or was when `failures` was called last."""
         return self._save is not None
 
-    @property
-    def committing(self) -> bool:
-        """Whether process 0 still is in a commit, although its time may be up."""
-        return self._commit is not None and not self._commit.done()
+    def committing(self) -> set[epath.Path]:
+        """The checkpoints that process 0 still commits, although their time may be up."""
+        return {folder for folder, commit in self._commits.items() if not commit.done()}
 
     def start(self, folder: epath.Path, tree: dict, description: dict) -> dict[int, str]:
         """Starts to save, and returns when the devices' memory may be reused.
@@ -101,7 +100,7 @@ class Committer:
         """
         unfinished = folder if places.in_bucket(folder) else _unfinished(folder)
         failed = self._in_all(
-            "folder of a save", self._wait, lambda: _make_folder(folder, unfinished)
+            "folder of a save", self._wait, lambda: self._make_folder(folder, unfinished)
         )
         if failed:
             return failed
@@ -127,6 +126,24 @@ class Committer:
         """Frees the handlers' memory."""
         for handler in self._handlers.values():
             handler.close()
+
+    def _make_folder(self, folder: epath.Path, unfinished: epath.Path) -> None:
+        """Makes an empty folder, in process 0; in a bucket, where folders exist only in the names of objects, it
+        writes one to try.
+        """
+        if processes.index():
+            return
+        if folder in self.committing():  # It would mark as whole what is written now.
+            raise TimeoutError("an earlier commit of it has not ended yet")
+        remove_checkpoint(folder)
+        if places.in_bucket(folder):
+            probe = folder / ".probe"
+            places.write_whole(probe, b"")
+            probe.unlink()
+            return
+        remove_checkpoint(unfinished)
+        for name in self._handlers:
+            (unfinished / name).mkdir(parents=True)
 
     def _write(
         self, folder: epath.Path, unfinished: epath.Path, arguments: dict, copied: threading.Event
@@ -165,11 +182,12 @@ class Committer:
     def _commit_in_time(self, folder: epath.Path, unfinished: epath.Path, began: float) -> None:
         if processes.index():
             return
-        self._commit = _in_thread(lambda: self._commit_now(folder, unfinished, began))
+        commit = _in_thread(lambda: self._commit_now(folder, unfinished, began))
+        self._commits = {one: self._commits[one] for one in self.committing()} | {folder: commit}
         try:
-            self._commit.result(60 * self._commit_minutes)
-        except concurrent.futures.TimeoutError as error:
-            if not self.committing:  # That was storage's.
+            commit.result(60 * self._commit_minutes)
+        except TimeoutError as error:
+            if commit.done():  # That was storage's.
                 raise
             raise TimeoutError(
                 f"not committed within {self._commit_minutes:g} minutes (config.checkpoint.commit_minutes)"
@@ -214,23 +232,6 @@ class Committer:
 
 def _unfinished(folder: epath.Path) -> epath.Path:
     return folder.with_name(f"{folder.name}{ocp.path.step.TMP_DIR_SUFFIX}")
-
-
-def _make_folder(folder: epath.Path, unfinished: epath.Path) -> None:
-    """Makes an empty folder, in process 0; in a bucket, where folders exist only in the names of objects, it
-    writes one to try.
-    """
-    if processes.index():
-        return
-    remove_checkpoint(folder)
-    if places.in_bucket(folder):
-        probe = folder / ".probe"
-        places.write_whole(probe, b"")
-        probe.unlink()
-        return
-    remove_checkpoint(unfinished)
-    for name in (_STATE, _DESCRIPTION):
-        (unfinished / name).mkdir(parents=True)
 
 
 def remove_checkpoint(folder: epath.Path) -> None:

@@ -225,13 +225,13 @@ class Checkpoints:
         return [self._folder / str(step) for step in old]
 
     def _unfinished(self) -> list[epath.Path]:
-        if self._committer.committing:  # It may yet become whole, and then must be.
-            return []
         whole = {str(step) for step in saved_steps(self._folder)}
+        committing = {folder.name for folder in self._committer.committing()}
         return [
             self._folder / name
             for name in places.names_in(self._folder)
-            if ocp.path.step.TMP_DIR_SUFFIX in name or (name.isdigit() and name not in whole)
+            if (ocp.path.step.TMP_DIR_SUFFIX in name or (name.isdigit() and name not in whole))
+            and name.split(ocp.path.step.TMP_DIR_SUFFIX)[0] not in committing
         ]
 
     def _delete(self, find: Callable[[], list[epath.Path]]) -> None:
